@@ -1,0 +1,1 @@
+"""The bus: request-reply and facts between services. See `base.Bus`."""

@@ -1,0 +1,1 @@
+"""Durable records: key-value buckets with one writing instance each. See `base.Store`."""

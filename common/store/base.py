@@ -1,0 +1,78 @@
+"""The seam of durable state: buckets of small values under keys, each bucket one ordered stream.
+
+All writes of a bucket carry the sequence that their writer believes to be its last: a deposed one's
+next write fails, whatever the key (DESIGN.md section 4, "who writes what"). Two implementations:
+JetStream (`nats.py`) and in memory (`memory.py`); one conformance suite.
+"""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from slackwater.common.errors import Rejected
+
+
+class SequenceConflict(Rejected):
+    """Somebody else wrote the bucket: `last` is its real last sequence."""
+
+    def __init__(self, bucket: str, expected: int, last: int) -> None:
+        super().__init__(
+            f"bucket {bucket}: expected last sequence {expected}, found {last}: another instance "
+            "writes it; read the bucket again"
+        )
+        self.expected, self.last = expected, last
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    key: str
+    value: bytes | None  # None: deleted
+    sequence: int
+
+
+class Bucket(Protocol):
+    """Raises Unavailable, DeadlineExceeded (the write may have happened), SequenceConflict."""
+
+    @property
+    def name(self) -> str: ...
+
+    async def load(self) -> tuple[dict[str, Entry], int]:
+        """Every live entry, and the last sequence of the stream (deleted keys count in it)."""
+        ...
+
+    async def get(self, key: str) -> Entry | None: ...
+
+    async def last_sequence(self) -> int: ...
+
+    async def put(self, key: str, value: bytes, *, expected_last: int) -> int:
+        """Durable when it returns; the new last sequence. Several puts may be in flight with
+        consecutive `expected_last`: they are applied in the order they were started."""
+        ...
+
+    async def delete(self, key: str, *, expected_last: int) -> int: ...
+
+    def watch(self) -> AsyncIterator[Entry]:
+        """Every live entry, then every change, until the iterator is closed."""
+        ...
+
+
+class Store(Protocol):
+    async def bucket(self, name: str) -> Bucket:
+        """Open the bucket, making it if need be."""
+        ...
+
+    async def lease(self, bucket: str, key: str, owner: str, ttl_s: float) -> "Lease | None":
+        """Take a key with a time to live if it is free or already `owner`'s; None: someone else
+        holds it."""
+        ...
+
+
+class Lease(Protocol):
+    @property
+    def owner(self) -> str: ...
+
+    async def renew(self) -> bool:
+        """False: the lease is lost."""
+        ...
+
+    async def release(self) -> None: ...

@@ -1,0 +1,104 @@
+"""The seam of the data plane: one-sided access to registered memory, and small ordered frames.
+
+A party registers a `Region` and grants its key over a channel; the peer opens the key and then
+writes or reads the region without the owner's program taking part. Frames (at most
+FRAME_BYTES_MAX) are the doorbells and the little control that goes with them. Implementations:
+`shm` (memfd mapped by both sides), `tcp` (scatter-gather, several streams); `verbs` and device
+memory fit the same interface. All pass tests/unit/common/transport/test_conformance.py.
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+from slackwater.common.transport.region import Region
+
+Address = str
+"""kind-specific: a Unix socket's path, or host:port."""
+
+
+class RemoteRegion(Protocol):
+    """A peer's region that was granted to us."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+    @property
+    def view(self) -> memoryview | None:
+        """The memory itself where this transport can map it (work in place); else None."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Channel(Protocol):
+    """A connection between two parties. Raises Unavailable once the peer is gone, AccessRefused
+    for a key that was not granted to this channel or a range outside its region."""
+
+    @property
+    def hello(self) -> bytes:
+        """What the connecting side said of itself; checked by the listener before acceptance."""
+        ...
+
+    @property
+    def closed(self) -> bool: ...
+
+    def grant(self, region: Region) -> bytes:
+        """A key (at most 64 bytes) that lets this channel's peer open the region. Unguessable."""
+        ...
+
+    def revoke(self, key: bytes) -> None:
+        """No new access by this key. (Mapped memory cannot be unmapped at the peer.)"""
+        ...
+
+    async def open(self, key: bytes) -> RemoteRegion: ...
+
+    async def write(self, local: memoryview, remote: RemoteRegion, offset: int) -> None:
+        """Returns when the bytes are in the remote region and visible to its owner."""
+        ...
+
+    async def read(self, remote: RemoteRegion, offset: int, local: memoryview) -> None: ...
+
+    def send(self, frame: bytes) -> None:
+        """Queue one small frame: ordered after every write that has returned. Never blocks;
+        raises Unavailable when the peer is gone or SEND_QUEUE is full."""
+        ...
+
+    async def receive(self) -> bytes:
+        """The next frame. Raises Unavailable when the peer is gone and none is left."""
+        ...
+
+    async def handover(self, region: Region, note: bytes) -> None:
+        """Make the region's bytes the peer's own (it arrives there through its `on_handover`):
+        the memfd itself on one host, a copy otherwise. Returns when the peer has accepted it."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+Accept = Callable[[bytes], None]
+"""Called with a peer's hello before the channel exists; raises AccessRefused to turn it away."""
+OnChannel = Callable[[Channel], Awaitable[None]]
+OnHandover = Callable[[Region, bytes], Awaitable[None]]
+"""Called with a region that a peer handed over and its note; raises Rejected to refuse it."""
+
+
+class Listener(Protocol):
+    @property
+    def address(self) -> Address: ...
+
+    async def close(self) -> None: ...
+
+
+class Fabric(Protocol):
+    """One kind of transport in this process."""
+
+    @property
+    def kind(self) -> str: ...
+
+    async def listen(
+        self, address: Address, accept: Accept, on_channel: OnChannel, on_handover: OnHandover
+    ) -> Listener: ...
+
+    async def connect(self, address: Address, hello: bytes, *, deadline_s: float) -> Channel:
+        """Raises Unavailable (nobody there), AccessRefused (turned away), DeadlineExceeded."""
+        ...

@@ -1,0 +1,147 @@
+"""Who is there: announcements, the pool of aggregators, allocations and their approval."""
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from slackwater.schemas.base import (
+    AggregatorId,
+    ClusterId,
+    Count,
+    IdText,
+    JobId,
+    Message,
+    NodeId,
+    Record,
+    Seconds,
+    Text,
+)
+
+
+class Heartbeat(Message, kw_only=True, frozen=True, tag="service.heartbeat"):
+    """sw.v1.tel.<service>.<id>.heartbeat, once a second. `incarnation` grows at every start."""
+
+    service: str
+    id: str
+    incarnation: Count
+    at_s: Seconds
+
+
+class AggregatorHeartbeat(Heartbeat, kw_only=True, frozen=True, tag="aggregator.heartbeat"):
+    """An aggregator of the pool: its share of CPU, where it is reached, what it holds."""
+
+    node: NodeId
+    cpu_share: float
+    addresses: tuple[tuple[str, str], ...]
+    buckets: Count
+    jobs: Count
+    held_bytes: Count
+    busy_s: Seconds
+    """Slot time spent since start (profiled CPU time / cpu_share)."""
+    bytes_in: Count
+    bytes_out: Count
+    regions_recovered: Count = 0
+
+
+class WorkerHeartbeat(Heartbeat, kw_only=True, frozen=True, tag="worker.heartbeat"):
+    """A machine that can start job processes."""
+
+    node: NodeId
+    slots: Count
+    running: tuple[tuple[JobId, Count], ...] = ()
+
+
+class AggregatorRecord(Record, kw_only=True, frozen=True):
+    """The master's durable record of an aggregator: one key of the bucket `nodes`."""
+
+    id: AggregatorId
+    cluster: ClusterId | None = None
+    """Whom it is allocated to; None: free in the pool."""
+    since_s: Seconds = 0.0
+    temporary_for: JobId | None = None
+    epoch: Count = 0
+
+
+class AllocateAggregators(Message, kw_only=True, frozen=True, tag="aggregator.allocate"):
+    """Controller to master (section 3.3.3): approval is needed. Idempotent by `request`."""
+
+    request: IdText
+    cluster: ClusterId
+    count: Annotated[int, msgspec.Meta(ge=1, le=1024)]
+    temporary_for: str = ""
+
+
+class AggregatorsAllocated(Message, kw_only=True, frozen=True, tag="aggregator.allocated"):
+    request: str
+    aggregators: tuple[AggregatorId, ...]
+
+
+class DeallocateAggregators(Message, kw_only=True, frozen=True, tag="aggregator.deallocate"):
+    cluster: ClusterId
+    aggregators: tuple[AggregatorId, ...]
+
+
+class AdoptAggregators(Message, kw_only=True, frozen=True, tag="aggregator.adopt"):
+    """Controller to master: these serve jobs for good now, they are temporary no longer."""
+
+    cluster: ClusterId
+    aggregators: tuple[AggregatorId, ...]
+
+
+class AllocationEvent(Message, kw_only=True, frozen=True, tag="aggregator.event"):
+    """sw.v1.evt.aggregator.<id>.allocated | released | lost | returned."""
+
+    aggregator: AggregatorId
+    fact: Literal["allocated", "released", "lost", "returned", "adopted"]
+    cluster: ClusterId | None
+    temporary_for: str = ""
+    in_use: Count
+    at_s: Seconds
+
+
+class ClusterReport(Message, kw_only=True, frozen=True, tag="cluster.report"):
+    """sw.v1.tel.controller.<cluster>.report: what the master's best-fit choice needs."""
+
+    cluster: ClusterId
+    free_cpu: float
+    """Cores: the sum of F_n / C_n times cpu_share over its aggregators."""
+    aggregators: tuple[AggregatorId, ...]
+    jobs: tuple[JobId, ...]
+    at_s: Seconds
+
+
+class ListAggregators(Message, kw_only=True, frozen=True, tag="aggregator.list"):
+    pass
+
+
+class AggregatorInfo(Record, kw_only=True, frozen=True):
+    record: AggregatorRecord
+    alive: bool
+    heartbeat: AggregatorHeartbeat | None = None
+
+
+class AggregatorList(Message, kw_only=True, frozen=True, tag="aggregator.list-reply"):
+    aggregators: tuple[AggregatorInfo, ...]
+
+
+class StartWorkers(Message, kw_only=True, frozen=True, tag="worker.start"):
+    """Master to worker service: run the job's program, one process per rank. Idempotent."""
+
+    job: IdText
+    ranks: tuple[Count, ...]
+    workers: Count
+    program: tuple[Text, ...]
+
+
+class StopWorkers(Message, kw_only=True, frozen=True, tag="worker.stop"):
+    job: IdText
+
+
+class WorkerExited(Message, kw_only=True, frozen=True, tag="worker.exited"):
+    """Worker service to master (a request: answered Ok once it is stored)."""
+
+    job: IdText
+    rank: Count
+    node: NodeId
+    code: int
+    result: Text = ""

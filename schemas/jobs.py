@@ -1,0 +1,167 @@
+"""A job: what a user submits, what the master remembers, what happens to it.
+
+There is one job model; a trace row, a submission and a running emulation all become a `JobSpec`.
+"""
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from slackwater.schemas.base import (
+    ClusterId,
+    Count,
+    IdText,
+    JobId,
+    Message,
+    NodeId,
+    Positive,
+    Record,
+    Seconds,
+    Text,
+)
+
+DType = Literal["float32", "float16", "bfloat16"]
+Aggregation = Literal["cyclic", "static"]
+JobState = Literal["pending", "running", "completed", "failed", "cancelled"]
+TERMINAL_STATES: frozenset[JobState] = frozenset({"completed", "failed", "cancelled"})
+
+
+class TensorSpec(Record, kw_only=True, frozen=True):
+    """A trainable tensor: its name, its shape and the parameters' dtype (always float32)."""
+
+    name: Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
+    shape: Annotated[tuple[Positive, ...], msgspec.Meta(max_length=8)]
+
+
+class UpdateRule(Record, kw_only=True, frozen=True):
+    """How a gradient changes the parameters. Unused hyper-parameters of a rule are ignored.
+
+    These are the values of a push that carries none of its own (see slots.Hyper).
+    """
+
+    name: Literal["sgd", "momentum", "nesterov", "adam", "adamw", "adagrad"] = "sgd"
+    learning_rate: float = 0.01
+    momentum: float = 0.9
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
+    weight_decay: float = 0.0
+
+
+class JobSpec(Record, kw_only=True, frozen=True):
+    """What a user asks for.
+
+    `servers` is the number of parameter servers that the job would reserve for itself ("2s-2w": 2
+    servers, 2 workers): the number its standalone speed is profiled with. `program` is the command
+    line that the worker service starts once per rank; empty means that the training program is
+    started by its user and registers itself through `slackwater.Agent`.
+    """
+
+    id: IdText
+    model: Annotated[str, msgspec.Meta(max_length=128)] = ""
+    workers: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
+    servers: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
+    iterations: Positive = 1
+    program: Annotated[tuple[Text, ...], msgspec.Meta(max_length=64)] = ()
+    gradient_dtype: DType = "float32"
+    update: UpdateRule = msgspec.field(default_factory=UpdateRule)
+    seed: Count = 0
+    aggregation: Aggregation | None = None  # None: the cluster's configured policy
+    tenant: Annotated[str, msgspec.Meta(max_length=64)] = ""
+
+
+class JobRecord(Record, kw_only=True, frozen=True):
+    """The master's durable record of a job: one key of the bucket `jobs`."""
+
+    spec: JobSpec
+    state: JobState = "pending"
+    cluster: ClusterId | None = None
+    node: NodeId | None = None
+    submitted_s: Seconds = 0.0
+    started_s: Seconds = 0.0
+    finished_s: Seconds = 0.0
+    reason: Text = ""
+    results: dict[str, Text] = msgspec.field(default_factory=dict)
+    """What each rank reported when it ended: rank -> a JSON text of at most 4 KiB."""
+    optimizer_state_lost: bool = False
+    epoch: Count = 0
+
+
+# Requests to the master ------------------------------------------------------------------------
+
+
+class SubmitJob(Message, kw_only=True, frozen=True, tag="job.submit"):
+    """Answered by JobAccepted after the record is stored, or Refused."""
+
+    spec: JobSpec
+
+
+class CancelJob(Message, kw_only=True, frozen=True, tag="job.cancel"):
+    job: IdText
+
+
+class GetJob(Message, kw_only=True, frozen=True, tag="job.get"):
+    job: IdText
+
+
+class ListJobs(Message, kw_only=True, frozen=True, tag="job.list"):
+    state: JobState | None = None
+
+
+class RegisterJob(Message, kw_only=True, frozen=True, tag="job.register"):
+    """An Agent says that its rank is there and which tensors its program trains.
+
+    Rank 0's list is the job's; another rank's must equal it. A job unknown to the master is
+    admitted on the spot when `spec` is given (a program that its user started by hand).
+    """
+
+    job: IdText
+    rank: Count
+    tensors: Annotated[tuple[TensorSpec, ...], msgspec.Meta(min_length=1, max_length=20_000)]
+    spec: JobSpec | None = None
+
+
+class FinishJob(Message, kw_only=True, frozen=True, tag="job.finish"):
+    """An Agent of a job without `program` says that its rank is done."""
+
+    job: IdText
+    rank: Count
+    result: Text = ""
+
+
+# Answers ---------------------------------------------------------------------------------------
+
+
+class JobAccepted(Message, kw_only=True, frozen=True, tag="job.accepted"):
+    job: IdText
+
+
+class JobRegistered(Message, kw_only=True, frozen=True, tag="job.registered"):
+    """The job's cluster: its controller answers `locate` with the tensors' places."""
+
+    job: IdText
+    cluster: ClusterId
+    workers: Positive
+
+
+class JobInfo(Message, kw_only=True, frozen=True, tag="job.info"):
+    job: JobRecord
+
+
+class JobList(Message, kw_only=True, frozen=True, tag="job.list-reply"):
+    jobs: tuple[JobRecord, ...]
+    total: Count = 0
+
+
+# Facts -----------------------------------------------------------------------------------------
+
+
+class JobEvent(Message, kw_only=True, frozen=True, tag="job.event"):
+    """sw.v1.evt.job.<id>.<state or fact>: the job's life, as operators and loadgen follow it."""
+
+    job: JobId
+    fact: Annotated[str, msgspec.Meta(max_length=64)]
+    at_s: Seconds
+    cluster: ClusterId | None = None
+    reason: Text = ""
+    detail: dict[str, str] = msgspec.field(default_factory=dict)

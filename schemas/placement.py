@@ -1,0 +1,227 @@
+"""Where a job's tensors live: buckets, their aggregators, and the controller's durable record.
+
+A bucket is the task of the paper's assignment scheme: one large tensor, or several neighbouring
+small ones. It has one region (gradient slots, two parameter buffers, two state buffers, a header)
+and lives on exactly one aggregator.
+"""
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from slackwater.schemas.base import (
+    AggregatorId,
+    ClusterId,
+    Count,
+    IdText,
+    JobId,
+    Message,
+    Positive,
+    Record,
+    Seconds,
+    Text,
+)
+from slackwater.schemas.jobs import DType, JobSpec, TensorSpec, UpdateRule
+
+
+class BucketLayout(Record, kw_only=True, frozen=True):
+    """Neighbouring tensors [first, first + count) of the job's list, `elements` float32 in all."""
+
+    index: Count
+    first: Count
+    count: Positive
+    elements: Positive
+
+
+class BucketPlace(Record, kw_only=True, frozen=True):
+    """The aggregator of a bucket. The location epoch grows by one with every move."""
+
+    aggregator: AggregatorId
+    location_epoch: Count = 0
+
+
+class JobPlan(Record, kw_only=True, frozen=True):
+    """What an aggregator must know to host buckets of a job."""
+
+    job: JobId
+    workers: Positive
+    gradient_dtype: DType
+    update: UpdateRule
+    layout_epoch: Count
+    token: Annotated[str, msgspec.Meta(max_length=64)]
+    """What the job's Agents show on the transport: hex, bound to job and layout epoch."""
+
+
+class Endpoint(Record, kw_only=True, frozen=True):
+    """Where an aggregator is reached on each transport, best first: ("shm", "/run/.../a1.sock")."""
+
+    aggregator: AggregatorId
+    addresses: tuple[tuple[str, str], ...]
+
+
+# Controller endpoints --------------------------------------------------------------------------
+
+
+class PlaceJob(Message, kw_only=True, frozen=True, tag="placement.place"):
+    """Master to controller: this job is yours. Idempotent by job id."""
+
+    spec: JobSpec
+    tensors: Annotated[tuple[TensorSpec, ...], msgspec.Meta(min_length=1, max_length=20_000)]
+
+
+class ReleaseJob(Message, kw_only=True, frozen=True, tag="placement.release"):
+    """Master to controller: the job ended; drop its tensors."""
+
+    job: IdText
+
+
+class LocateJob(Message, kw_only=True, frozen=True, tag="placement.locate"):
+    """Agent to controller: where are my tensors?"""
+
+    job: IdText
+    rank: Count = 0
+
+
+class Located(Message, kw_only=True, frozen=True, tag="placement.located"):
+    """The mapping table of the job (paper, appendix A). `places` is parallel to `buckets`."""
+
+    job: JobId
+    plan: JobPlan
+    buckets: tuple[BucketLayout, ...]
+    places: tuple[BucketPlace, ...]
+    endpoints: tuple[Endpoint, ...]
+
+
+# Aggregator endpoints --------------------------------------------------------------------------
+
+
+class HostBuckets(Message, kw_only=True, frozen=True, tag="bucket.host"):
+    """Controller to aggregator: make regions for these buckets. Idempotent by location epoch.
+
+    A region that is there already (it survived a restart) is kept with its bytes. `at_epochs` is
+    parallel to `buckets`.
+    """
+
+    cluster: ClusterId
+    plan: JobPlan
+    buckets: tuple[BucketLayout, ...]
+    at_epochs: tuple[Count, ...]
+    tensors: tuple[TensorSpec, ...]
+    """The job's whole list, so that a refusal can name the tensor."""
+
+
+class DropJob(Message, kw_only=True, frozen=True, tag="bucket.drop"):
+    """Controller to aggregator: forget every bucket of the job (or those named) and free them."""
+
+    job: IdText
+    buckets: tuple[Count, ...] | None = None
+
+
+class MigrateInit(Message, kw_only=True, frozen=True, tag="migrate.init"):
+    """Controller to the old aggregator (paper, appendix B, MIGRATE_INIT).
+
+    After the next update of each bucket its pull response names `to`, and the bucket is copied
+    there with the new location epoch. `epochs` is parallel to `buckets`.
+    """
+
+    cluster: ClusterId
+    migration: IdText
+    job: IdText
+    buckets: tuple[Count, ...]
+    epochs: tuple[Count, ...]
+    to: Endpoint
+
+
+class BucketHeld(Record, kw_only=True, frozen=True):
+    """What an aggregator holds: for reconciliation after a restart of either side."""
+
+    job: JobId
+    bucket: Count
+    layout_epoch: Count
+    location_epoch: Count
+    version: Count
+    moving: bool = False
+
+
+class ListBuckets(Message, kw_only=True, frozen=True, tag="bucket.list"):
+    job: Annotated[str, msgspec.Meta(max_length=64)] = ""
+
+
+class BucketsHeld(Message, kw_only=True, frozen=True, tag="bucket.held"):
+    aggregator: AggregatorId
+    incarnation: Count
+    held: tuple[BucketHeld, ...]
+
+
+# Facts of a migration ---------------------------------------------------------------------------
+
+
+class TensorCopyDone(Message, kw_only=True, frozen=True, tag="migrate.copied"):
+    """sw.v1.evt.migration.<id>.copied, from the old aggregator: TENSOR_COPY_DONE of one bucket."""
+
+    migration: str
+    job: JobId
+    bucket: Count
+    location_epoch: Count
+    version: Count
+    source: AggregatorId
+    target: AggregatorId
+    nbytes: Count
+    copy_s: Seconds
+
+
+class WorkerDone(Message, kw_only=True, frozen=True, tag="migrate.worker-done"):
+    """sw.v1.evt.migration.<job>.worker-done, from the new aggregator: all workers pushed here."""
+
+    job: JobId
+    bucket: Count
+    location_epoch: Count
+    target: AggregatorId
+
+
+class MigrationEvent(Message, kw_only=True, frozen=True, tag="migrate.event"):
+    """sw.v1.evt.migration.<id>.started | finished | cancelled, from the controller."""
+
+    migration: str
+    job: JobId
+    fact: Literal["started", "finished", "cancelled"]
+    cause: Literal["profiled", "reverted", "recycled", "lost", "drained", "unprofiled", "asked"]
+    buckets: tuple[Count, ...]
+    sources: tuple[AggregatorId, ...]
+    targets: tuple[AggregatorId, ...]
+    at_s: Seconds
+
+
+# The controller's durable record -----------------------------------------------------------------
+
+
+class Profile(Record, kw_only=True, frozen=True):
+    """Section 3.3.1's characteristics of a job, as profiled on its temporary aggregators."""
+
+    iteration_s: Seconds
+    """D_j: the median iteration, standalone."""
+    task_cpu_s: tuple[Seconds, ...]
+    """CPU time of each bucket's task (measured alone); e_t is this divided by cpu_share."""
+    iterations: Count = 0
+
+
+class JobPlacement(Record, kw_only=True, frozen=True):
+    """One key of the bucket `placements_<cluster>`: what a controller must not forget of a job."""
+
+    spec: JobSpec
+    tensors: tuple[TensorSpec, ...]
+    plan: JobPlan
+    buckets: tuple[BucketLayout, ...]
+    places: tuple[BucketPlace, ...] = ()
+    phase: Literal["waiting", "hosting", "profiling", "moving", "steady", "released"] = "waiting"
+    reason: Text = ""
+    temporary: tuple[AggregatorId, ...] = ()
+    profile: Profile | None = None
+    excluded: tuple[AggregatorId, ...] = ()
+    """Aggregators where this job lost speed: it may not return there."""
+    migration: str = ""
+    target: tuple[BucketPlace, ...] = ()
+    """Where the running migration leads; parallel to `places`."""
+    cause: str = ""
+    optimizer_state_lost: bool = False
+    epoch: Count = 0

@@ -1,0 +1,49 @@
+"""Every subject is built here, and reads as a sentence.
+
+    sw.v1.cmd.<service>.<id>.<verb>         a request
+    sw.v1.evt.<noun>.<id>.<past-tense>      a fact
+    sw.v1.tel.<service>.<id>.<what>         telemetry
+
+Tokens are wide to narrow, so that the wildcards an operator types are useful: all facts of jobs are
+`sw.v1.evt.job.>`, all telemetry of one aggregator `sw.v1.tel.aggregator.a1.>`.
+"""
+
+import re
+
+from slackwater.schemas.base import ID_PATTERN
+
+PREFIX = "sw.v1"
+_ID = re.compile(ID_PATTERN)
+
+
+def _token(text: str) -> str:
+    if not _ID.match(text):
+        raise ValueError(f"{text!r} cannot be part of a subject: letters, digits, '-' and '_' only")
+    return text
+
+
+def command(service: str, id: str, verb: str) -> str:
+    """The subject that `id` (an instance of `service`) answers `verb` on."""
+    return f"{PREFIX}.cmd.{_token(service)}.{_token(id)}.{_token(verb)}"
+
+
+def event(noun: str, id: str, fact: str) -> str:
+    return f"{PREFIX}.evt.{_token(noun)}.{_token(id)}.{_token(fact)}"
+
+
+def telemetry(service: str, id: str, what: str) -> str:
+    return f"{PREFIX}.tel.{_token(service)}.{_token(id)}.{_token(what)}"
+
+
+def events(noun: str = "*", id: str = "*", fact: str = "*") -> str:
+    """A pattern over facts."""
+    return f"{PREFIX}.evt.{noun}.{id}.{fact}"
+
+
+def telemetries(service: str = "*", id: str = "*", what: str = "*") -> str:
+    """A pattern over telemetry."""
+    return f"{PREFIX}.tel.{service}.{id}.{what}"
+
+
+MASTER = "main"
+"""The id under which whichever master leads answers."""

@@ -1,0 +1,62 @@
+"""What is measured while jobs run: iterations by Agents, task costs by aggregators, windows by the
+profiler. One record per period, never one per iteration or push."""
+
+from typing import Annotated
+
+import msgspec
+
+from slackwater.schemas.base import AggregatorId, Count, JobId, Message, Record, Seconds
+from slackwater.schemas.placement import Profile
+
+
+class IterationsObserved(Message, kw_only=True, frozen=True, tag="job.iterations"):
+    """sw.v1.tel.job.<id>.iterations, about once a second from each rank's Agent."""
+
+    job: JobId
+    rank: Count
+    first_iteration: Count
+    """Of `durations_s[0]`; iterations count from 1."""
+    durations_s: Annotated[tuple[Seconds, ...], msgspec.Meta(max_length=4096)]
+    location_epoch: Count
+    """The sum of the buckets' location epochs: changes with every migration."""
+    bytes_pushed: Count
+    bytes_pulled: Count
+
+
+class TaskCost(Record, kw_only=True, frozen=True):
+    """One bucket's executions in the period."""
+
+    job: JobId
+    bucket: Count
+    executions: Count
+    cpu_s: Seconds
+    """CPU seconds of one execution, measured alone: the lower quartile seen so far."""
+    nbytes: Count
+
+
+class TasksObserved(Message, kw_only=True, frozen=True, tag="aggregator.tasks"):
+    """sw.v1.tel.aggregator.<id>.tasks, once per profiling period."""
+
+    aggregator: AggregatorId
+    period_s: Seconds
+    tasks: tuple[TaskCost, ...]
+    host_cpu_percent: float = 0.0
+
+
+class JobProfiled(Message, kw_only=True, frozen=True, tag="job.profiled"):
+    """sw.v1.evt.job.<id>.profiled, from the profiler: enough iterations, every bucket's cost."""
+
+    job: JobId
+    location_epoch: Count
+    profile: Profile
+
+
+class WindowMeasured(Message, kw_only=True, frozen=True, tag="job.window"):
+    """sw.v1.evt.job.<id>.window, from the profiler: the median over one monitor window of
+    iterations that ran wholly under one placement."""
+
+    job: JobId
+    location_epoch: Count
+    last_iteration: Count
+    iterations: Count
+    iteration_s: Seconds
