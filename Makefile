@@ -1,8 +1,52 @@
 .DEFAULT_GOAL := help
 PYTHON ?= python3
 BIN := .venv/bin
+REPORT ?= reports/run
+STAMP := .venv/.installed
+
+.PHONY: help setup run test lint type format bench lock size sim faults clean
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
 
-.PHONY: help
+setup: $(STAMP) ## create .venv and install everything, pinned
+
+$(STAMP): requirements.lock pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	touch $(STAMP)
+
+run: setup ## a live cluster shares aggregation between training jobs; ends with a report
+	$(BIN)/loadgen replay --report $(REPORT)
+
+test: setup ## unit, simulation, integration and fault tests
+	$(BIN)/python -m pytest -q -n 2 -m "not live" tests
+	$(BIN)/python -m pytest -q -m live tests
+
+lint: setup ## style and spelling
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/codespell
+
+type: setup ## mypy, strict
+	$(BIN)/mypy
+
+format: setup ## let ruff rewrite what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: setup ## every benchmark: a figure, its peer in the same run, and their ratio
+	for b in benchmarks/[a-z]*.py; do echo "== $$b"; $(BIN)/python $$b || exit 1; done
+
+lock: ## pin the newest allowed versions of every dependency
+	$(BIN)/pip-compile --quiet --generate-hashes --allow-unsafe --strip-extras --extra dev \
+	  --no-emit-index-url --no-emit-find-links --no-emit-trusted-host \
+	  --output-file requirements.lock pyproject.toml
+
+size: ## lines of product code by folder
+	@for d in schemas common services loadgen src/slackwater/agent src/slackwater/cli; do \
+	  printf '%8d  %s\n' $$(find $$d -name '*.py' | xargs cat | wc -l) $$d; done
+
+clean: ## remove what the targets made
+	rm -rf .venv build *.egg-info src/*.egg-info .mypy_cache .ruff_cache .pytest_cache reports
