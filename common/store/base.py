@@ -7,9 +7,12 @@ JetStream (`nats.py`) and in memory (`memory.py`); one conformance suite.
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from slackwater.common.errors import Rejected
+
+EPOCH_KEY: Final = "_epoch"
+"""The record that fences a bucket: each new writing instance begins by writing it."""
 
 
 class SequenceConflict(Rejected):
@@ -44,12 +47,18 @@ class Bucket(Protocol):
 
     async def last_sequence(self) -> int: ...
 
-    async def put(self, key: str, value: bytes, *, expected_last: int) -> int:
+    async def put(self, key: str, value: bytes, *, expected_last: int, fence: int = 0) -> int:
         """Durable when it returns; the new last sequence. Several puts may be in flight with
-        consecutive `expected_last`: they are applied in the order they were started."""
+        consecutive `expected_last`: they are applied in the order they were started.
+
+        `fence` (0: none) is the sequence of the writer's own record under EPOCH_KEY: the write is
+        refused with SequenceConflict when another record is there. Without it a deposed writer
+        with several writes in flight could slip one in: the new writer's first record moves the
+        sequence to what the second of them expects. (NATS: the headers Nats-Expected-Last-Sequence
+        and Nats-Expected-Last-Subject-Sequence with ...-Subject = the epoch key's subject.)"""
         ...
 
-    async def delete(self, key: str, *, expected_last: int) -> int: ...
+    async def delete(self, key: str, *, expected_last: int, fence: int = 0) -> int: ...
 
     def watch(self) -> AsyncIterator[Entry]:
         """Every live entry, then every change, until the iterator is closed."""
