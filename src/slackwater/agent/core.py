@@ -1,0 +1,406 @@
+"""The Agent's core: where each bucket is, what is outstanding there, and what to do next.
+
+Pure: time and randomness are arguments, everything else comes back as effects. It keeps the
+mapping table of the paper (Gu et al. 2021, appendix A): bucket -> aggregator, corrected by the pull
+response that names a new one (appendix B), and by the controller when an aggregator denies a bucket
+or cannot be reached.
+
+One bucket has at most one push outstanding, so the whole truth about it is short: its place, its
+stage there, the newest iteration pushed, the newest version complete and the newest one whose
+parameters this worker holds. A push is known by (job, bucket, iteration, worker): ringing again is
+a retry, never a second push.
+"""
+
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from slackwater.common import limits
+from slackwater.common.slots.frames import (
+    ENTRIES_MAX,
+    Attach,
+    Denied,
+    Done,
+    Granted,
+    Moved,
+    Offer,
+    PushRefused,
+    SeedAsked,
+)
+from slackwater.schemas.base import AggregatorId
+from slackwater.schemas.placement import BucketPlace, Endpoint, Located
+
+Stage = Literal["detached", "asked", "offered", "ready"]
+
+# Effects ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Connect:
+    """Open a channel at `at_s`; say connected() or connect_failed()."""
+
+    endpoint: Endpoint
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Locate:
+    """Ask the controller at `at_s`; say located(), or not_located()."""
+
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """One control frame to an aggregator whose channel is open."""
+
+    aggregator: AggregatorId
+    frame: Attach | Offer
+
+
+@dataclass(frozen=True, slots=True)
+class Ring:
+    """See that the slot holds the gradient and the pushed word says so, then ring."""
+
+    aggregator: AggregatorId
+    bucket: int
+    handle: int
+    iteration: int
+
+
+@dataclass(frozen=True, slots=True)
+class WriteSeed:
+    """Write this worker's parameters of `version` into the bare region, then send Seed."""
+
+    aggregator: AggregatorId
+    bucket: int
+    handle: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Deliver:
+    """The parameters of `version` are complete: bring them if need be, wake who waits."""
+
+    bucket: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """First attachment: the bucket's next iteration is `iteration` + 1."""
+
+    bucket: int
+    iteration: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """This worker's push was refused: tell the program, which may push the iteration again."""
+
+    bucket: int
+    refused: PushRefused
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """The job cannot go on: every wait raises Rejected with this reason."""
+
+    reason: str
+
+
+Effect = Connect | Locate | Send | Ring | WriteSeed | Deliver | Resume | Refuse | Fail
+
+_LOCATE_AFTER_FAILURES: Final = 2
+"""A restarted aggregator is back within a second: only then is the controller asked."""
+
+
+@dataclass(slots=True)
+class _Bucket:
+    index: int
+    place: BucketPlace
+    stage: Stage = "detached"
+    handle: int = -1
+    iteration: int = 0
+    version: int = 0
+    held: int = 0
+    attached_before: bool = False
+
+
+class AgentCore:
+    def __init__(self, rank: int, rng: random.Random) -> None:
+        self._rank = rank
+        self._rng = rng
+        self._buckets: list[_Bucket] = []
+        self._endpoints: dict[AggregatorId, Endpoint] = {}
+        self._by_handle: dict[tuple[AggregatorId, int], _Bucket] = {}
+        self._open: set[AggregatorId] = set()
+        self._connecting: set[AggregatorId] = set()
+        self._failures: dict[AggregatorId, int] = {}
+        self._locating = False
+        self._locate_failures = 0
+        self._layout_epoch = -1
+
+    # What the shell asks --------------------------------------------------------------------------
+
+    @property
+    def location_epoch(self) -> int:
+        """Changes with every migration: what a measured iteration is attributed to."""
+        return sum(bucket.place.location_epoch for bucket in self._buckets)
+
+    @property
+    def aggregators(self) -> tuple[AggregatorId, ...]:
+        return tuple(sorted({bucket.place.aggregator for bucket in self._buckets}))
+
+    def endpoint(self, aggregator: AggregatorId) -> Endpoint:
+        return self._endpoints[aggregator]
+
+    def bucket_of(self, aggregator: AggregatorId, handle: int) -> int | None:
+        bucket = self._by_handle.get((aggregator, handle))
+        return None if bucket is None else bucket.index
+
+    def describe(self, index: int) -> str:
+        """For an error: where the bucket is and what it waits for."""
+        if index >= len(self._buckets):
+            return "not located yet"
+        bucket = self._buckets[index]
+        where = bucket.place.aggregator
+        channel = (
+            "connected"
+            if where in self._open
+            else f"not connected after {self._failures.get(where, 0)} attempts"
+        )
+        return (
+            f"aggregator {where} ({channel}, bucket {bucket.stage}), version {bucket.version}, "
+            f"pushed {bucket.iteration}"
+        )
+
+    # Where things are -----------------------------------------------------------------------------
+
+    def start(self, now_s: float) -> list[Effect]:
+        return self._ask_location(now_s)
+
+    def located(self, located: Located, now_s: float) -> list[Effect]:
+        """The controller's table. A place older than one we were redirected to is ignored."""
+        self._locating = False
+        self._locate_failures = 0
+        for endpoint in located.endpoints:
+            self._endpoints[endpoint.aggregator] = endpoint
+        if not self._buckets:
+            self._layout_epoch = located.plan.layout_epoch
+            self._buckets = [
+                _Bucket(layout.index, place)
+                for layout, place in zip(located.buckets, located.places, strict=True)
+            ]
+        elif located.plan.layout_epoch != self._layout_epoch:
+            return [
+                Fail(
+                    f"the job's layout changed from epoch {self._layout_epoch} to "
+                    f"{located.plan.layout_epoch} while its program ran; start the program again"
+                )
+            ]
+        for bucket, place in zip(self._buckets, located.places, strict=True):
+            if place.location_epoch >= bucket.place.location_epoch:
+                self._place(bucket, place)
+        return self._reach(self.aggregators, now_s)
+
+    def not_located(self, why: str, retry_after_s: float, now_s: float) -> list[Effect]:
+        """No answer, or Refused; `retry_after_s` 0: it never will be."""
+        self._locating = False
+        if retry_after_s <= 0.0:
+            return [Fail(why)]
+        self._locate_failures += 1
+        return self._ask_location(now_s + max(retry_after_s, self._wait_s(self._locate_failures)))
+
+    def _ask_location(self, at_s: float) -> list[Effect]:
+        if self._locating:
+            return []
+        self._locating = True
+        return [Locate(at_s)]
+
+    def _place(self, bucket: _Bucket, place: BucketPlace) -> None:
+        if place.aggregator != bucket.place.aggregator:
+            self._detach(bucket)
+        bucket.place = place
+
+    def _detach(self, bucket: _Bucket) -> None:
+        self._by_handle.pop((bucket.place.aggregator, bucket.handle), None)
+        bucket.stage, bucket.handle = "detached", -1
+
+    def _reach(self, aggregators: Iterable[AggregatorId], now_s: float) -> list[Effect]:
+        """Attach what is detached, over the channel there is or one to be opened."""
+        effects: list[Effect] = []
+        for aggregator in aggregators:
+            waiting = [
+                bucket
+                for bucket in self._buckets
+                if bucket.place.aggregator == aggregator and bucket.stage == "detached"
+            ]
+            if not waiting:
+                continue
+            if aggregator in self._open:
+                effects += self._attach(aggregator, waiting)
+            elif aggregator not in self._endpoints:
+                effects += self._ask_location(now_s)
+            elif aggregator not in self._connecting:
+                self._connecting.add(aggregator)
+                effects.append(Connect(self._endpoints[aggregator], now_s))
+        return effects
+
+    def _attach(self, aggregator: AggregatorId, waiting: list[_Bucket]) -> list[Effect]:
+        for bucket in waiting:
+            bucket.stage = "asked"
+        indices = [bucket.index for bucket in waiting]
+        return [
+            Send(aggregator, Attach(buckets=tuple(indices[first : first + ENTRIES_MAX])))
+            for first in range(0, len(indices), ENTRIES_MAX)
+        ]
+
+    # Channels -------------------------------------------------------------------------------------
+
+    def connected(self, aggregator: AggregatorId, now_s: float) -> list[Effect]:
+        self._connecting.discard(aggregator)
+        self._failures.pop(aggregator, None)
+        self._open.add(aggregator)
+        return self._reach((aggregator,), now_s)
+
+    def connect_failed(self, aggregator: AggregatorId, now_s: float) -> list[Effect]:
+        self._connecting.discard(aggregator)
+        failures = self._failures[aggregator] = self._failures.get(aggregator, 0) + 1
+        effects: list[Effect] = []
+        if failures >= _LOCATE_AFTER_FAILURES:
+            effects += self._ask_location(now_s + self._wait_s(failures))
+        return effects + self._reach((aggregator,), now_s + self._wait_s(failures))
+
+    def channel_lost(self, aggregator: AggregatorId, now_s: float) -> list[Effect]:
+        self._open.discard(aggregator)
+        for bucket in self._buckets:
+            if bucket.place.aggregator == aggregator:
+                self._detach(bucket)
+        return self._reach((aggregator,), now_s + self._wait_s(1))
+
+    def _wait_s(self, failures: int) -> float:
+        """Exponential, with jitter: workers must not come back all at once."""
+        longest = min(limits.RETRY_WAIT_S_MAX, limits.RETRY_WAIT_S_MIN * 2.0 ** min(failures, 16))
+        return longest * self._rng.uniform(0.5, 1.0)
+
+    # What aggregators say -------------------------------------------------------------------------
+
+    def granted(self, aggregator: AggregatorId, granted: Granted, pushed: int) -> list[Effect]:
+        """The bucket's region is open; `pushed` is this worker's pushed word in it."""
+        bucket = self._at(aggregator, granted.bucket)
+        if bucket is None:
+            return []
+        bucket.handle = granted.handle
+        bucket.place = BucketPlace(aggregator=aggregator, location_epoch=granted.location_epoch)
+        self._by_handle[aggregator, granted.handle] = bucket
+        if not granted.initialized:
+            bucket.stage = "offered"
+            return [Send(aggregator, Offer(handle=granted.handle, version=bucket.held))]
+        return self._complete(bucket, granted.version, pushed)
+
+    def done(self, aggregator: AggregatorId, done: Done) -> list[Effect]:
+        """The pull response: `version` is complete."""
+        bucket = self._by_handle.get((aggregator, done.handle))
+        if bucket is None:
+            return []
+        bucket.place = BucketPlace(aggregator=aggregator, location_epoch=done.location_epoch)
+        return self._complete(bucket, done.version)
+
+    def moved(self, aggregator: AggregatorId, moved: Moved, now_s: float) -> list[Effect]:
+        """The pull response that names the new aggregator (appendix B, step 3)."""
+        bucket = self._at(aggregator, moved.bucket)
+        if bucket is None:
+            return []
+        if moved.location_epoch <= bucket.place.location_epoch:  # Somebody is behind: who?
+            self._detach(bucket)
+            return self._ask_location(now_s + limits.RETRY_WAIT_S_MIN)
+        effects: list[Effect] = []
+        if bucket.stage == "ready" and moved.version > bucket.version:
+            # The parameters are complete where we read them; the training program goes on while
+            # the bucket is copied.
+            bucket.version = moved.version
+            effects.append(Deliver(bucket.index, moved.version))
+        self._detach(bucket)
+        bucket.place = BucketPlace(
+            aggregator=moved.to.aggregator, location_epoch=moved.location_epoch
+        )
+        self._endpoints[moved.to.aggregator] = moved.to
+        return effects + self._reach((moved.to.aggregator,), now_s)
+
+    def denied(self, aggregator: AggregatorId, denied: Denied, now_s: float) -> list[Effect]:
+        bucket = self._at(aggregator, denied.bucket)
+        if bucket is None:
+            return []
+        self._detach(bucket)
+        return self._ask_location(now_s + max(denied.retry_after_s, limits.RETRY_WAIT_S_MIN))
+
+    def seed_asked(self, aggregator: AggregatorId, asked: SeedAsked) -> list[Effect]:
+        bucket = self._by_handle.get((aggregator, asked.handle))
+        if bucket is None:
+            return []
+        return [WriteSeed(aggregator, bucket.index, asked.handle, bucket.held)]
+
+    def push_refused(self, aggregator: AggregatorId, refused: PushRefused) -> list[Effect]:
+        """Another worker's refusal only means that this one waits on."""
+        bucket = self._by_handle.get((aggregator, refused.handle))
+        if bucket is None or refused.worker != self._rank or refused.iteration != bucket.iteration:
+            return []
+        bucket.iteration -= 1
+        return [Refuse(bucket.index, refused)]
+
+    def _at(self, aggregator: AggregatorId, index: int) -> _Bucket | None:
+        """The bucket, if we still believe it to be there: late frames change nothing."""
+        if index >= len(self._buckets) or self._buckets[index].place.aggregator != aggregator:
+            return None
+        return self._buckets[index]
+
+    def _complete(self, bucket: _Bucket, version: int, pushed: int = 0) -> list[Effect]:
+        """The bucket's region is initialised and holds `version`.
+
+        A version that was complete but that no worker holds may be gone with its region; one that
+        the training program has seen may not.
+        """
+        if bucket.stage == "ready" and version <= bucket.version:
+            return []  # The answer to a retry.
+        if version < bucket.held:
+            return [
+                Fail(
+                    f"bucket {bucket.index} went back from version {bucket.held} to {version} "
+                    f"at {bucket.place.aggregator}; restart the job from its last checkpoint"
+                )
+            ]
+        effects: list[Effect] = []
+        if not bucket.attached_before:
+            # A program that was started again goes on where the job is. A push of its former life
+            # that no version answered yet stands: the slot may be in the middle of a fold.
+            bucket.attached_before = True
+            bucket.iteration = version + 1 if pushed == version + 1 else version
+            effects.append(Resume(bucket.index, bucket.iteration))
+            effects.append(Deliver(bucket.index, version))
+        elif version > bucket.version:
+            effects.append(Deliver(bucket.index, version))
+        bucket.version = version
+        bucket.iteration = max(bucket.iteration, version)
+        if bucket.stage != "ready" and bucket.iteration > version:
+            effects.append(self._ring(bucket))
+        bucket.stage = "ready"
+        return effects
+
+    # What the training program does ---------------------------------------------------------------
+
+    def pushed(self, index: int, iteration: int) -> list[Effect]:
+        """All tensors of the bucket are in its slot."""
+        bucket = self._buckets[index]
+        bucket.iteration = max(bucket.iteration, iteration)
+        if bucket.stage != "ready" or bucket.iteration <= bucket.version:
+            return []  # It rings when the bucket is attached; or it has been counted already.
+        return [self._ring(bucket)]
+
+    def held(self, index: int, version: int) -> None:
+        """The shell has the parameters of `version`: they can seed a bare region."""
+        self._buckets[index].held = version
+
+    def _ring(self, bucket: _Bucket) -> Ring:
+        return Ring(bucket.place.aggregator, bucket.index, bucket.handle, bucket.iteration)
