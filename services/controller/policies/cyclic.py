@@ -1,0 +1,106 @@
+"""The paper's placement: profile on temporary aggregators, then share by the assignment scheme.
+
+AutoPS sections 3.3.1 and 3.3.2. A new job gets as many aggregators as it asked servers for, its
+buckets round robin, and is profiled there. Then every bucket is assigned to the shared ones. A job
+that is alone in its cluster keeps what it asked for (figure 10), and no job ever needs more new
+aggregators than it asked servers for: where the scheme would, it gets its standalone arrangement,
+which is known to lose nothing.
+"""
+
+from slackwater.schemas.base import AggregatorId
+from slackwater.services.controller.policies.scheme import Packing, place_tasks
+from slackwater.services.controller.policies.view import (
+    NEW,
+    ClusterView,
+    JobView,
+    Memory,
+    Plan,
+)
+
+
+class Cyclic:
+    """Registered as `cyclic`."""
+
+    adapts = True
+
+    def assign(self, view: ClusterView, job: JobView, memory: Memory) -> tuple[Plan, Memory]:
+        return self._assign(view, job), memory
+
+    def _assign(self, view: ClusterView, job: JobView) -> Plan:
+        if view.forced:
+            return _spread_least_loaded(view, job)
+        if not job.task_cpu_s:
+            return round_robin(view, job, temporary=True)
+        if not any(other.id != job.id for other in view.jobs):
+            kept = _keep(view, job)
+            if kept is not None:
+                return kept
+        placed, new = place_tasks(view, job)
+        if new > job.servers and all(place is None for place in job.places):
+            return round_robin(view, job, temporary=False)
+        if new > view.new_max:
+            return Plan(reason=f"{new} more aggregators are needed, {view.new_max} may be asked")
+        return Plan(
+            places=tuple(
+                placed[bucket] if place is None else place
+                for bucket, place in enumerate(job.places)
+            ),
+            new=new,
+        )
+
+
+def round_robin(view: ClusterView, job: JobView, *, temporary: bool) -> Plan:
+    """The job's open buckets on as many new aggregators as it asked servers for: ps-lite's."""
+    if job.servers > view.new_max:
+        return Plan(reason=f"{job.servers} aggregators are needed, {view.new_max} may be asked")
+    places: list[str] = []
+    turn = 0
+    for place in job.places:
+        if place is not None:
+            places.append(place)
+            continue
+        places.append(f"{NEW}{turn % job.servers}")
+        turn += 1
+    return Plan(places=tuple(places), new=min(job.servers, turn), temporary=temporary)
+
+
+def _keep(view: ClusterView, job: JobView) -> Plan | None:
+    """A job alone in its cluster stays where it is; what was lost goes to one new aggregator."""
+    if not job.current:
+        return None
+    lost = any(
+        place is None and current is None
+        for place, current in zip(job.places, job.current, strict=True)
+    )
+    if lost and view.new_max < 1:
+        return None
+    if any(current in job.excluded for current in job.current):
+        return None
+    places = tuple(
+        place or current or f"{NEW}0"
+        for place, current in zip(job.places, job.current, strict=True)
+    )
+    return Plan(places=places, new=1 if lost else 0)
+
+
+def _spread_least_loaded(view: ClusterView, job: JobView) -> Plan:
+    """Nothing fits and nothing more can be had: each open bucket to the least utilised one."""
+    if not view.aggregators:
+        return Plan(reason="the cluster has no aggregator that is alive")
+    packing = Packing(view)
+    packing.put(job)
+    load = {}
+    for aggregator in sorted(view.aggregators, key=lambda a: a.id):
+        free_s, cycle_s = packing.free_s(aggregator.id)
+        load[aggregator.id] = 1.0 - free_s / cycle_s if cycle_s else 0.0
+    iteration_s = job.iteration_s or 1.0
+    shares = {aggregator.id: aggregator.cpu_share for aggregator in view.aggregators}
+    places: list[AggregatorId] = []
+    for bucket, place in enumerate(job.places):
+        if place is None:
+            place = min(load, key=lambda name: (load[name], name))
+            # An unprofiled bucket counts as an equal part of one server.
+            cpu_s = job.task_cpu_s[bucket] if job.task_cpu_s else shares[place] / len(job.places)
+            load[place] += cpu_s / shares[place] / iteration_s
+        places.append(place)
+    return Plan(places=tuple(places))

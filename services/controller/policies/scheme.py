@@ -1,0 +1,212 @@
+"""The paper's assignment scheme (AutoPS section 3.3.1, Pseudocode 1), as GOLDEN.md reads it.
+
+An aggregator n repeats an execution cycle C_n, the longest profiled iteration D_j of its jobs. A
+job on it iterates at d_j = C_n / floor(C_n / D_j), the maximum over its aggregators, and has
+k_jn = max(1, floor(C_n / d_j)) executions of each of its tasks per cycle. What is left free is
+F_n = usable * C_n - sum_j k_jn * sum_i e_i, without the new task, which fits if F_n >= k_kn * e_t.
+e_t is slot time: profiled CPU time / cpu_share. A job loses 1 - D_j / d_j; an aggregator where any
+job, the new one included, would lose LossLimit or more is no candidate. Best fit: the least
+sufficient free slots; ties to the lowest id.
+
+Tasks are assigned largest first: the paper goes "task by task" in no stated order, and a tensor is
+indivisible (fc6 is 72 % of VGG19), so small ones first would fill the only gaps it fits into. An
+estimate stays valid until an assignment changes a cycle or an iteration on its aggregator, so that
+placing a job costs one estimate per aggregator and then one comparison per task and aggregator.
+"""
+
+from dataclasses import dataclass, field
+from math import floor
+
+from slackwater.schemas.base import AggregatorId, JobId
+from slackwater.services.controller.policies.view import (
+    EPSILON,
+    NEW,
+    AggregatorView,
+    ClusterView,
+    JobView,
+)
+
+
+def repetitions(cycle_s: float, duration_s: float) -> int:
+    """floor(C / D), forgiving the last bits of measured floats."""
+    return floor(cycle_s / duration_s * (1.0 + EPSILON))
+
+
+def stretched_s(cycle_s: float, iteration_s: float) -> float:
+    """d_j on one aggregator: C_n / floor(C_n / D_j). C=12, D=5 gives 6."""
+    return cycle_s / max(1, repetitions(cycle_s, iteration_s))
+
+
+def executions(cycle_s: float, duration_s: float) -> int:
+    """k_jn: without the 1, a job stretched elsewhere would count no slots and overfill n."""
+    return max(1, repetitions(cycle_s, duration_s))
+
+
+def loss(iteration_s: float, duration_s: float) -> float:
+    """The share of its speed that a job loses when an iteration lasts `duration_s`."""
+    return (duration_s - iteration_s) / duration_s
+
+
+@dataclass(slots=True)
+class _Job:
+    iteration_s: float
+    stretches: dict[str, float] = field(default_factory=dict)
+    """Per aggregator, C_n / floor(C_n / D_j)."""
+
+    def duration_s(self) -> float:
+        return max(self.stretches.values(), default=self.iteration_s)
+
+    def duration_with_s(self, aggregator: str, cycle_s: float) -> float:
+        """d_j if that aggregator's cycle were `cycle_s`."""
+        here = stretched_s(cycle_s, self.iteration_s)
+        for other, stretch_s in self.stretches.items():
+            if stretch_s > here and other != aggregator:
+                here = stretch_s
+        return here
+
+
+@dataclass(slots=True)
+class _Aggregator:
+    cpu_share: float
+    usable: float
+    cycle_s: float = 0.0
+    slots_s: dict[JobId, float] = field(default_factory=dict)
+    """Per job, the sum of its tasks' slot times here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What the scheme computes of one aggregator for a task of job k (lines 2 to 9)."""
+
+    free_s: float
+    executions: int
+    loss_max: float
+
+
+class Packing:
+    """The aggregators' cycles and free slots while one job is being assigned."""
+
+    def __init__(self, view: ClusterView) -> None:
+        self._loss_limit = view.loss_limit
+        self._aggregators: dict[str, _Aggregator] = {}
+        self._jobs: dict[JobId, _Job] = {}
+        for aggregator in view.aggregators:
+            self.add(aggregator)
+        for job in view.jobs:
+            self.put(job)
+
+    def add(self, aggregator: AggregatorView) -> None:
+        self._aggregators[aggregator.id] = _Aggregator(aggregator.cpu_share, aggregator.usable)
+
+    def put(self, job: JobView) -> None:
+        """Count a job's tasks where they already are. An unprofiled job weighs nothing yet."""
+        if not job.task_cpu_s or job.iteration_s <= 0.0:
+            return
+        sums_s: dict[str, float] = {}
+        for cpu_s, place in zip(job.task_cpu_s, job.places, strict=True):
+            if place is not None and place in self._aggregators:
+                sums_s[place] = sums_s.get(place, 0.0) + cpu_s
+        for place, sum_s in sums_s.items():
+            self.assign(job.id, job.iteration_s, sum_s, place)
+
+    def estimate(self, aggregator: str, job: JobId, iteration_s: float) -> Estimate:
+        """Lines 2 to 9 for one aggregator."""
+        target = self._aggregators[aggregator]
+        cycle_s = max(target.cycle_s, iteration_s)
+        newcomer = self._jobs.get(job) or _Job(iteration_s)
+        duration_s = newcomer.duration_with_s(aggregator, cycle_s)
+        loss_max = loss(iteration_s, duration_s)
+        used_s = 0.0
+        for other, slots_s in target.slots_s.items():
+            if other == job:
+                used_s += executions(cycle_s, duration_s) * slots_s
+                continue
+            neighbour = self._jobs[other]
+            stretched = neighbour.duration_with_s(aggregator, cycle_s)
+            loss_max = max(loss_max, loss(neighbour.iteration_s, stretched))
+            used_s += executions(cycle_s, stretched) * slots_s
+        return Estimate(
+            free_s=target.usable * cycle_s - used_s,
+            executions=executions(cycle_s, duration_s),
+            loss_max=loss_max,
+        )
+
+    def assign(self, job: JobId, iteration_s: float, cpu_s: float, aggregator: str) -> bool:
+        """Count one task there; True if that changed a cycle or an iteration, and so other
+        aggregators' estimates."""
+        target = self._aggregators[aggregator]
+        entry = self._jobs.setdefault(job, _Job(iteration_s))
+        changed = job not in target.slots_s
+        target.slots_s[job] = target.slots_s.get(job, 0.0) + cpu_s / target.cpu_share
+        if not changed:
+            return False
+        target.cycle_s = max(target.cycle_s, iteration_s)
+        entry.stretches[aggregator] = 0.0
+        for present in target.slots_s:
+            other = self._jobs[present]
+            other.stretches[aggregator] = stretched_s(target.cycle_s, other.iteration_s)
+        return True
+
+    def free_s(self, aggregator: str) -> tuple[float, float]:
+        """(F_n, C_n) as assigned; C_n is 0 for an empty one."""
+        target = self._aggregators[aggregator]
+        used_s = sum(
+            executions(target.cycle_s, self._jobs[job].duration_s()) * slots_s
+            for job, slots_s in target.slots_s.items()
+        )
+        return target.usable * target.cycle_s - used_s, target.cycle_s
+
+    def durations_s(self) -> dict[JobId, float]:
+        """d_j of every job."""
+        return {job: entry.duration_s() for job, entry in self._jobs.items()}
+
+    def qualifies(self, estimate: Estimate) -> bool:
+        """Line 6 tests every job; a loss equal to the limit is out, as printed."""
+        return estimate.loss_max < self._loss_limit - EPSILON
+
+
+def place_tasks(view: ClusterView, job: JobView) -> tuple[dict[int, str], int]:
+    """Pseudocode 1 for every open bucket of a profiled job: (bucket -> aggregator, how many new
+    ones). `new_max` is not enforced here: the caller judges the number."""
+    packing = Packing(view)
+    packing.put(job)
+    open_buckets = [bucket for bucket, place in enumerate(job.places) if place is None]
+    open_buckets.sort(key=lambda bucket: (-job.task_cpu_s[bucket], bucket))
+    candidates: dict[str, float] = {  # id -> cpu_share, in the order of ids
+        aggregator.id: aggregator.cpu_share
+        for aggregator in sorted(view.aggregators, key=lambda a: a.id)
+        if aggregator.id not in job.excluded
+    }
+    estimates: dict[str, Estimate] = {}
+    placed: dict[int, str] = {}
+    new = 0
+    for bucket in open_buckets:
+        cpu_s = job.task_cpu_s[bucket]
+        if not estimates:
+            for name in candidates:
+                estimate = packing.estimate(name, job.id, job.iteration_s)
+                if packing.qualifies(estimate):
+                    estimates[name] = estimate
+        chosen = _best_fit(estimates, candidates, cpu_s)
+        if chosen is None:
+            chosen = f"{NEW}{new}"
+            new += 1
+            packing.add(AggregatorView(AggregatorId(chosen), view.new_share))
+            candidates[chosen] = view.new_share
+        placed[bucket] = chosen
+        if packing.assign(job.id, job.iteration_s, cpu_s, chosen):
+            estimates.clear()
+        elif chosen in estimates:
+            estimates[chosen] = packing.estimate(chosen, job.id, job.iteration_s)
+    return placed, new
+
+
+def _best_fit(estimates: dict[str, Estimate], shares: dict[str, float], cpu_s: float) -> str | None:
+    """Lines 16 to 21. `estimates` is in the order of ids, new ones last: ties to the first."""
+    best: str | None = None
+    best_free_s = float("inf")
+    for name, estimate in estimates.items():
+        needed_s = estimate.executions * cpu_s / shares[name]
+        if needed_s * (1.0 - EPSILON) <= estimate.free_s < best_free_s:
+            best, best_free_s = name, estimate.free_s
+    return best

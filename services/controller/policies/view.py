@@ -1,0 +1,157 @@
+"""What a placement policy sees and answers, and the check that every answer must pass.
+
+A policy is a function of a frozen snapshot: it places the open buckets of one job, names new
+aggregators `new#0`, `new#1`, ... and changes nothing. Its plan is validated before anything is
+applied, whichever policy made it (DESIGN.md section 3).
+"""
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+from slackwater.common.errors import Rejected
+from slackwater.schemas.base import AggregatorId, JobId
+
+NEW: Final = "new#"
+EPSILON: Final = 1e-9
+"""Relative: cycles and durations are sums of measured floats."""
+
+
+@dataclass(frozen=True, slots=True)
+class AggregatorView:
+    """A shared aggregator that is alive. `usable` is the fraction of its cycle that tasks may fill;
+    it falls where a job has lost speed (GOLDEN.md: best fit alone never spreads)."""
+
+    id: AggregatorId
+    cpu_share: float
+    usable: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class JobView:
+    """A job and its tasks; `task_cpu_s` is empty until the job is profiled."""
+
+    id: JobId
+    servers: int
+    iteration_s: float
+    task_cpu_s: tuple[float, ...]
+    places: tuple[AggregatorId | None, ...]
+    """Per bucket; None: open, this is what the policy decides."""
+    current: tuple[AggregatorId | None, ...] = ()
+    """Where an open bucket lives now (its temporary aggregator); None: nowhere any more."""
+    excluded: frozenset[AggregatorId] = frozenset()
+    """Aggregators where this job lost speed: it may not return there."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterView:
+    aggregators: tuple[AggregatorView, ...]
+    jobs: tuple[JobView, ...]
+    """Every other job whose tasks are on `aggregators`."""
+    new_share: float
+    """cpu_share of an aggregator that would be allocated."""
+    new_max: int
+    """How many may be asked for: 0 while recycling."""
+    loss_limit: float
+    forced: bool = False
+    """Nothing more can be had and the buckets are nowhere: the least loaded take them, fit or
+    not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """`places` of all buckets, or none of them and the reason why it cannot be done."""
+
+    places: tuple[str, ...] = ()
+    new: int = 0
+    temporary: bool = False
+    """The new aggregators serve for profiling only: `assign` is asked again afterwards."""
+    reason: str = ""
+
+
+Memory = Any
+"""What a policy carries from one decision to the next; None at first and after a restart."""
+
+
+class Policy(Protocol):
+    @property
+    def adapts(self) -> bool:
+        """Whether its jobs are monitored, reverted and recycled."""
+        ...
+
+    def assign(self, view: ClusterView, job: JobView, memory: Memory) -> tuple[Plan, Memory]: ...
+
+
+class PlanRefused(Rejected):
+    """A policy's plan breaks a rule that holds whatever the policy."""
+
+
+@dataclass(slots=True)
+class _Load:
+    utilisation: float = 0.0
+    jobs: set[JobId] = field(default_factory=set)
+
+
+def validate(plan: Plan, view: ClusterView, job: JobView) -> None:
+    """Raises PlanRefused. Capacity is judged by utilisation with every iteration stretched to the
+    loss limit: necessary for any policy, and implied by the paper's slots."""
+    if not plan.places:
+        if not plan.reason:
+            raise PlanRefused(f"job {job.id}: a plan without places needs a reason")
+        return
+    if len(plan.places) != len(job.places):
+        raise PlanRefused(
+            f"job {job.id}: the plan places {len(plan.places)} of {len(job.places)} buckets"
+        )
+    if plan.new > view.new_max:
+        raise PlanRefused(
+            f"job {job.id}: the plan asks for {plan.new} new aggregators of {view.new_max}"
+        )
+    known = {aggregator.id for aggregator in view.aggregators}
+    known |= {place for place in job.current if place is not None}
+    fresh = {f"{NEW}{k}" for k in range(plan.new)}
+    for bucket, (place, kept) in enumerate(zip(plan.places, job.places, strict=True)):
+        if kept is not None and place != kept:
+            raise PlanRefused(f"job {job.id}: bucket {bucket} is not open, yet the plan moves it")
+        if kept is None and place not in known and place not in fresh:
+            raise PlanRefused(f"job {job.id}: bucket {bucket}: there is no aggregator {place!r}")
+        if kept is None and place in job.excluded:
+            raise PlanRefused(f"job {job.id}: bucket {bucket} may not return to {place}")
+    if job.task_cpu_s and not view.forced:
+        _check_capacity(plan, view, job)
+
+
+def _check_capacity(plan: Plan, view: ClusterView, job: JobView) -> None:
+    loads: dict[str, _Load] = defaultdict(_Load)
+    shares = {aggregator.id: aggregator.cpu_share for aggregator in view.aggregators}
+    for other in view.jobs:
+        _add(loads, shares, other, other.places, view)
+    _add(loads, shares, job, plan.places, view)
+    touched = {
+        place for place, kept in zip(plan.places, job.places, strict=True) if kept is None
+    } & shares.keys()
+    for place in sorted(touched):
+        load = loads[place]
+        if load.utilisation > 1.0 + EPSILON and load.jobs != {job.id}:
+            raise PlanRefused(
+                f"job {job.id}: aggregator {place} would be used to {load.utilisation:.3f}"
+            )
+
+
+def _add(
+    loads: dict[str, _Load],
+    shares: dict[AggregatorId, float],
+    job: JobView,
+    places: tuple[str | None, ...],
+    view: ClusterView,
+) -> None:
+    if not job.task_cpu_s or job.iteration_s <= 0.0:
+        return
+    stretched_s = job.iteration_s / (1.0 - view.loss_limit)
+    for cpu_s, place in zip(job.task_cpu_s, places, strict=True):
+        if place is not None:
+            load = loads[place]
+            load.utilisation += (
+                cpu_s / shares.get(AggregatorId(place), view.new_share) / stretched_s
+            )
+            load.jobs.add(job.id)
