@@ -1,0 +1,71 @@
+"""A typed client of the control plane, for people's tools: the command line, loadgen, the Agent.
+
+One call is one request; Retryable failures are tried again within a budget; `Refused` becomes an
+exception named by what the caller does next.
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+from slackwater.common.retry import retry
+from slackwater.common.world import live_world
+
+from slackwater.common import codec, limits
+from slackwater.common.bus.base import Bus
+from slackwater.common.clock import Clock
+from slackwater.common.errors import Rejected, Retryable
+from slackwater.schemas import cluster, jobs, subjects
+from slackwater.schemas.base import Message, Ok, Refused
+
+M = TypeVar("M", bound=Message)
+
+
+class Client:
+    """Requests on a connected bus. Raises Rejected (the request is at fault) or Retryable."""
+
+    def __init__(self, bus: Bus, clock: Clock, budget_s: float = limits.REQUEST_TIMEOUT_S) -> None:
+        self.bus = bus
+        self.clock = clock
+        self._budget_s = budget_s
+
+    async def ask(self, subject: str, message: Message, answer: type[M]) -> M:
+        payload = codec.encode(message)
+
+        async def once() -> M:
+            raw = await self.bus.request(subject, payload, timeout_s=limits.REQUEST_TIMEOUT_S)
+            reply = codec.decode(raw, answer | Refused)
+            if isinstance(reply, Refused):
+                if reply.retry_after_s > 0:
+                    raise Retryable(reply.reason, reply.retry_after_s)
+                raise Rejected(reply.reason)
+            return reply
+
+        return await retry(once, budget_s=self._budget_s, clock=self.clock)
+
+    async def master(self, verb: str, message: Message, answer: type[M]) -> M:
+        return await self.ask(subjects.command("master", subjects.MASTER, verb), message, answer)
+
+    async def submit(self, spec: jobs.JobSpec) -> None:
+        """Returns once the job is stored. Idempotent by the job's id."""
+        await self.master("submit", jobs.SubmitJob(spec=spec), jobs.JobAccepted)
+
+    async def cancel(self, job: str) -> None:
+        await self.master("cancel", jobs.CancelJob(job=job), Ok)
+
+    async def job(self, job: str) -> jobs.JobRecord:
+        return (await self.master("get", jobs.GetJob(job=job), jobs.JobInfo)).job
+
+    async def jobs(self, state: jobs.JobState | None = None) -> tuple[jobs.JobRecord, ...]:
+        return (await self.master("list", jobs.ListJobs(state=state), jobs.JobList)).jobs
+
+    async def aggregators(self) -> tuple[cluster.AggregatorInfo, ...]:
+        reply = await self.master("aggregators", cluster.ListAggregators(), cluster.AggregatorList)
+        return reply.aggregators
+
+
+@asynccontextmanager
+async def connect(url: str, name: str = "client") -> AsyncIterator[Client]:
+    """Raises Unavailable, naming the URL, when nobody listens there."""
+    async with live_world(url, name) as world:
+        yield Client(world.bus, world.clock)

@@ -1,0 +1,1 @@
+"""Replay of workloads against a live cluster: submit on time, watch, measure, report."""

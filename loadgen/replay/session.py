@@ -1,0 +1,126 @@
+"""One workload on one live cluster: submit on time, watch the bus, return the timeline."""
+
+import asyncio
+from collections.abc import Callable
+
+import structlog
+
+from slackwater.common import codec, limits
+from slackwater.common.bus.base import Delivery
+from slackwater.common.client import Client
+from slackwater.common.errors import DeadlineExceeded, DecodeRejected, SlackwaterError
+from slackwater.loadgen.replay.timeline import Observed, Timeline
+from slackwater.loadgen.replay.workload import Workload
+from slackwater.schemas import subjects
+
+log = structlog.get_logger()
+PATTERNS = (
+    subjects.events("job"),
+    subjects.events("aggregator"),
+    subjects.events("migration"),
+    subjects.telemetries("job", "*", "iterations"),
+    subjects.telemetries("aggregator", "*", "heartbeat"),
+)
+TICK_S = 0.25
+START_S = 30.0
+"""What starting a job may take, on top of its computing."""
+SLOWDOWN_MAX = 6.0
+"""A job that computes for C seconds alone is given up after SLOWDOWN_MAX x C + START_S."""
+SETTLE_S = 15.0
+
+OnTick = Callable[[Timeline, float], None]
+
+
+def deadline_s(workload: Workload) -> float:
+    """After how many seconds the replay is given up."""
+    return max(
+        job.at_s + START_S + SLOWDOWN_MAX * job.compute_s * job.spec.iterations
+        for job in workload.jobs
+    )
+
+
+async def replay(client: Client, workload: Workload, on_tick: OnTick) -> Timeline:
+    """Raises DeadlineExceeded naming the jobs that have not ended; they are cancelled first."""
+    clock = client.clock
+    timeline = Timeline(started_s=clock.now_s())
+
+    async def observe(delivery: Delivery) -> None:
+        try:
+            message = codec.decode(delivery.payload, Observed)
+        except DecodeRejected:
+            return  # Facts of other kinds pass by on the same patterns; codec counts them.
+        timeline.observe(message, clock.now_s())
+
+    subscriptions = [await client.bus.subscribe(pattern, observe) for pattern in PATTERNS]
+    await client.bus.flush()
+    submitting = asyncio.ensure_future(_submit_on_time(client, workload, timeline))
+    try:
+        await _until_ended(client, workload, timeline, submitting, on_tick)
+        await _until_released(client, timeline, on_tick)
+    except BaseException:
+        submitting.cancel()
+        await asyncio.shield(_cancel_all(client, timeline))
+        raise
+    finally:
+        for subscription in subscriptions:
+            await subscription.unsubscribe()
+    return timeline
+
+
+async def _submit_on_time(client: Client, workload: Workload, timeline: Timeline) -> None:
+    for job in workload.jobs:
+        await client.clock.sleep_until(timeline.started_s + job.at_s)
+        timeline.expect(job.spec, client.clock.now_s())
+        await client.submit(job.spec)
+
+
+async def _until_ended(
+    client: Client,
+    workload: Workload,
+    timeline: Timeline,
+    submitting: "asyncio.Future[None]",
+    on_tick: OnTick,
+) -> None:
+    give_up_s = timeline.started_s + deadline_s(workload)
+    polled_s = 0.0
+    while not (submitting.done() and timeline.ended()):
+        if submitting.done():
+            submitting.result()  # A refused submission ends the replay.
+        now_s = client.clock.now_s()
+        on_tick(timeline, now_s)
+        if now_s > give_up_s:
+            left = [id for id, track in timeline.tracks.items() if track.ended_s is None]
+            raise DeadlineExceeded(
+                f"{', '.join(left)} did not end within {deadline_s(workload):.0f} s; see the "
+                "services' logs, or give the cluster more CPU"
+            )
+        if now_s - polled_s > limits.HEARTBEAT_S * 2:
+            polled_s = now_s
+            await _poll(client, timeline)
+        await client.clock.sleep_until(now_s + TICK_S)
+
+
+async def _poll(client: Client, timeline: Timeline) -> None:
+    """The bus may lose a fact: the master's records have the jobs' ends."""
+    for record in await client.jobs():
+        track = timeline.tracks.get(record.spec.id)
+        if track is not None and track.ended_s is None and record.finished_s > 0:
+            timeline.end(record.spec.id, record.state, record.reason, client.clock.now_s())
+
+
+async def _until_released(client: Client, timeline: Timeline, on_tick: OnTick) -> None:
+    """The last job's aggregators are given back shortly after its end."""
+    give_up_s = client.clock.now_s() + SETTLE_S
+    while timeline.in_use > 0 and client.clock.now_s() < give_up_s:
+        now_s = client.clock.now_s()
+        on_tick(timeline, now_s)
+        await client.clock.sleep_until(now_s + TICK_S)
+
+
+async def _cancel_all(client: Client, timeline: Timeline) -> None:
+    for id, track in timeline.tracks.items():
+        if track.ended_s is None:
+            try:
+                await client.cancel(id)
+            except SlackwaterError as error:
+                log.warning("cancel-failed", job=id, error=str(error))

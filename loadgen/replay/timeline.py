@@ -1,0 +1,201 @@
+"""What happened during a replay, as told by the bus alone. Pure: messages in, a timeline out.
+
+Time is the observer's clock; the facts carry the ids under which an operator finds them again in
+`nats sub 'sw.v1.evt.>'`.
+"""
+
+from dataclasses import dataclass, field
+
+from slackwater.schemas.base import Message
+from slackwater.schemas.cluster import AggregatorHeartbeat, AllocationEvent
+from slackwater.schemas.jobs import TERMINAL_STATES, JobEvent, JobSpec
+from slackwater.schemas.placement import MigrationEvent, Profile, TensorCopyDone
+from slackwater.schemas.telemetry import IterationsObserved, JobProfiled
+
+Observed = (
+    JobEvent
+    | AllocationEvent
+    | MigrationEvent
+    | TensorCopyDone
+    | JobProfiled
+    | IterationsObserved
+    | AggregatorHeartbeat
+)
+"""The messages that a timeline understands."""
+
+
+@dataclass
+class Iteration:
+    number: int
+    at_s: float
+    duration_s: float
+
+
+@dataclass
+class JobTrack:
+    spec: JobSpec
+    submitted_s: float
+    placed_s: float | None = None
+    ended_s: float | None = None
+    state: str = "pending"
+    reason: str = ""
+    cluster: str = ""
+    iterations: list[Iteration] = field(default_factory=list)
+    """Rank 0's, in order."""
+    profile: Profile | None = None
+    """The first one: standalone, on temporary aggregators."""
+    facts: list[tuple[float, str, dict[str, str]]] = field(default_factory=list)
+    reported: int = 0
+
+    def speed(self, now_s: float, over_s: float = 5.0) -> float:
+        """Iterations per second over the last `over_s` seconds (0 when none ended)."""
+        recent = [i.duration_s for i in self.iterations[-200:] if i.at_s > now_s - over_s]
+        return len(recent) / sum(recent) if recent and sum(recent) > 0 else 0.0
+
+
+@dataclass
+class Migration:
+    id: str
+    job: str
+    cause: str
+    buckets: int
+    sources: tuple[str, ...]
+    targets: tuple[str, ...]
+    started_s: float
+    ended_s: float | None = None
+    fact: str = "started"
+    copied: int = 0
+
+
+@dataclass
+class Timeline:
+    """`aggregators` and `required` are steps: (second, number from then on)."""
+
+    started_s: float
+    tracks: dict[str, JobTrack] = field(default_factory=dict)
+    aggregators: list[tuple[float, int]] = field(default_factory=list)
+    required: list[tuple[float, int]] = field(default_factory=list)
+    allocations: list[AllocationEvent] = field(default_factory=list)
+    migrations: dict[str, Migration] = field(default_factory=dict)
+    heartbeats: dict[str, AggregatorHeartbeat] = field(default_factory=dict)
+    bytes_first: dict[tuple[str, int], int] = field(default_factory=dict)
+    bytes_last: dict[tuple[str, int], int] = field(default_factory=dict)
+
+    def expect(self, spec: JobSpec, now_s: float) -> None:
+        """A job is about to be submitted: its facts are ours."""
+        self.tracks[spec.id] = JobTrack(spec=spec, submitted_s=now_s)
+
+    def observe(self, message: Message, now_s: float) -> None:
+        match message:
+            case JobEvent():
+                self._job(message, now_s)
+            case AllocationEvent():
+                self.allocations.append(message)
+                self.aggregators.append((now_s, message.in_use))
+            case MigrationEvent():
+                self._migration(message, now_s)
+            case TensorCopyDone():
+                if (migration := self.migrations.get(message.migration)) is not None:
+                    migration.copied += 1
+            case JobProfiled():
+                track = self.tracks.get(message.job)
+                if track is not None and track.profile is None:
+                    track.profile = message.profile
+            case IterationsObserved():
+                self._iterations(message, now_s)
+            case AggregatorHeartbeat():
+                self._heartbeat(message)
+            case _:
+                raise AssertionError(f"a timeline does not observe {type(message).__name__}")
+
+    def _job(self, event: JobEvent, now_s: float) -> None:
+        track = self.tracks.get(event.job)
+        if track is None:
+            return
+        track.facts.append((now_s, event.fact, event.detail))
+        if event.cluster:
+            track.cluster = event.cluster
+        if event.fact == "running":
+            track.state = "running"
+        elif event.fact == "located" and track.placed_s is None:
+            track.placed_s = now_s
+            self._count_required(now_s)
+        elif event.fact in TERMINAL_STATES:
+            self.end(event.job, event.fact, event.reason, now_s)
+
+    def end(self, job: str, state: str, reason: str, now_s: float) -> None:
+        track = self.tracks[job]
+        if track.ended_s is None:
+            track.state, track.reason, track.ended_s = state, reason, now_s
+            self._count_required(now_s)
+
+    def _count_required(self, now_s: float) -> None:
+        servers = sum(
+            track.spec.servers
+            for track in self.tracks.values()
+            if track.placed_s is not None and track.ended_s is None
+        )
+        self.required.append((now_s, servers))
+
+    def _migration(self, event: MigrationEvent, now_s: float) -> None:
+        if event.job not in self.tracks:
+            return
+        known = self.migrations.get(event.migration)
+        if known is None:
+            known = self.migrations[event.migration] = Migration(
+                id=event.migration,
+                job=event.job,
+                cause=event.cause,
+                buckets=len(event.buckets),
+                sources=tuple(sorted(set(event.sources))),
+                targets=tuple(sorted(set(event.targets))),
+                started_s=now_s,
+            )
+        known.fact = event.fact
+        if event.fact != "started":
+            known.ended_s = now_s
+
+    def _iterations(self, message: IterationsObserved, now_s: float) -> None:
+        track = self.tracks.get(message.job)
+        if track is None or message.rank != 0:
+            return
+        total_s = sum(message.durations_s)
+        for offset, duration_s in enumerate(message.durations_s):
+            number = message.first_iteration + offset
+            if number <= track.reported:
+                continue  # A repeated message.
+            total_s -= duration_s
+            track.iterations.append(Iteration(number, now_s - total_s, duration_s))
+            track.reported = number
+
+    def _heartbeat(self, message: AggregatorHeartbeat) -> None:
+        self.heartbeats[message.id] = message
+        key = (message.id, message.incarnation)
+        moved = message.bytes_in + message.bytes_out
+        self.bytes_first.setdefault(key, moved)
+        self.bytes_last[key] = moved
+
+    @property
+    def bytes_moved(self) -> int:
+        """What the regions' own counters grew by while this timeline watched."""
+        return sum(last - self.bytes_first[key] for key, last in self.bytes_last.items())
+
+    @property
+    def in_use(self) -> int:
+        return self.aggregators[-1][1] if self.aggregators else 0
+
+    @property
+    def required_now(self) -> int:
+        return self.required[-1][1] if self.required else 0
+
+    def ended(self) -> bool:
+        return all(track.ended_s is not None for track in self.tracks.values())
+
+
+def integral(steps: list[tuple[float, int]], until_s: float) -> float:
+    """Area under steps, from the first to `until_s`: server-seconds."""
+    ends_s = [*(at_s for at_s, _ in steps[1:]), until_s]
+    return sum(
+        level * max(0.0, min(end_s, until_s) - start_s)
+        for (start_s, level), end_s in zip(steps, ends_s, strict=False)
+    )

@@ -1,0 +1,51 @@
+"""`slackwater`: the operator's command line."""
+
+import runpy
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from slackwater.cli import operate, show
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Puts a deep-learning cluster's slack to work.",
+    epilog="Exit codes: 0 done, 1 failed, 2 usage, 65 bad input, 69 nobody answers, 75 try later, "
+    "78 bad configuration, 130 interrupted.",
+)
+SERVICES = ("master", "controller", "aggregator", "profiler", "worker")
+
+
+@app.command()
+def run(
+    service: Annotated[str, typer.Argument(help=f"One of {', '.join(SERVICES)}.")],
+    config: Annotated[Path, typer.Option(help="The service's TOML file.")],
+) -> None:
+    """Run one service in the foreground (what systemd calls)."""
+    if service not in SERVICES:
+        raise typer.BadParameter(f"{service!r}: choose one of {', '.join(SERVICES)}")
+    sys.argv = [f"slackwater run {service}", "--config", str(config)]
+    runpy.run_module(f"slackwater.services.{service}", run_name="__main__")
+
+
+app.command()(operate.up)
+app.command()(operate.submit)
+app.command()(operate.cancel)
+app.command()(operate.doctor)
+app.command()(show.jobs)
+app.command()(show.job)
+app.command()(show.aggregators)
+app.command()(show.top)
+app.command()(show.tap)
+
+
+def main() -> None:
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""What a command says at its end: exit codes for scripts, one line for people, JSON on request.
+
+0   done                            69  nobody answers at the URL
+1   failed                          75  try again later
+2   wrong usage                     78  a configuration that cannot be used
+3   finished, but inconclusive     130  interrupted
+65  the request or its input is at fault
+"""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import msgspec
+import typer
+from rich.console import Console
+
+from slackwater.common.errors import (
+    ConfigRejected,
+    Rejected,
+    Retryable,
+    SlackwaterError,
+    Unavailable,
+)
+
+FAILED: Final = 1
+INCONCLUSIVE: Final = 3
+DATA_ERROR: Final = 65
+UNAVAILABLE: Final = 69
+TRY_LATER: Final = 75
+CONFIG_ERROR: Final = 78
+INTERRUPTED: Final = 130
+
+out = Console()
+err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def exit_code(error: SlackwaterError) -> int:
+    match error:
+        case Unavailable():
+            return UNAVAILABLE
+        case Retryable():
+            return TRY_LATER
+        case ConfigRejected():
+            return CONFIG_ERROR
+        case Rejected():
+            return DATA_ERROR
+        case _:
+            return FAILED
+
+
+@contextmanager
+def reported() -> Iterator[None]:
+    """Expected errors become one line on stderr and an exit code; anything else is a bug and
+    keeps its traceback."""
+    try:
+        yield
+    except SlackwaterError as error:
+        err.print(f"error: {error}", markup=False)
+        raise typer.Exit(exit_code(error)) from error
+    except FileNotFoundError as error:
+        err.print(f"error: {error.filename}: no such file", markup=False)
+        raise typer.Exit(DATA_ERROR) from error
+    except KeyboardInterrupt as error:
+        err.print("interrupted")
+        raise typer.Exit(INTERRUPTED) from error
+
+
+def print_json(value: Any) -> None:
+    """One document on stdout, for scripts."""
+    text = msgspec.json.format(msgspec.json.encode(value), indent=2)
+    sys.stdout.write(text.decode() + "\n")

@@ -1,0 +1,174 @@
+"""What is going on: jobs, aggregators, a live overview, the messages on the bus."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+import typer
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+
+from slackwater.cli.outcome import out, print_json, reported
+from slackwater.cli.where import resolve
+from slackwater.common.bus.base import Delivery
+from slackwater.common.client import Client, connect
+from slackwater.schemas.cluster import AggregatorInfo
+from slackwater.schemas.jobs import JobRecord, JobState
+
+T = TypeVar("T")
+Url = Annotated[str | None, typer.Option(help="The bus, e.g. nats://127.0.0.1:4222.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
+REFRESH_S = 1.0
+
+
+def with_client(url: str | None, work: Callable[[Client], Awaitable[T]]) -> T:
+    """Run `work` on a connected client; expected errors become one line and an exit code."""
+
+    async def connected() -> T:
+        async with connect(resolve(url), "slackwater-cli") as client:
+            return await work(client)
+
+    with reported():
+        return asyncio.run(connected())
+
+
+def job_table(records: tuple[JobRecord, ...]) -> Table:
+    table = Table()
+    for column in ("job", "model", "state", "cluster", "shape", "iterations", "reason"):
+        table.add_column(column)
+    for record in records:
+        spec = record.spec
+        table.add_row(
+            spec.id, spec.model, record.state, record.cluster or "-",
+            f"{spec.servers}s-{spec.workers}w", str(spec.iterations), record.reason,
+        )  # fmt: skip
+    return table
+
+
+def aggregator_table(infos: tuple[AggregatorInfo, ...]) -> Table:
+    table = Table()
+    for column in ("aggregator", "cluster", "alive", "share", "jobs", "buckets", "held", "moved"):
+        table.add_column(column)
+    for info in infos:
+        beat = info.heartbeat
+        row = [info.record.id, info.record.cluster or "free", "yes" if info.alive else "NO"]
+        if beat is not None:
+            row += [
+                f"{beat.cpu_share:.2f}", str(beat.jobs), str(beat.buckets),
+                f"{beat.held_bytes / 1e6:,.0f} MB",
+                f"{(beat.bytes_in + beat.bytes_out) / 1e6:,.0f} MB",
+            ]  # fmt: skip
+        table.add_row(*row)
+    return table
+
+
+def jobs(
+    state: Annotated[
+        str | None, typer.Option(help="pending, running, completed, failed or cancelled.")
+    ] = None,
+    url: Url = None,
+    json: Json = False,
+) -> None:
+    """List jobs."""
+    wanted = None
+    if state is not None:
+        try:
+            wanted = msgspec.convert(state, JobState)
+        except msgspec.ValidationError as error:
+            raise typer.BadParameter(f"--state {state!r}: {error}") from error
+    records = with_client(url, lambda client: client.jobs(wanted))
+    if json:
+        print_json(records)
+    else:
+        out.print(job_table(records))
+
+
+def job(id: str, url: Url = None, json: Json = False) -> None:
+    """Show one job: its record, and why it waits or failed."""
+    record = with_client(url, lambda client: client.job(id))
+    if json:
+        print_json(record)
+        return
+    out.print(job_table((record,)))
+    for rank, result in sorted(record.results.items()):
+        out.print(f"rank {rank}: {result}", markup=False)
+
+
+def aggregators(url: Url = None, json: Json = False) -> None:
+    """List the pool of aggregators: who uses which."""
+    infos = with_client(url, lambda client: client.aggregators())
+    if json:
+        print_json(infos)
+    else:
+        out.print(aggregator_table(infos))
+
+
+def top(
+    url: Url = None,
+    json: Json = False,
+    once: Annotated[bool, typer.Option(help="Print once and end.")] = False,
+) -> None:
+    """Jobs and aggregators, refreshed every second."""
+
+    async def snapshot(client: Client) -> tuple[tuple[JobRecord, ...], tuple[AggregatorInfo, ...]]:
+        return await client.jobs(), await client.aggregators()
+
+    def drawn(
+        seen: tuple[tuple[JobRecord, ...], tuple[AggregatorInfo, ...]],
+    ) -> RenderableType:
+        return Group(job_table(seen[0]), aggregator_table(seen[1]))
+
+    async def refresh(client: Client) -> None:
+        with Live(console=out, screen=out.is_terminal) as live:
+            while True:
+                live.update(drawn(await snapshot(client)))
+                await asyncio.sleep(REFRESH_S)
+
+    if json:
+        seen = with_client(url, snapshot)
+        print_json({"jobs": seen[0], "aggregators": seen[1]})
+    elif once or not out.is_terminal:
+        out.print(drawn(with_client(url, snapshot)))
+    else:
+        with_client(url, refresh)
+
+
+def tap(
+    subject: Annotated[str, typer.Argument(help="A subject or pattern.")] = "sw.v1.evt.>",
+    url: Url = None,
+    json: Json = False,
+    count: Annotated[int, typer.Option(help="End after so many messages (0: never).")] = 0,
+) -> None:
+    """Print messages as they pass, readably."""
+
+    async def listen(client: Client) -> None:
+        seen: asyncio.Queue[Delivery] = asyncio.Queue()
+
+        async def keep(delivery: Delivery) -> None:
+            await seen.put(delivery)
+
+        await client.bus.subscribe(subject, keep)
+        number = 0
+        while count == 0 or number < count:
+            delivery = await seen.get()
+            number += 1
+            _print_delivery(delivery, json)
+
+    with_client(url, listen)
+
+
+def _print_delivery(delivery: Delivery, json: bool) -> None:
+    kind: Literal["json", "msgpack"] = "json" if delivery.json else "msgpack"
+    try:
+        decoder: Any = msgspec.json if kind == "json" else msgspec.msgpack
+        body = decoder.decode(delivery.payload)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        body = f"<{len(delivery.payload)} bytes that are no {kind}: {error}>"
+    if json:
+        print_json({"subject": delivery.subject, "message": body})
+    else:
+        text = msgspec.json.encode(body, enc_hook=repr).decode()
+        out.print(f"[bold]{delivery.subject}[/bold] ", end="")
+        out.print(text, markup=False, highlight=True, soft_wrap=True)
