@@ -1,0 +1,234 @@
+"""The worker service's core: which job processes must run here, and what the master must learn.
+
+Pure. A rank is started once in its life: `StartWorkers` may come any number of times, from a master
+that was restarted, too. That a rank ended is told to the master until it says that it has stored
+it. The truth about processes is on disk, written by the processes themselves (see processes.py), so
+that a service which was killed and came back finds what ran, what ended and what was only intended.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, assert_never
+
+from slackwater.common import limits
+from slackwater.common.effects import (
+    Answered,
+    Do,
+    Draining,
+    Effect,
+    Log,
+    Observed,
+    Recovered,
+    Reply,
+    Request,
+    Requested,
+    ShellEvent,
+    StartTimer,
+    TimerFired,
+)
+from slackwater.schemas import subjects
+from slackwater.schemas.base import Count, JobId, Message, NodeId, Ok, Refused
+from slackwater.schemas.cluster import StartWorkers, StopWorkers, WorkerExited
+
+RankState = Literal["intended", "running", "exited", "reported"]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A rank as its files tell of it."""
+
+    job: JobId
+    rank: int
+    state: RankState
+    workers: int = 1
+    program: tuple[str, ...] = ()
+    code: int = 0
+    result: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessesFound:
+    """What is on disk and what of it still runs: the first thing after a start."""
+
+    found: tuple[Found, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessExited:
+    """`result`: what the program wrote, or for a failure the last line of its log."""
+
+    job: JobId
+    rank: int
+    code: int
+    result: str
+
+
+@dataclass(slots=True)
+class _Rank:
+    job: JobId
+    rank: int
+    state: RankState
+    code: int = 0
+    result: str = ""
+
+
+Event = ShellEvent | ProcessesFound | ProcessExited
+
+
+class WorkerCore:
+    def __init__(self, node: NodeId, slots: int, stop_grace_s: float, keep_jobs: bool) -> None:
+        self._node = node
+        self._slots = slots
+        self._stop_grace_s = stop_grace_s
+        self._keep_jobs = keep_jobs
+        self._ranks: dict[tuple[JobId, int], _Rank] = {}
+        self._ready = False
+        self._draining = False
+
+    def running(self) -> tuple[tuple[JobId, Count], ...]:
+        """Job and rank of every process, for the heartbeat."""
+        return tuple((rank.job, rank.rank) for rank in self._with("running"))
+
+    def step(self, event: Event, now_s: float) -> Sequence[Effect]:
+        match event:
+            case Recovered():
+                return [Do("find")]
+            case ProcessesFound(found=found):
+                return self._adopt(found)
+            case Requested(token=token, message=StartWorkers() as message):
+                return self._start(token, message)
+            case Requested(token=token, message=StopWorkers() as message):
+                return [*self._stop(JobId(message.job), now_s), Reply(token, Ok())]
+            case Requested(token=token, message=message):
+                return [Reply(token, Refused(reason=f"{type(message).__name__}: not for workers"))]
+            case ProcessExited():
+                return self._exited(event)
+            case Answered(key=key, message=message):
+                return self._answered(key, message, now_s)
+            case TimerFired(key=key):
+                return self._fired(key)
+            case Draining():
+                self._draining = True
+                if self._keep_jobs:
+                    return []
+                jobs = dict.fromkeys(job for job, _ in self.running())
+                return [effect for job in jobs for effect in self._stop(job, now_s)]
+            case Observed():
+                return []
+        assert_never(event)
+
+    def _with(self, state: RankState, job: JobId | None = None) -> Iterator[_Rank]:
+        for rank in self._ranks.values():
+            if rank.state == state and job in (None, rank.job):
+                yield rank
+
+    # A life of a rank -----------------------------------------------------------------------------
+
+    def _adopt(self, found: tuple[Found, ...]) -> list[Effect]:
+        self._ready = True
+        effects: list[Effect] = []
+        for each in found:
+            rank = _Rank(each.job, each.rank, each.state, each.code, each.result)
+            self._ranks[each.job, each.rank] = rank
+            if each.state == "intended":
+                # The service died between the intention and the process.
+                rank.state = "running"
+                effects.append(_run(each.job, each.rank, each.workers, each.program))
+            elif each.state == "running":
+                effects.append(Do("watch", {"job": each.job, "rank": each.rank}))
+            elif each.state == "exited":
+                effects.append(self._report(rank))
+        running = sum(1 for _ in self._with("running"))
+        if found:
+            effects.append(Log("processes.found", {"found": len(found), "running": running}))
+        return effects
+
+    def _start(self, token: int, message: StartWorkers) -> list[Effect]:
+        job = JobId(message.job)
+        if not self._ready:
+            reason = "the worker service is still reading what runs here"
+            return [Reply(token, Refused(reason=reason, retry_after_s=limits.RETRY_WAIT_S_MIN))]
+        if self._draining:
+            return [Reply(token, Refused(reason=f"{self._node} drains", retry_after_s=1.0))]
+        new = [rank for rank in message.ranks if (job, rank) not in self._ranks]
+        running = sum(1 for _ in self._with("running"))
+        if running + len(new) > self._slots:
+            reason = f"{self._node}: {running} of {self._slots} slots run, {len(new)} more asked"
+            return [Reply(token, Refused(reason=reason, retry_after_s=1.0))]
+        if new and not message.program:
+            reason = f"job {job} has no program; its user starts it by hand"
+            return [Reply(token, Refused(reason=reason))]
+        effects: list[Effect] = []
+        for rank in new:
+            self._ranks[job, rank] = _Rank(job, rank, "running")
+            effects.append(_run(job, rank, message.workers, message.program))
+        # The processes are started (their intentions are on disk) before the master hears of it.
+        return [*effects, Reply(token, Ok())]
+
+    def _stop(self, job: JobId, now_s: float) -> list[Effect]:
+        """SIGTERM to every process group of the job, SIGKILL to what is left after the bound."""
+        if not any(self._with("running", job)):
+            return []
+        signals: list[Effect] = [
+            Do("signal", {"job": job, "rank": rank.rank, "kill": False})
+            for rank in self._with("running", job)
+        ]
+        return [*signals, StartTimer(f"kill/{job}", now_s + self._stop_grace_s)]
+
+    def _exited(self, event: ProcessExited) -> list[Effect]:
+        rank = self._ranks.get((event.job, event.rank))
+        if rank is None or rank.state != "running":
+            return []
+        rank.state, rank.code, rank.result = "exited", event.code, event.result
+        fields = {"job": rank.job, "rank": rank.rank, "code": rank.code}
+        if rank.code != 0:
+            fields["reason"] = rank.result
+        level = "info" if rank.code == 0 else "warning"
+        return [Log("process.exited", fields, level), self._report(rank)]
+
+    # What the master must learn -------------------------------------------------------------------
+
+    def _report(self, rank: _Rank) -> Request:
+        message = WorkerExited(
+            job=rank.job, rank=rank.rank, node=self._node, code=rank.code, result=rank.result
+        )
+        return Request(
+            subject=subjects.command("master", subjects.MASTER, "worker-exited"),
+            message=message,
+            key=f"report/{rank.job}/{rank.rank}",
+            lane=rank.job,
+            timeout_s=limits.REQUEST_TIMEOUT_S,
+            budget_s=limits.RETRY_BUDGET_S,
+        )
+
+    def _answered(self, key: str, message: Message, now_s: float) -> list[Effect]:
+        rank = self._by_key(key)
+        if rank is None or rank.state != "exited":
+            return []
+        if isinstance(message, Refused):
+            wait_s = max(message.retry_after_s, limits.RETRY_WAIT_S_MAX)
+            fields = {"job": rank.job, "rank": rank.rank, "reason": message.reason}
+            return [
+                Log("report.refused", fields, "warning"),
+                StartTimer(key, now_s + wait_s),
+            ]
+        rank.state = "reported"
+        return [Do("forget", {"job": rank.job, "rank": rank.rank})]
+
+    def _fired(self, key: str) -> list[Effect]:
+        what, _, job = key.partition("/")
+        if what == "kill":
+            return [
+                Do("signal", {"job": job, "rank": rank.rank, "kill": True})
+                for rank in self._with("running", JobId(job))
+            ]
+        rank = self._by_key(key)
+        return [self._report(rank)] if rank is not None and rank.state == "exited" else []
+
+    def _by_key(self, key: str) -> _Rank | None:
+        _, job, rank = key.split("/")
+        return self._ranks.get((JobId(job), int(rank)))
+
+
+def _run(job: JobId, rank: int, workers: int, program: tuple[str, ...]) -> Do:
+    return Do("run", {"job": job, "rank": rank, "workers": workers, "program": program})

@@ -1,0 +1,192 @@
+"""The worker service's shell: carries out what its core decides about processes."""
+
+import asyncio
+import os
+import subprocess
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slackwater.common import limits
+from slackwater.common.errors import Fatal
+from slackwater.common.shell.definition import Port, ServiceDefinition
+from slackwater.schemas.base import JobId, NodeId
+from slackwater.schemas.cluster import StartWorkers, StopWorkers, WorkerHeartbeat
+from slackwater.services.worker.config import WorkerConfig
+from slackwater.services.worker.core import ProcessesFound, ProcessExited, WorkerCore
+from slackwater.services.worker.processes import Identity, Intent, RankFiles, find
+
+_POLL_S = 0.005
+_LAUNCH_S = 10.0
+"""From fork to the leader's first file: two milliseconds, on a very busy machine a second."""
+
+
+@dataclass(slots=True)
+class _Watched:
+    files: RankFiles
+    identity: Identity
+    child: subprocess.Popen[bytes] | None
+    """None: started by a former life of this service."""
+
+
+class Processes:
+    """Handlers of the core's `Do`."""
+
+    def __init__(self, config: WorkerConfig) -> None:
+        self._config = config
+        self._state_dir = Path(config.state_dir)
+        self._watched: dict[tuple[str, int], _Watched] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._port: Port | None = None
+
+    async def start(self, port: Port) -> None:
+        (self._state_dir / "jobs").mkdir(parents=True, exist_ok=True)
+        self._port = port
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def stopped(self, port: Port) -> None:
+        """The drain waits for the processes that it told to stop (the bound is the shell's)."""
+        await port.stopping.wait()
+        while self._tasks and not self._config.keep_jobs:
+            await asyncio.wait(set(self._tasks))
+
+    # Handlers -------------------------------------------------------------------------------------
+
+    def find(self) -> ProcessesFound:
+        return ProcessesFound(find(self._state_dir))
+
+    def run(self, job: JobId, rank: int, workers: int, program: tuple[str, ...]) -> None:
+        files = RankFiles(self._state_dir, job, rank)
+        intent = Intent(job=job, rank=rank, workers=workers, program=program)
+        environment = {
+            "SLACKWATER_URL": self._config.url,
+            "SLACKWATER_JOB": job,
+            "SLACKWATER_RANK": str(rank),
+            "SLACKWATER_WORKERS": str(workers),
+            "SLACKWATER_RESULT": str(files.path("result.json").absolute()),
+            "PYTHONUNBUFFERED": "1",  # The last line of a log is the reason of a failure.
+        }
+        try:
+            child = files.launch(intent, environment)
+        except OSError as error:
+            reason = f"cannot start {program[0]}: {error}"
+            self._post(ProcessExited(job, rank, 127, reason))
+            return
+        self._spawn(self._follow(files, child))
+
+    def watch(self, job: JobId, rank: int) -> None:
+        self._spawn(self._follow(RankFiles(self._state_dir, job, rank), None))
+
+    def signal(self, job: JobId, rank: int, kill: bool) -> None:
+        watched = self._watched.get((job, rank))
+        if watched is not None:
+            watched.files.signal_group(watched.identity, kill)
+
+    def forget(self, job: JobId, rank: int) -> None:
+        RankFiles(self._state_dir, job, rank).forget()
+
+    # A process's life -----------------------------------------------------------------------------
+
+    def _post(self, event: ProcessExited) -> None:
+        assert self._port is not None
+        self._port.post(event)
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            assert self._port is not None
+            self._port.fail(error)
+
+    async def _follow(self, files: RankFiles, child: subprocess.Popen[bytes] | None) -> None:
+        """Until the process has ended; then its outcome goes to the core."""
+        identity = await self._identified(files, child)
+        if identity is not None:
+            watched = _Watched(files, identity, child)
+            self._watched[files.job, files.rank] = watched
+            await _ended(identity)
+            files.signal_group(identity, kill=True)  # What the program left behind.
+            del self._watched[files.job, files.rank]
+        if child is not None:
+            child.wait()
+        code, result = files.outcome()
+        self._post(ProcessExited(JobId(files.job), files.rank, code, result))
+
+    async def _identified(
+        self, files: RankFiles, child: subprocess.Popen[bytes] | None
+    ) -> Identity | None:
+        """Who leads the rank; None if its launch failed before it could say."""
+        deadline_s = asyncio.get_running_loop().time() + _LAUNCH_S
+        while (identity := files.identity()) is None:
+            if child is None or child.poll() is not None:
+                return files.identity()
+            if asyncio.get_running_loop().time() > deadline_s:
+                child.kill()
+                raise Fatal(f"job {files.job}, rank {files.rank}: /bin/sh did not come up")
+            await asyncio.sleep(_POLL_S)
+        return identity
+
+
+async def _ended(identity: Identity) -> None:
+    """Returns when the process is gone (or was, before we looked)."""
+    try:
+        pidfd = os.pidfd_open(identity.pid)
+    except ProcessLookupError:
+        return
+    loop = asyncio.get_running_loop()
+    gone = asyncio.Event()
+    loop.add_reader(pidfd, gone.set)
+    try:
+        if identity.alive():  # Looked up after the descriptor was opened: no other process.
+            await gone.wait()
+    finally:
+        loop.remove_reader(pidfd)
+        os.close(pidfd)
+
+
+def definition(config: WorkerConfig) -> ServiceDefinition:
+    node = NodeId(config.node or config.id)
+    core = WorkerCore(node, config.slots, config.stop_grace_s, config.keep_jobs)
+    processes = Processes(config)
+
+    def heartbeat(now_s: float) -> WorkerHeartbeat:
+        return WorkerHeartbeat(
+            service="worker",
+            id=config.id,
+            incarnation=0,
+            at_s=now_s,
+            node=node,
+            slots=config.slots,
+            running=core.running(),
+        )
+
+    return ServiceDefinition(
+        service="worker",
+        id=config.id,
+        core=core,
+        description="Starts and stops the processes of jobs on one machine.",
+        endpoints={"start": StartWorkers, "stop": StopWorkers},
+        handlers={
+            "find": processes.find,
+            "run": processes.run,
+            "watch": processes.watch,
+            "signal": processes.signal,
+            "forget": processes.forget,
+        },
+        heartbeat=heartbeat,
+        on_start=processes.start,
+        on_stop=processes.stop,
+        tasks=(processes.stopped,),
+    )
+
+
+assert WorkerConfig().stop_grace_s < limits.DRAIN_S

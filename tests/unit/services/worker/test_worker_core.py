@@ -1,0 +1,126 @@
+"""The worker core: a rank is started once, and its end is told until the master has stored it."""
+
+from slackwater.common.effects import (
+    Answered,
+    Do,
+    Draining,
+    Effect,
+    Recovered,
+    Reply,
+    Request,
+    Requested,
+    StartTimer,
+    TimerFired,
+)
+from slackwater.schemas.base import JobId, NodeId, Ok, Refused
+from slackwater.schemas.cluster import StartWorkers, StopWorkers, WorkerExited
+from slackwater.services.worker.core import Found, ProcessesFound, ProcessExited, WorkerCore
+
+START = StartWorkers(job="j1", ranks=(0, 1), workers=2, program=("python", "train.py"))
+J1 = JobId("j1")
+
+
+def core(slots: int = 4, keep_jobs: bool = False, found: tuple[Found, ...] = ()) -> WorkerCore:
+    worker = WorkerCore(NodeId("n1"), slots, stop_grace_s=5.0, keep_jobs=keep_jobs)
+    assert worker.step(Recovered(epoch=1, records={}), 0.0) == [Do("find")]
+    worker.step(ProcessesFound(found), 0.0)
+    return worker
+
+
+def run(rank: int) -> Do:
+    return Do("run", {"job": "j1", "rank": rank, "workers": 2, "program": ("python", "train.py")})
+
+
+def signal(rank: int, kill: bool) -> Do:
+    return Do("signal", {"job": "j1", "rank": rank, "kill": kill})
+
+
+def the_request(effects: list[Effect]) -> Request:
+    (request,) = [effect for effect in effects if isinstance(effect, Request)]
+    return request
+
+
+def test_a_start_runs_each_rank_before_it_is_acknowledged_and_a_repeat_runs_none() -> None:
+    worker = core()
+    assert worker.step(Requested(7, START), 1.0) == [run(0), run(1), Reply(7, Ok())]
+    assert worker.step(Requested(8, START), 1.1) == [Reply(8, Ok())]
+    assert worker.running() == ((J1, 0), (J1, 1))
+
+
+def test_a_start_before_the_files_are_read_is_put_off() -> None:
+    worker = WorkerCore(NodeId("n1"), 4, 5.0, False)
+    (reply,) = worker.step(Requested(1, START), 0.0)
+    assert isinstance(reply, Reply)
+    assert isinstance(reply.message, Refused)
+    assert reply.message.retry_after_s > 0
+
+
+def test_more_ranks_than_slots_are_refused_whole() -> None:
+    worker = core(slots=1)
+    (reply,) = worker.step(Requested(1, START), 0.0)
+    assert isinstance(reply, Reply)
+    assert isinstance(reply.message, Refused)
+    assert "0 of 1 slots run, 2 more asked" in reply.message.reason
+    assert worker.running() == ()
+
+
+def test_an_exit_is_told_until_the_master_has_stored_it() -> None:
+    worker = core()
+    worker.step(Requested(1, START), 0.0)
+    effects = worker.step(ProcessExited(J1, 1, 3, "ValueError: bad"), 2.0)
+    request = the_request(list(effects))
+    assert request.message == WorkerExited(
+        job="j1", rank=1, node=NodeId("n1"), code=3, result="ValueError: bad"
+    )
+    later = worker.step(Answered(request.key, Refused(reason="no leader")), 3.0)
+    assert StartTimer(request.key, 5.0) in later
+    assert worker.step(TimerFired(request.key), 5.0) == [request]
+    assert worker.step(Answered(request.key, Ok()), 6.0) == [Do("forget", {"job": "j1", "rank": 1})]
+    assert worker.step(Answered(request.key, Ok()), 6.1) == []
+    assert worker.step(ProcessExited(J1, 1, 3, "again"), 7.0) == []
+    assert worker.step(Requested(9, START), 8.0) == [Reply(9, Ok())]  # Ended ranks stay ended.
+
+
+def test_after_a_kill_of_the_service_each_rank_goes_on_where_its_files_say() -> None:
+    worker = WorkerCore(NodeId("n1"), 8, 5.0, False)
+    worker.step(Recovered(epoch=2, records={}), 0.0)
+    effects = worker.step(
+        ProcessesFound(
+            (
+                Found(J1, 0, "running"),
+                Found(J1, 1, "exited", code=0, result="{}"),
+                Found(J1, 2, "reported"),
+                Found(J1, 3, "intended", 2, ("python", "train.py")),
+            )
+        ),
+        0.0,
+    )
+    assert Do("watch", {"job": "j1", "rank": 0}) in effects
+    assert the_request(list(effects)).key == "report/j1/1"
+    assert run(3) in effects
+    assert worker.running() == ((J1, 0), (J1, 3))
+
+
+def test_a_stop_asks_first_and_kills_what_is_left() -> None:
+    worker = core()
+    worker.step(Requested(1, START), 0.0)
+    effects = worker.step(Requested(2, StopWorkers(job="j1")), 10.0)
+    assert effects == [
+        signal(0, kill=False),
+        signal(1, kill=False),
+        StartTimer("kill/j1", 15.0),
+        Reply(2, Ok()),
+    ]
+    worker.step(ProcessExited(J1, 0, -15, ""), 11.0)
+    assert worker.step(TimerFired("kill/j1"), 15.0) == [signal(1, kill=True)]
+    assert worker.step(Requested(3, StopWorkers(job="unknown")), 16.0) == [Reply(3, Ok())]
+
+
+def test_a_drain_stops_the_jobs_unless_told_to_keep_them() -> None:
+    for keep, expected in ((False, 3), (True, 0)):
+        worker = core(keep_jobs=keep)
+        worker.step(Requested(1, START), 0.0)
+        assert len(worker.step(Draining(), 1.0)) == expected
+        (reply,) = worker.step(Requested(2, START), 1.1)
+        assert isinstance(reply, Reply)
+        assert isinstance(reply.message, Refused)

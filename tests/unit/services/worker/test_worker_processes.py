@@ -1,0 +1,112 @@
+"""Job processes on disk: what a service that was killed finds when it comes back."""
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from slackwater.services.worker.core import Found
+from slackwater.services.worker.processes import CODE_UNKNOWN, Intent, RankFiles, find
+
+
+def launch(
+    state_dir: Path, *program: str, rank: int = 0
+) -> tuple[RankFiles, "subprocess.Popen[bytes]"]:
+    files = RankFiles(state_dir, "j1", rank)
+    intent = Intent(job="j1", rank=rank, workers=1, program=program)
+    environment = {"SLACKWATER_RESULT": str(files.path("result.json"))}
+    return files, files.launch(intent, environment)
+
+
+def identified(files: RankFiles) -> None:
+    for _ in range(2000):
+        if files.identity() is not None:
+            return
+        time.sleep(0.005)
+    raise AssertionError("the leader did not come up")
+
+
+def test_a_program_that_ends_well_leaves_its_result(tmp_path: Path) -> None:
+    files, child = launch(tmp_path, "/bin/sh", "-c", 'echo \'{"a": 1}\' > "$SLACKWATER_RESULT"')
+    assert child.wait(30) == 0
+    (found,) = find(tmp_path)
+    assert (found.state, found.code, found.result) == ("exited", 0, '{"a": 1}\n')
+    files.forget()
+    assert find(tmp_path) == (Found(found.job, 0, "reported"),)
+
+
+def test_a_failure_is_explained_by_the_last_line_of_the_log(tmp_path: Path) -> None:
+    files, child = launch(tmp_path, "/bin/sh", "-c", "echo one; echo 'no such model' >&2; exit 64")
+    child.wait(30)
+    assert files.outcome() == (64, "no such model")
+
+
+def test_a_program_that_does_not_exist_fails_with_its_name(tmp_path: Path) -> None:
+    files, child = launch(tmp_path, "/nonexistent/trainer")
+    child.wait(30)
+    code, reason = files.outcome()
+    assert code == 127
+    assert "/nonexistent/trainer" in reason
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [("x" * 5000, "a result of 5000 bytes"), ("{no json", "the result is no JSON text")],
+)
+def test_an_unusable_result_is_said_to_be_so(tmp_path: Path, written: str, said: str) -> None:
+    files, child = launch(tmp_path, "/bin/sh", "-c", f'printf %s "{written}" > $SLACKWATER_RESULT')
+    child.wait(30)
+    assert said in files.outcome()[1]
+
+
+def test_a_running_rank_is_found_and_cannot_be_started_twice(tmp_path: Path) -> None:
+    files, child = launch(tmp_path, "/bin/sleep", "60")
+    identified(files)
+    identity = files.identity()
+    assert identity is not None
+    assert identity.pid == child.pid
+    try:
+        assert [found.state for found in find(tmp_path)] == ["running"]
+        _, second = launch(tmp_path, "/bin/sleep", "60")
+        assert second.wait(30) == 75
+        assert files.identity() == identity
+    finally:
+        files.signal_group(identity, kill=False)
+    child.wait(30)
+    assert files.outcome()[0] == -signal.SIGTERM
+    assert [found.state for found in find(tmp_path)] == ["exited"]
+
+
+def test_a_group_that_was_killed_whole_has_no_code_but_an_end(tmp_path: Path) -> None:
+    files, child = launch(tmp_path, "/bin/sleep", "60")
+    identified(files)
+    os.killpg(child.pid, signal.SIGKILL)
+    child.wait(30)
+    (found,) = find(tmp_path)
+    assert (found.state, found.code) == ("exited", CODE_UNKNOWN)
+    assert "killed" in found.result
+
+
+def test_another_process_with_the_same_pid_is_not_ours(tmp_path: Path) -> None:
+    files, child = launch(tmp_path, "/bin/sleep", "60")
+    identified(files)
+    identity = files.identity()
+    assert identity is not None
+    assert identity.alive()
+    assert not type(identity)(identity.boot_id, identity.pid, identity.start_ticks - 1).alive()
+    assert not type(identity)("another boot", identity.pid, identity.start_ticks).alive()
+    files.signal_group(identity, kill=True)
+    child.wait(30)
+    assert not identity.alive()
+
+
+def test_an_intention_without_a_process_is_found_as_such(tmp_path: Path) -> None:
+    files, child = launch(tmp_path, "/bin/true")
+    child.wait(30)
+    files.path("process").unlink()
+    files.path("exit").unlink()
+    (found,) = find(tmp_path)
+    assert (found.state, found.program) == ("intended", ("/bin/true",))
