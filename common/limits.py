@@ -17,12 +17,29 @@ ENDPOINT_CONCURRENCY: Final = 256
 """Requests that one endpoint works on at once; one more is refused with 503."""
 INBOX_EVENTS_MAX: Final = 8192
 SUBSCRIPTION_PENDING_MAX: Final = 8192
+SUBSCRIPTION_PENDING_BYTES_MAX: Final = 64 * 1024 * 1024
 RECONNECT_WAIT_S: Final = 0.1
+BUS_CONNECT_S: Final = 3.0
+BUS_PING_S: Final = 5.0
+"""A silent connection is probed this often; two pings without an answer end it."""
+NATS_VERSION_MIN: Final = (2, 11)
+"""The first server with a time to live per key: leases need it."""
+NATS_START_S: Final = 10.0
+NATS_LOG_BYTES_MAX: Final = 16 * 1024 * 1024
 
 # Durable records
 STORE_TIMEOUT_S: Final = 5.0
 STORE_IN_FLIGHT_MAX: Final = 256
 RECORD_BYTES_MAX: Final = 256 * 1024
+STORE_READ_MAX: Final = 500
+"""Entries asked for at once when a bucket is read, and their bytes: the server closes a connection
+with 64 MiB waiting."""
+STORE_READ_BYTES_MAX: Final = 4 * 1024 * 1024
+STORE_WATCH_S: Final = 2.0
+"""A watch asks anew after this long without a change: it survives a server's restart."""
+TOMBSTONE_S: Final = 3600
+"""A deleted key is remembered this long (for watchers), then leaves no trace."""
+LEASE_TTL_S_MIN: Final = 1.0
 
 # Services
 HEARTBEAT_S: Final = 1.0
@@ -36,11 +53,30 @@ RESTARTS_MAX: Final = 20
 """Within RESTART_WINDOW_S; one more and the supervisor gives up with the reason."""
 RESTART_WINDOW_S: Final = 60.0
 
+# The service shell
+STEPS_WAITING_MAX: Final = 4096
+"""Steps whose records are not durable yet; one more request is refused, facts wait."""
+REPLY_S: Final = 30.0
+"""A core that has not answered a request by then has forgotten it."""
+REQUESTS_IN_FLIGHT_MAX: Final = 512
+DO_IN_FLIGHT_MAX: Final = 1024
+TIMERS_MAX: Final = 100_000
+SENDERS_MAX: Final = 65_536
+STORE_RETRY_S: Final = 60.0
+"""A bucket that cannot be read back for so long ends its writer, to be started anew."""
+EPOCH_ATTEMPTS_MAX: Final = 50
+"""Instances that start at once take turns in writing their epoch."""
+COUNTERS_MAX: Final = 192
+UNDECODABLE_LOGGED_MAX: Final = 100
+NOTIFY_S: Final = 5.0
+
 # Jobs
 JOBS_MAX: Final = 10_000
 WORKERS_MAX: Final = 64
 RESULT_BYTES_MAX: Final = 4096
 TENSORS_MAX: Final = 20_000
+WORKER_JOBS_KEPT: Final = 1000
+"""Jobs whose logs a worker machine keeps after they ended."""
 
 # The data plane
 CHUNK_BYTES: Final = 4 * 1024 * 1024
@@ -50,10 +86,64 @@ BUCKET_BYTES: Final = 1024 * 1024
 FRAME_BYTES_MAX: Final = 64 * 1024
 CHANNELS_MAX: Final = 4096
 CONNECT_S: Final = 5.0
+GREETINGS_MAX: Final = 256
+"""Connections of one listener that have not said who they are yet."""
+GRANTS_MAX: Final = 65_536
+"""Keys of one channel."""
+CHANNEL_REQUESTS_MAX: Final = 256
+"""Opened keys and handovers of one channel that wait for their answer."""
+CHANNEL_REQUEST_S: Final = 5.0
+HANDOVERS_MAX: Final = 16
+HANDOVER_S: Final = 30.0
+SEND_QUEUE_FRAMES: Final = 4096
+"""Frames that the peer's program has not received yet; one more is refused."""
+SEND_QUEUE_BYTES: Final = 8 * 1024 * 1024
+PROGRESS_FRAMES: Final = 64
+"""A receiver says how far it is after this many frames, or PROGRESS_BYTES."""
+PROGRESS_BYTES: Final = 256 * 1024
+OUTBOX_ENTRIES_MAX: Final = 32_768
+"""Buffers that wait for one socket; more means that the peer asks and never reads."""
+COPY_INLINE_BYTES: Final = 1024 * 1024
+"""A longer copy runs in a thread, so that the event loop lives."""
+TRANSFER_BYTES: Final = 1024 * 1024
+"""The part of a write or read that one record of a data stream carries."""
+TRANSFERS_MAX: Final = 1024
+"""Parts of one channel that are not acknowledged yet."""
+CREDIT_BYTES: Final = 32 * 1024 * 1024
+"""Bytes of one channel that are not acknowledged yet."""
+STREAMS: Final = 2
+"""Data streams of a channel, beside its control stream."""
+STREAMS_MAX: Final = 16
+RESUME_S: Final = 5.0
+"""A stream that broke must be back within this, or its channel is lost."""
+RESUME_EOF_S: Final = 1.0
+"""The same where the peer's kernel closed every stream in good order: most likely it died."""
+STALL_S: Final = 10.0
+"""A record that was begun, or a transfer without any progress, ends the channel after this."""
+CLOSE_S: Final = 1.0
 CPU_SHARE_MIN: Final = 0.03
+
+# Traces
+TRACE_BYTES_MAX: Final = 2**30
+TRACE_JOBS_MAX: Final = 5_000_000
+TRACE_SECONDS_MAX: Final = 1e10
+"""Some three hundred years: holds Unix times and durations, refuses a slipped unit."""
+TRACE_GPUS_MAX: Final = 65_536
+TRACE_COUNT_MAX: Final = 2**53
+"""The whole numbers that a float holds exactly."""
+TRACE_TEXT_MAX: Final = 256
+TRACE_TEXT_LONG_MAX: Final = 4096
 
 assert REQUEST_TIMEOUT_S < RETRY_BUDGET_S
 assert HEARTBEAT_S * 3 <= LOST_AFTER_S <= LEASE_S
 assert RECORD_BYTES_MAX <= MESSAGE_BYTES_MAX
+assert RECORD_BYTES_MAX < STORE_READ_BYTES_MAX
+assert LEASE_TTL_S_MIN <= LEASE_S
 assert RESULT_BYTES_MAX * WORKERS_MAX <= RECORD_BYTES_MAX
 assert BUCKET_BYTES <= CHUNK_BYTES
+assert PROGRESS_FRAMES * 4 <= SEND_QUEUE_FRAMES
+assert PROGRESS_BYTES * 4 <= SEND_QUEUE_BYTES
+assert FRAME_BYTES_MAX <= PROGRESS_BYTES
+assert TRANSFER_BYTES <= CREDIT_BYTES
+assert TRANSFERS_MAX * 4 <= OUTBOX_ENTRIES_MAX
+assert RESUME_EOF_S <= RESUME_S <= STALL_S
