@@ -75,6 +75,16 @@ JOBS_MAX: Final = 10_000
 WORKERS_MAX: Final = 64
 RESULT_BYTES_MAX: Final = 4096
 TENSORS_MAX: Final = 20_000
+LIST_JOBS_MAX: Final = 500
+"""Jobs in one answer; an operator pages on with `offset`."""
+MODELS_KNOWN_MAX: Final = 256
+"""Models whose profiled demand the master remembers."""
+
+# The pool
+POOL_MAX: Final = 1024
+"""Aggregators that one master knows."""
+CLUSTERS_MAX: Final = 256
+WORKER_NODES_MAX: Final = 4096
 WORKER_JOBS_KEPT: Final = 1000
 """Jobs whose logs a worker machine keeps after they ended."""
 

@@ -13,16 +13,18 @@ import msgspec
 
 SCHEMA_VERSION = 1
 
-JobId = NewType("JobId", str)
-AggregatorId = NewType("AggregatorId", str)
-ClusterId = NewType("ClusterId", str)
-NodeId = NewType("NodeId", str)
-
 ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$"
 """Ids become tokens of a subject and keys of a bucket: no dot, blank or wildcard."""
 
 IdText = Annotated[str, msgspec.Meta(pattern=ID_PATTERN)]
+JobId = NewType("JobId", IdText)
+AggregatorId = NewType("AggregatorId", IdText)
+ClusterId = NewType("ClusterId", IdText)
+NodeId = NewType("NodeId", IdText)
+
 Text = Annotated[str, msgspec.Meta(max_length=4096)]
+Name = Annotated[str, msgspec.Meta(max_length=64)]
+"""A word of ours, or an id that may be missing (empty)."""
 Seconds = Annotated[float, msgspec.Meta(ge=0.0)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 Positive = Annotated[int, msgspec.Meta(ge=1, le=2**53)]

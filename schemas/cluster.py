@@ -11,18 +11,26 @@ from slackwater.schemas.base import (
     IdText,
     JobId,
     Message,
+    Name,
     NodeId,
     Record,
     Seconds,
     Text,
 )
 
+Addresses = Annotated[
+    tuple[tuple[Name, Annotated[str, msgspec.Meta(max_length=512)]], ...],
+    msgspec.Meta(max_length=8),
+]
+"""(transport, address) pairs, best first."""
+Aggregators = Annotated[tuple[AggregatorId, ...], msgspec.Meta(max_length=1024)]
+
 
 class Heartbeat(Message, kw_only=True, frozen=True, tag="service.heartbeat"):
     """sw.v1.tel.<service>.<id>.heartbeat, once a second. `incarnation` grows at every start."""
 
-    service: str
-    id: str
+    service: Name
+    id: Name
     incarnation: Count
     at_s: Seconds
 
@@ -32,7 +40,7 @@ class AggregatorHeartbeat(Heartbeat, kw_only=True, frozen=True, tag="aggregator.
 
     node: NodeId
     cpu_share: float
-    addresses: tuple[tuple[str, str], ...]
+    addresses: Addresses
     buckets: Count
     jobs: Count
     held_bytes: Count
@@ -48,7 +56,7 @@ class WorkerHeartbeat(Heartbeat, kw_only=True, frozen=True, tag="worker.heartbea
 
     node: NodeId
     slots: Count
-    running: tuple[tuple[JobId, Count], ...] = ()
+    running: Annotated[tuple[tuple[JobId, Count], ...], msgspec.Meta(max_length=4096)] = ()
 
 
 class AggregatorRecord(Record, kw_only=True, frozen=True):
@@ -59,42 +67,55 @@ class AggregatorRecord(Record, kw_only=True, frozen=True):
     """Whom it is allocated to; None: free in the pool."""
     since_s: Seconds = 0.0
     temporary_for: JobId | None = None
+    request: Name = ""
+    """The AllocateAggregators.request that it was given to: each request is granted once."""
     epoch: Count = 0
 
 
 class AllocateAggregators(Message, kw_only=True, frozen=True, tag="aggregator.allocate"):
-    """Controller to master (section 3.3.3): approval is needed. Idempotent by `request`."""
+    """Controller to master (section 3.3.3): approval is needed. Idempotent by `request`.
+
+    Fewer than `count` are given if they are at least `at_least` (0: all or none).
+    """
 
     request: IdText
     cluster: ClusterId
     count: Annotated[int, msgspec.Meta(ge=1, le=1024)]
-    temporary_for: str = ""
+    at_least: Annotated[int, msgspec.Meta(ge=0, le=1024)] = 0
+    temporary_for: Name = ""
 
 
 class AggregatorsAllocated(Message, kw_only=True, frozen=True, tag="aggregator.allocated"):
-    request: str
-    aggregators: tuple[AggregatorId, ...]
+    request: Name
+    aggregators: Aggregators
 
 
 class DeallocateAggregators(Message, kw_only=True, frozen=True, tag="aggregator.deallocate"):
+    """Controller to master: their buckets are dropped, others may have them.
+
+    `requests`, parallel to `aggregators`, names the allocation that ends: a command that the bus
+    repeats late cannot end a newer one. Empty: whatever the allocation.
+    """
+
     cluster: ClusterId
-    aggregators: tuple[AggregatorId, ...]
+    aggregators: Aggregators
+    requests: Annotated[tuple[Name, ...], msgspec.Meta(max_length=1024)] = ()
 
 
 class AdoptAggregators(Message, kw_only=True, frozen=True, tag="aggregator.adopt"):
     """Controller to master: these serve jobs for good now, they are temporary no longer."""
 
     cluster: ClusterId
-    aggregators: tuple[AggregatorId, ...]
+    aggregators: Aggregators
 
 
 class AllocationEvent(Message, kw_only=True, frozen=True, tag="aggregator.event"):
-    """sw.v1.evt.aggregator.<id>.allocated | released | lost | returned."""
+    """sw.v1.evt.aggregator.<id>.allocated | released | lost | returned | adopted."""
 
     aggregator: AggregatorId
     fact: Literal["allocated", "released", "lost", "returned", "adopted"]
     cluster: ClusterId | None
-    temporary_for: str = ""
+    temporary_for: Name = ""
     in_use: Count
     at_s: Seconds
 
@@ -105,8 +126,9 @@ class ClusterReport(Message, kw_only=True, frozen=True, tag="cluster.report"):
     cluster: ClusterId
     free_cpu: float
     """Cores: the sum of F_n / C_n times cpu_share over its aggregators."""
-    aggregators: tuple[AggregatorId, ...]
-    jobs: tuple[JobId, ...]
+    aggregators: Aggregators
+    jobs: Annotated[tuple[JobId, ...], msgspec.Meta(max_length=10_000)]
+    """Those whose demand is in `free_cpu` already."""
     at_s: Seconds
 
 
@@ -121,16 +143,16 @@ class AggregatorInfo(Record, kw_only=True, frozen=True):
 
 
 class AggregatorList(Message, kw_only=True, frozen=True, tag="aggregator.list-reply"):
-    aggregators: tuple[AggregatorInfo, ...]
+    aggregators: Annotated[tuple[AggregatorInfo, ...], msgspec.Meta(max_length=1024)]
 
 
 class StartWorkers(Message, kw_only=True, frozen=True, tag="worker.start"):
     """Master to worker service: run the job's program, one process per rank. Idempotent."""
 
     job: IdText
-    ranks: tuple[Count, ...]
+    ranks: Annotated[tuple[Count, ...], msgspec.Meta(max_length=64)]
     workers: Count
-    program: tuple[Text, ...]
+    program: Annotated[tuple[Text, ...], msgspec.Meta(max_length=64)]
 
 
 class StopWorkers(Message, kw_only=True, frozen=True, tag="worker.stop"):

@@ -13,6 +13,7 @@ from slackwater.schemas.base import (
     IdText,
     JobId,
     Message,
+    Name,
     NodeId,
     Positive,
     Record,
@@ -81,9 +82,13 @@ class JobRecord(Record, kw_only=True, frozen=True):
     started_s: Seconds = 0.0
     finished_s: Seconds = 0.0
     reason: Text = ""
-    results: dict[str, Text] = msgspec.field(default_factory=dict)
+    results: Annotated[dict[Name, Text], msgspec.Meta(max_length=64)] = msgspec.field(
+        default_factory=dict
+    )
     """What each rank reported when it ended: rank -> a JSON text of at most 4 KiB."""
     optimizer_state_lost: bool = False
+    released: bool = False
+    """It ended, its controller and its worker node know, and nothing of it is left there."""
     epoch: Count = 0
 
 
@@ -105,7 +110,10 @@ class GetJob(Message, kw_only=True, frozen=True, tag="job.get"):
 
 
 class ListJobs(Message, kw_only=True, frozen=True, tag="job.list"):
+    """Newest first, without results, at most LIST_JOBS_MAX from `offset` on."""
+
     state: JobState | None = None
+    offset: Count = 0
 
 
 class RegisterJob(Message, kw_only=True, frozen=True, tag="job.register"):
@@ -149,7 +157,7 @@ class JobInfo(Message, kw_only=True, frozen=True, tag="job.info"):
 
 
 class JobList(Message, kw_only=True, frozen=True, tag="job.list-reply"):
-    jobs: tuple[JobRecord, ...]
+    jobs: Annotated[tuple[JobRecord, ...], msgspec.Meta(max_length=10_000)]
     total: Count = 0
 
 
@@ -164,4 +172,6 @@ class JobEvent(Message, kw_only=True, frozen=True, tag="job.event"):
     at_s: Seconds
     cluster: ClusterId | None = None
     reason: Text = ""
-    detail: dict[str, str] = msgspec.field(default_factory=dict)
+    detail: Annotated[dict[Name, Text], msgspec.Meta(max_length=32)] = msgspec.field(
+        default_factory=dict
+    )

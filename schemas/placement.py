@@ -5,7 +5,7 @@ small ones. It has one region (gradient slots, two parameter buffers, two state 
 and lives on exactly one aggregator.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 
@@ -16,12 +16,17 @@ from slackwater.schemas.base import (
     IdText,
     JobId,
     Message,
+    Name,
     Positive,
     Record,
     Seconds,
     Text,
 )
+from slackwater.schemas.cluster import Addresses, Aggregators
 from slackwater.schemas.jobs import DType, JobSpec, TensorSpec, UpdateRule
+
+BUCKETS_MAX: Final = 20_000
+Indices = Annotated[tuple[Count, ...], msgspec.Meta(max_length=BUCKETS_MAX)]
 
 
 class BucketLayout(Record, kw_only=True, frozen=True):
@@ -56,7 +61,12 @@ class Endpoint(Record, kw_only=True, frozen=True):
     """Where an aggregator is reached on each transport, best first: ("shm", "/run/.../a1.sock")."""
 
     aggregator: AggregatorId
-    addresses: tuple[tuple[str, str], ...]
+    addresses: Addresses
+
+
+Layouts = Annotated[tuple[BucketLayout, ...], msgspec.Meta(max_length=BUCKETS_MAX)]
+Places = Annotated[tuple[BucketPlace, ...], msgspec.Meta(max_length=BUCKETS_MAX)]
+Tensors = Annotated[tuple[TensorSpec, ...], msgspec.Meta(min_length=1, max_length=20_000)]
 
 
 # Controller endpoints --------------------------------------------------------------------------
@@ -66,7 +76,7 @@ class PlaceJob(Message, kw_only=True, frozen=True, tag="placement.place"):
     """Master to controller: this job is yours. Idempotent by job id."""
 
     spec: JobSpec
-    tensors: Annotated[tuple[TensorSpec, ...], msgspec.Meta(min_length=1, max_length=20_000)]
+    tensors: Tensors
 
 
 class ReleaseJob(Message, kw_only=True, frozen=True, tag="placement.release"):
@@ -87,9 +97,9 @@ class Located(Message, kw_only=True, frozen=True, tag="placement.located"):
 
     job: JobId
     plan: JobPlan
-    buckets: tuple[BucketLayout, ...]
-    places: tuple[BucketPlace, ...]
-    endpoints: tuple[Endpoint, ...]
+    buckets: Layouts
+    places: Places
+    endpoints: Annotated[tuple[Endpoint, ...], msgspec.Meta(max_length=1024)]
 
 
 # Aggregator endpoints --------------------------------------------------------------------------
@@ -104,17 +114,22 @@ class HostBuckets(Message, kw_only=True, frozen=True, tag="bucket.host"):
 
     cluster: ClusterId
     plan: JobPlan
-    buckets: tuple[BucketLayout, ...]
-    at_epochs: tuple[Count, ...]
-    tensors: tuple[TensorSpec, ...]
+    buckets: Layouts
+    at_epochs: Indices
+    tensors: Tensors
     """The job's whole list, so that a refusal can name the tensor."""
 
 
 class DropJob(Message, kw_only=True, frozen=True, tag="bucket.drop"):
-    """Controller to aggregator: forget every bucket of the job (or those named) and free them."""
+    """Controller to aggregator: forget every bucket of the job (or those named) and free them.
+
+    `up_to_epochs`, parallel to `buckets`, spares a region with a higher location epoch: a command
+    that the bus repeats late cannot drop a bucket that has come back since.
+    """
 
     job: IdText
-    buckets: tuple[Count, ...] | None = None
+    buckets: Indices | None = None
+    up_to_epochs: Indices | None = None
 
 
 class MigrateInit(Message, kw_only=True, frozen=True, tag="migrate.init"):
@@ -127,8 +142,8 @@ class MigrateInit(Message, kw_only=True, frozen=True, tag="migrate.init"):
     cluster: ClusterId
     migration: IdText
     job: IdText
-    buckets: tuple[Count, ...]
-    epochs: tuple[Count, ...]
+    buckets: Indices
+    epochs: Indices
     to: Endpoint
 
 
@@ -144,13 +159,14 @@ class BucketHeld(Record, kw_only=True, frozen=True):
 
 
 class ListBuckets(Message, kw_only=True, frozen=True, tag="bucket.list"):
-    job: Annotated[str, msgspec.Meta(max_length=64)] = ""
+    job: Name = ""
+    """Only this job's; empty: all."""
 
 
 class BucketsHeld(Message, kw_only=True, frozen=True, tag="bucket.held"):
     aggregator: AggregatorId
     incarnation: Count
-    held: tuple[BucketHeld, ...]
+    held: Annotated[tuple[BucketHeld, ...], msgspec.Meta(max_length=100_000)]
 
 
 # Facts of a migration ---------------------------------------------------------------------------
@@ -159,7 +175,7 @@ class BucketsHeld(Message, kw_only=True, frozen=True, tag="bucket.held"):
 class TensorCopyDone(Message, kw_only=True, frozen=True, tag="migrate.copied"):
     """sw.v1.evt.migration.<id>.copied, from the old aggregator: TENSOR_COPY_DONE of one bucket."""
 
-    migration: str
+    migration: Name
     job: JobId
     bucket: Count
     location_epoch: Count
@@ -182,13 +198,13 @@ class WorkerDone(Message, kw_only=True, frozen=True, tag="migrate.worker-done"):
 class MigrationEvent(Message, kw_only=True, frozen=True, tag="migrate.event"):
     """sw.v1.evt.migration.<id>.started | finished | cancelled, from the controller."""
 
-    migration: str
+    migration: Name
     job: JobId
     fact: Literal["started", "finished", "cancelled"]
     cause: Literal["profiled", "reverted", "recycled", "lost", "drained", "unprofiled", "asked"]
-    buckets: tuple[Count, ...]
-    sources: tuple[AggregatorId, ...]
-    targets: tuple[AggregatorId, ...]
+    buckets: Indices
+    sources: Aggregators
+    targets: Aggregators
     at_s: Seconds
 
 
@@ -200,7 +216,7 @@ class Profile(Record, kw_only=True, frozen=True):
 
     iteration_s: Seconds
     """D_j: the median iteration, standalone."""
-    task_cpu_s: tuple[Seconds, ...]
+    task_cpu_s: Annotated[tuple[Seconds, ...], msgspec.Meta(max_length=BUCKETS_MAX)]
     """CPU time of each bucket's task (measured alone); e_t is this divided by cpu_share."""
     iterations: Count = 0
 
@@ -209,19 +225,30 @@ class JobPlacement(Record, kw_only=True, frozen=True):
     """One key of the bucket `placements_<cluster>`: what a controller must not forget of a job."""
 
     spec: JobSpec
-    tensors: tuple[TensorSpec, ...]
+    tensors: Tensors
     plan: JobPlan
-    buckets: tuple[BucketLayout, ...]
-    places: tuple[BucketPlace, ...] = ()
+    buckets: Layouts
+    places: Places = ()
     phase: Literal["waiting", "hosting", "profiling", "moving", "steady", "released"] = "waiting"
     reason: Text = ""
-    temporary: tuple[AggregatorId, ...] = ()
+    temporary: Aggregators = ()
+    """Aggregators that serve this job's profiling only."""
     profile: Profile | None = None
-    excluded: tuple[AggregatorId, ...] = ()
+    excluded: Aggregators = ()
     """Aggregators where this job lost speed: it may not return there."""
-    migration: str = ""
-    target: tuple[BucketPlace, ...] = ()
+    crowded: Aggregators = ()
+    """Aggregators where speed was lost: their usable fraction is lower while this job lives."""
+    migration: Name = ""
+    target: Places = ()
     """Where the running migration leads; parallel to `places`."""
-    cause: str = ""
+    cause: Name = ""
+    asks: Count = 0
+    """Allocation requests so far: each gets an id of its own."""
+    moves: Count = 0
+    """Migrations so far: each gets an id of its own."""
+    reverts: Count = 0
+    assigned_s: Seconds = 0.0
+    """When its latest assignment was decided: the newest one is undone first."""
+    submitted_s: Seconds = 0.0
     optimizer_state_lost: bool = False
     epoch: Count = 0

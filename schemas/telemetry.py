@@ -21,6 +21,10 @@ class IterationsObserved(Message, kw_only=True, frozen=True, tag="job.iterations
     """The sum of the buckets' location epochs: changes with every migration."""
     bytes_pushed: Count
     bytes_pulled: Count
+    workers: Count = 0
+    """Ranks of the job (0: not said): a profile waits for all of them."""
+    buckets: Count = 0
+    """Buckets of the job (0: not said): a profile waits for every one's cost."""
 
 
 class TaskCost(Record, kw_only=True, frozen=True):
@@ -39,8 +43,18 @@ class TasksObserved(Message, kw_only=True, frozen=True, tag="aggregator.tasks"):
 
     aggregator: AggregatorId
     period_s: Seconds
-    tasks: tuple[TaskCost, ...]
+    tasks: Annotated[tuple[TaskCost, ...], msgspec.Meta(max_length=20_000)]
     host_cpu_percent: float = 0.0
+
+
+class HostLoad(Message, kw_only=True, frozen=True, tag="host.load"):
+    """sw.v1.tel.profiler.<id>.host: how busy the machine is on which the profiler runs."""
+
+    cpu_percent: float
+    memory_percent: float
+    cores: Count
+    load1: float
+    at_s: Seconds
 
 
 class JobProfiled(Message, kw_only=True, frozen=True, tag="job.profiled"):
