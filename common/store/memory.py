@@ -1,0 +1,245 @@
+"""Durable records in one process: the same contract, on a clock that may be virtual.
+
+`MemoryStorage` is the server with its disk: it outlives its clients, so that a simulated crash
+loses nothing that was acknowledged. A `StoreFaults` hook may let a write time out before or after
+it was applied, or slow it down: what a client must survive, and a unit test cannot wait for.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from random import Random
+from typing import Literal, Protocol
+
+from slackwater.common import limits
+from slackwater.common.clock import Clock, LiveClock
+from slackwater.common.errors import DeadlineExceeded, Rejected, Unavailable
+from slackwater.common.store.base import EPOCH_KEY, Bucket, Entry, Lease, SequenceConflict
+
+Fate = Literal["good", "lost", "unanswered"]
+"""lost: the write timed out and was not applied; unanswered: it timed out, and it was."""
+
+
+class StoreFaults(Protocol):
+    def fate(self, client: str, bucket: str, key: str) -> tuple[Fate, float]:
+        """What becomes of a client's write, and the seconds that its answer takes."""
+        ...
+
+
+@dataclass
+class SeededStoreFaults:
+    """Random timeouts of either kind, and slow writes."""
+
+    rng: Random
+    lost: float = 0.0
+    unanswered: float = 0.0
+    delay_s_max: float = 0.0
+
+    def fate(self, client: str, bucket: str, key: str) -> tuple[Fate, float]:
+        draw = self.rng.random()
+        delay_s = self.rng.uniform(0.0, self.delay_s_max)
+        if draw < self.lost:
+            return "lost", delay_s
+        return ("unanswered" if draw < self.lost + self.unanswered else "good"), delay_s
+
+
+@dataclass
+class _Stream:
+    """A bucket as the server has it: one entry per key, and the sequence of the last write."""
+
+    name: str
+    last: int = 0
+    entries: dict[str, Entry] = field(default_factory=dict)
+    expires_s: dict[str, float] = field(default_factory=dict)
+    watchers: list[Callable[[], None]] = field(default_factory=list)
+
+    def write(self, key: str, value: bytes | None) -> int:
+        self.last += 1
+        # In the order of the sequence, as a stream is read.
+        self.entries.pop(key, None)
+        self.entries[key] = Entry(key, value, self.last)
+        for wake in list(self.watchers):
+            wake()
+        return self.last
+
+    def live(self, key: str) -> Entry | None:
+        entry = self.entries.get(key)
+        return None if entry is None or entry.value is None else entry
+
+    def sequence_of(self, key: str) -> int:
+        entry = self.entries.get(key)
+        return 0 if entry is None else entry.sequence
+
+    def expire(self, now_s: float) -> None:
+        for key in [key for key, at_s in self.expires_s.items() if at_s <= now_s]:
+            del self.expires_s[key]
+            self.write(key, None)
+
+
+class MemoryStorage:
+    """The server. Every client's `MemoryStore` of one system shares it."""
+
+    def __init__(self, *, clock: Clock | None = None, faults: StoreFaults | None = None) -> None:
+        self.clock = clock or LiveClock()
+        self.faults = faults
+        self.running = True
+        self._streams: dict[str, _Stream] = {}
+
+    def connect(self, client: str) -> "MemoryStore":
+        return MemoryStore(self, client)
+
+    def stop(self) -> None:
+        """The server is down; its disk stays."""
+        self.running = False
+
+    def start(self) -> None:
+        self.running = True
+
+    def stream(self, name: str) -> _Stream:
+        if not self.running:
+            raise Unavailable(
+                f"bucket {name}: the server is down; nothing was sent", limits.RECONNECT_WAIT_S
+            )
+        found = self._streams.setdefault(name, _Stream(name))
+        found.expire(self.clock.now_s())
+        return found
+
+
+class MemoryStore:
+    """One client's handle. Made by `MemoryStorage.connect(name)`."""
+
+    def __init__(self, storage: MemoryStorage, client: str) -> None:
+        self._storage = storage
+        self._client = client
+
+    async def bucket(self, name: str) -> Bucket:
+        self._storage.stream(name)
+        return MemoryBucket(self._storage, self._client, name)
+
+    async def lease(self, bucket: str, key: str, owner: str, ttl_s: float) -> "Lease | None":
+        if ttl_s < limits.LEASE_TTL_S_MIN:
+            raise Rejected(
+                f"lease {key}: a time to live of {ttl_s:g} s is under the least of "
+                f"{limits.LEASE_TTL_S_MIN:g} s"
+            )
+        lease = MemoryLease(self._storage, bucket, key, owner, ttl_s)
+        return lease if await lease.renew(taking=True) else None
+
+
+class MemoryBucket:
+    def __init__(self, storage: MemoryStorage, client: str, name: str) -> None:
+        self._storage = storage
+        self._client = client
+        self._name = name
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    async def load(self) -> tuple[dict[str, Entry], int]:
+        await asyncio.sleep(0)
+        stream = self._stream()
+        live = {key: one for key, one in stream.entries.items() if one.value is not None}
+        return live, stream.last
+
+    async def get(self, key: str) -> Entry | None:
+        await asyncio.sleep(0)
+        return self._stream().live(key)
+
+    async def last_sequence(self) -> int:
+        await asyncio.sleep(0)
+        return self._stream().last
+
+    async def put(self, key: str, value: bytes, *, expected_last: int, fence: int = 0) -> int:
+        if len(value) > limits.RECORD_BYTES_MAX:
+            raise Rejected(
+                f"bucket {self._name}, key {key}: {len(value)} bytes are over the "
+                f"{limits.RECORD_BYTES_MAX} of a record"
+            )
+        return await self._write(key, value, expected_last, fence)
+
+    async def delete(self, key: str, *, expected_last: int, fence: int = 0) -> int:
+        return await self._write(key, None, expected_last, fence)
+
+    async def watch(self) -> AsyncIterator[Entry]:
+        stream = self._stream()
+        changed = asyncio.Event()
+        stream.watchers.append(changed.set)
+        try:
+            place = 0
+            begun_at = stream.last
+            while True:
+                changed.clear()
+                for entry in [one for one in stream.entries.values() if one.sequence > place]:
+                    place = entry.sequence
+                    if entry.value is not None or entry.sequence > begun_at:
+                        yield entry
+                if not changed.is_set():
+                    await changed.wait()
+        finally:
+            stream.watchers.remove(changed.set)
+
+    async def _write(self, key: str, value: bytes | None, expected_last: int, fence: int) -> int:
+        """Applied within the call, in the order of the calls; answered later."""
+        stream = self._stream()
+        fate: Fate = "good"
+        delay_s = 0.0
+        if self._storage.faults is not None:
+            fate, delay_s = self._storage.faults.fate(self._client, self._name, key)
+        refusal: SequenceConflict | None = None
+        last = 0
+        if fate != "lost":
+            if stream.last != expected_last or (fence and stream.sequence_of(EPOCH_KEY) != fence):
+                refusal = SequenceConflict(self._name, expected_last, stream.last)
+            else:
+                last = stream.write(key, value)
+        if fate != "good":
+            await asyncio.sleep(limits.STORE_TIMEOUT_S)
+            raise DeadlineExceeded(
+                f"bucket {self._name}, key {key}: no acknowledgement within "
+                f"{limits.STORE_TIMEOUT_S:g} s; read the key and the last sequence back: it may "
+                "have been written",
+                limits.RETRY_WAIT_S_MIN,
+            )
+        await asyncio.sleep(delay_s)
+        if refusal is not None:
+            raise refusal
+        return last
+
+    def _stream(self) -> _Stream:
+        return self._storage.stream(self._name)
+
+
+class MemoryLease:
+    def __init__(
+        self, storage: MemoryStorage, bucket: str, key: str, owner: str, ttl_s: float
+    ) -> None:
+        self._storage = storage
+        self._bucket = bucket
+        self._key = key
+        self._owner = owner
+        self._ttl_s = ttl_s
+
+    @property
+    def owner(self) -> str:
+        return self._owner
+
+    async def renew(self, *, taking: bool = False) -> bool:
+        await asyncio.sleep(0)
+        stream = self._storage.stream(self._bucket)
+        found = stream.live(self._key)
+        if (found is None and not taking) or (
+            found is not None and found.value != self._owner.encode()
+        ):
+            return False
+        stream.write(self._key, self._owner.encode())
+        stream.expires_s[self._key] = self._storage.clock.now_s() + self._ttl_s
+        return True
+
+    async def release(self) -> None:
+        await asyncio.sleep(0)
+        stream = self._storage.stream(self._bucket)
+        found = stream.live(self._key)
+        if found is not None and found.value == self._owner.encode():
+            del stream.expires_s[self._key]
+            stream.write(self._key, None)

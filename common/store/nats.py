@@ -1,0 +1,349 @@
+"""Durable records in JetStream key-value buckets, readable by `nats kv get`.
+
+A bucket is the stream `KV_<bucket>` with one message per key. Every write carries the stream's
+expected last sequence, not the key's: a deposed writer's next write fails whatever key it writes
+(DESIGN.md section 4). Writes are pipelined: the connection keeps their order, so that many may be
+in flight with consecutive expectations while each waits for its own acknowledgement.
+
+Leases live in a bucket of their own, because a key that expires puts a marker into its stream and
+so moves the sequence. Deleted keys of ordinary buckets leave a tombstone that expires without one.
+"""
+
+import asyncio
+import base64
+import math
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Any, Final, TypeVar
+
+import msgspec
+from nats.aio.msg import Msg
+
+from slackwater.common import limits
+from slackwater.common.bus.nats import NatsBus
+from slackwater.common.errors import (
+    DeadlineExceeded,
+    Rejected,
+    SlackwaterError,
+    Unavailable,
+)
+from slackwater.common.store.base import EPOCH_KEY, Bucket, Entry, Lease, SequenceConflict
+from slackwater.common.store.pull import StreamReader
+
+A = TypeVar("A")
+
+_OPERATION: Final = "KV-Operation"
+_EXPECTED_LAST: Final = "Nats-Expected-Last-Sequence"
+_EXPECTED_LAST_OF_KEY: Final = "Nats-Expected-Last-Subject-Sequence"
+_THAT_KEY: Final = "Nats-Expected-Last-Subject-Sequence-Subject"
+_TTL: Final = "Nats-TTL"
+
+_WRONG_LAST_SEQUENCE: Final = (10071, 10164)
+_NO_MESSAGE: Final = 10037
+_NO_STREAM: Final = 10059
+_NAME_IN_USE: Final = 10058
+
+
+class _ApiError(msgspec.Struct):
+    code: int = 0
+    err_code: int = 0
+    description: str = ""
+
+
+class _PubAck(msgspec.Struct):
+    seq: int = 0
+    error: _ApiError | None = None
+
+
+class _State(msgspec.Struct):
+    last_seq: int = 0
+
+
+class _StreamInfo(msgspec.Struct):
+    state: _State = msgspec.field(default_factory=_State)
+    error: _ApiError | None = None
+
+
+class _Stored(msgspec.Struct):
+    seq: int
+    hdrs: str = ""
+    data: str = ""
+
+
+class _MessageFound(msgspec.Struct):
+    message: _Stored | None = None
+    error: _ApiError | None = None
+
+
+class NatsStore:
+    """Buckets on the server of `bus`; in a cluster, on `replicas` of its servers."""
+
+    def __init__(self, bus: NatsBus, *, replicas: int = 1) -> None:
+        self._bus = bus
+        self._replicas = replicas
+        self._buckets: dict[str, NatsBucket] = {}
+        self._lease_buckets: set[str] = set()
+
+    async def bucket(self, name: str) -> Bucket:
+        found = self._buckets.get(name)
+        if found is None:
+            await self._make(name, {"allow_msg_ttl": True})
+            found = self._buckets[name] = NatsBucket(self._bus, name)
+        return found
+
+    async def lease(self, bucket: str, key: str, owner: str, ttl_s: float) -> "Lease | None":
+        if ttl_s < limits.LEASE_TTL_S_MIN:
+            raise Rejected(
+                f"lease {key}: a time to live of {ttl_s:g} s is under the server's least of "
+                f"{limits.LEASE_TTL_S_MIN:g} s"
+            )
+        if bucket not in self._lease_buckets:
+            marker_ns = int(limits.LEASE_S * 1e9)
+            await self._make(
+                bucket, {"allow_msg_ttl": True, "subject_delete_marker_ttl": marker_ns}
+            )
+            self._lease_buckets.add(bucket)
+        lease = NatsLease(self._bus, bucket, key, owner, ttl_s)
+        return lease if await lease.take() else None
+
+    async def _make(self, name: str, options: dict[str, Any]) -> None:
+        config = {
+            "name": f"KV_{name}",
+            "subjects": [f"$KV.{name}.>"],
+            "max_msgs_per_subject": 1,
+            "storage": "file",
+            "retention": "limits",
+            "discard": "new",
+            "num_replicas": self._replicas,
+            "max_msg_size": limits.RECORD_BYTES_MAX,
+            "allow_rollup_hdrs": True,
+            "deny_delete": True,
+            "allow_direct": True,
+            "max_bytes": -1,
+            "max_msgs": -1,
+            "max_consumers": -1,
+            **options,
+        }
+        answer = await _ask(self._bus, f"STREAM.CREATE.KV_{name}", config, _StreamInfo)
+        if answer.error is not None and answer.error.err_code != _NAME_IN_USE:
+            # In use: made before, with other options (by an operator); those stand.
+            raise _mapped(f"bucket {name}", answer.error)
+
+
+class NatsBucket:
+    def __init__(self, bus: NatsBus, name: str) -> None:
+        self._bus = bus
+        self._name = name
+        self._in_flight = asyncio.Semaphore(limits.STORE_IN_FLIGHT_MAX)
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    async def load(self) -> tuple[dict[str, Entry], int]:
+        """Reads until nothing waits and the last sequence did not move meanwhile.
+
+        Then no message was added between the two looks at it, and every one was read.
+        """
+        entries: dict[str, Entry] = {}
+        reader = StreamReader(self._bus, self._name)
+        try:
+            async with asyncio.timeout(limits.RETRY_BUDGET_S):
+                last = await self.last_sequence()
+                while True:
+                    async with aclosing(reader.drain()) as messages:
+                        async for message in messages:
+                            entry = self._entry(message)
+                            entries[entry.key] = entry
+                    before, last = last, await self.last_sequence()
+                    if before == last:
+                        live = {key: one for key, one in entries.items() if one.value is not None}
+                        return live, last
+        except TimeoutError as error:
+            raise DeadlineExceeded(
+                f"bucket {self._name}: it did not come to rest within {limits.RETRY_BUDGET_S:g} s"
+            ) from error
+        finally:
+            await reader.close()
+
+    async def get(self, key: str) -> Entry | None:
+        found = await _get(self._bus, self._name, key)
+        return None if found is None or found.value is None else found
+
+    async def last_sequence(self) -> int:
+        info = await _ask(self._bus, f"STREAM.INFO.KV_{self._name}", None, _StreamInfo)
+        if info.error is not None:
+            raise _mapped(f"bucket {self._name}", info.error)
+        return info.state.last_seq
+
+    async def put(self, key: str, value: bytes, *, expected_last: int, fence: int = 0) -> int:
+        if len(value) > limits.RECORD_BYTES_MAX:
+            raise Rejected(
+                f"bucket {self._name}, key {key}: {len(value)} bytes are over the "
+                f"{limits.RECORD_BYTES_MAX} of a record"
+            )
+        return await self._write(key, value, expected_last, fence, {})
+
+    async def delete(self, key: str, *, expected_last: int, fence: int = 0) -> int:
+        headers = {_OPERATION: "DEL", _TTL: f"{limits.TOMBSTONE_S}s"}
+        return await self._write(key, b"", expected_last, fence, headers)
+
+    async def watch(self) -> AsyncIterator[Entry]:
+        begun_at = await self.last_sequence()
+        reader = StreamReader(self._bus, self._name)
+        try:
+            async with aclosing(reader.follow()) as messages:
+                async for message in messages:
+                    entry = self._entry(message)
+                    if entry.value is not None or entry.sequence > begun_at:
+                        yield entry
+        finally:
+            await reader.close()
+
+    async def _write(
+        self, key: str, value: bytes, expected_last: int, fence: int, headers: dict[str, str]
+    ) -> int:
+        headers[_EXPECTED_LAST] = str(expected_last)
+        if fence:
+            headers[_EXPECTED_LAST_OF_KEY] = str(fence)
+            headers[_THAT_KEY] = f"$KV.{self._name}.{EPOCH_KEY}"
+        where = f"bucket {self._name}, key {key}"
+        async with self._in_flight:  # First come, first served: the order of the calls is kept.
+            ack = await _publish(self._bus, f"$KV.{self._name}.{key}", value, headers, where)
+        if ack.error is None:
+            return ack.seq
+        if ack.error.err_code in _WRONG_LAST_SEQUENCE:
+            # With a fence the number in the text may be the epoch record's: ask.
+            last = None if fence else _sequence_in(ack.error.description)
+            if last is None:
+                last = await self.last_sequence()
+            raise SequenceConflict(self._name, expected_last, last)
+        raise _mapped(where, ack.error)
+
+    def _entry(self, message: Msg) -> Entry:
+        key = message.subject.removeprefix(f"$KV.{self._name}.")
+        value = None if _is_deletion(message.headers) else message.data
+        return Entry(key, value, message.metadata.sequence.stream)
+
+
+class NatsLease:
+    """A key whose value is its owner's name: `nats kv get BUCKET KEY` says who leads."""
+
+    def __init__(self, bus: NatsBus, bucket: str, key: str, owner: str, ttl_s: float) -> None:
+        self._bus = bus
+        self._bucket = bucket
+        self._key = key
+        self._owner = owner
+        self._ttl = f"{math.ceil(ttl_s)}s"  # The server counts whole seconds.
+        self._sequence = 0
+
+    @property
+    def owner(self) -> str:
+        return self._owner
+
+    async def take(self) -> bool:
+        """True: the lease is ours. Takes it over from ourselves, from nobody else."""
+        found = await _get(self._bus, self._bucket, self._key)
+        if found is not None and found.value is not None and found.value != self._owner.encode():
+            return False
+        self._sequence = 0 if found is None else found.sequence
+        return await self._write(self._owner.encode(), {_TTL: self._ttl})
+
+    async def renew(self) -> bool:
+        if await self._write(self._owner.encode(), {_TTL: self._ttl}):
+            return True
+        # The sequence moved. It may have been a write of ours whose acknowledgement was lost.
+        return await self._still_ours() and await self._write(
+            self._owner.encode(), {_TTL: self._ttl}
+        )
+
+    async def release(self) -> None:
+        headers = {_OPERATION: "DEL", _TTL: self._ttl}
+        if not await self._write(b"", headers) and await self._still_ours():
+            await self._write(b"", headers)
+
+    async def _still_ours(self) -> bool:
+        found = await _get(self._bus, self._bucket, self._key)
+        if found is None or found.value != self._owner.encode():
+            return False
+        self._sequence = found.sequence
+        return True
+
+    async def _write(self, value: bytes, headers: dict[str, str]) -> bool:
+        headers = headers | {_EXPECTED_LAST_OF_KEY: str(self._sequence)}
+        where = f"lease {self._bucket}/{self._key}"
+        ack = await _publish(self._bus, f"$KV.{self._bucket}.{self._key}", value, headers, where)
+        if ack.error is None:
+            self._sequence = ack.seq
+            return True
+        if ack.error.err_code in _WRONG_LAST_SEQUENCE:
+            return False
+        raise _mapped(where, ack.error)
+
+
+async def _get(bus: NatsBus, bucket: str, key: str) -> Entry | None:
+    """Asked of the stream's leader, never of a replica: after a timeout this tells the truth."""
+    subject = f"$KV.{bucket}.{key}"
+    question = {"last_by_subj": subject}
+    answer = await _ask(bus, f"STREAM.MSG.GET.KV_{bucket}", question, _MessageFound)
+    if answer.error is not None:
+        if answer.error.err_code == _NO_MESSAGE:
+            return None
+        raise _mapped(f"bucket {bucket}, key {key}", answer.error)
+    assert answer.message is not None, "the server answered without a message or an error"
+    headers = base64.b64decode(answer.message.hdrs).decode("utf-8", "replace")
+    deleted = _is_deletion(_parsed(headers))
+    value = None if deleted else base64.b64decode(answer.message.data)
+    return Entry(key, value, answer.message.seq)
+
+
+async def _ask(bus: NatsBus, verb: str, question: Any, kind: type[A]) -> A:
+    payload = b"" if question is None else msgspec.json.encode(question)
+    answer = await bus.call(f"$JS.API.{verb}", payload, timeout_s=limits.STORE_TIMEOUT_S)
+    return _parse(answer.data, kind, verb)
+
+
+async def _publish(
+    bus: NatsBus, subject: str, value: bytes, headers: dict[str, str], where: str
+) -> _PubAck:
+    try:
+        answer = await bus.call(subject, value, timeout_s=limits.STORE_TIMEOUT_S, headers=headers)
+    except DeadlineExceeded as error:
+        raise DeadlineExceeded(
+            f"{where}: no acknowledgement within {limits.STORE_TIMEOUT_S:g} s; read the key and "
+            "the last sequence back: it may have been written",
+            error.retry_after_s,
+        ) from error
+    return _parse(answer.data, _PubAck, where)
+
+
+def _parse(payload: bytes, kind: type[A], where: str) -> A:
+    try:
+        return msgspec.json.decode(payload, type=kind)
+    except msgspec.DecodeError as error:
+        raise Unavailable(f"{where}: the server's answer is not understood: {error}") from error
+
+
+def _mapped(where: str, error: _ApiError) -> SlackwaterError:
+    """The one place where JetStream's errors become ours."""
+    text = f"{where}: {error.description} (JetStream error {error.err_code})"
+    if error.err_code == _NO_STREAM:
+        return Rejected(f"{text}; the bucket was removed: restore it, or start with an empty one")
+    if error.code >= 500:
+        return Unavailable(text)  # Not led, not in time, out of space: the write is not done.
+    return Rejected(text)
+
+
+def _is_deletion(headers: dict[str, str] | None) -> bool:
+    """A person's or our DEL or PURGE, or the server's own marker of an expiry."""
+    return headers is not None and (_OPERATION in headers or "Nats-Marker-Reason" in headers)
+
+
+def _parsed(headers: str) -> dict[str, str]:
+    lines = (line.partition(":") for line in headers.split("\r\n")[1:])
+    return {name.strip(): value.strip() for name, _, value in lines if name}
+
+
+def _sequence_in(description: str) -> int | None:
+    last = description.rsplit(" ", 1)[-1]
+    return int(last) if last.isdigit() else None

@@ -1,0 +1,159 @@
+"""Reading a bucket's stream by pulling: every live entry, then (if wanted) every change.
+
+The consumer is ephemeral and kept in the server's memory, so a restarted server has forgotten it.
+The reader therefore keeps its own place and makes a new consumer behind it whenever the old one
+does not answer or a message is missing: a reader survives any restart. With one message per key,
+"everything after my place" is also "the last value of every key that I have not seen".
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any, Final
+
+import msgspec
+from nats.aio.msg import Msg
+
+from slackwater.common import limits
+from slackwater.common.bus.nats import Inbox, NatsBus
+from slackwater.common.errors import DeadlineExceeded, Retryable, Unavailable
+
+_NO_MESSAGES: Final = "404"
+_EXPIRED: Final = "408"
+_BATCH_FULL: Final = "Message Size Exceeds MaxBytes"
+_INACTIVE_S: Final = 30.0
+"""The server drops a consumer that nobody asked for this long."""
+
+
+class _ConsumerMade(msgspec.Struct):
+    name: str = ""
+    error: dict[str, Any] | None = None
+
+
+class StreamReader:
+    """One pull consumer of a bucket. Close it in the end."""
+
+    def __init__(self, bus: NatsBus, bucket: str) -> None:
+        self._bus = bus
+        self._stream = f"KV_{bucket}"
+        self._place = 0  # The sequence of the last message read.
+        self._consumer = ""
+        self._delivered = 0  # What the consumer has delivered: a gap means that one was lost.
+        self._asked = 0
+        self._arrived: asyncio.Queue[Msg | None] = asyncio.Queue()  # At most what was asked for.
+        self._inbox: Inbox | None = None
+
+    async def drain(self) -> AsyncGenerator[Msg, None]:
+        """Every message that waits now; ends when none does."""
+        read = -1
+        while read != 0:
+            read = 0
+            async with aclosing(self._batch({"no_wait": True}, limits.STORE_TIMEOUT_S)) as batch:
+                async for message in batch:
+                    read += 1
+                    yield message
+
+    async def follow(self) -> AsyncGenerator[Msg, None]:
+        """Every message, now and later. Lasts until it is closed; outlives the server."""
+        forget = self._bus.on_reconnect(lambda: self._arrived.put_nowait(None))
+        ask = {"expires": int(limits.STORE_WATCH_S * 1e9)}
+        patience_s = limits.STORE_WATCH_S + 1.0
+        try:
+            while True:
+                try:
+                    async with aclosing(self._batch(ask, patience_s)) as batch:
+                        async for message in batch:
+                            yield message
+                except Retryable as error:
+                    self._consumer = ""
+                    await asyncio.sleep(min(error.retry_after_s, limits.RETRY_WAIT_S_MAX))
+        finally:
+            forget()
+
+    async def close(self) -> None:
+        if self._inbox is not None:
+            await self._inbox.close()
+        if self._consumer and self._bus.connected:
+            subject = f"$JS.API.CONSUMER.DELETE.{self._stream}.{self._consumer}"
+            try:
+                await self._bus.publish(subject, b"")
+            except Retryable:
+                return  # The server forgets an unused consumer by itself.
+
+    async def _batch(self, ask: dict[str, Any], patience_s: float) -> AsyncGenerator[Msg, None]:
+        """One request's messages. Ends when the server says so, or all asked for are here."""
+        if not self._consumer:
+            await self._make_consumer()
+        assert self._inbox is not None
+        self._asked += 1
+        reply_to = f"{self._inbox.subject}.{self._asked}"
+        question = ask | {
+            "batch": limits.STORE_READ_MAX,
+            "max_bytes": limits.STORE_READ_BYTES_MAX,
+        }
+        subject = f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{self._consumer}"
+        await self._bus.publish(subject, msgspec.json.encode(question), reply_to=reply_to)
+        read = 0
+        while read < limits.STORE_READ_MAX:
+            message = await self._next(patience_s)
+            status = (message.headers or {}).get("Status")
+            if status is None:
+                if self._in_place(message):
+                    read += 1
+                    yield message
+            elif message.subject == reply_to:
+                # Else the end of an earlier request, which came after its messages were all here.
+                text = (message.headers or {}).get("Description", "")
+                if status in (_NO_MESSAGES, _EXPIRED) or text == _BATCH_FULL:
+                    return
+                raise Unavailable(
+                    f"{self._stream}: the reader was ended: {status} {text}",
+                    limits.RETRY_WAIT_S_MIN,
+                )
+
+    async def _next(self, patience_s: float) -> Msg:
+        try:
+            async with asyncio.timeout(patience_s):
+                message = await self._arrived.get()
+        except TimeoutError as error:
+            raise DeadlineExceeded(
+                f"{self._stream}: nothing came within {patience_s:g} s", limits.RETRY_WAIT_S_MIN
+            ) from error
+        if message is None:
+            raise Unavailable(
+                f"{self._stream}: the server was away; its reader is made anew",
+                limits.RETRY_WAIT_S_MIN,
+            )
+        return message
+
+    def _in_place(self, message: Msg) -> bool:
+        """False: an old consumer's. Raises if the consumer delivered one that is not here."""
+        metadata = message.metadata
+        if metadata.consumer != self._consumer:
+            return False
+        if metadata.sequence.consumer != self._delivered + 1:
+            raise Unavailable(f"{self._stream}: a message was lost", limits.RETRY_WAIT_S_MIN)
+        self._delivered += 1
+        self._place = metadata.sequence.stream
+        return True
+
+    async def _make_consumer(self) -> None:
+        if self._inbox is None:
+            self._inbox = await self._bus.open_inbox(self._arrived.put_nowait)
+        config = {
+            "deliver_policy": "by_start_sequence",
+            "opt_start_seq": self._place + 1,
+            "ack_policy": "none",
+            "mem_storage": True,
+            "num_replicas": 1,
+            "inactive_threshold": int(_INACTIVE_S * 1e9),
+        }
+        answer = await self._bus.call(
+            f"$JS.API.CONSUMER.CREATE.{self._stream}",
+            msgspec.json.encode({"stream_name": self._stream, "config": config}),
+            timeout_s=limits.STORE_TIMEOUT_S,
+        )
+        made = msgspec.json.decode(answer.data, type=_ConsumerMade)
+        if made.error is not None:
+            raise Unavailable(f"{self._stream}: no reader: {made.error.get('description')}")
+        self._consumer, self._delivered = made.name, 0
