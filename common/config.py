@@ -1,0 +1,111 @@
+"""Configuration files: TOML into one frozen struct per service, refused in one line when wrong.
+
+An unknown key is an error that names the nearest known one: a misspelt limit that is silently
+ignored is a limit that does not exist.
+"""
+
+import difflib
+import json
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from slackwater.common.errors import ConfigRejected
+from slackwater.schemas.base import IdText
+
+C = TypeVar("C", bound=msgspec.Struct)
+
+
+class ServiceConfig(msgspec.Struct, kw_only=True, frozen=True):
+    """What every service's configuration has; each adds its own fields."""
+
+    id: IdText
+    """Which instance this is: a token of its subjects, unique among its kind."""
+    url: str = "nats://127.0.0.1:4222"
+    """The bus."""
+    state_dir: str = ""
+    """A folder of this instance's own for files and sockets; empty: it needs none."""
+    metrics_port: int = 0
+    """Prometheus metrics on this loopback port; 0: none, -1: any free port (it is logged)."""
+    credentials: str = ""
+    """A NATS .creds file; empty: none."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+
+def load_config(path: Path | str, kind: type[C]) -> C:
+    """Raises ConfigRejected: no file, no TOML, an unknown key, a value that cannot be."""
+    try:
+        data = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigRejected(f"{path}: {error.strerror}; is the path right?") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigRejected(f"{path}: not TOML: {error}") from error
+    return parse_config(data, kind, str(path))
+
+
+def parse_config(data: Mapping[str, Any], kind: type[C], source: str) -> C:
+    """`source` names where the data are from, for the error."""
+    _check_keys(data, kind, source, "")
+    try:
+        return msgspec.convert(data, kind)
+    except msgspec.ValidationError as error:
+        raise ConfigRejected(f"{source}: {_explain(str(error), data)}") from error
+
+
+def write_config(path: Path, values: Mapping[str, Any]) -> None:
+    """The file that `load_config` reads back. Fields that are None are left out."""
+    plain: list[str] = []
+    tables: list[str] = []
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            rows = [f"{_toml(k)} = {_toml(v)}" for k, v in value.items() if v is not None]
+            tables.append("\n".join(["", f"[{_toml(key)}]", *rows]))
+        elif value is not None:
+            plain.append(f"{_toml(key)} = {_toml(value)}")
+    path.write_text("\n".join([*plain, *tables]) + "\n", encoding="utf-8")
+
+
+def _toml(value: Any) -> str:
+    """JSON's strings, numbers, booleans and arrays are TOML's too (DEL must be escaped)."""
+    if isinstance(value, Path):
+        value = str(value)
+    if isinstance(value, Mapping):
+        rows = ", ".join(f"{_toml(k)} = {_toml(v)}" for k, v in value.items() if v is not None)
+        return f"{{ {rows} }}"
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(_toml(item) for item in value)}]"
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _check_keys(data: Mapping[str, Any], kind: type[msgspec.Struct], source: str, at: str) -> None:
+    info = msgspec.inspect.type_info(kind)
+    assert isinstance(info, msgspec.inspect.StructType)
+    fields = {field.encode_name: field for field in info.fields}
+    for key, value in data.items():
+        if key not in fields:
+            near = difflib.get_close_matches(key, fields, n=1, cutoff=0.0)
+            raise ConfigRejected(
+                f"{source}: unknown key {at}{key}; the nearest is {at}{near[0] if near else '-'} "
+                f"(all: {', '.join(fields)})"
+            )
+        inner = fields[key].type
+        if isinstance(inner, msgspec.inspect.StructType) and isinstance(value, Mapping):
+            _check_keys(value, inner.cls, source, f"{at}{key}.")
+
+
+def _explain(text: str, data: Mapping[str, Any]) -> str:
+    """msgspec's message with the field's name and the value that is in the file."""
+    found = re.search(r"^(.*) - at `\$\.?(.*)`$", text)
+    if found is None:
+        return text[:1].lower() + text[1:]
+    value: Any = data
+    for part in re.findall(r"[^.\[\]]+", found[2]):
+        if isinstance(value, Mapping) and part in value:
+            value = value[part]
+        elif isinstance(value, list) and part.isdigit():
+            value = value[int(part)]
+    return f"{found[2]} = {str(value)[:200]!r}: {found[1][:1].lower()}{found[1][1:]}"

@@ -1,0 +1,91 @@
+"""Prometheus metrics: every name is declared here, and read only when somebody scrapes.
+
+Services count with plain numbers (`shell.counters.Counters`); a scrape turns them into metrics. So
+the path of a request or a push touches no metric object and no lock.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final
+
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+COUNTERS: Final[Mapping[str, str]] = {
+    "steps": "Events that went through the core",
+    "records": "Records given to the store",
+    "requests": "Requests received",
+    "refused": "Requests refused by the shell: busy or draining",
+    "fenced": "Commands refused because their sender was replaced",
+    "undecodable": "Payloads that are no message of the expected type",
+    "unanswered": "Requests without an answer in time, and answers nobody waited for",
+    "facts": "Facts and telemetry received",
+    "published": "Facts and telemetry sent",
+    "publish_failed": "Facts and telemetry that the bus did not take",
+    "requests_sent": "Commands sent to other services",
+    "requests_failed": "Commands whose budget was spent without an answer",
+}
+GAUGES: Final[Mapping[str, str]] = {
+    "steps_waiting": "Steps whose records are not durable yet",
+    "records_waiting": "Records that are not durable yet",
+    "requests_open": "Commands sent that are not answered yet",
+    "requests_unanswered": "Requests received that are not answered yet",
+    "actions": "Actions of the service that run",
+    "timers": "Timers of the core",
+    "step_s_sum": "Seconds spent in the core",
+    "step_s_max": "The longest step of the core in seconds",
+    "epoch": "This instance's epoch",
+}
+OWN: Final = "slackwater_own_total"
+"""A service's own counters, told apart by the label `name`."""
+
+
+class ShellCollector(Collector):
+    """One service's numbers, as they are at the moment of the scrape."""
+
+    def __init__(
+        self,
+        service: str,
+        id: str,
+        counters: Callable[[], Mapping[str, int]],
+        gauges: Callable[[], Mapping[str, float]],
+    ) -> None:
+        self._labels = [service, id]
+        self._counters = counters
+        self._gauges = gauges
+
+    def collect(self) -> Iterator[Metric]:
+        names = ["service", "id"]
+        own = CounterMetricFamily(OWN, "The service's own counters", labels=[*names, "name"])
+        for name, value in self._counters().items():
+            if name in COUNTERS:
+                counter = CounterMetricFamily(
+                    f"slackwater_{name}_total", COUNTERS[name], labels=names
+                )
+                counter.add_metric(self._labels, value)
+                yield counter
+            else:
+                own.add_metric([*self._labels, name], value)
+        yield own
+        for name, level in self._gauges().items():
+            gauge = GaugeMetricFamily(f"slackwater_{name}", GAUGES.get(name, name), labels=names)
+            gauge.add_metric(self._labels, level)
+            yield gauge
+
+
+class Exposition:
+    """GET /metrics on loopback."""
+
+    def __init__(self, collector: Collector, port: int) -> None:
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(collector)
+        self._server, self._thread = start_http_server(
+            max(0, port), addr="127.0.0.1", registry=registry
+        )
+        self.port: int = self._server.server_address[1]
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join(timeout=5.0)

@@ -1,0 +1,68 @@
+"""What a shell counts: plain numbers, read by `stats` and by the metrics when somebody asks.
+
+No metric object and no lock is touched on the path of a request.
+"""
+
+from slackwater.common import limits
+
+
+class Counters:
+    """Since the process began. `own` are those of the service itself."""
+
+    __slots__ = (
+        "facts",
+        "fenced",
+        "own",
+        "publish_failed",
+        "published",
+        "records",
+        "refused",
+        "requests",
+        "requests_failed",
+        "requests_sent",
+        "step_s_max",
+        "step_s_sum",
+        "steps",
+        "unanswered",
+        "undecodable",
+    )
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.records = 0
+        self.requests: dict[str, int] = {}
+        self.refused = 0
+        self.fenced = 0
+        self.undecodable = 0
+        self.unanswered = 0
+        self.facts = 0
+        self.published = 0
+        self.publish_failed = 0
+        self.requests_sent = 0
+        self.requests_failed = 0
+        self.step_s_sum = 0.0
+        self.step_s_max = 0.0
+        self.own: dict[str, int] = {}
+
+    def count(self, name: str, by: int = 1) -> None:
+        if name not in self.own and len(self.own) >= limits.COUNTERS_MAX:
+            raise ValueError(f"counter {name}: {limits.COUNTERS_MAX} names are in use already")
+        self.own[name] = self.own.get(name, 0) + by
+
+    def all(self) -> dict[str, int]:
+        """Every counter by its name in `stats`."""
+        shell = {
+            "steps": self.steps,
+            "records": self.records,
+            "requests": sum(self.requests.values()),
+            "refused": self.refused,
+            "fenced": self.fenced,
+            "undecodable": self.undecodable,
+            "unanswered": self.unanswered,
+            "facts": self.facts,
+            "published": self.published,
+            "publish_failed": self.publish_failed,
+            "requests_sent": self.requests_sent,
+            "requests_failed": self.requests_failed,
+        }
+        return shell | {f"requests_{verb}": n for verb, n in self.requests.items()} | self.own

@@ -1,0 +1,81 @@
+"""What a service tells its shell: its core, its buckets, its endpoints, its handlers.
+
+Everything else (connections, order, durability, fencing, drains) is the shell's, and the same for
+all services.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from slackwater.common.effects import Effect
+from slackwater.schemas.base import Message, Record
+
+
+class Core(Protocol):
+    def step(self, event: Any, now_s: float) -> Sequence[Effect]: ...
+
+
+class Port(Protocol):
+    """What a service's own I/O (handlers, tasks) sees of its shell."""
+
+    @property
+    def epoch(self) -> int: ...
+
+    @property
+    def stopping(self) -> asyncio.Event:
+        """Set when the drain begins."""
+        ...
+
+    def now_s(self) -> float: ...
+
+    def post(self, event: Any) -> None:
+        """Put an event into the inbox. Events posted before the core recovered wait for that."""
+        ...
+
+    def stamp(self, message: Message) -> Message:
+        """The message with this instance as sender, and its epoch."""
+        ...
+
+    def count(self, name: str, by: int = 1) -> None:
+        """Add to one of the counters that `stats` and the metrics show."""
+        ...
+
+    def fail(self, error: BaseException) -> None:
+        """End the process: it cannot go on."""
+        ...
+
+
+Handler = Callable[..., Awaitable[Any] | Any]
+"""Carries out `Do(action, arguments)`: called with the arguments as keywords, in the order of the
+effects. What it returns (unless None), or what its coroutine returns later, is the next event."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceDefinition:
+    """One instance of a service.
+
+    `id` is what it answers under; `instance` (default: `id`) tells the several that compete for
+    one `lease` apart. `buckets` are the service's own: nobody else writes them; each holds one
+    type of record. `endpoints` maps a verb to the type of its request, `subscriptions` a pattern
+    to the type (or union of types) that arrives there.
+
+    `on_start` opens what the core's handlers need, before the core recovers; `tasks` run from
+    then on until the drain is over; `on_stop` closes it.
+    """
+
+    service: str
+    id: str
+    core: Core
+    description: str = ""
+    instance: str = ""
+    lease: str = ""
+    buckets: Mapping[str, type[Record]] = field(default_factory=dict)
+    endpoints: Mapping[str, Any] = field(default_factory=dict)
+    subscriptions: Mapping[str, Any] = field(default_factory=dict)
+    handlers: Mapping[str, Handler] = field(default_factory=dict)
+    heartbeat: Callable[[float], Message] | None = None
+    on_start: Callable[[Port], Awaitable[None]] | None = None
+    on_stop: Callable[[], Awaitable[None]] | None = None
+    tasks: Sequence[Callable[[Port], Awaitable[None]]] = ()

@@ -1,0 +1,201 @@
+"""Requests and facts on their way into the core, and answers on their way out.
+
+Bytes that do not decode are refused with the reason and counted; a command of an instance that was
+replaced is refused ("fenced"); while the service drains, or while too many steps wait for their
+records, a request is refused with the time to try again. An answer that takes no waiting costs no
+task and no future.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import structlog
+
+from slackwater.common import codec, failpoints, limits
+from slackwater.common.bus.base import Delivery, Endpoint, Handler
+from slackwater.common.clock import Clock
+from slackwater.common.effects import Observed, Reply, Requested
+from slackwater.common.errors import DecodeRejected, Rejected
+from slackwater.common.failpoints import failpoint
+from slackwater.common.shell.counters import Counters
+from slackwater.common.shell.fencing import Fence
+from slackwater.common.shell.steps import Steps
+from slackwater.schemas import subjects
+from slackwater.schemas.base import Message, Refused
+
+_log = structlog.get_logger()
+
+
+class _Waiting:
+    """A request whose answer is not here yet."""
+
+    __slots__ = ("answer", "due_s", "future")
+
+    def __init__(self, due_s: float) -> None:
+        self.due_s = due_s
+        self.answer: Message | None = None
+        self.future: asyncio.Future[None] | None = None
+
+
+class Intake:
+    """Turns deliveries of the bus into events, and `Reply` effects into answers."""
+
+    def __init__(
+        self,
+        service: str,
+        id: str,
+        clock: Clock,
+        counters: Counters,
+        steps: Steps,
+        stamp: Callable[[Message], Message],
+    ) -> None:
+        self._service = service
+        self._id = id
+        self._clock = clock
+        self._counters = counters
+        self._steps = steps
+        self._stamp = stamp
+        self._fence = Fence()
+        self._token = 0
+        self._waiting: dict[int, _Waiting] = {}
+        self.draining = False
+        self._reply_before = f"{service}.reply.before"
+        self._reply_after = f"{service}.reply.after"
+
+    def __len__(self) -> int:
+        """Requests that are not answered yet."""
+        return len(self._waiting)
+
+    def endpoint(self, verb: str, kind: Any) -> Endpoint:
+        """The endpoint whose requests of type `kind` become `Requested` events."""
+        self._counters.requests[verb] = 0
+
+        async def respond(delivery: Delivery) -> bytes:
+            self._counters.requests[verb] += 1
+            message = self._admit(delivery, kind)
+            if not isinstance(message, Refused):
+                message = await self._ask_core(message)
+            return self._encode(message, delivery.json)
+
+        return self._declare(verb, kind, respond)
+
+    def direct(self, verb: str, kind: Any, answer: Callable[[], Message]) -> Endpoint:
+        """An endpoint that the shell answers itself, also while the service drains."""
+
+        async def respond(delivery: Delivery) -> bytes:
+            try:
+                if delivery.payload:  # A person may send nothing at all.
+                    codec.decode(delivery.payload, kind, json=delivery.json)
+            except DecodeRejected as error:
+                return self._encode(self._undecodable(delivery, error), delivery.json)
+            return self._encode(answer(), delivery.json)
+
+        return self._declare(verb, kind, respond)
+
+    def subscriber(self, kind: Any) -> Handler:
+        """The handler that turns messages of type `kind` into `Observed` events."""
+
+        async def observe(delivery: Delivery) -> None:
+            try:
+                message = codec.decode(delivery.payload, kind, json=delivery.json)
+            except DecodeRejected as error:
+                self._undecodable(delivery, error)
+                return
+            self._fence.refuses(message)  # Learn the sender's epoch; a fact is not a command.
+            if self._steps.full:
+                await self._steps.room()
+            if not self.draining:
+                self._counters.facts += 1
+                self._steps.post(Observed(delivery.subject, message))
+
+        return observe
+
+    def reply(self, effect: Reply) -> None:
+        """The core's answer. A second one, or one that comes too late, is dropped and counted."""
+        waiting = self._waiting.pop(effect.token, None)
+        if waiting is None:
+            self._counters.unanswered += 1
+            return
+        waiting.answer = effect.message
+        if waiting.future is not None and not waiting.future.done():
+            waiting.future.set_result(None)
+
+    def expire(self) -> None:
+        """Refuse the requests that the core has left without an answer for REPLY_S."""
+        now_s = self._clock.now_s()
+        while self._waiting:
+            token, oldest = next(iter(self._waiting.items()))
+            if oldest.due_s > now_s:
+                return
+            self._counters.unanswered += 1
+            reason = f"{self._service} {self._id} has not answered within {limits.REPLY_S} s"
+            self.reply(Reply(token, Refused(reason=reason, retry_after_s=1.0)))
+
+    def refuse_all(self, reason: str) -> None:
+        """Nothing will answer them any more."""
+        for token in list(self._waiting):
+            self.reply(Reply(token, Refused(reason=reason, retry_after_s=1.0)))
+
+    def _declare(
+        self, verb: str, kind: Any, respond: Callable[[Delivery], Awaitable[bytes]]
+    ) -> Endpoint:
+        return Endpoint(
+            name=verb,
+            subject=subjects.command(self._service, self._id, verb),
+            respond=respond,
+            metadata={"request": getattr(kind, "__name__", str(kind))},
+            concurrency=limits.ENDPOINT_CONCURRENCY,
+        )
+
+    def _admit(self, delivery: Delivery, kind: Any) -> Any:
+        """The request, or the `Refused` that turns it away."""
+        if self.draining:
+            return self._refuse("is shutting down; ask again in a second", 1.0)
+        if self._steps.full:
+            return self._refuse("has too many records on their way to disk", 0.5)
+        try:
+            message = codec.decode(delivery.payload, kind, json=delivery.json)
+        except DecodeRejected as error:
+            return self._undecodable(delivery, error)
+        higher = self._fence.refuses(message)
+        if higher:
+            self._counters.fenced += 1
+            return self._refuse(
+                f"fenced: {message.sender} commands with epoch {message.epoch}, but epoch {higher} "
+                "was heard: a newer instance has taken over"
+            )
+        return message
+
+    async def _ask_core(self, message: Message) -> Message:
+        self._token = token = self._token + 1
+        waiting = self._waiting[token] = _Waiting(self._clock.now_s() + limits.REPLY_S)
+        self._steps.post(Requested(token, message))
+        if waiting.answer is None:
+            waiting.future = asyncio.get_running_loop().create_future()
+            try:
+                await waiting.future
+            finally:
+                self._waiting.pop(token, None)
+        assert waiting.answer is not None
+        return waiting.answer
+
+    def _encode(self, message: Message, json: bool) -> bytes:
+        failpoint(self._reply_before)
+        try:
+            payload = codec.encode(self._stamp(message), json=json)
+        except Rejected as error:
+            payload = codec.encode(self._stamp(Refused(reason=str(error))), json=json)
+        if failpoints.any_armed():  # A moment later, the bus has the answer.
+            asyncio.get_running_loop().call_later(0.002, failpoint, self._reply_after)
+        return payload
+
+    def _refuse(self, why: str, retry_after_s: float = 0.0) -> Refused:
+        self._counters.refused += 1
+        return Refused(reason=f"{self._service} {self._id} {why}", retry_after_s=retry_after_s)
+
+    def _undecodable(self, delivery: Delivery, error: DecodeRejected) -> Refused:
+        self._counters.undecodable += 1
+        if self._counters.undecodable <= limits.UNDECODABLE_LOGGED_MAX:
+            _log.warning("undecodable", subject=delivery.subject, reason=str(error))
+        return Refused(reason=str(error)[:2048])

@@ -1,0 +1,56 @@
+"""Who leads: one of several instances holds a key with a time to live, the others stand by.
+
+The lease only decides who tries. Safety is the buckets' fence: a leader that slept through the end
+of its lease cannot write, and its commands are refused by their epoch.
+"""
+
+import asyncio
+import random
+
+import structlog
+
+from slackwater.common.clock import Clock
+from slackwater.common.errors import Deposed, Retryable
+from slackwater.common.store.base import Lease, Store
+
+BUCKET = "leases"
+_log = structlog.get_logger()
+
+
+async def acquire(
+    store: Store, key: str, owner: str, clock: Clock, rng: random.Random, ttl_s: float
+) -> Lease:
+    """Stand by until the lease is `owner`'s. An owner that was restarted has it back at once."""
+    told = False
+    while True:
+        try:
+            lease = await store.lease(BUCKET, key, owner, ttl_s)
+        except Retryable as error:
+            lease = None
+            _log.warning("lease.unavailable", key=key, reason=str(error))
+        if lease is not None:
+            _log.info("lease.taken", key=key, owner=owner)
+            return lease
+        if not told:
+            told = True
+            _log.info("lease.standby", key=key, owner=owner)
+        await clock.sleep_until(clock.now_s() + ttl_s / 3 * rng.uniform(0.8, 1.2))
+
+
+async def keep(lease: Lease, key: str, clock: Clock, ttl_s: float) -> None:
+    """Renew every third of the time to live. Raises Deposed once the lease is lost."""
+    held_until_s = clock.now_s() + ttl_s
+    while True:
+        await clock.sleep_until(clock.now_s() + ttl_s / 3)
+        asked_s = clock.now_s()
+        try:
+            async with asyncio.timeout(ttl_s / 3):
+                renewed = await lease.renew()
+        except (Retryable, TimeoutError) as error:
+            _log.warning("lease.unavailable", key=key, reason=str(error))
+            if clock.now_s() < held_until_s:
+                continue
+            renewed = False
+        if not renewed:
+            raise Deposed(f"the lease {key} of {lease.owner} is lost: another instance may lead")
+        held_until_s = asked_s + ttl_s

@@ -1,0 +1,211 @@
+"""One writer per bucket: durable records, many in flight, in order, and never a deposed one's.
+
+Writes are pipelined: each expects the sequence that the one before it will leave behind, so that
+the server applies them in order or not at all, and up to STORE_IN_FLIGHT_MAX share the cost of
+flushing to disk. A write also names this instance's epoch record (`fence`): once another instance
+wrote its own, everything of ours still in flight is refused.
+
+A timeout is not a refusal, and a refusal need not be one either: the write before it may have been
+lost with a connection. Both only stop the pipeline. Then the bucket is read back (whose epoch
+record is there, which sequence is the last, what do the keys hold) and the writer goes on, writes
+the rest again, or learns that it is deposed. A late copy of a lost write does no harm: it expects
+the same sequence and holds the same bytes as its repetition.
+"""
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from slackwater.common import limits
+from slackwater.common.clock import Clock
+from slackwater.common.errors import Deposed, Fatal, Retryable
+from slackwater.common.store.base import EPOCH_KEY, Bucket, Entry, SequenceConflict
+
+
+class Write:
+    """One record on its way. `ticket` is given back to `on_durable`."""
+
+    __slots__ = ("durable", "expected", "key", "ticket", "value")
+
+    def __init__(self, key: str, value: bytes | None, ticket: Any) -> None:
+        self.key = key
+        self.value = value
+        self.ticket = ticket
+        self.expected = -1
+        self.durable = False
+
+
+class BucketWriter:
+    """The only writer of `bucket` as long as the record under EPOCH_KEY has sequence `fence`."""
+
+    def __init__(
+        self,
+        bucket: Bucket,
+        fence: int,
+        clock: Clock,
+        rng: random.Random,
+        on_durable: Callable[[Any], None],
+        on_failure: Callable[[BaseException], None],
+    ) -> None:
+        self._bucket = bucket
+        self._fence = fence
+        self._next = fence
+        self._clock = clock
+        self._rng = rng
+        self._on_durable = on_durable
+        self._on_failure = on_failure
+        self._queue: deque[Write] = deque()
+        self._window: deque[Write] = deque()
+        self._in_flight = 0
+        self._doubt: Exception | None = None
+        self._failed = False
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def waiting(self) -> int:
+        """Writes that are not durable yet."""
+        return len(self._queue) + len(self._window)
+
+    @property
+    def in_doubt(self) -> str:
+        """Why the pipeline stands still at present; empty: it does not."""
+        return "" if self._doubt is None else str(self._doubt)
+
+    def write(self, key: str, value: bytes | None, ticket: Any) -> None:
+        """Queue a record (None: delete the key); `on_durable(ticket)` is called once it is on
+        disk. Writes become durable in the order they were queued."""
+        self._queue.append(Write(key, value, ticket))
+        self._pump()
+
+    def close(self) -> None:
+        self._failed = True
+        for task in self._tasks:
+            task.cancel()
+
+    def _pump(self) -> None:
+        while (
+            self._queue
+            and self._doubt is None
+            and not self._failed
+            and self._in_flight < limits.STORE_IN_FLIGHT_MAX
+        ):
+            write = self._queue.popleft()
+            write.expected = self._next
+            self._next += 1
+            self._window.append(write)
+            self._issue(write)
+
+    def _issue(self, write: Write) -> None:
+        self._in_flight += 1
+        self._spawn(self._put(write))
+
+    def _spawn(self, coroutine: Any) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _put(self, write: Write) -> None:
+        try:
+            if write.value is None:
+                await self._bucket.delete(
+                    write.key, expected_last=write.expected, fence=self._fence
+                )
+            else:
+                await self._bucket.put(
+                    write.key, write.value, expected_last=write.expected, fence=self._fence
+                )
+        except (Retryable, SequenceConflict) as error:
+            self._in_flight -= 1
+            if self._doubt is None:
+                self._doubt = error
+        except Exception as error:  # A bug or a record that no bucket takes: end, be restarted.
+            self._in_flight -= 1
+            self._fail(error)
+            return
+        else:
+            self._in_flight -= 1
+            self._settled(write)
+        if self._doubt is None:
+            self._pump()
+        elif self._in_flight == 0:
+            self._spawn(self._resolve())
+
+    def _settled(self, write: Write) -> None:
+        """The write is durable, and so are all before it once they say so themselves."""
+        write.durable = True
+        self._on_durable(write.ticket)
+        window = self._window
+        while window and window[0].durable:
+            window.popleft()
+
+    def _fail(self, error: BaseException) -> None:
+        if not self._failed:
+            self._failed = True
+            self._on_failure(error)
+
+    async def _resolve(self) -> None:
+        """Nothing is in flight any more: find out what became of the window."""
+        give_up_s = self._clock.now_s() + limits.STORE_RETRY_S
+        wait_s = limits.RETRY_WAIT_S_MIN
+        while not self._failed:
+            try:
+                last = await self._read_back()
+                break
+            except Retryable as error:
+                self._doubt = error
+                if self._clock.now_s() >= give_up_s:
+                    self._fail(error)
+                    return
+                await asyncio.sleep(wait_s * self._rng.uniform(0.5, 1.0))
+                wait_s = min(2 * wait_s, limits.RETRY_WAIT_S_MAX)
+            except Exception as error:
+                self._fail(error)
+                return
+        self._doubt = None
+        for write in list(self._window):
+            if write.durable:
+                continue
+            if write.expected < last:
+                self._settled(write)
+            else:
+                self._issue(write)
+        self._pump()
+
+    async def _read_back(self) -> int:
+        """The bucket's last sequence, certain that all up to it is ours. Raises Deposed if not."""
+        name = self._bucket.name
+        epoch = await self._bucket.get(EPOCH_KEY)
+        if epoch is None or epoch.sequence != self._fence:
+            raise Deposed(f"bucket {name}: another instance has taken it over ({self._doubt})")
+        last = await self._bucket.last_sequence()
+        durable = [w.expected + 1 for w in self._window if w.durable]
+        floor = max([w.expected for w in self._window if not w.durable][:1] + durable)
+        if last < floor:
+            raise Fatal(
+                f"bucket {name}: its last sequence is {last}, but {floor} was acknowledged: the "
+                "bus server lost records; is its store directory an older copy?"
+            )
+        if last > self._next:
+            raise Deposed(f"bucket {name}: sequence {last} is not this instance's: someone writes")
+        for key in {write.key: None for write in self._window if write.expected < last}:
+            if not self._is_ours(key, await self._bucket.get(key)):
+                raise Deposed(
+                    f"bucket {name}, key {key}: holds what this instance did not write; only its "
+                    "service may write the bucket"
+                )
+        return last
+
+    def _is_ours(self, key: str, entry: Entry | None) -> bool:
+        """Is that what some write of the window leaves behind? (The last one applied, or one that
+        arrived late, after the last sequence was read.)"""
+        for write in self._window:
+            if write.key != key:
+                continue
+            if entry is None or entry.value is None:
+                if write.value is None:
+                    return True
+            elif entry.value == write.value and entry.sequence == write.expected + 1:
+                return True
+        return False

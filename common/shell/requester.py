@@ -1,0 +1,134 @@
+"""Commands to other services: sent until answered, in order within a lane, within a budget.
+
+A command may arrive twice (its answer was lost) and is idempotent by what it says, so a retry is
+safe. The core sees one answer: the receiver's, or `Refused` when the budget is spent.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import msgspec
+from slackwater.common.retry import retry
+
+from slackwater.common import codec, limits
+from slackwater.common.bus.base import Bus
+from slackwater.common.clock import Clock
+from slackwater.common.effects import Answered, Request
+from slackwater.common.errors import DecodeRejected, Rejected, Retryable
+from slackwater.common.failpoints import failpoint
+from slackwater.common.shell.counters import Counters
+from slackwater.schemas.base import Message, Refused
+
+
+class _Tag(msgspec.Struct):
+    t: str = ""
+
+
+_tag_decoder = msgspec.msgpack.Decoder(_Tag)
+
+
+def decode_any(payload: bytes) -> Message:
+    """The message in `payload`, whichever of the schemas' it is. Raises DecodeRejected."""
+    try:
+        tag = _tag_decoder.decode(payload).t
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise DecodeRejected(f"not a message: {error}") from error
+    kind = _types().get(tag)
+    if kind is None:
+        _types.cache_clear()  # A module of schemas may have been imported since.
+        kind = _types().get(tag)
+    if kind is None:
+        raise DecodeRejected(f"a message of unknown type {tag!r}; is the sender a newer version?")
+    message: Message = codec.decode(payload, kind)
+    return message
+
+
+@cache
+def _types() -> dict[str, type[Message]]:
+    found: dict[str, type[Message]] = {}
+    open_types: list[type[Message]] = [Message]
+    while open_types:
+        for kind in open_types.pop().__subclasses__():
+            open_types.append(kind)
+            tag = kind.__struct_config__.tag
+            if isinstance(tag, str):
+                found[tag] = kind
+    return found
+
+
+class Requester:
+    """`post` gets `Answered(key, message)` for each request, in the lane's order."""
+
+    def __init__(
+        self,
+        service: str,
+        bus: Bus,
+        clock: Clock,
+        counters: Counters,
+        stamp: Callable[[Message], Message],
+        post: Callable[[Any], None],
+        spawn: Callable[[Any, str], object],
+    ) -> None:
+        self._bus = bus
+        self._clock = clock
+        self._counters = counters
+        self._stamp = stamp
+        self._post = post
+        self._spawn = spawn
+        self._lanes: dict[str, deque[Request]] = {}
+        self._slots = asyncio.Semaphore(limits.REQUESTS_IN_FLIGHT_MAX)
+        self._open = 0
+        self._before = f"{service}.request.before"
+        self._after = f"{service}.request.after"
+
+    def __len__(self) -> int:
+        return self._open
+
+    def send(self, request: Request) -> None:
+        self._open += 1
+        if not request.lane:
+            self._spawn(self._answer(request), f"request {request.key}")
+        elif request.lane in self._lanes:
+            self._lanes[request.lane].append(request)
+        else:
+            self._lanes[request.lane] = deque((request,))
+            self._spawn(self._run_lane(request.lane), f"lane {request.lane}")
+
+    async def _run_lane(self, name: str) -> None:
+        lane = self._lanes[name]
+        while lane:
+            await self._answer(lane[0])
+            lane.popleft()
+        del self._lanes[name]
+
+    async def _answer(self, request: Request) -> None:
+        async with self._slots:
+            failpoint(self._before)
+            message = await self._ask(request)
+            failpoint(self._after)
+        self._open -= 1
+        self._post(Answered(request.key, message))
+
+    async def _ask(self, request: Request) -> Message:
+        self._counters.requests_sent += 1
+        payload = codec.encode(self._stamp(request.message))
+
+        async def once() -> Message:
+            raw = await self._bus.request(request.subject, payload, timeout_s=request.timeout_s)
+            reply = decode_any(raw)
+            if isinstance(reply, Refused) and reply.retry_after_s > 0:
+                raise Retryable(reply.reason, reply.retry_after_s)
+            return reply
+
+        try:
+            return await retry(once, budget_s=request.budget_s, clock=self._clock)
+        except Retryable as error:
+            self._counters.requests_failed += 1
+            reason = f"no answer from {request.subject} within {request.budget_s} s: {error}"
+            return Refused(reason=reason[:1024], retry_after_s=error.retry_after_s)
+        except Rejected as error:
+            self._counters.requests_failed += 1
+            return Refused(reason=f"{request.subject}: {error}"[:1024])

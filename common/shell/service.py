@@ -1,0 +1,381 @@
+"""The life of a service: lead, recover, serve, drain.
+
+    (standby) -> take the buckets over -> Recovered -> subscribe, serve, READY=1 -> steps ...
+    SIGTERM, drain or Stop -> Draining -> no new requests -> all records and outputs done -> close
+
+Everything that goes wrong for good ends the process with one clear reason; its supervisor starts
+it anew, and it rebuilds from its buckets. The same code runs live and in a simulation.
+"""
+
+import asyncio
+import inspect
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import msgspec
+import structlog
+from slackwater.common.retry import retry
+from slackwater.common.world import World
+
+from slackwater.common import limits
+from slackwater.common.bus.base import Subscription
+from slackwater.common.codec import encode
+from slackwater.common.effects import (
+    CancelTimer,
+    Do,
+    Draining,
+    Effect,
+    Log,
+    Publish,
+    Recovered,
+    Reply,
+    Request,
+    StartTimer,
+    Stop,
+)
+from slackwater.common.errors import Fatal, Retryable
+from slackwater.common.failpoints import failpoint
+from slackwater.common.shell import leadership
+from slackwater.common.shell.counters import Counters
+from slackwater.common.shell.definition import ServiceDefinition
+from slackwater.common.shell.endpoints import Intake
+from slackwater.common.shell.facts import Facts
+from slackwater.common.shell.fencing import sender_name
+from slackwater.common.shell.persister import BucketWriter
+from slackwater.common.shell.process import Process
+from slackwater.common.shell.recovery import Recovery, recover
+from slackwater.common.shell.requester import Requester
+from slackwater.common.shell.steps import Steps
+from slackwater.common.shell.timers import Timers
+from slackwater.common.store.base import Lease
+from slackwater.schemas import subjects
+from slackwater.schemas.base import Message
+from slackwater.schemas.cluster import Heartbeat
+
+_log = structlog.get_logger()
+
+
+async def run_service(
+    definition: ServiceDefinition,
+    world: World,
+    stop: asyncio.Event,
+    process: Process | None = None,
+) -> int:
+    """Run one service until `stop` is set, it is told to drain, or its core says Stop; the exit
+    code. The world's bus is the service's own and is closed at the end.
+
+    Raises Deposed when another instance took over, Retryable when bus or store stay away, Rejected
+    when it cannot start from what it finds, and whatever its core or handlers raised.
+    """
+    return await Shell(definition, world, stop, process or Process()).run()
+
+
+class Shell:
+    """One run of one service. Implements `definition.Port`."""
+
+    def __init__(
+        self, definition: ServiceDefinition, world: World, stop: asyncio.Event, process: Process
+    ) -> None:
+        self.definition = definition
+        self.counters = Counters()
+        self.stopping = asyncio.Event()
+        self._world = world
+        self._stop = stop
+        self._process = process
+        self._epoch = 0
+        self._code = 0
+        self._sender = sender_name(definition.service, definition.id)
+        self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._doing: set[asyncio.Task[Any]] = set()
+        self._do_slots = asyncio.Semaphore(limits.DO_IN_FLIGHT_MAX)
+        self._writers: dict[str, BucketWriter] = {}
+        self._subscriptions: list[Subscription] = []
+        self._lease: Lease | None = None
+        service, clock, counters = definition.service, world.clock, self.counters
+        self._timers = Timers(clock, self.post)
+        self._steps = Steps(
+            service, definition.core, clock, counters, self._perform, self._publish, self.fail
+        )
+        self._intake = Intake(service, definition.id, clock, counters, self._steps, self.stamp)
+        self._requester = Requester(
+            service, world.bus, clock, counters, self.stamp, self.post, self._spawn
+        )
+        self._facts = Facts(
+            definition,
+            process,
+            world.bus,
+            clock,
+            counters,
+            self.gauges,
+            self._doubts,
+            stop.set,
+        )
+        self._performers: dict[type, Callable[[Any], None]] = {
+            Reply: self._intake.reply,
+            Request: self._requester.send,
+            StartTimer: lambda effect: self._timers.start(effect.key, effect.at_s),
+            CancelTimer: lambda effect: self._timers.cancel(effect.key),
+            Do: self._do,
+            Log: self._write_log,
+            Stop: self._end,
+        }
+        self._publish_after = f"{service}.publish.after"
+
+    # What handlers and tasks see ------------------------------------------------------------------
+
+    @property
+    def epoch(self) -> int:
+        return self._epoch
+
+    def now_s(self) -> float:
+        return self._world.clock.now_s()
+
+    def post(self, event: Any) -> None:
+        self._steps.post(event)
+
+    def stamp(self, message: Message) -> Message:
+        return msgspec.structs.replace(message, sender=self._sender, epoch=self._epoch)
+
+    def count(self, name: str, by: int = 1) -> None:
+        self.counters.count(name, by)
+
+    def fail(self, error: BaseException) -> None:
+        if not self._failure.done():
+            self._failure.set_exception(error)
+
+    # A life ---------------------------------------------------------------------------------------
+
+    async def run(self) -> int:
+        try:
+            if not await self._unless_stopped(self._start()):
+                return self._code
+            self._process.notify.ready(f"epoch {self._epoch}")
+            _log.info("ready", epoch=self._epoch)
+            await self._unless_stopped(self._forever())
+            await self._drain()
+            return self._code
+        finally:
+            await self._close()
+
+    async def _unless_stopped(self, work: Coroutine[Any, Any, None]) -> bool:
+        """True when the work is done, False when the service was told to stop before; raises what
+        ended the service otherwise."""
+        task = asyncio.ensure_future(work)
+        told = asyncio.ensure_future(self._stop.wait())
+        try:
+            await asyncio.wait((task, told, self._failure), return_when=asyncio.FIRST_COMPLETED)
+            if self._failure.done():
+                self._failure.result()
+            if task.done():
+                task.result()
+                return True
+            return False
+        finally:
+            for unfinished in (task, told):
+                unfinished.cancel()
+            await asyncio.gather(task, told, return_exceptions=True)
+
+    async def _start(self) -> None:
+        definition, world = self.definition, self._world
+        self._beat_watchdog()
+        if definition.lease:
+            self._process.notify.ready("standby")
+            owner = f"{definition.service}-{definition.instance or definition.id}"
+            self._lease = await leadership.acquire(
+                world.store, definition.lease, owner, world.clock, world.rng, limits.LEASE_S
+            )
+            self._spawn(self._keep_lease(self._lease), "lease")
+        failpoint(f"{definition.service}.epoch.before")
+        recovery = await retry(self._recover, budget_s=limits.STORE_RETRY_S, clock=world.clock)
+        failpoint(f"{definition.service}.epoch.after")
+        self._epoch = recovery.epoch
+        for name in definition.buckets:
+            self._writers[name] = BucketWriter(
+                recovery.buckets[name],
+                recovery.fences[name],
+                world.clock,
+                world.rng,
+                self._steps.durable,
+                self.fail,
+            )
+        if definition.on_start is not None:
+            await definition.on_start(self)
+        self._spawn(self._steps.run(), "outputs")
+        first = Recovered(recovery.epoch, recovery.records)
+        self._steps.begin(first, self._writers, recovery.epoch)
+        for task in definition.tasks:
+            self._spawn(task(self), getattr(task, "__name__", "task"))
+        for pattern, kind in definition.subscriptions.items():
+            self._subscriptions.append(
+                await world.bus.subscribe(pattern, self._intake.subscriber(kind))
+            )
+        own = [self._intake.endpoint(verb, kind) for verb, kind in definition.endpoints.items()]
+        await world.bus.serve(
+            self._facts.service_info(self._epoch), own + self._facts.endpoints(self._intake)
+        )
+        self._spawn(self._heartbeats(), "heartbeats")
+
+    async def _recover(self) -> Recovery:
+        definition, world = self.definition, self._world
+        writer = f"{self._sender} on {self._process.host}, process {self._process.pid}"
+        return await recover(
+            world.store, self._sender, writer, definition.buckets, world.clock, world.rng
+        )
+
+    async def _keep_lease(self, lease: Lease) -> None:
+        await leadership.keep(lease, self.definition.lease, self._world.clock, limits.LEASE_S)
+
+    async def _forever(self) -> None:
+        await asyncio.get_running_loop().create_future()
+
+    async def _drain(self) -> None:
+        """No new requests and facts; what is begun is finished, within DRAIN_S."""
+        failpoint(f"{self.definition.service}.drain.before")
+        self._process.notify.stopping()
+        _log.info("draining", code=self._code)
+        self._intake.draining = self._facts.draining = True
+        self.stopping.set()
+        loop = asyncio.get_running_loop()
+        begun_s = loop.time()
+        self.post(Draining())
+        while not self._failure.done():
+            passed_s = loop.time() - begun_s
+            records = sum(writer.waiting for writer in self._writers.values())
+            asked = len(self._requester) if passed_s < limits.DRAIN_S / 4 else 0
+            if not (self._steps.waiting or records or self._doing or asked or len(self._intake)):
+                return
+            if passed_s > limits.DRAIN_S / 2:
+                _log.warning("drain.unfinished", steps=self._steps.waiting, records=records)
+                return
+            await asyncio.sleep(0.005)
+        self._failure.result()
+
+    async def _close(self) -> None:
+        """Leave nothing running, whatever happened before."""
+        self._intake.draining = True
+        self.stopping.set()
+        self._steps.halt()
+        self._intake.refuse_all(f"{self._sender} ended")
+        self._timers.close()
+        for writer in self._writers.values():
+            writer.close()
+        unfinished = [*self._tasks]
+        for task in unfinished:
+            task.cancel()
+        await asyncio.gather(*unfinished, return_exceptions=True)
+        if self.definition.on_stop is not None:
+            await self.definition.on_stop()
+        try:
+            async with asyncio.timeout(limits.DRAIN_S / 4):
+                if self._lease is not None and self._failed_by() is None:
+                    await self._lease.release()
+                await self._world.bus.flush()
+        except (Retryable, TimeoutError) as error:
+            _log.warning("close.unflushed", reason=str(error))
+        await self._world.bus.close()
+        if not self._failure.done():
+            self._failure.cancel()
+
+    def _failed_by(self) -> BaseException | None:
+        done = self._failure.done() and not self._failure.cancelled()
+        return self._failure.exception() if done else None
+
+    # Tasks ----------------------------------------------------------------------------------------
+
+    def _spawn(self, work: Any, name: str) -> asyncio.Task[Any]:
+        task: asyncio.Task[Any] = asyncio.get_running_loop().create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        self._doing.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            error = task.exception()
+            assert error is not None
+            self.fail(error)
+
+    async def _heartbeats(self) -> None:
+        clock, bus, definition = self._world.clock, self._world.bus, self.definition
+        subject = subjects.telemetry(definition.service, definition.id, "heartbeat")
+        due_s = clock.now_s()
+        while True:
+            now_s = clock.now_s()
+            self._intake.expire()
+            if bus.connected:
+                await self._publish(Publish(subject, self._heartbeat(now_s)))
+            due_s = max(due_s + limits.HEARTBEAT_S, now_s)
+            await clock.sleep_until(due_s)
+
+    def _heartbeat(self, now_s: float) -> Message:
+        definition = self.definition
+        if definition.heartbeat is not None:
+            return definition.heartbeat(now_s)
+        return Heartbeat(
+            service=definition.service, id=definition.id, incarnation=self._epoch, at_s=now_s
+        )
+
+    def _beat_watchdog(self) -> None:
+        """From the loop itself: a loop that hangs is killed and started anew."""
+        notify = self._process.notify
+        if notify.watchdog_s > 0:
+            notify.watchdog()
+            asyncio.get_running_loop().call_later(notify.watchdog_s / 3, self._beat_watchdog)
+
+    # Effects --------------------------------------------------------------------------------------
+
+    def _perform(self, effect: Effect) -> None:
+        self._performers[type(effect)](effect)
+
+    async def _publish(self, effect: Publish) -> None:
+        try:
+            await self._world.bus.publish(effect.subject, encode(self.stamp(effect.message)))
+        except Retryable:
+            self.counters.publish_failed += 1  # The bus may lose a fact: nobody builds on one.
+        else:
+            self.counters.published += 1
+            failpoint(self._publish_after)
+
+    def _do(self, effect: Do) -> None:
+        handler = self.definition.handlers.get(effect.action)
+        if handler is None:
+            raise Fatal(f"{self._sender} has no handler for the action {effect.action!r}")
+        result = handler(**effect.arguments)
+        if inspect.isawaitable(result):
+            self._doing.add(self._spawn(self._finish(result), effect.action))
+        elif result is not None:
+            self.post(result)
+
+    async def _finish(self, result: Any) -> None:
+        async with self._do_slots:
+            event = await result
+        if event is not None:
+            self.post(event)
+
+    def _write_log(self, effect: Log) -> None:
+        getattr(_log, effect.level)(effect.event, **effect.fields)
+
+    def _end(self, effect: Stop) -> None:
+        _log.info("stop", reason=effect.reason, code=effect.code)
+        self._code = effect.code
+        self._stop.set()
+
+    # What is shown --------------------------------------------------------------------------------
+
+    def gauges(self) -> dict[str, float]:
+        return {
+            "steps_waiting": float(self._steps.waiting),
+            "records_waiting": float(sum(w.waiting for w in self._writers.values())),
+            "requests_open": float(len(self._requester)),
+            "requests_unanswered": float(len(self._intake)),
+            "actions": float(len(self._doing)),
+            "timers": float(len(self._timers)),
+            "step_s_sum": self.counters.step_s_sum,
+            "step_s_max": self.counters.step_s_max,
+            "epoch": float(self._epoch),
+        }
+
+    def _doubts(self) -> str:
+        return "; ".join(writer.in_doubt for writer in self._writers.values() if writer.in_doubt)

@@ -1,0 +1,202 @@
+"""The inbox and the order of things: step, persist, then say.
+
+One event at a time goes through the core. The step's records are handed to the buckets' writers
+at once, its other effects wait in line until all records of this step and of the steps before it
+are durable; the next event does not wait for that (group commit). So nothing is ever said that a
+restart would not remember, and all is said in the order in which it was decided.
+
+Effects are carried out without a task switch wherever none of them has to be awaited: a request
+whose answer needs no record is answered within the call that brought it in.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from slackwater.common import limits
+from slackwater.common.clock import Clock
+from slackwater.common.codec import encode_record
+from slackwater.common.effects import Effect, Persist, Publish
+from slackwater.common.errors import Fatal
+from slackwater.common.failpoints import failpoint
+from slackwater.common.shell.counters import Counters
+from slackwater.common.shell.definition import Core
+from slackwater.common.shell.persister import BucketWriter
+
+
+class Step:
+    """What one event led to: effects that wait for `outstanding` records."""
+
+    __slots__ = ("begun", "outputs", "outstanding", "persisted")
+
+    def __init__(self) -> None:
+        self.outputs: deque[Effect] = deque()
+        self.outstanding = 0
+        self.persisted = False
+        self.begun = False
+
+
+class Steps:
+    """Runs `core`. `perform` carries out an effect that needs no await, `publish` sends a fact."""
+
+    def __init__(
+        self,
+        service: str,
+        core: Core,
+        clock: Clock,
+        counters: Counters,
+        perform: Callable[[Effect], None],
+        publish: Callable[[Publish], Awaitable[None]],
+        fail: Callable[[BaseException], None],
+    ) -> None:
+        self._core = core
+        self._clock = clock
+        self._counters = counters
+        self._perform = perform
+        self._publish = publish
+        self._fail = fail
+        self._writers: Mapping[str, BucketWriter] = {}
+        self._epoch = 0
+        self._inbox: deque[Any] = deque()
+        self._waiting: deque[Step] = deque()
+        self._paused = True
+        self._busy = False
+        self._publishing = False
+        self._wake = asyncio.Event()
+        self._room = asyncio.Event()
+        self._room.set()
+        self._persist_before = f"{service}.persist.before"
+        self._persist_after = f"{service}.persist.after"
+
+    @property
+    def waiting(self) -> int:
+        """Steps that are not carried out yet."""
+        return len(self._waiting) + len(self._inbox)
+
+    @property
+    def full(self) -> bool:
+        return len(self._waiting) >= limits.STEPS_WAITING_MAX
+
+    async def room(self) -> None:
+        """Return when there is room for another event."""
+        while self.full:
+            self._room.clear()
+            await self._room.wait()
+
+    def begin(self, first: Any, writers: Mapping[str, BucketWriter], epoch: int) -> None:
+        """The core's first event; what was posted before it follows."""
+        self._writers = writers
+        self._epoch = epoch
+        self._paused = False
+        self._inbox.appendleft(first)
+        self._drain()
+
+    def halt(self) -> None:
+        """No further step, no further output."""
+        self._paused = True
+        self._inbox.clear()
+        self._waiting.clear()
+
+    def post(self, event: Any) -> None:
+        """Take an event in: at once, unless a step is under way."""
+        if len(self._inbox) >= limits.INBOX_EVENTS_MAX:
+            raise Fatal(f"the inbox is full ({limits.INBOX_EVENTS_MAX} events): the core is stuck")
+        self._inbox.append(event)
+        if not self._busy:
+            self._drain()
+
+    def durable(self, step: Step) -> None:
+        """One of the step's records is on disk."""
+        step.outstanding -= 1
+        if step.outstanding == 0 and not self._busy and not self._publishing:
+            self._drain()
+
+    def _drain(self) -> None:
+        if self._paused:
+            return
+        self._busy = True
+        try:
+            self._release()
+            while self._inbox and not self._paused:
+                self._step(self._inbox.popleft())
+                self._release()
+        except Exception as error:  # A broken invariant: the process ends and is started anew.
+            self._paused = True
+            self._fail(error)
+        finally:
+            self._busy = False
+
+    def _step(self, event: Any) -> None:
+        counters = self._counters
+        begun_s = time.perf_counter()
+        effects = self._core.step(event, self._clock.now_s())
+        spent_s = time.perf_counter() - begun_s
+        counters.steps += 1
+        counters.step_s_sum += spent_s
+        counters.step_s_max = max(counters.step_s_max, spent_s)
+        if not effects:
+            return
+        step = Step()
+        for effect in effects:
+            if type(effect) is Persist:
+                step.outstanding += 1
+            else:
+                step.outputs.append(effect)
+        self._waiting.append(step)
+        if step.outstanding:
+            step.persisted = True
+            counters.records += step.outstanding
+            failpoint(self._persist_before)
+            for effect in effects:
+                if type(effect) is Persist:
+                    self._write(effect, step)
+
+    def _write(self, effect: Persist, step: Step) -> None:
+        writer = self._writers.get(effect.bucket)
+        if writer is None:
+            raise Fatal(f"bucket {effect.bucket} is not this service's own: it may not write it")
+        value = None if effect.record is None else encode_record(effect.record, self._epoch)
+        writer.write(effect.key, value, step)
+
+    def _release(self) -> None:
+        """Carry out what may be, up to the first effect that must be awaited."""
+        waiting = self._waiting
+        while waiting and not self._publishing and not waiting[0].outstanding:
+            step = waiting[0]
+            self._begin(step)
+            outputs = step.outputs
+            while outputs:
+                if type(outputs[0]) is Publish:
+                    self._publishing = True
+                    self._wake.set()
+                    return
+                self._perform(outputs.popleft())
+            waiting.popleft()
+            self._room.set()
+
+    def _begin(self, step: Step) -> None:
+        if step.persisted and not step.begun:
+            failpoint(self._persist_after)
+        step.begun = True
+
+    async def run(self) -> None:
+        """Carries out the effects from the first that must be awaited, as long as there are."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            waiting = self._waiting
+            while waiting and not waiting[0].outstanding:
+                step = waiting[0]
+                self._begin(step)
+                while step.outputs:
+                    effect = step.outputs.popleft()
+                    if type(effect) is Publish:
+                        await self._publish(effect)
+                    else:
+                        self._perform(effect)
+                if waiting:  # Not halted meanwhile.
+                    waiting.popleft()
+                    self._room.set()
+            self._publishing = False
