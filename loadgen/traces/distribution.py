@@ -1,7 +1,7 @@
 """Samples of a job-size distribution: one column `duration`, as the Tiresias simulator ships them.
 
-The Gittins index needs the distribution of total GPU time (Gu, dissertation, section 3.3.2.2); these
-files are the samples that its simulator started from, in GPU-seconds.
+The Gittins index needs the distribution of total GPU time (Gu, dissertation, section 3.3.2.2);
+these files are the samples that its simulator started from, in GPU-seconds.
 """
 
 from pathlib import Path

@@ -3,6 +3,7 @@
 import csv
 import hashlib
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -185,7 +186,7 @@ def test_philly_week_and_clusters(traces_dir: Path) -> None:
     trace = read(traces_dir / "philly" / "philly_gpu_jobs_2017-09_10.csv")
     assert len({job.tenant for job in trace.jobs}) == 12
     assert trace.jobs[0].tenant == "7f04ca"
-    assert all(a.submit_s <= b.submit_s for a, b in zip(trace.jobs, trace.jobs[1:], strict=False))
+    assert all(a.submit_s <= b.submit_s for a, b in pairwise(trace.jobs))
 
 
 def test_alibaba_counts_pods_that_never_ran(traces_dir: Path) -> None:

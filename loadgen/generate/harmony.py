@@ -1,0 +1,70 @@
+"""Harmony's 80 jobs: Lee's dissertation, section 4.4.2, table 4.1 and figure 4.9.
+
+Published: four applications, two data sets each, ten hyper-parameters each; statistics measured at
+16 machines a job; all jobs submitted at once, or with Poisson arrivals (section 4.4.5). Figure 4.9
+gives the distributions of iteration time and of computation to communication without numbers.
+
+Chosen here: Tcpu and Tnet of an iteration are independent and log-uniform from 10 to 120 s at 16
+machines, and the number of iterations is log-normal (median 50, sigma 0.5 by default).
+
+`gpus` counts the machines of the profiled degree of parallelism, `stages_s` is (`cpu`, `network`)
+at that degree (Tcpu scales with profiled / actual machines, Tnet does not), and the duration is the
+job's alone on them. `extra`: `dataset`, `hyperparameter`.
+"""
+
+from itertools import islice
+from random import Random
+
+from slackwater.loadgen.generate.draws import log_uniform, poisson_arrivals, require_positive
+from slackwater.loadgen.traces.record import TraceJob
+
+MACHINES_PROFILED = 16
+STAGE_S_MIN = 10.0
+STAGE_S_MAX = 120.0
+HYPERPARAMETERS = 10
+DATASETS: dict[str, tuple[str, str]] = {
+    "nmf": ("netflix64x", "netflix128x"),
+    "lda": ("pubmed", "nytimes"),
+    "mlr": ("synthetic78", "synthetic155"),
+    "lasso": ("synthetic78", "synthetic155"),
+}
+
+
+def workload(
+    rng: Random,
+    *,
+    mean_gap_s: float = 0.0,
+    iterations_median: float = 50.0,
+    iterations_sigma: float = 0.5,
+) -> tuple[TraceJob, ...]:
+    require_positive("mean_gap_s", mean_gap_s, allow_zero=True)
+    require_positive("iterations_median", iterations_median)
+    require_positive("iterations_sigma", iterations_sigma, allow_zero=True)
+    kinds = [
+        (application, dataset, number)
+        for application, datasets in DATASETS.items()
+        for dataset in datasets
+        for number in range(HYPERPARAMETERS)
+    ]
+    rng.shuffle(kinds)
+    arrivals = islice(poisson_arrivals(rng, mean_gap_s), len(kinds))
+    jobs = []
+    for at_s, (application, dataset, number) in zip(arrivals, kinds, strict=True):
+        cpu_s = log_uniform(rng, STAGE_S_MIN, STAGE_S_MAX)
+        network_s = log_uniform(rng, STAGE_S_MIN, STAGE_S_MAX)
+        spread = rng.lognormvariate(0.0, iterations_sigma)
+        iterations = max(1, round(iterations_median * spread))
+        jobs.append(
+            TraceJob(
+                id=f"{application}-{dataset}-{number}",
+                submit_s=at_s,
+                gpus=MACHINES_PROFILED,
+                duration_s=iterations * (cpu_s + network_s),
+                model=application,
+                iterations=iterations,
+                iteration_s=cpu_s + network_s,
+                stages_s={"cpu": cpu_s, "network": network_s},
+                extra={"dataset": dataset, "hyperparameter": number},
+            )
+        )
+    return tuple(jobs)
