@@ -61,6 +61,9 @@ class ServiceDefinition:
     type of record. `endpoints` maps a verb to the type of its request, `subscriptions` a pattern
     to the type (or union of types) that arrives there.
 
+    `heartbeat` gives the message that is published each HEARTBEAT_S (the shell fills in a
+    Heartbeat's incarnation: the epoch); None: a plain Heartbeat.
+
     `on_start` opens what the core's handlers need, before the core recovers; `tasks` run from
     then on until the drain is over; `on_stop` closes it.
     """

@@ -8,10 +8,10 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from functools import cache
+from random import Random
 from typing import Any
 
 import msgspec
-from slackwater.common.retry import retry
 
 from slackwater.common import codec, limits
 from slackwater.common.bus.base import Bus
@@ -19,6 +19,7 @@ from slackwater.common.clock import Clock
 from slackwater.common.effects import Answered, Request
 from slackwater.common.errors import DecodeRejected, Rejected, Retryable
 from slackwater.common.failpoints import failpoint
+from slackwater.common.retry import retry
 from slackwater.common.shell.counters import Counters
 from slackwater.schemas.base import Message, Refused
 
@@ -67,6 +68,7 @@ class Requester:
         service: str,
         bus: Bus,
         clock: Clock,
+        rng: Random,
         counters: Counters,
         stamp: Callable[[Message], Message],
         post: Callable[[Any], None],
@@ -74,6 +76,7 @@ class Requester:
     ) -> None:
         self._bus = bus
         self._clock = clock
+        self._rng = rng
         self._counters = counters
         self._stamp = stamp
         self._post = post
@@ -124,7 +127,7 @@ class Requester:
             return reply
 
         try:
-            return await retry(once, budget_s=request.budget_s, clock=self._clock)
+            return await retry(once, budget_s=request.budget_s, rng=self._rng, clock=self._clock)
         except Retryable as error:
             self._counters.requests_failed += 1
             reason = f"no answer from {request.subject} within {request.budget_s} s: {error}"

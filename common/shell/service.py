@@ -14,8 +14,6 @@ from typing import Any
 
 import msgspec
 import structlog
-from slackwater.common.retry import retry
-from slackwater.common.world import World
 
 from slackwater.common import limits
 from slackwater.common.bus.base import Subscription
@@ -35,6 +33,7 @@ from slackwater.common.effects import (
 )
 from slackwater.common.errors import Fatal, Retryable
 from slackwater.common.failpoints import failpoint
+from slackwater.common.retry import retry
 from slackwater.common.shell import leadership
 from slackwater.common.shell.counters import Counters
 from slackwater.common.shell.definition import ServiceDefinition
@@ -48,6 +47,7 @@ from slackwater.common.shell.requester import Requester
 from slackwater.common.shell.steps import Steps
 from slackwater.common.shell.timers import Timers
 from slackwater.common.store.base import Lease
+from slackwater.common.world import World
 from slackwater.schemas import subjects
 from slackwater.schemas.base import Message
 from slackwater.schemas.cluster import Heartbeat
@@ -99,7 +99,7 @@ class Shell:
         )
         self._intake = Intake(service, definition.id, clock, counters, self._steps, self.stamp)
         self._requester = Requester(
-            service, world.bus, clock, counters, self.stamp, self.post, self._spawn
+            service, world.bus, clock, world.rng, counters, self.stamp, self.post, self._spawn
         )
         self._facts = Facts(
             definition,
@@ -187,7 +187,9 @@ class Shell:
             )
             self._spawn(self._keep_lease(self._lease), "lease")
         failpoint(f"{definition.service}.epoch.before")
-        recovery = await retry(self._recover, budget_s=limits.STORE_RETRY_S, clock=world.clock)
+        recovery = await retry(
+            self._recover, budget_s=limits.STORE_RETRY_S, rng=world.rng, clock=world.clock
+        )
         failpoint(f"{definition.service}.epoch.after")
         self._epoch = recovery.epoch
         for name in definition.buckets:
@@ -273,7 +275,11 @@ class Shell:
                 await self._world.bus.flush()
         except (Retryable, TimeoutError) as error:
             _log.warning("close.unflushed", reason=str(error))
-        await self._world.bus.close()
+        try:
+            async with asyncio.timeout(limits.DRAIN_S / 4):
+                await self._world.bus.close()
+        except TimeoutError:
+            _log.warning("close.unfinished")
         if not self._failure.done():
             self._failure.cancel()
 
@@ -312,7 +318,10 @@ class Shell:
     def _heartbeat(self, now_s: float) -> Message:
         definition = self.definition
         if definition.heartbeat is not None:
-            return definition.heartbeat(now_s)
+            message = definition.heartbeat(now_s)
+            if isinstance(message, Heartbeat):
+                return msgspec.structs.replace(message, incarnation=self._epoch)
+            return message
         return Heartbeat(
             service=definition.service, id=definition.id, incarnation=self._epoch, at_s=now_s
         )

@@ -1,0 +1,536 @@
+"""The shell on the memory bus and store, under virtual time: order, durability, fencing, drains.
+
+The service under test keeps sums: `Add` is answered after the new sum is stored, and is applied
+once per command id.
+"""
+
+import asyncio
+from collections.abc import Coroutine
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Annotated, Any
+
+import msgspec
+import pytest
+
+from slackwater.common import codec, limits
+from slackwater.common.bus.base import Delivery
+from slackwater.common.effects import (
+    Answered,
+    Do,
+    Draining,
+    Effect,
+    Observed,
+    Persist,
+    Publish,
+    Recovered,
+    Reply,
+    Request,
+    Requested,
+    StartTimer,
+    Stop,
+    TimerFired,
+)
+from slackwater.common.errors import DecodeRejected, Deposed, Fatal
+from slackwater.common.shell import Port, ServiceDefinition, run_service
+from slackwater.common.simloop import run_simulated
+from slackwater.common.store.memory import MemoryLease, SeededStoreFaults
+from slackwater.common.world import SimWorld, sim_world
+from slackwater.schemas import subjects
+from slackwater.schemas.base import Message, Ok, Record, Refused
+from slackwater.schemas.cluster import Heartbeat
+from slackwater.schemas.service import Drain, GetHealth, GetInfo, GetStats, Health, Info, Stats
+
+Name = Annotated[str, msgspec.Meta(max_length=64)]
+
+
+class Add(Message, kw_only=True, frozen=True, tag="ledger.add"):
+    command: Name
+    account: Name
+    amount: int
+
+
+class Sum(Message, kw_only=True, frozen=True, tag="ledger.sum"):
+    account: Name
+    total: int
+
+
+class Later(Message, kw_only=True, frozen=True, tag="ledger.later"):
+    """Answered by a timer after `wait_s`; never, when it is negative."""
+
+    wait_s: float
+
+
+class Ask(Message, kw_only=True, frozen=True, tag="ledger.ask"):
+    """Passed on to the service `to`; its answer is the answer."""
+
+    to: Name
+    budget_s: float = 5.0
+
+
+class Crash(Message, kw_only=True, frozen=True, tag="ledger.crash"):
+    pass
+
+
+class Account(Record, kw_only=True, frozen=True):
+    total: int
+    commands: tuple[str, ...]
+
+
+@dataclass
+class Worked:
+    token: int
+
+
+class Ledger:
+    """The core."""
+
+    def __init__(self) -> None:
+        self.accounts: dict[str, Account] = {}
+        self.events: list[Any] = []
+        self.epoch = 0
+
+    def step(self, event: Any, now_s: float) -> list[Effect]:
+        self.events.append(event)
+        match event:
+            case Recovered(epoch, records):
+                self.epoch = epoch
+                for bucket in records.values():
+                    self.accounts.update(bucket)  # type: ignore[arg-type]
+            case Requested(token, Add() as add):
+                return self._add(token, add)
+            case Requested(token, Later(wait_s=wait_s)):
+                return [StartTimer(str(token), now_s + wait_s)] if wait_s >= 0 else []
+            case Requested(token, Ask(to=to, budget_s=budget_s)):
+                subject = subjects.command("ledger", to, "add")
+                ask = Add(command="c", account="asked", amount=1)
+                return [Request(subject, ask, str(token), "lane", 1.0, budget_s)]
+            case Requested(token, Ok()):
+                return [Do("work", {"token": token})]
+            case Requested(_, Crash()):
+                raise AssertionError("an invariant is broken")
+            case TimerFired(key):
+                return [Reply(int(key), Ok())]
+            case Answered(key, message):
+                return [Reply(int(key), message)]
+            case Worked(token):
+                return [Reply(token, Ok())]
+            case Observed(_, Sum(total=-1)):
+                return [Stop("told by a fact", 3)]
+        return []
+
+    def _add(self, token: int, add: Add) -> list[Effect]:
+        old = self.accounts.get(add.account, Account(total=0, commands=()))
+        if add.command in old.commands:
+            return [Reply(token, Sum(account=add.account, total=old.total))]
+        new = Account(total=old.total + add.amount, commands=(*old.commands, add.command))
+        self.accounts[add.account] = new
+        fact = Sum(account=add.account, total=new.total)
+        return [
+            Reply(token, fact),
+            Publish(subjects.event("ledger", add.account, "changed"), fact),
+            Persist("accounts", add.account, new),
+        ]
+
+
+class Running:
+    """A service in a task, and a client beside it."""
+
+    def __init__(self, sim: SimWorld, id: str = "l1", **changes: Any) -> None:
+        self.core = Ledger()
+        self.world = sim.client(f"ledger-{id}")
+        self.client = sim.client("client")
+        self.id = id
+        self.stop = asyncio.Event()
+        self.port: Port | None = None
+        definition = ServiceDefinition(
+            service="ledger",
+            id=id,
+            core=self.core,
+            buckets={"accounts": Account},
+            endpoints={"add": Add, "later": Later, "ask": Ask, "work": Ok, "crash": Crash},
+            subscriptions={subjects.events("ledger", "*", "told"): Sum},
+            handlers={"work": self._work},
+            on_start=self._on_start,
+        )
+        definition = replace(definition, **changes)
+        self.task = asyncio.ensure_future(run_service(definition, self.world, self.stop))
+
+    async def _on_start(self, port: Port) -> None:
+        self.port = port
+
+    async def _work(self, token: int) -> Worked:
+        await asyncio.sleep(2.0)
+        return Worked(token)
+
+    async def ready(self) -> "Running":
+        """Returns once it answers."""
+        for _ in range(1000):
+            if self.task.done():
+                self.task.result()
+            try:
+                await self.ask("health", GetHealth())
+                return self
+            except Exception:
+                await asyncio.sleep(0.05)
+        raise AssertionError("it never answered")
+
+    async def ask(self, verb: str, message: Message, timeout_s: float = 60.0) -> Any:
+        subject = subjects.command("ledger", self.id, verb)
+        raw = await self.client.bus.request(subject, codec.encode(message), timeout_s=timeout_s)
+        return codec.decode(raw, Sum | Ok | Refused | Health | Info | Stats)
+
+    async def add(self, command: str, amount: int = 1, account: str = "a") -> Any:
+        return await self.ask("add", Add(command=command, account=account, amount=amount))
+
+    async def end(self) -> int:
+        self.stop.set()
+        return await self.task
+
+
+def simulate(main: Coroutine[Any, Any, Any]) -> Any:
+    return run_simulated(main)
+
+
+def test_an_answer_is_given_once_its_record_is_stored() -> None:
+    async def main() -> None:
+        sim = sim_world(1)
+        service = await Running(sim).ready()
+        facts: list[Delivery] = []
+
+        async def heard(delivery: Delivery) -> None:
+            facts.append(delivery)
+
+        await service.client.bus.subscribe("sw.v1.evt.ledger.>", heard)
+        reply = await service.add("c1", 5)
+        assert reply == Sum(account="a", total=5, sender="ledger.l1", epoch=1)
+        assert await service.add("c1", 5) == reply  # A repeated command is not applied again.
+        bucket = await sim.client("reader").store.bucket("accounts")
+        entry = await bucket.get("a")
+        assert entry is not None
+        assert entry.value is not None
+        assert codec.decode_record(entry.value, Account, "a")[0].total == 5
+        await asyncio.sleep(0.1)
+        assert [codec.decode(fact.payload, Sum).total for fact in facts] == [5]
+        assert await service.end() == 0
+
+    simulate(main())
+
+
+def test_a_restart_remembers_what_was_said_and_has_a_higher_epoch() -> None:
+    async def main() -> None:
+        sim = sim_world(2)
+        first = await Running(sim).ready()
+        for index in range(20):
+            await first.add(f"c{index}", index)
+        await first.end()
+        second = await Running(sim).ready()
+        assert (second.core.epoch, first.core.epoch) == (2, 1)
+        assert second.core.accounts["a"].total == sum(range(20))
+        assert (await second.add("c7", 7)).total == sum(range(20))
+        await second.end()
+
+    simulate(main())
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_store_faults_lose_nothing_that_was_answered_and_apply_nothing_twice(seed: int) -> None:
+    """Writes time out before or after they were applied, 64 in flight; then the service crashes
+    in the middle, and its successor has all that was answered, each command once."""
+
+    async def main() -> None:
+        faults = SeededStoreFaults(Random(seed), lost=0.05, unanswered=0.05, delay_s_max=0.05)
+        sim = sim_world(seed, store_faults=faults)
+        answered: dict[str, int] = {}
+        service = await Running(sim).ready()
+
+        async def send(number: int) -> None:
+            account = f"a{number % 5}"
+            for command in range(20):
+                name = f"{number}-{command}"
+                reply = await service.add(name, 1, account)
+                if isinstance(reply, Sum):
+                    answered[name] = reply.total
+
+        senders = [asyncio.ensure_future(send(number)) for number in range(64)]
+        await asyncio.sleep(Random(seed).uniform(0.5, 20.0))
+        service.task.cancel()
+        await asyncio.gather(service.task, return_exceptions=True)
+        for sender in senders:
+            sender.cancel()
+        await asyncio.gather(*senders, return_exceptions=True)
+        again = await Running(sim).ready()
+        done = [name for account in again.core.accounts.values() for name in account.commands]
+        assert len(done) == len(set(done))
+        assert set(answered) <= set(done)
+        assert len(answered) > 0
+        for account in again.core.accounts.values():
+            assert account.total == len(account.commands)
+            told = [answered[name] for name in account.commands if name in answered]
+            assert told == sorted(told)
+        await again.end()
+
+    simulate(main())
+
+
+def test_a_deposed_instance_ends_and_never_writes_again() -> None:
+    async def main() -> None:
+        sim = sim_world(3)
+        old = await Running(sim).ready()
+        await old.add("c1")
+        new = await Running(sim, "l1").ready()  # The same service, started a second time.
+        with pytest.raises(Deposed, match="accounts"):
+            await asyncio.gather(old.task, *(old.add(f"d{n}", 1, f"d{n}") for n in range(50)))
+        await new.add("c2")
+        stored, _ = await (await sim.client("reader").store.bucket("accounts")).load()
+        told = set(new.core.accounts) | {"_epoch"}
+        assert set(stored) == told  # Nothing of the old one's writes in flight slipped in.
+        await new.end()
+
+    simulate(main())
+
+
+def test_a_command_of_a_replaced_sender_is_refused() -> None:
+    async def main() -> None:
+        service = await Running(sim_world(4)).ready()
+        good = Add(command="x", account="a", amount=1, sender="master.main", epoch=7)
+        assert isinstance(await service.ask("add", good), Sum)
+        late = msgspec.structs.replace(good, command="y", epoch=6)
+        refused = await service.ask("add", late)
+        assert isinstance(refused, Refused)
+        assert "fenced" in refused.reason
+        other = msgspec.structs.replace(late, sender="master.other", command="z")
+        assert isinstance(await service.ask("add", other), Sum)
+        assert isinstance(await service.add("person"), Sum)
+        stats = await service.ask("stats", GetStats())
+        assert stats.counters["fenced"] == 1
+        await service.end()
+
+    simulate(main())
+
+
+@pytest.mark.parametrize(
+    "payload", [b"", b"\xc1", b"{", b'{"t":"ledger.add"}', b"\x81\xa1t\xa3foo", b"\x91" * 5000]
+)
+def test_bytes_that_are_no_message_are_refused_and_counted(payload: bytes) -> None:
+    async def main() -> None:
+        service = await Running(sim_world(5)).ready()
+        subject = subjects.command("ledger", "l1", "add")
+        raw = await service.client.bus.request(subject, payload, timeout_s=5.0)
+        json = codec.looks_like_json(payload)
+        assert isinstance(codec.decode(raw, Refused, json=json), Refused)
+        await service.client.bus.publish(subjects.event("ledger", "x", "told"), payload)
+        await asyncio.sleep(0.1)
+        stats = await service.ask("stats", GetStats())
+        assert stats.counters["undecodable"] == 2
+        assert not service.task.done()
+        await service.end()
+
+    simulate(main())
+
+
+def test_timers_requests_and_actions_come_back_as_events() -> None:
+    async def main() -> None:
+        sim = sim_world(6)
+        one, two = Running(sim, "l1", buckets={"accounts": Account}), None
+        await one.ready()
+        begun_s = sim.clock.now_s()
+        assert isinstance(await one.ask("later", Later(wait_s=12.5)), Ok)
+        assert sim.clock.now_s() - begun_s == pytest.approx(12.5, abs=0.01)
+        assert isinstance(await one.ask("work", Ok()), Ok)
+        gone = await one.ask("ask", Ask(to="nobody", budget_s=3.0))
+        assert isinstance(gone, Refused)
+        assert "sw.v1.cmd.ledger.nobody.add" in gone.reason
+        two = Running(sim, "l2", buckets={"accounts2": Account})
+        two.core.step = _answering  # type: ignore[method-assign]
+        await two.ready()
+        assert isinstance(await one.ask("ask", Ask(to="l2")), Ok)
+        await one.end()
+        await two.end()
+
+    simulate(main())
+
+
+def _answering(event: Any, now_s: float) -> list[Effect]:
+    """A core that agrees to everything."""
+    return [Reply(event.token, Ok())] if isinstance(event, Requested) else []
+
+
+def test_a_request_the_core_forgets_is_refused_in_the_end() -> None:
+    async def main() -> None:
+        service = await Running(sim_world(7)).ready()
+        reply = await service.ask("later", Later(wait_s=-1.0))
+        assert isinstance(reply, Refused)
+        assert "not answered" in reply.reason
+        assert (await service.ask("stats", GetStats())).counters["unanswered"] == 1
+        await service.end()
+
+    simulate(main())
+
+
+def test_drain_finishes_what_is_begun_and_refuses_what_is_new() -> None:
+    async def main() -> None:
+        service = await Running(sim_world(8)).ready()
+        begun = asyncio.ensure_future(service.ask("work", Ok()))
+        await asyncio.sleep(0.1)
+        assert isinstance(await service.ask("drain", Drain()), Ok)
+        await asyncio.sleep(0.1)
+        late = await service.add("late")
+        assert isinstance(late, Refused)
+        assert late.retry_after_s > 0
+        assert (await service.ask("health", GetHealth())).state == "draining"
+        assert isinstance(await begun, Ok)
+        assert await service.task == 0
+        assert any(isinstance(event, Draining) for event in service.core.events)
+
+    simulate(main())
+
+
+def test_every_service_says_who_it_is_and_how_it_fares() -> None:
+    async def main() -> None:
+        sim = sim_world(9)
+        service = await Running(sim).ready()
+        await service.add("c1")
+        health = await service.ask("health", GetHealth())
+        assert (health.state, health.bus_connected) == ("ok", True)
+        info = await service.ask("info", GetInfo())
+        assert info.endpoints[:2] == ("add", "later")
+        assert set(info.endpoints) >= {"health", "info", "stats", "drain"}
+        stats = await service.ask("stats", GetStats())
+        assert stats.counters["requests_add"] == 1
+        assert stats.counters["records"] == 1
+        heard: list[Heartbeat] = []
+
+        async def hear(delivery: Delivery) -> None:
+            heard.append(codec.decode(delivery.payload, Heartbeat))
+
+        await service.client.bus.subscribe("sw.v1.tel.ledger.l1.heartbeat", hear)
+        await asyncio.sleep(10 * limits.HEARTBEAT_S)
+        assert len(heard) in (10, 11)
+        assert {beat.incarnation for beat in heard} == {1}
+        await service.end()
+
+    simulate(main())
+
+
+def test_a_core_that_stops_gives_the_exit_code_and_one_that_breaks_its_error() -> None:
+    async def main() -> None:
+        sim = sim_world(10)
+        service = await Running(sim).ready()
+        fact = codec.encode(Sum(account="a", total=-1))
+        await service.client.bus.publish(subjects.event("ledger", "a", "told"), fact)
+        assert await service.task == 3
+        service = await Running(sim).ready()
+        crashing = asyncio.ensure_future(service.ask("crash", Crash()))
+        with pytest.raises(AssertionError, match="invariant"):
+            await service.task
+        assert isinstance(await crashing, Refused)
+
+    simulate(main())
+
+
+def test_a_damaged_record_stops_the_start_and_names_the_key() -> None:
+    async def main() -> None:
+        sim = sim_world(11)
+        service = await Running(sim).ready()
+        await service.add("c1")
+        await service.end()
+        bucket = await sim.client("vandal").store.bucket("accounts")
+        entry = await bucket.get("a")
+        assert entry is not None
+        assert entry.value is not None
+        damaged = entry.value[:-1] + bytes([entry.value[-1] ^ 1])
+        await bucket.put("a", damaged, expected_last=await bucket.last_sequence())
+        with pytest.raises(DecodeRejected, match="accounts/a.*nats kv del"):
+            await Running(sim).task
+
+    simulate(main())
+
+
+def test_a_foreign_write_by_hand_ends_the_writer() -> None:
+    async def main() -> None:
+        sim = sim_world(12)
+        service = await Running(sim).ready()
+        await service.add("c1")
+        bucket = await sim.client("vandal").store.bucket("accounts")
+        await bucket.put("z", b"by hand", expected_last=await bucket.last_sequence())
+        with pytest.raises(Deposed):
+            await asyncio.gather(service.task, service.add("c2"))
+
+    simulate(main())
+
+
+def test_the_lease_passes_to_the_standby_once_it_has_run_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The leader is killed and releases nothing; the standby waits, then leads with a higher
+    epoch."""
+
+    async def nothing(_: MemoryLease) -> None:
+        return None
+
+    monkeypatch.setattr(MemoryLease, "release", nothing)
+
+    async def main() -> None:
+        sim = sim_world(13)
+        first = await Running(sim, "main", lease="ledger", instance="m1").ready()
+        second = Running(sim, "main", lease="ledger", instance="m2")
+        await asyncio.sleep(3 * limits.LEASE_S)
+        assert second.core.events == []
+        first.task.cancel()
+        await asyncio.gather(first.task, return_exceptions=True)
+        begun_s = sim.clock.now_s()
+        await second.ready()
+        assert sim.clock.now_s() - begun_s < 2 * limits.LEASE_S
+        assert second.core.epoch == 2
+        await second.end()
+
+    simulate(main())
+
+
+def test_the_same_seed_gives_the_same_messages() -> None:
+    def run() -> list[tuple[float, str, str, str, bytes]]:
+        log: list[tuple[float, str, str, str, bytes]] = []
+
+        async def main() -> None:
+            faults = SeededStoreFaults(Random(1), lost=0.1, unanswered=0.1, delay_s_max=0.1)
+            sim = sim_world(14, store_faults=faults, trace=lambda *call: log.append(call))
+            service = await Running(sim).ready()
+            await asyncio.gather(*(service.add(f"c{n}", n, f"a{n % 3}") for n in range(50)))
+            await service.end()
+
+        simulate(main())
+        return log
+
+    first = run()
+    assert len(first) > 100
+    assert first == run()
+
+
+def test_a_service_without_buckets_has_an_epoch_too() -> None:
+    async def main() -> None:
+        sim = sim_world(15)
+        for expected in (1, 2):
+            services = [Running(sim, f"l{n}", buckets={}) for n in range(5)]
+            for service in services:
+                service.core.step = _answering  # type: ignore[method-assign]
+                await service.ready()
+                assert service.port is not None
+                assert service.port.epoch == expected
+                await service.end()
+
+    simulate(main())
+
+
+def test_writing_a_foreign_bucket_is_a_bug_that_ends_the_service() -> None:
+    async def main() -> None:
+        service = Running(sim_world(16), buckets={"other": Account})
+        service.core.step = lambda event, now_s: (  # type: ignore[method-assign]
+            [Persist("accounts", "a", Account(total=1, commands=()))]
+            if isinstance(event, Recovered)
+            else []
+        )
+        with pytest.raises(Fatal, match="not this service's own"):
+            await service.task
+
+    simulate(main())
