@@ -1,11 +1,11 @@
 """Which part of a trace is replayed or simulated, and at what pace. Pure.
 
-Selection(gpus_min=2, jobs_max=12)           the first 12 jobs of at least 2 GPUs
-Selection(start_s=..., end_s=...)            one week; t = 0 is then the start of the week
-Selection(time_scale=0.01)                   every time a hundredth of the trace's
+select(jobs, min_gpus=2, jobs=12)            the first 12 jobs of at least 2 GPUs
+select(jobs, start_s=..., end_s=...)         one week; t = 0 is then the start of the week
+select(jobs, time_scale=0.01)                every time a hundredth of the trace's
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 from math import inf, isfinite
 
 import msgspec
@@ -15,54 +15,42 @@ from slackwater.loadgen.traces.record import Trace, TraceJob
 from slackwater.loadgen.traces.sheet import unix_s
 
 
-@dataclass(frozen=True, slots=True)
-class Selection:
-    """What to keep. Submissions in [start_s, end_s) after the trace's origin."""
+def select(
+    rows: Sequence[TraceJob],
+    *,
+    min_gpus: int = 0,
+    max_gpus: int | None = None,
+    jobs: int | None = None,
+    start_s: float | None = None,
+    end_s: float | None = None,
+    time_scale: float = 1.0,
+    rebase: bool = True,
+) -> tuple[TraceJob, ...]:
+    """The rows of `min_gpus` to `max_gpus` submitted in [start_s, end_s), the first `jobs` of them.
 
-    gpus_min: int = 0
-    gpus_max: int | None = None
-    jobs_max: int | None = None
-    start_s: float | None = None
-    end_s: float | None = None
-    time_scale: float = 1.0
-    """Multiplies submissions, durations, iterations and stages alike."""
-    rebase: bool = True
-    """Count time from `start_s`, or without one from the first job kept; False keeps the
-    trace's times (rounds at fixed ticks depend on them)."""
-
-    def __post_init__(self) -> None:
-        if self.gpus_min < 0 or (self.gpus_max is not None and self.gpus_max < self.gpus_min):
-            raise Rejected(
-                f"GPUs from {self.gpus_min} to {self.gpus_max}: no job can match; "
-                "give a minimum of at least 0 and not above the maximum"
-            )
-        if self.jobs_max is not None and self.jobs_max < 1:
-            raise Rejected(f"{self.jobs_max} jobs asked for; give at least 1, or leave it out")
-        bounds = (self.start_s or 0.0, inf if self.end_s is None else self.end_s)
-        if not bounds[0] < bounds[1]:
-            raise Rejected(f"the time from {self.start_s} to {self.end_s} s is empty; swap them")
-        if not (isfinite(self.time_scale) and self.time_scale > 0.0):
-            raise Rejected(f"a time scale of {self.time_scale}; give a number above 0")
-
-
-def select(trace: Trace, selection: Selection) -> tuple[TraceJob, ...]:
-    """The jobs kept, in submission order. A selection that keeps none is refused."""
-    start_s = 0.0 if selection.start_s is None else selection.start_s
-    end_s = inf if selection.end_s is None else selection.end_s
-    gpus_max = inf if selection.gpus_max is None else selection.gpus_max
+    `rows` are in submission order, as `read` gives them. `time_scale` multiplies submissions,
+    durations, iterations and stages alike. Time then counts from `start_s`, or without one from the
+    first job kept; with `rebase` off it stays the trace's (rounds at fixed ticks depend on it). A
+    selection that keeps nothing is refused.
+    """
+    _check(min_gpus, max_gpus, jobs, start_s, end_s, time_scale)
+    from_s = -inf if start_s is None else start_s
+    to_s = inf if end_s is None else end_s
+    gpus_max = inf if max_gpus is None else max_gpus
     kept = [
-        job
-        for job in trace.jobs
-        if selection.gpus_min <= job.gpus <= gpus_max and start_s <= job.submit_s < end_s
-    ][: selection.jobs_max]
+        row for row in rows if min_gpus <= row.gpus <= gpus_max and from_s <= row.submit_s < to_s
+    ][:jobs]
     if not kept:
-        raise Rejected(_nothing_kept(trace, selection))
+        asked = (
+            f"{min_gpus} to {max_gpus or 'any number of'} GPUs, submitted in [{from_s}, {to_s}) s"
+        )
+        raise Rejected(f"no job of {asked}; {_there_is(rows)}")
     zero_s = 0.0
-    if selection.rebase:
-        zero_s = kept[0].submit_s if selection.start_s is None else selection.start_s
-    if zero_s == 0.0 and selection.time_scale == 1.0:
+    if rebase:
+        zero_s = kept[0].submit_s if start_s is None else start_s
+    if zero_s == 0.0 and time_scale == 1.0:
         return tuple(kept)
-    return tuple(_moved(job, zero_s, selection.time_scale) for job in kept)
+    return tuple(_moved(row, zero_s, time_scale) for row in kept)
 
 
 def seconds_after_origin(text: str, trace: Trace) -> float:
@@ -97,12 +85,34 @@ def _moved(job: TraceJob, zero_s: float, scale: float) -> TraceJob:
     )
 
 
-def _nothing_kept(trace: Trace, selection: Selection) -> str:
-    gpus = sorted({job.gpus for job in trace.jobs})
-    last_s = trace.jobs[-1].submit_s
+def _check(
+    min_gpus: int,
+    max_gpus: int | None,
+    jobs: int | None,
+    start_s: float | None,
+    end_s: float | None,
+    time_scale: float,
+) -> None:
+    if min_gpus < 0 or (max_gpus is not None and max_gpus < min_gpus):
+        raise Rejected(
+            f"{min_gpus} to {max_gpus} GPUs: no job can match; give a minimum of at least 0 and "
+            "not above the maximum"
+        )
+    if jobs is not None and jobs < 1:
+        raise Rejected(f"{jobs} jobs asked for; give at least 1, or leave it out")
+    if not (0.0 if start_s is None else start_s) < (inf if end_s is None else end_s):
+        raise Rejected(
+            f"the time from {start_s} to {end_s} s is empty; give an end after the start"
+        )
+    if not (isfinite(time_scale) and time_scale > 0.0):
+        raise Rejected(f"a time scale of {time_scale}; give a number above 0")
+
+
+def _there_is(rows: Sequence[TraceJob]) -> str:
+    if not rows:
+        return "there are no jobs at all"
+    gpus = [row.gpus for row in rows]
     return (
-        f"{trace.path}: none of its {len(trace.jobs)} jobs has {selection.gpus_min} to "
-        f"{selection.gpus_max or 'any number of'} GPUs and is submitted in "
-        f"[{selection.start_s or 0:g}, {'end' if selection.end_s is None else selection.end_s}) s; "
-        f"it has jobs of {gpus[0]} to {gpus[-1]} GPUs, submitted from 0 to {last_s:g} s"
+        f"the trace's {len(rows)} jobs have {min(gpus)} to {max(gpus)} GPUs and are submitted "
+        f"from {rows[0].submit_s:g} to {rows[-1].submit_s:g} s"
     )

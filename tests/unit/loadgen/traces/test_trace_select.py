@@ -1,5 +1,6 @@
 """Choosing part of a trace and its pace."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slackwater.common.errors import Rejected
-from slackwater.loadgen.traces import Selection, Trace, TraceJob, read, seconds_after_origin, select
+from slackwater.loadgen.traces import Trace, TraceJob, read, seconds_after_origin, select
 
 
 def _trace(jobs: list[tuple[float, int]], format: str = "itp", origin_s: float = 0.0) -> Trace:
@@ -29,7 +30,7 @@ def test_the_replay_of_the_itp_cluster(traces_dir: Path) -> None:
     path = traces_dir / "elasticflow-itp" / "cluster02.csv"
     rows = [line.split(",") for line in path.read_text().splitlines()[1:]]
     wide = [row for row in rows if int(row[3]) >= 2][:12]
-    jobs = select(read(path), Selection(gpus_min=2, jobs_max=12, time_scale=0.5))
+    jobs = select(read(path).jobs, min_gpus=2, jobs=12, time_scale=0.5)
     assert [job.id for job in jobs] == [row[0] for row in wide]
     assert [job.gpus for job in jobs] == [int(row[3]) for row in wide]
     assert [job.submit_s for job in jobs] == [(int(row[1]) - int(wide[0][1])) * 0.5 for row in wide]
@@ -43,7 +44,7 @@ def test_one_week_of_philly(traces_dir: Path) -> None:
     start_s = seconds_after_origin("2017-10-09", trace)
     end_s = seconds_after_origin("2017-10-16", trace)
     assert end_s - start_s == 7 * 86_400
-    jobs = select(trace, Selection(start_s=start_s, end_s=end_s))
+    jobs = select(trace.jobs, start_s=start_s, end_s=end_s)
     assert len(jobs) == 12_751
     assert 0 <= jobs[0].submit_s < 600
     assert jobs[-1].submit_s < 7 * 86_400
@@ -64,18 +65,26 @@ def test_a_selection_is_a_filter(
         for job in trace.jobs
         if gpus[0] <= job.gpus <= gpus[1] and times[0] <= job.submit_s < times[1]
     ][:count]
+    part = partial(
+        select,
+        trace.jobs,
+        min_gpus=gpus[0],
+        max_gpus=gpus[1],
+        jobs=count,
+        start_s=times[0],
+        end_s=times[1],
+    )
     if not times[0] < times[1] or not expected:
         with pytest.raises(Rejected):
-            select(trace, Selection(gpus[0], gpus[1], count, times[0], times[1], rebase=False))
+            part(rebase=False)
         return
-    kept = select(trace, Selection(gpus[0], gpus[1], count, times[0], times[1], rebase=False))
-    assert list(kept) == expected
-    moved = select(trace, Selection(gpus[0], gpus[1], count, times[0], times[1]))
+    assert list(part(rebase=False)) == expected
+    moved = part()
     assert [job.submit_s for job in moved] == [job.submit_s - times[0] for job in expected]
 
 
 def test_times_scale_together() -> None:
-    job = select(_trace([(5.0, 1), (9.0, 1)]), Selection(time_scale=0.1))[1]
+    job = select(_trace([(5.0, 1), (9.0, 1)]).jobs, time_scale=0.1)[1]
     assert job.submit_s == pytest.approx(0.4)
     assert job.duration_s == pytest.approx(1.0)
     assert dict(job.stages_s) == pytest.approx({"cpu": 0.2})
@@ -84,9 +93,9 @@ def test_times_scale_together() -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"gpus_min": -1},
-        {"gpus_min": 4, "gpus_max": 2},
-        {"jobs_max": 0},
+        {"min_gpus": -1},
+        {"min_gpus": 4, "max_gpus": 2},
+        {"jobs": 0},
         {"start_s": 5.0, "end_s": 5.0},
         {"end_s": 0.0},
         {"time_scale": 0.0},
@@ -97,13 +106,17 @@ def test_times_scale_together() -> None:
 )
 def test_impossible_selections(options: dict[str, float]) -> None:
     with pytest.raises(Rejected):
-        Selection(**options)  # type: ignore[arg-type]  # wrong on purpose
+        select(_trace([(0.0, 1)]).jobs, **options)  # type: ignore[arg-type]  # wrong on purpose
 
 
 def test_an_empty_result_says_what_there_is() -> None:
-    with pytest.raises(Rejected, match="none of its 2 jobs has 16 to any number of GPUs") as caught:
-        select(_trace([(0.0, 1), (50.0, 8)]), Selection(gpus_min=16))
-    assert "it has jobs of 1 to 8 GPUs, submitted from 0 to 50 s" in str(caught.value)
+    with pytest.raises(Rejected, match="no job of 16 to any number of GPUs") as caught:
+        select(_trace([(0.0, 1), (50.0, 8)]).jobs, min_gpus=16)
+    assert "the trace's 2 jobs have 1 to 8 GPUs and are submitted from 0 to 50 s" in str(
+        caught.value
+    )
+    with pytest.raises(Rejected, match="there are no jobs at all"):
+        select(())
 
 
 def test_moments() -> None:
