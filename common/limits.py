@@ -52,6 +52,17 @@ RESTART_WAIT_S: Final = 0.2
 RESTARTS_MAX: Final = 20
 """Within RESTART_WINDOW_S; one more and the supervisor gives up with the reason."""
 RESTART_WINDOW_S: Final = 60.0
+RESTART_WAIT_S_MAX: Final = 2.0
+SETTLED_S: Final = 2.0
+"""A service that was ready for so long and then ends is started anew without a longer wait."""
+START_S: Final = 60.0
+"""From start to READY=1, on a busy machine, kernels compiled."""
+ABORT_S: Final = 1.0
+"""From SIGABRT (the watchdog's) to SIGKILL."""
+FD_STORE_MAX: Final = 8192
+NOTIFY_BYTES_MAX: Final = 4096
+NOTIFY_FDS_MAX: Final = 253
+SOCKET_PATH_MAX: Final = 107
 
 # The service shell
 STEPS_WAITING_MAX: Final = 4096

@@ -13,7 +13,7 @@ from typing import Protocol
 from slackwater.common.transport.region import Region
 
 Address = str
-"""kind-specific: a Unix socket's path, or host:port."""
+"""kind-specific: `<host identity>!/path/of/a/socket` (a bare path means this host), host:port."""
 
 
 class RemoteRegion(Protocol):
@@ -53,10 +53,13 @@ class Channel(Protocol):
     async def open(self, key: bytes) -> RemoteRegion: ...
 
     async def write(self, local: memoryview, remote: RemoteRegion, offset: int) -> None:
-        """Returns when the bytes are in the remote region and visible to its owner."""
+        """Returns when the bytes are in the remote region and visible to its owner. Cancelled or
+        failed, it leaves any part of the range written."""
         ...
 
-    async def read(self, remote: RemoteRegion, offset: int, local: memoryview) -> None: ...
+    async def read(self, remote: RemoteRegion, offset: int, local: memoryview) -> None:
+        """Fill `local`. Once this has ended, however it did, nothing more comes into `local`."""
+        ...
 
     def send(self, frame: bytes) -> None:
         """Queue one small frame: ordered after every write that has returned. Never blocks;
@@ -72,21 +75,29 @@ class Channel(Protocol):
         the memfd itself on one host, a copy otherwise. Returns when the peer has accepted it."""
         ...
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """What was sent before still arrives where the peer takes it. Closes the remote regions
+        that this side opened. Idempotent; needed also after the peer is gone."""
+        ...
 
 
 Accept = Callable[[bytes], None]
 """Called with a peer's hello before the channel exists; raises AccessRefused to turn it away."""
 OnChannel = Callable[[Channel], Awaitable[None]]
+"""Runs as a task. It may return and keep its channel; if it raises, the channel is closed."""
 OnHandover = Callable[[Region, bytes], Awaitable[None]]
-"""Called with a region that a peer handed over and its note; raises Rejected to refuse it."""
+"""Called with a region that a peer handed over and its note; raises Rejected to refuse it. The
+region is its own once it returns; if it raises, or the channel ends before, the region is closed.
+The giver closes its own Region after `handover` returned: on one host both are the same memory."""
 
 
 class Listener(Protocol):
     @property
     def address(self) -> Address: ...
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """Stop listening, and close every channel that was accepted here."""
+        ...
 
 
 class Fabric(Protocol):
@@ -99,6 +110,14 @@ class Fabric(Protocol):
         self, address: Address, accept: Accept, on_channel: OnChannel, on_handover: OnHandover
     ) -> Listener: ...
 
-    async def connect(self, address: Address, hello: bytes, *, deadline_s: float) -> Channel:
-        """Raises Unavailable (nobody there), AccessRefused (turned away), DeadlineExceeded."""
+    async def connect(
+        self,
+        address: Address,
+        hello: bytes,
+        *,
+        deadline_s: float,
+        on_handover: OnHandover | None = None,
+    ) -> Channel:
+        """Raises Unavailable (nobody there), AccessRefused (turned away), DeadlineExceeded.
+        Without `on_handover` this side refuses regions that the listener hands over."""
         ...

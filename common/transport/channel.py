@@ -1,0 +1,312 @@
+"""What the channels over sockets have in common: frames, keys, requests and their answers, the end.
+
+A channel ends once, with a reason: every operation that waits ends with Unavailable, frames that
+have arrived can still be received, nothing stays open. Keys are random, live in the table of one
+channel, and so are worthless on another. Records that must not come end the channel: a peer that
+violates the protocol is treated as lost.
+"""
+
+import asyncio
+import mmap
+import secrets
+from abc import ABC, abstractmethod
+from collections.abc import Coroutine
+from typing import Any, Final, NamedTuple
+
+from slackwater.common import limits
+from slackwater.common.errors import (
+    AccessRefused,
+    DeadlineExceeded,
+    DecodeRejected,
+    Rejected,
+    SlackwaterError,
+    Unavailable,
+)
+from slackwater.common.transport import wire
+from slackwater.common.transport.base import OnHandover, RemoteRegion
+from slackwater.common.transport.inbox import Credit, Inbox
+from slackwater.common.transport.region import Region
+
+KEY_BYTES: Final = 32
+
+
+class Answer(NamedTuple):
+    """What came back for a request; `mapping` where the record carried a descriptor."""
+
+    header: wire.Header
+    body: bytes
+    mapping: mmap.mmap | None
+
+
+def as_bytes(view: memoryview) -> memoryview:
+    """The same memory as bytes. Raises Rejected when it is not contiguous."""
+    if view.format == "B" and view.ndim == 1 and view.contiguous:
+        return view
+    if not view.c_contiguous:
+        raise Rejected("a buffer with gaps cannot be moved: copy it into a contiguous one")
+    return view.cast("B")
+
+
+def check_range(offset: int, nbytes: int, region_bytes: int) -> None:
+    """Raises AccessRefused."""
+    if offset < 0 or offset + nbytes > region_bytes:
+        raise AccessRefused(
+            f"bytes [{offset}, {offset + nbytes}) of a region that has {region_bytes}"
+        )
+
+
+class SocketChannel(ABC):
+    """Base of the shm and the tcp channel."""
+
+    def __init__(self, hello: bytes, on_handover: OnHandover | None) -> None:
+        self._hello = hello
+        self._on_handover = on_handover
+        self._loop = asyncio.get_running_loop()
+        self._inbox = Inbox()
+        self._credit = Credit()
+        self._grants: dict[bytes, Region] = {}
+        self._waiting: dict[int, asyncio.Future[Answer]] = {}
+        self._requests = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._handovers = 0
+        self._lost: str | None = None
+        self._lost_event = asyncio.Event()
+
+    # What differs --------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _push(self, record: bytes, *, fd: int = -1, ordered: bool = True) -> None:
+        """Send a control record. Unordered: it may be lost with a connection that is resumed."""
+
+    @abstractmethod
+    def _teardown(self) -> None:
+        """Close sockets; called once."""
+
+    @abstractmethod
+    def _serve_open(self, header: wire.Header, key: bytes, region: Region) -> None:
+        """Answer an OPEN whose key is good."""
+
+    @abstractmethod
+    def _adopt(self, header: wire.Header, label: str) -> Region:
+        """The region that a HANDOVER speaks of. Raises DecodeRejected, Rejected."""
+
+    @abstractmethod
+    async def open(self, key: bytes) -> RemoteRegion: ...
+
+    @abstractmethod
+    async def close(self) -> None: ...
+
+    # Frames and keys -----------------------------------------------------------------------------
+
+    @property
+    def hello(self) -> bytes:
+        return self._hello
+
+    @property
+    def closed(self) -> bool:
+        return self._lost is not None
+
+    def grant(self, region: Region) -> bytes:
+        self._check_alive()
+        if region.closed:
+            raise Rejected(f"region {region.label} is closed: only an open one can be granted")
+        if len(self._grants) >= limits.GRANTS_MAX:
+            raise Rejected(f"{limits.GRANTS_MAX} keys granted on one channel: revoke some")
+        key = secrets.token_bytes(KEY_BYTES)
+        self._grants[key] = region
+        return key
+
+    def revoke(self, key: bytes) -> None:
+        if self._grants.pop(key, None) is not None and not self.closed:
+            self._push(wire.pack(wire.REVOKED, body=key))
+
+    def send(self, frame: bytes) -> None:
+        self._check_alive()
+        if len(frame) > limits.FRAME_BYTES_MAX:
+            raise Rejected(
+                f"a frame of {len(frame)} bytes, at most {limits.FRAME_BYTES_MAX} fit: "
+                "write bulk bytes into a region"
+            )
+        self._credit.take(len(frame))
+        self._push(wire.pack(wire.FRAME, body=frame))
+
+    async def receive(self) -> bytes:
+        frame = await self._inbox.get()
+        if self._inbox.progress_due() and not self.closed:
+            self._push_progress()
+        return frame
+
+    def _push_progress(self) -> None:
+        record = wire.pack(
+            wire.PROGRESS,
+            number=self._inbox.consumed_frames,
+            offset=self._inbox.consumed_bytes,
+            body=wire.WORD.pack(self._received()),
+        )
+        self._push(record, ordered=False)
+
+    def _received(self) -> int:
+        """Ordered records received so far."""
+        return 0
+
+    def _peer_received(self, ordinal: int) -> None:
+        """The peer has this many of our ordered records. Raises DecodeRejected."""
+        if ordinal:
+            raise DecodeRejected(f"{ordinal} numbered records on a channel that numbers none")
+
+    # Requests ------------------------------------------------------------------------------------
+
+    async def _ask(
+        self,
+        kind: int,
+        *,
+        handle: int = 0,
+        number: int = 0,
+        body: bytes = b"",
+        fd: int = -1,
+        deadline_s: float = limits.CHANNEL_REQUEST_S,
+    ) -> Answer:
+        """Raises what the peer refused with, Unavailable, DeadlineExceeded."""
+        self._check_alive()
+        if len(self._waiting) >= limits.CHANNEL_REQUESTS_MAX:
+            raise Unavailable(
+                f"{limits.CHANNEL_REQUESTS_MAX} requests wait on this channel", retry_after_s=0.1
+            )
+        self._requests += 1
+        request = self._requests
+        answer: asyncio.Future[Answer] = self._loop.create_future()
+        self._waiting[request] = answer
+        record = wire.pack(kind, handle=handle, number=number, offset=request, body=body)
+        try:
+            self._push(record, fd=fd)
+            async with asyncio.timeout(deadline_s):
+                return await answer
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"the peer did not answer within {deadline_s:g} s; it may still act on the request"
+            ) from None
+        finally:
+            self._waiting.pop(request, None)
+            if answer.done() and not answer.cancelled():
+                answer.exception()  # Seen, also where a cancellation overtook it.
+
+    def _answer(self, header: wire.Header, body: bytes, mapping: mmap.mmap | None = None) -> None:
+        """Hand an answer to the one who waits. Nobody may do so any more: then it is dropped, and
+        a mapping closes with its last reference."""
+        waiter = self._waiting.get(header.offset)
+        if waiter is None or waiter.done():
+            return
+        if header.kind == wire.REFUSED:
+            waiter.set_exception(wire.refusal(header, body))
+        else:
+            waiter.set_result(Answer(header, body, mapping))
+
+    # Records -------------------------------------------------------------------------------------
+
+    def _control(self, header: wire.Header, body: bytes) -> None:
+        """One control record of those that both kinds of channel know. Raises DecodeRejected."""
+        match header.kind:
+            case wire.FRAME:
+                self._inbox.put(body)
+            case wire.PROGRESS:
+                if len(body) != wire.WORD.size:
+                    raise DecodeRejected(f"progress with {len(body)} bytes")
+                self._credit.returned(header.number, header.offset)
+                self._peer_received(wire.WORD.unpack(body)[0])
+            case wire.OPEN:
+                region = self._grants.get(body)
+                if region is None or region.closed:
+                    why = AccessRefused("no region is granted on this channel under this key")
+                    self._push(wire.pack_refusal(why, offset=header.offset))
+                else:
+                    self._serve_open(header, body, region)
+            case wire.REFUSED | wire.ACCEPTED:
+                self._answer(header, body)
+            case wire.HANDOVER:
+                self._take_handover(header, body)
+            case _:
+                raise DecodeRejected(f"a record of kind {header.kind} is not expected here")
+
+    def _take_handover(self, header: wire.Header, body: bytes) -> None:
+        if header.handle > len(body):
+            raise DecodeRejected(f"a label of {header.handle} bytes in {len(body)}")
+        label = body[: header.handle].decode("utf-8", "replace")
+        note = body[header.handle :]
+        try:
+            region = self._adopt(header, label)
+        except Rejected as error:
+            if isinstance(error, DecodeRejected):
+                raise
+            self._push(wire.pack_refusal(error, offset=header.offset))
+            return
+        if self._on_handover is None:
+            region.close()
+            none = Rejected("this side takes no regions: it named no on_handover")
+            self._push(wire.pack_refusal(none, offset=header.offset))
+        elif self._handovers >= limits.HANDOVERS_MAX:
+            region.close()
+            busy = Unavailable(f"{self._handovers} handovers are under way", retry_after_s=0.1)
+            self._push(wire.pack_refusal(busy, offset=header.offset))
+        else:
+            self._handovers += 1
+            self._spawn(self._run_handover(self._on_handover, region, note, header.offset))
+
+    async def _run_handover(
+        self, on_handover: OnHandover, region: Region, note: bytes, request: int
+    ) -> None:
+        """Only when the callback has returned is the region its program's; else it is closed."""
+        accepted = False
+        try:
+            await on_handover(region, note)
+            accepted = True
+            self._reply(wire.pack(wire.ACCEPTED, offset=request))
+        except SlackwaterError as error:
+            self._reply(wire.pack_refusal(error, offset=request))
+        except Exception as error:
+            self._reply(wire.pack_refusal(Unavailable("on_handover failed"), offset=request))
+            self._report("on_handover failed", error)
+        finally:
+            self._handovers -= 1
+            if not accepted:
+                region.close()
+
+    def _reply(self, record: bytes) -> None:
+        if not self.closed:
+            self._push(record)
+
+    # The end -------------------------------------------------------------------------------------
+
+    def _check_alive(self) -> None:
+        if self._lost is not None:
+            raise Unavailable(self._lost)
+
+    def lose(self, why: str) -> None:
+        """The channel is over. Idempotent: the first reason stands."""
+        if self._lost is not None:
+            return
+        self._lost = why
+        self._teardown()
+        for waiter in self._waiting.values():
+            if not waiter.done():
+                waiter.set_exception(Unavailable(why))
+        self._inbox.close(why)
+        self._grants.clear()
+        for task in self._tasks:
+            task.cancel()
+        self._lost_event.set()
+
+    async def _join_tasks(self) -> None:
+        """Wait for what `lose` cancelled, except ourselves."""
+        tasks = self._tasks - {asyncio.current_task()}
+        if tasks:
+            await asyncio.wait(tasks, timeout=limits.CLOSE_S)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _report(self, what: str, error: Exception) -> None:
+        self._loop.call_exception_handler(
+            {"message": f"transport: {what}", "exception": error, "channel": self}
+        )

@@ -1,0 +1,44 @@
+"""How a channel begins: what a hello must be, and what a failed connect means to the caller."""
+
+from slackwater.common import limits
+from slackwater.common.errors import (
+    AccessRefused,
+    ConfigRejected,
+    DeadlineExceeded,
+    DecodeRejected,
+    Rejected,
+    Unavailable,
+)
+from slackwater.common.transport import wire
+
+
+def check_hello(header: wire.Header) -> None:
+    """Raises DecodeRejected when it is no hello, Rejected when it is another version's."""
+    if header.kind != wire.HELLO:
+        raise DecodeRejected(f"a first record of kind {header.kind}, a hello was expected")
+    if header.handle != wire.VERSION:
+        raise Rejected(
+            f"wire version {header.handle}, this side speaks {wire.VERSION}: "
+            "run the same release on both"
+        )
+
+
+def check_hello_size(hello: bytes) -> None:
+    """Raises Rejected."""
+    if len(hello) > limits.FRAME_BYTES_MAX:
+        raise Rejected(f"a hello of {len(hello)} bytes, at most {limits.FRAME_BYTES_MAX} fit")
+
+
+def connect_error(error: BaseException, address: str, deadline_s: float) -> BaseException:
+    """A failed connect as one of our errors."""
+    match error:
+        case TimeoutError():
+            return DeadlineExceeded(f"{address} did not answer within {deadline_s:g} s")
+        case OSError():
+            return Unavailable(f"nobody listens on {address}: {error}")
+        case DecodeRejected():
+            return Unavailable(f"{address} does not speak this protocol: {error}")
+        case Rejected() if not isinstance(error, AccessRefused | ConfigRejected):
+            return AccessRefused(str(error))
+        case _:
+            return error

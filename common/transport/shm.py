@@ -1,0 +1,344 @@
+"""The transport between processes of one host: memfds that both sides map.
+
+Control goes over a Unix stream socket with our own framing; a memfd follows its record by
+SCM_RIGHTS. `open` maps the owner's memory, so a write or read is a copy that the owner's process
+takes no part in, and `view` lets a consumer work in place. Handing a region over is handing its
+descriptor over. Mapped memory cannot be taken back: after `revoke` a peer of ours refuses to use
+it, but a region whose peer is not trusted any more must never be lent again.
+
+Who may connect: processes of our user or of root (SO_PEERCRED), over a socket file with mode 0600.
+"""
+
+import asyncio
+import contextlib
+import errno
+import mmap
+import os
+import socket
+import stat
+import struct
+from pathlib import Path
+from typing import Final
+
+from slackwater.common import limits
+from slackwater.common.errors import (
+    AccessRefused,
+    ConfigRejected,
+    DecodeRejected,
+    Rejected,
+    Unavailable,
+)
+from slackwater.common.transport import wire
+from slackwater.common.transport.base import (
+    Accept,
+    Address,
+    Channel,
+    OnChannel,
+    OnHandover,
+    RemoteRegion,
+)
+from slackwater.common.transport.channel import SocketChannel, as_bytes, check_range
+from slackwater.common.transport.copying import copy
+from slackwater.common.transport.hello import check_hello, check_hello_size, connect_error
+from slackwater.common.transport.host import host_identity, split_identity
+from slackwater.common.transport.listening import BACKLOG, Accepted, Door
+from slackwater.common.transport.region import Region, check_foreign, release
+from slackwater.common.transport.stream import Greeting, Stream
+
+PATH_BYTES_MAX: Final = 107
+"""What fits a sockaddr_un, with its closing zero."""
+_NOTE_BYTES_MAX: Final = limits.FRAME_BYTES_MAX
+_CREDENTIALS: Final = struct.Struct("3i")  # pid, uid, gid
+
+
+class ShmRemoteRegion:
+    """A peer's memory, mapped here."""
+
+    def __init__(self, channel: "ShmChannel", key: bytes, mapping: mmap.mmap) -> None:
+        self.channel = channel
+        self.key = key
+        self.revoked = False
+        self._map: mmap.mmap | None = mapping
+        self._view = memoryview(mapping)
+        self.nbytes = len(mapping)
+
+    @property
+    def view(self) -> memoryview:
+        """Raises AccessRefused once closed."""
+        if self._map is None:
+            raise AccessRefused("this remote region was closed here: open its key again")
+        return self._view
+
+    def close(self) -> None:
+        if self._map is not None:
+            release(self._view, self._map)
+            self._map = None
+            self.channel.forget(self)
+
+
+class ShmChannel(SocketChannel):
+    def __init__(self, stream: Stream, hello: bytes, on_handover: OnHandover | None) -> None:
+        super().__init__(hello, on_handover)
+        self._stream = stream
+        self._opened: set[ShmRemoteRegion] = set()
+
+    # One-sided access ----------------------------------------------------------------------------
+
+    async def open(self, key: bytes) -> RemoteRegion:
+        answer = await self._ask(wire.OPEN, body=key)
+        if answer.mapping is None:
+            raise Unavailable("the peer opened the region and sent no memory")
+        region = ShmRemoteRegion(self, key, answer.mapping)
+        self._opened.add(region)
+        return region
+
+    async def write(self, local: memoryview, remote: RemoteRegion, offset: int) -> None:
+        source = as_bytes(local)
+        await copy(self._slice(remote, offset, len(source)), source)
+        self._check_alive()
+
+    async def read(self, remote: RemoteRegion, offset: int, local: memoryview) -> None:
+        target = as_bytes(local)
+        await copy(target, self._slice(remote, offset, len(target)))
+        self._check_alive()
+
+    def _slice(self, remote: RemoteRegion, offset: int, nbytes: int) -> memoryview:
+        self._check_alive()
+        if not isinstance(remote, ShmRemoteRegion) or remote.channel is not self:
+            raise AccessRefused(
+                "the region was opened on another channel: open its key on this one"
+            )
+        if remote.revoked:
+            raise AccessRefused("the owner revoked the key of this region")
+        check_range(offset, nbytes, remote.nbytes)
+        return remote.view[offset : offset + nbytes]
+
+    def forget(self, remote: ShmRemoteRegion) -> None:
+        self._opened.discard(remote)
+
+    async def handover(self, region: Region, note: bytes) -> None:
+        if region.closed:
+            raise Rejected(f"region {region.label} is closed: only an open one can be handed over")
+        label = region.label.encode()[:200]
+        if len(note) > _NOTE_BYTES_MAX:
+            raise Rejected(f"a note of {len(note)} bytes, at most {_NOTE_BYTES_MAX} fit")
+        await self._ask(
+            wire.HANDOVER,
+            handle=len(label),
+            body=label + note,
+            fd=region.fileno(),
+            deadline_s=limits.HANDOVER_S,
+        )
+
+    # Records -------------------------------------------------------------------------------------
+
+    def begin(self, header: wire.Header) -> memoryview | None:
+        wire.check_length(header, limits.FRAME_BYTES_MAX + 1024)
+        return None
+
+    def end(self, header: wire.Header, body: bytes) -> None:
+        if header.kind == wire.OPENED:
+            self._answer(header, body, self._map_sent(header))
+        elif header.kind == wire.REVOKED:
+            for region in self._opened:
+                region.revoked |= region.key == body
+        else:
+            self._control(header, body)
+
+    def _map_sent(self, header: wire.Header) -> mmap.mmap:
+        fd = self._stream.claim_fd()
+        try:
+            nbytes = check_foreign(fd)
+            if nbytes != header.number:
+                raise DecodeRejected(f"{nbytes} bytes of memory came, {header.number} were said")
+            return mmap.mmap(fd, nbytes)
+        except (AccessRefused, OSError) as error:
+            raise DecodeRejected(f"memory that cannot be mapped: {error}") from error
+        finally:
+            os.close(fd)  # The mapping holds its own.
+
+    def _serve_open(self, header: wire.Header, key: bytes, region: Region) -> None:
+        record = wire.pack(wire.OPENED, number=region.nbytes, offset=header.offset)
+        try:
+            self._push(record, fd=region.fileno())
+        except Unavailable as error:
+            self._push(wire.pack_refusal(error, offset=header.offset))
+
+    def _adopt(self, header: wire.Header, label: str) -> Region:
+        fd = self._stream.claim_fd()
+        try:
+            check_foreign(fd)
+            return Region.adopt(fd, label)
+        except (AccessRefused, OSError) as error:
+            os.close(fd)
+            raise Rejected(f"region {label} cannot be taken: {error}") from error
+
+    def _push(self, record: bytes, *, fd: int = -1, ordered: bool = True) -> None:
+        if fd < 0:
+            self._stream.push(record)
+        else:
+            self._stream.push_with_fd(record, fd)
+
+    # The end -------------------------------------------------------------------------------------
+
+    def lost(self, stream: Stream, error: Exception | None) -> None:
+        self.lose("the peer closed the channel or died" if error is None else f"lost: {error}")
+
+    def _teardown(self) -> None:
+        self._stream.close()
+
+    async def close(self) -> None:
+        """What was sent before arrives, if the peer takes it within CLOSE_S."""
+        if not self.closed:
+            with contextlib.suppress(TimeoutError):  # The peer does not read: so it loses the rest.
+                async with asyncio.timeout(limits.CLOSE_S):
+                    await self._stream.drain()
+            self.lose("the channel was closed here")
+        await self._join_tasks()
+        for region in tuple(self._opened):
+            region.close()
+
+
+class ShmListener:
+    def __init__(self, path: str, host: str, door: Door, accepted: Accepted, inode: int) -> None:
+        self._path, self._host = path, host
+        self._door, self._accepted, self._inode = door, accepted, inode
+
+    @property
+    def address(self) -> Address:
+        """The path, and the host on which it means something: `<host>!/run/.../a.sock`."""
+        return f"{self._host}!{self._path}"
+
+    async def close(self) -> None:
+        await self._door.close()
+        await self._accepted.close()
+        try:
+            if os.stat(self._path).st_ino == self._inode:
+                os.unlink(self._path)  # Ours still, not a successor's.
+        except FileNotFoundError:
+            return
+
+
+class ShmFabric:
+    """`allowed_uids` may connect too, and may be connected to, beside our own and root's."""
+
+    kind = "shm"
+
+    def __init__(self, *, host: str = "", allowed_uids: frozenset[int] = frozenset()) -> None:
+        self._host = host or host_identity()
+        self._uids = allowed_uids | {os.geteuid(), 0}
+
+    async def listen(
+        self, address: Address, accept: Accept, on_channel: OnChannel, on_handover: OnHandover
+    ) -> ShmListener:
+        """Replaces the socket file of a dead process. Raises ConfigRejected where a living one
+        listens, or the path cannot be used."""
+        _, path = split_identity(address)
+        accepted = Accepted(accept, on_channel)
+
+        async def greet(greeting: Greeting, header: wire.Header, body: bytes) -> None:
+            stream = greeting.stream
+            self._check_peer(stream.sock)
+            check_hello(header)
+            accepted.admit(body)
+            channel = ShmChannel(stream, body, on_handover)
+            stream.push(wire.pack(wire.WELCOME))
+            stream.start(channel)
+            accepted.begin(channel)
+
+        sock = _bind(path)
+        door = Door(sock, greet, greet_s=limits.CONNECT_S, passes_fds=True)
+        return ShmListener(path, self._host, door, accepted, os.stat(path).st_ino)
+
+    async def connect(
+        self,
+        address: Address,
+        hello: bytes,
+        *,
+        deadline_s: float,
+        on_handover: OnHandover | None = None,
+    ) -> Channel:
+        host, path = split_identity(address)
+        if host and host != self._host:
+            raise Unavailable(f"{path} is on another host: connect to one of its other addresses")
+        check_hello_size(hello)
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.setblocking(False)
+        stream: Stream | None = None
+        try:
+            async with asyncio.timeout(deadline_s):
+                await asyncio.get_running_loop().sock_connect(sock, _checked(path))
+                self._check_peer(sock)
+                greeting = Greeting(sock, passes_fds=True)
+                stream = greeting.stream
+                stream.push(wire.pack(wire.HELLO, handle=wire.VERSION, body=hello))
+                header, body = await greeting.first_record()
+            if header.kind == wire.REFUSED:
+                raise wire.refusal(header, body)
+            if header.kind != wire.WELCOME:
+                raise Unavailable(f"{path} answered a hello with a record of kind {header.kind}")
+            channel = ShmChannel(stream, hello, on_handover)
+            stream.start(channel)
+            return channel
+        except BaseException as error:
+            sock.close() if stream is None else stream.close()
+            mapped = connect_error(error, path, deadline_s)
+            if mapped is error:
+                raise
+            raise mapped from error
+
+    def _check_peer(self, sock: socket.socket) -> None:
+        """Raises AccessRefused unless the other end is one of our users."""
+        raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        pid, uid, _ = _CREDENTIALS.unpack(raw)
+        if uid not in self._uids:
+            raise AccessRefused(
+                f"process {pid} belongs to user {uid}, allowed are {sorted(self._uids)}"
+            )
+
+
+def _checked(path: str) -> str:
+    if len(os.fsencode(path)) > PATH_BYTES_MAX:
+        raise ConfigRejected(
+            f"socket path {path} has {len(os.fsencode(path))} bytes, at most {PATH_BYTES_MAX} fit: "
+            "choose a shorter directory"
+        )
+    return path
+
+
+def _bind(path: str) -> socket.socket:
+    """A listening socket file of mode 0600: made under another name, so that it never exists with
+    another mode, and put in place in one step."""
+    target = Path(_checked(path))
+    _check_free(target)
+    draft = target.with_name(f".{os.getpid():x}.{target.name}"[:64])
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        draft.unlink(missing_ok=True)
+        sock.bind(_checked(str(draft)))
+        draft.chmod(0o600)
+        sock.listen(BACKLOG)
+        sock.setblocking(False)
+        draft.rename(target)
+        return sock
+    except OSError as error:
+        sock.close()
+        draft.unlink(missing_ok=True)
+        raise ConfigRejected(f"cannot listen on {path}: {error}") from error
+
+
+def _check_free(path: Path) -> None:
+    """Raises ConfigRejected unless there is nothing, or the socket of a dead process."""
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise ConfigRejected(f"cannot listen on {path}: {error}") from error
+    if not stat.S_ISSOCK(mode):
+        raise ConfigRejected(f"{path} exists and is no socket: remove it or choose another path")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        answer = probe.connect_ex(str(path))
+    if answer not in (errno.ECONNREFUSED, errno.ENOENT):
+        raise ConfigRejected(f"a living process listens on {path}: choose another path")

@@ -1,0 +1,122 @@
+"""Pairs of connected channels on every transport, and a check that nothing is left open after."""
+
+import asyncio
+import gc
+import os
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import uvloop
+
+from slackwater.common.transport.base import Address, Channel, Fabric, Listener, OnHandover
+from slackwater.common.transport.memory import MemoryFabric, MemoryNetwork
+from slackwater.common.transport.region import Region
+from slackwater.common.transport.shm import ShmFabric
+
+CASES = ["memory", "memory-mapped", "shm"]
+
+
+def pytest_asyncio_loop_factories(
+    config: pytest.Config, item: pytest.Item
+) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Every test of this folder runs on both event loops."""
+    return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+
+
+def make_fabric(case: str) -> Fabric:
+    if case.startswith("memory"):
+        return MemoryFabric(MemoryNetwork(), mapped=case.endswith("mapped"))
+    if case.startswith("shm"):
+        return ShmFabric()
+    raise AssertionError(case)
+
+
+@dataclass
+class Party:
+    """A listener that keeps its channels and what was handed over to it."""
+
+    fabric: Fabric
+    start_address: Address
+    accept: Callable[[bytes], None] = lambda _hello: None
+    channels: "asyncio.Queue[Channel]" = field(default_factory=asyncio.Queue)
+    received: list[tuple[Region, bytes]] = field(default_factory=list)
+    on_handover: OnHandover | None = None
+    listener: Listener | None = None
+
+    async def start(self) -> "Party":
+        self.listener = await self.fabric.listen(
+            self.start_address, self.accept, self._keep, self.on_handover or self._take
+        )
+        return self
+
+    async def _keep(self, channel: Channel) -> None:
+        self.channels.put_nowait(channel)
+
+    async def _take(self, region: Region, note: bytes) -> None:
+        self.received.append((region, note))
+
+    async def connect(self, hello: bytes = b"hi") -> tuple[Channel, Channel]:
+        """(the connecting end, the accepted end)"""
+        assert self.listener is not None
+        near = await self.fabric.connect(self.listener.address, hello, deadline_s=5)
+        return near, await asyncio.wait_for(self.channels.get(), 5)
+
+    async def close(self) -> None:
+        if self.listener is not None:
+            await self.listener.close()
+        for region, _ in self.received:
+            region.close()
+
+
+@pytest.fixture(params=CASES)
+def case(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def party(case: str, tmp_path: Path) -> Callable[..., object]:
+    """An async context manager that gives a started Party of the present transport."""
+
+    @asynccontextmanager
+    async def make(**options: object) -> AsyncIterator[Party]:
+        fabric = make_fabric(case)
+        address = {"shm": str(tmp_path / "s"), "tcp": "127.0.0.1:0"}.get(fabric.kind, "")
+        made = Party(fabric, address, **options)  # type: ignore[arg-type]
+        await made.start()
+        try:
+            yield made
+        finally:
+            await made.close()
+
+    return make
+
+
+def open_files() -> dict[str, str]:
+    links = {}
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            links[name] = os.readlink(f"/proc/self/fd/{name}")
+        except FileNotFoundError:
+            continue
+    return {name: link for name, link in links.items() if "memfd" in link or "socket" in link}
+
+
+def memfd_mappings() -> int:
+    return Path("/proc/self/maps").read_text().count("/memfd:")
+
+
+@pytest.fixture(autouse=True)
+def nothing_leaks() -> Iterator[None]:
+    """No descriptor, mapping or thread of the transport outlives a test."""
+    gc.collect()
+    files, maps = open_files(), memfd_mappings()
+    yield
+    gc.collect()
+    left = {name: link for name, link in open_files().items() if name not in files}
+    assert not left, f"descriptors left open: {left}"
+    assert memfd_mappings() <= maps, "mappings left"
+    assert not [t for t in threading.enumerate() if t.name.startswith("transport")]
