@@ -54,6 +54,11 @@ class JobRun(Protocol):
         ...
 
     @property
+    def useful_gpu_s(self) -> float:
+        """GPU-seconds of held time that went into progress so far: efficiency over time."""
+        ...
+
+    @property
     def profile(self) -> Any:
         """What policies may see of it (JobView.profile); may be a live object."""
         ...
