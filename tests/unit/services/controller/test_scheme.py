@@ -251,7 +251,7 @@ def test_no_assignment_overfills_a_cycle_or_breaks_the_limit(
         assert free_s >= -1e-6 or (alone and newcomer.task_cpu_s[tasks[0]] > newcomer.iteration_s)
 
 
-# The appendix's integer programme on small cases ----------------------------------------------------
+# The appendix's integer programme on small cases --------------------------------------------------
 
 
 def aggregators_needed(jobs: list[JobView]) -> int:

@@ -1,0 +1,85 @@
+"""Which aggregator cluster a new job goes to: the first of the two steps of AutoPS section 3.3.3.
+
+Best fit by free CPU: the cluster with sufficient but the least; ties to the lowest id. Free CPU is
+what could still be allocated to the cluster plus the free slots F_n of what it has (GOLDEN.md). The
+demand is the profiled CPU consumption of the same model where one was profiled, else the servers
+asked for. Where no cluster suffices, the one with the most takes the job: its controller queues or
+shares, which refusing here would only move to the submitter.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from slackwater.common.limits import CLUSTERS_MAX, LOST_AFTER_S, MODELS_KNOWN_MAX
+from slackwater.schemas.base import ClusterId, JobId
+from slackwater.schemas.cluster import ClusterReport
+from slackwater.schemas.jobs import JobSpec
+from slackwater.schemas.placement import Profile
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterRoom:
+    id: ClusterId
+    free_cpu: float
+
+
+def best_fit(rooms: Iterable[ClusterRoom], demand_cpu: float) -> ClusterId | None:
+    """None only where there is no cluster."""
+    ordered = sorted(rooms, key=lambda room: (room.free_cpu, room.id))
+    for room in ordered:
+        if room.free_cpu >= demand_cpu:
+            return room.id
+    if not ordered:
+        return None
+    return min(ordered, key=lambda room: (-room.free_cpu, room.id)).id
+
+
+class Clusters:
+    """The controllers' reports and the demands of the models profiled so far."""
+
+    def __init__(self) -> None:
+        self._reports: dict[ClusterId, tuple[ClusterReport, float]] = {}
+        self._demands_cpu: OrderedDict[str, float] = OrderedDict()
+
+    def heard(self, report: ClusterReport, now_s: float) -> None:
+        if report.cluster in self._reports or len(self._reports) < CLUSTERS_MAX:
+            self._reports[report.cluster] = (report, now_s)
+
+    def learned(self, model: str, profile: Profile) -> None:
+        """The model's total CPU consumption, in cores."""
+        if model and profile.iteration_s > 0.0:
+            self._demands_cpu[model] = sum(profile.task_cpu_s) / profile.iteration_s
+            self._demands_cpu.move_to_end(model)
+            if len(self._demands_cpu) > MODELS_KNOWN_MAX:
+                self._demands_cpu.popitem(last=False)
+
+    def demand_cpu(self, spec: JobSpec, share: float) -> float:
+        known = self._demands_cpu.get(spec.model) if spec.model else None
+        return spec.servers * share if known is None else known
+
+    def rooms(
+        self,
+        unallocated_cpu: dict[ClusterId, float],
+        placed: Iterable[tuple[ClusterId, JobId, float]],
+        now_s: float,
+    ) -> list[ClusterRoom]:
+        """Clusters heard of lately; `placed` are (cluster, job, demand) of the jobs sent there, of
+        which those that a report does not count yet are subtracted."""
+        uncounted: dict[ClusterId, float] = {}
+        for cluster, job, demand_cpu in placed:
+            entry = self._reports.get(cluster)
+            if entry is not None and job not in entry[0].jobs:
+                uncounted[cluster] = uncounted.get(cluster, 0.0) + demand_cpu
+        return [
+            ClusterRoom(
+                cluster,
+                report.free_cpu + unallocated_cpu.get(cluster, 0.0) - uncounted.get(cluster, 0.0),
+            )
+            for cluster, (report, heard_s) in self._reports.items()
+            if now_s - heard_s <= LOST_AFTER_S
+        ]
+
+    @property
+    def known(self) -> list[ClusterId]:
+        return sorted(self._reports)

@@ -1,0 +1,207 @@
+"""The pool of aggregators: who is there, who has been given to which cluster.
+
+AutoPS section 3.3.3: a controller asks for every allocation and deallocation, and the master
+approves within the pool and the cluster's maximum. Who is allocated is durable (bucket `nodes`),
+who is alive is learned from heartbeats. Every request is granted once: a repeated one gets the
+answer it got before, and a late deallocation cannot end a newer allocation.
+"""
+
+from dataclasses import dataclass
+
+import msgspec
+
+from slackwater.common.effects import Effect, Log, Persist, Publish
+from slackwater.common.limits import LOST_AFTER_S, POOL_MAX
+from slackwater.schemas import subjects
+from slackwater.schemas.base import AggregatorId, ClusterId, JobId, Message, Ok, Refused
+from slackwater.schemas.cluster import (
+    AdoptAggregators,
+    AggregatorHeartbeat,
+    AggregatorInfo,
+    AggregatorList,
+    AggregatorRecord,
+    AggregatorsAllocated,
+    AllocateAggregators,
+    AllocationEvent,
+    DeallocateAggregators,
+)
+
+BUCKET = "nodes"
+RETRY_S = 1.0
+
+
+@dataclass(slots=True)
+class _Member:
+    heartbeat: AggregatorHeartbeat
+    seen_s: float
+    alive: bool = True
+
+
+class Pool:
+    """Methods return the effects and, for a request, its answer."""
+
+    def __init__(self, aggregators_max: int) -> None:
+        self._max = aggregators_max
+        self._records: dict[AggregatorId, AggregatorRecord] = {}
+        """Of allocated aggregators only; one without a record is free."""
+        self._members: dict[AggregatorId, _Member] = {}
+        self._epoch = 0
+        self._full_logged = False
+
+    def recover(self, records: dict[str, AggregatorRecord], epoch: int) -> None:
+        self._epoch = epoch
+        self._records = {r.id: r for r in records.values() if r.cluster is not None}
+
+    # What the choice of a cluster needs ---------------------------------------------------------
+
+    def share(self) -> float:
+        """cpu_share of a member (they are alike on one machine); 0 while none is known."""
+        return max((m.heartbeat.cpu_share for m in self._members.values()), default=0.0)
+
+    def unallocated(self, cluster: ClusterId) -> int:
+        """How many more aggregators the cluster could be given now."""
+        return min(self._max - self._held_by(cluster), len(self._free()))
+
+    @property
+    def in_use(self) -> int:
+        return len(self._records)
+
+    # Membership ---------------------------------------------------------------------------------
+
+    def heard(self, heartbeat: AggregatorHeartbeat, now_s: float) -> list[Effect]:
+        id = AggregatorId(heartbeat.id)
+        member = self._members.get(id)
+        if member is None:
+            if len(self._members) >= POOL_MAX:
+                return self._log_full(id)
+            self._members[id] = _Member(heartbeat, now_s)
+            return []
+        if heartbeat.incarnation < member.heartbeat.incarnation:
+            return []  # Of an instance that was replaced.
+        back = not member.alive or heartbeat.incarnation > member.heartbeat.incarnation
+        member.heartbeat, member.seen_s, member.alive = heartbeat, now_s, True
+        record = self._records.get(id)
+        return [self._event(record, "returned", now_s)] if back and record is not None else []
+
+    def tick(self, now_s: float) -> list[Effect]:
+        effects: list[Effect] = []
+        for id, member in self._members.items():
+            if member.alive and now_s - member.seen_s > LOST_AFTER_S:
+                member.alive = False
+                record = self._records.get(id)
+                if record is not None:
+                    effects.append(self._event(record, "lost", now_s))
+        return effects
+
+    # Approval -----------------------------------------------------------------------------------
+
+    def allocate(self, ask: AllocateAggregators, now_s: float) -> tuple[list[Effect], Message]:
+        given = sorted(
+            r.id for r in self._records.values()
+            if r.request == ask.request and r.cluster == ask.cluster
+        )  # fmt: skip
+        if given:
+            return [], AggregatorsAllocated(request=ask.request, aggregators=tuple(given))
+        needed = ask.at_least or ask.count
+        if needed > self._max:
+            return [], Refused(
+                reason=f"{needed} aggregators asked for, a cluster may have {self._max} "
+                "(aggregators_max of the master)"
+            )
+        free = self._free()
+        room = self._max - self._held_by(ask.cluster)
+        count = min(ask.count, room, len(free))
+        if count < needed:
+            return [], Refused(
+                reason=f"{needed} aggregators asked for, {len(free)} are free in the pool and "
+                f"cluster {ask.cluster} may have {room} more",
+                retry_after_s=RETRY_S,
+            )
+        effects: list[Effect] = []
+        for id in free[:count]:
+            record = AggregatorRecord(
+                id=id,
+                cluster=ask.cluster,
+                since_s=now_s,
+                temporary_for=JobId(ask.temporary_for) if ask.temporary_for else None,
+                request=ask.request,
+                epoch=self._epoch,
+            )
+            self._records[id] = record
+            effects += [Persist(BUCKET, id, record), self._event(record, "allocated", now_s)]
+        return effects, AggregatorsAllocated(request=ask.request, aggregators=tuple(free[:count]))
+
+    def deallocate(self, ask: DeallocateAggregators, now_s: float) -> tuple[list[Effect], Message]:
+        if ask.requests and len(ask.requests) != len(ask.aggregators):
+            return [], Refused(
+                reason=f"{len(ask.aggregators)} aggregators and {len(ask.requests)} requests: "
+                "name one request for each, or none"
+            )
+        effects: list[Effect] = []
+        for index, id in enumerate(ask.aggregators):
+            record = self._records.get(id)
+            if record is None or record.cluster != ask.cluster:
+                continue
+            if ask.requests and ask.requests[index] != record.request:
+                continue
+            del self._records[id]
+            effects += [Persist(BUCKET, id, None), self._event(record, "released", now_s)]
+        return effects, Ok()
+
+    def adopt(self, ask: AdoptAggregators, now_s: float) -> tuple[list[Effect], Message]:
+        effects: list[Effect] = []
+        for id in ask.aggregators:
+            record = self._records.get(id)
+            if record is None or record.cluster != ask.cluster or record.temporary_for is None:
+                continue
+            record = msgspec.structs.replace(record, temporary_for=None, epoch=self._epoch)
+            self._records[id] = record
+            effects += [Persist(BUCKET, id, record), self._event(record, "adopted", now_s)]
+        return effects, Ok()
+
+    def listing(self) -> AggregatorList:
+        ids = sorted(self._records.keys() | self._members.keys())
+        infos = []
+        for id in ids[:POOL_MAX]:
+            member = self._members.get(id)
+            infos.append(
+                AggregatorInfo(
+                    record=self._records.get(id) or AggregatorRecord(id=id),
+                    alive=member is not None and member.alive,
+                    heartbeat=member.heartbeat if member else None,
+                )
+            )
+        return AggregatorList(aggregators=tuple(infos))
+
+    # Inside -------------------------------------------------------------------------------------
+
+    def _held_by(self, cluster: ClusterId) -> int:
+        return sum(record.cluster == cluster for record in self._records.values())
+
+    def _free(self) -> list[AggregatorId]:
+        """Alive and unallocated: those without a leftover first, then by id."""
+        free = [
+            (member.heartbeat.buckets > 0, id)
+            for id, member in self._members.items()
+            if member.alive and id not in self._records
+        ]
+        return [id for _, id in sorted(free)]
+
+    def _event(self, record: AggregatorRecord, fact: str, now_s: float) -> Publish:
+        return Publish(
+            subjects.event("aggregator", record.id, fact),
+            AllocationEvent(
+                aggregator=record.id,
+                fact=fact,  # type: ignore[arg-type]  # one of the Literal's words, see the callers
+                cluster=record.cluster,
+                temporary_for=record.temporary_for or "",
+                in_use=self.in_use,
+                at_s=now_s,
+            ),
+        )
+
+    def _log_full(self, id: AggregatorId) -> list[Effect]:
+        if self._full_logged:
+            return []
+        self._full_logged = True
+        return [Log("pool.full", {"refused": id, "aggregators_max": POOL_MAX}, "warning")]

@@ -1,0 +1,398 @@
+"""The master's core, event by event: what it stores before it answers, and what it orders."""
+
+from typing import Any, TypeVar
+
+import pytest
+
+from slackwater.common import limits
+from slackwater.common.effects import (
+    Answered,
+    Effect,
+    Observed,
+    Persist,
+    Publish,
+    Recovered,
+    Reply,
+    Request,
+    Requested,
+    TimerFired,
+)
+from slackwater.schemas.base import ClusterId, JobId, Message, NodeId, Ok, Record, Refused
+from slackwater.schemas.cluster import (
+    AggregatorHeartbeat,
+    ClusterReport,
+    StartWorkers,
+    StopWorkers,
+    WorkerExited,
+    WorkerHeartbeat,
+)
+from slackwater.schemas.jobs import (
+    CancelJob,
+    FinishJob,
+    GetJob,
+    JobAccepted,
+    JobEvent,
+    JobInfo,
+    JobList,
+    JobRecord,
+    JobRegistered,
+    JobSpec,
+    ListJobs,
+    RegisterJob,
+    SubmitJob,
+    TensorSpec,
+)
+from slackwater.schemas.placement import PlaceJob, Profile, ReleaseJob
+from slackwater.schemas.telemetry import JobProfiled
+from slackwater.services.master.config import MasterConfig
+from slackwater.services.master.core import Master
+
+TENSORS = (TensorSpec(name="w", shape=(8, 4)), TensorSpec(name="b", shape=(4,)))
+T = TypeVar("T")
+
+
+class Harness:
+    """Feeds events, keeps what was stored, and answers nothing by itself."""
+
+    def __init__(self, **config: Any) -> None:
+        self.config = MasterConfig(**config)
+        self.stored: dict[str, dict[str, Record]] = {"jobs": {}, "nodes": {}}
+        self.now_s = 100.0
+        self.epoch = 0
+        self.token = 0
+        self.restart()
+
+    def restart(self) -> list[Effect]:
+        """A new instance that knows what was stored and nothing else."""
+        self.epoch += 1
+        self.core = Master(self.config)
+        records = {bucket: dict(kept) for bucket, kept in self.stored.items()}
+        return self.step(Recovered(self.epoch, records))
+
+    def step(self, event: Any) -> list[Effect]:
+        effects = self.core.step(event, self.now_s)
+        for effect in effects:
+            if isinstance(effect, Persist) and effect.record is None:
+                self.stored[effect.bucket].pop(effect.key, None)
+            elif isinstance(effect, Persist) and effect.record is not None:
+                self.stored[effect.bucket][effect.key] = effect.record
+        return effects
+
+    def ask(self, message: Message) -> list[Effect]:
+        self.token += 1
+        return self.step(Requested(self.token, message))
+
+    def answer(self, message: Message) -> Message:
+        return only(self.ask(message), Reply).message
+
+    def see(self, message: Message) -> list[Effect]:
+        return self.step(Observed("", message))
+
+    def tick(self, after_s: float = 1.0) -> list[Effect]:
+        self.now_s += after_s
+        return self.step(TimerFired("tick"))
+
+    def job(self, id: str) -> JobRecord:
+        record = self.stored["jobs"][id]
+        assert isinstance(record, JobRecord)
+        return record
+
+    def node(self, slots: int = 8, running: tuple[tuple[str, int], ...] = ()) -> list[Effect]:
+        pairs = tuple((JobId(job), rank) for job, rank in running)
+        return self.see(
+            WorkerHeartbeat(
+                service="worker",
+                id="w1",
+                incarnation=0,
+                at_s=self.now_s,
+                node=NodeId("n1"),
+                slots=slots,
+                running=pairs,
+            )
+        )
+
+    def report(self, cluster: str, free_cpu: float, jobs: tuple[str, ...] = ()) -> None:
+        self.see(
+            ClusterReport(
+                cluster=ClusterId(cluster),
+                free_cpu=free_cpu,
+                aggregators=(),
+                jobs=tuple(map(JobId, jobs)),
+                at_s=self.now_s,
+            )
+        )
+
+
+def only(effects: list[Effect], kind: type[T]) -> T:
+    found = [effect for effect in effects if isinstance(effect, kind)]
+    assert len(found) == 1, effects
+    return found[0]
+
+
+def orders(effects: list[Effect]) -> list[Message]:
+    return [effect.message for effect in effects if isinstance(effect, Request)]
+
+
+def facts(effects: list[Effect]) -> list[str]:
+    return [
+        effect.message.fact
+        for effect in effects
+        if isinstance(effect, Publish) and isinstance(effect.message, JobEvent)
+    ]
+
+
+def spec(id: str, **fields: Any) -> JobSpec:
+    fields = {"workers": 2, "servers": 2, "program": ("train",), "iterations": 10} | fields
+    return JobSpec(id=id, **fields)
+
+
+def submitted(harness: Harness, id: str, **fields: Any) -> None:
+    assert isinstance(harness.answer(SubmitJob(spec=spec(id, **fields))), JobAccepted)
+
+
+def test_a_submission_is_in_one_step_with_its_record() -> None:
+    """The shell stores a step's records before it answers, so one step is what durability needs."""
+    effects = Harness().ask(SubmitJob(spec=spec("a")))
+    assert only(effects, Persist).key == "a"
+    assert only(effects, Reply).message == JobAccepted(job="a")
+    assert facts(effects) == ["pending"]
+
+
+def test_the_same_submission_twice_is_accepted_and_another_one_is_refused_by_name() -> None:
+    harness = Harness()
+    submitted(harness, "a")
+    again = harness.ask(SubmitJob(spec=spec("a")))
+    assert only(again, Reply).message == JobAccepted(job="a")
+    assert not [e for e in again if isinstance(e, Persist)]
+    harness.restart()
+    other = harness.answer(SubmitJob(spec=spec("a", workers=3)))
+    assert isinstance(other, Refused)
+    assert "job a" in other.reason
+    assert "another id" in other.reason
+
+
+def test_a_job_runs_on_a_node_with_room_and_is_completed_when_all_ranks_ended_well() -> None:
+    harness = Harness()
+    submitted(harness, "a")
+    start = orders(harness.node())
+    assert start == [StartWorkers(job="a", ranks=(0, 1), workers=2, program=("train",))]
+    exit0 = WorkerExited(job="a", rank=0, node=NodeId("n1"), code=0, result='{"x": 1}')
+    assert harness.answer(exit0) == Ok()
+    assert harness.answer(exit0) == Ok()  # Repeated by the bus.
+    assert harness.job("a").state == "running"
+    effects = harness.ask(WorkerExited(job="a", rank=1, node=NodeId("n1"), code=0, result="{}"))
+    assert facts(effects) == ["completed"]
+    assert harness.job("a").results == {"0": '{"x": 1}', "1": "{}"}
+    assert harness.job("a").released  # It was never placed: nobody else knows of it.
+
+
+def test_the_first_failure_fails_the_job_stops_the_others_and_keeps_the_reason() -> None:
+    harness = Harness()
+    submitted(harness, "a")
+    harness.node()
+    harness.step(Answered("start/a", Ok()))
+    effects = harness.ask(
+        WorkerExited(job="a", rank=1, node=NodeId("n1"), code=3, result="ValueError: bad")
+    )
+    assert orders(effects) == [StopWorkers(job="a")]
+    assert harness.job("a").reason == "rank 1 on n1 ended with code 3: ValueError: bad"
+    harness.ask(WorkerExited(job="a", rank=0, node=NodeId("n1"), code=-15))
+    assert harness.job("a").state == "failed"
+    harness.step(Answered("stop/a", Ok()))
+    assert harness.job("a").released
+
+
+def test_slots_are_given_in_order_of_submission_and_counted_from_the_records() -> None:
+    harness = Harness()
+    for id, workers in (("a", 2), ("b", 3), ("c", 1), ("huge", 64)):
+        harness.now_s += 1
+        submitted(harness, id, workers=workers)
+    started = orders(harness.node(slots=4))
+    assert [order.job for order in started if isinstance(order, StartWorkers)] == ["a"]
+    assert harness.job("huge").reason == "64 workers: no worker node has over 4 slots"
+    harness.ask(WorkerExited(job="a", rank=0, node=NodeId("n1"), code=0))
+    assert harness.job("b").state == "running"
+    assert harness.job("c").state == "pending"
+    harness.ask(WorkerExited(job="a", rank=1, node=NodeId("n1"), code=0))
+    assert harness.job("c").state == "running"
+
+
+def test_a_master_that_was_killed_orders_again_what_nobody_confirmed() -> None:
+    harness = Harness()
+    submitted(harness, "a")
+    harness.node()
+    first = orders(harness.restart())
+    assert first == [StartWorkers(job="a", ranks=(0, 1), workers=2, program=("train",))]
+    assert harness.answer(CancelJob(job="a")) == Ok()
+    assert orders(harness.restart()) == [StopWorkers(job="a")]
+    harness.step(Answered("stop/a", Ok()))
+    assert orders(harness.restart()) == []
+
+
+def test_a_start_that_can_never_be_carried_out_fails_the_job() -> None:
+    harness = Harness()
+    submitted(harness, "a")
+    harness.node()
+    harness.step(Answered("start/a", Refused(reason="busy", retry_after_s=1.0)))
+    assert harness.job("a").state == "running"
+    assert orders(harness.tick()) != []
+    harness.step(Answered("start/a", Refused(reason="no such program")))
+    assert harness.job("a").state == "failed"
+    assert "no such program" in harness.job("a").reason
+
+
+def test_ranks_and_nodes_that_vanish_fail_the_job_in_bounded_time() -> None:
+    harness = Harness(rank_missing_s=5.0, node_silent_s=30.0)
+    submitted(harness, "a")
+    submitted(harness, "b")
+    harness.node()
+    harness.step(Answered("start/a", Ok()))
+    harness.step(Answered("start/b", Ok()))
+    for _ in range(8):
+        harness.node(running=(("a", 0), ("b", 0), ("b", 1)))
+        harness.tick()
+    assert harness.job("a").reason == "rank 1 vanished from n1 and reported no end"
+    assert harness.job("b").state == "running"
+    harness.tick(31.0)
+    assert harness.job("b").reason == "worker node n1 was not heard for 30 s"
+
+
+# Registration and placement -----------------------------------------------------------------------
+
+
+def heartbeat(id: str, at_s: float, incarnation: int = 1, buckets: int = 0) -> AggregatorHeartbeat:
+    return AggregatorHeartbeat(
+        service="aggregator",
+        id=id,
+        incarnation=incarnation,
+        at_s=at_s,
+        node=NodeId("n1"),
+        cpu_share=0.1,
+        addresses=(("shm", f"/run/{id}"),),
+        buckets=buckets,
+        jobs=0,
+        held_bytes=0,
+        busy_s=0.0,
+        bytes_in=0,
+        bytes_out=0,
+    )
+
+
+def test_ranks_wait_for_the_controller_and_learn_the_cluster() -> None:
+    harness = Harness()
+    submitted(harness, "a")
+    refused = harness.answer(RegisterJob(job="a", rank=0, tensors=TENSORS))
+    assert isinstance(refused, Refused)
+    assert refused.retry_after_s > 0  # No controller has reported yet.
+    harness.report("c1", 0.5)
+    harness.report("c0", 0.5)
+    first = harness.ask(RegisterJob(job="a", rank=0, tensors=TENSORS))
+    assert orders(first) == [PlaceJob(spec=spec("a"), tensors=TENSORS)]
+    assert harness.job("a").cluster == "c0"  # Ties go to the lowest id.
+    second = harness.ask(RegisterJob(job="a", rank=1, tensors=TENSORS))
+    assert second == []
+    placed = harness.step(Answered("place/a", Ok()))
+    answers = [effect.message for effect in placed if isinstance(effect, Reply)]
+    assert answers == [JobRegistered(job="a", cluster=ClusterId("c0"), workers=2)] * 2
+    assert harness.answer(RegisterJob(job="a", rank=0, tensors=TENSORS)) == answers[0]
+
+
+def test_a_rank_with_other_tensors_is_refused_naming_rank_and_tensor() -> None:
+    harness = Harness()
+    submitted(harness, "a")
+    harness.report("c0", 1.0)
+    harness.ask(RegisterJob(job="a", rank=0, tensors=TENSORS))
+    other = (TENSORS[0], TensorSpec(name="b", shape=(5,)))
+    answer = harness.answer(RegisterJob(job="a", rank=1, tensors=other))
+    assert isinstance(answer, Refused)
+    assert "rank 1" in answer.reason
+    assert "b [5]" in answer.reason
+    answer = harness.answer(RegisterJob(job="a", rank=2, tensors=TENSORS))
+    assert isinstance(answer, Refused)
+    assert "rank 2 of 2 workers" in answer.reason
+
+
+def test_a_program_started_by_hand_is_admitted_with_its_spec_and_finishes_by_itself() -> None:
+    harness = Harness()
+    assert isinstance(harness.answer(RegisterJob(job="h", rank=0, tensors=TENSORS)), Refused)
+    harness.report("c0", 1.0)
+    by_hand = spec("h", program=())
+    effects = harness.ask(RegisterJob(job="h", rank=0, tensors=TENSORS, spec=by_hand))
+    assert orders(effects) == [PlaceJob(spec=by_hand, tensors=TENSORS)]
+    harness.step(Answered("place/h", Ok()))
+    assert harness.answer(FinishJob(job="h", rank=0, result="1")) == Ok()
+    done = harness.ask(FinishJob(job="h", rank=1))
+    assert harness.job("h").state == "completed"
+    assert orders(done) == [ReleaseJob(job="h")]
+    assert not harness.job("h").released
+    harness.step(Answered("release/h", Ok()))
+    assert harness.job("h").released
+
+
+def test_a_silent_job_started_by_hand_fails_with_the_reason() -> None:
+    harness = Harness(agent_silent_s=10.0)
+    harness.report("c0", 1.0)
+    harness.ask(RegisterJob(job="h", rank=0, tensors=TENSORS, spec=spec("h", program=())))
+    harness.tick(9.0)
+    assert harness.job("h").state == "running"
+    harness.tick(2.0)
+    assert harness.job("h").state == "failed"
+    assert "agent_silent_s" in harness.job("h").reason
+
+
+def test_the_profiled_demand_of_a_model_decides_where_its_next_job_fits() -> None:
+    """Unprofiled: 2 servers x 0.1 need c1's 0.3 cores. Profiled at 0.04 cores, c0 fits better."""
+    harness = Harness(aggregators_max=1)
+    harness.see(heartbeat("a1", harness.now_s))
+    harness.tick(7.0)  # a1 is lost: nothing can be allocated, its share is known.
+    harness.report("c0", 0.05)
+    harness.report("c1", 0.3)
+    for id in ("x", "y"):
+        submitted(harness, id, model="vgg19")
+    harness.ask(RegisterJob(job="x", rank=0, tensors=TENSORS))
+    assert harness.job("x").cluster == "c1"
+    profile = Profile(iteration_s=1.0, task_cpu_s=(0.03, 0.01))
+    harness.see(JobProfiled(job=JobId("x"), location_epoch=0, profile=profile))
+    harness.ask(RegisterJob(job="y", rank=0, tensors=TENSORS))
+    assert harness.job("y").cluster == "c0"
+
+
+# Bounds ------------------------------------------------------------------------------------------
+
+
+def test_a_list_is_paged_without_results_newest_first() -> None:
+    harness = Harness()
+    for index in range(limits.LIST_JOBS_MAX + 3):
+        harness.now_s += 1
+        submitted(harness, f"j{index}")
+    page = harness.answer(ListJobs())
+    assert isinstance(page, JobList)
+    assert (len(page.jobs), page.total) == (limits.LIST_JOBS_MAX, limits.LIST_JOBS_MAX + 3)
+    assert page.jobs[0].spec.id == f"j{limits.LIST_JOBS_MAX + 2}"
+    rest = harness.answer(ListJobs(offset=limits.LIST_JOBS_MAX))
+    assert isinstance(rest, JobList)
+    assert [record.spec.id for record in rest.jobs] == ["j2", "j1", "j0"]
+    assert isinstance(harness.answer(GetJob(job="none")), Refused)
+    assert isinstance(harness.answer(GetJob(job="j0")), JobInfo)
+
+
+def test_ended_jobs_are_forgotten_oldest_first_and_only_when_settled() -> None:
+    harness = Harness(jobs_kept_max=2)
+    for index in range(4):
+        harness.now_s += 1
+        submitted(harness, f"j{index}")
+        harness.ask(CancelJob(job=f"j{index}"))
+    assert sorted(harness.stored["jobs"]) == ["j2", "j3"]
+
+
+@pytest.mark.parametrize("workers", [1, 64])
+def test_results_never_outgrow_a_record(workers: int) -> None:
+    harness = Harness()
+    submitted(harness, "a", workers=workers)
+    harness.node(slots=64)
+    text = "\N{BEER MUG}" * 4096
+    for rank in range(workers):
+        harness.ask(WorkerExited(job="a", rank=rank, node=NodeId("n1"), code=0, result=text))
+    kept = harness.job("a").results
+    assert len(kept) == workers
+    assert sum(len(text.encode()) for text in kept.values()) < limits.RECORD_BYTES_MAX * 0.8
