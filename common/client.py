@@ -6,15 +6,15 @@ exception named by what the caller does next.
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from random import Random
 from typing import TypeVar
-
-from slackwater.common.retry import retry
-from slackwater.common.world import live_world
 
 from slackwater.common import codec, limits
 from slackwater.common.bus.base import Bus
 from slackwater.common.clock import Clock
 from slackwater.common.errors import Rejected, Retryable
+from slackwater.common.retry import retry
+from slackwater.common.world import live_world
 from slackwater.schemas import cluster, jobs, subjects
 from slackwater.schemas.base import Message, Ok, Refused
 
@@ -24,10 +24,18 @@ M = TypeVar("M", bound=Message)
 class Client:
     """Requests on a connected bus. Raises Rejected (the request is at fault) or Retryable."""
 
-    def __init__(self, bus: Bus, clock: Clock, budget_s: float = limits.REQUEST_TIMEOUT_S) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        clock: Clock,
+        budget_s: float = limits.REQUEST_TIMEOUT_S,
+        rng: Random | None = None,
+    ) -> None:
+        """`rng`: of the waits between attempts; give the world's."""
         self.bus = bus
         self.clock = clock
         self._budget_s = budget_s
+        self._rng = rng or Random()
 
     async def ask(self, subject: str, message: Message, answer: type[M]) -> M:
         payload = codec.encode(message)
@@ -41,7 +49,7 @@ class Client:
                 raise Rejected(reply.reason)
             return reply
 
-        return await retry(once, budget_s=self._budget_s, clock=self.clock)
+        return await retry(once, budget_s=self._budget_s, rng=self._rng, clock=self.clock)
 
     async def master(self, verb: str, message: Message, answer: type[M]) -> M:
         return await self.ask(subjects.command("master", subjects.MASTER, verb), message, answer)
@@ -68,4 +76,4 @@ class Client:
 async def connect(url: str, name: str = "client") -> AsyncIterator[Client]:
     """Raises Unavailable, naming the URL, when nobody listens there."""
     async with live_world(url, name) as world:
-        yield Client(world.bus, world.clock)
+        yield Client(world.bus, world.clock, rng=world.rng)

@@ -55,6 +55,8 @@ RESTART_WINDOW_S: Final = 60.0
 RESTART_WAIT_S_MAX: Final = 2.0
 SETTLED_S: Final = 2.0
 """A service that was ready for so long and then ends is started anew without a longer wait."""
+FIRST_STARTS_MAX: Final = 3
+"""A service that ends so often before it ever was ready is not started again."""
 START_S: Final = 60.0
 """From start to READY=1, on a busy machine, kernels compiled."""
 ABORT_S: Final = 1.0
@@ -98,6 +100,10 @@ CLUSTERS_MAX: Final = 256
 WORKER_NODES_MAX: Final = 4096
 WORKER_JOBS_KEPT: Final = 1000
 """Jobs whose logs a worker machine keeps after they ended."""
+
+# The Agent library
+AGENT_WAIT_S: Final = 120.0
+"""Deadline of each wait of a training program, unless it sets its own."""
 
 # The data plane
 CHUNK_BYTES: Final = 4 * 1024 * 1024

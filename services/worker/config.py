@@ -1,20 +1,24 @@
 """The worker service's configuration."""
 
+from typing import Annotated
+
 import msgspec
 
+from slackwater.common.config import ServiceConfig
+from slackwater.schemas.base import IdText
 
-class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    id: str = "w1"
-    """Instance id; also the node's name unless `node` is given."""
-    node: str = ""
-    """The machine that the processes run on, as the master's records name it."""
-    url: str = ""
-    """The bus: nats://host:port."""
+
+class WorkerConfig(ServiceConfig, kw_only=True, frozen=True):
+    """Fields with unit, default and meaning."""
+
+    id: IdText = "w1"
+    node: Annotated[str, msgspec.Meta(max_length=63)] = ""
+    """The machine that the processes run on, as the master's records name it; empty: `id`."""
     state_dir: str = "/var/lib/slackwater/worker"
-    """jobs/<job>/rank<k>.{log,result.json,...}: survives a kill of this service."""
-    slots: int = 64
+    """jobs/<job>/rank<k>.{log,result.json,...}: outlives a kill of this service."""
+    slots: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 64
     """Processes that may run at once."""
-    stop_grace_s: float = 5.0
-    """Between SIGTERM and SIGKILL."""
+    stop_grace_s: Annotated[float, msgspec.Meta(gt=0.0, le=4.0)] = 3.0
+    """Between SIGTERM and SIGKILL; a drain has 5 s for all of it."""
     keep_jobs: bool = False
     """Leave job processes running when this service is stopped (a kill -9 always does)."""

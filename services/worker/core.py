@@ -112,7 +112,8 @@ class WorkerCore:
                 if self._keep_jobs:
                     return []
                 jobs = dict.fromkeys(job for job, _ in self.running())
-                return [effect for job in jobs for effect in self._stop(job, now_s)]
+                stops = [effect for job in jobs for effect in self._stop(job, now_s)]
+                return [*stops, Do("await_end")]
             case Observed():
                 return []
         assert_never(event)

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slackwater.common import limits
 from slackwater.common.errors import Fatal
 from slackwater.common.shell.definition import Port, ServiceDefinition
+from slackwater.common.world import World
 from slackwater.schemas.base import JobId, NodeId
 from slackwater.schemas.cluster import StartWorkers, StopWorkers, WorkerHeartbeat
 from slackwater.services.worker.config import WorkerConfig
@@ -49,12 +49,6 @@ class Processes:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def stopped(self, port: Port) -> None:
-        """The drain waits for the processes that it told to stop (the bound is the shell's)."""
-        await port.stopping.wait()
-        while self._tasks and not self._config.keep_jobs:
-            await asyncio.wait(set(self._tasks))
-
     # Handlers -------------------------------------------------------------------------------------
 
     def find(self) -> ProcessesFound:
@@ -86,6 +80,11 @@ class Processes:
         watched = self._watched.get((job, rank))
         if watched is not None:
             watched.files.signal_group(watched.identity, kill)
+
+    async def await_end(self) -> None:
+        """A drain goes on until what it told to stop has ended."""
+        while self._tasks:
+            await asyncio.wait(set(self._tasks))
 
     def forget(self, job: JobId, rank: int) -> None:
         RankFiles(self._state_dir, job, rank).forget()
@@ -153,7 +152,7 @@ async def _ended(identity: Identity) -> None:
         os.close(pidfd)
 
 
-def definition(config: WorkerConfig) -> ServiceDefinition:
+def definition(config: WorkerConfig, world: World) -> ServiceDefinition:
     node = NodeId(config.node or config.id)
     core = WorkerCore(node, config.slots, config.stop_grace_s, config.keep_jobs)
     processes = Processes(config)
@@ -181,12 +180,9 @@ def definition(config: WorkerConfig) -> ServiceDefinition:
             "watch": processes.watch,
             "signal": processes.signal,
             "forget": processes.forget,
+            "await_end": processes.await_end,
         },
         heartbeat=heartbeat,
         on_start=processes.start,
         on_stop=processes.stop,
-        tasks=(processes.stopped,),
     )
-
-
-assert WorkerConfig().stop_grace_s < limits.DRAIN_S

@@ -124,7 +124,8 @@ class _Bucket:
     handle: int = -1
     iteration: int = 0
     version: int = 0
-    held: int = 0
+    held: int = -1
+    """-1: none but the program's own initial values, which count as version 0."""
     attached_before: bool = False
 
 
@@ -153,12 +154,9 @@ class AgentCore:
     def aggregators(self) -> tuple[AggregatorId, ...]:
         return tuple(sorted({bucket.place.aggregator for bucket in self._buckets}))
 
-    def endpoint(self, aggregator: AggregatorId) -> Endpoint:
-        return self._endpoints[aggregator]
-
-    def bucket_of(self, aggregator: AggregatorId, handle: int) -> int | None:
-        bucket = self._by_handle.get((aggregator, handle))
-        return None if bucket is None else bucket.index
+    def expects(self, aggregator: AggregatorId, index: int) -> bool:
+        """Whether the bucket is believed to be there: only then is its region worth opening."""
+        return self._at(aggregator, index) is not None
 
     def describe(self, index: int) -> str:
         """For an error: where the bucket is and what it waits for."""
@@ -297,7 +295,7 @@ class AgentCore:
         self._by_handle[aggregator, granted.handle] = bucket
         if not granted.initialized:
             bucket.stage = "offered"
-            return [Send(aggregator, Offer(handle=granted.handle, version=bucket.held))]
+            return [Send(aggregator, Offer(handle=granted.handle, version=max(bucket.held, 0)))]
         return self._complete(bucket, granted.version, pushed)
 
     def done(self, aggregator: AggregatorId, done: Done) -> list[Effect]:
@@ -340,7 +338,7 @@ class AgentCore:
         bucket = self._by_handle.get((aggregator, asked.handle))
         if bucket is None:
             return []
-        return [WriteSeed(aggregator, bucket.index, asked.handle, bucket.held)]
+        return [WriteSeed(aggregator, bucket.index, asked.handle, max(bucket.held, 0))]
 
     def push_refused(self, aggregator: AggregatorId, refused: PushRefused) -> list[Effect]:
         """Another worker's refusal only means that this one waits on."""
@@ -379,7 +377,7 @@ class AgentCore:
             bucket.iteration = version + 1 if pushed == version + 1 else version
             effects.append(Resume(bucket.index, bucket.iteration))
             effects.append(Deliver(bucket.index, version))
-        elif version > bucket.version:
+        elif version > (bucket.version if bucket.stage == "ready" else bucket.held):
             effects.append(Deliver(bucket.index, version))
         bucket.version = version
         bucket.iteration = max(bucket.iteration, version)

@@ -191,6 +191,28 @@ def test_a_lost_region_is_offered_the_held_version_then_the_push_rings() -> None
     assert core.done(A1, Done(100, 4, 0)) == [Ring(A1, 0, 100, 5)]
 
 
+def test_parameters_that_could_not_be_read_are_delivered_again_at_the_new_place() -> None:
+    """Version 5 was announced and its region lost before this worker (over tcp) had read it."""
+    core = running(4)
+    core.pushed(0, 5)
+    assert core.done(A1, Done(100, 5, 0)) == [Deliver(0, 5)]
+    core.channel_lost(A1, 10.0)
+    core.connected(A1, 10.1)
+    assert core.granted(A1, granted(0, version=5), pushed=5) == [Deliver(0, 5)]
+
+
+def test_a_version_that_nobody_held_when_its_region_was_lost_is_computed_again() -> None:
+    core = running(4)
+    core.pushed(0, 5)
+    core.done(A1, Done(100, 5, 0))
+    core.channel_lost(A1, 10.0)
+    core.connected(A1, 10.1)
+    (offer,) = core.granted(A1, granted(0, initialized=False), pushed=0)
+    assert offer == Send(A1, Offer(handle=100, version=4))
+    assert core.done(A1, Done(100, 4, 0)) == [Ring(A1, 0, 100, 5)]
+    assert core.done(A1, Done(100, 5, 0)) == [Deliver(0, 5)]
+
+
 def test_a_lost_region_that_another_worker_seeds_further_needs_no_push() -> None:
     """The other worker saw version 5 before the region was lost, this one did not."""
     core = running(4)

@@ -117,7 +117,7 @@ def test_a_stop_asks_first_and_kills_what_is_left() -> None:
 
 
 def test_a_drain_stops_the_jobs_unless_told_to_keep_them() -> None:
-    for keep, expected in ((False, 3), (True, 0)):
+    for keep, expected in ((False, 4), (True, 0)):
         worker = core(keep_jobs=keep)
         worker.step(Requested(1, START), 0.0)
         assert len(worker.step(Draining(), 1.0)) == expected

@@ -1,0 +1,146 @@
+"""The worker service as a process on a real bus: it is killed, and its jobs are not."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from slackwater.common import codec
+from slackwater.common.bus.base import Delivery, Endpoint, ServiceInfo
+from slackwater.common.bus.nats import NatsBus
+from slackwater.common.client import Client
+from slackwater.common.clock import LiveClock
+from slackwater.common.config import write_config
+from slackwater.common.natsserver import NatsServer
+from slackwater.schemas import subjects
+from slackwater.schemas.base import Message, Ok, Refused
+from slackwater.schemas.cluster import StartWorkers, StopWorkers, WorkerExited
+from slackwater.services.worker.processes import RankFiles
+
+pytestmark = pytest.mark.live
+
+
+class Master:
+    """Stores the ends of ranks, or refuses to while it is `away`."""
+
+    def __init__(self) -> None:
+        self.away = False
+        self.exits: list[WorkerExited] = []
+
+    async def worker_exited(self, delivery: Delivery) -> bytes:
+        answer: Message = Refused(reason="not the leader", retry_after_s=0.1)
+        if not self.away:
+            self.exits.append(codec.decode(delivery.payload, WorkerExited))
+            answer = Ok()
+        return codec.encode(answer)
+
+
+def launch(config: Path, log_path: Path) -> "subprocess.Popen[bytes]":
+    command = [sys.executable, "-m", "slackwater.services.worker", "--config", str(config)]
+    with log_path.open("ab") as log:
+        return subprocess.Popen(command, stdout=log, stderr=log)
+
+
+@asynccontextmanager
+async def service(url: str, state_dir: Path) -> AsyncIterator["subprocess.Popen[bytes]"]:
+    config = state_dir / "worker.toml"
+    write_config(config, {"id": "w1", "url": url, "state_dir": str(state_dir), "slots": 4})
+    process = launch(config, state_dir / "service.log")
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.terminate()
+        await asyncio.to_thread(process.wait, 20)
+
+
+async def eventually(condition: Callable[[], bool], what: str) -> None:
+    for _ in range(4000):
+        if condition():
+            return
+        await asyncio.sleep(0.005)
+    raise AssertionError(f"never: {what}")
+
+
+async def master_on(bus: NatsBus) -> Master:
+    master = Master()
+    subject = subjects.command("master", subjects.MASTER, "worker-exited")
+    await bus.serve(
+        ServiceInfo("master", "1.0.0", "stands in for the master", {}),
+        [Endpoint("worker-exited", subject, master.worker_exited, {}, 8)],
+    )
+    return master
+
+
+def start(job: str, script: str, ranks: int = 1) -> StartWorkers:
+    return StartWorkers(
+        job=job, ranks=tuple(range(ranks)), workers=ranks, program=("/bin/sh", "-c", script)
+    )
+
+
+async def test_jobs_live_through_a_kill_of_the_service_and_their_ends_are_told(
+    own_nats_server: NatsServer, tmp_path: Path
+) -> None:
+    """One rank runs on, one ends while nobody looks, one ended before but could not be told."""
+    bus = await NatsBus.connect(own_nats_server.url, "test")
+    master = await master_on(bus)
+    client = Client(bus, LiveClock(), budget_s=20.0)
+    verb = subjects.command("worker", "w1", "start")
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    wait = 'echo "{\\"rank\\": $SLACKWATER_RANK}" > "$SLACKWATER_RESULT"'
+    try:
+        async with service(own_nats_server.url, tmp_path) as first:
+            await client.ask(verb, start("runs", "exec sleep 300"), Ok)
+            await client.ask(verb, start("ends", f"read line < {gate}; {wait}"), Ok)
+            master.away = True
+            await client.ask(verb, start("ended", "echo gone wrong; exit 3"), Ok)
+            files = {job: RankFiles(tmp_path, job, 0) for job in ("runs", "ends", "ended")}
+            await eventually(lambda: files["ended"].path("exit").exists(), "the third job ended")
+            await eventually(lambda: files["runs"].identity() is not None, "the first job runs")
+            first.send_signal(signal.SIGKILL)
+            await asyncio.to_thread(first.wait, 20)
+        before = files["runs"].identity()
+        await asyncio.to_thread(gate.write_text, "go\n")
+        await eventually(lambda: files["ends"].path("exit").exists(), "the second job ended")
+        master.away = False
+        async with service(own_nats_server.url, tmp_path):
+            await client.ask(verb, start("runs", "exec sleep 300"), Ok)  # A repeat: none started.
+            await eventually(lambda: len(master.exits) == 2, "both ends are told")
+            assert files["runs"].identity() == before
+            await client.ask(subjects.command("worker", "w1", "stop"), StopWorkers(job="runs"), Ok)
+            await eventually(lambda: len(master.exits) == 3, "the stop is told")
+        by_job = {exited.job: exited for exited in master.exits}
+        assert (by_job["ends"].code, by_job["ends"].result) == (0, '{"rank": 0}\n')
+        assert (by_job["ended"].code, by_job["ended"].result) == (3, "gone wrong")
+        assert by_job["runs"].code == -signal.SIGTERM
+        assert before is not None
+        assert not before.alive()
+    finally:
+        await bus.close()
+
+
+async def test_a_stopped_service_leaves_no_process_not_even_one_that_ignores_sigterm(
+    own_nats_server: NatsServer, tmp_path: Path
+) -> None:
+    bus = await NatsBus.connect(own_nats_server.url, "test")
+    client = Client(bus, LiveClock(), budget_s=20.0)
+    try:
+        async with service(own_nats_server.url, tmp_path):
+            verb = subjects.command("worker", "w1", "start")
+            stubborn = "trap '' TERM; while :; do sleep 1; done"
+            await client.ask(verb, start("stubborn", stubborn, ranks=2), Ok)
+            ranks = [RankFiles(tmp_path, "stubborn", rank) for rank in range(2)]
+            await eventually(lambda: all(r.identity() is not None for r in ranks), "both run")
+        for rank in ranks:
+            identity = rank.identity()
+            assert identity is not None
+            assert not identity.alive()
+    finally:
+        await bus.close()
