@@ -10,7 +10,7 @@ import asyncio
 import mmap
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
 from typing import Any, Final, NamedTuple
 
 from slackwater.common import limits
@@ -26,8 +26,10 @@ from slackwater.common.transport import wire
 from slackwater.common.transport.base import OnHandover, RemoteRegion
 from slackwater.common.transport.inbox import Credit, Inbox
 from slackwater.common.transport.region import Region
+from slackwater.common.transport.stream import Stream
 
 KEY_BYTES: Final = 32
+_STALL_TICKS: Final = 4
 
 
 class Answer(NamedTuple):
@@ -58,7 +60,9 @@ def check_range(offset: int, nbytes: int, region_bytes: int) -> None:
 class SocketChannel(ABC):
     """Base of the shm and the tcp channel."""
 
-    def __init__(self, hello: bytes, on_handover: OnHandover | None) -> None:
+    def __init__(
+        self, hello: bytes, on_handover: OnHandover | None, *, stall_s: float = limits.STALL_S
+    ) -> None:
         self._hello = hello
         self._on_handover = on_handover
         self._loop = asyncio.get_running_loop()
@@ -70,7 +74,8 @@ class SocketChannel(ABC):
         self._tasks: set[asyncio.Task[None]] = set()
         self._handovers = 0
         self._lost: str | None = None
-        self._lost_event = asyncio.Event()
+        self._tick_s = stall_s / _STALL_TICKS
+        self._watch = self._loop.call_later(self._tick_s, self._tick)
 
     # What differs --------------------------------------------------------------------------------
 
@@ -81,6 +86,10 @@ class SocketChannel(ABC):
     @abstractmethod
     def _teardown(self) -> None:
         """Close sockets; called once."""
+
+    @abstractmethod
+    def _connections(self) -> Iterable[tuple[Stream, bool]]:
+        """The streams that are up, and whether an answer is awaited on each."""
 
     @abstractmethod
     def _serve_open(self, header: wire.Header, key: bytes, region: Region) -> None:
@@ -203,7 +212,7 @@ class SocketChannel(ABC):
 
     # Records -------------------------------------------------------------------------------------
 
-    def _control(self, header: wire.Header, body: bytes) -> None:
+    def _control_record(self, header: wire.Header, body: bytes) -> None:
         """One control record of those that both kinds of channel know. Raises DecodeRejected."""
         match header.kind:
             case wire.FRAME:
@@ -293,13 +302,21 @@ class SocketChannel(ABC):
         self._grants.clear()
         for task in self._tasks:
             task.cancel()
-        self._lost_event.set()
+        self._watch.cancel()
 
     async def _join_tasks(self) -> None:
         """Wait for what `lose` cancelled, except ourselves."""
         tasks = self._tasks - {asyncio.current_task()}
         if tasks:
             await asyncio.wait(tasks, timeout=limits.CLOSE_S)
+
+    def _tick(self) -> None:
+        """A peer that began a record and does not end it, or owes an answer, is lost."""
+        for stream, waiting in self._connections():
+            if stream.idle_ticks(waiting) >= _STALL_TICKS:
+                self.lose(f"the peer made no progress for {self._tick_s * _STALL_TICKS:g} s")
+                return
+        self._watch = self._loop.call_later(self._tick_s, self._tick)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)

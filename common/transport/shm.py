@@ -17,6 +17,7 @@ import os
 import socket
 import stat
 import struct
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -143,7 +144,7 @@ class ShmChannel(SocketChannel):
             for region in self._opened:
                 region.revoked |= region.key == body
         else:
-            self._control(header, body)
+            self._control_record(header, body)
 
     def _map_sent(self, header: wire.Header) -> mmap.mmap:
         fd = self._stream.claim_fd()
@@ -172,6 +173,9 @@ class ShmChannel(SocketChannel):
         except (AccessRefused, OSError) as error:
             os.close(fd)
             raise Rejected(f"region {label} cannot be taken: {error}") from error
+
+    def _connections(self) -> Iterable[tuple[Stream, bool]]:
+        return ((self._stream, False),)
 
     def _push(self, record: bytes, *, fd: int = -1, ordered: bool = True) -> None:
         if fd < 0:

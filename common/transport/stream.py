@@ -61,6 +61,7 @@ class Stream:
         self._drained: asyncio.Future[None] | None = None
         self._scheduled = self._writing = self._reading = False
         self.closed = False
+        self._seen_records = self._idle_ticks = 0
 
     @property
     def sock(self) -> socket.socket:
@@ -93,6 +94,16 @@ class Stream:
         if not self.fds:
             raise DecodeRejected("a record that must carry a descriptor came without one")
         return self.fds.popleft()
+
+    def idle_ticks(self, waiting: bool) -> int:
+        """Called at each tick of the owner's watch: for how many ticks in a row no record was
+        completed although one was begun, or the owner waits for one."""
+        records = self.parser.records
+        if records != self._seen_records or not (waiting or self.parser.partial):
+            self._seen_records, self._idle_ticks = records, 0
+        else:
+            self._idle_ticks += 1
+        return self._idle_ticks
 
     def _on_readable(self) -> None:
         budget = _READ_BUDGET

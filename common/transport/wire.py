@@ -25,7 +25,7 @@ VERSION: Final = 1
 HELLO: Final = 1  # handle = VERSION, offset = data streams wanted, body = the hello
 WELCOME: Final = 2  # offset = data streams granted, body = session
 JOIN: Final = 3  # handle = data stream, body = session
-RESUME: Final = 4  # number = ordinals received, body = session
+RESUME: Final = 4  # number = ordered records received (as in its WELCOME), body = session
 REFUSED: Final = 5  # handle = a code below, offset = request, number = transfer, body = why
 
 # Control
@@ -33,16 +33,17 @@ FRAME: Final = 6  # body = the frame
 PROGRESS: Final = 7  # number = frames consumed, offset = their bytes, body = ordinals received
 OPEN: Final = 8  # offset = request, body = key
 OPENED: Final = 9  # offset = request, handle = region, number = its bytes (shm: + descriptor)
-REVOKED: Final = 10  # body = key
-PREPARE: Final = 11  # offset = request, number = bytes, body = label
-HANDOVER: Final = 12  # offset = request, handle = bytes of the label, body = label + note
+REVOKED: Final = 10  # body = key; or number = the handle of a PREPARE that leads nowhere
+PREPARE: Final = 11  # offset = request, number = bytes, body = label; the answer is OPENED
+HANDOVER: Final = 12  # offset = request, handle = bytes of the label, body = label + note,
+# number = the handle from PREPARE (shm: + descriptor)
 ACCEPTED: Final = 13  # offset = request
 GOODBYE: Final = 14
 
 # Data
 WRITE: Final = 15  # handle, number = transfer, offset, body = the bytes
 ACK: Final = 16  # number = transfer
-READ: Final = 17  # handle, number = transfer, offset, body = bytes wanted
+READ: Final = 17  # handle, number = transfer, offset, body = the count of bytes wanted
 DATA: Final = 18  # number = transfer, body = the bytes
 
 HEADER: Final = struct.Struct("<BxxxIQQQ")
@@ -118,6 +119,8 @@ class Parser:
         self._target: memoryview | None = None
         self._filled = 0
         self._collected: bytearray | None = None
+        self.records = 0
+        """How many were complete so far."""
 
     @property
     def partial(self) -> bool:
@@ -155,7 +158,13 @@ class Parser:
             if header.length:
                 self._begin(header)
             else:
+                self.records += 1
                 self.sink.end(header, b"")
+
+    def divert(self) -> None:
+        """Put what is still to come of the present body elsewhere: its memory is wanted back."""
+        if self._target is not None:
+            self._target = memoryview(bytearray(len(self._target)))
 
     def _begin(self, header: Header) -> None:
         target = self.sink.begin(header)
@@ -164,6 +173,7 @@ class Parser:
         self._start += staged
         if target is None:
             if staged == header.length:
+                self.records += 1
                 self.sink.end(header, bytes(self._staging[start : start + staged]))
                 return
             self._collected = bytearray(header.length)
@@ -177,6 +187,7 @@ class Parser:
             return
         body = b"" if self._collected is None else bytes(self._collected)
         self._target = self._collected = None
+        self.records += 1
         self.sink.end(self._header, body)
 
 

@@ -16,8 +16,9 @@ from slackwater.common.transport.base import Address, Channel, Fabric, Listener,
 from slackwater.common.transport.memory import MemoryFabric, MemoryNetwork
 from slackwater.common.transport.region import Region
 from slackwater.common.transport.shm import ShmFabric
+from slackwater.common.transport.tcp import TcpFabric
 
-CASES = ["memory", "memory-mapped", "shm"]
+CASES = ["memory", "memory-mapped", "shm", "tcp"]
 
 
 def pytest_asyncio_loop_factories(
@@ -32,7 +33,7 @@ def make_fabric(case: str) -> Fabric:
         return MemoryFabric(MemoryNetwork(), mapped=case.endswith("mapped"))
     if case.startswith("shm"):
         return ShmFabric()
-    raise AssertionError(case)
+    return TcpFabric()
 
 
 @dataclass

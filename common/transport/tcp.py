@@ -1,0 +1,226 @@
+"""The transport between hosts: one control stream and several data streams per channel.
+
+A channel begins with a HELLO on its control stream; the answer carries a session, a secret by which
+data streams join and broken streams come back. Bulk bytes go from the caller's buffer into the
+peer's registered region with no copy of ours between (sendmsg, recv_into).
+"""
+
+import asyncio
+import secrets
+import socket
+from typing import Final
+
+from slackwater.common import limits
+from slackwater.common.errors import AccessRefused, ConfigRejected, DecodeRejected, Unavailable
+from slackwater.common.transport import wire
+from slackwater.common.transport.base import Accept, Address, Channel, OnChannel, OnHandover
+from slackwater.common.transport.hello import check_hello, check_hello_size, connect_error
+from slackwater.common.transport.listening import BACKLOG, Accepted, Door
+from slackwater.common.transport.stream import Greeting, Stream
+from slackwater.common.transport.tcp_channel import CONTROL, TcpChannel, TcpTuning
+
+SESSION_BYTES: Final = 32
+
+
+def split_address(address: Address) -> tuple[str, int]:
+    """(host, port) of `host:port` or `[v6]:port`. Raises ConfigRejected."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise ConfigRejected(f"{address!r} is no host:port, such as 10.0.0.7:4700 or [::1]:4700")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def _tune(sock: socket.socket, stall_s: float) -> None:
+    """Small records leave at once; a peer whose host vanished is noticed by the kernel."""
+    sock.setblocking(False)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, max(1, int(stall_s / 2)))
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(1, int(stall_s / 6)))
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(stall_s * 1000))
+
+
+async def _dial(address: Address, first: bytes, stall_s: float) -> tuple[Greeting, socket.socket]:
+    """A new connection on which `first` was sent. Raises OSError."""
+    host, port = split_address(address)
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    family, kind, protocol, _, where = found[0]
+    sock = socket.socket(family, kind, protocol)
+    try:
+        _tune(sock, stall_s)
+        await loop.sock_connect(sock, where)
+        greeting = Greeting(sock)
+    except BaseException:
+        sock.close()
+        raise
+    greeting.stream.push(first)
+    return greeting, sock
+
+
+async def _introduce(
+    address: Address, first: bytes, stall_s: float
+) -> tuple[Stream, wire.Header, bytes]:
+    """Dial, and wait for the WELCOME. Raises OSError, Unavailable, or what the peer refused with;
+    the caller sets a deadline."""
+    greeting, _ = await _dial(address, first, stall_s)
+    try:
+        header, body = await greeting.first_record()
+        if header.kind == wire.REFUSED:
+            raise wire.refusal(header, body)
+        if header.kind != wire.WELCOME:
+            raise Unavailable(f"{address} answered with a record of kind {header.kind}")
+        return greeting.stream, header, body
+    except BaseException:
+        greeting.stream.close()
+        raise
+
+
+class TcpListener:
+    def __init__(self, door: Door, accepted: Accepted, sessions: "_Sessions", name: str) -> None:
+        self._door, self._accepted, self._sessions, self._name = door, accepted, sessions, name
+
+    @property
+    def address(self) -> Address:
+        """With the port that was chosen where 0 was asked for."""
+        return self._name
+
+    async def close(self) -> None:
+        await self._door.close()
+        await self._sessions.close()
+        await self._accepted.close()
+
+
+class _Sessions:
+    """The accepting side: who may join which channel."""
+
+    def __init__(self, accepted: Accepted, on_handover: OnHandover, tuning: TcpTuning) -> None:
+        self._accepted = accepted
+        self._on_handover = on_handover
+        self._tuning = tuning
+        self._channels: dict[bytes, TcpChannel] = {}
+
+    async def greet(self, greeting: Greeting, header: wire.Header, body: bytes) -> None:
+        stream = greeting.stream
+        _tune(stream.sock, self._tuning.stall_s)
+        match header.kind:
+            case wire.JOIN:
+                channel = self._find(body)
+                if header.handle >= channel.streams:
+                    raise DecodeRejected(f"stream {header.handle} of {channel.streams}")
+                stream.push(wire.pack(wire.WELCOME))
+                channel.attach_data(stream, header.handle)
+            case wire.RESUME:
+                channel = self._find(body)
+                stream.push(wire.pack(wire.WELCOME, number=channel.received_ordinal))
+                channel.attach_control(stream, header.number)
+            case _:
+                check_hello(header)
+                self._begin(stream, header, body)
+
+    def _begin(self, stream: Stream, header: wire.Header, hello: bytes) -> None:
+        if len(self._channels) >= limits.CHANNELS_MAX:
+            raise Unavailable(f"{limits.CHANNELS_MAX} channels are open here: try again later")
+        self._accepted.admit(hello)
+        streams = max(1, min(header.offset, limits.STREAMS_MAX))
+        session = secrets.token_bytes(SESSION_BYTES)
+        channel = TcpChannel(
+            hello, session, self._on_handover, self._tuning, streams, None, self._changed
+        )
+        self._channels[session] = channel
+        stream.push(wire.pack(wire.WELCOME, offset=streams, body=session))
+        channel.attach_control(stream, 0)
+
+    def _find(self, session: bytes) -> TcpChannel:
+        channel = self._channels.get(session)
+        if channel is None:
+            raise AccessRefused("no such session: it ended, or this process was started anew")
+        return channel
+
+    def _changed(self, channel: TcpChannel) -> None:
+        if channel.closed:
+            self._channels.pop(channel.session, None)
+        else:
+            self._accepted.begin(channel)
+
+    async def close(self) -> None:
+        """Channels that never became complete; the others are the program's."""
+        await asyncio.gather(*(channel.close() for channel in tuple(self._channels.values())))
+
+
+class TcpFabric:
+    kind = "tcp"
+
+    def __init__(self, tuning: TcpTuning | None = None) -> None:
+        self._tuning = tuning or TcpTuning()
+
+    async def listen(
+        self, address: Address, accept: Accept, on_channel: OnChannel, on_handover: OnHandover
+    ) -> TcpListener:
+        """Raises ConfigRejected when the address cannot be used."""
+        host, port = split_address(address)
+        try:
+            found = await asyncio.get_running_loop().getaddrinfo(
+                host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )
+            sock = socket.create_server(found[0][4][:2], family=found[0][0], backlog=BACKLOG)
+        except OSError as error:
+            raise ConfigRejected(f"cannot listen on {address}: {error}") from error
+        sock.setblocking(False)
+        accepted = Accepted(accept, on_channel)
+        sessions = _Sessions(accepted, on_handover, self._tuning)
+        door = Door(sock, sessions.greet, greet_s=self._tuning.greet_s, passes_fds=False)
+        name = f"[{host}]" if ":" in host else host
+        return TcpListener(door, accepted, sessions, f"{name}:{sock.getsockname()[1]}")
+
+    async def connect(
+        self,
+        address: Address,
+        hello: bytes,
+        *,
+        deadline_s: float,
+        on_handover: OnHandover | None = None,
+    ) -> Channel:
+        check_hello_size(hello)
+        channel: TcpChannel | None = None
+        try:
+            async with asyncio.timeout(deadline_s):
+                channel = await self._begin(address, hello, on_handover)
+                for index in range(channel.streams):
+                    await self._join(address, channel, index)
+            return channel
+        except BaseException as error:
+            if channel is not None:
+                channel.lose("connecting failed")
+            mapped = connect_error(error, address, deadline_s)
+            if mapped is error:
+                raise
+            raise mapped from error
+
+    async def _begin(
+        self, address: Address, hello: bytes, on_handover: OnHandover | None
+    ) -> TcpChannel:
+        tuning = self._tuning
+        first = wire.pack(wire.HELLO, handle=wire.VERSION, offset=tuning.streams, body=hello)
+        stream, header, session = await _introduce(address, first, tuning.stall_s)
+        if not 1 <= header.offset <= limits.STREAMS_MAX:
+            stream.close()
+            raise Unavailable(f"{address} offers {header.offset} streams")
+
+        async def redial(index: int, received: int) -> tuple[Stream, wire.Header]:
+            if index == CONTROL:
+                first = wire.pack(wire.RESUME, number=received, body=session)
+            else:
+                first = wire.pack(wire.JOIN, handle=index, body=session)
+            stream, header, _ = await _introduce(address, first, tuning.stall_s)
+            return stream, header
+
+        channel = TcpChannel(hello, session, on_handover, tuning, header.offset, redial)
+        channel.attach_control(stream, 0)
+        return channel
+
+    async def _join(self, address: Address, channel: TcpChannel, index: int) -> None:
+        first = wire.pack(wire.JOIN, handle=index, body=channel.session)
+        stream, _, _ = await _introduce(address, first, self._tuning.stall_s)
+        channel.attach_data(stream, index)
