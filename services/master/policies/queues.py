@@ -17,7 +17,7 @@ what is idle, those who borrow. An owner that asks therefore pushes borrowers ou
 they are inside their protected minimum run time.
 """
 
-from bisect import insort
+from bisect import bisect_left, insort
 from collections.abc import Container
 from heapq import heapify, heappop, heappush
 from math import inf
@@ -39,6 +39,8 @@ Level = tuple[float, ...]
 Key = tuple[float, ...]
 Entry = tuple[Key, int, JobId]
 """(key, submission number, job): the order inside a bucket; the number makes it total."""
+Held = tuple[Key, int, int, JobId]
+"""(key, submission number, GPUs held, job): the same for a running job."""
 
 RUNNING_LEVEL: Level = ()
 """Before every other level: where the running jobs of a policy without preemption are."""
@@ -63,6 +65,7 @@ class Queues:
         "changes",
         "due_s",
         "entries",
+        "held",
         "levels",
         "notes",
         "running",
@@ -74,7 +77,9 @@ class Queues:
     def __init__(self, notes: Any) -> None:
         self.levels: list[Level] = []
         self.buckets: dict[Level, dict[Demand, Bucket]] = {}
-        self.running: dict[Level, dict[JobId, JobView]] = {}
+        self.running: dict[Level, list[Held]] = {}
+        """Running jobs in order of the key they were put in with."""
+        self.held: dict[JobId, Held] = {}
         self.running_gpus: dict[Level, int] = {}
         self.seen: dict[JobId, JobView] = {}
         self.where: dict[JobId, Level] = {}
@@ -89,14 +94,15 @@ class Queues:
     def put(self, job: JobView, level: Level, key: Key, due_s: float, demand: Demand) -> None:
         if level not in self.buckets:
             self.buckets[level] = {}
-            self.running[level] = {}
+            self.running[level] = []
             self.running_gpus[level] = 0
             insort(self.levels, level)
         self.seen[job.id] = job
         self.where[job.id] = level
         if job.allocation:
-            self.running[level][job.id] = job
-            self.running_gpus[level] += job.held_gpus
+            held = self.held[job.id] = (key, job.number, job.held_gpus, job.id)
+            insort(self.running[level], held)
+            self.running_gpus[level] += held[2]
         else:
             entry = (key, job.number, job.id)
             self.entries[job.id] = entry
@@ -114,8 +120,9 @@ class Queues:
             return None
         level = self.where.pop(job_id)
         if job.allocation:
-            del self.running[level][job_id]
-            self.running_gpus[level] -= job.held_gpus
+            held, running = self.held.pop(job_id), self.running[level]
+            del running[bisect_left(running, held)]
+            self.running_gpus[level] -= held[2]
         else:
             self.entries.pop(job_id, None)
         self.due_s.pop(job_id, None)
@@ -150,6 +157,8 @@ class QueuePolicy:
     """Inside a level running jobs come before waiting ones: equals never preempt each other."""
     keys_move = False
     """A running job's key changes as it runs (remaining time, an index)."""
+    places_change = False
+    """A job's place may change by itself: `place` answers instants."""
     consolidate = "prefer"
 
     def place(self, job: JobView, now_s: float, notes: Any) -> tuple[Level, Key, float]:
@@ -207,7 +216,8 @@ class QueuePolicy:
         walk.restore(placed)
         allocations.update(placed)
         waits = len(queues.entries) > len(placed) or bool(walk.stops)
-        return Plan(allocations, next_decision_s=self._next_s(view, queues, walk, waits)), queues
+        next_s = self._next_s(view, queues, walk, allocations) if waits else inf
+        return Plan(allocations, next_decision_s=next_s), queues
 
     def _place_starts(
         self, walk: "Walk", placer: Placer, view: View, queues: Queues
@@ -227,12 +237,18 @@ class QueuePolicy:
                 failed.append(job_id)
         return placed, failed
 
-    def _next_s(self, view: View, queues: Queues, walk: "Walk", waits: bool) -> float:
-        if not waits:
-            # Nobody could gain from a demotion or a round; places are brought up to date at the
-            # next decision.
-            return inf
-        return min(queues.next_due_s(), self.next_round_s(view), walk.protected_end_s)
+    def _next_s(
+        self, view: View, queues: Queues, walk: "Walk", allocations: dict[JobId, Allocation]
+    ) -> float:
+        """Asked only while jobs wait: otherwise nobody could gain from a demotion or a round, and
+        places are brought up to date at the next decision."""
+        next_s = min(queues.next_due_s(), self.next_round_s(view), walk.protected_end_s)
+        if not self.places_change:
+            return next_s
+        for job_id, allocation in allocations.items():
+            after = view.jobs[job_id].moved(allocation, view.now_s)
+            next_s = min(next_s, self.place(after, view.now_s, queues.notes)[2])
+        return next_s
 
     def _update(self, view: View, memory: Any) -> Queues:
         if memory is None or view.changed is None:
@@ -333,49 +349,65 @@ class Walk:
         self.popped = kept
 
     def _hold_protected(self) -> None:
-        for jobs in self.queues.running.values():
-            for job in jobs.values():
+        for running in self.queues.running.values():
+            for _, _, gpus, job_id in running:
+                job = self.queues.seen[job_id]
                 until_s = self.policy.protected_until_s(job, self.view)
                 if until_s > self.view.now_s:
-                    self.protected.add(job.id)
+                    self.protected.add(job_id)
                     self.protected_end_s = min(self.protected_end_s, until_s)
-                    self.room.take(type_held(job, self.view.cluster), job.held_gpus, job.tenant)
+                    self.room.take(type_held(job, self.view.cluster), gpus, job.tenant)
 
     def _phase(self, last: bool) -> None:
         for level in self.queues.levels:
             running = self.queues.running[level]
             if self.policy.running_first or level == RUNNING_LEVEL:
                 if running:
-                    self._keep_running(level, running, last)
+                    self._keep_running(level, last)
                 self._start_waiting(self._heads(level), None)
             else:
-                self._merge(level, running, last)
+                self._merge(level, last)
 
-    def _keep_running(self, level: Level, running: dict[JobId, JobView], last: bool) -> None:
-        gpus = self.queues.running_gpus[level]
-        if self.simple and not self.protected and gpus <= self.room.free[0]:
-            self.room.free[0] -= gpus
+    def _keep_running(self, level: Level, last: bool) -> None:
+        if not self.simple or self.protected:
+            for held in sorted(self._running_now(level)):
+                self._keep(held, last)
             return
-        for _, _, job in self._in_order(running):
-            self._keep(job, last)
-
-    def _in_order(self, running: dict[JobId, JobView]) -> list[tuple[Key, int, JobView]]:
-        now_s, notes, key_now = self.view.now_s, self.queues.notes, self.policy.key_now
-        order = [(key_now(job, now_s, notes), job.number, job) for job in running.values()]
-        order.sort()
-        return order
-
-    def _keep(self, job: JobView, last: bool) -> None:
-        if job.id in self.protected or job.id in self.settled:
+        free, gpus_sum = self.room.free[0], self.queues.running_gpus[level]
+        if gpus_sum <= free:
+            self.room.free[0] -= gpus_sum
             return
+        for _, _, gpus, job_id in sorted(self._running_now(level)):
+            if gpus <= free:
+                free -= gpus
+            else:
+                self.stops.append(job_id)
+        self.room.free[0] = free
+
+    def _running_now(self, level: Level) -> list[Held]:
+        """The level's running jobs with their keys of this instant."""
+        running = self.queues.running[level]
+        if not self.policy.keys_move:
+            return running
+        now_s, notes, seen = self.view.now_s, self.queues.notes, self.queues.seen
+        key_now = self.policy.key_now
+        return [
+            (key_now(seen[job_id], now_s, notes), number, gpus, job_id)
+            for _, number, gpus, job_id in running
+        ]
+
+    def _keep(self, held: Held, last: bool) -> None:
+        _, _, gpus, job_id = held
+        if job_id in self.protected or job_id in self.settled:
+            return
+        job = self.queues.seen[job_id]
         kind = type_held(job, self.view.cluster)
-        gpus = job.held_gpus
         if self.room.fits(Demand(gpus, (kind,), job.tenant)) >= 0:
             self.room.take(kind, gpus, job.tenant)
             if not last:
-                self.settled.add(job.id)
+                self.settled.add(job_id)
         elif last:
-            self.stops.append(job.id)
+            self.stops.append(job_id)
 
     def _heads(self, level: Level) -> list[tuple[Entry, Bucket]]:
         """The first valid entry of every bucket that fits, as a heap."""
@@ -417,14 +449,26 @@ class Walk:
             self.starts.append((entry[2], kind))
             self._push_head(heads, bucket)
 
-    def _merge(self, level: Level, running: dict[JobId, JobView], last: bool) -> None:
+    def _merge(self, level: Level, last: bool) -> None:
         """Running and waiting jobs by key alone."""
         heads = self._heads(level)
-        if running:
-            if not heads and self.simple and not self.protected:
-                self._keep_running(level, running, last)
-                return
-            for key, number, job in self._in_order(running):
-                self._start_waiting(heads, (key, number, job.id))
-                self._keep(job, last)
+        running = self.queues.running[level]
+        if running and not heads and self.simple and not self.protected:
+            self._keep_running(level, last)
+        elif running:
+            for held in self._behind_waiting(self._running_now(level), heads):
+                self._start_waiting(heads, (held[0], held[1], held[3]))
+                self._keep(held, last)
         self._start_waiting(heads, None)
+
+    def _behind_waiting(self, running: list[Held], heads: list[tuple[Entry, Bucket]]) -> list[Held]:
+        """The running jobs in order, without those ahead of every waiting one if they all fit:
+        these are taken as one sum."""
+        if not self.simple or self.protected:
+            return sorted(running)
+        first = heads[0][0][:2]
+        ahead = sum(held[2] for held in running if held[:2] < first)
+        if ahead > self.room.free[0]:
+            return sorted(running)
+        self.room.free[0] -= ahead
+        return sorted(held for held in running if held[:2] > first)

@@ -58,6 +58,9 @@ class ShortestRemainingTime(QueuePolicy):
     def place(self, job: JobView, now_s: float, notes: Any) -> tuple[Level, Key, float]:
         return (-job.priority,), (job.remaining_s(now_s),), inf
 
+    def key_now(self, job: JobView, now_s: float, notes: Any) -> Key:
+        return (job.remaining_s(now_s),)
+
 
 @register("srsf")
 class ShortestRemainingService(QueuePolicy):
@@ -69,3 +72,6 @@ class ShortestRemainingService(QueuePolicy):
 
     def place(self, job: JobView, now_s: float, notes: Any) -> tuple[Level, Key, float]:
         return (-job.priority,), (job.remaining_s(now_s) * job.gpus,), inf
+
+    def key_now(self, job: JobView, now_s: float, notes: Any) -> Key:
+        return (job.remaining_s(now_s) * job.gpus,)

@@ -4,7 +4,8 @@ A job's service is GPUs times seconds, and its queue is where that service lies 
 all start in Q1 and sink. The order inside a queue decides everything, and the paper leaves it open;
 here running jobs precede waiting ones (equals never preempt each other), then the index where there
 is one, then submission. `running_first=false` with `order=first_start` is the paper's own words
-(FIFO by first start), `entry` is by the instant a job entered its queue, `index` is by service
+(FIFO by first start), `entry` is by the instant a job entered its queue, `waiting` by when it
+last began to wait, `index` is by service
 attained (LAS) or by the Gittins index; without limits and in rounds, the last is the undiscretised
 2DAS of figure 3.7.
 
@@ -50,11 +51,21 @@ _OBSERVATIONS_MAX = 1000
 class Notes:
     """What Tiresias remembers besides its queues."""
 
-    __slots__ = ("distribution", "history", "learned_from", "observations", "pack_limit", "resets")
+    __slots__ = (
+        "distribution",
+        "entered",
+        "history",
+        "learned_from",
+        "observations",
+        "pack_limit",
+        "resets",
+    )
 
     def __init__(self) -> None:
         self.resets: dict[JobId, tuple[float, float, float]] = {}
         """Promoted jobs: (service, run seconds, waited seconds) at the promotion."""
+        self.entered: dict[JobId, tuple[int, float]] = {}
+        """With order=entry: (queue, since when)."""
         self.history: list[float] = []
         self.distribution: Distribution | None = None
         self.learned_from = 0
@@ -76,8 +87,8 @@ def parse_limits(text: str) -> list[float]:
 class Tiresias(QueuePolicy):
     """What both policies share; the index is the difference."""
 
-    default_order = "submission"
-    orders: tuple[str, ...] = ("submission", "first_start", "index", "entry")
+    places_change = True
+    orders: tuple[str, ...] = ("submission", "first_start", "index", "entry", "waiting")
 
     def __init__(
         self, limits: str, order: str, running_first: bool, promote_knob: float,
@@ -109,7 +120,9 @@ class Tiresias(QueuePolicy):
             case "first_start":
                 return (job.first_start_s,)
             case "entry":
-                return (self._entered_s(job, queue, attained, now_s, notes),)
+                return (self._entered_s(job, queue, now_s, notes),)
+            case "waiting":
+                return (job.since_s,)
             case "index":
                 return (self.index(queue, attained, notes),)
             case _:
@@ -134,17 +147,11 @@ class Tiresias(QueuePolicy):
         owed_s = self.promote_knob * run_s - (job.waited_s(now_s) - waited_0_s)
         return now_s + max(0, ceil(owed_s))
 
-    def _entered_s(
-        self, job: JobView, queue: int, attained: float, now_s: float, notes: Notes
-    ) -> float:
-        """When the job came into this queue: submission, or the instant its service reached the
-        queue's lower limit (while it runs; a waiting job's entry was noted when it stopped)."""
-        if queue == 0:
-            return job.submitted_s
-        over = attained - self.limits[queue - 1]
-        if job.allocation:
-            return now_s - over / job.held_gpus
-        return job.since_s - over / job.gpus
+    def _entered_s(self, job: JobView, queue: int, now_s: float, notes: Notes) -> float:
+        """When the job came into this queue, remembered from the decision that saw it there."""
+        if notes.entered.get(job.id, (-1, 0))[0] != queue:
+            notes.entered[job.id] = (queue, now_s)
+        return notes.entered[job.id][1]
 
     def changed_by_itself(self, job: JobView, at_s: float, notes: Notes) -> None:
         if not job.allocation:
@@ -152,6 +159,7 @@ class Tiresias(QueuePolicy):
 
     def ended(self, job: JobView, now_s: float, queues: Queues) -> None:
         queues.notes.resets.pop(job.id, None)
+        queues.notes.entered.pop(job.id, None)
 
     def next_round_s(self, view: View) -> float:
         return view.now_s + self.round_s if self.round_s > 0 else inf

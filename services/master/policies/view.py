@@ -111,6 +111,8 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def held_gpus(self) -> int:
+        if len(self.allocation) == 1:
+            return self.allocation[0][1]
         return sum(gpus for _, gpus in self.allocation)
 
     @property
@@ -126,6 +128,18 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     def waited_s(self, now_s: float) -> float:
         """Seconds spent without GPUs since submission."""
         return now_s - self.submitted_s - self.run_s(now_s)
+
+    def moved(self, allocation: Allocation, now_s: float) -> "JobView":
+        """The job as it will look with this allocation from now on."""
+        return msgspec.structs.replace(
+            self,
+            allocation=allocation,
+            since_s=now_s,
+            attained_gpu_s_then=self.attained_gpu_s(now_s),
+            run_s_then=self.run_s(now_s),
+            first_start_s=min(self.first_start_s, now_s) if allocation else self.first_start_s,
+            remaining_s_then=self.remaining_s(now_s),
+        )
 
     def remaining_s(self, now_s: float) -> float:
         if not self.allocation or now_s <= self.ready_s:
