@@ -10,7 +10,7 @@ import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 
@@ -19,13 +19,15 @@ from slackwater.schemas.base import IdText
 
 C = TypeVar("C", bound=msgspec.Struct)
 
+DEFAULT_URL: Final = "nats://127.0.0.1:4222"
+
 
 class ServiceConfig(msgspec.Struct, kw_only=True, frozen=True):
     """What every service's configuration has; each adds its own fields."""
 
     id: IdText
     """Which instance this is: a token of its subjects, unique among its kind."""
-    url: str = "nats://127.0.0.1:4222"
+    url: str = DEFAULT_URL
     """The bus."""
     state_dir: str = ""
     """A folder of this instance's own for files and sockets; empty: it needs none."""

@@ -47,11 +47,17 @@ OWN_POINTS: Final = (
 )
 
 _known: set[str] = {f"{s}.{p}" for s in SERVICES for p in SHELL_POINTS} | set(OWN_POINTS)
+
 _armed: dict[str, tuple[int, signal.Signals]] = {}
 _hits: dict[str, int] = {}
 _ENTRY = re.compile(
     r"(?P<name>[a-z0-9_.-]+)=(?P<action>kill|stop)@((?P<hit>\d+)|random\((?P<seed>\d+)\))"
 )
+
+
+def of_shell(service: str) -> tuple[str, ...]:
+    """The failpoints that a service has because it runs in the shell."""
+    return tuple(f"{service}.{point}" for point in SHELL_POINTS)
 
 
 def register(*names: str) -> None:

@@ -140,6 +140,7 @@ class NatsServer:
                 stdout=log,
                 stderr=log,
                 preexec_fn=_DieWithParent(os.getpid()),
+                start_new_session=True,  # Ctrl-C is for our parent, who ends it when it may end.
             )
         deadline_s = time.monotonic() + limits.NATS_START_S
         while not self._ready():
@@ -245,7 +246,13 @@ class NatsServer:
 @cache
 def _binary_version(binary: str) -> str:
     try:
-        answer = subprocess.run([binary, "--version"], capture_output=True, timeout=5, check=True)
+        answer = subprocess.run(
+            [binary, "--version"],
+            capture_output=True,
+            timeout=5,
+            check=True,
+            start_new_session=True,
+        )
     except (OSError, subprocess.SubprocessError) as error:
         raise ConfigRejected(f"{binary} does not run as a nats-server: {error}") from error
     return answer.stdout.decode(errors="replace")

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from slackwater.common.effects import Effect
+from slackwater.common.shell.process import Process
 from slackwater.schemas.base import Message, Record
 
 
@@ -22,6 +23,11 @@ class Port(Protocol):
 
     @property
     def epoch(self) -> int: ...
+
+    @property
+    def process(self) -> Process:
+        """Host, pid, the supervisor's descriptor store (`notify.store`), what it gave back."""
+        ...
 
     @property
     def stopping(self) -> asyncio.Event:

@@ -6,6 +6,7 @@ of its lease cannot write, and its commands are refused by their epoch.
 
 import asyncio
 import random
+from collections.abc import Callable
 
 import structlog
 
@@ -18,9 +19,16 @@ _log = structlog.get_logger()
 
 
 async def acquire(
-    store: Store, key: str, owner: str, clock: Clock, rng: random.Random, ttl_s: float
+    store: Store,
+    key: str,
+    owner: str,
+    clock: Clock,
+    rng: random.Random,
+    ttl_s: float,
+    standby: Callable[[], None],
 ) -> Lease:
-    """Stand by until the lease is `owner`'s. An owner that was restarted has it back at once."""
+    """Return once the lease is `owner`'s; `standby` is called when it is not so at once. An owner
+    that was restarted has its lease back at once."""
     told = False
     while True:
         try:
@@ -33,6 +41,7 @@ async def acquire(
             return lease
         if not told:
             told = True
+            standby()
             _log.info("lease.standby", key=key, owner=owner)
         await clock.sleep_until(clock.now_s() + ttl_s / 3 * rng.uniform(0.8, 1.2))
 

@@ -16,27 +16,29 @@ import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import msgspec
 import structlog
 import uvloop
-from slackwater.common.world import World, live_world
 
 from slackwater.common import failpoints, metrics
 from slackwater.common import logging as logs
-from slackwater.common.config import ServiceConfig, load_config
+from slackwater.common.config import DEFAULT_URL, load_config
 from slackwater.common.errors import ConfigRejected, Rejected, Retryable, SlackwaterError
 from slackwater.common.shell.definition import ServiceDefinition
 from slackwater.common.shell.process import Process
 from slackwater.common.shell.service import Shell
+from slackwater.common.world import World, live_world
 
 EX_FAILED = 1
 EX_TEMPFAIL = 75
 EX_CONFIG = 78
 
-C = TypeVar("C", bound=ServiceConfig)
+C = TypeVar("C", bound=msgspec.Struct)
 Build = Callable[[C, World], ServiceDefinition | Awaitable[ServiceDefinition]]
-"""Makes the definition of the configured instance. Called on the running loop, bus connected."""
+"""Makes the definition of the configured instance. Called on the running loop, bus connected. The
+configuration has the fields of `config.ServiceConfig` that the service cares for; `url` is one."""
 
 
 def main(
@@ -52,12 +54,13 @@ def main(
         config = load_config(arguments.config, config_type)
     except ConfigRejected as error:
         return _tell(service, error, EX_CONFIG)
-    logs.configure(config.log_level, service=service, id=config.id, pid=os.getpid())
+    id = _field(config, "id", service)
+    logs.configure(_field(config, "log_level", "info"), service=service, id=id, pid=os.getpid())
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(_live(service, config, build))
+            return runner.run(_live(service, id, config, build))
     except SlackwaterError as error:
-        return _tell(f"{service} {config.id}", error, exit_code(error))
+        return _tell(f"{service} {id}", error, exit_code(error))
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except Exception as error:
@@ -72,18 +75,20 @@ def exit_code(error: SlackwaterError) -> int:
     return EX_CONFIG if isinstance(error, Rejected) else EX_FAILED
 
 
-async def _live(service: str, config: C, build: Build[C]) -> int:
+async def _live(service: str, id: str, config: C, build: Build[C]) -> int:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, stop.set)
     process = Process.live()
-    credentials = config.credentials or None
-    async with live_world(config.url, f"{service}-{config.id}", credentials=credentials) as world:
+    url = _field(config, "url", DEFAULT_URL)
+    credentials = _field(config, "credentials", "") or None
+    async with live_world(url, f"{service}-{id}", credentials=credentials) as world:
         made = build(config, world)
         definition = await made if inspect.isawaitable(made) else made
         shell = Shell(definition, world, stop, process)
-        exposition = _expose(service, config, shell) if config.metrics_port else None
+        port = _field(config, "metrics_port", 0)
+        exposition = _expose(service, id, port, shell) if port else None
         try:
             return await shell.run()
         finally:
@@ -92,13 +97,17 @@ async def _live(service: str, config: C, build: Build[C]) -> int:
             process.notify.close()
 
 
-def _expose(service: str, config: ServiceConfig, shell: Shell) -> metrics.Exposition:
-    collector = metrics.ShellCollector(service, config.id, shell.counters.all, shell.gauges)
+def _field(config: msgspec.Struct, name: str, default: Any) -> Any:
+    return getattr(config, name, default)
+
+
+def _expose(service: str, id: str, port: int, shell: Shell) -> metrics.Exposition:
+    collector = metrics.ShellCollector(service, id, shell.counters.all, shell.gauges)
     try:
-        exposition = metrics.Exposition(collector, config.metrics_port)
+        exposition = metrics.Exposition(collector, port)
     except OSError as error:
         raise ConfigRejected(
-            f"metrics_port {config.metrics_port}: {error.strerror}; choose another, or 0 for none"
+            f"metrics_port {port}: {error.strerror}; choose another, or 0 for none"
         ) from error
     structlog.get_logger().info("metrics", port=exposition.port)
     return exposition

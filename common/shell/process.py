@@ -4,7 +4,7 @@ import os
 import socket
 from dataclasses import dataclass, field
 
-from slackwater.common.sdnotify import SdNotify
+from slackwater.common.sdnotify import SdNotify, stored_descriptors
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,7 +12,10 @@ class Process:
     host: str = "simulated"
     pid: int = 0
     notify: SdNotify = field(default_factory=SdNotify)
+    stored: tuple[tuple[str, int], ...] = ()
+    """Descriptors that the supervisor kept from this instance's former life: (name, fd)."""
 
     @classmethod
     def live(cls) -> "Process":
-        return cls(socket.gethostname(), os.getpid(), SdNotify.from_environment())
+        notify = SdNotify.from_environment()
+        return cls(socket.gethostname(), os.getpid(), notify, tuple(stored_descriptors()))

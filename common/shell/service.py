@@ -81,7 +81,7 @@ class Shell:
         self.stopping = asyncio.Event()
         self._world = world
         self._stop = stop
-        self._process = process
+        self.process = process
         self._epoch = 0
         self._code = 0
         self._sender = sender_name(definition.service, definition.id)
@@ -150,7 +150,7 @@ class Shell:
         try:
             if not await self._unless_stopped(self._start()):
                 return self._code
-            self._process.notify.ready(f"epoch {self._epoch}")
+            self.process.notify.ready(f"epoch {self._epoch}")
             _log.info("ready", epoch=self._epoch)
             await self._unless_stopped(self._forever())
             await self._drain()
@@ -180,10 +180,15 @@ class Shell:
         definition, world = self.definition, self._world
         self._beat_watchdog()
         if definition.lease:
-            self._process.notify.ready("standby")
             owner = f"{definition.service}-{definition.instance or definition.id}"
             self._lease = await leadership.acquire(
-                world.store, definition.lease, owner, world.clock, world.rng, limits.LEASE_S
+                world.store,
+                definition.lease,
+                owner,
+                world.clock,
+                world.rng,
+                limits.LEASE_S,
+                lambda: self.process.notify.ready("standby"),
             )
             self._spawn(self._keep_lease(self._lease), "lease")
         failpoint(f"{definition.service}.epoch.before")
@@ -220,7 +225,7 @@ class Shell:
 
     async def _recover(self) -> Recovery:
         definition, world = self.definition, self._world
-        writer = f"{self._sender} on {self._process.host}, process {self._process.pid}"
+        writer = f"{self._sender} on {self.process.host}, process {self.process.pid}"
         return await recover(
             world.store, self._sender, writer, definition.buckets, world.clock, world.rng
         )
@@ -234,7 +239,7 @@ class Shell:
     async def _drain(self) -> None:
         """No new requests and facts; what is begun is finished, within DRAIN_S."""
         failpoint(f"{self.definition.service}.drain.before")
-        self._process.notify.stopping()
+        self.process.notify.stopping()
         _log.info("draining", code=self._code)
         self._intake.draining = self._facts.draining = True
         self.stopping.set()
@@ -328,7 +333,7 @@ class Shell:
 
     def _beat_watchdog(self) -> None:
         """From the loop itself: a loop that hangs is killed and started anew."""
-        notify = self._process.notify
+        notify = self.process.notify
         if notify.watchdog_s > 0:
             notify.watchdog()
             asyncio.get_running_loop().call_later(notify.watchdog_s / 3, self._beat_watchdog)

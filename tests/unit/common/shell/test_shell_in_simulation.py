@@ -441,7 +441,7 @@ def test_a_damaged_record_stops_the_start_and_names_the_key() -> None:
         assert entry.value is not None
         damaged = entry.value[:-1] + bytes([entry.value[-1] ^ 1])
         await bucket.put("a", damaged, expected_last=await bucket.last_sequence())
-        with pytest.raises(DecodeRejected, match="accounts/a.*nats kv del"):
+        with pytest.raises(DecodeRejected, match=r"accounts/a.*nats kv del"):
             await Running(sim).task
 
     simulate(main())

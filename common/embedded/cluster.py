@@ -1,0 +1,146 @@
+"""A whole cluster on one machine: what `slackwater up` and `loadgen replay` start.
+
+The services' CPU shares are fitted to the machine: an aggregator is a slot of `cpu_share` cores,
+and together they get at most half of the cores, so that what a job loses is its neighbours' doing
+and not the machine's.
+"""
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+
+from slackwater.common import limits
+from slackwater.common.config import write_config
+from slackwater.common.embedded.supervisor import Supervisor
+from slackwater.common.embedded.unit import UnitSpec
+from slackwater.common.errors import ConfigRejected
+
+CPU_SHARE: Final = 0.1
+"""Of one core: an aggregator's on a development machine."""
+_log = structlog.get_logger()
+
+
+def fit_cpu_share(requested: float, aggregators: int, cores: int) -> float:
+    """The share of each of `aggregators`: `requested` cores, or less, so that all of them together
+    use at most half of `cores`. Raises ConfigRejected when less than CPU_SHARE_MIN is left."""
+    if aggregators < 1 or not requested > 0:
+        raise ConfigRejected(
+            f"{aggregators} aggregators with a share of {requested} cores: both must be positive"
+        )
+    share = min(requested, cores / 2 / aggregators)
+    if share < limits.CPU_SHARE_MIN:
+        most = int(cores / 2 / limits.CPU_SHARE_MIN)
+        raise ConfigRejected(
+            f"{aggregators} aggregators on {cores} cores leave {share:.3f} cores for each, fewer "
+            f"than the {limits.CPU_SHARE_MIN} at which shares can be enforced; start at most {most}"
+            if requested >= limits.CPU_SHARE_MIN
+            else f"a share of {requested} cores is below the {limits.CPU_SHARE_MIN} at which "
+            "shares can be enforced; ask for more"
+        )
+    return share
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterOptions:
+    """What to start. The mappings go into the services' configuration files as they are."""
+
+    controllers: int = 2
+    aggregators: int = 10
+    cpu_share: float = CPU_SHARE
+    state_dir: Path | None = None
+    """Where records outlive the cluster; None: a temporary folder."""
+    log_dir: Path | None = None
+    """Where the services' logs are copied at the end; None: nowhere."""
+    policy: str = ""
+    """The controllers' assignment policy; empty: their default."""
+    master: Mapping[str, Any] = field(default_factory=dict)
+    controller: Mapping[str, Any] = field(default_factory=dict)
+    aggregator: Mapping[str, Any] = field(default_factory=dict)
+    profiler: Mapping[str, Any] = field(default_factory=dict)
+    worker: Mapping[str, Any] = field(default_factory=dict)
+    environment: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """Unit name -> variables (failpoints, for instance)."""
+    restarts_max: int = limits.RESTARTS_MAX
+
+
+class EmbeddedCluster:
+    """`async with EmbeddedCluster(options) as cluster: cluster.url`."""
+
+    def __init__(self, options: ClusterOptions, cores: int | None = None) -> None:
+        self.options = options
+        cores = cores if cores is not None else len(os.sched_getaffinity(0))
+        self.cpu_share = fit_cpu_share(options.cpu_share, options.aggregators, cores)
+        if self.cpu_share < options.cpu_share:
+            _log.info("cpu_share.shrunk", asked=options.cpu_share, used=round(self.cpu_share, 4))
+        self._supervisor: Supervisor | None = None
+
+    @property
+    def supervisor(self) -> Supervisor:
+        assert self._supervisor is not None, "the cluster is not started"
+        return self._supervisor
+
+    @property
+    def url(self) -> str:
+        return self.supervisor.url
+
+    async def __aenter__(self) -> "EmbeddedCluster":
+        options = self.options
+        self._supervisor = supervisor = Supervisor(options.state_dir, options.log_dir)
+        try:
+            url = await supervisor.start_nats()
+            for stage in service_stages(options, self.cpu_share):
+                await supervisor.start_units(
+                    [self._spec(service, id, fields, url) for service, id, fields in stage]
+                )
+        except BaseException:
+            await supervisor.stop()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.supervisor.stop()
+
+    def _spec(self, service: str, id: str, fields: Mapping[str, Any], url: str) -> UnitSpec:
+        name = f"{service}-{id}"
+        supervisor = self.supervisor
+        state_dir = supervisor.state_dir / name
+        state_dir.mkdir(parents=True, exist_ok=True)
+        config = supervisor.run_dir / f"{name}.toml"
+        write_config(config, {"id": id, "url": url, "state_dir": state_dir, **fields})
+        return UnitSpec(
+            name=name,
+            command=(
+                sys.executable,
+                "-m",
+                f"slackwater.services.{service}",
+                "--config",
+                str(config),
+            ),
+            environment=self.options.environment.get(name, {}),
+            restarts_max=self.options.restarts_max,
+        )
+
+
+def service_stages(
+    options: ClusterOptions, cpu_share: float
+) -> list[list[tuple[str, str, dict[str, Any]]]]:
+    """(service, id, configuration) in the order of start; within a stage, all at once."""
+    controller = {"policy": options.policy} if options.policy else {}
+    first = [
+        ("master", "m1", dict(options.master)),
+        ("profiler", "p1", dict(options.profiler)),
+        *(
+            ("controller", f"c{n}", {**controller, **options.controller})
+            for n in range(1, options.controllers + 1)
+        ),
+        *(
+            ("aggregator", f"a{n}", {"cpu_share": cpu_share, **options.aggregator})
+            for n in range(1, options.aggregators + 1)
+        ),
+    ]
+    return [first, [("worker", "w1", dict(options.worker))]]

@@ -1,0 +1,225 @@
+"""Plays systemd for the embedded cluster: a bus server and services, in order, to the last one.
+
+Whatever happens (an error during the start, Ctrl-C, Ctrl-C again), the end is the same: no process,
+no socket and no temporary file is left. `stop` ends everything in order; `abandon` is its last
+step, synchronous and quick, and all that is left to do when somebody is in a hurry.
+"""
+
+import asyncio
+import atexit
+import contextlib
+import os
+import secrets
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import structlog
+
+from slackwater.common import limits
+from slackwater.common.embedded.orphans import MARKER, Reaper
+from slackwater.common.embedded.unit import State, Unit, UnitSpec, UnitStatus
+from slackwater.common.errors import Fatal, Rejected, SlackwaterError, Unavailable
+from slackwater.common.natsserver import NatsServer
+
+NATS = "nats"
+_log = structlog.get_logger()
+
+
+class Supervisor:
+    """`state_dir` (None: a temporary one) keeps the bus server's records between runs."""
+
+    def __init__(self, state_dir: Path | None = None, log_dir: Path | None = None) -> None:
+        self.run_dir = Path(tempfile.mkdtemp(prefix="slackwater-"))
+        self.state_dir = state_dir if state_dir is not None else self.run_dir / "state"
+        self._log_dir = log_dir
+        self._marker = secrets.token_hex(8)
+        self._reaper = Reaper(self._marker)
+        self._nats: NatsServer | None = None
+        self._nats_pid = 0
+        self._nats_restarts = 0
+        self._stages: list[list[Unit]] = []
+        self._tasks: list[asyncio.Task[None]] = []
+        self._closed = False
+        self.failed: asyncio.Event = asyncio.Event()
+        """Set when a unit, or the bus server, will not be started again."""
+        self.failure: SlackwaterError | None = None
+        self._reaper.open()
+        atexit.register(self.abandon)
+
+    @property
+    def url(self) -> str:
+        return self._nats.url if self._nats is not None else ""
+
+    @property
+    def units(self) -> dict[str, Unit]:
+        return {unit.spec.name: unit for stage in self._stages for unit in stage}
+
+    def status(self) -> list[UnitStatus]:
+        """The bus server first, then the units in the order they were started."""
+        if self._nats is None:
+            return []
+        nats, running = self._nats, self._nats.running
+        state: State = "ready" if running else "restarting"
+        pid = nats.pid if running else 0
+        own = UnitStatus(NATS, state, pid, self._nats_restarts, 0, nats.url)
+        return [own, *(unit.status for unit in self.units.values())]
+
+    def orphans(self) -> list[int]:
+        """Processes whose service was killed and did not take them up again (yet)."""
+        return self._reaper.orphans(self._own_pids())
+
+    # Start ----------------------------------------------------------------------------------------
+
+    async def start_nats(self) -> str:
+        """The URL. The server is started anew, on the same port, whenever it ends."""
+        self.state_dir.mkdir(parents=True, exist_ok=True)
+        self._nats = NatsServer(self.state_dir / NATS)
+        await self._nats.start_async()
+        self._nats_pid = self._nats.pid
+        self._tasks.append(asyncio.ensure_future(self._watch_nats(self._nats)))
+        self._tasks.append(asyncio.ensure_future(self._reap()))
+        return self._nats.url
+
+    async def start_units(self, specs: Sequence[UnitSpec]) -> None:
+        """Start all at once, as one stage (ended together, before the stages that came earlier),
+        and return when all are ready. Raises Fatal or ConfigRejected for the first that fails."""
+        stage = [Unit(spec, self.run_dir, {MARKER: self._marker}) for spec in specs]
+        self._stages.append(stage)
+        for unit in stage:
+            unit.start()
+        waits = [asyncio.ensure_future(unit.until_ready()) for unit in stage]
+        try:
+            await asyncio.gather(*waits)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        self._tasks += [asyncio.ensure_future(self._follow(unit)) for unit in stage]
+
+    # Fault tests ----------------------------------------------------------------------------------
+
+    def kill(self, name: str, signum: int) -> None:
+        """Send a signal to a unit, or to the bus server under the name `nats`."""
+        if name == NATS:
+            if self._nats is not None and self._nats.running:
+                os.kill(self._nats.pid, signum)
+            return
+        self._unit(name).kill(signum)
+
+    def drop_fds(self, name: str) -> None:
+        self._unit(name).drop_fds()
+
+    async def until_ready(self, name: str, timeout_s: float = limits.START_S) -> None:
+        """Return when the unit is ready (again). Raises DeadlineExceeded via asyncio.timeout."""
+        async with asyncio.timeout(timeout_s):
+            await self._unit(name).until_ready()
+
+    def _unit(self, name: str) -> Unit:
+        unit = self.units.get(name)
+        if unit is None:
+            raise Rejected(f"there is no unit {name!r}; all: {NATS}, {', '.join(self.units)}")
+        return unit
+
+    # Stop -----------------------------------------------------------------------------------------
+
+    async def stop(self) -> None:
+        """End everything in the reverse order of its start. A second call, or a cancellation,
+        ends at once what is left."""
+        try:
+            while self._stages and not self._closed:
+                stage = self._stages[-1]
+                await asyncio.gather(*(unit.stop() for unit in stage))
+                self._keep_logs(stage)
+                self._stages.pop()
+        finally:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Kill and remove whatever is left. Synchronous: nothing can come between."""
+        if self._closed:
+            return
+        self._closed = True
+        for task in self._tasks:
+            with contextlib.suppress(RuntimeError):  # The loop may be closed already.
+                task.cancel()
+        sessions = {pid for unit in self.units.values() for pid in unit.sessions}
+        for stage in reversed(self._stages):
+            for unit in stage:
+                unit.abandon()
+            self._keep_logs(stage)
+        self._stages.clear()
+        left = self._reaper.sweep(sessions)
+        if left:
+            _log.info("orphans.ended", pids=left)
+        if self._nats is not None:
+            self._nats.stop()
+            self._nats = None
+        self._reaper.close()
+        shutil.rmtree(self.run_dir, ignore_errors=True)
+        atexit.unregister(self.abandon)
+
+    def _keep_logs(self, stage: list[Unit]) -> None:
+        if self._log_dir is None:
+            return
+        self._log_dir.mkdir(parents=True, exist_ok=True)
+        for unit in stage:
+            if unit.log_path.exists():
+                shutil.copy(unit.log_path, self._log_dir / unit.log_path.name)
+
+    # While it runs --------------------------------------------------------------------------------
+
+    def _own_pids(self) -> set[int]:
+        pids = {pid for unit in self.units.values() for pid in unit.sessions}
+        return pids | {self._nats_pid}
+
+    async def _reap(self) -> None:
+        while True:
+            self._reaper.orphans(self._own_pids())
+            self._reaper.reap({pid for unit in self.units.values() for pid in unit.sessions})
+            await asyncio.sleep(limits.HEARTBEAT_S)
+
+    async def _follow(self, unit: Unit) -> None:
+        await unit.ended.wait()
+        if unit.state == "failed":
+            self._fail(unit.failure())
+
+    def _fail(self, error: SlackwaterError) -> None:
+        if self.failure is None:
+            self.failure = error
+            self.failed.set()
+
+    async def _watch_nats(self, nats: NatsServer) -> None:
+        while True:
+            await _gone(nats.pid)
+            if nats.running:  # Not reaped yet: `running` asks for that.
+                await asyncio.sleep(0.001)
+                continue
+            self._nats_restarts += 1
+            if self._nats_restarts > limits.RESTARTS_MAX:
+                self._fail(Fatal(f"nats-server ended {self._nats_restarts} times; see its log"))
+                return
+            await asyncio.sleep(limits.RESTART_WAIT_S)
+            try:
+                await nats.start_async()
+            except (Fatal, Unavailable) as error:
+                self._fail(error)
+                return
+            self._nats_pid = nats.pid
+            _log.warning("unit.restarted", unit=NATS, url=nats.url)
+
+
+async def _gone(pid: int) -> None:
+    """Return when the process has ended."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    gone = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_reader(pidfd, gone.set)
+    try:
+        await gone.wait()
+    finally:
+        loop.remove_reader(pidfd)
+        os.close(pidfd)

@@ -1,0 +1,304 @@
+"""One supervised service: started, watched, started anew.
+
+It plays the part of a systemd unit with Type=notify, WatchdogSec, Restart=on-failure,
+RestartPreventExitStatus=78 and FileDescriptorStoreMax, so that a service cannot tell the embedded
+supervisor from systemd.
+"""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Final, Literal
+
+import structlog
+
+from slackwater.common import limits
+from slackwater.common.embedded import launch
+from slackwater.common.embedded.notify import FdStore, NotifySocket
+from slackwater.common.errors import ConfigRejected, Fatal, SlackwaterError
+
+State = Literal["stopped", "starting", "ready", "restarting", "stopping", "failed"]
+EX_CONFIG: Final = 78
+_LOG_TAIL_BYTES: Final = 4096
+_CHECK_S: Final = 0.2
+_SYSTEMD: Final = frozenset(
+    ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES")
+)
+"""What systemd told the supervisor is not meant for its services."""
+_log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitSpec:
+    """What to run: `command[0]` is an absolute path; `environment` adds to the supervisor's."""
+
+    name: str
+    command: Sequence[str]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    watchdog_s: float = limits.WATCHDOG_S
+    start_s: float = limits.START_S
+    stop_s: float = limits.DRAIN_S
+    restarts_max: int = limits.RESTARTS_MAX
+
+
+@dataclass(frozen=True, slots=True)
+class UnitStatus:
+    """A line of the supervisor's listing."""
+
+    name: str
+    state: State
+    pid: int
+    """0: not running."""
+    restarts: int
+    descriptors: int
+    """Held in the store."""
+    text: str
+    """What the service said last, or why it failed."""
+
+
+class Unit:
+    """Use from the loop's thread only; `start` from the main thread (see launch.py)."""
+
+    def __init__(self, spec: UnitSpec, run_dir: Path, marker: Mapping[str, str]) -> None:
+        self.spec = spec
+        self.log_path = run_dir / f"{spec.name}.log"
+        self.state: State = "stopped"
+        self.restarts = 0
+        self.reason = ""
+        self.ready = asyncio.Event()
+        """Set while the service is ready."""
+        self.ended = asyncio.Event()
+        """Set once the unit is stopped or failed: nothing will start it again."""
+        self._marker = marker
+        self._store = FdStore()
+        self._notify = NotifySocket(run_dir / f"{spec.name}.sock", self._store, self._told)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._text = ""
+        self._told_s = 0.0
+        self._ready_s = 0.0
+        self._ends: deque[float] = deque()
+        self._quick_ends = 0
+        self._stopping = False
+        self._was_ready = False
+        self.sessions: set[int] = set()
+        """The pid of every life: each led a session of its own."""
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid if self._process is not None else 0
+
+    @property
+    def status(self) -> UnitStatus:
+        text = self.reason if self.state == "failed" else self._text
+        return UnitStatus(
+            self.spec.name, self.state, self.pid, self.restarts, len(self._store), text
+        )
+
+    def start(self) -> None:
+        """Begin. `ready` is set when the service says so; `failed()` tells why it never did."""
+        assert self._task is None, f"{self.spec.name} is started already"
+        self._task = asyncio.get_running_loop().create_task(self._supervise(), name=self.spec.name)
+
+    async def until_ready(self) -> None:
+        """Raises Fatal, with the end of the log, when the unit failed or was stopped instead."""
+        waits = [asyncio.ensure_future(event.wait()) for event in (self.ready, self.ended)]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        if not self.ready.is_set():
+            raise self.failure()
+
+    def failure(self) -> SlackwaterError:
+        text = f"{self.spec.name}: {self.reason or 'it was stopped'}"
+        said = self.last_words()
+        kind = ConfigRejected if f"code {EX_CONFIG}" in self.reason else Fatal
+        return kind(f"{text}; its log ends with: {said}" if said else text)
+
+    def last_words(self) -> str:
+        """The last line of the log."""
+        try:
+            with self.log_path.open("rb") as log:
+                log.seek(max(0, log.seek(0, os.SEEK_END) - _LOG_TAIL_BYTES))
+                lines = log.read().decode(errors="replace").strip().splitlines()
+        except FileNotFoundError:
+            return ""
+        return lines[-1] if lines else ""
+
+    def kill(self, signum: int) -> None:
+        """Send a signal to the running service (fault tests)."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(signum)
+
+    def drop_fds(self) -> None:
+        """Forget the stored descriptors: what only they kept alive is lost (fault tests)."""
+        self._notify.read()
+        self._store.clear()
+
+    async def stop(self) -> None:
+        """SIGTERM, and SIGKILL when that was not enough. Its descriptors are let go."""
+        self._stopping = True
+        if self._task is not None and not self._task.done():
+            self.state = "stopping"
+            self.kill(signal.SIGTERM)
+            self.kill(signal.SIGCONT)  # A service that a test has stopped must hear it.
+            done, _ = await asyncio.wait({self._task}, timeout=self.spec.stop_s)
+            if not done:
+                _log.warning("unit.killed", unit=self.spec.name, after_s=self.spec.stop_s)
+                self.kill(signal.SIGKILL)
+                await asyncio.wait({self._task}, timeout=limits.ABORT_S)
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Whatever the state: no process, no socket, no descriptor is left. Does not wait long."""
+        self._stopping = True
+        if self._task is not None:
+            self._task.cancel()
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+        self._notify.close()
+        self._store.clear()
+        if self.state != "failed":
+            self.state = "stopped"
+        self.ended.set()
+
+    # The life of the unit -------------------------------------------------------------------------
+
+    async def _supervise(self) -> None:
+        try:
+            while True:
+                with self.log_path.open("ab") as log:
+                    self._spawn(log)
+                code = await self._watch()
+                if not self._may_restart(code):
+                    break
+                self.restarts += 1
+                self.state = "restarting"
+                wait_s = min(
+                    limits.RESTART_WAIT_S_MAX, limits.RESTART_WAIT_S * 2.0**self._quick_ends
+                )
+                _log.warning("unit.restart", unit=self.spec.name, code=code, wait_s=wait_s)
+                await asyncio.sleep(wait_s)
+                if self._stopping:
+                    break
+        finally:
+            if self.state != "failed":
+                self.state = "stopped"
+            self.ready.clear()
+            self.ended.set()
+
+    def _spawn(self, log: IO[bytes]) -> None:
+        spec = self.spec
+        held = sorted(self._store.held, key=lambda entry: entry[1])  # As launch.py moves them.
+        fds = [fd for _, fd in held]
+        own = {key: value for key, value in os.environ.items() if key not in _SYSTEMD}
+        environment = own | dict(spec.environment) | dict(self._marker)
+        environment["NOTIFY_SOCKET"] = str(self._notify.path)
+        environment["LISTEN_FDNAMES"] = ":".join(name for name, _ in held)
+        if spec.watchdog_s > 0:
+            environment["WATCHDOG_USEC"] = str(int(spec.watchdog_s * 1e6))
+        inner = [str(os.getpid()), ",".join(map(str, fds)), "--", *spec.command]
+        self.state, self._text, self._told_s = "starting", "", time.monotonic()
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", launch.__file__, *inner],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=environment,
+            pass_fds=fds,
+            start_new_session=True,
+        )
+        self.sessions.add(self._process.pid)
+
+    async def _watch(self) -> int:
+        """Until the process has ended: its exit code, negative for a signal."""
+        process = self._process
+        assert process is not None
+        gone = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        pidfd = os.pidfd_open(process.pid)
+        loop.add_reader(pidfd, gone.set)
+        aborted_s = 0.0
+        try:
+            while not gone.is_set():
+                try:
+                    async with asyncio.timeout(_CHECK_S):
+                        await gone.wait()
+                except TimeoutError:
+                    aborted_s = self._check_silence(aborted_s)
+        finally:
+            loop.remove_reader(pidfd)
+            os.close(pidfd)
+        self._notify.read()  # What it said last; nothing of it may count for the next life.
+        code = process.wait()
+        self._process = None
+        self.ready.clear()
+        return code
+
+    def _check_silence(self, aborted_s: float) -> float:
+        """End a service that does not get ready, or whose loop hangs. Returns when it was told."""
+        now_s = time.monotonic()
+        if aborted_s:
+            if now_s - aborted_s > limits.ABORT_S:
+                self.kill(signal.SIGKILL)
+            return aborted_s
+        allowed_s = self.spec.watchdog_s if self.ready.is_set() else self.spec.start_s
+        if self._stopping or allowed_s <= 0 or now_s - self._told_s <= allowed_s:
+            return 0.0
+        why = "watchdog" if self.ready.is_set() else "start"
+        _log.warning("unit.silent", unit=self.spec.name, why=why, allowed_s=allowed_s)
+        self.kill(signal.SIGABRT)
+        return now_s
+
+    def _told(self, field: str, value: str) -> None:
+        match field, value:
+            case "READY", "1":
+                if not self.ready.is_set() and self.state == "starting":
+                    self.state = "ready"
+                    self._ready_s = self._told_s = time.monotonic()
+                    self.ready.set()
+            case "WATCHDOG", "1":
+                if self.ready.is_set():
+                    self._told_s = time.monotonic()
+            case "STATUS", _:
+                self._text = value
+            case "STOPPING", "1":
+                self.state = "stopping"
+
+    def _may_restart(self, code: int) -> bool:
+        """Restart=on-failure, within bounds; says why not."""
+        now_s = time.monotonic()
+        self._was_ready = self._was_ready or self._ready_s > 0
+        settled = self._ready_s > 0 and now_s - self._ready_s >= limits.SETTLED_S
+        self._quick_ends = 0 if settled else self._quick_ends + 1
+        self._ready_s = 0.0
+        if code == 0 or self._stopping:
+            return False
+        if code == EX_CONFIG:
+            self._fail(f"ended with code {code}: starting it again would not help")
+            return False
+        self._ends.append(now_s)
+        while self._ends[0] < now_s - limits.RESTART_WINDOW_S:
+            self._ends.popleft()
+        most = self.spec.restarts_max if self._was_ready else limits.FIRST_STARTS_MAX - 1
+        if len(self._ends) > most:
+            how = f"code {code}" if code > 0 else f"signal {-code}"
+            within = f"ended {len(self._ends)} times within {limits.RESTART_WINDOW_S:.0f} s"
+            self._fail(f"{within}, the last time with {how}")
+            return False
+        return True
+
+    def _fail(self, reason: str) -> None:
+        self.state, self.reason = "failed", reason
+        _log.error("unit.failed", unit=self.spec.name, reason=reason)
