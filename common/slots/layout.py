@@ -1,0 +1,155 @@
+"""Which tensors share a bucket, and where everything lies in a bucket's region. Pure arithmetic.
+
+A tensor is the paper's unit of placement (Gu et al. 2021, section 2.2). A tensor of BUCKET_BYTES
+or more is a bucket of its own; smaller neighbours share one up to that size: a region, a doorbell
+and a turn of the executor each cost more than such a tensor's aggregation, and neighbours become
+ready together in the backward pass. The plan depends on the tensors alone.
+
+    page 0          identity: magic, format version, size, a checksum, the bucket's own id
+    page 1          64-bit words, each on a cache line of its own
+    pages 2 and 3   one block of 128 bytes a rank: hyper-parameters, pushed iteration, counters
+    then            W gradient slots, two parameter buffers, two buffers of each optimiser state
+    at the end      a msgpack record: the job's plan, the bucket, its tensors
+
+Every part begins on a page. Offsets are what a remote party writes to and reads from.
+"""
+
+from dataclasses import dataclass
+from math import prod
+from typing import Final
+
+from slackwater.common import limits
+from slackwater.common.slots.rules import RULES
+from slackwater.schemas.jobs import DType, TensorSpec
+from slackwater.schemas.placement import BucketLayout, JobPlan
+
+PAGE: Final = 4096
+WORD: Final = 8
+PARAMETER_BYTES: Final = 4
+"""Parameters and optimiser states are float32 whatever the gradients' dtype."""
+GRADIENT_BYTES: Final[dict[DType, int]] = {"float32": 4, "float16": 2, "bfloat16": 2}
+
+WORDS_OFFSET: Final = PAGE
+WORD_STRIDE: Final = 64
+RANKS_OFFSET: Final = 2 * PAGE
+RANK_STRIDE: Final = 128
+HYPER_BYTES: Final = 64
+"""At the begin of a rank's block; the pushed word and the two counters follow."""
+HEADER_BYTES: Final = 4 * PAGE
+
+assert RANKS_OFFSET + limits.WORKERS_MAX * RANK_STRIDE <= HEADER_BYTES
+assert HYPER_BYTES + 3 * WORD <= RANK_STRIDE
+
+
+def element_count(tensor: TensorSpec) -> int:
+    return prod(tensor.shape)
+
+
+def plan_buckets(
+    tensors: tuple[TensorSpec, ...], bucket_bytes: int = limits.BUCKET_BYTES
+) -> tuple[BucketLayout, ...]:
+    """Every tensor is in exactly one bucket, in order; a bucket of several tensors has at most
+    `bucket_bytes`, a tensor of that size or more is alone."""
+    buckets: list[BucketLayout] = []
+    first = elements = 0
+    for position, tensor in enumerate(tensors):
+        size = element_count(tensor)
+        if elements and (elements + size) * PARAMETER_BYTES > bucket_bytes:
+            buckets.append(_bucket(len(buckets), first, position, elements))
+            elements = 0
+        if not elements:
+            first = position
+        elements += size
+    if elements:
+        buckets.append(_bucket(len(buckets), first, len(tensors), elements))
+    return tuple(buckets)
+
+
+def _bucket(index: int, first: int, end: int, elements: int) -> BucketLayout:
+    return BucketLayout(index=index, first=first, count=end - first, elements=elements)
+
+
+def bucket_tensors(bucket: BucketLayout, tensors: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+    """The bucket's own, out of the job's list."""
+    return tensors[bucket.first : bucket.first + bucket.count]
+
+
+def pages(nbytes: int) -> int:
+    """`nbytes` rounded up to whole pages."""
+    return -(-nbytes // PAGE) * PAGE
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """Where the parts of a region lie: all that a party needs that cannot map it."""
+
+    elements: int
+    workers: int
+    dtype: DType
+    states: int
+
+    @classmethod
+    def of(cls, plan: JobPlan, bucket: BucketLayout) -> "Geometry":
+        states = RULES[plan.update.name].states
+        return cls(bucket.elements, plan.workers, plan.gradient_dtype, states)
+
+    @property
+    def gradient_bytes(self) -> int:
+        return self.elements * GRADIENT_BYTES[self.dtype]
+
+    @property
+    def parameter_bytes(self) -> int:
+        return self.elements * PARAMETER_BYTES
+
+    @property
+    def slot_stride(self) -> int:
+        """From one rank's gradient slot to the next one's."""
+        return pages(self.gradient_bytes)
+
+    @property
+    def nbytes(self) -> int:
+        """Without the record at the end."""
+        buffers = 2 * (1 + self.states)
+        return HEADER_BYTES + self.workers * self.slot_stride + buffers * self._buffer_stride
+
+    @property
+    def _buffer_stride(self) -> int:
+        return pages(self.parameter_bytes)
+
+    @property
+    def slots_offset(self) -> int:
+        return HEADER_BYTES
+
+    def gradient_offset(self, rank: int) -> int:
+        self._check(rank)
+        return HEADER_BYTES + rank * self.slot_stride
+
+    def parameters_offset(self, version: int) -> int:
+        return HEADER_BYTES + self.workers * self.slot_stride + (version & 1) * self._buffer_stride
+
+    def state_offset(self, version: int, index: int) -> int:
+        if not 0 <= index < self.states:
+            raise IndexError(f"state {index} of {self.states}")
+        after = self.parameters_offset(0) + 2 * self._buffer_stride
+        return after + (2 * index + (version & 1)) * self._buffer_stride
+
+    def hyper_offset(self, rank: int) -> int:
+        self._check(rank)
+        return RANKS_OFFSET + rank * RANK_STRIDE
+
+    def pushed_offset(self, rank: int) -> int:
+        """The iteration of the rank's newest push: written after its slot and its hypers."""
+        return self.hyper_offset(rank) + HYPER_BYTES
+
+    def counters_offset(self, rank: int) -> int:
+        """Two words: bytes pushed, bytes pulled."""
+        return self.pushed_offset(rank) + WORD
+
+    def _check(self, rank: int) -> None:
+        if not 0 <= rank < self.workers:
+            raise IndexError(f"rank {rank} of {self.workers} workers")
+
+
+def size_bytes(elements: int, workers: int, dtype: DType, rule: str) -> int:
+    """A region without the record at its end."""
+    return Geometry(elements, workers, dtype, RULES[rule].states).nbytes

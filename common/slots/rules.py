@@ -1,0 +1,165 @@
+"""The update rules, defined expression by expression in float32.
+
+`step` is the definition, slow and plain; kernels.py computes the same bits in one pass. g is the
+mean of the W gradients: summed in worker-rank order, then times float32(1/W) (W = 1: as it is).
+Conventions are PyTorch's (momentum without dampening, decay as L2 except in AdamW). t counts the
+updates of the optimiser's state, from 1; the bias corrections are computed from t in float64.
+
+    all but adamw   g <- g + wd p
+    sgd             p' = p - lr g
+    momentum        m' = mu m + g                  p' = p - lr m'
+    nesterov        m' = mu m + g                  p' = p - lr (g + mu m')
+    adam            m' = b1 m + (1-b1) g           p' = p - step (m' / (sqrt(v') r + eps))
+                    v' = b2 v + (1-b2) (g g)       step = lr / (1 - b1^t), r = 1 / sqrt(1 - b2^t)
+    adamw           as adam, with p (1 - lr wd) in place of p
+    adagrad         h' = h + g g                   p' = p - lr (g / (sqrt(h') + eps))
+
+Every operation rounds to float32 once: no fused multiply-add, no reordering. So the result depends
+neither on the order of arrival nor on how the bucket is cut into chunks.
+"""
+
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slackwater.schemas.jobs import UpdateRule
+
+Floats = NDArray[np.float32]
+
+_BLOCK: Final = struct.Struct("<8d")
+
+
+class Hyper(NamedTuple):
+    """The hyper-parameters of one push."""
+
+    learning_rate: float
+    momentum: float = 0.9
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
+    weight_decay: float = 0.0
+
+    @classmethod
+    def of(cls, rule: UpdateRule) -> "Hyper":
+        """Those of a push that carries none of its own."""
+        return cls(*(getattr(rule, name) for name in cls._fields))
+
+    def pack(self) -> bytes:
+        """The 64 bytes of a rank's block."""
+        return _BLOCK.pack(*self, 0.0, 0.0)
+
+    @classmethod
+    def unpack(cls, block: bytes) -> "Hyper":
+        return cls(*_BLOCK.unpack(block)[: len(cls._fields)])
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """`states`: optimiser state buffers; `uses`: the hyper-parameters that matter to it."""
+
+    states: int
+    uses: tuple[str, ...]
+
+    def fault(self, hyper: Hyper) -> str:
+        """Why these hyper-parameters cannot be used; empty: they can."""
+        for name in self.uses:
+            value: float = getattr(hyper, name)
+            if not math.isfinite(value):
+                return f"{name} is {value}: it must be a number"
+            if name in ("beta1", "beta2") and not 0.0 <= value < 1.0:
+                return f"{name} is {value}: it must be in [0, 1)"
+        return ""
+
+    def difference(self, hyper: Hyper, reference: Hyper) -> str:
+        """How a rank's hyper-parameters differ from rank 0's; empty: they do not."""
+        for name in self.uses:
+            value, expected = getattr(hyper, name), getattr(reference, name)
+            if value != expected:
+                return f"{name} is {value}, rank 0 pushed {expected}: all workers must agree"
+        return ""
+
+
+_PLAIN: Final = ("learning_rate", "weight_decay")
+_ADAM: Final = ("learning_rate", "beta1", "beta2", "epsilon", "weight_decay")
+RULES: Final[dict[str, Rule]] = {
+    "sgd": Rule(0, _PLAIN),
+    "momentum": Rule(1, (*_PLAIN, "momentum")),
+    "nesterov": Rule(1, (*_PLAIN, "momentum")),
+    "adam": Rule(2, _ADAM),
+    "adamw": Rule(2, _ADAM),
+    "adagrad": Rule(1, (*_PLAIN, "epsilon")),
+}
+
+# Places in the array of scalars that a step is given.
+LR, MU, B1, B1C, B2, B2C, EPS, WD, STEP, R, DECAY, INVERSE, SCALARS = range(13)
+
+
+def scalars(hyper: Hyper, t: int, workers: int) -> Floats:
+    """What a step needs, computed in float64 and rounded once."""
+    k = np.zeros(SCALARS, np.float64)
+    k[LR], k[MU], k[EPS], k[WD] = (
+        hyper.learning_rate,
+        hyper.momentum,
+        hyper.epsilon,
+        hyper.weight_decay,
+    )
+    k[B1], k[B1C] = hyper.beta1, 1.0 - hyper.beta1
+    k[B2], k[B2C] = hyper.beta2, 1.0 - hyper.beta2
+    k[STEP] = hyper.learning_rate / (1.0 - hyper.beta1**t)
+    k[R] = 1.0 / math.sqrt(1.0 - hyper.beta2**t)
+    k[DECAY] = 1.0 - hyper.learning_rate * hyper.weight_decay
+    k[INVERSE] = 1.0 / workers
+    with np.errstate(over="ignore"):  # An infinity is found in the results and refused.
+        return k.astype(np.float32)
+
+
+def widen(gradient: NDArray[np.generic]) -> Floats:
+    """A slot's values as float32: exact. bfloat16 comes as uint16, numpy does not know it."""
+    if gradient.dtype == np.float32:
+        return gradient.view(np.float32)
+    if gradient.dtype == np.float16:
+        return gradient.astype(np.float32)
+    if gradient.dtype == np.uint16:
+        return (gradient.astype(np.uint32) << 16).view(np.float32)
+    raise TypeError(f"gradients of dtype {gradient.dtype}: float32, float16, or bfloat16 as uint16")
+
+
+def mean(gradients: Sequence[NDArray[np.generic]], k: Floats) -> Floats:
+    """In worker-rank order."""
+    total = widen(gradients[0]).copy()
+    for gradient in gradients[1:]:
+        total = total + widen(gradient)
+    return total * k[INVERSE] if len(gradients) > 1 else total
+
+
+def step(
+    rule: str, g: Floats, p: Floats, states: Sequence[Floats], k: Floats
+) -> tuple[Floats, tuple[Floats, ...]]:
+    """New parameters and new states."""
+    with np.errstate(all="ignore"):
+        if rule != "adamw":
+            g = g + k[WD] * p
+        match rule:
+            case "sgd":
+                return p - k[LR] * g, ()
+            case "momentum":
+                m = k[MU] * states[0] + g
+                return p - k[LR] * m, (m,)
+            case "nesterov":
+                m = k[MU] * states[0] + g
+                return p - k[LR] * (g + k[MU] * m), (m,)
+            case "adam" | "adamw":
+                m = k[B1] * states[0] + k[B1C] * g
+                v = k[B2] * states[1] + k[B2C] * (g * g)
+                if rule == "adamw":
+                    p = p * k[DECAY]
+                return p - k[STEP] * (m / (np.sqrt(v) * k[R] + k[EPS])), (m, v)
+            case "adagrad":
+                h = states[0] + g * g
+                return p - k[LR] * (g / (np.sqrt(h) + k[EPS])), (h,)
+    raise ValueError(f"unknown update rule {rule}")
