@@ -14,6 +14,7 @@ import ctypes
 import json
 import os
 import re
+import secrets
 import shutil
 import signal
 import socket
@@ -74,7 +75,7 @@ class NatsServer:
 
     def __init__(self, state_dir: Path | None = None, *, monitoring: bool = False) -> None:
         self._temporary = state_dir is None
-        self.state_dir = state_dir or Path(tempfile.mkdtemp(prefix="slackwater-nats-"))
+        self.state_dir = state_dir or _unused_folder()
         self._monitoring = monitoring
         self._process: subprocess.Popen[bytes] | None = None
         self.url = ""
@@ -128,7 +129,7 @@ class NatsServer:
             return
         binary = find_server()
         check_version(_binary_version(binary), binary)
-        self.state_dir.mkdir(parents=True, exist_ok=True)
+        self.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         for stale in self.state_dir.glob("*.ports"):
             stale.unlink()
         config = self.state_dir / "nats.conf"
@@ -241,6 +242,11 @@ class NatsServer:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+def _unused_folder() -> Path:
+    """A name that nobody can guess; the folder is made when the server starts."""
+    return Path(tempfile.gettempdir()) / f"slackwater-nats-{secrets.token_hex(8)}"
 
 
 @cache

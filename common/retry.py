@@ -41,6 +41,10 @@ async def retry(
     async def sleep(seconds: float) -> None:
         await time.sleep_until(time.now_s() + seconds)
 
+    async def attempt() -> T:
+        # The library looks at what it is given, and would not await a plain function's coroutine.
+        return await call()
+
     attempts = tenacity.AsyncRetrying(
         sleep=sleep,
         stop=spent,
@@ -48,7 +52,7 @@ async def retry(
         retry=tenacity.retry_if_exception_type(Retryable),
         reraise=True,
     )
-    return await attempts(call)
+    return await attempts(attempt)
 
 
 def next_wait_s(attempt: int, hint_s: float, rng: Random) -> float:

@@ -38,6 +38,7 @@ _EXPECTED_LAST_OF_KEY: Final = "Nats-Expected-Last-Subject-Sequence"
 _THAT_KEY: Final = "Nats-Expected-Last-Subject-Sequence-Subject"
 _TTL: Final = "Nats-TTL"
 
+_HEADER_BYTES_MAX: Final = 4096  # The server counts headers in a message's size.
 _WRONG_LAST_SEQUENCE: Final = (10071, 10164)
 _NO_MESSAGE: Final = 10037
 _NO_STREAM: Final = 10059
@@ -115,7 +116,7 @@ class NatsStore:
             "retention": "limits",
             "discard": "new",
             "num_replicas": self._replicas,
-            "max_msg_size": limits.RECORD_BYTES_MAX,
+            "max_msg_size": limits.RECORD_BYTES_MAX + _HEADER_BYTES_MAX,
             "allow_rollup_hdrs": True,
             "deny_delete": True,
             "allow_direct": True,
@@ -141,9 +142,11 @@ class NatsBucket:
         return self._name
 
     async def load(self) -> tuple[dict[str, Entry], int]:
-        """Reads until nothing waits and the last sequence did not move meanwhile.
+        """Reads until the last message read is the bucket's last.
 
-        Then no message was added between the two looks at it, and every one was read.
+        At that moment every key's value has been read, and none was overwritten since. The last
+        message may be missing (a tombstone that expired): then two looks that find the same last
+        sequence, and nothing to read between them, say the same.
         """
         entries: dict[str, Entry] = {}
         reader = StreamReader(self._bus, self._name)
@@ -151,12 +154,14 @@ class NatsBucket:
             async with asyncio.timeout(limits.RETRY_BUDGET_S):
                 last = await self.last_sequence()
                 while True:
-                    async with aclosing(reader.drain()) as messages:
+                    read_to = reader.place
+                    async with aclosing(reader.waiting()) as messages:
                         async for message in messages:
                             entry = self._entry(message)
+                            entries.pop(entry.key, None)  # Kept in the order of the sequence.
                             entries[entry.key] = entry
                     before, last = last, await self.last_sequence()
-                    if before == last:
+                    if last == reader.place or (last == before and read_to == reader.place):
                         live = {key: one for key, one in entries.items() if one.value is not None}
                         return live, last
         except TimeoutError as error:

@@ -36,22 +36,16 @@ class StreamReader:
     def __init__(self, bus: NatsBus, bucket: str) -> None:
         self._bus = bus
         self._stream = f"KV_{bucket}"
-        self._place = 0  # The sequence of the last message read.
+        self.place = 0  # The sequence of the last message read.
         self._consumer = ""
         self._delivered = 0  # What the consumer has delivered: a gap means that one was lost.
         self._asked = 0
         self._arrived: asyncio.Queue[Msg | None] = asyncio.Queue()  # At most what was asked for.
         self._inbox: Inbox | None = None
 
-    async def drain(self) -> AsyncGenerator[Msg, None]:
-        """Every message that waits now; ends when none does."""
-        read = -1
-        while read != 0:
-            read = 0
-            async with aclosing(self._batch({"no_wait": True}, limits.STORE_TIMEOUT_S)) as batch:
-                async for message in batch:
-                    read += 1
-                    yield message
+    def waiting(self) -> AsyncGenerator[Msg, None]:
+        """Messages that wait now, up to STORE_READ_MAX of them."""
+        return self._batch({"no_wait": True}, limits.STORE_TIMEOUT_S)
 
     async def follow(self) -> AsyncGenerator[Msg, None]:
         """Every message, now and later. Lasts until it is closed; outlives the server."""
@@ -134,7 +128,7 @@ class StreamReader:
         if metadata.sequence.consumer != self._delivered + 1:
             raise Unavailable(f"{self._stream}: a message was lost", limits.RETRY_WAIT_S_MIN)
         self._delivered += 1
-        self._place = metadata.sequence.stream
+        self.place = metadata.sequence.stream
         return True
 
     async def _make_consumer(self) -> None:
@@ -142,7 +136,7 @@ class StreamReader:
             self._inbox = await self._bus.open_inbox(self._arrived.put_nowait)
         config = {
             "deliver_policy": "by_start_sequence",
-            "opt_start_seq": self._place + 1,
+            "opt_start_seq": self.place + 1,
             "ack_policy": "none",
             "mem_storage": True,
             "num_replicas": 1,

@@ -1,0 +1,427 @@
+"""One suite for every `Bus`: what services may build on, over real NATS and in memory."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import msgspec
+import nats.micro.service
+import pytest
+
+from slackwater.common import codec, limits
+from slackwater.common.bus.base import Bus, Delivery, Endpoint, ServiceInfo
+from slackwater.common.bus.memory import MemoryBroker
+from slackwater.common.bus.nats import NatsBus
+from slackwater.common.errors import DeadlineExceeded, Rejected, Unavailable
+from slackwater.schemas.base import Message, Ok, Refused
+
+Connect = Callable[[str], Awaitable[Bus]]
+INFO = ServiceInfo("toy", "1.2.3", "a service for tests", {"role": "test"})
+
+
+@pytest.fixture(params=["memory", pytest.param("nats", marks=pytest.mark.live)])
+async def connect(request: pytest.FixtureRequest) -> AsyncIterator[Connect]:
+    """Makes clients of one bus; all are closed in the end."""
+    buses: list[Bus] = []
+    broker = MemoryBroker(seed=1)
+    url = request.getfixturevalue("nats_url") if request.param == "nats" else ""
+
+    async def make(name: str) -> Bus:
+        bus: Bus = await NatsBus.connect(url, name) if url else broker.connect(name)
+        buses.append(bus)
+        return bus
+
+    yield make
+    for bus in buses:
+        await bus.close()
+
+
+def endpoint(
+    subject: str, respond: Callable[[Delivery], Awaitable[bytes]], concurrency: int = 8
+) -> Endpoint:
+    return Endpoint("act", subject, respond, {"request_schema": "ok"}, concurrency)
+
+
+async def echo(delivery: Delivery) -> bytes:
+    return delivery.payload
+
+
+async def ask(bus: Bus, subject: str, message: Message, *, json: bool = False) -> Message:
+    payload = codec.encode(message, json=json)
+    answer = await bus.request(subject, payload, timeout_s=5.0, json=json)
+    decoded: Message = codec.decode(answer, Ok | Refused, json=json)
+    return decoded
+
+
+class Inbox:
+    """Collects what a subscription delivers."""
+
+    def __init__(self) -> None:
+        self.got: list[Delivery] = []
+        self._changed = asyncio.Event()
+
+    async def __call__(self, delivery: Delivery) -> None:
+        self.got.append(delivery)
+        self._changed.set()
+
+    async def wait(self, count: int) -> list[Delivery]:
+        async with asyncio.timeout(5.0):
+            while len(self.got) < count:
+                self._changed.clear()
+                await self._changed.wait()
+        return self.got
+
+
+# Facts -------------------------------------------------------------------------------------------
+
+
+async def test_facts_arrive_in_order(connect: Connect, unique: str) -> None:
+    one, other = await connect("one"), await connect("other")
+    inbox = Inbox()
+    await other.subscribe(f"{unique}.evt.*.done", inbox)
+    await other.flush()
+    for number in range(200):
+        await one.publish(f"{unique}.evt.j{number % 7}.done", b"%d" % number)
+        await one.publish(f"{unique}.evt.j1.begun", b"not asked for")
+    got = await inbox.wait(200)
+    assert [int(delivery.payload) for delivery in got] == list(range(200))
+    assert got[8].subject == f"{unique}.evt.j1.done"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "subject", "matches"),
+    [
+        ("a.b", "a.b", True),
+        ("a.b", "a.b.c", False),
+        ("a.*", "a.b", True),
+        ("a.*", "a.b.c", False),
+        ("a.*.c", "a.b.c", True),
+        ("a.>", "a.b.c", True),
+        ("a.>", "a", False),
+        (">", "a.b", True),
+        ("*.b", "a.b", True),
+    ],
+)
+async def test_patterns(
+    connect: Connect, unique: str, pattern: str, subject: str, matches: bool
+) -> None:
+    bus = await connect("one")
+    inbox = Inbox()
+    await bus.subscribe(f"{unique}.{pattern}", inbox)
+    await bus.publish(f"{unique}.{subject}", b"x")
+    await bus.flush()
+    await bus.subscribe(f"{unique}.end", inbox)
+    await bus.publish(f"{unique}.end", b"end")
+    await inbox.wait(1 + matches)
+    subjects = {delivery.subject for delivery in inbox.got}
+    assert (f"{unique}.{subject}" in subjects) is matches
+
+
+async def test_every_subscriber_gets_a_fact(connect: Connect, unique: str) -> None:
+    sender = await connect("sender")
+    inboxes = [Inbox() for _ in range(5)]
+    for number, inbox in enumerate(inboxes):
+        bus = await connect(f"c{number}")
+        await bus.subscribe(f"{unique}.fact", inbox)
+        await bus.flush()
+    await sender.publish(f"{unique}.fact", b"x")
+    for inbox in inboxes:
+        assert len(await inbox.wait(1)) == 1
+
+
+async def test_unsubscribed_means_silent(connect: Connect, unique: str) -> None:
+    bus = await connect("one")
+    inbox, other = Inbox(), Inbox()
+    subscription = await bus.subscribe(f"{unique}.a", inbox)
+    await bus.subscribe(f"{unique}.a", other)
+    await bus.publish(f"{unique}.a", b"1")
+    await inbox.wait(1)
+    await subscription.unsubscribe()
+    await subscription.unsubscribe()
+    await bus.publish(f"{unique}.a", b"2")
+    await other.wait(2)
+    assert len(inbox.got) == 1
+
+
+async def test_one_at_a_time_and_a_failing_handler_is_not_the_end(
+    connect: Connect, unique: str
+) -> None:
+    bus = await connect("one")
+    working = most = 0
+    done = Inbox()
+
+    async def handle(delivery: Delivery) -> None:
+        nonlocal working, most
+        working += 1
+        most = max(most, working)
+        await asyncio.sleep(0.001)
+        working -= 1
+        await done(delivery)
+        if delivery.payload == b"3":
+            raise ValueError("a bug in a handler")
+
+    await bus.subscribe(f"{unique}.a", handle)
+    for number in range(10):
+        await bus.publish(f"{unique}.a", b"%d" % number)
+    got = await done.wait(10)
+    assert [delivery.payload for delivery in got] == [b"%d" % number for number in range(10)]
+    assert most == 1
+    assert bus.counters.failed == 1  # type: ignore[attr-defined]
+
+
+async def test_a_slow_subscriber_loses_the_oldest(
+    connect: Connect, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bounded: the newest SUBSCRIPTION_PENDING_MAX are kept, the loss is counted."""
+    monkeypatch.setattr(limits, "SUBSCRIPTION_PENDING_MAX", 10)
+    bus = await connect("one")
+    gate, inbox = asyncio.Event(), Inbox()
+
+    async def handle(delivery: Delivery) -> None:
+        await inbox(delivery)
+        await gate.wait()
+
+    await bus.subscribe(f"{unique}.a", handle)
+    await bus.publish(f"{unique}.a", b"first")
+    await inbox.wait(1)
+    for number in range(50):
+        await bus.publish(f"{unique}.a", b"%d" % number)
+    await bus.flush()
+    await _until(lambda: bus.counters.received == 51)  # type: ignore[attr-defined]
+    gate.set()
+    got = await inbox.wait(11)
+    assert [delivery.payload for delivery in got[1:]] == [b"%d" % n for n in range(40, 50)]
+    assert bus.counters.dropped == 40  # type: ignore[attr-defined]
+
+
+# Requests ----------------------------------------------------------------------------------------
+
+
+async def test_a_request_is_answered(connect: Connect, unique: str) -> None:
+    server, client = await connect("server"), await connect("client")
+    await server.serve(INFO, [endpoint(f"{unique}.act", echo)])
+    assert await ask(client, f"{unique}.act", Ok(epoch=5)) == Ok(epoch=5)
+
+
+async def test_nobody_there_is_unavailable_at_once(connect: Connect, unique: str) -> None:
+    client = await connect("client")
+    with pytest.raises(Unavailable, match=f"{unique}.nobody"):
+        async with asyncio.timeout(2.0):
+            await client.request(f"{unique}.nobody", b"", timeout_s=30.0)
+
+
+async def test_no_answer_is_a_deadline(connect: Connect, unique: str) -> None:
+    server, client = await connect("server"), await connect("client")
+
+    gate = asyncio.Event()
+
+    async def late(_: Delivery) -> bytes:
+        await gate.wait()
+        return b""
+
+    await server.serve(INFO, [endpoint(f"{unique}.act", late)])
+    with pytest.raises(DeadlineExceeded, match="may still have been acted on"):
+        await client.request(f"{unique}.act", b"", timeout_s=0.1)
+    gate.set()  # The answer comes too late for anybody, and harms nobody.
+
+
+async def test_json_gets_json(connect: Connect, unique: str) -> None:
+    """By the header, and by hand without one; errors too."""
+    server, client = await connect("server"), await connect("client")
+    seen: list[bool] = []
+
+    async def respond(delivery: Delivery) -> bytes:
+        seen.append(delivery.json)
+        message = codec.decode(delivery.payload, Ok, json=delivery.json)
+        if message.epoch == 13:
+            raise Rejected("unlucky")
+        return codec.encode(message, json=delivery.json)
+
+    await server.serve(INFO, [endpoint(f"{unique}.act", respond)])
+    assert await ask(client, f"{unique}.act", Ok(epoch=2), json=True) == Ok(epoch=2)
+    assert await client.request(f"{unique}.act", b'{"t":"ok","epoch":4}', timeout_s=5.0) == (
+        b'{"t":"ok","epoch":4}'
+    )
+    assert await ask(client, f"{unique}.act", Ok(epoch=2)) == Ok(epoch=2)
+    refused = await ask(client, f"{unique}.act", Ok(epoch=13), json=True)
+    assert refused == Refused(reason="unlucky")
+    assert seen == [True, True, False, True]
+
+
+async def test_errors_are_answers(connect: Connect, unique: str) -> None:
+    server, client = await connect("server"), await connect("client")
+    errors = [Rejected("not so"), Unavailable("later", 3.0), ValueError("a bug")]
+
+    async def respond(delivery: Delivery) -> bytes:
+        raise errors[codec.decode(delivery.payload, Ok).epoch]
+
+    await server.serve(INFO, [endpoint(f"{unique}.act", respond)])
+    assert await ask(client, f"{unique}.act", Ok()) == Refused(reason="not so")
+    busy = await ask(client, f"{unique}.act", Ok(epoch=1))
+    assert busy == Refused(reason="later", retry_after_s=3.0)
+    bug = await ask(client, f"{unique}.act", Ok(epoch=2))
+    assert bug == Refused(reason="internal error: ValueError: a bug")
+    assert server.counters.failed == 1  # type: ignore[attr-defined]
+
+
+async def test_slow_requests_run_side_by_side_up_to_the_bound(
+    connect: Connect, unique: str
+) -> None:
+    """All of the endpoint's slots work at once; one more is refused and told when to retry."""
+    server, client = await connect("server"), await connect("client")
+    gate, working = asyncio.Event(), 0
+
+    async def respond(_: Delivery) -> bytes:
+        nonlocal working
+        working += 1
+        await gate.wait()
+        return codec.encode(Ok())
+
+    await server.serve(INFO, [endpoint(f"{unique}.act", respond, concurrency=4)])
+    asked = [asyncio.create_task(ask(client, f"{unique}.act", Ok())) for _ in range(4)]
+    await _until(lambda: working == 4)
+    refused = await ask(client, f"{unique}.act", Ok())
+    assert isinstance(refused, Refused)
+    assert refused.retry_after_s > 0
+    assert "busy with 4 requests" in refused.reason
+    gate.set()
+    assert await asyncio.gather(*asked) == [Ok()] * 4
+    assert await ask(client, f"{unique}.act", Ok()) == Ok()
+    assert server.counters.overloaded == 1  # type: ignore[attr-defined]
+
+
+async def test_one_of_several_instances_answers(connect: Connect, unique: str) -> None:
+    calls = 0
+
+    async def respond(_: Delivery) -> bytes:
+        nonlocal calls
+        calls += 1
+        return codec.encode(Ok())
+
+    for number in range(3):
+        server = await connect(f"server{number}")
+        await server.serve(INFO, [endpoint(f"{unique}.act", respond)])
+    client = await connect("client")
+    for _ in range(30):
+        await ask(client, f"{unique}.act", Ok())
+    assert calls == 30
+
+
+async def test_many_at_once(connect: Connect, unique: str) -> None:
+    server, client = await connect("server"), await connect("client")
+    await server.serve(INFO, [endpoint(f"{unique}.act", echo, concurrency=512)])
+    answers = await asyncio.gather(
+        *(ask(client, f"{unique}.act", Ok(epoch=number)) for number in range(500))
+    )
+    assert answers == [Ok(epoch=number) for number in range(500)]
+
+
+async def test_a_published_command_is_done_without_an_answer(connect: Connect, unique: str) -> None:
+    """`nats pub` on a command's subject: nobody asks, nothing breaks."""
+    server = await connect("server")
+    inbox = Inbox()
+
+    async def respond(delivery: Delivery) -> bytes:
+        await inbox(delivery)
+        return b""
+
+    await server.serve(INFO, [endpoint(f"{unique}.act", respond)])
+    await server.publish(f"{unique}.act", b"x")
+    await inbox.wait(1)
+
+
+async def test_too_large_is_rejected_before_it_is_sent(connect: Connect, unique: str) -> None:
+    bus = await connect("one")
+    large = bytes(limits.MESSAGE_BYTES_MAX + 1)
+    with pytest.raises(Rejected, match="over a message's 524288"):
+        await bus.publish(f"{unique}.a", large)
+    with pytest.raises(Rejected):
+        await bus.request(f"{unique}.a", large, timeout_s=1.0)
+
+
+async def test_the_largest_message_passes(connect: Connect, unique: str) -> None:
+    bus = await connect("one")
+    await bus.serve(INFO, [endpoint(f"{unique}.act", echo)])
+    payload = bytes(limits.MESSAGE_BYTES_MAX)
+    assert await bus.request(f"{unique}.act", payload, timeout_s=5.0) == payload
+
+
+# NATS micro --------------------------------------------------------------------------------------
+
+
+async def test_services_show_themselves_as_micro_services(connect: Connect, unique: str) -> None:
+    """PING, INFO and STATS are what the NATS tools expect: read here by the library's own types."""
+    server, client = await connect("server"), await connect("client")
+    info = ServiceInfo(unique, "1.2.3", "a service for tests", {"role": "test"})
+
+    async def respond(_: Delivery) -> bytes:
+        raise Rejected("never")
+
+    await server.serve(info, [endpoint(f"{unique}.good", echo), endpoint(f"{unique}.bad", respond)])
+    for _ in range(3):
+        await ask(client, f"{unique}.good", Ok())
+    await ask(client, f"{unique}.bad", Ok())
+
+    async def show(subject: str) -> dict[str, object]:
+        found: dict[str, object] = msgspec.json.decode(
+            await client.request(subject, b"", timeout_s=5.0)
+        )
+        return found
+
+    ping = nats.micro.service.ServicePing.from_dict(await show(f"$SRV.PING.{unique}"))
+    assert (ping.name, ping.version, ping.metadata) == (unique, "1.2.3", {"role": "test"})
+    shown = nats.micro.service.ServiceInfo.from_dict(await show(f"$SRV.INFO.{unique}.{ping.id}"))
+    assert shown.description == "a service for tests"
+    assert [one.subject for one in shown.endpoints] == [f"{unique}.good", f"{unique}.bad"]
+    assert shown.endpoints[0].metadata == {"request_schema": "ok"}
+    stats = nats.micro.service.ServiceStats.from_dict(await show(f"$SRV.STATS.{unique}"))
+    good, bad = stats.endpoints
+    assert (good.num_requests, good.num_errors, bad.num_requests, bad.num_errors) == (3, 0, 1, 1)
+    assert bad.last_error == "400:never"
+    assert good.processing_time > 0
+    assert (await show("$SRV.PING"))["type"] == "io.nats.micro.v1.ping_response"
+
+
+# The end -----------------------------------------------------------------------------------------
+
+
+async def test_close_finishes_what_is_begun(connect: Connect, unique: str) -> None:
+    """A request in progress is answered, a message that waits is handled; then silence."""
+    server, client = await connect("server"), await connect("client")
+    gate, begun, handled = asyncio.Event(), asyncio.Event(), Inbox()
+
+    async def respond(delivery: Delivery) -> bytes:
+        begun.set()
+        await gate.wait()
+        return delivery.payload
+
+    async def handle(delivery: Delivery) -> None:
+        await gate.wait()
+        await handled(delivery)
+
+    await server.serve(INFO, [endpoint(f"{unique}.act", respond)])
+    await server.subscribe(f"{unique}.fact", handle)
+    await server.flush()
+    for _ in range(3):
+        await client.publish(f"{unique}.fact", b"x")
+    asked = asyncio.create_task(ask(client, f"{unique}.act", Ok()))
+    await begun.wait()
+    await _until(lambda: server.counters.received == 3)  # type: ignore[attr-defined]
+    closing = asyncio.create_task(server.close())
+    await asyncio.sleep(0.05)
+    assert not closing.done()
+    gate.set()
+    await closing
+    assert await asked == Ok()
+    assert len(handled.got) == 3
+    assert not server.connected
+    with pytest.raises(Unavailable):
+        await server.publish(f"{unique}.fact", b"x")
+    with pytest.raises(Unavailable):
+        await ask(client, f"{unique}.act", Ok())
+    await server.close()
+
+
+async def _until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5.0):
+        while not condition():  # noqa: ASYNC110 (of counters, which wake nobody)
+            await asyncio.sleep(0.002)
