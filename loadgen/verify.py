@@ -1,0 +1,96 @@
+"""Whether a finished emulated job is right to the last bit.
+
+The job's gradients are drawn again (emulate.py) and folded by the same kernels in this one process,
+without slots, aggregators, migrations or restarts: what comes out is what synchronous training
+means. The order of the fold is by worker rank and independent of how a tensor is cut, so that a
+difference in one bit of one parameter is a lost, doubled or torn update.
+
+The replay runs chunk by chunk through all iterations, so that everything stays in the cache: it is
+bound by arithmetic, not by memory.
+"""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from slackwater.common.slots.kernels import KERNEL_DTYPES, fold_chunk, warm
+from slackwater.common.slots.rules import RULES, Floats, Hyper, scalars
+from slackwater.loadgen.emulate import (
+    SLICE_ELEMENTS,
+    Emulation,
+    digest,
+    gradient_slice,
+    initial,
+)
+from slackwater.schemas.jobs import UpdateRule
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    tensor: int
+    first: int
+    values: Floats
+    """Initial parameters in, final ones out."""
+
+
+def replay(
+    emulation: Emulation, workers: int, iterations: int, update: UpdateRule, threads: int = 2
+) -> list[Floats]:
+    """The parameters of every tensor after `iterations`, flat."""
+    warm(update.name, emulation.gradient_dtype)
+    tensors = [initial(emulation, index).reshape(-1) for index in range(len(emulation.tensors))]
+    hyper = Hyper.of(update)
+    steps = [scalars(hyper, t, workers) for t in range(1, iterations + 1)]
+    with ThreadPoolExecutor(threads) as pool:
+        for done in [
+            pool.submit(_replay_chunk, emulation, workers, update.name, steps, chunk)
+            for chunk in _chunks(tensors)
+        ]:
+            done.result()
+    return tensors
+
+
+def replay_digest(
+    emulation: Emulation, workers: int, iterations: int, update: UpdateRule, threads: int = 2
+) -> str:
+    """What the job must have reported as its `digest`."""
+    return digest(replay(emulation, workers, iterations, update, threads))
+
+
+def replayed_bytes(emulation: Emulation, workers: int, iterations: int) -> int:
+    """Gradients pushed plus parameters pulled, all workers: what the regions have counted."""
+    elements = sum(prod(spec.shape) for spec in emulation.tensors)
+    per_gradient = 4 if emulation.gradient_dtype == "float32" else 2
+    return workers * iterations * elements * (per_gradient + 4)
+
+
+def _chunks(tensors: list[Floats]) -> Iterator[_Chunk]:
+    for index, tensor in enumerate(tensors):
+        for first in range(0, tensor.size, SLICE_ELEMENTS):
+            yield _Chunk(index, first, tensor[first : first + SLICE_ELEMENTS])
+
+
+def _replay_chunk(
+    emulation: Emulation, workers: int, rule: str, steps: list[Floats], chunk: _Chunk
+) -> None:
+    size = chunk.values.size
+    slots = np.empty(workers * size, KERNEL_DTYPES[emulation.gradient_dtype])
+    old, new = chunk.values.copy(), np.empty(size, np.float32)
+    states = [
+        (np.zeros(size, np.float32), np.empty(size, np.float32)) for _ in range(RULES[rule].states)
+    ]
+    for iteration, k in enumerate(steps, start=1):
+        for worker in range(workers):
+            part = gradient_slice(emulation, chunk.tensor, worker, iteration, chunk.first, size)
+            slots[worker * size : (worker + 1) * size] = part.view(slots.dtype)
+        if not fold_chunk(rule, slots, size, workers, (0, size), (old, new), states, k):
+            raise FloatingPointError(
+                f"tensor {emulation.tensors[chunk.tensor].name} is not finite after "
+                f"iteration {iteration}: the emulated job diverges, lower its learning rate"
+            )
+        old, new = new, old
+        states = [(after, before) for before, after in states]
+    chunk.values[:] = old

@@ -1,0 +1,211 @@
+"""A bucket's region as one worker uses it: in place where it can be mapped, else by copies.
+
+Both give the program a gradient slot and parameters as flat arrays. `InPlace` (shm) hands out the
+region itself: a push is one copy into the slot or none, a pull copies nothing. `Staged` (tcp) keeps
+the slot and two parameter buffers here, writes and reads the region from afar, and keeps the
+gradient until its version has come, so that it can be written again elsewhere.
+
+A rank's counters grow when its push is marked, by the gradient's bytes and by those of the
+parameters that the same ring asks for: at that time the region stands still, so that no migration
+can leave a count behind.
+"""
+
+import asyncio
+import struct
+from collections.abc import Sequence
+from typing import Any, Final, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slackwater.common.errors import Rejected
+from slackwater.common.slots.layout import Geometry
+from slackwater.common.slots.region import Hyper, SlotRegion
+from slackwater.common.slots.rules import Floats
+from slackwater.common.transport.base import Channel, RemoteRegion
+from slackwater.schemas.base import JobId
+
+Array = NDArray[Any]
+ELEMENT: Final[dict[str, np.dtype[Any]]] = {
+    "float32": np.dtype(np.float32),
+    "float16": np.dtype(np.float16),
+    "bfloat16": np.dtype(np.uint16),
+}
+"""bfloat16 travels as its bits: numpy knows no such type."""
+_WORDS: Final = struct.Struct("<3Q")
+"""Pushed iteration, bytes pushed, bytes pulled: side by side in a rank's block."""
+
+
+class Attached(Protocol):
+    @property
+    def gradient(self) -> Array:
+        """The slot, flat."""
+        ...
+
+    @property
+    def pushed(self) -> int:
+        """The region's word: the iteration that the slot holds whole."""
+        ...
+
+    def parameters(self, version: int) -> Floats: ...
+
+    def keeps(self, old: "Attached", iteration: int) -> bool:
+        """Whether the slot holds what `old`'s does, if that is `iteration` whole or in part."""
+        ...
+
+    async def seed(self, version: int, tensors: Sequence[Floats]) -> None:
+        """Fill the region's buffer of `version`."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class InPlace:
+    """A region that is mapped here."""
+
+    def __init__(self, remote: RemoteRegion, job: JobId, bucket: int, rank: int) -> None:
+        """Raises Rejected when it is no region of this bucket."""
+        assert remote.view is not None
+        self._remote = remote
+        self._region = region = SlotRegion.open(remote.view)
+        if (region.plan.job, region.bucket.index) != (job, bucket) or rank >= region.plan.workers:
+            raise Rejected(
+                f"a region of job {region.plan.job}, bucket {region.bucket.index}, was granted "
+                f"for job {job}, bucket {bucket}, rank {rank}"
+            )
+        self._rank = rank
+        self._gradient = region.gradient(rank)
+        self._parameters = [region.parameters(0), region.parameters(1)]
+
+    @property
+    def gradient(self) -> Array:
+        return self._gradient
+
+    @property
+    def pushed(self) -> int:
+        return self._region.pushed(self._rank)
+
+    def parameters(self, version: int) -> Floats:
+        return self._parameters[version & 1]
+
+    def keeps(self, old: Attached, iteration: int) -> bool:
+        return old is self or (iteration > 0 and self.pushed == iteration)
+
+    def mark(self, iteration: int, hyper: Hyper) -> None:
+        """The slot is written: say so. Saying it twice changes nothing."""
+        region, rank = self._region, self._rank
+        if region.pushed(rank) == iteration:
+            return
+        region.set_hyper(rank, hyper)
+        region.count_pushed(rank, self._gradient.nbytes)
+        region.count_pulled(rank, self._parameters[0].nbytes)
+        region.set_pushed(rank, iteration)
+
+    async def seed(self, version: int, tensors: Sequence[Floats]) -> None:
+        target = self._parameters[version & 1]
+        await asyncio.to_thread(_join, tensors, target)
+
+    def close(self) -> None:
+        """The mapping goes when the last view of it does, the program's among them."""
+        self._gradient = np.empty(0, np.float32)
+        self._parameters = []
+        self._region.release()
+        self._remote.close()
+
+
+class Staging:
+    """What a bucket needs here when its region cannot be mapped. Outlives attachments."""
+
+    def __init__(self, elements: int, dtype: str) -> None:
+        self.gradient: Array = np.zeros(elements, ELEMENT[dtype])
+        self.parameters = [np.zeros(elements, np.float32) for _ in range(2)]
+
+
+class Staged:
+    """A region that is written and read from afar."""
+
+    def __init__(
+        self,
+        channel: Channel,
+        remote: RemoteRegion,
+        geometry: Geometry,
+        rank: int,
+        staging: Staging,
+        words: bytes,
+    ) -> None:
+        self.channel = channel
+        self.staging = staging
+        self._remote, self._geometry, self._rank = remote, geometry, rank
+        self._pushed, self._bytes_pushed, self._bytes_pulled = _WORDS.unpack(words)
+
+    @classmethod
+    async def attach(
+        cls,
+        channel: Channel,
+        remote: RemoteRegion,
+        geometry: Geometry,
+        rank: int,
+        staging: Staging,
+    ) -> "Staged":
+        """Raises Unavailable, AccessRefused."""
+        if remote.nbytes < geometry.nbytes:
+            raise Rejected(f"a region of {remote.nbytes} bytes, {geometry.nbytes} were expected")
+        words = bytearray(_WORDS.size)
+        await channel.read(remote, geometry.pushed_offset(rank), memoryview(words))
+        return cls(channel, remote, geometry, rank, staging, bytes(words))
+
+    @property
+    def gradient(self) -> Array:
+        return self.staging.gradient
+
+    @property
+    def pushed(self) -> int:
+        return int(self._pushed)
+
+    def parameters(self, version: int) -> Floats:
+        return self.staging.parameters[version & 1]
+
+    def keeps(self, old: Attached, iteration: int) -> bool:
+        return isinstance(old, Staged) and old.staging is self.staging
+
+    async def push(self, iteration: int, hyper: Hyper) -> None:
+        """Write slot, hyper-parameters, then the word; nothing, if the word says so already.
+        Raises Unavailable, AccessRefused."""
+        if self._pushed == iteration:
+            return
+        write, geometry, rank = self.channel.write, self._geometry, self._rank
+        gradient, parameters = self.staging.gradient, self.staging.parameters[0]
+        await asyncio.gather(
+            write(_bytes(gradient), self._remote, geometry.gradient_offset(rank)),
+            write(memoryview(hyper.pack()), self._remote, geometry.hyper_offset(rank)),
+        )
+        self._bytes_pushed += gradient.nbytes
+        self._bytes_pulled += parameters.nbytes
+        words = _WORDS.pack(iteration, self._bytes_pushed, self._bytes_pulled)
+        await write(memoryview(words), self._remote, geometry.pushed_offset(rank))
+        self._pushed = iteration
+
+    async def fetch(self, version: int) -> None:
+        """Read the parameters of `version`. Raises Unavailable, AccessRefused."""
+        into = _bytes(self.staging.parameters[version & 1])
+        await self.channel.read(self._remote, self._geometry.parameters_offset(version), into)
+
+    async def seed(self, version: int, tensors: Sequence[Floats]) -> None:
+        flat = np.empty(self._geometry.elements, np.float32)
+        await asyncio.to_thread(_join, tensors, flat)
+        offset = self._geometry.parameters_offset(version)
+        await self.channel.write(_bytes(flat), self._remote, offset)
+
+    def close(self) -> None:
+        self._remote.close()
+
+
+def _bytes(array: Array) -> memoryview:
+    return array.view(np.uint8).data
+
+
+def _join(tensors: Sequence[Floats], into: Floats) -> None:
+    first = 0
+    for tensor in tensors:
+        np.copyto(into[first : first + tensor.size], tensor.reshape(-1))
+        first += tensor.size

@@ -1,0 +1,146 @@
+"""A bucket as the training program's thread sees it, and the check of what it pushes.
+
+Two threads meet here: the program's, which fills slots and waits for versions, and the Agent's own,
+which rings, is told of versions and changes the mapping when a bucket moves. `lock` covers the slot
+against being swapped while a tensor is copied in; everything else is one word that one thread
+writes and the other reads.
+"""
+
+import threading
+from collections.abc import Mapping
+from itertools import accumulate, pairwise
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from slackwater.agent.attached import ELEMENT, Array, Attached, Staging
+from slackwater.common.errors import GradientRefused, Rejected
+from slackwater.common.slots.frames import PushRefused
+from slackwater.common.slots.rules import Floats, Hyper
+from slackwater.schemas.jobs import DType, TensorSpec
+from slackwater.schemas.placement import BucketLayout
+
+
+class Cell:
+    """One bucket: its tensors' places in the slot, and how far it is."""
+
+    def __init__(self, layout: BucketLayout, tensors: tuple[TensorSpec, ...], hyper: Hyper) -> None:
+        self.layout = layout
+        self.index = layout.index
+        self.tensors = tensors
+        self.bounds = list(pairwise(accumulate((prod(t.shape) for t in tensors), initial=0)))
+        if self.bounds[-1][1] != layout.elements:
+            raise Rejected(
+                f"bucket {layout.index} has {layout.elements} elements, its tensors "
+                f"{self.bounds[-1][1]}; controller and Agent are of different releases"
+            )
+        self.lock = threading.Lock()
+        self.slots: Attached | None = None
+        """Where the next gradient goes."""
+        self.source: Attached | None = None
+        """Where the parameters of `version` are."""
+        self.staging: Staging | None = None
+        self.gradients: list[Array] = []
+        self.iteration = 0
+        """The newest that was pushed whole."""
+        self.version = -1
+        """The newest whose parameters are here."""
+        self.confirmed = 0
+        """The newest that the program has waited for."""
+        self.missing = set(range(len(tensors)))
+        """Tensors of iteration + 1 that are not in the slot yet."""
+        self.lent: dict[int, Array] = {}
+        self.hyper = hyper
+        """Of the iteration being produced, or outstanding."""
+        self.refused: PushRefused | None = None
+
+    @property
+    def settled(self) -> bool:
+        return self.version >= self.iteration or self.refused is not None
+
+    @property
+    def begun(self) -> bool:
+        """The slot holds something of an iteration that no version has answered."""
+        return self.iteration > self.version or len(self.missing) < len(self.tensors)
+
+    def adopt(self, slots: Attached) -> None:
+        """Another mapping (the bucket moved, its region was lost): what the slot held goes along,
+        unless it is there already, because the region is the same."""
+        with self.lock:
+            old = self.slots
+            if old is not None and self.begun and not slots.keeps(old, self.iteration):
+                np.copyto(slots.gradient, old.gradient)
+            self.slots = slots
+            self.gradients = [
+                slots.gradient[first:last].reshape(spec.shape)
+                for (first, last), spec in zip(self.bounds, self.tensors, strict=True)
+            ]
+
+    def put(self, position: int, gradient: Array | None) -> None:
+        """Copy a tensor's gradient into the slot (None: it was produced there)."""
+        with self.lock:
+            into = self.gradients[position]
+            lent = self.lent.get(position)
+            if gradient is not None:
+                np.copyto(into, gradient)
+            elif lent is not None and lent is not into:
+                np.copyto(into, lent)  # Produced in a slot that has moved since.
+            self.missing.discard(position)
+            if not self.missing:
+                self.iteration += 1
+                self.missing.update(range(len(self.tensors)))
+
+    def parameters(self, position: int) -> Floats:
+        """Read-only: valid until this worker has pushed the tensor twice more."""
+        assert self.source is not None
+        first, last = self.bounds[position]
+        view = self.source.parameters(self.version)[first:last].reshape(
+            self.tensors[position].shape
+        )
+        view.flags.writeable = False
+        return view
+
+    def take_refusal(self, rank: int) -> GradientRefused | None:
+        """The refused tensor must be pushed again; the bucket's others still stand in the slot."""
+        refused, self.refused = self.refused, None
+        if refused is None:
+            return None
+        with self.lock:
+            self.iteration = refused.iteration - 1
+            named = [i for i, spec in enumerate(self.tensors) if spec.name == refused.tensor]
+            self.missing = set(named or range(len(self.tensors)))
+        return GradientRefused(refused.job, refused.tensor, rank, refused.iteration, refused.why)
+
+
+def check_gradient(gradient: Any, spec: TensorSpec, dtype: DType) -> str:
+    """What is wrong with it; empty: nothing. Values are checked where they are summed."""
+    wanted = ELEMENT[dtype]
+    if not isinstance(gradient, np.ndarray):
+        return f"a {type(gradient).__name__}, not a numpy array"
+    if gradient.dtype != wanted:
+        bits = " (bfloat16 as its bits)" if dtype == "bfloat16" else ""
+        return f"dtype {gradient.dtype}, the job's gradients are {wanted}{bits}"
+    if gradient.shape != spec.shape:
+        return f"shape {gradient.shape}, the tensor has {spec.shape}"
+    return ""
+
+
+def read_tensors(tensors: Mapping[str, Any]) -> tuple[tuple[TensorSpec, ...], dict[str, Array]]:
+    """The job's list and the initial values: of each tensor an array, or a shape (zeros)."""
+    specs: list[TensorSpec] = []
+    values: dict[str, Array] = {}
+    if not tensors:
+        raise Rejected("an Agent without tensors; give at least one")
+    for name, given in tensors.items():
+        shape = given.shape if isinstance(given, np.ndarray) else tuple(given)
+        if any(not isinstance(extent, int) or extent < 1 for extent in shape):
+            raise Rejected(f"tensor {name}: shape {shape}; extents must be whole and at least 1")
+        if isinstance(given, np.ndarray):
+            if given.dtype != np.float32:
+                raise Rejected(f"tensor {name}: parameters are float32, these are {given.dtype}")
+            if not np.isfinite(given).all():
+                raise Rejected(f"tensor {name}: its initial values are not all finite")
+            values[name] = given
+        specs.append(TensorSpec(name=name, shape=shape))
+    return tuple(specs), values

@@ -1,0 +1,337 @@
+"""`slackwater.Agent`: what a training program uses (Gu et al. 2021, section 4: Push and Pull).
+
+    with Agent(job="digits", rank=0, workers=2, tensors={"w": w, "b": b}) as agent:
+        for batch in batches:
+            parameters = agent.step(gradients(batch))
+
+An iteration's update is applied once, when all workers' gradients are in. `push` copies one
+tensor's gradient into its slot; when the last tensor of a bucket is there, the bucket's aggregator
+is told. `pull` and `wait` return once the update has been applied. Over shared memory a pull copies
+nothing: the view it returns is the master copy, and stays valid until this worker has pushed that
+tensor twice more. Not for use by several threads at once.
+
+An iteration, as it is measured and reported, is the time between two successive instants at which
+the program had waited for all of the job's tensors.
+"""
+
+import json
+import os
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from slackwater.agent.attached import Array
+from slackwater.agent.cells import Cell, check_gradient, read_tensors
+from slackwater.agent.session import Session
+from slackwater.common import limits
+from slackwater.common.errors import GradientRefused, Rejected
+from slackwater.common.slots.rules import RULES, Floats, Hyper
+from slackwater.schemas.jobs import DType, JobSpec, UpdateRule
+
+
+class Agent:
+    """One worker of one job. What is not given is taken from the environment, where the worker
+    service puts it: SLACKWATER_JOB, _RANK, _WORKERS, _URL."""
+
+    def __init__(
+        self,
+        *,
+        tensors: Mapping[str, Any],
+        job: str | None = None,
+        rank: int | None = None,
+        workers: int | None = None,
+        servers: int = 1,
+        update: UpdateRule | None = None,
+        gradient_dtype: DType = "float32",
+        url: str | None = None,
+        transport: str | None = None,
+        deadline_s: float = limits.AGENT_WAIT_S,
+        model: str = "",
+        iterations: int = 1,
+    ) -> None:
+        """Returns when the parameters can be pulled. `tensors`: of each its initial values
+        (float32), or its shape, which means zeros; rank 0's are the job's. `transport`: insist on
+        one. `deadline_s`: of every wait.
+
+        Raises Rejected when the job cannot be had as described, DeadlineExceeded when it does not
+        come about in time, Unavailable when nobody listens at the URL.
+        """
+        environment = os.environ
+        self.job = _given(job, environment.get("SLACKWATER_JOB"), "job")
+        self.rank = int(_given(rank, environment.get("SLACKWATER_RANK", "0"), "rank"))
+        self.workers = int(_given(workers, environment.get("SLACKWATER_WORKERS", "1"), "workers"))
+        url = _given(url, environment.get("SLACKWATER_URL"), "url")
+        if not 0 <= self.rank < self.workers:
+            raise Rejected(f"rank {self.rank} of {self.workers} workers; ranks count from 0")
+        self._specs, values = read_tensors(tensors)
+        self._dtype = gradient_dtype
+        self._deadline_s = deadline_s
+        self._result_path = (
+            environment.get("SLACKWATER_RESULT")
+            if environment.get("SLACKWATER_JOB") == self.job
+            else None
+        )
+        self._session = Session(
+            JobSpec(
+                id=self.job,
+                model=model,
+                workers=self.workers,
+                servers=servers,
+                iterations=iterations,
+                gradient_dtype=gradient_dtype,
+                update=update or UpdateRule(),
+            ),
+            self.rank,
+            self._specs,
+            values,
+            url,
+            submitted=self._result_path is not None,
+            transport=transport,
+            deadline_s=deadline_s,
+        )
+        self._closed = False
+        self._session.open()
+        self._cells = self._session.cells
+        self._places: dict[str, tuple[Cell, int]] = {
+            spec.name: (cell, position)
+            for cell in self._cells
+            for position, spec in enumerate(cell.tensors)
+        }
+        plan = self._session.plan
+        assert plan is not None
+        self._rule, self._usual = plan.update.name, Hyper.of(plan.update)
+        self.workers = plan.workers
+        self._begin()
+
+    def _begin(self) -> None:
+        """Iterations go on where the job is. A program that was started again while its buckets
+        differ by one version repeats that iteration: what was counted is not counted again."""
+        self._iteration = min(cell.iteration for cell in self._cells)
+        newest = max(cell.iteration for cell in self._cells)
+        self._retried = newest if newest > self._iteration else None
+        for cell in self._cells:
+            cell.confirmed = min(cell.version, self._iteration)
+        self._behind = sum(cell.confirmed <= self._iteration for cell in self._cells)
+        self._session.first_iteration = self._iteration + 1
+        self._ended_s = time.monotonic()
+
+    # Push and pull --------------------------------------------------------------------------------
+
+    @property
+    def iteration(self) -> int:
+        """How many iterations the program has waited for; the one being produced is one more."""
+        return self._iteration
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        return tuple(self._places)
+
+    def push(
+        self,
+        name: str,
+        gradient: Array | None = None,
+        **hyper: float,
+    ) -> None:
+        """This worker's gradient of a tensor for its next iteration. None: it was produced in the
+        `gradient_buffer`. `hyper`: learning_rate, momentum, beta1, beta2, epsilon or weight_decay
+        of this push, where it is not the job's; one set a bucket, the last that was given counts.
+
+        Waits while the slot still holds the iteration before. After a GradientRefused, pushing the
+        same iteration again is a retry: what was counted already is not counted twice.
+        """
+        cell, position = self._place(name)
+        spec = cell.tensors[position]
+        if gradient is not None:
+            wrong = check_gradient(gradient, spec, self._dtype)
+            if wrong:
+                raise GradientRefused(self.job, name, self.rank, cell.iteration + 1, wrong)
+        if self._is_counted(cell, position):
+            return
+        if not cell.settled or cell.refused is not None:
+            self._settle((cell,))
+        if hyper:
+            cell.hyper = self._hyper(hyper)
+        elif len(cell.missing) == len(cell.tensors):
+            cell.hyper = self._usual  # The first of an iteration.
+        before = cell.iteration
+        cell.put(position, gradient)
+        self._session.bytes_pushed += cell.gradients[position].nbytes
+        if cell.iteration != before:
+            self._session.ring(cell)
+
+    def gradient_buffer(self, name: str) -> Array:
+        """The tensor's place in the slot: produce the gradient there, then push(name). Ask for it
+        anew in every iteration: a bucket that moved has another slot."""
+        cell, position = self._place(name)
+        if not cell.settled or cell.refused is not None:
+            self._settle((cell,))
+        view = cell.gradients[position]
+        cell.lent[position] = view
+        return view
+
+    def pull(self, name: str, out: Floats | None = None) -> Floats:
+        """The tensor's parameters after its last pushed iteration: a read-only view, or `out`."""
+        cell, position = self._place(name)
+        self._confirm((cell,))
+        view = cell.parameters(position)
+        if out is None:
+            return view
+        np.copyto(out, view)
+        return out
+
+    def wait(self, names: Iterable[str] | None = None) -> int:
+        """Until the last pushed iteration of these tensors (None: of all) has been applied.
+        Returns how many iterations have been waited for whole."""
+        if names is None:
+            self._confirm(self._cells)
+        else:
+            self._confirm(tuple({id(c): c for c, _ in map(self._place, names)}.values()))
+        return self._iteration
+
+    def ready(self, names: Iterable[str]) -> bool:
+        """Whether `wait(names)` would return at once."""
+        return all(
+            cell.version >= cell.iteration and cell.refused is None
+            for cell, _ in map(self._place, names)
+        )
+
+    def step(self, gradients: Mapping[str, Array], **hyper: float) -> dict[str, Floats]:
+        """Push every tensor's gradient, wait for the update, return the parameters (as `pull`)."""
+        missing = [name for name in self._places if name not in gradients]
+        if missing or len(gradients) != len(self._places):
+            unknown = [name for name in gradients if name not in self._places]
+            raise Rejected(
+                f"job {self.job}: a step takes every tensor once; missing {missing[:5]}, "
+                f"unknown {unknown[:5]}"
+            )
+        for name, gradient in gradients.items():
+            self.push(name, gradient, **hyper)
+        self.wait()
+        return self.parameters()
+
+    def parameters(self) -> dict[str, Floats]:
+        """All tensors, as `pull` returns them."""
+        return {name: self.pull(name) for name in self._places}
+
+    def versions(self) -> tuple[int, int]:
+        """The oldest and the newest version among the buckets: equal after `wait()`."""
+        versions = [cell.version for cell in self._cells]
+        return min(versions), max(versions)
+
+    # How it works ---------------------------------------------------------------------------------
+
+    def _place(self, name: str) -> tuple[Cell, int]:
+        try:
+            return self._places[name]
+        except KeyError:
+            raise Rejected(f"job {self.job} has no tensor {name!r}") from None
+
+    def _is_counted(self, cell: Cell, position: int) -> bool:
+        """While an iteration is being repeated: this tensor's push of it stands."""
+        return (
+            self._retried is not None
+            and cell.refused is None
+            and cell.iteration >= self._retried > cell.confirmed
+            and position in cell.missing
+        )
+
+    def _hyper(self, given: Mapping[str, float]) -> Hyper:
+        """The job's, with what this push has of its own. Raises Rejected."""
+        unknown = given.keys() - set(Hyper._fields)
+        if unknown:
+            raise Rejected(
+                f"unknown hyper-parameter {sorted(unknown)[0]!r}; known: {', '.join(Hyper._fields)}"
+            )
+        hyper = self._usual._replace(**given)
+        fault = RULES[self._rule].fault(hyper)
+        if fault:
+            raise Rejected(f"job {self.job}: {fault}")
+        return hyper
+
+    def _settle(self, cells: Sequence[Cell]) -> None:
+        """Wait, and raise what was refused."""
+        if any(not cell.settled for cell in cells):
+            self._session.wait(cells, self._deadline_s)
+        if self._session.failure is not None:
+            raise self._session.failure
+        for cell in cells:
+            if cell.refused is not None:
+                refused = cell.take_refusal(self.rank)
+                assert refused is not None
+                self._retried = refused.iteration
+                raise refused
+
+    def _confirm(self, cells: Sequence[Cell]) -> None:
+        for cell in cells:
+            if len(cell.missing) < len(cell.tensors):
+                names = [cell.tensors[position].name for position in sorted(cell.missing)]
+                raise Rejected(
+                    f"job {self.job}: iteration {cell.iteration + 1} cannot be waited for before "
+                    f"these tensors, which share a bucket, are pushed: {', '.join(names[:5])}"
+                )
+        self._settle(cells)
+        for cell in cells:
+            if cell.confirmed < cell.version:
+                self._behind -= cell.confirmed <= self._iteration < cell.version
+                cell.confirmed = cell.version
+                self._session.bytes_pulled += 4 * cell.bounds[-1][1]
+        if self._behind == 0:
+            self._count_iteration()
+
+    def _count_iteration(self) -> None:
+        """An iteration ends when all its tensors have been waited for."""
+        complete = min(cell.confirmed for cell in self._cells)
+        if self._retried is not None and complete >= self._retried:
+            self._retried = None
+        now_s = time.monotonic()
+        ended = complete - self._iteration
+        self._session.durations_s.extend([(now_s - self._ended_s) / ended] * ended)
+        self._ended_s, self._iteration = now_s, complete
+        self._behind = sum(cell.confirmed <= complete for cell in self._cells)
+
+    # The end --------------------------------------------------------------------------------------
+
+    def close(self, result: Any = None) -> None:
+        """Done: the result (anything that JSON can say, at most 4 KiB) goes to the master, with
+        the exit code where the worker service started this program. Idempotent."""
+        if self._closed:
+            return
+        text = "" if result is None else json.dumps(result)
+        if len(text.encode()) > limits.RESULT_BYTES_MAX:
+            raise Rejected(
+                f"a result of {len(text.encode())} bytes, at most {limits.RESULT_BYTES_MAX}"
+            )
+        self._closed = True
+        if self._result_path is not None:
+            fresh = Path(self._result_path + ".new")
+            fresh.write_text(text)
+            fresh.replace(self._result_path)
+        self._session.close(text if self._result_path is None else None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self.close()
+        elif not self._closed:
+            # Not done: whoever started the program learns it from how it ends.
+            self._closed = True
+            self._session.close(None)
+
+
+def _given(value: Any, fallback: Any, name: str) -> Any:
+    if value is not None:
+        return value
+    if fallback is None:
+        raise Rejected(f"Agent: no {name}; give it, or set SLACKWATER_{name.upper()}")
+    return fallback

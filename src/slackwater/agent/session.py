@@ -1,0 +1,590 @@
+"""The Agent's shell: its own thread, in which the bus, the channels and the core live.
+
+The training program's thread fills slots and waits; this one rings, hears of versions, follows
+redirects and reconnects. Doorbells are coalesced: whatever the program finished since the thread
+last ran goes out as one frame per aggregator. The bus is needed to register and to ask where
+buckets are, never for a push or a pull: when it or the master is away, training goes on.
+"""
+
+import asyncio
+import logging
+import random
+import threading
+from collections import deque
+from collections.abc import Coroutine, Iterable, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from slackwater.agent.attached import Array, Attached, InPlace, Staged, Staging
+from slackwater.agent.cells import Cell
+from slackwater.agent.core import (
+    AgentCore,
+    Connect,
+    Deliver,
+    Effect,
+    Fail,
+    Locate,
+    Refuse,
+    Resume,
+    Ring,
+    Send,
+    WriteSeed,
+)
+from slackwater.common import codec, limits
+from slackwater.common.client import Client
+from slackwater.common.errors import (
+    DeadlineExceeded,
+    Fatal,
+    Rejected,
+    Retryable,
+    SlackwaterError,
+    Unavailable,
+)
+from slackwater.common.slots.frames import (
+    ENTRIES_MAX,
+    Denied,
+    Done,
+    Granted,
+    Hello,
+    Moved,
+    PushRefused,
+    Seed,
+    SeedAsked,
+    decode,
+    encode_control,
+    encode_hello,
+    encode_rings,
+)
+from slackwater.common.slots.layout import Geometry, bucket_tensors
+from slackwater.common.slots.rules import Hyper
+from slackwater.common.transport.base import Channel, Fabric
+from slackwater.common.transport.host import host_identity, split_identity
+from slackwater.common.transport.shm import ShmFabric
+from slackwater.common.transport.tcp import TcpFabric
+from slackwater.common.world import live_world
+from slackwater.schemas import subjects
+from slackwater.schemas.base import AggregatorId, ClusterId, JobId, Ok
+from slackwater.schemas.jobs import FinishJob, JobRegistered, JobSpec, RegisterJob, TensorSpec
+from slackwater.schemas.placement import Endpoint, JobPlan, Located, LocateJob
+from slackwater.schemas.telemetry import IterationsObserved
+
+_log = logging.getLogger("slackwater.agent")
+_TRANSFERS: Final = 4
+"""Pushes and pulls in flight at once where bytes must be sent."""
+_OBSERVED_S: Final = 1.0
+_CLOSE_S: Final = 10.0
+
+
+class _Waiter:
+    """The program's thread, asleep until all these buckets have settled."""
+
+    def __init__(self, cells: Iterable[Cell]) -> None:
+        self._pending = list(cells)
+        self._woken = threading.Lock()
+        self._woken.acquire()
+        self._released = False
+
+    def look(self) -> None:
+        pending = self._pending
+        while pending and pending[-1].settled:
+            pending.pop()
+        if not pending:
+            self.release()
+
+    def release(self) -> None:
+        if not self._released:
+            self._released = True
+            self._woken.release()
+
+    def sleep(self, timeout_s: float) -> bool:
+        return self._woken.acquire(timeout=timeout_s)
+
+
+class Session:
+    """One rank's life with the cluster. Its methods are called from the program's thread, except
+    those that begin with an underscore, which run in the Agent's own."""
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        rank: int,
+        tensors: tuple[TensorSpec, ...],
+        initial: dict[str, Array],
+        url: str,
+        *,
+        submitted: bool,
+        transport: str | None,
+        deadline_s: float,
+    ) -> None:
+        self.job, self.rank = JobId(spec.id), rank
+        self.cells: list[Cell] = []
+        self.plan: JobPlan | None = None
+        self.failure: SlackwaterError | None = None
+        self.durations_s: deque[float] = deque(maxlen=4096)
+        self.first_iteration = 1
+        self.bytes_pushed = 0
+        self.bytes_pulled = 0
+        self._spec, self._tensors, self._initial = spec, tensors, initial
+        self._url, self._submitted, self._transport = url, submitted, transport
+        self._deadline_s = deadline_s
+        self._core = AgentCore(rank, random.Random(f"{spec.id}/{rank}"))
+        self._cluster: ClusterId | None = None
+        self._channels: dict[AggregatorId, Channel] = {}
+        self._errors: dict[AggregatorId, str] = {}
+        self._fabrics: dict[str, Fabric] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._rung: deque[tuple[int, int]] = deque()
+        self._flush_due = False
+        self._waiter: _Waiter | None = None
+        self._opened = _Waiter([])
+        self._all_here = False
+        self._finish: str | None = None
+        self._thread = threading.Thread(
+            target=self._live, name=f"slackwater-{spec.id}-{rank}", daemon=True
+        )
+
+    # The program's side ---------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Returns when every bucket is attached and its parameters are here."""
+        self._thread.start()
+        if not self._opened.sleep(self._deadline_s):
+            error = DeadlineExceeded(f"{self._who()}: {self._missing_at_start()}")
+            self.close(None)
+            raise error
+        if self.failure is not None:
+            self.close(None)
+            raise self.failure
+
+    def ring(self, cell: Cell) -> None:
+        """All tensors of the bucket's newest iteration are in its slot."""
+        self._rung.append((cell.index, cell.iteration))
+        if not self._flush_due:
+            self._flush_due = True
+            self._loop.call_soon_threadsafe(self._flush)
+
+    def wait(self, cells: Sequence[Cell], deadline_s: float) -> None:
+        """Until each has settled: its version is there, or its push was refused."""
+        waiter = _Waiter(cells)
+        self._waiter = waiter
+        waiter.look()
+        if self.failure is None and not waiter.sleep(deadline_s):
+            late = next((cell for cell in cells if not cell.settled), None)
+            if late is not None:
+                raise DeadlineExceeded(
+                    f"{self._who()}: {self._describe(late)} did not come within {deadline_s:g} s"
+                )
+        self._waiter = None
+        if self.failure is not None:
+            raise self.failure
+
+    def close(self, finish: str | None) -> None:
+        """`finish`: tell the master that this rank is done, with this result."""
+        if not self._thread.is_alive():
+            return
+        self._finish = finish
+        self._loop.call_soon_threadsafe(self._closing.set)
+        self._thread.join(_CLOSE_S + self._deadline_s if finish is not None else _CLOSE_S)
+
+    def _who(self) -> str:
+        return f"job {self.job}, rank {self.rank}"
+
+    def _describe(self, cell: Cell) -> str:
+        where = self._core.describe(cell.index)
+        error = "; ".join(f"{at}: {text}" for at, text in sorted(self._errors.items()))
+        names = cell.tensors[0].name
+        if len(cell.tensors) > 1:
+            names += f" .. {cell.tensors[-1].name}"
+        return (
+            f"version {cell.iteration} of bucket {cell.index} ({names}; {where}"
+            f"{'; last errors: ' + error if error else ''})"
+        )
+
+    def _missing_at_start(self) -> str:
+        if self._cluster is None:
+            return f"the master at {self._url} did not register it within {self._deadline_s:g} s"
+        late = next((cell for cell in self.cells if cell.version < 0), None)
+        if late is None:
+            return f"cluster {self._cluster} did not place it within {self._deadline_s:g} s"
+        return f"{self._describe(late)} did not come within {self._deadline_s:g} s"
+
+    # The thread -----------------------------------------------------------------------------------
+
+    def _live(self) -> None:
+        try:
+            asyncio.run(self._main())
+        except SlackwaterError as error:
+            self._fail(error)
+        except BaseException as error:  # Whatever ends this thread must end the waits.
+            self._fail(Fatal(f"{self._who()}: the Agent's thread ended: {error!r}"))
+            raise
+
+    async def _main(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._closing = asyncio.Event()
+        self._transfers = asyncio.Semaphore(_TRANSFERS)
+        self._fabrics = {fabric.kind: fabric for fabric in (ShmFabric(), TcpFabric())}
+        async with live_world(self._url, f"agent-{self.job}-{self.rank}") as world:
+            self._world = world
+            await self._register()
+            self._apply(self._core.start(world.clock.now_s()))
+            observing = self._spawn(self._observe())
+            await self._closing.wait()
+            observing.cancel()
+            await self._publish_observed()
+            if self._finish is not None:
+                await self._say_finished()
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            for channel in list(self._channels.values()):
+                await channel.close()
+
+    def _client(self, budget_s: float) -> Client:
+        world = self._world
+        return Client(world.bus, world.clock, budget_s=budget_s, rng=world.rng)
+
+    async def _register(self) -> None:
+        """Raises DeadlineExceeded when no master answers, Rejected when it will not have us."""
+        client = self._client(self._deadline_s)
+        answer = await client.master(
+            "register",
+            RegisterJob(
+                job=self.job,
+                rank=self.rank,
+                tensors=self._tensors,
+                spec=None if self._submitted else self._spec,
+            ),
+            JobRegistered,
+        )
+        self._cluster = answer.cluster
+
+    async def _say_finished(self) -> None:
+        client = self._client(self._deadline_s)
+        message = FinishJob(job=self.job, rank=self.rank, result=self._finish or "")
+        await client.master("finish", message, Ok)
+
+    def _fail(self, error: SlackwaterError) -> None:
+        if self.failure is None:
+            self.failure = error
+        self._opened.release()
+        if self._waiter is not None:
+            self._waiter.release()
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = self._loop.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            if not isinstance(error, SlackwaterError):
+                error = Fatal(f"{self._who()}: {error!r}")
+            self._fail(error)
+
+    def _flush(self) -> None:
+        self._flush_due = False
+        effects: list[Effect] = []
+        while self._rung:
+            effects += self._core.pushed(*self._rung.popleft())
+        self._apply(effects)
+
+    # Effects --------------------------------------------------------------------------------------
+
+    def _apply(self, effects: Iterable[Effect]) -> None:
+        rings: dict[AggregatorId, list[tuple[int, int]]] = {}
+        woken = False
+        for effect in effects:
+            match effect:
+                case Ring(bucket=bucket):
+                    cell = self.cells[bucket]
+                    slots = cell.slots
+                    if isinstance(slots, InPlace):
+                        slots.mark(effect.iteration, cell.hyper)
+                        rings.setdefault(effect.aggregator, []).append(
+                            (effect.handle, effect.iteration)
+                        )
+                    elif slots is not None:
+                        self._spawn(self._push(effect, cell, slots))
+                case Deliver(bucket=bucket, version=version):
+                    cell = self.cells[bucket]
+                    slots = cell.slots
+                    if isinstance(slots, InPlace):
+                        self._have(cell, slots, version)
+                        woken = True
+                    elif slots is not None:
+                        self._spawn(self._fetch(cell, slots, version))
+                case Resume(bucket=bucket, iteration=iteration):
+                    self.cells[bucket].iteration = iteration
+                case Send(aggregator=aggregator, frame=frame):
+                    self._send(aggregator, encode_control(frame))
+                case Connect(endpoint=endpoint, at_s=at_s):
+                    self._spawn(self._connect(endpoint, at_s))
+                case Locate(at_s=at_s):
+                    self._spawn(self._locate(at_s))
+                case WriteSeed():
+                    self._spawn(self._seed(effect))
+                case Refuse(bucket=bucket, refused=refused):
+                    self.cells[bucket].refused = refused
+                    if self._waiter is not None:
+                        self._waiter.release()
+                case Fail(reason=reason):
+                    self._fail(Rejected(f"{self._who()}: {reason}"))
+        for aggregator, pairs in rings.items():
+            for first in range(0, len(pairs), ENTRIES_MAX):
+                self._send(aggregator, encode_rings(pairs[first : first + ENTRIES_MAX]))
+        if woken and self._waiter is not None:
+            self._waiter.look()
+
+    def _send(self, aggregator: AggregatorId, frame: bytes) -> None:
+        channel = self._channels.get(aggregator)
+        if channel is None:
+            return  # Lost a moment ago: whoever attaches there again says it again.
+        try:
+            channel.send(frame)
+        except Unavailable as error:
+            # A frame that was not taken would be missed for ever: begin anew with this peer.
+            self._errors[aggregator] = str(error)
+            self._spawn(channel.close())
+
+    def _have(self, cell: Cell, slots: Attached, version: int) -> None:
+        """The parameters of `version` can be read from `slots`."""
+        if version < cell.version:
+            return
+        old, cell.source = cell.source, slots
+        cell.version = version
+        self._core.held(cell.index, version)
+        if old is not None and old is not slots and old is not cell.slots:
+            old.close()
+        if not self._all_here and all(c.version >= 0 for c in self.cells):
+            self._all_here = True
+            self._initial.clear()
+            self._opened.release()
+
+    # Where things are -----------------------------------------------------------------------------
+
+    async def _locate(self, at_s: float) -> None:
+        clock = self._world.clock
+        await clock.sleep_until(at_s)
+        assert self._cluster is not None
+        subject = subjects.command("controller", self._cluster, "locate")
+        try:
+            located = await self._client(budget_s=0.0).ask(
+                subject, LocateJob(job=self.job, rank=self.rank), Located
+            )
+            self._take_plan(located)
+        except Retryable as error:
+            effects = self._core.not_located(str(error), error.retry_after_s, clock.now_s())
+        except Rejected as error:
+            effects = self._core.not_located(str(error), 0.0, clock.now_s())
+        else:
+            effects = self._core.located(located, clock.now_s())
+        self._apply(effects)
+
+    def _take_plan(self, located: Located) -> None:
+        """The first table makes the cells; the token may change with any. Raises Rejected."""
+        if self.plan is None:
+            wanted = self._spec.gradient_dtype
+            if located.plan.gradient_dtype != wanted:
+                raise Rejected(
+                    f"the job's gradients are {located.plan.gradient_dtype}, this program's "
+                    f"{wanted}; give gradient_dtype as it was submitted"
+                )
+            if self.rank >= located.plan.workers:
+                raise Rejected(f"rank {self.rank} of {located.plan.workers} workers")
+            self.cells = [
+                Cell(layout, bucket_tensors(layout, self._tensors), Hyper.of(located.plan.update))
+                for layout in located.buckets
+            ]
+        self.plan = located.plan
+
+    async def _connect(self, endpoint: Endpoint, at_s: float) -> None:
+        clock, aggregator = self._world.clock, endpoint.aggregator
+        await clock.sleep_until(at_s)
+        assert self.plan is not None
+        hello = Hello(
+            role="agent",
+            job=self.job,
+            rank=self.rank,
+            layout_epoch=self.plan.layout_epoch,
+            token=self.plan.token,
+            sender=f"agent.{self.job}.{self.rank}",
+        )
+        for kind, address in self._usable(endpoint):
+            try:
+                channel = await self._fabrics[kind].connect(
+                    address, encode_hello(hello), deadline_s=limits.CONNECT_S
+                )
+            except (Retryable, Rejected) as error:
+                self._errors[aggregator] = str(error)
+                continue
+            self._errors.pop(aggregator, None)
+            self._channels[aggregator] = channel
+            self._spawn(self._converse(aggregator, channel))
+            self._apply(self._core.connected(aggregator, clock.now_s()))
+            return
+        self._apply(self._core.connect_failed(aggregator, clock.now_s()))
+
+    def _usable(self, endpoint: Endpoint) -> list[tuple[str, str]]:
+        """Best first. Shared memory is the only choice where it is one: while an aggregator of
+        this host restarts, its other addresses may be up first, and would be kept."""
+        usable = [
+            (kind, address)
+            for kind, address in endpoint.addresses
+            if kind in self._fabrics and self._transport in (None, kind)
+        ]
+        here = [(k, a) for k, a in usable if k == "shm" and split_identity(a)[0] == host_identity()]
+        if not usable:
+            offered = ", ".join(kind for kind, _ in endpoint.addresses)
+            self._errors[endpoint.aggregator] = f"no usable transport among {offered}"
+        return here or usable
+
+    # Channels -------------------------------------------------------------------------------------
+
+    async def _converse(self, aggregator: AggregatorId, channel: Channel) -> None:
+        """Until the channel is lost."""
+        try:
+            while True:
+                frame = await channel.receive()
+                effects: list[Effect] = []
+                for entry in decode(frame):
+                    if isinstance(entry, Granted):
+                        self._apply(effects)
+                        effects = await self._granted(aggregator, channel, entry)
+                    else:
+                        effects += self._heard(aggregator, entry)
+                self._apply(effects)
+        except (Unavailable, Rejected) as error:
+            self._errors[aggregator] = str(error)
+            _log.info("%s: channel to %s lost: %s", self._who(), aggregator, error)
+        finally:
+            self._channels.pop(aggregator, None)
+            await channel.close()
+        self._apply(self._core.channel_lost(aggregator, self._world.clock.now_s()))
+
+    def _heard(self, aggregator: AggregatorId, entry: object) -> list[Effect]:
+        now_s = self._world.clock.now_s()
+        match entry:
+            case Done():
+                return self._core.done(aggregator, entry)
+            case Moved():
+                return self._core.moved(aggregator, entry, now_s)
+            case Denied():
+                return self._core.denied(aggregator, entry, now_s)
+            case SeedAsked():
+                return self._core.seed_asked(aggregator, entry)
+            case PushRefused():
+                return self._core.push_refused(aggregator, entry)
+        raise Rejected(f"{aggregator} sent a {type(entry).__name__}, which Agents do not take")
+
+    async def _granted(
+        self, aggregator: AggregatorId, channel: Channel, granted: Granted
+    ) -> list[Effect]:
+        """Open the bucket's region and make it the place of the next gradient."""
+        if not self._core.expects(aggregator, granted.bucket):
+            return []
+        assert self.plan is not None
+        cell = self.cells[granted.bucket]
+        remote = await channel.open(granted.key)
+        slots: Attached
+        if remote.view is not None:
+            slots = InPlace(remote, self.job, cell.index, self.rank)
+        else:
+            geometry = Geometry.of(self.plan, cell.layout)
+            if cell.staging is None:
+                cell.staging = Staging(geometry.elements, geometry.dtype)
+            slots = await Staged.attach(channel, remote, geometry, self.rank, cell.staging)
+        old = cell.slots
+        cell.adopt(slots)
+        effects = self._core.granted(aggregator, granted, slots.pushed)
+        if isinstance(slots, InPlace) and granted.initialized and granted.version == cell.version:
+            self._have(cell, slots, cell.version)
+        elif old is not None and old is not cell.source:
+            old.close()
+        return effects
+
+    # Bytes that must be moved ---------------------------------------------------------------------
+
+    async def _push(self, ring: Ring, cell: Cell, slots: Attached) -> None:
+        channel = self._channels.get(ring.aggregator)
+        if channel is None or not isinstance(slots, Staged):
+            return
+        try:
+            async with self._transfers:
+                await slots.push(ring.iteration, cell.hyper)
+            channel.send(encode_rings([(ring.handle, ring.iteration)]))
+        except (Unavailable, Rejected) as error:
+            await self._drop(ring.aggregator, channel, error)
+
+    async def _fetch(self, cell: Cell, slots: Attached, version: int) -> None:
+        assert isinstance(slots, Staged)
+        try:
+            async with self._transfers:
+                await slots.fetch(version)
+        except (Unavailable, Rejected) as error:
+            # The version is read where the bucket is attached next: it has not been held.
+            _log.info("%s: bucket %d, version %d: %s", self._who(), cell.index, version, error)
+            if cell.slots is slots:
+                await slots.channel.close()
+            return
+        self._have(cell, slots, version)
+        if self._waiter is not None:
+            self._waiter.look()
+
+    async def _seed(self, seed: WriteSeed) -> None:
+        """Fill a bare region with the newest parameters that this worker has."""
+        cell, channel = self.cells[seed.bucket], self._channels.get(seed.aggregator)
+        slots = cell.slots
+        if channel is None or slots is None:
+            return
+        try:
+            async with self._transfers:
+                await slots.seed(seed.version, self._newest(cell))
+            channel.send(encode_control(Seed(handle=seed.handle, version=seed.version)))
+        except (Unavailable, Rejected) as error:
+            await self._drop(seed.aggregator, channel, error)
+
+    def _newest(self, cell: Cell) -> list[Array]:
+        if cell.source is not None:
+            return [cell.parameters(position) for position in range(len(cell.tensors))]
+        zero = np.zeros(1, np.float32)
+        return [
+            self._initial.get(spec.name, np.broadcast_to(zero, spec.shape)) for spec in cell.tensors
+        ]
+
+    async def _drop(self, aggregator: AggregatorId, channel: Channel, error: Exception) -> None:
+        """Begin anew with this peer: its receiving task ends, and with it all attachments."""
+        self._errors[aggregator] = str(error)
+        await channel.close()
+
+    # What the profiler hears ----------------------------------------------------------------------
+
+    async def _observe(self) -> None:
+        while True:
+            await asyncio.sleep(_OBSERVED_S)
+            await self._publish_observed()
+
+    async def _publish_observed(self) -> None:
+        """The durations since the last time. Lost when the bus is away: they are a measurement."""
+        durations_s = tuple(self.durations_s.popleft() for _ in range(len(self.durations_s)))
+        if not durations_s:
+            return
+        observed = IterationsObserved(
+            job=self.job,
+            rank=self.rank,
+            first_iteration=self.first_iteration,
+            durations_s=durations_s,
+            location_epoch=self._core.location_epoch,
+            bytes_pushed=self.bytes_pushed,
+            bytes_pulled=self.bytes_pulled,
+            sender=f"agent.{self.job}.{self.rank}",
+        )
+        self.first_iteration += len(durations_s)
+        try:
+            subject = subjects.telemetry("job", self.job, "iterations")
+            await self._world.bus.publish(subject, codec.encode(observed))
+        except Retryable as error:
+            _log.info("%s: %d iterations not reported: %s", self._who(), len(durations_s), error)
