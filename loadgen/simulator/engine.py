@@ -340,7 +340,8 @@ class Engine:
             if held:
                 touched.update(self._members.get(active.group, ()) if active.group else ())
                 why = "preempted" if not allocation else "resized"
-                if allocation == active.allocation:
+                # Others may come onto a job's GPUs, or leave them, at no cost to it.
+                if allocation == active.allocation and not (group and active.group):
                     why = "regrouped"
                 touched |= self._release(active, why)
             changes.append((active, allocation, group, held and why == "regrouped"))

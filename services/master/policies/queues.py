@@ -18,7 +18,7 @@ they are inside their protected minimum run time.
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from heapq import heapify, heappop, heappush
 from math import inf
 from typing import Any
@@ -196,7 +196,7 @@ class QueuePolicy:
     # The decision ------------------------------------------------------------------------------
 
     def allocate(self, view: View, memory: Any) -> tuple[Plan, Any]:
-        queues = self._update(view, memory)
+        queues = self.update(view, memory)
         walk = Walk(self, view, queues)
         walk.run()
         placer = Placer(view, walk.stops)
@@ -216,7 +216,7 @@ class QueuePolicy:
         walk.restore(placed)
         allocations.update(placed)
         waits = len(queues.entries) > len(placed) or bool(walk.stops)
-        next_s = self._next_s(view, queues, walk, allocations) if waits else inf
+        next_s = self.next_s(view, queues, allocations, walk.protected_end_s) if waits else inf
         return Plan(allocations, next_decision_s=next_s), queues
 
     def _place_starts(
@@ -237,12 +237,16 @@ class QueuePolicy:
                 failed.append(job_id)
         return placed, failed
 
-    def _next_s(
-        self, view: View, queues: Queues, walk: "Walk", allocations: dict[JobId, Allocation]
+    def next_s(
+        self,
+        view: View,
+        queues: Queues,
+        allocations: Mapping[JobId, Allocation],
+        protected_end_s: float,
     ) -> float:
         """Asked only while jobs wait: otherwise nobody could gain from a demotion or a round, and
         places are brought up to date at the next decision."""
-        next_s = min(queues.next_due_s(), self.next_round_s(view), walk.protected_end_s)
+        next_s = min(queues.next_due_s(), self.next_round_s(view), protected_end_s)
         if not self.places_change:
             return next_s
         for job_id, allocation in allocations.items():
@@ -250,7 +254,7 @@ class QueuePolicy:
             next_s = min(next_s, self.place(after, view.now_s, queues.notes)[2])
         return next_s
 
-    def _update(self, view: View, memory: Any) -> Queues:
+    def update(self, view: View, memory: Any) -> Queues:
         if memory is None or view.changed is None:
             queues = Queues(self.fresh_notes() if memory is None else memory.notes)
             for job in view.jobs.values():
@@ -275,6 +279,18 @@ class QueuePolicy:
             queues.drop(job_id)
             self._put(job, view, at_s, queues)
         return queues
+
+    def in_order(self, view: View, queues: Queues) -> list[JobView]:
+        """Every active job in the order of the walk (for those who walk it differently)."""
+        first = self.running_first or not self.preemptive
+
+        def key(job: JobView) -> tuple[Level, bool, Key, int]:
+            level, inside, _ = self.place(job, view.now_s, queues.notes)
+            if job.allocation and not self.preemptive:
+                level = RUNNING_LEVEL
+            return level, first and not job.allocation, inside, job.number
+
+        return sorted(view.jobs.values(), key=key)
 
     def _put(self, job: JobView, view: View, now_s: float, queues: Queues) -> None:
         level, key, due_s = self.place(job, now_s, queues.notes)
