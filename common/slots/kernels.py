@@ -1,14 +1,14 @@
 """The kernels: fold W gradient slots and apply an update rule, bit for bit as rules.py defines it.
 
-One pass over memory: a block of BLOCK elements at a time, its gradients are summed in worker-rank
-order into a scratch array that stays in the innermost cache, then the rule reads old parameters and
-states and writes the other buffers. Inside a block the rule runs as a few short loops, because a
-loop that writes three arrays needs more alias checks than LLVM is willing to make and would not be
-vectorised. No fast-math and no fused multiply-add: see rules.py.
+One pass: an element's gradients are summed in worker-rank order, the rule reads the old parameters
+and states and writes the other buffers. Up to FUSED_WORKERS_MAX slots go through the loop side by
+side, one compiled kernel per number of workers; more are summed first, a part that stays in the
+second-level cache at a time. No fast-math and no fused multiply-add: see rules.py.
 
-The interpreter lock is released. A kernel returns the largest magnitude it met, as bits: gradients'
-means, new parameters and new states alike. It is at least INFINITY exactly when one of them is
-infinite or not a number, and then the caller must not flip the version.
+The interpreter lock is released. A kernel returns the largest magnitude it met, as bits, of the new
+parameters (and of a squared state, which can overflow alone: an infinite moment or gradient always
+shows in the parameters). From INFINITY on it is infinite or not a number, and then the caller must
+not flip the version.
 
 Gradients' dtypes are told apart by what numba knows: float16 comes as uint16, bfloat16 as int16.
 Compiled code is kept on disk beside this file (or in NUMBA_CACHE_DIR): the first process to need
@@ -39,6 +39,7 @@ from slackwater.common.slots.rules import (
     LR,
     MU,
     RULES,
+    SCALARS,
     STEP,
     WD,
     Floats,
@@ -46,9 +47,10 @@ from slackwater.common.slots.rules import (
 )
 from slackwater.schemas.jobs import DType
 
-BLOCK: Final = 4096
-"""16 KiB of float32: scratch, and what the loops of one rule reread, stay in a 32 KiB cache."""
 INFINITY: Final = 0x7F800000
+FUSED_WORKERS_MAX: Final = 4
+_SUM_ELEMENTS: Final = 64 * 1024
+"""256 KiB of float32: the sum of many slots is read again from the second-level cache."""
 _MAGNITUDE: Final = np.uint32(0x7FFFFFFF)
 KERNEL_DTYPES: Final[dict[DType, type[np.generic]]] = {
     "float32": np.float32,
@@ -73,20 +75,6 @@ def _float(typing: Any, x: Any) -> Any:
     return types.float32(types.uint32), cast
 
 
-def _widen(x):
-    """One gradient's value as float32."""
-    return x
-
-
-@overload(_widen)
-def _widen_typed(x):
-    if x == types.float32:
-        return lambda x: x
-    if x == types.int16:
-        return lambda x: _float(np.uint32(np.uint16(x)) << np.uint32(16))
-    return lambda x: _half(x)
-
-
 @njit
 def _half(x):
     """A half's bits, without branches. A subnormal is the difference of two normal numbers: exact,
@@ -100,170 +88,158 @@ def _half(x):
     return _float(np.uint32(value | np.uint32(np.uint32(x & np.uint16(0x8000)) << np.uint32(16))))
 
 
+def _widen(x):
+    """One gradient's value as float32."""
+    return x
+
+
+@overload(_widen)
+def _widen_typed(x):
+    if x == types.float32:
+        return lambda x: x
+    if x == types.int16:
+        return lambda x: _float(np.uint32(np.uint32(np.uint16(x)) << np.uint32(16)))
+    return lambda x: _half(x)
+
+
+def _mean(slots, i, inverse):
+    """The mean of element i over a tuple of slots, summed in order."""
+    return slots[0][i]
+
+
+@overload(_mean)
+def _mean_typed(slots, i, inverse):
+    match slots.count:
+        case 1:
+            return lambda slots, i, inverse: _widen(slots[0][i])
+        case 2:
+            return lambda slots, i, inverse: (_widen(slots[0][i]) + _widen(slots[1][i])) * inverse
+        case 3:
+            return lambda slots, i, inverse: (
+                (_widen(slots[0][i]) + _widen(slots[1][i]) + _widen(slots[2][i])) * inverse
+            )
+        case _:
+            return lambda slots, i, inverse: (
+                (
+                    _widen(slots[0][i])
+                    + _widen(slots[1][i])
+                    + _widen(slots[2][i])
+                    + _widen(slots[3][i])
+                )
+                * inverse
+            )
+
+
 def _kernel(function: Callable[..., Any]) -> Callable[..., Any]:
     compiled: Callable[..., Any] = njit(nogil=True, cache=True, error_model="numpy")(function)
     return compiled
 
 
 @_kernel
-def _mean(slots, stride, workers, start, n, inverse, g):
-    """The block's mean gradient into `g`; the largest magnitude as bits."""
-    first = slots[start : start + n]
-    if workers == 1:
-        for i in range(n):
-            g[i] = _widen(first[i])
-    elif workers == 2:
-        second = slots[stride + start : stride + start + n]
-        for i in range(n):
-            g[i] = (_widen(first[i]) + _widen(second[i])) * inverse
-    elif workers == 4:
-        second = slots[stride + start : stride + start + n]
-        third = slots[2 * stride + start : 2 * stride + start + n]
-        fourth = slots[3 * stride + start : 3 * stride + start + n]
-        for i in range(n):
-            total = _widen(first[i]) + _widen(second[i]) + _widen(third[i]) + _widen(fourth[i])
-            g[i] = total * inverse
-    else:
-        for i in range(n):
-            g[i] = _widen(first[i])
-        for rank in range(1, workers):
-            other = slots[rank * stride + start : rank * stride + start + n]
-            for i in range(n):
-                g[i] += _widen(other[i])
-        for i in range(n):
-            g[i] *= inverse
-    return _largest(g, n)
-
-
-@_kernel
-def _largest(x, n):
-    largest = np.uint32(0)
+def _sum(slots, stride, workers, lo, inverse, g):
+    """The mean over many slots of one array, `stride` elements apart, from element `lo` on."""
+    n = g.size
+    first = slots[lo : lo + n]
     for i in range(n):
-        largest = max(largest, np.uint32(_bits(x[i]) & _MAGNITUDE))
-    return largest
-
-
-@_kernel
-def _decay(g, p, n, wd):
+        g[i] = _widen(first[i])
+    for rank in range(1, workers):
+        other = slots[rank * stride + lo : rank * stride + lo + n]
+        for i in range(n):
+            g[i] += _widen(other[i])
     for i in range(n):
-        g[i] += wd * p[i]
+        g[i] *= inverse
+
+
+@njit
+def _larger(largest, x):
+    return max(largest, np.uint32(_bits(x) & _MAGNITUDE))
 
 
 @_kernel
-def _sgd(slots, stride, workers, lo, hi, p, new_p, k):
-    g = np.empty(BLOCK, np.float32)
+def _sgd(slots, p, new_p, k):
+    lr, wd, inverse = k[LR], k[WD], k[INVERSE]
     largest = np.uint32(0)
-    for start in range(lo, hi, BLOCK):
-        n = min(BLOCK, hi - start)
-        old = p[start : start + n]
-        new = new_p[start : start + n]
-        largest = max(largest, _mean(slots, stride, workers, start, n, k[INVERSE], g))
-        wd, lr = k[WD], k[LR]
-        for i in range(n):
-            new[i] = old[i] - lr * (g[i] + wd * old[i])
-        largest = max(largest, _largest(new, n))
+    for i in range(p.size):
+        g = _mean(slots, i, inverse) + wd * p[i]
+        value = p[i] - lr * g
+        new_p[i] = value
+        largest = _larger(largest, value)
     return largest
 
 
 @_kernel
-def _momentum(slots, stride, workers, lo, hi, p, new_p, m, new_m, k):
-    g = np.empty(BLOCK, np.float32)
+def _momentum(slots, p, new_p, m, new_m, k):
+    lr, mu, wd, inverse = k[LR], k[MU], k[WD], k[INVERSE]
     largest = np.uint32(0)
-    for start in range(lo, hi, BLOCK):
-        n = min(BLOCK, hi - start)
-        old, old_m = p[start : start + n], m[start : start + n]
-        new, moment = new_p[start : start + n], new_m[start : start + n]
-        largest = max(largest, _mean(slots, stride, workers, start, n, k[INVERSE], g))
-        wd, lr, mu = k[WD], k[LR], k[MU]
-        for i in range(n):
-            moment[i] = mu * old_m[i] + (g[i] + wd * old[i])
-        for i in range(n):
-            new[i] = old[i] - lr * moment[i]
-        largest = max(largest, max(_largest(new, n), _largest(moment, n)))
+    for i in range(p.size):
+        g = _mean(slots, i, inverse) + wd * p[i]
+        moment = mu * m[i] + g
+        value = p[i] - lr * moment
+        new_m[i] = moment
+        new_p[i] = value
+        largest = _larger(largest, value)
     return largest
 
 
 @_kernel
-def _nesterov(slots, stride, workers, lo, hi, p, new_p, m, new_m, k):
-    g = np.empty(BLOCK, np.float32)
+def _nesterov(slots, p, new_p, m, new_m, k):
+    lr, mu, wd, inverse = k[LR], k[MU], k[WD], k[INVERSE]
     largest = np.uint32(0)
-    for start in range(lo, hi, BLOCK):
-        n = min(BLOCK, hi - start)
-        old, old_m = p[start : start + n], m[start : start + n]
-        new, moment = new_p[start : start + n], new_m[start : start + n]
-        largest = max(largest, _mean(slots, stride, workers, start, n, k[INVERSE], g))
-        lr, mu = k[LR], k[MU]
-        _decay(g, old, n, k[WD])
-        for i in range(n):
-            moment[i] = mu * old_m[i] + g[i]
-        for i in range(n):
-            new[i] = old[i] - lr * (g[i] + mu * moment[i])
-        largest = max(largest, max(_largest(new, n), _largest(moment, n)))
+    for i in range(p.size):
+        g = _mean(slots, i, inverse) + wd * p[i]
+        moment = mu * m[i] + g
+        value = p[i] - lr * (g + mu * moment)
+        new_m[i] = moment
+        new_p[i] = value
+        largest = _larger(largest, value)
     return largest
 
 
 @_kernel
-def _moments(g, old_m, moment, old_v, square, n, k):
-    """Adam's two moments; the largest magnitude as bits."""
+def _adam(slots, p, new_p, m, new_m, v, new_v, k):
+    wd, inverse, step, r, eps = k[WD], k[INVERSE], k[STEP], k[R], k[EPS]
     b1, b1c, b2, b2c = k[B1], k[B1C], k[B2], k[B2C]
-    for i in range(n):
-        moment[i] = b1 * old_m[i] + b1c * g[i]
-    for i in range(n):
-        square[i] = b2 * old_v[i] + b2c * (g[i] * g[i])
-    return max(_largest(moment, n), _largest(square, n))
-
-
-@_kernel
-def _adam(slots, stride, workers, lo, hi, p, new_p, m, new_m, v, new_v, k):
-    g = np.empty(BLOCK, np.float32)
     largest = np.uint32(0)
-    for start in range(lo, hi, BLOCK):
-        n = min(BLOCK, hi - start)
-        old, new = p[start : start + n], new_p[start : start + n]
-        moment, square = new_m[start : start + n], new_v[start : start + n]
-        largest = max(largest, _mean(slots, stride, workers, start, n, k[INVERSE], g))
-        _decay(g, old, n, k[WD])
-        bits = _moments(g, m[start : start + n], moment, v[start : start + n], square, n, k)
-        step, r, eps = k[STEP], k[R], k[EPS]
-        for i in range(n):
-            new[i] = old[i] - step * (moment[i] / (np.sqrt(square[i]) * r + eps))
-        largest = max(largest, max(bits, _largest(new, n)))
+    for i in range(p.size):
+        g = _mean(slots, i, inverse) + wd * p[i]
+        moment = b1 * m[i] + b1c * g
+        square = b2 * v[i] + b2c * (g * g)
+        value = p[i] - step * (moment / (np.sqrt(square) * r + eps))
+        new_m[i] = moment
+        new_v[i] = square
+        new_p[i] = value
+        largest = _larger(_larger(largest, value), square)
     return largest
 
 
 @_kernel
-def _adamw(slots, stride, workers, lo, hi, p, new_p, m, new_m, v, new_v, k):
-    g = np.empty(BLOCK, np.float32)
+def _adamw(slots, p, new_p, m, new_m, v, new_v, k):
+    decay, inverse, step, r, eps = k[DECAY], k[INVERSE], k[STEP], k[R], k[EPS]
+    b1, b1c, b2, b2c = k[B1], k[B1C], k[B2], k[B2C]
     largest = np.uint32(0)
-    for start in range(lo, hi, BLOCK):
-        n = min(BLOCK, hi - start)
-        old, new = p[start : start + n], new_p[start : start + n]
-        moment, square = new_m[start : start + n], new_v[start : start + n]
-        largest = max(largest, _mean(slots, stride, workers, start, n, k[INVERSE], g))
-        bits = _moments(g, m[start : start + n], moment, v[start : start + n], square, n, k)
-        step, r, eps, decay = k[STEP], k[R], k[EPS], k[DECAY]
-        for i in range(n):
-            new[i] = old[i] * decay - step * (moment[i] / (np.sqrt(square[i]) * r + eps))
-        largest = max(largest, max(bits, _largest(new, n)))
+    for i in range(p.size):
+        g = _mean(slots, i, inverse)
+        moment = b1 * m[i] + b1c * g
+        square = b2 * v[i] + b2c * (g * g)
+        value = p[i] * decay - step * (moment / (np.sqrt(square) * r + eps))
+        new_m[i] = moment
+        new_v[i] = square
+        new_p[i] = value
+        largest = _larger(_larger(largest, value), square)
     return largest
 
 
 @_kernel
-def _adagrad(slots, stride, workers, lo, hi, p, new_p, h, new_h, k):
-    g = np.empty(BLOCK, np.float32)
+def _adagrad(slots, p, new_p, h, new_h, k):
+    lr, wd, inverse, eps = k[LR], k[WD], k[INVERSE], k[EPS]
     largest = np.uint32(0)
-    for start in range(lo, hi, BLOCK):
-        n = min(BLOCK, hi - start)
-        old, old_h = p[start : start + n], h[start : start + n]
-        new, total = new_p[start : start + n], new_h[start : start + n]
-        largest = max(largest, _mean(slots, stride, workers, start, n, k[INVERSE], g))
-        lr, eps = k[LR], k[EPS]
-        _decay(g, old, n, k[WD])
-        for i in range(n):
-            total[i] = old_h[i] + g[i] * g[i]
-        for i in range(n):
-            new[i] = old[i] - lr * (g[i] / (np.sqrt(total[i]) + eps))
-        largest = max(largest, max(_largest(new, n), _largest(total, n)))
+    for i in range(p.size):
+        g = _mean(slots, i, inverse) + wd * p[i]
+        total = h[i] + g * g
+        value = p[i] - lr * (g / (np.sqrt(total) + eps))
+        new_h[i] = total
+        new_p[i] = value
+        largest = _larger(_larger(largest, value), total)
     return largest
 
 
@@ -292,15 +268,27 @@ def fold_chunk(
     dtype, `stride` elements apart; `parameters` and `states` are (old, new) pairs. False when a
     value is not finite: the new buffers are then worthless.
     """
+    kernel = _KERNELS[rule]
     buffers = [buffer for pair in (parameters, *states) for buffer in pair]
-    return int(_KERNELS[rule](slots, stride, workers, span[0], span[1], *buffers, k)) < INFINITY
+    lo, hi = span
+    if workers <= FUSED_WORKERS_MAX:
+        own = tuple(slots[rank * stride + lo : rank * stride + hi] for rank in range(workers))
+        return int(kernel(own, *(buffer[lo:hi] for buffer in buffers), k)) < INFINITY
+    g = np.empty(min(_SUM_ELEMENTS, hi - lo), np.float32)
+    largest = 0
+    for start in range(lo, hi, _SUM_ELEMENTS):
+        end = min(start + _SUM_ELEMENTS, hi)
+        part = g[: end - start]
+        _sum(slots, stride, workers, start, k[INVERSE], part)
+        largest = max(largest, int(kernel((part,), *(b[start:end] for b in buffers), k)))
+    return largest < INFINITY
 
 
-def warm(rule: str, dtype: DType) -> None:
-    """Compile, or load from disk, what a job of this rule and dtype needs. Takes up to a few
-    seconds the first time on a machine: call it off the event loop."""
-    one = np.zeros(1, np.float32)
-    states = [(one, np.zeros(1, np.float32)) for _ in range(RULES[rule].states)]
-    k = np.zeros(16, np.float32)
-    slots = np.zeros(1, KERNEL_DTYPES[dtype])
-    fold_chunk(rule, slots, 1, 1, (0, 1), (one, np.zeros(1, np.float32)), states, k)
+def warm(rule: str, dtype: DType, workers: int = 1) -> None:
+    """Compile, or load from disk, what such a job needs. Takes up to a few seconds the first time
+    on a machine: call it off the event loop."""
+    pairs = [(np.zeros(1, np.float32), np.zeros(1, np.float32)) for _ in range(3)]
+    states = pairs[1 : 1 + RULES[rule].states]
+    slots = np.zeros(workers, KERNEL_DTYPES[dtype])
+    k = np.zeros(SCALARS, np.float32)
+    fold_chunk(rule, slots, 1, workers, (0, 1), pairs[0], states, k)

@@ -1,0 +1,153 @@
+"""One update of a bucket: check what was pushed, fold it into the other buffers, name the guilty.
+
+Nothing here flips the version: the caller does, with `commit`, after `fold` said that every value
+is finite. So a refused or interrupted fold leaves the region as it was.
+
+`replay` is the same update on plain arrays in one process: what every distributed run is compared
+with, bit for bit.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slackwater.common import limits
+from slackwater.common.slots.kernels import KERNEL_DTYPES, fold_chunk
+from slackwater.common.slots.layout import PARAMETER_BYTES
+from slackwater.common.slots.region import SlotRegion
+from slackwater.common.slots.rules import RULES, Floats, Hyper, scalars, widen
+from slackwater.schemas.jobs import DType, UpdateRule
+
+CHUNK_ELEMENTS: Final = limits.CHUNK_BYTES // PARAMETER_BYTES
+
+
+class Refusal(NamedTuple):
+    """A push that cannot be applied."""
+
+    tensor: str
+    worker: int
+    why: str
+
+
+def check_hypers(region: SlotRegion) -> Refusal | None:
+    """Whether all ranks pushed the same usable hyper-parameters; else the first that did not."""
+    rule = RULES[region.plan.update.name]
+    reference = region.hyper(0)
+    for rank in range(region.geometry.workers):
+        hyper = region.hyper(rank)
+        why = rule.fault(hyper) or rule.difference(hyper, reference)
+        if why:
+            return Refusal(region.tensor_at(0), rank, why)
+    return None
+
+
+def fold(
+    region: SlotRegion,
+    between: Callable[[], None] | None = None,
+    chunk_elements: int = CHUNK_ELEMENTS,
+) -> bool:
+    """Compute the next version into the buffers that the version word does not select. `between`
+    is called between chunks. False: some value is not finite, nothing may be committed."""
+    version, geometry = region.version, region.geometry
+    dtype = KERNEL_DTYPES[geometry.dtype]
+    slots = region.slots(dtype)
+    stride = geometry.slot_stride // np.dtype(dtype).itemsize
+    parameters = (region.parameters(version), region.parameters(version + 1))
+    states = [
+        (region.state(version, index), region.state(version + 1, index))
+        for index in range(geometry.states)
+    ]
+    rule = region.plan.update.name
+    k = scalars(region.hyper(0), version + 1 - region.state_since, geometry.workers)
+    clean = True
+    for lo in range(0, geometry.elements, chunk_elements):
+        if lo and between is not None:
+            between()
+        span = (lo, min(lo + chunk_elements, geometry.elements))
+        clean &= fold_chunk(rule, slots, stride, geometry.workers, span, parameters, states, k)
+    return clean
+
+
+def commit(region: SlotRegion) -> int:
+    """The new version: the one store that makes the fold's result the bucket's."""
+    region.folds += 1
+    region.version = version = region.version + 1
+    return version
+
+
+def blame(region: SlotRegion) -> Refusal:
+    """After an unclean fold, a second look: whose gradient, in which tensor.
+
+    The first worker with a value that is no finite number; when all are finite, the sum or the
+    update overflowed, and the worker with the largest gradient there is named.
+    """
+    for lo in range(0, region.geometry.elements, CHUNK_ELEMENTS):
+        hi = min(lo + CHUNK_ELEMENTS, region.geometry.elements)
+        for rank in range(region.geometry.workers):
+            finite = np.isfinite(widen(region.gradient(rank)[lo:hi]))
+            if not finite.all():
+                element = lo + int(np.argmin(finite))
+                value = float(widen(region.gradient(rank)[element : element + 1])[0])
+                return Refusal(region.tensor_at(element), rank, f"its gradient contains {value}")
+    return _blame_overflow(region)
+
+
+def _blame_overflow(region: SlotRegion) -> Refusal:
+    new = region.version + 1
+    buffers = [region.parameters(new)]
+    buffers += [region.state(new, index) for index in range(region.geometry.states)]
+    for buffer in buffers:
+        for lo in range(0, len(buffer), CHUNK_ELEMENTS):
+            finite = np.isfinite(buffer[lo : lo + CHUNK_ELEMENTS])
+            if not finite.all():
+                element = lo + int(np.argmin(finite))
+                values = [
+                    abs(float(widen(region.gradient(rank)[element : element + 1])[0]))
+                    for rank in range(region.geometry.workers)
+                ]
+                worker = int(np.argmax(values))
+                old = float(region.parameters(region.version)[element])
+                why = f"the update overflows: gradient {values[worker]:g}, parameter {old:g}"
+                return Refusal(region.tensor_at(element), worker, why)
+    return Refusal(region.tensor_at(0), 0, "the update was not finite, and a second one was")
+
+
+def replay(
+    update: UpdateRule,
+    dtype: DType,
+    initial: Floats,
+    iterations: Iterable[Sequence[NDArray[np.generic]]],
+    hypers: Callable[[int], Hyper] | None = None,
+) -> Floats:
+    """The parameters after all `iterations` (each the workers' gradients in rank order, float32,
+    float16, or bfloat16 as uint16), computed in this process alone by the same kernels. `hypers`
+    gives the hyper-parameters of an iteration (from 1); without it they are the rule's.
+
+    Raises ValueError at a value that is not finite: a run would have refused it.
+    """
+    name = update.name
+    size = len(initial)
+    parameters = [np.array(initial, np.float32), np.empty(size, np.float32)]
+    states = [
+        [np.zeros(size, np.float32), np.empty(size, np.float32)] for _ in range(RULES[name].states)
+    ]
+    slots: NDArray[np.generic] = np.empty(0, KERNEL_DTYPES[dtype])
+    for iteration, gradients in enumerate(iterations, 1):
+        workers = len(gradients)
+        if len(slots) != workers * size:
+            slots = np.empty(workers * size, KERNEL_DTYPES[dtype])
+        for rank, gradient in enumerate(gradients):
+            slots[rank * size : (rank + 1) * size] = gradient.reshape(-1).view(slots.dtype)
+        hyper = hypers(iteration) if hypers is not None else Hyper.of(update)
+        k = scalars(hyper, iteration, workers)
+        for lo in range(0, size, CHUNK_ELEMENTS):
+            span = (lo, min(lo + CHUNK_ELEMENTS, size))
+            pairs = [(pair[0], pair[1]) for pair in states]
+            both = (parameters[0], parameters[1])
+            if not fold_chunk(name, slots, size, workers, span, both, pairs, k):
+                raise ValueError(f"iteration {iteration}: a gradient or result is not finite")
+        for pair in (parameters, *states):
+            pair.reverse()
+    return parameters[0]
