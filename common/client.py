@@ -42,7 +42,7 @@ class Client:
 
         async def once() -> M:
             raw = await self.bus.request(subject, payload, timeout_s=limits.REQUEST_TIMEOUT_S)
-            reply = codec.decode(raw, answer | Refused)
+            reply: M | Refused = codec.decode(raw, answer | Refused)
             if isinstance(reply, Refused):
                 if reply.retry_after_s > 0:
                     raise Retryable(reply.reason, reply.retry_after_s)

@@ -22,7 +22,7 @@ from slackwater.schemas.base import (
 )
 
 DType = Literal["float32", "float16", "bfloat16"]
-Aggregation = Literal["cyclic", "static"]
+Aggregation = Literal["cyclic", "static", "packed"]
 JobState = Literal["pending", "running", "completed", "failed", "cancelled"]
 TERMINAL_STATES: frozenset[JobState] = frozenset({"completed", "failed", "cancelled"})
 
@@ -32,6 +32,22 @@ class TensorSpec(Record, kw_only=True, frozen=True):
 
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
     shape: Annotated[tuple[Positive, ...], msgspec.Meta(max_length=8)]
+
+
+def first_difference(expected: tuple[TensorSpec, ...], found: tuple[TensorSpec, ...]) -> str:
+    """Names the first tensor in which two ranks' lists differ; empty: they are equal."""
+    if expected == found:
+        return ""
+    for index, (mine, other) in enumerate(zip(expected, found, strict=False)):
+        if mine != other:
+            return (
+                f"tensor {index} is {other.name} {list(other.shape)}, but {mine.name} "
+                f"{list(mine.shape)} in the job's list; all ranks must train the same tensors"
+            )
+    return (
+        f"{len(found)} tensors, but {len(expected)} in the job's list; "
+        "all ranks must train the same tensors"
+    )
 
 
 class UpdateRule(Record, kw_only=True, frozen=True):

@@ -9,10 +9,8 @@ cluster that may be somebody else's.
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from slackwater.common.embedded import ClusterOptions, EmbeddedCluster
-
 from slackwater.common.client import Client, connect
-from slackwater.loadgen import verify
+from slackwater.common.embedded import ClusterOptions, EmbeddedCluster
 from slackwater.loadgen.replay import session
 from slackwater.loadgen.replay.measures import (
     JobFigures,
@@ -20,6 +18,7 @@ from slackwater.loadgen.replay.measures import (
     loss,
     median_iteration_s,
 )
+from slackwater.loadgen.replay.proof import mismatch
 from slackwater.loadgen.replay.timeline import Timeline
 from slackwater.loadgen.replay.workload import PlannedJob, Workload, emulated
 from slackwater.schemas.jobs import JobRecord
@@ -103,27 +102,18 @@ async def shared_experiment(
             figures=job_figures(shared, standalone, static, cluster.cpu_share, window),
             cpu_share=cluster.cpu_share,
         )
+        outcome.control_loss = await _control(client, workload, standalone, ticking("control"))
         records = [await client.job(id) for id in shared.tracks]
-        share = cluster.cpu_share
-    outcome.control_loss = await _control(workload, options, share, standalone, ticking("control"))
     check(outcome, records)
     return outcome
 
 
 async def _control(
-    workload: Workload,
-    options: ClusterOptions,
-    cpu_share: float,
-    standalone: dict[str, float],
-    on_tick: session.OnTick,
+    client: Client, workload: Workload, standalone: dict[str, float], on_tick: session.OnTick
 ) -> float | None:
     """One aggregator for all jobs, nothing reverted: it must break the loss limit."""
-    alone = options.with_single_aggregator(cpu_share)
-    jobs = workload.shortened(CONTROL_ITERATIONS, BASELINE_SPACING_S).with_policy(
-        "static", "control"
-    )
-    async with EmbeddedCluster(alone) as cluster, connect(cluster.url, "loadgen") as client:
-        timeline = await session.replay(client, jobs, on_tick)
+    jobs = workload.shortened(CONTROL_ITERATIONS, BASELINE_SPACING_S)
+    timeline = await session.replay(client, jobs.with_policy("packed", "control"), on_tick)
     losses = [
         lost
         for track in timeline.tracks.values()
@@ -137,11 +127,11 @@ def check(outcome: Outcome, records: list[JobRecord]) -> None:
     for record in records:
         if record.state != "completed":
             continue
-        mismatch = verify.mismatch(record)
-        if mismatch is None:
+        difference = mismatch(record)
+        if difference is None:
             outcome.verified += 1
         else:
-            outcome.mismatches.append(mismatch)
+            outcome.mismatches.append(difference)
 
 
 async def play(

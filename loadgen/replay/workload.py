@@ -190,6 +190,8 @@ def from_trace(
         model = row.model if row.model in COMPUTE_S else drawn
         compute_s = COMPUTE_S[model] * compute_scale
         workers = min(row.gpus, WORKERS_PER_JOB_MAX)
+        if row.duration_s is None:
+            raise Rejected(f"job {row.id} of the trace has no duration; replay another trace")
         iterations = max(ITERATIONS_MIN, round(row.duration_s * time_scale / compute_s))
         spec = emulated(
             f"t{index:03d}-{model}",

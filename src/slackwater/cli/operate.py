@@ -47,11 +47,12 @@ def up(
             loop.add_signal_handler(number, stop.set)
         async with EmbeddedCluster(options) as cluster:
             where.remember(cluster.url)
+            logs = str(cluster.supervisor.run_dir)
             try:
                 if json:
-                    print_json({"url": cluster.url, "run_dir": str(cluster.run_dir)})
+                    print_json({"url": cluster.url, "run_dir": logs})
                 else:
-                    out.print(f"cluster at [bold]{cluster.url}[/bold], logs in {cluster.run_dir}")
+                    out.print(f"cluster at [bold]{cluster.url}[/bold], logs in {logs}")
                     out.print("try: slackwater top | tap | submit --id j1 --model vgg19")
                 await stop.wait()
             finally:
@@ -124,8 +125,8 @@ def doctor(json: Json = False) -> None:
     for column in ("transport", "here", "why"):
         table.add_column(column)
     for item in found:
-        table.add_row(item.kind, "yes" if item.available else "no", item.why)
+        table.add_row(item.kind, "yes" if item.usable else "no", item.why)
     out.print(table)
-    if not any(item.available for item in found):
+    if not any(item.usable for item in found):
         err.print("no transport works on this host")
         raise typer.Exit(DATA_ERROR)

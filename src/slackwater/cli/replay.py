@@ -14,7 +14,7 @@ from rich.live import Live
 from slackwater.cli.outcome import FAILED, INCONCLUSIVE, err, out, print_json, reported
 from slackwater.cli.show import Json, Url
 from slackwater.common.client import connect
-from slackwater.common.embedded import ClusterOptions, EmbeddedCluster
+from slackwater.common.embedded import ClusterOptions, EmbeddedCluster, fit_cpu_share
 from slackwater.common.errors import Rejected
 from slackwater.loadgen.replay import calibrate, display, experiment, report, workload
 from slackwater.loadgen.replay.experiment import OnPhase, Outcome
@@ -25,6 +25,8 @@ from slackwater.loadgen.traces.select import select
 from slackwater.schemas.jobs import Aggregation
 
 LINE_EVERY_S = 5.0
+PROFILE_ITERATIONS = 5
+FORCE = "SLACKWATER_TRANSPORT"
 
 
 def replay(
@@ -59,7 +61,7 @@ def replay(
     started_s = time.monotonic()
     with reported():
         chosen = _policy(policy)
-        scale = bytes_scale if bytes_scale is not None else calibrate.bytes_scale(cpu_share)
+        scale = bytes_scale or _calibrated(trace, time_scale, cpu_share, aggregators)
         work = _workload(trace, time_scale, compute_scale, scale, jobs, min_gpus, seed)
         if chosen == "static":
             work = work.with_policy("static", "static")
@@ -69,16 +71,21 @@ def replay(
             controllers=controllers,
             aggregators=aggregators,
             cpu_share=cpu_share,
-            window_iterations=window,
-            transport=transport,
+            log_dir=report_dir / "logs",
+            profiler={"window_iterations": window, "profile_iterations": PROFILE_ITERATIONS},
+            environment={} if transport == "auto" else {"worker-w1": {FORCE: transport}},
         )
-        if transport != "auto":
-            os.environ["SLACKWATER_TRANSPORT"] = transport
         built_in = trace is None and url is None and chosen == "cyclic"
         with _progress() as on_phase:
             outcome = asyncio.run(_run(work, cluster, url, window, built_in, on_phase))
         wall_s = time.monotonic() - started_s
         _conclude(outcome, options, report_dir, built_in, wall_s, json)
+
+
+def _calibrated(trace: Path | None, time_scale: float, cpu_share: float, aggregators: int) -> float:
+    """The built-in workload's compute times shrink with --time-scale, a trace job's do not."""
+    share = fit_cpu_share(cpu_share, aggregators, len(os.sched_getaffinity(0)))
+    return calibrate.bytes_scale(share, time_scale if trace is None else 1.0)
 
 
 def _policy(name: str) -> Aggregation:

@@ -1,0 +1,50 @@
+"""How far to shrink tensors on this machine, so that an emulated job keeps a real share of an
+aggregator busy.
+
+The papers' servers fold a VGG19 iteration in about a third of its computing time. How many bytes
+that is depends on the memory bandwidth at hand, so the bytes are an input that is chosen by the
+kernel's measured speed; the duty that results is measured in the run and reported beside its
+target.
+"""
+
+import time
+
+import numpy as np
+
+from slackwater.common.slots import kernels
+from slackwater.common.slots.rules import Hyper, scalars
+from slackwater.loadgen import models
+from slackwater.loadgen.replay.workload import COMPUTE_S, UPDATE
+
+REFERENCE = "vgg19"
+DUTY = 0.31
+"""In the middle of what puts VGG19 and AlexNet inside their targets together."""
+ELEMENTS = 8 * 2**20
+WORKERS = 2
+REPEATS = 7
+BYTES_SCALE_MAX = 1.0
+
+
+def fold_s_per_element() -> float:
+    """CPU seconds that one element costs: two gradients, SGD with momentum; the lower quartile,
+    as the aggregators profile it."""
+    slots = np.full(WORKERS * ELEMENTS, 1e-3, dtype=np.float32)
+    parameters, momentum = (
+        (np.ones(ELEMENTS, np.float32), np.ones(ELEMENTS, np.float32)) for _ in range(2)
+    )
+    k = scalars(Hyper.of(UPDATE), 1, WORKERS)
+    seconds = []
+    for _ in range(REPEATS + 1):
+        before_s = time.thread_time()
+        kernels.fold_chunk(
+            UPDATE.name, slots, ELEMENTS, WORKERS, (0, ELEMENTS), parameters, [momentum], k
+        )
+        seconds.append(time.thread_time() - before_s)
+    return sorted(seconds[1:])[REPEATS // 4] / ELEMENTS
+
+
+def bytes_scale(cpu_share: float, time_scale: float = 1.0) -> float:
+    """The scale at which a 2-worker VGG19 job keeps DUTY of a `cpu_share` server busy."""
+    budget_s = DUTY * cpu_share * COMPUTE_S[REFERENCE] * time_scale
+    elements = models.parameters(models.tensors(REFERENCE))
+    return min(BYTES_SCALE_MAX, round(budget_s / (fold_s_per_element() * elements), 3))

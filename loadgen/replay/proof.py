@@ -1,0 +1,53 @@
+"""Whether a completed emulated job computed what synchronous training means, to the last bit."""
+
+import itertools
+
+import msgspec
+
+from slackwater.loadgen.emulate import Emulation
+from slackwater.loadgen.verify import replay_digest
+from slackwater.schemas.jobs import JobRecord, JobSpec
+
+
+class Result(msgspec.Struct):
+    """What each rank of an emulated job reports."""
+
+    iterations: int
+    digest: str
+
+
+def emulation_of(spec: JobSpec) -> Emulation:
+    """What determines every byte of the job, from the program that it runs."""
+    words = spec.program
+    given = {word: value for word, value in itertools.pairwise(words) if word[:2] == "--"}
+    return Emulation(
+        model=given["--model"],
+        bytes_scale=float(given["--bytes-scale"]),
+        seed=int(given["--seed"]),
+        gradient_dtype=spec.gradient_dtype,
+    )
+
+
+def mismatch(record: JobRecord) -> str | None:
+    """Why the job's final parameters are not those of a single-process replay of its seeded
+    gradients; None: they are equal on every rank, bit for bit."""
+    spec = record.spec
+    digests = set()
+    for rank in range(spec.workers):
+        try:
+            result = msgspec.json.decode(record.results.get(str(rank), ""), type=Result)
+        except msgspec.MsgspecError as error:
+            return f"job {spec.id}, rank {rank}: no result to compare ({error})"
+        if result.iterations != spec.iterations:
+            return (
+                f"job {spec.id}, rank {rank}: {result.iterations} updates were applied, "
+                f"{spec.iterations} were pushed"
+            )
+        digests.add(result.digest)
+    expected = replay_digest(emulation_of(spec), spec.workers, spec.iterations, spec.update)
+    if digests != {expected}:
+        return (
+            f"job {spec.id}: its parameters differ from a single-process replay of its gradients "
+            f"({', '.join(sorted(d[:12] for d in digests))}, expected {expected[:12]})"
+        )
+    return None

@@ -1,0 +1,173 @@
+"""kill -9 of any service, again and again, while jobs train: nothing is lost, nothing doubled.
+
+Real processes, a real nats-server, real bytes. Two jobs share aggregators while a victim is killed
+at KILLS seeded instants (as soon as it is up again), or at named points: in mid-fold, in
+mid-TENSOR_COPY, between persisting and replying. At the end every job has applied exactly its
+iterations, and its parameters are, bit for bit, those of a single-process replay: what the unkilled
+run would have.
+"""
+
+import asyncio
+import random
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from slackwater.common.client import Client, connect
+from slackwater.common.embedded import ClusterOptions, EmbeddedCluster
+from slackwater.loadgen.replay import session
+from slackwater.loadgen.replay.proof import mismatch
+from slackwater.loadgen.replay.timeline import Timeline
+from slackwater.loadgen.replay.workload import PlannedJob, Workload, emulated
+
+pytestmark = [pytest.mark.live, pytest.mark.slow, pytest.mark.timeout(240)]
+
+KILLS = 20
+AGGREGATORS = 6
+COMPUTE_S = 0.04
+BYTES_SCALE = 0.004
+
+
+def workload(iterations: int, *, jobs: int = 2, seed: int = 11) -> Workload:
+    """Small AlexNets, "2s-2w": 16 tensors each, one of them (fc6) most of the bytes."""
+    return Workload(
+        name="kills",
+        jobs=tuple(
+            PlannedJob(
+                at_s=number * 1.0,
+                compute_s=COMPUTE_S,
+                spec=emulated(
+                    f"job{number}",
+                    "alexnet",
+                    workers=2,
+                    servers=2,
+                    iterations=iterations,
+                    compute_s=COMPUTE_S,
+                    bytes_scale=BYTES_SCALE,
+                    seed=seed + number,
+                ),
+            )
+            for number in range(jobs)
+        ),
+        bytes_scale=BYTES_SCALE,
+        time_scale=1.0,
+        seed=seed,
+    )
+
+
+@asynccontextmanager
+async def running(**environment: str) -> AsyncIterator[tuple[EmbeddedCluster, Client]]:
+    """A cluster; the keyword `master_m1` gives failpoints to the unit `master-m1`, and so on."""
+    options = ClusterOptions(
+        controllers=1,
+        aggregators=AGGREGATORS,
+        cpu_share=0.15,
+        restarts_max=10 * KILLS,
+        profiler={"window_iterations": 20, "profile_iterations": 8},
+        environment={
+            name.replace("_", "-"): {"SLACKWATER_FAILPOINTS": points}
+            for name, points in environment.items()
+        },
+    )
+    async with EmbeddedCluster(options) as cluster, connect(cluster.url, "test") as client:
+        yield cluster, client
+
+
+def ignore(timeline: Timeline, now_s: float) -> None:
+    """No display."""
+
+
+async def ended_well(client: Client, timeline: Timeline) -> None:
+    records = [await client.job(id) for id in timeline.tracks]
+    assert [record.state for record in records] == ["completed"] * len(records), [
+        record.reason for record in records
+    ]
+    assert [mismatch(record) for record in records] == [None] * len(records)
+    assert not any(record.optimizer_state_lost for record in records)
+
+
+async def kill_again_and_again(
+    cluster: EmbeddedCluster, names: list[str], seed: int, done: asyncio.Event
+) -> int:
+    """Kill one of `names` at KILLS seeded instants, each time once it is up; return how often."""
+    rng = random.Random(seed)
+    kills = 0
+    await asyncio.sleep(2.0)  # The jobs are on their way.
+    while kills < KILLS and not done.is_set():
+        name = rng.choice(names)
+        if name != "nats":
+            await cluster.supervisor.until_ready(name)
+        await asyncio.sleep(rng.uniform(0.0, 0.5))
+        cluster.supervisor.kill(name, signal.SIGKILL)
+        kills += 1
+    return kills
+
+
+VICTIMS = {
+    "master": ["master-m1"],
+    "controller": ["controller-c1"],
+    "nats": ["nats"],
+    "aggregators": [f"aggregator-a{n}" for n in range(1, AGGREGATORS + 1)],
+    "profiler and worker": ["profiler-p1", "worker-w1"],
+}
+
+
+@pytest.mark.parametrize("victim", VICTIMS)
+async def test_killed_at_seeded_instants(victim: str) -> None:
+    """The jobs go on, the victim comes back from its records, the result is right to the bit."""
+    async with running() as (cluster, client):
+        done = asyncio.Event()
+        killer = asyncio.ensure_future(
+            kill_again_and_again(cluster, VICTIMS[victim], seed=5, done=done)
+        )
+        try:
+            timeline = await session.replay(client, workload(500), ignore)
+        finally:
+            done.set()
+            kills = await killer
+        assert kills == KILLS, f"the jobs ended after {kills} kills: make them longer"
+        await ended_well(client, timeline)
+
+
+POINTS = [
+    {f"aggregator_a{n}": "aggregator.fold.mid=kill@random(1)" for n in range(1, 7)},
+    {f"aggregator_a{n}": "aggregator.fold.after=kill@random(2)" for n in range(1, 7)},
+    {f"aggregator_a{n}": "aggregator.copy.before=kill@1" for n in range(1, 7)},
+    {f"aggregator_a{n}": "aggregator.copy.mid=kill@2" for n in range(1, 7)},
+    {f"aggregator_a{n}": "aggregator.copy.after=kill@1" for n in range(1, 7)},
+    {
+        "master_m1": "master.persist.after=kill@3",
+        "controller_c1": "controller.persist.after=kill@2",
+    },
+    {"master_m1": "master.reply.before=kill@2", "controller_c1": "controller.request.after=kill@3"},
+    {"controller_c1": "controller.persist.before=kill@4", "master_m1": "master.reply.after=kill@2"},
+]
+
+
+@pytest.mark.parametrize("points", POINTS, ids=lambda points: next(iter(points.values())))
+async def test_killed_at_named_points(points: dict[str, str]) -> None:
+    """Each armed service dies at its point in its first life; the jobs end right all the same."""
+    async with running(**points) as (cluster, client):
+        timeline = await session.replay(client, workload(150), ignore)
+        restarts = {unit.name: unit.restarts for unit in cluster.supervisor.status()}
+        assert sum(restarts[name.replace("_", "-")] for name in points) > 0, restarts
+        await ended_well(client, timeline)
+
+
+async def test_submissions_resume_after_the_master_was_killed() -> None:
+    """What was acknowledged before the kill is there after it, and new jobs are accepted."""
+    async with running() as (cluster, client):
+        accepted = []
+        for number in range(60):
+            if number % 6 == 3:
+                cluster.supervisor.kill("master-m1", signal.SIGKILL)
+            spec = emulated(
+                f"s{number}", "alexnet", workers=1, servers=1, iterations=1, compute_s=0.0,
+                bytes_scale=1e-6, seed=number,
+            )  # fmt: skip
+            await Client(client.bus, client.clock, budget_s=20.0).submit(spec)
+            accepted.append(spec.id)
+        known = {record.spec.id for record in await client.jobs()}
+        assert set(accepted) <= known
