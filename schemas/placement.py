@@ -108,7 +108,8 @@ class Located(Message, kw_only=True, frozen=True, tag="placement.located"):
 class HostBuckets(Message, kw_only=True, frozen=True, tag="bucket.host"):
     """Controller to aggregator: make regions for these buckets. Idempotent by location epoch.
 
-    A region that is there already (it survived a restart) is kept with its bytes. `at_epochs` is
+    A region that is there already (it survived a restart) is kept with its bytes; if it is there
+    at a lower epoch, its epoch is raised and a migration away from here is off. `at_epochs` is
     parallel to `buckets`.
     """
 

@@ -61,6 +61,7 @@ from slackwater.schemas.jobs import (
     RegisterJob,
     SubmitJob,
     TensorSpec,
+    first_difference,
 )
 from slackwater.schemas.placement import PlaceJob, ReleaseJob
 from slackwater.schemas.telemetry import IterationsObserved, JobProfiled
@@ -204,7 +205,7 @@ class Master:
     def _submit(self, token: int, message: SubmitJob, now_s: float) -> None:
         refusal = self._admit(message.spec.id, message, now_s)
         self._reply(token, refusal or JobAccepted(job=message.spec.id))
-        if refusal is None and not self._blocked:
+        if refusal is None and message.spec.program and not self._blocked:
             self._start_waiting(now_s)
 
     def _admit(self, id: str, message: SubmitJob, now_s: float) -> Refused | None:
@@ -568,19 +569,3 @@ class Master:
 
 def _unknown(job: str) -> str:
     return f"there is no job {job}; submit it, or register with its spec"
-
-
-def first_difference(expected: tuple[TensorSpec, ...], found: tuple[TensorSpec, ...]) -> str:
-    """Names the first tensor in which two ranks' lists differ; empty: they are equal."""
-    if expected == found:
-        return ""
-    for index, (mine, other) in enumerate(zip(expected, found, strict=False)):
-        if mine != other:
-            return (
-                f"tensor {index} is {other.name} {list(other.shape)}, but {mine.name} "
-                f"{list(mine.shape)} in the job's list; all ranks must train the same tensors"
-            )
-    return (
-        f"{len(found)} tensors, but {len(expected)} in the job's list; "
-        "all ranks must train the same tensors"
-    )

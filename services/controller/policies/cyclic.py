@@ -30,11 +30,15 @@ class Cyclic:
         if view.forced:
             return _spread_least_loaded(view, job)
         if not job.task_cpu_s:
-            return round_robin(view, job, temporary=True)
+            return _keep(view, job, temporary=True) or round_robin(view, job, temporary=True)
+        if job.standalone:
+            return _grow(view, job)
         if not any(other.id != job.id for other in view.jobs):
-            kept = _keep(view, job)
+            kept = _keep(view, job, temporary=False)
             if kept is not None:
                 return kept
+            if job.current and not any(job.current):
+                return round_robin(view, job, temporary=False)
         placed, new = place_tasks(view, job)
         if new > job.servers and all(place is None for place in job.places):
             return round_robin(view, job, temporary=False)
@@ -64,9 +68,9 @@ def round_robin(view: ClusterView, job: JobView, *, temporary: bool) -> Plan:
     return Plan(places=tuple(places), new=min(job.servers, turn), temporary=temporary)
 
 
-def _keep(view: ClusterView, job: JobView) -> Plan | None:
+def _keep(view: ClusterView, job: JobView, *, temporary: bool) -> Plan | None:
     """A job alone in its cluster stays where it is; what was lost goes to one new aggregator."""
-    if not job.current:
+    if not any(job.current):
         return None
     lost = any(
         place is None and current is None
@@ -80,7 +84,22 @@ def _keep(view: ClusterView, job: JobView) -> Plan | None:
         place or current or f"{NEW}0"
         for place, current in zip(job.places, job.current, strict=True)
     )
-    return Plan(places=places, new=1 if lost else 0)
+    return Plan(places=places, new=1 if lost else 0, temporary=temporary)
+
+
+def _grow(view: ClusterView, job: JobView) -> Plan:
+    """As many aggregators as the job asked for, those that it has alone among them."""
+    own = sorted({current for current in job.current if current is not None})
+    new = max(0, job.servers - len(own))
+    if new > view.new_max:
+        return Plan(reason=f"{new} more aggregators are needed, {view.new_max} may be asked")
+    names = [*own, *(f"{NEW}{k}" for k in range(new))][: job.servers]
+    return Plan(
+        places=tuple(
+            place or names[bucket % len(names)] for bucket, place in enumerate(job.places)
+        ),
+        new=new,
+    )
 
 
 def _spread_least_loaded(view: ClusterView, job: JobView) -> Plan:

@@ -106,8 +106,8 @@ class Packing:
         for cpu_s, place in zip(job.task_cpu_s, job.places, strict=True):
             if place is not None and place in self._aggregators:
                 sums_s[place] = sums_s.get(place, 0.0) + cpu_s
-        for place, sum_s in sums_s.items():
-            self.assign(job.id, job.iteration_s, sum_s, place)
+        for name, sum_s in sums_s.items():
+            self.assign(job.id, job.iteration_s, sum_s, name)
 
     def estimate(self, aggregator: str, job: JobId, iteration_s: float) -> Estimate:
         """Lines 2 to 9 for one aggregator."""

@@ -41,6 +41,8 @@ class JobView:
     """Where an open bucket lives now (its temporary aggregator); None: nowhere any more."""
     excluded: frozenset[AggregatorId] = frozenset()
     """Aggregators where this job lost speed: it may not return there."""
+    standalone: bool = False
+    """It loses speed though alone on fewer aggregators than it asked for: give it all of them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,41 @@
+"""A cluster controller's configuration."""
+
+from typing import Annotated
+
+import msgspec
+
+from slackwater.common.config import ServiceConfig
+from slackwater.schemas.base import IdText
+
+Duration = Annotated[float, msgspec.Meta(gt=0.0)]
+Fraction = Annotated[float, msgspec.Meta(gt=0.0, le=1.0)]
+
+
+class ControllerConfig(ServiceConfig, kw_only=True, frozen=True):
+    """Fields with unit, default and meaning. `id` is the aggregator cluster."""
+
+    id: IdText = "c0"
+    """The cluster: its controller answers under this id."""
+    policy: str = "cyclic"
+    """Placement of a job that names none: `cyclic`, `static`, or an entry point's name."""
+    loss_limit: Annotated[float, msgspec.Meta(gt=0.0, lt=1.0)] = 0.1
+    """LossLimit: the share of its standalone speed that a job may lose by sharing."""
+    usable_reduced: Fraction = 0.67
+    """Fraction of an aggregator's cycle that may be filled once a job has lost speed there."""
+    reverts_max: Annotated[int, msgspec.Meta(ge=0, le=100)] = 3
+    """A job is reverted at most so often in its life."""
+    unprofiled_after_s: Duration = 20.0
+    """Seconds that a new job waits for its temporary aggregators; then fewer, or shared ones."""
+    rehost_after_s: Duration = 15.0
+    """Seconds without a heartbeat after which an aggregator's buckets go elsewhere, their
+    optimiser state lost. More than LOST_AFTER_S: a supervised restart loses nothing."""
+    migration_s: Duration = 15.0
+    """Seconds between two looks at who holds what while a migration has not finished."""
+    worker_done_s: Duration = 5.0
+    """Seconds to wait for WORKER_DONE once all is copied: a job that ended pushes no more."""
+    resync_s: Duration = 15.0
+    """Seconds between two comparisons of each aggregator's buckets with the records."""
+    retry_s: Duration = 5.0
+    """Seconds before an allocation that was refused is asked for again; doubles up to 60."""
+    tick_s: Duration = 1.0
+    """Seconds between two looks at what is lost, late or to be told."""

@@ -1,0 +1,270 @@
+"""The controller of one aggregator cluster: where every bucket of every job of it lives.
+
+Pure. A job's life: it is given to us (PlaceJob), gets as many temporary aggregators as it asked
+servers for, is hosted there and located by its Agents, profiled, assigned to the shared aggregators
+by the policy, migrated, watched, perhaps reverted, and released (AutoPS sections 3.2 and 3.3). Each
+step follows from the job's stored record and from what is observed, and is simply tried again until
+it is confirmed: a lost message costs time, a crash nothing.
+
+    layout      which tensors share a bucket          state       what is known
+    policies    which aggregator takes a bucket       snapshot    ... as a policy sees it
+    assigning   wishes, plans, approvals              hosting     regions made, found, dropped
+    moving      migrations                            reconcile   what is held against the records
+    watching    reverts and recycling                 members     aggregators, ours and others
+"""
+
+from random import Random
+
+from slackwater.common import limits
+from slackwater.common.codec import encode_record
+from slackwater.common.effects import (
+    Answered,
+    Draining,
+    Effect,
+    Observed,
+    Recovered,
+    Reply,
+    Requested,
+    ShellEvent,
+    StartTimer,
+    TimerFired,
+)
+from slackwater.common.errors import Rejected
+from slackwater.schemas.base import AggregatorId, JobId, Message, Ok, Record, Refused
+from slackwater.schemas.cluster import AggregatorHeartbeat
+from slackwater.schemas.jobs import first_difference
+from slackwater.schemas.placement import (
+    BucketPlace,
+    JobPlacement,
+    JobPlan,
+    LocateJob,
+    PlaceJob,
+    Profile,
+    ReleaseJob,
+    TensorCopyDone,
+    WorkerDone,
+)
+from slackwater.schemas.telemetry import JobProfiled, WindowMeasured
+from slackwater.services.controller import (
+    assigning,
+    hosting,
+    members,
+    moving,
+    reconcile,
+    watching,
+)
+from slackwater.services.controller.config import ControllerConfig
+from slackwater.services.controller.layout import lay_out
+from slackwater.services.controller.state import Asked, Job, State
+
+LAYOUT_EPOCH = 1
+
+
+class Controller:
+    def __init__(self, config: ControllerConfig, rng: Random) -> None:
+        self.state = State(config, rng)
+
+    def step(self, event: ShellEvent, now_s: float) -> list[Effect]:
+        state = self.state
+        state.out = []
+        match event:
+            case Requested():
+                self._requested(event.token, event.message, now_s)
+            case Observed():
+                self._observed(event.message, now_s)
+            case Answered():
+                asked = state.asked.pop(event.key, Asked(now_s))
+                self._answered(event.key.split("/"), asked, event.message, now_s)
+                members.sweep(state, now_s)
+            case TimerFired():
+                self._tick(now_s)
+            case Recovered():
+                self._recover(event.epoch, event.records, now_s)
+            case Draining():
+                pass  # Another instance finds all of it in the records.
+        return state.out
+
+    def _recover(self, epoch: int, records: dict[str, dict[str, Record]], now_s: float) -> None:
+        state = self.state
+        state.epoch = epoch
+        for record in records.get(state.bucket, {}).values():
+            assert isinstance(record, JobPlacement)
+            job = Job(record, settled_s=now_s, synced_s=now_s)
+            state.jobs[job.id] = job
+            for aggregator in job.involved():
+                entry = state.aggregator(aggregator, now_s)
+                # Ours, and by our own record; the master's list adds by which allocation.
+                entry.ours, entry.ours_since_s, entry.changed_s = True, now_s, now_s
+        state.recycle_due = True
+        members.ask_pool(state, now_s)
+        for job in list(state.jobs.values()):
+            assigning.derive(state, job, now_s)
+        state.out.append(StartTimer("tick", now_s + state.config.tick_s))
+
+    def _tick(self, now_s: float) -> None:
+        state = self.state
+        state.out.append(StartTimer("tick", now_s + state.config.tick_s))
+        members.tick(state, now_s)
+        if not state.pool_known or now_s - state.pool_asked_s >= state.config.resync_s:
+            state.pool_asked_s = now_s
+            members.ask_pool(state, now_s)
+        members.lose_and_retry(state, now_s)
+        watching.recycle(state, now_s)
+        members.sweep(state, now_s)
+        members.report(state, now_s)
+
+    # Requests -------------------------------------------------------------------------------------
+
+    def _requested(self, token: int, message: Message, now_s: float) -> None:
+        state = self.state
+        match message:
+            case LocateJob():
+                job = state.jobs.get(JobId(message.job))
+                answer = hosting.locate(state, job, message.job, now_s)
+                state.out.append(Reply(token, answer))
+            case PlaceJob():
+                self._place(token, message, now_s)
+            case ReleaseJob():
+                self._release(token, JobId(message.job), now_s)
+            case _:
+                reason = f"{type(message).__name__} is not a controller's to answer"
+                state.out.append(Reply(token, Refused(reason=reason)))
+
+    def _place(self, token: int, message: PlaceJob, now_s: float) -> None:
+        state, spec = self.state, message.spec
+        known = state.jobs.get(JobId(spec.id))
+        if known is not None:
+            state.out.append(Reply(token, _again(known, message)))
+            return
+        if len(state.jobs) >= limits.JOBS_MAX:
+            reason = f"cluster {state.cluster} has {limits.JOBS_MAX} jobs"
+            state.out.append(Reply(token, Refused(reason=reason, retry_after_s=5.0)))
+            return
+        record = self._record(message, now_s)
+        too_large = _too_large(record)
+        if too_large:
+            state.out.append(Reply(token, Refused(reason=too_large)))
+            return
+        job = state.jobs[JobId(spec.id)] = Job(record, settled_s=now_s)
+        state.change(job)
+        state.out.append(Reply(token, Ok()))
+        assigning.want(state, job, "start", now_s)
+
+    def _record(self, message: PlaceJob, now_s: float) -> JobPlacement:
+        spec = message.spec
+        plan = JobPlan(
+            job=JobId(spec.id),
+            workers=spec.workers,
+            gradient_dtype=spec.gradient_dtype,
+            update=spec.update,
+            layout_epoch=LAYOUT_EPOCH,
+            token=f"{self.state.rng.getrandbits(128):032x}",
+        )
+        return JobPlacement(
+            spec=spec,
+            tensors=message.tensors,
+            plan=plan,
+            buckets=lay_out(message.tensors),
+            submitted_s=now_s,
+        )
+
+    def _release(self, token: int, id: JobId, now_s: float) -> None:
+        state = self.state
+        job = state.jobs.get(id)
+        if job is not None and job.record.phase != "released":
+            job.wish = None
+            hosting.settle(state, job, now_s)
+            state.change(job, phase="released")
+        state.out.append(Reply(token, Ok()))  # Unknown: it was released before.
+        if job is not None:
+            hosting.let_go(state, job, now_s)
+            members.sweep(state, now_s)
+
+    # What is observed -----------------------------------------------------------------------------
+
+    def _observed(self, message: Message, now_s: float) -> None:
+        state = self.state
+        if isinstance(message, AggregatorHeartbeat):
+            members.heard(state, message, now_s)
+            return
+        job = state.jobs.get(getattr(message, "job", JobId("")))
+        if job is None or job.record.phase == "released":
+            return  # Another cluster's.
+        match message:
+            case JobProfiled():
+                watching.profiled(state, job, message, now_s)
+            case WindowMeasured():
+                watching.measured(state, job, message, now_s)
+            case TensorCopyDone():
+                moving.copied(state, job, message, now_s)
+            case WorkerDone():
+                moving.worker_done(state, job, message, now_s)
+            case _:
+                state.log("unexpected", "warning", type=type(message).__name__)
+        if job.record.phase == "steady":
+            members.sweep(state, now_s)
+
+    # Answers --------------------------------------------------------------------------------------
+
+    def _answered(self, key: list[str], asked: Asked, answer: Message, now_s: float) -> None:
+        state, what = self.state, key[0]
+        job = state.jobs.get(JobId(key[1])) if len(key) > 1 else None
+        match what:
+            case "pool":
+                members.listed(state, asked, answer, now_s)
+            case "allocate":
+                assigning.allocated(state, job, answer, now_s)
+            case "deallocate":
+                members.deallocated(state, AggregatorId(key[1]), answer)
+            case "adopt":
+                members.adopted(state, AggregatorId(key[1]), answer)
+            case "held":
+                reconcile.compare(state, AggregatorId(key[1]), asked, answer, now_s)
+            case "host" if job is not None:
+                hosting.hosted(state, job, AggregatorId(key[2]), asked, answer, now_s)
+            case "migrate" if job is not None:
+                pair = (AggregatorId(key[2]), AggregatorId(key[3]))
+                moving.initiated(state, job, pair, answer, now_s)
+            case "drop" if job is not None and not isinstance(answer, Refused):
+                job.dropped.add(AggregatorId(key[2]))
+                if job.record.phase == "released":
+                    hosting.let_go(state, job, now_s)
+            case _:
+                pass  # Of a job that is no more, or a stray's end.
+
+
+def _again(known: Job, message: PlaceJob) -> Message:
+    """A repeated command: the first one stands, if it says the same."""
+    spec = message.spec
+    if known.record.phase == "released":
+        return Refused(reason=f"job {spec.id} is ending", retry_after_s=0.5)
+    difference = first_difference(known.record.tensors, message.tensors)
+    if difference:
+        return Refused(reason=f"job {spec.id}: {difference}")
+    if known.record.spec != spec:
+        return Refused(reason=f"job {spec.id} is placed with another spec; choose another id")
+    return Ok()
+
+
+def _too_large(record: JobPlacement) -> str:
+    """Refuse now what could not be stored later, at its fullest: moving, profiled."""
+    place = BucketPlace(aggregator=AggregatorId("a" * 24), location_epoch=1 << 16)
+    places = (place,) * len(record.buckets)
+    costs = tuple(0.1 for _ in record.buckets)
+    fullest = JobPlacement(
+        spec=record.spec,
+        tensors=record.tensors,
+        plan=record.plan,
+        buckets=record.buckets,
+        places=places,
+        target=places,
+        profile=Profile(iteration_s=0.1, task_cpu_s=costs),
+    )
+    try:
+        encode_record(fullest, 1)
+    except Rejected as error:
+        return (
+            f"job {record.spec.id}: {len(record.tensors)} tensors in {len(record.buckets)} "
+            f"buckets: {error}; join small tensors"
+        )
+    return ""

@@ -1,0 +1,121 @@
+"""A job's regions: hosted before anybody is told where they are, dropped before they are forgotten.
+
+HostBuckets is idempotent by location epoch, so it is simply repeated until every aggregator of the
+job has confirmed it in its present incarnation. Where regions must exist already, the aggregator is
+first asked what it holds (reconcile.py): hosting anew what is lost would hide the loss.
+"""
+
+from slackwater.schemas.base import AggregatorId, Message, Refused
+from slackwater.schemas.placement import DropJob, HostBuckets, Located
+from slackwater.services.controller.state import Asked, Job, State
+
+
+def host(state: State, job: Job, now_s: float) -> None:
+    """Order what is not confirmed; once all is, the job can be located."""
+    record = job.record
+    if record.phase in ("waiting", "released"):
+        return
+    moving = set(job.moved())
+    homes: dict[AggregatorId, list[int]] = {}
+    for bucket, place in enumerate(record.places):
+        homes.setdefault(place.aggregator, [])
+        if bucket not in moving:  # One that leaves must not be made again behind its back.
+            homes[place.aggregator].append(bucket)
+    unconfirmed = False
+    for aggregator in sorted(homes):
+        entry = state.aggregator(aggregator, now_s)
+        if job.hosted_by(aggregator, entry.incarnation, now_s):
+            continue
+        unconfirmed = True
+        checked = record.phase == "hosting" or entry.checked == entry.incarnation
+        if not entry.alive or not checked:
+            continue
+        buckets = homes[aggregator]
+        message = HostBuckets(
+            cluster=state.cluster,
+            plan=record.plan,
+            buckets=tuple(record.buckets[bucket] for bucket in buckets),
+            at_epochs=tuple(record.places[bucket].location_epoch for bucket in buckets),
+            tensors=record.tensors,
+        )
+        state.ask_aggregator(f"host/{job.id}/{aggregator}", "host", aggregator, message, now_s)
+    if not unconfirmed:
+        _all_hosted(state, job, now_s)
+
+
+def hosted(
+    state: State, job: Job, aggregator: AggregatorId, asked: Asked, answer: Message, now_s: float
+) -> None:
+    entry = state.aggregator(aggregator, now_s)
+    if isinstance(answer, Refused):
+        state.log("host.refused", "warning", job=job.id, at=aggregator, reason=answer.reason)
+        return  # The tick asks again; the job's ranks are told why `locate` has to wait.
+    if asked.incarnation == entry.incarnation:
+        job.confirmed[aggregator] = (asked.incarnation, now_s)
+    host(state, job, now_s)
+
+
+def _all_hosted(state: State, job: Job, now_s: float) -> None:
+    record = job.record
+    job.located = True
+    if record.phase != "hosting":
+        return
+    profiling = state.adapts(job) and (record.profile is None or bool(record.temporary))
+    settle(state, job, now_s)
+    state.change(job, phase="profiling" if profiling else "steady")
+    places = sorted(job.homes())
+    state.tell(
+        job, "located", now_s, buckets=str(len(record.buckets)), aggregators=",".join(places)
+    )
+    if not profiling:
+        state.tell(job, "steady", now_s, aggregators=",".join(places))
+
+
+def settle(state: State, job: Job, now_s: float) -> None:
+    """The job's placement changed just now: windows from before say nothing about it."""
+    job.settled_s = now_s
+    for aggregator in job.involved():
+        state.aggregator(aggregator, now_s).changed_s = now_s
+
+
+def locate(state: State, job: Job | None, id: str, now_s: float) -> Message:
+    """The mapping table (appendix A), once all of it is true."""
+    if job is None or job.record.phase == "released":
+        return Refused(reason=f"cluster {state.cluster} has no job {id}: it ended, or never began")
+    record = job.record
+    if record.phase in ("waiting", "hosting"):
+        why = record.reason or "its aggregators are being prepared"
+        return Refused(reason=f"job {id}: {why}", retry_after_s=0.2)
+    homes = {place.aggregator for place in (*record.places, *record.target)}
+    unknown = sorted(a for a in homes if state.aggregator(a, now_s).heartbeat is None)
+    if unknown:
+        reason = f"job {id}: aggregator {unknown[0]} has not been heard of yet"
+        return Refused(reason=reason, retry_after_s=0.2)
+    return Located(
+        job=job.id,
+        plan=record.plan,
+        buckets=record.buckets,
+        places=tuple(
+            job.target(bucket) if bucket in job.copied else place
+            for bucket, place in enumerate(record.places)
+        ),
+        endpoints=tuple(state.aggregators[a].endpoint() for a in sorted(homes)),
+    )
+
+
+def let_go(state: State, job: Job, now_s: float) -> None:
+    """A released job: drop it wherever anything of it may be, then forget it."""
+    waiting = False
+    for aggregator in sorted(job.involved()):
+        entry = state.aggregator(aggregator, now_s)
+        if aggregator in job.dropped or state.gone(aggregator, now_s):
+            continue  # What is gone is compared with the records when it comes back.
+        waiting = True
+        if entry.alive:
+            key = f"drop/{job.id}/{aggregator}"
+            state.ask_aggregator(key, "drop", aggregator, DropJob(job=job.id), now_s)
+    if not waiting:
+        for aggregator in job.involved():
+            state.aggregator(aggregator, now_s).changed_s = now_s
+        state.forget(job)
+        state.recycle_due = True

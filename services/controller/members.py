@@ -1,0 +1,192 @@
+"""The cluster's aggregators: who is alive, who is ours, who is needed no longer.
+
+The master's list is the truth about ours. An aggregator that no job uses, nor is about to use, is
+given back once it holds nothing (section 3.3.3: by the master's approval); one that serves jobs for
+good is adopted. Both follow from the present state and are simply asked again until granted, so a
+crash between a decision and its approval leaks nothing.
+"""
+
+from slackwater.common.effects import Publish
+from slackwater.common.limits import LOST_AFTER_S
+from slackwater.schemas import subjects
+from slackwater.schemas.base import AggregatorId, Message, Refused
+from slackwater.schemas.cluster import (
+    AdoptAggregators,
+    AggregatorHeartbeat,
+    AggregatorList,
+    ClusterReport,
+    DeallocateAggregators,
+    ListAggregators,
+)
+from slackwater.services.controller import assigning, hosting, moving
+from slackwater.services.controller.snapshot import free_slots, shared
+from slackwater.services.controller.state import Asked, State, numbered
+
+
+def heard(state: State, heartbeat: AggregatorHeartbeat, now_s: float) -> None:
+    entry = state.aggregator(AggregatorId(heartbeat.id), now_s)
+    if heartbeat.incarnation < entry.incarnation:
+        return  # Of an instance that was replaced.
+    news = not entry.alive or heartbeat.incarnation != entry.incarnation
+    entry.heartbeat, entry.seen_s, entry.alive = heartbeat, now_s, True
+    if not news:
+        return
+    if entry.checked != entry.incarnation and (entry.ours or state.users(entry.id)):
+        moving.ask_held(state, entry.id, now_s)
+    for job in state.users(entry.id):
+        hosting.host(state, job, now_s)
+        moving.pursue(state, job, now_s)
+
+
+def tick(state: State, now_s: float) -> None:
+    for entry in list(state.aggregators.values()):
+        if entry.alive and now_s - entry.seen_s > LOST_AFTER_S:
+            entry.alive = False
+            if entry.ours:
+                state.log("aggregator.lost", "warning", aggregator=entry.id)
+        unchecked = entry.checked != entry.incarnation
+        due = unchecked or now_s - entry.checked_s >= state.config.resync_s
+        if entry.ours and due:
+            moving.ask_held(state, entry.id, now_s)
+
+
+# What the master knows --------------------------------------------------------------------------
+
+
+def ask_pool(state: State, now_s: float) -> None:
+    state.ask_master("pool", "aggregators", ListAggregators(), now_s)
+
+
+def listed(state: State, asked: Asked, answer: Message, now_s: float) -> None:
+    """Which aggregators are ours: all of a restart's knowledge, and the cure for leaks."""
+    if not isinstance(answer, AggregatorList):
+        return
+    ours = {
+        info.record.id: info for info in answer.aggregators if info.record.cluster == state.cluster
+    }
+    for id, info in sorted(ours.items()):
+        entry = state.aggregator(id, now_s)
+        if entry.heartbeat is None and info.alive and info.heartbeat is not None:
+            heard(state, info.heartbeat, now_s)
+        if entry.ours and entry.request:
+            continue
+        entry.temporary = info.record.temporary_for is not None
+        entry.ours, entry.ours_since_s, entry.request = True, now_s, info.record.request
+        for job in state.living():
+            if job.wish is not None and job.wish.request == entry.request:
+                entry.reserved_for = job.id
+    for entry in state.aggregators.values():
+        if entry.ours and entry.id not in ours and entry.ours_since_s < asked.at_s:
+            entry.ours = False
+            if state.users(entry.id):
+                state.log("aggregator.disowned", "error", aggregator=entry.id)
+    state.pool_known = True
+
+
+# Giving back and adopting -----------------------------------------------------------------------
+
+
+def sweep(state: State, now_s: float) -> None:
+    if not state.pool_known:
+        return
+    used = {a for job in state.jobs.values() for a in job.involved()}
+    private = {a for job in state.living() for a in job.record.temporary}
+    granting = {
+        numbered(job.id, "a", job.record.asks)
+        for job in state.living()
+        if f"allocate/{job.id}" in state.asked
+    }
+    for id in sorted(state.aggregators):
+        entry = state.aggregators[id]
+        if not entry.ours or not entry.request or entry.request in granting:
+            continue
+        if entry.reserved_for is not None:
+            owner = state.jobs.get(entry.reserved_for)
+            if owner is not None and owner.wish is not None:
+                continue
+            entry.reserved_for = None
+        if id not in used:
+            _give_back(state, id, now_s)
+        elif entry.temporary and id not in private:
+            message = AdoptAggregators(cluster=state.cluster, aggregators=(id,))
+            state.ask_master(f"adopt/{id}", "adopt", message, now_s)
+
+
+def _give_back(state: State, id: AggregatorId, now_s: float) -> None:
+    """Once it was seen empty after its last change; a dead one as it is."""
+    entry = state.aggregators[id]
+    if entry.alive and entry.empty_s < max(entry.changed_s, entry.ours_since_s):
+        moving.ask_held(state, id, now_s)
+        return
+    if not entry.alive and not state.gone(id, now_s):
+        return
+    message = DeallocateAggregators(
+        cluster=state.cluster, aggregators=(id,), requests=(entry.request,)
+    )
+    state.ask_master(f"deallocate/{id}", "deallocate", message, now_s)
+
+
+def deallocated(state: State, id: AggregatorId, answer: Message) -> None:
+    if isinstance(answer, Refused):
+        return  # The sweep asks again.
+    entry = state.aggregators[id]
+    entry.ours, entry.request, entry.temporary, entry.checked = False, "", False, -1
+    for job in state.living():  # Whoever has it next starts without its history.
+        record = job.record
+        if id in record.excluded or id in record.crowded:
+            state.change(
+                job,
+                excluded=tuple(a for a in record.excluded if a != id),
+                crowded=tuple(a for a in record.crowded if a != id),
+            )
+
+
+def adopted(state: State, id: AggregatorId, answer: Message) -> None:
+    if not isinstance(answer, Refused):
+        state.aggregators[id].temporary = False
+
+
+# What the master must know ----------------------------------------------------------------------
+
+
+def report(state: State, now_s: float) -> None:
+    """Free CPU: the sum of F_n / C_n times cpu_share over the shared aggregators."""
+    free_cpu = 0.0
+    slots = free_slots(state)
+    for entry in shared(state):
+        free_s, cycle_s = slots[entry.id]
+        free_cpu += entry.cpu_share * (max(0.0, free_s / cycle_s) if cycle_s else 1.0)
+    counted = tuple(
+        job.id
+        for job in state.living()
+        if job.record.profile is not None and job.record.places and not job.record.temporary
+    )
+    message = ClusterReport(
+        cluster=state.cluster,
+        free_cpu=free_cpu,
+        aggregators=tuple(id for id in sorted(state.aggregators) if state.aggregators[id].ours),
+        jobs=counted,
+        at_s=now_s,
+    )
+    state.out.append(Publish(subjects.telemetry("controller", state.cluster, "report"), message))
+
+
+def lose_and_retry(state: State, now_s: float) -> None:
+    """What time alone makes due, job by job."""
+    for job in list(state.jobs.values()):
+        if job.record.phase == "released":
+            hosting.let_go(state, job, now_s)
+            continue
+        assigning.lose(state, job, now_s)
+        assigning.derive(state, job, now_s)
+        wish = job.wish
+        impatient = (
+            wish is not None
+            and wish.cause == "start"
+            and wish.at_least == 0
+            and now_s - wish.since_s >= state.config.unprofiled_after_s
+        )
+        if wish is not None and (impatient or now_s >= wish.next_s):
+            assigning.decide(state, job, now_s)
+        hosting.host(state, job, now_s)
+        moving.pursue(state, job, now_s)

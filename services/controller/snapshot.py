@@ -1,0 +1,99 @@
+"""The frozen snapshot of the cluster that a placement policy decides from."""
+
+from slackwater.common.limits import POOL_MAX
+from slackwater.schemas.base import AggregatorId
+from slackwater.services.controller.policies.scheme import Packing
+from slackwater.services.controller.policies.view import AggregatorView, ClusterView, JobView
+from slackwater.services.controller.state import Aggregator, Job, State
+
+
+def shared(state: State) -> list[Aggregator]:
+    """The aggregators that jobs share: ours, alive, no job's temporary or own ones."""
+    private: set[AggregatorId] = set()
+    used: set[AggregatorId] = set()
+    for job in state.living():
+        private.update(job.record.temporary)
+        if state.adapts(job):
+            used |= job.homes()
+        else:
+            private |= job.homes()
+    return [
+        entry
+        for id, entry in sorted(state.aggregators.items())
+        if entry.ours and entry.alive and id in used and id not in private
+    ]
+
+
+def usable(state: State, aggregator: AggregatorId) -> float:
+    """Less than all of the cycle where a job that still runs has lost speed."""
+    crowded = any(aggregator in job.record.crowded for job in state.living())
+    return state.config.usable_reduced if crowded else 1.0
+
+
+def cluster_view(
+    state: State,
+    job: Job | None,
+    *,
+    new_max: int = POOL_MAX,
+    without: frozenset[AggregatorId] = frozenset(),
+    forced: bool = False,
+    others: tuple[JobView, ...] | None = None,
+) -> ClusterView:
+    """The cluster as `job`'s placement is decided in. `others` stand in for the jobs as they are
+    (while several are being reassigned)."""
+    aggregators = tuple(
+        AggregatorView(entry.id, entry.cpu_share, usable(state, entry.id))
+        for entry in shared(state)
+        if entry.id not in without
+    )
+    if others is None:
+        others = tuple(
+            job_view(state, other)
+            for other in state.living()
+            if other is not job
+            and other.record.places
+            and not other.record.temporary
+            and state.adapts(other)
+        )
+    shares = [entry.cpu_share for entry in state.aggregators.values() if entry.cpu_share > 0]
+    return ClusterView(
+        aggregators=aggregators,
+        jobs=others,
+        new_share=min(shares, default=1.0),
+        new_max=new_max,
+        loss_limit=state.config.loss_limit,
+        forced=forced,
+    )
+
+
+def job_view(
+    state: State,
+    job: Job,
+    open_buckets: frozenset[int] = frozenset(),
+    lost: frozenset[int] = frozenset(),
+    standalone: bool = False,
+) -> JobView:
+    """The job, its `open_buckets` to be decided; `lost` ones of these live nowhere any more."""
+    record = job.record
+    homes = [place.aggregator for place in record.target or record.places]
+    known = bool(homes)
+    return JobView(
+        id=job.id,
+        servers=record.spec.servers,
+        iteration_s=record.profile.iteration_s if record.profile else 0.0,
+        task_cpu_s=record.profile.task_cpu_s if record.profile else (),
+        places=tuple(
+            None if not known or bucket in open_buckets else homes[bucket]
+            for bucket in range(len(record.buckets))
+        ),
+        current=tuple(None if bucket in lost else home for bucket, home in enumerate(homes)),
+        excluded=frozenset(record.excluded),
+        standalone=standalone,
+    )
+
+
+def free_slots(state: State) -> dict[AggregatorId, tuple[float, float]]:
+    """(F_n, C_n) of every shared aggregator; C_n is 0 where no profiled job is."""
+    view = cluster_view(state, None)
+    packing = Packing(view)
+    return {aggregator.id: packing.free_s(aggregator.id) for aggregator in view.aggregators}

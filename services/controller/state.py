@@ -1,0 +1,266 @@
+"""What a controller knows: its jobs' records, its aggregators, and what is on its way.
+
+Only the records (`JobPlacement`) are durable; everything else is learned again after a restart.
+`State` collects the effects of a step; the modules beside this one are functions on it.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any, Literal
+
+import msgspec
+
+from slackwater.common.effects import Effect, Log, Persist, Publish, Request
+from slackwater.common.limits import LOST_AFTER_S
+from slackwater.schemas import subjects
+from slackwater.schemas.base import AggregatorId, ClusterId, JobId, Message
+from slackwater.schemas.cluster import AggregatorHeartbeat
+from slackwater.schemas.jobs import JobEvent
+from slackwater.schemas.placement import BucketPlace, Endpoint, JobPlacement
+from slackwater.services.controller.config import ControllerConfig
+from slackwater.services.controller.policies import load_policy
+from slackwater.services.controller.policies.view import Memory, Policy
+
+ASK_BUDGET_S = 10.0
+"""The shell retries this long; the tick asks again after that."""
+RETRY_S_MAX = 60.0
+
+Cause = Literal["start", "profiled", "reverted", "lost"]
+
+
+@dataclass(slots=True)
+class Wish:
+    """A decision that waits for the master's approval, or for its turn."""
+
+    cause: Cause
+    since_s: float
+    next_s: float
+    wait_s: float
+    refused: bool = False
+    hopeless: bool = False
+    """The master said that the number asked for can never be had."""
+    at_least: int = 0
+    request: str = ""
+    """The allocation request that is not answered with aggregators yet."""
+    standalone: bool = False
+
+
+@dataclass(slots=True)
+class Job:
+    """A job's record, and what is known of it now."""
+
+    record: JobPlacement
+    confirmed: dict[AggregatorId, tuple[int, float]] = field(default_factory=dict)
+    """Aggregator -> the incarnation that confirmed to host the job's buckets there, and when."""
+    located: bool = False
+    copied: set[int] = field(default_factory=set)
+    worker_done: set[int] = field(default_factory=set)
+    copied_all_s: float = 0.0
+    initiated: set[tuple[AggregatorId, AggregatorId]] = field(default_factory=set)
+    """(old, new) pairs whose MIGRATE_INIT was confirmed."""
+    missing_s: dict[int, float] = field(default_factory=dict)
+    """Moving bucket -> when its old aggregator was found not to hold it."""
+    synced_s: float = 0.0
+    wish: Wish | None = None
+    settled_s: float = 0.0
+    """Since when the job's placement is what it is."""
+    dropped: set[AggregatorId] = field(default_factory=set)
+
+    @property
+    def id(self) -> JobId:
+        return self.record.plan.job
+
+    @property
+    def moving(self) -> bool:
+        return bool(self.record.target)
+
+    @property
+    def location_epoch(self) -> int:
+        return sum(place.location_epoch for place in self.record.places)
+
+    def target(self, bucket: int) -> BucketPlace:
+        """Where the bucket is to be: the migration's target, or where it is."""
+        return self.record.target[bucket] if self.record.target else self.record.places[bucket]
+
+    def moved(self) -> list[int]:
+        """The buckets of the running migration."""
+        return [
+            bucket
+            for bucket, (old, new) in enumerate(
+                zip(self.record.places, self.record.target, strict=False)
+            )
+            if old.aggregator != new.aggregator
+        ]
+
+    def homes(self) -> set[AggregatorId]:
+        """The aggregators that the job's buckets are on, or going to."""
+        return {place.aggregator for place in self.record.target or self.record.places}
+
+    def hosted_by(self, aggregator: AggregatorId, incarnation: int, before_s: float) -> bool:
+        """Whether that incarnation had confirmed by then."""
+        found, at_s = self.confirmed.get(aggregator, (-1, 0.0))
+        return found == incarnation >= 0 and at_s <= before_s
+
+    def involved(self) -> set[AggregatorId]:
+        return (
+            {place.aggregator for place in self.record.places}
+            | {place.aggregator for place in self.record.target}
+            | set(self.record.temporary)
+        )
+
+
+@dataclass(slots=True)
+class Aggregator:
+    id: AggregatorId
+    seen_s: float
+    heartbeat: AggregatorHeartbeat | None = None
+    alive: bool = False
+    ours: bool = False
+    ours_since_s: float = 0.0
+    temporary: bool = False
+    """The master has it down as temporary."""
+    request: str = ""
+    """The allocation by which it is ours."""
+    reserved_for: JobId | None = None
+    """Allocated for this job's next assignment; nothing of it is there yet."""
+    changed_s: float = 0.0
+    """When an assignment here changed last: windows from before say nothing."""
+    checked: int = -1
+    """The incarnation whose buckets were compared with the records."""
+    checked_s: float = 0.0
+    empty_s: float = -1.0
+    """When it was last seen to hold nothing."""
+
+    @property
+    def incarnation(self) -> int:
+        return self.heartbeat.incarnation if self.heartbeat else -1
+
+    @property
+    def cpu_share(self) -> float:
+        return self.heartbeat.cpu_share if self.heartbeat else 0.0
+
+    def endpoint(self) -> Endpoint:
+        assert self.heartbeat is not None
+        return Endpoint(aggregator=self.id, addresses=self.heartbeat.addresses)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request on its way: when, and to which incarnation."""
+
+    at_s: float
+    incarnation: int = -1
+
+
+class State:
+    def __init__(self, config: ControllerConfig, rng: Random) -> None:
+        self.config = config
+        self.rng = rng
+        self.cluster = ClusterId(config.id)
+        self.bucket = f"placements_{config.id}"
+        self.epoch = 0
+        self.jobs: dict[JobId, Job] = {}
+        self.aggregators: dict[AggregatorId, Aggregator] = {}
+        self.asked: dict[str, Asked] = {}
+        self.pool_known = False
+        """Whether the master's list of our aggregators was seen since the start."""
+        self.pool_asked_s = 0.0
+        self.recycle_due = False
+        self.out: list[Effect] = []
+        self.policies: dict[str, Policy] = {}
+        self.memories: dict[str, Memory] = {}
+        self.policy_named(config.policy)
+
+    # Lookups --------------------------------------------------------------------------------------
+
+    def policy_named(self, name: str) -> Policy:
+        if name not in self.policies:
+            self.policies[name] = load_policy(name)
+        return self.policies[name]
+
+    def policy_name(self, job: Job) -> str:
+        return job.record.spec.aggregation or self.config.policy
+
+    def adapts(self, job: Job) -> bool:
+        """Whether the job shares aggregators: monitored, reverted, recycled."""
+        return self.policy_named(self.policy_name(job)).adapts
+
+    def aggregator(self, id: AggregatorId, now_s: float) -> Aggregator:
+        """The entry; a new one has the benefit of the doubt for as long as one just heard."""
+        if id not in self.aggregators:
+            self.aggregators[id] = Aggregator(id, seen_s=now_s)
+        return self.aggregators[id]
+
+    def alive(self, id: AggregatorId) -> bool:
+        entry = self.aggregators.get(id)
+        return entry is not None and entry.alive
+
+    def gone(self, id: AggregatorId, now_s: float) -> bool:
+        """Away for so long that its buckets go elsewhere."""
+        entry = self.aggregators.get(id)
+        if entry is None or entry.alive:
+            return False
+        return now_s - entry.seen_s > max(self.config.rehost_after_s, LOST_AFTER_S)
+
+    def living(self) -> Iterator[Job]:
+        """Jobs that have not ended, in the order of their ids."""
+        for id in sorted(self.jobs):
+            if self.jobs[id].record.phase != "released":
+                yield self.jobs[id]
+
+    def users(self, aggregator: AggregatorId) -> list[Job]:
+        return [job for job in self.living() if aggregator in job.homes()]
+
+    # Effects --------------------------------------------------------------------------------------
+
+    def change(self, job: Job, **changes: Any) -> None:
+        """Store the job's changed record; this precedes all that depends on it."""
+        job.record = msgspec.structs.replace(job.record, epoch=self.epoch, **changes)
+        self.out.append(Persist(self.bucket, job.id, job.record))
+
+    def forget(self, job: Job) -> None:
+        del self.jobs[job.id]
+        self.out.append(Persist(self.bucket, job.id, None))
+
+    def tell(self, job: Job, fact: str, now_s: float, **detail: str) -> None:
+        event = JobEvent(
+            job=job.id,
+            fact=fact,
+            at_s=now_s,
+            cluster=self.cluster,
+            reason=job.record.reason,
+            detail=detail,
+        )
+        self.out.append(Publish(subjects.event("job", job.id, fact), event))
+
+    def ask(self, key: str, subject: str, message: Message, asked: Asked, lane: str = "") -> None:
+        """Send a command unless the same is on its way."""
+        if key in self.asked:
+            return
+        self.asked[key] = asked
+        self.out.append(Request(subject, message, key, lane=lane, budget_s=ASK_BUDGET_S))
+
+    def ask_aggregator(
+        self, key: str, verb: str, aggregator: AggregatorId, message: Message, now_s: float
+    ) -> None:
+        """Commands about one job reach one aggregator in the order in which they were decided."""
+        asked = Asked(now_s, self.aggregators[aggregator].incarnation)
+        lane = f"{aggregator}/{key.split('/')[1]}"
+        self.ask(key, subjects.command("aggregator", aggregator, verb), message, asked, lane)
+
+    def ask_master(self, key: str, verb: str, message: Message, now_s: float) -> None:
+        subject = subjects.command("master", subjects.MASTER, verb)
+        self.ask(key, subject, message, Asked(now_s))
+
+    def log(self, event: str, level: str = "info", **fields: Any) -> None:
+        self.out.append(Log(event, {"cluster": self.cluster, **fields}, level))
+
+
+def numbered(job: JobId, kind: str, number: int) -> str:
+    """An id for the job's n-th request or migration: legible, unique, at most 63 characters."""
+    if len(job) <= 40:
+        return f"{job}-{kind}{number}"
+    digest = hashlib.blake2s(job.encode(), digest_size=4).hexdigest()
+    return f"{job[:32]}-{digest}-{kind}{number}"

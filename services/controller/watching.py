@@ -1,0 +1,221 @@
+"""Feedback (AutoPS sections 3.3.1 and 3.3.2): revert what slows a job, recycle what is little used.
+
+A window counts only if it lies wholly after the last change on every aggregator of its job. If the
+job lost more than LossLimit of its standalone speed in it, the newest assignment among the jobs
+that share its aggregators is undone: that job may not return to where the loss was, those
+aggregators may be filled less, and it is assigned again, with a new aggregator where nothing else
+fits. A job is reverted a bounded number of times, so two jobs cannot chase each other for ever. A
+job that shares with nobody is never reverted; if it loses on fewer aggregators than it asked for,
+it gets those.
+
+When a job has ended, the least loaded aggregator's buckets are reassigned to the others without new
+allocations; while that succeeds, it is repeated with the next.
+"""
+
+from dataclasses import replace
+
+import msgspec
+
+from slackwater.schemas.base import AggregatorId
+from slackwater.schemas.telemetry import JobProfiled, WindowMeasured
+from slackwater.services.controller import assigning, moving
+from slackwater.services.controller.policies.view import JobView, validate
+from slackwater.services.controller.snapshot import cluster_view, free_slots, job_view, shared
+from slackwater.services.controller.state import Job, State
+
+COST_CHANGE = 0.2
+"""A task's cost that moved less than this share is not worth a record."""
+
+
+# Profiles -----------------------------------------------------------------------------------------
+
+
+def profiled(state: State, job: Job, fact: JobProfiled, now_s: float) -> None:
+    record, profile = job.record, fact.profile
+    if len(profile.task_cpu_s) != len(record.buckets) or profile.iteration_s <= 0.0:
+        state.log("profile.unfit", "warning", job=job.id, tasks=len(profile.task_cpu_s))
+        return
+    if fact.location_epoch != job.location_epoch or not record.places or job.moving:
+        return  # Of another placement; the profiler measures this one too.
+    if record.phase == "profiling" and record.profile is None:
+        state.change(job, profile=profile)
+        state.tell(
+            job,
+            "measured",
+            now_s,
+            iteration_s=f"{profile.iteration_s:.6g}",
+            cpu_s=f"{sum(profile.task_cpu_s):.6g}",
+        )
+        assigning.want(state, job, "profiled", now_s)
+    elif record.profile is None:
+        state.change(job, profile=profile)
+    elif _moved(record.profile.task_cpu_s, profile.task_cpu_s):
+        # The standalone iteration stays what it was: the yardstick of every later window.
+        kept = msgspec.structs.replace(record.profile, task_cpu_s=profile.task_cpu_s)
+        state.change(job, profile=kept)
+
+
+def _moved(old: tuple[float, ...], new: tuple[float, ...]) -> bool:
+    return abs(sum(new) - sum(old)) > COST_CHANGE * sum(old)
+
+
+# Windows ------------------------------------------------------------------------------------------
+
+
+def measured(state: State, job: Job, window: WindowMeasured, now_s: float) -> None:
+    record = job.record
+    steady = record.phase == "steady" and record.profile is not None and state.adapts(job)
+    if not steady or window.location_epoch != job.location_epoch or window.iteration_s <= 0.0:
+        return
+    assert record.profile is not None
+    neighbours = _neighbours(state, job)
+    if any(each.record.phase != "steady" and each.record.profile for each in neighbours):
+        return  # Something changes here already.
+    begun_s = now_s - window.iterations * window.iteration_s
+    changed_s = max(state.aggregators[a].changed_s for a in job.homes())
+    if begun_s < max(changed_s, job.settled_s):
+        return
+    loss = 1.0 - record.profile.iteration_s / window.iteration_s
+    if loss <= state.config.loss_limit:
+        _forgive(state, job)
+        return
+    if any(each.wish is not None for each in (job, *neighbours)):
+        return  # A remedy is on its way, or was refused and is asked for again.
+    if neighbours:
+        _revert(state, job, neighbours, loss, window, now_s)
+    elif len(job.homes()) < record.spec.servers:
+        _tell_reverted(state, job, job, loss, window, sorted(job.homes()), now_s)
+        assigning.want(state, job, "reverted", now_s, standalone=True)
+
+
+def _neighbours(state: State, job: Job) -> list[Job]:
+    """The jobs that share an aggregator with this one."""
+    homes = job.homes()
+    return [other for other in state.living() if other is not job and other.homes() & homes]
+
+
+def _forgive(state: State, job: Job) -> None:
+    """It is well where it is, though it may have been told to leave and could not."""
+    stuck = job.homes() & set(job.record.excluded)
+    if stuck and job.wish is not None and job.wish.cause == "reverted":
+        job.wish = None
+        left = tuple(a for a in job.record.excluded if a not in stuck)
+        state.change(job, excluded=left, reason="")
+
+
+def _revert(
+    state: State, victim: Job, neighbours: list[Job], loss: float, window: WindowMeasured,
+    now_s: float,
+) -> None:  # fmt: skip
+    """Undo the newest assignment that could cause the loss and may still be undone."""
+    suspects = [
+        job
+        for job in (victim, *neighbours)
+        if state.adapts(job)
+        and job.record.profile
+        and job.record.reverts < state.config.reverts_max
+    ]
+    if not suspects:
+        state.log("revert.exhausted", "warning", job=victim.id, loss=round(loss, 4))
+        return
+    newest = max(suspects, key=lambda job: (job.record.assigned_s, job.id))
+    if newest is victim:
+        others = {a for each in neighbours for a in each.homes()}
+    else:
+        others = victim.homes()
+    where = newest.homes() & others
+    record = newest.record
+    state.change(
+        newest,
+        reverts=record.reverts + 1,
+        excluded=tuple(sorted({*record.excluded, *where})),
+        crowded=tuple(sorted({*record.crowded, *where})),
+    )
+    _tell_reverted(state, newest, victim, loss, window, sorted(where), now_s)
+    assigning.want(state, newest, "reverted", now_s)
+
+
+def _tell_reverted(
+    state: State, job: Job, victim: Job, loss: float, window: WindowMeasured,
+    where: list[AggregatorId], now_s: float,
+) -> None:  # fmt: skip
+    assert victim.record.profile is not None
+    state.tell(
+        job,
+        "reverted",
+        now_s,
+        loss=f"{loss:.4f}",
+        loser=victim.id,
+        iteration_s=f"{window.iteration_s:.6g}",
+        standalone_s=f"{victim.record.profile.iteration_s:.6g}",
+        aggregators=",".join(where),
+    )
+
+
+# Recycling ----------------------------------------------------------------------------------------
+
+
+def recycle(state: State, now_s: float) -> None:
+    """One aggregator at a time, while nothing else changes; the next when it is empty."""
+    if not state.recycle_due:
+        return
+    jobs = [job for job in state.living() if state.adapts(job) and not job.record.temporary]
+    busy = any(
+        job.wish is not None or job.moving or job.record.phase in ("hosting", "released")
+        for job in jobs
+    )
+    if busy or any(job.record.phase == "released" for job in state.jobs.values()):
+        return
+    state.recycle_due = False
+    slots = free_slots(state)
+    if len(slots) < 2:
+        return
+    loads = {
+        id: 1.0 - free_s / cycle_s if cycle_s else 0.0 for id, (free_s, cycle_s) in slots.items()
+    }
+    least = min(loads, key=lambda id: (loads[id], id))
+    plans = _empty_out(state, least)
+    if plans is None:
+        return
+    state.recycle_due = True  # Another may follow.
+    for job, homes in plans:
+        moving.begin(state, job, homes, "recycled", now_s)
+
+
+def _empty_out(
+    state: State, aggregator: AggregatorId
+) -> list[tuple[Job, list[AggregatorId]]] | None:
+    """New homes for all that is there, or None: it stays."""
+    present = [entry.id for entry in shared(state)]
+    jobs = [job for job in state.living() if job.homes() & set(present) and state.adapts(job)]
+    if any(job.record.profile is None for job in jobs):
+        return None
+    if len(jobs) == 1 and len(jobs[0].homes()) <= jobs[0].record.spec.servers:
+        return None  # Alone in its cluster, it keeps what it asked for.
+    views: dict[str, JobView] = {job.id: job_view(state, job) for job in jobs}
+    plans: list[tuple[Job, list[AggregatorId]]] = []
+    for job in jobs:
+        leaving = frozenset(
+            bucket
+            for bucket, place in enumerate(job.record.places)
+            if place.aggregator == aggregator
+        )
+        if not leaving:
+            continue
+        others = tuple(
+            replace(each, places=tuple(p if p != aggregator else None for p in each.places))
+            for id, each in views.items()
+            if id != job.id
+        )
+        view = cluster_view(state, job, new_max=0, without=frozenset({aggregator}), others=others)
+        # Not `current`: alone or not, this is about leaving.
+        subject = replace(job_view(state, job, leaving), current=())
+        name = state.policy_name(job)
+        plan, _ = state.policy_named(name).assign(view, subject, state.memories.get(name))
+        validate(plan, view, subject)
+        if not plan.places:
+            return None
+        homes = [AggregatorId(place) for place in plan.places]
+        views[job.id] = replace(views[job.id], places=tuple(homes))
+        plans.append((job, homes))
+    return plans or None
