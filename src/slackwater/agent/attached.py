@@ -168,10 +168,10 @@ class Staged:
     def keeps(self, old: Attached, iteration: int) -> bool:
         return isinstance(old, Staged) and old.staging is self.staging
 
-    async def push(self, iteration: int, hyper: Hyper) -> None:
-        """Write slot, hyper-parameters, then the word; nothing, if the word says so already.
-        Raises Unavailable, AccessRefused."""
-        if self._pushed == iteration:
+    async def push(self, iteration: int, hyper: Hyper, *, again: bool) -> None:
+        """Write slot, hyper-parameters, then the word; nothing if the word says so already, unless
+        what it vouches for was refused (`again`). Raises Unavailable, AccessRefused."""
+        if self._pushed == iteration and not again:
             return
         write, geometry, rank = self.channel.write, self._geometry, self._rank
         gradient, parameters = self.staging.gradient, self.staging.parameters[0]

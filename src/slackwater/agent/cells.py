@@ -54,6 +54,8 @@ class Cell:
         self.hyper = hyper
         """Of the iteration being produced, or outstanding."""
         self.refused: PushRefused | None = None
+        self.was_refused = False
+        """The region may hold a gradient that does not count."""
 
     @property
     def settled(self) -> bool:

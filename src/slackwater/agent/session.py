@@ -281,9 +281,12 @@ class Session:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            if not isinstance(error, SlackwaterError):
-                error = Fatal(f"{self._who()}: {error!r}")
-            self._fail(error)
+            if isinstance(error, SlackwaterError):
+                self._fail(error)
+                return
+            failure = Fatal(f"{self._who()}: {error!r}")
+            failure.__cause__ = error
+            self._fail(failure)
 
     def _flush(self) -> None:
         self._flush_due = False
@@ -328,6 +331,7 @@ class Session:
                 case WriteSeed():
                     self._spawn(self._seed(effect))
                 case Refuse(bucket=bucket, refused=refused):
+                    self.cells[bucket].was_refused = True
                     self.cells[bucket].refused = refused
                     if self._waiter is not None:
                         self._waiter.release()
@@ -514,7 +518,8 @@ class Session:
             return
         try:
             async with self._transfers:
-                await slots.push(ring.iteration, cell.hyper)
+                await slots.push(ring.iteration, cell.hyper, again=cell.was_refused)
+            cell.was_refused = False
             channel.send(encode_rings([(ring.handle, ring.iteration)]))
         except (Unavailable, Rejected) as error:
             await self._drop(ring.aggregator, channel, error)
@@ -550,9 +555,10 @@ class Session:
     def _newest(self, cell: Cell) -> list[Array]:
         if cell.source is not None:
             return [cell.parameters(position) for position in range(len(cell.tensors))]
-        zero = np.zeros(1, np.float32)
+        values = self._initial
         return [
-            self._initial.get(spec.name, np.broadcast_to(zero, spec.shape)) for spec in cell.tensors
+            values[t.name] if t.name in values else np.broadcast_to(np.float32(0.0), t.shape)
+            for t in cell.tensors
         ]
 
     async def _drop(self, aggregator: AggregatorId, channel: Channel, error: Exception) -> None:
