@@ -1,0 +1,26 @@
+"""The profiler's configuration."""
+
+from typing import Annotated
+
+import msgspec
+
+from slackwater.common.config import ServiceConfig
+from slackwater.schemas.base import IdText
+
+Duration = Annotated[float, msgspec.Meta(gt=0.0)]
+
+
+class ProfilerConfig(ServiceConfig, kw_only=True, frozen=True):
+    """Fields with unit, default and meaning."""
+
+    id: IdText = "p0"
+    warm_up_iterations: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 2
+    """The first iterations under a placement, which do not count."""
+    profile_iterations: Annotated[int, msgspec.Meta(ge=1, le=4096)] = 10
+    """Iterations of every rank that a profile needs (5 in the embedded demonstration)."""
+    window_iterations: Annotated[int, msgspec.Meta(ge=1, le=4096)] = 100
+    """Iterations of one monitor window (20 in the embedded demonstration)."""
+    host_period_s: Duration = 5.0
+    """Seconds between two measurements of the host's load."""
+    forget_after_s: Duration = 600.0
+    """A job of which nothing was heard for so many seconds is forgotten."""

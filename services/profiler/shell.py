@@ -1,0 +1,53 @@
+"""The profiler's shell: its subjects, and the host's load by psutil."""
+
+import psutil
+
+from slackwater.common.shell.definition import Port, ServiceDefinition
+from slackwater.common.world import World
+from slackwater.schemas import subjects
+from slackwater.schemas.jobs import JobEvent
+from slackwater.schemas.telemetry import HostLoad, IterationsObserved, TasksObserved
+from slackwater.services.profiler.config import ProfilerConfig
+from slackwater.services.profiler.core import HostMeasured, Profiler
+
+
+class _Host:
+    """Handler of `host-load`."""
+
+    def __init__(self) -> None:
+        self._port: Port | None = None
+
+    async def start(self, port: Port) -> None:
+        self._port = port
+        psutil.cpu_percent()  # The first call only sets the mark that the next measures from.
+
+    def load(self) -> HostMeasured:
+        assert self._port is not None
+        return HostMeasured(
+            HostLoad(
+                cpu_percent=psutil.cpu_percent(),
+                memory_percent=psutil.virtual_memory().percent,
+                cores=psutil.cpu_count() or 1,
+                load1=psutil.getloadavg()[0],
+                at_s=self._port.now_s(),
+            )
+        )
+
+
+def definition(config: ProfilerConfig, world: World) -> ServiceDefinition:
+    host = _Host()
+    return ServiceDefinition(
+        service="profiler",
+        id=config.id,
+        core=Profiler(config),
+        description="Measures iterations, task costs and host load; says profiles and windows.",
+        subscriptions={
+            subjects.telemetries("job", what="iterations"): IterationsObserved,
+            subjects.telemetries("aggregator", what="tasks"): TasksObserved,
+            subjects.events("job", fact="completed"): JobEvent,
+            subjects.events("job", fact="failed"): JobEvent,
+            subjects.events("job", fact="cancelled"): JobEvent,
+        },
+        handlers={"host-load": host.load},
+        on_start=host.start,
+    )

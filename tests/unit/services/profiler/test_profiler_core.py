@@ -1,0 +1,145 @@
+"""Profiles and windows from reports that are lost, repeated, late, and from two placements."""
+
+from statistics import median
+from typing import TypeVar
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slackwater.common.effects import Effect, Observed, Publish
+from slackwater.schemas.base import AggregatorId, JobId
+from slackwater.schemas.telemetry import (
+    IterationsObserved,
+    JobProfiled,
+    TaskCost,
+    TasksObserved,
+    WindowMeasured,
+)
+from slackwater.services.profiler.config import ProfilerConfig
+from slackwater.services.profiler.core import Profiler
+from slackwater.services.profiler.windows import Iterations
+
+JOB = JobId("j")
+T = TypeVar("T")
+
+
+def profiler() -> Profiler:
+    config = ProfilerConfig(warm_up_iterations=2, profile_iterations=5, window_iterations=20)
+    return Profiler(config)
+
+
+def report(
+    rank: int,
+    first: int,
+    durations_s: list[float],
+    epoch: int = 2,
+    workers: int = 2,
+    buckets: int = 2,
+) -> Observed:
+    message = IterationsObserved(
+        job=JOB,
+        rank=rank,
+        first_iteration=first,
+        durations_s=tuple(durations_s),
+        location_epoch=epoch,
+        bytes_pushed=0,
+        bytes_pulled=0,
+        workers=workers,
+        buckets=buckets,
+    )
+    return Observed("", message)
+
+
+def costs(*buckets: int) -> Observed:
+    tasks = tuple(
+        TaskCost(job=JOB, bucket=b, executions=3, cpu_s=0.01 * (b + 1), nbytes=8) for b in buckets
+    )
+    message = TasksObserved(aggregator=AggregatorId("a"), period_s=1.0, tasks=tasks)
+    return Observed("", message)
+
+
+def said(effects: list[Effect], kind: type[T]) -> list[T]:
+    return [e.message for e in effects if isinstance(e, Publish) and isinstance(e.message, kind)]
+
+
+def test_a_profile_needs_all_ranks_all_costs_and_leaves_the_warm_up_out() -> None:
+    core = profiler()
+    core.step(costs(0), 0.0)
+    slow_start = [9.0, 9.0, 1.0, 1.1, 1.2, 1.3, 1.4]
+    assert core.step(report(0, 1, slow_start), 0.0) == []
+    assert core.step(report(1, 1, [9.0, 9.0, 2.0, 2.1, 2.2, 2.3, 2.4]), 0.0) == []
+    (fact,) = said(core.step(costs(1), 0.0), JobProfiled)
+    assert fact.location_epoch == 2
+    assert fact.profile.iteration_s == 2.2  # The slowest rank's median.
+    assert fact.profile.task_cpu_s == (0.01, 0.02)
+
+
+def test_a_profile_that_may_be_lost_is_said_again_at_twice_the_iterations() -> None:
+    core = profiler()
+    core.step(costs(0, 1), 0.0)
+    counts = []
+    for iteration in range(1, 60):
+        effects = core.step(report(0, iteration, [1.0], workers=1), 0.0)
+        counts += [fact.profile.iterations for fact in said(effects, JobProfiled)]
+    assert counts == [5, 10, 20, 40]
+
+
+def test_windows_follow_each_other_and_a_migration_begins_a_new_one() -> None:
+    core = profiler()
+    core.step(costs(0, 1), 0.0)
+    windows: list[WindowMeasured] = []
+    for iteration in range(1, 34):  # 2 warm up, 20 are a window, 11 are left over
+        windows += said(core.step(report(0, iteration, [1.0], workers=1), 0.0), WindowMeasured)
+    for iteration in range(34, 80):
+        effects = core.step(report(0, iteration, [2.0], epoch=3, workers=1), 0.0)
+        windows += said(effects, WindowMeasured)
+    assert [(w.location_epoch, w.last_iteration, w.iteration_s) for w in windows] == [
+        (2, 22, 1.0),
+        (3, 56, 2.0),
+        (3, 76, 2.0),
+    ]
+
+
+def test_a_restarted_profiler_learns_again_from_what_is_reported_next() -> None:
+    core = profiler()
+    core.step(costs(0, 1), 0.0)
+    for rank in (0, 1):
+        core.step(report(rank, 1, [1.0] * 7), 0.0)
+    core = profiler()
+    core.step(costs(0, 1), 1.0)
+    for first in (8, 12):  # The first report may be of two placements.
+        core.step(report(0, first, [1.0] * 4), 1.0)
+        core.step(report(1, first, [1.0] * 4), 1.0)
+    core.step(report(0, 16, [1.0] * 4), 1.0)
+    assert len(said(core.step(report(1, 16, [1.0] * 4), 1.0), JobProfiled)) == 1
+
+
+def test_without_a_bucket_count_the_costs_must_be_gapless_and_stand_still() -> None:
+    core = profiler()
+    core.step(report(0, 1, [1.0] * 9, workers=1, buckets=0), 0.0)
+    assert core.step(costs(1), 0.0) == []
+    assert core.step(costs(0, 1), 0.0) == []  # Another aggregator may still report.
+    assert len(said(core.step(costs(0, 1), 0.0), JobProfiled)) == 1
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.floats(0.1, 9.0), min_size=30, max_size=60),
+    st.lists(st.tuples(st.integers(0, 59), st.integers(1, 9)), max_size=40),
+)
+def test_repeated_and_lost_reports_never_count_an_iteration_twice(
+    durations_s: list[float], slices: list[tuple[int, int]]
+) -> None:
+    iterations = Iterations(warm_up=0)
+    counted: list[float] = []
+    highest = 0
+    iterations.add(0, 1, [], 1, 1)
+    for start, length in slices:
+        part = durations_s[start : start + length]
+        iterations.add(0, start + 1, part, 1, 1)
+        for index in range(start, start + len(part)):
+            if index >= highest:
+                counted.append(durations_s[index])
+                highest = index + 1
+    expected = (len(counted), median(counted)) if counted else (0, 0.0)
+    assert iterations.profiled() == expected
