@@ -1,0 +1,90 @@
+"""What a user gets wrong: one line that names the field, the value and the remedy, an exit code for
+scripts, and nothing half-done left behind."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.live
+
+
+def run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """The command as its user types it, in an environment that knows no cluster."""
+    program, *arguments = words
+    module = {"slackwater": "main", "loadgen": "loadgen"}[program]
+    env = {k: v for k, v in os.environ.items() if not k.startswith("SLACKWATER_")}
+    return subprocess.run(
+        [sys.executable, "-m", f"slackwater.cli.{module}", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=env | {"COLUMNS": "200"} | environment,
+    )
+
+
+def one_line(done: subprocess.CompletedProcess[str]) -> str:
+    lines = done.stderr.strip().splitlines()
+    assert len(lines) == 1, done.stderr
+    assert "Traceback" not in done.stderr
+    return lines[0]
+
+
+def test_unknown_model_names_its_neighbours(tmp_path: Path) -> None:
+    done = run("slackwater", "submit", "--id", "j1", "--model", "vgg20")
+    assert done.returncode == 65
+    assert "vgg20" in one_line(done)
+    assert "vgg19" in one_line(done)
+
+
+def test_malformed_trace_row_names_file_line_column_and_value(tmp_path: Path) -> None:
+    trace = tmp_path / "bad.csv"
+    trace.write_text("job_id,submission_time,duration,num_gpu\n1,0,10,2\n2,5,soon,4\n")
+    done = run("loadgen", "replay", str(trace), "--report", str(tmp_path / "report"))
+    line = one_line(done)
+    assert done.returncode == 65
+    for part in ("bad.csv", "3", "duration", "soon"):
+        assert part in line
+    assert not (tmp_path / "report").exists()
+
+
+def test_missing_trace_is_named(tmp_path: Path) -> None:
+    done = run("loadgen", "replay", str(tmp_path / "none.csv"))
+    assert done.returncode == 65
+    assert "none.csv" in one_line(done)
+
+
+def test_nobody_listens_at_the_url() -> None:
+    done = run("slackwater", "jobs", "--url", "nats://127.0.0.1:9")
+    assert done.returncode == 69
+    assert "127.0.0.1:9" in one_line(done)
+
+
+def test_no_cluster_is_known(tmp_path: Path) -> None:
+    done = run("slackwater", "jobs", XDG_STATE_HOME=str(tmp_path))
+    assert done.returncode == 69
+    assert "slackwater up" in one_line(done)
+
+
+def test_unknown_config_key_names_the_nearest(tmp_path: Path) -> None:
+    config = tmp_path / "master.toml"
+    config.write_text('id = "m1"\nurl = "nats://127.0.0.1:9"\nagregators_max = 3\n')
+    done = run("slackwater", "run", "master", "--config", str(config))
+    line = one_line(done)
+    assert done.returncode == 78
+    for part in ("master.toml", "agregators_max", "aggregators_max"):
+        assert part in line
+
+
+def test_unknown_service_is_a_usage_error(tmp_path: Path) -> None:
+    done = run("slackwater", "run", "mistress", "--config", "x.toml")
+    assert done.returncode == 2
+    assert "mistress" in done.stderr
+
+
+def test_scales_must_be_positive(tmp_path: Path) -> None:
+    done = run("loadgen", "replay", "--time-scale", "0", "--bytes-scale", "0.1")
+    assert done.returncode == 65
+    assert "--time-scale" in one_line(done)
