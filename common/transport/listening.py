@@ -104,12 +104,13 @@ class Accepted:
     def __init__(self, accept: Accept, on_channel: OnChannel) -> None:
         self._accept = accept
         self._on_channel = on_channel
-        self._channels: set[Channel] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
+        # In order, for the simulation's sake: a set's would differ from run to run.
+        self._channels: dict[Channel, None] = {}
+        self._tasks: dict[asyncio.Task[None], None] = {}
 
     def admit(self, hello: bytes) -> None:
         """Raises Unavailable when there are too many channels, AccessRefused as `accept` does."""
-        self._channels = {channel for channel in self._channels if not channel.closed}
+        self._channels = {channel: None for channel in self._channels if not channel.closed}
         if len(self._channels) >= limits.CHANNELS_MAX:
             raise Unavailable(f"{limits.CHANNELS_MAX} channels are open here: try again later")
         try:
@@ -120,10 +121,10 @@ class Accepted:
             raise AccessRefused(str(error)) from error
 
     def begin(self, channel: Channel) -> None:
-        self._channels.add(channel)
+        self._channels[channel] = None
         task = asyncio.get_running_loop().create_task(self._run(channel))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[task] = None
+        task.add_done_callback(self._tasks.pop)
 
     async def _run(self, channel: Channel) -> None:
         """A handler may return and keep its channel; one that fails loses it."""
@@ -138,9 +139,9 @@ class Accepted:
             await channel.close()
 
     async def close(self) -> None:
-        channels, self._channels = self._channels, set()
+        channels, self._channels = self._channels, {}
         await asyncio.gather(*(channel.close() for channel in channels))
-        tasks = self._tasks - {asyncio.current_task()}
+        tasks = self._tasks.keys() - {asyncio.current_task()}
         if tasks:
             _, late = await asyncio.wait(tasks, timeout=limits.CLOSE_S)
             for task in late:

@@ -118,7 +118,8 @@ class MemoryChannel:
         self._ended: asyncio.Future[None] = self._loop.create_future()
         self._handovers = 0
         self._lane: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], None] = {}
+        """In order: a set's would differ from run to run."""
 
     @property
     def hello(self) -> bytes:
@@ -313,14 +314,14 @@ class MemoryChannel:
         for region in self._opened:
             region.close()
         self._opened.clear()
-        tasks = self._tasks - {asyncio.current_task()}
+        tasks = self._tasks.keys() - {asyncio.current_task()}
         if tasks:
             await asyncio.wait(tasks, timeout=limits.CLOSE_S)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[task] = None
+        task.add_done_callback(self._tasks.pop)
 
 
 class MemoryListener:

@@ -37,15 +37,17 @@ class Region:
         """
         if nbytes <= 0:
             raise Rejected(f"region {label}: {nbytes} bytes, at least 1 is needed")
-        fd = os.memfd_create(label[:60], os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        fd = -1
         try:
+            fd = os.memfd_create(label[:60], os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             os.ftruncate(fd, nbytes)
             if prefault:
                 os.posix_fallocate(fd, 0, nbytes)
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SIZE_SEALS)
             return cls(fd, nbytes, label)
-        except (OSError, OverflowError) as error:
-            os.close(fd)
+        except (OSError, OverflowError, ValueError) as error:
+            if fd >= 0:
+                os.close(fd)
             raise MemoryError(f"region {label}: {nbytes} bytes: {error}") from error
 
     @classmethod

@@ -24,8 +24,11 @@ CASES = ["memory", "memory-mapped", "shm", "tcp"]
 def pytest_asyncio_loop_factories(
     config: pytest.Config, item: pytest.Item
 ) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """Every test of this folder runs on both event loops."""
-    return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+    """What every transport must do it does on both event loops."""
+    loops: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {"asyncio": asyncio.new_event_loop}
+    if item.path.name == "test_conformance.py":
+        loops["uvloop"] = uvloop.new_event_loop
+    return loops
 
 
 def make_fabric(case: str) -> Fabric:

@@ -1,0 +1,204 @@
+"""shm's own: who may connect, socket files, and descriptors that lie."""
+
+import array
+import asyncio
+import os
+import socket
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slackwater.common.errors import AccessRefused, ConfigRejected, Unavailable
+from slackwater.common.transport import wire
+from slackwater.common.transport.base import Channel
+from slackwater.common.transport.host import host_identity, split_identity
+from slackwater.common.transport.region import Region
+from slackwater.common.transport.shm import ShmFabric, ShmListener
+
+
+async def listen(path: Path, fabric: ShmFabric | None = None) -> tuple[ShmListener, Any]:
+    arrived: asyncio.Queue[Channel] = asyncio.Queue()
+
+    async def keep(channel: Channel) -> None:
+        arrived.put_nowait(channel)
+
+    async def take(_region: Region, _note: bytes) -> None:
+        raise AssertionError("nobody hands over here")
+
+    made = await (fabric or ShmFabric()).listen(str(path), lambda _hello: None, keep, take)
+    return made, arrived
+
+
+async def test_the_socket_file_is_private_and_goes_with_its_listener(tmp_path: Path) -> None:
+    path = tmp_path / "a.sock"
+    listener, _ = await listen(path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert os.listdir(tmp_path) == ["a.sock"]
+    assert listener.address == f"{host_identity()}!{path}"
+    await listener.close()
+    assert os.listdir(tmp_path) == []
+
+
+async def test_the_file_of_a_dead_process_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "a.sock"
+    dead = socket.socket(socket.AF_UNIX)
+    dead.bind(str(path))
+    dead.listen()
+    dead.close()
+    listener, arrived = await listen(path)
+    near = await ShmFabric().connect(str(path), b"", deadline_s=5)
+    await arrived.get()
+    await near.close()
+    await listener.close()
+
+
+async def test_the_file_of_a_living_process_or_another_file_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "a.sock"
+    listener, _ = await listen(path)
+    with pytest.raises(ConfigRejected, match="living process"):
+        await listen(path)
+    await listener.close()
+    path.write_text("precious")
+    with pytest.raises(ConfigRejected, match="no socket"):
+        await listen(path)
+    assert path.read_text() == "precious"
+    with pytest.raises(ConfigRejected, match="shorter"):
+        await listen(tmp_path / ("x" * 120))
+    with pytest.raises(ConfigRejected, match="cannot listen"):
+        await listen(tmp_path / "absent" / "a.sock")
+
+
+async def test_a_successors_file_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "a.sock"
+    first, _ = await listen(path)
+    path.unlink()
+    second, _ = await listen(path)
+    await first.close()
+    assert path.exists()
+    await second.close()
+
+
+async def test_another_user_is_refused_on_either_side(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strict = ShmFabric()
+    monkeypatch.setattr(strict, "_uids", frozenset({12345}))
+    listener, arrived = await listen(tmp_path / "a", strict)
+    with pytest.raises(AccessRefused, match="12345"):
+        await ShmFabric().connect(str(tmp_path / "a"), b"", deadline_s=5)
+    assert arrived.empty()
+    await listener.close()
+    listener, arrived = await listen(tmp_path / "b")
+    with pytest.raises(AccessRefused, match="12345"):
+        await strict.connect(str(tmp_path / "b"), b"", deadline_s=5)
+    await listener.close()
+    assert 777 in ShmFabric(allowed_uids=frozenset({777}))._uids
+
+
+async def test_an_address_of_another_host_is_not_tried(tmp_path: Path) -> None:
+    listener, _ = await listen(tmp_path / "a")
+    with pytest.raises(Unavailable, match="another host"):
+        await ShmFabric(host="elsewhere").connect(listener.address, b"", deadline_s=5)
+    await listener.close()
+
+
+def test_an_address_is_a_path_with_or_without_its_host() -> None:
+    assert split_identity("h-1!/run/a.sock") == ("h-1", "/run/a.sock")
+    assert split_identity("/run/a!b.sock") == ("", "/run/a!b.sock")
+
+
+class Liar:
+    """A process of our user that speaks the protocol as it likes."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    async def __aenter__(self) -> "Liar":
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.setblocking(False)
+        loop = asyncio.get_running_loop()
+        await loop.sock_connect(self.sock, str(self._path))
+        self.say(wire.pack(wire.HELLO, handle=wire.VERSION, body=b"liar"))
+        assert len(await loop.sock_recv(self.sock, 4096)) == wire.HEADER_BYTES
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.sock.close()
+
+    def say(self, record: bytes, fds: tuple[int, ...] = ()) -> None:
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+        self.sock.sendmsg([record], rights)
+
+
+def handover(fds: tuple[int, ...]) -> tuple[bytes, tuple[int, ...]]:
+    return wire.pack(wire.HANDOVER, offset=1, handle=1, body=b"r"), fds
+
+
+async def test_descriptors_that_lie_are_refused_and_none_is_left_open(tmp_path: Path) -> None:
+    """The leak check of this folder sees every descriptor that stays behind."""
+    listener, arrived = await listen(tmp_path / "a")
+    unsealed = os.memfd_create("unsealed", os.MFD_ALLOW_SEALING)
+    os.ftruncate(unsealed, 4096)
+    async with Liar(tmp_path / "a") as liar:
+        channel = await arrived.get()
+        liar.say(*handover((unsealed,)))
+        answer = await asyncio.get_running_loop().sock_recv(liar.sock, 4096)
+        assert wire.Header._make(wire.HEADER.unpack_from(answer)).kind == wire.REFUSED
+        assert b"sealed" in answer
+        assert not channel.closed
+        liar.say(*handover(()))
+        with pytest.raises(Unavailable):
+            await asyncio.wait_for(channel.receive(), 5)
+    os.close(unsealed)
+    await listener.close()
+
+
+@pytest.mark.parametrize("count", [1, 16, 40])
+async def test_descriptors_that_nobody_asked_for(tmp_path: Path, count: int) -> None:
+    listener, arrived = await listen(tmp_path / "a")
+    region = Region.create(4096, "r")
+    async with Liar(tmp_path / "a") as liar:
+        channel = await arrived.get()
+        liar.say(wire.pack(wire.FRAME, body=b"with a gift"), (region.fileno(),) * count)
+        if count <= 16:
+            assert await asyncio.wait_for(channel.receive(), 5) == b"with a gift"
+        else:
+            with pytest.raises(Unavailable):
+                await asyncio.wait_for(channel.receive(), 5)
+    await listener.close()
+    region.close()
+
+
+async def test_memory_of_another_size_than_said_ends_the_channel(tmp_path: Path) -> None:
+    """The owner lies about what it granted."""
+    listener, arrived = await listen(tmp_path / "a")
+    region = Region.create(4096, "r")
+    async with Liar(tmp_path / "a") as liar:
+        channel = await arrived.get()
+        opening = asyncio.create_task(channel.open(b"key"))
+        request = await asyncio.get_running_loop().sock_recv(liar.sock, 4096)
+        header = wire.Header._make(wire.HEADER.unpack_from(request))
+        liar.say(wire.pack(wire.OPENED, offset=header.offset, number=8192), (region.fileno(),))
+        with pytest.raises(Unavailable, match="8192"):
+            await asyncio.wait_for(opening, 5)
+    await listener.close()
+    region.close()
+
+
+async def test_an_answer_that_comes_too_late_leaves_no_mapping(tmp_path: Path) -> None:
+    listener, arrived = await listen(tmp_path / "a")
+    region = Region.create(4096, "r")
+    async with Liar(tmp_path / "a") as liar:
+        channel = await arrived.get()
+        opening = asyncio.create_task(channel.open(b"key"))
+        request = await asyncio.get_running_loop().sock_recv(liar.sock, 4096)
+        header = wire.Header._make(wire.HEADER.unpack_from(request))
+        opening.cancel()
+        await asyncio.gather(opening, return_exceptions=True)
+        liar.say(wire.pack(wire.OPENED, offset=header.offset, number=4096), (region.fileno(),))
+        liar.say(wire.pack(wire.FRAME, body=b"behind it"))
+        assert await asyncio.wait_for(channel.receive(), 5) == b"behind it"
+    await listener.close()
+    region.close()
