@@ -14,10 +14,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from math import prod
 
-import numpy as np
-
-from slackwater.common.slots.kernels import KERNEL_DTYPES, fold_chunk, warm
-from slackwater.common.slots.rules import RULES, Floats, Hyper, scalars
+from slackwater.common.errors import Rejected
+from slackwater.common.slots.folding import replay as replay_updates
+from slackwater.common.slots.kernels import warm
+from slackwater.common.slots.rules import Floats
 from slackwater.loadgen.emulate import (
     SLICE_ELEMENTS,
     Emulation,
@@ -40,13 +40,11 @@ def replay(
     emulation: Emulation, workers: int, iterations: int, update: UpdateRule, threads: int = 2
 ) -> list[Floats]:
     """The parameters of every tensor after `iterations`, flat."""
-    warm(update.name, emulation.gradient_dtype)
+    warm(update.name, emulation.gradient_dtype, workers)
     tensors = [initial(emulation, index).reshape(-1) for index in range(len(emulation.tensors))]
-    hyper = Hyper.of(update)
-    steps = [scalars(hyper, t, workers) for t in range(1, iterations + 1)]
     with ThreadPoolExecutor(threads) as pool:
         for done in [
-            pool.submit(_replay_chunk, emulation, workers, update.name, steps, chunk)
+            pool.submit(_replay_chunk, emulation, workers, iterations, update, chunk)
             for chunk in _chunks(tensors)
         ]:
             done.result()
@@ -74,23 +72,18 @@ def _chunks(tensors: list[Floats]) -> Iterator[_Chunk]:
 
 
 def _replay_chunk(
-    emulation: Emulation, workers: int, rule: str, steps: list[Floats], chunk: _Chunk
+    emulation: Emulation, workers: int, iterations: int, update: UpdateRule, chunk: _Chunk
 ) -> None:
     size = chunk.values.size
-    slots = np.empty(workers * size, KERNEL_DTYPES[emulation.gradient_dtype])
-    old, new = chunk.values.copy(), np.empty(size, np.float32)
-    states = [
-        (np.zeros(size, np.float32), np.empty(size, np.float32)) for _ in range(RULES[rule].states)
-    ]
-    for iteration, k in enumerate(steps, start=1):
-        for worker in range(workers):
-            part = gradient_slice(emulation, chunk.tensor, worker, iteration, chunk.first, size)
-            slots[worker * size : (worker + 1) * size] = part.view(slots.dtype)
-        if not fold_chunk(rule, slots, size, workers, (0, size), (old, new), states, k):
-            raise FloatingPointError(
-                f"tensor {emulation.tensors[chunk.tensor].name} is not finite after "
-                f"iteration {iteration}: the emulated job diverges, lower its learning rate"
-            )
-        old, new = new, old
-        states = [(after, before) for before, after in states]
-    chunk.values[:] = old
+    gradients = (
+        [
+            gradient_slice(emulation, chunk.tensor, worker, iteration, chunk.first, size)
+            for worker in range(workers)
+        ]
+        for iteration in range(1, iterations + 1)
+    )
+    try:
+        chunk.values[:] = replay_updates(update, emulation.gradient_dtype, chunk.values, gradients)
+    except ValueError as error:
+        name = emulation.tensors[chunk.tensor].name
+        raise Rejected(f"{emulation.model}, tensor {name}: {error}; lower its rate") from error

@@ -1,0 +1,141 @@
+"""A bucket as the program's thread sees it, with slots that are plain arrays."""
+
+import subprocess
+import sys
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from slackwater.agent.attached import Array, Attached
+from slackwater.agent.cells import Cell, check_gradient, read_tensors
+from slackwater.common.errors import Rejected
+from slackwater.common.slots.frames import PushRefused
+from slackwater.common.slots.rules import Floats, Hyper
+from slackwater.schemas.jobs import TensorSpec, UpdateRule
+from slackwater.schemas.placement import BucketLayout
+
+SPECS = (TensorSpec(name="w", shape=(2, 3)), TensorSpec(name="b", shape=()))
+
+
+class Arrays:
+    """Slots without a region."""
+
+    def __init__(self, pushed: int = 0) -> None:
+        self.gradient: Array = np.zeros(7, np.float32)
+        self.pushed = pushed
+        self._parameters = [np.zeros(7, np.float32), np.ones(7, np.float32)]
+
+    def parameters(self, version: int) -> Floats:
+        return self._parameters[version & 1]
+
+    def keeps(self, old: Attached, iteration: int) -> bool:
+        return old is self or (iteration > 0 and self.pushed == iteration)
+
+    async def seed(self, version: int, tensors: Sequence[Floats]) -> None:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+
+def cell(slots: Arrays) -> Cell:
+    made = Cell(BucketLayout(index=0, first=0, count=2, elements=7), SPECS, Hyper.of(UpdateRule()))
+    made.adopt(slots)
+    made.version = 0
+    return made
+
+
+W = np.arange(6, dtype=np.float32).reshape(2, 3)
+B = np.asarray(9.0, np.float32)
+
+
+def test_an_iteration_is_whole_when_its_last_tensor_is_in_the_slot() -> None:
+    slots = Arrays()
+    bucket = cell(slots)
+    bucket.put(1, B)
+    assert (bucket.iteration, bucket.begun, bucket.settled) == (0, True, True)
+    bucket.put(0, W)
+    assert (bucket.iteration, bucket.settled) == (1, False)
+    assert slots.gradient.tolist() == [0, 1, 2, 3, 4, 5, 9]
+    bucket.version = 1
+    assert bucket.settled
+
+
+def test_a_slot_that_moves_takes_along_what_was_begun() -> None:
+    """One tensor was copied in, the other is being produced in a view of the old slot."""
+    old, new = Arrays(), Arrays()
+    bucket = cell(old)
+    bucket.put(0, W)
+    lent = bucket.lent[1] = bucket.gradients[1]
+    bucket.adopt(new)
+    lent[...] = 9.0
+    bucket.put(1, None)
+    assert new.gradient.tolist() == [0, 1, 2, 3, 4, 5, 9]
+
+
+def test_a_region_that_is_still_the_same_is_not_written_again() -> None:
+    """A retry rings again and never resends: the fold may be reading the slot."""
+    bucket = cell(Arrays())
+    bucket.put(0, W)
+    bucket.put(1, B)
+    same = Arrays(pushed=1)
+    bucket.adopt(same)
+    assert same.gradient.tolist() == [0.0] * 7
+    bare = Arrays(pushed=0)
+    bucket.slots.gradient[:] = [0, 1, 2, 3, 4, 5, 9]  # type: ignore[union-attr]
+    bucket.adopt(bare)
+    assert bare.gradient.tolist() == [0, 1, 2, 3, 4, 5, 9]
+
+
+def test_after_a_refusal_only_the_named_tensor_is_missing() -> None:
+    bucket = cell(Arrays())
+    bucket.put(0, W)
+    bucket.put(1, B)
+    bucket.refused = PushRefused(
+        handle=0, iteration=1, job="j", tensor="b", worker=3, why="its gradient contains nan"
+    )
+    assert bucket.settled
+    error = bucket.take_refusal(3)
+    assert error is not None
+    assert (error.tensor, error.worker, error.iteration) == ("b", 3, 1)
+    assert bucket.take_refusal(3) is None
+    bucket.put(1, B)
+    assert bucket.iteration == 1
+
+
+def test_parameters_are_shaped_and_cannot_be_written() -> None:
+    slots = Arrays()
+    bucket = cell(slots)
+    bucket.source, bucket.version = slots, 1
+    assert bucket.parameters(0).shape == (2, 3)
+    assert bucket.parameters(1).shape == ()
+    assert bucket.parameters(0).sum() == 6.0
+    with pytest.raises(ValueError, match="read-only"):
+        bucket.parameters(0)[0, 0] = 1.0
+
+
+def test_a_layout_of_another_size_is_refused() -> None:
+    with pytest.raises(Rejected, match="bucket 4 has 8 elements, its tensors 7"):
+        Cell(BucketLayout(index=4, first=0, count=2, elements=8), SPECS, Hyper.of(UpdateRule()))
+
+
+def test_gradients_of_two_bytes() -> None:
+    spec = TensorSpec(name="w", shape=(2,))
+    assert check_gradient(np.zeros(2, np.float16), spec, "float16") == ""
+    assert check_gradient(np.zeros(2, np.uint16), spec, "bfloat16") == ""
+    assert "bfloat16 as its bits" in check_gradient(np.zeros(2, np.float32), spec, "bfloat16")
+
+
+def test_tensors_are_arrays_or_shapes() -> None:
+    specs, values = read_tensors({"w": W, "b": (), "v": [4, 2]})
+    assert [spec.shape for spec in specs] == [(2, 3), (), (4, 2)]
+    assert list(values) == ["w"]
+    with pytest.raises(Rejected, match="tensor w: its initial values are not all finite"):
+        read_tensors({"w": np.full(3, np.nan, np.float32)})
+
+
+def test_importing_the_package_loads_neither_numpy_nor_the_bus() -> None:
+    code = "import sys, slackwater; print('numpy' in sys.modules, 'nats' in sys.modules)"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert shown.stdout.split() == ["False", "False"]
