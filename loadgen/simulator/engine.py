@@ -399,7 +399,7 @@ class Engine:
         active.attained += active.gpus * held_s
         active.run_s += held_s
         outcome.run_s, outcome.gpu_s = active.run_s, active.attained
-        if self._record:
+        if self._record and (held_s > 0 or why == "completed"):
             run = active.run
             self._segments.append(
                 Segment(

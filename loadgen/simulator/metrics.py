@@ -15,7 +15,8 @@ from itertools import accumulate
 
 import msgspec
 
-from slackwater.loadgen.simulator.engine import Outcome, Result, Segment
+from slackwater.loadgen.simulator.engine import Outcome, Result
+from slackwater.loadgen.simulator.series import held_spans
 
 FAIRNESS_DEFINITION = (
     "rho = JCT / (time alone x max(1, GPUs asked x N / GPUs of the cluster)), N = active jobs "
@@ -120,7 +121,7 @@ def summarize(policy: str, result: Result, figures: Sequence[JobFigures], wall_s
     queueing = sorted(f.queueing_s for f in figures)
     count = max(1, len(figures))
     first_s = min((f.submit_s for f in figures), default=0.0)
-    held = sum(_held_gpu_s(result))
+    held = _held_gpu_s(result)
     return Summary(
         policy=policy,
         jobs=len(figures),
@@ -146,33 +147,11 @@ def summarize(policy: str, result: Result, figures: Sequence[JobFigures], wall_s
     )
 
 
-def _held_gpu_s(result: Result) -> list[float]:
+def _held_gpu_s(result: Result) -> float:
     """GPU-seconds that were held, shared GPUs counted once."""
-    shared = [s for s in result.segments if s.group]
-    if not shared:
-        return [outcome.gpu_s for outcome in result.outcomes]
-    alone = [
-        (s.end_s - s.start_s) * sum(gpus for _, gpus in s.allocation)
-        for s in result.segments
-        if not s.group
-    ]
-    return alone + list(group_gpu_s(shared))
-
-
-def group_gpu_s(shared: Sequence[Segment]) -> list[float]:
-    """For each shared group, its GPUs times the union of its members' segments."""
-    spans: dict[tuple[str, int], list[tuple[float, float]]] = {}
-    for s in shared:
-        gpus = sum(count for _, count in s.allocation)
-        spans.setdefault((s.group, gpus), []).append((s.start_s, s.end_s))
-    sums = []
-    for (_, gpus), intervals in spans.items():
-        covered, until_s = 0.0, float("-inf")
-        for start_s, end_s in sorted(intervals):
-            covered += max(0.0, end_s - max(start_s, until_s))
-            until_s = max(until_s, end_s)
-        sums.append(covered * gpus)
-    return sums
+    if any(segment.group for segment in result.segments):
+        return sum((end - start) * gpus for start, end, gpus in held_spans(result.segments))
+    return sum(outcome.gpu_s for outcome in result.outcomes)
 
 
 def size_bins(

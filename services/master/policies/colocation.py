@@ -161,7 +161,7 @@ class Colocated:
                 "order",
                 f"{job.gpus} GPUs, {free} idle",
                 inf,
-                f"every GPU is held by a job that comes before it, and it would add less than "
+                "the GPUs it lacks are held by jobs that come before it, and it would add less than "
                 f"{self.gain} jobs' worth of progress to any group of {job.gpus} GPUs",
             )
             for job in self.inner.in_order(view, self.inner.update(view, None))

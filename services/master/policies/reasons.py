@@ -95,7 +95,7 @@ def _reason(
             "running jobs may not be preempted before their minimum run time is over",
         )  # fmt: skip
     return Pending(
-        job.id, "order", lacking, change_s, "every GPU is held by a job that comes before it"
+        job.id, "order", lacking, change_s, "the GPUs it lacks are held by jobs that come before it"
     )
 
 

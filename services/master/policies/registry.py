@@ -30,6 +30,7 @@ BUILT_IN: Final = {
     "tiresias-las": "tiresias",
     "tiresias-gittins": "tiresias",
     "tiresias-artifact": "tiresias_artifact",
+    "optimus": "optimus",
 }
 """Name -> module of this package, imported when the policy is first asked for."""
 

@@ -1,0 +1,276 @@
+"""Every option of a simulation in one struct: what the manifest records, and what a run is made of.
+
+`prepare` reads the trace and makes the jobs; `build_*` make the parts of one run. Nothing here
+depends on the clock, on the environment or on the order of processes.
+"""
+
+import inspect
+from pathlib import Path
+from random import Random
+from typing import Annotated, Literal
+
+import msgspec
+
+from slackwater.common.errors import ConfigRejected
+from slackwater.loadgen.generate import generate
+from slackwater.loadgen.simulator.cluster import Cluster, parse_nodes
+from slackwater.loadgen.simulator.engine import Costs, Scaling, Settings
+from slackwater.loadgen.simulator.failures import Failures
+from slackwater.loadgen.simulator.interference import Slowdowns
+from slackwater.loadgen.simulator.jobmodels.base import JobModel
+from slackwater.loadgen.simulator.jobmodels.registry import make_model
+from slackwater.loadgen.simulator.workload import SimJob, refuse_unfit, workload
+from slackwater.loadgen.traces import Trace, read, seconds_after_origin, select
+from slackwater.loadgen.traces.record import TraceJob
+from slackwater.services.master.policies import registry
+from slackwater.services.master.policies.colocation import Colocated
+from slackwater.services.master.policies.view import Policy, Rules
+
+GENERATED = "generate:"
+"""A trace argument that starts so names a generator, drawn by the seed, with its options:
+`generate:tiresias`, `generate:lin,load=0.7`."""
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`loadgen simulate`, every option with its default."""
+
+    trace: str
+    policies: tuple[str, ...] = ("tiresias-las",)
+    nodes: Annotated[int, msgspec.Meta(ge=1)] = 16
+    gpus_per_node: Annotated[int, msgspec.Meta(ge=1)] = 4
+    cluster: str = ""
+    """Instead of the two above: "6x4:t4,2x8:dgx" for machines of several kinds."""
+    overhead: Literal["full", "none"] = "full"
+    """none: GPUs are only counted, preemption is free (the published comparisons)."""
+    mode: Literal["rigid", "malleable", "moldable"] = "rigid"
+    job_model: str = "fixed"
+    settings: tuple[str, ...] = ()
+    """--set policy.option=value (or job-model.option=value)."""
+    seed: int = 0
+    seeds: Annotated[int, msgspec.Meta(ge=1)] = 1
+    """Runs of each policy: seed, seed + 1, ... Generated workloads, failures and the shake of
+    submissions differ between them."""
+    shake_s: float = 60.0
+    """With several seeds: submissions of all but the first run move by up to this, so that the
+    interval shows what mere chance does to a result (input shaking)."""
+    # Which jobs
+    format: str = ""
+    jobs: int = 0
+    min_gpus: int = 0
+    max_gpus: int = 0
+    start: str = ""
+    end: str = ""
+    time_scale: float = 1.0
+    rebase: bool = True
+    priorities: bool = False
+    """Take the trace's priority column (higher runs first)."""
+    speeds: str = ""
+    """A JSON file: model -> GPU type -> relative speed ("" for all other models)."""
+    # The world
+    start_s: float = 0
+    restart_s: float = 0
+    restart_by_model: str = ""
+    """model=seconds,... instead of restart_s for these models."""
+    spread_slowdown: float = 0
+    interference: float = 0
+    mtbf_s: float = 0
+    repair_s: float = 3600
+    checkpoint_s: float = 0
+    quotas: str = ""
+    """tenant=GPUs,... or `equal` (the cluster shared out evenly among the trace's tenants)."""
+    borrowing: bool = True
+    min_run_s: float = 0
+    colocate: int = 0
+    """Up to so many jobs on the same GPUs; uses the job model `interleaved`."""
+    nodes_max: int = 0
+    """Lets a policy that scales the cluster grow it to so many nodes."""
+    provision_s: float = 0
+    why_at: tuple[float, ...] = ()
+
+
+class Prepared(msgspec.Struct):
+    """The workload of one run."""
+
+    jobs: list[SimJob]
+    trace_sha256: str
+    trace_format: str
+    trace_rows: int
+    skipped: dict[str, int]
+
+
+def pairs(text: str, label: str) -> dict[str, float]:
+    """ "a=1,b=2" as a mapping."""
+    found: dict[str, float] = {}
+    for part in filter(None, (piece.strip() for piece in text.split(","))):
+        name, _, value = part.rpartition("=")
+        try:
+            found[name] = float(value)
+        except ValueError:
+            raise ConfigRejected(f"{label}: {part!r} is not NAME=NUMBER") from None
+    return found
+
+
+def settings_of(options: Options, name: str) -> dict[str, str]:
+    """The --set values for one policy or job model."""
+    known = {*options.policies, options.job_model}
+    values: dict[str, str] = {}
+    for text in options.settings:
+        key, separator, value = text.partition("=")
+        owner, dot, option = key.rpartition(".")
+        if not separator or not dot:
+            raise ConfigRejected(f"--set {text!r}: write POLICY.OPTION=VALUE")
+        if owner not in known:
+            raise ConfigRejected(
+                f"--set {text!r}: {owner!r} is neither a policy of this run nor its job model "
+                f"({', '.join(sorted(known))})"
+            )
+        if owner == name:
+            values[option] = value
+    return values
+
+
+def read_trace(options: Options, seed: int) -> Trace:
+    if options.trace.startswith(GENERATED):
+        name, *given = options.trace[len(GENERATED) :].split(",")
+        jobs = generate(name, seed, **dict(part.partition("=")[::2] for part in given))
+        digest = f"generated by {name} with seed {seed}"
+        return Trace(jobs=jobs, format="generated", sha256=digest, path=options.trace, origin_s=0)
+    return read(Path(options.trace), options.format or None)
+
+
+def selected(options: Options, trace: Trace) -> tuple[TraceJob, ...]:
+    return select(
+        trace.jobs,
+        min_gpus=options.min_gpus,
+        max_gpus=options.max_gpus or None,
+        jobs=options.jobs or None,
+        start_s=seconds_after_origin(options.start, trace) if options.start else None,
+        end_s=seconds_after_origin(options.end, trace) if options.end else None,
+        time_scale=options.time_scale,
+        rebase=options.rebase,
+    )
+
+
+def prepare(options: Options, seed: int) -> Prepared:
+    """The jobs of the run with this seed, each known to fit."""
+    trace = read_trace(options, seed)
+    rows = selected(options, trace)
+    if seed != options.seed and options.shake_s and not options.trace.startswith(GENERATED):
+        rows = _shaken(rows, options.shake_s, seed)
+    speeds = {}
+    if options.speeds:
+        speeds = msgspec.json.decode(
+            Path(options.speeds).read_bytes(), type=dict[str, dict[str, float]]
+        )
+    model = build_model(options, seed)
+    jobs = workload(
+        rows, whole_seconds=model.integer_times, priorities=options.priorities, speeds=speeds
+    )
+    cluster = build_cluster(options)
+    if options.mode != "rigid":
+        most = sum(cluster.sizes)
+        jobs = [msgspec.structs.replace(job, gpus_min=1, gpus_max=most) for job in jobs]
+    rules = build_rules(options, jobs)
+    refuse_unfit(jobs, cluster.gpus_by_type(), rules.quotas, rules.borrowing)
+    return Prepared(jobs, trace.sha256, trace.format, len(trace.jobs), dict(trace.skipped))
+
+
+def _shaken(rows: tuple[TraceJob, ...], shake_s: float, seed: int) -> tuple[TraceJob, ...]:
+    rng = Random(f"shake of seed {seed}")
+    return tuple(
+        msgspec.structs.replace(
+            row, submit_s=max(0.0, row.submit_s + rng.uniform(-shake_s, shake_s))
+        )
+        for row in rows
+    )
+
+
+def build_cluster(options: Options) -> Cluster:
+    nodes = (
+        parse_nodes(options.cluster)
+        if options.cluster
+        else [(options.gpus_per_node, "")] * options.nodes
+    )
+    if options.overhead == "none":
+        if len({kind for _, kind in nodes}) > 1:
+            raise ConfigRejected(
+                "--overhead none only counts GPUs, and this cluster has several types; "
+                "leave one of the two out"
+            )
+        return Cluster([(sum(gpus for gpus, _ in nodes), nodes[0][1])])
+    if options.nodes_max > len(nodes):
+        first = len(nodes)
+        return Cluster(nodes + [nodes[0]] * (options.nodes_max - first), up=first)
+    return Cluster(nodes)
+
+
+def build_rules(options: Options, jobs: list[SimJob]) -> Rules:
+    quotas: dict[str, int] = {}
+    if options.quotas == "equal":
+        tenants = sorted({job.tenant for job in jobs})
+        total = sum(build_cluster(options).sizes)
+        share, rest = divmod(total, len(tenants))
+        quotas = {tenant: share + (i < rest) for i, tenant in enumerate(tenants)}
+    elif options.quotas:
+        quotas = {k: int(v) for k, v in pairs(options.quotas, "--quotas").items()}
+    return Rules(quotas, options.borrowing, options.min_run_s, options.restart_s)
+
+
+def build_settings(options: Options, jobs: list[SimJob], seed: int) -> Settings:
+    free = options.overhead == "none"
+    if free and (options.restart_s or options.start_s or options.restart_by_model):
+        raise ConfigRejected("--overhead none makes restarts free; leave the restart costs out")
+    scaling = None
+    if options.nodes_max:
+        scaling = Scaling(1, options.nodes_max, options.provision_s)
+    return Settings(
+        rules=build_rules(options, jobs),
+        costs=Costs(
+            _whole(options.start_s),
+            _whole(options.restart_s),
+            {
+                k: _whole(v)
+                for k, v in pairs(options.restart_by_model, "--restart-by-model").items()
+            },
+        ),
+        slowdowns=Slowdowns(spread=options.spread_slowdown, interference=options.interference),
+        failures=Failures(options.mtbf_s, options.repair_s, options.checkpoint_s, seed),
+        scaling=scaling,
+        ask_why_s=options.why_at,
+    )
+
+
+def _whole(value: float) -> float:
+    """An integer where it is one, so that integer instants stay integers."""
+    return int(value) if value == int(value) else value
+
+
+def build_policy(options: Options, name: str) -> Policy:
+    values = settings_of(options, name)
+    knobs = registry.options_of(name)
+    if options.mode != "rigid" and "mode" in knobs:
+        values.setdefault("mode", options.mode)
+    sharing = {
+        k.removeprefix("colocate_"): float(values.pop(k))
+        for k in ("colocate_gain", "colocate_stay")
+        if k in values and k not in knobs
+    }
+    policy = registry.make(name, values)
+    if options.colocate > 1:
+        if options.quotas or len(build_cluster(options).gpu_types) > 1:
+            raise ConfigRejected("--colocate knows neither quotas nor several GPU types")
+        return Colocated(policy, ways=options.colocate, **sharing)
+    return policy
+
+
+def build_model(options: Options, seed: int) -> JobModel:
+    name = options.job_model
+    if options.colocate > 1 and name == "fixed":
+        name = "interleaved"
+    return make_model(name, settings_of(options, options.job_model), seed)
+
+
+def policy_knobs(name: str, options: Options) -> dict[str, object]:
+    """Every knob of a policy as it runs: defaults, overridden."""
+    knobs = {k: v for k, v in registry.options_of(name).items() if v is not inspect.Parameter.empty}
+    return {**knobs, **settings_of(options, name)}

@@ -1,0 +1,185 @@
+"""The report folder of a simulation.
+
+    summary.json      a list, one object per policy (the base seed's run)
+    confidence.json   with several seeds: mean and 95 % interval of every figure
+    jobs.csv          every job under every policy
+    bins.csv          JCT by size: small or large, short or long (Tiresias table 3.4)
+    manifest.json     trace SHA-256, seed, every option and knob, version
+    events-*.json     a run's event log: `loadgen audit`, or open it in Perfetto
+    why.json          reasons of pending jobs at the instants asked for
+    *.png             JCT CDF, allocation and efficiency over time, fairness CDF
+
+Everything but `wall_s` is a function of trace, options and seed: a rerun gives equal bytes.
+"""
+
+import csv
+import io
+from collections.abc import Sequence
+from importlib.metadata import version
+from math import sqrt
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from slackwater.loadgen.plots import COLORS, figure
+from slackwater.loadgen.simulator.metrics import FAIRNESS_DEFINITION, JobFigures, Summary
+from slackwater.loadgen.simulator.options import Options, Prepared, policy_knobs
+from slackwater.loadgen.simulator.runner import RunReport
+
+CONFIDENCE = 0.95
+
+
+def write_report(
+    folder: Path, options: Options, prepared: Prepared, reports: Sequence[Sequence[RunReport]]
+) -> None:
+    """`reports[p][s]`: policy p with seed `options.seed + s`."""
+    first = [runs[0] for runs in reports]
+    _write(folder / "summary.json", [report.summary for report in first])
+    _write(folder / "manifest.json", manifest(options, prepared))
+    if options.seeds > 1:
+        _write(folder / "confidence.json", confidence(reports))
+    (folder / "jobs.csv").write_text(jobs_csv(first))
+    (folder / "bins.csv").write_text(bins_csv(first))
+    if options.why_at:
+        reasons = [
+            {"policy": r.summary.policy, "at_s": at_s, **msgspec.to_builtins(reason)}
+            for r in first
+            for at_s, reason in r.reasons
+        ]
+        _write(folder / "why.json", [_finite(reason) for reason in reasons])
+    draw(folder, first)
+
+
+def _finite(values: dict[str, Any]) -> dict[str, Any]:
+    """JSON knows no infinity: an instant that is not known is null."""
+    return {k: None if v == float("inf") else v for k, v in values.items()}
+
+
+def _write(path: Path, value: Any) -> None:
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
+
+
+def manifest(options: Options, prepared: Prepared) -> dict[str, Any]:
+    chosen = msgspec.to_builtins(options)
+    return {
+        "version": version("slackwater"),
+        "trace": {
+            "path": Path(options.trace).name,
+            "sha256": prepared.trace_sha256,
+            "format": prepared.trace_format,
+            "rows": prepared.trace_rows,
+            "skipped": dict(sorted(prepared.skipped.items())),
+        },
+        "jobs": len(prepared.jobs),
+        "seed": options.seed,
+        "options": {k: chosen[k] for k in sorted(chosen) if k != "trace"},
+        "knobs": {name: policy_knobs(name, options) for name in options.policies},
+        "definitions": {
+            "quantiles": "sorted[int(q n)]",
+            "finish_time_fairness": FAIRNESS_DEFINITION,
+            "gpu_utilization": "GPU-seconds held (shared ones once) / GPU-seconds up",
+            "wasted_gpu_s": "GPU-seconds held while restarting, or whose work was lost",
+        },
+    }
+
+
+def interval(values: Sequence[float]) -> dict[str, float]:
+    """Mean and half width of Student's interval."""
+    from scipy.stats import t
+
+    count = len(values)
+    mean = sum(values) / count
+    if count < 2:
+        return {"mean": mean, "half_width": 0.0}
+    deviation = sqrt(sum((v - mean) ** 2 for v in values) / (count - 1))
+    half = float(t.ppf((1 + CONFIDENCE) / 2, count - 1)) * deviation / sqrt(count)
+    return {"mean": mean, "half_width": half}
+
+
+def confidence(reports: Sequence[Sequence[RunReport]]) -> list[dict[str, Any]]:
+    names = [
+        f.name
+        for f in msgspec.structs.fields(Summary)
+        if f.type in (int, float) and f.name != "wall_s"
+    ]
+    return [
+        {
+            "policy": runs[0].summary.policy,
+            "seeds": len(runs),
+            "confidence": CONFIDENCE,
+            **{n: interval([float(getattr(r.summary, n)) for r in runs]) for n in names},
+        }
+        for runs in reports
+    ]
+
+
+def jobs_csv(reports: Sequence[RunReport]) -> str:
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(["policy", *(f.name for f in msgspec.structs.fields(JobFigures))])
+    for report in reports:
+        for row in report.figures:
+            cells = map(_plain, msgspec.structs.astuple(row))
+            writer.writerow([report.summary.policy, *cells])
+    return out.getvalue()
+
+
+def _plain(value: object) -> object:
+    """Whole seconds without a decimal point."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def bins_csv(reports: Sequence[RunReport]) -> str:
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(["policy", *reports[0].bins[0]])
+    for report in reports:
+        for row in report.bins:
+            writer.writerow([report.summary.policy, *map(_plain, row.values())])
+    return out.getvalue()
+
+
+# Plots -----------------------------------------------------------------------------------------
+
+
+def draw(folder: Path, reports: Sequence[RunReport]) -> None:
+    with figure(folder / "jct-cdf.png") as (_, axes):
+        for color, report in _colored(reports):
+            _cdf(axes, [f.jct_s for f in report.figures], report.summary.policy, color)
+        axes.set_xscale("log")
+        _label(axes, "job completion time (s)", "share of jobs", "Job completion times")
+    with figure(folder / "fairness-cdf.png") as (_, axes):
+        for color, report in _colored(reports):
+            rhos = [f.finish_time_fairness for f in report.figures]
+            _cdf(axes, rhos, report.summary.policy, color)
+        axes.axvline(1.0, color="#7f8c8d", linewidth=0.8)
+        axes.set_xscale("log")
+        _label(axes, "finish-time fairness (above 1: worse than a fair share)", "share of jobs", "")
+    with figure(folder / "allocation.png", rows=2, size=(9.0, 6.5)) as (_, axes):
+        for color, report in _colored(reports):
+            if report.series is not None:
+                hours = [at_s / 3600 for at_s in report.series.at_s]
+                name = report.summary.policy
+                axes[0].plot(hours, report.series.allocated_gpus, label=name, color=color, lw=1)
+                axes[1].plot(hours, report.series.efficiency, label=name, color=color, lw=1)
+        axes[0].axhline(reports[0].gpus, color="#7f8c8d", linewidth=0.8)
+        _label(axes[0], "", "GPUs allocated", "Allocation and efficiency over time")
+        _label(axes[1], "time (h)", "useful share of held GPUs", "")
+
+
+def _colored(reports: Sequence[RunReport]) -> list[tuple[str, RunReport]]:
+    return [(COLORS[i % len(COLORS)], report) for i, report in enumerate(reports)]
+
+
+def _cdf(axes: Any, values: Sequence[float], name: str, color: str) -> None:
+    ordered = sorted(max(value, 1e-3) for value in values)
+    shares = [(i + 1) / len(ordered) for i in range(len(ordered))]
+    axes.step(ordered, shares, where="post", label=name, color=color)
+
+
+def _label(axes: Any, x: str, y: str, title: str) -> None:
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    axes.set_title(title)
+    axes.legend()
