@@ -69,9 +69,7 @@ class EndpointWorker:
         self.requests += 1
         if len(self._tasks) >= self.endpoint.concurrency:
             return False
-        task = self._loop.create_task(self._work(delivery, reply_to))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.add(self._loop.create_task(self._work(delivery, reply_to)))
         return True
 
     async def turn_away(self, delivery: Delivery, reply_to: str) -> None:
@@ -91,6 +89,7 @@ class EndpointWorker:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        self._tasks.clear()  # One that was cancelled before it began has not removed itself.
 
     async def _work(self, delivery: Delivery, reply_to: str) -> None:
         began_s = self._loop.time()
@@ -113,6 +112,10 @@ class EndpointWorker:
             await self._answer(reply_to, payload, delivery.json, None)
         finally:
             self.busy_s += self._loop.time() - began_s
+            # Here and not in a callback of the task, which would cost one more turn of the loop.
+            task = asyncio.current_task()
+            assert task is not None
+            self._tasks.discard(task)
 
     async def _refuse(
         self, delivery: Delivery, reply_to: str, failure: Failure, retry_after_s: float

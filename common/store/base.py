@@ -45,7 +45,10 @@ class Bucket(Protocol):
 
     async def get(self, key: str) -> Entry | None: ...
 
-    async def last_sequence(self) -> int: ...
+    async def last_sequence(self) -> int:
+        """Comes after every write that this client began before: after a timeout ask this first,
+        then `get` tells whether the write was applied."""
+        ...
 
     async def put(self, key: str, value: bytes, *, expected_last: int, fence: int = 0) -> int:
         """Durable when it returns; the new last sequence. Several puts may be in flight with

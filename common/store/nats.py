@@ -40,6 +40,7 @@ _TTL: Final = "Nats-TTL"
 
 _HEADER_BYTES_MAX: Final = 4096  # The server counts headers in a message's size.
 _WRONG_LAST_SEQUENCE: Final = (10071, 10164)
+_NEVER: Final = 2**53
 _NO_MESSAGE: Final = 10037
 _NO_STREAM: Final = 10059
 _NAME_IN_USE: Final = 10058
@@ -145,14 +146,13 @@ class NatsBucket:
         """Reads until the last message read is the bucket's last.
 
         At that moment every key's value has been read, and none was overwritten since. The last
-        message may be missing (a tombstone that expired): then two looks that find the same last
-        sequence, and nothing to read between them, say the same.
+        message may be missing (a tombstone that expired); then the stream itself must say that it
+        has nothing more: a reader that is told "nothing waits" may only not have been told yet.
         """
         entries: dict[str, Entry] = {}
         reader = StreamReader(self._bus, self._name)
         try:
             async with asyncio.timeout(limits.RETRY_BUDGET_S):
-                last = await self.last_sequence()
                 while True:
                     read_to = reader.place
                     async with aclosing(reader.waiting()) as messages:
@@ -160,8 +160,9 @@ class NatsBucket:
                             entry = self._entry(message)
                             entries.pop(entry.key, None)  # Kept in the order of the sequence.
                             entries[entry.key] = entry
-                    before, last = last, await self.last_sequence()
-                    if last == reader.place or (last == before and read_to == reader.place):
+                    last = await self.last_sequence()
+                    idle = read_to == reader.place
+                    if last == reader.place or (idle and not await self._has_after(reader.place)):
                         live = {key: one for key, one in entries.items() if one.value is not None}
                         return live, last
         except TimeoutError as error:
@@ -176,9 +177,24 @@ class NatsBucket:
         return None if found is None or found.value is None else found
 
     async def last_sequence(self) -> int:
+        """Asked by a write that cannot succeed, so that the answer comes in the writes' order.
+
+        A question to the server's API may overtake a write that is still on its way to the disk.
+        After this answer every write that this connection sent before is applied or refused, and
+        `get` tells the truth about it.
+        """
+        where = f"bucket {self._name}"
+        headers = {_EXPECTED_LAST: str(_NEVER)}
+        ack = await _publish(self._bus, f"$KV.{self._name}.{EPOCH_KEY}", b"", headers, where)
+        assert ack.error is not None, "a write was taken that expected an impossible sequence"
+        if ack.error.err_code not in _WRONG_LAST_SEQUENCE:
+            raise _mapped(where, ack.error)
+        last = _sequence_in(ack.error.description)
+        if last is not None:
+            return last
         info = await _ask(self._bus, f"STREAM.INFO.KV_{self._name}", None, _StreamInfo)
         if info.error is not None:
-            raise _mapped(f"bucket {self._name}", info.error)
+            raise _mapped(where, info.error)
         return info.state.last_seq
 
     async def put(self, key: str, value: bytes, *, expected_last: int, fence: int = 0) -> int:
@@ -224,6 +240,14 @@ class NatsBucket:
                 last = await self.last_sequence()
             raise SequenceConflict(self._name, expected_last, last)
         raise _mapped(where, ack.error)
+
+    async def _has_after(self, sequence: int) -> bool:
+        question = {"seq": sequence + 1, "next_by_subj": f"$KV.{self._name}.>"}
+        verb = f"STREAM.MSG.GET.KV_{self._name}"
+        answer = await _ask(self._bus, verb, question, _MessageFound)
+        if answer.error is not None and answer.error.err_code != _NO_MESSAGE:
+            raise _mapped(f"bucket {self._name}", answer.error)
+        return answer.error is None
 
     def _entry(self, message: Msg) -> Entry:
         key = message.subject.removeprefix(f"$KV.{self._name}.")

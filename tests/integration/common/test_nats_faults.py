@@ -4,10 +4,12 @@ import asyncio
 import os
 import random
 import signal
+import time
 from contextlib import aclosing
 from functools import partial
 
 import nats
+import psutil
 import pytest
 
 from slackwater.common import codec, limits
@@ -247,13 +249,14 @@ async def test_a_stopped_server_is_a_deadline_and_the_truth_is_read_back(
     bus = await NatsBus.connect(own_nats_server.url, "one")
     bucket = await NatsStore(bus).bucket("b")
     await bucket.put("a", b"1", expected_last=0)
-    os.kill(own_nats_server.pid, signal.SIGSTOP)
+    _pause(own_nats_server)
     try:
         with pytest.raises(DeadlineExceeded, match="it may have been written"):
             await bucket.put("a", b"2", expected_last=1)
     finally:
         os.kill(own_nats_server.pid, signal.SIGCONT)
     monkeypatch.setattr(limits, "STORE_TIMEOUT_S", 5.0)
+    assert await bucket.last_sequence() == 2, "in the order of the writes, after the one in doubt"
     assert await bucket.get("a") == Entry("a", b"2", 2)
     with pytest.raises(SequenceConflict) as caught:
         await bucket.put("a", b"2", expected_last=1)
@@ -318,7 +321,7 @@ async def test_a_lost_acknowledgement_does_not_lose_the_lease(
     lease = await NatsStore(bus).lease("leases", "master", "m1", 10.0)
     assert lease is not None
     monkeypatch.setattr(limits, "STORE_TIMEOUT_S", 0.3)
-    os.kill(own_nats_server.pid, signal.SIGSTOP)
+    _pause(own_nats_server)
     try:
         with pytest.raises(DeadlineExceeded):
             await lease.renew()
@@ -338,6 +341,14 @@ async def test_a_live_world_holds_everything(nats_url: str, unique: str) -> None
     assert not world.bus.connected
     async with live_world(nats_url, unique, seed=4) as world:
         assert world.rng.random() == first
+
+
+def _pause(server: NatsServer) -> None:
+    """SIGSTOP, and wait until every thread of it stands still."""
+    os.kill(server.pid, signal.SIGSTOP)
+    threads = [psutil.Process(one.id) for one in psutil.Process(server.pid).threads()]
+    while any(one.status() != psutil.STATUS_STOPPED for one in threads):
+        time.sleep(0.001)
 
 
 async def _progress(condition) -> None:  # type: ignore[no-untyped-def]
