@@ -31,7 +31,7 @@ from slackwater.common.effects import (
     TimerFired,
 )
 from slackwater.schemas import subjects
-from slackwater.schemas.base import ClusterId, JobId, Message, Ok, Record, Refused
+from slackwater.schemas.base import AggregatorId, ClusterId, JobId, Message, Ok, Record, Refused
 from slackwater.schemas.cluster import (
     AdoptAggregators,
     AggregatorHeartbeat,
@@ -464,6 +464,9 @@ class Master:
 
     def _answered(self, key: str, message: Message, now_s: float) -> None:
         what, _, id = key.partition("/")
+        if what == "held":
+            self._out += self._pool.held(AggregatorId(id), message)
+            return
         job = self._jobs.get(JobId(id))
         if job is None:
             return

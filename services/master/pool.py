@@ -4,13 +4,17 @@ AutoPS section 3.3.3: a controller asks for every allocation and deallocation, a
 approves within the pool and the cluster's maximum. Who is allocated is durable (bucket `nodes`),
 who is alive is learned from heartbeats. Every request is granted once: a repeated one gets the
 answer it got before, and a late deallocation cannot end a newer allocation.
+
+An aggregator that was given back while it was dead may come back with buckets that have long begun
+anew elsewhere. A free one that holds anything is not given to anybody; the master drops what is
+there, by the location epochs it was told, so that nothing newer can be hit.
 """
 
 from dataclasses import dataclass
 
 import msgspec
 
-from slackwater.common.effects import Effect, Log, Persist, Publish
+from slackwater.common.effects import Effect, Log, Persist, Publish, Request
 from slackwater.common.limits import LOST_AFTER_S, POOL_MAX
 from slackwater.schemas import subjects
 from slackwater.schemas.base import AggregatorId, ClusterId, JobId, Message, Ok, Refused
@@ -25,9 +29,11 @@ from slackwater.schemas.cluster import (
     AllocationEvent,
     DeallocateAggregators,
 )
+from slackwater.schemas.placement import BucketHeld, BucketsHeld, DropJob, ListBuckets
 
 BUCKET = "nodes"
 RETRY_S = 1.0
+CLEAN_BUDGET_S = 5.0
 
 
 @dataclass(slots=True)
@@ -47,6 +53,8 @@ class Pool:
         self._members: dict[AggregatorId, _Member] = {}
         self._epoch = 0
         self._full_logged = False
+        self._cleaning: set[AggregatorId] = set()
+        """Free ones that are being asked what they still hold."""
 
     def recover(self, records: dict[str, AggregatorRecord], epoch: int) -> None:
         self._epoch = epoch
@@ -81,7 +89,38 @@ class Pool:
         back = not member.alive or heartbeat.incarnation > member.heartbeat.incarnation
         member.heartbeat, member.seen_s, member.alive = heartbeat, now_s, True
         record = self._records.get(id)
-        return [self._event(record, "returned", now_s)] if back and record is not None else []
+        if record is None:
+            return self._clean(id, heartbeat)
+        return [self._event(record, "returned", now_s)] if back else []
+
+    def _clean(self, id: AggregatorId, heartbeat: AggregatorHeartbeat) -> list[Effect]:
+        if heartbeat.buckets == 0 or id in self._cleaning:
+            return []
+        self._cleaning.add(id)
+        subject = subjects.command("aggregator", id, "held")
+        return [Request(subject, ListBuckets(), f"held/{id}", budget_s=CLEAN_BUDGET_S)]
+
+    def held(self, id: AggregatorId, answer: Message) -> list[Effect]:
+        """What a free aggregator holds must go. The next heartbeat shows whether it has."""
+        self._cleaning.discard(id)
+        if not isinstance(answer, BucketsHeld) or id in self._records:
+            return []
+        jobs: dict[JobId, list[BucketHeld]] = {}
+        for each in answer.held:
+            jobs.setdefault(each.job, []).append(each)
+        return [
+            Request(
+                subjects.command("aggregator", id, "drop"),
+                DropJob(
+                    job=job,
+                    buckets=tuple(each.bucket for each in stale),
+                    up_to_epochs=tuple(each.location_epoch for each in stale),
+                ),
+                f"drop/{id}/{job}",
+                budget_s=CLEAN_BUDGET_S,
+            )
+            for job, stale in jobs.items()
+        ]
 
     def tick(self, now_s: float) -> list[Effect]:
         effects: list[Effect] = []
@@ -179,13 +218,12 @@ class Pool:
         return sum(record.cluster == cluster for record in self._records.values())
 
     def _free(self) -> list[AggregatorId]:
-        """Alive and unallocated: those without a leftover first, then by id."""
-        free = [
-            (member.heartbeat.buckets > 0, id)
+        """Alive, unallocated and empty, in the order of their ids."""
+        return sorted(
+            id
             for id, member in self._members.items()
-            if member.alive and id not in self._records
-        ]
-        return [id for _, id in sorted(free)]
+            if member.alive and member.heartbeat.buckets == 0 and id not in self._records
+        )
 
     def _event(self, record: AggregatorRecord, fact: str, now_s: float) -> Publish:
         return Publish(

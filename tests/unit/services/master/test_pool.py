@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slackwater.common.effects import Effect, Persist, Publish
+from slackwater.common.effects import Effect, Persist, Publish, Request
 from slackwater.common.limits import LOST_AFTER_S
 from slackwater.schemas.base import AggregatorId, ClusterId, JobId, NodeId, Ok, Refused
 from slackwater.schemas.cluster import (
@@ -15,6 +15,7 @@ from slackwater.schemas.cluster import (
     AllocationEvent,
     DeallocateAggregators,
 )
+from slackwater.schemas.placement import BucketHeld, BucketsHeld, DropJob, ListBuckets
 from slackwater.services.master.clusters import ClusterRoom, best_fit
 from slackwater.services.master.pool import Pool
 
@@ -98,10 +99,20 @@ def test_lost_aggregators_are_not_given_and_their_owner_hears_of_loss_and_return
     assert facts(made.heard(heartbeat("a0", incarnation=3), 9.0)) == ["a0 returned"]
 
 
-def test_an_aggregator_with_leftovers_is_given_last() -> None:
-    made = pool(3)
-    made.heard(heartbeat("a0", buckets=5), 0.0)
-    assert given_to(made, ask("r1", 2)) == ("a1", "a2")
+def test_a_free_aggregator_with_leftovers_is_emptied_before_it_is_given() -> None:
+    made = pool(2)
+    effects = made.heard(heartbeat("a0", buckets=2), 0.0)
+    assert [e.message for e in effects if isinstance(e, Request)] == [ListBuckets()]
+    assert made.heard(heartbeat("a0", buckets=2), 0.0) == []  # It was asked already.
+    left = BucketHeld(job=JobId("j"), bucket=3, layout_epoch=1, location_epoch=7, version=9)
+    answer = BucketsHeld(aggregator=AggregatorId("a0"), incarnation=1, held=(left,))
+    drops = made.held(AggregatorId("a0"), answer)
+    assert [e.message for e in drops if isinstance(e, Request)] == [
+        DropJob(job="j", buckets=(3,), up_to_epochs=(7,))
+    ]
+    assert given_to(made, ask("r1", 2, at_least=1)) == ("a1",)
+    made.heard(heartbeat("a0", buckets=0), 1.0)
+    assert given_to(made, ask("r2", 1)) == ("a0",)
 
 
 def test_an_adopted_aggregator_is_temporary_no_longer() -> None:
