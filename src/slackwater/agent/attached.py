@@ -106,9 +106,7 @@ class InPlace:
         await asyncio.to_thread(_join, tensors, target)
 
     def close(self) -> None:
-        """The mapping goes when the last view of it does, the program's among them."""
-        self._gradient = np.empty(0, np.float32)
-        self._parameters = []
+        """The mapping goes when the last view of it does: ours, or one that the program has."""
         self._region.release()
         self._remote.close()
 

@@ -11,10 +11,11 @@ import logging
 import random
 import threading
 from collections import deque
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, Final
 
 import numpy as np
+import uvloop
 
 from slackwater.agent.attached import Array, Attached, InPlace, Staged, Staging
 from slackwater.agent.cells import Cell
@@ -73,6 +74,8 @@ _log = logging.getLogger("slackwater.agent")
 _TRANSFERS: Final = 4
 """Pushes and pulls in flight at once where bytes must be sent."""
 _OBSERVED_S: Final = 1.0
+_QUIET_S: Final = 10.0
+"""Say at least this often that this rank is there, iterations or not."""
 _CLOSE_S: Final = 10.0
 
 
@@ -81,21 +84,23 @@ class _Waiter:
 
     def __init__(self, cells: Iterable[Cell]) -> None:
         self._pending = list(cells)
+        self._lock = threading.Lock()
         self._woken = threading.Lock()
         self._woken.acquire()
-        self._released = False
 
     def look(self) -> None:
-        pending = self._pending
-        while pending and pending[-1].settled:
-            pending.pop()
-        if not pending:
-            self.release()
+        """Both threads look: whoever sees the last bucket settled releases."""
+        with self._lock:
+            pending = self._pending
+            while pending and pending[-1].settled:
+                pending.pop()
+            if not pending and self._woken.locked():
+                self._woken.release()
 
     def release(self) -> None:
-        if not self._released:
-            self._released = True
-            self._woken.release()
+        with self._lock:
+            self._pending.clear()
+        self.look()
 
     def sleep(self, timeout_s: float) -> bool:
         return self._woken.acquire(timeout=timeout_s)
@@ -137,7 +142,7 @@ class Session:
         self._rung: deque[tuple[int, int]] = deque()
         self._flush_due = False
         self._waiter: _Waiter | None = None
-        self._opened = _Waiter([])
+        self._opened = threading.Event()
         self._all_here = False
         self._finish: str | None = None
         self._thread = threading.Thread(
@@ -149,7 +154,7 @@ class Session:
     def open(self) -> None:
         """Returns when every bucket is attached and its parameters are here."""
         self._thread.start()
-        if not self._opened.sleep(self._deadline_s):
+        if not self._opened.wait(self._deadline_s):
             error = DeadlineExceeded(f"{self._who()}: {self._missing_at_start()}")
             self.close(None)
             raise error
@@ -162,30 +167,40 @@ class Session:
         self._rung.append((cell.index, cell.iteration))
         if not self._flush_due:
             self._flush_due = True
-            self._loop.call_soon_threadsafe(self._flush)
+            self._call(self._flush)
 
     def wait(self, cells: Sequence[Cell], deadline_s: float) -> None:
         """Until each has settled: its version is there, or its push was refused."""
         waiter = _Waiter(cells)
         self._waiter = waiter
         waiter.look()
-        if self.failure is None and not waiter.sleep(deadline_s):
+        late: Cell | None = None
+        hopeful = self.failure is None and all(cell.refused is None for cell in cells)
+        if hopeful and not waiter.sleep(deadline_s):
             late = next((cell for cell in cells if not cell.settled), None)
-            if late is not None:
-                raise DeadlineExceeded(
-                    f"{self._who()}: {self._describe(late)} did not come within {deadline_s:g} s"
-                )
         self._waiter = None
         if self.failure is not None:
             raise self.failure
+        if late is not None:
+            raise DeadlineExceeded(
+                f"{self._who()}: {self._describe(late)} did not come within {deadline_s:g} s"
+            )
 
     def close(self, finish: str | None) -> None:
         """`finish`: tell the master that this rank is done, with this result."""
-        if not self._thread.is_alive():
-            return
         self._finish = finish
-        self._loop.call_soon_threadsafe(self._closing.set)
-        self._thread.join(_CLOSE_S + self._deadline_s if finish is not None else _CLOSE_S)
+        if self._thread.is_alive():
+            self._call(self._closing.set)
+            self._thread.join(_CLOSE_S + (self._deadline_s if finish is not None else 0.0))
+        if finish is not None and self.failure is not None:
+            raise self.failure
+
+    def _call(self, function: Callable[[], None]) -> None:
+        try:
+            self._loop.call_soon_threadsafe(function)
+        except RuntimeError:
+            # The loop is closed: its thread failed, and every wait says why.
+            assert self.failure is not None
 
     def _who(self) -> str:
         return f"job {self.job}, rank {self.rank}"
@@ -213,7 +228,8 @@ class Session:
 
     def _live(self) -> None:
         try:
-            asyncio.run(self._main())
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                runner.run(self._main())
         except SlackwaterError as error:
             self._fail(error)
         except BaseException as error:  # Whatever ends this thread must end the waits.
@@ -268,7 +284,7 @@ class Session:
     def _fail(self, error: SlackwaterError) -> None:
         if self.failure is None:
             self.failure = error
-        self._opened.release()
+        self._opened.set()
         if self._waiter is not None:
             self._waiter.release()
 
@@ -366,7 +382,7 @@ class Session:
         if not self._all_here and all(c.version >= 0 for c in self.cells):
             self._all_here = True
             self._initial.clear()
-            self._opened.release()
+            self._opened.set()
 
     # Where things are -----------------------------------------------------------------------------
 
@@ -569,15 +585,17 @@ class Session:
     # What the profiler hears ----------------------------------------------------------------------
 
     async def _observe(self) -> None:
+        quiet_s = _QUIET_S
         while True:
+            if self.durations_s or quiet_s >= _QUIET_S:
+                await self._publish_observed()
+                quiet_s = 0.0
             await asyncio.sleep(_OBSERVED_S)
-            await self._publish_observed()
+            quiet_s += _OBSERVED_S
 
     async def _publish_observed(self) -> None:
         """The durations since the last time. Lost when the bus is away: they are a measurement."""
         durations_s = tuple(self.durations_s.popleft() for _ in range(len(self.durations_s)))
-        if not durations_s:
-            return
         observed = IterationsObserved(
             job=self.job,
             rank=self.rank,

@@ -93,6 +93,7 @@ class StandIn:
         self.applied: list[tuple[int, int]] = []
         """(bucket, version), one entry for every fold."""
         self.rings = 0
+        self.placed = True
         self.silent = False
         """Take rings and answer nothing."""
         self.fabrics: dict[str, Fabric] = {"shm": ShmFabric(), "tcp": TcpFabric()}
@@ -177,7 +178,7 @@ class StandIn:
 
     async def _locate(self, delivery: Delivery) -> bytes:
         answer: Message = Refused(reason="not placed yet", retry_after_s=0.05)
-        if self.spec is not None:
+        if self.spec is not None and self.placed:
             answer = placement.Located(
                 job=JobId(self.spec.id),
                 plan=self.plan,

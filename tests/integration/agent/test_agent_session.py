@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from slackwater.agent import Agent
-from slackwater.common.errors import DeadlineExceeded, GradientRefused, Rejected
+from slackwater.common.errors import DeadlineExceeded, GradientRefused, Rejected, Unavailable
 from slackwater.schemas.jobs import UpdateRule
 
 pytestmark = pytest.mark.live
@@ -271,6 +271,17 @@ def test_a_wait_that_cannot_end_says_what_it_waited_for(cluster: Any, train: Tra
             agent.step({"w": gradients(0, 2)["w"]})
 
     train(cluster, program, workers=1, tensors=initial(), update=SGD, deadline_s=0.5)
+
+
+def test_a_url_that_nobody_listens_on_is_named() -> None:
+    with pytest.raises(Unavailable, match=r"127\.0\.0\.1:1"):
+        Agent(job="j1", tensors={"w": (2,)}, url="nats://127.0.0.1:1", deadline_s=5.0)
+
+
+def test_a_job_that_is_not_placed_in_time_is_said_to_be_so(cluster: Any) -> None:
+    cluster.placed = False
+    with pytest.raises(DeadlineExceeded, match="cluster c1 did not place it"):
+        Agent(job="j1", tensors={"w": (2,)}, url=cluster.url, deadline_s=0.3)
 
 
 def test_what_cannot_be_is_said_at_the_start(cluster: Any) -> None:
