@@ -107,7 +107,12 @@ class Supervisor:
             return
         self._unit(name).kill(signum)
 
+    def arm(self, name: str, failpoints: str) -> None:
+        """Set failpoints for the unit's next life, and only that one."""
+        self._unit(name).arm(failpoints)
+
     def drop_fds(self, name: str) -> None:
+        """Forget the unit's stored descriptors, so that only its process keeps them alive."""
         self._unit(name).drop_fds()
 
     async def until_ready(self, name: str, timeout_s: float = limits.START_S) -> None:

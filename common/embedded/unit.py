@@ -23,6 +23,7 @@ from slackwater.common import limits
 from slackwater.common.embedded import launch
 from slackwater.common.embedded.notify import FdStore, NotifySocket
 from slackwater.common.errors import ConfigRejected, Fatal, SlackwaterError
+from slackwater.common.failpoints import VARIABLE
 
 State = Literal["stopped", "starting", "ready", "restarting", "stopping", "failed"]
 EX_CONFIG: Final = 78
@@ -46,6 +47,8 @@ class UnitSpec:
     start_s: float = limits.START_S
     stop_s: float = limits.DRAIN_S
     restarts_max: int = limits.RESTARTS_MAX
+    restart_wait_s: float = limits.RESTART_WAIT_S
+    """Before the first restart; doubled by every further end in quick succession."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +91,7 @@ class Unit:
         self._quick_ends = 0
         self._stopping = False
         self._was_ready = False
+        self._armed = ""
         self.sessions: set[int] = set()
         """The pid of every life: each led a session of its own."""
 
@@ -139,6 +143,10 @@ class Unit:
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(signum)
 
+    def arm(self, failpoints: str) -> None:
+        """Set failpoints (see common.failpoints) for the next life, and only that one."""
+        self._armed = failpoints
+
     def drop_fds(self) -> None:
         """Forget the stored descriptors: what only they kept alive is lost (fault tests)."""
         self._notify.read()
@@ -186,7 +194,7 @@ class Unit:
                 self.restarts += 1
                 self.state = "restarting"
                 wait_s = min(
-                    limits.RESTART_WAIT_S_MAX, limits.RESTART_WAIT_S * 2.0**self._quick_ends
+                    limits.RESTART_WAIT_S_MAX, self.spec.restart_wait_s * 2.0**self._quick_ends
                 )
                 _log.warning("unit.restart", unit=self.spec.name, code=code, wait_s=wait_s)
                 await asyncio.sleep(wait_s)
@@ -206,6 +214,9 @@ class Unit:
         environment = own | dict(spec.environment) | dict(self._marker)
         environment["NOTIFY_SOCKET"] = str(self._notify.path)
         environment["LISTEN_FDNAMES"] = ":".join(name for name, _ in held)
+        if self._armed:
+            environment[VARIABLE] = self._armed
+            self._armed = ""
         if spec.watchdog_s > 0:
             environment["WATCHDOG_USEC"] = str(int(spec.watchdog_s * 1e6))
         inner = [str(os.getpid()), ",".join(map(str, fds)), "--", *spec.command]

@@ -56,6 +56,7 @@ class Lab:
             command=(sys.executable, str(SCRIPT), "--config", str(config)),
             environment=environment or {},
             restarts_max=1000,
+            restart_wait_s=0.01,
         )
 
     async def ask(self, verb: str, message: Message, id: str = "t1", timeout_s: float = 2.0) -> Any:
