@@ -30,7 +30,7 @@ DATA_ERROR: Final = 65
 CONFIG_ERROR: Final = 78
 FAILED: Final = 1
 
-PIPE_COLUMNS: Final = 140
+PIPE_COLUMNS: Final = 160
 """Width of a table that goes to a file or a pipe."""
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)

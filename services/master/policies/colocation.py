@@ -161,8 +161,8 @@ class Colocated:
                 "order",
                 f"{job.gpus} GPUs, {free} idle",
                 inf,
-                "the GPUs it lacks are held by jobs that come before it, and it would add less than "
-                f"{self.gain} jobs' worth of progress to any group of {job.gpus} GPUs",
+                "the GPUs it lacks are held by jobs that come before it, and it would add less "
+                f"than {self.gain} jobs' worth of progress to any group of {job.gpus} GPUs",
             )
             for job in self.inner.in_order(view, self.inner.update(view, None))
             if not job.allocation
