@@ -7,7 +7,7 @@ writes and the other reads.
 """
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import accumulate, pairwise
 from math import prod
 from typing import Any
@@ -58,6 +58,11 @@ class Cell:
         """The region may hold a gradient that does not count."""
 
     @property
+    def names(self) -> str:
+        first, last = self.tensors[0].name, self.tensors[-1].name
+        return first if first == last else f"{first} .. {last}"
+
+    @property
     def settled(self) -> bool:
         return self.version >= self.iteration or self.refused is not None
 
@@ -103,6 +108,15 @@ class Cell:
         view.flags.writeable = False
         return view
 
+    def newest(self, initial: Mapping[str, Array]) -> list[Floats]:
+        """The newest parameters that this worker has: what it can seed a bare region with."""
+        if self.source is not None:
+            return [self.parameters(position) for position in range(len(self.tensors))]
+        return [
+            initial[t.name] if t.name in initial else np.broadcast_to(np.float32(0.0), t.shape)
+            for t in self.tensors
+        ]
+
     def take_refusal(self, rank: int) -> GradientRefused | None:
         """The refused tensor must be pushed again; the bucket's others still stand in the slot."""
         refused, self.refused = self.refused, None
@@ -113,6 +127,33 @@ class Cell:
             named = [i for i, spec in enumerate(self.tensors) if spec.name == refused.tensor]
             self.missing = set(named or range(len(self.tensors)))
         return GradientRefused(refused.job, refused.tensor, rank, refused.iteration, refused.why)
+
+
+class Waiter:
+    """The program's thread, asleep until all these buckets have settled."""
+
+    def __init__(self, cells: Iterable[Cell]) -> None:
+        self._pending = list(cells)
+        self._lock = threading.Lock()
+        self._woken = threading.Lock()
+        self._woken.acquire()
+
+    def look(self) -> None:
+        """Both threads look: whoever sees the last bucket settled releases."""
+        with self._lock:
+            pending = self._pending
+            while pending and pending[-1].settled:
+                pending.pop()
+            if not pending and self._woken.locked():
+                self._woken.release()
+
+    def release(self) -> None:
+        with self._lock:
+            self._pending.clear()
+        self.look()
+
+    def sleep(self, timeout_s: float) -> bool:
+        return self._woken.acquire(timeout=timeout_s)
 
 
 def check_gradient(gradient: Any, spec: TensorSpec, dtype: DType) -> str:

@@ -116,7 +116,7 @@ class Agent:
         for cell in self._cells:
             cell.confirmed = min(cell.version, self._iteration)
         self._behind = sum(cell.confirmed <= self._iteration for cell in self._cells)
-        self._session.first_iteration = self._iteration + 1
+        self._session.progress.first_iteration = self._iteration + 1
         self._ended_s = time.monotonic()
 
     # Push and pull --------------------------------------------------------------------------------
@@ -159,7 +159,7 @@ class Agent:
             cell.hyper = self._usual  # The first of an iteration.
         before = cell.iteration
         cell.put(position, gradient)
-        self._session.bytes_pushed += cell.gradients[position].nbytes
+        self._session.progress.bytes_pushed += cell.gradients[position].nbytes
         if cell.iteration != before:
             self._session.ring(cell)
 
@@ -278,7 +278,7 @@ class Agent:
             if cell.confirmed < cell.version:
                 self._behind -= cell.confirmed <= self._iteration < cell.version
                 cell.confirmed = cell.version
-                self._session.bytes_pulled += 4 * cell.bounds[-1][1]
+                self._session.progress.bytes_pulled += 4 * cell.bounds[-1][1]
         if self._behind == 0:
             self._count_iteration()
 
@@ -289,7 +289,7 @@ class Agent:
             self._retried = None
         now_s = time.monotonic()
         ended = complete - self._iteration
-        self._session.durations_s.extend([(now_s - self._ended_s) / ended] * ended)
+        self._session.progress.durations_s.extend([(now_s - self._ended_s) / ended] * ended)
         self._ended_s, self._iteration = now_s, complete
         self._behind = sum(cell.confirmed <= complete for cell in self._cells)
 

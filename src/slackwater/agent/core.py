@@ -158,6 +158,10 @@ class AgentCore:
         """Whether the bucket is believed to be there: only then is its region worth opening."""
         return self._at(aggregator, index) is not None
 
+    def attached(self, index: int) -> bool:
+        """Whether doorbells reach the bucket at present."""
+        return self._buckets[index].stage == "ready"
+
     def describe(self, index: int) -> str:
         """For an error: where the bucket is and what it waits for."""
         if index >= len(self._buckets):

@@ -14,11 +14,11 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, Final
 
-import numpy as np
 import uvloop
 
 from slackwater.agent.attached import Array, Attached, InPlace, Staged, Staging
-from slackwater.agent.cells import Cell
+from slackwater.agent.cells import Cell, Waiter
+from slackwater.agent.control import Control, Progress
 from slackwater.agent.core import (
     AgentCore,
     Connect,
@@ -32,8 +32,7 @@ from slackwater.agent.core import (
     Send,
     WriteSeed,
 )
-from slackwater.common import codec, limits
-from slackwater.common.client import Client
+from slackwater.agent.dialing import dial
 from slackwater.common.errors import (
     DeadlineExceeded,
     Fatal,
@@ -60,15 +59,12 @@ from slackwater.common.slots.frames import (
 from slackwater.common.slots.layout import Geometry, bucket_tensors
 from slackwater.common.slots.rules import Hyper
 from slackwater.common.transport.base import Channel, Fabric
-from slackwater.common.transport.host import host_identity, split_identity
 from slackwater.common.transport.shm import ShmFabric
 from slackwater.common.transport.tcp import TcpFabric
 from slackwater.common.world import live_world
-from slackwater.schemas import subjects
-from slackwater.schemas.base import AggregatorId, ClusterId, JobId, Ok
-from slackwater.schemas.jobs import FinishJob, JobRegistered, JobSpec, RegisterJob, TensorSpec
-from slackwater.schemas.placement import Endpoint, JobPlan, Located, LocateJob
-from slackwater.schemas.telemetry import IterationsObserved
+from slackwater.schemas.base import AggregatorId, JobId
+from slackwater.schemas.jobs import JobSpec, TensorSpec
+from slackwater.schemas.placement import Endpoint, JobPlan, Located
 
 _log = logging.getLogger("slackwater.agent")
 _TRANSFERS: Final = 4
@@ -77,33 +73,6 @@ _OBSERVED_S: Final = 1.0
 _QUIET_S: Final = 10.0
 """Say at least this often that this rank is there, iterations or not."""
 _CLOSE_S: Final = 10.0
-
-
-class _Waiter:
-    """The program's thread, asleep until all these buckets have settled."""
-
-    def __init__(self, cells: Iterable[Cell]) -> None:
-        self._pending = list(cells)
-        self._lock = threading.Lock()
-        self._woken = threading.Lock()
-        self._woken.acquire()
-
-    def look(self) -> None:
-        """Both threads look: whoever sees the last bucket settled releases."""
-        with self._lock:
-            pending = self._pending
-            while pending and pending[-1].settled:
-                pending.pop()
-            if not pending and self._woken.locked():
-                self._woken.release()
-
-    def release(self) -> None:
-        with self._lock:
-            self._pending.clear()
-        self.look()
-
-    def sleep(self, timeout_s: float) -> bool:
-        return self._woken.acquire(timeout=timeout_s)
 
 
 class Session:
@@ -126,22 +95,20 @@ class Session:
         self.cells: list[Cell] = []
         self.plan: JobPlan | None = None
         self.failure: SlackwaterError | None = None
-        self.durations_s: deque[float] = deque(maxlen=4096)
-        self.first_iteration = 1
-        self.bytes_pushed = 0
-        self.bytes_pulled = 0
+        self.progress = Progress()
         self._spec, self._tensors, self._initial = spec, tensors, initial
         self._url, self._submitted, self._transport = url, submitted, transport
         self._deadline_s = deadline_s
         self._core = AgentCore(rank, random.Random(f"{spec.id}/{rank}"))
-        self._cluster: ClusterId | None = None
+        self._not_located = "the controller has not answered"
         self._channels: dict[AggregatorId, Channel] = {}
         self._errors: dict[AggregatorId, str] = {}
         self._fabrics: dict[str, Fabric] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._rung: deque[tuple[int, int]] = deque()
         self._flush_due = False
-        self._waiter: _Waiter | None = None
+        self._waiter: Waiter | None = None
+        self._control: Control | None = None
         self._opened = threading.Event()
         self._all_here = False
         self._finish: str | None = None
@@ -171,7 +138,7 @@ class Session:
 
     def wait(self, cells: Sequence[Cell], deadline_s: float) -> None:
         """Until each has settled: its version is there, or its push was refused."""
-        waiter = _Waiter(cells)
+        waiter = Waiter(cells)
         self._waiter = waiter
         waiter.look()
         late: Cell | None = None
@@ -207,21 +174,19 @@ class Session:
 
     def _describe(self, cell: Cell) -> str:
         where = self._core.describe(cell.index)
-        error = "; ".join(f"{at}: {text}" for at, text in sorted(self._errors.items()))
-        names = cell.tensors[0].name
-        if len(cell.tensors) > 1:
-            names += f" .. {cell.tensors[-1].name}"
-        return (
-            f"version {cell.iteration} of bucket {cell.index} ({names}; {where}"
-            f"{'; last errors: ' + error if error else ''})"
-        )
+        errors = "".join(f"; {at}: {text}" for at, text in sorted(self._errors.items()))
+        return f"version {cell.iteration} of bucket {cell.index} ({cell.names}; {where}{errors})"
 
     def _missing_at_start(self) -> str:
-        if self._cluster is None:
+        cluster = self._control.cluster if self._control is not None else None
+        if cluster is None:
             return f"the master at {self._url} did not register it within {self._deadline_s:g} s"
         late = next((cell for cell in self.cells if cell.version < 0), None)
         if late is None:
-            return f"cluster {self._cluster} did not place it within {self._deadline_s:g} s"
+            return (
+                f"cluster {cluster} did not place it within {self._deadline_s:g} s: "
+                f"{self._not_located}"
+            )
         return f"{self._describe(late)} did not come within {self._deadline_s:g} s"
 
     # The thread -----------------------------------------------------------------------------------
@@ -242,44 +207,23 @@ class Session:
         self._transfers = asyncio.Semaphore(_TRANSFERS)
         self._fabrics = {fabric.kind: fabric for fabric in (ShmFabric(), TcpFabric())}
         async with live_world(self._url, f"agent-{self.job}-{self.rank}") as world:
-            self._world = world
-            await self._register()
+            self._clock = world.clock
+            self._control = control = Control(
+                world, self._spec, self.rank, self._deadline_s, lambda: self._core.location_epoch
+            )
+            await control.register(self._tensors, self._submitted)
             self._apply(self._core.start(world.clock.now_s()))
-            observing = self._spawn(self._observe())
+            observing = self._spawn(control.observe(self.progress))
             await self._closing.wait()
             observing.cancel()
-            await self._publish_observed()
+            await control.publish(self.progress)
             if self._finish is not None:
-                await self._say_finished()
+                await control.finish(self._finish)
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
             for channel in list(self._channels.values()):
                 await channel.close()
-
-    def _client(self, budget_s: float) -> Client:
-        world = self._world
-        return Client(world.bus, world.clock, budget_s=budget_s, rng=world.rng)
-
-    async def _register(self) -> None:
-        """Raises DeadlineExceeded when no master answers, Rejected when it will not have us."""
-        client = self._client(self._deadline_s)
-        answer = await client.master(
-            "register",
-            RegisterJob(
-                job=self.job,
-                rank=self.rank,
-                tensors=self._tensors,
-                spec=None if self._submitted else self._spec,
-            ),
-            JobRegistered,
-        )
-        self._cluster = answer.cluster
-
-    async def _say_finished(self) -> None:
-        client = self._client(self._deadline_s)
-        message = FinishJob(job=self.job, rank=self.rank, result=self._finish or "")
-        await client.master("finish", message, Ok)
 
     def _fail(self, error: SlackwaterError) -> None:
         if self.failure is None:
@@ -387,21 +331,17 @@ class Session:
     # Where things are -----------------------------------------------------------------------------
 
     async def _locate(self, at_s: float) -> None:
-        clock = self._world.clock
-        await clock.sleep_until(at_s)
-        assert self._cluster is not None
-        subject = subjects.command("controller", self._cluster, "locate")
+        assert self._control is not None
+        await self._clock.sleep_until(at_s)
         try:
-            located = await self._client(budget_s=0.0).ask(
-                subject, LocateJob(job=self.job, rank=self.rank), Located
-            )
+            located = await self._control.locate()
             self._take_plan(located)
-        except Retryable as error:
-            effects = self._core.not_located(str(error), error.retry_after_s, clock.now_s())
-        except Rejected as error:
-            effects = self._core.not_located(str(error), 0.0, clock.now_s())
+        except (Retryable, Rejected) as error:
+            self._not_located = str(error)
+            after_s = error.retry_after_s if isinstance(error, Retryable) else 0.0
+            effects = self._core.not_located(str(error), after_s, self._clock.now_s())
         else:
-            effects = self._core.located(located, clock.now_s())
+            effects = self._core.located(located, self._clock.now_s())
         self._apply(effects)
 
     def _take_plan(self, located: Located) -> None:
@@ -422,7 +362,7 @@ class Session:
         self.plan = located.plan
 
     async def _connect(self, endpoint: Endpoint, at_s: float) -> None:
-        clock, aggregator = self._world.clock, endpoint.aggregator
+        clock, aggregator = self._clock, endpoint.aggregator
         await clock.sleep_until(at_s)
         assert self.plan is not None
         hello = Hello(
@@ -433,34 +373,16 @@ class Session:
             token=self.plan.token,
             sender=f"agent.{self.job}.{self.rank}",
         )
-        for kind, address in self._usable(endpoint):
-            try:
-                channel = await self._fabrics[kind].connect(
-                    address, encode_hello(hello), deadline_s=limits.CONNECT_S
-                )
-            except (Retryable, Rejected) as error:
-                self._errors[aggregator] = str(error)
-                continue
-            self._errors.pop(aggregator, None)
-            self._channels[aggregator] = channel
-            self._spawn(self._converse(aggregator, channel))
-            self._apply(self._core.connected(aggregator, clock.now_s()))
+        try:
+            channel = await dial(endpoint, encode_hello(hello), self._fabrics, self._transport)
+        except Unavailable as error:
+            self._errors[aggregator] = str(error)
+            self._apply(self._core.connect_failed(aggregator, clock.now_s()))
             return
-        self._apply(self._core.connect_failed(aggregator, clock.now_s()))
-
-    def _usable(self, endpoint: Endpoint) -> list[tuple[str, str]]:
-        """Best first. Shared memory is the only choice where it is one: while an aggregator of
-        this host restarts, its other addresses may be up first, and would be kept."""
-        usable = [
-            (kind, address)
-            for kind, address in endpoint.addresses
-            if kind in self._fabrics and self._transport in (None, kind)
-        ]
-        here = [(k, a) for k, a in usable if k == "shm" and split_identity(a)[0] == host_identity()]
-        if not usable:
-            offered = ", ".join(kind for kind, _ in endpoint.addresses)
-            self._errors[endpoint.aggregator] = f"no usable transport among {offered}"
-        return here or usable
+        self._errors.pop(aggregator, None)
+        self._channels[aggregator] = channel
+        self._spawn(self._converse(aggregator, channel))
+        self._apply(self._core.connected(aggregator, clock.now_s()))
 
     # Channels -------------------------------------------------------------------------------------
 
@@ -483,10 +405,10 @@ class Session:
         finally:
             self._channels.pop(aggregator, None)
             await channel.close()
-        self._apply(self._core.channel_lost(aggregator, self._world.clock.now_s()))
+        self._apply(self._core.channel_lost(aggregator, self._clock.now_s()))
 
     def _heard(self, aggregator: AggregatorId, entry: object) -> list[Effect]:
-        now_s = self._world.clock.now_s()
+        now_s = self._clock.now_s()
         match entry:
             case Done():
                 return self._core.done(aggregator, entry)
@@ -546,9 +468,10 @@ class Session:
             async with self._transfers:
                 await slots.fetch(version)
         except (Unavailable, Rejected) as error:
-            # The version is read where the bucket is attached next: it has not been held.
+            # It is delivered again where the bucket is attached next; if that is nowhere else, we
+            # attach here anew.
             _log.info("%s: bucket %d, version %d: %s", self._who(), cell.index, version, error)
-            if cell.slots is slots:
+            if cell.slots is slots and self._core.attached(cell.index):
                 await slots.channel.close()
             return
         self._have(cell, slots, version)
@@ -563,52 +486,12 @@ class Session:
             return
         try:
             async with self._transfers:
-                await slots.seed(seed.version, self._newest(cell))
+                await slots.seed(seed.version, cell.newest(self._initial))
             channel.send(encode_control(Seed(handle=seed.handle, version=seed.version)))
         except (Unavailable, Rejected) as error:
             await self._drop(seed.aggregator, channel, error)
-
-    def _newest(self, cell: Cell) -> list[Array]:
-        if cell.source is not None:
-            return [cell.parameters(position) for position in range(len(cell.tensors))]
-        values = self._initial
-        return [
-            values[t.name] if t.name in values else np.broadcast_to(np.float32(0.0), t.shape)
-            for t in cell.tensors
-        ]
 
     async def _drop(self, aggregator: AggregatorId, channel: Channel, error: Exception) -> None:
         """Begin anew with this peer: its receiving task ends, and with it all attachments."""
         self._errors[aggregator] = str(error)
         await channel.close()
-
-    # What the profiler hears ----------------------------------------------------------------------
-
-    async def _observe(self) -> None:
-        quiet_s = _QUIET_S
-        while True:
-            if self.durations_s or quiet_s >= _QUIET_S:
-                await self._publish_observed()
-                quiet_s = 0.0
-            await asyncio.sleep(_OBSERVED_S)
-            quiet_s += _OBSERVED_S
-
-    async def _publish_observed(self) -> None:
-        """The durations since the last time. Lost when the bus is away: they are a measurement."""
-        durations_s = tuple(self.durations_s.popleft() for _ in range(len(self.durations_s)))
-        observed = IterationsObserved(
-            job=self.job,
-            rank=self.rank,
-            first_iteration=self.first_iteration,
-            durations_s=durations_s,
-            location_epoch=self._core.location_epoch,
-            bytes_pushed=self.bytes_pushed,
-            bytes_pulled=self.bytes_pulled,
-            sender=f"agent.{self.job}.{self.rank}",
-        )
-        self.first_iteration += len(durations_s)
-        try:
-            subject = subjects.telemetry("job", self.job, "iterations")
-            await self._world.bus.publish(subject, codec.encode(observed))
-        except Retryable as error:
-            _log.info("%s: %d iterations not reported: %s", self._who(), len(durations_s), error)

@@ -1,0 +1,113 @@
+"""The Agent's side of the control plane: registers, asks where, reports, says that it is done.
+
+Rare messages on the bus, none of them per push or iteration. What is only measured may be lost.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from slackwater.common import codec
+from slackwater.common.client import Client
+from slackwater.common.errors import Retryable
+from slackwater.common.world import World
+from slackwater.schemas import subjects
+from slackwater.schemas.base import ClusterId, JobId, Ok
+from slackwater.schemas.jobs import FinishJob, JobRegistered, JobSpec, RegisterJob, TensorSpec
+from slackwater.schemas.placement import Located, LocateJob
+from slackwater.schemas.telemetry import IterationsObserved
+
+_log = logging.getLogger("slackwater.agent")
+OBSERVED_S: Final = 1.0
+QUIET_S: Final = 10.0
+"""Say at least this often that this rank is there, iterations or not."""
+DURATIONS_MAX: Final = 4096
+"""As many as one report carries; beyond it the oldest are lost."""
+
+
+@dataclass(slots=True)
+class Progress:
+    """What the program's thread counts and this one reports."""
+
+    first_iteration: int = 1
+    durations_s: deque[float] = field(default_factory=lambda: deque(maxlen=DURATIONS_MAX))
+    bytes_pushed: int = 0
+    bytes_pulled: int = 0
+
+
+class Control:
+    def __init__(
+        self,
+        world: World,
+        spec: JobSpec,
+        rank: int,
+        deadline_s: float,
+        location_epoch: Callable[[], int],
+    ) -> None:
+        """`location_epoch`: of the placement that the program runs under."""
+        self._location_epoch = location_epoch
+        self._world, self._spec, self._rank = world, spec, rank
+        self._deadline_s = deadline_s
+        self._job = JobId(spec.id)
+        self.cluster: ClusterId | None = None
+
+    def _client(self, budget_s: float) -> Client:
+        world = self._world
+        return Client(world.bus, world.clock, budget_s=budget_s, rng=world.rng)
+
+    async def register(self, tensors: tuple[TensorSpec, ...], submitted: bool) -> None:
+        """Raises Retryable when no master answers in time, Rejected when it will not have us."""
+        message = RegisterJob(
+            job=self._job,
+            rank=self._rank,
+            tensors=tensors,
+            spec=None if submitted else self._spec,
+        )
+        client = self._client(self._deadline_s)
+        self.cluster = (await client.master("register", message, JobRegistered)).cluster
+
+    async def locate(self) -> Located:
+        """One attempt. Raises Retryable (ask again), Rejected (it never will be)."""
+        assert self.cluster is not None
+        subject = subjects.command("controller", self.cluster, "locate")
+        message = LocateJob(job=self._job, rank=self._rank)
+        return await self._client(budget_s=0.0).ask(subject, message, Located)
+
+    async def finish(self, result: str) -> None:
+        """Raises Retryable when no master stores it in time."""
+        message = FinishJob(job=self._job, rank=self._rank, result=result)
+        await self._client(self._deadline_s).master("finish", message, Ok)
+
+    async def observe(self, progress: Progress) -> None:
+        """Until cancelled."""
+        quiet_s = QUIET_S
+        while True:
+            if progress.durations_s or quiet_s >= QUIET_S:
+                await self.publish(progress)
+                quiet_s = 0.0
+            await asyncio.sleep(OBSERVED_S)
+            quiet_s += OBSERVED_S
+
+    async def publish(self, progress: Progress) -> None:
+        """The durations since the last time. Lost when the bus is away: they are a measurement."""
+        durations_s = progress.durations_s
+        taken = tuple(durations_s.popleft() for _ in range(len(durations_s)))
+        observed = IterationsObserved(
+            job=self._job,
+            rank=self._rank,
+            first_iteration=progress.first_iteration,
+            durations_s=taken,
+            location_epoch=self._location_epoch(),
+            bytes_pushed=progress.bytes_pushed,
+            bytes_pulled=progress.bytes_pulled,
+            sender=f"agent.{self._job}.{self._rank}",
+        )
+        progress.first_iteration += len(taken)
+        try:
+            subject = subjects.telemetry("job", self._job, "iterations")
+            await self._world.bus.publish(subject, codec.encode(observed))
+        except Retryable as error:
+            _log.info("job %s: %d iterations not reported: %s", self._job, len(taken), error)

@@ -1,0 +1,42 @@
+"""Which of an aggregator's addresses this worker uses: the best transport that both ends share."""
+
+from collections.abc import Mapping
+
+from slackwater.common import limits
+from slackwater.common.errors import Rejected, Retryable, Unavailable
+from slackwater.common.transport.base import Channel, Fabric
+from slackwater.common.transport.host import host_identity, split_identity
+from slackwater.schemas.placement import Endpoint
+
+
+async def dial(
+    endpoint: Endpoint, hello: bytes, fabrics: Mapping[str, Fabric], transport: str | None
+) -> Channel:
+    """The first address that answers, best first; `transport`: only this kind. Raises Unavailable
+    with what each of them said."""
+    errors: list[str] = []
+    for kind, address in usable(endpoint, fabrics, transport):
+        try:
+            return await fabrics[kind].connect(address, hello, deadline_s=limits.CONNECT_S)
+        except (Retryable, Rejected) as error:
+            errors.append(f"{kind}: {error}")
+    offered = ", ".join(kind for kind, _ in endpoint.addresses)
+    raise Unavailable("; ".join(errors) or f"no transport in common, it offers {offered}")
+
+
+def usable(
+    endpoint: Endpoint, fabrics: Mapping[str, Fabric], transport: str | None
+) -> list[tuple[str, str]]:
+    """Shared memory is the only choice where it is one: while an aggregator of this host restarts,
+    its other addresses may be up first, and would be kept."""
+    known = [
+        (kind, address)
+        for kind, address in endpoint.addresses
+        if kind in fabrics and transport in (None, kind)
+    ]
+    here = [
+        (kind, address)
+        for kind, address in known
+        if kind == "shm" and split_identity(address)[0] == host_identity()
+    ]
+    return here or known
