@@ -203,12 +203,15 @@ class SocketChannel(ABC):
         """Hand an answer to the one who waits. Nobody may do so any more: then it is dropped, and
         a mapping closes with its last reference."""
         waiter = self._waiting.get(header.offset)
-        if waiter is None or waiter.done():
-            return
         if header.kind == wire.REFUSED:
-            waiter.set_exception(wire.refusal(header, body))
-        else:
+            self._fail(header, wire.refusal(header, body))
+        elif waiter is not None and not waiter.done():
             waiter.set_result(Answer(header, body, mapping))
+
+    def _fail(self, header: wire.Header, error: SlackwaterError) -> None:
+        waiter = self._waiting.get(header.offset)
+        if waiter is not None and not waiter.done():
+            waiter.set_exception(error)
 
     # Records -------------------------------------------------------------------------------------
 

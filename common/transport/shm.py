@@ -48,6 +48,7 @@ from slackwater.common.transport.stream import Greeting, Stream
 
 PATH_BYTES_MAX: Final = 107
 """What fits a sockaddr_un, with its closing zero."""
+_BACKLOG_WAIT_S: Final = 0.01
 _NOTE_BYTES_MAX: Final = limits.FRAME_BYTES_MAX
 _CREDENTIALS: Final = struct.Struct("3i")  # pid, uid, gid
 
@@ -139,22 +140,24 @@ class ShmChannel(SocketChannel):
 
     def end(self, header: wire.Header, body: bytes) -> None:
         if header.kind == wire.OPENED:
-            self._answer(header, body, self._map_sent(header))
+            self._end_opened(header, body)
         elif header.kind == wire.REVOKED:
             for region in self._opened:
                 region.revoked |= region.key == body
         else:
             self._control_record(header, body)
 
-    def _map_sent(self, header: wire.Header) -> mmap.mmap:
+    def _end_opened(self, header: wire.Header, body: bytes) -> None:
         fd = self._stream.claim_fd()
         try:
             nbytes = check_foreign(fd)
             if nbytes != header.number:
                 raise DecodeRejected(f"{nbytes} bytes of memory came, {header.number} were said")
-            return mmap.mmap(fd, nbytes)
-        except (AccessRefused, OSError) as error:
-            raise DecodeRejected(f"memory that cannot be mapped: {error}") from error
+            self._answer(header, body, mmap.mmap(fd, nbytes))
+        except AccessRefused as error:
+            raise DecodeRejected(str(error)) from error
+        except OSError as error:
+            self._fail(header, Unavailable(f"the region cannot be mapped here: {error}"))
         finally:
             os.close(fd)  # The mapping holds its own.
 
@@ -271,7 +274,7 @@ class ShmFabric:
         stream: Stream | None = None
         try:
             async with asyncio.timeout(deadline_s):
-                await asyncio.get_running_loop().sock_connect(sock, _checked(path))
+                await _connect(sock, _checked(path))
                 self._check_peer(sock)
                 greeting = Greeting(sock, passes_fds=True)
                 stream = greeting.stream
@@ -308,6 +311,17 @@ def _checked(path: str) -> str:
             "choose a shorter directory"
         )
     return path
+
+
+async def _connect(sock: socket.socket, path: str) -> None:
+    """A Unix connect succeeds or fails at once, and says "again" where the backlog is full: which
+    the event loops take for success. The caller sets a deadline."""
+    while True:
+        try:
+            sock.connect(path)
+            return
+        except BlockingIOError:
+            await asyncio.sleep(_BACKLOG_WAIT_S)
 
 
 def _bind(path: str) -> socket.socket:

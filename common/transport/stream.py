@@ -106,6 +106,14 @@ class Stream:
         return self._idle_ticks
 
     def _on_readable(self) -> None:
+        """What the owner answers to records that came together leaves together, at once."""
+        self._scheduled = True
+        self._read()
+        self._scheduled = False
+        if self._queue and not self._writing:
+            self._flush()
+
+    def _read(self) -> None:
         budget = _READ_BUDGET
         parser = self.parser
         try:

@@ -6,9 +6,10 @@ peer's registered region with no copy of ours between (sendmsg, recv_into).
 """
 
 import asyncio
+import contextlib
 import secrets
 import socket
-from typing import Final
+from typing import Any, Final
 
 from slackwater.common import limits
 from slackwater.common.errors import AccessRefused, ConfigRejected, DecodeRejected, Unavailable
@@ -41,22 +42,33 @@ def _tune(sock: socket.socket, stall_s: float) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(stall_s * 1000))
 
 
-async def _dial(address: Address, first: bytes, stall_s: float) -> tuple[Greeting, socket.socket]:
+async def _dial(address: Address, first: bytes, stall_s: float) -> Greeting:
     """A new connection on which `first` was sent. Raises OSError."""
-    host, port = split_address(address)
-    loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    family, kind, protocol, _, where = found[0]
-    sock = socket.socket(family, kind, protocol)
-    try:
-        _tune(sock, stall_s)
-        await loop.sock_connect(sock, where)
-        greeting = Greeting(sock)
-    except BaseException:
-        sock.close()
-        raise
-    greeting.stream.push(first)
-    return greeting, sock
+    found = await _resolve(*split_address(address))
+    for number, (family, where) in enumerate(found, 1):
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            _tune(sock, stall_s)
+            await asyncio.get_running_loop().sock_connect(sock, where)
+            greeting = Greeting(sock)
+        except BaseException as error:
+            sock.close()
+            if isinstance(error, OSError) and number < len(found):
+                continue  # A name may have an address of each family, and one of them leads there.
+            raise
+        greeting.stream.push(first)
+        return greeting
+    raise OSError(f"{address} has no address")
+
+
+async def _resolve(host: str, port: int) -> list[tuple[int, Any]]:
+    """(family, socket address) pairs; a thread is asked only where `host` is a name."""
+    for family in (socket.AF_INET, socket.AF_INET6):
+        with contextlib.suppress(OSError):
+            socket.inet_pton(family, host)
+            return [(family, (host, port))]
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [(family, where) for family, _, _, _, where in found]
 
 
 async def _introduce(
@@ -64,7 +76,7 @@ async def _introduce(
 ) -> tuple[Stream, wire.Header, bytes]:
     """Dial, and wait for the WELCOME. Raises OSError, Unavailable, or what the peer refused with;
     the caller sets a deadline."""
-    greeting, _ = await _dial(address, first, stall_s)
+    greeting = await _dial(address, first, stall_s)
     try:
         header, body = await greeting.first_record()
         if header.kind == wire.REFUSED:
@@ -161,10 +173,8 @@ class TcpFabric:
         """Raises ConfigRejected when the address cannot be used."""
         host, port = split_address(address)
         try:
-            found = await asyncio.get_running_loop().getaddrinfo(
-                host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-            )
-            sock = socket.create_server(found[0][4][:2], family=found[0][0], backlog=BACKLOG)
+            [(family, where), *_] = await _resolve(host, port)
+            sock = socket.create_server(where[:2], family=family, backlog=BACKLOG)
         except OSError as error:
             raise ConfigRejected(f"cannot listen on {address}: {error}") from error
         sock.setblocking(False)

@@ -10,7 +10,12 @@ from typing import Any
 
 import pytest
 
-from slackwater.common.errors import AccessRefused, ConfigRejected, Unavailable
+from slackwater.common.errors import (
+    AccessRefused,
+    ConfigRejected,
+    DeadlineExceeded,
+    Unavailable,
+)
 from slackwater.common.transport import wire
 from slackwater.common.transport.base import Channel
 from slackwater.common.transport.host import host_identity, split_identity
@@ -202,3 +207,36 @@ async def test_an_answer_that_comes_too_late_leaves_no_mapping(tmp_path: Path) -
         assert await asyncio.wait_for(channel.receive(), 5) == b"behind it"
     await listener.close()
     region.close()
+
+
+async def test_memory_that_cannot_be_mapped_fails_the_open_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listener, arrived = await listen(tmp_path / "a")
+    near = await ShmFabric().connect(listener.address, b"", deadline_s=5)
+    far = await arrived.get()
+    region = Region.create(4096, "r")
+    key = far.grant(region)
+
+    def full(*_: object) -> None:
+        raise OSError("too many mappings")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("slackwater.common.transport.shm.mmap.mmap", full)
+        with pytest.raises(Unavailable, match="too many mappings"):
+            await near.open(key)
+    assert (await near.open(key)).nbytes == 4096
+    await near.close()
+    await listener.close()
+    region.close()
+
+
+async def test_a_full_backlog_is_waited_for_until_the_deadline(tmp_path: Path) -> None:
+    """A listener that does not accept, with more who knock than its backlog holds."""
+    with socket.socket(socket.AF_UNIX) as deaf:
+        deaf.bind(str(tmp_path / "a"))
+        deaf.listen(0)
+        with socket.socket(socket.AF_UNIX) as first:
+            first.connect(str(tmp_path / "a"))
+            with pytest.raises(DeadlineExceeded):
+                await ShmFabric().connect(str(tmp_path / "a"), b"", deadline_s=0.1)
