@@ -119,6 +119,11 @@ class Accepted:
             raise
         except Rejected as error:
             raise AccessRefused(str(error)) from error
+        except Exception as error:
+            asyncio.get_running_loop().call_exception_handler(
+                {"message": "transport: accept failed", "exception": error}
+            )
+            raise Unavailable("the listener could not look at the hello") from error
 
     def begin(self, channel: Channel) -> None:
         self._channels[channel] = None

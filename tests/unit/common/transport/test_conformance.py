@@ -53,6 +53,20 @@ async def test_a_refused_hello_is_an_access_refused_with_its_reason(
         assert listener.channels.empty()
 
 
+async def test_a_doorkeeper_that_fails_is_reported_and_nobody_gets_in(party: Make) -> None:
+    reported: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
+
+    def fail(_hello: bytes) -> None:
+        raise KeyError("a bug")
+
+    async with party(accept=fail) as listener:
+        with pytest.raises(Unavailable, match="could not look"):
+            await listener.connect()
+        assert [type(context["exception"]) for context in reported] == [KeyError]
+        assert listener.channels.empty()
+
+
 async def test_hello_longer_than_a_frame_is_rejected_at_the_caller(party: Make) -> None:
     async with party() as listener:
         with pytest.raises(Rejected, match="at most"):
