@@ -62,6 +62,9 @@ class Cluster:
         self.free[node] = 0
         self.view = self._view()
 
+    def idle(self, node: int) -> bool:
+        return self.free[node] == self.sizes[node]
+
     def bring(self, node: int) -> None:
         self.up[node] = True
         self.free[node] = self.sizes[node]

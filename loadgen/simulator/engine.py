@@ -507,19 +507,14 @@ class Engine:
         self._count_capacity()
         self._down[node] = self._now_s
         self._cluster.lose(node)
-        self._evict(node, lost=True)
-        return True
-
-    def _evict(self, node: int, lost: bool) -> None:
         touched: set[int] = set()
         for number in sorted(self._active):
             active = self._active[number]
             if any(n == node for n, _ in active.allocation):
-                touched |= self._fail(active) if lost else self._release(active, "preempted")
-                if not lost:
-                    active.outcome.preemptions += 1
+                touched |= self._fail(active)
                 self._show(active)
         self._recondition(touched)
+        return True
 
     def _fail(self, active: Active) -> set[int]:
         """The job loses its GPUs and its progress since the last checkpoint."""
@@ -544,17 +539,17 @@ class Engine:
             self._next_outage(node)
 
     def _scale(self, desired: int, scaling: Scaling) -> None:
-        """Grow from the lowest index (after the provisioning time), shrink from the highest."""
+        """Grow from the lowest index (after the provisioning time), shrink from the highest: only
+        idle machines go, so it is the policy's plan that vacates them."""
         desired = min(max(desired, scaling.nodes_min), scaling.nodes_max, len(self._cluster.up))
         for node, up in enumerate(self._cluster.up):
             if node < desired and not up and node not in self._coming and node not in self._down:
                 self._coming.add(node)
                 at_s = self._now_s + scaling.provision_s
                 heappush(self._heap, (at_s, _BACK, node, 0))
-            elif node >= desired and up:
+            elif node >= desired and up and self._cluster.idle(node):
                 self._count_capacity()
                 self._cluster.lose(node)
-                self._evict(node, lost=False)
 
     def _count_capacity(self) -> None:
         elapsed_s = self._now_s - self._capacity_since_s
