@@ -52,6 +52,14 @@ class Locate:
 
 
 @dataclass(frozen=True, slots=True)
+class Reattach:
+    """Call reattach() at `at_s`."""
+
+    aggregator: AggregatorId
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Send:
     """One control frame to an aggregator whose channel is open."""
 
@@ -110,8 +118,11 @@ class Fail:
     reason: str
 
 
-Effect = Connect | Locate | Send | Ring | WriteSeed | Deliver | Resume | Refuse | Fail
+Effect = Connect | Locate | Reattach | Send | Ring | WriteSeed | Deliver | Resume | Refuse | Fail
 
+_ARRIVAL_WAITS_S: Final = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2)
+"""After a redirect, between attempts to attach where the bucket is being copied to; then the
+controller is asked."""
 _LOCATE_AFTER_FAILURES: Final = 2
 """A restarted aggregator is back within a second: only then is the controller asked."""
 
@@ -127,6 +138,8 @@ class _Bucket:
     held: int = -1
     """-1: none but the program's own initial values, which count as version 0."""
     attached_before: bool = False
+    arrivals: int = len(_ARRIVAL_WAITS_S)
+    """Attempts to attach since the last redirect."""
 
 
 class AgentCore:
@@ -294,7 +307,7 @@ class AgentCore:
         bucket = self._at(aggregator, granted.bucket)
         if bucket is None:
             return []
-        bucket.handle = granted.handle
+        bucket.handle, bucket.arrivals = granted.handle, len(_ARRIVAL_WAITS_S)
         bucket.place = BucketPlace(aggregator=aggregator, location_epoch=granted.location_epoch)
         self._by_handle[aggregator, granted.handle] = bucket
         if not granted.initialized:
@@ -328,6 +341,7 @@ class AgentCore:
         bucket.place = BucketPlace(
             aggregator=moved.to.aggregator, location_epoch=moved.location_epoch
         )
+        bucket.arrivals = 0
         self._endpoints[moved.to.aggregator] = moved.to
         return effects + self._reach((moved.to.aggregator,), now_s)
 
@@ -336,7 +350,15 @@ class AgentCore:
         if bucket is None:
             return []
         self._detach(bucket)
+        if bucket.arrivals < len(_ARRIVAL_WAITS_S):
+            # We were sent here by who had it: it is still on its way.
+            wait_s = _ARRIVAL_WAITS_S[bucket.arrivals]
+            bucket.arrivals += 1
+            return [Reattach(aggregator, now_s + wait_s)]
         return self._ask_location(now_s + max(denied.retry_after_s, limits.RETRY_WAIT_S_MIN))
+
+    def reattach(self, aggregator: AggregatorId, now_s: float) -> list[Effect]:
+        return self._reach((aggregator,), now_s)
 
     def seed_asked(self, aggregator: AggregatorId, asked: SeedAsked) -> list[Effect]:
         bucket = self._by_handle.get((aggregator, asked.handle))

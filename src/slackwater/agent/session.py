@@ -26,6 +26,7 @@ from slackwater.agent.core import (
     Effect,
     Fail,
     Locate,
+    Reattach,
     Refuse,
     Resume,
     Ring,
@@ -112,6 +113,7 @@ class Session:
         self._opened = threading.Event()
         self._all_here = False
         self._finish: str | None = None
+        self._finished = False
         self._thread = threading.Thread(
             target=self._live, name=f"slackwater-{spec.id}-{rank}", daemon=True
         )
@@ -159,8 +161,10 @@ class Session:
         if self._thread.is_alive():
             self._call(self._closing.set)
             self._thread.join(_CLOSE_S + (self._deadline_s if finish is not None else 0.0))
-        if finish is not None and self.failure is not None:
-            raise self.failure
+        if finish is not None and not self._finished:
+            raise self.failure or DeadlineExceeded(
+                f"{self._who()}: the master did not store its end within {self._deadline_s:g} s"
+            )
 
     def _call(self, function: Callable[[], None]) -> None:
         try:
@@ -219,6 +223,7 @@ class Session:
             await control.publish(self.progress)
             if self._finish is not None:
                 await control.finish(self._finish)
+                self._finished = True
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -288,6 +293,8 @@ class Session:
                     self._spawn(self._connect(endpoint, at_s))
                 case Locate(at_s=at_s):
                     self._spawn(self._locate(at_s))
+                case Reattach(aggregator=aggregator, at_s=at_s):
+                    self._spawn(self._reattach(aggregator, at_s))
                 case WriteSeed():
                     self._spawn(self._seed(effect))
                 case Refuse(bucket=bucket, refused=refused):
@@ -343,6 +350,10 @@ class Session:
         else:
             effects = self._core.located(located, self._clock.now_s())
         self._apply(effects)
+
+    async def _reattach(self, aggregator: AggregatorId, at_s: float) -> None:
+        await self._clock.sleep_until(at_s)
+        self._apply(self._core.reattach(aggregator, self._clock.now_s()))
 
     def _take_plan(self, located: Located) -> None:
         """The first table makes the cells; the token may change with any. Raises Rejected."""

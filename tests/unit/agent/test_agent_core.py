@@ -13,6 +13,7 @@ from slackwater.agent.core import (
     Effect,
     Fail,
     Locate,
+    Reattach,
     Refuse,
     Resume,
     Ring,
@@ -244,6 +245,28 @@ def test_denied_asks_the_controller_and_attaches_where_it_says() -> None:
     assert core.located(located((A2, 1)), 4.0) == [Connect(endpoint(A2), 4.0)]
 
 
+def test_after_a_redirect_the_bucket_is_waited_for_before_the_controller_is_asked() -> None:
+    """The copy takes milliseconds: asking the controller would take longer."""
+    core = running(4)
+    core.pushed(0, 5)
+    core.moved(A1, moved(0, 5, epoch=1), 2.0)
+    core.connected(A2, 2.0)
+    denied = Denied(bucket=0, why="not here yet", retry_after_s=0.1)
+    waits = []
+    now_s = 2.0
+    while True:
+        (effect,) = core.denied(A2, denied, now_s)
+        if isinstance(effect, Locate):
+            break
+        assert isinstance(effect, Reattach)
+        waits.append(effect.at_s - now_s)
+        now_s = effect.at_s
+        assert core.reattach(A2, now_s) == [Send(A2, Attach(buckets=(0,)))]
+    assert waits == sorted(waits)
+    assert waits[0] <= 0.002 + 1e-9
+    assert 0.1 < sum(waits) < 1.0
+
+
 def test_a_table_older_than_a_redirect_is_ignored() -> None:
     core = running(4)
     core.pushed(0, 5)
@@ -306,6 +329,8 @@ class World:
             match effect:
                 case Locate():
                     self.inbox.append(("located", A1, 0))
+                case Reattach(aggregator=at):
+                    self.inbox.append(("reattach", at, 0))
                 case Connect(endpoint=at):
                     self.inbox.append(("connected", at.aggregator, 0))
                 case Send(aggregator=at, frame=Attach()):
@@ -324,6 +349,8 @@ class World:
         what, at, iteration = self.inbox.pop(0)
         if what == "located":
             self.play(self.core.located(located((self.home, self.epoch)), now_s))
+        elif what == "reattach":
+            self.play(self.core.reattach(at, now_s))
         elif what == "connected":
             self.up.add(at)
             self.play(self.core.connected(at, now_s))
