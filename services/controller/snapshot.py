@@ -7,13 +7,16 @@ from slackwater.services.controller.policies.view import AggregatorView, Cluster
 from slackwater.services.controller.state import Aggregator, Job, State
 
 
-def shared(state: State) -> list[Aggregator]:
-    """The aggregators that jobs share: ours, alive, no job's temporary or own ones."""
+def shared(state: State, policy: str = "") -> list[Aggregator]:
+    """The aggregators that the jobs of `policy` (empty: the cluster's) share: ours, alive, no job's
+    temporary ones, none of another policy."""
+    name = policy or state.config.policy
+    sharing = not state.policy_named(name).private
     private: set[AggregatorId] = set()
     used: set[AggregatorId] = set()
     for job in state.living():
         private.update(job.record.temporary)
-        if state.adapts(job):
+        if sharing and state.policy_name(job) == name:
             used |= job.homes()
         else:
             private |= job.homes()
@@ -41,9 +44,10 @@ def cluster_view(
 ) -> ClusterView:
     """The cluster as `job`'s placement is decided in. `others` stand in for the jobs as they are
     (while several are being reassigned)."""
+    policy = state.policy_name(job) if job is not None else state.config.policy
     aggregators = tuple(
         AggregatorView(entry.id, entry.cpu_share, usable(state, entry.id))
-        for entry in shared(state)
+        for entry in shared(state, policy)
         if entry.id not in without
     )
     if others is None:
@@ -53,7 +57,7 @@ def cluster_view(
             if other is not job
             and other.record.places
             and not other.record.temporary
-            and state.adapts(other)
+            and state.policy_name(other) == policy
         )
     shares = [entry.cpu_share for entry in state.aggregators.values() if entry.cpu_share > 0]
     return ClusterView(

@@ -7,11 +7,16 @@ from typing import Final
 
 from slackwater.common.errors import ConfigRejected
 from slackwater.services.controller.policies.cyclic import Cyclic
+from slackwater.services.controller.policies.packed import Packed
 from slackwater.services.controller.policies.static import Static
 from slackwater.services.controller.policies.view import Policy
 
 GROUP: Final = "slackwater.placement_policies"
-POLICIES: Final[dict[str, Callable[[], Policy]]] = {"cyclic": Cyclic, "static": Static}
+POLICIES: Final[dict[str, Callable[[], Policy]]] = {
+    "cyclic": Cyclic,
+    "packed": Packed,
+    "static": Static,
+}
 
 
 def load_policy(name: str) -> Policy:

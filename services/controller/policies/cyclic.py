@@ -22,6 +22,7 @@ class Cyclic:
     """Registered as `cyclic`."""
 
     adapts = True
+    private = False
 
     def assign(self, view: ClusterView, job: JobView, memory: Memory) -> tuple[Plan, Memory]:
         return self._assign(view, job), memory

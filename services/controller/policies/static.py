@@ -12,6 +12,7 @@ class Static:
     """Registered as `static`."""
 
     adapts = False
+    private = True
 
     def assign(self, view: ClusterView, job: JobView, memory: Memory) -> tuple[Plan, Memory]:
         if all(place is not None for place in job.current) and job.current:

@@ -81,6 +81,11 @@ class Policy(Protocol):
         """Whether its jobs are monitored, reverted and recycled."""
         ...
 
+    @property
+    def private(self) -> bool:
+        """Whether each job has aggregators of its own; else the jobs of this policy share."""
+        ...
+
     def assign(self, view: ClusterView, job: JobView, memory: Memory) -> tuple[Plan, Memory]: ...
 
 
