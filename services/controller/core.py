@@ -91,7 +91,7 @@ class Controller:
             assert isinstance(record, JobPlacement)
             job = Job(record, settled_s=now_s, synced_s=now_s)
             state.jobs[job.id] = job
-            for aggregator in job.involved():
+            for aggregator in sorted(job.involved()):
                 entry = state.aggregator(aggregator, now_s)
                 # Ours, and by our own record; the master's list adds by which allocation.
                 entry.ours, entry.ours_since_s, entry.changed_s = True, now_s, now_s

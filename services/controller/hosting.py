@@ -74,7 +74,7 @@ def _all_hosted(state: State, job: Job, now_s: float) -> None:
 def settle(state: State, job: Job, now_s: float) -> None:
     """The job's placement changed just now: windows from before say nothing about it."""
     job.settled_s = now_s
-    for aggregator in job.involved():
+    for aggregator in sorted(job.involved()):
         state.aggregator(aggregator, now_s).changed_s = now_s
 
 
@@ -115,7 +115,7 @@ def let_go(state: State, job: Job, now_s: float) -> None:
             key = f"drop/{job.id}/{aggregator}"
             state.ask_aggregator(key, "drop", aggregator, DropJob(job=job.id), now_s)
     if not waiting:
-        for aggregator in job.involved():
+        for aggregator in sorted(job.involved()):
             state.aggregator(aggregator, now_s).changed_s = now_s
         state.forget(job)
         state.recycle_due = True

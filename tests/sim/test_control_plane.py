@@ -370,7 +370,8 @@ class Plane:
         spec = model.spec
         await asyncio.sleep(at_s)
         self.models[JobId(spec.id)] = model
-        client = Client(self.sim.client(f"agent-{spec.id}").bus, self.sim.clock, budget_s=120.0)
+        outside = self.sim.client(f"agent-{spec.id}")
+        client = Client(outside.bus, outside.clock, budget_s=120.0, rng=outside.rng)
         for rank in range(spec.workers):
             register = RegisterJob(job=spec.id, rank=rank, tensors=model.tensors, spec=spec)
             registered = await client.master("register", register, JobRegistered)
