@@ -150,6 +150,24 @@ STALL_S: Final = 10.0
 CLOSE_S: Final = 1.0
 CPU_SHARE_MIN: Final = 0.03
 
+# Aggregators
+BUCKETS_HELD_MAX: Final = 20_000
+"""Of one aggregator."""
+ATTACHED_MAX: Final = 200_000
+"""Ranks attached to all buckets of one aggregator."""
+COMMANDS_WAITING_MAX: Final = 64
+"""Commands about one job that wait until its regions are made."""
+PROFILE_EXECUTIONS: Final = 12
+"""A task's CPU time is the lower quartile of so many first executions."""
+TASKS_PER_MESSAGE: Final = 2000
+MOVES_AT_ONCE: Final = 8
+"""Buckets that one aggregator hands over at a time."""
+DEPARTED_MAX: Final = 20_000
+DEPARTED_S: Final = 60.0
+"""An aggregator remembers this long where a bucket went."""
+LINGER_S: Final = 5.0
+"""And keeps its memory this long, for workers that still read the last version there."""
+
 # Traces
 TRACE_BYTES_MAX: Final = 2**30
 TRACE_JOBS_MAX: Final = 5_000_000
@@ -173,4 +191,5 @@ assert PROGRESS_BYTES * 4 <= SEND_QUEUE_BYTES
 assert FRAME_BYTES_MAX <= PROGRESS_BYTES
 assert TRANSFER_BYTES <= CREDIT_BYTES
 assert TRANSFERS_MAX * 4 <= OUTBOX_ENTRIES_MAX
+assert MOVES_AT_ONCE <= HANDOVERS_MAX
 assert RESUME_EOF_S <= RESUME_S <= STALL_S

@@ -1,0 +1,197 @@
+"""The state machine of one bucket on one aggregator. Pure: words of the region are arguments.
+
+    empty --all offered--> seeding --seeded--> ready <--> folding
+    ready or empty --frozen by a migration--> moving --copied--> gone
+    moving --cancelled--> what it was
+
+Synchronous training (Gu et al. 2021, section 2.1): version v + 1 is the fold of every worker's push
+of iteration v + 1, once. What is complete is read from the region's pushed words, never counted
+here, so that a repeated, reordered or lost doorbell changes nothing.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Literal
+
+from slackwater.schemas.base import JobId
+from slackwater.schemas.placement import BucketLayout, Endpoint, JobPlan
+
+Key = tuple[JobId, int]
+Phase = Literal["empty", "seeding", "ready", "folding", "moving", "gone"]
+
+
+class Verdict(Enum):
+    """What a doorbell leads to."""
+
+    WAIT = auto()
+    """Others have not pushed yet, or it is being folded: DONE comes later."""
+    FOLD = auto()
+    """It was the last one."""
+    DONE = auto()
+    """That iteration is in already: a retry, answered at once."""
+    AWAY = auto()
+    """The bucket is elsewhere, or on its way."""
+    AHEAD = auto()
+    """An iteration that cannot be: the one before it is not complete."""
+    UNFOUNDED = auto()
+    """The pushed word does not say so (a refused push's late doorbell): nothing happens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """MIGRATE_INIT of one bucket."""
+
+    migration: str
+    location_epoch: int
+    to: Endpoint
+
+
+class Bucket:
+    """`channel`s are opaque numbers; each rank has at most one."""
+
+    def __init__(
+        self,
+        plan: JobPlan,
+        layout: BucketLayout,
+        handle: int,
+        nbytes: int,
+        location_epoch: int,
+        *,
+        version: int = 0,
+        initialized: bool = False,
+        arrived: bool = False,
+    ) -> None:
+        self.plan = plan
+        self.layout = layout
+        self.key: Key = (plan.job, layout.index)
+        self.handle = handle
+        self.nbytes = nbytes
+        self.location_epoch = location_epoch
+        self.version = version
+        self.phase: Phase = "ready" if initialized else "empty"
+        self.attached: dict[int, int] = {}
+        self.move: Move | None = None
+        self.in_doubt = False
+        """Frozen since before a restart, and a copy of it may live elsewhere."""
+        self._offers: dict[int, int] = {}
+        self._seeder: int | None = None
+        self._was_ready = initialized
+        self._heard: set[int] | None = set() if arrived else None
+        """Ranks that rang here since the bucket came; None: nobody waits for WORKER_DONE."""
+
+    # Attachments ----------------------------------------------------------------------------------
+
+    def attach(self, rank: int, channel: int) -> int | None:
+        """The channel that the rank had before, if another."""
+        before = self.attached.get(rank)
+        self.attached[rank] = channel
+        self._withdraw(rank)
+        return before if before != channel else None
+
+    def detach(self, rank: int, channel: int) -> None:
+        if self.attached.get(rank) == channel:
+            del self.attached[rank]
+            self._withdraw(rank)
+
+    def _withdraw(self, rank: int) -> None:
+        self._offers.pop(rank, None)
+        if self._seeder == rank and self.phase == "seeding":
+            self._seeder, self.phase = None, "empty"
+
+    # A bare region --------------------------------------------------------------------------------
+
+    @property
+    def initialized(self) -> bool:
+        """A version is complete: it can be pulled."""
+        return self.phase in ("ready", "folding") or (self.phase == "moving" and self._was_ready)
+
+    def offered(self, rank: int, version: int) -> int | None:
+        """The rank to ask for its parameters, once all have said what they have: of the newest
+        version, the lowest."""
+        if self.phase not in ("empty", "seeding"):
+            return None
+        self._offers[rank] = version
+        if self.phase == "seeding" or len(self._offers) < self.plan.workers:
+            return None
+        newest = max(self._offers.values())
+        self._seeder = min(r for r, offered in self._offers.items() if offered == newest)
+        self.phase = "seeding"
+        return self._seeder
+
+    def seeded(self, rank: int, version: int) -> bool:
+        """Whether this is the seed that was asked for."""
+        if self.phase != "seeding" or rank != self._seeder or self._offers.get(rank) != version:
+            return False
+        self.phase, self.version = "ready", version
+        self._offers.clear()
+        self._seeder = None
+        return True
+
+    # Pushes ---------------------------------------------------------------------------------------
+
+    def rang(self, rank: int, iteration: int, pushed: Sequence[int]) -> Verdict:
+        """A doorbell. FOLD is said once per version: call `fold_begun` then."""
+        if self.phase in ("moving", "gone"):
+            return Verdict.AWAY
+        if not self.initialized:
+            return Verdict.UNFOUNDED
+        if iteration <= self.version:
+            return Verdict.DONE
+        if iteration > self.version + 1:
+            return Verdict.AHEAD
+        if pushed[rank] != iteration:
+            return Verdict.UNFOUNDED
+        if self._heard is not None:
+            self._heard.add(rank)
+        return Verdict.FOLD if self.complete(pushed) else Verdict.WAIT
+
+    def complete(self, pushed: Sequence[int]) -> bool:
+        """All pushes of the next version are in, and nobody folds them yet."""
+        return self.phase == "ready" and all(word == self.version + 1 for word in pushed)
+
+    def fold_begun(self) -> None:
+        assert self.phase == "ready"
+        self.phase = "folding"
+
+    def fold_ended(self, version: int) -> None:
+        """`version` is what the region has now: unchanged if the fold was refused."""
+        if self.phase == "folding":
+            self.phase = "ready"
+        self.version = version
+
+    def all_heard(self) -> bool:
+        """True once, when every worker has pushed here after the bucket came (WORKER_DONE)."""
+        if self._heard is None or len(self._heard) < self.plan.workers:
+            return False
+        self._heard = None
+        return True
+
+    # Moving ---------------------------------------------------------------------------------------
+
+    def may_freeze(self, pushed: Sequence[int]) -> bool:
+        """No push waits for an update and nobody works on it: it can be copied as it is."""
+        idle = all(word <= self.version for word in pushed)
+        return self.phase == "empty" or (self.phase == "ready" and idle)
+
+    def freeze(self) -> None:
+        """After a committed version, or while it is idle."""
+        assert self.phase in ("empty", "ready"), self.phase
+        assert self.move is not None
+        self._was_ready = self.phase == "ready"
+        self._offers.clear()
+        self.phase = "moving"
+        self.location_epoch = self.move.location_epoch
+
+    def doubt(self) -> None:
+        """Found after a restart in the middle of a copy to another host: frozen until the
+        controller says where it is."""
+        self._was_ready = self.phase == "ready"
+        self.phase, self.in_doubt = "moving", True
+
+    def thaw(self, location_epoch: int) -> None:
+        """It stays, at a place of this epoch."""
+        if self.phase == "moving":
+            self.phase = "ready" if self._was_ready else "empty"
+        self.move, self.in_doubt = None, False
+        self.location_epoch = max(self.location_epoch, location_epoch)

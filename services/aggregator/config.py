@@ -1,0 +1,30 @@
+"""An aggregator's configuration."""
+
+from typing import Annotated
+
+import msgspec
+
+from slackwater.common import limits
+from slackwater.common.config import ServiceConfig
+from slackwater.schemas.base import IdText
+
+
+class AggregatorConfig(ServiceConfig, kw_only=True, frozen=True):
+    """Fields with unit, default and meaning."""
+
+    id: IdText = "a1"
+    node: str = ""
+    """The machine, as others name it; empty: the host's name."""
+    cpu_share: Annotated[float, msgspec.Meta(ge=limits.CPU_SHARE_MIN, le=1024.0)] = 1.0
+    """Cores of its slot: a task occupies it for its CPU time / cpu_share. 1 or more: no stretching.
+    """
+    shm_path: str = ""
+    """Unix socket for parties of this host; empty: `slots.sock` in `state_dir`."""
+    tcp_address: str = ""
+    """host:port for parties of other hosts (port 0: any free one); empty: none."""
+    cluster_token: str = ""
+    """The secret that aggregators show one another. Required with `tcp_address`."""
+    memory_bytes_max: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """Bytes that all regions together may take; 0: half of the machine's memory."""
+    telemetry_s: Annotated[float, msgspec.Meta(gt=0.0, le=3600.0)] = 2.0
+    """Seconds between two reports of what tasks cost."""

@@ -1,0 +1,436 @@
+"""The aggregator's core: which buckets are here, which leave, what a command means. Pure.
+
+Pushes and pulls never come through `step`: the data plane (plane.py) asks each bucket's own state
+machine. Commands of the controller and what became of their execution do. All commands are
+idempotent by location epoch: a bucket that is here at that epoch or a higher one is left alone.
+
+A command to host a bucket at a *higher* epoch than the one it is here with means that it stays
+here: the controller gave up a migration that could not finish, and raised the epoch so that workers
+which were sent on already come back. Bytes that are here are always kept.
+"""
+
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import assert_never
+
+from slackwater.common import limits
+from slackwater.common.effects import (
+    Answered,
+    Do,
+    Draining,
+    Effect,
+    Log,
+    Observed,
+    Publish,
+    Recovered,
+    Reply,
+    Requested,
+    ShellEvent,
+    TimerFired,
+)
+from slackwater.common.slots.layout import bucket_tensors, element_count
+from slackwater.common.slots.region import SlotRegion
+from slackwater.schemas import subjects
+from slackwater.schemas.base import AggregatorId, JobId, Message, Ok, Refused
+from slackwater.schemas.jobs import JobEvent
+from slackwater.schemas.placement import (
+    BucketHeld,
+    BucketsHeld,
+    DropJob,
+    HostBuckets,
+    ListBuckets,
+    MigrateInit,
+    TensorCopyDone,
+    WorkerDone,
+)
+from slackwater.schemas.telemetry import TasksObserved
+from slackwater.services.aggregator.bucket import Bucket, Key, Move
+
+# Events of our own --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RegionsMade:
+    """For the command `token`; or why not one was made."""
+
+    job: JobId
+    token: int
+    failure: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RegionsDropped:
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
+class BucketSeeded:
+    """By a worker, at a version above 0: the bytes had been lost, the optimiser starts afresh."""
+
+    key: Key
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkersArrived:
+    """Every worker has pushed here since the bucket came."""
+
+    key: Key
+    location_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class BucketCopied:
+    """The new aggregator has it; it is no longer here."""
+
+    key: Key
+    move: Move
+    version: int
+    initialized: bool
+    nbytes: int
+    copy_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class TasksMeasured:
+    reports: tuple[TasksObserved, ...]
+
+
+Event = (
+    ShellEvent
+    | RegionsMade
+    | RegionsDropped
+    | BucketSeeded
+    | WorkersArrived
+    | BucketCopied
+    | TasksMeasured
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Departed:
+    """Where a bucket went."""
+
+    fact: BucketCopied
+    until_s: float
+
+
+@dataclass(slots=True)
+class _Making:
+    """Regions on their way for one job; further commands about it wait."""
+
+    message: HostBuckets
+    new: tuple[int, ...]
+    """Positions in the message."""
+    nbytes: int
+    waiting: deque[tuple[int, Message]] = field(default_factory=deque)
+
+
+class AggregatorCore:
+    def __init__(self, id: str, memory_bytes_max: int) -> None:
+        self.id = AggregatorId(id)
+        self.buckets: dict[Key, Bucket] = {}
+        self.departed: OrderedDict[Key, Departed] = OrderedDict()
+        self._memory_bytes_max = memory_bytes_max
+        self._held_bytes = 0
+        self._making: dict[JobId, _Making] = {}
+        self._making_bytes = 0
+        self._handles = 0
+        self._incarnation = 0
+
+    def step(self, event: Event, now_s: float) -> Sequence[Effect]:
+        match event:
+            case Requested(token=token, message=message):
+                return self._command(token, message, now_s)
+            case RegionsMade():
+                return self._made(event, now_s)
+            case RegionsDropped(token=token):
+                return [Reply(token, Ok())] if token else []
+            case BucketSeeded(key=key, rank=rank):
+                return self._state_lost(key, rank, now_s)
+            case WorkersArrived(key=(job, bucket), location_epoch=epoch):
+                done = WorkerDone(job=job, bucket=bucket, location_epoch=epoch, target=self.id)
+                return [Publish(subjects.event("migration", job, "worker-done"), done)]
+            case BucketCopied():
+                return self._copied(event, now_s)
+            case TasksMeasured(reports=reports):
+                subject = subjects.telemetry("aggregator", self.id, "tasks")
+                return [Publish(subject, report) for report in reports]
+            case Recovered(epoch=epoch):
+                self._incarnation = epoch
+                return []
+            case Draining() | Answered() | Observed() | TimerFired():
+                return []
+        assert_never(event)
+
+    # What is here ---------------------------------------------------------------------------------
+
+    @property
+    def held_bytes(self) -> int:
+        return self._held_bytes
+
+    @property
+    def jobs(self) -> int:
+        return len({job for job, _ in self.buckets})
+
+    def next_handle(self) -> int:
+        self._handles += 1
+        return self._handles
+
+    def no_room_for(self, nbytes: int, count: int = 1) -> str:
+        """Why a region of this size cannot be taken in; empty: it can."""
+        free = self._memory_bytes_max - self._held_bytes - self._making_bytes
+        if nbytes > free:
+            return (
+                f"{self.id}: {nbytes} bytes are asked for, {max(0, free)} of "
+                f"{self._memory_bytes_max} are free (memory_bytes_max)"
+            )
+        if len(self.buckets) + count > limits.BUCKETS_HELD_MAX:
+            return (
+                f"{self.id}: {count} buckets are asked for, {len(self.buckets)} of "
+                f"{limits.BUCKETS_HELD_MAX} are held"
+            )
+        return ""
+
+    def add(self, bucket: Bucket) -> None:
+        """It is here: made, taken over from another aggregator, or found after a restart."""
+        assert bucket.key not in self.buckets
+        self.buckets[bucket.key] = bucket
+        self._held_bytes += bucket.nbytes
+        self.departed.pop(bucket.key, None)
+
+    def remove(self, key: Key) -> Bucket | None:
+        bucket = self.buckets.pop(key, None)
+        if bucket is not None:
+            bucket.phase = "gone"
+            self._held_bytes -= bucket.nbytes
+        return bucket
+
+    def went(self, key: Key, now_s: float) -> BucketCopied | None:
+        """Where a bucket that was here is now, as long as that is remembered."""
+        departed = self.departed.get(key)
+        return departed.fact if departed is not None and departed.until_s > now_s else None
+
+    # Commands -------------------------------------------------------------------------------------
+
+    def _command(self, token: int, message: Message, now_s: float) -> list[Effect]:
+        match message:
+            case ListBuckets():
+                return [Reply(token, self._list(message.job))]
+            case HostBuckets(plan=plan):
+                job = plan.job
+            case DropJob() | MigrateInit():
+                job = JobId(message.job)
+            case _:
+                reason = f"{type(message).__name__} is no command for an aggregator"
+                return [Reply(token, Refused(reason=reason))]
+        making = self._making.get(job)
+        if making is not None:
+            if len(making.waiting) >= limits.COMMANDS_WAITING_MAX:
+                reason = f"{self.id}: regions of job {job} are being made"
+                return [Reply(token, Refused(reason=reason, retry_after_s=0.2))]
+            making.waiting.append((token, message))
+            return []
+        if isinstance(message, HostBuckets):
+            return self._host(token, message, now_s)
+        if isinstance(message, DropJob):
+            return self._drop(token, message)
+        return self._migrate(token, message, now_s)
+
+    def _list(self, job: str) -> BucketsHeld:
+        held = tuple(
+            BucketHeld(
+                job=bucket.plan.job,
+                bucket=bucket.layout.index,
+                layout_epoch=bucket.plan.layout_epoch,
+                location_epoch=bucket.location_epoch,
+                version=bucket.version,
+                moving=bucket.phase == "moving" or bucket.move is not None,
+            )
+            for bucket in self.buckets.values()
+            if job in ("", bucket.plan.job)
+        )
+        return BucketsHeld(aggregator=self.id, incarnation=self._incarnation, held=held)
+
+    def _host(self, token: int, message: HostBuckets, now_s: float) -> list[Effect]:
+        fault = _fault(message)
+        if fault:
+            return [Reply(token, Refused(reason=fault))]
+        effects: list[Effect] = []
+        new: list[int] = []
+        replaced: list[Key] = []
+        for position, (layout, epoch) in enumerate(
+            zip(message.buckets, message.at_epochs, strict=True)
+        ):
+            key = (message.plan.job, layout.index)
+            bucket = self.buckets.get(key)
+            if bucket is None:
+                gone = self.went(key, now_s)
+                if gone is None or gone.move.location_epoch < epoch:
+                    new.append(position)
+            elif bucket.plan.layout_epoch < message.plan.layout_epoch:
+                replaced.append(key)
+                new.append(position)
+            elif bucket.location_epoch < epoch:
+                effects.append(Do("keep", {"key": key, "location_epoch": epoch}))
+        if not new:
+            return [*effects, Reply(token, Ok())]
+        nbytes = sum(
+            SlotRegion.nbytes_of(
+                message.plan,
+                message.buckets[position],
+                bucket_tensors(message.buckets[position], message.tensors),
+            )
+            for position in new
+        )
+        reason = self.no_room_for(nbytes, len(new))
+        if reason:
+            return [*effects, Reply(token, Refused(reason=reason, retry_after_s=1.0))]
+        if replaced:
+            effects.append(Do("drop", {"keys": tuple(replaced), "token": 0}))
+        self._making[message.plan.job] = _Making(message, tuple(new), nbytes)
+        self._making_bytes += nbytes
+        effects.append(Do("make", {"token": token, "message": message, "new": tuple(new)}))
+        return effects
+
+    def _made(self, event: RegionsMade, now_s: float) -> list[Effect]:
+        making = self._making.pop(event.job)
+        self._making_bytes -= making.nbytes
+        effects: list[Effect] = []
+        if event.failure:
+            reason = Refused(reason=f"{self.id}: {event.failure}", retry_after_s=1.0)
+            effects.append(Reply(event.token, reason))
+        else:
+            effects.append(Reply(event.token, Ok()))
+        for token, message in making.waiting:
+            effects += self._command(token, message, now_s)
+        return effects
+
+    def _drop(self, token: int, message: DropJob) -> list[Effect]:
+        job = JobId(message.job)
+        ceilings: dict[int, int] | None = None
+        if message.buckets is not None:
+            epochs = message.up_to_epochs
+            if epochs is not None and len(epochs) != len(message.buckets):
+                reason = "drop: up_to_epochs must be parallel to buckets"
+                return [Reply(token, Refused(reason=reason))]
+            high = epochs if epochs is not None else (2**53,) * len(message.buckets)
+            ceilings = dict(zip(message.buckets, high, strict=True))
+        keys = tuple(
+            key
+            for key, bucket in self.buckets.items()
+            if key[0] == job
+            and (ceilings is None or bucket.location_epoch <= ceilings.get(key[1], -1))
+        )
+        if not keys:
+            return [Reply(token, Ok())]
+        return [Do("drop", {"keys": keys, "token": token})]
+
+    # Migrations -----------------------------------------------------------------------------------
+
+    def _migrate(self, token: int, message: MigrateInit, now_s: float) -> list[Effect]:
+        if len(message.buckets) != len(message.epochs):
+            reason = f"migration {message.migration}: epochs must be parallel to buckets"
+            return [Reply(token, Refused(reason=reason))]
+        effects: list[Effect] = []
+        unknown: list[int] = []
+        for index, epoch in zip(message.buckets, message.epochs, strict=True):
+            key = (JobId(message.job), index)
+            move = Move(message.migration, epoch, message.to)
+            bucket = self.buckets.get(key)
+            if bucket is not None:
+                effects += self._order(bucket, move)
+                continue
+            gone = self.went(key, now_s)
+            if gone is None or gone.move.location_epoch < epoch:
+                unknown.append(index)
+            elif gone.move.location_epoch == epoch:
+                effects.append(self._copy_done(gone))
+        if unknown:
+            reason = f"{self.id} does not hold buckets {unknown[:20]} of job {message.job}"
+            return [*effects, Reply(token, Refused(reason=reason))]
+        return [*effects, Reply(token, Ok())]
+
+    def _order(self, bucket: Bucket, move: Move) -> list[Effect]:
+        """MIGRATE_INIT of a bucket that is here."""
+        standing = bucket.move
+        if standing is not None and (
+            (standing.location_epoch, standing.to.aggregator)
+            == (move.location_epoch, move.to.aggregator)
+        ):
+            return []  # Repeated.
+        highest = max(bucket.location_epoch, standing.location_epoch if standing else 0)
+        if move.location_epoch < highest:
+            return []  # Late: a newer order has been carried out, or is about to be.
+        if move.to.aggregator == self.id:
+            keep = Do("keep", {"key": bucket.key, "location_epoch": move.location_epoch})
+            here = BucketCopied(bucket.key, move, bucket.version, bucket.initialized, 0, 0.0)
+            return [keep, self._copy_done(here)]
+        return [Do("move", {"key": bucket.key, "move": move})]
+
+    def _copied(self, event: BucketCopied, now_s: float) -> list[Effect]:
+        while len(self.departed) >= limits.DEPARTED_MAX:
+            self.departed.popitem(last=False)
+        self.departed.pop(event.key, None)
+        self.departed[event.key] = Departed(event, now_s + limits.DEPARTED_S)
+        return [
+            self._copy_done(event),
+            Log(
+                "bucket.moved",
+                {
+                    "job": event.key[0],
+                    "bucket": event.key[1],
+                    "to": event.move.to.aggregator,
+                    "migration": event.move.migration,
+                    "copy_s": round(event.copy_s, 6),
+                },
+            ),
+        ]
+
+    def _copy_done(self, fact: BucketCopied) -> Publish:
+        done = TensorCopyDone(
+            migration=fact.move.migration,
+            job=fact.key[0],
+            bucket=fact.key[1],
+            location_epoch=fact.move.location_epoch,
+            version=fact.version,
+            source=self.id,
+            target=fact.move.to.aggregator,
+            nbytes=fact.nbytes,
+            copy_s=fact.copy_s,
+        )
+        return Publish(subjects.event("migration", fact.move.migration, "copied"), done)
+
+    def _state_lost(self, key: Key, rank: int, now_s: float) -> list[Effect]:
+        bucket = self.buckets.get(key)
+        if bucket is None:
+            return []
+        event = JobEvent(
+            job=key[0],
+            fact="optimizer-state-lost",
+            at_s=now_s,
+            reason=f"bucket {key[1]}: its region was lost; parameters of version "
+            f"{bucket.version} came from worker {rank}, the optimiser's state starts afresh",
+            detail={"bucket": str(key[1]), "version": str(bucket.version), "aggregator": self.id},
+        )
+        return [
+            Publish(subjects.event("job", key[0], "optimizer-state-lost"), event),
+            Log("bucket.reseeded", {"job": key[0], "bucket": key[1], "rank": rank}, "warning"),
+        ]
+
+
+def _fault(message: HostBuckets) -> str:
+    """Why the command cannot be carried out as it is; empty: it can."""
+    if len(message.buckets) != len(message.at_epochs):
+        return f"host: {len(message.at_epochs)} epochs for {len(message.buckets)} buckets"
+    if message.plan.workers > limits.WORKERS_MAX:
+        return f"host: {message.plan.workers} workers, at most {limits.WORKERS_MAX}"
+    for layout in message.buckets:
+        own = bucket_tensors(layout, message.tensors)
+        if len(own) != layout.count or sum(map(element_count, own)) != layout.elements:
+            return (
+                f"host: bucket {layout.index} says {layout.count} tensors and {layout.elements} "
+                f"elements from tensor {layout.first} on; the job's list says otherwise"
+            )
+    return ""

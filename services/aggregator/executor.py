@@ -1,0 +1,194 @@
+"""Runs the slot's tasks: the kernel in a thread, the interpreter lock released, one at a time.
+
+When and in which order is schedule.py's decision. A task's update is committed as soon as its
+kernel is done; it is told (`ended`) when its slot ends.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from slackwater.common import failpoints
+from slackwater.common.clock import Clock
+from slackwater.common.failpoints import failpoint
+from slackwater.common.slots.region import SlotRegion
+from slackwater.schemas.telemetry import TaskCost
+from slackwater.services.aggregator.bucket import Bucket, Key
+from slackwater.services.aggregator.schedule import Profile, SlotSchedule
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """What PushRefused will say."""
+
+    tensor: str
+    worker: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One update of one bucket."""
+
+    bucket: Bucket
+    slots: SlotRegion
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """`version` is the region's now; `refused` says why it is the old one."""
+
+    version: int
+    cpu_s: float
+    refused: Refused | None = None
+    owned: bool = True
+    """False: the region is another aggregator's by now, nothing was applied."""
+
+
+Ended = Callable[[Task, Outcome], None]
+T = TypeVar("T")
+
+
+class OffLoop(Protocol):
+    """How work that takes long is done: in threads; at once under virtual time."""
+
+    async def __call__(self, work: Callable[..., T], *arguments: Any) -> T: ...
+
+
+async def in_thread(work: Callable[..., T], *arguments: Any) -> T:
+    return await asyncio.to_thread(work, *arguments)
+
+
+class KernelThread:
+    """One thread: its CPU time is a kernel's own."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="kernel")
+
+    async def __call__(self, work: Callable[..., T], *arguments: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work, *arguments)
+
+    def close(self) -> None:
+        """Wait for the kernel that runs, if any."""
+        self._pool.shutdown(cancel_futures=True)
+
+
+async def at_once(work: Callable[..., T], *arguments: Any) -> T:
+    return work(*arguments)
+
+
+@dataclass(slots=True)
+class _Measured:
+    profile: Profile
+    nbytes: int
+    executions: int = 0
+
+
+class Executor:
+    """`ended` is called at the end of each task's slot. `off_loop` runs the kernels."""
+
+    def __init__(
+        self, owner: int, clock: Clock, cpu_share: float, off_loop: OffLoop, ended: Ended
+    ) -> None:
+        self._owner = owner
+        self._off_loop = off_loop
+        self._clock = clock
+        self._ended = ended
+        self._schedule: SlotSchedule[Task] = SlotSchedule(cpu_share)
+        self._woken = asyncio.Event()
+        self._measured: dict[Key, _Measured] = {}
+
+    @property
+    def busy_s(self) -> float:
+        return self._schedule.busy_s
+
+    def submit(self, task: Task) -> None:
+        self._schedule.arrived(task, self._clock.now_s())
+        self._woken.set()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            begun = self._schedule.begin()
+            if begun is None:
+                self._woken.clear()
+                await self._woken.wait()
+                continue
+            task, start_s = begun
+            await self._until(start_s)
+            outcome = await self._off_loop(execute, task.slots, self._owner)
+            charged_s = self._charge(task, outcome)
+            await self._until(self._schedule.end(charged_s, self._clock.now_s()))
+            self._ended(task, outcome)
+
+    async def _until(self, at_s: float) -> None:
+        if at_s > self._clock.now_s():
+            await self._clock.sleep_until(at_s)
+
+    def _charge(self, task: Task, outcome: Outcome) -> float:
+        measured = self._measured.get(task.bucket.key)
+        if measured is None:
+            profile = Profile(kept_s=task.slots.task_cpu_ns / 1e9)
+            measured = _Measured(profile, task.slots.geometry.parameter_bytes)
+            self._measured[task.bucket.key] = measured
+        if outcome.refused is not None:  # No execution of the task: it stopped, or looked twice.
+            return outcome.cpu_s
+        measured.executions += 1
+        charged_s = measured.profile.charge(outcome.cpu_s)
+        if not task.slots.task_cpu_ns and measured.profile.kept_s:
+            task.slots.task_cpu_ns = max(1, round(measured.profile.kept_s * 1e9))
+        return charged_s
+
+    def forget(self, key: Key) -> None:
+        """The bucket is not here any more."""
+        self._measured.pop(key, None)
+
+    def observed(self) -> list[TaskCost]:
+        """What ran since the last call."""
+        costs = []
+        for (job, bucket), measured in self._measured.items():
+            if measured.executions:
+                costs.append(
+                    TaskCost(
+                        job=job,
+                        bucket=bucket,
+                        executions=measured.executions,
+                        cpu_s=measured.profile.cpu_s,
+                        nbytes=measured.nbytes,
+                    )
+                )
+                measured.executions = 0
+        return costs
+
+
+def execute(slots: SlotRegion, owner: int) -> Outcome:
+    """One update, in the kernel's thread; CPU time is this thread's own."""
+    from slackwater.common.slots import folding  # numba: loaded by `warm` before any push.
+
+    begun_s = time.thread_time()
+    failpoint("aggregator.fold.before")
+    chunk = folding.CHUNK_ELEMENTS
+    if failpoints.any_armed():  # So that every fold has a middle.
+        chunk = min(chunk, max(1, -(-slots.geometry.elements // 2)))
+    refusal = folding.check_hypers(slots)
+    if refusal is None and not folding.fold(slots, lambda: failpoint("aggregator.fold.mid"), chunk):
+        refusal = folding.blame(slots)
+    if refusal is not None:
+        cpu_s = time.thread_time() - begun_s
+        return Outcome(slots.version, cpu_s, Refused(refusal.tensor, refusal.worker, refusal.why))
+    if slots.owner != owner:
+        return Outcome(slots.version, time.thread_time() - begun_s, owned=False)
+    version = folding.commit(slots)
+    failpoint("aggregator.fold.after")
+    return Outcome(version, time.thread_time() - begun_s)
+
+
+def warm(rule: str, dtype: str, workers: int) -> None:
+    """Load or compile the kernel of a job: off the event loop, before the first push."""
+    from slackwater.common.slots import folding, kernels
+
+    assert folding.CHUNK_ELEMENTS > 0  # What `execute` imports, imported now.
+    kernels.warm(rule, dtype, workers)  # type: ignore[arg-type]  # A plan's dtype is one of them.

@@ -1,0 +1,218 @@
+"""What the core orders about regions, and what becomes of it: the handlers of its `Do`.
+
+Making and dropping wait for the descriptor store, copying for another aggregator; none of it stops
+a push or pull of other buckets.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any
+
+import structlog
+
+from slackwater.common import limits
+from slackwater.common.clock import Clock
+from slackwater.common.errors import DeadlineExceeded, Rejected, Unavailable
+from slackwater.common.failpoints import failpoint
+from slackwater.common.shell.definition import Port
+from slackwater.schemas.placement import HostBuckets, JobPlan
+from slackwater.services.aggregator.bucket import Bucket, Key, Move
+from slackwater.services.aggregator.core import (
+    AggregatorCore,
+    BucketCopied,
+    RegionsDropped,
+    RegionsMade,
+)
+from slackwater.services.aggregator.executor import Executor, OffLoop, warm
+from slackwater.services.aggregator.migration import Handovers
+from slackwater.services.aggregator.plane import DataPlane
+from slackwater.services.aggregator.regions import Held, Regions
+
+_log = structlog.get_logger()
+
+
+class Orders:
+    """`handovers` is set by whoever builds it (it calls back here)."""
+
+    handovers: Handovers
+
+    def __init__(
+        self,
+        core: AggregatorCore,
+        regions: Regions,
+        plane: DataPlane,
+        executor: Executor,
+        clock: Clock,
+        off_loop: OffLoop,
+    ) -> None:
+        self._core, self._regions, self._plane = core, regions, plane
+        self._executor, self._clock, self._off_loop = executor, clock, off_loop
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._fail: Callable[[BaseException], None] | None = None
+        self._post: Callable[[Any], None] | None = None
+
+    async def begin(self, port: Port, recovered: Sequence[Held]) -> None:
+        """Take over what was found, and go on where it stopped."""
+        self._fail, self._post = port.fail, port.post
+        for held in recovered:
+            bucket = self._add(held, arrived=True)
+            if held.slots.transfer:
+                bucket.doubt()
+        for plan in {held.slots.plan.job: held.slots.plan for held in recovered}.values():
+            self._background(self._warm(plan))
+        for held in recovered:
+            self._plane.fold_if_complete(self._core.buckets[held.key], held)
+
+    async def close(self) -> None:
+        await self.handovers.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # Making ---------------------------------------------------------------------------------------
+
+    async def make(self, token: int, message: HostBuckets, new: Sequence[int]) -> RegionsMade:
+        job = message.plan.job
+        try:
+            made = await self._regions.make(message, new)
+        except (MemoryError, DeadlineExceeded) as error:
+            return RegionsMade(job, token, str(error))
+        for held in made:
+            self._regions.add(held)
+            self._add(held)
+        await self._warm(message.plan)  # So that no push waits for a compiler.
+        failpoint("aggregator.host.after")
+        return RegionsMade(job, token)
+
+    def _add(self, held: Held, *, arrived: bool = False) -> Bucket:
+        slots = held.slots
+        bucket = Bucket(
+            slots.plan,
+            slots.bucket,
+            self._core.next_handle(),
+            held.region.nbytes,
+            slots.location_epoch,
+            version=slots.version,
+            initialized=slots.initialized,
+            arrived=arrived,
+        )
+        self._core.add(bucket)
+        return bucket
+
+    async def _warm(self, plan: JobPlan) -> None:
+        await self._off_loop(warm, plan.update.name, plan.gradient_dtype, plan.workers)
+
+    # Dropping -------------------------------------------------------------------------------------
+
+    def drop(self, keys: Sequence[Key], token: int) -> Awaitable[RegionsDropped]:
+        """Forget these buckets now, and let their memory go."""
+        gone = [held for key in keys if (held := self._remove(key, "has dropped it")) is not None]
+        return self._drop(gone, token)
+
+    def _remove(self, key: Key, what: str) -> Held | None:
+        self.handovers.cancel(key)
+        self._executor.forget(key)
+        bucket = self._core.remove(key)
+        if bucket is not None:
+            self._plane.part(bucket, f"{self._core.id} {what}")
+        return self._regions.held.pop(key, None)
+
+    async def _drop(self, gone: Sequence[Held], token: int, moved: bool = False) -> RegionsDropped:
+        for held in gone:
+            await self._regions.forget(held, moved=moved)
+            held.close()
+        return RegionsDropped(token)
+
+    def taken(self, bucket: Bucket) -> None:
+        """Another aggregator became its owner while we were thought to be gone."""
+        _log.warning("bucket.taken", job=bucket.key[0], bucket=bucket.key[1])
+        held = self._remove(bucket.key, "does not own it any more")
+        if held is not None:
+            self._background(self._drop((held,), 0, moved=True))
+
+    # Staying and leaving --------------------------------------------------------------------------
+
+    def keep(self, key: Key, location_epoch: int) -> None:
+        """The bucket stays here, whatever was ordered before."""
+        bucket, held = self._core.buckets.get(key), self._regions.held.get(key)
+        if bucket is None or held is None:
+            return
+        self.handovers.cancel(key)
+        try:
+            with held.locked() as slots:
+                slots.transfer = 0
+                slots.owner = self._regions.me
+                slots.location_epoch = location_epoch
+        except Unavailable:  # Another process is in the middle of taking it.
+            self._background(self._keep_later(key, location_epoch))
+            return
+        bucket.thaw(location_epoch)
+        self._plane.fold_if_complete(bucket, held)
+
+    async def _keep_later(self, key: Key, location_epoch: int) -> None:
+        await self._clock.sleep_until(self._clock.now_s() + limits.RETRY_WAIT_S_MIN)
+        self.keep(key, location_epoch)
+
+    def move(self, key: Key, move: Move) -> None:
+        """MIGRATE_INIT: at the next committed version, or at once where nothing waits for one."""
+        bucket, held = self._core.buckets.get(key), self._regions.held.get(key)
+        if bucket is None or held is None:
+            return
+        bucket.move = move
+        if bucket.phase != "moving":
+            self._plane.leave_if_idle(bucket, held)
+            return
+        self.handovers.cancel(key)  # Another target, or found again after a restart.
+        bucket.in_doubt = False
+        bucket.location_epoch = move.location_epoch
+        self._plane.redirect_all(bucket, held, move)
+
+    def frozen(self, bucket: Bucket, held: Held) -> None:
+        assert self._fail is not None
+        self.handovers.start(bucket, held, self._fail)
+
+    def copied(self, bucket: Bucket, held: Held, move: Move, copy_s: float) -> None:
+        """Its new aggregator has it. Workers may still read the last version here."""
+        if self._core.buckets.get(bucket.key) is not bucket:
+            return
+        assert self._post is not None
+        self._core.remove(bucket.key)
+        self._executor.forget(bucket.key)
+        self._regions.held.pop(bucket.key, None)
+        nbytes = held.region.nbytes
+        self._post(
+            BucketCopied(bucket.key, move, bucket.version, bucket.initialized, nbytes, copy_s)
+        )
+        self._background(self._linger(held))
+
+    async def _linger(self, held: Held) -> None:
+        await self._regions.forget(held, moved=True)
+        await self._clock.sleep_until(self._clock.now_s() + limits.LINGER_S)
+        held.close()
+
+    # Arriving: what adoptions ask -----------------------------------------------------------------
+
+    def may_adopt(self, key: Key, nbytes: int) -> None:
+        reason = self._core.no_room_for(nbytes)
+        if reason:
+            raise Rejected(reason)
+
+    def adopted(self, held: Held) -> None:
+        self._remove(held.key, "has it at a higher epoch")  # A stale one, if any.
+        self._regions.add(held)
+        bucket = self._add(held, arrived=True)
+        self._background(self._warm(held.slots.plan))
+        self._plane.fold_if_complete(bucket, held)
+
+    # Tasks ----------------------------------------------------------------------------------------
+
+    def _background(self, work: Coroutine[Any, Any, Any]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            assert self._fail is not None
+            self._fail(error)

@@ -1,0 +1,333 @@
+"""The data plane: what Agents ask on their channels, and what the core orders about regions.
+
+Everything here runs on the event loop, between two awaits, and asks the bucket's state machine what
+a frame means; the bytes are moved by the workers (one-sided) and folded in the executor's thread.
+The core hears only of what concerns the controller.
+"""
+
+import hmac
+from collections.abc import Callable
+
+import structlog
+
+from slackwater.common import limits
+from slackwater.common.errors import (
+    AccessRefused,
+    DecodeRejected,
+    Rejected,
+    Unavailable,
+)
+from slackwater.common.shell.definition import Port
+from slackwater.common.slots.frames import (
+    Denied,
+    Granted,
+    Hello,
+    Moved,
+    PushRefused,
+    SeedAsked,
+    decode_hello,
+)
+from slackwater.common.transport.base import Channel
+from slackwater.schemas.base import JobId
+from slackwater.schemas.placement import JobPlan
+from slackwater.services.aggregator.bucket import Bucket, Key, Move, Verdict
+from slackwater.services.aggregator.core import (
+    AggregatorCore,
+    BucketSeeded,
+    WorkersArrived,
+)
+from slackwater.services.aggregator.executor import Outcome, Task
+from slackwater.services.aggregator.regions import Held, Regions
+from slackwater.services.aggregator.session import Session, by_number
+
+_log = structlog.get_logger()
+
+
+class DataPlane:
+    """`submit` runs a fold and calls `folded`; `frozen` takes a bucket that leaves, `taken` one
+    that turned out to be another aggregator's."""
+
+    submit: Callable[[Task], None]
+    frozen: Callable[[Bucket, Held], None]
+    taken: Callable[[Bucket], None]
+
+    def __init__(self, core: AggregatorCore, regions: Regions, cluster_token: str) -> None:
+        self._core = core
+        self._regions = regions
+        self._cluster_token = cluster_token
+        self._port: Port | None = None
+        self._sessions: dict[int, Session] = {}
+        self._sessions_begun = 0
+        self._peers = 0
+
+    def begin(self, port: Port) -> None:
+        self._port = port
+
+    @property
+    def port(self) -> Port:
+        assert self._port is not None
+        return self._port
+
+    # Channels -------------------------------------------------------------------------------------
+
+    def accept(self, payload: bytes) -> None:
+        """A listener's question before a channel exists. Raises AccessRefused."""
+        try:
+            hello = decode_hello(payload)
+        except DecodeRejected as error:
+            raise AccessRefused(str(error)) from error
+        if len(self._sessions) + self._peers >= limits.CHANNELS_MAX:
+            raise AccessRefused(f"{limits.CHANNELS_MAX} channels are open: none is left")
+        if hello.role == "aggregator":
+            self._check_token(hello, self._cluster_token)
+            return
+        plan = self._plan(hello.job)
+        if plan is not None:  # Of a job that is not here (yet), nothing will be granted.
+            self._check_agent(hello, plan)
+
+    async def serve(self, channel: Channel) -> None:
+        """A listener's new channel, until it ends."""
+        hello = decode_hello(channel.hello)
+        if hello.role == "aggregator":
+            self._peers += 1
+            try:
+                while True:
+                    await channel.receive()
+            except Unavailable:
+                return  # Handovers are all that an aggregator says.
+            finally:
+                self._peers -= 1
+        self._sessions_begun += 1
+        session = Session(self, self._sessions_begun, channel, hello)
+        self._sessions[session.number] = session
+        await session.serve()
+
+    def left(self, session: Session) -> None:
+        if self._sessions.pop(session.number, None) is None:
+            return
+        for bucket in session.handles.values():
+            bucket.detach(session.rank, session.number)
+
+    def _plan(self, job: str) -> JobPlan | None:
+        for (held_job, _), bucket in self._core.buckets.items():
+            if held_job == job:
+                return bucket.plan
+        return None
+
+    def _check_agent(self, hello: Hello, plan: JobPlan) -> None:
+        self._check_token(hello, plan.token)
+        if hello.layout_epoch != plan.layout_epoch:
+            raise AccessRefused(
+                f"job {plan.job}: layout epoch {hello.layout_epoch}, here it is "
+                f"{plan.layout_epoch}: start the program again"
+            )
+        if hello.rank >= plan.workers:
+            raise AccessRefused(f"job {plan.job}: rank {hello.rank} of {plan.workers} workers")
+
+    def _check_token(self, hello: Hello, expected: str) -> None:
+        if not hmac.compare_digest(hello.token.encode(), expected.encode()):
+            raise AccessRefused(f"{hello.role} {hello.job or hello.sender}: the token is wrong")
+
+    # What a session asks --------------------------------------------------------------------------
+
+    def attach(self, session: Session, index: int) -> None:
+        key = (JobId(session.hello.job), index)
+        bucket, held = self._core.buckets.get(key), self._regions.held.get(key)
+        if bucket is None or held is None:
+            self._redirect(session, key)
+            return
+        try:
+            self._check_agent(session.hello, bucket.plan)
+        except AccessRefused as error:
+            session.tell(
+                Denied(bucket=index, why=str(error), retry_after_s=limits.RETRY_WAIT_S_MAX)
+            )
+            return
+        if bucket.phase == "moving":
+            self._away(session, bucket)
+            return
+        if self._attached >= limits.ATTACHED_MAX:
+            why = f"{self._core.id}: {limits.ATTACHED_MAX} ranks are attached"
+            session.tell(Denied(bucket=index, why=why, retry_after_s=limits.RETRY_WAIT_S_MAX))
+            return
+        before = bucket.attach(session.rank, session.number)
+        if before is not None and (other := self._sessions.get(before)) is not None:
+            other.ungranted(bucket)
+            other.handles.pop(bucket.handle, None)
+        try:
+            grant = session.channel.grant(held.region)
+        except (Rejected, Unavailable) as error:
+            bucket.detach(session.rank, session.number)
+            session.tell(Denied(bucket=index, why=str(error)))
+            return
+        session.granted(bucket, grant)
+        session.tell(
+            Granted(
+                bucket=index,
+                handle=bucket.handle,
+                key=grant,
+                region=held.slots.identity,
+                location_epoch=bucket.location_epoch,
+                initialized=bucket.initialized,
+                version=bucket.version,
+            )
+        )
+
+    @property
+    def _attached(self) -> int:
+        return sum(len(session.handles) for session in self._sessions.values())
+
+    def offered(self, session: Session, bucket: Bucket, version: int) -> None:
+        if bucket.phase in ("moving", "gone"):
+            self._away(session, bucket)
+        elif bucket.initialized:
+            session.done(bucket)
+        else:
+            rank = bucket.offered(session.rank, version)
+            if rank is not None:
+                self._tell_rank(bucket, rank, SeedAsked(handle=bucket.handle))
+
+    def seeded(self, session: Session, bucket: Bucket, version: int) -> None:
+        held = self._regions.held.get(bucket.key)
+        if held is None or not bucket.seeded(session.rank, version):
+            return
+        held.slots.initialize(version)
+        if version > 0:
+            self.port.post(BucketSeeded(bucket.key, session.rank))
+        self._tell_all(bucket)
+        self.leave_if_idle(bucket, held)
+
+    def rang(self, session: Session, bucket: Bucket, iteration: int) -> None:
+        held = self._regions.held.get(bucket.key)
+        if held is None:
+            self._away(session, bucket)
+            return
+        match bucket.rang(session.rank, iteration, held.slots.all_pushed()):
+            case Verdict.DONE:
+                session.done(bucket)
+            case Verdict.FOLD:
+                self._fold(bucket, held)
+            case Verdict.AWAY:
+                self._away(session, bucket)
+                return
+            case Verdict.AHEAD:
+                held.slots.set_pushed(session.rank, bucket.version)
+                self._refuse(bucket, held, session.rank, iteration, held.slots.tensor_at(0), (
+                    f"version {bucket.version} is complete: push iteration "
+                    f"{bucket.version + 1} next"
+                ))  # fmt: skip
+                return
+            case Verdict.WAIT | Verdict.UNFOUNDED:
+                pass
+        if bucket.all_heard():
+            self.port.post(WorkersArrived(bucket.key, bucket.location_epoch))
+
+    # Folding --------------------------------------------------------------------------------------
+
+    def fold_if_complete(self, bucket: Bucket, held: Held) -> None:
+        if bucket.complete(held.slots.all_pushed()):
+            self._fold(bucket, held)
+
+    def _fold(self, bucket: Bucket, held: Held) -> None:
+        bucket.fold_begun()
+        self.submit(Task(bucket, held.slots))
+
+    def folded(self, task: Task, outcome: Outcome) -> None:
+        """The task's slot ended: the pull responses go out."""
+        bucket = task.bucket
+        held = self._regions.held.get(bucket.key)
+        if bucket.phase == "gone" or held is None or held.slots is not task.slots:
+            return
+        bucket.fold_ended(outcome.version)
+        if not outcome.owned:
+            _log.warning("bucket.taken", job=bucket.key[0], bucket=bucket.key[1])
+            self.taken(bucket)
+            return
+        if outcome.refused is not None:
+            iteration = bucket.version + 1
+            refused = outcome.refused
+            held.slots.set_pushed(refused.worker, bucket.version)
+            self._refuse(bucket, held, refused.worker, iteration, refused.tensor, refused.why)
+        elif not self.leave_if_idle(bucket, held):
+            self._tell_all(bucket)
+        self.fold_if_complete(bucket, held)
+
+    def _refuse(
+        self, bucket: Bucket, held: Held, worker: int, iteration: int, tensor: str, why: str
+    ) -> None:
+        refused = PushRefused(
+            handle=bucket.handle,
+            iteration=iteration,
+            job=bucket.plan.job,
+            tensor=tensor,
+            worker=worker,
+            why=why,
+        )
+        self._tell_rank(bucket, worker, refused)
+        self.port.count("pushes_refused")
+        _log.warning(
+            "push.refused", job=bucket.plan.job, bucket=bucket.layout.index, tensor=tensor,
+            worker=worker, iteration=iteration, reason=why,
+        )  # fmt: skip
+
+    # Telling --------------------------------------------------------------------------------------
+
+    def _tell_all(self, bucket: Bucket) -> None:
+        for session in by_number(self._sessions, tuple(bucket.attached.values())):
+            session.done(bucket)
+
+    def _tell_rank(self, bucket: Bucket, rank: int, control: PushRefused | SeedAsked) -> None:
+        session = self._sessions.get(bucket.attached.get(rank, -1))
+        if session is not None:
+            session.tell(control)
+
+    def _away(self, session: Session, bucket: Bucket) -> None:
+        """The bucket leaves, or has left."""
+        move = bucket.move
+        if bucket.phase == "moving" and move is not None:
+            session.tell(_moved(bucket.key, move, bucket.version, bucket.initialized))
+        else:
+            self._redirect(session, bucket.key)
+
+    def _redirect(self, session: Session, key: Key) -> None:
+        gone = self._core.went(key, self.port.now_s())
+        if gone is not None:
+            session.tell(_moved(key, gone.move, gone.version, gone.initialized))
+        else:
+            session.tell(Denied(bucket=key[1], why=f"{self._core.id} does not have it"))
+
+    def part(self, bucket: Bucket, why: str) -> None:
+        """Nobody is attached to it any more."""
+        for session in by_number(self._sessions, tuple(bucket.attached.values())):
+            session.ungranted(bucket)
+            session.handles.pop(bucket.handle, None)
+            session.tell(Denied(bucket=bucket.layout.index, why=why))
+        bucket.attached.clear()
+
+    # Leaving --------------------------------------------------------------------------------------
+
+    def leave_if_idle(self, bucket: Bucket, held: Held) -> bool:
+        """If it is ordered to leave and no push waits for an update: freeze it where it is."""
+        if bucket.move is None or not bucket.may_freeze(held.slots.all_pushed()):
+            return False
+        bucket.freeze()
+        self.redirect_all(bucket, held, bucket.move)
+        return True
+
+    def redirect_all(self, bucket: Bucket, held: Held, move: Move) -> None:
+        """The pull response names the new aggregator (appendix B, step 2); then the copy begins."""
+        held.slots.location_epoch = move.location_epoch
+        moved = _moved(bucket.key, move, bucket.version, bucket.initialized)
+        for session in by_number(self._sessions, tuple(bucket.attached.values())):
+            session.tell(moved)
+        self.frozen(bucket, held)
+
+
+def _moved(key: Key, move: Move, version: int, initialized: bool) -> Moved:
+    return Moved(
+        bucket=key[1],
+        version=version,
+        initialized=initialized,
+        location_epoch=move.location_epoch,
+        to=move.to,
+    )

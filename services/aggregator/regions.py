@@ -1,0 +1,183 @@
+"""The memory of an aggregator: made, kept beyond its life, found again, let go.
+
+Every region's memfd lies in the supervisor's descriptor store before anybody is told of it, so a
+kill -9 loses no byte. A region that is found again says itself what it is; one whose owner word
+names another aggregator was handed over, and one whose maker was killed in the middle does not
+open: both are let go.
+"""
+
+import contextlib
+import fcntl
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from slackwater.common import limits
+from slackwater.common.errors import Rejected, Unavailable
+from slackwater.common.sdnotify import SdNotify, stored_descriptors
+from slackwater.common.slots.layout import bucket_tensors
+from slackwater.common.slots.region import SlotRegion, owner_word
+from slackwater.common.transport.region import Region
+from slackwater.schemas.placement import BucketLayout, HostBuckets, JobPlan, Tensors
+from slackwater.services.aggregator.bucket import Key
+from slackwater.services.aggregator.executor import OffLoop
+
+_log = structlog.get_logger()
+COPIED = 1
+"""The bit of the transfer word that says that two memories exist."""
+
+
+@dataclass(slots=True, eq=False)
+class Held:
+    """A region that is ours, and its name in the descriptor store."""
+
+    region: Region
+    slots: SlotRegion
+    name: str
+
+    @property
+    def key(self) -> Key:
+        return self.slots.plan.job, self.slots.bucket.index
+
+    def close(self) -> None:
+        """The memory goes with the last view of it: a fold may still work in it."""
+        self.region.close()
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[SlotRegion]:
+        """Alone among the processes that map the region: whoever changes the owner or transfer
+        word does so in here. Raises Unavailable when another process is in the middle of it."""
+        try:
+            fcntl.lockf(self.region.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise Unavailable(
+                f"region {self.name} is being taken over", retry_after_s=limits.RETRY_WAIT_S_MIN
+            ) from error
+        try:
+            yield self.slots
+        finally:
+            fcntl.lockf(self.region.fileno(), fcntl.LOCK_UN)
+
+
+def region_name(slots: SlotRegion) -> str:
+    """Unique in a store: job, bucket, epochs and the region's own identity."""
+    plan, identity = slots.plan, slots.identity.hex()[:12]
+    epochs = f"{plan.layout_epoch}.{slots.location_epoch}"
+    return f"{plan.job}.{slots.bucket.index}.{epochs}.{identity}"
+
+
+class Regions:
+    """By bucket. `aggregator` is our own id: its word is the owner of all that is here."""
+
+    def __init__(self, aggregator: str, off_loop: OffLoop) -> None:
+        self.me = owner_word(aggregator)
+        self.held: dict[Key, Held] = {}
+        self.recovered = 0
+        """Taken over from this aggregator's former life."""
+        self._aggregator = aggregator
+        self._off_loop = off_loop
+        self._notify = SdNotify()
+        self._bytes_in = self._bytes_out = 0
+
+    # A start --------------------------------------------------------------------------------------
+
+    async def recover(self, notify: SdNotify) -> list[Held]:
+        """What the descriptor store kept for us."""
+        self._notify = notify
+        for name, fd in stored_descriptors():
+            held = self._open(name, fd)
+            if held is None:
+                await notify.remove(name)
+                continue
+            other = self.held.get(held.key)
+            if other is not None:
+                stale = min(held, other, key=lambda each: each.slots.location_epoch)
+                await self._let_go(stale)
+                if stale is held:
+                    continue
+            self.held[held.key] = held
+        self.recovered = len(self.held)
+        return list(self.held.values())
+
+    def _open(self, name: str, fd: int) -> Held | None:
+        region = Region.adopt(fd, name)
+        try:
+            slots = SlotRegion.open(region.buffer)
+        except Rejected as error:
+            _log.warning("region.unreadable", name=name, reason=str(error))
+            region.close()
+            return None
+        held = Held(region, slots, name)
+        if slots.owner != self.me:
+            _log.info("region.elsewhere", name=name)
+            held.close()
+            return None
+        if not slots.transfer & COPIED:
+            slots.transfer = 0  # Nobody else has it, or nobody took it: it is ours again.
+        return held
+
+    # Making and keeping ---------------------------------------------------------------------------
+
+    async def make(self, message: HostBuckets, new: Sequence[int]) -> list[Held]:
+        """All of them, or none: raises MemoryError, DeadlineExceeded."""
+        made: list[Held] = []
+        try:
+            for position in new:
+                layout, epoch = message.buckets[position], message.at_epochs[position]
+                tensors = bucket_tensors(layout, message.tensors)
+                made.append(await self._off_loop(self._make, message.plan, layout, tensors, epoch))
+            await self.keep(made)
+        except BaseException:
+            for held in made:
+                held.close()
+            raise
+        return made
+
+    def _make(self, plan: JobPlan, layout: BucketLayout, tensors: Tensors, epoch: int) -> Held:
+        nbytes = SlotRegion.nbytes_of(plan, layout, tensors)
+        region = Region.create(nbytes, f"{plan.job}.{layout.index}", prefault=True)
+        slots = SlotRegion.format(
+            region.buffer, plan, layout, tensors, epoch, owner=self._aggregator
+        )
+        return Held(region, slots, region_name(slots))
+
+    async def keep(self, made: Sequence[Held]) -> None:
+        """Return when the supervisor holds them, too."""
+        for held in made:
+            await self._notify.store(held.region.fileno(), held.name)
+        await self._notify.barrier()
+
+    def add(self, held: Held) -> None:
+        self.held[held.key] = held
+
+    async def forget(self, held: Held, *, moved: bool = False) -> None:
+        """It is not ours any more. Its counters stay in our sum unless they moved with it."""
+        if self.held.get(held.key) is held:
+            del self.held[held.key]
+        if not moved:
+            bytes_in, bytes_out = held.slots.bytes_moved()
+            self._bytes_in += bytes_in
+            self._bytes_out += bytes_out
+        await self._notify.remove(held.name)
+
+    async def _let_go(self, held: Held) -> None:
+        await self._notify.remove(held.name)
+        held.close()
+
+    # What was moved -------------------------------------------------------------------------------
+
+    def bytes_moved(self) -> tuple[int, int]:
+        """(in, out), by the regions' own counters: those that are here, and those that ended."""
+        bytes_in, bytes_out = self._bytes_in, self._bytes_out
+        for held in self.held.values():
+            more_in, more_out = held.slots.bytes_moved()
+            bytes_in += more_in
+            bytes_out += more_out
+        return bytes_in, bytes_out
+
+    def close(self) -> None:
+        """The process ends; the descriptor store keeps them."""
+        for held in self.held.values():
+            held.close()
+        self.held.clear()

@@ -1,0 +1,127 @@
+"""One Agent's channel: its frames in, ours out. The hot path: no message, no log line a push."""
+
+import asyncio
+from collections.abc import Iterable
+from typing import Protocol
+
+import structlog
+
+from slackwater.common.errors import DecodeRejected, Unavailable
+from slackwater.common.slots.frames import (
+    Attach,
+    Control,
+    Done,
+    Hello,
+    Offer,
+    Ring,
+    Seed,
+    decode,
+    encode_control,
+    encode_dones,
+)
+from slackwater.common.transport.base import Channel
+from slackwater.services.aggregator.bucket import Bucket
+
+_log = structlog.get_logger()
+
+
+class Plane(Protocol):
+    """What a session asks."""
+
+    def attach(self, session: "Session", index: int) -> None: ...
+    def offered(self, session: "Session", bucket: Bucket, version: int) -> None: ...
+    def seeded(self, session: "Session", bucket: Bucket, version: int) -> None: ...
+    def rang(self, session: "Session", bucket: Bucket, iteration: int) -> None: ...
+    def left(self, session: "Session") -> None: ...
+
+
+class Session:
+    def __init__(self, plane: Plane, number: int, channel: Channel, hello: Hello) -> None:
+        self.number = number
+        self.hello = hello
+        self.rank = hello.rank
+        self.handles: dict[int, Bucket] = {}
+        """Everything that was granted on this channel, also what left since."""
+        self.unknown_handles = 0
+        self._plane = plane
+        self._channel = channel
+        self._keys: dict[int, bytes] = {}
+        self._over = asyncio.Event()
+
+    @property
+    def channel(self) -> Channel:
+        return self._channel
+
+    async def serve(self) -> None:
+        """Until the peer is gone, reads no more, or says what cannot be understood."""
+        closer = asyncio.get_running_loop().create_task(self._close())
+        try:
+            while True:
+                for said in decode(await self._channel.receive()):
+                    self._take(said)
+        except Unavailable:
+            self._over.set()  # Agents come and go.
+        except DecodeRejected as error:
+            _log.warning("channel.refused", job=self.hello.job, rank=self.rank, reason=str(error))
+        finally:
+            self._plane.left(self)
+            self._over.set()
+            await closer
+
+    async def _close(self) -> None:
+        await self._over.wait()
+        await self._channel.close()
+
+    def _take(self, said: Ring | Done | Control) -> None:
+        match said:
+            case Ring(handle=handle, iteration=iteration):
+                bucket = self.handles.get(handle)
+                if bucket is not None:
+                    self._plane.rang(self, bucket, iteration)
+                else:
+                    self.unknown_handles += 1
+            case Attach(buckets=buckets):
+                for index in buckets:
+                    self._plane.attach(self, index)
+            case Offer(handle=handle, version=version):
+                if (bucket := self.handles.get(handle)) is not None:
+                    self._plane.offered(self, bucket, version)
+            case Seed(handle=handle, version=version):
+                if (bucket := self.handles.get(handle)) is not None:
+                    self._plane.seeded(self, bucket, version)
+            case _:
+                raise DecodeRejected(f"an Agent does not say {type(said).__name__}")
+
+    # Out ------------------------------------------------------------------------------------------
+
+    def granted(self, bucket: Bucket, key: bytes) -> None:
+        """Remember what the handle stands for; an older key of it is worthless from now on."""
+        self.ungranted(bucket)
+        self.handles[bucket.handle] = bucket
+        self._keys[bucket.handle] = key
+
+    def ungranted(self, bucket: Bucket) -> None:
+        key = self._keys.pop(bucket.handle, None)
+        if key is not None and not self._channel.closed:
+            self._channel.revoke(key)
+
+    def done(self, bucket: Bucket) -> None:
+        """The pull response."""
+        self.send(encode_dones(((bucket.handle, bucket.version, bucket.location_epoch),)))
+
+    def tell(self, control: Control) -> None:
+        self.send(encode_control(control))
+
+    def send(self, frame: bytes) -> None:
+        """A peer that reads no more is let go: it asks again on another channel."""
+        try:
+            self._channel.send(frame)
+        except Unavailable as error:
+            if not self._channel.closed:
+                _log.warning("channel.full", job=self.hello.job, rank=self.rank, reason=str(error))
+            self._over.set()
+
+
+def by_number(sessions: dict[int, Session], numbers: Iterable[int]) -> list[Session]:
+    """Those that are still here."""
+    return [sessions[number] for number in numbers if number in sessions]

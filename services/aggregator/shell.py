@@ -1,0 +1,200 @@
+"""The aggregator's shell: its listeners, its subjects, its memory at the start and at the end."""
+
+import os
+import socket
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+from slackwater.common import limits
+from slackwater.common.errors import ConfigRejected
+from slackwater.common.shell.definition import Port, ServiceDefinition
+from slackwater.common.transport.base import Fabric, Listener
+from slackwater.common.transport.negotiate import live_fabrics
+from slackwater.common.world import World
+from slackwater.schemas.base import AggregatorId, NodeId
+from slackwater.schemas.cluster import AggregatorHeartbeat
+from slackwater.schemas.placement import DropJob, HostBuckets, ListBuckets, MigrateInit
+from slackwater.schemas.telemetry import TasksObserved
+from slackwater.services.aggregator.config import AggregatorConfig
+from slackwater.services.aggregator.core import AggregatorCore, TasksMeasured
+from slackwater.services.aggregator.executor import (
+    Executor,
+    KernelThread,
+    OffLoop,
+    at_once,
+    in_thread,
+)
+from slackwater.services.aggregator.migration import SHARED, Adoptions, Handovers
+from slackwater.services.aggregator.orders import Orders
+from slackwater.services.aggregator.plane import DataPlane
+from slackwater.services.aggregator.regions import Regions
+
+_SOCKET: Final = "slots.sock"
+
+
+class Aggregator:
+    """One instance: the parts, put together.
+
+    `fabrics` replaces the real ones, `addresses` says where to listen on each; both are for
+    processes that hold a whole system. `virtual`: time is simulated, so nothing runs in threads.
+    """
+
+    def __init__(
+        self,
+        config: AggregatorConfig,
+        world: World,
+        fabrics: Mapping[str, Fabric] | None = None,
+        addresses: Mapping[str, str] | None = None,
+        *,
+        virtual: bool = False,
+    ) -> None:
+        self._config = config
+        self._clock = clock = world.clock
+        self._fabrics = dict(fabrics) if fabrics is not None else live_fabrics()
+        self._listen = dict(addresses) if addresses is not None else _addresses(config)
+        self._listeners: list[tuple[str, Listener]] = []
+        self._kernels = None if virtual else KernelThread()
+        off_loop: OffLoop = at_once if virtual else in_thread
+        memory = config.memory_bytes_max or psutil.virtual_memory().total // 2
+        self._node = NodeId(config.node or socket.gethostname().split(".")[0])
+        self.core = AggregatorCore(config.id, memory)
+        self.regions = Regions(config.id, off_loop)
+        self.plane = DataPlane(self.core, self.regions, config.cluster_token)
+        self.executor = Executor(
+            self.regions.me, clock, config.cpu_share, self._kernels or at_once, self.plane.folded
+        )
+        self.orders = Orders(self.core, self.regions, self.plane, self.executor, clock, off_loop)
+        self.orders.handovers = Handovers(
+            config.id, config.cluster_token, self._fabrics, clock, world.rng, self.orders.copied
+        )
+        self._adoptions = Adoptions(config.id, config.cluster_token, self.regions, self.orders)
+        self.plane.submit = self.executor.submit
+        self.plane.frozen = self.orders.frozen
+        self.plane.taken = self.orders.taken
+        self._incarnation = 0
+
+    # A life ---------------------------------------------------------------------------------------
+
+    async def start(self, port: Port) -> None:
+        """Find the memory again first: whoever connects may be answered at once."""
+        self._incarnation = port.epoch
+        recovered = await self.regions.recover(port.process.notify)
+        self.plane.begin(port)
+        await self.orders.begin(port, recovered)
+        for kind, address in self._listen.items():
+            listener = await self._fabrics[kind].listen(
+                address,
+                self.plane.accept,
+                self.plane.serve,
+                partial(self._adoptions.adopt, shared=kind == SHARED),
+            )
+            self._listeners.append((kind, listener))
+
+    async def run_slot(self, port: Port) -> None:
+        await self.executor.run()
+
+    async def report(self, port: Port) -> None:
+        """What tasks cost, once a period."""
+        due_s = self._clock.now_s()
+        psutil.cpu_percent()  # The first call begins the measurement.
+        while True:
+            due_s = max(due_s + self._config.telemetry_s, self._clock.now_s())
+            await self._clock.sleep_until(due_s)
+            costs = self.executor.observed()
+            percent = psutil.cpu_percent()
+            reports = tuple(
+                TasksObserved(
+                    aggregator=AggregatorId(self._config.id),
+                    period_s=self._config.telemetry_s,
+                    tasks=tuple(costs[first : first + limits.TASKS_PER_MESSAGE]),
+                    host_cpu_percent=percent,
+                )
+                for first in range(0, len(costs), limits.TASKS_PER_MESSAGE)
+            )
+            if reports:
+                port.post(TasksMeasured(reports))
+
+    async def stop(self) -> None:
+        for _, listener in self._listeners:
+            await listener.close()
+        await self.orders.close()
+        if self._kernels is not None:
+            self._kernels.close()
+        self.regions.close()
+
+    # What others see ------------------------------------------------------------------------------
+
+    @property
+    def addresses(self) -> tuple[tuple[str, str], ...]:
+        return tuple((kind, listener.address) for kind, listener in self._listeners)
+
+    def heartbeat(self, now_s: float) -> AggregatorHeartbeat:
+        bytes_in, bytes_out = self.regions.bytes_moved()
+        return AggregatorHeartbeat(
+            service="aggregator",
+            id=self._config.id,
+            incarnation=self._incarnation,
+            at_s=now_s,
+            node=self._node,
+            cpu_share=self._config.cpu_share,
+            addresses=self.addresses,
+            buckets=len(self.core.buckets),
+            jobs=self.core.jobs,
+            held_bytes=self.core.held_bytes,
+            busy_s=self.executor.busy_s,
+            bytes_in=bytes_in,
+            bytes_out=bytes_out,
+            regions_recovered=self.regions.recovered,
+        )
+
+    def definition(self) -> ServiceDefinition:
+        orders = self.orders
+        return ServiceDefinition(
+            service="aggregator",
+            id=self._config.id,
+            core=self.core,
+            description="Holds master copies of tensors, aggregates and applies updates.",
+            endpoints={
+                "host": HostBuckets,
+                "drop": DropJob,
+                "migrate": MigrateInit,
+                "held": ListBuckets,
+            },
+            handlers={
+                "make": orders.make,
+                "drop": orders.drop,
+                "keep": orders.keep,
+                "move": orders.move,
+            },
+            heartbeat=self.heartbeat,
+            on_start=self.start,
+            on_stop=self.stop,
+            tasks=(self.run_slot, self.report),
+        )
+
+
+def _addresses(config: AggregatorConfig) -> dict[str, str]:
+    """Where to listen. Raises ConfigRejected."""
+    path = config.shm_path
+    if not path:
+        if not config.state_dir:
+            raise ConfigRejected("aggregator: set shm_path, or state_dir for its socket")
+        path = str(Path(config.state_dir) / _SOCKET)
+    os.makedirs(Path(path).parent, mode=0o700, exist_ok=True)
+    addresses = {"shm": path}
+    if config.tcp_address:
+        if not config.cluster_token:
+            raise ConfigRejected(
+                "aggregator: tcp_address needs a cluster_token: without one, anybody on the "
+                "network could hand over regions"
+            )
+        addresses["tcp"] = config.tcp_address
+    return addresses
+
+
+def definition(config: AggregatorConfig, world: World) -> ServiceDefinition:
+    return Aggregator(config, world).definition()
