@@ -43,8 +43,8 @@ def fold_s_per_element() -> float:
     return sorted(seconds[1:])[REPEATS // 4] / ELEMENTS
 
 
-def bytes_scale(cpu_share: float, time_scale: float = 1.0) -> float:
-    """The scale at which a 2-worker VGG19 job keeps DUTY of a `cpu_share` server busy."""
-    budget_s = DUTY * cpu_share * COMPUTE_S[REFERENCE] * time_scale
+def bytes_scale(cpu_share: float, time_scale: float = 1.0, duty: float = DUTY) -> float:
+    """The scale at which a 2-worker VGG19 job keeps `duty` of a `cpu_share` server busy."""
+    budget_s = duty * cpu_share * COMPUTE_S[REFERENCE] * time_scale
     elements = models.parameters(models.tensors(REFERENCE))
     return min(BYTES_SCALE_MAX, round(budget_s / (fold_s_per_element() * elements), 3))
