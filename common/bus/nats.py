@@ -40,6 +40,10 @@ from slackwater.common.natsserver import check_version
 _JSON_HEADERS = {"Content-Type": codec.CONTENT_TYPE_JSON}
 
 
+class _ConnectionLost(nats.errors.Error):
+    """What a question becomes that was under way when the connection was lost."""
+
+
 class NatsBus:
     """One connection. Make it with `await NatsBus.connect(url, name)`."""
 
@@ -300,6 +304,12 @@ class NatsBus:
         match error:
             case nats.errors.NoRespondersError():
                 return Unavailable(f"{subject}: nobody answers there", limits.RETRY_WAIT_S_MIN)
+            case _ConnectionLost():
+                return DeadlineExceeded(
+                    f"{subject}: the connection to {self.url} was lost before the answer; it may "
+                    "still have been acted on",
+                    limits.RECONNECT_WAIT_S,
+                )
             case nats.errors.TimeoutError():
                 return DeadlineExceeded(
                     f"{subject}: no answer within {timeout_s:g} s; it may still have been acted on",
@@ -323,6 +333,11 @@ class NatsBus:
         # What was not yet written would be sent after the reconnection, however late that is.
         self.client._pending.clear()
         self.client._pending_data_size = 0
+        # No answer can arrive any more: who waits for one need not wait for the deadline.
+        for answer in list(self.client._resp_map.values()):
+            if not answer.done():
+                answer.set_exception(_ConnectionLost())
+                answer.exception()  # Seen, if nobody waits after all.
 
     async def _note_reconnect(self) -> None:
         self.counters.reconnects += 1

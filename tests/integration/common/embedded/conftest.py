@@ -69,7 +69,7 @@ class Lab:
         async with asyncio.timeout(40.0):
             while True:
                 try:
-                    answer = await self.ask(verb, message, id)
+                    answer = await self.ask(verb, message, id, timeout_s=0.5)
                 except Retryable:
                     await asyncio.sleep(0.02)
                     continue
