@@ -202,7 +202,9 @@ class MigrationEvent(Message, kw_only=True, frozen=True, tag="migrate.event"):
     migration: Name
     job: JobId
     fact: Literal["started", "finished", "cancelled"]
-    cause: Literal["profiled", "reverted", "recycled", "lost", "drained", "unprofiled", "asked"]
+    cause: Literal[
+        "profiled", "reverted", "expanded", "recycled", "lost", "drained", "unprofiled", "asked"
+    ]
     buckets: Indices
     sources: Aggregators
     targets: Aggregators

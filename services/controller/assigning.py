@@ -222,7 +222,7 @@ def _apply(
     elif wish.cause == "lost":
         _place_again(state, job, homes, now_s)
     else:
-        _reassign(state, job, wish.cause, homes, now_s)
+        _reassign(state, job, wish, homes, now_s)
 
 
 def _place_first(
@@ -280,17 +280,15 @@ def _place_again(state: State, job: Job, homes: list[AggregatorId], now_s: float
     hosting.host(state, job, now_s)
 
 
-def _reassign(
-    state: State, job: Job, cause: Cause, homes: list[AggregatorId], now_s: float
-) -> None:
+def _reassign(state: State, job: Job, wish: Wish, homes: list[AggregatorId], now_s: float) -> None:
     record = job.record
     if homes != [place.aggregator for place in record.places]:
-        why: moving.MigrationCause = "reverted" if cause == "reverted" else "profiled"
-        moving.begin(state, job, homes, why, now_s)
+        why: moving.MigrationCause = "reverted" if wish.cause == "reverted" else "profiled"
+        moving.begin(state, job, homes, "expanded" if wish.standalone else why, now_s)
         _tell_assigned(state, job, now_s)
         return
     hosting.settle(state, job, now_s)
-    state.change(job, phase="steady", temporary=(), assigned_s=now_s, cause=cause, reason="")
+    state.change(job, phase="steady", temporary=(), assigned_s=now_s, cause=wish.cause, reason="")
     _tell_assigned(state, job, now_s)
     state.tell(job, "steady", now_s, aggregators=",".join(sorted(job.homes())))
 

@@ -95,7 +95,6 @@ class Controller:
                 entry = state.aggregator(aggregator, now_s)
                 # Ours, and by our own record; the master's list adds by which allocation.
                 entry.ours, entry.ours_since_s, entry.changed_s = True, now_s, now_s
-        state.recycle_due = True
         members.ask_pool(state, now_s)
         for job in list(state.jobs.values()):
             assigning.derive(state, job, now_s)

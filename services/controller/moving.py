@@ -24,9 +24,7 @@ from slackwater.schemas.placement import (
 from slackwater.services.controller.hosting import settle
 from slackwater.services.controller.state import Job, State, numbered
 
-MigrationCause = Literal[
-    "profiled", "reverted", "recycled", "lost", "drained", "unprofiled", "asked"
-]
+MigrationCause = Literal["profiled", "reverted", "expanded", "recycled"]
 
 
 def begin(

@@ -84,7 +84,7 @@ def measured(state: State, job: Job, window: WindowMeasured, now_s: float) -> No
     if neighbours:
         _revert(state, job, neighbours, loss, window, now_s)
     elif len(job.homes()) < record.spec.servers:
-        _tell_reverted(state, job, job, loss, window, sorted(job.homes()), now_s)
+        _tell_loss(state, job, "expanded", job, loss, window, sorted(job.homes()), now_s)
         assigning.want(state, job, "reverted", now_s, standalone=True)
 
 
@@ -131,18 +131,18 @@ def _revert(
         excluded=tuple(sorted({*record.excluded, *where})),
         crowded=tuple(sorted({*record.crowded, *where})),
     )
-    _tell_reverted(state, newest, victim, loss, window, sorted(where), now_s)
+    _tell_loss(state, newest, "reverted", victim, loss, window, sorted(where), now_s)
     assigning.want(state, newest, "reverted", now_s)
 
 
-def _tell_reverted(
-    state: State, job: Job, victim: Job, loss: float, window: WindowMeasured,
+def _tell_loss(
+    state: State, job: Job, fact: str, victim: Job, loss: float, window: WindowMeasured,
     where: list[AggregatorId], now_s: float,
 ) -> None:  # fmt: skip
     assert victim.record.profile is not None
     state.tell(
         job,
-        "reverted",
+        fact,
         now_s,
         loss=f"{loss:.4f}",
         loser=victim.id,

@@ -1,0 +1,532 @@
+"""The controller's core, event by event: records before orders, feedback, what a restart finds."""
+
+from collections.abc import Callable
+from random import Random
+from typing import Any, TypeVar
+
+import pytest
+
+from slackwater.common.effects import (
+    Answered,
+    Effect,
+    Observed,
+    Persist,
+    Publish,
+    Recovered,
+    Reply,
+    Request,
+    Requested,
+    TimerFired,
+)
+from slackwater.schemas.base import AggregatorId, ClusterId, JobId, Message, NodeId, Ok, Refused
+from slackwater.schemas.cluster import (
+    AdoptAggregators,
+    AggregatorHeartbeat,
+    AggregatorInfo,
+    AggregatorList,
+    AggregatorRecord,
+    AggregatorsAllocated,
+    AllocateAggregators,
+    ClusterReport,
+    DeallocateAggregators,
+    ListAggregators,
+)
+from slackwater.schemas.jobs import JobEvent, JobSpec, TensorSpec
+from slackwater.schemas.placement import (
+    BucketHeld,
+    BucketsHeld,
+    DropJob,
+    HostBuckets,
+    JobPlacement,
+    ListBuckets,
+    Located,
+    LocateJob,
+    MigrateInit,
+    PlaceJob,
+    Profile,
+    ReleaseJob,
+    TensorCopyDone,
+    WorkerDone,
+)
+from slackwater.schemas.telemetry import JobProfiled, WindowMeasured
+from slackwater.services.controller.config import ControllerConfig
+from slackwater.services.controller.core import Controller
+
+T = TypeVar("T")
+SHARE = 0.1
+
+
+class Pool:
+    """A master and aggregators that do at once what they are told; `lie` may answer instead."""
+
+    def __init__(self, aggregators: int, room: int = 99) -> None:
+        self.all = [AggregatorId(f"a{n}") for n in range(aggregators)]
+        self.records: dict[AggregatorId, AggregatorRecord] = {}
+        self.held: dict[AggregatorId, dict[tuple[JobId, int], int]] = {a: {} for a in self.all}
+        self.incarnations = dict.fromkeys(self.all, 1)
+        self.room = room
+        self.dead: set[AggregatorId] = set()
+        """They cannot be emptied; the master does when they come back."""
+        self.lie: Callable[[Request], Message | None] = lambda request: None
+
+    def answer(self, request: Request) -> Message:
+        told = self.lie(request)
+        if told is not None:
+            return told
+        message = request.message
+        at = AggregatorId(request.subject.split(".")[4])
+        match message:
+            case AllocateAggregators():
+                return self._allocate(message)
+            case DeallocateAggregators():
+                for id in message.aggregators:
+                    assert not self.held[id] or id in self.dead, "given back with buckets on it"
+                    del self.records[id]
+            case ListAggregators():
+                infos = tuple(AggregatorInfo(record=r, alive=True) for r in self.records.values())
+                return AggregatorList(aggregators=infos)
+            case ListBuckets():
+                held = tuple(
+                    BucketHeld(job=j, bucket=b, layout_epoch=1, location_epoch=e, version=1)
+                    for (j, b), e in self.held[at].items()
+                )
+                return BucketsHeld(aggregator=at, incarnation=self.incarnations[at], held=held)
+            case HostBuckets():
+                for layout, epoch in zip(message.buckets, message.at_epochs, strict=True):
+                    self.held[at][message.plan.job, layout.index] = epoch
+            case DropJob():
+                for key in [k for k in self.held[at] if k[0] == message.job]:
+                    del self.held[at][key]
+        return Ok()
+
+    def _allocate(self, message: AllocateAggregators) -> Message:
+        free = [a for a in self.all if a not in self.records][: self.room - len(self.records)]
+        if len(free) < (message.at_least or message.count):
+            return Refused(reason=f"{len(free)} are free", retry_after_s=1.0)
+        given = tuple(free[: message.count])
+        for id in given:
+            self.records[id] = AggregatorRecord(
+                id=id, cluster=ClusterId("c0"), request=message.request
+            )
+        return AggregatorsAllocated(request=message.request, aggregators=given)
+
+
+class Harness:
+    def __init__(self, pool: Pool, **config: Any) -> None:
+        self.pool = pool
+        self.config = ControllerConfig(id="c0", **config)
+        self.stored: dict[str, JobPlacement] = {}
+        self.now_s = 1000.0
+        self.epoch = 0
+        self.sent: list[Message] = []
+        self.facts: list[JobEvent] = []
+        self.held_back: list[Request] = []
+        self.hold: tuple[type[Message], ...] = ()
+        self.restart()
+
+    def restart(self) -> None:
+        self.epoch += 1
+        self.core = Controller(self.config, Random(7))
+        self.held_back.clear()
+        self.step(Recovered(self.epoch, {"placements_c0": dict(self.stored)}))
+        self.beat()
+        self.tick()
+
+    def step(self, event: Any) -> list[Effect]:
+        """The event, and all that follows from answered requests."""
+        all_effects: list[Effect] = []
+        open_events = [event]
+        while open_events:
+            effects = self.core.step(open_events.pop(0), self.now_s)
+            all_effects += effects
+            for effect in effects:  # Records first, as the shell does.
+                if isinstance(effect, Persist):
+                    if isinstance(effect.record, JobPlacement):
+                        self.stored[effect.key] = effect.record
+                    else:
+                        del self.stored[effect.key]
+            for effect in effects:
+                if isinstance(effect, Publish) and isinstance(effect.message, JobEvent):
+                    self.facts.append(effect.message)
+                if isinstance(effect, Request):
+                    self.sent.append(effect.message)
+                    if isinstance(effect.message, self.hold):
+                        self.held_back.append(effect)
+                        continue
+                    answer = self.pool.answer(effect)
+                    open_events.append(Answered(effect.key, answer))
+        return all_effects
+
+    def see(self, message: Message) -> list[Effect]:
+        return self.step(Observed("", message))
+
+    def ask(self, message: Message) -> Message:
+        effects = self.step(Requested(1, message))
+        (reply,) = [effect for effect in effects if isinstance(effect, Reply)]
+        return reply.message
+
+    def tick(self, after_s: float = 1.0) -> list[Effect]:
+        self.now_s += after_s
+        return self.step(TimerFired("tick"))
+
+    def beat(self, *ids: str) -> None:
+        for id in ids or self.pool.all:
+            self.see(
+                AggregatorHeartbeat(
+                    service="aggregator", id=id,
+                    incarnation=self.pool.incarnations[AggregatorId(id)], at_s=self.now_s,
+                    node=NodeId("n"), cpu_share=SHARE, addresses=(("shm", id),), buckets=0,
+                    jobs=0, held_bytes=0, busy_s=0.0, bytes_in=0, bytes_out=0,
+                )
+            )  # fmt: skip
+
+    def pass_time(self, seconds: int, *but: str) -> None:
+        """Everybody's heart beats, but those that are named."""
+        for _ in range(seconds):
+            self.beat(*(id for id in self.pool.all if id not in but))
+            self.tick()
+
+    def place(self, id: str, costs_s: list[float], iteration_s: float = 1.0) -> None:
+        """A new job, up to the assignment that follows its profile."""
+        assert self.ask(placed(id, len(costs_s))) == Ok()
+        self.profile(id, costs_s, iteration_s)
+        self.migrated(id)
+
+    def profile(self, id: str, costs_s: list[float], iteration_s: float = 1.0) -> None:
+        profile = Profile(iteration_s=iteration_s, task_cpu_s=tuple(costs_s), iterations=5)
+        epoch = sum(place.location_epoch for place in self.stored[id].places)
+        self.see(JobProfiled(job=JobId(id), location_epoch=epoch, profile=profile))
+
+    def migrated(self, id: str) -> None:
+        """The buckets travel; both aggregators tell."""
+        record = self.stored[id]
+        for bucket, target in enumerate(record.target):
+            source = record.places[bucket]
+            if source == target:
+                continue
+            key = (JobId(id), bucket)
+            self.pool.held[source.aggregator].pop(key)
+            self.pool.held[target.aggregator][key] = target.location_epoch
+            self.see(
+                TensorCopyDone(
+                    migration=record.migration, job=JobId(id), bucket=bucket,
+                    location_epoch=target.location_epoch, version=1, source=source.aggregator,
+                    target=target.aggregator, nbytes=1, copy_s=0.1,
+                )
+            )  # fmt: skip
+            self.see(
+                WorkerDone(
+                    job=JobId(id),
+                    bucket=bucket,
+                    location_epoch=target.location_epoch,
+                    target=target.aggregator,
+                )
+            )
+
+    def window(self, id: str, iteration_s: float, iterations: int = 20) -> None:
+        epoch = sum(place.location_epoch for place in self.stored[id].places)
+        self.see(
+            WindowMeasured(
+                job=JobId(id),
+                location_epoch=epoch,
+                last_iteration=100,
+                iterations=iterations,
+                iteration_s=iteration_s,
+            )
+        )
+
+    def homes(self, id: str) -> list[str]:
+        return [place.aggregator for place in self.stored[id].places]
+
+    def said(self, id: str) -> list[str]:
+        return [fact.fact for fact in self.facts if fact.job == id]
+
+
+def placed(id: str, buckets: int, servers: int = 2) -> PlaceJob:
+    tensors = tuple(TensorSpec(name=f"t{n}", shape=(262144,)) for n in range(buckets))
+    return PlaceJob(spec=JobSpec(id=id, servers=servers, workers=2), tensors=tensors)
+
+
+def last(messages: list[Message], kind: type[T]) -> T:
+    return [message for message in messages if isinstance(message, kind)][-1]
+
+
+# A job's life -----------------------------------------------------------------------------------
+
+
+def test_a_job_is_stored_before_anything_is_asked_for_it() -> None:
+    harness = Harness(Pool(4))
+    harness.hold = (AllocateAggregators,)
+    effects = harness.step(Requested(1, placed("j", 3)))
+    assert [type(e).__name__ for e in effects] == ["Persist", "Reply", "Persist", "Request"]
+    assert harness.stored["j"].phase == "waiting"
+    assert len(harness.stored["j"].plan.token) == 32
+
+
+def test_a_lone_job_adopts_its_temporary_aggregators_and_all_go_back_at_its_end() -> None:
+    harness = Harness(Pool(4))
+    harness.place("j", [0.02, 0.01, 0.005])
+    assert harness.homes("j") == ["a0", "a1", "a0"]
+    assert harness.said("j") == ["assigned", "located", "measured", "assigned", "steady"]
+    assert last(harness.sent, AdoptAggregators).aggregators == ("a1",)
+    located = harness.ask(LocateJob(job="j"))
+    assert isinstance(located, Located)
+    assert [e.aggregator for e in located.endpoints] == ["a0", "a1"]
+    assert harness.ask(ReleaseJob(job="j")) == Ok()
+    assert (harness.stored, harness.pool.records) == ({}, {})
+    assert harness.ask(ReleaseJob(job="j")) == Ok()
+    gone = harness.ask(LocateJob(job="j"))
+    assert isinstance(gone, Refused)
+    assert gone.retry_after_s == 0.0
+
+
+def test_the_same_order_twice_is_one_job_and_other_tensors_are_named() -> None:
+    harness = Harness(Pool(4))
+    assert harness.ask(placed("j", 2)) == Ok()
+    before = dict(harness.stored)
+    assert harness.ask(placed("j", 2)) == Ok()
+    assert harness.stored == before
+    other = harness.ask(placed("j", 3))
+    assert isinstance(other, Refused)
+    assert "3 tensors, but 2" in other.reason
+
+
+def test_a_record_that_could_not_be_stored_at_its_fullest_is_refused_at_once() -> None:
+    harness = Harness(Pool(4))
+    refused = harness.ask(placed("j", 6000))
+    assert isinstance(refused, Refused)
+    assert "6000 tensors" in refused.reason
+    assert harness.stored == {}
+
+
+def test_sharing_that_saves_nothing_leaves_the_job_where_it_was_profiled() -> None:
+    """Its tasks fit nowhere and would need as many new aggregators as it has."""
+    harness = Harness(Pool(6))
+    harness.place("full", [0.09, 0.09])
+    harness.place("j", [0.06, 0.06])
+    assert harness.homes("j") == ["a2", "a3"]
+    assert not [m for m in harness.sent if isinstance(m, MigrateInit)]
+
+
+# Refusals ---------------------------------------------------------------------------------------
+
+
+def test_a_job_waits_for_its_servers_then_takes_fewer_then_shares_unprofiled() -> None:
+    harness = Harness(Pool(2), unprofiled_after_s=10.0)
+    harness.place("first", [0.02, 0.01])
+    assert harness.ask(placed("second", 2)) == Ok()
+    assert harness.stored["second"].phase == "waiting"
+    assert "0 are free" in harness.stored["second"].reason
+    waiting = harness.ask(LocateJob(job="second"))
+    assert isinstance(waiting, Refused)
+    assert waiting.retry_after_s > 0.0
+    harness.pass_time(12)
+    assert last(harness.sent, AllocateAggregators).at_least == 1
+    assert set(harness.homes("second")) <= {"a0", "a1"}
+    assert harness.stored["second"].cause == "unprofiled"
+    assert isinstance(harness.ask(LocateJob(job="second")), Located)
+
+
+def test_what_can_never_be_had_is_not_waited_for() -> None:
+    pool = Pool(2)
+    never = Refused(reason="a cluster may have 1 (aggregators_max)")
+
+    def lie(request: Request) -> Message | None:
+        message = request.message
+        over = isinstance(message, AllocateAggregators) and (message.at_least or message.count) > 1
+        return never if over else None
+
+    pool.lie, pool.room = lie, 1
+    harness = Harness(pool)
+    assert harness.ask(placed("j", 2)) == Ok()
+    assert harness.homes("j") == ["a0", "a0"]
+
+
+# Feedback ---------------------------------------------------------------------------------------
+
+
+def sharing(**config: Any) -> Harness:
+    """Two jobs on a0 and a1; `new` came later."""
+    harness = Harness(Pool(8), **config)
+    harness.place("old", [0.02, 0.02])
+    harness.pass_time(5)
+    harness.place("new", [0.03, 0.01])
+    assert set(harness.homes("new")) <= {"a0", "a1"}
+    harness.pass_time(60)
+    return harness
+
+
+def test_the_newest_assignment_is_undone_whoever_loses() -> None:
+    harness = sharing()
+    where = set(harness.homes("new"))
+    victim_at = set(harness.homes("old")) & where
+    harness.window("old", 1.2)
+    reverted = last([f for f in harness.facts if f.fact == "reverted"], JobEvent)
+    assert (reverted.job, reverted.detail["loser"]) == ("new", "old")
+    assert reverted.detail["loss"] == "0.1667"
+    record = harness.stored["new"]
+    assert record.phase == "moving"
+    assert set(record.excluded) == victim_at
+    assert not {t.aggregator for t in record.target} & victim_at
+    harness.migrated("new")
+    assert harness.stored["new"].phase == "steady"
+
+
+def test_windows_from_before_the_last_change_or_of_another_placement_say_nothing() -> None:
+    harness = sharing()
+    harness.window("old", 1.0)
+    harness.window("old", 1.11)  # A loss of 9.9 %.
+    harness.window("old", 4.0, iterations=20)  # It began 80 s ago: before `new` came.
+    epoch = sum(place.location_epoch for place in harness.stored["old"].places)
+    harness.see(
+        WindowMeasured(
+            job=JobId("old"), location_epoch=epoch - 1, last_iteration=9, iterations=20,
+            iteration_s=1.5,
+        )
+    )  # fmt: skip
+    assert "reverted" not in harness.said("new")
+
+
+def test_a_lone_job_is_never_reverted() -> None:
+    harness = Harness(Pool(8))
+    harness.place("j", [0.02, 0.02])
+    harness.pass_time(60)
+    before = harness.stored["j"]
+    harness.window("j", 2.0)
+    assert harness.stored["j"] == before
+
+
+def test_a_refused_revert_stays_with_the_reason_and_is_forgiven_when_all_is_well() -> None:
+    harness = sharing()
+    harness.pool.room = 2
+    harness.window("old", 1.2)
+    record = harness.stored["new"]
+    if record.phase == "steady":
+        assert "refused" in record.reason
+        asks = [m for m in harness.sent if isinstance(m, AllocateAggregators)]
+        harness.pass_time(30)
+        again = [m for m in harness.sent if isinstance(m, AllocateAggregators)]
+        assert len(again) > len(asks)
+        assert len({m.request for m in again[len(asks) - 1 :]}) == 1  # One request, repeated.
+        harness.window("new", 1.0)
+        assert not set(harness.stored["new"].excluded) & set(harness.homes("new"))
+
+
+def test_a_job_is_reverted_a_bounded_number_of_times() -> None:
+    harness = sharing(reverts_max=2)
+    for _ in range(6):
+        harness.pass_time(60)
+        harness.window("old", 1.5)
+        harness.window("new", 1.5)
+        for id in ("old", "new"):
+            harness.migrated(id)
+    assert harness.said("new").count("reverted") <= 2
+    assert harness.said("old").count("reverted") <= 2
+    assert all(record.phase == "steady" for record in harness.stored.values())
+    assert not set(harness.homes("old")) & set(harness.homes("new"))
+
+
+def test_at_a_job_s_exit_the_least_loaded_aggregator_is_recycled_until_it_fails() -> None:
+    harness = Harness(Pool(10))
+    harness.place("a", [0.05, 0.02])
+    harness.place("big", [0.09, 0.09])
+    harness.place("b", [0.02, 0.005])
+    assert len(harness.pool.records) == 4
+    harness.ask(ReleaseJob(job="big"))
+    harness.pass_time(2)
+    for _ in range(3):
+        for id in list(harness.stored):
+            if harness.stored[id].cause == "recycled":
+                harness.migrated(id)
+        harness.pass_time(2)
+    assert {home for id in harness.stored for home in harness.homes(id)} == {"a0"}
+    assert set(harness.pool.records) == {"a0"}
+
+
+# Restarts and losses ----------------------------------------------------------------------------
+
+
+def test_a_controller_that_was_killed_in_a_migration_finds_out_what_arrived() -> None:
+    """Bucket 0 arrived and nobody heard of it, bucket 1 never left: it is ordered again."""
+    harness = Harness(Pool(8))
+    harness.place("old", [0.02, 0.02])
+    assert harness.ask(placed("new", 2)) == Ok()
+    harness.profile("new", [0.02, 0.02])
+    record = harness.stored["new"]
+    assert record.phase == "moving"
+    harness.pool.held[record.places[0].aggregator].pop((JobId("new"), 0))
+    harness.pool.held[record.target[0].aggregator][JobId("new"), 0] = 2
+    harness.sent.clear()
+    harness.restart()
+    harness.pass_time(20)
+    orders = [m for m in harness.sent if isinstance(m, MigrateInit)]
+    assert orders
+    assert (1,) in {order.buckets for order in orders}
+    assert {order.migration for order in orders} == {record.migration}
+    harness.pool.held[record.places[1].aggregator].pop((JobId("new"), 1))
+    harness.pool.held[record.target[1].aggregator][JobId("new"), 1] = 2
+    harness.pass_time(30)
+    assert harness.stored["new"].phase == "steady"
+    assert harness.stored["new"].places == record.target
+    assert not harness.stored["new"].optimizer_state_lost
+
+
+def test_an_aggregator_that_returns_with_its_regions_is_told_again_and_nothing_is_lost() -> None:
+    harness = Harness(Pool(4))
+    harness.place("j", [0.02, 0.01])
+    before = harness.stored["j"]
+    harness.sent.clear()
+    harness.pool.incarnations[AggregatorId("a0")] += 1
+    harness.beat("a0")
+    hosts = [m for m in harness.sent if isinstance(m, HostBuckets)]
+    assert [(m.buckets[0].index, m.at_epochs) for m in hosts] == [(0, (1,))]
+    assert harness.stored["j"] == before
+
+
+def test_an_aggregator_that_returns_empty_hosts_anew_at_a_higher_epoch() -> None:
+    harness = Harness(Pool(4))
+    harness.place("j", [0.02, 0.01])
+    harness.pass_time(1)
+    harness.pool.incarnations[AggregatorId("a0")] += 1
+    harness.pool.held[AggregatorId("a0")].clear()
+    harness.beat("a0")
+    record = harness.stored["j"]
+    assert [p.location_epoch for p in record.places] == [2, 1]
+    assert record.optimizer_state_lost
+    assert "optimizer-state-lost" in harness.said("j")
+    assert harness.pool.held[AggregatorId("a0")] == {(JobId("j"), 0): 2}
+
+
+def test_what_stays_away_is_hosted_elsewhere_and_given_back_as_it_is() -> None:
+    harness = Harness(Pool(4), rehost_after_s=15.0)
+    harness.place("j", [0.02, 0.01])
+    harness.pool.dead.add(AggregatorId("a0"))
+    harness.pass_time(10, "a0")
+    assert harness.homes("j") == ["a0", "a1"]
+    harness.pass_time(10, "a0")
+    assert harness.homes("j") == ["a2", "a1"]
+    assert harness.stored["j"].optimizer_state_lost
+    assert harness.pool.held[AggregatorId("a2")] == {(JobId("j"), 0): 2}
+    assert set(harness.pool.records) == {"a1", "a2"}
+
+
+def test_an_allocation_that_serves_nobody_is_found_and_given_back() -> None:
+    """Granted to an instance that was killed before it heard of it."""
+    harness = Harness(Pool(4))
+    harness.pool.records[AggregatorId("a3")] = AggregatorRecord(
+        id=AggregatorId("a3"), cluster=ClusterId("c0"), request="x-a1"
+    )
+    harness.pass_time(40)
+    assert harness.pool.records == {}
+
+
+def test_the_report_counts_free_slots_of_shared_aggregators_only() -> None:
+    harness = Harness(Pool(8))
+    harness.place("j", [0.02, 0.01])
+    assert harness.ask(placed("k", 2)) == Ok()  # On temporary ones.
+    effects = harness.tick()
+    messages = [effect.message for effect in effects if isinstance(effect, Publish)]
+    (report,) = [message for message in messages if isinstance(message, ClusterReport)]
+    assert report.jobs == ("j",)
+    assert report.free_cpu == pytest.approx(0.08 + 0.09)
+    assert report.aggregators == ("a0", "a1", "a2", "a3")
