@@ -237,7 +237,8 @@ def _place_first(
         assigned_s=now_s,
         cause="" if temporary or not state.adapts(job) else "unprofiled",
     )
-    _tell_assigned(state, job, now_s)
+    if not temporary:  # Profiling comes first; then the assignment.
+        _tell_assigned(state, job, now_s)
     hosting.settle(state, job, now_s)
     hosting.host(state, job, now_s)
 

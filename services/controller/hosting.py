@@ -65,7 +65,12 @@ def _all_hosted(state: State, job: Job, now_s: float) -> None:
     state.change(job, phase="profiling" if profiling else "steady")
     places = sorted(job.homes())
     state.tell(
-        job, "located", now_s, buckets=str(len(record.buckets)), aggregators=",".join(places)
+        job,
+        "located",
+        now_s,
+        buckets=str(len(record.buckets)),
+        aggregators=",".join(places),
+        temporary=",".join(record.temporary),
     )
     if not profiling:
         state.tell(job, "steady", now_s, aggregators=",".join(places))
