@@ -203,6 +203,8 @@ def simulate_command(
     rebase: Annotated[bool, typer.Option(help="Count time from the first job kept.")] = True,
     priorities: Annotated[bool, typer.Option(help="Use the trace's priorities.")] = False,
     speeds: Annotated[str, typer.Option(help="JSON: model -> GPU type -> speed.")] = "",
+    throughputs: Annotated[str, typer.Option(help="Gavel's table of measured steps/s.")] = "",
+    reference_gpu: Annotated[str, typer.Option(help="The type durations are for.")] = "v100",
     start_s: Annotated[float, typer.Option(help="Cost of a first start.")] = 0,
     restart_s: Annotated[float, typer.Option(help="Cost of every later one.")] = 0,
     restart_by_model: Annotated[str, typer.Option(help="model=seconds,...")] = "",

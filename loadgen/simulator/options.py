@@ -5,6 +5,7 @@ depends on the clock, on the environment or on the order of processes.
 """
 
 import inspect
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 from typing import Annotated, Literal
@@ -19,8 +20,10 @@ from slackwater.loadgen.simulator.failures import Failures
 from slackwater.loadgen.simulator.interference import Slowdowns
 from slackwater.loadgen.simulator.jobmodels.base import JobModel
 from slackwater.loadgen.simulator.jobmodels.registry import make_model
+from slackwater.loadgen.simulator.speeds import Speeds, gavel_speeds, read_speeds
 from slackwater.loadgen.simulator.workload import SimJob, refuse_unfit, workload
 from slackwater.loadgen.traces import Trace, read, seconds_after_origin, select
+from slackwater.loadgen.traces.gavel import with_durations
 from slackwater.loadgen.traces.record import TraceJob
 from slackwater.services.master.policies import registry
 from slackwater.services.master.policies.colocation import Colocated
@@ -66,6 +69,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Take the trace's priority column (higher runs first)."""
     speeds: str = ""
     """A JSON file: model -> GPU type -> relative speed ("" for all other models)."""
+    throughputs: str = ""
+    """Gavel's measured steps per second by GPU type: durations on the reference type, and speeds
+    on the others."""
+    reference_gpu: str = "v100"
     # The world
     start_s: float = 0
     restart_s: float = 0
@@ -154,17 +161,18 @@ def selected(options: Options, trace: Trace) -> tuple[TraceJob, ...]:
 def prepare(options: Options, seed: int) -> Prepared:
     """The jobs of the run with this seed, each known to fit."""
     trace = read_trace(options, seed)
+    if options.throughputs:
+        trace = with_durations(trace, Path(options.throughputs), options.reference_gpu)
     rows = selected(options, trace)
     if seed != options.seed and options.shake_s and not options.trace.startswith(GENERATED):
         rows = _shaken(rows, options.shake_s, seed)
-    speeds = {}
-    if options.speeds:
-        speeds = msgspec.json.decode(
-            Path(options.speeds).read_bytes(), type=dict[str, dict[str, float]]
-        )
     model = build_model(options, seed)
     jobs = workload(
-        rows, whole_seconds=model.integer_times, priorities=options.priorities, speeds=speeds
+        rows,
+        whole_seconds=model.integer_times,
+        priorities=options.priorities,
+        speeds=read_speeds(Path(options.speeds)) if options.speeds else None,
+        job_speeds=_measured(options, rows),
     )
     cluster = build_cluster(options)
     if options.mode != "rigid":
@@ -173,6 +181,13 @@ def prepare(options: Options, seed: int) -> Prepared:
     rules = build_rules(options, jobs)
     refuse_unfit(jobs, cluster.gpus_by_type(), rules.quotas, rules.borrowing)
     return Prepared(jobs, trace.sha256, trace.format, len(trace.jobs), dict(trace.skipped))
+
+
+def _measured(options: Options, rows: Sequence[TraceJob]) -> Speeds | None:
+    types = build_cluster(options).gpu_types
+    if not options.throughputs or types == ("",):
+        return None
+    return gavel_speeds(Path(options.throughputs), rows, types, options.reference_gpu)
 
 
 def _shaken(rows: tuple[TraceJob, ...], shake_s: float, seed: int) -> tuple[TraceJob, ...]:

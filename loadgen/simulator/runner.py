@@ -74,7 +74,8 @@ def run(task: Task, on_progress: Callable[[int, float], None] | None = None) -> 
     gpus = sum(cluster.sizes)
     figures = job_figures(result, gpus)
     if task.log_path:
-        exact = model.name == "fixed" and not settings.slowdowns.any and not options.speeds
+        exact = model.name == "fixed" and not settings.slowdowns.any
+        exact = exact and not (options.speeds or options.throughputs)
         log = eventlog.event_log(result, task.policy, model.name, nodes, exact)
         eventlog.write(log, Path(task.log_path))
     summary = summarize(task.policy, result, figures, perf_counter() - began_s)

@@ -58,9 +58,11 @@ def workload(
     whole_seconds: bool = True,
     priorities: bool = False,
     speeds: Mapping[str, Mapping[str, float]] | None = None,
+    job_speeds: Mapping[str, Mapping[str, float]] | None = None,
 ) -> list[SimJob]:
     """The trace's jobs, numbered by submission. `speeds`: model -> GPU type -> relative speed
-    (the key "" is for all other models). `priorities`: take the trace's `priority` column."""
+    (the key "" is for all other models); `job_speeds` the same by job id, and first. `priorities`:
+    take the trace's `priority` column."""
     ordered = sorted(rows, key=lambda row: row.submit_s)
     seen: set[str] = set()
     jobs = []
@@ -68,8 +70,13 @@ def workload(
         if row.id in seen:
             raise Rejected(f"two jobs are called {row.id!r}; give each job an id of its own")
         seen.add(row.id)
-        jobs.append(_sim_job(row, number, whole_seconds, priorities, speeds or {}))
+        by_type = (job_speeds or {}).get(row.id) or _by_model(row.model, speeds or {})
+        jobs.append(_sim_job(row, number, whole_seconds, priorities, by_type))
     return jobs
+
+
+def _by_model(model: str, speeds: Mapping[str, Mapping[str, float]]) -> Mapping[str, float]:
+    return speeds.get(model, speeds.get("", {}))
 
 
 def _sim_job(
@@ -77,7 +84,7 @@ def _sim_job(
     number: int,
     whole_seconds: bool,
     priorities: bool,
-    speeds: Mapping[str, Mapping[str, float]],
+    speeds: Mapping[str, float],
 ) -> SimJob:
     duration_s = row.duration_s or 0.0
     model = row.model.lower()
@@ -97,7 +104,7 @@ def _sim_job(
         stages_s=tuple(row.stages_s.values()),
         iteration_s=row.iteration_s or 0.0,
         iterations=row.iterations or 0,
-        speeds=speeds.get(row.model, speeds.get("", {})),
+        speeds=speeds,
         extra=row.extra,
     )
 
