@@ -1,0 +1,107 @@
+"""Which tensors share a bucket, and where a region's parts lie."""
+
+from itertools import pairwise
+from math import prod
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slackwater.common import limits
+from slackwater.common.slots.layout import (
+    HEADER_BYTES,
+    PAGE,
+    Geometry,
+    bucket_tensors,
+    plan_buckets,
+    size_bytes,
+)
+from slackwater.common.slots.rules import RULES
+from slackwater.loadgen import models
+from slackwater.schemas.jobs import TensorSpec
+from slackwater.services.controller.layout import lay_out
+
+shapes = st.lists(st.integers(1, 700), min_size=1, max_size=2)
+tensor_lists = st.lists(shapes, min_size=1, max_size=30).map(
+    lambda every: tuple(
+        TensorSpec(name=f"t{index}", shape=tuple(shape)) for index, shape in enumerate(every)
+    )
+)
+
+
+@given(tensor_lists, st.integers(1, 200_000))
+def test_every_tensor_is_in_one_bucket_and_only_small_ones_share(
+    tensors: tuple[TensorSpec, ...], bucket_bytes: int
+) -> None:
+    buckets = plan_buckets(tensors, bucket_bytes)
+    covered = [tensor for bucket in buckets for tensor in bucket_tensors(bucket, tensors)]
+    assert tuple(covered) == tensors
+    assert [bucket.index for bucket in buckets] == list(range(len(buckets)))
+    for bucket in buckets:
+        own = bucket_tensors(bucket, tensors)
+        assert bucket.elements == sum(prod(tensor.shape) for tensor in own)
+        if bucket.count > 1:
+            assert bucket.elements * 4 <= bucket_bytes
+            assert all(prod(tensor.shape) * 4 < bucket_bytes for tensor in own)
+    for left, right in pairwise(buckets):
+        first = prod(bucket_tensors(right, tensors)[0].shape)
+        assert (left.elements + first) * 4 > bucket_bytes, "a bucket was closed too early"
+
+
+@pytest.mark.parametrize("model", ["vgg19", "alexnet", "resnet152", "bert-large"])
+def test_the_controller_and_the_data_plane_lay_out_real_models_alike(model: str) -> None:
+    tensors = models.tensors(model, 1.0)
+    assert plan_buckets(tensors) == lay_out(tensors)
+
+
+def test_vgg19_large_tensors_have_buckets_of_their_own() -> None:
+    tensors = models.tensors("vgg19", 1.0)
+    buckets = plan_buckets(tensors)
+    large = [t for t in tensors if prod(t.shape) * 4 >= limits.BUCKET_BYTES]
+    assert sum(1 for bucket in buckets if bucket.count == 1) >= len(large) > 10
+
+
+@given(
+    st.integers(1, 100_000),
+    st.integers(1, limits.WORKERS_MAX),
+    st.sampled_from(["float32", "float16", "bfloat16"]),
+    st.sampled_from(sorted(RULES)),
+)
+def test_parts_are_page_aligned_and_never_overlap(
+    elements: int, workers: int, dtype: str, rule: str
+) -> None:
+    geometry = Geometry(elements, workers, dtype, RULES[rule].states)  # type: ignore[arg-type]
+    parts = [(0, HEADER_BYTES)]
+    parts += [(geometry.gradient_offset(r), geometry.gradient_bytes) for r in range(workers)]
+    parts += [(geometry.parameters_offset(v), geometry.parameter_bytes) for v in (0, 1)]
+    parts += [
+        (geometry.state_offset(v, i), geometry.parameter_bytes)
+        for i in range(geometry.states)
+        for v in (0, 1)
+    ]
+    parts.sort()
+    for (start, nbytes), (after, _) in zip(parts, [*parts[1:], (geometry.nbytes, 0)], strict=True):
+        assert start % PAGE == 0
+        assert start + nbytes <= after
+    assert geometry.nbytes == size_bytes(elements, workers, dtype, rule)  # type: ignore[arg-type]
+    words = [
+        offset
+        for rank in range(workers)
+        for offset in (
+            geometry.pushed_offset(rank),
+            geometry.counters_offset(rank),
+            geometry.counters_offset(rank) + 8,
+        )
+    ]
+    assert len(set(words)) == 3 * workers
+    assert all(offset % 8 == 0 and offset < HEADER_BYTES for offset in words)
+    with pytest.raises(IndexError):
+        geometry.gradient_offset(workers)
+
+
+def test_version_selects_the_buffer() -> None:
+    geometry = Geometry(10, 2, "float32", 1)
+    assert geometry.parameters_offset(4) == geometry.parameters_offset(0)
+    assert geometry.parameters_offset(5) == geometry.parameters_offset(1)
+    assert geometry.parameters_offset(4) != geometry.parameters_offset(5)
+    assert geometry.state_offset(6, 0) != geometry.state_offset(7, 0)
