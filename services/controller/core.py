@@ -221,6 +221,7 @@ class Controller:
                 reconcile.compare(state, AggregatorId(key[1]), asked, answer, now_s)
             case "host" if job is not None:
                 hosting.hosted(state, job, AggregatorId(key[2]), asked, answer, now_s)
+                moving.pursue(state, job, now_s)
             case "migrate" if job is not None:
                 pair = (AggregatorId(key[2]), AggregatorId(key[3]))
                 moving.initiated(state, job, pair, answer, now_s)

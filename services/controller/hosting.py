@@ -15,12 +15,11 @@ def host(state: State, job: Job, now_s: float) -> None:
     record = job.record
     if record.phase in ("waiting", "released"):
         return
-    moving = set(job.moved())
+    leaving = set(job.moved()) - job.stranded - job.copied
     homes: dict[AggregatorId, list[int]] = {}
-    for bucket, place in enumerate(record.places):
-        homes.setdefault(place.aggregator, [])
-        if bucket not in moving:  # One that leaves must not be made again behind its back.
-            homes[place.aggregator].append(bucket)
+    for bucket in range(len(record.places)):
+        if bucket not in leaving:  # It must not be made again behind its back.
+            homes.setdefault(job.place(bucket).aggregator, []).append(bucket)
     unconfirmed = False
     for aggregator in sorted(homes):
         entry = state.aggregator(aggregator, now_s)
@@ -35,7 +34,7 @@ def host(state: State, job: Job, now_s: float) -> None:
             cluster=state.cluster,
             plan=record.plan,
             buckets=tuple(record.buckets[bucket] for bucket in buckets),
-            at_epochs=tuple(record.places[bucket].location_epoch for bucket in buckets),
+            at_epochs=tuple(job.place(bucket).location_epoch for bucket in buckets),
             tensors=record.tensors,
         )
         state.ask_aggregator(f"host/{job.id}/{aggregator}", "host", aggregator, message, now_s)
@@ -100,10 +99,7 @@ def locate(state: State, job: Job | None, id: str, now_s: float) -> Message:
         job=job.id,
         plan=record.plan,
         buckets=record.buckets,
-        places=tuple(
-            job.target(bucket) if bucket in job.copied else place
-            for bucket, place in enumerate(record.places)
-        ),
+        places=tuple(job.place(bucket) for bucket in range(len(record.places))),
         endpoints=tuple(state.aggregators[a].endpoint() for a in sorted(homes)),
     )
 

@@ -59,6 +59,7 @@ def _reset(job: Job, now_s: float) -> None:
     job.copied.clear()
     job.worker_done.clear()
     job.initiated.clear()
+    job.stranded.clear()
     job.missing_s.clear()
     job.copied_all_s = 0.0
     job.synced_s = now_s
@@ -154,6 +155,7 @@ def _progress(
     if job.record.target[bucket].location_epoch != location_epoch:
         return
     done.add(bucket)
+    job.stranded.discard(bucket)
     job.missing_s.pop(bucket, None)
     pursue(state, job, now_s)
 
@@ -184,6 +186,7 @@ def retarget(state: State, job: Job, bucket: int, place: BucketPlace) -> None:
         target[bucket] = place
     job.copied.discard(bucket)
     job.worker_done.discard(bucket)
+    job.stranded.discard(bucket)
     job.missing_s.pop(bucket, None)
     job.record = msgspec.structs.replace(record, places=tuple(places), target=tuple(target))
 

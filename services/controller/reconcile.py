@@ -73,6 +73,11 @@ def _compare_job(
     stale = [h for bucket, h in held.items() if bucket >= len(record.places)]
     if first:  # It forgot its orders, if it was restarted.
         job.initiated = {pair for pair in job.initiated if pair[0] != entry.id}
+        job.stranded |= {
+            bucket
+            for bucket in moved & held.keys()
+            if record.places[bucket].aggregator == entry.id and bucket not in job.copied
+        }
     expected = record.phase != "hosting" and (
         first or job.hosted_by(entry.id, entry.incarnation, asked.at_s)
     )

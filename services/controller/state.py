@@ -60,6 +60,9 @@ class Job:
     copied_all_s: float = 0.0
     initiated: set[tuple[AggregatorId, AggregatorId]] = field(default_factory=set)
     """(old, new) pairs whose MIGRATE_INIT was confirmed."""
+    stranded: set[int] = field(default_factory=set)
+    """Moving buckets whose old aggregator was restarted with them: it must be told of them again,
+    then to move them."""
     missing_s: dict[int, float] = field(default_factory=dict)
     """Moving bucket -> when its old aggregator was found not to hold it."""
     synced_s: float = 0.0
@@ -83,6 +86,10 @@ class Job:
     def target(self, bucket: int) -> BucketPlace:
         """Where the bucket is to be: the migration's target, or where it is."""
         return self.record.target[bucket] if self.record.target else self.record.places[bucket]
+
+    def place(self, bucket: int) -> BucketPlace:
+        """Where the bucket is, as far as is known."""
+        return self.target(bucket) if bucket in self.copied else self.record.places[bucket]
 
     def moved(self) -> list[int]:
         """The buckets of the running migration."""
