@@ -488,6 +488,61 @@ def test_the_lease_passes_to_the_standby_once_it_has_run_out(
     simulate(main())
 
 
+def test_a_leader_whose_lease_is_lost_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        sim = sim_world(17)
+        leader = await Running(sim, "main", lease="ledger", instance="m1").ready()
+        await asyncio.sleep(5 * limits.LEASE_S)  # It renews as long as it may.
+        assert not leader.task.done()
+
+        async def lost(_: MemoryLease) -> bool:
+            return False
+
+        monkeypatch.setattr(MemoryLease, "renew", lost)
+        with pytest.raises(Deposed, match="lease"):
+            await leader.task
+
+    simulate(main())
+
+
+def test_a_leader_that_cannot_reach_the_store_ends_when_its_lease_has_run_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def main() -> None:
+        sim = sim_world(18)
+        leader = await Running(sim, "main", lease="ledger", instance="m1").ready()
+        begun_s = sim.clock.now_s()
+        sim.storage.stop()
+        with pytest.raises(Deposed, match="lease"):
+            await leader.task
+        assert limits.LEASE_S / 2 < sim.clock.now_s() - begun_s < 2 * limits.LEASE_S
+
+    simulate(main())
+
+
+def test_recovery_comes_first_and_nothing_new_during_the_drain() -> None:
+    """What the service's own I/O found while it started waits for the recovery; facts that arrive
+    during the drain are left alone."""
+
+    async def main() -> None:
+        async def early(port: Port) -> None:
+            port.post(Worked(-1))
+
+        service = await Running(sim_world(19), on_start=early).ready()
+        assert [type(event) for event in service.core.events[:2]] == [Recovered, Worked]
+        working = asyncio.ensure_future(service.ask("work", Ok()))
+        await asyncio.sleep(0.1)
+        service.stop.set()
+        await asyncio.sleep(0.1)
+        fact = codec.encode(Sum(account="a", total=1))
+        await service.client.bus.publish(subjects.event("ledger", "a", "told"), fact)
+        assert isinstance(await working, Ok)
+        assert await service.task == 0
+        assert not [event for event in service.core.events if isinstance(event, Observed)]
+
+    simulate(main())
+
+
 def test_the_same_seed_gives_the_same_messages() -> None:
     def run() -> list[tuple[float, str, str, str, bytes]]:
         log: list[tuple[float, str, str, str, bytes]] = []

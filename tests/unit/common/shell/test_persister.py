@@ -1,0 +1,202 @@
+"""The bucket's writer, against a server that loses, delays and refuses in every order."""
+
+import asyncio
+from random import Random
+from typing import Any
+
+import pytest
+
+from slackwater.common.errors import DeadlineExceeded, Deposed, Fatal, Unavailable
+from slackwater.common.shell.persister import BucketWriter
+from slackwater.common.simloop import run_simulated
+from slackwater.common.store.base import EPOCH_KEY, Bucket, Entry, SequenceConflict
+from slackwater.common.store.memory import SeededStoreFaults
+from slackwater.common.world import SimWorld, sim_world
+
+
+class Owned:
+    """A writer that has taken its bucket over, and what it told."""
+
+    def __init__(self, sim: SimWorld, bucket: Bucket, fence: int) -> None:
+        self.durable: list[Any] = []
+        self.failures: list[BaseException] = []
+        self.bucket = bucket
+        self.writer = BucketWriter(
+            bucket, fence, sim.clock, Random(0), self.durable.append, self.failures.append
+        )
+
+    @classmethod
+    async def take(cls, sim: SimWorld, wrap: Any = None) -> "Owned":
+        bucket = await sim.client("owner").store.bucket("b")
+        fence = await bucket.put(EPOCH_KEY, b"epoch", expected_last=await bucket.last_sequence())
+        return cls(sim, wrap(bucket) if wrap else bucket, fence)
+
+    async def settle(self) -> None:
+        async with asyncio.timeout(500.0):
+            while self.writer.waiting and not self.failures:  # noqa: ASYNC110 (virtual time)
+                await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_every_write_becomes_durable_once_and_in_order(seed: int) -> None:
+    async def main() -> None:
+        sim = sim_world(seed)
+        owned = await Owned.take(sim)
+        sim.storage.faults = SeededStoreFaults(Random(seed), 0.1, 0.1, 0.3)
+        model: dict[str, bytes] = {}
+        rng = Random(seed)
+        for number in range(200):
+            key = f"k{rng.randrange(40)}"
+            value = None if rng.random() < 0.2 and key in model else str(number).encode()
+            owned.writer.write(key, value, number)
+            if value is None:
+                del model[key]
+            else:
+                model[key] = value
+            if rng.random() < 0.1:
+                await asyncio.sleep(rng.uniform(0.0, 1.0))
+        await owned.settle()
+        assert owned.failures == []
+        assert sorted(owned.durable) == list(range(200))
+        entries, last = await owned.bucket.load()
+        assert {k: e.value for k, e in entries.items() if k != EPOCH_KEY} == model
+        assert last == 201  # Not one write more than there were.
+
+    run_simulated(main())
+
+
+class Straggler:
+    """A bucket whose chosen write times out, and arrives at the server only after its repetition
+    was begun: as a message that sat in some buffer."""
+
+    def __init__(self, bucket: Bucket, late: bytes) -> None:
+        self._bucket = bucket
+        self._late = late
+        self.strays: list[Any] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._bucket, name)
+
+    async def put(self, key: str, value: bytes, **options: int) -> int:
+        if value == self._late:
+            self._late = b"none"
+            self.strays.append((key, value, options))
+            raise DeadlineExceeded("too late")
+        if self.strays:
+            stray_key, stray_value, stray_options = self.strays.pop()
+            try:
+                await self._bucket.put(stray_key, stray_value, **stray_options)
+            except SequenceConflict:
+                self.strays.append("refused")
+        return await self._bucket.put(key, value, **options)
+
+
+@pytest.mark.parametrize("late", range(10))
+def test_a_late_copy_of_a_lost_write_does_no_harm(late: int) -> None:
+    async def main() -> None:
+        sim = sim_world(late)
+        owned = await Owned.take(sim, lambda bucket: Straggler(bucket, b"%d" % late))
+        for number in range(10):
+            owned.writer.write(f"k{number % 3}", b"%d" % number, number)
+        await owned.settle()
+        assert owned.failures == []
+        entries, last = await owned.bucket.load()
+        assert last == 11
+        assert {key: entry.value for key, entry in entries.items() if key != EPOCH_KEY} == {
+            "k0": b"9",
+            "k1": b"7",
+            "k2": b"8",
+        }
+
+    run_simulated(main())
+
+
+def test_nothing_of_a_deposed_writer_in_flight_slips_in() -> None:
+    """The new writer's epoch record moves the sequence to what the second of the old one's writes
+    expects: only the fence keeps it out."""
+
+    async def main() -> None:
+        sim = sim_world(2)
+        owned = await Owned.take(sim)
+        other = await sim.client("other").store.bucket("b")
+        await other.put(EPOCH_KEY, b"newer", expected_last=1)
+        for number in range(20):
+            owned.writer.write(f"k{number}", b"x", number)
+        await owned.settle()
+        assert isinstance(owned.failures[0], Deposed)
+        assert owned.durable == []
+        assert set((await other.load())[0]) == {EPOCH_KEY}
+
+    run_simulated(main())
+
+
+def test_a_server_that_lost_records_is_not_believed() -> None:
+    """Its directory was replaced by an older copy: the last sequence is behind what it said."""
+
+    class Older:
+        def __init__(self, bucket: Bucket) -> None:
+            self._bucket = bucket
+            self.lost = False
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._bucket, name)
+
+        async def put(self, key: str, value: bytes, **options: int) -> int:
+            if self.lost:
+                raise DeadlineExceeded("gone")
+            return await self._bucket.put(key, value, **options)
+
+        async def last_sequence(self) -> int:
+            return 1 if self.lost else await self._bucket.last_sequence()
+
+    async def main() -> None:
+        older: Any = None
+
+        def wrap(bucket: Bucket) -> Any:
+            nonlocal older
+            older = Older(bucket)
+            return older
+
+        owned = await Owned.take(sim_world(3), wrap)
+        owned.writer.write("a", b"1", 1)
+        await owned.settle()
+        older.lost = True
+        owned.writer.write("a", b"2", 2)
+        await owned.settle()
+        assert isinstance(owned.failures[0], Fatal)
+        assert "lost records" in str(owned.failures[0])
+
+    run_simulated(main())
+
+
+def test_a_store_that_stays_away_ends_the_writer_within_its_budget() -> None:
+    async def main() -> None:
+        sim = sim_world(4)
+        owned = await Owned.take(sim)
+        sim.storage.stop()
+        owned.writer.write("a", b"1", 1)
+        await owned.settle()
+        assert isinstance(owned.failures[0], Unavailable)
+        assert owned.durable == []
+        assert sim.clock.now_s() < 1_000_000 + 70.0
+
+    run_simulated(main())
+
+
+def test_a_store_that_comes_back_gets_all_that_waited() -> None:
+    async def main() -> None:
+        sim = sim_world(5)
+        owned = await Owned.take(sim)
+        sim.storage.stop()
+        for number in range(1000):
+            owned.writer.write("a", b"%d" % number, number)
+        await asyncio.sleep(20.0)
+        assert owned.writer.in_doubt
+        sim.storage.start()
+        await owned.settle()
+        assert owned.failures == []
+        assert owned.durable == list(range(1000))
+        assert await owned.bucket.get("a") == Entry("a", b"999", 1001)
+        assert owned.writer.in_doubt == ""
+
+    run_simulated(main())

@@ -1,0 +1,62 @@
+"""The CPU share rule: all aggregators together use at most half of the cores."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slackwater.common import limits
+from slackwater.common.embedded import ClusterOptions, fit_cpu_share
+from slackwater.common.embedded.cluster import service_stages
+from slackwater.common.errors import ConfigRejected
+
+
+@pytest.mark.parametrize(
+    ("requested", "aggregators", "cores", "share"),
+    [(0.1, 10, 2, 0.1), (0.1, 16, 2, 0.0625), (0.5, 10, 2, 0.1), (0.1, 1, 64, 0.1), (8, 2, 32, 8)],
+)
+def test_the_share_shrinks_to_fit(
+    requested: float, aggregators: int, cores: int, share: float
+) -> None:
+    assert fit_cpu_share(requested, aggregators, cores) == pytest.approx(share)
+
+
+def test_too_many_aggregators_are_refused_with_the_most_that_fit() -> None:
+    with pytest.raises(ConfigRejected, match=r"40 aggregators on 2 cores .* start at most 33"):
+        fit_cpu_share(0.1, 40, 2)
+    with pytest.raises(ConfigRejected, match="ask for more"):
+        fit_cpu_share(0.01, 2, 2)
+    with pytest.raises(ConfigRejected, match="must be positive"):
+        fit_cpu_share(0.0, 2, 2)
+
+
+@given(st.floats(0.001, 64.0), st.integers(1, 2000), st.integers(1, 256))
+def test_never_over_half_and_never_below_the_least(
+    requested: float, aggregators: int, cores: int
+) -> None:
+    try:
+        share = fit_cpu_share(requested, aggregators, cores)
+    except ConfigRejected:
+        assert min(requested, cores / 2 / aggregators) < limits.CPU_SHARE_MIN
+        return
+    assert limits.CPU_SHARE_MIN <= share <= requested
+    assert share * aggregators <= cores / 2 * (1 + 1e-9)
+
+
+def test_a_cluster_is_what_the_options_say() -> None:
+    options = ClusterOptions(controllers=2, aggregators=3, policy="static", worker={"slots": 4})
+    stages = service_stages(options, 0.05)
+    names = [f"{service}-{id}" for stage in stages for service, id, _ in stage]
+    assert names == [
+        "master-m1",
+        "profiler-p1",
+        "controller-c1",
+        "controller-c2",
+        "aggregator-a1",
+        "aggregator-a2",
+        "aggregator-a3",
+        "worker-w1",
+    ]
+    fields = {f"{service}-{id}": values for stage in stages for service, id, values in stage}
+    assert fields["aggregator-a2"] == {"cpu_share": 0.05}
+    assert fields["controller-c1"] == {"policy": "static"}
+    assert fields["worker-w1"] == {"slots": 4}

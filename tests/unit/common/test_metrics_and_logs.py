@@ -1,0 +1,72 @@
+"""Metrics are read when they are scraped, logs are one JSON line an event."""
+
+import json
+import logging as standard
+import urllib.request
+from typing import Any
+
+import pytest
+import structlog
+from prometheus_client.parser import text_string_to_metric_families
+
+from slackwater.common import logging as logs
+from slackwater.common import metrics
+from slackwater.common.shell.counters import Counters
+
+
+def test_a_scrape_shows_the_counters_of_that_moment() -> None:
+    counters = Counters()
+    collector = metrics.ShellCollector(
+        "master", "main", counters.all, lambda: {"timers": 3.0, "epoch": 2.0}
+    )
+    exposition = metrics.Exposition(collector, -1)
+    try:
+        counters.steps = 41
+        counters.steps += 1
+        counters.count("pushes", 5)
+        url = f"http://127.0.0.1:{exposition.port}/metrics"
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            text = answer.read().decode()
+    finally:
+        exposition.close()
+    found = {
+        (sample.name, sample.labels.get("name", "")): sample
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+    assert found["slackwater_steps_total", ""].value == 42
+    assert found["slackwater_own_total", "pushes"].value == 5
+    assert found["slackwater_timers", ""].value == 3
+    assert found["slackwater_steps_total", ""].labels == {"service": "master", "id": "main"}
+
+
+def test_every_counter_and_gauge_is_declared() -> None:
+    shown = set(Counters().all())
+    assert shown == set(metrics.COUNTERS)
+
+
+@pytest.fixture
+def _clean() -> Any:
+    root = standard.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:], root.level = handlers, level
+    structlog.reset_defaults()
+
+
+@pytest.mark.usefixtures("_clean")
+def test_ours_and_the_libraries_lines_look_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure("info", service="toy", id="t1", pid=7)
+    structlog.get_logger().info("ready", epoch=3)
+    structlog.get_logger().debug("hidden")
+    standard.getLogger("nats").warning("slow %s", "consumer")
+    try:
+        raise ValueError("broken")
+    except ValueError:
+        structlog.get_logger().exception("failed")
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert [line["event"] for line in lines] == ["ready", "slow consumer", "failed"]
+    assert [line["level"] for line in lines] == ["info", "warning", "error"]
+    assert all((line["service"], line["id"], line["pid"]) == ("toy", "t1", 7) for line in lines)
+    assert lines[0]["epoch"] == 3
+    assert "ValueError: broken" in lines[2]["exception"]
