@@ -179,6 +179,16 @@ TRACE_COUNT_MAX: Final = 2**53
 TRACE_TEXT_MAX: Final = 256
 TRACE_TEXT_LONG_MAX: Final = 4096
 
+# Performance models
+MODEL_WORKERS_MAX: Final = 100_000
+"""Workers of one job in the queueing model (one step of the recursion each)."""
+MODEL_MACHINES_MAX: Final = 100_000
+"""Machines that the cost model shares out between workers and servers."""
+MODEL_MACHINES_MIP_MAX: Final = 64
+"""Different machines in one mixed-integer programme."""
+MODEL_BLOCKS_MAX: Final = 4096
+"""Blocks of training data in it."""
+
 assert REQUEST_TIMEOUT_S < RETRY_BUDGET_S
 assert HEARTBEAT_S * 3 <= LOST_AFTER_S <= LEASE_S
 assert RECORD_BYTES_MAX <= MESSAGE_BYTES_MAX

@@ -141,7 +141,8 @@ def pays(now_s: float, then_s: float, gain_min: float = GAIN_MIN) -> bool:
 def link_matrix(machines: Sequence[Machine]) -> NDArray[np.float64]:
     """b_ij: the slower of the two links."""
     links = np.array([machine.bytes_per_s for machine in machines])
-    return np.minimum(links[:, None], links[None, :])
+    slower: NDArray[np.float64] = np.minimum(links[:, None], links[None, :])
+    return slower
 
 
 def check(training: Training, machines: Sequence[Machine]) -> None:

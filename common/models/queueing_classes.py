@@ -58,7 +58,8 @@ def bard_schweitzer(worker_s: Floats, visits_s: Floats, gamma: Sharing) -> Float
         moved = 1.0 / (worker_s + response_s.sum(axis=1))
         parts += DAMPING * (_contribution(moved, response_s, visits_s) - parts)
         if np.abs(moved - rates).max() <= TOLERANCE * moved.max():
-            return moved
+            settled: Floats = moved
+            return settled
         rates = moved
     raise Fatal(
         f"no steady state of {workers} workers within {ITERATIONS_MAX} iterations; a sharing "
