@@ -161,8 +161,9 @@ def run(emulation: Emulation, agent: Agent, compute_s: float, iterations: int) -
     for iteration in range(agent.iteration + 1, iterations + 1):
         timeline = _Timeline()
         for layer, needed in zip(layers, of_layer, strict=True):
-            if not agent.ready(needed):
-                agent.wait(needed)
+            ready = agent.ready(needed)
+            agent.wait(needed)
+            if not ready:
                 timeline.stalled()
             timeline.compute(compute_s * layer.forward_share / 3.0)
         for layer in reversed(layers):

@@ -193,7 +193,8 @@ class Agent:
         return self._iteration
 
     def ready(self, names: Iterable[str]) -> bool:
-        """Whether `wait(names)` would return at once."""
+        """Whether `wait(names)` would return at once. It does not stand for waiting: only what was
+        waited for counts towards an iteration."""
         return all(
             cell.version >= cell.iteration and cell.refused is None
             for cell, _ in map(self._place, names)
