@@ -271,22 +271,28 @@ class Shell:
         for task in unfinished:
             task.cancel()
         await asyncio.gather(*unfinished, return_exceptions=True)
-        if self.definition.on_stop is not None:
-            await self.definition.on_stop()
         try:
-            async with asyncio.timeout(limits.DRAIN_S / 4):
+            if self.definition.on_stop is not None:
+                async with asyncio.timeout(limits.DRAIN_S / 4):
+                    await self.definition.on_stop()
+        finally:
+            await self._leave_bus()
+            if not self._failure.done():
+                self._failure.cancel()
+
+    async def _leave_bus(self) -> None:
+        try:
+            async with asyncio.timeout(limits.DRAIN_S / 8):
                 if self._lease is not None and self._failed_by() is None:
                     await self._lease.release()
                 await self._world.bus.flush()
         except (Retryable, TimeoutError) as error:
             _log.warning("close.unflushed", reason=str(error))
         try:
-            async with asyncio.timeout(limits.DRAIN_S / 4):
+            async with asyncio.timeout(limits.DRAIN_S / 8):
                 await self._world.bus.close()
         except TimeoutError:
             _log.warning("close.unfinished")
-        if not self._failure.done():
-            self._failure.cancel()
 
     def _failed_by(self) -> BaseException | None:
         done = self._failure.done() and not self._failure.cancelled()
