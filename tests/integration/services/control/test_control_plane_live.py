@@ -1,0 +1,82 @@
+"""Master, controllers, profiler and aggregators as processes of their own, over a real nats-server:
+a job's placement outlives kill -9 of everybody who decided it."""
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator
+
+import pytest
+
+from slackwater.common.client import Client, connect
+from slackwater.common.embedded.cluster import ClusterOptions, EmbeddedCluster
+from slackwater.common.errors import Rejected
+from slackwater.schemas import subjects
+from slackwater.schemas.base import Ok
+from slackwater.schemas.jobs import (
+    FinishJob,
+    JobRegistered,
+    JobSpec,
+    RegisterJob,
+    TensorSpec,
+)
+from slackwater.schemas.placement import Located, LocateJob
+
+pytestmark = [pytest.mark.live, pytest.mark.timeout(120)]
+
+SPEC = JobSpec(id="by-hand", workers=2, servers=2, iterations=10)
+TENSORS = tuple(TensorSpec(name=f"t{n}", shape=(512, 512)) for n in range(3))
+
+
+@pytest.fixture
+async def cluster() -> AsyncIterator[EmbeddedCluster]:
+    options = ClusterOptions(controllers=2, aggregators=4)
+    async with EmbeddedCluster(options, cores=2) as made:
+        yield made
+
+
+async def register(client: Client, rank: int) -> JobRegistered:
+    message = RegisterJob(job=SPEC.id, rank=rank, tensors=TENSORS, spec=SPEC)
+    return await client.master("register", message, JobRegistered)
+
+
+async def locate(client: Client, cluster: str) -> Located:
+    subject = subjects.command("controller", cluster, "locate")
+    return await client.ask(subject, LocateJob(job=SPEC.id), Located)
+
+
+async def until_free(client: Client) -> None:
+    """All that was allocated is given back, and nothing of the job is held."""
+    async with asyncio.timeout(30.0):
+        while True:
+            infos = await client.aggregators()
+            free = all(info.record.cluster is None for info in infos)
+            if free and all(i.heartbeat and i.heartbeat.buckets == 0 for i in infos):
+                return
+            await asyncio.sleep(0.2)
+
+
+async def test_a_placement_outlives_the_kill_of_master_controller_and_profiler(
+    cluster: EmbeddedCluster,
+) -> None:
+    async with connect(cluster.url, "test") as client:
+        patient = Client(client.bus, client.clock, budget_s=30.0)
+        registered = [await register(patient, rank) for rank in (0, 1)]
+        assert {each.cluster for each in registered} == {registered[0].cluster}
+        home = registered[0].cluster
+        before = await locate(patient, home)
+        assert len({place.aggregator for place in before.places}) == 2
+        assert len(before.endpoints) == 2
+        for unit in ("master-m1", f"controller-{home}", "profiler-p1"):
+            cluster.supervisor.kill(unit, signal.SIGKILL)
+        after = await locate(patient, home)
+        assert after.places == before.places
+        assert after.plan == before.plan
+        assert (await register(patient, 1)).cluster == home
+        other = (TENSORS[0], TensorSpec(name="t1", shape=(2, 2)), TENSORS[2])
+        with pytest.raises(Rejected, match=r"t1 \[2, 2\]"):
+            message = RegisterJob(job=SPEC.id, rank=0, tensors=other, spec=SPEC)
+            await patient.master("register", message, JobRegistered)
+        for rank in (0, 1):
+            await patient.master("finish", FinishJob(job=SPEC.id, rank=rank), Ok)
+        assert (await patient.job(SPEC.id)).state == "completed"
+        await until_free(patient)
