@@ -16,6 +16,7 @@ from slackwater.services.controller.policies.view import (
     ClusterView,
     JobView,
     Plan,
+    PlanRefused,
     validate,
 )
 from slackwater.services.controller.snapshot import cluster_view, job_view
@@ -76,7 +77,12 @@ def decide(state: State, job: Job, now_s: float) -> None:
     view, subject = _case(state, job, wish, now_s)
     name = state.policy_name(job)
     plan, memory = state.policy_named(name).assign(view, subject, state.memories.get(name))
-    validate(plan, view, subject)
+    try:
+        validate(plan, view, subject)
+    except PlanRefused as error:  # The policy's fault; the job stays where it is.
+        state.log("plan.refused", "error", job=job.id, policy=name, reason=str(error))
+        _wait(state, job, f"policy {name}: {error}")
+        return
     state.memories[name] = memory
     fresh = _fresh(state, job, wish)
     if wish.cause == "profiled" and job.record.temporary and _keeps(job, plan):

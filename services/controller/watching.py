@@ -19,7 +19,7 @@ import msgspec
 from slackwater.schemas.base import AggregatorId
 from slackwater.schemas.telemetry import JobProfiled, WindowMeasured
 from slackwater.services.controller import assigning, moving
-from slackwater.services.controller.policies.view import JobView, validate
+from slackwater.services.controller.policies.view import JobView, PlanRefused, validate
 from slackwater.services.controller.snapshot import cluster_view, free_slots, job_view, shared
 from slackwater.services.controller.state import Job, State
 
@@ -212,7 +212,11 @@ def _empty_out(
         subject = replace(job_view(state, job, leaving), current=())
         name = state.policy_name(job)
         plan, _ = state.policy_named(name).assign(view, subject, state.memories.get(name))
-        validate(plan, view, subject)
+        try:
+            validate(plan, view, subject)
+        except PlanRefused as error:
+            state.log("plan.refused", "error", job=job.id, policy=name, reason=str(error))
+            return None
         if not plan.places:
             return None
         homes = [AggregatorId(place) for place in plan.places]

@@ -107,10 +107,11 @@ def _spread_least_loaded(view: ClusterView, job: JobView) -> Plan:
     """Nothing fits and nothing more can be had: each open bucket to the least utilised one."""
     if not view.aggregators:
         return Plan(reason="the cluster has no aggregator that is alive")
+    welcome = [a for a in view.aggregators if a.id not in job.excluded] or view.aggregators
     packing = Packing(view)
     packing.put(job)
     load = {}
-    for aggregator in sorted(view.aggregators, key=lambda a: a.id):
+    for aggregator in sorted(welcome, key=lambda a: a.id):
         free_s, cycle_s = packing.free_s(aggregator.id)
         load[aggregator.id] = 1.0 - free_s / cycle_s if cycle_s else 0.0
     iteration_s = job.iteration_s or 1.0

@@ -122,7 +122,7 @@ def validate(plan: Plan, view: ClusterView, job: JobView) -> None:
             raise PlanRefused(f"job {job.id}: bucket {bucket} is not open, yet the plan moves it")
         if kept is None and place not in known and place not in fresh:
             raise PlanRefused(f"job {job.id}: bucket {bucket}: there is no aggregator {place!r}")
-        if kept is None and place in job.excluded:
+        if kept is None and place in job.excluded and not view.forced:
             raise PlanRefused(f"job {job.id}: bucket {bucket} may not return to {place}")
     if job.task_cpu_s and not view.forced:
         _check_capacity(plan, view, job)

@@ -73,8 +73,8 @@ async def test_a_placement_outlives_the_kill_of_master_controller_and_profiler(
         assert after.plan == before.plan
         assert (await register(patient, 1)).cluster == home
         other = (TENSORS[0], TensorSpec(name="t1", shape=(2, 2)), TENSORS[2])
+        message = RegisterJob(job=SPEC.id, rank=0, tensors=other, spec=SPEC)
         with pytest.raises(Rejected, match=r"t1 \[2, 2\]"):
-            message = RegisterJob(job=SPEC.id, rank=0, tensors=other, spec=SPEC)
             await patient.master("register", message, JobRegistered)
         for rank in (0, 1):
             await patient.master("finish", FinishJob(job=SPEC.id, rank=rank), Ok)

@@ -109,6 +109,9 @@ def test_a_forced_job_goes_to_the_least_loaded_fit_or_not() -> None:
     plan, _ = load_policy("cyclic").assign(view(A0, A1, jobs=(full,), forced=True), job(), None)
     assert plan.new == 0
     assert plan.places.count(A1) == 3  # 0.1 + 3 x 0.25 is more than 0.7
+    shy = replace(job(), excluded=frozenset({A1}))
+    away, _ = load_policy("cyclic").assign(view(A0, A1, forced=True), shy, None)
+    assert set(away.places) == {A0}
     nowhere, _ = load_policy("cyclic").assign(view(forced=True), job(), None)
     assert nowhere.places == ()
     assert nowhere.reason
