@@ -1,6 +1,6 @@
 """An aggregator's configuration."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -22,6 +22,8 @@ class AggregatorConfig(ServiceConfig, kw_only=True, frozen=True):
     """Unix socket for parties of this host; empty: `slots.sock` in `state_dir`."""
     tcp_address: str = ""
     """host:port for parties of other hosts (port 0: any free one); empty: none."""
+    transport: Literal["", "shm", "tcp"] = ""
+    """Use this kind alone; empty: every kind that the host has."""
     cluster_token: str = ""
     """The secret that aggregators show one another. Required with `tcp_address`."""
     memory_bytes_max: Annotated[int, msgspec.Meta(ge=0)] = 0

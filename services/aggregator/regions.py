@@ -6,8 +6,10 @@ names another aggregator was handed over, and one whose maker was killed in the 
 open: both are let go.
 """
 
+import asyncio
 import contextlib
 import fcntl
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -15,7 +17,8 @@ import structlog
 
 from slackwater.common import limits
 from slackwater.common.errors import Rejected, Unavailable
-from slackwater.common.sdnotify import SdNotify, stored_descriptors
+from slackwater.common.sdnotify import SdNotify
+from slackwater.common.shell.process import Process
 from slackwater.common.slots.layout import bucket_tensors
 from slackwater.common.slots.region import SlotRegion, owner_word
 from slackwater.common.transport.region import Region
@@ -61,10 +64,10 @@ class Held:
 
 
 def region_name(slots: SlotRegion) -> str:
-    """Unique in a store: job, bucket, epochs and the region's own identity."""
-    plan, identity = slots.plan, slots.identity.hex()[:12]
-    epochs = f"{plan.layout_epoch}.{slots.location_epoch}"
-    return f"{plan.job}.{slots.bucket.index}.{epochs}.{identity}"
+    """Unique in a store: job, bucket, layout epoch and the region's own identity. Not the location
+    epoch: a store holds a memory once, under its first name, however often it comes back."""
+    plan = slots.plan
+    return f"{plan.job}.{slots.bucket.index}.{plan.layout_epoch}.{slots.identity.hex()}"
 
 
 class Regions:
@@ -78,26 +81,31 @@ class Regions:
         self._aggregator = aggregator
         self._off_loop = off_loop
         self._notify = SdNotify()
+        self._kept: Counter[str] = Counter()
+        """Names in the descriptor store: twice, for a bucket that left and came back at once."""
+        self._telling = asyncio.Lock()
         self._bytes_in = self._bytes_out = 0
 
     # A start --------------------------------------------------------------------------------------
 
-    async def recover(self, notify: SdNotify) -> list[Held]:
+    async def recover(self, process: Process) -> list[Held]:
         """What the descriptor store kept for us."""
-        self._notify = notify
-        for name, fd in stored_descriptors():
+        self._notify = process.notify
+        for name, fd in process.stored:
             held = self._open(name, fd)
             if held is None:
-                await notify.remove(name)
+                await self._notify.remove(name)
                 continue
             other = self.held.get(held.key)
-            if other is not None:
-                stale = min(held, other, key=lambda each: each.slots.location_epoch)
-                await self._let_go(stale)
-                if stale is held:
-                    continue
+            stale = other
+            if other is not None and held.slots.location_epoch < other.slots.location_epoch:
+                stale, held = held, other
+            if stale is not None:
+                await self._notify.remove(stale.name)
+                stale.close()
             self.held[held.key] = held
         self.recovered = len(self.held)
+        self._kept.update(held.name for held in self.held.values())
         return list(self.held.values())
 
     def _open(self, name: str, fd: int) -> Held | None:
@@ -130,6 +138,8 @@ class Regions:
             await self.keep(made)
         except BaseException:
             for held in made:
+                if held.name in self._kept:
+                    await self.forget(held, moved=True)
                 held.close()
             raise
         return made
@@ -144,9 +154,11 @@ class Regions:
 
     async def keep(self, made: Sequence[Held]) -> None:
         """Return when the supervisor holds them, too."""
-        for held in made:
-            await self._notify.store(held.region.fileno(), held.name)
-        await self._notify.barrier()
+        async with self._telling:
+            for held in made:
+                self._kept[held.name] += 1
+                await self._notify.store(held.region.fileno(), held.name)
+            await self._notify.barrier()
 
     def add(self, held: Held) -> None:
         self.held[held.key] = held
@@ -159,11 +171,11 @@ class Regions:
             bytes_in, bytes_out = held.slots.bytes_moved()
             self._bytes_in += bytes_in
             self._bytes_out += bytes_out
-        await self._notify.remove(held.name)
-
-    async def _let_go(self, held: Held) -> None:
-        await self._notify.remove(held.name)
-        held.close()
+        async with self._telling:
+            self._kept[held.name] -= 1
+            if self._kept[held.name] <= 0:
+                del self._kept[held.name]
+                await self._notify.remove(held.name)
 
     # What was moved -------------------------------------------------------------------------------
 

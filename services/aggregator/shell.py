@@ -54,7 +54,7 @@ class Aggregator:
     ) -> None:
         self._config = config
         self._clock = clock = world.clock
-        self._fabrics = dict(fabrics) if fabrics is not None else live_fabrics()
+        self._fabrics = _fabrics(config, fabrics)
         self._listen = dict(addresses) if addresses is not None else _addresses(config)
         self._listeners: list[tuple[str, Listener]] = []
         self._kernels = None if virtual else KernelThread()
@@ -82,7 +82,7 @@ class Aggregator:
     async def start(self, port: Port) -> None:
         """Find the memory again first: whoever connects may be answered at once."""
         self._incarnation = port.epoch
-        recovered = await self.regions.recover(port.process.notify)
+        recovered = await self.regions.recover(port.process)
         self.plane.begin(port)
         await self.orders.begin(port, recovered)
         for kind, address in self._listen.items():
@@ -177,22 +177,30 @@ class Aggregator:
         )
 
 
+def _fabrics(config: AggregatorConfig, given: Mapping[str, Fabric] | None) -> dict[str, Fabric]:
+    return dict(given) if given is not None else live_fabrics(config.transport or None)
+
+
 def _addresses(config: AggregatorConfig) -> dict[str, str]:
     """Where to listen. Raises ConfigRejected."""
-    path = config.shm_path
-    if not path:
-        if not config.state_dir:
-            raise ConfigRejected("aggregator: set shm_path, or state_dir for its socket")
-        path = str(Path(config.state_dir) / _SOCKET)
-    os.makedirs(Path(path).parent, mode=0o700, exist_ok=True)
-    addresses = {"shm": path}
-    if config.tcp_address:
+    addresses: dict[str, str] = {}
+    if config.transport != "tcp":
+        path = config.shm_path
+        if not path:
+            if not config.state_dir:
+                raise ConfigRejected("aggregator: set shm_path, or state_dir for its socket")
+            path = str(Path(config.state_dir) / _SOCKET)
+        os.makedirs(Path(path).parent, mode=0o700, exist_ok=True)
+        addresses["shm"] = path
+    if config.tcp_address and config.transport != "shm":
         if not config.cluster_token:
             raise ConfigRejected(
                 "aggregator: tcp_address needs a cluster_token: without one, anybody on the "
                 "network could hand over regions"
             )
         addresses["tcp"] = config.tcp_address
+    if not addresses:
+        raise ConfigRejected('aggregator: transport = "tcp" needs a tcp_address')
     return addresses
 
 
