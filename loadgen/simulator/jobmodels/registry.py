@@ -12,6 +12,7 @@ from slackwater.services.master.policies.registry import parse_options
 BUILT_IN: Final = {
     "fixed": "fixed.FixedModel",
     "interleaved": "interleaved.InterleavedModel",
+    "queueing": "queueing.QueueingModel",
 }
 """Name -> module.class of this package, imported when the model is first asked for."""
 

@@ -31,6 +31,13 @@ BUILT_IN: Final = {
     "tiresias-gittins": "tiresias",
     "tiresias-artifact": "tiresias_artifact",
     "optimus": "optimus",
+    "pollux": "pollux",
+    "hell": "hell_knee",
+    "knee": "hell_knee",
+    "srpt": "elastic_baselines",
+    "waterfill": "elastic_baselines",
+    "equal-share": "elastic_baselines",
+    "jsq-chunk": "jsq_chunk",
 }
 """Name -> module of this package, imported when the policy is first asked for."""
 
