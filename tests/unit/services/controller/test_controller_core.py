@@ -111,6 +111,10 @@ class Pool:
         return AggregatorsAllocated(request=message.request, aggregators=given)
 
 
+class Crashed(Exception):
+    """kill -9 after a step's records were stored, before anything of it was said."""
+
+
 class Harness:
     def __init__(self, pool: Pool, **config: Any) -> None:
         self.pool = pool
@@ -122,6 +126,8 @@ class Harness:
         self.facts: list[JobEvent] = []
         self.held_back: list[Request] = []
         self.hold: tuple[type[Message], ...] = ()
+        self.crash_at = 0
+        """Counts down by steps that store something."""
         self.restart()
 
     def restart(self) -> None:
@@ -145,6 +151,10 @@ class Harness:
                         self.stored[effect.key] = effect.record
                     else:
                         del self.stored[effect.key]
+            if any(isinstance(effect, Persist) for effect in effects) and self.crash_at:
+                self.crash_at -= 1
+                if not self.crash_at:
+                    raise Crashed
             for effect in effects:
                 if isinstance(effect, Publish) and isinstance(effect.message, JobEvent):
                     self.facts.append(effect.message)
@@ -530,3 +540,59 @@ def test_the_report_counts_free_slots_of_shared_aggregators_only() -> None:
     assert report.jobs == ("j",)
     assert report.free_cpu == pytest.approx(0.08 + 0.09)
     assert report.aggregators == ("a0", "a1", "a2", "a3")
+
+
+def _live(harness: Harness, jobs: dict[str, list[float]]) -> None:
+    """One second in the life of a cluster whose jobs want to run: everybody asks again for what
+    was not answered."""
+    for id, costs_s in jobs.items():
+        harness.ask(placed(id, len(costs_s)))
+        if harness.stored[id].phase == "profiling" and harness.stored[id].profile is None:
+            harness.profile(id, costs_s)
+        harness.migrated(id)
+    harness.pass_time(1)
+
+
+def _until(harness: Harness, live: Callable[[], None], done: Callable[[], bool]) -> None:
+    for _ in range(120):
+        try:
+            live()
+        except Crashed:
+            harness.restart()
+        if done():
+            return
+    raise AssertionError((harness.stored, harness.pool.records))
+
+
+@pytest.mark.parametrize("crash_at", range(1, 26))
+def test_a_crash_between_storing_and_saying_loses_nothing_wherever_it_comes(crash_at: int) -> None:
+    """A life of two jobs stores some twenty times: place, host, profile, share, release."""
+    harness = Harness(Pool(8))
+    harness.crash_at = crash_at
+    jobs = {"a": [0.02, 0.01], "b": [0.01, 0.01]}
+    steady = ("steady", "steady")
+
+    def settled() -> bool:
+        return tuple(r.phase for r in harness.stored.values()) == steady
+
+    _until(harness, lambda: _live(harness, jobs), settled)
+    harness.pass_time(40)
+    held = {
+        key: (id, epoch) for id, each in harness.pool.held.items() for key, epoch in each.items()
+    }
+    assert held == {
+        (JobId(id), bucket): (place.aggregator, place.location_epoch)
+        for id, record in harness.stored.items()
+        for bucket, place in enumerate(record.places)
+    }
+    assert sum(map(len, harness.pool.held.values())) == len(held)  # Nothing is held twice.
+    assert set(harness.pool.records) == set(harness.homes("a")) | set(harness.homes("b"))
+    assert not any(record.optimizer_state_lost for record in harness.stored.values())
+
+    def leave() -> None:
+        for id in jobs:
+            harness.ask(ReleaseJob(job=id))
+        harness.pass_time(1)
+
+    _until(harness, leave, lambda: not harness.stored and not harness.pool.records)
+    assert not any(harness.pool.held.values())
