@@ -35,7 +35,7 @@ def test_the_true_parameters_are_found(apart: bool, unit_s: float) -> None:
     assert fit(observed) == pytest.approx(theta, rel=1e-3)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=25, derandomize=True)
 @given(st.integers(0, 2**32 - 1))
 def test_noisy_measurements_are_explained_as_well_as_by_the_truth(seed: int) -> None:
     """With 5 % noise on random parameters no minimum is found that is worse than the truth."""
@@ -48,6 +48,14 @@ def test_noisy_measurements_are_explained_as_well_as_by_the_truth(seed: int) -> 
         for o in observe(theta, SHAPES, (1, 4, 16), apart=False)
     ]
     assert rmsle(fit(observed), observed) < rmsle(theta, observed) + 0.015
+
+
+def test_a_guess_explains_as_well() -> None:
+    """The last fit, made before a second machine was seen, is where the next one starts."""
+    before = fit(observe(THETA, SHAPES[:3], (50, 100)))
+    observed = observe(THETA, SHAPES, (50, 100, 200))
+    assert rmsle(before, observed) > 0.3
+    assert rmsle(fit(observed, before), observed) < 0.005
 
 
 def test_one_gpu_only_is_believed_to_scale_perfectly() -> None:
