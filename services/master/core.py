@@ -8,7 +8,6 @@ repeated command for the one it has carried out.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -46,7 +45,6 @@ from slackwater.schemas.cluster import (
     WorkerHeartbeat,
 )
 from slackwater.schemas.jobs import (
-    TERMINAL_STATES,
     CancelJob,
     FinishJob,
     GetJob,
@@ -60,13 +58,12 @@ from slackwater.schemas.jobs import (
     ListJobs,
     RegisterJob,
     SubmitJob,
-    TensorSpec,
-    first_difference,
 )
 from slackwater.schemas.placement import PlaceJob, ReleaseJob
 from slackwater.schemas.telemetry import IterationsObserved, JobProfiled
 from slackwater.services.master.clusters import Clusters, best_fit
 from slackwater.services.master.config import MasterConfig
+from slackwater.services.master.jobs import Job, dead, unfit, unknown
 from slackwater.services.master.nodes import Nodes
 from slackwater.services.master.pool import BUCKET as NODES_BUCKET
 from slackwater.services.master.pool import Pool
@@ -78,35 +75,10 @@ RESULTS_BYTES_MAX = limits.RECORD_BYTES_MAX * 3 // 4
 RETRY_S = 0.5
 
 
-@dataclass(slots=True)
-class _Job:
-    """What is not worth a record: it is learned again after a restart."""
-
-    record: JobRecord
-    tensors: tuple[TensorSpec, ...] = ()
-    placed: bool = False
-    waiting: dict[int, int] = field(default_factory=dict)
-    """Token -> rank of registrations that wait for the controller."""
-    asked: set[str] = field(default_factory=set)
-    """place, start, stop, release: requests on their way."""
-    told: set[str] = field(default_factory=set)
-    """... and those that were carried out."""
-    heard_s: float = 0.0
-    missing_since_s: dict[int, float] = field(default_factory=dict)
-
-    @property
-    def ended(self) -> bool:
-        return self.record.state in TERMINAL_STATES
-
-    @property
-    def by_hand(self) -> bool:
-        return not self.record.spec.program
-
-
 class Master:
     def __init__(self, config: MasterConfig) -> None:
         self._config = config
-        self._jobs: dict[JobId, _Job] = {}
+        self._jobs: dict[JobId, Job] = {}
         self._pool = Pool(config.aggregators_max)
         self._clusters = Clusters()
         self._nodes = Nodes(config.node_silent_s)
@@ -170,13 +142,13 @@ class Master:
         )
         for record in records.get(JOBS_BUCKET, {}).values():
             assert isinstance(record, JobRecord)
-            self._jobs[JobId(record.spec.id)] = _Job(record, heard_s=now_s)
+            self._jobs[JobId(record.spec.id)] = Job(record, heard_s=now_s)
         self._live = sum(not job.ended for job in self._jobs.values())
         self._out.append(StartTimer("tick", now_s + self._config.tick_s))
         for job in list(self._jobs.values()):
             self._advance(job)
 
-    def _change(self, job: _Job, now_s: float, fact: str = "", **changes: Any) -> None:
+    def _change(self, job: Job, now_s: float, fact: str = "", **changes: Any) -> None:
         """Store the changed record, then tell `fact`."""
         record = msgspec.structs.replace(job.record, epoch=self._epoch, **changes)
         job.record = record
@@ -184,7 +156,7 @@ class Master:
         if fact:
             self._tell(job, fact, now_s)
 
-    def _tell(self, job: _Job, fact: str, now_s: float, **detail: str) -> None:
+    def _tell(self, job: Job, fact: str, now_s: float, **detail: str) -> None:
         record = job.record
         self._out.append(
             Publish(
@@ -217,7 +189,7 @@ class Master:
         if self._live >= limits.JOBS_MAX:
             reason = f"{limits.JOBS_MAX} jobs are pending or running already"
             return Refused(reason=reason, retry_after_s=5.0)
-        job = _Job(JobRecord(spec=message.spec, submitted_s=now_s), heard_s=now_s)
+        job = Job(JobRecord(spec=message.spec, submitted_s=now_s), heard_s=now_s)
         self._jobs[JobId(id)] = job
         self._live += 1
         self._change(job, now_s, "pending")
@@ -226,7 +198,7 @@ class Master:
     def _cancel(self, token: int, message: CancelJob, now_s: float) -> None:
         job = self._jobs.get(JobId(message.job))
         if job is None:
-            self._reply(token, Refused(reason=_unknown(message.job)))
+            self._reply(token, Refused(reason=unknown(message.job)))
             return
         if not job.ended:
             self._end(job, "cancelled", "cancelled by its user", now_s)
@@ -234,7 +206,7 @@ class Master:
 
     def _get(self, token: int, message: GetJob, now_s: float) -> None:
         job = self._jobs.get(JobId(message.job))
-        answer = Refused(reason=_unknown(message.job)) if job is None else JobInfo(job=job.record)
+        answer = Refused(reason=unknown(message.job)) if job is None else JobInfo(job=job.record)
         self._reply(token, answer)
 
     def _list(self, token: int, message: ListJobs, now_s: float) -> None:
@@ -268,9 +240,9 @@ class Master:
                 self._reply(token, refusal)
                 return
         job = self._jobs.get(id)
-        refusal = self._unfit(job, message)
+        refusal = unfit(job, message)
         if job is None or refusal is not None:
-            self._reply(token, refusal or Refused(reason=_unknown(id)))
+            self._reply(token, refusal or Refused(reason=unknown(id)))
             return
         job.heard_s = now_s
         if job.record.state == "pending" and job.by_hand:
@@ -283,32 +255,13 @@ class Master:
         job.waiting[token] = message.rank
         self._place(job, now_s)
 
-    def _unfit(self, job: _Job | None, message: RegisterJob) -> Refused | None:
-        """Why this rank cannot be one of the job's."""
-        if job is None:
-            return Refused(reason=_unknown(message.job))
-        spec = job.record.spec
-        if job.ended:
-            reason = f"job {spec.id} is {job.record.state}: {job.record.reason or 'it ended'}"
-            return Refused(reason=f"{reason}; submit it under another id")
-        if message.rank >= spec.workers:
-            reason = f"job {spec.id}: rank {message.rank} of {spec.workers} workers"
-            return Refused(reason=f"{reason}; ranks count from 0")
-        if message.spec is not None and message.spec != spec:
-            reason = f"job {spec.id}: rank {message.rank} has another spec than the first rank's"
-            return Refused(reason=f"{reason}; start all ranks with one spec")
-        difference = first_difference(job.tensors, message.tensors) if job.tensors else ""
-        if difference:
-            return Refused(reason=f"job {spec.id}, rank {message.rank}: {difference}")
-        return None
-
-    def _registered(self, job: _Job) -> JobRegistered:
+    def _registered(self, job: Job) -> JobRegistered:
         assert job.record.cluster is not None
         return JobRegistered(
             job=job.record.spec.id, cluster=job.record.cluster, workers=job.record.spec.workers
         )
 
-    def _place(self, job: _Job, now_s: float) -> None:
+    def _place(self, job: Job, now_s: float) -> None:
         """Step one of the placement, then the order to the chosen cluster's controller."""
         if "place" in job.asked:
             return
@@ -328,7 +281,7 @@ class Master:
             PlaceJob(spec=job.record.spec, tensors=job.tensors),
         )
 
-    def _choose_cluster(self, job: _Job, now_s: float) -> ClusterId | None:
+    def _choose_cluster(self, job: Job, now_s: float) -> ClusterId | None:
         share = self._pool.share()
         clusters = self._clusters
         placed = [
@@ -340,7 +293,7 @@ class Master:
         rooms = clusters.rooms(unallocated_cpu, placed, now_s)
         return best_fit(rooms, clusters.demand_cpu(job.record.spec, share))
 
-    def _answer_waiting(self, job: _Job, message: Message) -> None:
+    def _answer_waiting(self, job: Job, message: Message) -> None:
         for token in job.waiting:
             self._reply(token, message)
         job.waiting.clear()
@@ -348,7 +301,7 @@ class Master:
     def _finish(self, token: int, message: FinishJob, now_s: float) -> None:
         job = self._jobs.get(JobId(message.job))
         if job is None or message.rank >= job.record.spec.workers:
-            reason = f"{_unknown(message.job)}, or it has no rank {message.rank}"
+            reason = f"{unknown(message.job)}, or it has no rank {message.rank}"
             self._reply(token, Refused(reason=reason))
             return
         if job.by_hand:  # Of the others, the worker node reports the end.
@@ -368,7 +321,7 @@ class Master:
                 self._end(job, "failed", reason + detail, now_s)
         self._reply(token, Ok())
 
-    def _rank_ended(self, job: _Job, rank: int, result: str, now_s: float) -> None:
+    def _rank_ended(self, job: Job, rank: int, result: str, now_s: float) -> None:
         if job.ended or str(rank) in job.record.results:
             return
         workers = job.record.spec.workers
@@ -381,7 +334,7 @@ class Master:
             self._change(job, now_s, results=results)
         self._start_waiting(now_s)
 
-    def _end(self, job: _Job, state: JobState, reason: str, now_s: float, **changes: Any) -> None:
+    def _end(self, job: Job, state: JobState, reason: str, now_s: float, **changes: Any) -> None:
         self._live -= 1
         self._change(job, now_s, state, state=state, reason=reason, finished_s=now_s, **changes)
         self._answer_waiting(job, Refused(reason=f"job {job.record.spec.id} is {state}"))
@@ -413,7 +366,7 @@ class Master:
 
     # What others must be told, from the record alone ----------------------------------------------
 
-    def _advance(self, job: _Job) -> None:
+    def _advance(self, job: Job) -> None:
         """Order whatever the job's state demands and nobody has confirmed."""
         record = job.record
         id = record.spec.id
@@ -439,11 +392,11 @@ class Master:
                 self._ask(job, "release", subject, ReleaseJob(job=id))
             self._settle(job)
 
-    def _worker(self, job: _Job, verb: str) -> str:
+    def _worker(self, job: Job, verb: str) -> str:
         assert job.record.node is not None
         return subjects.command("worker", self._nodes.service_id(job.record.node), verb)
 
-    def _ask(self, job: _Job, what: str, subject: str, message: Message) -> None:
+    def _ask(self, job: Job, what: str, subject: str, message: Message) -> None:
         if what in job.asked or what in job.told:
             return
         job.asked.add(what)
@@ -452,7 +405,7 @@ class Master:
         lane = f"worker/{job.record.spec.id}" if what in ("start", "stop") else ""
         self._out.append(Request(subject, message, key, lane=lane, budget_s=ASK_BUDGET_S))
 
-    def _settle(self, job: _Job) -> None:
+    def _settle(self, job: Job) -> None:
         """An ended job is settled when all who knew of it have let it go."""
         record = job.record
         needed = {"release"} if record.cluster is not None else set()
@@ -529,46 +482,8 @@ class Master:
         self._out.append(StartTimer("tick", now_s + self._config.tick_s))
         self._out += self._pool.tick(now_s)
         for job in list(self._jobs.values()):
-            if not job.ended:
-                self._check_life(job, now_s)
+            reason = "" if job.ended else dead(job, self._nodes, self._config, self._begun_s, now_s)
+            if reason:
+                self._end(job, "failed", reason, now_s)
             self._advance(job)
         self._start_waiting(now_s)
-
-    def _check_life(self, job: _Job, now_s: float) -> None:
-        """A job of which nothing is heard any more must end too."""
-        record, config = job.record, self._config
-        silent_s = now_s - job.heard_s
-        if job.by_hand:
-            if record.state == "running" and silent_s > config.agent_silent_s:
-                reason = f"no Agent of it was heard for {config.agent_silent_s:g} s"
-                self._end(job, "failed", f"{reason} (agent_silent_s)", now_s)
-            elif record.state == "pending" and silent_s > config.agent_absent_s:
-                reason = f"it was not started within {config.agent_absent_s:g} s"
-                self._end(job, "failed", f"{reason} (agent_absent_s)", now_s)
-        elif record.state == "running" and record.node is not None:
-            seen_s = self._nodes.seen_s(record.node)
-            quiet_s = now_s - max(self._begun_s, record.started_s, seen_s or 0.0)
-            if quiet_s > config.node_silent_s:
-                reason = f"worker node {record.node} was not heard for {config.node_silent_s:g} s"
-                self._end(job, "failed", reason, now_s)
-            elif "start" in job.told and seen_s is not None:
-                self._check_ranks(job, now_s)
-
-    def _check_ranks(self, job: _Job, now_s: float) -> None:
-        """A rank that its node does not run and that has not ended has vanished."""
-        record = job.record
-        assert record.node is not None
-        runs = self._nodes.runs(record.node)
-        for rank in range(record.spec.workers):
-            if str(rank) in record.results or (JobId(record.spec.id), rank) in runs:
-                job.missing_since_s.pop(rank, None)
-                continue
-            since_s = job.missing_since_s.setdefault(rank, now_s)
-            if now_s - since_s > self._config.rank_missing_s:
-                reason = f"rank {rank} vanished from {record.node} and reported no end"
-                self._end(job, "failed", reason, now_s)
-                return
-
-
-def _unknown(job: str) -> str:
-    return f"there is no job {job}; submit it, or register with its spec"

@@ -1,0 +1,104 @@
+"""One job as the master sees it: who may be its rank, and by what it is known to be dead."""
+
+from dataclasses import dataclass, field
+
+from slackwater.schemas.base import JobId, Refused
+from slackwater.schemas.jobs import (
+    TERMINAL_STATES,
+    JobRecord,
+    RegisterJob,
+    TensorSpec,
+    first_difference,
+)
+from slackwater.services.master.config import MasterConfig
+from slackwater.services.master.nodes import Nodes
+
+
+@dataclass(slots=True)
+class Job:
+    """The record, and what is not worth one: it is learned again after a restart."""
+
+    record: JobRecord
+    tensors: tuple[TensorSpec, ...] = ()
+    placed: bool = False
+    waiting: dict[int, int] = field(default_factory=dict)
+    """Token -> rank of registrations that wait for the controller."""
+    asked: set[str] = field(default_factory=set)
+    """place, start, stop, release: requests on their way."""
+    told: set[str] = field(default_factory=set)
+    """... and those that were carried out."""
+    heard_s: float = 0.0
+    missing_since_s: dict[int, float] = field(default_factory=dict)
+
+    @property
+    def id(self) -> JobId:
+        return JobId(self.record.spec.id)
+
+    @property
+    def ended(self) -> bool:
+        return self.record.state in TERMINAL_STATES
+
+    @property
+    def by_hand(self) -> bool:
+        return not self.record.spec.program
+
+
+def unknown(job: str) -> str:
+    return f"there is no job {job}; submit it, or register with its spec"
+
+
+def unfit(job: Job | None, message: RegisterJob) -> Refused | None:
+    """Why this rank cannot be one of the job's."""
+    if job is None:
+        return Refused(reason=unknown(message.job))
+    spec = job.record.spec
+    if job.ended:
+        reason = f"job {spec.id} is {job.record.state}: {job.record.reason or 'it ended'}"
+        return Refused(reason=f"{reason}; submit it under another id")
+    if message.rank >= spec.workers:
+        reason = f"job {spec.id}: rank {message.rank} of {spec.workers} workers"
+        return Refused(reason=f"{reason}; ranks count from 0")
+    if message.spec is not None and message.spec != spec:
+        reason = f"job {spec.id}: rank {message.rank} has another spec than the first rank's"
+        return Refused(reason=f"{reason}; start all ranks with one spec")
+    difference = first_difference(job.tensors, message.tensors) if job.tensors else ""
+    if difference:
+        return Refused(reason=f"job {spec.id}, rank {message.rank}: {difference}")
+    return None
+
+
+def dead(job: Job, nodes: Nodes, config: MasterConfig, begun_s: float, now_s: float) -> str:
+    """Why a job of which nothing is heard any more must end; empty: it lives. `begun_s`: since
+    when this master listens."""
+    record = job.record
+    silent_s = now_s - job.heard_s
+    if job.by_hand:
+        if record.state == "running" and silent_s > config.agent_silent_s:
+            return f"no Agent of it was heard for {config.agent_silent_s:g} s (agent_silent_s)"
+        if record.state == "pending" and silent_s > config.agent_absent_s:
+            return f"it was not started within {config.agent_absent_s:g} s (agent_absent_s)"
+        return ""
+    if record.state != "running" or record.node is None:
+        return ""
+    seen_s = nodes.seen_s(record.node)
+    quiet_s = now_s - max(begun_s, record.started_s, seen_s or 0.0)
+    if quiet_s > config.node_silent_s:
+        return f"worker node {record.node} was not heard for {config.node_silent_s:g} s"
+    if "start" in job.told and seen_s is not None:
+        return _vanished(job, nodes, config.rank_missing_s, now_s)
+    return ""
+
+
+def _vanished(job: Job, nodes: Nodes, missing_s: float, now_s: float) -> str:
+    """A rank that its node does not run and that has not ended has vanished."""
+    record = job.record
+    assert record.node is not None
+    runs = nodes.runs(record.node)
+    for rank in range(record.spec.workers):
+        if str(rank) in record.results or (job.id, rank) in runs:
+            job.missing_since_s.pop(rank, None)
+            continue
+        since_s = job.missing_since_s.setdefault(rank, now_s)
+        if now_s - since_s > missing_s:
+            return f"rank {rank} vanished from {record.node} and reported no end"
+    return ""
