@@ -64,17 +64,13 @@ class Agent:
         self.job = _given(job, environment.get("SLACKWATER_JOB"), "job")
         self.rank = int(_given(rank, environment.get("SLACKWATER_RANK", "0"), "rank"))
         self.workers = int(_given(workers, environment.get("SLACKWATER_WORKERS", "1"), "workers"))
-        url = _given(url, environment.get("SLACKWATER_URL"), "url")
         if not 0 <= self.rank < self.workers:
             raise Rejected(f"rank {self.rank} of {self.workers} workers; ranks count from 0")
-        self._specs, values = read_tensors(tensors)
-        self._dtype = gradient_dtype
-        self._deadline_s = deadline_s
-        self._result_path = (
-            environment.get("SLACKWATER_RESULT")
-            if environment.get("SLACKWATER_JOB") == self.job
-            else None
-        )
+        self._dtype, self._deadline_s = gradient_dtype, deadline_s
+        self._closed = False
+        started_by_us = environment.get("SLACKWATER_JOB") == self.job
+        self._result_path = environment.get("SLACKWATER_RESULT") if started_by_us else None
+        specs, values = read_tensors(tensors)
         self._session = Session(
             JobSpec(
                 id=self.job,
@@ -86,30 +82,29 @@ class Agent:
                 update=update or UpdateRule(),
             ),
             self.rank,
-            self._specs,
+            specs,
             values,
-            url,
+            _given(url, environment.get("SLACKWATER_URL"), "url"),
             submitted=self._result_path is not None,
             transport=transport,
             deadline_s=deadline_s,
         )
-        self._closed = False
         self._session.open()
+        self._begin()
+
+    def _begin(self) -> None:
+        """Iterations go on where the job is. A program that was started again while its buckets
+        differ by one version repeats that iteration: what was counted is not counted again."""
+        plan = self._session.plan
+        assert plan is not None
+        self._rule, self._usual = plan.update.name, Hyper.of(plan.update)
+        self.workers = plan.workers
         self._cells = self._session.cells
         self._places: dict[str, tuple[Cell, int]] = {
             spec.name: (cell, position)
             for cell in self._cells
             for position, spec in enumerate(cell.tensors)
         }
-        plan = self._session.plan
-        assert plan is not None
-        self._rule, self._usual = plan.update.name, Hyper.of(plan.update)
-        self.workers = plan.workers
-        self._begin()
-
-    def _begin(self) -> None:
-        """Iterations go on where the job is. A program that was started again while its buckets
-        differ by one version repeats that iteration: what was counted is not counted again."""
         self._iteration = min(cell.iteration for cell in self._cells)
         newest = max(cell.iteration for cell in self._cells)
         self._retried = newest if newest > self._iteration else None

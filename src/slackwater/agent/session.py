@@ -68,8 +68,7 @@ from slackwater.schemas.jobs import JobSpec, TensorSpec
 from slackwater.schemas.placement import Endpoint, JobPlan, Located
 
 _log = logging.getLogger("slackwater.agent")
-_TRANSFERS: Final = 4
-"""Pushes and pulls in flight at once where bytes must be sent."""
+_TRANSFERS: Final = 4  # Pushes and pulls in flight at once, where bytes must be sent.
 _OBSERVED_S: Final = 1.0
 _QUIET_S: Final = 10.0
 """Say at least this often that this rank is there, iterations or not."""
@@ -169,8 +168,7 @@ class Session:
     def _call(self, function: Callable[[], None]) -> None:
         try:
             self._loop.call_soon_threadsafe(function)
-        except RuntimeError:
-            # The loop is closed: its thread failed, and every wait says why.
+        except RuntimeError:  # The loop is closed: its thread failed, and every wait says why.
             assert self.failure is not None
 
     def _who(self) -> str:
@@ -182,16 +180,14 @@ class Session:
         return f"version {cell.iteration} of bucket {cell.index} ({cell.names}; {where}{errors})"
 
     def _missing_at_start(self) -> str:
+        within = f"within {self._deadline_s:g} s"
         cluster = self._control.cluster if self._control is not None else None
         if cluster is None:
-            return f"the master at {self._url} did not register it within {self._deadline_s:g} s"
+            return f"the master at {self._url} did not register it {within}"
         late = next((cell for cell in self.cells if cell.version < 0), None)
         if late is None:
-            return (
-                f"cluster {cluster} did not place it within {self._deadline_s:g} s: "
-                f"{self._not_located}"
-            )
-        return f"{self._describe(late)} did not come within {self._deadline_s:g} s"
+            return f"cluster {cluster} did not place it {within}: {self._not_located}"
+        return f"{self._describe(late)} did not come {within}"
 
     # The thread -----------------------------------------------------------------------------------
 
@@ -316,10 +312,8 @@ class Session:
             return  # Lost a moment ago: whoever attaches there again says it again.
         try:
             channel.send(frame)
-        except Unavailable as error:
-            # A frame that was not taken would be missed for ever: begin anew with this peer.
-            self._errors[aggregator] = str(error)
-            self._spawn(channel.close())
+        except Unavailable as error:  # A frame that was not taken would be missed for ever.
+            self._spawn(self._drop(aggregator, channel, error))
 
     def _have(self, cell: Cell, slots: Attached, version: int) -> None:
         """The parameters of `version` can be read from `slots`."""
@@ -503,6 +497,6 @@ class Session:
             await self._drop(seed.aggregator, channel, error)
 
     async def _drop(self, aggregator: AggregatorId, channel: Channel, error: Exception) -> None:
-        """Begin anew with this peer: its receiving task ends, and with it all attachments."""
+        """Begin anew with this peer: all attachments end, and are made again."""
         self._errors[aggregator] = str(error)
         await channel.close()

@@ -156,6 +156,10 @@ class StandIn:
         for region, slots in self.regions:
             slots.release()
             region.close()
+        rest = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in rest:
+            task.cancel()
+        await asyncio.gather(*rest, return_exceptions=True)
 
     # Master and controller ------------------------------------------------------------------------
 

@@ -28,7 +28,9 @@ ADAM = UpdateRule(name="adam", learning_rate=0.01)
 
 @pytest.fixture
 async def cluster_url() -> AsyncIterator[str]:
-    async with EmbeddedCluster(ClusterOptions(controllers=1, aggregators=3)) as cluster:
+    listening = {"tcp_address": "127.0.0.1:0", "cluster_token": "of-this-test"}
+    options = ClusterOptions(controllers=1, aggregators=3, aggregator=listening)
+    async with EmbeddedCluster(options) as cluster:
         yield cluster.url
 
 
@@ -36,10 +38,10 @@ def gradient(rank: int, iteration: int, size: int) -> np.ndarray:
     return np.random.default_rng([rank, iteration, size]).normal(size=size).astype(np.float32)
 
 
-def train(url: str, job: str, rank: int, iterations: int) -> dict[str, Any]:
+def train(url: str, transport: str, rank: int, iterations: int) -> dict[str, Any]:
     initial = {"large": np.ones(SIZE, np.float32), "small": np.ones(10, np.float32)}
-    options: dict[str, Any] = {"servers": 2, "update": ADAM, "deadline_s": 60.0}
-    with Agent(url=url, job=job, rank=rank, workers=2, tensors=initial, **options) as agent:
+    options: dict[str, Any] = {"job": "by-hand", "workers": 2, "servers": 2, "update": ADAM}
+    with Agent(url=url, rank=rank, tensors=initial, transport=transport, **options) as agent:
         for iteration in range(1, iterations + 1):
             made = {n: gradient(rank, iteration, v.size) for n, v in initial.items()}
             if iteration == 3 and rank == 1:
@@ -64,13 +66,16 @@ async def finished(url: str, job: str) -> JobRecord:
     raise AssertionError(f"{job} did not end: {record}")
 
 
-async def test_a_job_started_by_hand_trains_as_one_process_would(cluster_url: str) -> None:
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+async def test_a_job_started_by_hand_trains_as_one_process_would(
+    cluster_url: str, transport: str
+) -> None:
     """Two ranks, Adam, a refused gradient in between: bit for bit the replay, and the master knows
     that both ranks are done."""
     loop = asyncio.get_running_loop()
     with ThreadPoolExecutor(2) as pool:
         ranks = [
-            loop.run_in_executor(pool, train, cluster_url, "by-hand", rank, 8) for rank in range(2)
+            loop.run_in_executor(pool, train, cluster_url, transport, rank, 8) for rank in range(2)
         ]
         results = await asyncio.gather(*ranks)
     for name, size in (("large", SIZE), ("small", 10)):
