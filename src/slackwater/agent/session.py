@@ -223,8 +223,7 @@ class Session:
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
-            for channel in list(self._channels.values()):
-                await channel.close()
+            await asyncio.gather(*(channel.close() for channel in self._channels.values()))
 
     def _fail(self, error: SlackwaterError) -> None:
         if self.failure is None:
@@ -368,8 +367,8 @@ class Session:
 
     async def _connect(self, endpoint: Endpoint, at_s: float) -> None:
         clock, aggregator = self._clock, endpoint.aggregator
-        await clock.sleep_until(at_s)
         assert self.plan is not None
+        await clock.sleep_until(at_s)
         hello = Hello(
             role="agent",
             job=self.job,
@@ -486,8 +485,7 @@ class Session:
     async def _seed(self, seed: WriteSeed) -> None:
         """Fill a bare region with the newest parameters that this worker has."""
         cell, channel = self.cells[seed.bucket], self._channels.get(seed.aggregator)
-        slots = cell.slots
-        if channel is None or slots is None:
+        if channel is None or (slots := cell.slots) is None:
             return
         try:
             async with self._transfers:
