@@ -715,7 +715,7 @@ def test_lost_memory_begins_anew_and_every_job_ends(seed: int) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_harsher_storm_with_reverts_breaks_nothing_either() -> None:
-    reverts = sum(run_simulated(_storm(seed, memory_lost=0.2, harsh=True)) for seed in range(12))
+    reverts = sum(run_simulated(_storm(seed, memory_lost=0.2, harsh=True)) for seed in range(8))
     assert reverts > 0
 
 
