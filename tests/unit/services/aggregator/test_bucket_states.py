@@ -1,0 +1,212 @@
+"""The state machine of one bucket."""
+
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from slackwater.schemas.base import AggregatorId, JobId
+from slackwater.schemas.jobs import UpdateRule
+from slackwater.schemas.placement import BucketLayout, Endpoint, JobPlan
+from slackwater.services.aggregator.bucket import Bucket, Move, Verdict
+
+PLAN = JobPlan(
+    job=JobId("j1"),
+    workers=3,
+    gradient_dtype="float32",
+    update=UpdateRule(),
+    layout_epoch=0,
+    token="",
+)
+LAYOUT = BucketLayout(index=4, first=0, count=1, elements=10)
+MOVE = Move("m1", 8, Endpoint(aggregator=AggregatorId("a2"), addresses=()))
+
+
+def bucket(**options: Any) -> Bucket:
+    return Bucket(PLAN, LAYOUT, 1, 4096, 7, **options)
+
+
+def ready(version: int = 5) -> Bucket:
+    return bucket(version=version, initialized=True)
+
+
+def test_the_newest_version_of_the_lowest_rank_seeds_once_all_have_offered() -> None:
+    bare = bucket()
+    for rank in range(3):
+        bare.attach(rank, rank + 10)
+    assert bare.offered(0, 3) is None
+    assert bare.offered(2, 9) is None
+    assert bare.offered(1, 9) == 1
+    assert bare.phase == "seeding"
+    assert not bare.seeded(2, 9), "it was not asked"
+    assert not bare.seeded(1, 8), "it offered another version"
+    assert bare.seeded(1, 9)
+    assert (bare.phase, bare.version) == ("ready", 9)
+    assert not bare.seeded(1, 9)
+
+
+def test_at_the_start_rank_0_seeds() -> None:
+    bare = bucket()
+    assert [bare.offered(rank, 0) for rank in (2, 1, 0)] == [None, None, 0]
+
+
+def test_another_worker_is_asked_when_the_seeder_is_gone() -> None:
+    bare = bucket()
+    for rank in range(3):
+        bare.attach(rank, rank + 10)
+        bare.offered(rank, 2)
+    bare.detach(0, 99)
+    assert bare.phase == "seeding", "that was an older channel of its"
+    bare.detach(0, 10)
+    assert bare.phase == "empty"
+    bare.attach(0, 50)
+    assert bare.offered(0, 1) == 1, "the others' offers still stand"
+
+
+def test_the_last_push_folds_and_says_so_once() -> None:
+    it = ready()
+    assert it.rang(0, 6, [6, 5, 5]) is Verdict.WAIT
+    assert it.rang(0, 6, [6, 5, 5]) is Verdict.WAIT, "a retry is not counted"
+    assert it.rang(2, 6, [6, 5, 6]) is Verdict.WAIT
+    assert it.rang(1, 6, [6, 6, 6]) is Verdict.FOLD
+    it.fold_begun()
+    assert it.rang(2, 6, [6, 6, 6]) is Verdict.WAIT
+    it.fold_ended(6)
+    assert it.rang(0, 6, [6, 6, 6]) is Verdict.DONE
+    assert it.rang(1, 4, [6, 6, 6]) is Verdict.DONE
+
+
+def test_doorbells_that_cannot_be_are_told_apart() -> None:
+    it = ready()
+    assert it.rang(0, 7, [7, 5, 5]) is Verdict.AHEAD
+    assert it.rang(0, 6, [5, 5, 5]) is Verdict.UNFOUNDED
+    assert bucket().rang(0, 1, [1, 0, 0]) is Verdict.UNFOUNDED
+
+
+def test_a_refused_fold_waits_for_the_guilty_alone() -> None:
+    it = ready()
+    it.rang(0, 6, [6, 6, 6])
+    it.fold_begun()
+    it.fold_ended(5)
+    assert it.rang(1, 6, [6, 5, 6]) is Verdict.UNFOUNDED
+    assert it.rang(1, 6, [6, 6, 6]) is Verdict.FOLD
+
+
+def test_it_leaves_after_a_committed_version_or_when_idle() -> None:
+    it = ready()
+    it.move = MOVE
+    assert it.may_freeze([5, 5, 5])
+    assert not it.may_freeze([5, 6, 5]), "a push waits for its update"
+    it.rang(0, 6, [6, 6, 6])
+    it.fold_begun()
+    assert not it.may_freeze([6, 6, 6])
+    it.fold_ended(6)
+    assert it.may_freeze([6, 6, 6])
+    it.freeze()
+    assert (it.phase, it.location_epoch, it.initialized) == ("moving", 8, True)
+    assert it.rang(0, 7, [7, 6, 6]) is Verdict.AWAY
+    assert not it.complete([7, 7, 7]), "nobody folds what is being copied"
+
+
+def test_a_cancelled_move_leaves_it_as_it_was_at_a_higher_epoch() -> None:
+    for it, phase in ((ready(), "ready"), (bucket(), "empty")):
+        it.move = MOVE
+        it.freeze()
+        it.thaw(9)
+        assert (it.phase, it.move, it.location_epoch) == (phase, None, 9)
+    assert not bucket().initialized
+
+
+def test_a_bare_bucket_may_leave_but_not_while_it_is_seeded() -> None:
+    bare = bucket()
+    assert bare.may_freeze([0, 0, 0])
+    for rank in range(3):
+        bare.offered(rank, 0)
+    assert not bare.may_freeze([0, 0, 0])
+
+
+def test_worker_done_is_said_once_when_all_have_pushed_at_the_new_place() -> None:
+    it = bucket(version=5, initialized=True, arrived=True)
+    it.rang(0, 5, [5, 5, 5])
+    it.rang(0, 6, [6, 5, 5])
+    it.rang(2, 6, [6, 5, 6])
+    assert not it.all_heard(), "a late doorbell of version 5 is no push"
+    it.rang(1, 6, [6, 6, 6])
+    assert it.all_heard()
+    assert not it.all_heard()
+    assert not ready().all_heard()
+
+
+def test_a_second_channel_of_a_rank_replaces_the_first() -> None:
+    it = ready()
+    assert it.attach(1, 10) is None
+    assert it.attach(1, 11) == 10
+    it.detach(1, 10)
+    assert it.attached == {1: 11}
+
+
+class Synchronous(RuleBasedStateMachine):
+    """Workers that push, repeat and lose doorbells in any order, and an aggregator that folds when
+    it is told to: each version is folded once, from pushes of exactly its iteration."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bucket = bucket(version=0, initialized=True)
+        self.pushed = [0, 0, 0]
+        self.folds = 0
+        self.folding = False
+
+    @rule(rank=st.integers(0, 2))
+    def push(self, rank: int) -> None:
+        """A worker goes on only after its last push's version."""
+        if self.pushed[rank] == self.bucket.version:
+            self.pushed[rank] += 1
+
+    @rule(rank=st.integers(0, 2), behind=st.integers(-1, 3))
+    def ring(self, rank: int, behind: int) -> None:
+        iteration = self.pushed[rank] - behind
+        verdict = self.bucket.rang(rank, iteration, self.pushed)
+        if iteration <= self.bucket.version:
+            assert verdict is Verdict.DONE
+        if verdict is Verdict.FOLD:
+            assert not self.folding
+            assert self.pushed == [self.bucket.version + 1] * 3
+            self.bucket.fold_begun()
+            self.folding = True
+
+    @precondition(lambda self: self.folding)
+    @rule(clean=st.booleans(), guilty=st.integers(0, 2))
+    def fold(self, clean: bool, guilty: int) -> None:
+        self.folding = False
+        if clean:
+            self.folds += 1
+            self.bucket.fold_ended(self.bucket.version + 1)
+        else:
+            self.pushed[guilty] = self.bucket.version
+            self.bucket.fold_ended(self.bucket.version)
+
+    @precondition(lambda self: not self.folding)
+    @rule(initialized=st.just(True))
+    def restart(self, initialized: bool) -> None:
+        """The aggregator is killed and finds its words again."""
+        version = self.bucket.version
+        self.bucket = bucket(version=version, initialized=initialized, arrived=True)
+        if self.bucket.complete(self.pushed):
+            self.bucket.fold_begun()
+            self.folding = True
+
+    @invariant()
+    def every_fold_is_a_version(self) -> None:
+        assert self.folds == self.bucket.version
+        assert all(word in (self.folds, self.folds + 1) for word in self.pushed)
+
+
+TestSynchronous = Synchronous.TestCase
+TestSynchronous.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def test_freezing_needs_an_order() -> None:
+    with pytest.raises(AssertionError):
+        ready().freeze()
