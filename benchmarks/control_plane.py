@@ -5,7 +5,7 @@ Both peers use the same nats-server (`sync_interval: always`), the same client l
 processes of their own; 64 requests are in flight. Goals: 0.7 of the bare responder's rate and its
 median latency at most 1 / 0.7; 0.8 of the bare puts.
 
-    python benchmarks/control_plane.py [--seconds 2] [--rounds 5]
+    python benchmarks/control_plane.py [--seconds 1] [--rounds 5]
 """
 
 import argparse
@@ -26,7 +26,8 @@ from slackwater.common import codec
 from slackwater.common.client import connect
 from slackwater.common.natsserver import NatsServer
 from slackwater.schemas import subjects
-from slackwater.schemas.jobs import JobRecord, JobSpec, ListJobs, SubmitJob
+from slackwater.schemas.jobs import JobRecord, JobSpec, SubmitJob
+from slackwater.schemas.service import GetHealth
 
 IN_FLIGHT = 64
 BARE = "bench.bare"
@@ -66,8 +67,8 @@ async def compare(url: str, seconds: float, rounds: int) -> list[Figure]:
     nc = await nats.connect(url)
     js = nc.jetstream()
     kv = await js.create_key_value(bucket="bench")
-    payload = codec.encode(ListJobs(state="failed"))
-    lister = subjects.command("master", subjects.MASTER, "list")
+    payload = codec.encode(GetHealth())
+    health = subjects.command("master", subjects.MASTER, "health")
     spec = JobSpec(id="x", program=("python", "-c", "pass"), model="vgg19")
     record = codec.encode_record(JobRecord(spec=spec), epoch=1)
     stamp = time.monotonic_ns()
@@ -75,7 +76,7 @@ async def compare(url: str, seconds: float, rounds: int) -> list[Figure]:
     async with connect(url, "bench") as client:
 
         async def endpoint(_: int) -> None:
-            await nc.request(lister, payload, timeout=30)
+            await nc.request(health, payload, timeout=30)
 
         async def bare(_: int) -> None:
             await nc.request(BARE, payload, timeout=30)
@@ -113,14 +114,14 @@ async def compare(url: str, seconds: float, rounds: int) -> list[Figure]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=2.0)
+    parser.add_argument("--seconds", type=float, default=1.0)
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="slackwater-bench-") as folder:
         server = NatsServer(Path(folder) / "nats")
         server.start()
         config = Path(folder) / "master.toml"
-        config.write_text(f'id = "main"\nurl = "{server.url}"\njobs_max = 1000000\n')
+        config.write_text(f'id = "main"\nurl = "{server.url}"\n')
         master = subprocess.Popen(
             [sys.executable, "-m", "slackwater.services.master", "--config", str(config)]
         )

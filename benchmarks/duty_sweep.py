@@ -2,9 +2,9 @@
 server busy: shared by the paper's scheme, and all three on one aggregator (the control).
 
 Live: real services, real bytes, the bytes scale chosen for each duty by this machine's folding
-speed. Loss is against the same job standalone (own servers) in the same cluster. Where the three together
-ask for about a whole server or more, one aggregator must cost them over 10 %: else aggregators are
-not short of CPU here and no saving means anything.
+speed. Loss is against the same job standalone (own servers) in the same cluster. Where the three
+together ask for about a whole server or more, one aggregator must cost them over 10 %: else
+aggregators are not short of CPU here and no saving means anything.
 
     python benchmarks/duty_sweep.py [--duties .1 .2 .3 .4 .5] [--time-scale .5]
 """

@@ -131,8 +131,9 @@ def service_stages(
 ) -> list[list[tuple[str, str, dict[str, Any]]]]:
     """(service, id, configuration) in the order of start; within a stage, all at once."""
     controller = {"policy": options.policy} if options.policy else {}
+    per_cluster = -(-options.aggregators // options.controllers)  # The pool is split (3.3.3).
     first = [
-        ("master", "m1", dict(options.master)),
+        ("master", "m1", {"aggregators_max": per_cluster, **options.master}),
         ("profiler", "p1", dict(options.profiler)),
         *(
             ("controller", f"c{n}", {**controller, **options.controller})

@@ -224,21 +224,26 @@ def percent(value: float | None) -> str:
     return "-" if value is None else f"{100 * value:.1f} %"
 
 
+def scaled(value: float | None, by: float, digits: int = 1) -> str:
+    return "-" if value is None else f"{value * by:.{digits}f}"
+
+
 def tables(summary: Summary, figures: list[JobFigures]) -> list[Table]:
     """What a person reads at the end."""
-    jobs = Table(title="Jobs", title_justify="left")
-    for column in ("job", "state", "iterations", "standalone", "shared", "loss", "whole life",
-                   "vs static", "duty (target)", "moves", "reverts"):  # fmt: skip
-        jobs.add_column(column, justify="left" if column in ("job", "state") else "right")
+    jobs = Table(title="Jobs (milliseconds an iteration, loss of speed in %)", title_justify="left")
+    for column in ("job", "state", "iter.", "alone", "shared", "loss", "life", "static",
+                   "duty (target)", "moved", "undone"):  # fmt: skip
+        jobs.add_column(
+            column, justify="left" if column in ("job", "state") else "right", no_wrap=True
+        )
     for row in figures:
         target = DUTY_TARGET.get(row.model)
         jobs.add_row(
             row.job, row.state, str(row.iterations),
-            "-" if row.standalone_s is None else f"{row.standalone_s * 1e3:.1f} ms",
-            "-" if row.shared_s is None else f"{row.shared_s * 1e3:.1f} ms",
-            percent(row.loss), percent(row.loss_whole_life), percent(row.loss_against_static),
-            ("-" if row.duty is None else f"{row.duty:.2f}")
-            + (f" ({target[0]:.2f}-{target[1]:.2f})" if target else ""),
+            scaled(row.standalone_s, 1e3), scaled(row.shared_s, 1e3),
+            scaled(row.loss, 1e2), scaled(row.loss_whole_life, 1e2),
+            scaled(row.loss_against_static, 1e2),
+            scaled(row.duty, 1.0, 2) + (f" ({target[0]:.2f}-{target[1]:.2f})" if target else ""),
             str(row.migrations), str(row.reverts),
         )  # fmt: skip
     total = Table(title="Summary", title_justify="left", show_header=False)

@@ -32,7 +32,7 @@ TRY_LATER: Final = 75
 CONFIG_ERROR: Final = 78
 INTERRUPTED: Final = 130
 
-out = Console()
+out = Console(width=None if sys.stdout.isatty() else 120)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
