@@ -179,6 +179,15 @@ TRACE_COUNT_MAX: Final = 2**53
 TRACE_TEXT_MAX: Final = 256
 TRACE_TEXT_LONG_MAX: Final = 4096
 
+# Scheduling and simulation
+REPLACEMENT_WALKS_MAX: Final = 4
+"""How often a decision is repeated without the jobs for which no placement was found."""
+PLACEMENT_HISTORY_MAX: Final = 1000
+"""Observations of spread jobs that the consolidation threshold is learned from."""
+AUDIT_FINDINGS_MAX: Final = 100
+SERIES_BINS: Final = 400
+"""Points of a time series in a simulation's report."""
+
 # Performance models
 MODEL_WORKERS_MAX: Final = 100_000
 """Workers of one job in the queueing model (one step of the recursion each)."""

@@ -17,11 +17,11 @@ from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+from slackwater.common import limits
 from slackwater.loadgen.simulator.eventlog import EventLog, LoggedJob
 from slackwater.loadgen.traces.record import TraceJob
 
 _SLACK = 1e-6
-FINDINGS_MAX = 100
 
 
 class Held(NamedTuple):
@@ -42,7 +42,7 @@ class Held(NamedTuple):
 
 
 def audit(log: EventLog, trace: Iterable[TraceJob] | None = None) -> list[str]:
-    """What is wrong, one sentence each (at most FINDINGS_MAX); nothing if all is well."""
+    """What is wrong, one sentence each (a bounded number); nothing if all is well."""
     findings: list[str] = []
     held = _segments(log, findings)
     for number, job in enumerate(log.slackwater.jobs):
@@ -50,7 +50,7 @@ def audit(log: EventLog, trace: Iterable[TraceJob] | None = None) -> list[str]:
     findings += _check_capacity(log, held)
     if trace is not None:
         findings += _check_against(log, trace)
-    return findings[:FINDINGS_MAX]
+    return findings[: limits.AUDIT_FINDINGS_MAX]
 
 
 def _segments(log: EventLog, findings: list[str]) -> dict[int, list[Held]]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from slackwater.loadgen.simulator.engine import Result, Segment
+from slackwater.loadgen.simulator.outcome import Result, Segment
 
 SCHEMA = 1
 _MICRO = 1_000_000

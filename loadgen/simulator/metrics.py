@@ -15,7 +15,7 @@ from itertools import accumulate
 
 import msgspec
 
-from slackwater.loadgen.simulator.engine import Outcome, Result
+from slackwater.loadgen.simulator.outcome import Outcome, Result
 from slackwater.loadgen.simulator.series import held_spans
 
 FAIRNESS_DEFINITION = (

@@ -15,11 +15,11 @@ import msgspec
 from slackwater.common.errors import ConfigRejected
 from slackwater.loadgen.generate import generate
 from slackwater.loadgen.simulator.cluster import Cluster, parse_nodes
-from slackwater.loadgen.simulator.engine import Costs, Scaling, Settings
 from slackwater.loadgen.simulator.failures import Failures
 from slackwater.loadgen.simulator.interference import Slowdowns
 from slackwater.loadgen.simulator.jobmodels.base import JobModel
 from slackwater.loadgen.simulator.jobmodels.registry import make_model
+from slackwater.loadgen.simulator.outcome import Costs, Scaling, Settings
 from slackwater.loadgen.simulator.speeds import Speeds, gavel_speeds, read_speeds
 from slackwater.loadgen.simulator.workload import SimJob, refuse_unfit, workload
 from slackwater.loadgen.traces import Trace, read, seconds_after_origin, select

@@ -6,10 +6,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from slackwater.loadgen.simulator.engine import Result, Segment
-
-BINS = 400
-"""Points of a time series in the report."""
+from slackwater.common import limits
+from slackwater.loadgen.simulator.outcome import Result, Segment
 
 Span = tuple[float, float, int]
 """(from, until, GPUs)"""
@@ -51,7 +49,7 @@ class Series(msgspec.Struct):
     active_jobs: list[float]
 
 
-def series(result: Result, bins: int = BINS) -> Series:
+def series(result: Result, bins: int = limits.SERIES_BINS) -> Series:
     first_s = min((o.job.submit_s for o in result.outcomes), default=0.0)
     edges = np.linspace(first_s, max(result.end_s, first_s + 1), bins + 1)
     width = edges[1] - edges[0]

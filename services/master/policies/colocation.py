@@ -65,7 +65,7 @@ class Colocated:
         protected, protected_end_s = self._protected(view)
         order.sort(key=lambda job: job.id not in protected)
         groups, left = self._leaders(order, view)
-        waiting = self._join(groups, left)
+        waiting = self._join(groups, left, view)
         next_label = self._label(groups, sharing.next_label)
         allocations, labels = self._changes(groups, waiting, view)
         next_s = inf
@@ -97,11 +97,13 @@ class Colocated:
                 left.append(job)
         return groups, left
 
-    def _join(self, groups: list[Group], left: Iterable[JobView]) -> list[JobView]:
-        """Put each into the group that gains most; answers who is left out."""
+    def _join(self, groups: list[Group], left: Iterable[JobView], view: View) -> list[JobView]:
+        """Put each into the group that gains most; answers who is left out. Where moving costs a
+        restart, a job's present group has `stay` in hand."""
         by_size: dict[int, list[Group]] = {}
         for group in groups:
             by_size.setdefault(group.gpus, []).append(group)
+        stay = self.stay if view.rules.restart_s > 0 else 0.0
         out = []
         for job in left:
             best, best_gain = None, self.gain
@@ -110,8 +112,8 @@ class Colocated:
                     continue
                 profiles = group.profiles()
                 gain = efficiency([*profiles, job.profile]) - efficiency(profiles)
-                if job.group and any(member.group == job.group for member in group.members):
-                    gain += self.stay
+                if stay and any(job.group and m.group == job.group for m in group.members):
+                    gain += stay
                 if gain > best_gain:
                     best, best_gain = group, gain
             if best is None:

@@ -27,6 +27,7 @@ from collections.abc import Iterable
 from math import ceil, inf
 from typing import Any
 
+from slackwater.common import limits
 from slackwater.common.errors import ConfigRejected
 from slackwater.schemas.base import JobId
 from slackwater.services.master.policies.gittins import Distribution
@@ -44,8 +45,6 @@ DEFAULT_LIMITS = "3600,57600"
 
 _ROUNDING_GPU_S = 1e-6
 """Where instants are not whole seconds, a demotion instant may fall this short of its limit."""
-
-_OBSERVATIONS_MAX = 1000
 
 
 class Notes:
@@ -184,7 +183,7 @@ class Tiresias(QueuePolicy):
                 kind = view.cluster.nodes[job.allocation[0][0]].gpu_type
                 fresh.append(Observation(job.skew, job.speed / job.speeds.get(kind, 1.0)))
         if fresh:
-            notes.observations = (notes.observations + fresh)[-_OBSERVATIONS_MAX:]
+            notes.observations = (notes.observations + fresh)[-limits.PLACEMENT_HISTORY_MAX :]
             notes.pack_limit = learn_pack_limit(notes.observations, notes.pack_limit)
 
 
