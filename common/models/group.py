@@ -29,6 +29,8 @@ from slackwater.common.models.queueing_stations import DOWNLINK, STATIONS, UPLIN
 
 CPU_WEIGHT: Final = 0.7
 NETWORK_WEIGHT: Final = 0.3
+NAIVE: Final = "naive-"
+"""Labels of groups in which nobody orders the subtasks start so."""
 
 
 class Subtasks(msgspec.Struct, frozen=True):

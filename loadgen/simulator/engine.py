@@ -359,7 +359,7 @@ class Engine:
         if active.group:
             others = self._members[active.group]
             peers = tuple(self._active[n].run for n in others if n != active.job.number)
-        return Conditions(delay_s, slowdown, gpu_speed, peers)
+        return Conditions(delay_s, slowdown, gpu_speed, peers, active.group)
 
     def _resume(self, active: Active) -> None:
         active.run.resume(self._now_s, active.allocation, self._conditions(active))

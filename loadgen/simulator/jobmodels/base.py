@@ -15,12 +15,12 @@ returns that instant from `next_s`, is advanced there, and is asked again.
 """
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
 from slackwater.loadgen.simulator.workload import SimJob
-from slackwater.services.master.policies.view import Allocation, ClusterView
+from slackwater.services.master.policies.view import Allocation, ClusterView, Policy
 
 
 class Conditions(msgspec.Struct, frozen=True):
@@ -35,6 +35,8 @@ class Conditions(msgspec.Struct, frozen=True):
     """Speed of the GPU type relative to the reference."""
     peers: Sequence["JobRun"] = ()
     """The other jobs on the very same GPUs, in order of their numbers."""
+    group: str = ""
+    """The label under which they share, as the policy chose it."""
 
 
 class JobRun(Protocol):
@@ -90,3 +92,10 @@ class JobModel(Protocol):
     """True: instants are whole seconds, so that GPU-seconds add up exactly."""
 
     def run(self, job: SimJob, cluster: ClusterView) -> JobRun: ...
+
+
+@runtime_checkable
+class FitsPolicy(Protocol):
+    """A job model whose jobs do what the policy can make use of: be resized, tune their batch."""
+
+    def adapt(self, jobs: Sequence[SimJob], policy: Policy) -> list[SimJob]: ...

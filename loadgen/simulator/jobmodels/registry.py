@@ -12,7 +12,9 @@ from slackwater.services.master.policies.registry import parse_options
 BUILT_IN: Final = {
     "fixed": "fixed.FixedModel",
     "interleaved": "interleaved.InterleavedModel",
+    "profiles": "profiles.ProfilesModel",
     "queueing": "queueing.QueueingModel",
+    "subtasks": "subtasks.SubtasksModel",
 }
 """Name -> module.class of this package, imported when the model is first asked for."""
 

@@ -334,7 +334,7 @@ def resize(
     for job in running.values():
         size = sizes.get(job.id, 0)
         if size < job.held_gpus:
-            left = _shrunk(job.allocation, size)
+            left = shrunk(job.allocation, size)
             placer.give_back(job.allocation)
             placer.take(left)
             changes[job.id] = left
@@ -351,7 +351,7 @@ def resize(
     return changes
 
 
-def _shrunk(allocation: Allocation, size: int) -> Allocation:
+def shrunk(allocation: Allocation, size: int) -> Allocation:
     if not size:
         return NOTHING
     left = []

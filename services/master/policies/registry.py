@@ -38,6 +38,9 @@ BUILT_IN: Final = {
     "waterfill": "elastic_baselines",
     "equal-share": "elastic_baselines",
     "jsq-chunk": "jsq_chunk",
+    "harmony": "harmony",
+    "isolated": "harmony_baselines",
+    "naive-colocation": "harmony_baselines",
 }
 """Name -> module of this package, imported when the policy is first asked for."""
 
