@@ -159,12 +159,7 @@ def recycle(state: State, now_s: float) -> None:
     """One aggregator at a time, while nothing else changes; the next when it is empty."""
     if not state.recycle_due:
         return
-    jobs = [job for job in state.living() if state.adapts(job) and not job.record.temporary]
-    busy = any(
-        job.wish is not None or job.moving or job.record.phase in ("hosting", "released")
-        for job in jobs
-    )
-    if busy or any(job.record.phase == "released" for job in state.jobs.values()):
+    if any(_changing(job) for job in state.jobs.values()):
         return
     state.recycle_due = False
     slots = free_slots(state)
@@ -180,6 +175,15 @@ def recycle(state: State, now_s: float) -> None:
     state.recycle_due = True  # Another may follow.
     for job, homes in plans:
         moving.begin(state, job, homes, "recycled", now_s)
+
+
+def _changing(job: Job) -> bool:
+    """Whether its part in the load of shared aggregators is about to change."""
+    if job.moving or job.record.phase == "released":
+        return True
+    if job.wish is not None:
+        return job.wish.cause != "start"
+    return job.record.phase == "hosting" and not job.record.temporary
 
 
 def _empty_out(

@@ -122,8 +122,11 @@ class AggregatorModel:
     def _migrate(self, message: MigrateInit) -> None:
         for bucket, epoch in zip(message.buckets, message.epochs, strict=True):
             region = self.regions.get((JobId(message.job), bucket))
-            if region is not None and region.location_epoch < epoch:
-                region.move = message
+            if region is None or region.location_epoch >= epoch:
+                continue
+            standing = region.move
+            if standing is None or standing.epochs[standing.buckets.index(bucket)] != epoch:
+                region.move = message  # Else it is repeated, perhaps by the next controller.
 
     def _drop(self, message: DropJob) -> None:
         epochs = dict(zip(message.buckets or (), message.up_to_epochs or (), strict=False))
@@ -332,6 +335,9 @@ class Plane:
             except Retryable:
                 await asyncio.sleep(0.2)  # As the supervisor does.
                 world = self.sim.client(name)
+            except Exception as error:  # Noted: a core's broken invariant is the test's failure.
+                self.failures.append(error)
+                raise
 
     async def kill(self, name: str) -> None:
         """kill -9: nothing more of it arrives anywhere; what it had stored stays."""

@@ -453,6 +453,22 @@ def test_at_a_job_s_exit_the_least_loaded_aggregator_is_recycled_until_it_fails(
     assert set(harness.pool.records) == {"a0"}
 
 
+def test_nothing_is_recycled_while_a_job_is_on_its_way_from_its_temporary_aggregators() -> None:
+    harness = Harness(Pool(12))
+    harness.place("a", [0.05, 0.02])
+    harness.place("big", [0.09, 0.09])
+    assert harness.ask(placed("b", 2)) == Ok()
+    harness.profile("b", [0.01, 0.005])
+    assert harness.stored["b"].phase == "moving"
+    harness.ask(ReleaseJob(job="big"))
+    harness.pass_time(3)
+    assert harness.stored["a"].phase == "steady"
+    assert harness.stored["b"].migration == "b-m1"
+    harness.migrated("b")
+    harness.pass_time(3)
+    assert harness.stored["a"].cause == "recycled" or harness.stored["b"].cause == "recycled"
+
+
 # Restarts and losses ----------------------------------------------------------------------------
 
 
