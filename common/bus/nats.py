@@ -200,6 +200,9 @@ class NatsBus:
         if not self.connected:
             raise self._disconnected("flush")
         try:
+            # The library's flush writes its PING past the commands that still wait in its buffer:
+            # without this the PONG proves nothing, and a service that says it is ready is not.
+            await self.client._flush_pending(force_flush=True)
             await self.client.flush(timeout=round(limits.REQUEST_TIMEOUT_S))
         except nats.errors.Error as error:
             raise self._mapped(error, "flush", limits.REQUEST_TIMEOUT_S) from error
@@ -221,6 +224,7 @@ class NatsBus:
             await mailbox.drain(max(0.0, deadline_s - self._clock.now_s()))
         if self.connected:
             try:
+                await self.client._flush_pending(force_flush=True)
                 await self.client.flush(timeout=1)
             except nats.errors.Error:
                 self.counters.errors += 1

@@ -61,7 +61,11 @@ class Lab:
 
     async def ask(self, verb: str, message: Message, id: str = "t1", timeout_s: float = 2.0) -> Any:
         subject = subjects.command("toy", id, verb)
-        raw = await self.bus.request(subject, codec.encode(message), timeout_s=timeout_s)
+        try:
+            raw = await self.bus.request(subject, codec.encode(message), timeout_s=timeout_s)
+        except Retryable as error:
+            error.add_note(str(self.supervisor.status()))
+            raise
         return codec.decode(raw, toy.ANSWERS)
 
     async def until_done(self, verb: str, message: Message, id: str = "t1") -> Any:
