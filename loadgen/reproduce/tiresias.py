@@ -125,7 +125,12 @@ def two_dimensional(traces: Path) -> Iterator[Row]:
             trace=str(traces / "muri/trace3.csv"), policies=(policy,), nodes=1, gpus_per_node=64,
             overhead="none", colocate=3,
         )  # fmt: skip
-        yield at_most(f"trace3, co-located, {policy}", shared.avg_jct_s, 83_242, command)
+        label = f"trace3, co-located, {policy}"
+        if policy in ("srsf", "srtf"):
+            yield at_most(label, shared.avg_jct_s, 83_242, command)
+        else:
+            ours = f"{shared.avg_jct_s:,.0f} s"
+            yield Row(label, "(durations unknown to it)", ours, "", "reported", command)
 
 
 def philly_week(traces: Path) -> Iterator[Row]:

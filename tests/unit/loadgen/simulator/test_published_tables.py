@@ -119,6 +119,7 @@ def test_co_location_beats_muri(traces_dir: Path) -> None:
     assert summary.avg_jct_s <= 83_242
 
 
+@pytest.mark.slow
 def test_a_week_of_philly(traces_dir: Path) -> None:
     """2017-10-09..15 at 432 GPUs: what preemption without knowledge of durations is worth."""
     trace = read(traces_dir / "philly/philly_gpu_jobs_2017-09_10.csv")

@@ -7,6 +7,7 @@ cluster, an empty queue or a lost machine are survived.
 
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -18,7 +19,9 @@ from slackwater.loadgen.simulator.eventlog import event_log
 from slackwater.loadgen.simulator.failures import Failures
 from slackwater.loadgen.simulator.interference import Slowdowns
 from slackwater.loadgen.simulator.jobmodels.fixed import FixedModel
+from slackwater.loadgen.simulator.jobmodels.interleaved import InterleavedModel
 from slackwater.loadgen.simulator.workload import SimJob
+from slackwater.services.master.policies.colocation import Colocated
 from slackwater.services.master.policies.queues import QueuePolicy
 from slackwater.services.master.policies.registry import make, names
 from slackwater.services.master.policies.tiresias_artifact import TiresiasArtifact
@@ -98,6 +101,31 @@ def test_lost_machines_are_survived(
         for outcome in result.outcomes:
             asked = outcome.job.gpus * max(1, outcome.job.duration_s)
             assert outcome.gpu_s - outcome.wasted_gpu_s == asked
+
+
+@pytest.mark.parametrize("ways", [2, 3])
+@pytest.mark.parametrize("name", ["fifo", "srsf", "gandiva", "tiresias-las", "tiresias-gittins"])
+@relaxed
+@given(jobs=workloads(), stages=st.lists(st.tuples(*[st.floats(0, 1)] * 3), min_size=12))
+def test_co_located_jobs_pass_the_audit(
+    name: str, ways: int, jobs: list[SimJob], stages: list[tuple[float, float, float]]
+) -> None:
+    """Sharing under any queue order: GPUs of a group counted once, nobody lost, nobody doubled."""
+    staged = [
+        msgspec.structs.replace(job, stages_s=times, iteration_s=sum(times) or 1.0)
+        for job, times in zip(jobs, stages, strict=False)
+    ]
+    nodes = [(4, ""), (4, "")]
+    policy = Colocated(make(name), ways=ways)
+    world = Settings(rules=Rules(restart_s=10), costs=Costs(restart_s=10))
+    result = Engine(staged, Cluster(nodes), policy, InterleavedModel(), world).run()
+    assert audit(event_log(result, name, "interleaved", nodes, exact=False)) == []
+    members = {}
+    for segment in result.segments:
+        members.setdefault(segment.group, []).append(segment)
+    for group in members.values():
+        instants = {segment.start_s for segment in group}
+        assert all(sum(s.start_s <= at < s.end_s for s in group) <= ways for at in instants)
 
 
 @pytest.mark.parametrize("name", QUEUE_POLICIES)
