@@ -21,11 +21,12 @@ import typer
 from rich.console import Console
 
 from slackwater.loadgen.simulator.cluster import Cluster
-from slackwater.loadgen.simulator.engine import Costs, Engine, Result, Scaling, Settings
+from slackwater.loadgen.simulator.engine import Engine
 from slackwater.loadgen.simulator.interference import Slowdowns
 from slackwater.loadgen.simulator.jobmodels.applications import Application, read_applications
 from slackwater.loadgen.simulator.jobmodels.profiles import Options, ProfilesModel
 from slackwater.loadgen.simulator.metrics import job_figures, quantile
+from slackwater.loadgen.simulator.outcome import Costs, Result, Scaling, Settings
 from slackwater.loadgen.simulator.workload import SimJob, workload
 from slackwater.loadgen.traces import read
 from slackwater.services.master.policies.registry import make
@@ -82,7 +83,7 @@ def simulate(cell: Cell, traces: str) -> Outcome:
         if cell.known
         else {},
     )
-    model = ProfilesModel(applications, options)
+    model = ProfilesModel.of(applications, options)
     policy = make(cell.policy, {"round_s": str(cell.interval_s), **cell.options})
     jobs = _jobs(cell, folder)
     if getattr(policy, "elastic", False):

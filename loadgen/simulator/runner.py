@@ -15,6 +15,7 @@ import msgspec
 
 from slackwater.loadgen.simulator import eventlog
 from slackwater.loadgen.simulator.engine import Engine
+from slackwater.loadgen.simulator.jobmodels.base import FitsPolicy
 from slackwater.loadgen.simulator.metrics import (
     JobFigures,
     Summary,
@@ -66,10 +67,10 @@ def run(task: Task, on_progress: Callable[[int, float], None] | None = None) -> 
     settings = build_settings(options, jobs, task.seed)
     nodes = list(zip(cluster.sizes, cluster.types, strict=True))
     model = build_model(options, task.seed)
-    engine = Engine(
-        jobs, cluster, build_policy(options, task.policy), model, settings,
-        on_progress=on_progress,
-    )  # fmt: skip
+    policy = build_policy(options, task.policy)
+    if isinstance(model, FitsPolicy):
+        jobs = model.adapt(jobs, policy)
+    engine = Engine(jobs, cluster, policy, model, settings, on_progress=on_progress)
     result = engine.run()
     gpus = sum(cluster.sizes)
     figures = job_figures(result, gpus)

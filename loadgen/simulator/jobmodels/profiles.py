@@ -15,20 +15,27 @@ Lazy: a run has at most three instants of its own ahead, the end of its epoch, i
 and its next review; the last two only while they could change something.
 """
 
+import os
+import re
 from collections.abc import Mapping, Sequence
 from math import ceil, floor, inf
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
-from slackwater.common.errors import Rejected
+from slackwater.common.errors import ConfigRejected, Rejected
 from slackwater.common.models.fitting import Observation, fit
 from slackwater.common.models.goodput import BatchLimits, GoodputModel, split_batch
 from slackwater.common.models.throughput import ThroughputParams
-from slackwater.loadgen.simulator.jobmodels.applications import Application, Shape
+from slackwater.loadgen.simulator.jobmodels.applications import (
+    Application,
+    Shape,
+    read_applications,
+)
 from slackwater.loadgen.simulator.jobmodels.base import Conditions
 from slackwater.loadgen.simulator.workload import SimJob
-from slackwater.services.master.policies.view import Allocation, ClusterView
+from slackwater.services.master.policies.view import Allocation, ClusterView, Policy
 
 FIXED: Final[Mapping[str, tuple[int, int]]] = {"ncf": (1, 32768)}
 """Application -> (GPUs, batch) that the authors' adaptive runs hold fixed."""
@@ -345,17 +352,56 @@ def limits_of(job: SimJob, application: Application, options: Options) -> BatchL
 
 
 class ProfilesModel:
+    """`folder`: the profiles. `batch`: who tunes it: `policy` asks the policy's `adaptive`, `job`
+    always, `trace` never. `fixed`: application=GPUSxBATCH,... that adaptive jobs hold fixed."""
+
     name = "profiles"
     integer_times = False
 
     def __init__(
-        self, applications: Mapping[str, Application], options: Options | None = None
+        self,
+        folder: str = "",
+        batch: str = "policy",
+        report_s: float = 60.0,
+        whole_seconds: bool = True,
+        throughput_only: bool = False,
+        known: bool = False,
+        fixed: str = "ncf=1x32768",
     ) -> None:
-        self.applications = applications
-        self.options = options or Options()
+        if batch not in ("policy", "job", "trace"):
+            raise ConfigRejected(f"profiles.batch is {batch!r}; give policy, job or trace")
+        if report_s <= 0:
+            raise ConfigRejected(f"profiles.report_s is {report_s}; give more than 0 seconds")
+        self.applications = read_applications(_folder(folder))
+        self._ask_policy = batch == "policy"
+        models = {n: a.step_times_model() for n, a in self.applications.items() if known}
+        self.options = Options(
+            adaptive=batch != "trace",
+            report_s=report_s,
+            whole_seconds=whole_seconds,
+            throughput_only=throughput_only,
+            fixed=_parse_fixed(fixed),
+            known=models,
+        )
+
+    @classmethod
+    def of(cls, applications: Mapping[str, Application], options: Options) -> "ProfilesModel":
+        """With profiles that were read already."""
+        model = cls.__new__(cls)
+        model.applications, model.options = dict(applications), options
+        model._ask_policy = False
+        return model
 
     def run(self, job: SimJob, cluster: ClusterView) -> ProfileRun:
         return ProfileRun(job, self._application(job), cluster, self.options)
+
+    def adapt(self, jobs: Sequence[SimJob], policy: Policy) -> list[SimJob]:
+        """What the policy can use: jobs free in size if it is `elastic`, and their own agents if
+        it is `adaptive`."""
+        if self._ask_policy:
+            adaptive = bool(getattr(policy, "adaptive", False))
+            self.options = msgspec.structs.replace(self.options, adaptive=adaptive)
+        return self.elastic(jobs) if getattr(policy, "elastic", False) else list(jobs)
 
     def elastic(self, jobs: Sequence[SimJob], gpus: int = GPUS_MAX) -> list[SimJob]:
         """The same jobs, free to run on any number of GPUs that their batch allows."""
@@ -375,3 +421,20 @@ class ProfilesModel:
                 f"{', '.join(sorted(self.applications))}"
             )
         return self.applications[job.model]
+
+
+def _folder(given: str) -> Path:
+    """The given folder, or where the shared traces are."""
+    if given:
+        return Path(given)
+    return Path(os.environ.get("SLACKWATER_TRACES", "../shared/traces")) / "pollux" / "profiles"
+
+
+def _parse_fixed(text: str) -> dict[str, tuple[int, int]]:
+    fixed = {}
+    for part in filter(None, (piece.strip() for piece in text.split(","))):
+        found = re.fullmatch(r"([^=]+)=(\d+)x(\d+)", part)
+        if found is None:
+            raise ConfigRejected(f"profiles.fixed: {part!r} is not APPLICATION=GPUSxBATCH")
+        fixed[found[1]] = (int(found[2]), int(found[3]))
+    return fixed

@@ -205,7 +205,7 @@ class Pollux:
         ), new_tables
 
     def _largest(self, job: JobView, gpus: int) -> int:
-        profile: AdaptiveProfile | None = job.profile
+        profile = _report(job)
         most = min(job.gpus_max, self.gpus_max, gpus)
         if profile is not None:
             most = min(most, max(1, floor(self.growth * profile.gpus_seen)))
@@ -233,8 +233,13 @@ class Pollux:
         ]
 
 
+def _report(job: JobView) -> AdaptiveProfile | None:
+    """A job whose model knows nothing of goodput counts as one that has not reported yet."""
+    return job.profile if hasattr(job.profile, "gpus_seen") else None
+
+
 def _tabulate(job: JobView, types: Sequence[str], sizes: int, known: Tabulated | None) -> Tabulated:
-    profile: AdaptiveProfile | None = job.profile
+    profile = _report(job)
     model = profile.model if profile is not None else None
     if (
         known is not None

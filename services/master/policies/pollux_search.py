@@ -7,7 +7,7 @@ where it is. So the terms are tabulated once a round, and a step costs what it c
 
 A population of matrices is kept, between rounds too. Each member is improved by tearing down a few
 machines or jobs and building them up again: a torn job goes back to where it runs now, or to where
-another member of the population has it (crossover), or gets GPUs by the best gain per GPU in
+another member of the population has it (crossover), or gets GPUs by the best gain (per GPU) in
 competition with the other torn ones and with some that wait. What is built is kept if the sum of
 the terms grew. Capacity, one type per job and interference avoidance (at most one distributed job
 on a machine) hold at every step, so nothing is ever repaired.
@@ -35,7 +35,7 @@ STEPS: Final = 400
 """Teardowns of each member in a round. Ten times as many gain .01 % (40 jobs, 64 GPUs)."""
 TORN_MAX: Final = 28
 """Jobs in one teardown: what three machines of eight GPUs can hold, and some that wait."""
-PATIENCE: Final = 40
+PATIENCE: Final = 100
 PATIENCE_A_JOB: Final = 4
 """A member is left alone after PATIENCE + PATIENCE_A_JOB x jobs teardowns in vain."""
 WAITING_JOIN: Final = 4
@@ -185,12 +185,18 @@ def _fits(state, row):
 
 
 @njit(cache=True)
-def _best_growth(problem, state, j, target):
-    """The best gain per added GPU, or 0; `target` = (GPUs, 0 one machine | 1 several, type)."""
+def _best_growth(problem, state, j, per_gpu, jitter, target):
+    """The best gain, per added GPU or in all, or 0. `target` = (GPUs, 0 one machine | 1 several |
+    2 back to where it runs, type). `jitter` disturbs the gain on each type."""
     size = state.sizes[j]
     value = state.values[j] + (problem.wait_worth if size == 0 else 0.0)
-    low, high = max(size + 1, problem.gpus_min[j]), problem.gpus_max[j]
+    low, high = max(size, 1, problem.gpus_min[j]), problem.gpus_max[j]
     best = 0.0
+    gpus = _can_return(problem, state, j)
+    if gpus > 0:
+        gain = (problem.stay[j] - value) * jitter[0]
+        best = gain / max(1, gpus - size) if per_gpu else gain
+        target[0], target[1] = gpus, 2
     for kind in range(problem.worth.shape[1]):
         largest, total, open_nodes, open_largest = 0, 0, 0, 0
         for n in range(state.free.size):
@@ -203,17 +209,37 @@ def _best_growth(problem, state, j, target):
                 open_nodes += 1
                 open_largest = max(open_largest, room)
         for gpus in range(low, min(largest, high) + 1):
-            rate = (problem.worth[j, kind, 0, gpus] - value) / (gpus - size)
-            if rate > best:
-                best = rate
+            gain = (problem.worth[j, kind, 0, gpus] - value) * jitter[kind]
+            if per_gpu:
+                gain /= max(1, gpus - size)
+            if gain > best:
+                best = gain
                 target[0], target[1], target[2] = gpus, 0, kind
         if open_nodes > 1:
             for gpus in range(max(low, open_largest + 1), min(total, high) + 1):
-                rate = (problem.worth[j, kind, 1, gpus] - value) / (gpus - size)
-                if rate > best:
-                    best = rate
+                gain = (problem.worth[j, kind, 1, gpus] - value) * jitter[kind]
+                if per_gpu:
+                    gain /= max(1, gpus - size)
+                if gain > best:
+                    best = gain
                     target[0], target[1], target[2] = gpus, 1, kind
     return best
+
+
+@njit(cache=True)
+def _can_return(problem, state, j):
+    """GPUs that the job runs on, if it is elsewhere now and they are there for it; else 0."""
+    gpus, nodes, elsewhere, clear = 0, 0, False, True
+    for n in range(state.free.size):
+        base, row = problem.base[j, n], state.rows[j, n]
+        elsewhere |= base != row
+        if base > 0:
+            if base > state.free[n] + row:
+                return 0
+            gpus += base
+            nodes += 1
+            clear &= state.owner[n] < 0 or state.owner[n] == j
+    return gpus if elsewhere and (nodes == 1 or clear) else 0
 
 
 @njit(cache=True)
@@ -239,6 +265,9 @@ def _grow(problem, state, j, target, row):
     """Lays the target out on machines and moves the job there."""
     row[:] = 0
     need = target[0]
+    if target[1] == 2:
+        row[:] = problem.base[j]
+        need = 0
     while need > 0:
         n = _pick_node(problem, state, j, need, target, row)
         row[n] = min(need, state.free[n] + state.rows[j, n])
@@ -248,19 +277,20 @@ def _grow(problem, state, j, target, row):
 
 
 @njit(cache=True)
-def _build(problem, state, torn, count, noise, random):
-    """Gives GPUs to the torn jobs by the best gain per GPU until nobody gains."""
+def _build(problem, state, torn, count, per_gpu, noise, random):
+    """Gives GPUs to the torn jobs by the best gain until nobody gains."""
     targets = np.zeros((count, 3), dtype=np.int64)
     row = np.zeros(state.free.size, dtype=np.int64)
-    jitter = np.ones(count)
+    jitter = np.ones((count, problem.worth.shape[1]))
     for i in range(count):
-        jitter[i] = 1.0 + noise * _next(random)
+        for kind in range(jitter.shape[1]):
+            jitter[i, kind] = 1.0 + noise * _next(random)
     while True:
         best, chosen = 0.0, -1
         for i in range(count):
-            rate = jitter[i] * _best_growth(problem, state, torn[i], targets[i])
-            if rate > best:
-                best, chosen = rate, i
+            gain = _best_growth(problem, state, torn[i], per_gpu, jitter[i], targets[i])
+            if gain > best:
+                best, chosen = gain, i
         if chosen < 0:
             return
         _grow(problem, state, torn[chosen], targets[chosen], row)
@@ -343,7 +373,7 @@ def _improve(problem, members, m, random, steps):
     nodes = problem.base.shape[1]
     # Newcomers and freed GPUs meet before anything is torn down.
     everyone = np.flatnonzero(~problem.pinned)
-    _build(problem, state, everyone, everyone.size, 0.0, random)
+    _build(problem, state, everyone, everyone.size, True, 0.0, random)
     torn = np.zeros(TORN_MAX, dtype=np.int64)
     kept = np.zeros((TORN_MAX, nodes), dtype=np.int64)
     vain, patience = 0, PATIENCE + PATIENCE_A_JOB * everyone.size
@@ -364,7 +394,7 @@ def _improve(problem, members, m, random, steps):
         other = members[_below(random, members.shape[0])]
         _put_back(problem, state, torn, count, other, random)
         noise = 0.0 if _next(random) < 0.3 else 2.0 * _next(random)
-        _build(problem, state, torn, count, noise, random)
+        _build(problem, state, torn, count, _next(random) < 0.8, noise, random)
         wait, after = 0, 0.0
         for i in range(count):
             after += state.values[torn[i]]
