@@ -51,6 +51,10 @@ MAGIC: Final = b"SLKWATER"
 FORMAT_VERSION: Final = 1
 _IDENTITY = struct.Struct("<8sIIQQ16s")
 """Magic, format version, the record's CRC-32, its offset, its length, the bucket's identity."""
+ORDER_OFFSET: Final = 512
+ORDER_BYTES_MAX: Final = 3072
+_ORDER = struct.Struct("<II")
+"""The order's CRC-32 and its length; it lies in page 0, after the identity."""
 _NUMPY_DTYPES: Final[dict[DType, type[np.generic]]] = {
     "float32": np.float32,
     "float16": np.float16,
@@ -263,6 +267,24 @@ class SlotRegion:
     @copied_bytes.setter
     def copied_bytes(self, value: int) -> None:
         self._set(COPIED_BYTES, value)
+
+    @property
+    def order(self) -> bytes:
+        """What `set_order` was given last; empty: nothing, or only half of it was written."""
+        assert self._buffer is not None, "the region was released"
+        checksum, length = _ORDER.unpack_from(self._buffer, ORDER_OFFSET)
+        start = ORDER_OFFSET + _ORDER.size
+        order = bytes(self._buffer[start : start + min(length, ORDER_BYTES_MAX)])
+        return order if zlib.crc32(order) == checksum else b""
+
+    def set_order(self, order: bytes) -> None:
+        """Remember, beyond our life, where the region is being copied to. Raises Rejected."""
+        assert self._buffer is not None, "the region was released"
+        if len(order) > ORDER_BYTES_MAX:
+            raise Rejected(f"an order of {len(order)} bytes, at most {ORDER_BYTES_MAX} fit")
+        start = ORDER_OFFSET + _ORDER.size
+        self._buffer[start : start + len(order)] = order
+        _ORDER.pack_into(self._buffer, ORDER_OFFSET, zlib.crc32(order), len(order))
 
     def initialize(self, version: int) -> None:
         """The parameters of `version` are in place, the states are fresh (zero)."""

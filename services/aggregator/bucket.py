@@ -72,8 +72,6 @@ class Bucket:
         self.phase: Phase = "ready" if initialized else "empty"
         self.attached: dict[int, int] = {}
         self.move: Move | None = None
-        self.in_doubt = False
-        """Frozen since before a restart, and a copy of it may live elsewhere."""
         self._offers: dict[int, int] = {}
         self._seeder: int | None = None
         self._was_ready = initialized
@@ -184,14 +182,14 @@ class Bucket:
         self.location_epoch = self.move.location_epoch
 
     def doubt(self) -> None:
-        """Found after a restart in the middle of a copy to another host: frozen until the
-        controller says where it is."""
+        """Found after a restart in the middle of a copy to another host: frozen until the target
+        accepts it, or the controller says that it stays."""
         self._was_ready = self.phase == "ready"
-        self.phase, self.in_doubt = "moving", True
+        self.phase = "moving"
 
     def thaw(self, location_epoch: int) -> None:
         """It stays, at a place of this epoch."""
         if self.phase == "moving":
             self.phase = "ready" if self._was_ready else "empty"
-        self.move, self.in_doubt = None, False
+        self.move = None
         self.location_epoch = max(self.location_epoch, location_epoch)

@@ -23,13 +23,13 @@ Both are done holding a lock that dies with its holder, so one of the two happen
 - B dies after its store: it comes back, reads owner = B, and holds the bucket; A's next look at the
   word says so, too.
 
-Between hosts there are two memories, and A cannot see B's. A marks `transfer` as a copy before the
-first byte leaves. From then on A is frozen, and after a restart stays frozen, until B accepts
-(repeated offers of a region that B has are accepted at once) or the controller says where the
-bucket is: a command to host it at A with a higher epoch, given when B stays away, makes A the
-owner, and B's copy, should it come back, is stale by its epoch and dropped. Until one of them
-happens nobody folds at A; B folds only what is its own. A kernel commits only while the owner word
-is its aggregator's.
+Between hosts there are two memories, and A cannot see B's. Before the first byte leaves, A writes
+the order into the region's header and marks `transfer` as a copy. From then on A is frozen, and
+after a restart it offers the region again to the B that the header names, until B accepts (what B
+has already, or has passed on since, it accepts at once) or the controller says where the bucket is:
+a command to host it at A with a higher epoch, given when B stays away, makes A the owner, and B's
+copy, should it come back, is stale by its epoch and dropped. Until one of them happens nobody folds
+at A; B folds only what is its own. A kernel commits only while the owner word is its aggregator's.
 
 A worker that was told `Moved` before the owner changed finds the bucket denied at B and comes back
 by way of the controller's table, until it is where the owner is.
@@ -77,8 +77,32 @@ class HandoverNote(Record, kw_only=True, frozen=True):
     """The pushed words when A froze: a copy may have caught later ones without their slots."""
 
 
+class _Order(Record, kw_only=True, frozen=True):
+    migration: Name
+    location_epoch: Count
+    to: Endpoint
+
+
+def encode_order(move: Move) -> bytes:
+    """For the region's header."""
+    order = _Order(migration=move.migration, location_epoch=move.location_epoch, to=move.to)
+    return msgspec.msgpack.encode(order)
+
+
+def standing_order(slots: SlotRegion) -> Move | None:
+    """The copy that was under way when this aggregator's former life ended."""
+    if not slots.transfer & COPIED or not slots.order:
+        return None
+    order = msgspec.msgpack.decode(slots.order, type=_Order)
+    return Move(order.migration, order.location_epoch, order.to)
+
+
 class Destination(Protocol):
     """What the adopting side asks of the data plane."""
+
+    def passed_on(self, key: Key, location_epoch: int) -> bool:
+        """Whether it was here at that epoch or later, and went on."""
+        ...
 
     def may_adopt(self, key: Key, nbytes: int) -> None:
         """Raises Rejected when there is no room."""
@@ -168,6 +192,8 @@ class Handovers:
             if slots.owner == theirs:
                 return
             copied = COPIED if fabric.kind != SHARED else slots.transfer & COPIED
+            if copied:
+                slots.set_order(encode_order(move))
             slots.transfer = theirs | copied
         note = HandoverNote(
             token=self._token,
@@ -217,10 +243,11 @@ class Adoptions:
         if key in self._under_way:
             raise Unavailable(f"bucket {key} is being taken over already", retry_after_s=0.05)
         ours = self._regions.held.get(key)
-        if ours is not None and ours.slots.location_epoch >= note.location_epoch:
+        here = ours is not None and ours.slots.location_epoch >= note.location_epoch
+        if here or self._destination.passed_on(key, note.location_epoch):
             slots.release()
             region.close()
-            return  # We have it: the last acceptance did not arrive.
+            return  # We have it, or had it: the last acceptance did not arrive.
         self._under_way.add(key)
         try:
             await self._take(Held(region, slots, region_name(slots)), note, ours, shared)

@@ -24,7 +24,7 @@ from slackwater.services.aggregator.core import (
     RegionsMade,
 )
 from slackwater.services.aggregator.executor import Executor, OffLoop, warm
-from slackwater.services.aggregator.migration import Handovers
+from slackwater.services.aggregator.migration import Handovers, standing_order
 from slackwater.services.aggregator.plane import DataPlane
 from slackwater.services.aggregator.regions import Held, Regions
 
@@ -58,10 +58,14 @@ class Orders:
             bucket = self._add(held, arrived=True)
             if held.slots.transfer:
                 bucket.doubt()
+                bucket.move = standing_order(held.slots)
         for plan in {held.slots.plan.job: held.slots.plan for held in recovered}.values():
             self._background(self._warm(plan))
         for held in recovered:
-            self._plane.fold_if_complete(self._core.buckets[held.key], held)
+            bucket = self._core.buckets[held.key]
+            if bucket.move is not None:
+                self.frozen(bucket, held)
+            self._plane.fold_if_complete(bucket, held)
 
     async def close(self) -> None:
         await self.handovers.close()
@@ -163,7 +167,6 @@ class Orders:
             self._plane.leave_if_idle(bucket, held)
             return
         self.handovers.cancel(key)  # Another target, or found again after a restart.
-        bucket.in_doubt = False
         bucket.location_epoch = move.location_epoch
         self._plane.redirect_all(bucket, held, move)
 
@@ -191,6 +194,10 @@ class Orders:
         held.close()
 
     # Arriving: what adoptions ask -----------------------------------------------------------------
+
+    def passed_on(self, key: Key, location_epoch: int) -> bool:
+        gone = self._core.went(key, self._clock.now_s())
+        return gone is not None and gone.move.location_epoch > location_epoch
 
     def may_adopt(self, key: Key, nbytes: int) -> None:
         reason = self._core.no_room_for(nbytes)

@@ -128,3 +128,15 @@ def test_views_are_the_memory_itself() -> None:
     memory, region = make()
     region.parameters(3)[10] = 1.5
     assert np.frombuffer(memory, np.float32)[region.parameters_offset(3) // 4 + 10] == 1.5
+
+
+def test_an_order_outlives_its_writer_unless_it_is_torn() -> None:
+    memory, region = make()
+    assert region.order == b""
+    region.set_order(b"copy to a2")
+    opened = SlotRegion.open(memoryview(memory))
+    assert opened.order == b"copy to a2"
+    memory[512 + 8] ^= 1
+    assert opened.order == b""
+    with pytest.raises(Rejected, match="5000 bytes"):
+        region.set_order(b"x" * 5000)
