@@ -40,7 +40,7 @@ def _drop_strays(
 ) -> None:
     """Of jobs that are not here, or no longer: an older life's leftovers."""
     for id in sorted(strays):
-        _drop(state, id, aggregator, [h for h in strays[id].values() if not h.moving], now_s)
+        _drop(state, id, aggregator, list(strays[id].values()), now_s)
 
 
 def _drop(
@@ -89,8 +89,8 @@ def _compare_job(
         elif place.aggregator == entry.id:
             if here is None and expected and job.settled_s < asked.at_s:
                 lost.append(bucket)
-        elif here is not None and not here.moving and here.location_epoch < place.location_epoch:
-            stale.append(here)
+        elif here is not None and here.location_epoch < place.location_epoch:
+            stale.append(here)  # Even if it wants to move: its workers are elsewhere.
     _drop(state, job.id, entry.id, stale, now_s)
     if lost:
         _begin_anew(state, job, entry.id, lost, now_s)

@@ -546,6 +546,36 @@ def test_an_allocation_that_serves_nobody_is_found_and_given_back() -> None:
     assert harness.pool.records == {}
 
 
+def test_what_a_late_command_brought_back_is_dropped_even_if_it_was_told_to_move() -> None:
+    """A repeated HostBuckets came after the bucket had left; MIGRATE_INIT was repeated as well."""
+    harness = Harness(Pool(4))
+    harness.place("j", [0.02, 0.01])
+    zombies = (
+        BucketHeld(
+            job=JobId("j"), bucket=1, layout_epoch=1, location_epoch=0, version=0, moving=True
+        ),
+        BucketHeld(
+            job=JobId("gone"), bucket=0, layout_epoch=1, location_epoch=9, version=0, moving=True
+        ),
+    )
+
+    def lie(request: Request) -> Message | None:
+        if not isinstance(request.message, ListBuckets) or ".a0." not in request.subject:
+            return None
+        held = harness.pool.held[AggregatorId("a0")]
+        mine = tuple(
+            BucketHeld(job=j, bucket=b, layout_epoch=1, location_epoch=e, version=1)
+            for (j, b), e in held.items()
+        )
+        return BucketsHeld(aggregator=AggregatorId("a0"), incarnation=1, held=mine + zombies)
+
+    harness.pool.lie = lie
+    harness.pass_time(17)
+    drops = [message for message in harness.sent if isinstance(message, DropJob)]
+    assert DropJob(job="j", buckets=(1,), up_to_epochs=(0,)) in drops
+    assert DropJob(job="gone", buckets=(0,), up_to_epochs=(9,)) in drops
+
+
 def test_the_report_counts_free_slots_of_shared_aggregators_only() -> None:
     harness = Harness(Pool(8))
     harness.place("j", [0.02, 0.01])
