@@ -151,8 +151,10 @@ CLOSE_S: Final = 1.0
 CPU_SHARE_MIN: Final = 0.03
 
 # Aggregators
-BUCKETS_HELD_MAX: Final = 20_000
-"""Of one aggregator."""
+BUCKETS_HELD_MAX: Final = 4096
+"""Of one aggregator: the names of their descriptors come back in one environment variable, which
+the kernel bounds to 128 KiB."""
+REGION_NAME_MAX: Final = 28
 ATTACHED_MAX: Final = 200_000
 """Ranks attached to all buckets of one aggregator."""
 COMMANDS_WAITING_MAX: Final = 64
@@ -210,5 +212,7 @@ assert PROGRESS_BYTES * 4 <= SEND_QUEUE_BYTES
 assert FRAME_BYTES_MAX <= PROGRESS_BYTES
 assert TRANSFER_BYTES <= CREDIT_BYTES
 assert TRANSFERS_MAX * 4 <= OUTBOX_ENTRIES_MAX
+assert BUCKETS_HELD_MAX <= FD_STORE_MAX
+assert BUCKETS_HELD_MAX * (REGION_NAME_MAX + 1) <= 120 * 1024
 assert MOVES_AT_ONCE <= HANDOVERS_MAX
 assert RESUME_EOF_S <= RESUME_S <= STALL_S

@@ -64,10 +64,12 @@ class Held:
 
 
 def region_name(slots: SlotRegion) -> str:
-    """Unique in a store: job, bucket, layout epoch and the region's own identity. Not the location
-    epoch: a store holds a memory once, under its first name, however often it comes back."""
-    plan = slots.plan
-    return f"{plan.job}.{slots.bucket.index}.{plan.layout_epoch}.{slots.identity.hex()}"
+    """In the descriptor store: readable, short, and unique by the region's own identity. What the
+    region is (job, bucket, epochs) it says itself; a store holds a memory once, under its first
+    name, however often it moves away and comes back."""
+    name = f"{slots.plan.job[:8]}.{slots.bucket.index}.{slots.identity.hex()[:12]}"
+    assert len(name) <= limits.REGION_NAME_MAX, name
+    return name
 
 
 class Regions:

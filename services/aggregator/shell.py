@@ -1,6 +1,7 @@
 """The aggregator's shell: its listeners, its subjects, its memory at the start and at the end."""
 
 import os
+import resource
 import socket
 from collections.abc import Mapping
 from functools import partial
@@ -82,6 +83,9 @@ class Aggregator:
     async def start(self, port: Port) -> None:
         """Find the memory again first: whoever connects may be answered at once."""
         self._incarnation = port.epoch
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if soft < hard:  # Every region needs two descriptors.
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         recovered = await self.regions.recover(port.process)
         self.plane.begin(port)
         await self.orders.begin(port, recovered)
