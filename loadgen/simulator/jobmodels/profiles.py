@@ -136,9 +136,9 @@ class ProfileRun:
             self._shape = tuple(gpus for _, gpus in allocation)
             self._gpu_type = self._types[allocation[0][0]]
             self._tune()
-            step_s, _ = self._step_times()
-            self._measure_s = self._at_s + step_s
-            self._review_s = self._next_report_s(self._at_s)
+            if self._options.adaptive:
+                self._measure_s = self._at_s + self._step_times()[0]
+                self._review_s = self._next_report_s(self._at_s)
         self._set_rate()
 
     def advance(self, now_s: float) -> None:
@@ -229,7 +229,7 @@ class ProfileRun:
 
     def _times_of(self, shape: Shape, per_gpu: int) -> tuple[float, float]:
         step_s, sync_s = self._application.step_times(shape, per_gpu, self._gpu_type)
-        if self._gpu_speed == 1.0 or self._application.measured(self._gpu_type):
+        if self._gpu_type and self._application.measured(self._gpu_type):
             return step_s, sync_s
         return (step_s - sync_s) / self._gpu_speed + sync_s, sync_s
 
@@ -243,7 +243,7 @@ class ProfileRun:
         """(m, s) for the current allocation, from what is known."""
         gpus = sum(self._shape)
         if self._adaptive and self.model is not None:
-            tuning = self.model.tune(len(self._shape), gpus)
+            tuning = self.model.tune(len(self._shape), gpus, self._gpu_speed)
             self._per_gpu, self._steps = tuning.per_gpu, tuning.accumulation
             return
         limits = self._limits

@@ -124,8 +124,8 @@ def test_every_member_keeps_the_rules_and_its_accounts(
         counted = terms_of(problem, matrix)
         assert counted[0] == waiting
         assert counted[1] == pytest.approx(rest, rel=1e-6, abs=1e-6)
-        now = rest + waiting * problem.wait_worth
-        assert now >= (before[1] + before[0] * problem.wait_worth) * (1 - 1e-9) - 1e-9 or p < 0
+        then, now = (r + w * problem.wait_worth for w, r in (before, (waiting, rest)))
+        assert now >= then - 1e-9 * (1 + abs(then))
         assert waiting <= before[0] or p >= 0
 
 
