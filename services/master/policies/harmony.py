@@ -33,7 +33,7 @@ from slackwater.common.models.group import (
 )
 from slackwater.schemas.base import JobId
 from slackwater.services.master.policies.elastic import shrunk
-from slackwater.services.master.policies.harmony_grouping import schedule
+from slackwater.services.master.policies.harmony_grouping import FEWER_JOBS, schedule
 from slackwater.services.master.policies.placement import Placer
 from slackwater.services.master.policies.registry import register
 from slackwater.services.master.policies.view import (
@@ -80,11 +80,13 @@ class Harmony:
         gain: float = 0.05,
         similar: float = 0.05,
         cpu_weight: float = CPU_WEIGHT,
-        fewer_jobs: float = 0.0,
+        fewer_jobs: float = FEWER_JOBS,
+        tune: bool = True,
     ) -> None:
         if not 0 <= cpu_weight <= 1:
             raise ConfigRejected(f"cpu_weight={cpu_weight}; give a part from 0 to 1")
-        self.gain, self.similar, self.fewer_jobs = gain, similar, fewer_jobs
+        self.gain, self.similar = gain, similar
+        self.fewer_jobs, self.tune = fewer_jobs, tune
         self.weights = (cpu_weight, 1 - cpu_weight)
 
     def allocate(self, view: View, memory: Any) -> tuple[Plan, Any]:
@@ -227,7 +229,9 @@ class Harmony:
         jobs = running + waiting
         if not jobs or machines < 1:
             return None
-        found = schedule([job.profile for job in jobs], machines, self.weights, self.fewer_jobs)
+        found = schedule(
+            [job.profile for job in jobs], machines, self.weights, self.fewer_jobs, self.tune
+        )
         after = [
             Group("", [jobs[i] for i in sorted(members)], count)
             for members, count in zip(found.groups, found.machines, strict=True)

@@ -6,7 +6,9 @@ As printed they cannot run; this is how they are read here.
   here every prefix of the job list is tried (geometrically spaced ones beyond `PREFIXES_DENSE`),
   and the shortest within `FEWER_JOBS` of the best utilisation taken: the paper prefers fewer jobs.
 - The number of groups minimises sum |Tcpu(n_G) - Tnet| with M / n_G machines for each group. It is
-  a weighted median of Tnet / Tcpu(1), found by sorting once.
+  a weighted median of Tnet / Tcpu(1), found by sorting once. The paper determines it "roughly" and
+  fine-tunes; with `tune` its neighbours, its half and its double are tried as well where there are
+  few groups, because equal groups of M / n_G machines are then far from what comes out.
 - Algorithm 2 fills a group while it has fewer than floor(|J| / n_G) jobs (printed: at most). When
   no group is left that a long job would not dominate, it goes where it balances best.
 - A swap is the one exchange between the most imbalanced group and the one most unlike it that
@@ -31,7 +33,8 @@ from slackwater.common.models.group import CPU_WEIGHT, NETWORK_WEIGHT, Subtasks
 Floats = NDArray[np.float64]
 PREFIXES_DENSE: Final = 32
 PREFIXES_RATIO: Final = 1.15
-FEWER_JOBS: Final = 0.005
+TUNED_GROUPS_MAX: Final = 32
+FEWER_JOBS: Final = 0.03
 STRICT: Final = 1e-9
 
 
@@ -59,6 +62,7 @@ def schedule(
     machines: int,
     weights: tuple[float, float] = (CPU_WEIGHT, NETWORK_WEIGHT),
     fewer_jobs: float = FEWER_JOBS,
+    tune: bool = True,
 ) -> Grouping:
     """Algorithm 1 over the list in its order."""
     if not jobs or machines < 1:
@@ -66,13 +70,26 @@ def schedule(
     arrays = Jobs(jobs)
     found = []
     for count in _prefixes(len(jobs)):
-        groups_count = group_count(arrays, count, machines)
-        groups = assign(arrays, count, groups_count, machines)
-        shares = share_machines(arrays, groups, machines)
-        used = utilization(arrays, groups, shares, machines, weights)
-        found.append(Grouping(groups, shares, used))
+        options = _counts_to_try(group_count(arrays, count, machines), min(count, machines), tune)
+        groupings = (_grouped(arrays, count, n, machines, weights) for n in options)
+        found.append(max(groupings, key=lambda grouping: grouping.utilization))
     best = max(grouping.utilization for grouping in found)
     return next(g for g in found if g.utilization >= best * (1 - fewer_jobs))
+
+
+def _counts_to_try(groups: int, most: int, tune: bool) -> list[int]:
+    if not tune or groups > TUNED_GROUPS_MAX:
+        return [groups]
+    near = (groups, groups - 1, groups + 1, groups // 2, groups * 2)
+    return list(dict.fromkeys(min(max(n, 1), most) for n in near))
+
+
+def _grouped(
+    jobs: Jobs, count: int, groups_count: int, machines: int, weights: tuple[float, float]
+) -> Grouping:
+    groups = assign(jobs, count, groups_count, machines)
+    shares = share_machines(jobs, groups, machines)
+    return Grouping(groups, shares, utilization(jobs, groups, shares, machines, weights))
 
 
 def _prefixes(count: int) -> list[int]:

@@ -1,0 +1,221 @@
+"""`slackwater model`: the performance models by hand.
+
+slackwater model throughput --worker-s .029 --server-s .018 --uplink-s .072 --downlink-s .072
+    --workers 6 --method hybrid
+slackwater model configure --instances 1e6 --batch 1000 --model-bytes 2.5e8
+    --machines 32 --instance-s .001 --bytes-per-s 1e9 --now-workers 27
+slackwater model configure ... --machine 28x.0006:1.6e8 --machine 4x.00025:6.3e8
+"""
+
+from typing import Annotated, Any, cast
+
+import typer
+from rich.table import Table
+
+from slackwater.cli.outcome import out, print_json, reported
+from slackwater.common.errors import Rejected
+from slackwater.common.models.cost import (
+    Configuration,
+    Machine,
+    Training,
+    even_configuration,
+    even_optimum,
+    pays,
+)
+from slackwater.common.models.cost_programme import BLOCKS, TIME_LIMIT_S, different_optimum
+from slackwater.common.models.queueing import Method, Solution, StepTimes, sharing_above, solve
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Performance models: throughput of asynchronous SGD, configuration of a cluster.",
+)
+
+Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+
+
+def _numbers(text: str, option: str) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise Rejected(
+            f"{option} is {text!r}; give a number, or one per worker: .03,.03,.2"
+        ) from None
+
+
+def _steps(times: dict[str, str], workers: int) -> list[StepTimes]:
+    """One entry per worker; a single number stands for all workers."""
+    columns = {name: _numbers(text, f"--{name.replace('_', '-')}") for name, text in times.items()}
+    longest = max(len(column) for column in columns.values())
+    count = workers or longest
+    for name, column in columns.items():
+        if len(column) not in (1, count):
+            raise Rejected(
+                f"--{name.replace('_', '-')} has {len(column)} values for {count} workers; give "
+                "one, or one per worker"
+            )
+    full = {name: c * count if len(c) == 1 else c for name, c in columns.items()}
+    return [StepTimes(**{name: c[i] for name, c in full.items()}) for i in range(count)]
+
+
+@app.command()
+def throughput(
+    worker_s: Annotated[str, typer.Option(help="Computing a gradient; or one per worker: a,b,c.")],
+    server_s: Annotated[str, typer.Option(help="Applying it at the server.")] = "0",
+    uplink_s: Annotated[str, typer.Option(help="Sending it, undisturbed.")] = "0",
+    downlink_s: Annotated[str, typer.Option(help="Fetching the parameters, undisturbed.")] = "0",
+    workers: Annotated[int, typer.Option(help="How many (0: as many as times are given).")] = 0,
+    servers: Annotated[int, typer.Option(help="Parameter servers; they share evenly.")] = 1,
+    method: Annotated[
+        str, typer.Option(help="exact | fcfs | hybrid: how transfers share a link.")
+    ] = "exact",
+    overlap_above: Annotated[
+        float, typer.Option(help="hybrid: transfers overlap on links busier than this (eq. 4).")
+    ] = 0.8,
+    json: Json = False,
+) -> None:
+    """Mini-batches per second of asynchronous SGD with a parameter server (Lin et al.)."""
+    with reported():
+        if workers < 0 or not 0 <= overlap_above < 1:
+            raise Rejected(
+                f"--workers {workers} --overlap-above {overlap_above}; give workers from 1 and a "
+                "utilisation from 0 to below 1"
+            )
+        times = {"worker_s": worker_s, "server_s": server_s, "uplink_s": uplink_s,
+                 "downlink_s": downlink_s}  # fmt: skip
+        steps = _steps(times, workers)
+        chosen = cast(Method, method)  # Checked by solve.
+        solution = solve(steps, chosen, servers=servers, sharing=sharing_above(overlap_above))
+        alone = solve(steps[:1], chosen, servers=servers).throughput
+        if json:
+            print_json(_throughput_document(solution, servers, alone))
+        else:
+            _show_throughput(solution, alone)
+
+
+def _throughput_document(solution: Solution, servers: int, alone: float) -> dict[str, Any]:
+    return {
+        "workers": solution.workers,
+        "servers": servers,
+        "method": solution.method,
+        "solver": solution.solver,
+        "approximate": solution.solver == "bard-schweitzer" or solution.method != "exact",
+        "throughput": solution.throughput,
+        "speedup": solution.throughput / alone,
+        "utilization": dict(solution.utilization),
+        "worker_throughput": list(solution.worker_throughput),
+    }
+
+
+def _show_throughput(solution: Solution, alone: float) -> None:
+    table = Table(title=f"{solution.workers} workers, {solution.method} ({solution.solver})")
+    table.add_column("figure")
+    table.add_column("value", justify="right")
+    table.add_row("throughput [mini-batches/s]", f"{solution.throughput:.6g}")
+    table.add_row("speed-up over the first worker alone", f"{solution.throughput / alone:.4g}")
+    for station, busy in solution.utilization.items():
+        table.add_row(f"utilisation of {station}", f"{busy:.4f}")
+    out.print(table)
+    if solution.solver == "bard-schweitzer":
+        out.print("more different workers than can be solved exactly: Bard-Schweitzer's estimate")
+
+
+@app.command()
+def configure(
+    instances: Annotated[float, typer.Option(help="D: training instances of an epoch.")],
+    batch: Annotated[float, typer.Option(help="B: instances of a worker's mini-batch.")],
+    model_bytes: Annotated[float, typer.Option(help="M: bytes of the model.")],
+    machines: Annotated[int, typer.Option(help="N machines alike.")] = 0,
+    instance_s: Annotated[float, typer.Option(help="c: seconds a worker takes per instance.")] = 0,
+    bytes_per_s: Annotated[float, typer.Option(help="b: bytes per second of a link.")] = 0,
+    machine: Annotated[
+        list[str] | None,
+        typer.Option(help="Instead: COUNTxINSTANCE_S:BYTES_PER_S, for each kind of machine."),
+    ] = None,
+    now_workers: Annotated[
+        int, typer.Option(help="Workers now (machines alike): is a change worth it?")
+    ] = 0,
+    blocks: Annotated[int, typer.Option(help="Blocks the data moves in.")] = BLOCKS,
+    time_limit_s: Annotated[float, typer.Option(help="Of the programme.")] = TIME_LIMIT_S,
+    json: Json = False,
+) -> None:
+    """Workers, servers and shares with the shortest epoch (Cruise)."""
+    with reported():
+        training = Training(instances=instances, batch=batch, model_bytes=model_bytes)
+        kinds = [_kind(text) for text in machine or ()]
+        if bool(kinds) == bool(machines):
+            raise Rejected("give either --machines with their times, or --machine for each kind")
+        gain = None
+        if len({kind for _, kind in kinds}) > 1:
+            if now_workers:
+                raise Rejected("--now-workers is for machines alike; leave it out")
+            cluster = [kind for count, kind in kinds for _ in range(count)]
+            found = different_optimum(training, cluster, blocks=blocks, time_limit_s=time_limit_s)
+            solver = "milp"
+        else:
+            alike = kinds[0][1] if kinds else Machine(instance_s, bytes_per_s)
+            count = machines or sum(number for number, _ in kinds)
+            found = even_optimum(training, alike, count)
+            solver = "closed-form"
+            if now_workers:
+                now = even_configuration(training, alike, count, now_workers)
+                gain = (1 - found.epoch_s / now.epoch_s, pays(now.epoch_s, found.epoch_s))
+        document = _configuration_document(found, solver, gain)
+        if json:
+            print_json(document)
+        else:
+            _show_configuration(document)
+
+
+def _kind(text: str) -> tuple[int, Machine]:
+    count, cross, times = text.partition("x")
+    try:
+        instance_s, rate = map(float, times.split(":"))
+        number = int(count)
+    except ValueError:
+        number, cross = 0, ""
+    if not cross or number < 1:
+        raise Rejected(f"--machine {text!r}: write COUNTxINSTANCE_S:BYTES_PER_S, as 28x.001:1.6e8")
+    return number, Machine(instance_s, rate)
+
+
+def _configuration_document(
+    found: Configuration, solver: str, gain: tuple[float, bool] | None
+) -> dict[str, Any]:
+    document: dict[str, Any] = {
+        "workers": found.worker_count,
+        "servers": found.server_count,
+        "epoch_s": found.epoch_s,
+        "solver": solver,
+        "proven": found.proven,
+        "machines": [
+            {"role": "worker" if worker else "server", "instances": data, "model_bytes": held}
+            for worker, data, held in zip(
+                found.workers, found.instances, found.model_bytes, strict=True
+            )
+        ],
+    }
+    if gain is not None:
+        document["gain"], document["reconfigure"] = gain
+    return document
+
+
+def _show_configuration(document: dict[str, Any]) -> None:
+    out.print(
+        f"{document['workers']} workers, {document['servers']} servers: an epoch takes "
+        f"{document['epoch_s']:.6g} s ({document['solver']}"
+        + (")" if document["proven"] else ", time ran out before this was proven the best)")
+    )
+    if "gain" in document:
+        verdict = "worth" if document["reconfigure"] else "not worth"
+        out.print(f"{document['gain']:.1%} shorter than now: {verdict} a change (5 % rule)")
+    table = Table()
+    for column in ("machines", "role", "instances each", "model bytes each"):
+        table.add_column(column, justify="left" if column == "role" else "right")
+    same: dict[tuple[str, float, float], int] = {}
+    for entry in document["machines"]:
+        key = (entry["role"], entry["instances"], entry["model_bytes"])
+        same[key] = same.get(key, 0) + 1
+    for (role, data, held), count in same.items():
+        table.add_row(str(count), role, f"{data:,.6g}", f"{held:,.6g}")
+    out.print(table)
