@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 COLORS = ("#1f6f8b", "#e07a3f", "#4c9f70", "#8d5a97", "#c0392b", "#7f8c8d", "#d4a017", "#2c3e50")
-_STYLE = {
+_STYLE: dict[Any, Any] = {
     "figure.dpi": 110,
     "font.size": 10,
     "axes.spines.top": False,

@@ -66,6 +66,7 @@ class ClusterOptions:
     environment: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """Unit name -> variables (failpoints, for instance)."""
     restarts_max: int = limits.RESTARTS_MAX
+    restart_wait_s_max: float = limits.RESTART_WAIT_S_MAX
 
 
 class EmbeddedCluster:
@@ -90,7 +91,9 @@ class EmbeddedCluster:
 
     async def __aenter__(self) -> "EmbeddedCluster":
         options = self.options
-        self._supervisor = supervisor = Supervisor(options.state_dir, options.log_dir)
+        self._supervisor = supervisor = Supervisor(
+            options.state_dir, options.log_dir, options.restarts_max
+        )
         try:
             url = await supervisor.start_nats()
             for stage in service_stages(options, self.cpu_share):
@@ -123,6 +126,7 @@ class EmbeddedCluster:
             ),
             environment=self.options.environment.get(name, {}),
             restarts_max=self.options.restarts_max,
+            restart_wait_s_max=self.options.restart_wait_s_max,
         )
 
 

@@ -30,7 +30,13 @@ _log = structlog.get_logger()
 class Supervisor:
     """`state_dir` (None: a temporary one) keeps the bus server's records between runs."""
 
-    def __init__(self, state_dir: Path | None = None, log_dir: Path | None = None) -> None:
+    def __init__(
+        self,
+        state_dir: Path | None = None,
+        log_dir: Path | None = None,
+        restarts_max: int = limits.RESTARTS_MAX,
+    ) -> None:
+        self._restarts_max = restarts_max
         self.run_dir = Path(tempfile.mkdtemp(prefix="slackwater-"))
         self.state_dir = state_dir if state_dir is not None else self.run_dir / "state"
         self._log_dir = log_dir
@@ -195,21 +201,22 @@ class Supervisor:
             self.failed.set()
 
     async def _watch_nats(self, nats: NatsServer) -> None:
+        """Start the bus server again whenever it ends, also when it ends while it starts."""
         while True:
-            await _gone(nats.pid)
-            if nats.running:  # Not reaped yet: `running` asks for that.
-                await asyncio.sleep(0.001)
+            if nats.running:
+                await _gone(nats.pid)
+                await asyncio.sleep(0.001)  # Until it is reaped: `running` asks for that.
                 continue
             self._nats_restarts += 1
-            if self._nats_restarts > limits.RESTARTS_MAX:
+            if self._nats_restarts > self._restarts_max:
                 self._fail(Fatal(f"nats-server ended {self._nats_restarts} times; see its log"))
                 return
             await asyncio.sleep(limits.RESTART_WAIT_S)
             try:
                 await nats.start_async()
             except (Fatal, Unavailable) as error:
-                self._fail(error)
-                return
+                _log.warning("unit.restart", unit=NATS, reason=str(error))
+                continue
             self._nats_pid = nats.pid
             _log.warning("unit.restarted", unit=NATS, url=nats.url)
 

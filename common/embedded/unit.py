@@ -49,6 +49,8 @@ class UnitSpec:
     restarts_max: int = limits.RESTARTS_MAX
     restart_wait_s: float = limits.RESTART_WAIT_S
     """Before the first restart; doubled by every further end in quick succession."""
+    restart_wait_s_max: float = limits.RESTART_WAIT_S_MAX
+    """Where the doubling stops."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +196,8 @@ class Unit:
                 self.restarts += 1
                 self.state = "restarting"
                 wait_s = min(
-                    limits.RESTART_WAIT_S_MAX, self.spec.restart_wait_s * 2.0**self._quick_ends
+                    self.spec.restart_wait_s_max,
+                    self.spec.restart_wait_s * 2.0**self._quick_ends,
                 )
                 _log.warning("unit.restart", unit=self.spec.name, code=code, wait_s=wait_s)
                 await asyncio.sleep(wait_s)

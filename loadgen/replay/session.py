@@ -8,7 +8,7 @@ import structlog
 from slackwater.common import codec, limits
 from slackwater.common.bus.base import Delivery
 from slackwater.common.client import Client
-from slackwater.common.errors import DeadlineExceeded, DecodeRejected, SlackwaterError
+from slackwater.common.errors import DeadlineExceeded, DecodeRejected, Retryable, SlackwaterError
 from slackwater.loadgen.replay.timeline import Observed, Timeline
 from slackwater.loadgen.replay.workload import Workload
 from slackwater.schemas import subjects
@@ -29,6 +29,13 @@ SLOWDOWN_MAX = 6.0
 SETTLE_S = 15.0
 
 OnTick = Callable[[Timeline, float], None]
+Failure = Callable[[], SlackwaterError | None]
+"""Why the cluster under the replay cannot go on, once it cannot."""
+
+
+def unwatched() -> SlackwaterError | None:
+    """A cluster that somebody else looks after."""
+    return None
 
 
 def deadline_s(workload: Workload) -> float:
@@ -39,8 +46,11 @@ def deadline_s(workload: Workload) -> float:
     )
 
 
-async def replay(client: Client, workload: Workload, on_tick: OnTick) -> Timeline:
-    """Raises DeadlineExceeded naming the jobs that have not ended; they are cancelled first."""
+async def replay(
+    client: Client, workload: Workload, on_tick: OnTick, failure: Failure = unwatched
+) -> Timeline:
+    """Raises DeadlineExceeded naming the jobs that have not ended (they are cancelled first), or
+    the cluster's `failure`."""
     clock = client.clock
     timeline = Timeline(started_s=clock.now_s())
 
@@ -55,7 +65,7 @@ async def replay(client: Client, workload: Workload, on_tick: OnTick) -> Timelin
     await client.bus.flush()
     submitting = asyncio.ensure_future(_submit_on_time(client, workload, timeline))
     try:
-        await _until_ended(client, workload, timeline, submitting, on_tick)
+        await _until_ended(client, workload, timeline, submitting, on_tick, failure)
         await _until_released(client, timeline, on_tick)
     except BaseException:
         submitting.cancel()
@@ -68,10 +78,11 @@ async def replay(client: Client, workload: Workload, on_tick: OnTick) -> Timelin
 
 
 async def _submit_on_time(client: Client, workload: Workload, timeline: Timeline) -> None:
+    patient = Client(client.bus, client.clock, budget_s=limits.RETRY_BUDGET_S)
     for job in workload.jobs:
         await client.clock.sleep_until(timeline.started_s + job.at_s)
         timeline.expect(job.spec, client.clock.now_s())
-        await client.submit(job.spec)
+        await patient.submit(job.spec)
 
 
 async def _until_ended(
@@ -80,6 +91,7 @@ async def _until_ended(
     timeline: Timeline,
     submitting: "asyncio.Future[None]",
     on_tick: OnTick,
+    failure: Failure,
 ) -> None:
     give_up_s = timeline.started_s + deadline_s(workload)
     polled_s = 0.0
@@ -88,6 +100,8 @@ async def _until_ended(
             submitting.result()  # A refused submission ends the replay.
         now_s = client.clock.now_s()
         on_tick(timeline, now_s)
+        if (broken := failure()) is not None:
+            raise broken
         if now_s > give_up_s:
             left = [id for id, track in timeline.tracks.items() if track.ended_s is None]
             raise DeadlineExceeded(
@@ -102,7 +116,12 @@ async def _until_ended(
 
 async def _poll(client: Client, timeline: Timeline) -> None:
     """The bus may lose a fact: the master's records have the jobs' ends."""
-    for record in await client.jobs():
+    try:
+        records = await client.jobs()
+    except Retryable as error:
+        log.info("poll.failed", reason=str(error))  # Jobs go on while the master is down.
+        return
+    for record in records:
         track = timeline.tracks.get(record.spec.id)
         if track is not None and track.ended_s is None and record.finished_s > 0:
             timeline.end(record.spec.id, record.state, record.reason, client.clock.now_s())

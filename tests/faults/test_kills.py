@@ -65,6 +65,7 @@ async def running(**environment: str) -> AsyncIterator[tuple[EmbeddedCluster, Cl
         aggregators=AGGREGATORS,
         cpu_share=0.15,
         restarts_max=10 * KILLS,
+        restart_wait_s_max=0.2,
         profiler={"window_iterations": 20, "profile_iterations": 8},
         environment={
             name.replace("_", "-"): {"SLACKWATER_FAILPOINTS": points}
@@ -97,12 +98,19 @@ async def kill_again_and_again(
     await asyncio.sleep(2.0)  # The jobs are on their way.
     while kills < KILLS and not done.is_set():
         name = rng.choice(names)
-        if name != "nats":
-            await cluster.supervisor.until_ready(name)
+        await until_up(cluster, name)
         await asyncio.sleep(rng.uniform(0.0, 0.5))
         cluster.supervisor.kill(name, signal.SIGKILL)
         kills += 1
     return kills
+
+
+async def until_up(cluster: EmbeddedCluster, name: str) -> None:
+    for _ in range(1500):
+        if {unit.name: unit.state for unit in cluster.supervisor.status()}[name] == "ready":
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError(f"{name} did not come back")
 
 
 VICTIMS = {
@@ -123,7 +131,7 @@ async def test_killed_at_seeded_instants(victim: str) -> None:
             kill_again_and_again(cluster, VICTIMS[victim], seed=5, done=done)
         )
         try:
-            timeline = await session.replay(client, workload(500), ignore)
+            timeline = await session.replay(client, workload(700), ignore)
         finally:
             done.set()
             kills = await killer
