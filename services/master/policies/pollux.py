@@ -139,7 +139,9 @@ class Pollux:
         desired, scaling = None, kept.scaling
         if self.scale:
             candidates = [
-                pollux_scaling.Candidate(tables[job.id].model, int(problem.gpus_max[j]), matrix[j])
+                pollux_scaling.Candidate(
+                    tables[job.id].model, self._largest(job, self.gpus_max), matrix[j]
+                )
                 for j, job in enumerate(jobs)
             ]
             desired, scaling = pollux_scaling.desired_nodes(
