@@ -65,7 +65,10 @@ class SizedByRule(ElasticPolicy):
             if kind not in tables:
                 found = self.table(kind, pool, view.now_s)
                 if self.moldable:
-                    found = self.fixed(kind.fixed or found.at(view.cluster.gpus)[0], kind)
+                    # A size that the cluster lost the nodes for is chosen anew.
+                    fits = 0 < kind.fixed <= view.cluster.gpus
+                    size = kind.fixed if fits else found.at(view.cluster.gpus)[0]
+                    found = self.fixed(size, kind)
                 tables[kind] = found
             return tables[kind]
 
