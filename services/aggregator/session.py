@@ -42,7 +42,6 @@ class Session:
         self.rank = hello.rank
         self.handles: dict[int, Bucket] = {}
         """Everything that was granted on this channel, also what left since."""
-        self.unknown_handles = 0
         self._plane = plane
         self._channel = channel
         self._keys: dict[int, bytes] = {}
@@ -76,10 +75,8 @@ class Session:
         match said:
             case Ring(handle=handle, iteration=iteration):
                 bucket = self.handles.get(handle)
-                if bucket is not None:
+                if bucket is not None:  # A late doorbell of a handle that is gone changes nothing.
                     self._plane.rang(self, bucket, iteration)
-                else:
-                    self.unknown_handles += 1
             case Attach(buckets=buckets):
                 for index in buckets:
                     self._plane.attach(self, index)
