@@ -142,3 +142,12 @@ class GoodputModel(msgspec.Struct, frozen=True):
         values = np.where(fits & (gpus <= limits.gpus_max), values, 0.0)
         best = np.argmax(values, axis=0), np.arange(gpus.size)
         return values[best], per_gpu[best], steps[best]
+
+
+class GoodputReport(msgspec.Struct, frozen=True):
+    """What a job's agent tells the scheduler (section 3.4.1); made anew when something changed."""
+
+    model: GoodputModel | None = None
+    """None until the first iteration was measured."""
+    gpus_seen: int = 0
+    """The most GPUs that it was measured on."""

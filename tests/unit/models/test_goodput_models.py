@@ -3,6 +3,7 @@
 from itertools import pairwise
 from math import inf
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -22,7 +23,12 @@ from slackwater.common.models.fitness import (
     realloc_factor,
     worth,
 )
-from slackwater.common.models.goodput import BatchLimits, GoodputModel, split_batch
+from slackwater.common.models.goodput import (
+    BatchLimits,
+    GoodputModel,
+    GoodputReport,
+    split_batch,
+)
 from slackwater.common.models.lr_scaling import TrainingState, adascale, legw, rule
 from slackwater.common.models.throughput import ThroughputParams, iteration_time_s, throughput
 
@@ -135,6 +141,11 @@ def test_fixed_batch_has_efficiency_one() -> None:
     tuning = model.tune(1, 4)
     assert (tuning.per_gpu, tuning.accumulation) == (128, 0)
     assert tuning.goodput == pytest.approx(float(throughput(THETA, 1, 4, 128)))
+
+
+def test_a_report_survives_the_wire() -> None:
+    report = GoodputReport(MODEL, 4)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(report), type=GoodputReport) == report
 
 
 def test_slower_gpus_compute_slower_and_synchronise_alike() -> None:
