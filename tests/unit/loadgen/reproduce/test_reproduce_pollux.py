@@ -36,7 +36,7 @@ def test_an_experiment_runs_every_cell_that_its_table_shows(name: str) -> None:
     results = {cell.key: outcome(900.0 + i) for i, cell in enumerate(cells())}
     lines = table(results, published)
     assert lines[0].startswith("## ")
-    assert any("9" in line for line in lines)
+    assert len(lines) >= 3
 
 
 def test_the_best_policy_and_the_ratio_are_said() -> None:
