@@ -58,12 +58,9 @@ class QueueingRun:
     def resume(self, now_s: float, allocation: Allocation, conditions: Conditions) -> None:
         gpus = sum(count for _, count in allocation)
         rate = self._x(gpus) * conditions.gpu_speed / conditions.slowdown if gpus else 0.0
-        start_s = now_s + conditions.delay_s
-        if rate and rate == self._rate and start_s <= self._at_s:
-            return
-        self._rate, self._at_s = rate, start_s
+        self._rate, self._at_s = rate, now_s + conditions.delay_s
         left = self.work_total - self.work_done
-        self._end_s = start_s + left / rate if rate else _NEVER
+        self._end_s = self._at_s + left / rate if rate else _NEVER
 
     def advance(self, now_s: float) -> None:
         if now_s >= self._end_s:

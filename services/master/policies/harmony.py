@@ -145,7 +145,8 @@ class Harmony:
                 unreplaced = True
                 continue
             touched[label] = _with(group, stand_ins)
-            waiting = [job for job in waiting if job not in stand_ins]
+            taken = {job.id for job in stand_ins}
+            waiting = [job for job in waiting if job.id not in taken]
         replaced = [touched.get(group.label, group) for group in groups]
         arrived = [job for job in waiting if job.id not in known.profiles]
         if arrived and not unreplaced and len(arrived) == len(waiting):

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from slackwater.common.errors import ConfigRejected
 from slackwater.common.models.speedup import ElasticProfile, SpeedupCurve
 from slackwater.loadgen.generate import generate
 from slackwater.loadgen.simulator.audit import audit
@@ -16,6 +17,7 @@ from slackwater.loadgen.simulator.cluster import Cluster
 from slackwater.loadgen.simulator.engine import Costs, Engine, Result, Settings
 from slackwater.loadgen.simulator.eventlog import event_log
 from slackwater.loadgen.simulator.failures import Failures
+from slackwater.loadgen.simulator.jobmodels.fixed import FixedModel
 from slackwater.loadgen.simulator.jobmodels.queueing import QueueingModel
 from slackwater.loadgen.simulator.workload import SimJob, workload
 from slackwater.schemas.base import JobId
@@ -240,6 +242,61 @@ def test_a_restarted_master_plans_the_same_sizes(name: str, options: dict[str, s
     jobs = lin_jobs(5, 20, 8)
     result = Engine(jobs, Cluster.counted(8), Forgetful(), QueueingModel()).run()  # type: ignore[arg-type]
     assert all(outcome.end_s < inf for outcome in result.outcomes)
+
+
+@pytest.mark.parametrize("elastic", [False, True])
+@pytest.mark.parametrize(("name", "options"), ELASTIC)
+@settings(max_examples=10, deadline=None)
+@given(
+    shapes=st.lists(
+        st.tuples(st.integers(0, 300), st.integers(1, 8), st.integers(1, 2000), st.integers(0, 1)),
+        min_size=1,
+        max_size=10,
+    ),
+    failing=st.booleans(),
+)
+def test_jobs_without_a_curve_are_taken_to_scale_linearly(
+    name: str,
+    options: dict[str, str],
+    elastic: bool,
+    shapes: list[tuple[int, int, int, int]],
+    failing: bool,
+) -> None:
+    """The fixed model: gangs that must be whole, or any number of GPUs up to twice the asked."""
+    if name == "jsq-chunk":
+        options = {"chunk": "8"}
+    jobs, at_s = [], 0
+    for number, (gap_s, gpus, duration_s, priority) in enumerate(shapes):
+        at_s += gap_s
+        jobs.append(
+            SimJob(
+                id=f"j{number}", number=number, submit_s=at_s, gpus=gpus, duration_s=duration_s,
+                gpus_min=1 if elastic else gpus, gpus_max=min(8, 2 * gpus) if elastic else gpus,
+                priority=priority,
+            )
+        )  # fmt: skip
+    nodes = [(4, ""), (2, ""), (2, "")]
+    world = Settings(failures=Failures(4000, 300, 60, 1)) if failing else Settings()
+    result = Engine(jobs, Cluster(nodes), make(name, options), FixedModel(), world).run()
+    assert audit(event_log(result, name, "fixed", nodes, exact=not elastic)) == []
+    assert all(outcome.end_s < inf for outcome in result.outcomes)
+
+
+@pytest.mark.parametrize(("name", "options"), [*ELASTIC, ("harmony", {}), ("naive-colocation", {})])
+def test_nothing_to_do(name: str, options: dict[str, str]) -> None:
+    policy = make(name, options)
+    for cluster in (Cluster([(4, "")]), Cluster([(4, "")], up=0)):
+        view = View(0, cluster.view, {}, cluster.free)
+        plan, memory = policy.allocate(view, None)
+        assert plan.allocations == {}
+        assert policy.explain(view, memory) == []
+
+
+def test_several_gpu_types_are_refused_by_name() -> None:
+    cluster = Cluster([(4, "t4"), (4, "a100")])
+    for name in ("hell", "srpt", "jsq-chunk"):
+        with pytest.raises(ConfigRejected, match="a100"):
+            make(name).allocate(View(0, cluster.view, {}, cluster.free), None)
 
 
 def test_moldable_sizes_never_change() -> None:

@@ -1,0 +1,82 @@
+"""`slackwater model`: JSON for scripts, a table for people, one line for bad input."""
+
+import json
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from slackwater.cli.model import app
+
+MB_8 = ["--worker-s", ".029", "--server-s", ".018", "--uplink-s", ".072", "--downlink-s", ".072"]
+CRUISE = ["--instances", "1e6", "--batch", "1000", "--model-bytes", "2.5e8"]
+
+
+def answer(*words: str) -> dict[str, Any]:
+    result = CliRunner().invoke(app, [*words, "--json"])
+    assert result.exit_code == 0, result.output
+    found: dict[str, Any] = json.loads(result.stdout)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("method", "expected"), [("exact", 11.672), ("fcfs", 13.774), ("hybrid", 12.659)]
+)
+def test_throughput(method: str, expected: float) -> None:
+    found = answer("throughput", *MB_8, "--workers", "6", "--method", method)
+    assert found["workers"] == 6
+    assert found["throughput"] == pytest.approx(expected, abs=5e-4)
+    assert set(found["utilization"]) == {"worker", "uplink", "server", "downlink"}
+    assert found["solver"] == "mva"
+
+
+def test_different_workers_and_several_servers() -> None:
+    times = ["--server-s", ".018", "--uplink-s", ".072", "--downlink-s", ".072"]
+    found = answer("throughput", "--worker-s", ".029,.029,.2", *times)
+    assert found["throughput"] == pytest.approx(9.12576, abs=5e-6)
+    assert found["workers"] == 3
+    halved = answer("throughput", *MB_8, "--workers", "6", "--servers", "2")
+    assert halved["throughput"] > 1.5 * 11.672
+    many = ",".join(str(0.03 + 0.01 * i) for i in range(20))
+    found = answer("throughput", "--worker-s", many, *times)
+    assert found["solver"] == "bard-schweitzer"
+    assert found["approximate"] is True
+
+
+def test_configure() -> None:
+    alike = ["--machines", "32", "--instance-s", ".001", "--bytes-per-s", "1e9"]
+    found = answer("configure", *CRUISE, *alike, "--now-workers", "27")
+    assert (found["workers"], found["servers"]) == (21, 11)
+    assert found["epoch_s"] == pytest.approx(70.346, abs=5e-4)
+    assert found["reconfigure"] is True
+    assert answer("configure", *CRUISE, *alike, "--now-workers", "22")["reconfigure"] is False
+    kinds = ["--machine", "4x.001:1e9", "--machine", "1x.0005:4e9"]
+    found = answer("configure", *CRUISE, *kinds, "--blocks", "20")
+    assert found["solver"] == "milp"
+    assert sum(m["instances"] for m in found["machines"]) == pytest.approx(1e6)
+
+
+def test_people_get_a_table() -> None:
+    result = CliRunner().invoke(app, ["throughput", *MB_8, "--workers", "6"])
+    assert "11.67" in result.stdout
+    alike = ["--machines", "32", "--instance-s", ".001", "--bytes-per-s", "1e9"]
+    result = CliRunner().invoke(app, ["configure", *CRUISE, *alike])
+    assert "21 workers, 11 servers" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["throughput", *MB_8, "--workers", "6", "--method", "magic"], "magic"),
+        (["throughput", "--worker-s", "abc"], "abc"),
+        (["throughput", "--worker-s", "1,2", "--workers", "3"], "2 values for 3"),
+        (["configure", *CRUISE], "--machine"),
+        (["configure", *CRUISE, "--machine", "3by4"], "3by4"),
+        (["configure", *CRUISE, "--machines", "1", "--bytes-per-s", "1"], "machines is 1"),
+    ],
+)
+def test_bad_input_is_one_line(words: list[str], named: str) -> None:
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 65
+    assert named in result.stderr
+    assert result.stderr.count("\n") == 1
