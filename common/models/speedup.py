@@ -63,9 +63,9 @@ class SpeedupCurve:
         self._bounded: dict[tuple[int, int], SpeedupCurve] = {}
 
     def bounded(self, least: int, most: int, nodes: int) -> "SpeedupCurve":
-        """The same curve for a job that may hold `least` to `most` of at most `nodes` nodes; the
-        last value stands for sizes beyond it."""
-        most = max(1, min(most, nodes))
+        """The same curve for a job that may hold `least` to `most` of at most `nodes` nodes. Sizes
+        beyond the curve are of no use; if `least` lies there, its last value stands for them."""
+        most = max(1, min(most, nodes, max(self.nodes, least)))
         key = (least, most)
         if key == (self.least, self.most):
             return self

@@ -12,6 +12,7 @@ Deviations: nodes are GPUs of one type; tenants' quotas are not weighed. A runni
 operator protects from preemption keeps its nodes as they are.
 """
 
+from abc import ABC, abstractmethod
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from heapq import heapify, heappop, heapreplace, merge
@@ -186,17 +187,18 @@ class Choice(NamedTuple):
     curve: SpeedupCurve
 
 
-class ElasticPolicy:
+class ElasticPolicy(ABC):
     """Everything but the sizes."""
 
     elastic = True
     progress_exponent = 0.0
     moldable = False
 
+    @abstractmethod
     def sizes(
         self, view: View, pool: Pool, budget: int, kept: Mapping[JobId, int]
     ) -> dict[JobId, int]:
-        raise NotImplementedError
+        """How many nodes of the budget for whom; jobs left out get none. The kept have theirs."""
 
     def allocate(self, view: View, memory: Any) -> tuple[Plan, Any]:
         if len(view.cluster.gpu_types) > 1:

@@ -16,6 +16,7 @@ the published 0.01.
 `gamma`: early termination (section VI): J counts as J (1 / (1 - progress))^gamma.
 """
 
+from abc import abstractmethod
 from collections.abc import Mapping
 
 from slackwater.common.errors import ConfigRejected
@@ -45,16 +46,17 @@ class SizedByRule(ElasticPolicy):
         self.progress_exponent = gamma
         self.skip = not (self.moldable and strict)
 
+    @abstractmethod
     def table(self, kind: Kind, pool: Pool, now_s: float) -> Sizes:
-        raise NotImplementedError
+        """The rule's size for every budget."""
 
     def weight(self, kind: Kind) -> float:
         """What a unit of the table's cost counts, besides the job's work."""
         return 1.0
 
+    @abstractmethod
     def fixed(self, size: int, kind: Kind) -> Sizes:
         """A table of one size."""
-        raise NotImplementedError
 
     def sizes(
         self, view: View, pool: Pool, budget: int, kept: Mapping[JobId, int]
