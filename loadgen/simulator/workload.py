@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from slackwater.common import limits
 from slackwater.common.errors import Rejected
 from slackwater.loadgen.traces.record import TraceJob
 
@@ -107,6 +108,12 @@ def _sim_job(
         speeds=speeds,
         extra=row.extra,
     )
+
+
+def any_size(jobs: Sequence[SimJob]) -> list[SimJob]:
+    """The same jobs, free to run on any number of GPUs."""
+    most = limits.TRACE_GPUS_MAX
+    return [msgspec.structs.replace(job, gpus_min=1, gpus_max=most) for job in jobs]
 
 
 def refuse_unfit(

@@ -13,14 +13,15 @@ Policies see the curve and the steps at submission (`ElasticProfile`). A slowdow
 divides the rate as a whole.
 """
 
+from collections.abc import Sequence
 from typing import Final, cast, get_args
 
 from slackwater.common.errors import ConfigRejected, Rejected
 from slackwater.common.models.queueing import Method, StepTimes, sharing_above, throughputs
 from slackwater.common.models.speedup import ElasticProfile, SpeedupCurve
 from slackwater.loadgen.simulator.jobmodels.base import Conditions
-from slackwater.loadgen.simulator.workload import SimJob
-from slackwater.services.master.policies.view import Allocation, ClusterView
+from slackwater.loadgen.simulator.workload import SimJob, any_size
+from slackwater.services.master.policies.view import Allocation, ClusterView, Policy
 
 _NEVER: Final = float("inf")
 
@@ -108,6 +109,10 @@ class QueueingModel:
         self.servers, self.charge_server = servers, charge_server
         self.sharing = sharing_above(overlap_above)
         self._curves: dict[tuple[StepTimes, int], SpeedupCurve] = {}
+
+    def adapt(self, jobs: Sequence[SimJob], policy: Policy) -> list[SimJob]:
+        """Under a policy that chooses sizes, jobs may run on any number of nodes."""
+        return any_size(jobs) if getattr(policy, "elastic", False) else list(jobs)
 
     def run(self, job: SimJob, cluster: ClusterView) -> QueueingRun:
         if job.iterations < 1:

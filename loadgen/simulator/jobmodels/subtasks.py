@@ -7,6 +7,7 @@ eq. 4.1; in a group whose label starts with `naive-` nobody orders the subtasks,
 random (`common.models.group.uncoordinated_s`). Machines are GPUs.
 """
 
+from collections.abc import Sequence
 from typing import Final
 
 from slackwater.common.errors import Rejected
@@ -18,8 +19,8 @@ from slackwater.common.models.group import (
     uncoordinated_s,
 )
 from slackwater.loadgen.simulator.jobmodels.base import Conditions
-from slackwater.loadgen.simulator.workload import SimJob
-from slackwater.services.master.policies.view import Allocation, ClusterView
+from slackwater.loadgen.simulator.workload import SimJob, any_size
+from slackwater.services.master.policies.view import Allocation, ClusterView, Policy
 
 _NEVER: Final = float("inf")
 
@@ -95,6 +96,10 @@ class SubtasksRun:
 class SubtasksModel:
     name = "subtasks"
     integer_times = False
+
+    def adapt(self, jobs: Sequence[SimJob], policy: Policy) -> list[SimJob]:
+        """Under a policy that chooses sizes, jobs may run on any number of nodes."""
+        return any_size(jobs) if getattr(policy, "elastic", False) else list(jobs)
 
     def run(self, job: SimJob, cluster: ClusterView) -> SubtasksRun:
         if job.iterations < 1:

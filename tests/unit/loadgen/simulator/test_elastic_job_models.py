@@ -9,6 +9,8 @@ from slackwater.loadgen.simulator.jobmodels.base import Conditions, JobRun
 from slackwater.loadgen.simulator.jobmodels.queueing import QueueingModel
 from slackwater.loadgen.simulator.jobmodels.registry import make_model, names
 from slackwater.loadgen.simulator.jobmodels.subtasks import SubtasksModel
+from slackwater.loadgen.simulator.options import Options
+from slackwater.loadgen.simulator.runner import Task, run
 from slackwater.loadgen.simulator.workload import SimJob
 
 ALEXNET = StepTimes(5.696, 0.0, 1.992, 1.992)
@@ -38,8 +40,8 @@ def test_steps_are_done_at_the_model_s_rate(method: str) -> None:
 
 
 def test_a_fourth_stage_is_the_server_s() -> None:
-    run = QueueingModel().run(sim_job((0.029, 0.072, 0.018, 0.072)), VIEW)
-    assert run.alone_s(3) == pytest.approx(1000 / 9.694, rel=1e-4)
+    found = QueueingModel().run(sim_job((0.029, 0.072, 0.018, 0.072)), VIEW)
+    assert found.alone_s(3) == pytest.approx(1000 / 9.694, rel=1e-4)
 
 
 def test_a_charged_server_takes_a_node() -> None:
@@ -93,3 +95,24 @@ def test_what_a_model_needs_is_said() -> None:
             model.run(sim_job((1.0, 1.0, 1.0), iterations=0), VIEW)
     with pytest.raises(ConfigRejected, match="method"):
         QueueingModel(method="magic")
+
+
+@pytest.mark.parametrize(
+    ("model", "policy", "free"),
+    [("queueing", "hell", True), ("queueing", "fifo", False), ("subtasks", "harmony", True),
+     ("subtasks", "isolated", False), ("subtasks", "naive-colocation", False)],
+)  # fmt: skip
+def test_jobs_are_free_in_size_where_the_policy_chooses(
+    model: str, policy: str, free: bool
+) -> None:
+    """Whoever names such a policy needs no further option."""
+    trace = "generate:lin,jobs=20" if model == "queueing" else "generate:harmony"
+    options = Options(
+        trace=trace, policies=(policy,), nodes=100, gpus_per_node=1, overhead="none",
+        job_model=model,
+    )  # fmt: skip
+    report = run(Task(0, options, policy, 0))
+    held = {round(job.gpu_s / job.run_s, 3) for job in report.figures}
+    asked = {float(job.gpus) for job in report.figures}
+    assert (held != asked) == free
+    assert report.summary.completed == report.summary.jobs
