@@ -213,7 +213,9 @@ class Harmony:
         for count in _steps(least, len(order)):
             involved = order[:count]
             room = idle + sum(group.machines for group in involved)
-            change = self._regrouped(involved, waiting, room)
+            # Algorithm 1 takes a prefix: who stands far behind in the queue can't be reached.
+            near = 32 + 4 * sum(len(group.members) for group in involved)
+            change = self._regrouped(involved, waiting[:near], room)
             if change is not None:
                 rest = self._used(order[count:], machines)
                 options.append((rest + self._used(change.after, machines), change))
