@@ -1,21 +1,56 @@
 """`loadgen`: replays workloads against live clusters, and simulates them at trace scale."""
 
+import sys
+from pathlib import Path
+from typing import Annotated
+
 import typer
 
+from slackwater.cli.outcome import err, reported
 from slackwater.cli.replay import replay
+from slackwater.common.errors import Rejected
+from slackwater.loadgen.generate import WORKLOADS
+from slackwater.loadgen.generate import generate as generated
+from slackwater.loadgen.simulator.command import app as simulation
+from slackwater.loadgen.traces import write
 
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    help="Workloads for Slackwater: live replay and simulation.",
+    help="Workloads for Slackwater: live replay, simulation, generation.",
 )
 app.command()(replay)
+app.add_typer(simulation)
 
 
-@app.callback()
-def _commands() -> None:
-    """Keeps `replay` a sub-command while it is the only one."""
+@app.command()
+def generate(
+    workload: Annotated[str, typer.Argument(help=f"One of {', '.join(sorted(WORKLOADS))}.")],
+    seed: int = 1,
+    option: Annotated[
+        list[str] | None, typer.Option("--set", help="A knob as NAME=VALUE; may be repeated.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="A file; else standard output.")] = None,
+) -> None:
+    """Write a paper's own workload, drawn from its published distributions, as CSV."""
+    with reported():
+        text = write(generated(workload, seed, **_knobs(option or [])))
+        if out is None:
+            sys.stdout.write(text)
+        else:
+            out.write_text(text)
+            err.print(f"{text.count(chr(10)) - 1} jobs in {out}")
+
+
+def _knobs(words: list[str]) -> dict[str, str]:
+    knobs = {}
+    for word in words:
+        name, separator, value = word.partition("=")
+        if not separator:
+            raise Rejected(f"--set {word!r}: give NAME=VALUE")
+        knobs[name] = value
+    return knobs
 
 
 def main() -> None:

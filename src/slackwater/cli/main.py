@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from slackwater.cli import operate, show
+from slackwater.cli import model, operate, show
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -41,6 +41,7 @@ app.command()(show.job)
 app.command()(show.aggregators)
 app.command()(show.top)
 app.command()(show.tap)
+app.add_typer(model.app, name="model")
 
 
 def main() -> None:
