@@ -114,9 +114,24 @@ def check_programme(seed: int, machines: int, blocks: int) -> None:
         for _ in range(machines)
     ]
     training = Training(instances=1e5, batch=1000, model_bytes=rng.uniform(0.1e9, 1e9))
-    found = different_optimum(training, cluster, blocks=blocks, gap=1e-7)
+    found = different_optimum(training, cluster, blocks=blocks, gap=1e-7, whole_blocks=True)
     assert found.proven
     assert found.epoch_s == pytest.approx(brute_force_s(training, cluster, blocks), rel=1e-5)
+    assert sum(found.instances) == pytest.approx(training.instances)
+    assert sum(found.model_bytes) == pytest.approx(training.model_bytes)
+
+
+@pytest.mark.parametrize("seed", [10, 11, 12])
+def test_shares_finer_than_blocks_are_no_worse_than_any_of_a_finer_grain(seed: int) -> None:
+    """Three machines, found with 24 blocks and smoothed, against brute force with 48."""
+    rng = Random(seed)
+    cluster = [Machine(rng.uniform(0.5e-3, 2e-3), rng.uniform(0.5e9, 4e9)) for _ in range(3)]
+    training = Training(instances=1e5, batch=1000, model_bytes=rng.uniform(0.1e9, 1e9))
+    found = different_optimum(training, cluster, blocks=24, gap=1e-7)
+    assert found.epoch_s <= brute_force_s(training, cluster, 48) * (1 + 1e-9)
+    assert found.epoch_s == pytest.approx(
+        epoch_s(training, cluster, found.workers, found.instances, found.model_bytes)
+    )
     assert sum(found.instances) == pytest.approx(training.instances)
     assert sum(found.model_bytes) == pytest.approx(training.model_bytes)
 
