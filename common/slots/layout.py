@@ -29,6 +29,11 @@ PARAMETER_BYTES: Final = 4
 """Parameters and optimiser states are float32 whatever the gradients' dtype."""
 GRADIENT_BYTES: Final[dict[DType, int]] = {"float32": 4, "float16": 2, "bfloat16": 2}
 
+TINY_PART: Final = 16
+"""A tensor of at most this part of a bucket goes along with the large one before it ..."""
+TINY_MAX: Final = 4
+"""... as one of at most so many: a bias, or a batch-norm's scale and shift."""
+
 WORDS_OFFSET: Final = PAGE
 WORD_STRIDE: Final = 64
 RANKS_OFFSET: Final = 2 * PAGE
@@ -49,12 +54,19 @@ def plan_buckets(
     tensors: tuple[TensorSpec, ...], bucket_bytes: int = limits.BUCKET_BYTES
 ) -> tuple[BucketLayout, ...]:
     """Every tensor is in exactly one bucket, in order; a bucket of several tensors has at most
-    `bucket_bytes`, a tensor of that size or more is alone."""
+    `bucket_bytes`, save that a tensor of that size or more takes the tiny ones behind it along.
+
+    A bias goes with its weight: a bucket of its own would cost more than its sum, and dealing
+    buckets round robin would put every large weight of a network on the same server.
+    """
     buckets: list[BucketLayout] = []
     first = elements = 0
     for position, tensor in enumerate(tensors):
         size = element_count(tensor)
-        if elements and (elements + size) * PARAMETER_BYTES > bucket_bytes:
+        tiny = size * PARAMETER_BYTES * TINY_PART <= bucket_bytes
+        large = first < position and element_count(tensors[first]) * PARAMETER_BYTES >= bucket_bytes
+        joins = tiny and large and position - first <= TINY_MAX
+        if elements and not joins and (elements + size) * PARAMETER_BYTES > bucket_bytes:
             buckets.append(_bucket(len(buckets), first, position, elements))
             elements = 0
         if not elements:

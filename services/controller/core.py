@@ -30,6 +30,7 @@ from slackwater.common.effects import (
     TimerFired,
 )
 from slackwater.common.errors import Rejected
+from slackwater.common.slots.layout import plan_buckets
 from slackwater.schemas.base import AggregatorId, JobId, Message, Ok, Record, Refused
 from slackwater.schemas.cluster import AggregatorHeartbeat
 from slackwater.schemas.jobs import first_difference
@@ -54,7 +55,6 @@ from slackwater.services.controller import (
     watching,
 )
 from slackwater.services.controller.config import ControllerConfig
-from slackwater.services.controller.layout import lay_out
 from slackwater.services.controller.state import Asked, Job, State
 
 LAYOUT_EPOCH = 1
@@ -163,7 +163,7 @@ class Controller:
             spec=spec,
             tensors=message.tensors,
             plan=plan,
-            buckets=lay_out(message.tensors),
+            buckets=plan_buckets(message.tensors),
             submitted_s=now_s,
         )
 

@@ -54,7 +54,7 @@ from slackwater.schemas.telemetry import TasksObserved
 from slackwater.services.aggregator.config import AggregatorConfig
 from slackwater.services.aggregator.shell import Aggregator
 
-TENSORS = (TensorSpec(name="w", shape=(300_000,)), TensorSpec(name="b", shape=(10,)))
+TENSORS = (TensorSpec(name="w", shape=(300_000,)), TensorSpec(name="b", shape=(20_000,)))
 BUCKETS = plan_buckets(TENSORS)
 UPDATE = UpdateRule(name="momentum", learning_rate=0.1)
 PLAN = JobPlan(
@@ -270,7 +270,7 @@ async def test_training_is_the_replay(system: System) -> None:
     assert all(same(workers[1], bucket, 5) for bucket in (0, 1))
     beat: AggregatorHeartbeat = aggregator.heartbeat(0.0)
     assert (beat.buckets, beat.jobs) == (2, 1)
-    assert beat.bytes_in == 5 * 2 * 300_010 * 4
+    assert beat.bytes_in == 5 * 2 * 320_000 * 4
     assert beat.held_bytes == aggregator.core.held_bytes > 300_010 * 4 * 6
     await asyncio.sleep(3.0)
     tasks = {t.bucket: t for report in system.reports for t in report.tasks}

@@ -1,8 +1,6 @@
-"""Every registered policy: complete plans, nothing moved that is not open, bounds kept; and the
-layout of buckets."""
+"""Every registered policy: complete plans, nothing moved that is not open, bounds kept."""
 
 from dataclasses import replace
-from math import prod
 
 import pytest
 from hypothesis import given, settings
@@ -10,8 +8,6 @@ from hypothesis import strategies as st
 
 from slackwater.common.errors import ConfigRejected
 from slackwater.schemas.base import AggregatorId, JobId
-from slackwater.schemas.jobs import TensorSpec
-from slackwater.services.controller.layout import lay_out
 from slackwater.services.controller.policies import load_policy
 from slackwater.services.controller.policies.view import (
     AggregatorView,
@@ -167,20 +163,3 @@ def test_a_plan_may_not_move_what_is_not_open() -> None:
 def test_an_unknown_policy_is_refused_naming_those_that_exist() -> None:
     with pytest.raises(ConfigRejected, match="cyclic, packed, static"):
         load_policy("roundest-robin")
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=3), min_size=1, max_size=40))
-def test_each_tensor_is_in_one_bucket_and_only_a_lone_one_is_larger_than_the_bound(
-    shapes: list[list[int]],
-) -> None:
-    tensors = tuple(TensorSpec(name=f"t{n}", shape=tuple(s)) for n, s in enumerate(shapes))
-    buckets = lay_out(tensors, bucket_bytes=256)
-    covered = [t for b in buckets for t in range(b.first, b.first + b.count)]
-    assert covered == list(range(len(tensors)))
-    assert [b.index for b in buckets] == list(range(len(buckets)))
-    for b, after in zip(buckets, (*buckets[1:], None), strict=True):
-        assert b.elements == sum(prod(s) for s in shapes[b.first : b.first + b.count])
-        assert b.count == 1 or b.elements * 4 <= 256
-        if after is not None:  # Nothing is split without need.
-            assert (b.elements + prod(shapes[after.first])) * 4 > 256
