@@ -17,7 +17,7 @@ from slackwater.loadgen import models
 from slackwater.loadgen.replay.workload import COMPUTE_S, UPDATE
 
 REFERENCE = "vgg19"
-DUTY = 0.31
+DUTY = 0.29
 """In the middle of what puts VGG19 and AlexNet inside their targets together."""
 ELEMENTS = 8 * 2**20
 WORKERS = 2

@@ -23,6 +23,7 @@ class JobFigures:
 
     job: str
     model: str
+    cluster: str
     state: str
     iterations: int
     standalone_s: float | None
@@ -118,6 +119,7 @@ def job_figures(
             JobFigures(
                 job=id,
                 model=track.spec.model,
+                cluster=track.cluster,
                 state=track.state,
                 iterations=track.reported,
                 standalone_s=alone_s,

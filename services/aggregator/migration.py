@@ -266,6 +266,7 @@ class Adoptions:
     async def _take(self, held: Held, note: HandoverNote, stale: Held | None, shared: bool) -> None:
         self._destination.may_adopt(held.key, held.region.nbytes)
         await self._regions.keep([held])
+        await self._regions.populate(held)
         failpoint("aggregator.copy.mid")
         try:
             with held.locked() as slots:

@@ -106,6 +106,7 @@ class Regions:
                 await self._notify.remove(stale.name)
                 stale.close()
             self.held[held.key] = held
+            await self.populate(held)
         self.recovered = len(self.held)
         self._kept.update(held.name for held in self.held.values())
         return list(self.held.values())
@@ -161,6 +162,10 @@ class Regions:
                 self._kept[held.name] += 1
                 await self._notify.store(held.region.fileno(), held.name)
             await self._notify.barrier()
+
+    async def populate(self, held: Held) -> None:
+        """Before its first fold, which would be charged for the faults."""
+        await self._off_loop(held.region.populate)
 
     def add(self, held: Held) -> None:
         self.held[held.key] = held

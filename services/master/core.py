@@ -285,7 +285,15 @@ class Master:
         share = self._pool.share()
         clusters = self._clusters
         placed = [
-            (other.record.cluster, id, clusters.demand_cpu(other.record.spec, share))
+            (
+                other.record.cluster,
+                id,
+                # What it holds for its profiling is not unallocated any more.
+                max(
+                    0.0,
+                    clusters.demand_cpu(other.record.spec, share) - self._pool.lent(id) * share,
+                ),
+            )
             for id, other in self._jobs.items()
             if other.record.cluster is not None and not other.ended
         ]

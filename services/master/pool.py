@@ -70,6 +70,10 @@ class Pool:
         """How many more aggregators the cluster could be given now."""
         return min(self._max - self._held_by(cluster), len(self._free()))
 
+    def lent(self, job: JobId) -> int:
+        """Temporary aggregators that are allocated for the job's profiling."""
+        return sum(record.temporary_for == job for record in self._records.values())
+
     @property
     def in_use(self) -> int:
         return len(self._records)
