@@ -14,8 +14,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     help="Puts a deep-learning cluster's slack to work.",
-    epilog="Exit codes: 0 done, 1 failed, 2 usage, 65 bad input, 69 nobody answers, 75 try later, "
-    "78 bad configuration, 130 interrupted.",
+    epilog="Exit codes: 0 done, 1 failed, 2 usage, 3 inconclusive, 65 bad input, 69 nobody "
+    "answers, 75 try later, 78 bad configuration, 130 interrupted.",
 )
 SERVICES = ("master", "controller", "aggregator", "profiler", "worker")
 

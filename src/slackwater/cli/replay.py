@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.live import Live
@@ -26,7 +26,7 @@ from slackwater.schemas.jobs import Aggregation
 
 LINE_EVERY_S = 5.0
 PROFILE_ITERATIONS = 5
-FORCE = "SLACKWATER_TRANSPORT"
+Transport = Literal["auto", "shm", "tcp"]
 
 
 def replay(
@@ -51,7 +51,10 @@ def replay(
     controllers: Annotated[int, typer.Option(min=1)] = 2,
     cpu_share: Annotated[float, typer.Option(help="Cores of one aggregator.")] = 0.1,
     window: Annotated[int, typer.Option(min=2, help="Iterations of a monitor window.")] = 20,
-    transport: Annotated[str, typer.Option(help="shm, tcp, or auto.")] = "auto",
+    transport: Annotated[
+        str,
+        typer.Option(help="shm, tcp, or auto: between Agents and aggregators, and among these."),
+    ] = "auto",
     seed: int = 1,
     report_dir: Annotated[Path, typer.Option("--report", help="Folder.")] = Path("reports/run"),
     json: Json = False,
@@ -60,7 +63,7 @@ def replay(
     options: dict[str, Any] = {k: str(v) for k, v in locals().items() if k != "options"}
     started_s = time.monotonic()
     with reported():
-        chosen = _policy(policy)
+        chosen, forced = _policy(policy), _transport(transport, url)
         scale = bytes_scale or _calibrated(trace, time_scale, cpu_share, aggregators)
         work = _workload(trace, time_scale, compute_scale, scale, jobs, min_gpus, seed)
         if chosen == "static":
@@ -73,7 +76,7 @@ def replay(
             cpu_share=cpu_share,
             log_dir=report_dir / "logs",
             profiler={"window_iterations": window, "profile_iterations": PROFILE_ITERATIONS},
-            environment={} if transport == "auto" else {"worker-w1": {FORCE: transport}},
+            transport=forced,
         )
         built_in = trace is None and url is None and chosen == "cyclic"
         with _progress() as on_phase:
@@ -94,6 +97,20 @@ def _policy(name: str) -> Aggregation:
     if name == "static":
         return "static"
     raise Rejected(f"--policy {name!r}: choose cyclic or static")
+
+
+def _transport(name: str, url: str | None) -> Transport:
+    """Of the embedded cluster. Raises Rejected."""
+    if url is not None and name != "auto":
+        raise Rejected(
+            f"--transport {name} cannot be forced on a running cluster: set `transport` in its "
+            "aggregators' configuration and SLACKWATER_TRANSPORT in its worker services' "
+            "environment, or leave out --url"
+        )
+    match name:
+        case "auto" | "shm" | "tcp":
+            return name
+    raise Rejected(f"--transport {name!r}: choose shm, tcp or auto")
 
 
 def _workload(
