@@ -4,7 +4,9 @@
 mount. Expected errors are one line on stderr and an exit code.
 """
 
+import re
 import sys
+from collections.abc import Iterator
 from contextlib import contextmanager
 from os import cpu_count
 from pathlib import Path
@@ -50,7 +52,9 @@ def simulate(
         registry.options_of(name)
     prepared = prepare(options, options.seed)
     if report is not None:
-        report.mkdir(parents=True, exist_ok=True)
+        with _writing(report):
+            report.mkdir(parents=True, exist_ok=True)
+            (report / "summary.json").write_bytes(b"")  # a full run is no time to find out
     tasks = [
         Task(
             p * options.seeds + s, options, policy, options.seed + s,
@@ -65,9 +69,20 @@ def simulate(
         flat = run_all(tasks, processes, tick)
     reports = [flat[i : i + options.seeds] for i in range(0, len(flat), options.seeds)]
     if report is not None:
-        write_report(report, options, prepared, reports)
+        with _writing(report):
+            write_report(report, options, prepared, reports)
     _print(reports, as_json, report)
     return 0
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise Rejected(
+            f"--report {folder}: cannot be written ({error.strerror}); name another folder"
+        ) from error
 
 
 def _console() -> Console:
@@ -95,7 +110,7 @@ def _progress(tasks: list[Task], jobs: int, shown: bool) -> Any:
 def _print(reports: list[list[RunReport]], as_json: bool, folder: Path | None) -> None:
     out = _console()
     if as_json:
-        summaries = [runs[0].summary for runs in reports]
+        summaries = [runs[0].summary.published() for runs in reports]
         out.out(msgspec.json.encode(summaries).decode(), highlight=False)
         return
     out.print(comparison(reports))
@@ -222,7 +237,7 @@ def simulate_command(
     why_at: Annotated[list[float], typer.Option(help="Note why jobs wait then.")] = [],  # noqa: B006
     report: Annotated[Path | None, typer.Option(help="Folder to write to.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
-    processes: Annotated[int, typer.Option(help="0: one per core.")] = 0,
+    processes: Annotated[int, typer.Option(min=0, help="0: one per core.")] = 0,
 ) -> None:
     """Simulate a trace under one or several policies."""
     given = dict(locals())
@@ -238,8 +253,18 @@ def _simulate_given(
     try:
         options = msgspec.convert(given, Options)
     except msgspec.ValidationError as error:
-        raise ConfigRejected(f"{error}; see loadgen simulate --help") from error
+        raise ConfigRejected(_named(str(error), given)) from error
     return simulate(options, report, as_json, processes)
+
+
+def _named(error: str, given: dict[str, Any]) -> str:
+    """msgspec's words, with the option and its value."""
+    found = re.search(r"(.*) - at `\$\.(\w+)", error)
+    if found is None:
+        return f"{error}; see loadgen simulate --help"
+    why, field = found.groups()
+    option = "--" + field.replace("_", "-")
+    return f"{option} {given[field]}: {why.lower()}; see loadgen simulate --help"
 
 
 @app.command("audit")

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from slackwater.common.errors import Rejected
 from slackwater.loadgen.simulator.outcome import Result, Segment
 
 SCHEMA = 1
@@ -65,7 +66,7 @@ def event_log(
         ],
     )  # fmt: skip
     events = [_name(0, "cluster")]
-    events += [_name(i + 1, f"n{i} ({g} GPUs {t})".strip()) for i, (g, t) in enumerate(nodes)]
+    events += [_name(i + 1, f"n{i} ({f'{g} GPUs {t}'.strip()})") for i, (g, t) in enumerate(nodes)]
     events += _slices(result)
     events += _marks(result)
     events += _counters(result.segments)
@@ -77,7 +78,12 @@ def write(log: EventLog, path: Path) -> None:
 
 
 def read(path: Path) -> EventLog:
-    return msgspec.json.decode(path.read_bytes(), type=EventLog)
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=EventLog)
+    except OSError as error:
+        raise Rejected(f"{path}: expected a readable event log ({error.strerror})") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Rejected(f"{path} is not an event log of loadgen simulate: {error}") from error
 
 
 def _name(pid: int, name: str) -> dict[str, Any]:

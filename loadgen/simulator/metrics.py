@@ -12,6 +12,7 @@ Above 1: worse off than with a fair share.
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import Any
 
 import msgspec
 
@@ -27,8 +28,12 @@ SMALL_GPUS, SHORT_S = 8, 14400
 """Tiresias table 3.4 for the original trace: small is at most 8 GPUs, short below 4 hours."""
 
 
+COUNTS = ("avg_finish_time_fairness", "restarts", "failures", "decisions", "events")
+
+
 class Summary(msgspec.Struct, kw_only=True):
-    """One object of summary.json."""
+    """What is known of a run: `published()` is one object of summary.json, and COUNTS
+    go to counts.json."""
 
     policy: str
     jobs: int
@@ -51,6 +56,12 @@ class Summary(msgspec.Struct, kw_only=True):
     failures: int = 0
     decisions: int = 0
     events: int = 0
+
+    def published(self) -> dict[str, Any]:
+        return {k: v for k, v in msgspec.structs.asdict(self).items() if k not in COUNTS}
+
+    def counts(self) -> dict[str, Any]:
+        return {k: v for k, v in msgspec.structs.asdict(self).items() if k in ("policy", *COUNTS)}
 
 
 class JobFigures(msgspec.Struct):

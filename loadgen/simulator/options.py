@@ -12,7 +12,8 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from slackwater.common.errors import ConfigRejected
+from slackwater.common import limits
+from slackwater.common.errors import ConfigRejected, Rejected
 from slackwater.loadgen.generate import generate
 from slackwater.loadgen.simulator.cluster import Cluster, parse_nodes
 from slackwater.loadgen.simulator.failures import Failures
@@ -34,6 +35,13 @@ GENERATED = "generate:"
 `generate:tiresias`, `generate:lin,load=0.7`."""
 
 
+TIMED_MODELS = frozenset({"fixed", "interleaved"})
+"""Job models whose work is the trace's duration."""
+
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=limits.TRACE_SECONDS_MAX)]
+Count = Annotated[int, msgspec.Meta(ge=0)]
+
+
 class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`loadgen simulate`, every option with its default."""
 
@@ -53,7 +61,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     seeds: Annotated[int, msgspec.Meta(ge=1)] = 1
     """Runs of each policy: seed, seed + 1, ... Generated workloads, failures and the shake of
     submissions differ between them."""
-    shake_s: float = 60.0
+    shake_s: Seconds = 60.0
     """With several seeds: submissions of all but the first run move by up to this, so that the
     interval shows what mere chance does to a result (input shaking)."""
     # Which jobs
@@ -74,25 +82,25 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     on the others."""
     reference_gpu: str = "v100"
     # The world
-    start_s: float = 0
-    restart_s: float = 0
+    start_s: Seconds = 0
+    restart_s: Seconds = 0
     restart_by_model: str = ""
     """model=seconds,... instead of restart_s for these models."""
-    spread_slowdown: float = 0
-    interference: float = 0
-    mtbf_s: float = 0
-    repair_s: float = 3600
-    checkpoint_s: float = 0
+    spread_slowdown: Annotated[float, msgspec.Meta(ge=0, le=1000)] = 0
+    interference: Annotated[float, msgspec.Meta(ge=0, le=0.99)] = 0
+    mtbf_s: Seconds = 0
+    repair_s: Annotated[float, msgspec.Meta(ge=1, le=limits.TRACE_SECONDS_MAX)] = 3600
+    checkpoint_s: Seconds = 0
     quotas: str = ""
     """tenant=GPUs,... or `equal` (the cluster shared out evenly among the trace's tenants)."""
     borrowing: bool = True
-    min_run_s: float = 0
-    colocate: int = 0
+    min_run_s: Seconds = 0
+    colocate: Count = 0
     """Up to so many jobs on the same GPUs; uses the job model `interleaved`."""
-    nodes_max: int = 0
+    nodes_max: Count = 0
     """Lets a policy that scales the cluster grow it to so many nodes."""
-    provision_s: float = 0
-    why_at: tuple[float, ...] = ()
+    provision_s: Seconds = 0
+    why_at: tuple[Seconds, ...] = ()
 
 
 class Prepared(msgspec.Struct):
@@ -167,6 +175,8 @@ def prepare(options: Options, seed: int) -> Prepared:
     if seed != options.seed and options.shake_s and not options.trace.startswith(GENERATED):
         rows = _shaken(rows, options.shake_s, seed)
     model = build_model(options, seed)
+    if model.name in TIMED_MODELS:
+        _refuse_timeless(rows, trace)
     jobs = workload(
         rows,
         whole_seconds=model.integer_times,
@@ -181,6 +191,16 @@ def prepare(options: Options, seed: int) -> Prepared:
     rules = build_rules(options, jobs)
     refuse_unfit(jobs, cluster.gpus_by_type(), rules.quotas, rules.borrowing)
     return Prepared(jobs, trace.sha256, trace.format, len(trace.jobs), dict(trace.skipped))
+
+
+def _refuse_timeless(rows: Sequence[TraceJob], trace: Trace) -> None:
+    for row in rows:
+        if row.duration_s is None:
+            raise Rejected(
+                f"{trace.path}: job {row.id} has no duration (format {trace.format}); run it with "
+                "a job model that finds one (--job-model profiles), or give measured speeds "
+                "(--throughputs)"
+            )
 
 
 def _measured(options: Options, rows: Sequence[TraceJob]) -> Speeds | None:

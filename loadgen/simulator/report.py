@@ -1,6 +1,7 @@
 """The report folder of a simulation.
 
     summary.json      a list, one object per policy (the base seed's run)
+    counts.json       restarts, failures, decisions, events and mean fairness, one object per policy
     confidence.json   with several seeds: mean and 95 % interval of every figure
     jobs.csv          every job under every policy
     bins.csv          JCT by size: small or large, short or long (Tiresias table 3.4)
@@ -35,7 +36,8 @@ def write_report(
 ) -> None:
     """`reports[p][s]`: policy p with seed `options.seed + s`."""
     first = [runs[0] for runs in reports]
-    _write(folder / "summary.json", [report.summary for report in first])
+    _write(folder / "summary.json", [report.summary.published() for report in first])
+    _write(folder / "counts.json", [report.summary.counts() for report in first])
     _write(folder / "manifest.json", manifest(options, prepared))
     if options.seeds > 1:
         _write(folder / "confidence.json", confidence(reports))
