@@ -3,14 +3,18 @@
 The services' CPU shares are fitted to the machine: an aggregator is a slot of `cpu_share` cores,
 and together they get at most half of the cores, so that what a job loses is its neighbours' doing
 and not the machine's.
+
+Aggregators listen for both transports, tcp on the loopback interface, with one secret per cluster,
+so that Agents and handovers have the choice that they have between real hosts.
 """
 
 import os
+import secrets
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import structlog
 
@@ -22,6 +26,8 @@ from slackwater.common.errors import ConfigRejected
 
 CPU_SHARE: Final = 0.1
 """Of one core: an aggregator's on a development machine."""
+_ANY_FREE_PORT: Final = "127.0.0.1:0"
+_TOKEN_BYTES: Final = 32
 _log = structlog.get_logger()
 
 
@@ -58,6 +64,9 @@ class ClusterOptions:
     """Where the services' logs are copied at the end; None: nowhere."""
     policy: str = ""
     """The controllers' assignment policy; empty: their default."""
+    transport: Literal["", "auto", "shm", "tcp"] = ""
+    """`shm` or `tcp`: all that aggregators offer and jobs use; `auto`: the best of both; empty: the
+    same, unless the SLACKWATER_TRANSPORT of this process's environment tells the jobs."""
     master: Mapping[str, Any] = field(default_factory=dict)
     controller: Mapping[str, Any] = field(default_factory=dict)
     aggregator: Mapping[str, Any] = field(default_factory=dict)
@@ -79,6 +88,7 @@ class EmbeddedCluster:
         if self.cpu_share < options.cpu_share:
             _log.info("cpu_share.shrunk", asked=options.cpu_share, used=round(self.cpu_share, 4))
         self._supervisor: Supervisor | None = None
+        self._token = secrets.token_hex(_TOKEN_BYTES)
 
     @property
     def supervisor(self) -> Supervisor:
@@ -96,7 +106,7 @@ class EmbeddedCluster:
         )
         try:
             url = await supervisor.start_nats()
-            for stage in service_stages(options, self.cpu_share):
+            for stage in service_stages(options, self.cpu_share, self._token):
                 await supervisor.start_units(
                     [self._spec(service, id, fields, url) for service, id, fields in stage]
                 )
@@ -124,18 +134,35 @@ class EmbeddedCluster:
                 "--config",
                 str(config),
             ),
-            environment=self.options.environment.get(name, {}),
+            environment={
+                **_transport_of_jobs(self.options, service),
+                **self.options.environment.get(name, {}),
+            },
             restarts_max=self.options.restarts_max,
             restart_wait_s_max=self.options.restart_wait_s_max,
         )
 
 
+def _transport_of_jobs(options: ClusterOptions, service: str) -> dict[str, str]:
+    """The worker service hands its environment on to the processes of jobs."""
+    if service != "worker" or not options.transport:
+        return {}
+    return {"SLACKWATER_TRANSPORT": options.transport}
+
+
 def service_stages(
-    options: ClusterOptions, cpu_share: float
+    options: ClusterOptions, cpu_share: float, cluster_token: str
 ) -> list[list[tuple[str, str, dict[str, Any]]]]:
     """(service, id, configuration) in the order of start; within a stage, all at once."""
     controller = {"policy": options.policy} if options.policy else {}
     per_cluster = -(-options.aggregators // options.controllers)  # The pool is split (3.3.3).
+    aggregator: dict[str, Any] = {
+        "cpu_share": cpu_share,
+        "tcp_address": _ANY_FREE_PORT,
+        "cluster_token": cluster_token,
+    }
+    if options.transport in ("shm", "tcp"):
+        aggregator["transport"] = options.transport
     first = [
         ("master", "m1", {"aggregators_max": per_cluster, **options.master}),
         ("profiler", "p1", dict(options.profiler)),
@@ -144,7 +171,7 @@ def service_stages(
             for n in range(1, options.controllers + 1)
         ),
         *(
-            ("aggregator", f"a{n}", {"cpu_share": cpu_share, **options.aggregator})
+            ("aggregator", f"a{n}", {**aggregator, **options.aggregator})
             for n in range(1, options.aggregators + 1)
         ),
     ]

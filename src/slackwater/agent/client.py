@@ -26,6 +26,7 @@ import numpy as np
 
 from slackwater.agent.attached import Array
 from slackwater.agent.cells import Cell, check_gradient, read_tensors
+from slackwater.agent.dialing import forced_transport
 from slackwater.agent.session import Session
 from slackwater.common import limits
 from slackwater.common.errors import GradientRefused, Rejected
@@ -35,7 +36,7 @@ from slackwater.schemas.jobs import DType, JobSpec, UpdateRule
 
 class Agent:
     """One worker of one job. What is not given is taken from the environment, where the worker
-    service puts it: SLACKWATER_JOB, _RANK, _WORKERS, _URL."""
+    service puts it: SLACKWATER_JOB, _RANK, _WORKERS, _URL, _TRANSPORT."""
 
     def __init__(
         self,
@@ -55,7 +56,7 @@ class Agent:
     ) -> None:
         """Returns when the parameters can be pulled. `tensors`: of each its initial values
         (float32), or its shape, which means zeros; rank 0's are the job's. `transport`: insist on
-        one. `deadline_s`: of every wait.
+        "shm" or "tcp"; "auto": the best that both ends have. `deadline_s`: of every wait.
 
         Raises Rejected when the job cannot be had as described, DeadlineExceeded when it does not
         come about in time, Unavailable when nobody listens at the URL.
@@ -86,7 +87,7 @@ class Agent:
             values,
             _given(url, environment.get("SLACKWATER_URL"), "url"),
             submitted=self._result_path is not None,
-            transport=transport,
+            transport=forced_transport(transport, environment.get("SLACKWATER_TRANSPORT")),
             deadline_s=deadline_s,
         )
         self._session.open()

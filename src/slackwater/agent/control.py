@@ -53,6 +53,7 @@ class Control:
         self._deadline_s = deadline_s
         self._job = JobId(spec.id)
         self.cluster: ClusterId | None = None
+        self._workers = self._buckets = 0  # As the table says, which the controller answers with.
 
     def _client(self, budget_s: float) -> Client:
         world = self._world
@@ -74,7 +75,9 @@ class Control:
         assert self.cluster is not None
         subject = subjects.command("controller", self.cluster, "locate")
         message = LocateJob(job=self._job, rank=self._rank)
-        return await self._client(budget_s=0.0).ask(subject, message, Located)
+        located = await self._client(budget_s=0.0).ask(subject, message, Located)
+        self._workers, self._buckets = located.plan.workers, len(located.buckets)
+        return located
 
     async def finish(self, result: str) -> None:
         """Raises Retryable when no master stores it in time."""
@@ -103,6 +106,8 @@ class Control:
             location_epoch=self._location_epoch(),
             bytes_pushed=progress.bytes_pushed,
             bytes_pulled=progress.bytes_pulled,
+            workers=self._workers,
+            buckets=self._buckets,
             sender=f"agent.{self._job}.{self._rank}",
         )
         progress.first_iteration += len(taken)

@@ -1,12 +1,28 @@
 """Which of an aggregator's addresses this worker uses: the best transport that both ends share."""
 
 from collections.abc import Mapping
+from typing import Final
 
 from slackwater.common import limits
 from slackwater.common.errors import Rejected, Retryable, Unavailable
 from slackwater.common.transport.base import Channel, Fabric
 from slackwater.common.transport.host import host_identity, split_identity
 from slackwater.schemas.placement import Endpoint
+
+AUTO: Final = "auto"
+FORCIBLE: Final = ("shm", "tcp")
+
+
+def forced_transport(given: str | None, environment: str | None) -> str | None:
+    """The only kind to be used, None: the best that both ends have. What the program gives counts
+    before SLACKWATER_TRANSPORT. Raises Rejected."""
+    source = "transport" if given is not None else "SLACKWATER_TRANSPORT"
+    wanted = given if given is not None else environment or AUTO
+    if wanted == AUTO:
+        return None
+    if wanted not in FORCIBLE:
+        raise Rejected(f"{source} {wanted!r}: choose {', '.join(FORCIBLE)} or {AUTO}")
+    return wanted
 
 
 async def dial(
@@ -21,7 +37,8 @@ async def dial(
         except (Retryable, Rejected) as error:
             errors.append(f"{kind}: {error}")
     offered = ", ".join(kind for kind, _ in endpoint.addresses)
-    raise Unavailable("; ".join(errors) or f"no transport in common, it offers {offered}")
+    insisted = f" ({transport} is forced)" if transport is not None else ""
+    raise Unavailable("; ".join(errors) or f"no transport in common{insisted}, it offers {offered}")
 
 
 def usable(

@@ -101,15 +101,17 @@ def _policy(name: str) -> Aggregation:
 
 def _transport(name: str, url: str | None) -> Transport:
     """Of the embedded cluster. Raises Rejected."""
-    if url is not None and name != "auto":
-        raise Rejected(
-            f"--transport {name} cannot be forced on a running cluster: set `transport` in its "
-            "aggregators' configuration and SLACKWATER_TRANSPORT in its worker services' "
-            "environment, or leave out --url"
-        )
     match name:
-        case "auto" | "shm" | "tcp":
+        case "auto":
             return name
+        case "shm" | "tcp" if url is None:
+            return name
+        case "shm" | "tcp":
+            raise Rejected(
+                f"--transport {name} cannot be forced on a running cluster: set `transport` in its "
+                "aggregators' configuration and SLACKWATER_TRANSPORT in its worker services' "
+                "environment, or leave out --url"
+            )
     raise Rejected(f"--transport {name!r}: choose shm, tcp or auto")
 
 

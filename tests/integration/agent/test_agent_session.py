@@ -72,6 +72,8 @@ def test_steps_train_all_workers_to_the_same_parameters(cluster: Any, train: Tra
     for observed in cluster.observed:
         assert observed.first_iteration == durations[observed.rank] + 1
         durations[observed.rank] += len(observed.durations_s)
+        if observed.durations_s:
+            assert (observed.workers, observed.buckets) == (2, len(cluster.buckets))
     assert durations == {0: 10, 1: 10}
 
 

@@ -88,3 +88,12 @@ def test_scales_must_be_positive(tmp_path: Path) -> None:
     done = run("loadgen", "replay", "--time-scale", "0", "--bytes-scale", "0.1")
     assert done.returncode == 65
     assert "--time-scale" in one_line(done)
+
+
+def test_a_transport_that_nobody_knows_or_that_cannot_be_forced() -> None:
+    done = run("loadgen", "replay", "--transport", "rdma")
+    assert done.returncode == 65
+    assert "--transport 'rdma': choose shm, tcp or auto" in one_line(done)
+    done = run("loadgen", "replay", "--transport", "tcp", "--url", "nats://127.0.0.1:9")
+    assert done.returncode == 65
+    assert "running cluster" in one_line(done)

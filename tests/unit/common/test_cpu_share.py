@@ -44,7 +44,7 @@ def test_never_over_half_and_never_below_the_least(
 
 def test_a_cluster_is_what_the_options_say() -> None:
     options = ClusterOptions(controllers=2, aggregators=3, policy="static", worker={"slots": 4})
-    stages = service_stages(options, 0.05)
+    stages = service_stages(options, 0.05, "secret")
     names = [f"{service}-{id}" for stage in stages for service, id, _ in stage]
     assert names == [
         "master-m1",
@@ -57,6 +57,10 @@ def test_a_cluster_is_what_the_options_say() -> None:
         "worker-w1",
     ]
     fields = {f"{service}-{id}": values for stage in stages for service, id, values in stage}
-    assert fields["aggregator-a2"] == {"cpu_share": 0.05}
+    assert fields["aggregator-a2"] == {
+        "cpu_share": 0.05,
+        "tcp_address": "127.0.0.1:0",
+        "cluster_token": "secret",
+    }
     assert fields["controller-c1"] == {"policy": "static"}
     assert fields["worker-w1"] == {"slots": 4}
