@@ -163,7 +163,8 @@ def read_applications(folder: Path) -> dict[str, Application]:
     }
     if not found:
         raise ConfigRejected(
-            f"no profiles in {folder}: expected a folder per application with placements.csv"
+            f"no profiles in {folder}: expected a folder per application with placements.csv; "
+            "name it with --set profiles.folder=DIR, or set SLACKWATER_TRACES"
         )
     return found
 

@@ -39,7 +39,11 @@ def generate(
         if out is None:
             sys.stdout.write(text)
         else:
-            out.write_text(text)
+            try:
+                out.write_text(text)
+            except OSError as error:
+                why = f"cannot be written ({error.strerror}); name another file"
+                raise Rejected(f"--out {out}: {why}") from error
             err.print(f"{text.count(chr(10)) - 1} jobs in {out}")
 
 

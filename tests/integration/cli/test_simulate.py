@@ -99,3 +99,11 @@ def test_what_is_no_event_log_cannot_be_audited(trace: Path, tmp_path: Path) -> 
     foreign = tmp_path / "events-x.json"
     foreign.write_text('{"traceEvents": []}')
     refused(loadgen("audit", tmp_path), 65, "events-x.json is not an event log")
+
+
+def test_a_workload_goes_to_a_file(tmp_path: Path) -> None:
+    out = tmp_path / "lin.csv"
+    done = loadgen("generate", "lin", "--set", "jobs=20", "--seed", 3, "--out", out)
+    assert done.returncode == 0, done.stderr
+    assert loadgen("generate", "lin", "--set", "jobs=20", "--seed", 3).stdout == out.read_text()
+    refused(loadgen("generate", "lin", "--out", tmp_path), 65, "--out", "name another file")
