@@ -64,7 +64,8 @@ def replay(
     started_s = time.monotonic()
     with reported():
         chosen, forced = _policy(policy), _transport(transport, url)
-        scale = bytes_scale or _calibrated(trace, time_scale, cpu_share, aggregators)
+        scale_of_compute = time_scale if trace is None else compute_scale
+        scale = bytes_scale or _calibrated(scale_of_compute, cpu_share, aggregators)
         work = _workload(trace, time_scale, compute_scale, scale, jobs, min_gpus, seed)
         if chosen == "static":
             work = work.with_policy("static", "static")
@@ -85,10 +86,10 @@ def replay(
         _conclude(outcome, options, report_dir, built_in, wall_s, json)
 
 
-def _calibrated(trace: Path | None, time_scale: float, cpu_share: float, aggregators: int) -> float:
-    """The built-in workload's compute times shrink with --time-scale, a trace job's do not."""
+def _calibrated(compute_scale: float, cpu_share: float, aggregators: int) -> float:
+    """The bytes scale for jobs whose computing is shrunk by `compute_scale`."""
     share = fit_cpu_share(cpu_share, aggregators, len(os.sched_getaffinity(0)))
-    return calibrate.bytes_scale(share, time_scale if trace is None else 1.0)
+    return calibrate.bytes_scale(share, compute_scale)
 
 
 def _policy(name: str) -> Aggregation:

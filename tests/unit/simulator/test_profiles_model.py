@@ -367,6 +367,7 @@ def test_the_artifacts_baselines_are_reproduced_job_by_job(
     assert average(artifact("tiresias-artifact", 6, "workloads")) == pytest.approx(3470, rel=0.01)
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.traces
 @pytest.mark.slow
 def test_pollux_on_workload_6_reaches_the_published_average(artifact: Cell) -> None:
