@@ -63,8 +63,9 @@ async def test_jobs_train_and_migrate_over_tcp_alone() -> None:
         records = [await client.job(id) for id in timeline.tracks]
     assert [record.state for record in records] == ["completed"] * 2, [r.reason for r in records]
     assert [mismatch(record) for record in records] == [None] * 2
+    assert all(track.profile is not None for track in timeline.tracks.values())
     moved = [m for m in timeline.migrations.values() if m.fact == "finished" and m.copied]
-    assert moved, timeline.migrations
+    assert "profiled" in {migration.cause for migration in moved}, timeline.migrations
 
 
 async def test_both_are_offered_and_what_the_worker_service_is_told_reaches_the_agents() -> None:
