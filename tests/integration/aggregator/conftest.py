@@ -386,7 +386,7 @@ async def lab() -> AsyncIterator[Lab]:
 @pytest.fixture
 def training(lab: Lab) -> Callable[..., Training]:
     def make(job: str = "j1", update: str = "adam", **options: Any) -> Training:
-        sizes = options.pop("sizes", {"embed": 300_007, "mlp.w": 270_001, "mlp.b": 11})
+        sizes = options.pop("sizes", {"embed": 300_007, "mlp.w": 270_001, "mlp.b": 20_011})
         rule = UpdateRule(name=update, learning_rate=0.01)  # type: ignore[arg-type]
         return Training(lab.supervisor.url, job, sizes, rule, **options)
 

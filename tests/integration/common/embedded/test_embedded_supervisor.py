@@ -164,6 +164,8 @@ async def test_the_standby_leads_once_the_leader_is_gone(lab: Any) -> None:
     await lab.supervisor.start_units([lab.spec("m2", instance="m2", **common)])
     assert lab.supervisor.units["m2"].status.text == "standby"
     assert isinstance(await _answers(lab, "drain", Drain(), Ok, "main"), Ok)
+    async with asyncio.timeout(20):
+        await lab.supervisor.units["m1"].ended.wait()  # It still answers what it has begun.
     add = lab.toy.Add(command="c2", account="a", amount=1)
     answer = await lab.until_done("add", add, "main")
     assert (answer.total, answer.epoch) == (2, 2)
