@@ -21,8 +21,8 @@ run: setup ## a live cluster shares aggregation between training jobs; ends with
 	$(BIN)/loadgen replay --report $(REPORT)
 
 test: setup ## unit, simulation, integration and fault tests
-	$(BIN)/python -m pytest -q -n 2 -m "not live" tests
-	$(BIN)/python -m pytest -q -n 2 -m live tests
+	$(BIN)/python -m pytest -q -n 3 -m "not live" tests
+	$(BIN)/python -m pytest -q -n 3 -m live tests
 
 lint: setup ## style and spelling
 	$(BIN)/ruff check .
