@@ -4,9 +4,9 @@
     python examples/train_digits.py --url nats://host:4222 # uses a running one
 
 For each update rule two worker processes train one model: each computes the gradient of its half of
-every batch, `agent.step` pushes it and gives back the parameters after the mean of both was applied. The
-same batches then train the same model in one plain process. Both must end at the same parameters, up to
-the rounding of float32 sums.
+every batch, `agent.step` pushes it and gives back the parameters after the mean of both was
+applied. The same batches then train the same model in one plain process. Both must end at the same
+parameters, up to the rounding of float32 sums.
 """
 
 import argparse
