@@ -13,7 +13,8 @@ A demotion happens at an instant: ceil((limit - attained) / GPUs) seconds on.
 
 **Promotion** (PromoteKnob, off by default): a job that has run since its arrival or last promotion,
 and has since then waited `promote_knob` times as long as it has run, goes back to Q1. That resets
-what its queue is counted by, never its progress.
+what its queue is counted by, never its progress. A job that had waited long enough before it was
+preempted is promoted a second after: the instant of its preemption is decided already.
 
 **Gittins** learns from completed jobs alone; until `learn_jobs` of them are there, it is LAS. The
 distribution is renewed each time history has grown by a tenth. In the last queue there is no index.
@@ -111,7 +112,7 @@ class Tiresias(QueuePolicy):
         if job.allocation:
             due_s = self._demoted_s(job, queue, attained, now_s)
         else:
-            due_s = self._promoted_s(job, now_s, notes)
+            due_s = self._promoted_s(job, notes)
         return (-job.priority, queue), self._key(job, queue, attained, now_s, notes), due_s
 
     def _key(self, job: JobView, queue: int, attained: float, now_s: float, notes: Notes) -> Key:
@@ -136,15 +137,17 @@ class Tiresias(QueuePolicy):
             return inf
         return now_s + ceil((self.limits[queue] - attained) / job.held_gpus)
 
-    def _promoted_s(self, job: JobView, now_s: float, notes: Notes) -> float:
+    def _promoted_s(self, job: JobView, notes: Notes) -> float:
+        """Counted from when the job last began to wait, so that it does not depend on when one
+        asks, and later than that instant, whose decision is the one that preempted it."""
         if self.promote_knob <= 0:
             return inf
         _, run_0_s, waited_0_s = notes.resets.get(job.id, (0, 0, 0))
-        run_s = job.run_s(now_s) - run_0_s
+        run_s = job.run_s_then - run_0_s
         if run_s <= 0:
             return inf
-        owed_s = self.promote_knob * run_s - (job.waited_s(now_s) - waited_0_s)
-        return now_s + max(0, ceil(owed_s))
+        owed_s = self.promote_knob * run_s - (job.waited_s(job.since_s) - waited_0_s)
+        return job.since_s + max(1, ceil(owed_s))
 
     def _entered_s(self, job: JobView, queue: int, now_s: float, notes: Notes) -> float:
         """When the job came into this queue, remembered from the decision that saw it there."""
