@@ -135,10 +135,10 @@ def respecified(spec: JobSpec, iterations: int) -> JobSpec:
 def shared_aggregation(*, time_scale: float, bytes_scale: float, seed: int) -> Workload:
     """The built-in workload: (model, arrival, iterations) at time scale 1."""
     plan = [
-        ("vgg19-1", "vgg19", 0.0, 96),
-        ("vgg19-2", "vgg19", 15.0, 82),
-        ("vgg19-3", "vgg19", 30.0, 70),
-        ("alexnet-1", "alexnet", 52.0, 240),
+        ("vgg19-1", "vgg19", 0.0, 106),
+        ("vgg19-2", "vgg19", 15.0, 92),
+        ("vgg19-3", "vgg19", 30.0, 80),
+        ("alexnet-1", "alexnet", 74.0, 200),
     ]
     jobs = tuple(
         PlannedJob(

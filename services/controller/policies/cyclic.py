@@ -3,8 +3,9 @@
 AutoPS sections 3.3.1 and 3.3.2. A new job gets as many aggregators as it asked servers for, its
 buckets round robin, and is profiled there. Then every bucket is assigned to the shared ones. A job
 that is alone in its cluster keeps what it asked for (figure 10), and no job ever needs more new
-aggregators than it asked servers for: where the scheme would, it gets its standalone arrangement,
-which is known to lose nothing.
+aggregators than it asked servers for: where the scheme would, or would use that many and no shared
+one, it gets its standalone arrangement, which is known to lose nothing (best fit fills the first of
+them to the brim).
 """
 
 from slackwater.schemas.base import AggregatorId
@@ -41,7 +42,10 @@ class Cyclic:
             if job.current and not any(job.current):
                 return round_robin(view, job, temporary=False)
         placed, new = place_tasks(view, job)
-        if new > job.servers and all(place is None for place in job.places):
+        alone = all(home.startswith(NEW) for home in placed.values())
+        if all(place is None for place in job.places) and (
+            new > job.servers or (new == job.servers and alone)
+        ):
             return round_robin(view, job, temporary=False)
         if new > view.new_max:
             return Plan(reason=f"{new} more aggregators are needed, {view.new_max} may be asked")

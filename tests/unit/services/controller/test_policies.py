@@ -94,6 +94,15 @@ def test_a_job_alone_keeps_its_temporary_aggregators_and_with_others_it_shares()
     assert policy.assign(view(A2, jobs=(other,)), alone, None)[0].places == (A2,) * 4
 
 
+def test_a_job_that_gets_only_new_aggregators_is_dealt_as_when_it_was_alone() -> None:
+    """Regression: AlexNet, sent off the shared ones, had fc6 and fc7 packed on the first of two."""
+    crowd = job("r", costs_s=(0.05,), places=(A0,))
+    subject = replace(job(costs_s=(0.066, 0.031, 0.007)), excluded=frozenset({A0}))
+    plan, _ = load_policy("cyclic").assign(view(A0, jobs=(crowd,)), subject, None)
+    assert plan.new == 2
+    assert plan.places == ("new#0", "new#1", "new#0")
+
+
 def test_a_job_that_loses_though_alone_gets_all_it_asked_for() -> None:
     lone = job(costs_s=(0.03, 0.02, 0.01), current=(A0, A0, A0))
     plan, _ = load_policy("cyclic").assign(view(A0), replace(lone, standalone=True), None)
