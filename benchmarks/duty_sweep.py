@@ -77,7 +77,7 @@ async def sweep_one(client: Client, target: float, share: float, time_scale: flo
     err.print(f"duty {target:.2f}: bytes scale {scale:.3f}")
     tag = f"d{round(100 * target)}"
     work = three_jobs(scale, time_scale, tag)
-    alone = standalone_workload(work, "vgg19", WINDOW)
+    alone = standalone_workload(work, "vgg19", WINDOW).with_policy("static", tag)
     alone_s = median_iteration_s(
         next(iter((await session.replay(client, alone, quietly)).tracks.values()))
     )

@@ -112,6 +112,7 @@ async def _until_ended(
             polled_s = now_s
             await _poll(client, timeline)
         await client.clock.sleep_until(now_s + TICK_S)
+    submitting.result()  # The record of another job may have ended under a refused one's id.
 
 
 async def _poll(client: Client, timeline: Timeline) -> None:
