@@ -10,10 +10,13 @@ sufficient free slots; ties to the lowest id.
 
 Tasks are assigned largest first: the paper goes "task by task" in no stated order, and a tensor is
 indivisible (fc6 is 72 % of VGG19), so small ones first would fill the only gaps it fits into. An
-estimate stays valid until an assignment changes a cycle or an iteration on its aggregator, so that
-placing a job costs one estimate per aggregator and then one comparison per task and aggregator.
+estimate stays valid until an assignment changes a cycle or an iteration on its aggregator, and the
+valid ones stand on shelves ordered by what is free, so that placing a job costs one estimate per
+aggregator of its cluster and then one search per task.
 """
 
+from bisect import bisect_left, insort
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import floor
 
@@ -81,6 +84,8 @@ class Estimate:
     free_s: float
     executions: int
     loss_max: float
+    duration_s: float
+    """d_k with the task there."""
 
 
 class Packing:
@@ -102,12 +107,9 @@ class Packing:
         """Count a job's tasks where they already are. An unprofiled job weighs nothing yet."""
         if not job.task_cpu_s or job.iteration_s <= 0.0:
             return
-        sums_s: dict[str, float] = {}
-        for cpu_s, place in zip(job.task_cpu_s, job.places, strict=True):
-            if place is not None and place in self._aggregators:
-                sums_s[place] = sums_s.get(place, 0.0) + cpu_s
-        for name, sum_s in sums_s.items():
-            self.assign(job.id, job.iteration_s, sum_s, name)
+        for name, sum_s in job.cpu_by_place_s().items():
+            if name in self._aggregators:
+                self.assign(job.id, job.iteration_s, sum_s, name)
 
     def estimate(self, aggregator: str, job: JobId, iteration_s: float) -> Estimate:
         """Lines 2 to 9 for one aggregator."""
@@ -129,23 +131,33 @@ class Packing:
             free_s=target.usable * cycle_s - used_s,
             executions=executions(cycle_s, duration_s),
             loss_max=loss_max,
+            duration_s=duration_s,
         )
 
-    def assign(self, job: JobId, iteration_s: float, cpu_s: float, aggregator: str) -> bool:
-        """Count one task there; True if that changed a cycle or an iteration, and so other
-        aggregators' estimates."""
+    def assign(self, job: JobId, iteration_s: float, cpu_s: float, aggregator: str) -> set[str]:
+        """Count one task there: the aggregators whose jobs' iterations that changed. Those where
+        only this job's d_j now ends elsewhere are not among them."""
         target = self._aggregators[aggregator]
         entry = self._jobs.setdefault(job, _Job(iteration_s))
-        changed = job not in target.slots_s
+        first = job not in target.slots_s
         target.slots_s[job] = target.slots_s.get(job, 0.0) + cpu_s / target.cpu_share
-        if not changed:
-            return False
-        target.cycle_s = max(target.cycle_s, iteration_s)
-        entry.stretches[aggregator] = 0.0
-        for present in target.slots_s:
-            other = self._jobs[present]
-            other.stretches[aggregator] = stretched_s(target.cycle_s, other.iteration_s)
-        return True
+        stale = {aggregator}
+        if not first:
+            return stale
+        if iteration_s > target.cycle_s:
+            target.cycle_s = iteration_s
+            for present in target.slots_s:
+                neighbour = self._jobs[present]
+                stretch_s = stretched_s(iteration_s, neighbour.iteration_s)
+                if present != job and stretch_s != neighbour.stretches[aggregator]:
+                    neighbour.stretches[aggregator] = stretch_s
+                    stale.update(neighbour.stretches)
+        entry.stretches[aggregator] = stretched_s(target.cycle_s, iteration_s)
+        return stale
+
+    def stretch_s(self, job: JobId, aggregator: str) -> float:
+        """What that aggregator's cycle alone makes of the job's iteration."""
+        return self._jobs[job].stretches[aggregator]
 
     def free_s(self, aggregator: str) -> tuple[float, float]:
         """(F_n, C_n) as assigned; C_n is 0 for an empty one."""
@@ -165,6 +177,41 @@ class Packing:
         return estimate.loss_max < self._loss_limit - EPSILON
 
 
+class _Shelves:
+    """The qualified estimates: one shelf per (executions, cpu_share), since these decide how many
+    slots a task needs; on each the aggregators by what is free, then by rank."""
+
+    def __init__(self) -> None:
+        self._shelves: dict[tuple[int, float], list[tuple[float, int]]] = {}
+        self._at: dict[int, tuple[tuple[int, float], Estimate]] = {}
+
+    def put(self, rank: int, cpu_share: float, estimate: Estimate) -> None:
+        key = (estimate.executions, cpu_share)
+        insort(self._shelves.setdefault(key, []), (estimate.free_s, rank))
+        self._at[rank] = (key, estimate)
+
+    def take(self, rank: int) -> None:
+        """If it is there."""
+        entry = self._at.pop(rank, None)
+        if entry is not None:
+            key, estimate = entry
+            shelf = self._shelves[key]
+            del shelf[bisect_left(shelf, (estimate.free_s, rank))]
+
+    def shorter_than(self, duration_s: float) -> list[int]:
+        return [rank for rank, (_, each) in self._at.items() if each.duration_s < duration_s]
+
+    def best_fit(self, cpu_s: float) -> int | None:
+        """Lines 16 to 21: the rank of the least sufficient; ties to the lowest."""
+        best: tuple[float, int] | None = None
+        for (count, cpu_share), shelf in self._shelves.items():
+            needed_s = count * cpu_s / cpu_share * (1.0 - EPSILON)
+            index = bisect_left(shelf, (needed_s, -1))
+            if index < len(shelf) and (best is None or shelf[index] < best):
+                best = shelf[index]
+        return None if best is None else best[1]
+
+
 def place_tasks(view: ClusterView, job: JobView) -> tuple[dict[int, str], int]:
     """Pseudocode 1 for every open bucket of a profiled job: (bucket -> aggregator, how many new
     ones). `new_max` is not enforced here: the caller judges the number."""
@@ -172,41 +219,36 @@ def place_tasks(view: ClusterView, job: JobView) -> tuple[dict[int, str], int]:
     packing.put(job)
     open_buckets = [bucket for bucket, place in enumerate(job.places) if place is None]
     open_buckets.sort(key=lambda bucket: (-job.task_cpu_s[bucket], bucket))
-    candidates: dict[str, float] = {  # id -> cpu_share, in the order of ids
-        aggregator.id: aggregator.cpu_share
-        for aggregator in sorted(view.aggregators, key=lambda a: a.id)
-        if aggregator.id not in job.excluded
-    }
-    estimates: dict[str, Estimate] = {}
+    welcome = [a for a in view.aggregators if a.id not in job.excluded]
+    welcome.sort(key=lambda a: a.id)
+    names: list[str] = [a.id for a in welcome]  # By rank: in the order of ids, then the new ones.
+    shares = [a.cpu_share for a in welcome]
+    ranks = {name: rank for rank, name in enumerate(names)}
+    shelves = _Shelves()
+
+    def look_again(stale: Iterable[int]) -> None:
+        for rank in stale:
+            shelves.take(rank)
+            estimate = packing.estimate(names[rank], job.id, job.iteration_s)
+            if packing.qualifies(estimate):
+                shelves.put(rank, shares[rank], estimate)
+
+    look_again(range(len(names)))
     placed: dict[int, str] = {}
     new = 0
     for bucket in open_buckets:
         cpu_s = job.task_cpu_s[bucket]
-        if not estimates:
-            for name in candidates:
-                estimate = packing.estimate(name, job.id, job.iteration_s)
-                if packing.qualifies(estimate):
-                    estimates[name] = estimate
-        chosen = _best_fit(estimates, candidates, cpu_s)
-        if chosen is None:
-            chosen = f"{NEW}{new}"
+        rank = shelves.best_fit(cpu_s)
+        if rank is None:
+            rank = len(names)
+            names.append(f"{NEW}{new}")
+            shares.append(view.new_share)
+            ranks[names[rank]] = rank
             new += 1
-            packing.add(AggregatorView(AggregatorId(chosen), view.new_share))
-            candidates[chosen] = view.new_share
-        placed[bucket] = chosen
-        if packing.assign(job.id, job.iteration_s, cpu_s, chosen):
-            estimates.clear()
-        elif chosen in estimates:
-            estimates[chosen] = packing.estimate(chosen, job.id, job.iteration_s)
+            packing.add(AggregatorView(AggregatorId(names[rank]), view.new_share))
+        placed[bucket] = names[rank]
+        changed = packing.assign(job.id, job.iteration_s, cpu_s, names[rank])
+        stale = {ranks[name] for name in changed if name in ranks}
+        stale.update(shelves.shorter_than(packing.stretch_s(job.id, names[rank])))
+        look_again(stale)
     return placed, new
-
-
-def _best_fit(estimates: dict[str, Estimate], shares: dict[str, float], cpu_s: float) -> str | None:
-    """Lines 16 to 21. `estimates` is in the order of ids, new ones last: ties to the first."""
-    best: str | None = None
-    best_free_s = float("inf")
-    for name, estimate in estimates.items():
-        needed_s = estimate.executions * cpu_s / shares[name]
-        if needed_s * (1.0 - EPSILON) <= estimate.free_s < best_free_s:
-            best, best_free_s = name, estimate.free_s
-    return best

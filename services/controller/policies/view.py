@@ -43,6 +43,19 @@ class JobView:
     """Aggregators where this job lost speed: it may not return there."""
     standalone: bool = False
     """It loses speed though alone on fewer aggregators than it asked for: give it all of them."""
+    _cpu_by_place_s: dict[AggregatorId, float] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+
+    def cpu_by_place_s(self) -> dict[AggregatorId, float]:
+        """CPU time of its tasks by aggregator; reckoned once, since every decision in the cluster
+        asks every job."""
+        sums_s = self._cpu_by_place_s
+        if not sums_s and self.task_cpu_s:
+            for cpu_s, place in zip(self.task_cpu_s, self.places, strict=True):
+                if place is not None:
+                    sums_s[place] = sums_s.get(place, 0.0) + cpu_s
+        return sums_s
 
 
 @dataclass(frozen=True, slots=True)
