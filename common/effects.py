@@ -6,7 +6,7 @@ effects; the order within the others is kept.
 """
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from slackwater.schemas.base import Message, Record
 
@@ -36,12 +36,16 @@ class Reply:
     message: Message
 
 
+REFUSED: Final = "refused/"
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """A command to another service. The shell retries it within the budget; the answer (or
     `Refused`, when the budget is spent) comes back as the event `Answered(key, message)`.
 
-    Requests with one `lane` are sent one after the other, in order.
+    Requests with one `lane` are sent one after the other, in order. With `hear_refusals` each
+    refusal that is retried comes as `Answered(REFUSED + key, refused)`, too.
     """
 
     subject: str
@@ -50,6 +54,7 @@ class Request:
     lane: str = ""
     timeout_s: float = 5.0
     budget_s: float = 60.0
+    hear_refusals: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Who is there: announcements, the pool of aggregators, allocations and their approval."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 
@@ -24,6 +24,10 @@ Addresses = Annotated[
 ]
 """(transport, address) pairs, best first."""
 Aggregators = Annotated[tuple[AggregatorId, ...], msgspec.Meta(max_length=1024)]
+
+
+WAITING_JOBS_MAX: Final = 200
+WAITING_CHARS_MAX: Final = 512
 
 
 class Heartbeat(Message, kw_only=True, frozen=True, tag="service.heartbeat"):
@@ -129,6 +133,11 @@ class ClusterReport(Message, kw_only=True, frozen=True, tag="cluster.report"):
     aggregators: Aggregators
     jobs: Annotated[tuple[JobId, ...], msgspec.Meta(max_length=10_000)]
     """Those whose demand is in `free_cpu` already."""
+    waiting: Annotated[
+        dict[JobId, Annotated[str, msgspec.Meta(max_length=WAITING_CHARS_MAX)]],
+        msgspec.Meta(max_length=WAITING_JOBS_MAX),
+    ] = msgspec.field(default_factory=dict)
+    """Jobs that wait -> why; no more of them than fit into a message."""
     at_s: Seconds
 
 

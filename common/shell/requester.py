@@ -16,7 +16,7 @@ import msgspec
 from slackwater.common import codec, limits
 from slackwater.common.bus.base import Bus
 from slackwater.common.clock import Clock
-from slackwater.common.effects import Answered, Request
+from slackwater.common.effects import REFUSED, Answered, Request
 from slackwater.common.errors import DecodeRejected, Rejected, Retryable
 from slackwater.common.failpoints import failpoint
 from slackwater.common.retry import retry
@@ -58,6 +58,14 @@ def _types() -> dict[str, type[Message]]:
             if isinstance(tag, str):
                 found[tag] = kind
     return found
+
+
+class _RefusedSoFar(Retryable):
+    """The receiver's own words: they are the answer, if the budget ends with them."""
+
+    def __init__(self, reply: Refused) -> None:
+        super().__init__(reply.reason, reply.retry_after_s)
+        self.reply = reply
 
 
 class Requester:
@@ -123,11 +131,16 @@ class Requester:
             raw = await self._bus.request(request.subject, payload, timeout_s=request.timeout_s)
             reply = decode_any(raw)
             if isinstance(reply, Refused) and reply.retry_after_s > 0:
-                raise Retryable(reply.reason, reply.retry_after_s)
+                if request.hear_refusals:
+                    self._post(Answered(REFUSED + request.key, reply))
+                raise _RefusedSoFar(reply)
             return reply
 
         try:
             return await retry(once, budget_s=request.budget_s, rng=self._rng, clock=self._clock)
+        except _RefusedSoFar as error:
+            self._counters.requests_failed += 1
+            return error.reply
         except Retryable as error:
             self._counters.requests_failed += 1
             reason = f"no answer from {request.subject} within {request.budget_s} s: {error}"

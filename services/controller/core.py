@@ -18,6 +18,7 @@ from random import Random
 from slackwater.common import limits
 from slackwater.common.codec import encode_record
 from slackwater.common.effects import (
+    REFUSED,
     Answered,
     Draining,
     Effect,
@@ -72,10 +73,12 @@ class Controller:
                 self._requested(event.token, event.message, now_s)
             case Observed():
                 self._observed(event.message, now_s)
-            case Answered():
-                asked = state.asked.pop(event.key, Asked(now_s))
-                self._answered(event.key.split("/"), asked, event.message, now_s)
-                members.sweep(state, now_s)
+            case Answered(key=key, message=message):
+                self._note_refusal(key, message)
+                if not key.startswith(REFUSED):
+                    asked = state.asked.pop(key, Asked(now_s))
+                    self._answered(key.split("/"), asked, message, now_s)
+                    members.sweep(state, now_s)
             case TimerFired():
                 self._tick(now_s)
             case Recovered():
@@ -156,6 +159,8 @@ class Controller:
             workers=spec.workers,
             gradient_dtype=spec.gradient_dtype,
             update=spec.update,
+            consistency=spec.consistency,
+            staleness=spec.staleness,
             layout_epoch=LAYOUT_EPOCH,
             token=f"{self.state.rng.getrandbits(128):032x}",
         )
@@ -204,6 +209,15 @@ class Controller:
             members.sweep(state, now_s)
 
     # Answers --------------------------------------------------------------------------------------
+
+    def _note_refusal(self, key: str, answer: Message) -> None:
+        """For whoever asks why a job waits; an answer ends it."""
+        key = key.removeprefix(REFUSED)
+        job = self.state.jobs.get(JobId(key.split("/")[1])) if "/" in key else None
+        if job is not None:
+            job.refusals.pop(key, None)
+            if isinstance(answer, Refused):
+                job.refusals[key] = answer.reason
 
     def _answered(self, key: list[str], asked: Asked, answer: Message, now_s: float) -> None:
         state, what = self.state, key[0]

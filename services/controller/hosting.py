@@ -82,14 +82,28 @@ def settle(state: State, job: Job, now_s: float) -> None:
         state.aggregator(aggregator, now_s).changed_s = now_s
 
 
+def why_waiting(job: Job) -> str:
+    """Of a job that cannot be located yet, or would be elsewhere; empty: it waits for nothing."""
+    record = job.record
+    if record.phase == "hosting":
+        homes = sorted(job.homes())
+        refusals = {a: job.refusals.get(f"host/{job.id}/{a}", "") for a in homes}
+        refused = [f"{a} refused: {why}" for a, why in refusals.items() if why]
+        return "; ".join([f"its aggregators ({', '.join(homes)}) are being prepared", *refused])
+    asked = job.refusals.get(f"allocate/{job.id}", "") if job.wish is not None else ""
+    why = asked or record.reason
+    if record.phase == "waiting":
+        return f"waits for aggregators: {why or 'they are being asked for'}"
+    return f"trains on where it is: {why}" if why else ""
+
+
 def locate(state: State, job: Job | None, id: str, now_s: float) -> Message:
     """The mapping table (appendix A), once all of it is true."""
     if job is None or job.record.phase == "released":
         return Refused(reason=f"cluster {state.cluster} has no job {id}: it ended, or never began")
     record = job.record
     if record.phase in ("waiting", "hosting"):
-        why = record.reason or "its aggregators are being prepared"
-        return Refused(reason=f"job {id}: {why}", retry_after_s=0.2)
+        return Refused(reason=f"job {id}: {why_waiting(job)}", retry_after_s=0.2)
     homes = {place.aggregator for place in (*record.places, *record.target)}
     unknown = sorted(a for a in homes if state.aggregator(a, now_s).heartbeat is None)
     if unknown:

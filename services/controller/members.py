@@ -6,11 +6,15 @@ good is adopted. Both follow from the present state and are simply asked again u
 crash between a decision and its approval leaks nothing.
 """
 
+from itertools import islice
+
 from slackwater.common.effects import Publish
 from slackwater.common.limits import LOST_AFTER_S
 from slackwater.schemas import subjects
-from slackwater.schemas.base import AggregatorId, Message, Refused
+from slackwater.schemas.base import AggregatorId, JobId, Message, Refused
 from slackwater.schemas.cluster import (
+    WAITING_CHARS_MAX,
+    WAITING_JOBS_MAX,
     AdoptAggregators,
     AggregatorHeartbeat,
     AggregatorList,
@@ -163,12 +167,20 @@ def report(state: State, now_s: float) -> None:
     )
     message = ClusterReport(
         cluster=state.cluster,
+        waiting=_waiting(state),
         free_cpu=free_cpu,
         aggregators=tuple(id for id in sorted(state.aggregators) if state.aggregators[id].ours),
         jobs=counted,
         at_s=now_s,
     )
     state.out.append(Publish(subjects.telemetry("controller", state.cluster, "report"), message))
+
+
+def _waiting(state: State) -> dict[JobId, str]:
+    """Jobs that wait for something of this cluster, and why: the master tells their users."""
+    reasons = ((job.id, hosting.why_waiting(job)) for job in state.living())
+    some = islice(((id, why[:WAITING_CHARS_MAX]) for id, why in reasons if why), WAITING_JOBS_MAX)
+    return dict(some)
 
 
 def lose_and_retry(state: State, now_s: float) -> None:

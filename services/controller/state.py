@@ -70,6 +70,8 @@ class Job:
     settled_s: float = 0.0
     """Since when the job's placement is what it is."""
     dropped: set[AggregatorId] = field(default_factory=set)
+    refusals: dict[str, str] = field(default_factory=dict)
+    """Of commands for this job, by key: why the last attempt was refused."""
 
     @property
     def id(self) -> JobId:
@@ -243,11 +245,14 @@ class State:
         self.out.append(Publish(subjects.event("job", job.id, fact), event))
 
     def ask(self, key: str, subject: str, message: Message, asked: Asked, lane: str = "") -> None:
-        """Send a command unless the same is on its way."""
+        """Send a command unless the same is on its way. Refusals are heard as they come: whoever
+        waits wants to know why before the budget is spent."""
         if key in self.asked:
             return
         self.asked[key] = asked
-        self.out.append(Request(subject, message, key, lane=lane, budget_s=ASK_BUDGET_S))
+        self.out.append(
+            Request(subject, message, key, lane=lane, budget_s=ASK_BUDGET_S, hear_refusals=True)
+        )
 
     def ask_aggregator(
         self, key: str, verb: str, aggregator: AggregatorId, message: Message, now_s: float

@@ -41,6 +41,8 @@ class Clusters:
     def __init__(self) -> None:
         self._reports: dict[ClusterId, tuple[ClusterReport, float]] = {}
         self._demands_cpu: OrderedDict[str, float] = OrderedDict()
+        self.since_s = 0.0
+        """When this master began to listen."""
 
     def heard(self, report: ClusterReport, now_s: float) -> None:
         if report.cluster in self._reports or len(self._reports) < CLUSTERS_MAX:
@@ -76,9 +78,23 @@ class Clusters:
                 cluster,
                 report.free_cpu + unallocated_cpu.get(cluster, 0.0) - uncounted.get(cluster, 0.0),
             )
-            for cluster, (report, heard_s) in self._reports.items()
-            if now_s - heard_s <= LOST_AFTER_S
+            for cluster, (report, _) in self._reports.items()
+            if self.alive(cluster, now_s)
         ]
+
+    def alive(self, cluster: ClusterId, now_s: float) -> bool:
+        entry = self._reports.get(cluster)
+        return entry is not None and now_s - entry[1] <= LOST_AFTER_S
+
+    def silent(self, cluster: ClusterId, now_s: float) -> bool:
+        """Not heard for too long, of which a master that was just started knows nothing."""
+        heard_s = self._reports[cluster][1] if cluster in self._reports else self.since_s
+        return now_s - heard_s > LOST_AFTER_S
+
+    def waiting(self, cluster: ClusterId, job: JobId) -> str:
+        """Why the job waits there, by the controller's last report; empty: it does not."""
+        entry = self._reports.get(cluster)
+        return entry[0].waiting.get(job, "") if entry is not None else ""
 
     @property
     def known(self) -> list[ClusterId]:

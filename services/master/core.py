@@ -14,6 +14,7 @@ import msgspec
 
 from slackwater.common import limits
 from slackwater.common.effects import (
+    REFUSED,
     Answered,
     Draining,
     Effect,
@@ -67,6 +68,7 @@ from slackwater.services.master.jobs import Job, dead, unfit, unknown
 from slackwater.services.master.nodes import Nodes
 from slackwater.services.master.pool import BUCKET as NODES_BUCKET
 from slackwater.services.master.pool import Pool
+from slackwater.services.master.waiting import NO_CONTROLLER, brief, shown
 
 JOBS_BUCKET = "jobs"
 ASK_BUDGET_S = 10.0
@@ -135,7 +137,7 @@ class Master:
 
     def _recover(self, epoch: int, records: dict[str, dict[str, Record]], now_s: float) -> None:
         self._epoch = epoch
-        self._begun_s = now_s
+        self._begun_s = self._clusters.since_s = now_s
         nodes = records.get(NODES_BUCKET, {})
         self._pool.recover(
             {key: r for key, r in nodes.items() if isinstance(r, AggregatorRecord)}, epoch
@@ -156,7 +158,7 @@ class Master:
         if fact:
             self._tell(job, fact, now_s)
 
-    def _tell(self, job: Job, fact: str, now_s: float, **detail: str) -> None:
+    def _tell(self, job: Job, fact: str, now_s: float, reason: str = "") -> None:
         record = job.record
         self._out.append(
             Publish(
@@ -166,8 +168,7 @@ class Master:
                     fact=fact,
                     at_s=now_s,
                     cluster=record.cluster,
-                    reason=record.reason,
-                    detail=detail,
+                    reason=reason or record.reason,
                 ),
             )
         )
@@ -206,25 +207,18 @@ class Master:
 
     def _get(self, token: int, message: GetJob, now_s: float) -> None:
         job = self._jobs.get(JobId(message.job))
-        answer = Refused(reason=unknown(message.job)) if job is None else JobInfo(job=job.record)
-        self._reply(token, answer)
+        if job is None:
+            self._reply(token, Refused(reason=unknown(message.job)))
+            return
+        (record,) = shown([job], self._jobs.values(), self._nodes, self._clusters, now_s)
+        self._reply(token, JobInfo(job=record))
 
     def _list(self, token: int, message: ListJobs, now_s: float) -> None:
-        found = [
-            job.record for job in self._jobs.values() if message.state in (None, job.record.state)
-        ]
-        found.sort(key=lambda r: (-r.submitted_s, r.spec.id))
+        found = [job for job in self._jobs.values() if message.state in (None, job.record.state)]
+        found.sort(key=lambda job: (-job.record.submitted_s, job.id))
         page = found[message.offset : message.offset + limits.LIST_JOBS_MAX]
-        brief = tuple(
-            msgspec.structs.replace(
-                record,
-                results={},
-                reason=record.reason[:200],
-                spec=msgspec.structs.replace(record.spec, program=record.spec.program[:1]),
-            )
-            for record in page
-        )
-        self._reply(token, JobList(jobs=brief, total=len(found)))
+        records = shown(page, self._jobs.values(), self._nodes, self._clusters, now_s)
+        self._reply(token, JobList(jobs=tuple(map(brief, records)), total=len(found)))
 
     # Agents ---------------------------------------------------------------------------------------
 
@@ -248,7 +242,7 @@ class Master:
         if job.record.state == "pending" and job.by_hand:
             self._change(job, now_s, "running", state="running", started_s=now_s)
         if not job.tensors:
-            job.tensors = message.tensors
+            job.tensors, job.update = message.tensors, message.update
         if job.placed:
             self._reply(token, self._registered(job))
             return
@@ -269,7 +263,7 @@ class Master:
             cluster = self._choose_cluster(job, now_s)
             if cluster is None:
                 self._answer_waiting(
-                    job, Refused(reason="no cluster's controller is up", retry_after_s=RETRY_S)
+                    job, Refused(reason=f"job {job.id} {NO_CONTROLLER}", retry_after_s=RETRY_S)
                 )
                 return
             self._change(job, now_s, "placed", cluster=cluster)
@@ -278,7 +272,7 @@ class Master:
             job,
             "place",
             subjects.command("controller", job.record.cluster, "place"),
-            PlaceJob(spec=job.record.spec, tensors=job.tensors),
+            PlaceJob(spec=job.spec, tensors=job.tensors),
         )
 
     def _choose_cluster(self, job: Job, now_s: float) -> ClusterId | None:
@@ -351,26 +345,22 @@ class Master:
 
     def _start_waiting(self, now_s: float) -> None:
         """Give the worker nodes' free slots to the jobs that wait for them."""
-        waiting = [
-            job.record
-            for job in self._jobs.values()
-            if job.record.state == "pending" and not job.by_hand
-        ]
+        waiting = [job.record for job in self._jobs.values() if job.queued]
         self._blocked = False
         if not waiting:
             return
         running = [j.record for j in self._jobs.values() if j.record.state == "running"]
-        starts, hopeless = self._nodes.assign(waiting, running, now_s)
-        self._blocked = len(starts) + len(hopeless) < len(waiting)
+        starts, waits = self._nodes.assign(waiting, running, now_s)
+        self._blocked = any(wait.cause != "larger-node" for wait in waits)
         for record, node in starts:
             job = self._jobs[JobId(record.spec.id)]
-            self._change(
-                job, now_s, "running", state="running", started_s=now_s, node=node, reason=""
-            )
+            self._change(job, now_s, "running", state="running", started_s=now_s, node=node)
             self._advance(job)
-        for record, why in hopeless:
-            if record.reason != why:
-                self._change(self._jobs[JobId(record.spec.id)], now_s, "waiting", reason=why)
+        for wait in waits:
+            job = self._jobs[JobId(wait.job)]
+            if job.waits_for != wait.cause:  # Not with every slot that comes or goes.
+                job.waits_for = wait.cause
+                self._tell(job, "waiting", now_s, wait.reason)
 
     # What others must be told, from the record alone ----------------------------------------------
 
@@ -411,7 +401,9 @@ class Master:
         key = f"{what}/{job.record.spec.id}"
         # Start, stop: in order, or a start that is repeated late would follow the stop.
         lane = f"worker/{job.record.spec.id}" if what in ("start", "stop") else ""
-        self._out.append(Request(subject, message, key, lane=lane, budget_s=ASK_BUDGET_S))
+        self._out.append(
+            Request(subject, message, key, lane=lane, budget_s=ASK_BUDGET_S, hear_refusals=True)
+        )
 
     def _settle(self, job: Job) -> None:
         """An ended job is settled when all who knew of it have let it go."""
@@ -424,15 +416,21 @@ class Master:
             self._prune()
 
     def _answered(self, key: str, message: Message, now_s: float) -> None:
-        what, _, id = key.partition("/")
+        again = key.startswith(REFUSED)
+        what, _, id = key.removeprefix(REFUSED).partition("/")
         if what == "held":
             self._out += self._pool.held(AggregatorId(id), message)
             return
         job = self._jobs.get(JobId(id))
         if job is None:
             return
-        job.asked.discard(what)
         refused = message if isinstance(message, Refused) else None
+        job.refusals.pop(what, None)
+        if refused is not None:
+            job.refusals[what] = refused.reason
+        if again:
+            return
+        job.asked.discard(what)
         if what == "place":
             job.placed = refused is None and not job.ended
             if refused is not None:

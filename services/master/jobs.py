@@ -2,12 +2,16 @@
 
 from dataclasses import dataclass, field
 
+import msgspec
+
 from slackwater.schemas.base import JobId, Refused
 from slackwater.schemas.jobs import (
     TERMINAL_STATES,
     JobRecord,
+    JobSpec,
     RegisterJob,
     TensorSpec,
+    UpdateRule,
     first_difference,
 )
 from slackwater.services.master.config import MasterConfig
@@ -20,6 +24,8 @@ class Job:
 
     record: JobRecord
     tensors: tuple[TensorSpec, ...] = ()
+    update: UpdateRule | None = None
+    """The rule of its program, where that says one."""
     placed: bool = False
     waiting: dict[int, int] = field(default_factory=dict)
     """Token -> rank of registrations that wait for the controller."""
@@ -27,6 +33,10 @@ class Job:
     """place, start, stop, release: requests on their way."""
     told: set[str] = field(default_factory=set)
     """... and those that were carried out."""
+    refusals: dict[str, str] = field(default_factory=dict)
+    """Requests -> why the last one was refused, until one is carried out."""
+    waits_for: str = ""
+    """Of what it waits for, what was told last."""
     heard_s: float = 0.0
     missing_since_s: dict[int, float] = field(default_factory=dict)
 
@@ -39,8 +49,21 @@ class Job:
         return self.record.state in TERMINAL_STATES
 
     @property
+    def spec(self) -> JobSpec:
+        """As submitted; the rule is the program's where none was submitted."""
+        spec = self.record.spec
+        if self.update is None or spec.update != UpdateRule():
+            return spec
+        return msgspec.structs.replace(spec, update=self.update)
+
+    @property
     def by_hand(self) -> bool:
         return not self.record.spec.program
+
+    @property
+    def queued(self) -> bool:
+        """Whether it waits for a worker node to start it."""
+        return self.record.state == "pending" and not self.by_hand
 
 
 def unknown(job: str) -> str:

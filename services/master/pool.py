@@ -155,11 +155,7 @@ class Pool:
         room = self._max - self._held_by(ask.cluster)
         count = min(ask.count, room, len(free))
         if count < needed:
-            return [], Refused(
-                reason=f"{needed} aggregators asked for, {len(free)} are free in the pool and "
-                f"cluster {ask.cluster} may have {room} more",
-                retry_after_s=RETRY_S,
-            )
+            return [], self._short(ask.cluster, needed, len(free), room)
         effects: list[Effect] = []
         for id in free[:count]:
             record = AggregatorRecord(
@@ -217,6 +213,19 @@ class Pool:
         return AggregatorList(aggregators=tuple(infos))
 
     # Inside -------------------------------------------------------------------------------------
+
+    def _short(self, cluster: ClusterId, needed: int, free: int, room: int) -> Refused:
+        remedies = []
+        if free < needed:
+            remedies.append("`slackwater run aggregator` adds one")
+        if room < needed:
+            remedies.append("the master's aggregators_max is raised")
+        asked = f"{needed} {'aggregator' if needed == 1 else 'aggregators'} asked for"
+        return Refused(
+            reason=f"{asked}: {free} free in the pool, cluster {cluster} may have {room} more; "
+            f"that changes when a job ends or {' and '.join(remedies)}",
+            retry_after_s=RETRY_S,
+        )
 
     def _held_by(self, cluster: ClusterId) -> int:
         return sum(record.cluster == cluster for record in self._records.values())

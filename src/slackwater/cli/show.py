@@ -8,6 +8,7 @@ import msgspec
 import typer
 from rich.console import Group, RenderableType
 from rich.live import Live
+from rich.markup import escape
 from rich.table import Table
 
 from slackwater.cli.outcome import out, print_json, reported
@@ -34,16 +35,19 @@ def with_client(url: str | None, work: Callable[[Client], Awaitable[T]]) -> T:
         return asyncio.run(connected())
 
 
-def job_table(records: tuple[JobRecord, ...]) -> Table:
+def job_table(records: tuple[JobRecord, ...], reasons: bool = True) -> Table:
     table = Table()
-    for column in ("job", "model", "state", "cluster", "shape", "iterations", "reason"):
+    for column in ("job", "model", "state", "node", "cluster", "shape", "iterations"):
         table.add_column(column)
+    if reasons:
+        table.add_column("reason")
     for record in records:
         spec = record.spec
-        table.add_row(
-            spec.id, spec.model, record.state, record.cluster or "-",
-            f"{spec.servers}s-{spec.workers}w", str(spec.iterations), record.reason,
-        )  # fmt: skip
+        row = [
+            spec.id, spec.model or "-", record.state, record.node or "-", record.cluster or "-",
+            f"{spec.servers}s-{spec.workers}w", str(spec.iterations),
+        ]  # fmt: skip
+        table.add_row(*map(escape, [*row, record.reason] if reasons else row))
     return table
 
 
@@ -91,7 +95,9 @@ def job(id: str, url: Url = None, json: Json = False) -> None:
     if json:
         print_json(record)
         return
-    out.print(job_table((record,)))
+    out.print(job_table((record,), reasons=False))
+    if record.reason:
+        out.print(f"{record.state}: {record.reason}", markup=False, highlight=False, soft_wrap=True)
     for rank, result in sorted(record.results.items()):
         out.print(f"rank {rank}: {result}", markup=False)
 

@@ -29,14 +29,44 @@ TENSORS = tuple(TensorSpec(name=f"t{n}", shape=(512, 512)) for n in range(3))
 
 @pytest.fixture
 async def cluster() -> AsyncIterator[EmbeddedCluster]:
-    options = ClusterOptions(controllers=2, aggregators=4)
+    options = ClusterOptions(controllers=2, aggregators=4, worker={"slots": 2})
     async with EmbeddedCluster(options, cores=2) as made:
         yield made
 
 
-async def register(client: Client, rank: int) -> JobRegistered:
-    message = RegisterJob(job=SPEC.id, rank=rank, tensors=TENSORS, spec=SPEC)
+async def register(client: Client, rank: int, spec: JobSpec = SPEC) -> JobRegistered:
+    message = RegisterJob(job=spec.id, rank=rank, tensors=TENSORS, spec=spec)
     return await client.master("register", message, JobRegistered)
+
+
+async def until_told(client: Client, job: str, reason: str) -> None:
+    """`slackwater job` shows this reason."""
+    async with asyncio.timeout(15.0):
+        while True:
+            shown = (await client.job(job)).reason
+            if reason in shown:
+                return
+            await asyncio.sleep(0.1)
+
+
+async def check_reasons(client: Client) -> None:
+    """The pool has two aggregators for each cluster, the worker node two slots."""
+    for spec in (
+        JobSpec(id="other", servers=2, workers=1),
+        JobSpec(id="third", servers=2, workers=1),
+    ):
+        await register(client, 0, spec)
+    await until_told(
+        client, "third", "waits for aggregators: 2 aggregators asked for: 0 free in the pool"
+    )
+    sleep = ("python", "-c", "import time; time.sleep(60)")
+    await client.submit(JobSpec(id="runs", workers=1, program=sleep))
+    await client.submit(JobSpec(id="small", workers=2, program=sleep))
+    await until_told(client, "small", "waits for 2 worker slots: 1 of 2 free; runs when a job ends")
+    await client.submit(JobSpec(id="huge", workers=3, program=sleep))
+    await until_told(client, "huge", "waits for 3 worker slots on one node: the largest has 2")
+    for id in ("huge", "small", "runs", "third", "other"):
+        await client.cancel(id)
 
 
 async def locate(client: Client, cluster: str) -> Located:
@@ -66,6 +96,7 @@ async def test_a_placement_outlives_the_kill_of_master_controller_and_profiler(
         before = await locate(patient, home)
         assert len({place.aggregator for place in before.places}) == 2
         assert len(before.endpoints) == 2
+        await check_reasons(patient)
         for unit in ("master-m1", f"controller-{home}", "profiler-p1"):
             cluster.supervisor.kill(unit, signal.SIGKILL)
         after = await locate(patient, home)

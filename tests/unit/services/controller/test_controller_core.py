@@ -248,6 +248,12 @@ class Harness:
     def homes(self, id: str) -> list[str]:
         return [place.aggregator for place in self.stored[id].places]
 
+    def waiting(self) -> dict[str, str]:
+        """What the next report says of jobs that wait."""
+        effects = [effect for effect in self.tick() if isinstance(effect, Publish)]
+        (report,) = [e.message for e in effects if isinstance(e.message, ClusterReport)]
+        return dict(report.waiting)
+
     def said(self, id: str) -> list[str]:
         return [fact.fact for fact in self.facts if fact.job == id]
 
@@ -330,11 +336,31 @@ def test_a_job_waits_for_its_servers_then_takes_fewer_then_shares_unprofiled() -
     waiting = harness.ask(LocateJob(job="second"))
     assert isinstance(waiting, Refused)
     assert waiting.retry_after_s > 0.0
+    why = "waits for aggregators: 0 are free"
+    assert waiting.reason == f"job second: {why}"
+    assert harness.waiting() == {"second": why}
     harness.pass_time(12)
     assert last(harness.sent, AllocateAggregators).at_least == 1
     assert set(harness.homes("second")) <= {"a0", "a1"}
     assert harness.stored["second"].cause == "unprofiled"
     assert isinstance(harness.ask(LocateJob(job="second")), Located)
+    assert harness.waiting() == {}
+
+
+def test_an_aggregator_that_refuses_to_host_a_job_is_named_until_it_does() -> None:
+    pool = Pool(2)
+    full = Refused(reason="a1: no memory", retry_after_s=1.0)
+    pool.lie = lambda request: full if ".a1.host" in request.subject else None
+    harness = Harness(pool)
+    assert harness.ask(placed("j", 2)) == Ok()
+    why = "its aggregators (a0, a1) are being prepared; a1 refused: a1: no memory"
+    assert harness.waiting() == {"j": why}
+    waiting = harness.ask(LocateJob(job="j"))
+    assert isinstance(waiting, Refused)
+    assert waiting.reason == f"job j: {why}"
+    pool.lie = lambda request: None
+    harness.pass_time(1)
+    assert harness.waiting() == {}
 
 
 def test_what_can_never_be_had_is_not_waited_for() -> None:

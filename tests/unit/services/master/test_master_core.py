@@ -111,13 +111,29 @@ class Harness:
             )
         )
 
-    def report(self, cluster: str, free_cpu: float, jobs: tuple[str, ...] = ()) -> None:
+    def why(self, id: str) -> str:
+        """The reason that `slackwater job ID` shows, which is the one of `slackwater jobs`, too."""
+        info, listed = self.answer(GetJob(job=id)), self.answer(ListJobs())
+        assert isinstance(info, JobInfo)
+        assert isinstance(listed, JobList)
+        brief = {record.spec.id: record.reason for record in listed.jobs}
+        assert brief[id] == info.job.reason[:200]
+        return info.job.reason
+
+    def report(
+        self,
+        cluster: str,
+        free_cpu: float,
+        jobs: tuple[str, ...] = (),
+        waiting: dict[str, str] | None = None,
+    ) -> None:
         self.see(
             ClusterReport(
                 cluster=ClusterId(cluster),
                 free_cpu=free_cpu,
                 aggregators=(),
                 jobs=tuple(map(JobId, jobs)),
+                waiting={JobId(job): why for job, why in (waiting or {}).items()},
                 at_s=self.now_s,
             )
         )
@@ -155,7 +171,7 @@ def test_a_submission_is_in_one_step_with_its_record() -> None:
     effects = Harness().ask(SubmitJob(spec=spec("a")))
     assert only(effects, Persist).key == "a"
     assert only(effects, Reply).message == JobAccepted(job="a")
-    assert facts(effects) == ["pending"]
+    assert facts(effects) == ["pending", "waiting"]  # For a worker node.
 
 
 def test_the_same_submission_twice_is_accepted_and_another_one_is_refused_by_name() -> None:
@@ -209,12 +225,79 @@ def test_slots_are_given_in_order_of_submission_and_counted_from_the_records() -
         submitted(harness, id, workers=workers)
     started = orders(harness.node(slots=4))
     assert [order.job for order in started if isinstance(order, StartWorkers)] == ["a"]
-    assert harness.job("huge").reason == "64 workers: no worker node has over 4 slots"
     harness.ask(WorkerExited(job="a", rank=0, node=NodeId("n1"), code=0))
     assert harness.job("b").state == "running"
     assert harness.job("c").state == "pending"
     harness.ask(WorkerExited(job="a", rank=1, node=NodeId("n1"), code=0))
     assert harness.job("c").state == "running"
+
+
+def test_a_job_that_waits_for_slots_says_how_many_are_free_and_what_helps() -> None:
+    harness = Harness()
+    submitted(harness, "a", workers=6)
+    assert harness.why("a") == (
+        "waits for 6 worker slots: no worker node is heard; start one with `slackwater run worker`"
+    )
+    harness.node(slots=8)
+    for id, workers in (("b", 4), ("c", 1), ("huge", 64)):
+        harness.now_s += 1
+        submitted(harness, id, workers=workers)
+    assert harness.why("b") == (
+        "waits for 4 worker slots: 2 of 8 free; runs when a job ends or `slackwater run worker` "
+        "adds a node"
+    )
+    assert harness.why("c") == (
+        "waits for 1 worker slot: 2 of 8 free, but job b, submitted earlier, waits for slots too; "
+        "runs after it, or cancel that one"
+    )
+    assert harness.why("huge") == (
+        "waits for 64 worker slots on one node: the largest has 8; start a worker node with "
+        "`slots` of 64 or more, or submit the job with fewer workers"
+    )
+    assert harness.why("a") == ""  # It runs.
+    harness.ask(WorkerExited(job="a", rank=0, node=NodeId("n1"), code=0))
+    assert "3 of 8 free" in harness.why("b")
+    assert harness.job("b").reason == ""  # Nothing of it is stored, so nothing of it gets stale.
+
+
+def test_a_wait_is_told_once_and_a_node_that_suffices_ends_it() -> None:
+    harness = Harness()
+    harness.node(slots=4)
+    effects = harness.ask(SubmitJob(spec=spec("huge", workers=8)))
+    told = [e.message for e in effects if isinstance(e, Publish) if isinstance(e.message, JobEvent)]
+    assert [event.fact for event in told] == ["pending", "waiting"]
+    assert "the largest has 4" in told[-1].reason
+    assert facts(harness.tick()) == []
+    assert facts(harness.node(slots=8)) == ["running"]
+    assert harness.why("huge") == ""
+
+
+def test_a_job_says_which_cluster_it_waits_for_and_what_its_controller_refused() -> None:
+    harness = Harness()
+    harness.node()
+    submitted(harness, "a")
+    harness.step(Answered("start/a", Refused(reason="n1 drains", retry_after_s=1.0)))
+    assert harness.why("a") == "waits for worker node n1, which refused: n1 drains"
+    harness.tick()
+    harness.step(Answered("start/a", Ok()))
+    assert harness.why("a") == ""
+    refused = harness.answer(RegisterJob(job="a", rank=0, tensors=TENSORS))
+    assert isinstance(refused, Refused)
+    assert harness.why("a").startswith("waits for a cluster of aggregators: no controller is heard")
+    harness.report("c0", 1.0)
+    harness.ask(RegisterJob(job="a", rank=0, tensors=TENSORS))
+    harness.step(Answered("place/a", Refused(reason="c0 has 10000 jobs", retry_after_s=5.0)))
+    assert harness.why("a") == "controller c0 refused it: c0 has 10000 jobs"
+    harness.ask(RegisterJob(job="a", rank=0, tensors=TENSORS))
+    harness.step(Answered("place/a", Ok()))
+    harness.report("c0", 1.0, waiting={"a": "waits for aggregators: 1 free"})
+    assert harness.why("a") == "waits for aggregators: 1 free"
+    harness.report("c0", 1.0)
+    assert harness.why("a") == ""
+    harness.tick(7.0)
+    assert harness.why("a").startswith("its controller c0 is not heard")
+    harness.ask(CancelJob(job="a"))
+    assert harness.why("a") == "cancelled by its user"
 
 
 def test_a_master_that_was_killed_orders_again_what_nobody_confirmed() -> None:

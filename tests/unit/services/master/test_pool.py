@@ -37,6 +37,24 @@ def pool(count: int, aggregators_max: int = 16) -> Pool:
     return made
 
 
+def test_a_refusal_counts_what_is_there_and_names_what_helps() -> None:
+    ask = AllocateAggregators(request="r", cluster=C0, count=3)
+    _, short = pool(2).allocate(ask, 1.0)
+    assert isinstance(short, Refused)
+    assert short.reason == (
+        "3 aggregators asked for: 2 free in the pool, cluster c0 may have 16 more; that changes "
+        "when a job ends or `slackwater run aggregator` adds one"
+    )
+    full = pool(4, aggregators_max=3)
+    full.allocate(AllocateAggregators(request="first", cluster=C0, count=1), 1.0)
+    _, narrow = full.allocate(ask, 1.0)
+    assert isinstance(narrow, Refused)
+    assert narrow.reason == (
+        "3 aggregators asked for: 3 free in the pool, cluster c0 may have 2 more; that changes "
+        "when a job ends or the master's aggregators_max is raised"
+    )
+
+
 def facts(effects: list[Effect]) -> list[str]:
     messages = [effect.message for effect in effects if isinstance(effect, Publish)]
     return [f"{m.aggregator} {m.fact}" for m in messages if isinstance(m, AllocationEvent)]

@@ -1,0 +1,62 @@
+"""A refusal that may pass is retried; who wants to hear of it hears, and the last one is the
+receiver's own words."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from slackwater.common import codec
+from slackwater.common.effects import Answered, Request
+from slackwater.common.shell.counters import Counters
+from slackwater.common.shell.requester import Requester
+from slackwater.common.simloop import run_simulated
+from slackwater.common.world import sim_world
+from slackwater.schemas.base import Message, Ok, Refused
+
+BUSY = Refused(reason="all slots are taken", retry_after_s=1.0)
+
+
+class Receiver:
+    """Refuses as often as it was told, then obeys."""
+
+    def __init__(self, refusals: int) -> None:
+        self.left = refusals
+
+    async def request(self, *_: Any, **__: Any) -> bytes:
+        self.left -= 1
+        return codec.encode(BUSY if self.left >= 0 else Ok())
+
+
+def answers(refusals: int, hear_refusals: bool) -> list[tuple[str, Message]]:
+    async def main() -> list[tuple[str, Message]]:
+        world = sim_world(1).client("asker")
+        heard: list[Answered] = []
+        tasks: list[asyncio.Task[Any]] = []
+        requester = Requester(
+            "asker",
+            Receiver(refusals),  # type: ignore[arg-type]  # no more of a bus is used
+            world.clock,
+            world.rng,
+            Counters(),
+            stamp=lambda message: message,
+            post=heard.append,
+            spawn=lambda work, name: tasks.append(asyncio.ensure_future(work)),
+        )
+        requester.send(
+            Request("a.subject", Ok(), "start/j", budget_s=10.0, hear_refusals=hear_refusals)
+        )
+        await asyncio.gather(*tasks)
+        return [(each.key, each.message) for each in heard]
+
+    return run_simulated(main())
+
+
+def test_refusals_are_heard_as_they_come_and_then_the_answer() -> None:
+    assert answers(2, True) == [("refused/start/j", BUSY)] * 2 + [("start/j", Ok())]
+    assert answers(2, False) == [("start/j", Ok())]
+
+
+@pytest.mark.parametrize("hear", [True, False])
+def test_when_the_budget_ends_with_a_refusal_it_is_the_answer_as_it_was_said(hear: bool) -> None:
+    assert answers(99, hear)[-1] == ("start/j", BUSY)
