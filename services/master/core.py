@@ -242,7 +242,7 @@ class Master:
         if job.record.state == "pending" and job.by_hand:
             self._change(job, now_s, "running", state="running", started_s=now_s)
         if not job.tensors:
-            job.tensors, job.update = message.tensors, message.update
+            job.tensors = message.tensors
         if job.placed:
             self._reply(token, self._registered(job))
             return
