@@ -1,0 +1,101 @@
+"""The GPU kernel's own source, compiled for this CPU and run thread by thread: the evidence that
+can be had without a GPU. Only for tests."""
+
+import ctypes
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from slackwater.common.slots.gpu_source import KERNEL, source
+from slackwater.common.slots.kernels import KERNEL_DTYPES
+from slackwater.common.slots.rules import RULES, SCALARS
+from slackwater.schemas.jobs import DType
+
+SHIM = Path(__file__).with_name("shim.hpp")
+Pairs = list[tuple[Any, Any]]
+
+
+class HostKernels:
+    """Compiles each (rule, dtype) once into `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._compiler = shutil.which("g++") or shutil.which("clang++")
+        if self._compiler is None:
+            pytest.skip("no C++ compiler (g++ or clang++) on this machine")
+        self._folder = folder
+        self._made: dict[tuple[str, str], Any] = {}
+
+    def fold(
+        self,
+        rule: str,
+        dtype: DType,
+        slots: np.ndarray,
+        stride: int,
+        workers: int,
+        parameters: tuple[Any, Any],
+        states: Pairs,
+        k: np.ndarray,
+        *,
+        wide: bool = True,
+        grid: tuple[int, int] = (3, 32),
+    ) -> bool:
+        """The whole of `parameters` in one launch; whether every new value is finite."""
+        unclean = ctypes.c_uint(0)
+        buffers = [array.ctypes.data for pair in (parameters, *states) for array in pair]
+        self._compiled(rule, dtype)(
+            *grid,
+            ctypes.c_void_p(slots.ctypes.data),
+            ctypes.c_longlong(stride),
+            workers,
+            ctypes.c_longlong(len(parameters[0])),
+            int(wide),
+            *map(ctypes.c_void_p, buffers),
+            *(ctypes.c_float(float(value)) for value in k),
+            ctypes.byref(unclean),
+        )
+        return not unclean.value
+
+    def _compiled(self, rule: str, dtype: DType) -> Any:
+        key = rule, dtype
+        if key not in self._made:
+            self._made[key] = self._compile(rule, dtype)
+        return self._made[key]
+
+    def _compile(self, rule: str, dtype: DType) -> Any:
+        assert self._compiler is not None
+        count = 2 * (1 + RULES[rule].states)
+        types = ["const slot_t*", "long long", "int", "long long", "int"]
+        types += [f"{'' if index % 2 else 'const '}float*" for index in range(count)]
+        types += ["float"] * SCALARS + ["unsigned*"]
+        declared = ", ".join(f"{kind} a{index}" for index, kind in enumerate(types))
+        passed = ", ".join(f"a{index}" for index in range(len(types)))
+        driver = (
+            f'extern "C" void run(unsigned blocks, unsigned threads, {declared})\n'
+            f"{{ on_grid(blocks, threads, {KERNEL}, {passed}); }}\n"
+        )
+        text = f'#include "{SHIM}"\n{source(rule, dtype)}\n{driver}'
+        code, library = (self._folder / f"{rule}-{dtype}.{end}" for end in ("cpp", "so"))
+        code.write_text(text)
+        command = [self._compiler, "-std=c++17", "-O2", "-ffp-contract=off", "-fno-fast-math"]
+        command += ["-Wall", "-Werror", "-Wno-unknown-pragmas", "-shared", "-fPIC"]
+        done = subprocess.run(
+            [*command, "-o", str(library), str(code)], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        run = ctypes.CDLL(str(library)).run
+        run.restype = None
+        return run
+
+
+def slots_of(gradients: list[np.ndarray], dtype: DType, gap: int = 4) -> tuple[np.ndarray, int]:
+    """All gradients in one array of the kernels' dtype, as in a region: (array, stride)."""
+    size = len(gradients[0])
+    stride = -(-size // 4) * 4 + gap
+    slots = np.zeros(stride * len(gradients), KERNEL_DTYPES[dtype])
+    for rank, gradient in enumerate(gradients):
+        slots[rank * stride : rank * stride + size] = gradient.view(slots.dtype)
+    return slots, stride
