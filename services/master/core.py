@@ -272,7 +272,7 @@ class Master:
             job,
             "place",
             subjects.command("controller", job.record.cluster, "place"),
-            PlaceJob(spec=job.spec, tensors=job.tensors),
+            PlaceJob(spec=job.record.spec, tensors=job.tensors),
         )
 
     def _choose_cluster(self, job: Job, now_s: float) -> ClusterId | None:
