@@ -7,6 +7,7 @@ it again.
 """
 
 import asyncio
+import os
 import random
 from collections import deque
 from collections.abc import Callable, Coroutine
@@ -37,10 +38,12 @@ from slackwater.common.transport.region import Region
 
 
 class MemoryNetwork:
-    """Every fabric on one network reaches every listener on it."""
+    """Every fabric on one network reaches every listener on it. `shared`: a handover passes the
+    memory itself, as on one host; else a copy of it."""
 
-    def __init__(self, *, seed: int = 0, latency_s: float = 0.0) -> None:
+    def __init__(self, *, seed: int = 0, latency_s: float = 0.0, shared: bool = False) -> None:
         self.latency_s = latency_s
+        self.shared = shared
         self._random = random.Random(seed)
         self._listeners: dict[Address, MemoryListener] = {}
         self._cut: set[Address] = set()
@@ -85,7 +88,7 @@ class MemoryRemoteRegion:
     def __init__(self, channel: "MemoryChannel", key: bytes, region: Region, mapped: bool) -> None:
         self.channel, self.key = channel, key
         self.nbytes = region.nbytes
-        self._view = memoryview(region.buffer) if mapped else None
+        self._view = memoryview(region.buffer) if mapped and region.in_place else None
         self.closed = False
 
     @property
@@ -162,14 +165,18 @@ class MemoryChannel:
         source = as_bytes(local)
         key = self._check_access(remote, offset, len(source))
         await self._way()
-        self.peer.granted(key).buffer[offset : offset + len(source)] = source
+        region = self.peer.granted(key)
+        region.buffer[offset : offset + len(source)] = source
+        region.arrived(offset, len(source))
         await self._way()
 
     async def read(self, remote: RemoteRegion, offset: int, local: memoryview) -> None:
         target = as_bytes(local)
         key = self._check_access(remote, offset, len(target))
         await self._way()
-        data = bytes(self.peer.granted(key).buffer[offset : offset + len(target)])
+        region = self.peer.granted(key)
+        region.fetch(offset, len(target))
+        data = bytes(region.buffer[offset : offset + len(target)])
         await self._way()
         target[:] = data
 
@@ -217,8 +224,13 @@ class MemoryChannel:
         await self._way()
         if region.closed:
             raise Rejected(f"region {region.label} was closed while it was handed over")
-        copy = Region.create(region.nbytes, region.label)
-        copy.buffer[:] = region.buffer
+        if not region.in_place:
+            copy = region.whole()
+        elif self._network.shared:
+            copy = Region.adopt(os.dup(region.fileno()), region.label)
+        else:
+            copy = Region.create(region.nbytes, region.label)
+            copy.buffer[:] = region.buffer
         answer: asyncio.Future[None] = self._loop.create_future()
         self.peer.take(copy, bytes(note), answer)
         done, _ = await asyncio.wait(

@@ -168,8 +168,14 @@ class Bucket:
     # Moving ---------------------------------------------------------------------------------------
 
     def may_freeze(self, pushed: Sequence[int]) -> bool:
-        """No push waits for an update and nobody works on it: it can be copied as it is."""
-        idle = all(word <= self.version for word in pushed)
+        """No push waits for an update and nobody works on it: it can be copied as it is.
+
+        Once some workers were sent on (the epoch is the order's already: this aggregator was
+        killed in the middle), nothing is waited for: they push only where they were sent to, so
+        the version that others have pushed for will never be complete here.
+        """
+        sent_on = self.move is not None and self.move.location_epoch == self.location_epoch
+        idle = sent_on or all(word <= self.version for word in pushed)
         return self.phase == "empty" or (self.phase == "ready" and idle)
 
     def freeze(self) -> None:

@@ -171,7 +171,7 @@ class Handovers:
                     await self._hand_over(held, move, theirs)
                 break
             except (Retryable, Rejected) as error:
-                if held.slots.owner == theirs:
+                if held.slots.owner != self._me:
                     break  # Taken; only the answer was lost.
                 if attempt in (1, 10) or attempt % 100 == 0:
                     _log.warning(
@@ -182,14 +182,17 @@ class Handovers:
                 wait_s = next_wait_s(attempt, min(hint_s, 0.2), self._rng)
                 await self._clock.sleep_until(self._clock.now_s() + wait_s)
         failpoint("aggregator.copy.after")
-        held.slots.owner = theirs  # The same, on one host; on another, our memory is history.
+        if held.slots.transfer & COPIED:
+            held.slots.owner = (
+                theirs  # Our memory is history. A shared one may be elsewhere by now.
+            )
         self._copied(bucket, held, move, self._clock.now_s() - begun_s)
 
     async def _hand_over(self, held: Held, move: Move, theirs: int) -> None:
         fabric, channel = await self._channel(move.to)
         slots = held.slots
         with held.locked():
-            if slots.owner == theirs:
+            if slots.owner != self._me:
                 return
             copied = COPIED if fabric.kind != SHARED else slots.transfer & COPIED
             if copied:
@@ -243,14 +246,19 @@ class Adoptions:
         if key in self._under_way:
             raise Unavailable(f"bucket {key} is being taken over already", retry_after_s=0.05)
         ours = self._regions.held.get(key)
-        here = ours is not None and ours.slots.location_epoch >= note.location_epoch
+        if shared and (ours is None or ours.holds(region)):
+            # One memory: its own word says whose it is. We may list it still, though it went on a
+            # moment ago and returns before we heard that it arrived.
+            here = slots.owner == self._me
+        else:
+            here = ours is not None and ours.slots.location_epoch >= note.location_epoch
         if here or self._destination.passed_on(key, note.location_epoch):
             slots.release()
             region.close()
             return  # We have it, or had it: the last acceptance did not arrive.
         self._under_way.add(key)
         try:
-            await self._take(Held(region, slots, region_name(slots)), note, ours, shared)
+            await self._take(Held(region, slots, region_name(region, slots)), note, ours, shared)
         finally:
             self._under_way.discard(key)
 
@@ -265,25 +273,30 @@ class Adoptions:
 
     async def _take(self, held: Held, note: HandoverNote, stale: Held | None, shared: bool) -> None:
         self._destination.may_adopt(held.key, held.region.nbytes)
-        await self._regions.keep([held])
-        await self._regions.populate(held)
-        failpoint("aggregator.copy.mid")
         try:
-            with held.locked() as slots:
-                source = owner_word(note.source)
-                if slots.owner not in (source, self._me):
-                    raise Rejected(f"{note.source} does not own bucket {held.key}")
-                if slots.owner == source and slots.transfer & ~COPIED != self._me:
-                    raise Rejected(f"{note.source} has taken bucket {held.key} back")
-                if not shared:
-                    for rank, iteration in enumerate(note.pushed):
-                        slots.set_pushed(rank, iteration)
-                    slots.copied_bytes += held.region.nbytes
-                slots.owner = self._me
-                slots.transfer = 0
-        except (Rejected, Unavailable):
+            await self._regions.keep([held])
+            await self._regions.populate(held)
+            failpoint("aggregator.copy.mid")
+            self._become_owner(held, note, shared)
+        except BaseException:  # The giver's end, too.
             await self._regions.forget(held, moved=True)
             raise
+        self._destination.adopted(held)  # At once: it is ours, and nobody else answers for it.
         if stale is not None:
-            await self._regions.forget(stale)
-        self._destination.adopted(held)
+            returned = stale.slots.identity == held.slots.identity
+            await self._regions.forget(stale, moved=returned)
+
+    def _become_owner(self, held: Held, note: HandoverNote, shared: bool) -> None:
+        """Raises Rejected, Unavailable."""
+        with held.locked() as slots:
+            source = owner_word(note.source)
+            if slots.owner not in (source, self._me):
+                raise Rejected(f"{note.source} does not own bucket {held.key}")
+            if slots.owner == source and slots.transfer & ~COPIED != self._me:
+                raise Rejected(f"{note.source} has taken bucket {held.key} back")
+            if not shared:
+                for rank, iteration in enumerate(note.pushed):
+                    slots.set_pushed(rank, iteration)
+                slots.copied_bytes += held.region.nbytes
+            slots.owner = self._me
+            slots.transfer = 0

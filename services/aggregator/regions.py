@@ -9,9 +9,11 @@ open: both are let go.
 import asyncio
 import contextlib
 import fcntl
+import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import structlog
 
@@ -29,6 +31,7 @@ from slackwater.services.aggregator.executor import OffLoop
 _log = structlog.get_logger()
 COPIED = 1
 """The bit of the transfer word that says that two memories exist."""
+_LOCK_ATTEMPTS: Final = 40
 
 
 @dataclass(slots=True, eq=False)
@@ -42,6 +45,10 @@ class Held:
     @property
     def key(self) -> Key:
         return self.slots.plan.job, self.slots.bucket.index
+
+    def holds(self, region: Region) -> bool:
+        """Whether that is the same memory."""
+        return os.path.sameopenfile(self.region.fileno(), region.fileno())
 
     def close(self) -> None:
         """The memory goes with the last view of it: a fold may still work in it."""
@@ -63,11 +70,25 @@ class Held:
             fcntl.lockf(self.region.fileno(), fcntl.LOCK_UN)
 
 
-def region_name(slots: SlotRegion) -> str:
-    """In the descriptor store: readable, short, and unique by the region's own identity. What the
-    region is (job, bucket, epochs) it says itself; a store holds a memory once, under its first
-    name, however often it moves away and comes back."""
-    name = f"{slots.plan.job[:8]}.{slots.bucket.index}.{slots.identity.hex()[:12]}"
+async def _until_unlocked(held: Held) -> None:
+    """Whoever holds the lock stores three words: it is released at once, or its holder hangs.
+    Raises Unavailable."""
+    for _ in range(_LOCK_ATTEMPTS):
+        with contextlib.suppress(Unavailable), held.locked():
+            return
+        await asyncio.sleep(limits.RETRY_WAIT_S_MIN)
+    with held.locked():
+        return
+
+
+def region_name(region: Region, slots: SlotRegion) -> str:
+    """In the descriptor store: readable, short, and unique by the memory. What the region is (job,
+    bucket, epochs) it says itself; a store holds a memory once, under its first name, however often
+    it moves away and comes back. Its copy, which has the same identity, is another memory: under
+    one name, forgetting one of them would forget both."""
+    memory = os.fstat(region.fileno()).st_ino & 0xFFFFFFFF
+    identity = slots.identity.hex()[:4]
+    name = f"{slots.plan.job[:8]}.{slots.bucket.index}.{identity}{memory:08x}"
     assert len(name) <= limits.REGION_NAME_MAX, name
     return name
 
@@ -94,7 +115,7 @@ class Regions:
         """What the descriptor store kept for us."""
         self._notify = process.notify
         for name, fd in process.stored:
-            held = self._open(name, fd)
+            held = await self._open(name, fd)
             if held is None:
                 await self._notify.remove(name)
                 continue
@@ -111,7 +132,8 @@ class Regions:
         self._kept.update(held.name for held in self.held.values())
         return list(self.held.values())
 
-    def _open(self, name: str, fd: int) -> Held | None:
+    async def _open(self, name: str, fd: int) -> Held | None:
+        """Raises Unavailable when another process does not finish taking it over."""
         region = Region.adopt(fd, name)
         try:
             slots = SlotRegion.open(region.buffer)
@@ -120,12 +142,15 @@ class Regions:
             region.close()
             return None
         held = Held(region, slots, name)
-        if slots.owner != self.me:
+        await _until_unlocked(held)
+        with held.locked():
+            ours = slots.owner == self.me
+            if ours and not slots.transfer & COPIED:
+                slots.transfer = 0  # Nobody else has it, nobody will take it: it is ours again.
+        if not ours:
             _log.info("region.elsewhere", name=name)
             held.close()
             return None
-        if not slots.transfer & COPIED:
-            slots.transfer = 0  # Nobody else has it, or nobody took it: it is ours again.
         return held
 
     # Making and keeping ---------------------------------------------------------------------------
@@ -153,7 +178,7 @@ class Regions:
         slots = SlotRegion.format(
             region.buffer, plan, layout, tensors, epoch, owner=self._aggregator
         )
-        return Held(region, slots, region_name(slots))
+        return Held(region, slots, region_name(region, slots))
 
     async def keep(self, made: Sequence[Held]) -> None:
         """Return when the supervisor holds them, too."""
