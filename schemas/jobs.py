@@ -22,16 +22,26 @@ from slackwater.schemas.base import (
 )
 
 DType = Literal["float32", "float16", "bfloat16"]
-Aggregation = Literal["cyclic", "static", "packed"]
+Aggregation = Literal["cyclic", "edf", "static", "packed"]
+Consistency = Literal["synchronous", "asynchronous", "stale-synchronous"]
+"""What is applied, and whom a worker waits for: the mean of an iteration's pushes, once all are
+in; each push by itself, as it comes; the same, and nobody is further ahead than a bound."""
+Staleness = Annotated[int, msgspec.Meta(ge=0, le=1000)]
+"""Iterations that a worker of a stale-synchronous job may be ahead of the slowest."""
 JobState = Literal["pending", "running", "completed", "failed", "cancelled"]
 TERMINAL_STATES: frozenset[JobState] = frozenset({"completed", "failed", "cancelled"})
 
 
 class TensorSpec(Record, kw_only=True, frozen=True):
-    """A trainable tensor: its name, its shape and the parameters' dtype (always float32)."""
+    """A trainable tensor: its name, its shape and the parameters' dtype (always float32).
+
+    Tensors of different groups have different hyper-parameters; a push has one set a bucket, so
+    they never share one.
+    """
 
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
     shape: Annotated[tuple[Positive, ...], msgspec.Meta(max_length=8)]
+    group: Count = 0
 
 
 def first_difference(expected: tuple[TensorSpec, ...], found: tuple[TensorSpec, ...]) -> str:
@@ -82,6 +92,8 @@ class JobSpec(Record, kw_only=True, frozen=True):
     program: Annotated[tuple[Text, ...], msgspec.Meta(max_length=64)] = ()
     gradient_dtype: DType = "float32"
     update: UpdateRule = msgspec.field(default_factory=UpdateRule)
+    consistency: Consistency = "synchronous"
+    staleness: Staleness = 0
     seed: Count = 0
     aggregation: Aggregation | None = None  # None: the cluster's configured policy
     tenant: Annotated[str, msgspec.Meta(max_length=64)] = ""
@@ -136,13 +148,15 @@ class RegisterJob(Message, kw_only=True, frozen=True, tag="job.register"):
     """An Agent says that its rank is there and which tensors its program trains.
 
     Rank 0's list is the job's; another rank's must equal it. A job unknown to the master is
-    admitted on the spot when `spec` is given (a program that its user started by hand).
+    admitted on the spot when `spec` is given (a program that its user started by hand). `update`:
+    the program's rule; it counts where the submitted spec has the default one.
     """
 
     job: IdText
     rank: Count
     tensors: Annotated[tuple[TensorSpec, ...], msgspec.Meta(min_length=1, max_length=20_000)]
     spec: JobSpec | None = None
+    update: UpdateRule | None = None
 
 
 class FinishJob(Message, kw_only=True, frozen=True, tag="job.finish"):

@@ -23,9 +23,18 @@ from slackwater.schemas.base import (
     Text,
 )
 from slackwater.schemas.cluster import Addresses, Aggregators
-from slackwater.schemas.jobs import DType, JobSpec, TensorSpec, UpdateRule
+from slackwater.schemas.jobs import (
+    Consistency,
+    DType,
+    JobSpec,
+    Staleness,
+    TensorSpec,
+    UpdateRule,
+)
 
 BUCKETS_MAX: Final = 20_000
+Fraction = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
+Positions = Annotated[tuple[Fraction, ...], msgspec.Meta(max_length=BUCKETS_MAX)]
 Indices = Annotated[tuple[Count, ...], msgspec.Meta(max_length=BUCKETS_MAX)]
 
 
@@ -52,6 +61,8 @@ class JobPlan(Record, kw_only=True, frozen=True):
     workers: Positive
     gradient_dtype: DType
     update: UpdateRule
+    consistency: Consistency = "synchronous"
+    staleness: Staleness = 0
     layout_epoch: Count
     token: Annotated[str, msgspec.Meta(max_length=64)]
     """What the job's Agents show on the transport: hex, bound to job and layout epoch."""

@@ -55,6 +55,7 @@ def plan_buckets(
 ) -> tuple[BucketLayout, ...]:
     """Every tensor is in exactly one bucket, in order; a bucket of several tensors has at most
     `bucket_bytes`, save that a tensor of that size or more takes the tiny ones behind it along.
+    Tensors of different groups never share one.
 
     A bias goes with its weight: a bucket of its own would cost more than its sum, and dealing
     buckets round robin would put every large weight of a network on the same server.
@@ -66,7 +67,8 @@ def plan_buckets(
         tiny = size * PARAMETER_BYTES * TINY_PART <= bucket_bytes
         large = first < position and element_count(tensors[first]) * PARAMETER_BYTES >= bucket_bytes
         joins = tiny and large and position - first <= TINY_MAX
-        if elements and not joins and (elements + size) * PARAMETER_BYTES > bucket_bytes:
+        fits = joins or (elements + size) * PARAMETER_BYTES <= bucket_bytes
+        if elements and not (fits and tensor.group == tensors[first].group):
             buckets.append(_bucket(len(buckets), first, position, elements))
             elements = 0
         if not elements:

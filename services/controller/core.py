@@ -159,6 +159,8 @@ class Controller:
             workers=spec.workers,
             gradient_dtype=spec.gradient_dtype,
             update=spec.update,
+            consistency=spec.consistency,
+            staleness=spec.staleness,
             layout_epoch=LAYOUT_EPOCH,
             token=f"{self.state.rng.getrandbits(128):032x}",
         )

@@ -242,7 +242,7 @@ class Master:
         if job.record.state == "pending" and job.by_hand:
             self._change(job, now_s, "running", state="running", started_s=now_s)
         if not job.tensors:
-            job.tensors = message.tensors
+            job.tensors, job.update = message.tensors, message.update
         if job.placed:
             self._reply(token, self._registered(job))
             return
@@ -272,7 +272,7 @@ class Master:
             job,
             "place",
             subjects.command("controller", job.record.cluster, "place"),
-            PlaceJob(spec=job.record.spec, tensors=job.tensors),
+            PlaceJob(spec=job.spec, tensors=job.tensors),
         )
 
     def _choose_cluster(self, job: Job, now_s: float) -> ClusterId | None:

@@ -2,12 +2,16 @@
 
 from dataclasses import dataclass, field
 
+import msgspec
+
 from slackwater.schemas.base import JobId, Refused
 from slackwater.schemas.jobs import (
     TERMINAL_STATES,
     JobRecord,
+    JobSpec,
     RegisterJob,
     TensorSpec,
+    UpdateRule,
     first_difference,
 )
 from slackwater.services.master.config import MasterConfig
@@ -20,6 +24,8 @@ class Job:
 
     record: JobRecord
     tensors: tuple[TensorSpec, ...] = ()
+    update: UpdateRule | None = None
+    """The rule of its program, where that says one."""
     placed: bool = False
     waiting: dict[int, int] = field(default_factory=dict)
     """Token -> rank of registrations that wait for the controller."""
@@ -41,6 +47,14 @@ class Job:
     @property
     def ended(self) -> bool:
         return self.record.state in TERMINAL_STATES
+
+    @property
+    def spec(self) -> JobSpec:
+        """As submitted; the rule is the program's where none was submitted."""
+        spec = self.record.spec
+        if self.update is None or spec.update != UpdateRule():
+            return spec
+        return msgspec.structs.replace(spec, update=self.update)
 
     @property
     def by_hand(self) -> bool:

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterable, Mapping
 from itertools import accumulate, pairwise
 from math import prod
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -100,13 +101,15 @@ class Cell:
 
     def parameters(self, position: int) -> Floats:
         """Read-only: valid until this worker has pushed the tensor twice more."""
-        assert self.source is not None
-        first, last = self.bounds[position]
-        view = self.source.parameters(self.version)[first:last].reshape(
-            self.tensors[position].shape
-        )
+        view = self.buffer(position)
         view.flags.writeable = False
         return view
+
+    def buffer(self, position: int) -> Floats:
+        assert self.source is not None
+        first, last = self.bounds[position]
+        values = self.source.parameters(self.version)[first:last]
+        return values.reshape(self.tensors[position].shape)
 
     def newest(self, initial: Mapping[str, Array]) -> list[Floats]:
         """The newest parameters that this worker has: what it can seed a bare region with."""
@@ -169,7 +172,9 @@ def check_gradient(gradient: Any, spec: TensorSpec, dtype: DType) -> str:
     return ""
 
 
-def read_tensors(tensors: Mapping[str, Any]) -> tuple[tuple[TensorSpec, ...], dict[str, Array]]:
+def read_tensors(
+    tensors: Mapping[str, Any], groups: Mapping[str, int] = MappingProxyType({})
+) -> tuple[tuple[TensorSpec, ...], dict[str, Array]]:
     """The job's list and the initial values: of each tensor an array, or a shape (zeros)."""
     specs: list[TensorSpec] = []
     values: dict[str, Array] = {}
@@ -185,5 +190,5 @@ def read_tensors(tensors: Mapping[str, Any]) -> tuple[tuple[TensorSpec, ...], di
             if not np.isfinite(given).all():
                 raise Rejected(f"tensor {name}: its initial values are not all finite")
             values[name] = given
-        specs.append(TensorSpec(name=name, shape=shape))
+        specs.append(TensorSpec(name=name, shape=shape, group=groups.get(name, 0)))
     return tuple(specs), values

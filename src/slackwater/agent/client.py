@@ -31,7 +31,7 @@ from slackwater.agent.session import Session
 from slackwater.common import limits
 from slackwater.common.errors import GradientRefused, Rejected
 from slackwater.common.slots.rules import RULES, Floats, Hyper
-from slackwater.schemas.jobs import DType, JobSpec, UpdateRule
+from slackwater.schemas.jobs import Consistency, DType, JobSpec, UpdateRule
 
 
 class Agent:
@@ -48,6 +48,9 @@ class Agent:
         servers: int = 1,
         update: UpdateRule | None = None,
         gradient_dtype: DType = "float32",
+        consistency: Consistency | None = None,
+        staleness: int | None = None,
+        groups: Mapping[str, int] | None = None,
         url: str | None = None,
         transport: str | None = None,
         deadline_s: float = limits.AGENT_WAIT_S,
@@ -56,22 +59,20 @@ class Agent:
     ) -> None:
         """Returns when the parameters can be pulled. `tensors`: of each its initial values
         (float32), or its shape, which means zeros; rank 0's are the job's. `transport`: insist on
-        "shm" or "tcp"; "auto": the best that both ends have. `deadline_s`: of every wait.
+        "shm" or "tcp"; "auto": the best that both ends have. `deadline_s`: of every wait. `groups`:
+        tensors of different groups may be pushed with different hyper-parameters. `consistency` and
+        `staleness`, where given, must be what the job was submitted with.
 
         Raises Rejected when the job cannot be had as described, DeadlineExceeded when it does not
         come about in time, Unavailable when nobody listens at the URL.
         """
         environment = os.environ
-        self.job = _given(job, environment.get("SLACKWATER_JOB"), "job")
-        self.rank = int(_given(rank, environment.get("SLACKWATER_RANK", "0"), "rank"))
-        self.workers = int(_given(workers, environment.get("SLACKWATER_WORKERS", "1"), "workers"))
-        if not 0 <= self.rank < self.workers:
-            raise Rejected(f"rank {self.rank} of {self.workers} workers; ranks count from 0")
+        self._identify(job, rank, workers)
         self._dtype, self._deadline_s = gradient_dtype, deadline_s
         self._closed = False
         started_by_us = environment.get("SLACKWATER_JOB") == self.job
         self._result_path = environment.get("SLACKWATER_RESULT") if started_by_us else None
-        specs, values = read_tensors(tensors)
+        specs, values = read_tensors(tensors, groups or {})
         self._session = Session(
             JobSpec(
                 id=self.job,
@@ -81,6 +82,8 @@ class Agent:
                 iterations=iterations,
                 gradient_dtype=gradient_dtype,
                 update=update or UpdateRule(),
+                consistency=consistency or "synchronous",
+                staleness=staleness or 0,
             ),
             self.rank,
             specs,
@@ -91,7 +94,30 @@ class Agent:
             deadline_s=deadline_s,
         )
         self._session.open()
+        self._check_consistency(consistency, staleness)
         self._begin()
+
+    def _identify(self, job: str | None, rank: int | None, workers: int | None) -> None:
+        environment = os.environ
+        self.job: str = _given(job, environment.get("SLACKWATER_JOB"), "job")
+        self.rank = int(_given(rank, environment.get("SLACKWATER_RANK", "0"), "rank"))
+        self.workers = int(_given(workers, environment.get("SLACKWATER_WORKERS", "1"), "workers"))
+        if not 0 <= self.rank < self.workers:
+            raise Rejected(f"rank {self.rank} of {self.workers} workers; ranks count from 0")
+
+    def _check_consistency(self, consistency: str | None, staleness: int | None) -> None:
+        plan = self._session.plan
+        assert plan is not None
+        given = (
+            consistency or plan.consistency,
+            plan.staleness if staleness is None else staleness,
+        )
+        if given != (plan.consistency, plan.staleness):
+            self._session.close(None)
+            raise Rejected(
+                f"job {self.job} is {plan.consistency} (staleness {plan.staleness}), its program "
+                f"says {given[0]} (staleness {given[1]}); leave it out, or give it as submitted"
+            )
 
     def _begin(self) -> None:
         """Iterations go on where the job is. A program that was started again while its buckets
@@ -121,6 +147,11 @@ class Agent:
     def iteration(self) -> int:
         """How many iterations the program has waited for; the one being produced is one more."""
         return self._iteration
+
+    @property
+    def rule(self) -> str:
+        """The name of the job's update rule."""
+        return self._rule
 
     @property
     def tensors(self) -> tuple[str, ...]:
@@ -178,6 +209,13 @@ class Agent:
             return view
         np.copyto(out, view)
         return out
+
+    def parameters_buffer(self, name: str) -> Floats:
+        """As `pull`, but without numpy's protection: for a binding whose tensors know none. Over
+        shared memory it is the master copy, which is not to be written to."""
+        cell, position = self._place(name)
+        self._confirm((cell,))
+        return cell.buffer(position)
 
     def wait(self, names: Iterable[str] | None = None) -> int:
         """Until the last pushed iteration of these tensors (None: of all) has been applied.

@@ -66,6 +66,7 @@ class Control:
             rank=self._rank,
             tensors=tensors,
             spec=None if submitted else self._spec,
+            update=self._spec.update if submitted else None,
         )
         client = self._client(self._deadline_s)
         self.cluster = (await client.master("register", message, JobRegistered)).cluster

@@ -1,0 +1,29 @@
+"""The PyTorch binding: three changed lines make an ordinary training script a worker of a job.
+
+    import slackwater.torch
+
+    model = ...
+    optimizer = slackwater.torch.Optimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    sampler = DistributedSampler(dataset, slackwater.torch.size(), slackwater.torch.rank())
+
+`rules` says what a torch optimiser is in terms of ours, `tensors` how a parameter and its gradient
+lie in the job's regions, `optimizer` when which is pushed and pulled.
+"""
+
+import os
+
+from slackwater.torch.optimizer import Optimizer
+
+DistributedOptimizer = Optimizer
+
+__all__ = ["DistributedOptimizer", "Optimizer", "rank", "size"]
+
+
+def rank() -> int:
+    """Which worker of the job this process is; 0 where nobody said."""
+    return int(os.environ.get("SLACKWATER_RANK", "0"))
+
+
+def size() -> int:
+    """How many workers the job has; 1 where nobody said."""
+    return int(os.environ.get("SLACKWATER_WORKERS", "1"))

@@ -1,0 +1,321 @@
+"""`slackwater.torch.Optimizer`: an ordinary torch optimiser whose steps the aggregators take.
+
+Each parameter's gradient is pushed by a hook as soon as backward has accumulated it, while the
+layers before are still computed (Gu et al. 2021, section 2.1: aggregation is per tensor). `step`
+only says that the iteration is whole; each module waits for its own parameters before its next
+forward. So communication overlaps with both passes, and a script keeps its shape:
+
+    zero_grad -> forward (waits, layer by layer) -> backward (pushes) -> step -> scheduler.step
+
+What would be wrong in silence is refused: hyper-parameters or gradients that change after they were
+pushed, parameters that the program writes to, and parameters that were read without a wait.
+"""
+
+import atexit
+import os
+import sys
+import weakref
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import Any, Literal
+
+import msgspec
+import torch
+
+from slackwater.agent import Agent
+from slackwater.common.errors import Rejected, SlackwaterError
+from slackwater.schemas.jobs import DType, UpdateRule
+from slackwater.torch.rules import hyper_of, rule_of
+from slackwater.torch.tensors import Trained, dtype_of_gradients, initial_values, needed, trained
+
+_crashed: list[type[BaseException]] = []
+"""What the program ended with, if it did not just end."""
+
+
+class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]  # mypy does not read torch.
+    """Wraps `optimizer` (SGD, Adam, AdamW or Adagrad, fresh), whose parameters are `model`'s."""
+
+    _step_supports_amp_scaling = True
+    """So that a GradScaler hands over its scale, and can be refused."""
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        model: torch.nn.Module,
+        *,
+        overlap: bool = True,
+        wait: Literal["forward", "step"] = "forward",
+        in_place: bool = True,
+        backward_passes_per_step: int = 1,
+        gradient_dtype: DType | None = None,
+        **agent: Any,
+    ) -> None:
+        """Returns when the job's parameters are in the model: rank 0's, or those of a job that this
+        process joins again.
+
+        `overlap`: push during backward; False: in `step`, so that gradients may be clipped or
+        otherwise changed before. `wait`: "forward": before each module's forward; "step": in
+        `step`, for a model that reads parameters in other ways. `in_place`: parameters are views of
+        the Agent's buffers. `agent`: what slackwater.Agent takes (job, rank, workers, servers, url,
+        transport, consistency, staleness, deadline_s, ...). Raises Rejected, and as Agent does.
+        """
+        self._joined = False
+        if backward_passes_per_step < 1:
+            raise Rejected(f"backward_passes_per_step is {backward_passes_per_step}, at least 1")
+        if wait not in ("forward", "step"):
+            raise Rejected(f'wait is {wait!r}: "forward" or "step"')
+        rule = rule_of(optimizer)
+        super().__init__(optimizer.param_groups, optimizer.defaults)
+        self._overlap, self._wait_in_step = overlap, wait == "step"
+        self._passes_per_step = backward_passes_per_step
+        self._tensors = trained(self, model, in_place)
+        self._all = list(self._tensors.values())
+        self._frozen = [
+            p for group in self.param_groups for p in group["params"] if p not in self._tensors
+        ]
+        self._agent = self._start(rule, gradient_dtype, agent)
+        self._iteration = self._agent.iteration
+        self._hypers: dict[int, dict[str, float]] = {}
+        self._joined = True
+        self._adopt(self._all)
+        self._handles = self._hook(model)
+        _watch_for_crash()
+        atexit.register(self._leave)
+
+    def _start(self, rule: str, dtype: DType | None, options: dict[str, Any]) -> Agent:
+        agent = Agent(
+            tensors=initial_values(self._all),
+            groups={t.name: t.group for t in self._all},
+            gradient_dtype=dtype_of_gradients(dtype, self._tensors),
+            update=msgspec.convert({"name": rule, **self._first_hyper(rule)}, UpdateRule),
+            **options,
+        )
+        if agent.rule != rule:
+            agent.__exit__(Rejected, None, None)
+            raise Rejected(
+                f"job {agent.job} was submitted with update rule {agent.rule}, this optimiser's is "
+                f"{rule}; leave `update` out of the job's spec, or make it {rule}"
+            )
+        return agent
+
+    def _first_hyper(self, rule: str) -> dict[str, float]:
+        """For the job's record; each push carries its own."""
+        return hyper_of(rule, self.param_groups[0], 1)
+
+    def _hook(self, model: torch.nn.Module) -> list[Any]:
+        """Closures over a weak reference: a copied model (EMA) must not copy this object."""
+        this = weakref.ref(self)
+
+        def accumulated(parameter: torch.Tensor) -> None:
+            if (optimizer := this()) is not None:
+                optimizer._accumulated(optimizer._tensors[parameter])
+
+        def before(tensors: list[Trained]) -> Callable[..., None]:
+            def forward(module: torch.nn.Module, arguments: Any) -> None:
+                optimizer = this()
+                if optimizer is not None and any(t.stale for t in tensors):
+                    optimizer._adopt(tensors)
+
+            return forward
+
+        def before_saving(*arguments: Any) -> None:
+            if (optimizer := this()) is not None:
+                optimizer.synchronize()
+
+        def before_loading(*arguments: Any) -> None:
+            raise Rejected(
+                "the parameters belong to the job by now: load a checkpoint into the model before "
+                "the optimiser is wrapped"
+            )
+
+        handles: list[Any] = [
+            t.parameter.register_post_accumulate_grad_hook(accumulated) for t in self._all
+        ]
+        handles += [
+            module.register_forward_pre_hook(before(tensors))
+            for module, tensors in needed(model, self._tensors)
+        ]
+        handles.append(model.register_state_dict_pre_hook(before_saving))
+        handles.append(model.register_load_state_dict_pre_hook(before_loading))
+        return handles
+
+    # The job --------------------------------------------------------------------------------------
+
+    @property
+    def agent(self) -> Agent:
+        return self._agent
+
+    @property
+    def iteration(self) -> int:
+        """Steps taken in the job's life; a program that is started again goes on from here."""
+        return self._iteration
+
+    def close(self, result: Any = None) -> None:
+        """Wait for the last step, give the model its parameters, and tell the master that this rank
+        is done, with `result` (small, JSON). Called at exit, unless the program fails. Idempotent.
+        """
+        if not self._joined:
+            return
+        self.synchronize()
+        self._joined = False
+        self._part()
+        self._agent.close(result)
+
+    def _part(self) -> None:
+        atexit.unregister(self._leave)
+        for handle in self._handles:
+            handle.remove()
+        for tensor in self._all:
+            tensor.let_go()
+
+    def _leave(self) -> None:
+        """The interpreter ends."""
+        if _crashed:
+            self._agent.__exit__(_crashed[0], None, None)
+            return
+        try:
+            self.close()
+        except SlackwaterError as error:
+            # An error at exit would not change the exit code, by which the job is judged.
+            sys.stderr.write(f"slackwater: {error}\n")
+            sys.stderr.flush()
+            os._exit(1)
+
+    # Backward: push -------------------------------------------------------------------------------
+
+    def _accumulated(self, tensor: Trained) -> None:
+        """A backward pass has added to this parameter's gradient."""
+        if tensor.stale:
+            raise Rejected(
+                f"{tensor.name} was read before its newest values were waited for (not by its "
+                'module\'s forward); give wait="step"'
+            )
+        tensor.passes += 1
+        if tensor.passes > self._passes_per_step:
+            raise Rejected(
+                f"{tensor.name}: backward pass {tensor.passes} since the last step, "
+                f"backward_passes_per_step is {self._passes_per_step}; set it to as many"
+            )
+        if self._overlap and tensor.passes == self._passes_per_step:
+            self._push(tensor)
+
+    def _push(self, tensor: Trained) -> None:
+        hyper = self._hypers.get(tensor.group)
+        if hyper is None:
+            hyper = self._hypers[tensor.group] = self._hyper(tensor.group)
+        tensor.write_gradient(self._agent.gradient_buffer(tensor.name))
+        self._agent.push(tensor.name, None, **hyper)
+        tensor.pushed = True
+
+    def _hyper(self, group: int) -> dict[str, float]:
+        return hyper_of(self._agent.rule, self.param_groups[group], self._iteration + 1)
+
+    # Step -----------------------------------------------------------------------------------------
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """All of this worker's gradients of the iteration are there: push what is not pushed yet. A
+        parameter that no backward pass reached is pushed as zeros."""
+        if not self._joined:
+            raise Rejected("the optimiser is closed: its job goes on without this worker")
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._check()
+        for tensor in self._all:
+            if not tensor.pushed:
+                self._push(tensor)
+            tensor.forget_gradient()
+            tensor.stale = True
+        self._hypers.clear()
+        self._iteration += 1
+        if self._wait_in_step:
+            self.synchronize()
+        return loss
+
+    def _check(self) -> None:
+        """That what was pushed is what the program means by now. Raises Rejected."""
+        if getattr(self, "grad_scale", None) is not None:
+            raise Rejected(
+                "a GradScaler skips steps on its own, which other workers would wait for; train "
+                "in bfloat16, which needs no scaling"
+            )
+        for group, hyper in self._hypers.items():
+            now = self._hyper(group)
+            changed = [name for name in hyper if hyper[name] != now[name]]
+            if changed:
+                name = changed[0]
+                raise Rejected(
+                    f"{name} of group {group} became {now[name]} after gradients were pushed with "
+                    f"{hyper[name]}; change it after step(), or give overlap=False"
+                )
+        for tensor in self._all:
+            if tensor.pushed and tensor.grad_changed:
+                raise Rejected(
+                    f"{tensor.name}: its gradient was changed after it was pushed; to clip or "
+                    "scale gradients give overlap=False"
+                )
+            if not tensor.parameter.requires_grad:
+                raise Rejected(f"{tensor.name} was frozen after it joined the job")
+        for parameter in self._frozen:
+            if parameter.requires_grad:
+                raise Rejected(
+                    f"a parameter of shape {list(parameter.shape)} was unfrozen after the "
+                    "optimiser was wrapped; wrap it when all that it trains is trainable"
+                )
+
+    # Forward: pull --------------------------------------------------------------------------------
+
+    def synchronize(self) -> None:
+        """Wait until every step taken so far is in the model."""
+        if self._joined:
+            self._adopt([tensor for tensor in self._all if tensor.stale])
+
+    def _adopt(self, tensors: Iterable[Trained]) -> None:
+        tensors = list(tensors)
+        for tensor in tensors:
+            fault = tensor.fault
+            if fault:
+                raise Rejected(f"{tensor.name} {fault}")
+        self._agent.wait([tensor.name for tensor in tensors])
+        for tensor in tensors:
+            tensor.adopt(self._agent.parameters_buffer(tensor.name))
+
+    # What a torch optimiser has besides -----------------------------------------------------------
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        if self._joined:
+            raise Rejected("a job's tensors are fixed when it begins: no group can be added")
+        super().add_param_group(param_group)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The hyper-parameters. Momenta live with the aggregators and are not part of it."""
+        state: dict[str, Any] = super().state_dict()
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Hyper-parameters of a checkpoint. Raises Rejected where it has momenta."""
+        if state_dict["state"]:
+            raise Rejected(
+                "the checkpoint holds an optimiser's state; the aggregators hold this job's and "
+                'it starts at zero: load the model alone, or {**checkpoint, "state": {}}'
+            )
+        super().load_state_dict(state_dict)
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise Rejected("this optimiser is one worker of a job: it cannot be copied or pickled")
+
+
+def _watch_for_crash() -> None:
+    """At exit one cannot ask whether the program failed: remember what it raised."""
+    previous = sys.excepthook
+    if getattr(previous, "__module__", "") == __name__:
+        return
+
+    def remember(
+        kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        _crashed.append(kind)
+        previous(kind, error, trace)
+
+    sys.excepthook = remember
