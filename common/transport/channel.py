@@ -7,11 +7,10 @@ violates the protocol is treated as lost.
 """
 
 import asyncio
-import mmap
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Iterable
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 from slackwater.common import limits
 from slackwater.common.errors import (
@@ -25,8 +24,8 @@ from slackwater.common.errors import (
 from slackwater.common.transport import wire
 from slackwater.common.transport.base import OnHandover, RemoteRegion
 from slackwater.common.transport.inbox import Credit, Inbox
+from slackwater.common.transport.mapping import Mapping
 from slackwater.common.transport.region import Region
-from slackwater.common.transport.stream import Stream
 
 KEY_BYTES: Final = 32
 _STALL_TICKS: Final = 4
@@ -37,7 +36,16 @@ class Answer(NamedTuple):
 
     header: wire.Header
     body: bytes
-    mapping: mmap.mmap | None
+    mapping: Mapping | None
+
+
+class Watched(Protocol):
+    """What may stall."""
+
+    def idle_ticks(self, waiting: bool) -> int:
+        """Called at each tick of the channel's watch: for how many in a row it made no progress
+        although it had begun something, or `waiting` says that something is awaited."""
+        ...
 
 
 def as_bytes(view: memoryview) -> memoryview:
@@ -88,8 +96,8 @@ class SocketChannel(ABC):
         """Close sockets; called once."""
 
     @abstractmethod
-    def _connections(self) -> Iterable[tuple[Stream, bool]]:
-        """The streams that are up, and whether an answer is awaited on each."""
+    def _connections(self) -> Iterable[tuple[Watched, bool]]:
+        """What is up, and whether an answer is awaited on each."""
 
     @abstractmethod
     def _serve_open(self, header: wire.Header, key: bytes, region: Region) -> None:
@@ -199,7 +207,7 @@ class SocketChannel(ABC):
             if answer.done() and not answer.cancelled():
                 answer.exception()  # Seen, also where a cancellation overtook it.
 
-    def _answer(self, header: wire.Header, body: bytes, mapping: mmap.mmap | None = None) -> None:
+    def _answer(self, header: wire.Header, body: bytes, mapping: Mapping | None = None) -> None:
         """Hand an answer to the one who waits. Nobody may do so any more: then it is dropped, and
         a mapping closes with its last reference."""
         waiter = self._waiting.get(header.offset)

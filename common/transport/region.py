@@ -6,19 +6,25 @@ holds it across a kill of its owner. Its size is sealed: a party that could shri
 another has mapped could kill that other with SIGBUS. (Punching holes remains possible.)
 """
 
+import bisect
 import ctypes
 import fcntl
-import mmap
 import os
 import stat
+import threading
+import weakref
+from collections.abc import Callable
 from typing import Final
 
 from slackwater.common.errors import AccessRefused, Rejected
+from slackwater.common.transport.mapping import Mapping
 
 _SIZE_SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
-_MADV_POPULATE_WRITE = 23
-_libc = ctypes.CDLL(None)
+# The open regions of this process by their first address: whose memory is this? Threads close them.
+_lock = threading.Lock()
+_starts: list[int] = []
+_by_start: "dict[int, weakref.ref[Region]]" = {}
 
 
 class Region:
@@ -28,8 +34,10 @@ class Region:
         self._fd = fd
         self.nbytes = nbytes
         self.label = label
-        self._map = mmap.mmap(fd, nbytes)
-        self.buffer = memoryview(self._map)
+        self._map = Mapping(fd, nbytes)
+        self.buffer = self._map.view
+        self._closers: dict[Callable[[], None], None] = {}
+        self._start = _enlist(self)
 
     @classmethod
     def create(cls, nbytes: int, label: str, *, prefault: bool = False) -> "Region":
@@ -64,13 +72,27 @@ class Region:
 
     def populate(self) -> None:
         """Map every page into this process now, the interpreter lock released: a first touch costs
-        microseconds a page, and whoever is charged for CPU time would be charged for that. Blocks
-        for about 0.1 s per GB of memory that is there; a kernel that cannot (before 5.14) faults
-        page by page later."""
+        microseconds a page, and whoever is charged for CPU time would be charged for that. In large
+        pages where the kernel has them. Blocks for about 0.1 s per GB of memory that is there."""
         if self.closed:
             return
-        first = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
-        _libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(self.nbytes), _MADV_POPULATE_WRITE)
+        self._map.enlarge()
+        self._map.populate()
+
+    # Memory elsewhere (gpu.py): for a memfd there is nothing to do -----------------------------
+
+    in_place = True
+    """A peer that maps the memfd works in the region itself."""
+
+    def arrived(self, offset: int, nbytes: int) -> None:
+        """A transport has put bytes into the buffer there."""
+
+    def fetch(self, offset: int, nbytes: int) -> None:
+        """A transport is about to send the buffer's bytes from there."""
+
+    def whole(self) -> "Region":
+        """All its bytes in one memfd: what a handover gives. The caller closes what is not us."""
+        return self
 
     def fileno(self) -> int:
         return self._fd
@@ -79,23 +101,55 @@ class Region:
     def closed(self) -> bool:
         return self._fd < 0
 
+    def when_closed(self, call: Callable[[], None]) -> None:
+        """For whoever registered the memory with a device: called once, in the closing thread."""
+        self._closers[call] = None
+
+    def forget_when_closed(self, call: Callable[[], None]) -> None:
+        self._closers.pop(call, None)
+
     def close(self) -> None:
         """Let go of the descriptor; the mapping goes when the last view of it does."""
         if self._fd < 0:
             return
+        _delist(self, self._start)
+        closers, self._closers = self._closers, {}
+        for call in closers:
+            call()
         os.close(self._fd)
         self._fd = -1
-        release(self.buffer, self._map)
-        self._map = None  # type: ignore[assignment]  # A view that is out keeps it.
+        self._map.close()
 
 
-def release(view: memoryview, mapping: mmap.mmap) -> None:
-    """Unmap now, or when the last view (a numpy array's, say) is collected."""
-    try:
-        view.release()
-        mapping.close()
-    except BufferError:
-        return  # Views are out: they hold the map, and it closes with the last of them.
+def _enlist(region: Region) -> int:
+    start = ctypes.addressof(ctypes.c_char.from_buffer(region.buffer))
+    with _lock:
+        if start not in _by_start:  # Else of one that was collected without being closed.
+            bisect.insort(_starts, start)
+        _by_start[start] = weakref.ref(region)
+    return start
+
+
+def _delist(region: Region, start: int) -> None:
+    with _lock:
+        known = _by_start.get(start)
+        if known is not None and known() is region:
+            del _by_start[start]
+            _starts.remove(start)
+
+
+def region_at(address: int, nbytes: int) -> Region | None:
+    """The open region of this process in whose mapping these bytes lie."""
+    with _lock:
+        position = bisect.bisect_right(_starts, address) - 1
+        if position < 0:
+            return None
+        start = _starts[position]
+        region = _by_start[start]()
+        if region is None:
+            del _by_start[start], _starts[position]
+            return None
+        return region if address + nbytes <= start + region.nbytes else None
 
 
 def check_foreign(fd: int) -> int:

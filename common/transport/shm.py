@@ -12,12 +12,11 @@ Who may connect: processes of our user or of root (SO_PEERCRED), over a socket f
 import asyncio
 import contextlib
 import errno
-import mmap
 import os
 import socket
 import stat
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
@@ -38,12 +37,15 @@ from slackwater.common.transport.base import (
     OnHandover,
     RemoteRegion,
 )
-from slackwater.common.transport.channel import SocketChannel, as_bytes, check_range
+from slackwater.common.transport.channel import KEY_BYTES, SocketChannel, as_bytes, check_range
 from slackwater.common.transport.copying import copy
+from slackwater.common.transport.gpu import Device, DeviceRegion, Loan, body_of, borrow
+from slackwater.common.transport.gpu_remote import RemoteBody
 from slackwater.common.transport.hello import check_hello, check_hello_size, connect_error
 from slackwater.common.transport.host import host_identity, split_identity
 from slackwater.common.transport.listening import BACKLOG, Accepted, Door
-from slackwater.common.transport.region import Region, check_foreign, release
+from slackwater.common.transport.mapping import Mapping
+from slackwater.common.transport.region import Region, check_foreign
 from slackwater.common.transport.stream import Greeting, Stream
 
 PATH_BYTES_MAX: Final = 107
@@ -54,35 +56,59 @@ _CREDENTIALS: Final = struct.Struct("3i")  # pid, uid, gid
 
 
 class ShmRemoteRegion:
-    """A peer's memory, mapped here."""
+    """A peer's memory, mapped here. `body`: what of it is on a device, and no view shows."""
 
-    def __init__(self, channel: "ShmChannel", key: bytes, mapping: mmap.mmap) -> None:
+    def __init__(
+        self, channel: "ShmChannel", key: bytes, mapping: Mapping, body: RemoteBody | None
+    ) -> None:
         self.channel = channel
         self.key = key
+        self.body = body
         self.revoked = False
-        self._map: mmap.mmap | None = mapping
-        self._view = memoryview(mapping)
-        self.nbytes = len(mapping)
+        self._map: Mapping | None = mapping
+        self.nbytes = mapping.nbytes
 
     @property
-    def view(self) -> memoryview:
+    def view(self) -> memoryview | None:
+        return self.mapping if self.body is None else None
+
+    @property
+    def loan(self) -> tuple[Loan, int] | None:
+        """The body, where it is open here, and its place in the region."""
+        if self.body is None or self.body.loan is None:
+            return None
+        return self.body.loan, self.body.place[0]
+
+    @property
+    def mapping(self) -> memoryview:
         """Raises AccessRefused once closed."""
         if self._map is None:
             raise AccessRefused("this remote region was closed here: open its key again")
-        return self._view
+        return self._map.view
 
     def close(self) -> None:
         if self._map is not None:
-            release(self._view, self._map)
+            self._map.close()
             self._map = None
+            if self.body is not None:
+                self.body.loan = None
             self.channel.forget(self)
 
 
 class ShmChannel(SocketChannel):
-    def __init__(self, stream: Stream, hello: bytes, on_handover: OnHandover | None) -> None:
+    def __init__(
+        self,
+        stream: Stream,
+        hello: bytes,
+        on_handover: OnHandover | None,
+        device: Device | None = None,
+    ) -> None:
         super().__init__(hello, on_handover)
         self._stream = stream
+        self._device = device
         self._opened: set[ShmRemoteRegion] = set()
+        self._lent: dict[bytes, list[Callable[[], None]]] = {}
+        self._staging = 0
 
     # One-sided access ----------------------------------------------------------------------------
 
@@ -90,21 +116,49 @@ class ShmChannel(SocketChannel):
         answer = await self._ask(wire.OPEN, body=key)
         if answer.mapping is None:
             raise Unavailable("the peer opened the region and sent no memory")
-        region = ShmRemoteRegion(self, key, answer.mapping)
+        body = self._body(key, answer.body) if answer.body else None
+        region = ShmRemoteRegion(self, key, answer.mapping, body)
         self._opened.add(region)
         return region
 
+    def _body(self, key: bytes, invitation: bytes) -> RemoteBody:
+        """The region's body is on a device: open it here, or have the owner stage it."""
+        place = body_of(invitation)
+        try:
+            loan = borrow(self._device, invitation, lambda: self._returned(key))
+        except AccessRefused:  # No IPC between these processes (containers, say).
+            loan = None
+        if loan is None:
+            self._push(wire.pack(wire.RETURNED, body=key))
+        return RemoteBody(place, loan)
+
+    def _returned(self, key: bytes) -> None:
+        """In any thread: what the peer lent is closed here."""
+        with contextlib.suppress(RuntimeError):  # The loop has ended, and the channel with it.
+            self._loop.call_soon_threadsafe(self._reply, wire.pack(wire.RETURNED, body=key))
+
     async def write(self, local: memoryview, remote: RemoteRegion, offset: int) -> None:
         source = as_bytes(local)
-        await copy(self._slice(remote, offset, len(source)), source)
+        mapped = self._checked_region(remote, offset, len(source))
+        if mapped.body is not None and mapped.body.touches(offset, len(source)):
+            await mapped.body.write(mapped, offset, source, self._ask_owner)
+        else:
+            await copy(mapped.mapping[offset : offset + len(source)], source)
         self._check_alive()
 
     async def read(self, remote: RemoteRegion, offset: int, local: memoryview) -> None:
         target = as_bytes(local)
-        await copy(target, self._slice(remote, offset, len(target)))
+        mapped = self._checked_region(remote, offset, len(target))
+        if mapped.body is not None and mapped.body.touches(offset, len(target)):
+            await mapped.body.read(mapped, offset, target, self._ask_owner)
+        else:
+            await copy(target, mapped.mapping[offset : offset + len(target)])
         self._check_alive()
 
-    def _slice(self, remote: RemoteRegion, offset: int, nbytes: int) -> memoryview:
+    async def _ask_owner(self, kind: int, body: bytes) -> None:
+        await self._ask(kind, body=body)
+
+    def _checked_region(self, remote: RemoteRegion, offset: int, nbytes: int) -> ShmRemoteRegion:
         self._check_alive()
         if not isinstance(remote, ShmRemoteRegion) or remote.channel is not self:
             raise AccessRefused(
@@ -113,7 +167,8 @@ class ShmChannel(SocketChannel):
         if remote.revoked:
             raise AccessRefused("the owner revoked the key of this region")
         check_range(offset, nbytes, remote.nbytes)
-        return remote.view[offset : offset + nbytes]
+        assert remote.mapping is not None  # Raises where it was closed here.
+        return remote
 
     def forget(self, remote: ShmRemoteRegion) -> None:
         self._opened.discard(remote)
@@ -124,13 +179,18 @@ class ShmChannel(SocketChannel):
         label = region.label.encode()[:200]
         if len(note) > _NOTE_BYTES_MAX:
             raise Rejected(f"a note of {len(note)} bytes, at most {_NOTE_BYTES_MAX} fit")
-        await self._ask(
-            wire.HANDOVER,
-            handle=len(label),
-            body=label + note,
-            fd=region.fileno(),
-            deadline_s=limits.HANDOVER_S,
-        )
+        whole = region if region.in_place else await asyncio.to_thread(region.whole)
+        try:
+            await self._ask(
+                wire.HANDOVER,
+                handle=len(label),
+                body=label + note,
+                fd=whole.fileno(),
+                deadline_s=limits.HANDOVER_S,
+            )
+        finally:
+            if whole is not region:
+                whole.close()
 
     # Records -------------------------------------------------------------------------------------
 
@@ -144,6 +204,11 @@ class ShmChannel(SocketChannel):
         elif header.kind == wire.REVOKED:
             for region in self._opened:
                 region.revoked |= region.key == body
+        elif header.kind in (wire.ARRIVED, wire.FETCH):
+            self._serve_staging(header, body)
+        elif header.kind == wire.RETURNED:
+            for ended in self._lent.pop(body, ()):
+                ended()
         else:
             self._control_record(header, body)
 
@@ -153,7 +218,7 @@ class ShmChannel(SocketChannel):
             nbytes = check_foreign(fd)
             if nbytes != header.number:
                 raise DecodeRejected(f"{nbytes} bytes of memory came, {header.number} were said")
-            self._answer(header, body, mmap.mmap(fd, nbytes))
+            self._answer(header, body, Mapping(fd, nbytes))
         except AccessRefused as error:
             raise DecodeRejected(str(error)) from error
         except OSError as error:
@@ -162,11 +227,48 @@ class ShmChannel(SocketChannel):
             os.close(fd)  # The mapping holds its own.
 
     def _serve_open(self, header: wire.Header, key: bytes, region: Region) -> None:
-        record = wire.pack(wire.OPENED, number=region.nbytes, offset=header.offset)
+        invitation = b""
+        if isinstance(region, DeviceRegion):
+            invitation = region.invitation()
+            self._lent.setdefault(key, []).append(region.lend(peer_process(self._stream.sock)))
+        record = wire.pack(wire.OPENED, number=region.nbytes, offset=header.offset, body=invitation)
         try:
             self._push(record, fd=region.fileno())
         except Unavailable as error:
             self._push(wire.pack_refusal(error, offset=header.offset))
+
+    def _serve_staging(self, header: wire.Header, body: bytes) -> None:
+        """The peer has put bytes of a body into the memfd, or is going to take them from there."""
+        if len(body) != KEY_BYTES + wire.RANGE.size:
+            raise DecodeRejected(f"a staging request with {len(body)} bytes")
+        region = self._grants.get(body[:KEY_BYTES])
+        offset, nbytes = wire.RANGE.unpack_from(body, KEY_BYTES)
+        try:
+            if region is None or region.closed:
+                raise AccessRefused("no region is granted on this channel under this key")
+            check_range(offset, nbytes, region.nbytes)
+            if self._staging >= limits.CHANNEL_REQUESTS_MAX:
+                raise Unavailable(f"{self._staging} copies are under way", retry_after_s=0.1)
+        except (AccessRefused, Unavailable) as error:
+            self._push(wire.pack_refusal(error, offset=header.offset))
+            return
+        self._staging += 1
+        self._spawn(self._stage(region, header, offset, nbytes))
+
+    async def _stage(self, region: Region, header: wire.Header, offset: int, nbytes: int) -> None:
+        work = region.arrived if header.kind == wire.ARRIVED else region.fetch
+        try:
+            if nbytes <= limits.COPY_INLINE_BYTES:
+                work(offset, nbytes)
+            else:
+                await asyncio.to_thread(work, offset, nbytes)
+            self._reply(wire.pack(wire.ACCEPTED, offset=header.offset))
+        except Exception as error:
+            self._reply(wire.pack_refusal(Unavailable("staging failed"), offset=header.offset))
+            if not region.closed:
+                self._report("staging failed", error)
+        finally:
+            self._staging -= 1
 
     def _adopt(self, header: wire.Header, label: str) -> Region:
         fd = self._stream.claim_fd()
@@ -197,6 +299,10 @@ class ShmChannel(SocketChannel):
     async def close(self) -> None:
         """What was sent before arrives, if the peer takes it within CLOSE_S."""
         if not self.closed:
+            for region in tuple(self._opened):
+                if region.body is not None:  # The peer waits for what it lent.
+                    region.close()
+            await asyncio.sleep(0)
             with contextlib.suppress(TimeoutError):  # The peer does not read: so it loses the rest.
                 async with asyncio.timeout(limits.CLOSE_S):
                     await self._stream.drain()
@@ -227,12 +333,20 @@ class ShmListener:
 
 
 class ShmFabric:
-    """`allowed_uids` may connect too, and may be connected to, beside our own and root's."""
+    """`allowed_uids` may connect too, and may be connected to, beside our own and root's. `device`:
+    open what peers have on it."""
 
     kind = "shm"
 
-    def __init__(self, *, host: str = "", allowed_uids: frozenset[int] = frozenset()) -> None:
+    def __init__(
+        self,
+        *,
+        host: str = "",
+        allowed_uids: frozenset[int] = frozenset(),
+        device: Device | None = None,
+    ) -> None:
         self._host = host or host_identity()
+        self._device = device
         self._uids = allowed_uids | {os.geteuid(), 0}
 
     async def listen(
@@ -248,7 +362,7 @@ class ShmFabric:
             self._check_peer(stream.sock)
             check_hello(header)
             accepted.admit(body)
-            channel = ShmChannel(stream, body, on_handover)
+            channel = ShmChannel(stream, body, on_handover, self._device)
             stream.push(wire.pack(wire.WELCOME))
             stream.start(channel)
             accepted.begin(channel)
@@ -284,7 +398,7 @@ class ShmFabric:
                 raise wire.refusal(header, body)
             if header.kind != wire.WELCOME:
                 raise Unavailable(f"{path} answered a hello with a record of kind {header.kind}")
-            channel = ShmChannel(stream, hello, on_handover)
+            channel = ShmChannel(stream, hello, on_handover, self._device)
             stream.start(channel)
             return channel
         except BaseException as error:
@@ -296,12 +410,22 @@ class ShmFabric:
 
     def _check_peer(self, sock: socket.socket) -> None:
         """Raises AccessRefused unless the other end is one of our users."""
-        raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        pid, uid, _ = _CREDENTIALS.unpack(raw)
+        pid, uid = _credentials(sock)
         if uid not in self._uids:
             raise AccessRefused(
                 f"process {pid} belongs to user {uid}, allowed are {sorted(self._uids)}"
             )
+
+
+def _credentials(sock: socket.socket) -> tuple[int, int]:
+    """(process, user) of the other end."""
+    raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, uid, _ = _CREDENTIALS.unpack(raw)
+    return pid, uid
+
+
+def peer_process(sock: socket.socket) -> int:
+    return _credentials(sock)[0]
 
 
 def _checked(path: str) -> str:

@@ -222,7 +222,7 @@ async def test_memory_that_cannot_be_mapped_fails_the_open_only(
         raise OSError("too many mappings")
 
     with monkeypatch.context() as patch:
-        patch.setattr("slackwater.common.transport.shm.mmap.mmap", full)
+        patch.setattr("slackwater.common.transport.shm.Mapping", full)
         with pytest.raises(Unavailable, match="too many mappings"):
             await near.open(key)
     assert (await near.open(key)).nbytes == 4096
