@@ -6,6 +6,7 @@ depends on the clock, on the environment or on the order of processes.
 
 import inspect
 from collections.abc import Sequence
+from math import inf
 from pathlib import Path
 from random import Random
 from typing import Annotated, Literal
@@ -35,6 +36,9 @@ GENERATED = "generate:"
 `generate:tiresias`, `generate:lin,load=0.7`."""
 
 
+COLOCATION = ("colocate_gain", "colocate_stay")
+"""What --set may say of a policy beside its own knobs: how much sharing must add to begin, to go
+on."""
 TIMED_MODELS = frozenset({"fixed", "interleaved"})
 """Job models whose work is the trace's duration."""
 
@@ -285,17 +289,30 @@ def build_policy(options: Options, name: str) -> Policy:
     knobs = registry.options_of(name)
     if options.mode != "rigid" and "mode" in knobs:
         values.setdefault("mode", options.mode)
-    sharing = {
-        k.removeprefix("colocate_"): float(values.pop(k))
-        for k in ("colocate_gain", "colocate_stay")
-        if k in values and k not in knobs
-    }
+    own = {k: values.pop(k) for k in COLOCATION if k in values and k not in knobs}
+    sharing = {k.removeprefix("colocate_"): _share(f"{name}.{k}", v) for k, v in own.items()}
+    if own and options.colocate < 2:
+        key, value = next(iter(own.items()))
+        raise ConfigRejected(
+            f"--set {name}.{key}={value} says when jobs share GPUs, and with --colocate "
+            f"{options.colocate} none do; add --colocate 2, or leave it out"
+        )
     policy = registry.make(name, values)
     if options.colocate > 1:
         if options.quotas or len(build_cluster(options).gpu_types) > 1:
             raise ConfigRejected("--colocate knows neither quotas nor several GPU types")
         return Colocated(policy, ways=options.colocate, **sharing)
     return policy
+
+
+def _share(label: str, text: str) -> float:
+    try:
+        share = float(text)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share < inf:
+        raise ConfigRejected(f"--set {label}={text}: give a share of at least 0, such as 0.1")
+    return share
 
 
 def build_model(options: Options, seed: int) -> JobModel:

@@ -134,6 +134,16 @@ def test_json_on_the_command_line(trace: Path) -> None:
         (["--cluster", "4"], 78, "write NODESxGPUS"),
         (["--quotas", "a"], 78, "'a' is not NAME=NUMBER"),
         (["--colocate", 2, "--policy", "tiresias-artifact"], 78, "orders no queue"),
+        (
+            ["--policy", "srsf", "--set", "srsf.colocate_gain=0.3"],
+            78,
+            "--set srsf.colocate_gain=0.3 says when jobs share GPUs, and with --colocate 0 none",
+        ),
+        (
+            ["--colocate", 2, "--policy", "srsf", "--set", "srsf.colocate_stay=x"],
+            78,
+            "--set srsf.colocate_stay=x: give a share",
+        ),
     ],
 )
 def test_refusals_are_one_line(
@@ -144,6 +154,46 @@ def test_refusals_are_one_line(
     assert got == code, said
     assert text in said
     assert "Traceback" not in said
+
+
+def test_how_much_sharing_must_add_is_taken_where_jobs_share(tmp_path: Path) -> None:
+    """Two jobs of 200 s on all GPUs, one of which computes while the other loads: together they
+    end after 200 s. Where sharing must add more than is possible, one after the other."""
+    path = tmp_path / "jobs.csv"
+    path.write_text(
+        "job_id,num_gpu,submit_time,iterations,model_name,batch_size,duration,interval,"
+        "iteration_time,resource_time_0,resource_time_1,resource_time_2,priority\n"
+        "a,8,0,1000,x,4,200000,0,200,0.5,199,0.5,0\nb,8,0,1000,y,4,200000,0,200,199,0.5,0.5,0\n"
+    )
+    words = ["simulate", path, "--nodes", 2, "--policy", "srsf", "--json", "--colocate", 2]
+    means = [
+        json.loads(run(*words, "--set", f"srsf.colocate_gain={gain}")[1])[0]["avg_jct_s"]
+        for gain in (0, 9)
+    ]
+    assert means == pytest.approx([200, 300], rel=0.02)
+
+
+def test_finish_time_fairness_by_hand(tmp_path: Path) -> None:
+    """Four GPUs, first in, first out. Active jobs: 1 until 10 s, 2 until 50, 3 until 100, 2 until
+    150, 1 until 200. rho = JCT / (alone max(1, GPUs N / 4)):
+
+    a: 100 / (100 x 4 x 2.4 / 4) = 5/12      (it had more than its share)
+    b: 140 / (50 x 2 x 33/14 / 4) = 392/165  (it waited for a)
+    c: 150 / (100 x max(1, 2 x 2 / 4)) = 3/2
+    """
+    path = tmp_path / "jobs.csv"
+    path.write_text("job_id,num_gpu,submission_time,duration\na,4,0,100\nb,2,10,50\nc,2,50,100\n")
+    folder = tmp_path / "report"
+    one_node = options(path, nodes=1, policies=("fifo",))
+    assert simulate(one_node, folder, processes=1) == 0
+    rows = [row.split(",") for row in (folder / "jobs.csv").read_text().splitlines()]
+    column = rows[0].index("finish_time_fairness")
+    rhos = [float(row[column]) for row in rows[1:]]
+    assert rhos == pytest.approx([5 / 12, 392 / 165, 3 / 2])
+    (summary,) = json.loads((folder / "summary.json").read_text())
+    (counts,) = json.loads((folder / "counts.json").read_text())
+    assert summary["max_finish_time_fairness"] == pytest.approx(392 / 165)
+    assert counts["avg_finish_time_fairness"] == pytest.approx((5 / 12 + 392 / 165 + 3 / 2) / 3)
 
 
 def test_two_policies_of_one_name(trace: Path) -> None:
