@@ -46,10 +46,11 @@ def check_hypers(region: SlotRegion) -> Refusal | None:
 def fold(
     region: SlotRegion,
     between: Callable[[], None] | None = None,
-    chunk_elements: int = CHUNK_ELEMENTS,
+    chunk_elements: int | None = None,
 ) -> bool:
-    """Compute the next version into the buffers that the version word does not select. `between`
-    is called between chunks. False: some value is not finite, nothing may be committed."""
+    """Compute the next version into the buffers that the version word does not select, by the
+    kernels of the memory they are in. `between` is called between chunks. False: some value is not
+    finite, nothing may be committed."""
     version, geometry = region.version, region.geometry
     dtype = KERNEL_DTYPES[geometry.dtype]
     slots = region.slots(dtype)
@@ -61,13 +62,22 @@ def fold(
     ]
     rule = region.plan.update.name
     k = scalars(region.hyper(0), version + 1 - region.state_since, geometry.workers)
+    fold_span: Callable[..., bool] = fold_chunk
+    if region.kernels is not None:
+        fold_span = region.kernels.fold_chunk
+    chunk_elements = chunk_elements or chunk_of(region)
     clean = True
     for lo in range(0, geometry.elements, chunk_elements):
         if lo and between is not None:
             between()
         span = (lo, min(lo + chunk_elements, geometry.elements))
-        clean &= fold_chunk(rule, slots, stride, geometry.workers, span, parameters, states, k)
+        clean &= fold_span(rule, slots, stride, geometry.workers, span, parameters, states, k)
     return clean
+
+
+def chunk_of(region: SlotRegion) -> int:
+    """The grain of execution where the region is, in elements."""
+    return CHUNK_ELEMENTS if region.kernels is None else region.kernels.chunk_elements
 
 
 def commit(region: SlotRegion) -> int:
@@ -86,10 +96,10 @@ def blame(region: SlotRegion) -> Refusal:
     for lo in range(0, region.geometry.elements, CHUNK_ELEMENTS):
         hi = min(lo + CHUNK_ELEMENTS, region.geometry.elements)
         for rank in range(region.geometry.workers):
-            finite = np.isfinite(widen(region.gradient(rank)[lo:hi]))
+            finite = np.isfinite(widen(region.to_host(region.gradient(rank)[lo:hi])))
             if not finite.all():
                 element = lo + int(np.argmin(finite))
-                value = float(widen(region.gradient(rank)[element : element + 1])[0])
+                value = _value(region, region.gradient(rank), element)
                 return Refusal(region.tensor_at(element), rank, f"its gradient contains {value}")
     return _blame_overflow(region)
 
@@ -100,18 +110,22 @@ def _blame_overflow(region: SlotRegion) -> Refusal:
     buffers += [region.state(new, index) for index in range(region.geometry.states)]
     for buffer in buffers:
         for lo in range(0, len(buffer), CHUNK_ELEMENTS):
-            finite = np.isfinite(buffer[lo : lo + CHUNK_ELEMENTS])
+            finite = np.isfinite(region.to_host(buffer[lo : lo + CHUNK_ELEMENTS]))
             if not finite.all():
                 element = lo + int(np.argmin(finite))
                 values = [
-                    abs(float(widen(region.gradient(rank)[element : element + 1])[0]))
+                    abs(_value(region, region.gradient(rank), element))
                     for rank in range(region.geometry.workers)
                 ]
                 worker = int(np.argmax(values))
-                old = float(region.parameters(region.version)[element])
+                old = _value(region, region.parameters(region.version), element)
                 why = f"the update overflows: gradient {values[worker]:g}, parameter {old:g}"
                 return Refusal(region.tensor_at(element), worker, why)
     return Refusal(region.tensor_at(0), 0, "the update was not finite, and a second one was")
+
+
+def _value(region: SlotRegion, array: NDArray[np.generic], element: int) -> float:
+    return float(widen(region.to_host(array[element : element + 1]))[0])
 
 
 def replay(

@@ -18,7 +18,7 @@ import secrets
 import struct
 import zlib
 from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 import numpy as np
@@ -42,6 +42,9 @@ from slackwater.schemas.base import Record
 from slackwater.schemas.jobs import DType, TensorSpec
 from slackwater.schemas.placement import BucketLayout, JobPlan, Tensors
 
+if TYPE_CHECKING:
+    from slackwater.common.slots.gpu_kernels import FoldKernels
+
 __all__ = ["Geometry", "Hyper", "SlotRegion", "owner_word", "size_bytes"]
 
 Buffer = memoryview | bytearray
@@ -55,11 +58,12 @@ ORDER_OFFSET: Final = 512
 ORDER_BYTES_MAX: Final = 3072
 _ORDER = struct.Struct("<II")
 """The order's CRC-32 and its length; it lies in page 0, after the identity."""
-_NUMPY_DTYPES: Final[dict[DType, type[np.generic]]] = {
+STORED_DTYPES: Final[dict[DType, type[np.generic]]] = {
     "float32": np.float32,
     "float16": np.float16,
     "bfloat16": np.uint16,
 }
+"""A slot's numbers as numpy has them."""
 
 
 def _word_index(number: int) -> int:
@@ -336,6 +340,15 @@ class SlotRegion:
 
     # Views ----------------------------------------------------------------------------------------
 
+    @property
+    def kernels(self) -> "FoldKernels | None":
+        """Who folds it; None: this CPU. (gpu_region.py has slots and buffers on a device.)"""
+        return None
+
+    def to_host(self, array: NDArray[np.generic]) -> NDArray[np.generic]:
+        """A part of a slot or buffer as numpy has it."""
+        return array
+
     def _floats(self, offset: int) -> Floats:
         assert self._buffer is not None, "the region was released"
         return np.frombuffer(self._buffer, np.float32, self.geometry.elements, offset)
@@ -343,7 +356,7 @@ class SlotRegion:
     def gradient(self, rank: int) -> NDArray[np.generic]:
         """The rank's slot: float32, float16, or bfloat16 as uint16."""
         assert self._buffer is not None, "the region was released"
-        dtype = _NUMPY_DTYPES[self.geometry.dtype]
+        dtype = STORED_DTYPES[self.geometry.dtype]
         return np.frombuffer(
             self._buffer, dtype, self.geometry.elements, self.gradient_offset(rank)
         )

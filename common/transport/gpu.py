@@ -337,9 +337,9 @@ class DeviceRegion(Region):
         if first < last and self._memory is not None:
             self._memory.download(first - self.body[0], self.buffer[first:last])
 
-    def to_host(self, label: str = "") -> Region:
-        """A copy of all its bytes in a memfd of its own."""
-        made = Region.create(self.nbytes, label or self.label)
+    def whole(self) -> Region:
+        """A copy, in a memfd of its own."""
+        made = Region.create(self.nbytes, self.label)
         first, last = self.body
         made.buffer[:first] = self.buffer[:first]
         made.buffer[last:] = self.buffer[last:]
@@ -367,6 +367,9 @@ class DeviceRegion(Region):
     def lend(self, pid: int) -> Callable[[], None]:
         """A peer is told how to open it; the result is called when it has given it back. One that
         never says so has it until its process ends."""
+        for old in [lease for lease in self._leases if not lease.alive()]:
+            old.end()
+            self._leases.remove(old)
         lease = _Lease(pid)
         self._leases.append(lease)
 

@@ -235,6 +235,12 @@ class CudaDevice:
             self._runtime.memcpyAsync(target, source, nbytes, kind, stream.ptr)
             stream.synchronize()
 
+    def launch(self, kernel: Any, blocks: int, threads: int, arguments: tuple[Any, ...]) -> None:
+        """Returns when the kernel has ended."""
+        with _cuda("a kernel"), self.current() as stream:
+            kernel((blocks,), (threads,), arguments)
+            stream.synchronize()
+
     def pin(self, buffer: memoryview) -> Callable[[], None]:
         address = int(np.frombuffer(buffer, np.uint8).ctypes.data)
         with self.current():

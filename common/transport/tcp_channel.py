@@ -281,12 +281,16 @@ class TcpChannel(SocketChannel):
             raise Rejected(f"a note of {len(note)} bytes, at most {limits.FRAME_BYTES_MAX} fit")
         answer = await self._ask(wire.PREPARE, number=region.nbytes, body=label)
         handle = answer.header.handle
+        whole = await asyncio.to_thread(region.whole) if not region.in_place else region
         try:
-            await self._transfers.run(wire.WRITE, handle, 0, memoryview(region.buffer))
+            await self._transfers.run(wire.WRITE, handle, 0, memoryview(whole.buffer))
         except BaseException:
             if not self.closed:
                 self._push(wire.pack(wire.REVOKED, number=handle))
             raise
+        finally:
+            if whole is not region:
+                whole.close()
         await self._ask(
             wire.HANDOVER,
             handle=len(label),

@@ -261,6 +261,16 @@ class Served:
             )
         return region.buffer[header.offset : header.offset + nbytes]
 
+    def arrived(self, header: wire.Header) -> None:
+        """The bytes of a write are in the region's buffer."""
+        region = self.opened.get(header.handle)
+        if region is not None and not region.closed:
+            region.arrived(header.offset, header.length)
+
+    def fetch(self, header: wire.Header, nbytes: int) -> None:
+        """The bytes of a read that was located are about to be sent."""
+        self.opened[header.handle].fetch(header.offset, nbytes)
+
     def was_done(self, number: int) -> bool:
         return self._done[number % _REMEMBERED] == number
 
@@ -332,6 +342,8 @@ class DataReceiver:
             self.stream.push(wire.pack_refusal(self._refused, number=header.number))
             self._refused = None
             return
+        if header.length and not self._served.was_done(header.number):
+            self._served.arrived(header)
         self._served.mark_done(header.number)
         self.stream.push(wire.pack_header(wire.ACK, 0, header.number, 0, 0))
 
@@ -346,6 +358,7 @@ class DataReceiver:
         except AccessRefused as error:
             self.stream.push(wire.pack_refusal(error, number=header.number))
             return
+        self._served.fetch(header, wanted)
         self.stream.push(wire.pack_header(wire.DATA, 0, header.number, 0, wanted), place)
 
     def lost(self, stream: Stream, error: Exception | None) -> None:

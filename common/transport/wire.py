@@ -32,7 +32,8 @@ REFUSED: Final = 5  # handle = a code below, offset = request, number = transfer
 FRAME: Final = 6  # body = the frame
 PROGRESS: Final = 7  # number = frames consumed, offset = their bytes, body = ordinals received
 OPEN: Final = 8  # offset = request, body = key
-OPENED: Final = 9  # offset = request, handle = region, number = its bytes (shm: + descriptor)
+OPENED: Final = 9  # offset = request, handle = region, number = its bytes (shm: + descriptor;
+# body = an invitation, where the region's body is on a device)
 REVOKED: Final = 10  # body = key; or number = the handle of a PREPARE that leads nowhere
 PREPARE: Final = 11  # offset = request, number = bytes, body = label; the answer is OPENED
 HANDOVER: Final = 12  # offset = request, handle = bytes of the label, body = label + note,
@@ -46,8 +47,15 @@ ACK: Final = 16  # number = transfer
 READ: Final = 17  # handle, number = transfer, offset, body = the count of bytes wanted
 DATA: Final = 18  # number = transfer, body = the bytes
 
+# Control, of memory on a device; the answers are ACCEPTED
+ARRIVED: Final = 19  # offset = request, body = key + RANGE: written into the memfd, take it on
+FETCH: Final = 20  # offset = request, body = key + RANGE: put it into the memfd, to be read
+RETURNED: Final = 21  # body = key: the device memory that OPENED lent is closed
+
 HEADER: Final = struct.Struct("<BxxxIQQQ")
 WORD: Final = struct.Struct("<Q")
+RANGE: Final = struct.Struct("<QQ")
+"""Offset, count of bytes."""
 HEADER_BYTES: Final = HEADER.size
 STAGING_BYTES: Final = 64 * 1024
 READ_BYTES: Final = 256 * 1024
