@@ -12,13 +12,19 @@ from pathlib import Path
 import pytest
 import uvloop
 
+from slackwater.common.errors import ConfigRejected
 from slackwater.common.transport.base import Address, Channel, Fabric, Listener, OnHandover
+from slackwater.common.transport.gpu import Device, DeviceRegion, device_named
 from slackwater.common.transport.memory import MemoryFabric, MemoryNetwork
 from slackwater.common.transport.region import Region
 from slackwater.common.transport.shm import ShmFabric
 from slackwater.common.transport.tcp import TcpFabric
 
 CASES = ["memory", "memory-mapped", "shm", "tcp"]
+DEVICE_CASES = ["memory+part", "shm+double", "shm+part-staged", "tcp+part"]
+"""Regions wholly or partly on a device, played by host memory: opened by its handle where both ends
+have it (shm), else staged."""
+GPU_CASES = ["shm+cuda", "shm+cuda-staged", "tcp+cuda"]
 
 
 def pytest_asyncio_loop_factories(
@@ -35,7 +41,8 @@ def make_fabric(case: str) -> Fabric:
     if case.startswith("memory"):
         return MemoryFabric(MemoryNetwork(), mapped=case.endswith("mapped"))
     if case.startswith("shm"):
-        return ShmFabric()
+        kind = device_of(case)
+        return ShmFabric(device=kind if kind is None or "staged" not in case else None)
     return TcpFabric()
 
 
@@ -76,9 +83,40 @@ class Party:
             region.close()
 
 
-@pytest.fixture(params=CASES)
+def device_of(case: str) -> Device | None:
+    if "+" not in case:
+        return None
+    return device_named("cuda" if "cuda" in case else "double")
+
+
+@pytest.fixture
+def make_region(case: str) -> Callable[..., Region]:
+    """A region with these bytes, in the memory of the present case."""
+
+    def make(data: bytes, label: str = "r") -> Region:
+        device = device_of(case)
+        if device is None:
+            region = Region.create(len(data), label)
+            region.buffer[:] = data
+            return region
+        edge = len(data) // 4 if "part" in case else 0
+        first, last = edge, max(edge + 1, len(data) - edge)
+        on_device = DeviceRegion.on(device, len(data), label, (first, last))
+        on_device.buffer[:first], on_device.buffer[last:] = data[:first], data[last:]
+        on_device.memory.upload(0, memoryview(data)[first:last])
+        return on_device
+
+    return make
+
+
+@pytest.fixture(
+    params=[*CASES, *DEVICE_CASES, *(pytest.param(c, marks=pytest.mark.gpu) for c in GPU_CASES)]
+)
 def case(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+    name = str(request.param)
+    if "cuda" in name and (why := no_cuda()):
+        pytest.skip(f"no GPU here: {why}")
+    return name
 
 
 @pytest.fixture
@@ -97,6 +135,15 @@ def party(case: str, tmp_path: Path) -> Callable[..., object]:
             await made.close()
 
     return make
+
+
+def no_cuda() -> str:
+    """Why there is no CUDA device here; empty: there is one."""
+    try:
+        device_named("cuda")
+    except ConfigRejected as error:
+        return str(error)
+    return ""
 
 
 def open_files() -> dict[str, str]:
