@@ -108,6 +108,8 @@ AGENT_WAIT_S: Final = 120.0
 # The data plane
 CHUNK_BYTES: Final = 4 * 1024 * 1024
 """The grain of execution."""
+CHUNK_CPU_S: Final = 0.001
+"""CPU time after which a slot in deadline order looks for more urgent work: about a chunk's."""
 BUCKET_BYTES: Final = 1024 * 1024
 """Neighbouring tensors smaller than this share a bucket, up to this size."""
 FRAME_BYTES_MAX: Final = 64 * 1024

@@ -130,6 +130,13 @@ class HostBuckets(Message, kw_only=True, frozen=True, tag="bucket.host"):
     at_epochs: Indices
     tensors: Tensors
     """The job's whole list, so that a refusal can name the tensor."""
+    positions: Positions = ()
+    """Their tasks run by deadline: which part of the forward pass comes before each bucket is
+    pulled. Empty: they run as they come."""
+    slack: Fraction = 0.0
+    """The part of an iteration by which a task may be late."""
+    iteration_s: Seconds = 0.0
+    """As profiled; 0: not yet."""
 
 
 class DropJob(Message, kw_only=True, frozen=True, tag="bucket.drop"):

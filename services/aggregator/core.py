@@ -258,6 +258,8 @@ class AggregatorCore:
         if fault:
             return [Reply(token, Refused(reason=fault))]
         effects: list[Effect] = []
+        if message.positions:
+            effects.append(Do("turns", {"message": message}))
         new: list[int] = []
         replaced: list[Key] = []
         for position, (layout, epoch) in enumerate(

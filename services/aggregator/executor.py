@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from slackwater.common import failpoints
@@ -18,6 +19,8 @@ from slackwater.common.slots.region import SlotRegion
 from slackwater.schemas.telemetry import TaskCost
 from slackwater.services.aggregator.bucket import Bucket, Key
 from slackwater.services.aggregator.schedule import Profile, SlotSchedule
+from slackwater.services.aggregator.team import Team
+from slackwater.services.aggregator.turns import DeadlineTurns
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +94,24 @@ class Executor:
     """`ended` is called at the end of each task's slot. `off_loop` runs the kernels."""
 
     def __init__(
-        self, owner: int, clock: Clock, cpu_share: float, off_loop: OffLoop, ended: Ended
+        self,
+        owner: int,
+        clock: Clock,
+        cpu_share: float,
+        off_loop: OffLoop,
+        ended: Ended,
+        team: Team | None = None,
     ) -> None:
         self._owner = owner
         self._off_loop = off_loop
         self._clock = clock
         self._ended = ended
+        self._team = team
+        self._cpu_share = cpu_share
         self._schedule: SlotSchedule[Task] = SlotSchedule(cpu_share)
+        self._turns: DeadlineTurns[Key] = DeadlineTurns()
+        self._interrupted: dict[Key, Outcome] = {}
+        """Of tasks that were executed and still wait for the rest of their slots."""
         self._woken = asyncio.Event()
         self._measured: dict[Key, _Measured] = {}
 
@@ -105,8 +119,18 @@ class Executor:
     def busy_s(self) -> float:
         return self._schedule.busy_s
 
+    def plan(self, key: Key, position: float, slack: float, iteration_s: float) -> None:
+        """From now on the bucket's tasks run by deadline (turns.py)."""
+        self._turns.plan(key, position, slack, iteration_s)
+
     def submit(self, task: Task) -> None:
-        self._schedule.arrived(task, self._clock.now_s())
+        now_s, key = self._clock.now_s(), task.bucket.key
+        turn = None
+        if self._turns.planned(key):
+            measured = self._measured.get(key)
+            cpu_s = measured.profile.cpu_s if measured else task.slots.task_cpu_ns / 1e9
+            turn = self._turns.arrived(key, now_s, cpu_s / self._cpu_share)
+        self._schedule.arrived(task, now_s, turn)
         self._woken.set()
 
     async def run(self) -> None:
@@ -117,12 +141,19 @@ class Executor:
                 self._woken.clear()
                 await self._woken.wait()
                 continue
-            task, start_s = begun
+            task, start_s, _ = begun
             await self._until(start_s)
-            outcome = await self._off_loop(execute, task.slots, self._owner)
-            charged_s = self._charge(task, outcome)
-            await self._until(self._schedule.end(charged_s, self._clock.now_s()))
-            self._ended(task, outcome)
+            outcome = self._interrupted.pop(task.bucket.key, None)
+            charged_s = 0.0
+            if outcome is None:
+                outcome = await self._off_loop(execute, task.slots, self._owner, self._team)
+                charged_s = self._charge(task, outcome)
+            slot = self._schedule.end(charged_s, self._clock.now_s())
+            if not slot.done:
+                self._interrupted[task.bucket.key] = outcome
+            await self._until(slot.at_s)
+            if slot.done:
+                self._ended(task, outcome)
 
     async def _until(self, at_s: float) -> None:
         if at_s > self._clock.now_s():
@@ -145,6 +176,7 @@ class Executor:
     def forget(self, key: Key) -> None:
         """The bucket is not here any more."""
         self._measured.pop(key, None)
+        self._turns.forget(key)
 
     def observed(self) -> list[TaskCost]:
         """What ran since the last call."""
@@ -164,26 +196,32 @@ class Executor:
         return costs
 
 
-def execute(slots: SlotRegion, owner: int) -> Outcome:
-    """One update, in the kernel's thread; CPU time is this thread's own."""
+def execute(slots: SlotRegion, owner: int, team: Team | None = None) -> Outcome:
+    """One update, in the kernel's thread; CPU time is this thread's own and its team's."""
     from slackwater.common.slots import folding  # numba: loaded by `warm` before any push.
 
-    begun_s = time.thread_time()
+    begun_s = _cpu_s(team)
     failpoint("aggregator.fold.before")
-    chunk = folding.CHUNK_ELEMENTS
+    chunk = None
     if failpoints.any_armed():  # So that every fold has a middle.
-        chunk = min(chunk, max(1, -(-slots.geometry.elements // 2)))
+        elements = slots.geometry.elements
+        chunk, team = min(folding.chunk_of(slots), max(1, -(-elements // 2))), None
     refusal = folding.check_hypers(slots)
-    if refusal is None and not folding.fold(slots, lambda: failpoint("aggregator.fold.mid"), chunk):
+    middle = partial(failpoint, "aggregator.fold.mid")
+    if refusal is None and not folding.fold(slots, middle, chunk, team):
         refusal = folding.blame(slots)
     if refusal is not None:
-        cpu_s = time.thread_time() - begun_s
+        cpu_s = _cpu_s(team) - begun_s
         return Outcome(slots.version, cpu_s, Refused(refusal.tensor, refusal.worker, refusal.why))
     if slots.owner != owner:
-        return Outcome(slots.version, time.thread_time() - begun_s, owned=False)
+        return Outcome(slots.version, _cpu_s(team) - begun_s, owned=False)
     version = folding.commit(slots)
     failpoint("aggregator.fold.after")
-    return Outcome(version, time.thread_time() - begun_s)
+    return Outcome(version, _cpu_s(team) - begun_s)
+
+
+def _cpu_s(team: Team | None) -> float:
+    return time.thread_time() + (team.cpu_s if team is not None else 0.0)
 
 
 def warm(rule: str, dtype: str, workers: int) -> None:

@@ -84,9 +84,16 @@ class Orders:
         for held in made:
             self._regions.add(held)
             self._add(held)
+        self.turns(message)
         await self._warm(message.plan)  # So that no push waits for a compiler.
         failpoint("aggregator.host.after")
         return RegionsMade(job, token)
+
+    def turns(self, message: HostBuckets) -> None:
+        """By which deadlines the buckets' tasks run, if by any."""
+        for layout, position in zip(message.buckets, message.positions, strict=False):
+            key = (message.plan.job, layout.index)
+            self._executor.plan(key, position, message.slack, message.iteration_s)
 
     def _add(self, held: Held, *, arrived: bool = False) -> Bucket:
         slots = held.slots

@@ -5,8 +5,11 @@ job has confirmed it in its present incarnation. Where regions must exist alread
 first asked what it holds (reconcile.py): hosting anew what is lost would hide the loss.
 """
 
+from typing import Any
+
 from slackwater.schemas.base import AggregatorId, Message, Refused
 from slackwater.schemas.placement import DropJob, HostBuckets, Located
+from slackwater.services.controller.policies.demand import positions, slack_s
 from slackwater.services.controller.state import Asked, Job, State
 
 
@@ -36,10 +39,24 @@ def host(state: State, job: Job, now_s: float) -> None:
             buckets=tuple(record.buckets[bucket] for bucket in buckets),
             at_epochs=tuple(job.place(bucket).location_epoch for bucket in buckets),
             tensors=record.tensors,
+            **_turns(state, job, buckets),
         )
         state.ask_aggregator(f"host/{job.id}/{aggregator}", "host", aggregator, message, now_s)
     if not unconfirmed:
         _all_hosted(state, job, now_s)
+
+
+def _turns(state: State, job: Job, buckets: list[int]) -> dict[str, Any]:
+    """What their tasks' deadlines follow from, where the job's policy wants them."""
+    if not state.policy_named(state.policy_name(job)).deadlines:
+        return {}
+    record, limit = job.record, state.config.loss_limit
+    where = positions(len(record.buckets))
+    return {
+        "positions": tuple(where[bucket] for bucket in buckets),
+        "slack": min(1.0, slack_s(1.0, limit)),
+        "iteration_s": record.profile.iteration_s if record.profile else 0.0,
+    }
 
 
 def hosted(

@@ -7,6 +7,7 @@ from typing import Final
 
 from slackwater.common.errors import ConfigRejected
 from slackwater.services.controller.policies.cyclic import Cyclic
+from slackwater.services.controller.policies.edf import Edf
 from slackwater.services.controller.policies.packed import Packed
 from slackwater.services.controller.policies.static import Static
 from slackwater.services.controller.policies.view import Policy
@@ -14,6 +15,7 @@ from slackwater.services.controller.policies.view import Policy
 GROUP: Final = "slackwater.placement_policies"
 POLICIES: Final[dict[str, Callable[[], Policy]]] = {
     "cyclic": Cyclic,
+    "edf": Edf,
     "packed": Packed,
     "static": Static,
 }

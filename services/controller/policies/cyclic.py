@@ -20,10 +20,15 @@ from slackwater.services.controller.policies.view import (
 
 
 class Cyclic:
-    """Registered as `cyclic`."""
+    """Registered as `cyclic`. Another scheme for shared aggregators overrides `place`."""
 
     adapts = True
     private = False
+    deadlines = False
+
+    def place(self, view: ClusterView, job: JobView) -> tuple[dict[int, str], int]:
+        """Every open bucket of a profiled job -> its aggregator, and how many of them are new."""
+        return place_tasks(view, job)
 
     def assign(self, view: ClusterView, job: JobView, memory: Memory) -> tuple[Plan, Memory]:
         return self._assign(view, job), memory
@@ -41,7 +46,7 @@ class Cyclic:
                 return kept
             if job.current and not any(job.current):
                 return round_robin(view, job, temporary=False)
-        placed, new = place_tasks(view, job)
+        placed, new = self.place(view, job)
         alone = all(home.startswith(NEW) for home in placed.values())
         if all(place is None for place in job.places) and (
             new > job.servers or (new == job.servers and alone)

@@ -13,6 +13,7 @@ class Packed:
 
     adapts = False
     private = False
+    deadlines = False
 
     def assign(self, view: ClusterView, job: JobView, memory: Memory) -> tuple[Plan, Memory]:
         if not view.aggregators and view.new_max < 1:

@@ -13,6 +13,7 @@ class Static:
 
     adapts = False
     private = True
+    deadlines = False
 
     def assign(self, view: ClusterView, job: JobView, memory: Memory) -> tuple[Plan, Memory]:
         if all(place is not None for place in job.current) and job.current:

@@ -43,6 +43,8 @@ class JobView:
     """Aggregators where this job lost speed: it may not return there."""
     standalone: bool = False
     """It loses speed though alone on fewer aggregators than it asked for: give it all of them."""
+    positions: tuple[float, ...] = ()
+    """Per bucket, which part of the forward pass comes before it is pulled; empty: not profiled."""
     _cpu_by_place_s: dict[AggregatorId, float] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -97,6 +99,11 @@ class Policy(Protocol):
     @property
     def private(self) -> bool:
         """Whether each job has aggregators of its own; else the jobs of this policy share."""
+        ...
+
+    @property
+    def deadlines(self) -> bool:
+        """Whether its jobs' tasks run by deadline; else as they come."""
         ...
 
     def assign(self, view: ClusterView, job: JobView, memory: Memory) -> tuple[Plan, Memory]: ...

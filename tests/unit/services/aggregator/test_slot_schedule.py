@@ -5,14 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slackwater.common import limits
-from slackwater.services.aggregator.schedule import Profile, SlotSchedule
+from slackwater.services.aggregator.schedule import Profile, SlotSchedule, Turn
 
 
 def test_a_task_occupies_the_slot_for_its_cpu_time_over_the_share() -> None:
     slot: SlotSchedule[str] = SlotSchedule(0.1)
     slot.arrived("a", 10.0)
-    assert slot.begin() == ("a", 10.0)
-    assert slot.end(0.02, 10.021) == pytest.approx(10.2)
+    assert slot.begin() == ("a", 10.0, 0.0)
+    assert slot.end(0.02, 10.021) == (pytest.approx(10.2), True)
     assert slot.busy_s == pytest.approx(0.2)
     assert slot.begin() is None
 
@@ -21,11 +21,11 @@ def test_tasks_run_in_the_order_in_which_they_became_complete() -> None:
     slot: SlotSchedule[str] = SlotSchedule(0.5)
     for name, arrived_s in (("a", 1.0), ("b", 1.1), ("c", 9.0)):
         slot.arrived(name, arrived_s)
-    assert slot.begin() == ("a", 1.0)
-    assert slot.end(1.0, 2.0) == 3.0
-    assert slot.begin() == ("b", 3.0), "it waits for the slot"
-    assert slot.end(1.0, 4.0) == 5.0
-    assert slot.begin() == ("c", 9.0), "an idle slot begins at once"
+    assert slot.begin() == ("a", 1.0, 0.0)
+    assert slot.end(1.0, 2.0) == (3.0, True)
+    assert slot.begin() == ("b", 3.0, 0.0), "it waits for the slot"
+    assert slot.end(1.0, 4.0) == (5.0, True)
+    assert slot.begin() == ("c", 9.0, 0.0), "an idle slot begins at once"
 
 
 def test_a_busy_machine_does_not_stretch_the_slots_after() -> None:
@@ -34,15 +34,15 @@ def test_a_busy_machine_does_not_stretch_the_slots_after() -> None:
     slot.arrived("a", 0.0)
     slot.arrived("b", 0.0)
     slot.begin()
-    assert slot.end(0.01, 5.1) == pytest.approx(0.1)
-    assert slot.begin() == ("b", pytest.approx(0.1))
+    assert slot.end(0.01, 5.1).at_s == pytest.approx(0.1)
+    assert slot.begin() == ("b", pytest.approx(0.1), 0.0)
 
 
 def test_a_whole_core_or_more_is_not_stretched() -> None:
     slot: SlotSchedule[str] = SlotSchedule(2.0)
     slot.arrived("a", 0.0)
     slot.begin()
-    assert slot.end(0.5, 0.7) == 0.7
+    assert slot.end(0.5, 0.7) == (0.7, True)
     assert slot.busy_s == 0.25
 
 
@@ -64,12 +64,56 @@ def test_slots_never_overlap_and_add_up(
     for index, (_, cpu_s, late_s) in enumerate(tasks):
         begun = slot.begin()
         assert begun is not None
-        task, start_s = begun
+        task, start_s, _ = begun
         assert task == index
         assert start_s == max(arrivals[index], last_end)
-        last_end = slot.end(cpu_s, start_s + cpu_s + late_s)
+        last_end, done = slot.end(cpu_s, start_s + cpu_s + late_s)
+        assert done
         assert last_end == pytest.approx(start_s + cpu_s / share)
     assert slot.busy_s == pytest.approx(sum(cpu_s for _, cpu_s, _ in tasks) / share)
+
+
+CHUNK_S = limits.CHUNK_CPU_S / 0.1
+
+
+def test_the_earliest_deadline_is_next_and_who_has_none_comes_last() -> None:
+    slot: SlotSchedule[str] = SlotSchedule(0.1)
+    slot.arrived("none", 1.0)
+    slot.arrived("late", 1.1, Turn(1.1, 9.0))
+    slot.arrived("soon", 1.2, Turn(1.2, 2.0))
+    order = []
+    while (begun := slot.begin(2.0)) is not None:
+        slot.end(0.0001, 2.0)
+        order.append(begun.task)
+    assert order == ["soon", "late", "none"]
+
+
+def test_a_task_with_a_deadline_gives_way_after_each_chunk_and_loses_nothing() -> None:
+    """Three chunks of fc6; after the first, a task that is due earlier."""
+    slot: SlotSchedule[str] = SlotSchedule(0.1)
+    slot.arrived("fc6", 0.0, Turn(0.0, 9.0))
+    assert slot.begin(0.0) == ("fc6", 0.0, 0.0)
+    assert slot.end(3 * limits.CHUNK_CPU_S, 0.0) == (pytest.approx(CHUNK_S), False)
+    slot.arrived("conv1", 0.001, Turn(0.001, 0.5))
+    assert slot.begin(CHUNK_S) == ("conv1", pytest.approx(CHUNK_S), 0.0)
+    assert slot.end(limits.CHUNK_CPU_S / 2, 0.1) == (pytest.approx(1.5 * CHUNK_S), True)
+    left = []
+    while (begun := slot.begin(1.0)) is not None:
+        left.append(begun.left_s)
+        assert slot.end(0.0, 1.0).done == (len(left) == 2)
+    assert left == pytest.approx([2 * CHUNK_S, CHUNK_S])
+    assert slot.busy_s == pytest.approx(3.5 * CHUNK_S)
+
+
+def test_nothing_runs_before_its_release() -> None:
+    slot: SlotSchedule[str] = SlotSchedule(0.5)
+    slot.arrived("next cycle", 1.0, Turn(5.0))
+    slot.arrived("now", 2.0)
+    assert slot.begin(2.0) == ("now", 2.0, 0.0)
+    slot.end(0.5, 2.5)
+    assert slot.begin(3.0) is None
+    assert slot.next_release_s() == 5.0
+    assert slot.begin(5.5) == ("next cycle", 5.0, 0.0)
 
 
 def test_first_executions_are_charged_what_they_measured_then_the_lower_quartile() -> None:

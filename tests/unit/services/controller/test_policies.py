@@ -55,16 +55,16 @@ def job(
     )
 
 
-@pytest.mark.parametrize("name", ["cyclic", "static"])
+@pytest.mark.parametrize("name", ["cyclic", "edf", "static"])
 def test_a_new_job_gets_its_servers_round_robin(name: str) -> None:
     """ps-lite's arrangement; cyclic only profiles on it."""
     plan, _ = load_policy(name).assign(view(A0), job(), None)
     assert plan.places == ("new#0", "new#1", "new#0", "new#1")
     assert plan.new == 2
-    assert plan.temporary == (name == "cyclic")
+    assert plan.temporary == (name != "static")
 
 
-@pytest.mark.parametrize("name", ["cyclic", "static"])
+@pytest.mark.parametrize("name", ["cyclic", "edf", "static"])
 def test_one_lost_server_is_replaced_by_one_and_nothing_else_moves(name: str) -> None:
     where = (A0, None, A0, None)
     subject = job(costs_s=(0.01,) * 4, places=where, current=where)
@@ -122,7 +122,7 @@ def test_a_forced_job_goes_to_the_least_loaded_fit_or_not() -> None:
     assert nowhere.reason
 
 
-@pytest.mark.parametrize("name", ["cyclic", "static"])
+@pytest.mark.parametrize("name", ["cyclic", "edf", "static"])
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_every_plan_passes_validation_and_is_the_same_each_time(
@@ -170,5 +170,5 @@ def test_a_plan_may_not_move_what_is_not_open() -> None:
 
 
 def test_an_unknown_policy_is_refused_naming_those_that_exist() -> None:
-    with pytest.raises(ConfigRejected, match="cyclic, packed, static"):
+    with pytest.raises(ConfigRejected, match="cyclic, edf, packed, static"):
         load_policy("roundest-robin")

@@ -1,0 +1,1 @@
+"""The aggregation pool at trace scale: `loadgen simulate --pool aggregation`."""

@@ -1,0 +1,176 @@
+"""What a placement really costs: a few jobs' iterations, slot by slot.
+
+The pool's simulation counts a job's loss as its policy does. This plays the placement out on the
+aggregators' own slot schedule (services/aggregator/schedule.py, turns.py): a job goes forward layer
+by layer, each waiting for its parameters, then backward, pushing each gradient as it is ready; the
+update of a task is done when its slot ends. Nothing is assumed about phases: each job starts when
+it is told to, and runs into the others as it happens.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from typing import Literal
+
+from slackwater.services.aggregator.schedule import SlotSchedule
+from slackwater.services.aggregator.turns import DeadlineTurns
+
+FORWARD_PART: float = 1 / 3
+"""Of a job's computing; backward costs twice as much (GOLDEN.md)."""
+
+Order = Literal["arrival", "deadline"]
+
+
+@dataclass(frozen=True, slots=True)
+class SlotTask:
+    """`position`: which part of the forward pass comes before it is pulled."""
+
+    aggregator: str
+    cpu_s: float
+    position: float
+
+
+@dataclass(frozen=True, slots=True)
+class SlotJob:
+    """`compute_s`: one iteration of forward and backward if no update had to be waited for;
+    `iteration_s`: as profiled alone."""
+
+    id: str
+    compute_s: float
+    tasks: tuple[SlotTask, ...]
+    iteration_s: float = 0.0
+    slack: float = 0.0
+    """The part of an iteration by which its tasks may be late."""
+    begin_s: float = 0.0
+
+
+@dataclass(slots=True)
+class _Running:
+    job: SlotJob
+    order: list[int]
+    """Its tasks in forward order."""
+    done: list[bool]
+    next: int = 0
+    at_s: float = 0.0
+    ends_s: list[float] = field(default_factory=list)
+    """When each forward pass ended."""
+
+
+@dataclass(slots=True)
+class _Slot:
+    schedule: SlotSchedule[tuple[str, int]]
+    turns: DeadlineTurns[tuple[str, int]]
+    busy: bool = False
+
+
+class SlotRun:
+    """One run. `shares`: aggregator -> cpu_share, below 1."""
+
+    def __init__(
+        self, jobs: Sequence[SlotJob], shares: Mapping[str, float], order: Order, until_s: float
+    ) -> None:
+        self._until_s = until_s
+        self._shares = shares
+        self._deadlines = order == "deadline"
+        self._slots = {
+            name: _Slot(SlotSchedule(share), DeadlineTurns()) for name, share in shares.items()
+        }
+        self._events: list[tuple[float, int, str, str, int, bool]] = []
+        self._number = 0
+        self._jobs: dict[str, _Running] = {}
+        for job in jobs:
+            positions = [task.position for task in job.tasks]
+            forward = sorted(range(len(positions)), key=positions.__getitem__)
+            self._jobs[job.id] = _Running(job, forward, [True] * len(job.tasks), at_s=job.begin_s)
+            for index, task in enumerate(job.tasks):
+                turns = self._slots[task.aggregator].turns
+                turns.plan((job.id, index), task.position, job.slack, job.iteration_s)
+
+    def iterations_s(self) -> dict[str, list[float]]:
+        """Of each job, how long its iterations lasted."""
+        for name in self._jobs:
+            self._forward(name)
+        while self._events and self._events[0][0] <= self._until_s:
+            at_s, _, aggregator, name, task, ended = heappop(self._events)
+            slot = self._slots[aggregator]
+            if not ended:
+                self._pushed(slot, name, task, at_s)
+            else:
+                slot.busy = False
+                if task >= 0:
+                    self._jobs[name].done[task] = True
+                    self._forward(name, at_s)
+            if not slot.busy:
+                self._begin(slot, aggregator, at_s)
+        return {
+            name: [b - a for a, b in zip(running.ends_s, running.ends_s[1:], strict=False)]
+            for name, running in self._jobs.items()
+        }
+
+    def _note(self, at_s: float, aggregator: str, name: str, task: int, ended: bool) -> None:
+        self._number += 1
+        heappush(self._events, (at_s, self._number, aggregator, name, task, ended))
+
+    def _pushed(self, slot: _Slot, name: str, task: int, at_s: float) -> None:
+        turn = None
+        if self._deadlines:
+            entry = self._jobs[name].job.tasks[task]
+            slot_s = entry.cpu_s / self._shares[entry.aggregator]
+            turn = slot.turns.arrived((name, task), at_s, slot_s)
+        slot.schedule.arrived((name, task), at_s, turn)
+
+    def _begin(self, slot: _Slot, aggregator: str, now_s: float) -> None:
+        begun = slot.schedule.begin(now_s)
+        if begun is None:
+            return
+        name, task = begun.task
+        ended = slot.schedule.end(self._jobs[name].job.tasks[task].cpu_s, begun.start_s)
+        slot.busy = True
+        self._note(ended.at_s, aggregator, name, task if ended.done else -1, True)
+
+    def _forward(self, name: str, now_s: float = 0.0) -> None:
+        """As far as the parameters are there; after the last layer, backward."""
+        running = self._jobs[name]
+        job, forward_s = running.job, running.job.compute_s * FORWARD_PART
+        before = 0.0 if running.next == 0 else job.tasks[running.order[running.next - 1]].position
+        while running.next < len(running.order):
+            task = running.order[running.next]
+            if not running.done[task]:
+                return
+            position = job.tasks[task].position
+            running.at_s = max(running.at_s + forward_s * (position - before), now_s)
+            before = position
+            running.next += 1
+        turn_s = running.at_s + forward_s * (1.0 - before)
+        running.ends_s.append(turn_s)
+        backward_s = job.compute_s - forward_s
+        for index, entry in enumerate(job.tasks):
+            running.done[index] = False
+            pushed_s = turn_s + (1.0 - entry.position) * backward_s
+            self._note(pushed_s, entry.aggregator, name, index, False)
+        running.next, running.at_s = 0, turn_s + backward_s
+
+
+def losses(
+    jobs: Sequence[SlotJob],
+    shares: Mapping[str, float],
+    order: Order,
+    until_s: float,
+    skip: int = 2,
+) -> dict[str, float]:
+    """Of each job, the share of its speed alone that it loses; the first iterations not counted."""
+    found = {}
+    for name, lasted_s in SlotRun(jobs, shares, order, until_s).iterations_s().items():
+        alone_s = next(job.iteration_s for job in jobs if job.id == name)
+        kept = lasted_s[skip:]
+        found[name] = 1.0 - alone_s * len(kept) / sum(kept) if kept else 0.0
+    return found
+
+
+def alone_s(job: SlotJob, shares: Mapping[str, float], iterations: int = 4) -> float:
+    """How long its iteration lasts on these aggregators without anybody else: what the profiler
+    measures on temporary ones."""
+    cost_s = sum(task.cpu_s / shares[task.aggregator] for task in job.tasks)
+    until_s = job.begin_s + (iterations + 2) * (job.compute_s + cost_s)
+    lasted_s = SlotRun([job], shares, "arrival", until_s).iterations_s()[job.id]
+    return lasted_s[-1]

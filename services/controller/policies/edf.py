@@ -1,0 +1,152 @@
+"""Our own placement: share as long as every deadline holds, the earliest running first.
+
+The paper gives an aggregator the longest iteration of its jobs as its cycle and stretches the
+others to fit, so that jobs of D = 5 and D = 12 cannot share (17 % lost) however idle it is. Here
+nobody is stretched: an aggregator takes a task if it is then still used to at most all of its time
+and every task of every job on it is done before its layer waits longer than the loss limit allows
+(demand.py; docs/adr/0006). The aggregators' slots run in that order (schedule.py).
+
+A job goes whole to the aggregator with the least sufficient free time; where none takes all of it,
+its tasks are dealt largest first by the same rule. Everything else (profiling on temporary
+aggregators, a lone job keeps what it asked for, never more than it asked for) is the paper's.
+"""
+
+from bisect import insort
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slackwater.schemas.base import AggregatorId
+from slackwater.services.controller.policies.cyclic import Cyclic
+from slackwater.services.controller.policies.demand import Load, Tasks, schedulable
+from slackwater.services.controller.policies.view import NEW, ClusterView, JobView
+
+
+class Edf(Cyclic):
+    """Registered as `edf`."""
+
+    deadlines = True
+
+    def place(self, view: ClusterView, job: JobView) -> tuple[dict[int, str], int]:
+        return place_by_deadline(view, job)
+
+
+@dataclass(slots=True)
+class _Aggregator:
+    id: str
+    cpu_share: float
+    usable: float
+    residents: list[JobView] = field(default_factory=list)
+    loads: list[Load] | None = None
+    """Theirs, once somebody asks."""
+    used: float = 0.0
+    """Utilisation by other jobs."""
+    chosen: NDArray[np.bool_] | None = None
+    """The tasks of the job that is being placed."""
+    own: float = 0.0
+    """Utilisation by them."""
+
+    @property
+    def free(self) -> float:
+        return self.usable - self.used - self.own
+
+
+class Deadlines:
+    """The aggregators' loads while one job is being placed."""
+
+    def __init__(self, view: ClusterView, job: JobView) -> None:
+        self._view = view
+        self._job = job
+        self._prepared: dict[float, Tasks] = {}
+        self.aggregators = {
+            a.id: _Aggregator(a.id, a.cpu_share, a.usable)
+            for a in sorted(view.aggregators, key=lambda a: a.id)
+        }
+        for other in view.jobs:
+            if other.iteration_s > 0.0:  # An unprofiled job weighs nothing yet.
+                for place, cpu_s in other.cpu_by_place_s().items():
+                    if place in self.aggregators:
+                        target = self.aggregators[place]
+                        target.residents.append(other)
+                        target.used += cpu_s / target.cpu_share / other.iteration_s
+        kept = [task for task, place in enumerate(job.places) if place in self.aggregators]
+        for name in {job.places[task] for task in kept}:
+            assert name is not None
+            self.put(self.aggregators[name], [t for t in kept if job.places[t] == name])
+
+    def tasks(self, cpu_share: float) -> Tasks:
+        if cpu_share not in self._prepared:
+            self._prepared[cpu_share] = Tasks(self._job, cpu_share, self._view.loss_limit)
+        return self._prepared[cpu_share]
+
+    def put(self, target: _Aggregator, tasks: list[int]) -> None:
+        target.chosen = self._with(target, tasks)
+        own = self.tasks(target.cpu_share)
+        target.own = float(own.slots_s[target.chosen].sum()) / own.iteration_s
+
+    def takes(self, target: _Aggregator, tasks: list[int]) -> bool:
+        """Whether every deadline there would still hold."""
+        own = self.tasks(target.cpu_share)
+        wanted = float(own.slots_s[tasks].sum()) / own.iteration_s
+        if wanted > target.free + 1e-9:
+            return False
+        if target.loads is None:
+            target.loads = [
+                load_on(other, target.id, target.cpu_share, self._view.loss_limit)
+                for other in target.residents
+            ]
+        load = own.load(self._with(target, tasks))
+        return schedulable((*target.loads, load), target.usable)
+
+    def _with(self, target: _Aggregator, tasks: list[int]) -> NDArray[np.bool_]:
+        count = len(self._job.places)
+        chosen = np.zeros(count, bool) if target.chosen is None else target.chosen.copy()
+        chosen[tasks] = True
+        return chosen
+
+    def add(self, name: str) -> _Aggregator:
+        self.aggregators[AggregatorId(name)] = _Aggregator(name, self._view.new_share, 1.0)
+        return self.aggregators[AggregatorId(name)]
+
+
+def load_on(job: JobView, aggregator: str, cpu_share: float, loss_limit: float) -> Load:
+    """What a placed and profiled job asks of one of its aggregators."""
+    chosen = np.array([place == aggregator for place in job.places])
+    return Tasks(job, cpu_share, loss_limit).load(chosen)
+
+
+def place_by_deadline(view: ClusterView, job: JobView) -> tuple[dict[int, str], int]:
+    """(bucket -> aggregator, how many new ones) for the open buckets of a profiled job. `new_max`
+    is not enforced here: the caller judges the number."""
+    state = Deadlines(view, job)
+    open_buckets = [bucket for bucket, place in enumerate(job.places) if place is None]
+    open_buckets.sort(key=lambda bucket: (-job.task_cpu_s[bucket], bucket))
+    order: list[tuple[float, int, str]] = []  # By what is free, then in the order of ids.
+    ranks: dict[str, int] = {}
+    for rank, target in enumerate(state.aggregators.values()):
+        ranks[target.id] = rank
+        if target.id not in job.excluded:
+            insort(order, (target.free, rank, target.id))
+    for _, _, name in order:
+        if state.takes(state.aggregators[AggregatorId(name)], open_buckets):
+            return dict.fromkeys(open_buckets, name), 0
+    placed: dict[int, str] = {}
+    new = 0
+    for bucket in open_buckets:
+        chosen = None
+        for free, _, name in order:
+            target = state.aggregators[AggregatorId(name)]
+            if free > 0.0 and state.takes(target, [bucket]):
+                chosen = target
+                break
+        if chosen is None:
+            chosen = state.add(f"{NEW}{new}")
+            ranks[chosen.id] = len(ranks)
+            new += 1
+        else:
+            order.remove((chosen.free, ranks[chosen.id], chosen.id))
+        state.put(chosen, [bucket])
+        insort(order, (chosen.free, ranks[chosen.id], chosen.id))
+        placed[bucket] = chosen.id
+    return placed, new
