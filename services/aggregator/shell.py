@@ -59,8 +59,6 @@ class Aggregator:
         self._listen = dict(addresses) if addresses is not None else _addresses(config)
         self._listeners: list[tuple[str, Listener]] = []
         self._kernels = None if virtual else KernelThread()
-        helpers = 0 if virtual else min(int(config.cpu_share), len(os.sched_getaffinity(0))) - 1
-        self._team = Team(helpers) if helpers > 0 else None
         off_loop: OffLoop = at_once if virtual else in_thread
         memory = config.memory_bytes_max or psutil.virtual_memory().total // 2
         self._node = NodeId(config.node or socket.gethostname().split(".")[0])
