@@ -141,7 +141,8 @@ def test_the_simulator_imports_only_pure_parts_of_services() -> None:
             continue
         for imported, line in imports(path):
             words = imported.split(".")
-            if words[:2] == ["slackwater", "services"] and words[3] not in {"policies", *PURE_MODULES}:
+            service = words[:2] == ["slackwater", "services"]
+            if service and words[3] not in {"policies", *PURE_MODULES}:
                 wrong.append(f"{name(path)}:{line} imports {imported}")
     assert not wrong, wrong
 
