@@ -150,12 +150,19 @@ def _transport_of_jobs(options: ClusterOptions, service: str) -> dict[str, str]:
     return {"SLACKWATER_TRANSPORT": options.transport}
 
 
+SERVERS_OF_A_JOB = 2
+
+
 def service_stages(
     options: ClusterOptions, cpu_share: float, cluster_token: str
 ) -> list[list[tuple[str, str, dict[str, Any]]]]:
     """(service, id, configuration) in the order of start; within a stage, all at once."""
     controller = {"policy": options.policy} if options.policy else {}
-    per_cluster = -(-options.aggregators // options.controllers)  # The pool is split (3.3.3).
+    # The pool is split (3.3.3): what a cluster may have leaves each other one a job's profiling.
+    per_cluster = max(
+        -(-options.aggregators // options.controllers),
+        options.aggregators - SERVERS_OF_A_JOB * (options.controllers - 1),
+    )
     aggregator: dict[str, Any] = {
         "cpu_share": cpu_share,
         "tcp_address": _ANY_FREE_PORT,

@@ -30,10 +30,10 @@ _log = structlog.get_logger()
 class _Waiting:
     """A request whose answer is not here yet."""
 
-    __slots__ = ("answer", "due_s", "future")
+    __slots__ = ("answer", "due_s", "future", "kind")
 
-    def __init__(self, due_s: float) -> None:
-        self.due_s = due_s
+    def __init__(self, kind: str, due_s: float) -> None:
+        self.kind, self.due_s = kind, due_s
         self.answer: Message | None = None
         self.future: asyncio.Future[None] | None = None
 
@@ -129,6 +129,7 @@ class Intake:
             if oldest.due_s > now_s:
                 return
             self._counters.unanswered += 1
+            _log.warning("request.unanswered", request=oldest.kind, after_s=limits.REPLY_S)
             reason = f"{self._service} {self._id} has not answered within {limits.REPLY_S} s"
             self.reply(Reply(token, Refused(reason=reason, retry_after_s=1.0)))
 
@@ -169,7 +170,9 @@ class Intake:
 
     async def _ask_core(self, message: Message) -> Message:
         self._token = token = self._token + 1
-        waiting = self._waiting[token] = _Waiting(self._clock.now_s() + limits.REPLY_S)
+        waiting = self._waiting[token] = _Waiting(
+            type(message).__name__, self._clock.now_s() + limits.REPLY_S
+        )
         self._steps.post(Requested(token, message))
         if waiting.answer is None:
             waiting.future = asyncio.get_running_loop().create_future()

@@ -154,6 +154,7 @@ def write(
         writer = csv.DictWriter(file, [f.name for f in dataclasses.fields(JobFigures)])
         writer.writeheader()
         writer.writerows(dataclasses.asdict(row) for row in figures)
+    write_events(folder / "events.jsonl", timeline)
     manifest = {
         "versions": {name: metadata.version(name) for name in PACKAGES}
         | {"python": platform.python_version(), "kernel": platform.release()},
@@ -164,6 +165,14 @@ def write(
     )
     _plot_aggregators(folder / "aggregators.png", timeline)
     _plot_speeds(folder / "speeds.png", timeline, figures)
+
+
+def write_events(path: Path, timeline: Timeline) -> None:
+    """Every fact that the bus told, one JSON object a line, by its second in the replay."""
+    with path.open("wb") as file:
+        for at_s, fact in timeline.events:
+            at = {"replay_s": round(at_s - timeline.started_s, 3)}
+            file.write(msgspec.json.encode(at | msgspec.to_builtins(fact)) + b"\n")
 
 
 def _plot_aggregators(path: Path, timeline: Timeline) -> None:

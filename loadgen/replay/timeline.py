@@ -22,6 +22,7 @@ Observed = (
     | AggregatorHeartbeat
 )
 """The messages that a timeline understands."""
+FACTS = (JobEvent, AllocationEvent, MigrationEvent, TensorCopyDone)
 
 
 @dataclass
@@ -78,6 +79,8 @@ class Timeline:
     allocations: list[AllocationEvent] = field(default_factory=list)
     migrations: dict[str, Migration] = field(default_factory=dict)
     heartbeats: dict[str, AggregatorHeartbeat] = field(default_factory=dict)
+    events: list[tuple[float, Message]] = field(default_factory=list)
+    """Every fact heard (telemetry is none), by its second."""
     bytes_first: dict[tuple[str, int], int] = field(default_factory=dict)
     bytes_last: dict[tuple[str, int], int] = field(default_factory=dict)
 
@@ -86,6 +89,8 @@ class Timeline:
         self.tracks[spec.id] = JobTrack(spec=spec, submitted_s=now_s)
 
     def observe(self, message: Message, now_s: float) -> None:
+        if isinstance(message, FACTS):
+            self.events.append((now_s, message))
         match message:
             case JobEvent():
                 self._job(message, now_s)

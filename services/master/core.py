@@ -291,9 +291,12 @@ class Master:
             for id, other in self._jobs.items()
             if other.record.cluster is not None and not other.ended
         ]
-        unallocated_cpu = {c: self._pool.unallocated(c) * share for c in clusters.known}
+        lendable = {c: self._pool.unallocated(c) for c in clusters.known}
+        unallocated_cpu = {c: count * share for c, count in lendable.items()}
         rooms = clusters.rooms(unallocated_cpu, placed, now_s)
-        return best_fit(rooms, clusters.demand_cpu(job.record.spec, share))
+        # Where the job's profiling would wait for temporaries is worse than any other fit.
+        ready = [room for room in rooms if lendable[room.id] >= job.record.spec.servers]
+        return best_fit(ready or rooms, clusters.demand_cpu(job.record.spec, share))
 
     def _answer_waiting(self, job: Job, message: Message) -> None:
         for token in job.waiting:

@@ -1,10 +1,13 @@
 """Figures from timelines: golden cases worked out by hand."""
 
+import json
 import math
+from pathlib import Path
 
 import pytest
 
 from slackwater.loadgen.replay import measures
+from slackwater.loadgen.replay.report import write_events
 from slackwater.loadgen.replay.timeline import Timeline, integral
 from slackwater.schemas.base import AggregatorId, ClusterId, JobId
 from slackwater.schemas.cluster import AllocationEvent
@@ -51,6 +54,20 @@ def timeline() -> Timeline:
         timeline.expect(JobSpec(id=id, model="vgg19", workers=2, servers=2, iterations=50), 0.0)
         fact(id, "located", 0.0, timeline)
     return timeline
+
+
+def test_a_report_holds_every_fact_by_its_second(timeline: Timeline, tmp_path: Path) -> None:
+    allocated(2, 1.25, timeline)
+    iterated("a", 1, [0.5], 2.0, timeline)  # Telemetry.
+    migrated("a", "a-m1", "profiled", 3.0, 3.5, timeline)
+    write_events(tmp_path / "events.jsonl", timeline)
+    told = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert [(each["replay_s"], each["fact"]) for each in told[-3:]] == [
+        (1.25, "allocated"),
+        (3.0, "started"),
+        (3.5, "finished"),
+    ]
+    assert told[-1]["migration"] == "a-m1"
 
 
 def test_integral_of_steps_is_server_seconds() -> None:

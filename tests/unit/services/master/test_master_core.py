@@ -20,6 +20,8 @@ from slackwater.common.effects import (
 from slackwater.schemas.base import ClusterId, JobId, Message, NodeId, Ok, Record, Refused
 from slackwater.schemas.cluster import (
     AggregatorHeartbeat,
+    AggregatorsAllocated,
+    AllocateAggregators,
     ClusterReport,
     StartWorkers,
     StopWorkers,
@@ -436,6 +438,23 @@ def test_the_profiled_demand_of_a_model_decides_where_its_next_job_fits() -> Non
     assert harness.job("x").cluster == "c1"
     profile = Profile(iteration_s=1.0, task_cpu_s=(0.03, 0.01))
     harness.see(JobProfiled(job=JobId("x"), location_epoch=0, profile=profile))
+    harness.ask(RegisterJob(job="y", rank=0, tensors=TENSORS))
+    assert harness.job("y").cluster == "c0"
+
+
+def test_a_job_goes_where_its_profiling_need_not_wait_for_aggregators() -> None:
+    """c0 fits best by its free slots, but has all the aggregators that a cluster may have."""
+    harness = Harness(aggregators_max=2)
+    for n in range(4):
+        harness.see(heartbeat(f"a{n}", harness.now_s))
+    given = harness.answer(AllocateAggregators(request="r", cluster=ClusterId("c0"), count=1))
+    assert isinstance(given, AggregatorsAllocated)
+    harness.report("c0", 0.15)  # And 0.1 that it could still be given.
+    harness.report("c1", 0.5)  # And 0.2.
+    submitted(harness, "x")
+    harness.ask(RegisterJob(job="x", rank=0, tensors=TENSORS))
+    assert harness.job("x").cluster == "c1"
+    submitted(harness, "y", servers=1)
     harness.ask(RegisterJob(job="y", rank=0, tensors=TENSORS))
     assert harness.job("y").cluster == "c0"
 
