@@ -19,7 +19,8 @@ from slackwater.loadgen.replay.workload import COMPUTE_S, UPDATE
 REFERENCE = "vgg19"
 DUTY = 0.255
 """Of the kernel alone. Under a whole cluster it comes out at .29 to .34, AlexNet's at .94 to 1.08;
-above 1.1 AlexNet iterates in 144 to 150 ms, which no cycle of VGG19's holds within the loss limit."""
+above 1.1 AlexNet iterates in 144 to 150 ms, which no cycle of VGG19's holds within the loss limit.
+"""
 ELEMENTS = 8 * 2**20
 WORKERS = 2
 REPEATS = 7

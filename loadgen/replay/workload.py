@@ -3,8 +3,8 @@
 The built-in workload is the paper's shared-aggregation experiment (gu2021-parameter-service,
 figures 8 and 10): three VGG19 "2s-2w" jobs arrive one after another, an AlexNet "2s-2w" job comes
 and goes while only the first runs, as in figure 10: the scheme fits it in by utilisation, and the
-short iterations lose to the long ones' bursts. A trace row becomes a job as well: its arrival, duration and number of GPUs are the
-trace's, its model is drawn by a seed.
+short iterations lose to the long ones' bursts. A trace row becomes a job as well: its arrival,
+duration and number of GPUs are the trace's, its model is drawn by a seed.
 """
 
 import random
