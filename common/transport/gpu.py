@@ -100,6 +100,10 @@ class Device(Protocol):
         """The array as the program's library has it, where it is."""
         ...
 
+    def await_program(self) -> None:
+        """Whatever this process does on the device has ended."""
+        ...
+
     def pin(self, buffer: memoryview) -> Callable[[], None]:
         """Make host memory fast to copy from and to; the result undoes it. Raises MemoryError."""
         ...

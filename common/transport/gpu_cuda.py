@@ -331,6 +331,10 @@ class CudaDevice:
         else:
             self._runtime.deviceSynchronize()
 
+    def await_program(self) -> None:
+        with _cuda("what the program does"), self.current():
+            self._runtime.deviceSynchronize()
+
     def present(self, array: DeviceArray) -> Any:
         cuda = self.cupy.cuda
         memory = cuda.UnownedMemory(array.address, array.nbytes, array.memory, self.ordinal)

@@ -134,5 +134,8 @@ class DoubleDevice:
     def present(self, array: DeviceArray) -> DeviceArray:
         return array
 
+    def await_program(self) -> None:
+        """The double's copies have ended when they return."""
+
     def pin(self, buffer: memoryview) -> Callable[[], None]:
         return lambda: None

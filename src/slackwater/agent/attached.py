@@ -23,6 +23,7 @@ from slackwater.common.slots.layout import Geometry
 from slackwater.common.slots.region import Hyper, SlotRegion
 from slackwater.common.slots.rules import Floats
 from slackwater.common.transport.base import Channel, RemoteRegion
+from slackwater.common.transport.gpu import copy_into
 from slackwater.schemas.base import JobId
 
 Array = NDArray[Any]
@@ -174,7 +175,7 @@ class Staged:
         write, geometry, rank = self.channel.write, self._geometry, self._rank
         gradient, parameters = self.staging.gradient, self.staging.parameters[0]
         await asyncio.gather(
-            write(_bytes(gradient), self._remote, geometry.gradient_offset(rank)),
+            self._write_gradient(),
             write(memoryview(hyper.pack()), self._remote, geometry.hyper_offset(rank)),
         )
         self._bytes_pushed += gradient.nbytes
@@ -183,27 +184,31 @@ class Staged:
         await write(memoryview(words), self._remote, geometry.pushed_offset(rank))
         self._pushed = iteration
 
+    async def _write_gradient(self) -> None:
+        offset = self._geometry.gradient_offset(self._rank)
+        await self.channel.write(bytes_of(self.staging.gradient), self._remote, offset)
+
     async def fetch(self, version: int) -> None:
         """Read the parameters of `version`. Raises Unavailable, AccessRefused."""
-        into = _bytes(self.staging.parameters[version & 1])
+        into = bytes_of(self.staging.parameters[version & 1])
         await self.channel.read(self._remote, self._geometry.parameters_offset(version), into)
 
     async def seed(self, version: int, tensors: Sequence[Floats]) -> None:
         flat = np.empty(self._geometry.elements, np.float32)
         await asyncio.to_thread(_join, tensors, flat)
         offset = self._geometry.parameters_offset(version)
-        await self.channel.write(_bytes(flat), self._remote, offset)
+        await self.channel.write(bytes_of(flat), self._remote, offset)
 
     def close(self) -> None:
         self._remote.close()
 
 
-def _bytes(array: Array) -> memoryview:
+def bytes_of(array: Array) -> memoryview:
     return array.view(np.uint8).data
 
 
 def _join(tensors: Sequence[Floats], into: Floats) -> None:
     first = 0
     for tensor in tensors:
-        np.copyto(into[first : first + tensor.size], tensor.reshape(-1))
+        copy_into(into[first : first + tensor.size], tensor.reshape(-1))
         first += tensor.size

@@ -16,9 +16,11 @@ from typing import Any
 import numpy as np
 
 from slackwater.agent.attached import ELEMENT, Array, Attached, Staging
+from slackwater.agent.snapshot import Snapshots
 from slackwater.common.errors import GradientRefused, Rejected
 from slackwater.common.slots.frames import PushRefused
 from slackwater.common.slots.rules import Floats, Hyper
+from slackwater.common.transport.gpu import Device, DeviceArray, copy_into
 from slackwater.schemas.jobs import DType, TensorSpec
 from slackwater.schemas.placement import BucketLayout
 
@@ -78,7 +80,7 @@ class Cell:
         with self.lock:
             old = self.slots
             if old is not None and self.begun and not slots.keeps(old, self.iteration):
-                np.copyto(slots.gradient, old.gradient)
+                copy_into(slots.gradient, old.gradient)
             self.slots = slots
             self.gradients = [
                 slots.gradient[first:last].reshape(spec.shape)
@@ -91,9 +93,9 @@ class Cell:
             into = self.gradients[position]
             lent = self.lent.get(position)
             if gradient is not None:
-                np.copyto(into, gradient)
+                copy_into(into, gradient)
             elif lent is not None and lent is not into:
-                np.copyto(into, lent)  # Produced in a slot that has moved since.
+                copy_into(into, lent)  # Produced in a slot that has moved since.
             self.missing.discard(position)
             if not self.missing:
                 self.iteration += 1
@@ -102,7 +104,8 @@ class Cell:
     def parameters(self, position: int) -> Floats:
         """Read-only: valid until this worker has pushed the tensor twice more."""
         view = self.buffer(position)
-        view.flags.writeable = False
+        if isinstance(view, np.ndarray):  # On a device nothing can be made read-only.
+            view.flags.writeable = False
         return view
 
     def buffer(self, position: int) -> Floats:
@@ -110,6 +113,14 @@ class Cell:
         first, last = self.bounds[position]
         values = self.source.parameters(self.version)[first:last]
         return values.reshape(self.tensors[position].shape)
+
+    @property
+    def contained(self) -> tuple[int, ...]:
+        """Of each rank the newest iteration in what `newest` gives; empty: the version says it."""
+        if not isinstance(self.staging, Snapshots) or self.source is None:
+            return ()
+        self.buffer(0)
+        return self.staging.applied[self.version & 1]
 
     def newest(self, initial: Mapping[str, Array]) -> list[Floats]:
         """The newest parameters that this worker has: what it can seed a bare region with."""
@@ -162,8 +173,10 @@ class Waiter:
 def check_gradient(gradient: Any, spec: TensorSpec, dtype: DType) -> str:
     """What is wrong with it; empty: nothing. Values are checked where they are summed."""
     wanted = ELEMENT[dtype]
-    if not isinstance(gradient, np.ndarray):
-        return f"a {type(gradient).__name__}, not a numpy array"
+    if not isinstance(gradient, np.ndarray | DeviceArray):
+        on_device = hasattr(gradient, "__cuda_array_interface__")
+        remedy = '; give the Agent device="cuda"' if on_device else ""
+        return f"a {type(gradient).__name__}, not a numpy array{remedy}"
     if gradient.dtype != wanted:
         bits = " (bfloat16 as its bits)" if dtype == "bfloat16" else ""
         return f"dtype {gradient.dtype}, the job's gradients are {wanted}{bits}"
@@ -173,7 +186,9 @@ def check_gradient(gradient: Any, spec: TensorSpec, dtype: DType) -> str:
 
 
 def read_tensors(
-    tensors: Mapping[str, Any], groups: Mapping[str, int] = MappingProxyType({})
+    tensors: Mapping[str, Any],
+    groups: Mapping[str, int] = MappingProxyType({}),
+    device: Device | None = None,
 ) -> tuple[tuple[TensorSpec, ...], dict[str, Array]]:
     """The job's list and the initial values: of each tensor an array, or a shape (zeros)."""
     specs: list[TensorSpec] = []
@@ -181,6 +196,8 @@ def read_tensors(
     if not tensors:
         raise Rejected("an Agent without tensors; give at least one")
     for name, given in tensors.items():
+        if device is not None and device.is_array(given):
+            given = device.wrap(given).to_host()
         shape = given.shape if isinstance(given, np.ndarray) else tuple(given)
         if any(not isinstance(extent, int) or extent < 1 for extent in shape):
             raise Rejected(f"tensor {name}: shape {shape}; extents must be whole and at least 1")

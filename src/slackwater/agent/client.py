@@ -22,8 +22,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import numpy as np
-
 from slackwater.agent.attached import Array
 from slackwater.agent.cells import Cell, check_gradient, read_tensors
 from slackwater.agent.dialing import forced_transport
@@ -31,6 +29,7 @@ from slackwater.agent.session import Session
 from slackwater.common import limits
 from slackwater.common.errors import GradientRefused, Rejected
 from slackwater.common.slots.rules import RULES, Floats, Hyper
+from slackwater.common.transport.gpu import Device, copy_into, device_named
 from slackwater.schemas.jobs import Consistency, DType, JobSpec, UpdateRule
 
 
@@ -53,6 +52,7 @@ class Agent:
         groups: Mapping[str, int] | None = None,
         url: str | None = None,
         transport: str | None = None,
+        device: str = "",
         deadline_s: float = limits.AGENT_WAIT_S,
         model: str = "",
         iterations: int = 1,
@@ -61,7 +61,8 @@ class Agent:
         (float32), or its shape, which means zeros; rank 0's are the job's. `transport`: insist on
         "shm" or "tcp"; "auto": the best that both ends have. `deadline_s`: of every wait. `groups`:
         tensors of different groups may be pushed with different hyper-parameters. `consistency` and
-        `staleness`, where given, must be what the job was submitted with.
+        `staleness`, where given, must be what the job was submitted with. `device`: "cuda" or
+        "cuda:1": gradients and parameters are arrays on that GPU (cupy's, or PyTorch's).
 
         Raises Rejected when the job cannot be had as described, DeadlineExceeded when it does not
         come about in time, Unavailable when nobody listens at the URL.
@@ -72,7 +73,8 @@ class Agent:
         self._closed = False
         started_by_us = environment.get("SLACKWATER_JOB") == self.job
         self._result_path = environment.get("SLACKWATER_RESULT") if started_by_us else None
-        specs, values = read_tensors(tensors, groups or {})
+        self._device = device_named(device) if device else None
+        specs, values = read_tensors(tensors, groups or {}, self._device)
         self._session = Session(
             JobSpec(
                 id=self.job,
@@ -92,6 +94,7 @@ class Agent:
             submitted=self._result_path is not None,
             transport=forced_transport(transport, environment.get("SLACKWATER_TRANSPORT")),
             deadline_s=deadline_s,
+            device=self._device,
         )
         self._session.open()
         self._check_consistency(consistency, staleness)
@@ -172,6 +175,8 @@ class Agent:
         """
         cell, position = self._place(name)
         spec = cell.tensors[position]
+        if self._device is not None:
+            gradient = _arrived(gradient, self._device)
         if gradient is not None:
             wrong = check_gradient(gradient, spec, self._dtype)
             if wrong:
@@ -190,7 +195,7 @@ class Agent:
         if cell.iteration != before:
             self._session.ring(cell)
 
-    def gradient_buffer(self, name: str) -> Array:
+    def gradient_buffer(self, name: str) -> Any:
         """The tensor's place in the slot: produce the gradient there, then push(name). Ask for it
         anew in every iteration: a bucket that moved has another slot."""
         cell, position = self._place(name)
@@ -198,24 +203,29 @@ class Agent:
             self._settle((cell,))
         view = cell.gradients[position]
         cell.lent[position] = view
-        return view
+        return self._presented(view)
 
-    def pull(self, name: str, out: Floats | None = None) -> Floats:
+    def pull(self, name: str, out: Any = None) -> Any:
         """The tensor's parameters after its last pushed iteration: a read-only view, or `out`."""
         cell, position = self._place(name)
         self._confirm((cell,))
         view = cell.parameters(position)
         if out is None:
-            return view
-        np.copyto(out, view)
+            return self._presented(view)
+        whole = self._device is not None and self._device.is_array(out)
+        copy_into(self._device.wrap(out) if whole and self._device else out, view)
         return out
 
-    def parameters_buffer(self, name: str) -> Floats:
+    def parameters_buffer(self, name: str) -> Any:
         """As `pull`, but without numpy's protection: for a binding whose tensors know none. Over
         shared memory it is the master copy, which is not to be written to."""
         cell, position = self._place(name)
         self._confirm((cell,))
-        return cell.buffer(position)
+        return self._presented(cell.buffer(position))
+
+    def _presented(self, array: Any) -> Any:
+        """As the program's library has it."""
+        return array if self._device is None else self._device.present(array)
 
     def wait(self, names: Iterable[str] | None = None) -> int:
         """Until the last pushed iteration of these tensors (None: of all) has been applied.
@@ -362,6 +372,14 @@ class Agent:
             # Not done: whoever started the program learns it from how it ends.
             self._closed = True
             self._session.close(None)
+
+
+def _arrived(gradient: Any, device: Device) -> Any:
+    """The program's array as one of ours. What the program does to it, or to the buffer that it was
+    lent, has ended."""
+    if gradient is None:
+        device.await_program()
+    return device.wrap(gradient) if device.is_array(gradient) else gradient
 
 
 def _given(value: Any, fallback: Any, name: str) -> Any:

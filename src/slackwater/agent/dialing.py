@@ -6,7 +6,10 @@ from typing import Final
 from slackwater.common import limits
 from slackwater.common.errors import Rejected, Retryable, Unavailable
 from slackwater.common.transport.base import Channel, Fabric
+from slackwater.common.transport.gpu import Device
 from slackwater.common.transport.host import host_identity, split_identity
+from slackwater.common.transport.shm import ShmFabric
+from slackwater.common.transport.tcp import TcpFabric
 from slackwater.schemas.placement import Endpoint
 
 AUTO: Final = "auto"
@@ -23,6 +26,11 @@ def forced_transport(given: str | None, environment: str | None) -> str | None:
     if wanted not in FORCIBLE:
         raise Rejected(f"{source} {wanted!r}: choose {', '.join(FORCIBLE)} or {AUTO}")
     return wanted
+
+
+def agent_fabrics(device: Device | None) -> dict[str, Fabric]:
+    """What a worker connects by; with a device it opens what peers of this host have there."""
+    return {fabric.kind: fabric for fabric in (ShmFabric(device=device), TcpFabric())}
 
 
 async def dial(

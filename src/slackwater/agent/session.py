@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import uvloop
 
-from slackwater.agent.attached import Array, Attached, InPlace, Staged, Staging
+from slackwater.agent.attached import Array, Attached, InPlace, Staged
 from slackwater.agent.cells import Cell, Waiter
 from slackwater.agent.control import Control, Progress
 from slackwater.agent.core import (
@@ -33,7 +33,8 @@ from slackwater.agent.core import (
     Send,
     WriteSeed,
 )
-from slackwater.agent.dialing import dial
+from slackwater.agent.dialing import agent_fabrics, dial
+from slackwater.agent.on_device import staged
 from slackwater.common.errors import (
     DeadlineExceeded,
     Fatal,
@@ -60,8 +61,7 @@ from slackwater.common.slots.frames import (
 from slackwater.common.slots.layout import Geometry, bucket_tensors
 from slackwater.common.slots.rules import Hyper
 from slackwater.common.transport.base import Channel, Fabric
-from slackwater.common.transport.shm import ShmFabric
-from slackwater.common.transport.tcp import TcpFabric
+from slackwater.common.transport.gpu import Device
 from slackwater.common.world import live_world
 from slackwater.schemas.base import AggregatorId, JobId
 from slackwater.schemas.jobs import JobSpec, TensorSpec
@@ -90,6 +90,7 @@ class Session:
         submitted: bool,
         transport: str | None,
         deadline_s: float,
+        device: Device | None = None,
     ) -> None:
         self.job, self.rank = JobId(spec.id), rank
         self.cells: list[Cell] = []
@@ -98,7 +99,7 @@ class Session:
         self.progress = Progress()
         self._spec, self._tensors, self._initial = spec, tensors, initial
         self._url, self._submitted, self._transport = url, submitted, transport
-        self._deadline_s = deadline_s
+        self._deadline_s, self._device = deadline_s, device
         self._core = AgentCore(rank, random.Random(f"{spec.id}/{rank}"))
         self._not_located = "the controller has not answered"
         self._channels: dict[AggregatorId, Channel] = {}
@@ -205,7 +206,7 @@ class Session:
         self._loop = asyncio.get_running_loop()
         self._closing = asyncio.Event()
         self._transfers = asyncio.Semaphore(_TRANSFERS)
-        self._fabrics = {fabric.kind: fabric for fabric in (ShmFabric(), TcpFabric())}
+        self._fabrics = agent_fabrics(self._device)
         async with live_world(self._url, f"agent-{self.job}-{self.rank}") as world:
             self._clock = world.clock
             self._control = control = Control(
@@ -436,13 +437,12 @@ class Session:
         cell = self.cells[granted.bucket]
         remote = await channel.open(granted.key)
         slots: Attached
-        if remote.view is not None:
+        if remote.view is not None and self._device is None:
             slots = InPlace(remote, self.job, cell.index, self.rank)
         else:
             geometry = Geometry.of(self.plan, cell.layout)
-            if cell.staging is None:
-                cell.staging = Staging(geometry.elements, geometry.dtype)
-            slots = await Staged.attach(channel, remote, geometry, self.rank, cell.staging)
+            kind, cell.staging = staged(cell.staging, geometry, self._device)
+            slots = await kind.attach(channel, remote, geometry, self.rank, cell.staging)
         old = cell.slots
         cell.adopt(slots)
         effects = self._core.granted(aggregator, granted, slots.pushed)
