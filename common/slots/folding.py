@@ -21,6 +21,11 @@ from slackwater.common.slots.rules import RULES, Floats, Hyper, scalars, widen
 from slackwater.schemas.jobs import DType, UpdateRule
 
 CHUNK_ELEMENTS: Final = limits.CHUNK_BYTES // PARAMETER_BYTES
+SHARED_CHUNK_ELEMENTS: Final = CHUNK_ELEMENTS // 4
+SHARED_ELEMENTS_MIN: Final = CHUNK_ELEMENTS // 2
+"""A shorter fold is done before another thread is awake."""
+Share = Callable[[Callable[[], bool]], bool]
+"""Does work in several threads at once, the calling one included; whether all gave True."""
 
 
 class Refusal(NamedTuple):
@@ -47,10 +52,11 @@ def fold(
     region: SlotRegion,
     between: Callable[[], None] | None = None,
     chunk_elements: int | None = None,
+    share: Share | None = None,
 ) -> bool:
     """Compute the next version into the buffers that the version word does not select, by the
-    kernels of the memory they are in. `between` is called between chunks. False: some value is not
-    finite, nothing may be committed."""
+    kernels of the memory they are in. `between` is called between chunks; `share` does a large
+    fold in several threads. False: some value is not finite, nothing may be committed."""
     version, geometry = region.version, region.geometry
     dtype = KERNEL_DTYPES[geometry.dtype]
     slots = region.slots(dtype)
@@ -65,14 +71,21 @@ def fold(
     fold_span: Callable[..., bool] = fold_chunk
     if region.kernels is not None:
         fold_span = region.kernels.fold_chunk
-    chunk_elements = chunk_elements or chunk_of(region)
-    clean = True
-    for lo in range(0, geometry.elements, chunk_elements):
-        if lo and between is not None:
-            between()
-        span = (lo, min(lo + chunk_elements, geometry.elements))
-        clean &= fold_span(rule, slots, stride, geometry.workers, span, parameters, states, k)
-    return clean
+    if region.kernels is not None or geometry.elements < SHARED_ELEMENTS_MIN:
+        share = None
+    chunk = chunk_elements or (SHARED_CHUNK_ELEMENTS if share is not None else chunk_of(region))
+    starts = iter(range(0, geometry.elements, chunk))
+
+    def work() -> bool:
+        clean = True
+        for lo in starts:  # Each start is taken once, whichever thread asks.
+            if lo and between is not None:
+                between()
+            span = (lo, min(lo + chunk, geometry.elements))
+            clean &= fold_span(rule, slots, stride, geometry.workers, span, parameters, states, k)
+        return clean
+
+    return work() if share is None else share(work)
 
 
 def chunk_of(region: SlotRegion) -> int:

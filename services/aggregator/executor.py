@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from slackwater.common import failpoints
@@ -18,6 +19,7 @@ from slackwater.common.slots.region import SlotRegion
 from slackwater.schemas.telemetry import TaskCost
 from slackwater.services.aggregator.bucket import Bucket, Key
 from slackwater.services.aggregator.schedule import Profile, SlotSchedule
+from slackwater.services.aggregator.team import Team
 from slackwater.services.aggregator.turns import DeadlineTurns
 
 
@@ -92,12 +94,19 @@ class Executor:
     """`ended` is called at the end of each task's slot. `off_loop` runs the kernels."""
 
     def __init__(
-        self, owner: int, clock: Clock, cpu_share: float, off_loop: OffLoop, ended: Ended
+        self,
+        owner: int,
+        clock: Clock,
+        cpu_share: float,
+        off_loop: OffLoop,
+        ended: Ended,
+        team: Team | None = None,
     ) -> None:
         self._owner = owner
         self._off_loop = off_loop
         self._clock = clock
         self._ended = ended
+        self._team = team
         self._cpu_share = cpu_share
         self._schedule: SlotSchedule[Task] = SlotSchedule(cpu_share)
         self._turns: DeadlineTurns[Key] = DeadlineTurns()
@@ -137,7 +146,7 @@ class Executor:
             outcome = self._interrupted.pop(task.bucket.key, None)
             charged_s = 0.0
             if outcome is None:
-                outcome = await self._off_loop(execute, task.slots, self._owner)
+                outcome = await self._off_loop(execute, task.slots, self._owner, self._team)
                 charged_s = self._charge(task, outcome)
             slot = self._schedule.end(charged_s, self._clock.now_s())
             if not slot.done:
@@ -187,26 +196,32 @@ class Executor:
         return costs
 
 
-def execute(slots: SlotRegion, owner: int) -> Outcome:
-    """One update, in the kernel's thread; CPU time is this thread's own."""
+def execute(slots: SlotRegion, owner: int, team: Team | None = None) -> Outcome:
+    """One update, in the kernel's thread; CPU time is this thread's own and its team's."""
     from slackwater.common.slots import folding  # numba: loaded by `warm` before any push.
 
-    begun_s = time.thread_time()
-    failpoint("aggregator.fold.before")
-    chunk = folding.CHUNK_ELEMENTS
+    chunk = None
     if failpoints.any_armed():  # So that every fold has a middle.
-        chunk = min(chunk, max(1, -(-slots.geometry.elements // 2)))
+        elements = slots.geometry.elements
+        chunk, team = min(folding.chunk_of(slots), max(1, -(-elements // 2))), None
+    begun_s = _cpu_s(team)
+    failpoint("aggregator.fold.before")
     refusal = folding.check_hypers(slots)
-    if refusal is None and not folding.fold(slots, lambda: failpoint("aggregator.fold.mid"), chunk):
+    middle = partial(failpoint, "aggregator.fold.mid")
+    if refusal is None and not folding.fold(slots, middle, chunk, team):
         refusal = folding.blame(slots)
     if refusal is not None:
-        cpu_s = time.thread_time() - begun_s
+        cpu_s = _cpu_s(team) - begun_s
         return Outcome(slots.version, cpu_s, Refused(refusal.tensor, refusal.worker, refusal.why))
     if slots.owner != owner:
-        return Outcome(slots.version, time.thread_time() - begun_s, owned=False)
+        return Outcome(slots.version, _cpu_s(team) - begun_s, owned=False)
     version = folding.commit(slots)
     failpoint("aggregator.fold.after")
-    return Outcome(version, time.thread_time() - begun_s)
+    return Outcome(version, _cpu_s(team) - begun_s)
+
+
+def _cpu_s(team: Team | None) -> float:
+    return time.thread_time() + (team.cpu_s if team is not None else 0.0)
 
 
 def warm(rule: str, dtype: str, workers: int) -> None:

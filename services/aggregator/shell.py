@@ -33,6 +33,7 @@ from slackwater.services.aggregator.migration import SHARED, Adoptions, Handover
 from slackwater.services.aggregator.orders import Orders
 from slackwater.services.aggregator.plane import DataPlane
 from slackwater.services.aggregator.regions import Regions
+from slackwater.services.aggregator.team import Team
 
 _SOCKET: Final = "slots.sock"
 
@@ -59,6 +60,8 @@ class Aggregator:
         self._listen = dict(addresses) if addresses is not None else _addresses(config)
         self._listeners: list[tuple[str, Listener]] = []
         self._kernels = None if virtual else KernelThread()
+        helpers = 0 if virtual else min(int(config.cpu_share), len(os.sched_getaffinity(0))) - 1
+        self._team = Team(helpers) if helpers > 0 else None
         off_loop: OffLoop = at_once if virtual else in_thread
         memory = config.memory_bytes_max or psutil.virtual_memory().total // 2
         self._node = NodeId(config.node or socket.gethostname().split(".")[0])
@@ -66,7 +69,12 @@ class Aggregator:
         self.regions = Regions(config.id, off_loop)
         self.plane = DataPlane(self.core, self.regions, config.cluster_token)
         self.executor = Executor(
-            self.regions.me, clock, config.cpu_share, self._kernels or at_once, self.plane.folded
+            self.regions.me,
+            clock,
+            config.cpu_share,
+            self._kernels or at_once,
+            self.plane.folded,
+            self._team,
         )
         self.orders = Orders(self.core, self.regions, self.plane, self.executor, clock, off_loop)
         self.orders.handovers = Handovers(
@@ -128,6 +136,8 @@ class Aggregator:
         await self.orders.close()
         if self._kernels is not None:
             self._kernels.close()
+        if self._team is not None:
+            self._team.close()
         self.regions.close()
 
     # What others see ------------------------------------------------------------------------------

@@ -1,8 +1,12 @@
 """A fold changes nothing until it is committed, and names who spoils it."""
 
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 
+from slackwater.common.slots import folding
 from slackwater.common.slots.folding import blame, check_hypers, commit, fold, replay
 from slackwater.common.slots.layout import plan_buckets
 from slackwater.common.slots.region import Hyper, SlotRegion
@@ -56,6 +60,28 @@ def test_folds_add_up_to_the_replay_whatever_the_chunks(chunk: int) -> None:
     expected = replay(UPDATE, "float32", initial, iterations)
     assert (made.parameters(5).view(np.uint32) == expected.view(np.uint32)).all()
     assert made.folds == 5
+
+
+def test_threads_that_share_a_fold_give_the_bits_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each chunk is folded once, by whichever thread asks for it, and a NaN in any is found."""
+    monkeypatch.setattr(folding, "SHARED_ELEMENTS_MIN", 1)
+    rng = np.random.default_rng(6)
+    made = region()
+    pushed = push(made, rng)
+
+    def share(work: Callable[[], bool]) -> bool:
+        with ThreadPoolExecutor(3) as pool:
+            futures = [pool.submit(work) for _ in range(3)]
+            return all([future.result() for future in futures])
+
+    chunks: list[int] = []
+    assert fold(made, lambda: chunks.append(1), 7, share)
+    assert len(chunks) == -(-made.geometry.elements // 7) - 1
+    commit(made)
+    expected = replay(UPDATE, "float32", np.zeros(made.geometry.elements, np.float32), [pushed])
+    assert (made.parameters(1).view(np.uint32) == expected.view(np.uint32)).all()
+    made.gradient(1)[-1] = np.nan
+    assert not fold(made, None, 7, share)
 
 
 def test_a_refused_fold_leaves_the_version_whole_and_can_be_repeated() -> None:
