@@ -155,6 +155,24 @@ CPU_SHARE_MIN: Final = 0.03
 # Aggregators
 BUCKETS_HELD_MAX: Final = 4096
 """Of one aggregator: the names of their descriptors come back in one environment variable, which
+VERBS_RING_BYTES: Final = 128 * 1024
+"""Control bytes of one queue pair that the peer has not consumed; pinned twice at each side."""
+VERBS_MESSAGES: Final = 96
+"""The same, in messages; credit takes VERBS_CREDIT_MESSAGES more."""
+VERBS_CREDIT_MESSAGES: Final = 32
+VERBS_SENDS: Final = 512
+"""Work requests of one queue pair that are not completed."""
+VERBS_READS: Final = 16
+"""RDMA READs of one queue pair that the NIC has under way."""
+VERBS_IN_FLIGHT_BYTES: Final = 4 * 1024 * 1024
+"""Bytes of one queue pair's writes and reads under way: what a control frame may wait behind."""
+VERBS_BLOCK_BYTES: Final = 256 * 1024
+"""The part of a write or read that passes through staging memory at once."""
+VERBS_STAGING_PAGES: Final = 512
+VERBS_STAGING_BYTES: Final = 16 * 1024 * 1024
+"""Of one device, pinned, for buffers that are no registered region."""
+VERBS_VERDICT_S: Final = 0.25
+"""A refused access may be a peer that is dying: its connection tells within this."""
 the kernel bounds to 128 KiB."""
 REGION_NAME_MAX: Final = 28
 ATTACHED_MAX: Final = 200_000
@@ -218,3 +236,7 @@ assert BUCKETS_HELD_MAX <= FD_STORE_MAX
 assert BUCKETS_HELD_MAX * (REGION_NAME_MAX + 1) <= 120 * 1024
 assert MOVES_AT_ONCE <= HANDOVERS_MAX
 assert RESUME_EOF_S <= RESUME_S <= STALL_S
+assert VERBS_MESSAGES + VERBS_CREDIT_MESSAGES <= VERBS_SENDS // 2
+assert VERBS_STAGING_PAGES * 4096 * 2 <= VERBS_STAGING_BYTES
+assert VERBS_BLOCK_BYTES <= TRANSFER_BYTES <= VERBS_IN_FLIGHT_BYTES
+assert VERBS_IN_FLIGHT_BYTES * 2 <= VERBS_STAGING_BYTES

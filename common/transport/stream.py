@@ -281,7 +281,7 @@ class Stream:
 
 
 class Greeting:
-    """The owner of a connection until its first record is there, and of nothing after it."""
+    """The owner of a connection while both sides say who they are: record by record."""
 
     def __init__(self, sock: socket.socket, *, passes_fds: bool = False) -> None:
         self._first: asyncio.Future[tuple[wire.Header, bytes]] = (
@@ -294,6 +294,12 @@ class Greeting:
         connection ends before, DecodeRejected when it is malformed. The caller sets a deadline."""
         self.stream.start(self)
         return await self._first
+
+    async def next_record(self) -> tuple[wire.Header, bytes]:
+        """The same for a record after the first, or for the first. Ask for one at a time."""
+        if self._first.done():
+            self._first = asyncio.get_running_loop().create_future()
+        return await self.first_record()
 
     def begin(self, header: wire.Header) -> memoryview | None:
         wire.check_length(header, limits.FRAME_BYTES_MAX)

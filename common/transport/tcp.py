@@ -31,7 +31,7 @@ def split_address(address: Address) -> tuple[str, int]:
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
-def _tune(sock: socket.socket, stall_s: float) -> None:
+def tune(sock: socket.socket, stall_s: float) -> None:
     """Small records leave at once; a peer whose host vanished is noticed by the kernel."""
     sock.setblocking(False)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -42,13 +42,13 @@ def _tune(sock: socket.socket, stall_s: float) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(stall_s * 1000))
 
 
-async def _dial(address: Address, first: bytes, stall_s: float) -> Greeting:
+async def dial(address: Address, first: bytes, stall_s: float) -> Greeting:
     """A new connection on which `first` was sent. Raises OSError."""
-    found = await _resolve(*split_address(address))
+    found = await resolve(*split_address(address))
     for number, (family, where) in enumerate(found, 1):
         sock = socket.socket(family, socket.SOCK_STREAM)
         try:
-            _tune(sock, stall_s)
+            tune(sock, stall_s)
             await asyncio.get_running_loop().sock_connect(sock, where)
             greeting = Greeting(sock)
         except BaseException as error:
@@ -61,7 +61,7 @@ async def _dial(address: Address, first: bytes, stall_s: float) -> Greeting:
     raise OSError(f"{address} has no address")
 
 
-async def _resolve(host: str, port: int) -> list[tuple[int, Any]]:
+async def resolve(host: str, port: int) -> list[tuple[int, Any]]:
     """(family, socket address) pairs; a thread is asked only where `host` is a name."""
     for family in (socket.AF_INET, socket.AF_INET6):
         with contextlib.suppress(OSError):
@@ -76,7 +76,7 @@ async def _introduce(
 ) -> tuple[Stream, wire.Header, bytes]:
     """Dial, and wait for the WELCOME. Raises OSError, Unavailable, or what the peer refused with;
     the caller sets a deadline."""
-    greeting = await _dial(address, first, stall_s)
+    greeting = await dial(address, first, stall_s)
     try:
         header, body = await greeting.first_record()
         if header.kind == wire.REFUSED:
@@ -115,7 +115,7 @@ class _Sessions:
 
     async def greet(self, greeting: Greeting, header: wire.Header, body: bytes) -> None:
         stream = greeting.stream
-        _tune(stream.sock, self._tuning.stall_s)
+        tune(stream.sock, self._tuning.stall_s)
         match header.kind:
             case wire.JOIN:
                 channel = self._find(body)
@@ -173,7 +173,7 @@ class TcpFabric:
         """Raises ConfigRejected when the address cannot be used."""
         host, port = split_address(address)
         try:
-            [(family, where), *_] = await _resolve(host, port)
+            [(family, where), *_] = await resolve(host, port)
             sock = socket.create_server(where[:2], family=family, backlog=BACKLOG)
         except OSError as error:
             raise ConfigRejected(f"cannot listen on {address}: {error}") from error

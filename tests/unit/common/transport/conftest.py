@@ -19,8 +19,11 @@ from slackwater.common.transport.memory import MemoryFabric, MemoryNetwork
 from slackwater.common.transport.region import Region
 from slackwater.common.transport.shm import ShmFabric
 from slackwater.common.transport.tcp import TcpFabric
+from slackwater.common.transport.verbs.fabric import VerbsFabric, VerbsTuning
+from slackwater.common.transport.verbs.library import why_not
 
-CASES = ["memory", "memory-mapped", "shm", "tcp"]
+CASES = ["memory", "memory-mapped", "shm", "tcp", "verbs", "verbs-domains"]
+VERBS_LACKS = why_not()
 DEVICE_CASES = ["memory+part", "shm+double", "shm+part-staged", "tcp+part"]
 """Regions wholly or partly on a device, played by host memory: opened by its handle where both ends
 have it (shm), else staged."""
@@ -43,6 +46,8 @@ def make_fabric(case: str) -> Fabric:
     if case.startswith("shm"):
         kind = device_of(case)
         return ShmFabric(device=kind if kind is None or "staged" not in case else None)
+    if case.startswith("verbs"):
+        return VerbsFabric(VerbsTuning(windows=case == "verbs"))
     return TcpFabric()
 
 
@@ -116,6 +121,8 @@ def case(request: pytest.FixtureRequest) -> str:
     name = str(request.param)
     if "cuda" in name and (why := no_cuda()):
         pytest.skip(f"no GPU here: {why}")
+    if name.startswith("verbs") and VERBS_LACKS:
+        pytest.skip(f"no verbs here: {VERBS_LACKS}")
     return name
 
 
@@ -126,7 +133,11 @@ def party(case: str, tmp_path: Path) -> Callable[..., object]:
     @asynccontextmanager
     async def make(**options: object) -> AsyncIterator[Party]:
         fabric = make_fabric(case)
-        address = {"shm": str(tmp_path / "s"), "tcp": "127.0.0.1:0"}.get(fabric.kind, "")
+        address = {
+            "shm": str(tmp_path / "s"),
+            "tcp": "127.0.0.1:0",
+            "verbs": "127.0.0.1:0",
+        }.get(fabric.kind, "")
         made = Party(fabric, address, **options)  # type: ignore[arg-type]
         await made.start()
         try:

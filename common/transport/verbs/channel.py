@@ -1,0 +1,388 @@
+"""A channel over one queue pair, which control and data share, and the bootstrap connection.
+
+Control records are a byte stream by RDMA WRITE with immediate (control.py), so a frame follows
+every write before it. Writes and reads of regions are RDMA WRITEs and READs (operations.py). The
+bootstrap's TCP connection stays open and silent: its end is the end of the peer's process, noticed
+at once where the NIC would retry for seconds.
+
+What a peer opened it reaches through an exposure of its own (device.py). `revoke` closes that at
+once: an access under way is then refused by the NIC, which ends the channel, because no queue pair
+survives it; the peer connects anew. So does an access out of bounds or with a wrong key that passed
+the checks on the peer's own side.
+"""
+
+import asyncio
+import contextlib
+import struct
+from collections.abc import Iterable
+from typing import Final
+
+from slackwater.common import limits
+from slackwater.common.errors import (
+    AccessRefused,
+    DecodeRejected,
+    Rejected,
+    SlackwaterError,
+    Unavailable,
+)
+from slackwater.common.transport import wire
+from slackwater.common.transport.base import OnHandover, RemoteRegion
+from slackwater.common.transport.channel import SocketChannel, Watched, as_bytes, check_range
+from slackwater.common.transport.region import Region
+from slackwater.common.transport.stream import Stream
+from slackwater.common.transport.verbs import library as ibv
+from slackwater.common.transport.verbs.control import ControlStream
+from slackwater.common.transport.verbs.device import Domain, Exposure
+from slackwater.common.transport.verbs.operations import Mover, Part
+from slackwater.common.transport.verbs.queue_pair import EndPoint, QueuePair, Work
+
+_PLACE: Final = struct.Struct("<Q")
+"""The address of an opened region; its label follows."""
+_LABEL_BYTES_MAX: Final = 200
+_BOTH: Final = ibv.REMOTE_READ | ibv.REMOTE_WRITE
+_REFUSALS: Final = (ibv.REMOTE_ACCESS, ibv.REMOTE_INVALID_REQUEST, ibv.REMOTE_OPERATION)
+
+
+class VerbsRemoteRegion:
+    """A peer's region: its address there, and our key to it."""
+
+    view = None
+
+    def __init__(self, channel: "VerbsChannel", key: bytes, header: wire.Header, place: bytes):
+        """Raises Unavailable."""
+        if len(place) < _PLACE.size:
+            raise Unavailable(f"the peer described an opened region in {len(place)} bytes")
+        self.channel, self.key = channel, key
+        self.rkey, self.nbytes = header.handle, header.number
+        self.address: int = _PLACE.unpack_from(place)[0]
+        self.label = place[_PLACE.size :].decode("utf-8", "replace")
+        self.revoked = self.closed = False
+
+    def close(self) -> None:
+        self.closed = True
+        self.channel.forget(self)
+
+
+class _Lifeline:
+    """Owner of the bootstrap connection once the channel stands: nothing more may come on it."""
+
+    def __init__(self, channel: "VerbsChannel") -> None:
+        self._channel = channel
+
+    def begin(self, header: wire.Header) -> memoryview | None:
+        raise DecodeRejected("a record on a bootstrap connection that has done its part")
+
+    def end(self, header: wire.Header, body: bytes) -> None:
+        raise DecodeRejected("a record on a bootstrap connection that has done its part")
+
+    def lost(self, stream: Stream, error: Exception | None) -> None:
+        self._channel.peer_ended(error)
+
+
+class VerbsChannel(SocketChannel):
+    """Made over a bootstrap connection; `meet` the peer's queue pair, then `start`."""
+
+    def __init__(
+        self, domain: Domain, stream: Stream, hello: bytes, on_handover: OnHandover | None
+    ) -> None:
+        """Raises Unavailable, Rejected where the device has no resources left."""
+        super().__init__(hello, on_handover)
+        self._domain, self._stream = domain, stream
+        self._opened: set[VerbsRemoteRegion] = set()
+        self._exposed: dict[bytes, Exposure] = {}
+        self._opening: dict[bytes, list[int]] = {}
+        self._prepared: dict[int, tuple[Region, Exposure]] = {}
+        self._preparing = 0
+        self._started = False
+        self._pair: QueuePair | None = None
+        try:
+            local_ip = str(stream.sock.getsockname()[0])
+            self._pair = QueuePair(domain, local_ip, self._arrived, self._pair_failed)
+            self._control = ControlStream(self._pair, self, self.lose)
+        except BaseException:
+            self.lose("the device has no resources left")
+            raise
+        self._mover = Mover(self._pair)
+
+    # Meeting the peer -----------------------------------------------------------------------------
+
+    @property
+    def pair(self) -> QueuePair:
+        assert self._pair is not None
+        return self._pair
+
+    def end_point(self) -> EndPoint:
+        return self.pair.end_point()
+
+    async def meet(self, peer: EndPoint) -> bytes:
+        """Connect the queue pair; what the peer must know of our ring. Raises Unavailable."""
+        self.pair.connect(peer, self._control.landing.registration)
+        return await self._control.expose()
+
+    def start(self, ring: bytes) -> None:
+        """Raises DecodeRejected."""
+        self._started = True
+        self._control.start(ring)
+        self._stream.start(_Lifeline(self))
+
+    # Records --------------------------------------------------------------------------------------
+
+    def _push(self, record: bytes, *, fd: int = -1, ordered: bool = True) -> None:
+        self._control.push(record)
+
+    def _arrived(self, word: int) -> None:
+        self._control.arrived(word)
+
+    def begin(self, header: wire.Header) -> memoryview | None:
+        wire.check_length(header, limits.FRAME_BYTES_MAX + 1024)
+        return None
+
+    def end(self, header: wire.Header, body: bytes) -> None:
+        match header.kind:
+            case wire.OPENED:
+                self._answer(header, body)
+            case wire.REVOKED:
+                self._peer_revoked(header, body)
+            case wire.PREPARE:
+                self._serve_prepare(header, body)
+            case wire.GOODBYE:
+                self.lose("the peer closed the channel")
+            case _:
+                self._control_record(header, body)
+
+    def _peer_revoked(self, header: wire.Header, key: bytes) -> None:
+        for region in self._opened:
+            region.revoked |= bool(key) and region.key == key
+        if header.number:
+            self._withdraw(header.number)
+
+    # One-sided access -----------------------------------------------------------------------------
+
+    async def open(self, key: bytes) -> RemoteRegion:
+        answer = await self._ask(wire.OPEN, body=key)
+        region = VerbsRemoteRegion(self, key, answer.header, answer.body)
+        self._opened.add(region)
+        return region
+
+    async def write(self, local: memoryview, remote: RemoteRegion, offset: int) -> None:
+        await self._transfer(ibv.WRITE, remote, offset, as_bytes(local))
+
+    async def read(self, remote: RemoteRegion, offset: int, local: memoryview) -> None:
+        await self._transfer(ibv.READ, remote, offset, as_bytes(local))
+
+    async def _transfer(
+        self, opcode: int, remote: RemoteRegion, offset: int, view: memoryview
+    ) -> None:
+        self._check_alive()
+        if not isinstance(remote, VerbsRemoteRegion) or remote.channel is not self:
+            raise AccessRefused(
+                "the region was opened on another channel: open its key on this one"
+            )
+        if remote.closed:
+            raise AccessRefused("this remote region was closed here: open its key again")
+        if remote.revoked:
+            raise AccessRefused("the owner revoked the key of this region")
+        check_range(offset, len(view), remote.nbytes)
+        await self._mover.run(opcode, remote, offset, view)
+
+    def forget(self, remote: VerbsRemoteRegion) -> None:
+        self._opened.discard(remote)
+
+    async def handover(self, region: Region, note: bytes) -> None:
+        """A copy: the peer makes room, we write into it, the peer's program takes it."""
+        if region.closed:
+            raise Rejected(f"region {region.label} is closed: only an open one can be handed over")
+        label = region.label.encode()[:_LABEL_BYTES_MAX]
+        if len(note) > limits.FRAME_BYTES_MAX:
+            raise Rejected(f"a note of {len(note)} bytes, at most {limits.FRAME_BYTES_MAX} fit")
+        answer = await self._ask(wire.PREPARE, number=region.nbytes, body=label)
+        room = VerbsRemoteRegion(self, b"", answer.header, answer.body)
+        try:
+            await self._mover.run(ibv.WRITE, room, 0, memoryview(region.buffer))
+        except BaseException:
+            if not self.closed:
+                self._push(wire.pack(wire.REVOKED, number=room.rkey))
+            raise
+        await self._ask(
+            wire.HANDOVER,
+            handle=len(label),
+            number=room.rkey,
+            body=label + note,
+            deadline_s=limits.HANDOVER_S,
+        )
+
+    # Serving --------------------------------------------------------------------------------------
+
+    def revoke(self, key: bytes) -> None:
+        """From now on the NIC refuses it."""
+        exposure = self._exposed.pop(key, None)
+        if exposure is not None:
+            exposure.close()
+        super().revoke(key)
+
+    def _serve_open(self, header: wire.Header, key: bytes, region: Region) -> None:
+        """A key that is opened again leads to the exposure that it has."""
+        exposure = self._exposed.get(key)
+        if exposure is not None:
+            self._push(_opened(region, exposure, header.offset))
+            return
+        requests = self._opening.setdefault(key, [])
+        requests.append(header.offset)
+        if len(requests) == 1:
+            self._spawn(self._expose(key, region, requests))
+
+    async def _expose(self, key: bytes, region: Region, requests: list[int]) -> None:
+        refusal: SlackwaterError | None = None
+        exposure: Exposure | None = None
+        try:
+            exposure = await self._expose_region(region)
+            if self._grants.get(key) is not region or region.closed:
+                exposure.close()  # Meanwhile.
+                refusal = AccessRefused("the key was revoked, or the region closed, just now")
+        except SlackwaterError as error:
+            refusal = error
+        finally:
+            del self._opening[key]
+        if refusal is None and exposure is not None:
+            self._exposed[key] = exposure
+        for request in requests:
+            if refusal is not None:
+                self._reply(wire.pack_refusal(refusal, offset=request))
+            elif exposure is not None:
+                self._reply(_opened(region, exposure, request))
+
+    async def _expose_region(self, region: Region) -> Exposure:
+        """Raises Unavailable, Rejected."""
+        await self._mover.slot()
+        try:
+            registration = self._domain.registration(region)
+            return await self.pair.expose(registration, registration.address, region.nbytes, _BOTH)
+        finally:
+            self._mover.give()
+
+    def _serve_prepare(self, header: wire.Header, body: bytes) -> None:
+        """Room for a region that the peer will hand over."""
+        if self._on_handover is None:
+            none = Rejected("this side takes no regions: it named no on_handover")
+            self._push(wire.pack_refusal(none, offset=header.offset))
+        elif self._preparing + len(self._prepared) >= limits.HANDOVERS_MAX:
+            busy = Unavailable(f"{limits.HANDOVERS_MAX} handovers are under way")
+            self._push(wire.pack_refusal(busy, offset=header.offset))
+        else:
+            self._preparing += 1
+            self._spawn(self._prepare(header, body.decode("utf-8", "replace")))
+
+    async def _prepare(self, header: wire.Header, label: str) -> None:
+        region: Region | None = None
+        kept = False
+        try:
+            region = Region.create(header.number, label)
+            exposure = await self._expose_region(region)
+            self._prepared[exposure.rkey] = region, exposure
+            kept = True
+            self._reply(_opened(region, exposure, header.offset))
+        except SlackwaterError as error:
+            self._reply(wire.pack_refusal(error, offset=header.offset))
+        except MemoryError as error:
+            self._reply(wire.pack_refusal(Rejected(str(error)), offset=header.offset))
+        finally:
+            self._preparing -= 1
+            if region is not None and not kept:
+                region.close()
+
+    def _withdraw(self, rkey: int) -> None:
+        """A handover that was prepared and will not come."""
+        region, exposure = self._prepared.pop(rkey, (None, None))
+        if region is not None and exposure is not None:
+            exposure.close()
+            region.close()
+
+    def _adopt(self, header: wire.Header, label: str) -> Region:
+        region, exposure = self._prepared.pop(header.number, (None, None))
+        if region is None or exposure is None:
+            raise DecodeRejected(f"a handover of {header.number}, which was not prepared")
+        exposure.close()  # It is ours alone from here on.
+        return region
+
+    # The end --------------------------------------------------------------------------------------
+
+    def _connections(self) -> Iterable[tuple[Watched, bool]]:
+        yield self.pair, self._control.partial
+
+    def _pair_failed(self, status: int, work: Work | None) -> None:
+        """The queue pair is over. A refusal may come from a process that is dying, whose memory
+        goes before its connections: those decide, within VERBS_VERDICT_S."""
+        what = ibv.STATUS.get(status, f"status {status}")
+        if not isinstance(work, Part) or status not in _REFUSALS:
+            self.lose(f"the peer is lost: {what}")
+            return
+        operation = work.operation
+        region = operation.target
+        name = region.label if isinstance(region, VerbsRemoteRegion) else ""
+        verb = "a write of" if operation.opcode == ibv.WRITE else "a read of"
+        error = AccessRefused(
+            f"{what}: {verb} bytes [{work.offset}, {work.offset + work.nbytes}) of the peer's "
+            f"region {name} (key {region.rkey:#x}); it was revoked or closed, or the bytes lie "
+            "outside it"
+        )
+        self._loop.call_later(limits.VERBS_VERDICT_S, self._refused, work, error)
+
+    def _refused(self, part: Part, error: AccessRefused) -> None:
+        if not self.closed:
+            part.settle(error)
+            self.lose(f"a queue pair does not survive a refusal: {error}")
+
+    def peer_ended(self, error: Exception | None) -> None:
+        """What the peer sent before its end is in our ring: take it first."""
+        self.pair.drain()
+        if isinstance(error, DecodeRejected):
+            self.lose(f"the peer violates the protocol: {error}")
+        else:
+            self.lose("the peer closed the channel or died")
+
+    def _teardown(self) -> None:
+        """First no access is answered any more, then what was exposed goes, then the pair."""
+        why = self._lost or ""
+        if self._started:  # Else it is still the greeting's, which may have to say why.
+            self._stream.close()
+        if self._pair is None:
+            self._domain.release()
+            return
+        self._pair.stop()
+        for exposure in self._exposed.values():
+            exposure.close()
+        self._exposed.clear()
+        for rkey in tuple(self._prepared):
+            self._withdraw(rkey)
+        control = getattr(self, "_control", None)
+        if control is not None:
+            control.hide()
+        self._pair.close(Unavailable(why))
+        if control is not None:
+            control.close()
+            self._mover.lose(why)
+        self._domain.release()
+
+    async def close(self) -> None:
+        """What was sent before is in the peer's ring when this returns, if it takes it within
+        CLOSE_S."""
+        if not self.closed:
+            self._push(wire.pack(wire.GOODBYE))
+            with contextlib.suppress(TimeoutError):  # The peer does not take it: so it loses it.
+                async with asyncio.timeout(limits.CLOSE_S):
+                    await self._control.drain()
+            self.lose("the channel was closed here")
+        await self._join_tasks()
+        for region in tuple(self._opened):
+            region.close()
+
+
+def _opened(region: Region, exposure: Exposure, request: int) -> bytes:
+    label = region.label.encode()[:_LABEL_BYTES_MAX]
+    return wire.pack(
+        wire.OPENED,
+        handle=exposure.rkey,
+        number=region.nbytes,
+        offset=request,
+        body=_PLACE.pack(exposure.address) + label,
+    )

@@ -1,0 +1,154 @@
+"""The RDMA transport between hosts: a bootstrap over TCP, then one queue pair per channel.
+
+A channel begins as a tcp channel does, with a HELLO that carries the same hello and is refused the
+same way. Then both sides tell their queue pairs and their control rings:
+
+    -> HELLO    the hello
+    <- WELCOME  the listener's queue pair
+    -> JOIN     ours, which is connected by now, and our ring
+    <- WELCOME  the listener's ring
+
+The address is that of the bootstrap. The RDMA interface is the device's; of its addresses (GIDs)
+the one that the bootstrap connection came over is preferred.
+"""
+
+import asyncio
+import socket
+from dataclasses import dataclass
+
+from slackwater.common import limits
+from slackwater.common.errors import ConfigRejected, DecodeRejected, Unavailable
+from slackwater.common.transport import wire
+from slackwater.common.transport.base import Accept, Address, Channel, OnChannel, OnHandover
+from slackwater.common.transport.hello import check_hello, check_hello_size, connect_error
+from slackwater.common.transport.listening import BACKLOG, Accepted, Door
+from slackwater.common.transport.stream import Greeting
+from slackwater.common.transport.tcp import dial, resolve, split_address, tune
+from slackwater.common.transport.verbs.channel import VerbsChannel
+from slackwater.common.transport.verbs.device import Device, pick_port
+from slackwater.common.transport.verbs.queue_pair import END_POINT_BYTES, unpack_end_point
+
+
+@dataclass(frozen=True, slots=True)
+class VerbsTuning:
+    device: str = ""
+    """`mlx5_0` or `mlx5_0/1`; empty: the first port that is active."""
+    windows: bool | None = None
+    """Memory windows, or a protection domain per channel; None: windows where the device has them.
+    """
+    greet_s: float = limits.CONNECT_S
+
+
+class VerbsListener:
+    def __init__(self, door: Door, accepted: Accepted, name: str) -> None:
+        self._door, self._accepted, self._name = door, accepted, name
+
+    @property
+    def address(self) -> Address:
+        """With the port that was chosen where 0 was asked for."""
+        return self._name
+
+    async def close(self) -> None:
+        await self._door.close()
+        await self._accepted.close()
+
+
+class VerbsFabric:
+    """The device is opened at the first use, and stays open as long as the fabric."""
+
+    kind = "verbs"
+
+    def __init__(self, tuning: VerbsTuning | None = None) -> None:
+        self._tuning = tuning or VerbsTuning()
+        self._device: Device | None = None
+
+    def device(self) -> Device:
+        """Raises ConfigRejected, Unavailable."""
+        if self._device is None:
+            self._device = Device(pick_port(self._tuning.device), self._tuning.windows)
+        return self._device
+
+    async def listen(
+        self, address: Address, accept: Accept, on_channel: OnChannel, on_handover: OnHandover
+    ) -> VerbsListener:
+        """Raises ConfigRejected when address or device cannot be used."""
+        host, port = split_address(address)
+        device = self.device()
+        try:
+            [(family, where), *_] = await resolve(host, port)
+            sock = socket.create_server(where[:2], family=family, backlog=BACKLOG)
+        except OSError as error:
+            raise ConfigRejected(f"cannot listen on {address}: {error}") from error
+        sock.setblocking(False)
+        accepted = Accepted(accept, on_channel)
+
+        async def greet(greeting: Greeting, header: wire.Header, body: bytes) -> None:
+            tune(greeting.stream.sock, limits.STALL_S)
+            check_hello(header)
+            accepted.admit(body)
+            channel = VerbsChannel(device.domain(), greeting.stream, body, on_handover)
+            try:
+                await _welcome(greeting, channel)
+            except BaseException:
+                channel.lose("the peer did not finish its introduction")
+                raise
+            accepted.begin(channel)
+
+        door = Door(sock, greet, greet_s=self._tuning.greet_s, passes_fds=False)
+        name = f"[{host}]" if ":" in host else host
+        return VerbsListener(door, accepted, f"{name}:{sock.getsockname()[1]}")
+
+    async def connect(
+        self,
+        address: Address,
+        hello: bytes,
+        *,
+        deadline_s: float,
+        on_handover: OnHandover | None = None,
+    ) -> Channel:
+        check_hello_size(hello)
+        channel: VerbsChannel | None = None
+        greeting: Greeting | None = None
+        try:
+            device = self.device()
+            async with asyncio.timeout(deadline_s):
+                first = wire.pack(wire.HELLO, handle=wire.VERSION, body=hello)
+                greeting = await dial(address, first, limits.STALL_S)
+                body = await _welcomed(greeting, address)
+                peer = unpack_end_point(body)
+                channel = VerbsChannel(device.domain(), greeting.stream, hello, on_handover)
+                ring = await channel.meet(peer)
+                greeting.stream.push(wire.pack(wire.JOIN, body=channel.end_point().pack() + ring))
+                channel.start(await _welcomed(greeting, address))
+            return channel
+        except BaseException as error:
+            if channel is not None:
+                channel.lose("connecting failed")
+            if greeting is not None:
+                greeting.stream.close()
+            mapped = connect_error(error, address, deadline_s)
+            if mapped is error:
+                raise
+            raise mapped from error
+
+
+async def _welcome(greeting: Greeting, channel: VerbsChannel) -> None:
+    """The accepting side's half."""
+    stream = greeting.stream
+    stream.push(wire.pack(wire.WELCOME, body=channel.end_point().pack()))
+    header, body = await greeting.next_record()
+    if header.kind != wire.JOIN:
+        raise DecodeRejected(f"a record of kind {header.kind} where a queue pair was expected")
+    ring = await channel.meet(unpack_end_point(body[:END_POINT_BYTES]))
+    stream.push(wire.pack(wire.WELCOME, body=ring))
+    channel.start(body[END_POINT_BYTES:])
+
+
+async def _welcomed(greeting: Greeting, address: Address) -> bytes:
+    """The body of the peer's next WELCOME. Raises what it refused with, Unavailable."""
+    header, body = await greeting.next_record()
+    if header.kind == wire.REFUSED:
+        raise wire.refusal(header, body)
+    if header.kind != wire.WELCOME:
+        raise Unavailable(f"{address} answered with a record of kind {header.kind}")
+    return body
