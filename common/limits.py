@@ -104,6 +104,9 @@ WORKER_JOBS_KEPT: Final = 1000
 # The Agent library
 AGENT_WAIT_S: Final = 120.0
 """Deadline of each wait of a training program, unless it sets its own."""
+REPEAT_S: Final = 5.0
+"""What an Agent has asked an aggregator, or rung for, is said again when so long nothing came of
+it."""
 
 # The data plane
 CHUNK_BYTES: Final = 4 * 1024 * 1024

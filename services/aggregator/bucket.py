@@ -110,7 +110,9 @@ class Bucket:
         if self.phase not in ("empty", "seeding"):
             return None
         self._offers[rank] = version
-        if self.phase == "seeding" or len(self._offers) < self.plan.workers:
+        if self.phase == "seeding":  # Who was asked and offers again has not heard it.
+            return rank if rank == self._seeder else None
+        if len(self._offers) < self.plan.workers:
             return None
         newest = max(self._offers.values())
         self._seeder = min(r for r, offered in self._offers.items() if offered == newest)
@@ -192,6 +194,11 @@ class Bucket:
         accepts it, or the controller says that it stays."""
         self._was_ready = self.phase == "ready"
         self.phase = "moving"
+
+    def found(self, version: int, initialized: bool) -> None:
+        """While it was on its way: what the region's words say now. Another aggregator may have
+        written them since they were read here."""
+        self.version, self._was_ready = version, initialized
 
     def thaw(self, location_epoch: int) -> None:
         """It stays, at a place of this epoch."""

@@ -157,6 +157,8 @@ class Orders:
         except Unavailable:  # Another process is in the middle of taking it.
             self._background(self._keep_later(key, location_epoch))
             return
+        if bucket.phase == "moving":
+            bucket.found(held.slots.version, held.slots.initialized)
         bucket.thaw(location_epoch)
         self._plane.fold_if_complete(bucket, held)
 

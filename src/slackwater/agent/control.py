@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from slackwater.common import codec
+from slackwater.common import codec, limits
 from slackwater.common.client import Client
 from slackwater.common.errors import Retryable
 from slackwater.common.world import World
@@ -94,6 +94,13 @@ class Control:
                 quiet_s = 0.0
             await asyncio.sleep(OBSERVED_S)
             quiet_s += OBSERVED_S
+
+    async def repeat(self, say_again: Callable[[float], None]) -> None:
+        """Until cancelled."""
+        clock = self._world.clock
+        while True:
+            await clock.sleep_until(clock.now_s() + limits.REPEAT_S)
+            say_again(clock.now_s())
 
     async def publish(self, progress: Progress) -> None:
         """The durations since the last time. Lost when the bus is away: they are a measurement."""

@@ -140,6 +140,13 @@ class _Bucket:
     attached_before: bool = False
     arrivals: int = len(_ARRIVAL_WAITS_S)
     """Attempts to attach since the last redirect."""
+    asked: tuple[Stage, BucketPlace, int, int] | None = None
+    """What was outstanding when repeats were looked for last; None: nothing."""
+
+    def outstanding(self) -> tuple[Stage, BucketPlace, int, int] | None:
+        if self.stage == "ready" and self.iteration <= self.version:
+            return None
+        return self.stage, self.place, self.iteration, self.version
 
 
 class AgentCore:
@@ -359,6 +366,31 @@ class AgentCore:
 
     def reattach(self, aggregator: AggregatorId, now_s: float) -> list[Effect]:
         return self._reach((aggregator,), now_s)
+
+    def repeat(self, now_s: float) -> list[Effect]:
+        """Called every REPEAT_S: whatever has been outstanding since the last call is said again.
+
+        Every request is idempotent, and no answer is known to get lost while its channel lives; a
+        wait that depends on that nevertheless has an end.
+        """
+        effects: list[Effect] = []
+        again: set[AggregatorId] = set()
+        for bucket in self._buckets:
+            before, bucket.asked = bucket.asked, bucket.outstanding()
+            where = bucket.place.aggregator
+            if bucket.asked is None or bucket.asked != before or where not in self._open:
+                continue
+            match bucket.stage:
+                case "ready":
+                    effects.append(self._ring(bucket))
+                case "offered":
+                    offer = Offer(handle=bucket.handle, version=max(bucket.held, 0))
+                    effects.append(Send(where, offer))
+                case "asked" | "detached":
+                    bucket.stage = "detached"
+                    again.add(where)
+                    effects += self._ask_location(now_s)
+        return effects + self._reach(sorted(again), now_s)
 
     def seed_asked(self, aggregator: AggregatorId, asked: SeedAsked) -> list[Effect]:
         bucket = self._by_handle.get((aggregator, asked.handle))

@@ -69,9 +69,6 @@ from slackwater.schemas.placement import Endpoint, JobPlan, Located
 
 _log = logging.getLogger("slackwater.agent")
 _TRANSFERS: Final = 4  # Pushes and pulls in flight at once, where bytes must be sent.
-_OBSERVED_S: Final = 1.0
-_QUIET_S: Final = 10.0
-"""Say at least this often that this rank is there, iterations or not."""
 _CLOSE_S: Final = 10.0
 
 
@@ -215,6 +212,7 @@ class Session:
             await control.register(self._tensors, self._submitted)
             self._apply(self._core.start(world.clock.now_s()))
             observing = self._spawn(control.observe(self.progress))
+            self._spawn(control.repeat(lambda now_s: self._apply(self._core.repeat(now_s))))
             await self._closing.wait()
             observing.cancel()
             await control.publish(self.progress)

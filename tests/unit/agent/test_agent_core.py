@@ -124,6 +124,39 @@ def test_a_bare_region_is_offered_to_and_seeded_when_asked() -> None:
     assert core.done(A1, Done(100, 0, 0)) == [Resume(0, 0), Deliver(0, 0)]
 
 
+def test_what_nobody_answers_is_said_again() -> None:
+    """At the second look: an Attach, an Offer, a doorbell; and nothing that is on its way."""
+    core = fresh()
+    core.start(0.0)
+    core.located(located((A1, 0)), 0.0)
+    assert core.repeat(5.0) == []
+    assert core.repeat(10.0) == [], "no channel: connecting is repeated by itself"
+    attach, offer = Send(A1, Attach(buckets=(0,))), Send(A1, Offer(handle=100, version=0))
+    assert core.connected(A1, 11.0) == [attach]
+    assert core.repeat(15.0) == []
+    assert core.repeat(20.0) == [Locate(20.0), attach]
+    assert core.granted(A1, granted(0, initialized=False), pushed=0) == [offer]
+    assert core.repeat(25.0) == []
+    assert core.repeat(30.0) == [offer]
+    core.done(A1, Done(100, 0, 0))
+    assert core.repeat(35.0) == core.repeat(40.0) == [], "nothing is outstanding"
+    ring = Ring(A1, 0, 100, 1)
+    assert core.pushed(0, 1) == [ring]
+    assert core.repeat(45.0) == []
+    assert core.repeat(50.0) == [ring]
+    core.done(A1, Done(100, 1, 0))
+    core.pushed(0, 2)
+    assert core.repeat(55.0) == [], "another one than at the last look"
+
+
+def test_a_bucket_that_nothing_attaches_is_asked_for() -> None:
+    """Denied, and the controller's answer is on its way for ever: the channel is there."""
+    core = running()
+    core.denied(A1, Denied(bucket=0, why="not here"), 0.0)
+    assert core.repeat(5.0) == []
+    assert core.repeat(10.0) == [Send(A1, Attach(buckets=(0,)))]
+
+
 def test_a_restarted_program_leaves_a_push_of_its_former_life_alone() -> None:
     """The pushed word says 8, version 8 has not come: it rings 8 again and goes on with 9."""
     core = fresh()

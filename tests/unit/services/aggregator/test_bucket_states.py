@@ -47,6 +47,34 @@ def test_the_newest_version_of_the_lowest_rank_seeds_once_all_have_offered() -> 
     assert not bare.seeded(1, 9)
 
 
+def test_a_seeder_that_offers_again_is_asked_again() -> None:
+    bare = bucket()
+    for rank in range(3):
+        bare.attach(rank, rank + 10)
+    assert [bare.offered(rank, 2) for rank in (1, 2, 0, 1, 0)] == [None, None, 0, None, 0]
+
+
+def test_a_bucket_whose_workers_were_sent_on_waits_for_none_of_them() -> None:
+    """Killed after it had told some of epoch 8, and found again: rank 0 has pushed, the others push
+    only where they were sent to. MIGRATE_INIT of that epoch is repeated: it leaves at once."""
+    here = Bucket(PLAN, LAYOUT, 1, 4096, MOVE.location_epoch, version=5, initialized=True)
+    here.move = MOVE
+    assert here.may_freeze((6, 5, 5))
+    here.fold_begun()
+    assert not here.may_freeze((6, 6, 6)), "somebody works on it"
+
+
+def test_a_bucket_that_stays_after_all_is_what_its_region_says() -> None:
+    """The aggregator that it was offered to had it for a while."""
+    it = ready(5)
+    it.move = MOVE
+    it.freeze()
+    it.found(7, True)
+    it.thaw(9)
+    assert (it.phase, it.version) == ("ready", 7)
+    assert it.rang(0, 8, (8, 7, 7)) is Verdict.WAIT
+
+
 def test_at_the_start_rank_0_seeds() -> None:
     bare = bucket()
     assert [bare.offered(rank, 0) for rank in (2, 1, 0)] == [None, None, 0]
