@@ -10,6 +10,7 @@ from random import Random
 from typing import TypeVar
 
 from slackwater.common import codec, limits
+from slackwater.common.bus.access import Credentials
 from slackwater.common.bus.base import Bus
 from slackwater.common.clock import Clock
 from slackwater.common.errors import Rejected, Retryable
@@ -73,7 +74,10 @@ class Client:
 
 
 @asynccontextmanager
-async def connect(url: str, name: str = "client") -> AsyncIterator[Client]:
-    """Raises Unavailable, naming the URL, when nobody listens there."""
-    async with live_world(url, name) as world:
+async def connect(
+    url: str, name: str = "client", credentials: Credentials | None = None
+) -> AsyncIterator[Client]:
+    """Raises Unavailable, naming the URL, when nobody listens there, ConfigRejected when whoever
+    listens there will not have us."""
+    async with live_world(url, name, credentials=credentials) as world:
         yield Client(world.bus, world.clock, rng=world.rng)

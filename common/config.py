@@ -14,6 +14,7 @@ from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 
+from slackwater.common.bus.access import Credentials
 from slackwater.common.errors import ConfigRejected
 from slackwater.schemas.base import IdText
 
@@ -33,8 +34,8 @@ class ServiceConfig(msgspec.Struct, kw_only=True, frozen=True):
     """A folder of this instance's own for files and sockets; empty: it needs none."""
     metrics_port: int = 0
     """Prometheus metrics on this loopback port; 0: none, -1: any free port (it is logged)."""
-    credentials: str = ""
-    """A NATS .creds file; empty: none."""
+    credentials: Credentials = Credentials()
+    """As whom the bus is used: `user` and `password`, or `token`, or `creds`, or `nkey`."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
 

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from slackwater.common.bus.access import Credentials
 from slackwater.common.bus.base import Bus
 from slackwater.common.bus.memory import Faults, MemoryBroker, Trace
 from slackwater.common.bus.nats import NatsBus
@@ -36,7 +37,7 @@ async def live_world(
     name: str,
     seed: int | None = None,
     *,
-    credentials: str | None = None,
+    credentials: Credentials | None = None,
     replicas: int = 1,
     on_closed: Callable[[], None] | None = None,
 ) -> AsyncIterator[World]:

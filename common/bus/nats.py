@@ -16,8 +16,10 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription as ClientSubscription
 from nats.nuid import NUID
+from nats.protocol.parser import AUTHORIZATION_VIOLATION
 
 from slackwater.common import codec, limits
+from slackwater.common.bus.access import Credentials, shown
 from slackwater.common.bus.base import Delivery, Endpoint, Handler, ServiceInfo, Subscription
 from slackwater.common.bus.dispatch import BusCounters, EndpointWorker, Failure, Mailbox
 from slackwater.common.bus.micro import (
@@ -57,6 +59,8 @@ class NatsBus:
         self._on_closed: Callable[[], None] | None = None
         self._on_reconnect: set[Callable[[], None]] = set()
         self._last_error: Exception | None = None
+        self._refused = asyncio.Event()
+        """The server knows us, and will not have us."""
         self._subscriptions: dict[ClientSubscription, Mailbox] = {}
         self._endpoints: dict[ClientSubscription, EndpointWorker] = {}
 
@@ -66,22 +70,22 @@ class NatsBus:
         url: str,
         name: str,
         *,
-        credentials: str | None = None,
+        credentials: Credentials | None = None,
         tls: ssl.SSLContext | None = None,
         inbox_prefix: str = "_INBOX",
         on_closed: Callable[[], None] | None = None,
         clock: Clock | None = None,
     ) -> "NatsBus":
-        """Raises Unavailable if no server answers at `url` within BUS_CONNECT_S.
+        """Raises Unavailable if no server answers at `url` within BUS_CONNECT_S, ConfigRejected if
+        it will not have us.
 
-        `credentials` is the path of a .creds file; `on_closed` is called when the connection is
-        closed for good by anything but `close()`: a daemon ends then, and is started anew.
+        `on_closed` is called when the connection is closed for good by anything but `close()`: a
+        daemon ends then, and is started anew.
         """
-        bus = cls(url, name, clock or LiveClock())
+        identity = credentials or Credentials()
+        options = identity.options() | ({"tls": tls} if tls is not None else {})
+        bus = cls(shown(url), name, clock or LiveClock())
         bus._on_closed = on_closed
-        options: dict[str, Any] = {"tls": tls} if tls is not None else {}
-        if credentials is not None:
-            options["user_credentials"] = credentials
         connecting = asyncio.ensure_future(
             bus.client.connect(
                 url,
@@ -99,17 +103,29 @@ class NatsBus:
                 **options,
             )
         )
-        await asyncio.wait({connecting}, timeout=limits.BUS_CONNECT_S)
-        await bus._finish_connecting(connecting)
+        refused = asyncio.ensure_future(bus._refused.wait())
+        waits: set[asyncio.Future[Any]] = {connecting, refused}
+        await asyncio.wait(waits, timeout=limits.BUS_CONNECT_S, return_when=asyncio.FIRST_COMPLETED)
+        refused.cancel()
+        await bus._finish_connecting(connecting, identity)
         return bus
 
-    async def _finish_connecting(self, connecting: "asyncio.Future[None]") -> None:
+    async def _finish_connecting(
+        self, connecting: "asyncio.Future[None]", identity: Credentials
+    ) -> None:
         if not connecting.done():
             self._closing = True
             connecting.cancel()
             await asyncio.wait({connecting}, timeout=1.0)
             await self.client.close()
             why = self._last_error or "no answer"
+            if self._refused.is_set():
+                raise ConfigRejected(
+                    f"the nats-server at {self.url} refuses {identity} ({why}); give other "
+                    "credentials: NATS_USER and NATS_PASSWORD, NATS_TOKEN, NATS_CREDS or "
+                    "NATS_NKEY, a command's options of these names, or [credentials] in a "
+                    "service's configuration"
+                )
             raise Unavailable(
                 f"no nats-server answers at {self.url} ({why}); start one there, give the right "
                 "URL, or leave the URL out to start an embedded server"
@@ -330,6 +346,8 @@ class NatsBus:
         # Awaited inside the library's read loop: count, nothing more.
         self.counters.errors += 1
         self._last_error = error
+        if AUTHORIZATION_VIOLATION in str(error).lower():
+            self._refused.set()
         if isinstance(error, nats.errors.SlowConsumerError):
             self.counters.dropped += 1
 

@@ -82,7 +82,7 @@ async def _live(service: str, id: str, config: C, build: Build[C]) -> int:
         loop.add_signal_handler(signum, stop.set)
     process = Process.live()
     url = _field(config, "url", DEFAULT_URL)
-    credentials = _field(config, "credentials", "") or None
+    credentials = _field(config, "credentials", None)
     async with live_world(url, f"{service}-{id}", credentials=credentials) as world:
         made = build(config, world)
         definition = await made if inspect.isawaitable(made) else made

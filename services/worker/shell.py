@@ -58,6 +58,7 @@ class Processes:
         files = RankFiles(self._state_dir, job, rank)
         intent = Intent(job=job, rank=rank, workers=workers, program=program)
         environment = {
+            **self._config.credentials.environment(),
             "SLACKWATER_URL": self._config.url,
             "SLACKWATER_JOB": job,
             "SLACKWATER_RANK": str(rank),

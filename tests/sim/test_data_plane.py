@@ -21,6 +21,7 @@ import pytest
 
 from slackwater.agent.session import Session
 from slackwater.common import codec, failpoints, limits
+from slackwater.common.bus.access import Access
 from slackwater.common.bus.base import Delivery
 from slackwater.common.embedded.notify import FdStore
 from slackwater.common.errors import Retryable, Unavailable
@@ -346,7 +347,7 @@ class Rank:
             rank,
             TENSORS,
             initial,
-            "",
+            Access(""),
             submitted=True,
             transport=None,
             deadline_s=60.0,

@@ -27,6 +27,7 @@ from slackwater.agent.cells import Cell, check_gradient, read_tensors
 from slackwater.agent.dialing import forced_transport
 from slackwater.agent.session import Session
 from slackwater.common import limits
+from slackwater.common.bus.access import Access, Credentials
 from slackwater.common.errors import GradientRefused, Rejected
 from slackwater.common.slots.rules import RULES, Floats, Hyper
 from slackwater.common.transport.gpu import Device, copy_into, device_named
@@ -35,7 +36,7 @@ from slackwater.schemas.jobs import Consistency, DType, JobSpec, UpdateRule
 
 class Agent:
     """One worker of one job. What is not given is taken from the environment, where the worker
-    service puts it: SLACKWATER_JOB, _RANK, _WORKERS, _URL, _TRANSPORT."""
+    service puts it: SLACKWATER_JOB, _RANK, _WORKERS, _URL, _TRANSPORT; NATS_USER and the like."""
 
     def __init__(
         self,
@@ -51,6 +52,7 @@ class Agent:
         staleness: int | None = None,
         groups: Mapping[str, int] | None = None,
         url: str | None = None,
+        credentials: Credentials | None = None,
         transport: str | None = None,
         device: str = "",
         deadline_s: float = limits.AGENT_WAIT_S,
@@ -65,14 +67,10 @@ class Agent:
         "cuda:1": gradients and parameters are arrays on that GPU (cupy's, or PyTorch's).
 
         Raises Rejected when the job cannot be had as described, DeadlineExceeded when it does not
-        come about in time, Unavailable when nobody listens at the URL.
+        come about in time, Unavailable when nobody listens, ConfigRejected for `credentials`.
         """
-        environment = os.environ
         self._identify(job, rank, workers)
-        self._dtype, self._deadline_s = gradient_dtype, deadline_s
-        self._closed = False
-        started_by_us = environment.get("SLACKWATER_JOB") == self.job
-        self._result_path = environment.get("SLACKWATER_RESULT") if started_by_us else None
+        self._dtype, self._deadline_s, self._closed = gradient_dtype, deadline_s, False
         self._device = device_named(device) if device else None
         specs, values = read_tensors(tensors, groups or {}, self._device)
         self._session = Session(
@@ -90,9 +88,9 @@ class Agent:
             self.rank,
             specs,
             values,
-            _given(url, environment.get("SLACKWATER_URL"), "url"),
+            _access(url, credentials),
             submitted=self._result_path is not None,
-            transport=forced_transport(transport, environment.get("SLACKWATER_TRANSPORT")),
+            transport=forced_transport(transport, os.environ.get("SLACKWATER_TRANSPORT")),
             deadline_s=deadline_s,
             device=self._device,
         )
@@ -107,6 +105,8 @@ class Agent:
         self.workers = int(_given(workers, environment.get("SLACKWATER_WORKERS", "1"), "workers"))
         if not 0 <= self.rank < self.workers:
             raise Rejected(f"rank {self.rank} of {self.workers} workers; ranks count from 0")
+        started_by_us = environment.get("SLACKWATER_JOB") == self.job
+        self._result_path = environment.get("SLACKWATER_RESULT") if started_by_us else None
 
     def _check_consistency(self, consistency: str | None, staleness: int | None) -> None:
         plan = self._session.plan
@@ -380,6 +380,12 @@ def _arrived(gradient: Any, device: Device) -> Any:
     if gradient is None:
         device.await_program()
     return device.wrap(gradient) if device.is_array(gradient) else gradient
+
+
+def _access(url: str | None, credentials: Credentials | None) -> Access:
+    """What the program gives counts before the environment."""
+    found = _given(url, os.environ.get("SLACKWATER_URL"), "url")
+    return Access(found, credentials or Credentials.from_environment(os.environ))
 
 
 def _given(value: Any, fallback: Any, name: str) -> Any:

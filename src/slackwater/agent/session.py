@@ -35,6 +35,7 @@ from slackwater.agent.core import (
 )
 from slackwater.agent.dialing import agent_fabrics, dial
 from slackwater.agent.on_device import staged
+from slackwater.common.bus.access import Access
 from slackwater.common.errors import (
     DeadlineExceeded,
     Fatal,
@@ -82,7 +83,7 @@ class Session:
         rank: int,
         tensors: tuple[TensorSpec, ...],
         initial: dict[str, Array],
-        url: str,
+        bus: Access,
         *,
         submitted: bool,
         transport: str | None,
@@ -95,7 +96,7 @@ class Session:
         self.failure: SlackwaterError | None = None
         self.progress = Progress()
         self._spec, self._tensors, self._initial = spec, tensors, initial
-        self._url, self._submitted, self._transport = url, submitted, transport
+        self._bus, self._submitted, self._transport = bus, submitted, transport
         self._deadline_s, self._device = deadline_s, device
         self._core = AgentCore(rank, random.Random(f"{spec.id}/{rank}"))
         self._not_located = "the controller has not answered"
@@ -181,7 +182,7 @@ class Session:
         within = f"within {self._deadline_s:g} s"
         cluster = self._control.cluster if self._control is not None else None
         if cluster is None:
-            return f"the master at {self._url} did not register it {within}"
+            return f"the master at {self._bus} did not register it {within}"
         late = next((cell for cell in self.cells if cell.version < 0), None)
         if late is None:
             return f"cluster {cluster} did not place it {within}: {self._not_located}"
@@ -204,7 +205,8 @@ class Session:
         self._closing = asyncio.Event()
         self._transfers = asyncio.Semaphore(_TRANSFERS)
         self._fabrics = agent_fabrics(self._device)
-        async with live_world(self._url, f"agent-{self.job}-{self.rank}") as world:
+        name, bus = f"agent-{self.job}-{self.rank}", self._bus
+        async with live_world(bus.url, name, credentials=bus.credentials) as world:
             self._clock = world.clock
             self._control = control = Control(
                 world, self._spec, self.rank, self._deadline_s, lambda: self._core.location_epoch

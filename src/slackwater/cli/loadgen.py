@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from slackwater.cli import where
 from slackwater.cli.outcome import err, reported
 from slackwater.cli.replay import replay
 from slackwater.common.errors import Rejected
@@ -20,6 +21,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Workloads for Slackwater: live replay, simulation, generation.",
 )
+app.callback()(where.identify)
 app.command()(replay)
 app.add_typer(simulation)
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from slackwater.cli import model, operate, show
+from slackwater.cli import memory, model, operate, show, where
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -17,7 +17,7 @@ app = typer.Typer(
     epilog="Exit codes: 0 done, 1 failed, 2 usage, 3 inconclusive, 65 bad input, 69 nobody "
     "answers, 75 try later, 78 bad configuration, 130 interrupted.",
 )
-SERVICES = ("master", "controller", "aggregator", "profiler", "worker")
+SERVICES = ("master", "controller", "aggregator", "profiler", "worker", "slabd")
 
 
 @app.command()
@@ -32,6 +32,7 @@ def run(
     runpy.run_module(f"slackwater.services.{service}", run_name="__main__")
 
 
+app.callback()(where.identify)
 app.command()(operate.up)
 app.command()(operate.submit)
 app.command()(operate.cancel)
@@ -42,6 +43,7 @@ app.command()(show.aggregators)
 app.command()(show.top)
 app.command()(show.tap)
 app.add_typer(model.app, name="model")
+app.add_typer(memory.app, name="memory")
 
 
 def main() -> None:

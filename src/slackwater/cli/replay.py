@@ -13,6 +13,8 @@ from rich.live import Live
 
 from slackwater.cli.outcome import FAILED, INCONCLUSIVE, err, out, print_json, reported
 from slackwater.cli.show import Json, Url
+from slackwater.cli.where import credentials
+from slackwater.common.bus.access import shown
 from slackwater.common.client import connect
 from slackwater.common.embedded import ClusterOptions, EmbeddedCluster, fit_cpu_share
 from slackwater.common.errors import Rejected
@@ -60,7 +62,7 @@ def replay(
     json: Json = False,
 ) -> None:
     """Replay a workload against a live cluster (an embedded one without --url) and report."""
-    options: dict[str, Any] = {k: str(v) for k, v in locals().items() if k != "options"}
+    options: dict[str, Any] = {k: shown(str(v)) for k, v in locals().items() if k != "options"}
     started_s = time.monotonic()
     with reported():
         chosen, forced = _policy(policy), _transport(transport, url)
@@ -152,7 +154,7 @@ async def _run(
     if built_in:
         return await experiment.shared_experiment(work, options, window, on_phase)
     if url is not None:
-        async with connect(url, "loadgen") as client:
+        async with connect(url, "loadgen", credentials()) as client:
             infos = await client.aggregators()
             share = max((i.heartbeat.cpu_share for i in infos if i.heartbeat), default=1.0)
             return await experiment.play(client, work, share, window, on_phase)

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from slackwater.cli.outcome import out, print_json, reported
-from slackwater.cli.where import resolve
+from slackwater.cli.where import credentials, resolve
 from slackwater.common.bus.base import Delivery
 from slackwater.common.client import Client, connect
 from slackwater.schemas.cluster import AggregatorInfo
@@ -28,9 +28,10 @@ def with_client(url: str | None, work: Callable[[Client], Awaitable[T]]) -> T:
     """Run `work` on a connected client; expected errors become one line and an exit code."""
 
     async def connected() -> T:
-        async with connect(resolve(url), "slackwater-cli") as client:
+        async with connect(resolve(url), "slackwater-cli", identity) as client:
             return await work(client)
 
+    identity = credentials()
     with reported():
         return asyncio.run(connected())
 
@@ -145,7 +146,7 @@ def tap(
     subject: Annotated[str, typer.Argument(help="A subject or pattern.")] = "sw.v1.evt.>",
     url: Url = None,
     json: Json = False,
-    count: Annotated[int, typer.Option(help="End after so many messages (0: never).")] = 0,
+    count: Annotated[int, typer.Option(min=0, help="End after so many messages (0: never).")] = 0,
 ) -> None:
     """Print messages as they pass, readably."""
 

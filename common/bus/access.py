@@ -1,0 +1,105 @@
+"""Who we are to the bus: one set of credentials for services, commands, Agents and job processes.
+
+Named as the NATS CLI names them: a service has them in its configuration (`[credentials]`), a
+command as options, and everybody else in the environment, where the worker service puts its own for
+the jobs it starts.
+"""
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from slackwater.common.errors import ConfigRejected
+
+VARIABLES = {
+    "user": "NATS_USER",
+    "password": "NATS_PASSWORD",
+    "token": "NATS_TOKEN",
+    "creds": "NATS_CREDS",
+    "nkey": "NATS_NKEY",
+}
+_FILES = ("creds", "nkey")
+
+
+class Credentials(msgspec.Struct, kw_only=True, frozen=True):
+    """One of: user and password, a token, a .creds file, an nkey seed file; none of it: nobody."""
+
+    user: str = ""
+    """With `password`."""
+    password: str = ""
+    token: str = ""
+    creds: str = ""
+    """A .creds file (JWT and seed)."""
+    nkey: str = ""
+    """A file that holds an nkey seed."""
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str]) -> "Credentials":
+        return cls(**{name: environment.get(of, "") for name, of in VARIABLES.items()})
+
+    def environment(self) -> dict[str, str]:
+        """For a child process: all of the variables, so that none of another identity is left."""
+        return {of: getattr(self, name) for name, of in VARIABLES.items()}
+
+    def options(self) -> dict[str, Any]:
+        """As the client library takes them. Raises ConfigRejected when they cannot be used."""
+        self._check()
+        named = {
+            "user": self.user,
+            "password": self.password,
+            "token": self.token,
+            "user_credentials": self.creds,
+            "nkeys_seed": self.nkey,
+        }
+        return {name: value for name, value in named.items() if value}
+
+    def _check(self) -> None:
+        if bool(self.user) != bool(self.password):
+            given, missing = ("user", "password") if self.user else ("password", "user")
+            raise ConfigRejected(
+                f"credentials: {_named(given)} is given without {_named(missing)}; give both"
+            )
+        ways = [name for name in ("user", "token", *_FILES) if getattr(self, name)]
+        if len(ways) > 1:
+            both = " and ".join(map(_named, ways))
+            raise ConfigRejected(f"credentials: {both} are given; one of them is enough")
+        for name in _FILES:
+            path = getattr(self, name)
+            if path and not os.access(path, os.R_OK):
+                what = "be read" if os.path.exists(path) else "be found"
+                raise ConfigRejected(
+                    f"credentials: {_named(name)} = {path!r} cannot {what}; correct the path"
+                )
+
+    def __str__(self) -> str:
+        """Who, without a secret."""
+        if self.user:
+            return f"user {self.user!r} with this password"
+        if self.token:
+            return "this token"
+        name = next((name for name in _FILES if getattr(self, name)), "")
+        return f"the identity in {getattr(self, name)}" if name else "a client without credentials"
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Where the bus is, and as whom it is used."""
+
+    url: str
+    credentials: Credentials = Credentials()  # noqa: RUF009 (frozen)
+
+    def __str__(self) -> str:
+        return shown(self.url)
+
+
+def shown(url: str) -> str:
+    """The URL without a password that it may carry, for messages and reports."""
+    return re.sub(r"//[^/@]*@", "//", url)
+
+
+def _named(name: str) -> str:
+    return f"{name} ({VARIABLES[name]})"
