@@ -32,7 +32,7 @@ from slackwater.loadgen.replay.timeline import Timeline
 from slackwater.loadgen.replay.workload import COMPUTE_S, PlannedJob, Workload, emulated
 
 WINDOW = 12
-ITERATIONS = 60
+ITERATIONS = 90
 SPACING_S = 6.0
 err = Console(stderr=True)
 

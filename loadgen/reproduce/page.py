@@ -215,22 +215,34 @@ def speed(text: str) -> Iterator[Row]:
                   yes("equal" in line or "same" in line), f"{simulator} --check")  # fmt: skip
 
 
+def stated(text: str) -> Iterator[Row]:
+    """A page that states goal and outcome itself, in every table with the columns of a row."""
+    for table in tables(text).values():
+        for row in table:
+            if set(STATED) <= set(row):
+                yield Row(*(row[column].strip("`") for column in STATED))
+
+
+STATED = ("figure", "published or goal", "ours", "ratio", "met", "command")
 SECTIONS: dict[str, Callable[[str], Iterator[Row]]] = {
     "tiresias": tiresias, "pollux": pollux, "lin": lin, "harmony": harmony, "cruise": cruise,
     "speed": speed,
 }  # fmt: skip
-"""Page under docs/reproduction -> its goals; the docstring is the heading."""
+"""Page under docs/reproduction -> its goals; the docstring is the heading. Other pages state their
+goals (see `stated`); their first line is the heading."""
 
 
 def page(folder: Path) -> str:
     body: list[str] = []
     missed: list[str] = []
-    for name, section in SECTIONS.items():
-        body += ["", f"## {section.__doc__}", ""]
-        source = folder / f"{name}.md"
+    others = sorted({source.stem for source in folder.glob("*.md")} - set(SECTIONS))
+    for name in [*SECTIONS, *others]:
+        section, source = SECTIONS.get(name, stated), folder / f"{name}.md"
         if not source.exists():
-            body.append("Not run: the page of this group is missing.")
+            body += ["", f"## {section.__doc__}", "", "Not run: the page of this group is missing."]
             continue
+        heading = source.read_text().split("\n", 1)[0] if name in others else section.__doc__
+        body += ["", f"## {(heading or name).lstrip('# ')}", ""]
         body += [f"In full: [{name}.md](reproduction/{name}.md).", "",
                  "| figure | published or goal | ours | ratio | met | command |",
                  "| --- | --- | --- | --- | --- | --- |"]  # fmt: skip
