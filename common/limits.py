@@ -104,6 +104,8 @@ WORKER_JOBS_KEPT: Final = 1000
 # The Agent library
 AGENT_WAIT_S: Final = 120.0
 """Deadline of each wait of a training program, unless it sets its own."""
+SNAPSHOTS_MAX: Final = 10_000
+"""Attempts to copy parameters between two updates of a job that does not wait for its workers."""
 REPEAT_S: Final = 5.0
 """What an Agent has asked an aggregator, or rung for, is said again when so long nothing came of
 it."""
@@ -153,11 +155,6 @@ RESUME_EOF_S: Final = 1.0
 STALL_S: Final = 10.0
 """A record that was begun, or a transfer without any progress, ends the channel after this."""
 CLOSE_S: Final = 1.0
-CPU_SHARE_MIN: Final = 0.03
-
-# Aggregators
-BUCKETS_HELD_MAX: Final = 4096
-"""Of one aggregator: the names of their descriptors come back in one environment variable, which
 VERBS_RING_BYTES: Final = 128 * 1024
 """Control bytes of one queue pair that the peer has not consumed; pinned twice at each side."""
 VERBS_MESSAGES: Final = 96
@@ -176,6 +173,11 @@ VERBS_STAGING_BYTES: Final = 16 * 1024 * 1024
 """Of one device, pinned, for buffers that are no registered region."""
 VERBS_VERDICT_S: Final = 0.25
 """A refused access may be a peer that is dying: its connection tells within this."""
+CPU_SHARE_MIN: Final = 0.03
+
+# Aggregators
+BUCKETS_HELD_MAX: Final = 4096
+"""Of one aggregator: the names of their descriptors come back in one environment variable, which
 the kernel bounds to 128 KiB."""
 REGION_NAME_MAX: Final = 28
 ATTACHED_MAX: Final = 200_000
@@ -192,6 +194,33 @@ DEPARTED_S: Final = 60.0
 """An aggregator remembers this long where a bucket went."""
 LINGER_S: Final = 5.0
 """And keeps its memory this long, for workers that still read the last version there."""
+
+# Remote memory
+SLAB_BYTES_DEFAULT: Final = 1024**3
+SLAB_BYTES_MIN: Final = 64 * 1024
+SLAB_BYTES_MAX: Final = 64 * 1024**3
+SLABS_HELD_MAX: Final = 1024
+"""Of one lender; each has a descriptor in the store."""
+LENDER_DEVICES_MAX: Final = 1024
+LENDERS_MAX: Final = 4096
+"""That one device knows."""
+DEVICE_BYTES_MAX: Final = 16 * 1024**4
+DEVICE_SPANS_MAX: Final = 65_536
+DISPATCH_PAGES: Final = 16_384
+"""Dispatch entries of a device: pages that are not on disk yet, each with its buffer. One write
+more waits."""
+NBD_REQUEST_BYTES_MAX: Final = 32 * 1024 * 1024
+NBD_CONNECTIONS_MAX: Final = 16
+NBD_OPTION_BYTES_MAX: Final = 8192
+NBD_OPTIONS_MAX: Final = 64
+NBD_HANDSHAKE_S: Final = 10.0
+NBD_ITEMS_MAX: Final = 1024
+"""Requests of one connection that wait for a disk or a lender; then it is not read further."""
+CLAIM_RETRY_S: Final = 0.2
+PLACEMENT_WAIT_S: Final = 2.0
+"""A lender that has not answered a query or a mapping by then is left out of this placement."""
+PLACEMENT_PAUSE_S_MAX: Final = 30.0
+"""Between two attempts to place a span for which no lender had room, doubled from one second."""
 
 # Traces
 TRACE_BYTES_MAX: Final = 2**30
@@ -235,11 +264,13 @@ assert PROGRESS_BYTES * 4 <= SEND_QUEUE_BYTES
 assert FRAME_BYTES_MAX <= PROGRESS_BYTES
 assert TRANSFER_BYTES <= CREDIT_BYTES
 assert TRANSFERS_MAX * 4 <= OUTBOX_ENTRIES_MAX
-assert BUCKETS_HELD_MAX <= FD_STORE_MAX
-assert BUCKETS_HELD_MAX * (REGION_NAME_MAX + 1) <= 120 * 1024
-assert MOVES_AT_ONCE <= HANDOVERS_MAX
-assert RESUME_EOF_S <= RESUME_S <= STALL_S
 assert VERBS_MESSAGES + VERBS_CREDIT_MESSAGES <= VERBS_SENDS // 2
 assert VERBS_STAGING_PAGES * 4096 * 2 <= VERBS_STAGING_BYTES
 assert VERBS_BLOCK_BYTES <= TRANSFER_BYTES <= VERBS_IN_FLIGHT_BYTES
 assert VERBS_IN_FLIGHT_BYTES * 2 <= VERBS_STAGING_BYTES
+assert BUCKETS_HELD_MAX <= FD_STORE_MAX
+assert BUCKETS_HELD_MAX * (REGION_NAME_MAX + 1) <= 120 * 1024
+assert MOVES_AT_ONCE <= HANDOVERS_MAX
+assert RESUME_EOF_S <= RESUME_S <= STALL_S
+assert SLABS_HELD_MAX <= FD_STORE_MAX
+assert DISPATCH_PAGES * 4096 >= 2 * NBD_REQUEST_BYTES_MAX

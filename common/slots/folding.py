@@ -36,11 +36,17 @@ class Refusal(NamedTuple):
     why: str
 
 
-def check_hypers(region: SlotRegion) -> Refusal | None:
+def _ranks(region: SlotRegion, alone: int | None) -> Sequence[int]:
+    """Whose pushes are the update."""
+    return range(region.geometry.workers) if alone is None else (alone,)
+
+
+def check_hypers(region: SlotRegion, alone: int | None = None) -> Refusal | None:
     """Whether all ranks pushed the same usable hyper-parameters; else the first that did not."""
     rule = RULES[region.plan.update.name]
-    reference = region.hyper(0)
-    for rank in range(region.geometry.workers):
+    ranks = _ranks(region, alone)
+    reference = region.hyper(ranks[0])
+    for rank in ranks:
         hyper = region.hyper(rank)
         why = rule.fault(hyper) or rule.difference(hyper, reference)
         if why:
@@ -53,21 +59,24 @@ def fold(
     between: Callable[[], None] | None = None,
     chunk_elements: int | None = None,
     share: Share | None = None,
+    alone: int | None = None,
 ) -> bool:
     """Compute the next version into the buffers that the version word does not select, by the
     kernels of the memory they are in. `between` is called between chunks; `share` does a large
-    fold in several threads. False: some value is not finite, nothing may be committed."""
-    version, geometry = region.version, region.geometry
+    fold in several threads; `alone`: the update is this rank's push by itself. False: some value is
+    not finite, nothing may be committed."""
+    version, geometry, ranks = region.version, region.geometry, _ranks(region, alone)
     dtype = KERNEL_DTYPES[geometry.dtype]
-    slots = region.slots(dtype)
     stride = geometry.slot_stride // np.dtype(dtype).itemsize
+    slots = region.slots(dtype)[ranks[0] * stride :]
+    workers = len(ranks)
     parameters = (region.parameters(version), region.parameters(version + 1))
     states = [
         (region.state(version, index), region.state(version + 1, index))
         for index in range(geometry.states)
     ]
     rule = region.plan.update.name
-    k = scalars(region.hyper(0), version + 1 - region.state_since, geometry.workers)
+    k = scalars(region.hyper(ranks[0]), version + 1 - region.state_since, workers)
     fold_span: Callable[..., bool] = fold_chunk
     if region.kernels is not None:
         fold_span = region.kernels.fold_chunk
@@ -82,7 +91,7 @@ def fold(
             if lo and between is not None:
                 between()
             span = (lo, min(lo + chunk, geometry.elements))
-            clean &= fold_span(rule, slots, stride, geometry.workers, span, parameters, states, k)
+            clean &= fold_span(rule, slots, stride, workers, span, parameters, states, k)
         return clean
 
     return work() if share is None else share(work)
@@ -93,14 +102,19 @@ def chunk_of(region: SlotRegion) -> int:
     return CHUNK_ELEMENTS if region.kernels is None else region.kernels.chunk_elements
 
 
-def commit(region: SlotRegion) -> int:
-    """The new version: the one store that makes the fold's result the bucket's."""
+def commit(region: SlotRegion, alone: int | None = None) -> int:
+    """The new version: the one store that makes the fold's result the bucket's, and what it says of
+    the rank whose push it was."""
     region.folds += 1
+    if alone is not None:
+        applied = region.applied()
+        applied[alone] += 1
+        region.set_applied(region.version + 1, applied)
     region.version = version = region.version + 1
     return version
 
 
-def blame(region: SlotRegion) -> Refusal:
+def blame(region: SlotRegion, alone: int | None = None) -> Refusal:
     """After an unclean fold, a second look: whose gradient, in which tensor.
 
     The first worker with a value that is no finite number; when all are finite, the sum or the
@@ -108,16 +122,16 @@ def blame(region: SlotRegion) -> Refusal:
     """
     for lo in range(0, region.geometry.elements, CHUNK_ELEMENTS):
         hi = min(lo + CHUNK_ELEMENTS, region.geometry.elements)
-        for rank in range(region.geometry.workers):
+        for rank in _ranks(region, alone):
             finite = np.isfinite(widen(region.to_host(region.gradient(rank)[lo:hi])))
             if not finite.all():
                 element = lo + int(np.argmin(finite))
                 value = _value(region, region.gradient(rank), element)
                 return Refusal(region.tensor_at(element), rank, f"its gradient contains {value}")
-    return _blame_overflow(region)
+    return _blame_overflow(region, _ranks(region, alone))
 
 
-def _blame_overflow(region: SlotRegion) -> Refusal:
+def _blame_overflow(region: SlotRegion, ranks: Sequence[int]) -> Refusal:
     new = region.version + 1
     buffers = [region.parameters(new)]
     buffers += [region.state(new, index) for index in range(region.geometry.states)]
@@ -126,15 +140,13 @@ def _blame_overflow(region: SlotRegion) -> Refusal:
             finite = np.isfinite(region.to_host(buffer[lo : lo + CHUNK_ELEMENTS]))
             if not finite.all():
                 element = lo + int(np.argmin(finite))
-                values = [
-                    abs(_value(region, region.gradient(rank), element))
-                    for rank in range(region.geometry.workers)
-                ]
-                worker = int(np.argmax(values))
+                values = [abs(_value(region, region.gradient(rank), element)) for rank in ranks]
+                worst = int(np.argmax(values))
                 old = _value(region, region.parameters(region.version), element)
-                why = f"the update overflows: gradient {values[worker]:g}, parameter {old:g}"
-                return Refusal(region.tensor_at(element), worker, why)
-    return Refusal(region.tensor_at(0), 0, "the update was not finite, and a second one was")
+                why = f"the update overflows: gradient {values[worst]:g}, parameter {old:g}"
+                return Refusal(region.tensor_at(element), ranks[worst], why)
+    why = "the update was not finite, and a second one was"
+    return Refusal(region.tensor_at(0), ranks[0], why)
 
 
 def _value(region: SlotRegion, array: NDArray[np.generic], element: int) -> float:

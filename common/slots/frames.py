@@ -14,6 +14,9 @@ else is rare and is msgpack. A channel begins with a `Hello` (the transport's he
       RING(handle, iteration)          ->
                                        <-      DONE(version) | Moved | PushRefused
 
+A version, in a frame to or from a worker, is the newest iteration of that worker's own that is done
+with. In synchronous jobs it is everybody's.
+
 A push is known by (job, bucket, iteration, worker): ringing again after a lost channel is a retry
 and is never counted twice. DONE is the pull response; `Moved` is the pull response that names the
 new aggregator (paper, appendix B).
@@ -25,6 +28,7 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
+from slackwater.common import limits
 from slackwater.common.errors import DecodeRejected
 from slackwater.schemas.base import Count, Text
 from slackwater.schemas.placement import Endpoint
@@ -90,10 +94,12 @@ class Denied(_Control, frozen=True, kw_only=True, tag="denied"):
 
 
 class Offer(_Control, frozen=True, kw_only=True, tag="offer"):
-    """This worker could fill the bucket with its parameters of `version`."""
+    """This worker could fill the bucket with its parameters of `version`. In jobs whose updates are
+    not synchronous they contain the iterations `applied`, one a rank."""
 
     handle: Count
     version: Count
+    applied: Annotated[tuple[Count, ...], msgspec.Meta(max_length=limits.WORKERS_MAX)] = ()
 
 
 class SeedAsked(_Control, frozen=True, kw_only=True, tag="seed-asked"):
@@ -101,7 +107,8 @@ class SeedAsked(_Control, frozen=True, kw_only=True, tag="seed-asked"):
 
 
 class Seed(_Control, frozen=True, kw_only=True, tag="seed"):
-    """The parameters of `version` are written into the buffer that holds that version."""
+    """The parameters of `version` are written into the buffer that holds that version. Where
+    updates are not synchronous it is the number of updates that they contain."""
 
     handle: Count
     version: Count

@@ -39,11 +39,11 @@ WORD_STRIDE: Final = 64
 RANKS_OFFSET: Final = 2 * PAGE
 RANK_STRIDE: Final = 128
 HYPER_BYTES: Final = 64
-"""At the begin of a rank's block; the pushed word and the two counters follow."""
+"""At the begin of a rank's block; pushed word, two counters and two applied words follow."""
 HEADER_BYTES: Final = 4 * PAGE
 
 assert RANKS_OFFSET + limits.WORKERS_MAX * RANK_STRIDE <= HEADER_BYTES
-assert HYPER_BYTES + 3 * WORD <= RANK_STRIDE
+assert HYPER_BYTES + 5 * WORD <= RANK_STRIDE
 
 
 def element_count(tensor: TensorSpec) -> int:
@@ -158,6 +158,11 @@ class Geometry:
     def counters_offset(self, rank: int) -> int:
         """Two words: bytes pushed, bytes pulled."""
         return self.pushed_offset(rank) + WORD
+
+    def applied_offset(self, rank: int, version: int) -> int:
+        """The newest of the rank's iterations that `version` contains. Like parameters, the words
+        of two versions alternate, so that one store commits all."""
+        return self.counters_offset(rank) + (2 + (version & 1)) * WORD
 
     def _check(self, rank: int) -> None:
         if not 0 <= rank < self.workers:

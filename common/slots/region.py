@@ -111,6 +111,10 @@ class SlotRegion:
         self._buffer: Buffer | None = buffer
         self._words: Words = np.frombuffer(buffer, np.uint64, HEADER_BYTES // WORD)
         self._pushed = slice(self.pushed_offset(0) // WORD, None, RANK_STRIDE // WORD)
+        self._applied = tuple(
+            slice(self.geometry.applied_offset(0, parity) // WORD, None, RANK_STRIDE // WORD)
+            for parity in range(2)
+        )
 
     # Making and opening ---------------------------------------------------------------------------
 
@@ -310,6 +314,24 @@ class SlotRegion:
         """Every rank's pushed word."""
         words: list[int] = self._words[self._pushed][: self.geometry.workers].tolist()
         return words
+
+    def version_word(self) -> Words:
+        """A view of it, for a party that outlives this object."""
+        return self._words[VERSION : VERSION + 1]
+
+    def applied_words(self, version: int) -> Words:
+        """A view of what `set_applied` wrote."""
+        return self._words[self._applied[version & 1]][: self.geometry.workers]
+
+    def applied(self) -> list[int]:
+        """Of each rank the newest iteration that `version` contains. Jobs whose updates are not
+        synchronous keep it; in others the version says it."""
+        words: list[int] = self.applied_words(self.version).tolist()
+        return words
+
+    def set_applied(self, version: int, iterations: Sequence[int]) -> None:
+        """Of a version that is not complete yet: before the version word says so."""
+        self.applied_words(version)[:] = iterations
 
     def hyper(self, rank: int) -> Hyper:
         first = self.hyper_offset(rank) // WORD

@@ -5,8 +5,10 @@
     moving --cancelled--> what it was
 
 Synchronous training (Gu et al. 2021, section 2.1): version v + 1 is the fold of every worker's push
-of iteration v + 1, once. What is complete is read from the region's pushed words, never counted
-here, so that a repeated, reordered or lost doorbell changes nothing.
+of iteration v + 1, once. In the other modes each push is a version of its own, and a worker is
+answered when its push is applied and nobody is too far behind (common/slots/consistency.py). What
+is complete is read from the region's pushed words, never counted here, so that a repeated,
+reordered or lost doorbell changes nothing.
 """
 
 from collections.abc import Sequence
@@ -14,6 +16,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Literal
 
+from slackwater.common.slots.consistency import acknowledged, next_rank, staleness_bound
 from slackwater.schemas.base import JobId
 from slackwater.schemas.placement import BucketLayout, Endpoint, JobPlan
 
@@ -59,9 +62,11 @@ class Bucket:
         location_epoch: int,
         *,
         version: int = 0,
+        applied: Sequence[int] = (),
         initialized: bool = False,
         arrived: bool = False,
     ) -> None:
+        """`applied`: the region's words, of a job whose updates are not synchronous."""
         self.plan = plan
         self.layout = layout
         self.key: Key = (plan.job, layout.index)
@@ -69,10 +74,16 @@ class Bucket:
         self.nbytes = nbytes
         self.location_epoch = location_epoch
         self.version = version
+        self.bound = staleness_bound(plan)
+        self.applied = list(applied) or [0] * plan.workers
         self.phase: Phase = "ready" if initialized else "empty"
         self.attached: dict[int, int] = {}
         self.move: Move | None = None
-        self._offers: dict[int, int] = {}
+        self._folding: int | None = None
+        """Whose push is being applied by itself, or was last."""
+        self._offers: dict[int, tuple[int, tuple[int, ...]]] = {}
+        self._done = [0] * plan.workers
+        """The newest iteration with which each rank is done, as far as it said so."""
         self._seeder: int | None = None
         self._was_ready = initialized
         self._heard: set[int] | None = set() if arrived else None
@@ -104,26 +115,35 @@ class Bucket:
         """A version is complete: it can be pulled."""
         return self.phase in ("ready", "folding") or (self.phase == "moving" and self._was_ready)
 
-    def offered(self, rank: int, version: int) -> int | None:
+    def offered(self, rank: int, version: int, applied: tuple[int, ...] = ()) -> int | None:
         """The rank to ask for its parameters, once all have said what they have: of the newest
-        version, the lowest."""
+        version, the lowest. `applied`: what they contain, where the version does not say it."""
         if self.phase not in ("empty", "seeding"):
             return None
-        self._offers[rank] = version
+        self._offers[rank] = (version, applied)
+        self._done[rank] = max(self._done[rank], version)
         if self.phase == "seeding":  # Who was asked and offers again has not heard it.
             return rank if rank == self._seeder else None
         if len(self._offers) < self.plan.workers:
             return None
-        newest = max(self._offers.values())
-        self._seeder = min(r for r, offered in self._offers.items() if offered == newest)
+        newest = max(map(self._contained, self._offers))
+        self._seeder = min(r for r in self._offers if self._contained(r) == newest)
         self.phase = "seeding"
         return self._seeder
 
+    def _contained(self, rank: int) -> int:
+        """Updates in the parameters that the rank offers."""
+        version, applied = self._offers[rank]
+        return version if self.bound is None else sum(applied)
+
     def seeded(self, rank: int, version: int) -> bool:
-        """Whether this is the seed that was asked for."""
-        if self.phase != "seeding" or rank != self._seeder or self._offers.get(rank) != version:
+        """Whether this is the seed that was asked for. A push of whose answer its worker knows is
+        not applied again, nor is one that the seed contains."""
+        if self.phase != "seeding" or rank != self._seeder or self._contained(rank) != version:
             return False
         self.phase, self.version = "ready", version
+        contained = self._offers[rank][1] or (0,) * self.plan.workers
+        self.applied = list(map(max, contained, self._done))
         self._offers.clear()
         self._seeder = None
         return True
@@ -136,9 +156,9 @@ class Bucket:
             return Verdict.AWAY
         if not self.initialized:
             return Verdict.UNFOUNDED
-        if iteration <= self.version:
+        if iteration <= self.answered(rank):
             return Verdict.DONE
-        if iteration > self.version + 1:
+        if iteration > self.answered(rank) + 1:
             return Verdict.AHEAD
         if pushed[rank] != iteration:
             return Verdict.UNFOUNDED
@@ -146,19 +166,49 @@ class Bucket:
             self._heard.add(rank)
         return Verdict.FOLD if self.complete(pushed) else Verdict.WAIT
 
-    def complete(self, pushed: Sequence[int]) -> bool:
-        """All pushes of the next version are in, and nobody folds them yet."""
-        return self.phase == "ready" and all(word == self.version + 1 for word in pushed)
+    def answered(self, rank: int) -> int:
+        """The iteration from which the worker may go on."""
+        if self.bound is None:
+            return self.version
+        return acknowledged(self.applied, rank, self.bound)
 
-    def fold_begun(self) -> None:
+    @property
+    def all_answered(self) -> tuple[int, ...]:
+        return tuple(map(self.answered, range(self.plan.workers)))
+
+    def complete(self, pushed: Sequence[int]) -> bool:
+        """The pushes of the next version are in, and nobody folds them yet."""
+        if self.phase != "ready":
+            return False
+        if self.bound is None:
+            return all(word == self.version + 1 for word in pushed)
+        return self._next(pushed) is not None
+
+    def _next(self, pushed: Sequence[int]) -> int | None:
+        assert self.bound is not None
+        last = self._folding if self._folding is not None else -1
+        return next_rank(pushed, self.applied, self.bound, last)
+
+    def fold_begun(self, pushed: Sequence[int] = ()) -> int | None:
+        """Whose push is the next version; None: the mean of all."""
         assert self.phase == "ready"
         self.phase = "folding"
+        if self.bound is not None:
+            self._folding = self._next(pushed)
+            assert self._folding is not None
+        return self._folding
 
-    def fold_ended(self, version: int) -> None:
-        """`version` is what the region has now: unchanged if the fold was refused."""
+    def fold_ended(self, version: int, applied: Sequence[int] = ()) -> tuple[int, ...]:
+        """These are what the region has now: unchanged if the fold was refused. Returns the ranks
+        that may go on."""
         if self.phase == "folding":
             self.phase = "ready"
+        before = self.all_answered
         self.version = version
+        if self.bound is not None:
+            self.applied = list(applied)
+        after = self.all_answered
+        return tuple(rank for rank in self.attached if after[rank] > before[rank])
 
     def all_heard(self) -> bool:
         """True once, when every worker has pushed here after the bucket came (WORKER_DONE)."""
@@ -170,14 +220,15 @@ class Bucket:
     # Moving ---------------------------------------------------------------------------------------
 
     def may_freeze(self, pushed: Sequence[int]) -> bool:
-        """No push waits for an update and nobody works on it: it can be copied as it is.
+        """No push waits for an update and nobody works on it: it can be copied as it is. Pushes
+        that are updates of their own go along, and are applied there.
 
         Once some workers were sent on (the epoch is the order's already: this aggregator was
         killed in the middle), nothing is waited for: they push only where they were sent to, so
         the version that others have pushed for will never be complete here.
         """
         sent_on = self.move is not None and self.move.location_epoch == self.location_epoch
-        idle = sent_on or all(word <= self.version for word in pushed)
+        idle = sent_on or self.bound is not None or all(word <= self.version for word in pushed)
         return self.phase == "empty" or (self.phase == "ready" and idle)
 
     def freeze(self) -> None:
@@ -195,10 +246,11 @@ class Bucket:
         self._was_ready = self.phase == "ready"
         self.phase = "moving"
 
-    def found(self, version: int, initialized: bool) -> None:
+    def found(self, version: int, initialized: bool, applied: Sequence[int] = ()) -> None:
         """While it was on its way: what the region's words say now. Another aggregator may have
         written them since they were read here."""
         self.version, self._was_ready = version, initialized
+        self.applied = list(applied) or self.applied
 
     def thaw(self, location_epoch: int) -> None:
         """It stays, at a place of this epoch."""

@@ -82,7 +82,8 @@ class WorkersArrived:
 
 @dataclass(frozen=True, slots=True)
 class BucketCopied:
-    """The new aggregator has it; it is no longer here."""
+    """The new aggregator has it; it is no longer here. `answered`: from which iteration each rank
+    may go on."""
 
     key: Key
     move: Move
@@ -90,6 +91,7 @@ class BucketCopied:
     initialized: bool
     nbytes: int
     copy_s: float
+    answered: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,8 @@ class Task:
 
     bucket: Bucket
     slots: SlotRegion
+    alone: int | None = None
+    """Whose push is the update; None: the mean of all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +148,9 @@ class Executor:
             outcome = self._interrupted.pop(task.bucket.key, None)
             charged_s = 0.0
             if outcome is None:
-                outcome = await self._off_loop(execute, task.slots, self._owner, self._team)
+                outcome = await self._off_loop(
+                    execute, task.slots, self._owner, self._team, task.alone
+                )
                 charged_s = self._charge(task, outcome)
             slot = self._schedule.end(charged_s, self._clock.now_s())
             if not slot.done:
@@ -196,7 +200,9 @@ class Executor:
         return costs
 
 
-def execute(slots: SlotRegion, owner: int, team: Team | None = None) -> Outcome:
+def execute(
+    slots: SlotRegion, owner: int, team: Team | None = None, alone: int | None = None
+) -> Outcome:
     """One update, in the kernel's thread; CPU time is this thread's own and its team's."""
     from slackwater.common.slots import folding  # numba: loaded by `warm` before any push.
 
@@ -206,16 +212,16 @@ def execute(slots: SlotRegion, owner: int, team: Team | None = None) -> Outcome:
         chunk, team = min(folding.chunk_of(slots), max(1, -(-elements // 2))), None
     begun_s = _cpu_s(team)
     failpoint("aggregator.fold.before")
-    refusal = folding.check_hypers(slots)
+    refusal = folding.check_hypers(slots, alone)
     middle = partial(failpoint, "aggregator.fold.mid")
-    if refusal is None and not folding.fold(slots, middle, chunk, team):
-        refusal = folding.blame(slots)
+    if refusal is None and not folding.fold(slots, middle, chunk, team, alone):
+        refusal = folding.blame(slots, alone)
     if refusal is not None:
         cpu_s = _cpu_s(team) - begun_s
         return Outcome(slots.version, cpu_s, Refused(refusal.tensor, refusal.worker, refusal.why))
     if slots.owner != owner:
         return Outcome(slots.version, _cpu_s(team) - begun_s, owned=False)
-    version = folding.commit(slots)
+    version = folding.commit(slots, alone)
     failpoint("aggregator.fold.after")
     return Outcome(version, _cpu_s(team) - begun_s)
 

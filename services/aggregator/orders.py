@@ -104,6 +104,7 @@ class Orders:
             held.region.nbytes,
             slots.location_epoch,
             version=slots.version,
+            applied=slots.applied(),
             initialized=slots.initialized,
             arrived=arrived,
         )
@@ -111,7 +112,8 @@ class Orders:
         return bucket
 
     async def _warm(self, plan: JobPlan) -> None:
-        await self._off_loop(warm, plan.update.name, plan.gradient_dtype, plan.workers)
+        folded = plan.workers if plan.consistency == "synchronous" else 1
+        await self._off_loop(warm, plan.update.name, plan.gradient_dtype, folded)
 
     # Dropping -------------------------------------------------------------------------------------
 
@@ -158,7 +160,8 @@ class Orders:
             self._background(self._keep_later(key, location_epoch))
             return
         if bucket.phase == "moving":
-            bucket.found(held.slots.version, held.slots.initialized)
+            slots = held.slots
+            bucket.found(slots.version, slots.initialized, slots.applied())
         bucket.thaw(location_epoch)
         self._plane.fold_if_complete(bucket, held)
 
@@ -193,7 +196,15 @@ class Orders:
         self._regions.held.pop(bucket.key, None)
         nbytes = held.region.nbytes
         self._post(
-            BucketCopied(bucket.key, move, bucket.version, bucket.initialized, nbytes, copy_s)
+            BucketCopied(
+                bucket.key,
+                move,
+                bucket.version,
+                bucket.initialized,
+                nbytes,
+                copy_s,
+                bucket.all_answered,
+            )
         )
         self._background(self._linger(held))
 

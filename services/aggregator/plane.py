@@ -6,7 +6,7 @@ The core hears only of what concerns the controller.
 """
 
 import hmac
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import structlog
 
@@ -23,6 +23,7 @@ from slackwater.common.slots.frames import (
     Granted,
     Hello,
     Moved,
+    Offer,
     PushRefused,
     SeedAsked,
     decode_hello,
@@ -169,7 +170,7 @@ class DataPlane:
                 region=held.slots.identity,
                 location_epoch=bucket.location_epoch,
                 initialized=bucket.initialized,
-                version=bucket.version,
+                version=bucket.answered(session.rank),
             )
         )
 
@@ -177,13 +178,13 @@ class DataPlane:
     def _attached(self) -> int:
         return sum(len(session.handles) for session in self._sessions.values())
 
-    def offered(self, session: Session, bucket: Bucket, version: int) -> None:
+    def offered(self, session: Session, bucket: Bucket, offer: Offer) -> None:
         if bucket.phase in ("moving", "gone"):
             self._away(session, bucket)
         elif bucket.initialized:
             session.done(bucket)
         else:
-            rank = bucket.offered(session.rank, version)
+            rank = bucket.offered(session.rank, offer.version, offer.applied)
             if rank is not None:
                 self._tell_rank(bucket, rank, SeedAsked(handle=bucket.handle))
 
@@ -191,10 +192,11 @@ class DataPlane:
         held = self._regions.held.get(bucket.key)
         if held is None or not bucket.seeded(session.rank, version):
             return
+        held.slots.set_applied(version, bucket.applied)
         held.slots.initialize(version)
         if version > 0:
             self.port.post(BucketSeeded(bucket.key, session.rank))
-        self._tell_all(bucket)
+        self._tell(bucket, bucket.attached)
         self.leave_if_idle(bucket, held)
 
     def rang(self, session: Session, bucket: Bucket, iteration: int) -> None:
@@ -211,10 +213,10 @@ class DataPlane:
                 self._away(session, bucket)
                 return
             case Verdict.AHEAD:
-                held.slots.set_pushed(session.rank, bucket.version)
+                answered = bucket.answered(session.rank)
+                held.slots.set_pushed(session.rank, answered)
                 self._refuse(bucket, held, session.rank, iteration, held.slots.tensor_at(0), (
-                    f"version {bucket.version} is complete: push iteration "
-                    f"{bucket.version + 1} next"
+                    f"version {answered} is complete: push iteration {answered + 1} next"
                 ))  # fmt: skip
                 return
             case Verdict.WAIT | Verdict.UNFOUNDED:
@@ -229,8 +231,8 @@ class DataPlane:
             self._fold(bucket, held)
 
     def _fold(self, bucket: Bucket, held: Held) -> None:
-        bucket.fold_begun()
-        self.submit(Task(bucket, held.slots))
+        alone = bucket.fold_begun(held.slots.all_pushed())
+        self.submit(Task(bucket, held.slots, alone))
 
     def folded(self, task: Task, outcome: Outcome) -> None:
         """The task's slot ended: the pull responses go out."""
@@ -238,18 +240,18 @@ class DataPlane:
         held = self._regions.held.get(bucket.key)
         if bucket.phase == "gone" or held is None or held.slots is not task.slots:
             return
-        bucket.fold_ended(outcome.version)
+        going_on = bucket.fold_ended(outcome.version, held.slots.applied())
         if not outcome.owned:
             _log.warning("bucket.taken", job=bucket.key[0], bucket=bucket.key[1])
             self.taken(bucket)
             return
         if outcome.refused is not None:
-            iteration = bucket.version + 1
             refused = outcome.refused
-            held.slots.set_pushed(refused.worker, bucket.version)
-            self._refuse(bucket, held, refused.worker, iteration, refused.tensor, refused.why)
-        elif not self.leave_if_idle(bucket, held):
-            self._tell_all(bucket)
+            answered = bucket.answered(refused.worker)
+            held.slots.set_pushed(refused.worker, answered)
+            self._refuse(bucket, held, refused.worker, answered + 1, refused.tensor, refused.why)
+        if not self.leave_if_idle(bucket, held):
+            self._tell(bucket, going_on)
         self.fold_if_complete(bucket, held)
 
     def _refuse(
@@ -272,8 +274,10 @@ class DataPlane:
 
     # Telling --------------------------------------------------------------------------------------
 
-    def _tell_all(self, bucket: Bucket) -> None:
-        for session in by_number(self._sessions, tuple(bucket.attached.values())):
+    def _tell(self, bucket: Bucket, ranks: Iterable[int]) -> None:
+        """These may go on."""
+        numbers = tuple(bucket.attached[rank] for rank in ranks)
+        for session in by_number(self._sessions, numbers):
             session.done(bucket)
 
     def _tell_rank(self, bucket: Bucket, rank: int, control: PushRefused | SeedAsked) -> None:
@@ -285,14 +289,16 @@ class DataPlane:
         """The bucket leaves, or has left."""
         move = bucket.move
         if bucket.phase == "moving" and move is not None:
-            session.tell(_moved(bucket.key, move, bucket.version, bucket.initialized))
+            answered = bucket.answered(session.rank)
+            session.tell(_moved(bucket.key, move, answered, bucket.initialized))
         else:
             self._redirect(session, bucket.key)
 
     def _redirect(self, session: Session, key: Key) -> None:
         gone = self._core.went(key, self.port.now_s())
         if gone is not None:
-            session.tell(_moved(key, gone.move, gone.version, gone.initialized))
+            answered = gone.answered[session.rank] if session.rank < len(gone.answered) else 0
+            session.tell(_moved(key, gone.move, answered, gone.initialized))
         else:
             session.tell(Denied(bucket=key[1], why=f"{self._core.id} does not have it"))
 
@@ -317,9 +323,9 @@ class DataPlane:
     def redirect_all(self, bucket: Bucket, held: Held, move: Move) -> None:
         """The pull response names the new aggregator (appendix B, step 2); then the copy begins."""
         held.slots.location_epoch = move.location_epoch
-        moved = _moved(bucket.key, move, bucket.version, bucket.initialized)
         for session in by_number(self._sessions, tuple(bucket.attached.values())):
-            session.tell(moved)
+            answered = bucket.answered(session.rank)
+            session.tell(_moved(bucket.key, move, answered, bucket.initialized))
         self.frozen(bucket, held)
 
 

@@ -29,7 +29,7 @@ class Plane(Protocol):
     """What a session asks."""
 
     def attach(self, session: "Session", index: int) -> None: ...
-    def offered(self, session: "Session", bucket: Bucket, version: int) -> None: ...
+    def offered(self, session: "Session", bucket: Bucket, offer: Offer) -> None: ...
     def seeded(self, session: "Session", bucket: Bucket, version: int) -> None: ...
     def rang(self, session: "Session", bucket: Bucket, iteration: int) -> None: ...
     def left(self, session: "Session") -> None: ...
@@ -80,9 +80,9 @@ class Session:
             case Attach(buckets=buckets):
                 for index in buckets:
                     self._plane.attach(self, index)
-            case Offer(handle=handle, version=version):
+            case Offer(handle=handle):
                 if (bucket := self.handles.get(handle)) is not None:
-                    self._plane.offered(self, bucket, version)
+                    self._plane.offered(self, bucket, said)
             case Seed(handle=handle, version=version):
                 if (bucket := self.handles.get(handle)) is not None:
                     self._plane.seeded(self, bucket, version)
@@ -104,7 +104,8 @@ class Session:
 
     def done(self, bucket: Bucket) -> None:
         """The pull response."""
-        self.send(encode_dones(((bucket.handle, bucket.version, bucket.location_epoch),)))
+        answered = bucket.answered(self.rank)
+        self.send(encode_dones(((bucket.handle, answered, bucket.location_epoch),)))
 
     def tell(self, control: Control) -> None:
         self.send(encode_control(control))

@@ -186,24 +186,24 @@ class Staged:
 
     async def _write_gradient(self) -> None:
         offset = self._geometry.gradient_offset(self._rank)
-        await self.channel.write(_bytes(self.staging.gradient), self._remote, offset)
+        await self.channel.write(bytes_of(self.staging.gradient), self._remote, offset)
 
     async def fetch(self, version: int) -> None:
         """Read the parameters of `version`. Raises Unavailable, AccessRefused."""
-        into = _bytes(self.staging.parameters[version & 1])
+        into = bytes_of(self.staging.parameters[version & 1])
         await self.channel.read(self._remote, self._geometry.parameters_offset(version), into)
 
     async def seed(self, version: int, tensors: Sequence[Floats]) -> None:
         flat = np.empty(self._geometry.elements, np.float32)
         await asyncio.to_thread(_join, tensors, flat)
         offset = self._geometry.parameters_offset(version)
-        await self.channel.write(_bytes(flat), self._remote, offset)
+        await self.channel.write(bytes_of(flat), self._remote, offset)
 
     def close(self) -> None:
         self._remote.close()
 
 
-def _bytes(array: Array) -> memoryview:
+def bytes_of(array: Array) -> memoryview:
     return array.view(np.uint8).data
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from slackwater.agent.attached import ELEMENT, Array, Attached, Staging
+from slackwater.agent.snapshot import Snapshots
 from slackwater.common.errors import GradientRefused, Rejected
 from slackwater.common.slots.frames import PushRefused
 from slackwater.common.slots.rules import Floats, Hyper
@@ -112,6 +113,14 @@ class Cell:
         first, last = self.bounds[position]
         values = self.source.parameters(self.version)[first:last]
         return values.reshape(self.tensors[position].shape)
+
+    @property
+    def contained(self) -> tuple[int, ...]:
+        """Of each rank the newest iteration in what `newest` gives; empty: the version says it."""
+        if not isinstance(self.staging, Snapshots) or self.source is None:
+            return ()
+        self.buffer(0)
+        return self.staging.applied[self.version & 1]
 
     def newest(self, initial: Mapping[str, Array]) -> list[Floats]:
         """The newest parameters that this worker has: what it can seed a bare region with."""

@@ -111,6 +111,12 @@ class Agent:
     def _check_consistency(self, consistency: str | None, staleness: int | None) -> None:
         plan = self._session.plan
         assert plan is not None
+        if plan.consistency != "synchronous" and self._device is not None:
+            self._session.close(None)
+            raise Rejected(
+                f"job {self.job} is {plan.consistency}: its parameters are copied out in host "
+                "memory; give no device, or make the job synchronous"
+            )
         given = (
             consistency or plan.consistency,
             plan.staleness if staleness is None else staleness,

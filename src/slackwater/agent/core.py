@@ -24,7 +24,6 @@ from slackwater.common.slots.frames import (
     Done,
     Granted,
     Moved,
-    Offer,
     PushRefused,
     SeedAsked,
 )
@@ -64,7 +63,17 @@ class Send:
     """One control frame to an aggregator whose channel is open."""
 
     aggregator: AggregatorId
-    frame: Attach | Offer
+    frame: Attach
+
+
+@dataclass(frozen=True, slots=True)
+class MakeOffer:
+    """Say that this worker could fill the bare region with what it has."""
+
+    aggregator: AggregatorId
+    bucket: int
+    handle: int
+    version: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +127,19 @@ class Fail:
     reason: str
 
 
-Effect = Connect | Locate | Reattach | Send | Ring | WriteSeed | Deliver | Resume | Refuse | Fail
+Effect = (
+    Connect
+    | Locate
+    | Reattach
+    | Send
+    | MakeOffer
+    | Ring
+    | WriteSeed
+    | Deliver
+    | Resume
+    | Refuse
+    | Fail
+)
 
 _ARRIVAL_WAITS_S: Final = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2)
 """After a redirect, between attempts to attach where the bucket is being copied to; then the
@@ -162,6 +183,7 @@ class AgentCore:
         self._locating = False
         self._locate_failures = 0
         self._layout_epoch = -1
+        self._synchronous = True
 
     # What the shell asks --------------------------------------------------------------------------
 
@@ -211,6 +233,7 @@ class AgentCore:
             self._endpoints[endpoint.aggregator] = endpoint
         if not self._buckets:
             self._layout_epoch = located.plan.layout_epoch
+            self._synchronous = located.plan.consistency == "synchronous"
             self._buckets = [
                 _Bucket(layout.index, place)
                 for layout, place in zip(located.buckets, located.places, strict=True)
@@ -319,7 +342,7 @@ class AgentCore:
         self._by_handle[aggregator, granted.handle] = bucket
         if not granted.initialized:
             bucket.stage = "offered"
-            return [Send(aggregator, Offer(handle=granted.handle, version=max(bucket.held, 0)))]
+            return [_offer(bucket)]
         return self._complete(bucket, granted.version, pushed)
 
     def done(self, aggregator: AggregatorId, done: Done) -> list[Effect]:
@@ -384,8 +407,7 @@ class AgentCore:
                 case "ready":
                     effects.append(self._ring(bucket))
                 case "offered":
-                    offer = Offer(handle=bucket.handle, version=max(bucket.held, 0))
-                    effects.append(Send(where, offer))
+                    effects.append(_offer(bucket))
                 case "asked" | "detached":
                     bucket.stage = "detached"
                     again.add(where)
@@ -420,6 +442,8 @@ class AgentCore:
         """
         if bucket.stage == "ready" and version <= bucket.version:
             return []  # The answer to a retry.
+        if not self._synchronous:
+            version = max(version, bucket.held)  # A region that was lost may answer late.
         if version < bucket.held:
             return [
                 Fail(
@@ -460,3 +484,8 @@ class AgentCore:
 
     def _ring(self, bucket: _Bucket) -> Ring:
         return Ring(bucket.place.aggregator, bucket.index, bucket.handle, bucket.iteration)
+
+
+def _offer(bucket: _Bucket) -> MakeOffer:
+    where = bucket.place.aggregator
+    return MakeOffer(where, bucket.index, bucket.handle, max(bucket.held, 0))

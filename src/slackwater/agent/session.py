@@ -17,6 +17,7 @@ from typing import Any, Final
 import uvloop
 
 from slackwater.agent.attached import Array, Attached, InPlace, Staged
+from slackwater.agent.attaching import attach
 from slackwater.agent.cells import Cell, Waiter
 from slackwater.agent.control import Control, Progress
 from slackwater.agent.core import (
@@ -26,6 +27,7 @@ from slackwater.agent.core import (
     Effect,
     Fail,
     Locate,
+    MakeOffer,
     Reattach,
     Refuse,
     Resume,
@@ -34,7 +36,6 @@ from slackwater.agent.core import (
     WriteSeed,
 )
 from slackwater.agent.dialing import agent_fabrics, dial
-from slackwater.agent.on_device import staged
 from slackwater.common.bus.access import Access
 from slackwater.common.errors import (
     DeadlineExceeded,
@@ -51,6 +52,7 @@ from slackwater.common.slots.frames import (
     Granted,
     Hello,
     Moved,
+    Offer,
     PushRefused,
     Seed,
     SeedAsked,
@@ -59,7 +61,7 @@ from slackwater.common.slots.frames import (
     encode_hello,
     encode_rings,
 )
-from slackwater.common.slots.layout import Geometry, bucket_tensors
+from slackwater.common.slots.layout import bucket_tensors
 from slackwater.common.slots.rules import Hyper
 from slackwater.common.transport.base import Channel, Fabric
 from slackwater.common.transport.gpu import Device
@@ -285,6 +287,10 @@ class Session:
                     self.cells[bucket].iteration = iteration
                 case Send(aggregator=aggregator, frame=frame):
                     self._send(aggregator, encode_control(frame))
+                case MakeOffer(aggregator=aggregator, handle=handle):
+                    applied = self.cells[effect.bucket].contained
+                    offer = Offer(handle=handle, version=effect.version, applied=applied)
+                    self._send(aggregator, encode_control(offer))
                 case Connect(endpoint=endpoint, at_s=at_s):
                     self._spawn(self._connect(endpoint, at_s))
                 case Locate(at_s=at_s):
@@ -436,13 +442,7 @@ class Session:
         assert self.plan is not None
         cell = self.cells[granted.bucket]
         remote = await channel.open(granted.key)
-        slots: Attached
-        if remote.view is not None and self._device is None:
-            slots = InPlace(remote, self.job, cell.index, self.rank)
-        else:
-            geometry = Geometry.of(self.plan, cell.layout)
-            kind, cell.staging = staged(cell.staging, geometry, self._device)
-            slots = await kind.attach(channel, remote, geometry, self.rank, cell.staging)
+        slots = await attach(channel, remote, self.plan, cell, self.rank, self._device)
         old = cell.slots
         cell.adopt(slots)
         effects = self._core.granted(aggregator, granted, slots.pushed)
@@ -488,9 +488,11 @@ class Session:
         if channel is None or (slots := cell.slots) is None:
             return
         try:
+            synchronous = self.plan is None or self.plan.consistency == "synchronous"
+            version = seed.version if synchronous else sum(cell.contained)
             async with self._transfers:
-                await slots.seed(seed.version, cell.newest(self._initial))
-            channel.send(encode_control(Seed(handle=seed.handle, version=seed.version)))
+                await slots.seed(version, cell.newest(self._initial))
+            channel.send(encode_control(Seed(handle=seed.handle, version=version)))
         except (Unavailable, Rejected) as error:
             await self._drop(seed.aggregator, channel, error)
 

@@ -13,6 +13,7 @@ from slackwater.agent.core import (
     Effect,
     Fail,
     Locate,
+    MakeOffer,
     Reattach,
     Refuse,
     Resume,
@@ -26,7 +27,6 @@ from slackwater.common.slots.frames import (
     Done,
     Granted,
     Moved,
-    Offer,
     PushRefused,
     SeedAsked,
 )
@@ -117,9 +117,7 @@ def test_a_bare_region_is_offered_to_and_seeded_when_asked() -> None:
     core.start(0.0)
     core.located(located((A1, 0)), 0.0)
     core.connected(A1, 0.0)
-    assert core.granted(A1, granted(0, initialized=False), pushed=0) == [
-        Send(A1, Offer(handle=100, version=0))
-    ]
+    assert core.granted(A1, granted(0, initialized=False), pushed=0) == [MakeOffer(A1, 0, 100, 0)]
     assert core.seed_asked(A1, SeedAsked(handle=100)) == [WriteSeed(A1, 0, 100, 0)]
     assert core.done(A1, Done(100, 0, 0)) == [Resume(0, 0), Deliver(0, 0)]
 
@@ -131,7 +129,7 @@ def test_what_nobody_answers_is_said_again() -> None:
     core.located(located((A1, 0)), 0.0)
     assert core.repeat(5.0) == []
     assert core.repeat(10.0) == [], "no channel: connecting is repeated by itself"
-    attach, offer = Send(A1, Attach(buckets=(0,))), Send(A1, Offer(handle=100, version=0))
+    attach, offer = Send(A1, Attach(buckets=(0,))), MakeOffer(A1, 0, 100, 0)
     assert core.connected(A1, 11.0) == [attach]
     assert core.repeat(15.0) == []
     assert core.repeat(20.0) == [Locate(20.0), attach]
@@ -221,7 +219,7 @@ def test_a_lost_region_is_offered_the_held_version_then_the_push_rings() -> None
     core.channel_lost(A1, 10.0)
     core.connected(A1, 10.1)
     (offer,) = core.granted(A1, granted(0, initialized=False), pushed=0)
-    assert offer == Send(A1, Offer(handle=100, version=4))
+    assert offer == MakeOffer(A1, 0, 100, 4)
     assert core.done(A1, Done(100, 4, 0)) == [Ring(A1, 0, 100, 5)]
 
 
@@ -242,7 +240,7 @@ def test_a_version_that_nobody_held_when_its_region_was_lost_is_computed_again()
     core.channel_lost(A1, 10.0)
     core.connected(A1, 10.1)
     (offer,) = core.granted(A1, granted(0, initialized=False), pushed=0)
-    assert offer == Send(A1, Offer(handle=100, version=4))
+    assert offer == MakeOffer(A1, 0, 100, 4)
     assert core.done(A1, Done(100, 4, 0)) == [Ring(A1, 0, 100, 5)]
     assert core.done(A1, Done(100, 5, 0)) == [Deliver(0, 5)]
 

@@ -1,0 +1,105 @@
+"""A bucket whose updates do not wait for this worker: its parameters are copied out, whole.
+
+In a job that is not synchronous others go on while this worker computes, so what it reads must be a
+copy of its own. A buffer is written again only by the second update after its own, and says so: the
+copy is good if the version is the same before and after. What was applied is copied with it, so
+that a bare region can be filled without any push being applied twice or lost.
+"""
+
+import threading
+from typing import Final
+
+import numpy as np
+
+from slackwater.agent.attached import ELEMENT, Array, InPlace, Staged, Staging, bytes_of
+from slackwater.common import limits
+from slackwater.common.errors import DeadlineExceeded, Unavailable
+from slackwater.common.slots.layout import RANK_STRIDE, WORD
+from slackwater.common.slots.region import VERSION
+from slackwater.common.slots.rules import Floats
+from slackwater.common.transport.base import RemoteRegion
+from slackwater.schemas.base import JobId
+
+_VERSION_OFFSET: Final = VERSION * WORD
+
+
+class Snapshots(Staging):
+    """Two copies that alternate by this worker's iterations. The gradient is for regions that are
+    not mapped; memory that is never touched is none."""
+
+    def __init__(self, elements: int, dtype: str) -> None:
+        self.gradient: Array = np.zeros(elements, ELEMENT[dtype])
+        self.parameters = [np.zeros(elements, np.float32) for _ in range(2)]
+        self.applied: list[tuple[int, ...]] = [(), ()]
+        """Of each rank, the newest iteration that the copy contains."""
+        self.taken = -1
+        """The newest of this worker's iterations after which a copy was made."""
+
+
+class Snapshot(InPlace):
+    """The region is mapped here. The copy is made when the program first asks for parameters after
+    an iteration, by its own thread: it would only wait meanwhile."""
+
+    def __init__(
+        self, remote: RemoteRegion, job: JobId, bucket: int, rank: int, copies: Snapshots
+    ) -> None:
+        super().__init__(remote, job, bucket, rank)
+        self._copies = copies
+        self._lock = threading.Lock()  # The Agent's thread may want to seed another region.
+        # Views of our own outlive `close`.
+        self._version = self._region.version_word()
+        self._applied = [self._region.applied_words(parity) for parity in range(2)]
+
+    def parameters(self, version: int) -> Floats:
+        with self._lock:
+            if self._copies.taken < version:
+                self._take(version)
+        return self._copies.parameters[version & 1]
+
+    def _take(self, version: int) -> None:
+        """Raises DeadlineExceeded after more tries than there can be reasons for."""
+        copies, own = self._copies, version & 1
+        for _ in range(limits.SNAPSHOTS_MAX):
+            newest = int(self._version[0])
+            np.copyto(copies.parameters[own], self._parameters[newest & 1])
+            copies.applied[own] = tuple(self._applied[newest & 1].tolist())
+            if int(self._version[0]) == newest:
+                copies.taken = version
+                return
+        raise DeadlineExceeded(
+            f"bucket {self._region.bucket.index}: {limits.SNAPSHOTS_MAX} updates came, each while "
+            "its parameters were being copied"
+        )
+
+
+class StagedSnapshot(Staged):
+    """The region is read from afar."""
+
+    async def fetch(self, version: int) -> None:
+        """Read the newest parameters. Raises Unavailable, AccessRefused."""
+        copies, geometry = self.staging, self._geometry
+        assert isinstance(copies, Snapshots)
+        into = bytes_of(copies.parameters[version & 1])
+        for _ in range(limits.SNAPSHOTS_MAX):
+            newest = await self._version()
+            await self.channel.read(self._remote, geometry.parameters_offset(newest), into)
+            applied = await self._applied(newest)
+            if await self._version() == newest:
+                copies.applied[version & 1], copies.taken = applied, version
+                return
+        raise Unavailable(f"{limits.SNAPSHOTS_MAX} updates came, each while one was being read")
+
+    async def _version(self) -> int:
+        word = bytearray(WORD)
+        await self.channel.read(self._remote, _VERSION_OFFSET, memoryview(word))
+        return int.from_bytes(word, "little")
+
+    async def _applied(self, version: int) -> tuple[int, ...]:
+        """One read over all ranks' blocks."""
+        first = self._geometry.applied_offset(0, version)
+        words = bytearray(RANK_STRIDE * (self._geometry.workers - 1) + WORD)
+        await self.channel.read(self._remote, first, memoryview(words))
+        return tuple(
+            int.from_bytes(words[at : at + WORD], "little")
+            for at in range(0, len(words), RANK_STRIDE)
+        )
