@@ -7,14 +7,13 @@ and for turns between jobs on a CPU, and a launch costs as much as megabytes of 
 
 import threading
 import time
+import weakref
 from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
 import numpy as np
 
-from slackwater.common.slots import kernels
 from slackwater.common.slots.gpu_source import KERNEL, OPTIONS, THREADS, source
-from slackwater.common.slots.kernels import KERNEL_DTYPES
 from slackwater.common.slots.rules import Floats
 from slackwater.common.transport.gpu import Device, DeviceArray
 from slackwater.schemas.jobs import DType
@@ -22,10 +21,14 @@ from slackwater.schemas.jobs import DType
 _WHOLE: Final = 2**62
 _BLOCKS_PER_MULTIPROCESSOR: Final = 8
 _ALIGNED: Final = 16
-_DTYPES: Final[dict[np.dtype[Any], DType]] = {
-    np.dtype(stored): name for name, stored in KERNEL_DTYPES.items()
+DTYPES: Final[dict[np.dtype[Any], DType]] = {
+    np.dtype(np.float32): "float32",
+    np.dtype(np.uint16): "float16",
+    np.dtype(np.int16): "bfloat16",
 }
+"""What kernels.py's KERNEL_DTYPES mean: numba takes a second to load, and is not needed here."""
 Pair = tuple[DeviceArray, DeviceArray]
+_made: Final["weakref.WeakKeyDictionary[Device, FoldKernels]"] = weakref.WeakKeyDictionary()
 
 
 class FoldKernels(Protocol):
@@ -54,9 +57,12 @@ class FoldKernels(Protocol):
 
 
 def kernels_of(device: Device) -> FoldKernels:
-    if device.name == "double":
-        return DoubleKernels()
-    return CudaKernels(device)
+    """One set a device: compiled kernels are its."""
+    made = _made.get(device)
+    if made is None:
+        made = DoubleKernels() if device.name == "double" else CudaKernels(device)
+        _made[device] = made
+    return made
 
 
 class CudaKernels:
@@ -115,7 +121,7 @@ class CudaKernels:
             np.uint64(flag.address),
         )
         blocks = min(self._blocks_max, -(-(hi - lo) // (4 * THREADS)))
-        kernel = self._kernel(rule, _DTYPES[slots.dtype])
+        kernel = self._kernel(rule, DTYPES[slots.dtype])
         flag.assign(np.zeros(1, np.uint32))
         self._device.launch(kernel, blocks, THREADS, arguments)
         return not flag.to_host()[0]
@@ -138,6 +144,8 @@ class DoubleKernels:
         return time.thread_time()
 
     def warm(self, rule: str, dtype: DType, workers: int = 1) -> None:
+        from slackwater.common.slots import kernels
+
         kernels.warm(rule, dtype, workers)
 
     def fold_chunk(
@@ -151,6 +159,8 @@ class DoubleKernels:
         states: Sequence[Pair],
         k: Floats,
     ) -> bool:
+        from slackwater.common.slots import kernels
+
         return kernels.fold_chunk(
             rule,
             _numbers(slots),

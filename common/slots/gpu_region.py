@@ -36,7 +36,9 @@ class DeviceSlotRegion(SlotRegion):
     def at(cls, region: DeviceRegion) -> "DeviceSlotRegion":
         """Raises Rejected when the memfd holds no region's header and record."""
         plain = SlotRegion.open(region.buffer)
-        return cls(region, plain.record, plain.identity)
+        made = cls(region, plain.record, plain.identity)
+        plain.release()
+        return made
 
     @property
     def kernels(self) -> FoldKernels:
@@ -89,13 +91,14 @@ def load_region(
 ) -> tuple[DeviceRegion, DeviceSlotRegion]:
     """What a host region holds, on the device. The host region stays as it is. Raises MemoryError,
     Rejected."""
-    geometry = SlotRegion.open(host.buffer).geometry
-    body = slot_body(geometry)
+    plain = SlotRegion.open(host.buffer)
+    body = slot_body(plain.geometry)
+    plain.release()
     region = DeviceRegion.on(device, host.nbytes, host.label, body, pin=pin)
     try:
-        region.load(host)
-        for part in (slice(body[1], None), slice(0, body[0])):
+        for part in (slice(0, body[0]), slice(body[1], None)):
             region.buffer[part] = host.buffer[part]
+        region.load(host)  # After the words: a slot is there whole when its word says so.
         return region, DeviceSlotRegion.at(region)
     except BaseException:
         region.close()

@@ -27,6 +27,10 @@ class AggregatorConfig(ServiceConfig, kw_only=True, frozen=True):
     cluster_token: str = ""
     """The secret that aggregators show one another. Required with `tcp_address`."""
     memory_bytes_max: Annotated[int, msgspec.Meta(ge=0)] = 0
-    """Bytes that all regions together may take; 0: half of the machine's memory."""
+    """Bytes that all regions together may take; 0: half of the machine's memory, or the device's.
+    """
+    device: Annotated[str, msgspec.Meta(pattern=r"^(|cuda|cuda:[0-9]+|double)$")] = ""
+    """Hold and fold buckets in a GPU's memory: `cuda` or `cuda:1`; `double` plays one; empty: none.
+    """
     telemetry_s: Annotated[float, msgspec.Meta(gt=0.0, le=3600.0)] = 2.0
     """Seconds between two reports of what tasks cost."""

@@ -16,6 +16,7 @@ from slackwater.common import failpoints
 from slackwater.common.clock import Clock
 from slackwater.common.failpoints import failpoint
 from slackwater.common.slots.region import SlotRegion
+from slackwater.common.transport.gpu import Device
 from slackwater.schemas.telemetry import TaskCost
 from slackwater.services.aggregator.bucket import Bucket, Key
 from slackwater.services.aggregator.schedule import Profile, SlotSchedule
@@ -210,29 +211,35 @@ def execute(
     if failpoints.any_armed():  # So that every fold has a middle.
         elements = slots.geometry.elements
         chunk, team = min(folding.chunk_of(slots), max(1, -(-elements // 2))), None
-    begun_s = _cpu_s(team)
+    begun_s = _spent_s(slots, team)
     failpoint("aggregator.fold.before")
     refusal = folding.check_hypers(slots, alone)
     middle = partial(failpoint, "aggregator.fold.mid")
     if refusal is None and not folding.fold(slots, middle, chunk, team, alone):
         refusal = folding.blame(slots, alone)
     if refusal is not None:
-        cpu_s = _cpu_s(team) - begun_s
+        cpu_s = _spent_s(slots, team) - begun_s
         return Outcome(slots.version, cpu_s, Refused(refusal.tensor, refusal.worker, refusal.why))
     if slots.owner != owner:
-        return Outcome(slots.version, _cpu_s(team) - begun_s, owned=False)
+        return Outcome(slots.version, _spent_s(slots, team) - begun_s, owned=False)
     version = folding.commit(slots, alone)
     failpoint("aggregator.fold.after")
-    return Outcome(version, _cpu_s(team) - begun_s)
+    return Outcome(version, _spent_s(slots, team) - begun_s)
 
 
-def _cpu_s(team: Team | None) -> float:
+def _spent_s(slots: SlotRegion, team: Team | None) -> float:
+    """CPU time; of a fold on a device, the time that it is waited for."""
+    if slots.kernels is not None:
+        return slots.kernels.now_s()
     return time.thread_time() + (team.cpu_s if team is not None else 0.0)
 
 
-def warm(rule: str, dtype: str, workers: int) -> None:
+def warm(rule: str, dtype: str, workers: int, device: Device | None = None) -> None:
     """Load or compile the kernel of a job: off the event loop, before the first push."""
-    from slackwater.common.slots import folding, kernels
+    from slackwater.common.slots import folding, gpu_kernels, kernels
 
     assert folding.CHUNK_ELEMENTS > 0  # What `execute` imports, imported now.
+    if device is not None:
+        gpu_kernels.kernels_of(device).warm(rule, dtype, workers)  # type: ignore[arg-type]  # As below.
+        return
     kernels.warm(rule, dtype, workers)  # type: ignore[arg-type]  # A plan's dtype is one of them.

@@ -75,6 +75,8 @@ class HandoverNote(Record, kw_only=True, frozen=True):
     location_epoch: Count
     pushed: tuple[Count, ...]
     """The pushed words when A froze: a copy may have caught later ones without their slots."""
+    copied: bool = False
+    """Also on one host this is a copy: A has the bucket on a device."""
 
 
 class _Order(Record, kw_only=True, frozen=True):
@@ -194,7 +196,8 @@ class Handovers:
         with held.locked():
             if slots.owner != self._me:
                 return
-            copied = COPIED if fabric.kind != SHARED else slots.transfer & COPIED
+            shared = fabric.kind == SHARED and held.region.in_place
+            copied = slots.transfer & COPIED if shared else COPIED
             if copied:
                 slots.set_order(encode_order(move))
             slots.transfer = theirs | copied
@@ -206,6 +209,7 @@ class Handovers:
             layout_epoch=slots.layout_epoch,
             location_epoch=slots.location_epoch,
             pushed=tuple(slots.all_pushed()),
+            copied=not held.region.in_place,
         )
         failpoint("aggregator.copy.before")
         await channel.handover(held.region, msgspec.msgpack.encode(note))
@@ -237,6 +241,7 @@ class Adoptions:
     async def adopt(self, region: Region, payload: bytes, *, shared: bool) -> None:
         """When this returns the region is ours. Raises Rejected, Unavailable: it is not."""
         note = self._read(payload)
+        shared = shared and not note.copied
         slots = SlotRegion.open(region.buffer)
         key = (slots.plan.job, slots.bucket.index)
         if key != (note.job, note.bucket) or slots.layout_epoch != note.layout_epoch:
@@ -275,13 +280,18 @@ class Adoptions:
         self._destination.may_adopt(held.key, held.region.nbytes)
         try:
             await self._regions.keep([held])
-            await self._regions.populate(held)
+            settled = await self._regions.settle(held)
             failpoint("aggregator.copy.mid")
             self._become_owner(held, note, shared)
         except BaseException:  # The giver's end, too.
             await self._regions.forget(held, moved=True)
             raise
-        self._destination.adopted(held)  # At once: it is ours, and nobody else answers for it.
+        if settled is not held:  # On our device: that copy is what we own from now on.
+            self._own(settled.slots, note, shared=False)
+        self._destination.adopted(settled)  # At once: it is ours, nobody else answers for it.
+        if settled is not held:
+            await self._regions.forget(held, moved=True)
+            held.close()
         if stale is not None:
             returned = stale.slots.identity == held.slots.identity
             await self._regions.forget(stale, moved=returned)
@@ -294,9 +304,13 @@ class Adoptions:
                 raise Rejected(f"{note.source} does not own bucket {held.key}")
             if slots.owner == source and slots.transfer & ~COPIED != self._me:
                 raise Rejected(f"{note.source} has taken bucket {held.key} back")
+            self._own(slots, note, shared=shared)
             if not shared:
-                for rank, iteration in enumerate(note.pushed):
-                    slots.set_pushed(rank, iteration)
                 slots.copied_bytes += held.region.nbytes
-            slots.owner = self._me
-            slots.transfer = 0
+
+    def _own(self, slots: SlotRegion, note: HandoverNote, *, shared: bool) -> None:
+        if not shared:
+            for rank, iteration in enumerate(note.pushed):
+                slots.set_pushed(rank, iteration)
+        slots.owner = self._me
+        slots.transfer = 0

@@ -13,6 +13,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import structlog
@@ -21,8 +22,10 @@ from slackwater.common import limits
 from slackwater.common.errors import Rejected, Unavailable
 from slackwater.common.sdnotify import SdNotify
 from slackwater.common.shell.process import Process
+from slackwater.common.slots.gpu_region import load_region, make_region
 from slackwater.common.slots.layout import bucket_tensors
 from slackwater.common.slots.region import SlotRegion, owner_word
+from slackwater.common.transport.gpu import Device
 from slackwater.common.transport.region import Region
 from slackwater.schemas.placement import BucketLayout, HostBuckets, JobPlan, Tensors
 from slackwater.services.aggregator.bucket import Key
@@ -96,7 +99,12 @@ def region_name(region: Region, slots: SlotRegion) -> str:
 class Regions:
     """By bucket. `aggregator` is our own id: its word is the owner of all that is here."""
 
-    def __init__(self, aggregator: str, off_loop: OffLoop) -> None:
+    def __init__(
+        self, aggregator: str, off_loop: OffLoop, device: Device | None = None, *, pin: bool = False
+    ) -> None:
+        """`device`: hold them there; `pin`: workers that cannot reach it are expected."""
+        self.device = device
+        self._pin = pin
         self.me = owner_word(aggregator)
         self.held: dict[Key, Held] = {}
         self.recovered = 0
@@ -126,10 +134,12 @@ class Regions:
             if stale is not None:
                 await self._notify.remove(stale.name)
                 stale.close()
-            self.held[held.key] = held
-            await self.populate(held)
+            self.held[held.key] = settled = await self.settle(held)
+            if settled is not held:  # What the store has would be an old version soon.
+                await self._notify.remove(held.name)
+                held.close()
         self.recovered = len(self.held)
-        self._kept.update(held.name for held in self.held.values())
+        self._kept.update(held.name for held in self.held.values() if held.region.in_place)
         return list(self.held.values())
 
     async def _open(self, name: str, fd: int) -> Held | None:
@@ -173,6 +183,11 @@ class Regions:
         return made
 
     def _make(self, plan: JobPlan, layout: BucketLayout, tensors: Tensors, epoch: int) -> Held:
+        if self.device is not None:
+            on_device, there = make_region(
+                self.device, plan, layout, tensors, epoch, self._aggregator, pin=self._pin
+            )
+            return Held(on_device, there, region_name(on_device, there))
         nbytes = SlotRegion.nbytes_of(plan, layout, tensors)
         region = Region.create(nbytes, f"{plan.job}.{layout.index}", prefault=True)
         slots = SlotRegion.format(
@@ -181,16 +196,43 @@ class Regions:
         return Held(region, slots, region_name(region, slots))
 
     async def keep(self, made: Sequence[Held]) -> None:
-        """Return when the supervisor holds them, too."""
+        """Return when the supervisor holds them, too. A device's memory nobody else can hold: a
+        kill loses it."""
         async with self._telling:
             for held in made:
+                if not held.region.in_place:
+                    continue
                 self._kept[held.name] += 1
                 await self._notify.store(held.region.fileno(), held.name)
             await self._notify.barrier()
 
-    async def populate(self, held: Held) -> None:
-        """Before its first fold, which would be charged for the faults."""
+    async def settle(self, held: Held) -> Held:
+        """What we fold from now on: a copy on our device, where there is one with room; the region
+        itself, mapped before its first fold, which would be charged for the faults."""
+        if self.device is not None:
+            load = partial(load_region, self.device, held.region, pin=self._pin)
+            try:
+                region, slots = await self._off_loop(load)
+                return Held(region, slots, region_name(region, slots))
+            except MemoryError as error:
+                _log.warning("device.full", name=held.name, reason=str(error))
         await self._off_loop(held.region.populate)
+        return held
+
+    async def spill(self) -> None:
+        """The process ends in order: what is on the device goes into the descriptor store."""
+        for key, held in list(self.held.items()):
+            if held.region.in_place:
+                continue
+            try:
+                host = await self._off_loop(held.region.whole)
+            except MemoryError as error:
+                _log.error("region.lost", name=held.name, reason=str(error))
+                continue
+            slots = SlotRegion.open(host.buffer)
+            self.held[key] = kept = Held(host, slots, region_name(host, slots))
+            await self.keep([kept])
+            held.close()
 
     def add(self, held: Held) -> None:
         self.held[held.key] = held
@@ -203,6 +245,8 @@ class Regions:
             bytes_in, bytes_out = held.slots.bytes_moved()
             self._bytes_in += bytes_in
             self._bytes_out += bytes_out
+        if not held.region.in_place:
+            return  # Nobody keeps it but us.
         async with self._telling:
             self._kept[held.name] -= 1
             if self._kept[held.name] <= 0:

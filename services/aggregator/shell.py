@@ -14,6 +14,7 @@ from slackwater.common import limits
 from slackwater.common.errors import ConfigRejected
 from slackwater.common.shell.definition import Port, ServiceDefinition
 from slackwater.common.transport.base import Fabric, Listener
+from slackwater.common.transport.gpu import device_named
 from slackwater.common.transport.negotiate import live_fabrics
 from slackwater.common.world import World
 from slackwater.schemas.base import AggregatorId, NodeId
@@ -63,10 +64,12 @@ class Aggregator:
         helpers = 0 if virtual else min(int(config.cpu_share), len(os.sched_getaffinity(0))) - 1
         self._team = Team(helpers) if helpers > 0 else None
         off_loop: OffLoop = at_once if virtual else in_thread
-        memory = config.memory_bytes_max or psutil.virtual_memory().total // 2
+        device = device_named(config.device) if config.device else None
+        room = psutil.virtual_memory().total if device is None else device.total_bytes
+        memory = config.memory_bytes_max or room // 2
         self._node = NodeId(config.node or socket.gethostname().split(".")[0])
         self.core = AggregatorCore(config.id, memory)
-        self.regions = Regions(config.id, off_loop)
+        self.regions = Regions(config.id, off_loop, device, pin="tcp" in self._listen)
         self.plane = DataPlane(self.core, self.regions, config.cluster_token)
         self.executor = Executor(
             self.regions.me,
@@ -138,6 +141,7 @@ class Aggregator:
             self._kernels.close()
         if self._team is not None:
             self._team.close()
+        await self.regions.spill()
         self.regions.close()
 
     # What others see ------------------------------------------------------------------------------

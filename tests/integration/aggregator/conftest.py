@@ -21,6 +21,7 @@ from slackwater.common.embedded import Supervisor, UnitSpec
 from slackwater.common.errors import Retryable
 from slackwater.common.slots.folding import replay
 from slackwater.common.slots.layout import plan_buckets
+from slackwater.common.transport.gpu import DeviceArray, device_named
 from slackwater.schemas import placement, subjects
 from slackwater.schemas.base import AggregatorId, ClusterId, JobId, Message, Ok, Refused
 from slackwater.schemas.cluster import AggregatorHeartbeat
@@ -254,6 +255,8 @@ class Training:
     workers: int = 2
     transport: str | None = None
     pace_s: float = 0.0
+    devices: tuple[str, ...] = ()
+    """Where each rank has its arrays: a device's name, or "" for the host."""
     lossy: bool = False
     """Regions are lost in this test, and their counters with them."""
     last: int = 2**62
@@ -280,20 +283,33 @@ class Training:
             with Agent(
                 url=self.url, job=self.job, rank=rank, workers=self.workers, update=self.update,
                 tensors={name: self.initial(name) for name in self.sizes},
-                transport=self.transport, deadline_s=60.0,
+                transport=self.transport, device=self._device(rank), deadline_s=60.0,
             ) as agent:  # fmt: skip
                 iteration = agent.iteration
                 parameters: dict[str, np.ndarray] = {}
                 pause = threading.Event()
                 while iteration < self.last:
                     iteration += 1
-                    made = {n: self.gradient(n, rank, iteration) for n in self.sizes}
+                    made = {
+                        n: self._placed(self.gradient(n, rank, iteration), rank) for n in self.sizes
+                    }
                     parameters = agent.step(made)
                     self.done[rank] = iteration
                     pause.wait(self.pace_s)
-                self.results[rank] = {n: v.copy() for n, v in parameters.items()}
+                self.results[rank] = {n: _on_host(v) for n, v in parameters.items()}
         except BaseException as error:
             self.failures.append(error)
+
+    def _device(self, rank: int) -> str:
+        return self.devices[rank] if self.devices else ""
+
+    def _placed(self, gradient: np.ndarray, rank: int) -> Any:
+        """As the program would have it: on its rank's device."""
+        name = self._device(rank)
+        if not name:
+            return gradient
+        device: Any = device_named(name)
+        return device.array(gradient) if name == "double" else device.cupy.asarray(gradient)
 
     async def until(self, iteration: int, within_s: float = 60.0) -> None:
         async with asyncio.timeout(within_s):
@@ -321,6 +337,12 @@ class Training:
             for i in range(1, iterations + 1)
         )
         return replay(self.update, "float32", self.initial(name), rows)
+
+
+def _on_host(array: Any) -> np.ndarray:
+    if isinstance(array, np.ndarray):
+        return array.copy()
+    return array.to_host() if isinstance(array, DeviceArray) else array.get()
 
 
 class Lab:
