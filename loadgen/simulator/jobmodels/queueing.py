@@ -14,34 +14,23 @@ divides the rate as a whole.
 """
 
 from collections.abc import Sequence
-from typing import Final, cast, get_args
+from typing import cast, get_args
 
 from slackwater.common.errors import ConfigRejected, Rejected
 from slackwater.common.models.queueing import Method, StepTimes, sharing_above, throughputs
 from slackwater.common.models.speedup import ElasticProfile, SpeedupCurve
 from slackwater.loadgen.simulator.jobmodels.base import Conditions
+from slackwater.loadgen.simulator.jobmodels.iterated import IteratedRun
 from slackwater.loadgen.simulator.workload import SimJob, any_size
-from slackwater.services.master.policies.view import Allocation, ClusterView, Policy
-
-_NEVER: Final = float("inf")
+from slackwater.services.master.policies.view import ClusterView, Policy
 
 
-class QueueingRun:
-    __slots__ = ("_at_s", "_end_s", "_marked", "_rate", "job", "profile", "work_done", "work_total")
+class QueueingRun(IteratedRun):
+    __slots__ = ("profile",)
 
     def __init__(self, job: SimJob, curve: SpeedupCurve) -> None:
-        self.job = job
-        self.work_total = float(job.iterations)
+        super().__init__(job)
         self.profile = ElasticProfile(curve, self.work_total)
-        self.work_done = 0.0
-        self._marked = 0.0
-        self._rate = 0.0
-        self._at_s = 0.0
-        self._end_s = _NEVER
-
-    @property
-    def done(self) -> bool:
-        return self.work_done >= self.work_total
 
     @property
     def speed(self) -> float:
@@ -56,35 +45,14 @@ class QueueingRun:
         curve = self.profile.curve
         return curve.x[min(gpus, curve.nodes)]
 
-    def resume(self, now_s: float, allocation: Allocation, conditions: Conditions) -> None:
-        gpus = sum(count for _, count in allocation)
-        rate = self._x(gpus) * conditions.gpu_speed / conditions.slowdown if gpus else 0.0
-        self._rate, self._at_s = rate, now_s + conditions.delay_s
-        left = self.work_total - self.work_done
-        self._end_s = self._at_s + left / rate if rate else _NEVER
-
-    def advance(self, now_s: float) -> None:
-        if now_s >= self._end_s:
-            self.work_done = self.work_total
-        elif now_s > self._at_s:
-            moved = self.work_done + (now_s - self._at_s) * self._rate
-            self.work_done = min(moved, self.work_total)
-        self._at_s = max(self._at_s, now_s)
-
-    def next_s(self) -> float:
-        return self._end_s
+    def rate(self, gpus: int, conditions: Conditions) -> float:
+        return self._x(gpus) * conditions.gpu_speed / conditions.slowdown
 
     def remaining_s(self) -> float:
         return (self.work_total - self.work_done) / self._x(self.job.gpus)
 
     def alone_s(self, gpus: int) -> float:
         return self.work_total / self._x(gpus)
-
-    def mark(self) -> None:
-        self._marked = self.work_done
-
-    def restore(self) -> None:
-        self.work_done = self._marked
 
 
 class QueueingModel:

@@ -8,7 +8,6 @@ random (`common.models.group.uncoordinated_s`). Machines are GPUs.
 """
 
 from collections.abc import Sequence
-from typing import Final
 
 from slackwater.common.errors import Rejected
 from slackwater.common.models.group import (
@@ -19,28 +18,17 @@ from slackwater.common.models.group import (
     uncoordinated_s,
 )
 from slackwater.loadgen.simulator.jobmodels.base import Conditions
+from slackwater.loadgen.simulator.jobmodels.iterated import IteratedRun
 from slackwater.loadgen.simulator.workload import SimJob, any_size
-from slackwater.services.master.policies.view import Allocation, ClusterView, Policy
-
-_NEVER: Final = float("inf")
+from slackwater.services.master.policies.view import ClusterView, Policy
 
 
-class SubtasksRun:
-    __slots__ = ("_at_s", "_end_s", "_marked", "_rate", "job", "profile", "work_done", "work_total")
+class SubtasksRun(IteratedRun):
+    __slots__ = ("profile",)
 
     def __init__(self, job: SimJob) -> None:
-        self.job = job
+        super().__init__(job)
         self.profile = subtasks_of(job)
-        self.work_total = float(job.iterations)
-        self.work_done = 0.0
-        self._marked = 0.0
-        self._rate = 0.0
-        self._at_s = 0.0
-        self._end_s = _NEVER
-
-    @property
-    def done(self) -> bool:
-        return self.work_done >= self.work_total
 
     @property
     def speed(self) -> float:
@@ -51,15 +39,9 @@ class SubtasksRun:
         """Machine-seconds of its CPU subtasks so far."""
         return self.work_done * self.profile.cpu_s * self.profile.machines
 
-    def resume(self, now_s: float, allocation: Allocation, conditions: Conditions) -> None:
-        machines = sum(count for _, count in allocation)
-        self._rate = 0.0
-        if machines:
-            alone_s = self._iteration_s(machines, conditions)
-            self._rate = conditions.gpu_speed / conditions.slowdown / alone_s
-        self._at_s = now_s + conditions.delay_s
-        left = self.work_total - self.work_done
-        self._end_s = self._at_s + left / self._rate if self._rate else _NEVER
+    def rate(self, gpus: int, conditions: Conditions) -> float:
+        alone_s = self._iteration_s(gpus, conditions)
+        return conditions.gpu_speed / conditions.slowdown / alone_s
 
     def _iteration_s(self, machines: int, conditions: Conditions) -> float:
         others = [peer.profile for peer in conditions.peers]
@@ -69,28 +51,11 @@ class SubtasksRun:
             return uncoordinated_s((self.profile, *others), machines)[0]
         return group_iteration_s([self.profile, *others], machines)
 
-    def advance(self, now_s: float) -> None:
-        if now_s >= self._end_s:
-            self.work_done = self.work_total
-        elif now_s > self._at_s:
-            moved = self.work_done + (now_s - self._at_s) * self._rate
-            self.work_done = min(moved, self.work_total)
-        self._at_s = max(self._at_s, now_s)
-
-    def next_s(self) -> float:
-        return self._end_s
-
     def remaining_s(self) -> float:
         return (self.work_total - self.work_done) * self.profile.iteration_s(self.job.gpus)
 
     def alone_s(self, gpus: int) -> float:
         return self.work_total * self.profile.iteration_s(gpus)
-
-    def mark(self) -> None:
-        self._marked = self.work_done
-
-    def restore(self) -> None:
-        self.work_done = self._marked
 
 
 class SubtasksModel:
