@@ -64,7 +64,7 @@ class ClusterOptions:
     """Where the services' logs are copied at the end; None: nowhere."""
     policy: str = ""
     """The controllers' assignment policy; empty: their default."""
-    transport: Literal["", "auto", "shm", "tcp"] = ""
+    transport: Literal["", "auto", "shm", "verbs", "tcp"] = ""
     """`shm` or `tcp`: all that aggregators offer and jobs use; `auto`: the best of both; empty: the
     same, unless the SLACKWATER_TRANSPORT of this process's environment tells the jobs."""
     master: Mapping[str, Any] = field(default_factory=dict)
@@ -168,7 +168,7 @@ def service_stages(
         "tcp_address": _ANY_FREE_PORT,
         "cluster_token": cluster_token,
     }
-    if options.transport in ("shm", "tcp"):
+    if options.transport in ("shm", "verbs", "tcp"):
         aggregator["transport"] = options.transport
     first = [
         ("master", "m1", {"aggregators_max": per_cluster, **options.master}),

@@ -10,28 +10,34 @@ import importlib
 import importlib.util
 import mmap
 import os
+import resource
 import socket
 import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
-from slackwater.common.errors import ConfigRejected, Unavailable
-from slackwater.common.transport.base import Address, Fabric
+from slackwater.common.errors import ConfigRejected, Retryable, SlackwaterError, Unavailable
+from slackwater.common.transport.base import Address, Channel, Fabric
 from slackwater.common.transport.host import host_identity, split_identity
 from slackwater.common.transport.region import Region
 from slackwater.common.transport.shm import ShmFabric
 from slackwater.common.transport.tcp import TcpFabric
+from slackwater.common.transport.verbs.device import Device, pick_port
+from slackwater.common.transport.verbs.fabric import VerbsFabric, VerbsTuning
+from slackwater.common.transport.verbs.library import why_not
 
 BEST_FIRST: Final = ("memory", "shm", "verbs", "tcp")
 """`memory` exists only inside one process; a kind that is not named comes last."""
-_INFINIBAND: Final = Path("/sys/class/infiniband")
 
 
-def live_fabrics(forced: str | None = None) -> dict[str, Fabric]:
-    """The fabrics of this host, best first. `forced` is `--transport`. Raises ConfigRejected."""
-    made: dict[str, Fabric] = {"shm": ShmFabric(), "tcp": TcpFabric()}
+def live_fabrics(forced: str | None = None, *, rdma_device: str = "") -> dict[str, Fabric]:
+    """The fabrics of this host, best first. `forced` is `--transport`, `rdma_device` as
+    VerbsTuning's. Raises ConfigRejected."""
+    made: dict[str, Fabric] = {"shm": ShmFabric()}
+    if not why_not():
+        made["verbs"] = VerbsFabric(VerbsTuning(device=rdma_device))
+    made["tcp"] = TcpFabric()
     if forced is None:
         return made
     if forced not in made:
@@ -50,13 +56,25 @@ def choose(
 ) -> tuple[Fabric, Address]:
     """The best shared transport. Raises ConfigRejected when a forced kind is one that a side does
     not have at all, Unavailable (the peer may offer more later) when nothing leads there."""
+    return candidates(mine, offered, forced=forced, host=host)[0]
+
+
+def candidates(
+    mine: Mapping[str, Fabric],
+    offered: Sequence[tuple[str, Address]],
+    *,
+    forced: str | None = None,
+    host: str | None = None,
+) -> list[tuple[Fabric, Address]]:
+    """All of them, best first, at least one: two hosts may both have RDMA devices and no RDMA
+    network between them. Raises as `choose`."""
     here = host_identity() if host is None else host
     if forced is not None and forced not in mine:
         raise ConfigRejected(
             f"transport {forced} is forced, and this side has {', '.join(mine) or 'none'}"
         )
-    reasons = []
-    for kind, address in sorted(offered, key=lambda offer: _rank(offer[0])):
+    found, reasons = [], []
+    for kind, address in sorted(offered, key=lambda offer: rank(offer[0])):
         if forced is not None and kind != forced:
             reasons.append(f"{kind}: {forced} is forced")
         elif kind not in mine:
@@ -64,13 +82,36 @@ def choose(
         elif kind == "shm" and (why := _unreachable(address, here)):
             reasons.append(f"{kind}: {why}")
         else:
-            return mine[kind], address
-    raise Unavailable(
-        "no transport leads to the peer; it offers " + ("; ".join(reasons) if reasons else "none")
-    )
+            found.append((mine[kind], address))
+    if not found:
+        raise Unavailable(
+            "no transport leads to the peer; it offers "
+            + ("; ".join(reasons) if reasons else "none")
+        )
+    return found
 
 
-def _rank(kind: str) -> int:
+async def connect_best(
+    mine: Mapping[str, Fabric],
+    offered: Sequence[tuple[str, Address]],
+    hello: bytes,
+    *,
+    deadline_s: float,
+    forced: str | None = None,
+) -> tuple[Fabric, Channel]:
+    """By the best transport that answers; `deadline_s` is each one's. Raises as `choose`, and what
+    the last of them said."""
+    found = candidates(mine, offered, forced=forced)
+    for number, (fabric, address) in enumerate(found, 1):
+        try:
+            return fabric, await fabric.connect(address, hello, deadline_s=deadline_s)
+        except (Retryable, ConfigRejected):
+            if number == len(found):
+                raise
+    raise AssertionError("candidates are at least one")
+
+
+def rank(kind: str) -> int:
     return BEST_FIRST.index(kind) if kind in BEST_FIRST else len(BEST_FIRST)
 
 
@@ -139,14 +180,25 @@ def _probe_tcp() -> Found:
 
 
 def _probe_verbs() -> Found:
-    """Device and library are looked for; no fabric of this kind exists, which is said too."""
-    devices = sorted(entry.name for entry in _INFINIBAND.iterdir()) if _INFINIBAND.is_dir() else []
-    has = [
-        f"devices {', '.join(devices)}" if devices else f"no RDMA device in {_INFINIBAND}",
-        "pyverbs is installed" if _importable("pyverbs") else "pyverbs is not installed",
-        "no verbs fabric is built in",
-    ]
-    return Found("verbs", False, "; ".join(has))
+    """The device is opened, where there is one; nothing is sent."""
+    if why := why_not():
+        return Found("verbs", False, why)
+    try:
+        device = Device(pick_port(""))
+    except SlackwaterError as error:
+        return Found("verbs", False, str(error))
+    try:
+        kept_apart = "memory windows" if device.windows else "a protection domain per channel"
+        says = [f"{device.port} of {device.port.netdev} opens", f"keys by {kept_apart}"]
+        says.append(f"address {device.gid('').text}")
+    except SlackwaterError as error:
+        return Found("verbs", False, str(error))
+    finally:
+        device.release()
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    if soft != resource.RLIM_INFINITY:
+        says.append(f"may pin {soft // 2**20} MiB (ulimit -l)")
+    return Found("verbs", True, "; ".join(says))
 
 
 def _probe_gpu() -> Found:

@@ -22,10 +22,15 @@ class AggregatorConfig(ServiceConfig, kw_only=True, frozen=True):
     """Unix socket for parties of this host; empty: `slots.sock` in `state_dir`."""
     tcp_address: str = ""
     """host:port for parties of other hosts (port 0: any free one); empty: none."""
-    transport: Literal["", "shm", "tcp"] = ""
+    verbs_address: str = ""
+    """The same for RDMA, where the host has a device: on the interface that leads to the others;
+    empty: the host of `tcp_address`, any free port."""
+    rdma_device: str = ""
+    """`mlx5_0` or `mlx5_0/1`; empty: that of the interface of `verbs_address`, or the first."""
+    transport: Literal["", "shm", "verbs", "tcp"] = ""
     """Use this kind alone; empty: every kind that the host has."""
     cluster_token: str = ""
-    """The secret that aggregators show one another. Required with `tcp_address`."""
+    """The secret that aggregators show one another. Required where other hosts can connect."""
     memory_bytes_max: Annotated[int, msgspec.Meta(ge=0)] = 0
     """Bytes that all regions together may take; 0: half of the machine's memory, or the device's.
     """

@@ -52,7 +52,7 @@ from slackwater.common.retry import next_wait_s
 from slackwater.common.slots.frames import Hello, encode_hello
 from slackwater.common.slots.region import SlotRegion, owner_word
 from slackwater.common.transport.base import Channel, Fabric
-from slackwater.common.transport.negotiate import choose
+from slackwater.common.transport.negotiate import connect_best
 from slackwater.common.transport.region import Region
 from slackwater.schemas.base import Count, JobId, Name, Record
 from slackwater.schemas.placement import Endpoint
@@ -220,10 +220,9 @@ class Handovers:
             known = self._channels.get(to.aggregator)
             if known is not None and not known[1].closed:
                 return known
-            fabric, address = choose(self._fabrics, to.addresses)
             hello = Hello(role="aggregator", token=self._token, sender=self._id)
-            channel = await fabric.connect(
-                address, encode_hello(hello), deadline_s=limits.CONNECT_S
+            fabric, channel = await connect_best(
+                self._fabrics, to.addresses, encode_hello(hello), deadline_s=limits.CONNECT_S
             )
             self._channels[to.aggregator] = (fabric, channel)
             return fabric, channel

@@ -3,7 +3,7 @@
 import os
 import resource
 import socket
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -16,6 +16,7 @@ from slackwater.common.shell.definition import Port, ServiceDefinition
 from slackwater.common.transport.base import Fabric, Listener
 from slackwater.common.transport.gpu import device_named
 from slackwater.common.transport.negotiate import live_fabrics
+from slackwater.common.transport.verbs.library import why_not
 from slackwater.common.world import World
 from slackwater.schemas.base import AggregatorId, NodeId
 from slackwater.schemas.cluster import AggregatorHeartbeat
@@ -58,7 +59,9 @@ class Aggregator:
         self._config = config
         self._clock = clock = world.clock
         self._fabrics = _fabrics(config, fabrics)
-        self._listen = dict(addresses) if addresses is not None else _addresses(config)
+        self._listen = (
+            dict(addresses) if addresses is not None else _addresses(config, self._fabrics)
+        )
         self._listeners: list[tuple[str, Listener]] = []
         self._kernels = None if virtual else KernelThread()
         helpers = 0 if virtual else min(int(config.cpu_share), len(os.sched_getaffinity(0))) - 1
@@ -197,13 +200,17 @@ class Aggregator:
 
 
 def _fabrics(config: AggregatorConfig, given: Mapping[str, Fabric] | None) -> dict[str, Fabric]:
-    return dict(given) if given is not None else live_fabrics(config.transport or None)
+    if given is not None:
+        return dict(given)
+    if config.verbs_address and (why := why_not()):
+        raise ConfigRejected(f"aggregator: verbs_address is set, and there is {why}")
+    return live_fabrics(config.transport or None, rdma_device=config.rdma_device)
 
 
-def _addresses(config: AggregatorConfig) -> dict[str, str]:
-    """Where to listen. Raises ConfigRejected."""
+def _addresses(config: AggregatorConfig, kinds: Container[str]) -> dict[str, str]:
+    """Where to listen, best first. Raises ConfigRejected."""
     addresses: dict[str, str] = {}
-    if config.transport != "tcp":
+    if config.transport in ("", "shm"):
         path = config.shm_path
         if not path:
             if not config.state_dir:
@@ -211,15 +218,21 @@ def _addresses(config: AggregatorConfig) -> dict[str, str]:
             path = str(Path(config.state_dir) / _SOCKET)
         os.makedirs(Path(path).parent, mode=0o700, exist_ok=True)
         addresses["shm"] = path
-    if config.tcp_address and config.transport != "shm":
+    beside = f"{config.tcp_address.rpartition(':')[0]}:0" if config.tcp_address else ""
+    # A region on a GPU is staged by its owner, and over verbs the owner takes no part.
+    verbs = "" if config.device else config.verbs_address or beside
+    for kind, address in (("verbs", verbs), ("tcp", config.tcp_address)):
+        if not address or kind not in kinds or config.transport not in ("", kind):
+            continue
         if not config.cluster_token:
             raise ConfigRejected(
-                "aggregator: tcp_address needs a cluster_token: without one, anybody on the "
+                f"aggregator: {kind}_address needs a cluster_token: without one, anybody on the "
                 "network could hand over regions"
             )
-        addresses["tcp"] = config.tcp_address
+        addresses[kind] = address
     if not addresses:
-        raise ConfigRejected('aggregator: transport = "tcp" needs a tcp_address')
+        kind = config.transport
+        raise ConfigRejected(f'aggregator: transport = "{kind}" needs a {kind}_address')
     return addresses
 
 

@@ -8,13 +8,17 @@ exposure is a second registration there. Either way the NIC refuses a key of som
 docs/adr/0007 says why windows come first.
 
 Registered memory is pinned, which counts against the limit `ulimit -l`.
+
+Everything is closed by name and in order, and an open device is never left to the garbage
+collector: pyverbs frees a context that is collected together with what was made from it twice.
 """
 
+import atexit
 import mmap
-import weakref
 from typing import Any, Final
 
 import numpy as np
+import psutil
 
 from slackwater.common import limits
 from slackwater.common.errors import ConfigRejected, Rejected, Unavailable
@@ -24,6 +28,8 @@ from slackwater.common.transport.verbs.staging import Staging
 
 _MTU_MAX: Final = 5
 """4096 bytes, as the ABI counts them."""
+_open: "dict[Device, None]" = {}
+"""Until their last user lets go, or the process ends."""
 
 
 def address_of(view: memoryview) -> int:
@@ -56,6 +62,7 @@ class Registration:
         rights = ibv.LOCAL_WRITE | (ibv.WINDOW_BIND if domain.device.windows else 0)
         self._keys: ibv.MemoryKeys | None = domain.register(address, nbytes, rights, what)
         self.lkey = self._keys.lkey
+        self.region: Region | None = None
 
     @property
     def keys(self) -> ibv.MemoryKeys:
@@ -66,6 +73,7 @@ class Registration:
     def close(self) -> None:
         keys, self._keys = self._keys, None
         if keys is not None:
+            self.domain.forget(self)
             for exposure in tuple(self.exposures):
                 exposure.close()
             keys.close()
@@ -92,7 +100,7 @@ class Domain:
     def __init__(self, device: "Device") -> None:
         self.device = device
         self.handle: Any = device.library.ProtectionDomain(device.context)
-        self._regions: weakref.WeakKeyDictionary[Region, Registration] = weakref.WeakKeyDictionary()
+        self._regions: dict[Region, Registration] = {}
         self._staging: tuple[Memory, Staging] | None = None
 
     def register(self, address: int, nbytes: int, rights: int, what: str) -> ibv.MemoryKeys:
@@ -112,9 +120,17 @@ class Domain:
         if known is None:
             address = address_of(region.buffer)
             known = Registration(self, address, region.nbytes, f"region {region.label}")
+            known.region = region
             self._regions[region] = known
             region.when_closed(known.close)
         return known
+
+    def forget(self, registration: Registration) -> None:
+        """It is being closed, by its region or with us."""
+        region = registration.region
+        if region is not None:
+            self._regions.pop(region, None)
+            region.forget_when_closed(registration.close)
 
     def find(self, view: memoryview) -> tuple[int, int] | None:
         """(address, lkey) where the bytes lie in a region of this process, registering it; None
@@ -141,10 +157,12 @@ class Domain:
 
     def release(self) -> None:
         """A channel's end: a domain of its own goes with it."""
-        if self is self.device.shared:
-            return
-        for region, registration in tuple(self._regions.items()):
-            region.forget_when_closed(registration.close)
+        if self is not self.device.shared:
+            self.close()
+        self.device.release()
+
+    def close(self) -> None:
+        for registration in tuple(self._regions.values()):
             registration.close()
         if self._staging is not None:
             self._staging[0].close()
@@ -152,7 +170,8 @@ class Domain:
 
 
 class Device:
-    """Opened, with one of its ports. `windows` None: where it has them."""
+    """Opened, with one of its ports. `windows` None: where it has them. Closes with its last user;
+    the maker is the first."""
 
     def __init__(self, port: ibv.Port, windows: bool | None = None) -> None:
         """Raises Unavailable."""
@@ -177,10 +196,32 @@ class Device:
         self.mtu = min(self.state.active_mtu, _MTU_MAX)
         self.part_bytes = min(limits.TRANSFER_BYTES, self.state.max_msg_sz)
         self.shared = Domain(self) if self.windows else None
-        # In order, and while the interpreter still stands: closing it closes all that is left.
-        weakref.finalize(self, self.context.close)
+        self._users = 1
+        _open[self] = None
+
+    @property
+    def closed(self) -> bool:
+        return self._users == 0
+
+    def hold(self) -> None:
+        self._users += 1
+
+    def release(self) -> None:
+        self._users -= 1
+        if not self._users:
+            self.close()
+
+    def close(self) -> None:
+        """Idempotent."""
+        if _open.pop(self, self) is None:
+            self._users = 0
+            if self.shared is not None:
+                self.shared.close()
+            self.context.close()
 
     def domain(self) -> Domain:
+        """For a channel, which releases it; it is a user of the device so long."""
+        self.hold()
         return Domain(self) if self.shared is None else self.shared
 
     def gid(self, local_ip: str) -> ibv.Gid:
@@ -202,14 +243,31 @@ class Device:
         return found
 
 
-def pick_port(wanted: str) -> ibv.Port:
-    """`device` or `device/port`; empty: the first port that is active. Raises ConfigRejected."""
+def pick_port(wanted: str, local_ip: str = "") -> ibv.Port:
+    """`device` or `device/port`; empty: the port of the interface that has `local_ip`, or else the
+    first. Raises ConfigRejected."""
     if why := ibv.why_not():
         raise ConfigRejected(f"transport verbs cannot be used here: {why}")
-    device, _, number = wanted.partition("/")
-    for port in ibv.ports():
-        fits = device in ("", port.device) and number in ("", str(port.number))
-        if port.active and fits:
-            return port
-    known = ", ".join(f"{port.device}/{port.number}" for port in ibv.ports())
-    raise ConfigRejected(f"no active RDMA port {wanted!r} here, known are {known}")
+    known = ibv.ports()
+    fit = [
+        port
+        for port in known
+        if port.active and port.allowed and wanted in ("", port.device, str(port))
+    ]
+    if not fit:
+        names = ", ".join(map(str, known))
+        raise ConfigRejected(f"no active RDMA port {wanted!r} here, known are {names}")
+    if len(fit) == 1 or not local_ip:
+        return fit[0]
+    here = {
+        name
+        for name, addresses in psutil.net_if_addrs().items()
+        if any(address.address == local_ip for address in addresses)
+    }
+    return next((port for port in fit if port.netdev in here), fit[0])
+
+
+@atexit.register
+def _close_all() -> None:
+    for device in tuple(_open):
+        device.close()

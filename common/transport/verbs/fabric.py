@@ -24,6 +24,7 @@ from slackwater.common.transport.hello import check_hello, check_hello_size, con
 from slackwater.common.transport.listening import BACKLOG, Accepted, Door
 from slackwater.common.transport.stream import Greeting
 from slackwater.common.transport.tcp import dial, resolve, split_address, tune
+from slackwater.common.transport.verbs import library as ibv
 from slackwater.common.transport.verbs.channel import VerbsChannel
 from slackwater.common.transport.verbs.device import Device, pick_port
 from slackwater.common.transport.verbs.queue_pair import END_POINT_BYTES, unpack_end_point
@@ -32,7 +33,8 @@ from slackwater.common.transport.verbs.queue_pair import END_POINT_BYTES, unpack
 @dataclass(frozen=True, slots=True)
 class VerbsTuning:
     device: str = ""
-    """`mlx5_0` or `mlx5_0/1`; empty: the first port that is active."""
+    """`mlx5_0` or `mlx5_0/1`; empty: that of the interface which leads to the peer, or the first.
+    """
     windows: bool | None = None
     """Memory windows, or a protection domain per channel; None: windows where the device has them.
     """
@@ -40,8 +42,9 @@ class VerbsTuning:
 
 
 class VerbsListener:
-    def __init__(self, door: Door, accepted: Accepted, name: str) -> None:
+    def __init__(self, door: Door, accepted: Accepted, name: str, device: Device) -> None:
         self._door, self._accepted, self._name = door, accepted, name
+        self._device: Device | None = device
 
     @property
     def address(self) -> Address:
@@ -51,33 +54,49 @@ class VerbsListener:
     async def close(self) -> None:
         await self._door.close()
         await self._accepted.close()
+        device, self._device = self._device, None
+        if device is not None:
+            device.release()
 
 
 class VerbsFabric:
-    """The device is opened at the first use, and stays open as long as the fabric."""
+    """The device is open as long as there is a listener or a channel."""
 
     kind = "verbs"
 
     def __init__(self, tuning: VerbsTuning | None = None) -> None:
         self._tuning = tuning or VerbsTuning()
-        self._device: Device | None = None
+        self._devices: dict[ibv.Port, Device] = {}
 
-    def device(self) -> Device:
-        """Raises ConfigRejected, Unavailable."""
-        if self._device is None:
-            self._device = Device(pick_port(self._tuning.device), self._tuning.windows)
-        return self._device
+    def hold_device(self, local_ip: str = "") -> Device:
+        """To be released. Raises ConfigRejected, Unavailable."""
+        port = pick_port(self._tuning.device, local_ip)
+        device = self._devices.get(port)
+        if device is None or device.closed:
+            device = self._devices[port] = Device(port, self._tuning.windows)
+        else:
+            device.hold()
+        return device
+
+    def _channel(self, greeting: Greeting, hello: bytes, take: OnHandover | None) -> VerbsChannel:
+        """Raises ConfigRejected, Unavailable, Rejected."""
+        device = self.hold_device(str(greeting.stream.sock.getsockname()[0]))
+        try:
+            return VerbsChannel(device.domain(), greeting.stream, hello, take)
+        finally:
+            device.release()  # The channel holds it by its domain.
 
     async def listen(
         self, address: Address, accept: Accept, on_channel: OnChannel, on_handover: OnHandover
     ) -> VerbsListener:
         """Raises ConfigRejected when address or device cannot be used."""
         host, port = split_address(address)
-        device = self.device()
+        device = self.hold_device()
         try:
             [(family, where), *_] = await resolve(host, port)
             sock = socket.create_server(where[:2], family=family, backlog=BACKLOG)
         except OSError as error:
+            device.release()
             raise ConfigRejected(f"cannot listen on {address}: {error}") from error
         sock.setblocking(False)
         accepted = Accepted(accept, on_channel)
@@ -86,7 +105,7 @@ class VerbsFabric:
             tune(greeting.stream.sock, limits.STALL_S)
             check_hello(header)
             accepted.admit(body)
-            channel = VerbsChannel(device.domain(), greeting.stream, body, on_handover)
+            channel = self._channel(greeting, body, on_handover)
             try:
                 await _welcome(greeting, channel)
             except BaseException:
@@ -96,7 +115,7 @@ class VerbsFabric:
 
         door = Door(sock, greet, greet_s=self._tuning.greet_s, passes_fds=False)
         name = f"[{host}]" if ":" in host else host
-        return VerbsListener(door, accepted, f"{name}:{sock.getsockname()[1]}")
+        return VerbsListener(door, accepted, f"{name}:{sock.getsockname()[1]}", device)
 
     async def connect(
         self,
@@ -110,13 +129,12 @@ class VerbsFabric:
         channel: VerbsChannel | None = None
         greeting: Greeting | None = None
         try:
-            device = self.device()
             async with asyncio.timeout(deadline_s):
                 first = wire.pack(wire.HELLO, handle=wire.VERSION, body=hello)
                 greeting = await dial(address, first, limits.STALL_S)
                 body = await _welcomed(greeting, address)
                 peer = unpack_end_point(body)
-                channel = VerbsChannel(device.domain(), greeting.stream, hello, on_handover)
+                channel = self._channel(greeting, hello, on_handover)
                 ring = await channel.meet(peer)
                 greeting.stream.push(wire.pack(wire.JOIN, body=channel.end_point().pack() + ring))
                 channel.start(await _welcomed(greeting, address))

@@ -8,6 +8,7 @@ and needs no library. The numbers below are libibverbs' ABI.
 
 import importlib
 import importlib.util
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from typing import Any, Final, Protocol
 from slackwater.common.errors import Unavailable
 
 SYSFS: Final = Path("/sys/class/infiniband")
+DEVICE_FILES: Final = Path("/dev/infiniband")
 _DEBIAN: Final = Path("/usr/lib/python3/dist-packages/pyverbs")
 _MODULES: Final = ("pd", "cq", "mr", "qp", "wr", "addr", "device", "pyverbs_error")
 
@@ -184,12 +186,17 @@ def load() -> Library:
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """One port of one RDMA device."""
+    """One port of one RDMA device, and the network interface that it belongs to."""
 
     device: str
     number: int
     active: bool
+    allowed: bool
+    """This process may open the device."""
     netdev: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.device}/{self.number}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,13 +209,19 @@ class Gid:
     """ROCE_V2, or an older one."""
 
 
-def ports(root: Path = SYSFS) -> list[Port]:
-    """Every port, by device and number."""
+def ports(root: Path = SYSFS, files: Path = DEVICE_FILES) -> list[Port]:
+    """Every port, by device and number. (A container sees the host's in sysfs, and often has no
+    device file for it.)"""
+    character: dict[str, Path] = {
+        _read(entry / "ibdev"): files / entry.name
+        for entry in (root.parent / "infiniband_verbs").glob("uverbs*")
+    }
     return [
         Port(
             device.name,
             int(port.name),
             "ACTIVE" in _read(port / "state"),
+            os.access(character.get(device.name, files / "absent"), os.R_OK | os.W_OK),
             _read(port / "gid_attrs" / "ndevs" / "0"),
         )
         for device in (sorted(root.iterdir()) if root.is_dir() else ())
@@ -241,9 +254,10 @@ def mapped_ip(gid: str) -> str:
     return ".".join(map(str, packed))
 
 
-def why_not(root: Path = SYSFS) -> str:
+def why_not(root: Path = SYSFS, files: Path = DEVICE_FILES) -> str:
     """What this host lacks for verbs and what to do, or nothing: it can be tried."""
-    found = ports(root)
+    found = ports(root, files)
+    names = ", ".join(map(str, found))
     lacks = []
     if not found:
         lacks.append(
@@ -251,8 +265,9 @@ def why_not(root: Path = SYSFS) -> str:
             "rdma link add rxe0 type rxe netdev eth0)"
         )
     elif not any(port.active for port in found):
-        names = ", ".join(f"{port.device}/{port.number}" for port in found)
         lacks.append(f"no port is active of {names} (ip link set <its interface> up)")
+    elif not any(port.active and port.allowed for port in found):
+        lacks.append(f"this process may not open {names} (read and write {files}/uverbs*)")
     if not library_found():
         lacks.append("pyverbs is not installed (Debian: python3-pyverbs)")
     return "; ".join(lacks)

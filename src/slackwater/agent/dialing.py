@@ -8,12 +8,12 @@ from slackwater.common.errors import Rejected, Retryable, Unavailable
 from slackwater.common.transport.base import Channel, Fabric
 from slackwater.common.transport.gpu import Device
 from slackwater.common.transport.host import host_identity, split_identity
+from slackwater.common.transport.negotiate import live_fabrics, rank
 from slackwater.common.transport.shm import ShmFabric
-from slackwater.common.transport.tcp import TcpFabric
 from slackwater.schemas.placement import Endpoint
 
 AUTO: Final = "auto"
-FORCIBLE: Final = ("shm", "tcp")
+FORCIBLE: Final = ("shm", "verbs", "tcp")
 
 
 def forced_transport(given: str | None, environment: str | None) -> str | None:
@@ -30,7 +30,7 @@ def forced_transport(given: str | None, environment: str | None) -> str | None:
 
 def agent_fabrics(device: Device | None) -> dict[str, Fabric]:
     """What a worker connects by; with a device it opens what peers of this host have there."""
-    return {fabric.kind: fabric for fabric in (ShmFabric(device=device), TcpFabric())}
+    return {**live_fabrics(), "shm": ShmFabric(device=device)}
 
 
 async def dial(
@@ -56,7 +56,7 @@ def usable(
     its other addresses may be up first, and would be kept."""
     known = [
         (kind, address)
-        for kind, address in endpoint.addresses
+        for kind, address in sorted(endpoint.addresses, key=lambda offer: rank(offer[0]))
         if kind in fabrics and transport in (None, kind)
     ]
     here = [

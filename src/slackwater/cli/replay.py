@@ -28,7 +28,7 @@ from slackwater.schemas.jobs import Aggregation
 
 LINE_EVERY_S = 5.0
 PROFILE_ITERATIONS = 5
-Transport = Literal["auto", "shm", "tcp"]
+Transport = Literal["auto", "shm", "verbs", "tcp"]
 
 
 def replay(
@@ -55,7 +55,7 @@ def replay(
     window: Annotated[int, typer.Option(min=2, help="Iterations of a monitor window.")] = 20,
     transport: Annotated[
         str,
-        typer.Option(help="shm, tcp, or auto: between Agents and aggregators, and among these."),
+        typer.Option(help="shm, verbs, tcp or auto: of Agents and aggregators, and among these."),
     ] = "auto",
     seed: int = 1,
     report_dir: Annotated[Path, typer.Option("--report", help="Folder.")] = Path("reports/run"),
@@ -107,15 +107,15 @@ def _transport(name: str, url: str | None) -> Transport:
     match name:
         case "auto":
             return name
-        case "shm" | "tcp" if url is None:
+        case "shm" | "verbs" | "tcp" if url is None:
             return name
-        case "shm" | "tcp":
+        case "shm" | "verbs" | "tcp":
             raise Rejected(
                 f"--transport {name} cannot be forced on a running cluster: set `transport` in its "
                 "aggregators' configuration and SLACKWATER_TRANSPORT in its worker services' "
                 "environment, or leave out --url"
             )
-    raise Rejected(f"--transport {name!r}: choose shm, tcp or auto")
+    raise Rejected(f"--transport {name!r}: choose shm, verbs, tcp or auto")
 
 
 def _workload(
