@@ -113,7 +113,7 @@ class Orders:
 
     async def _warm(self, plan: JobPlan) -> None:
         folded = plan.workers if plan.consistency == "synchronous" else 1
-        await self._off_loop(warm, plan.update.name, plan.gradient_dtype, folded)
+        await self._off_loop(warm, plan.update.name, plan.gradient_dtype, folded, self._regions.device)
 
     # Dropping -------------------------------------------------------------------------------------
 
