@@ -20,7 +20,7 @@ from slackwater.common.errors import ConfigRejected
 VARIABLE: Final = "SLACKWATER_FAILPOINTS"
 RANDOM_HITS_MAX: Final = 20
 
-SERVICES: Final = ("master", "controller", "aggregator", "profiler", "worker")
+SERVICES: Final = ("master", "controller", "aggregator", "profiler", "worker", "slabd", "device")
 SHELL_POINTS: Final = (
     "epoch.before",  # the epoch record is about to be written
     "epoch.after",  # it is written, the core has not recovered yet

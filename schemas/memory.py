@@ -90,14 +90,13 @@ class MapSlab(Message, kw_only=True, frozen=True, tag="memory.map"):
 
 
 class SlabMapped(Message, kw_only=True, frozen=True, tag="memory.mapped"):
-    """MR_INFO. The region has `slab_bytes` of data and a trailer behind them; its fence word is
-    `fence` for as long as the slab is this device's (common/memory/trailer.py)."""
+    """MR_INFO. The region has `slab_bytes` of data and a trailer behind them, whose fence word
+    holds this generation for as long as the slab is this device's (common/memory/trailer.py)."""
 
     request: Count
     slab: SlabId
     generation: Positive
     slab_bytes: Positive
-    fence: Count
     key: Annotated[bytes, msgspec.Meta(max_length=64)]
 
 
@@ -215,15 +214,18 @@ class DeviceHeartbeat(Heartbeat, kw_only=True, frozen=True, tag="device.heartbea
     reason: Text = ""
 
 
+SlabState = Literal["making", "free", "lent", "evicting", "held", "zeroing", "leaving"]
+"""`held`: its device is gone and may claim it; `leaving`: its memory goes back to the machine."""
+
+
 class SlabInfo(Record, kw_only=True, frozen=True):
     """One slab of a lender, for operators."""
 
     slab: SlabId
-    state: Literal["free", "lent", "evicting", "held", "zeroing"]
+    state: SlabState
     generation: Count = 0
     device: Name = ""
     span: Count = 0
-    member: Count = 0
     since_s: Seconds = 0.0
 
 
@@ -302,9 +304,12 @@ class GetMap(Message, kw_only=True, frozen=True, tag="device.map"):
     """sw.v1.cmd.device.<id>.map"""
 
 
+SpanState = Literal["unmapped", "placing", "mapped", "suspended", "retreating"]
+
+
 class SpanInfo(Record, kw_only=True, frozen=True):
     span: Count
-    state: Literal["unmapped", "placing", "mapped", "suspended", "retreating"]
+    state: SpanState
     members: Annotated[tuple[MemberRecord | None, ...], msgspec.Meta(max_length=32)]
     activity: float
     remote_pages: Count

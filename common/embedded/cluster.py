@@ -18,7 +18,7 @@ from typing import Any, Final, Literal
 
 import structlog
 
-from slackwater.common import limits
+from slackwater.common import limits, threads
 from slackwater.common.config import write_config
 from slackwater.common.embedded.supervisor import Supervisor
 from slackwater.common.embedded.unit import UnitSpec
@@ -57,6 +57,8 @@ class ClusterOptions:
 
     controllers: int = 2
     aggregators: int = 10
+    lenders: int = 0
+    """Lenders of memory (slabd), each posing as a machine of its own: node m1, m2, ..."""
     cpu_share: float = CPU_SHARE
     state_dir: Path | None = None
     """Where records outlive the cluster; None: a temporary folder."""
@@ -72,6 +74,7 @@ class ClusterOptions:
     aggregator: Mapping[str, Any] = field(default_factory=dict)
     profiler: Mapping[str, Any] = field(default_factory=dict)
     worker: Mapping[str, Any] = field(default_factory=dict)
+    slabd: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """Unit name -> variables (failpoints, for instance)."""
     restarts_max: int = limits.RESTARTS_MAX
@@ -135,6 +138,7 @@ class EmbeddedCluster:
                 str(config),
             ),
             environment={
+                **(threads.one_each(os.environ) if service != "worker" else {}),
                 **_transport_of_jobs(self.options, service),
                 **self.options.environment.get(name, {}),
             },
@@ -180,6 +184,10 @@ def service_stages(
         *(
             ("aggregator", f"a{n}", {**aggregator, **options.aggregator})
             for n in range(1, options.aggregators + 1)
+        ),
+        *(
+            ("slabd", f"s{n}", {"node": f"m{n}", **options.slabd})
+            for n in range(1, options.lenders + 1)
         ),
     ]
     return [first, [("worker", "w1", dict(options.worker))]]

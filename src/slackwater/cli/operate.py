@@ -12,9 +12,10 @@ from rich.table import Table
 from slackwater.cli import where
 from slackwater.cli.outcome import DATA_ERROR, err, out, print_json, reported
 from slackwater.cli.show import Json, Url, with_client
+from slackwater.cli.sizes import size_bytes
 from slackwater.common.errors import Rejected
 from slackwater.loadgen.replay.workload import COMPUTE_S, emulated
-from slackwater.schemas.jobs import JobSpec
+from slackwater.schemas.jobs import Consistency, JobSpec
 
 
 def up(
@@ -24,6 +25,9 @@ def up(
         float, typer.Option(help="Cores that one aggregator may keep busy; shrinks to fit.")
     ] = 0.1,
     policy: Annotated[str, typer.Option(help="cyclic or static.")] = "cyclic",
+    lenders: Annotated[int, typer.Option(min=0, help="Lenders of idle memory (slabd).")] = 0,
+    slab_size: Annotated[str, typer.Option(help="Of the lenders, e.g. 64M.")] = "1G",
+    lend: Annotated[str, typer.Option(help="What each lender may lend at most.")] = "4G",
     state_dir: Annotated[
         Path | None, typer.Option(help="Keep records and logs here (else they go at the end).")
     ] = None,
@@ -37,6 +41,11 @@ def up(
         aggregators=aggregators,
         cpu_share=cpu_share,
         policy=policy,
+        lenders=lenders,
+        slabd={
+            "slab_bytes": size_bytes(slab_size, "--slab-size"),
+            "lend_bytes_max": size_bytes(lend, "--lend"),
+        },
         state_dir=state_dir,
     )
 
@@ -64,6 +73,10 @@ def up(
 
 def submit(
     id: Annotated[str, typer.Option(help="The job's id; submitting it again changes nothing.")],
+    program: Annotated[
+        list[str] | None,
+        typer.Argument(help="The command that each worker runs, after --, as its node finds it."),
+    ] = None,
     model: Annotated[str | None, typer.Option(help="An emulated network, e.g. vgg19.")] = None,
     file: Annotated[Path | None, typer.Option(help="A JobSpec as JSON instead.")] = None,
     workers: Annotated[int, typer.Option(min=1, max=64)] = 2,
@@ -73,17 +86,33 @@ def submit(
         float | None, typer.Option(help="Seconds of computing per iteration.")
     ] = None,
     bytes_scale: Annotated[float, typer.Option(help="Share of the real tensors' sizes.")] = 0.2,
+    consistency: Annotated[
+        str, typer.Option(help="synchronous, asynchronous or stale-synchronous.")
+    ] = "synchronous",
+    staleness: Annotated[
+        int, typer.Option(min=0, max=1000, help="Of stale-synchronous: iterations ahead, at most.")
+    ] = 0,
     seed: int = 0,
     url: Url = None,
     json: Json = False,
 ) -> None:
     """Submit a job; returns once it is stored."""
+    mode = _consistency(consistency)
     with reported():
         if file is not None:
-            try:
-                spec = msgspec.json.decode(file.read_bytes(), type=JobSpec)
-            except msgspec.MsgspecError as error:
-                raise Rejected(f"{file}: {error}") from error
+            spec = _from_file(file)
+        elif program:
+            spec = JobSpec(
+                id=id,
+                model=model or "",
+                workers=workers,
+                servers=servers,
+                iterations=iterations,
+                program=tuple(program),
+                consistency=mode,
+                staleness=staleness,
+                seed=seed,
+            )
         elif model is not None:
             spec = emulated(
                 id,
@@ -94,14 +123,32 @@ def submit(
                 compute_s=compute_s if compute_s is not None else COMPUTE_S.get(model, 1.0),
                 bytes_scale=bytes_scale,
                 seed=seed,
+                consistency=mode,
+                staleness=staleness,
             )
         else:
-            raise Rejected("nothing to submit: give --model NAME or --file SPEC.json")
+            raise Rejected("nothing to submit: give --model NAME, --file SPEC.json or -- PROGRAM")
     with_client(url, lambda client: client.submit(spec))
     if json:
         print_json(spec)
     else:
         out.print(f"job {spec.id} is stored")
+
+
+def _from_file(file: Path) -> JobSpec:
+    """Raises Rejected."""
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=JobSpec)
+    except msgspec.MsgspecError as error:
+        raise Rejected(f"{file}: {error}") from error
+
+
+def _consistency(given: str) -> Consistency:
+    try:
+        mode: Consistency = msgspec.convert(given, Consistency)
+    except msgspec.ValidationError as error:
+        raise typer.BadParameter(f"--consistency {given!r}: {error}") from error
+    return mode
 
 
 def cancel(id: str, url: Url = None, json: Json = False) -> None:

@@ -1,0 +1,496 @@
+"""A lender's core: how many slabs there are, who has them, which go when memory gets short. Pure.
+
+Gu, dissertation, 2.5: memory in use by everything else is averaged (EWMA, beta 0.2, one second);
+HeadRoom stays free. Slabs are added on the average, and given up on the instantaneous value: those
+that are not mapped first, then E mapped ones by batch eviction (eviction.py). A slab that was taken
+by force, or whose device was lost, is never lent again: its memory is let go and a fresh one made.
+"""
+
+import hmac
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Final, Literal, assert_never
+
+from slackwater.common import limits
+from slackwater.common.effects import (
+    Answered,
+    CancelTimer,
+    Do,
+    Draining,
+    Effect,
+    Log,
+    Observed,
+    Publish,
+    Recovered,
+    Reply,
+    Requested,
+    StartTimer,
+    TimerFired,
+)
+from slackwater.common.memory import trailer
+from slackwater.schemas import subjects
+from slackwater.schemas.base import Message, Ok, Refused
+from slackwater.schemas.memory import (
+    SLABS_PER_MESSAGE,
+    Activity,
+    CheckActivity,
+    ClaimSlab,
+    DeviceHello,
+    EvictDone,
+    EvictNow,
+    EvictSlabs,
+    FreeMemory,
+    LenderId,
+    ListSlabs,
+    MapSlab,
+    NotMapped,
+    QueryMemory,
+    SetLending,
+    SlabEvent,
+    SlabId,
+    SlabInfo,
+    SlabList,
+    SlabState,
+    ToLender,
+    UnmapSlab,
+)
+from slackwater.services.slabd.config import SlabdConfig
+from slackwater.services.slabd.events import (
+    Event,
+    Heard,
+    MemorySampled,
+    SessionClosed,
+    SessionOpened,
+    SlabGone,
+    SlabMade,
+    SlabsFound,
+    SlabZeroed,
+)
+from slackwater.services.slabd.eviction import Round, candidates
+from slackwater.services.slabd.sizing import Sizing
+
+_ID_BITS: Final = 48
+
+Fact = Literal["lent", "returned", "evicted", "revoked", "claimed", "lost"]
+
+
+@dataclass(slots=True)
+class Slab:
+    """`session` 0: its device is not connected."""
+
+    id: SlabId
+    state: SlabState
+    generation: int = 0
+    device: str = ""
+    session: int = 0
+    span: int = 0
+    member: int = 0
+    secret: str = ""
+    hold_s: float = 0.0
+    since_s: float = 0.0
+    asked_s: float = 0.0
+    """EVICT was sent."""
+
+
+class LenderCore:
+    """`rng` draws slab ids and the candidates of evictions."""
+
+    def __init__(self, config: SlabdConfig, rng: Random) -> None:
+        self.id = LenderId(config.id)
+        self.slabs: dict[SlabId, Slab] = {}
+        self.sessions: dict[int, DeviceHello] = {}
+        self.lending = True
+        self.sizing = Sizing(config)
+        self._config = config
+        self._rng = rng
+        self._rounds: dict[int, Round] = {}
+        self._last_round = 0
+
+    def step(self, event: Event, now_s: float) -> Sequence[Effect]:
+        match event:
+            case MemorySampled():
+                return self._sampled(event, now_s)
+            case Heard(session=session, message=message):
+                return self._heard(session, message, now_s)
+            case SlabMade(slab=slab, failure=failure):
+                return self._made(slab, failure, now_s)
+            case SlabZeroed(slab=slab):
+                self._set_free(self.slabs[slab])
+                return [] if self.lending else self._give_up(1, now_s)
+            case SlabGone(slab=slab):
+                self.slabs.pop(slab, None)
+                return []
+            case SlabsFound(found=found):
+                return self._found(found, now_s)
+            case SessionOpened(session=session, hello=hello):
+                self.sessions[session] = hello
+                return []
+            case SessionClosed(session=session):
+                return self._session_closed(session, now_s)
+            case TimerFired(key=key):
+                return self._timer(key, now_s)
+            case Requested(token=token, message=message):
+                return self._command(token, message, now_s)
+            case Recovered() | Draining() | Answered() | Observed():
+                return []
+        assert_never(event)
+
+    # What is here ---------------------------------------------------------------------------------
+
+    def having(self, *states: SlabState) -> list[Slab]:
+        return [slab for slab in self.slabs.values() if slab.state in states]
+
+    @property
+    def used_share(self) -> float:
+        """Slabs that nobody has could be given up at once: they do not count as used."""
+        lent = len(self.slabs) - len(self.having("free", "making"))
+        return self.sizing.used_share(lent)
+
+    # Memory (2.5.1) -------------------------------------------------------------------------------
+
+    def _sampled(self, event: MemorySampled, now_s: float) -> list[Effect]:
+        staying = len(self.slabs) - len(self.having("leaving", "evicting"))
+        excess = self.sizing.sampled(event, staying)
+        if excess > 0:
+            return self._give_up(excess, now_s)
+        return self._grow()
+
+    def _grow(self) -> list[Effect]:
+        """One at a time: faulting a slab in takes a second per GB."""
+        full = len(self.slabs) >= limits.SLABS_HELD_MAX
+        if not self.lending or full or self.having("making"):
+            return []
+        return [self._make()] if self.sizing.may_add(len(self.slabs)) else []
+
+    def _make(self) -> Effect:
+        slab = SlabId(f"{self._rng.getrandbits(_ID_BITS):012x}")
+        self.slabs[slab] = Slab(slab, "making")
+        return Do("make", {"slab": slab})
+
+    def _made(self, slab: SlabId, failure: str, now_s: float) -> list[Effect]:
+        if failure:
+            self.slabs.pop(slab, None)
+            self.sizing.pause()
+            return [Log("slab.not-made", {"slab": slab, "reason": failure}, "warning")]
+        self._set_free(self.slabs[slab])
+        return self._grow() if self.lending else self._give_up(1, now_s)
+
+    def _give_up(self, count: int, now_s: float) -> list[Effect]:
+        """Unmapped slabs first, then those whose device is gone, then lent ones by a round."""
+        effects: list[Effect] = []
+        for slab in self.having("free")[:count]:
+            effects.append(self._let_go(slab))
+            count -= 1
+        for slab in self.having("held")[:count]:
+            effects += self._revoke(slab, "memory is needed", now_s)
+            count -= 1
+        coming = sum(one.need for one in self._rounds.values())
+        if count > coming:
+            effects += self._begin_round(count - coming, now_s)
+        return effects
+
+    # Eviction (2.5.2) -----------------------------------------------------------------------------
+
+    def _begin_round(self, need: int, now_s: float) -> list[Effect]:
+        lent = self.having("lent")
+        need = min(need, len(lent))
+        if need == 0:
+            return []
+        chosen = candidates([s.id for s in lent], need, self._config.extra_candidates, self._rng)
+        if len(chosen) == need:
+            return self._evict(chosen, now_s)
+        self._last_round += 1
+        number = self._last_round
+        self._rounds[number] = Round(need, tuple(chosen))
+        effects: list[Effect] = [
+            self._send(session, CheckActivity(round=number, slabs=part))
+            for session, part in self._by_session(chosen)
+        ]
+        return [*effects, StartTimer(f"round.{number}", now_s + self._config.check_s)]
+
+    def _activity(self, message: Activity, session: int, now_s: float) -> list[Effect]:
+        current = self._rounds.get(message.round)
+        if current is None:
+            return []
+        for slab, activity in message.activity:
+            found = self.slabs.get(slab)
+            if found is not None and found.session == session:
+                current.answers[slab] = activity
+        if len(current.answers) < len(current.candidates):
+            return []
+        return [CancelTimer(f"round.{message.round}"), *self._end_round(message.round, now_s)]
+
+    def _end_round(self, number: int, now_s: float) -> list[Effect]:
+        ended = self._rounds.pop(number, None)
+        if ended is None:
+            return []
+        still = [slab for slab in ended.least_active() if self._state(slab) == "lent"]
+        return self._evict(still[: ended.need], now_s)
+
+    def _evict(self, chosen: Sequence[SlabId], now_s: float) -> list[Effect]:
+        effects: list[Effect] = []
+        for slab in chosen:
+            found = self.slabs[slab]
+            found.state, found.asked_s = "evicting", now_s
+            effects.append(StartTimer(f"evict.{slab}", now_s + self._config.evict_s))
+        for session, part in self._by_session(chosen):
+            message = EvictSlabs(slabs=part, deadline_s=self._config.evict_s)
+            effects.insert(0, self._send(session, message))
+        return effects
+
+    def _done(self, message: EvictDone, session: int, now_s: float) -> list[Effect]:
+        effects: list[Effect] = []
+        facts: list[Effect] = []
+        for slab in message.slabs:
+            found = self.slabs.get(slab)
+            if found is None or found.session != session or found.state != "evicting":
+                continue
+            facts.append(self._fact(found, "evicted", now_s, took_s=now_s - found.asked_s))
+            effects += [CancelTimer(f"evict.{slab}"), self._let_go(found)]
+        return effects + facts
+
+    def _let_go(self, slab: Slab) -> Effect:
+        """Its memory goes back to the machine. A revoked slab's channel ends first where memory
+        is not mapped: nothing may be read from it meanwhile."""
+        forced = slab.state in ("lent", "evicting") and slab.session in self.sessions
+        session, slab.state = slab.session, "leaving"
+        return Do("let_go", {"slab": slab.id, "session": session, "forced": forced})
+
+    def _revoke(self, slab: Slab, reason: str, now_s: float) -> list[Effect]:
+        """Without its device's consent."""
+        fact = self._fact(slab, "revoked", now_s, reason=reason)
+        return [CancelTimer(f"hold.{slab.id}"), self._let_go(slab), fact]
+
+    def _timer(self, key: str, now_s: float) -> list[Effect]:
+        kind, _, rest = key.partition(".")
+        if kind == "round":
+            return self._end_round(int(rest), now_s)
+        slab = self.slabs.get(SlabId(rest))
+        if kind == "evict" and slab is not None and slab.state == "evicting":
+            return self._revoke(slab, f"no DONE within {self._config.evict_s:g} s", now_s)
+        if kind == "hold" and slab is not None and slab.state == "held":
+            return self._revoke(slab, "its device did not come back", now_s)
+        return []
+
+    # What devices say -----------------------------------------------------------------------------
+
+    def _heard(self, session: int, message: ToLender, now_s: float) -> list[Effect]:
+        if session not in self.sessions:
+            return []
+        match message:
+            case QueryMemory(request=request):
+                free = len(self.having("free")) if self.lending else 0
+                answer = FreeMemory(request=request, free_slabs=free, used_share=self.used_share)
+                return [self._send(session, answer)]
+            case MapSlab():
+                return self._map(session, message, now_s)
+            case ClaimSlab():
+                return self._claim(session, message, now_s)
+            case UnmapSlab(slab=slab, generation=generation):
+                return self._unmap(session, slab, generation, now_s)
+            case Activity():
+                return self._activity(message, session, now_s)
+            case EvictDone():
+                return self._done(message, session, now_s)
+        assert_never(message)
+
+    def _map(self, session: int, message: MapSlab, now_s: float) -> list[Effect]:
+        device = self.sessions[session].device
+        free = self.having("free")
+        quota = self._config.quota_slabs
+        has = sum(s.device == device for s in self.having("lent", "evicting", "held"))
+        if not self.lending or not free:
+            why = "has no free slab" if self.lending else "is being drained and lends nothing"
+        elif quota and has >= quota:
+            why = f"gives one device at most {quota} slabs (quota_slabs), {device} has {has}"
+        else:
+            slab = free[0]
+            slab.state, slab.session, slab.device = "lent", session, device
+            slab.generation += 1
+            slab.span, slab.member = message.span, message.member
+            slab.secret, slab.hold_s, slab.since_s = message.secret, message.hold_s, now_s
+            return [self._lend(slab, message.request), self._fact(slab, "lent", now_s)]
+        refusal = NotMapped(request=message.request, reason=f"lender {self.id} {why}")
+        return [self._send(session, refusal)]
+
+    def _lend(self, slab: Slab, request: int) -> Effect:
+        identity = trailer.SlabIdentity(
+            slab=slab.id,
+            slab_bytes=self._config.slab_bytes,
+            generation=slab.generation,
+            device=slab.device,
+            span=slab.span,
+            member=slab.member,
+            secret=slab.secret,
+            hold_s=slab.hold_s,
+            since_s=slab.since_s,
+        )
+        return Do("lend", {"session": slab.session, "request": request, "identity": identity})
+
+    def _claim(self, session: int, message: ClaimSlab, now_s: float) -> list[Effect]:
+        slab = self.slabs.get(message.slab)
+        device = self.sessions[session].device
+        right = (
+            slab is not None
+            and slab.state in ("held", "lent")
+            and slab.device == device
+            and slab.generation == message.generation
+            and hmac.compare_digest(slab.secret.encode(), message.secret.encode())
+        )
+        if slab is None or not right:
+            reason = f"lender {self.id} does not hold slab {message.slab} for {device} any more"
+            gone = NotMapped(request=message.request, reason=reason, retry_after_s=0.0)
+            return [self._send(session, gone)]
+        if slab.state == "lent" and slab.session != session:
+            # What the old channel still has on its way must not land after the claim.
+            wait = NotMapped(
+                request=message.request,
+                reason=f"lender {self.id} is closing the channel that had slab {slab.id}",
+                retry_after_s=0.1,
+            )
+            return [Do("close", {"session": slab.session}), self._send(session, wait)]
+        slab.state, slab.session = "lent", session
+        effects = [CancelTimer(f"hold.{slab.id}"), self._lend(slab, message.request)]
+        return [*effects, self._fact(slab, "claimed", now_s)]
+
+    def _unmap(self, session: int, slab: SlabId, generation: int, now_s: float) -> list[Effect]:
+        found = self.slabs.get(slab)
+        if found is None or found.session != session or found.generation != generation:
+            return []
+        if found.state == "evicting":  # They crossed on the way.
+            return self._done(EvictDone(slabs=(slab,)), session, now_s)
+        if found.state != "lent":
+            return []
+        fact = self._fact(found, "returned", now_s)
+        found.state = "zeroing"
+        return [Do("zero", {"slab": slab, "session": session}), fact]
+
+    def _session_closed(self, session: int, now_s: float) -> list[Effect]:
+        """Its slabs are kept for a claim, if it wanted that; a slab under eviction is not."""
+        self.sessions.pop(session, None)
+        effects: list[Effect] = []
+        for slab in self.having("lent", "evicting"):
+            if slab.session != session:
+                continue
+            slab.session = 0
+            hold_s = min(slab.hold_s, self._config.hold_s_max)
+            if slab.state == "lent" and hold_s > 0:
+                slab.state = "held"
+                effects.append(StartTimer(f"hold.{slab.id}", now_s + hold_s))
+            else:
+                effects += [
+                    CancelTimer(f"evict.{slab.id}"),
+                    *self._revoke(slab, "its device is gone", now_s),
+                ]
+        return effects
+
+    # A new life -----------------------------------------------------------------------------------
+
+    def _found(
+        self, found: Iterable[tuple[int, trailer.SlabIdentity]], now_s: float
+    ) -> list[Effect]:
+        """A lent slab waits for its claim; a free one is as good as new; one that was being taken
+        away goes."""
+        effects: list[Effect] = []
+        for word, identity in found:
+            slab = Slab(identity.slab, "leaving", identity.generation, identity.device)
+            slab.span, slab.member = identity.span, identity.member
+            slab.secret, slab.hold_s = identity.secret, identity.hold_s
+            slab.since_s = identity.since_s
+            self.slabs[slab.id] = slab
+            state = trailer.fence_state(word)
+            if state == trailer.FREE:
+                self._set_free(slab)
+            elif state == trailer.LENT and identity.hold_s > 0:
+                slab.state = "held"
+                hold_s = min(identity.hold_s, self._config.hold_s_max)
+                effects.append(StartTimer(f"hold.{slab.id}", now_s + hold_s))
+            else:
+                effects.append(self._let_go(slab))
+        return effects
+
+    # Operators ------------------------------------------------------------------------------------
+
+    def _command(self, token: int, message: Message, now_s: float) -> list[Effect]:
+        match message:
+            case ListSlabs():
+                infos = tuple(self._info(slab) for slab in self.slabs.values())
+                return [
+                    Reply(
+                        token,
+                        SlabList(lender=self.id, slab_bytes=self._config.slab_bytes, slabs=infos),
+                    )
+                ]
+            case EvictNow(count=count, slabs=slabs):
+                wrong = [slab for slab in slabs if self._state(slab) not in ("lent", "held")]
+                if wrong:
+                    why = f"slab {wrong[0]} is not lent by {self.id}; see `slackwater memory map`"
+                    return [Reply(token, Refused(reason=why))]
+                return [*self._evict_named(slabs, count, now_s), Reply(token, Ok())]
+            case SetLending(lending=lending):
+                self.lending = lending
+                effects = [] if lending else self._give_up(len(self.slabs), now_s)
+                return [*effects, Reply(token, Ok())]
+        return [Reply(token, Refused(reason=f"slabd does not know {type(message).__name__}"))]
+
+    def _evict_named(self, slabs: Sequence[SlabId], count: int, now_s: float) -> list[Effect]:
+        effects: list[Effect] = []
+        lent = [slab for slab in slabs if self._state(slab) == "lent"]
+        for slab in slabs:
+            if self._state(slab) == "held":
+                effects += self._revoke(self.slabs[slab], "an operator evicted it", now_s)
+        effects += self._evict(lent, now_s)
+        return effects + self._begin_round(count, now_s)
+
+    @staticmethod
+    def _info(slab: Slab) -> SlabInfo:
+        return SlabInfo(
+            slab=slab.id,
+            state=slab.state,
+            generation=slab.generation,
+            device=slab.device,
+            span=slab.span,
+            since_s=slab.since_s,
+        )
+
+    # Small things ---------------------------------------------------------------------------------
+
+    def _state(self, slab: SlabId) -> SlabState | None:
+        found = self.slabs.get(slab)
+        return found.state if found is not None else None
+
+    @staticmethod
+    def _set_free(slab: Slab) -> None:
+        slab.state, slab.device, slab.session, slab.secret = "free", "", 0, ""
+        slab.span = slab.member = 0
+
+    def _by_session(self, slabs: Iterable[SlabId]) -> list[tuple[int, tuple[SlabId, ...]]]:
+        """In messages of a bounded size."""
+        grouped: dict[int, list[SlabId]] = {}
+        for slab in slabs:
+            grouped.setdefault(self.slabs[slab].session, []).append(slab)
+        return [
+            (session, tuple(part[first : first + SLABS_PER_MESSAGE]))
+            for session, part in grouped.items()
+            for first in range(0, len(part), SLABS_PER_MESSAGE)
+        ]
+
+    @staticmethod
+    def _send(session: int, message: Message) -> Effect:
+        return Do("send", {"session": session, "message": message})
+
+    def _fact(
+        self, slab: Slab, fact: Fact, now_s: float, *, took_s: float = 0.0, reason: str = ""
+    ) -> Effect:
+        event = SlabEvent(
+            slab=slab.id,
+            fact=fact,
+            lender=self.id,
+            device=slab.device,
+            span=slab.span,
+            took_s=took_s,
+            reason=reason,
+            at_s=now_s,
+        )
+        return Publish(subjects.event("slab", slab.id, fact), event)

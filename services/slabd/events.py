@@ -1,0 +1,71 @@
+"""What a lender's core is told beside what every shell tells: past tense."""
+
+from dataclasses import dataclass
+
+from slackwater.common.effects import ShellEvent
+from slackwater.common.memory import trailer
+from slackwater.schemas.memory import DeviceHello, SlabId, ToLender
+
+
+@dataclass(frozen=True, slots=True)
+class MemorySampled:
+    """`others_bytes`: used by everything but our slabs. `pressure`: PSI's share of waiting time."""
+
+    total_bytes: int
+    others_bytes: int
+    pressure: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class SlabsFound:
+    """What the descriptor store kept: each slab's fence word and identity."""
+
+    found: tuple[tuple[int, trailer.SlabIdentity], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SlabMade:
+    slab: SlabId
+    failure: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SlabZeroed:
+    slab: SlabId
+
+
+@dataclass(frozen=True, slots=True)
+class SlabGone:
+    """Its memory is the machine's again."""
+
+    slab: SlabId
+
+
+@dataclass(frozen=True, slots=True)
+class SessionOpened:
+    session: int
+    hello: DeviceHello
+
+
+@dataclass(frozen=True, slots=True)
+class SessionClosed:
+    session: int
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    session: int
+    message: ToLender
+
+
+Event = (
+    ShellEvent
+    | MemorySampled
+    | SlabsFound
+    | SlabMade
+    | SlabZeroed
+    | SlabGone
+    | SessionOpened
+    | SessionClosed
+    | Heard
+)

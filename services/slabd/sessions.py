@@ -1,0 +1,142 @@
+"""The channels of devices: who may come, what they say, what they are told and granted.
+
+A frame that is no message of ours ends its channel: the device finds its slabs again by a claim, or
+it was none of ours.
+"""
+
+import hmac
+import itertools
+from dataclasses import dataclass, field
+from typing import Final
+
+import structlog
+
+from slackwater.common import codec, limits
+from slackwater.common.errors import AccessRefused, DecodeRejected, Rejected, Unavailable
+from slackwater.common.memory import frames, trailer
+from slackwater.common.shell.definition import Port
+from slackwater.common.transport.base import Channel
+from slackwater.common.transport.region import Region
+from slackwater.schemas.base import Message
+from slackwater.schemas.memory import DeviceHello, NotMapped, SlabId, SlabMapped
+from slackwater.services.slabd.events import Heard, SessionClosed, SessionOpened
+
+MAPPING: Final = frozenset(("shm",))
+"""Transports that map the lender's memory: there the fence word protects, elsewhere the end of the
+channel does."""
+_log = structlog.get_logger()
+
+
+@dataclass(slots=True)
+class Session:
+    channel: Channel
+    kind: str
+    device: str
+    keys: dict[SlabId, bytes] = field(default_factory=dict)
+
+
+class Sessions:
+    def __init__(self, cluster_token: str) -> None:
+        self._token = cluster_token
+        self._numbers = itertools.count(1)
+        self._port: Port | None = None
+        self._sessions: dict[int, Session] = {}
+
+    def begin(self, port: Port) -> None:
+        self._port = port
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    # Devices come and go --------------------------------------------------------------------------
+
+    def accept(self, kind: str, hello: bytes) -> None:
+        """Raises AccessRefused, Unavailable. Over shm the kernel says whose process it is."""
+        if len(self._sessions) >= limits.LENDER_DEVICES_MAX:
+            raise Unavailable(f"{limits.LENDER_DEVICES_MAX} devices are connected here")
+        found = _decode(hello)
+        if kind != "shm" and not hmac.compare_digest(found.token.encode(), self._token.encode()):
+            raise AccessRefused(
+                f"device {found.device} shows another cluster_token than this lender's"
+            )
+
+    async def serve(self, kind: str, channel: Channel) -> None:
+        """The life of one channel."""
+        port = self._port
+        assert port is not None
+        hello = _decode(channel.hello)
+        number = next(self._numbers)
+        self._sessions[number] = Session(channel, kind, hello.device)
+        port.post(SessionOpened(number, hello))
+        try:
+            while True:
+                port.post(Heard(number, frames.to_lender(await channel.receive())))
+        except Unavailable:
+            return
+        except DecodeRejected as error:
+            port.count("frames_refused")
+            _log.warning("device.refused", device=hello.device, reason=str(error))
+        finally:
+            await channel.close()
+            del self._sessions[number]
+            port.post(SessionClosed(number))
+
+    async def close(self, session: int) -> None:
+        found = self._sessions.get(session)
+        if found is not None:
+            await found.channel.close()
+
+    # What is said and granted ---------------------------------------------------------------------
+
+    def send(self, session: int, message: Message) -> None:
+        """A device that does not take its frames is as good as gone: deadlines see to the rest."""
+        found = self._sessions.get(session)
+        if found is None or self._port is None:
+            return
+        try:
+            found.channel.send(frames.pack(message))
+        except Unavailable:
+            self._port.count("frames_unsent")
+
+    def grant(
+        self, session: int, request: int, identity: trailer.SlabIdentity, region: Region
+    ) -> None:
+        """MR_INFO."""
+        found = self._sessions.get(session)
+        if found is None:
+            return
+        try:
+            key = found.channel.grant(region)
+        except (Unavailable, Rejected) as error:
+            self.send(session, NotMapped(request=request, reason=str(error)))
+            return
+        found.keys[identity.slab] = key
+        message = SlabMapped(
+            request=request,
+            slab=identity.slab,
+            generation=identity.generation,
+            slab_bytes=identity.slab_bytes,
+            key=key,
+        )
+        self.send(session, message)
+
+    def revoke(self, session: int, slab: SlabId) -> None:
+        found = self._sessions.get(session)
+        if found is not None and (key := found.keys.pop(slab, None)) is not None:
+            found.channel.revoke(key)
+
+    async def fence_off(self, session: int, slab: SlabId, forced: bool) -> None:
+        """Nothing reaches the slab through this channel any more. By force, and where the peer does
+        not map it, the channel ends: an answer may be on its way out of the memory."""
+        found = self._sessions.get(session)
+        self.revoke(session, slab)
+        if forced and found is not None and found.kind not in MAPPING:
+            await found.channel.close()
+
+
+def _decode(hello: bytes) -> DeviceHello:
+    try:
+        found: DeviceHello = codec.decode(hello, DeviceHello)
+    except DecodeRejected as error:
+        raise AccessRefused(f"no device's hello: {error}") from error
+    return found

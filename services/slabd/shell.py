@@ -1,0 +1,166 @@
+"""The lender's shell: listeners, the look at memory once a second, what others see of it."""
+
+import os
+import resource
+import socket
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from slackwater.common.errors import ConfigRejected
+from slackwater.common.shell.definition import Port, ServiceDefinition
+from slackwater.common.transport.base import Fabric, Listener
+from slackwater.common.transport.negotiate import live_fabrics
+from slackwater.common.transport.region import Region
+from slackwater.common.world import World
+from slackwater.schemas.base import NodeId
+from slackwater.schemas.memory import EvictNow, ListSlabs, SetLending, SlabdHeartbeat
+from slackwater.services.slabd.config import SlabdConfig
+from slackwater.services.slabd.core import LenderCore
+from slackwater.services.slabd.monitor import KernelMonitor, Monitor
+from slackwater.services.slabd.sessions import Sessions
+from slackwater.services.slabd.slabs import Slabs, at_once, in_thread
+
+_SOCKET: Final = "slabs.sock"
+_PAGE: Final = 4096
+
+
+class Slabd:
+    """One instance: the parts, put together.
+
+    `fabrics` replaces the real ones, `addresses` says where to listen on each, `monitor` is another
+    view of the machine; all three are for tests. `virtual`: time is simulated, no threads.
+    """
+
+    def __init__(
+        self,
+        config: SlabdConfig,
+        world: World,
+        fabrics: Mapping[str, Fabric] | None = None,
+        addresses: Mapping[str, str] | None = None,
+        monitor: Monitor | None = None,
+        *,
+        virtual: bool = False,
+    ) -> None:
+        if config.slab_bytes % _PAGE:
+            raise ConfigRejected(f"slabd: slab_bytes {config.slab_bytes} is no multiple of {_PAGE}")
+        self._config = config
+        self._clock = world.clock
+        self._fabrics = (
+            dict(fabrics) if fabrics is not None else live_fabrics(config.transport or None)
+        )
+        self._addresses = dict(addresses) if addresses is not None else _addresses(config)
+        self._monitor: Monitor = monitor if monitor is not None else KernelMonitor()
+        self._listeners: list[tuple[str, Listener]] = []
+        self._incarnation = 0
+        self._node = NodeId(config.node or socket.gethostname().split(".")[0])
+        self.core = LenderCore(config, world.rng)
+        self.sessions = Sessions(config.cluster_token)
+        self.slabs = Slabs(config.slab_bytes, self.sessions, at_once if virtual else in_thread)
+
+    # A life ---------------------------------------------------------------------------------------
+
+    async def start(self, port: Port) -> None:
+        """Find the memory again before anybody can ask for it."""
+        self._incarnation = port.epoch
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if soft < hard:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        port.post(await self.slabs.recover(port.process))
+        self.sessions.begin(port)
+        for kind, address in self._addresses.items():
+            listener = await self._fabrics[kind].listen(
+                address,
+                partial(self.sessions.accept, kind),
+                partial(self.sessions.serve, kind),
+                _no_regions,
+            )
+            self._listeners.append((kind, listener))
+
+    async def watch(self, port: Port) -> None:
+        """Look at the machine's memory, once a period."""
+        while True:
+            port.post(self._monitor.sample(self.slabs.resident_bytes()))
+            await self._clock.sleep_until(self._clock.now_s() + self._config.sample_s)
+
+    async def stop(self) -> None:
+        for _, listener in self._listeners:
+            await listener.close()
+        self.slabs.close()
+
+    # What others see ------------------------------------------------------------------------------
+
+    @property
+    def addresses(self) -> tuple[tuple[str, str], ...]:
+        return tuple((kind, listener.address) for kind, listener in self._listeners)
+
+    def heartbeat(self, now_s: float) -> SlabdHeartbeat:
+        core = self.core
+        return SlabdHeartbeat(
+            service="slabd",
+            id=self._config.id,
+            incarnation=self._incarnation,
+            at_s=now_s,
+            node=self._node,
+            addresses=self.addresses,
+            slab_bytes=self._config.slab_bytes,
+            free_slabs=len(core.having("free")),
+            lent_slabs=len(core.having("lent", "evicting", "held")),
+            devices=len(self.sessions),
+            total_bytes=core.sizing.total_bytes,
+            used_bytes=core.sizing.others_bytes,
+            headroom_bytes=core.sizing.headroom_bytes,
+            pressure=core.sizing.pressure,
+            lending=core.lending,
+        )
+
+    def definition(self) -> ServiceDefinition:
+        return ServiceDefinition(
+            service="slabd",
+            id=self._config.id,
+            core=self.core,
+            description="Lends idle memory in slabs, and takes it back when the machine needs it.",
+            endpoints={"slabs": ListSlabs, "evict": EvictNow, "lending": SetLending},
+            handlers={
+                **self.slabs.handlers(),
+                "send": self.sessions.send,
+                "close": self.sessions.close,
+            },
+            heartbeat=self.heartbeat,
+            on_start=self.start,
+            on_stop=self.stop,
+            tasks=(self.watch,),
+        )
+
+
+async def _no_regions(region: Region, note: bytes) -> None:
+    region.close()
+    raise ConfigRejected("a lender takes no regions: it lends its own")
+
+
+def _addresses(config: SlabdConfig) -> dict[str, str]:
+    """Where to listen. Raises ConfigRejected."""
+    addresses: dict[str, str] = {}
+    if config.transport in ("", "shm"):
+        path = config.shm_path
+        if not path:
+            if not config.state_dir:
+                raise ConfigRejected("slabd: set shm_path, or state_dir for its socket")
+            path = str(Path(config.state_dir) / _SOCKET)
+        os.makedirs(Path(path).parent, mode=0o700, exist_ok=True)
+        addresses["shm"] = path
+    if config.tcp_address and config.transport != "shm":
+        if not config.cluster_token:
+            raise ConfigRejected(
+                "slabd: tcp_address needs a cluster_token: without one, anybody on the network "
+                "could borrow this machine's memory"
+            )
+        addresses["tcp" if config.transport != "verbs" else "verbs"] = config.tcp_address
+    if not addresses:
+        raise ConfigRejected(f'slabd: transport = "{config.transport}" needs a tcp_address')
+    return addresses
+
+
+def definition(config: SlabdConfig, world: World) -> ServiceDefinition:
+    return Slabd(config, world).definition()

@@ -1,0 +1,279 @@
+"""`slackwater memory`: export a block device from idle memory; see and steer who lends what."""
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+
+from slackwater.cli.outcome import out, print_json, reported
+from slackwater.cli.show import REFRESH_S, Json, Url, with_client
+from slackwater.cli.sizes import human, size_bytes
+from slackwater.cli.where import resolve
+from slackwater.common import codec
+from slackwater.common.bus.base import Delivery
+from slackwater.common.client import Client
+from slackwater.common.errors import DecodeRejected, Rejected, Unavailable
+from slackwater.schemas import subjects
+from slackwater.schemas.base import Ok
+from slackwater.schemas.memory import (
+    DeviceHeartbeat,
+    DeviceMap,
+    EvictNow,
+    GetMap,
+    ListSlabs,
+    SetLending,
+    SlabdHeartbeat,
+    SlabId,
+    SlabList,
+)
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Remote memory: block devices in the idle memory of other machines.",
+)
+_LISTEN_S = 2.2
+"""Longer than two heartbeats: who is there has been heard by then."""
+Seen = tuple[dict[str, SlabdHeartbeat], dict[str, DeviceHeartbeat]]
+
+
+@app.command()
+def export(
+    size: Annotated[str, typer.Option(help="Of the device, e.g. 64G.")],
+    socket: Annotated[Path, typer.Option(help="Unix socket that NBD clients connect to.")],
+    backup: Annotated[
+        Path | None, typer.Option(help="The file behind it [default: SOCKET.backup].")
+    ] = None,
+    id: Annotated[str, typer.Option(help="The device's name on the bus.")] = "d1",
+    node: Annotated[str, typer.Option(help="This machine, never borrowed from.")] = "",
+    slab_size: Annotated[str, typer.Option(help="[default: what the lenders have]")] = "0",
+    resilience: Annotated[str, typer.Option(help="How pages survive a lender: disk.")] = "disk",
+    hot: Annotated[float, typer.Option(help="Page I/O per second that maps a slab.")] = 20.0,
+    cold: Annotated[float, typer.Option(help="... and below which one is given back.")] = 0.0,
+    direct: Annotated[bool, typer.Option(help="Keep the backup out of the page cache.")] = False,
+    swap: Annotated[bool, typer.Option(help="Serve this machine's own swap.")] = False,
+    transport: Annotated[str | None, typer.Option(help="shm, tcp or verbs alone.")] = None,
+    url: Url = None,
+    json: Json = False,
+) -> None:
+    """Serve a block device until Ctrl-C."""
+    from slackwater.memory.export import Exporter, ExportOptions
+    from slackwater.memory.export import export as serve
+
+    options = ExportOptions(
+        id=id,
+        size_bytes=size_bytes(size, "--size"),
+        socket=socket.absolute(),
+        backup=(backup or socket.with_name(f"{socket.name}.backup")).absolute(),
+        node=node,
+        slab_bytes=size_bytes(slab_size, "--slab-size"),
+        resilience=resilience,
+        hot=hot,
+        cold=cold,
+        direct=direct or swap,
+        swap=swap,
+        transport=transport,
+        token=os.environ.get("SLACKWATER_CLUSTER_TOKEN", ""),
+    )
+
+    def ready(exporter: Exporter) -> None:
+        uri = f"nbd+unix:///?socket={options.socket}"
+        if json:
+            print_json(
+                {"uri": uri, "backup": str(options.backup), "size_bytes": options.size_bytes}
+            )
+        else:
+            out.print(f"device {id}: {human(options.size_bytes)} at {uri}", soft_wrap=True)
+            out.print(f"backup file {options.backup}", soft_wrap=True)
+
+    with reported():
+        import uvloop
+
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(serve(options, resolve(url), ready))
+
+
+# Seeing -------------------------------------------------------------------------------------------
+
+
+async def _listen(client: Client, seen: Seen, seconds: float) -> None:
+    """Collect the heartbeats of lenders and devices."""
+
+    async def lender(delivery: Delivery) -> None:
+        beat = codec.decode(delivery.payload, SlabdHeartbeat, json=delivery.json)
+        seen[0][beat.id] = beat
+
+    async def device(delivery: Delivery) -> None:
+        beat = codec.decode(delivery.payload, DeviceHeartbeat, json=delivery.json)
+        seen[1][beat.id] = beat
+
+    for service, hear in (("slabd", lender), ("device", device)):
+        pattern = subjects.telemetries(service=service, what="heartbeat")
+        await client.bus.subscribe(pattern, _readable(hear))
+    await asyncio.sleep(seconds)
+
+
+def _readable(hear: Any) -> Any:
+    async def listen(delivery: Delivery) -> None:
+        try:
+            await hear(delivery)
+        except DecodeRejected:
+            return  # A newer version's: its line is missing, the others are not.
+
+    return listen
+
+
+def _tables(seen: Seen) -> RenderableType:
+    lenders = Table(title="lenders")
+    for column in ("lender", "node", "memory", "in use", "headroom", "free", "lent", "devices", ""):
+        lenders.add_column(column)
+    for id, beat in sorted(seen[0].items()):
+        slab = beat.slab_bytes
+        lenders.add_row(
+            id, beat.node, human(beat.total_bytes), human(beat.used_bytes),
+            human(beat.headroom_bytes), f"{beat.free_slabs} x {human(slab)}",
+            f"{beat.lent_slabs} x {human(slab)}", str(beat.devices),
+            "" if beat.lending else "drained",
+        )  # fmt: skip
+    devices = Table(title="devices")
+    for column in ("device", "size", "spans", "lenders", "I/O per s", "remote hits", "to disk", ""):
+        devices.add_column(column)
+    for id, mine in sorted(seen[1].items()):
+        hits = mine.read_remote_pages / mine.read_pages if mine.read_pages else 0.0
+        devices.add_row(
+            id, human(mine.size_bytes), f"{mine.mapped_spans} of {mine.spans}", str(mine.lenders),
+            f"{mine.activity:,.0f}", f"{hits:.1%} of {mine.read_pages:,}",
+            f"{mine.backup_waiting_pages:,}", mine.reason or mine.state,
+        )  # fmt: skip
+    return Group(lenders, devices)
+
+
+@app.command()
+def top(
+    url: Url = None,
+    json: Json = False,
+    once: Annotated[bool, typer.Option(help="Print once and end.")] = False,
+) -> None:
+    """Lenders and devices, refreshed every second."""
+
+    async def snapshot(client: Client) -> Seen:
+        seen: Seen = ({}, {})
+        await _listen(client, seen, _LISTEN_S)
+        return seen
+
+    async def refresh(client: Client) -> None:
+        seen: Seen = ({}, {})
+        await _listen(client, seen, 0.0)
+        with Live(console=out, screen=out.is_terminal) as live:
+            while True:
+                live.update(_tables(seen))
+                await asyncio.sleep(REFRESH_S)
+
+    if json:
+        lenders, devices = with_client(url, snapshot)
+        print_json({"lenders": list(lenders.values()), "devices": list(devices.values())})
+    elif once or not out.is_terminal:
+        out.print(_tables(with_client(url, snapshot)))
+    else:
+        with_client(url, refresh)
+
+
+async def _lender_names(client: Client) -> list[str]:
+    seen: Seen = ({}, {})
+    await _listen(client, seen, _LISTEN_S)
+    if not seen[0]:
+        raise Unavailable("no lender is heard: start one with `slackwater up --lenders 2`")
+    return sorted(seen[0])
+
+
+@app.command("map")
+def show_map(
+    device: Annotated[str | None, typer.Argument(help="A device; else all lenders' slabs.")] = None,
+    url: Url = None,
+    json: Json = False,
+) -> None:
+    """Which slab of whom backs which part of a device; or what lenders have lent to whom."""
+
+    async def of_device(client: Client) -> DeviceMap:
+        assert device is not None
+        subject = subjects.command("device", device, "map")
+        return await client.ask(subject, GetMap(), DeviceMap)
+
+    async def of_lenders(client: Client) -> list[SlabList]:
+        return [
+            await client.ask(subjects.command("slabd", name, "slabs"), ListSlabs(), SlabList)
+            for name in await _lender_names(client)
+        ]
+
+    if device is not None:
+        found = with_client(url, of_device)
+        print_json(found) if json else out.print(_device_table(found))
+        return
+    lists = with_client(url, of_lenders)
+    print_json(lists) if json else out.print(_slab_table(lists))
+
+
+def _device_table(found: DeviceMap) -> Table:
+    table = Table(title=f"{found.device}: {human(found.size_bytes)} in spans of "
+                  f"{human(found.span_bytes)}")  # fmt: skip
+    for column in ("span", "state", "lender", "slab", "I/O per s", "remote pages"):
+        table.add_column(column)
+    for span in found.spans:
+        members = [member for member in span.members if member is not None]
+        table.add_row(
+            str(span.span), span.state, " ".join(m.lender for m in members) or "-",
+            " ".join(f"{m.slab}/{m.generation}" for m in members) or "-",
+            f"{span.activity:,.1f}", f"{span.remote_pages:,}",
+        )  # fmt: skip
+    return table
+
+
+def _slab_table(lists: list[SlabList]) -> Table:
+    table = Table()
+    for column in ("lender", "slab", "state", "generation", "device", "span"):
+        table.add_column(column)
+    for one in lists:
+        for slab in one.slabs:
+            owned = bool(slab.device)
+            table.add_row(
+                one.lender, slab.slab, slab.state, str(slab.generation), slab.device or "-",
+                str(slab.span) if owned else "-",
+            )  # fmt: skip
+    return table
+
+
+# Steering -----------------------------------------------------------------------------------------
+
+
+@app.command()
+def evict(
+    lender: str,
+    slab: Annotated[list[str] | None, typer.Argument(help="These slabs.")] = None,
+    count: Annotated[int, typer.Option(min=0, help="Or so many: the least active ones.")] = 0,
+    url: Url = None,
+) -> None:
+    """Make a lender take slabs back; their pages stay in the devices' backups."""
+    with reported():
+        if not slab and not count:
+            raise Rejected("nothing to evict: name slabs, or give --count")
+    message = EvictNow(count=count, slabs=tuple(SlabId(one) for one in slab or ()))
+    subject = subjects.command("slabd", lender, "evict")
+    with_client(url, lambda client: client.ask(subject, message, Ok))
+    out.print(f"{lender} evicts {', '.join(slab) if slab else f'{count} slabs'}")
+
+
+@app.command()
+def drain(
+    lender: str,
+    back: Annotated[bool, typer.Option("--back", help="Lend again.")] = False,
+    url: Url = None,
+) -> None:
+    """Empty a lender before maintenance: it evicts everything and lends nothing new."""
+    subject = subjects.command("slabd", lender, "lending")
+    with_client(url, lambda client: client.ask(subject, SetLending(lending=back), Ok))
+    out.print(f"{lender} lends again" if back else f"{lender} gives everything back")

@@ -1,0 +1,352 @@
+"""A device: the PageStore over page table, backup file and remote slabs.
+
+The kernels do what needs no waiting; here is the rest: pages that must come from the disk or over
+a channel, writes that count only once they are somewhere else, spans that come and go. All of it
+runs on one event loop. `admit`, `suspend` and `retire` are called by the driver (lenders.py); when
+they return, the table says so to every thread.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
+
+import numpy as np
+
+from slackwater.common.errors import AccessRefused, Rejected, SlackwaterError, Unavailable
+from slackwater.memory import kernels as k
+from slackwater.memory.backup import Backup
+from slackwater.memory.remote import RemoteSlab
+from slackwater.memory.store import PAGE_BYTES, Pages, Resilience
+from slackwater.memory.table import Where
+
+_ATTEMPTS_MAX: Final = 8
+"""Places a read is sent to before it gives up: each time the slab it was sent to went away."""
+_Read = Callable[[Pages, memoryview], Awaitable[None]]
+
+
+class Device:
+    def __init__(self, table: k.Table, backup: Backup, resilience: Resilience) -> None:
+        self.table = table
+        self.backup = backup
+        self.resilience = resilience
+        self.on_fenced: Callable[[int], None] | None = None
+        """Told, with the span, that its slab was taken away under a copy."""
+        self.on_failed: Callable[[int], None] | None = None
+        """Told, with the span, that a request on its channel failed."""
+        self.remote_read_pages = 0
+        self.remote_written_pages = 0
+        self._span_pages = int(table.words[k.SPAN_PAGES])
+        self._members: dict[int, list[RemoteSlab | None]] = {}
+        self._flying: Counter[int] = Counter()
+        """Span -> requests on a channel."""
+        self._landed: dict[int, list[asyncio.Future[None]]] = {}
+        self._sending: set[asyncio.Future[int]] = set()
+
+    @property
+    def page_count(self) -> int:
+        return int(self.table.words[k.PAGES])
+
+    # Reads ----------------------------------------------------------------------------------------
+
+    def read_now(self, pages: Pages, target: memoryview) -> int:
+        where = np.empty(len(pages), np.int64)
+        if not k.read_pages(self.table, pages, k.address(target), where, True):
+            return len(pages)
+        return int(np.flatnonzero(where)[0])
+
+    async def read_pages(self, pages: Pages, target: memoryview) -> None:
+        where = np.empty(len(pages), np.int64)
+        if not k.read_pages(self.table, pages, k.address(target), where, True):
+            return
+        for _ in range(_ATTEMPTS_MAX):
+            missing = np.flatnonzero(where)
+            if not len(missing):
+                return
+            await self._fetch(pages, target, where, missing)
+            missing = np.flatnonzero(where)
+            self._look_again(pages, target, where, missing)
+        raise Unavailable("the slabs behind these pages keep going away; try again")
+
+    def _look_again(self, pages: Pages, target: memoryview, where: Where, missing: Pages) -> None:
+        """What is not here yet may be at hand by now, or somewhere else."""
+        one = np.empty(1, np.int64)
+        at = k.address(target)
+        for i in missing.tolist():
+            k.read_pages(self.table, pages[i : i + 1], at + i * PAGE_BYTES, one, False)
+            where[i] = one[0]
+
+    async def _fetch(self, pages: Pages, target: memoryview, where: Where, missing: Pages) -> None:
+        """Try once for every page that is missing; `where` is DONE for those that came."""
+        if (where == k.OUTSIDE).any():
+            raise Rejected(f"a page outside the device, which has {self.page_count}")
+        for span in set((pages[where == k.BROKEN] // self._span_pages).tolist()):
+            self.fenced(span)
+        work = []
+        disk = np.flatnonzero(where == k.DISK)
+        if len(disk):
+            work.append(self._from_disk(pages, target, where, disk))
+        remote = np.flatnonzero(where == k.REMOTE)
+        spans = pages[remote] // self._span_pages
+        work += [
+            self._from_span(span, pages, target, where, remote[spans == span])
+            for span in sorted(set(spans.tolist()))
+        ]
+        if len(work) == 1:
+            await work[0]
+        elif work:
+            await asyncio.gather(*work)
+
+    async def _from_disk(
+        self, pages: Pages, target: memoryview, where: Where, chosen: Pages
+    ) -> None:
+        await self._scattered(self.backup.read, pages[chosen], target, chosen)
+        where[chosen] = k.DONE
+
+    async def _from_span(
+        self, span: int, pages: Pages, target: memoryview, where: Where, chosen: Pages
+    ) -> None:
+        """A span whose slab fails is suspended at once: the next look finds the page elsewhere."""
+        members = self._members.get(span)
+        if members is None:
+            return
+
+        async def read(wanted: Pages, part: memoryview) -> None:
+            await self.resilience.read(members, wanted - span * self._span_pages, part)
+
+        self._flying[span] += 1
+        try:
+            await self._scattered(read, pages[chosen], target, chosen)
+        except (Unavailable, AccessRefused) as error:
+            self._fail(span, members, error)
+            return
+        finally:
+            self._settle(span)
+        where[chosen] = k.DONE
+        self.remote_read_pages += len(chosen)
+
+    @staticmethod
+    async def _scattered(read: _Read, wanted: Pages, target: memoryview, chosen: Pages) -> None:
+        """Read into the chosen places of `target`; through a buffer where they are not one run."""
+        first, count = int(chosen[0]), len(chosen)
+        if int(chosen[-1]) - first + 1 == count:
+            await read(wanted, target[first * PAGE_BYTES : (first + count) * PAGE_BYTES])
+            return
+        buffer = np.empty((count, PAGE_BYTES), np.uint8)
+        await read(wanted, buffer.data.cast("B"))
+        np.frombuffer(target, np.uint8).reshape(-1, PAGE_BYTES)[chosen] = buffer
+
+    # Writes ---------------------------------------------------------------------------------------
+
+    async def write_pages(self, pages: Pages, source: memoryview) -> None:
+        kinds = np.empty(len(pages), np.int64)
+        first = await self._enqueue(pages, source, kinds)
+        if kinds.any():
+            await self.land(first, len(pages))
+
+    async def write_if(self, pages: Pages, source: memoryview, span: int, version: int) -> bool:
+        """Write, unless somebody wrote the span after it had this version."""
+        kinds = np.empty(len(pages), np.int64)
+        first = await self._enqueue(pages, source, kinds, span, version)
+        if first < 0:
+            return False
+        if kinds.any():
+            await self.land(first, len(pages))
+        return True
+
+    async def _enqueue(
+        self, pages: Pages, source: memoryview, kinds: Where, span: int = 0, version: int = -1
+    ) -> int:
+        """Into the ring, as soon as it has room: the first entry; -4: the version is another."""
+        at = k.address(source)
+        if len(pages) > self.table.words[k.SLOTS] // 2:
+            raise Rejected(
+                f"{len(pages)} pages in one write, at most {self.table.words[k.SLOTS] // 2} fit"
+            )
+        kept = source
+        while True:
+            first: int = k.write_pages(self.table, pages, at, kinds, span, version)
+            if first >= 0 or first == -4:
+                return first
+            if first == -3:
+                raise Rejected(f"a page outside the device, which has {self.page_count}")
+            if first == -2:
+                raise self.backup.error()
+            if kept is source:  # The caller may reuse its buffer while we wait.
+                kept = memoryview(bytes(source))
+                at = k.address(kept)
+            await self.backup.room()
+
+    async def land(self, first: int, count: int) -> None:
+        """Return when these entries count: in remote memory, or else in the file. Raises OSError.
+
+        A write that has begun on a channel is never given up halfway: it could land after a later
+        one. So a cancelled caller leaves it to itself.
+        """
+        kinds = np.empty(count, np.int64)
+        k.look(self.table, first, kinds)
+        disk = np.flatnonzero(kinds == k.DISK)
+        last = first + int(disk[-1]) if len(disk) else -1
+        held = first + np.flatnonzero(kinds == k.REMOTE)
+        if len(held):
+            sending = asyncio.ensure_future(self._send(held))
+            self._sending.add(sending)
+            sending.add_done_callback(self._sending.discard)
+            last = max(last, await asyncio.shield(sending))
+        if last >= 0:
+            await self.backup.written(last)
+
+    async def _send(self, entries: Pages) -> int:
+        """Over the channels of their spans; the last entry that did not arrive, or -1."""
+        table = self.table
+        pages = table.slot_page[entries % table.words[k.SLOTS]]
+        spans = pages // self._span_pages
+        arrived = np.zeros(len(entries), np.bool_)
+
+        async def one(span: int) -> None:
+            chosen = np.flatnonzero(spans == span)
+            if await self._send_span(span, entries[chosen], pages[chosen]):
+                arrived[chosen] = True
+
+        try:
+            different = sorted(set(spans.tolist()))
+            if len(different) == 1:
+                await one(different[0])
+            else:
+                await asyncio.gather(*(one(span) for span in different))
+        finally:
+            k.landed(table, entries, arrived)
+            self.backup.settle_soon()
+        late = entries[~arrived]
+        return int(late[-1]) if len(late) else -1
+
+    async def _send_span(self, span: int, entries: Pages, pages: Pages) -> bool:
+        members = self._members.get(span)
+        if members is None:
+            return False
+        slots = entries % self.table.words[k.SLOTS]
+        ring = self.table.ring.data
+        start, count = int(slots[0]), len(slots)
+        if int(slots[-1]) - start + 1 == count:
+            source = ring[start * PAGE_BYTES : (start + count) * PAGE_BYTES]
+        else:  # Around the ring's end, or with other spans' entries in between.
+            ordered = np.ascontiguousarray(self.table.ring.reshape(-1, PAGE_BYTES)[slots])
+            source = ordered.reshape(-1).data
+        inside = pages - span * self._span_pages
+        self._flying[span] += 1
+        try:
+            await self.resilience.write(members, inside, source)
+            await self.resilience.settled(inside)
+        except (Unavailable, AccessRefused) as error:
+            self._fail(span, members, error)
+            return False
+        finally:
+            self._settle(span)
+        self.remote_written_pages += count
+        return True
+
+    async def discard(self, first: int, count: int) -> None:
+        if first < 0 or count < 1 or first + count > self.page_count:
+            raise Rejected(f"pages [{first}, {first + count}) of a device of {self.page_count}")
+        while True:
+            entry: int = k.discard(self.table, first, count)
+            if entry >= 0:
+                await self.backup.written(entry)
+                return
+            if entry == -2:
+                raise self.backup.error()
+            await self.backup.room()
+
+    async def flush(self) -> None:
+        head = int(self.table.words[k.HEAD])
+        if head:
+            await self.backup.written(head - 1)
+        await self.backup.sync()
+
+    def version(self, page: int) -> tuple[int, int]:
+        """(span, its version) of a page: for `write_if`."""
+        span = page // self._span_pages
+        return span, int(self.table.version[span])
+
+    # Spans come and go ----------------------------------------------------------------------------
+
+    def admit(self, span: int, index: int, slab: RemoteSlab) -> None:
+        """From now on this slab backs the span, alone or beside others."""
+        members = self._members.get(span, [None] * self.resilience.width)
+        members = [*members[:index], slab, *members[index + 1 :]]
+        self._members[span] = members
+        if sum(member is not None for member in members) >= self.resilience.needed:
+            mapped = slab.mapped is not None and self.resilience.width == 1
+            base = slab.address if mapped else 0
+            k.map_span(self.table, span, base, base + slab.nbytes if mapped else 0, slab.fence)
+
+    def suspend(self, span: int, index: int) -> None:
+        """The lender is away: the bits stay, the slab is not used."""
+        self._drop(span, index, k.SUSPENDED)
+
+    async def retire(self, span: int, index: int) -> None:
+        """The slab is no longer the span's. Returns when nothing reads or writes it."""
+        self._drop(span, index, k.UNMAPPED)
+        await self.quiet(span)
+
+    def _drop(self, span: int, index: int, state: int) -> None:
+        members = self._members.get(span)
+        if members is not None:
+            members = [*members[:index], None, *members[index + 1 :]]
+            self._members[span] = members
+        left = sum(member is not None for member in members or ())
+        if left < self.resilience.needed:
+            k.leave_span(self.table, span, state)
+        if not left:
+            self._members.pop(span, None)
+
+    def members(self, span: int) -> Sequence[RemoteSlab | None]:
+        return self._members.get(span, ())
+
+    async def quiet(self, span: int) -> None:
+        """Returns when nothing of this span is on a channel."""
+        while self._flying[span]:
+            done = asyncio.get_running_loop().create_future()
+            self._landed.setdefault(span, []).append(done)
+            await done
+
+    def fenced(self, span: int) -> None:
+        """Its slab was taken away: nothing in it is ours any more."""
+        k.leave_span(self.table, span, k.UNMAPPED)
+        if self.on_fenced is not None:
+            self.on_fenced(span)
+
+    def _fail(
+        self, span: int, members: Sequence[RemoteSlab | None], error: SlackwaterError
+    ) -> None:
+        """A request on a channel failed. A refusal says that the slab is gone; else the channel
+        ends, and the driver sees whether the lender comes back."""
+        if self._members.get(span) is not members:
+            return
+        if isinstance(error, AccessRefused):
+            self.fenced(span)
+            return
+        k.leave_span(self.table, span, k.SUSPENDED)
+        if self.on_failed is not None:
+            self.on_failed(span)
+
+    def _settle(self, span: int) -> None:
+        self._flying[span] -= 1
+        if not self._flying[span]:
+            del self._flying[span]
+            for done in self._landed.pop(span, ()):
+                if not done.done():
+                    done.set_result(None)
+
+    # What operators see ---------------------------------------------------------------------------
+
+    def present_pages(self, span: int) -> int:
+        return int(k.count_present(self.table, span))
+
+    @property
+    def mapped_spans(self) -> int:
+        return int(np.count_nonzero(self.table.state == k.MAPPED))
+
+    @property
+    def backup_waiting_pages(self) -> int:
+        return int(self.table.words[k.HEAD] - self.table.words[k.TAKEN])

@@ -1,0 +1,314 @@
+"""The process behind `slackwater memory export`: one device, its NBD server, its face on the bus.
+
+The device serves whatever the bus does: its face is started anew for as long as the device lives.
+A signal ends it in order: no new client, what was begun is finished, everything reaches the backup
+file, the slabs go back.
+"""
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import random
+import secrets
+import signal
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+
+from slackwater.common import codec, limits
+from slackwater.common.bus.base import Delivery
+from slackwater.common.clock import Clock, LiveClock
+from slackwater.common.effects import Publish
+from slackwater.common.errors import ConfigRejected, DecodeRejected, Fatal, Retryable
+from slackwater.common.shell import run_service
+from slackwater.common.shell.definition import Port
+from slackwater.common.transport.negotiate import live_fabrics
+from slackwater.common.world import World, live_world
+from slackwater.memory import face
+from slackwater.memory.backup import Backup
+from slackwater.memory.core import DeviceCore
+from slackwater.memory.device import Device
+from slackwater.memory.lenders import Lenders
+from slackwater.memory.nbd.server import NbdServer
+from slackwater.memory.resilience import resilience
+from slackwater.memory.spans import HOT, DeviceSettings
+from slackwater.memory.store import PAGE_BYTES
+from slackwater.memory.table import counters, make_table
+from slackwater.memory.warm import warm
+from slackwater.schemas import subjects
+from slackwater.schemas.base import NodeId
+from slackwater.schemas.memory import (
+    DeviceHeartbeat,
+    DeviceHello,
+    DeviceId,
+    DeviceMap,
+    DeviceRecord,
+    SlabdHeartbeat,
+    SpanInfo,
+)
+
+_LOOK_S: Final = 2.5
+"""Longer than two heartbeats: a lender that is there has been heard by then."""
+_FACE_WAIT_S: Final = 2.0
+_MCL_CURRENT_AND_FUTURE: Final = 3
+_PR_SET_IO_FLUSHER: Final = 57
+_log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportOptions:
+    """`slab_bytes` 0: what the lenders of the cluster have."""
+
+    id: str
+    size_bytes: int
+    socket: Path
+    backup: Path
+    node: str = ""
+    slab_bytes: int = 0
+    resilience: str = "disk"
+    hot: float = HOT
+    cold: float = 0.0
+    hold_s: float = 10.0
+    direct: bool = False
+    delay_s: float = 0.0
+    swap: bool = False
+    """Prepare for serving this machine's own swap: memory locked, writeback not throttled."""
+    transport: str | None = None
+    token: str = ""
+
+
+class Exporter:
+    """The parts of one device, put together. `start` and `close` on one loop."""
+
+    def __init__(self, options: ExportOptions, slab_bytes: int, clock: Clock) -> None:
+        """Raises ConfigRejected."""
+        strategy = resilience(options.resilience)
+        span_pages = strategy.span_pages(slab_bytes)
+        pages = options.size_bytes // PAGE_BYTES
+        if options.size_bytes % PAGE_BYTES:
+            raise ConfigRejected(f"size {options.size_bytes} is no multiple of {PAGE_BYTES}")
+        self.options = options
+        self._slab_bytes = slab_bytes
+        self._clock = clock
+        self._node = options.node or socket.gethostname().split(".")[0]
+        table = make_table(pages, span_pages, backed=strategy.backup)
+        self.device = Device(
+            table,
+            Backup(options.backup, table, direct=options.direct, delay_s=options.delay_s),
+            strategy,
+        )
+        settings = DeviceSettings(
+            id=DeviceId(options.id),
+            node=self._node,
+            spans=len(table.state),
+            width=strategy.width,
+            needed=strategy.needed,
+            hot=options.hot,
+            cold=options.cold,
+            hold_s=options.hold_s,
+            secret=secrets.token_hex(16),
+        )
+        self.core = DeviceCore(settings, slab_bytes, random.Random())
+        self._post: Callable[[Any], None] = lambda event: None
+        hello = DeviceHello(
+            device=settings.id,
+            node=NodeId(self._node),
+            incarnation=int(clock.now_s() * 1000),
+            token=options.token,
+        )
+        self.lenders = Lenders(
+            self.core,
+            self.device,
+            live_fabrics(options.transport),
+            clock,
+            codec.encode(hello),
+            publish=self._say,
+            changed=lambda: self._post(face.MapChanged()),
+            transport=options.transport,
+        )
+        self._server: NbdServer | None = None
+        self._measuring: asyncio.Task[None] | None = None
+
+    # A life ---------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Raises ConfigRejected when the socket cannot be had."""
+        self._server = NbdServer(self.options.socket, self.device, self.options.id)
+        self.device.backup.start()
+        self.device.backup.on_failure = self._backup_failed
+        self._server.start()
+        self._measuring = asyncio.ensure_future(self.lenders.run())
+
+    async def close(self) -> None:
+        if self._server is not None:
+            await self._server.close()
+        if self._measuring is not None:
+            self._measuring.cancel()
+            await asyncio.gather(self._measuring, return_exceptions=True)
+        await self.device.backup.close()
+        await self.lenders.close()
+
+    def _backup_failed(self, reason: str) -> None:
+        if reason:
+            _log.error("backup.refuses", path=str(self.options.backup), reason=reason)
+        else:
+            _log.info("backup.works-again", path=str(self.options.backup))
+
+    # The face on the bus --------------------------------------------------------------------------
+
+    async def show(self, url: str, stop: asyncio.Event) -> None:
+        """Run the face until `stop`, again and again."""
+        while not stop.is_set():
+            try:
+                async with live_world(url, f"device-{self.options.id}") as world:
+                    await self._show_once(world, stop)
+                return
+            except (Retryable, Fatal, ConfigRejected) as error:
+                _log.warning("device.off-the-bus", reason=str(error))
+            finally:
+                self._post = lambda event: None
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_FACE_WAIT_S):
+                    await stop.wait()
+
+    async def _show_once(self, world: World, stop: asyncio.Event) -> None:
+        core = face.FaceCore(self.options.id, self.record, self.map)
+        made = face.definition(self.options.id, core, self.heartbeat, self.lenders.seen)
+
+        async def begin(port: Port) -> None:
+            self._post = port.post
+
+        await run_service(replace(made, on_start=begin), world, stop)
+
+    def _say(self, effect: Publish) -> None:
+        self._post(face.FactSaid(effect))
+
+    # What others see ------------------------------------------------------------------------------
+
+    def record(self) -> DeviceRecord:
+        return DeviceRecord(
+            device=self.core.settings.id,
+            node=NodeId(self._node),
+            size_bytes=self.options.size_bytes,
+            slab_bytes=self._slab_bytes,
+            resilience=self.options.resilience,
+            spans=self.core.spans.span_records(),
+        )
+
+    def map(self) -> DeviceMap:
+        spans = sorted(set(self.core.spans.in_use()) | set(self._active()))[:4096]
+        return DeviceMap(
+            device=self.core.settings.id,
+            size_bytes=self.options.size_bytes,
+            span_bytes=self.device.resilience.span_pages(self._slab_bytes) * PAGE_BYTES,
+            spans=tuple(
+                SpanInfo(
+                    span=span,
+                    state=self.core.spans.state(span),
+                    members=self.core.spans.records(span),
+                    activity=round(float(self.core.activity[span]), 3),
+                    remote_pages=self.device.present_pages(span),
+                )
+                for span in spans
+            ),
+        )
+
+    def _active(self) -> list[int]:
+        """Spans without a slab that somebody uses."""
+        active: list[int] = (self.core.activity > 0.5).nonzero()[0].tolist()
+        return active
+
+    def heartbeat(self, now_s: float) -> DeviceHeartbeat:
+        seen = counters(self.device.table)
+        lenders = {
+            m.lender for s in self.core.spans.span_records() for m in s.members if m is not None
+        }
+        failed = self.device.backup.failed
+        return DeviceHeartbeat(
+            service=face.SERVICE,
+            id=self.options.id,
+            incarnation=0,
+            at_s=now_s,
+            node=NodeId(self._node),
+            resilience=self.options.resilience,
+            size_bytes=self.options.size_bytes,
+            spans=self.core.settings.spans,
+            mapped_spans=self.device.mapped_spans,
+            lenders=len(lenders),
+            read_pages=seen["read_pages"],
+            read_remote_pages=seen["read_mapped_pages"] + self.device.remote_read_pages,
+            written_pages=seen["written_pages"],
+            written_remote_pages=seen["written_mapped_pages"] + self.device.remote_written_pages,
+            backup_waiting_pages=self.device.backup_waiting_pages,
+            activity=round(float(self.core.activity.sum()), 3),
+            export=str(self.options.socket),
+            state="degraded" if failed else "serving",
+            reason=f"backup file: {os.strerror(failed)}" if failed else "",
+        )
+
+
+async def find_slab_bytes(url: str, name: str) -> int:
+    """The slab size of the cluster's lenders, as the first of them tells; 0: none is there. Raises
+    Unavailable when the bus is not there."""
+    heard: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    async def hear(delivery: Delivery) -> None:
+        with contextlib.suppress(DecodeRejected):
+            beat = codec.decode(delivery.payload, SlabdHeartbeat, json=delivery.json)
+            if not heard.done():
+                heard.set_result(beat.slab_bytes)
+
+    async with live_world(url, name) as world:
+        await world.bus.subscribe(subjects.telemetries(service="slabd", what="heartbeat"), hear)
+        try:
+            async with asyncio.timeout(_LOOK_S):
+                return await heard
+        except TimeoutError:
+            return 0
+
+
+async def export(
+    options: ExportOptions, url: str, ready: Callable[[Exporter], None] = lambda exporter: None
+) -> None:
+    """Serve until SIGTERM or SIGINT. `ready` is called once clients may connect."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    slab_bytes = options.slab_bytes or await find_slab_bytes(url, f"device-{options.id}")
+    if not slab_bytes:
+        slab_bytes = limits.SLAB_BYTES_DEFAULT
+        _log.warning("no-lender", slab_bytes=slab_bytes, hint="is slabd running? pages go to disk")
+    await asyncio.to_thread(warm)
+    exporter = Exporter(options, slab_bytes, LiveClock())
+    shown: asyncio.Task[None] | None = None
+    try:
+        await exporter.start()
+        if options.swap:
+            prepare_for_swap()
+        shown = asyncio.ensure_future(exporter.show(url, stop))
+        ready(exporter)
+        await stop.wait()
+    finally:
+        stop.set()
+        await exporter.close()
+        if shown is not None:
+            await asyncio.gather(shown, return_exceptions=True)
+
+
+def prepare_for_swap() -> None:
+    """A server of its own machine's swap must not be swapped out, must not wait for its own
+    writeback, and must be killed last. Raises ConfigRejected where that is not allowed."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.mlockall(_MCL_CURRENT_AND_FUTURE) != 0:
+        why = os.strerror(ctypes.get_errno())
+        raise ConfigRejected(f"cannot lock memory for swap: {why}; run as root or raise memlock")
+    if libc.prctl(_PR_SET_IO_FLUSHER, 1, 0, 0, 0) != 0:
+        why = os.strerror(ctypes.get_errno())
+        raise ConfigRejected(f"cannot become an I/O flusher for swap: {why}; run as root")
+    Path("/proc/self/oom_score_adj").write_text("-1000")

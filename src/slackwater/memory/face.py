@@ -1,0 +1,128 @@
+"""What the bus sees of a device: heartbeats, its map for operators, facts, the durable slab map.
+
+A service like any other, in a shell of its own: it may end and start again while the device serves,
+and the device does not notice. Its bucket `device_<id>` holds one record.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, assert_never
+
+from slackwater.common.effects import (
+    Answered,
+    CancelTimer,
+    Do,
+    Draining,
+    Effect,
+    Observed,
+    Persist,
+    Publish,
+    Recovered,
+    Reply,
+    Requested,
+    ShellEvent,
+    StartTimer,
+    TimerFired,
+)
+from slackwater.common.shell.definition import ServiceDefinition
+from slackwater.schemas import subjects
+from slackwater.schemas.base import Refused
+from slackwater.schemas.memory import (
+    DeviceHeartbeat,
+    DeviceMap,
+    DeviceRecord,
+    GetMap,
+    SlabdHeartbeat,
+)
+
+SERVICE: Final = "device"
+KEY: Final = "map"
+_SAVE_S: Final = 1.0
+"""At most one record per so many seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class FactSaid:
+    """The device's core published this."""
+
+    effect: Publish
+
+
+@dataclass(frozen=True, slots=True)
+class MapChanged:
+    pass
+
+
+Event = ShellEvent | FactSaid | MapChanged
+
+
+class FaceCore:
+    """`record` and `map` read the device's state as it is."""
+
+    def __init__(
+        self, id: str, record: Callable[[], DeviceRecord], map: Callable[[], DeviceMap]
+    ) -> None:
+        self._bucket = bucket(id)
+        self._record = record
+        self._map = map
+        self._saved_s = 0.0
+        self._waiting = False
+
+    def step(self, event: Event, now_s: float) -> Sequence[Effect]:
+        match event:
+            case Observed(message=message):
+                return [Do("seen", {"heartbeat": message})]
+            case Requested(token=token, message=GetMap()):
+                return [Reply(token, self._map())]
+            case Requested(token=token, message=message):
+                why = f"a device does not know {type(message).__name__}"
+                return [Reply(token, Refused(reason=why))]
+            case FactSaid(effect=effect):
+                return [effect]
+            case MapChanged():
+                return self._changed(now_s)
+            case Recovered() | TimerFired():
+                return self._save(now_s)
+            case Draining():
+                return [CancelTimer("save"), *self._save(now_s)]
+            case Answered():
+                return []
+        assert_never(event)
+
+    def _changed(self, now_s: float) -> list[Effect]:
+        if self._waiting:
+            return []
+        if now_s - self._saved_s >= _SAVE_S:
+            return self._save(now_s)
+        self._waiting = True
+        return [StartTimer("save", self._saved_s + _SAVE_S)]
+
+    def _save(self, now_s: float) -> list[Effect]:
+        self._waiting = False
+        self._saved_s = now_s
+        return [Persist(self._bucket, KEY, self._record())]
+
+
+def bucket(id: str) -> str:
+    return f"{SERVICE}_{id}"
+
+
+def definition(
+    id: str,
+    core: FaceCore,
+    heartbeat: Callable[[float], DeviceHeartbeat],
+    seen: Callable[[SlabdHeartbeat], None],
+) -> ServiceDefinition:
+    return ServiceDefinition(
+        service=SERVICE,
+        id=id,
+        core=core,
+        description="A block device in remote memory.",
+        buckets={bucket(id): DeviceRecord},
+        endpoints={"map": GetMap},
+        subscriptions={
+            subjects.telemetries(service="slabd", what="heartbeat"): SlabdHeartbeat,
+        },
+        handlers={"seen": seen},
+        heartbeat=heartbeat,
+    )

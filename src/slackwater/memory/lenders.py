@@ -1,0 +1,266 @@
+"""The driver of a device's core: channels to lenders, timers, and what the core wants done.
+
+Events go in one at a time; effects are carried out at once and in order. What takes time (to
+connect, to open a slab, to fall silent) runs as a task and comes back as an event. The device's
+data path does not wait for any of it.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, Final
+
+import numpy as np
+import structlog
+
+from slackwater.common import limits
+from slackwater.common.clock import Clock
+from slackwater.common.effects import CancelTimer, Do, Effect, Log, Publish, StartTimer, TimerFired
+from slackwater.common.errors import DecodeRejected, SlackwaterError, Unavailable
+from slackwater.common.memory import frames
+from slackwater.common.transport.base import Channel, Fabric
+from slackwater.common.transport.negotiate import choose
+from slackwater.memory import kernels as k
+from slackwater.memory.core import DeviceCore
+from slackwater.memory.device import Device
+from slackwater.memory.events import (
+    ActivityMeasured,
+    Connected,
+    Disconnected,
+    Event,
+    Fenced,
+    Heard,
+    Left,
+    LenderSeen,
+    Opened,
+    Stopping,
+)
+from slackwater.memory.remote import RemoteSlab
+from slackwater.schemas.base import Message
+from slackwater.schemas.memory import LenderId, SlabdHeartbeat, SlabMapped
+
+TICK_S: Final = 1.0
+_STOP_S: Final = 2.0
+_log = structlog.get_logger()
+
+
+class Lenders:
+    """`publish` takes the core's facts, `changed` is called when the slab map is another."""
+
+    def __init__(
+        self,
+        core: DeviceCore,
+        device: Device,
+        fabrics: Mapping[str, Fabric],
+        clock: Clock,
+        hello: bytes,
+        *,
+        publish: Callable[[Publish], None],
+        changed: Callable[[], None],
+        transport: str | None = None,
+    ) -> None:
+        self.core = core
+        self.device = device
+        self._fabrics = fabrics
+        self._clock = clock
+        self._hello = hello
+        self._publish = publish
+        self._changed = changed
+        self._transport = transport
+        self._loop = asyncio.get_running_loop()
+        self._channels: dict[LenderId, Channel] = {}
+        self._slabs: dict[int, RemoteSlab] = {}
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._leavings: set[asyncio.Task[None]] = set()
+        self._closed = False
+        device.on_fenced = lambda span: self.feed(Fenced(span))
+        device.on_failed = self._failed
+        self._actions: dict[str, Callable[..., None]] = {
+            "connect": self._connect,
+            "send": self._send,
+            "open": self._open,
+            "admit": self._admit,
+            "suspend": self._suspend,
+            "leave": self._leave,
+            "save": self._changed,
+        }
+
+    # A life ---------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Measure the spans' activity once a second, for as long as the device lives."""
+        counts = np.zeros(self.core.settings.spans, np.int64)
+        before_s = self._clock.now_s()
+        while True:
+            await self._clock.sleep_until(before_s + TICK_S)
+            now_s = self._clock.now_s()
+            k.take_activity(self.device.table, counts)
+            self.feed(ActivityMeasured(counts.copy(), max(now_s - before_s, 1e-3)))
+            before_s = now_s
+
+    def seen(self, heartbeat: SlabdHeartbeat) -> None:
+        self.feed(LenderSeen(heartbeat))
+
+    async def close(self) -> None:
+        """Give the slabs back, within a moment, and end the channels."""
+        self.feed(Stopping())
+        if self._leavings:
+            await asyncio.wait(self._leavings, timeout=_STOP_S)
+        self._closed = True
+        for timer in self._timers.values():
+            timer.cancel()
+        await asyncio.gather(*(channel.close() for channel in tuple(self._channels.values())))
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for slab in self._slabs.values():
+            slab.close()
+
+    def feed(self, event: Event) -> None:
+        """One step, and its effects."""
+        if self._closed:
+            return
+        for effect in self.core.step(event, self._clock.now_s()):
+            self._perform(effect)
+
+    def _perform(self, effect: Effect) -> None:
+        match effect:
+            case Do(action=action, arguments=arguments):
+                self._actions[action](**arguments)
+            case StartTimer(key=key, at_s=at_s):
+                self._cancel(key)
+                delay_s = max(0.0, at_s - self._clock.now_s())
+                self._timers[key] = self._loop.call_later(delay_s, self._fire, key)
+            case CancelTimer(key=key):
+                self._cancel(key)
+            case Publish():
+                self._publish(effect)
+            case Log(event=event, fields=fields, level=level):
+                getattr(_log, level)(event, **fields)
+            case _:
+                raise AssertionError(f"a device's core asked for {effect!r}")
+
+    def _cancel(self, key: str) -> None:
+        timer = self._timers.pop(key, None)
+        if timer is not None:
+            timer.cancel()
+
+    def _fire(self, key: str) -> None:
+        del self._timers[key]
+        self.feed(TimerFired(key))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._loop.call_exception_handler(
+                {"message": "remote memory: a task failed", "exception": error, "task": task}
+            )
+
+    # Channels -------------------------------------------------------------------------------------
+
+    def _connect(self, lender: LenderId, addresses: tuple[tuple[str, str], ...]) -> None:
+        self._spawn(self._live(lender, addresses))
+
+    async def _live(self, lender: LenderId, addresses: tuple[tuple[str, str], ...]) -> None:
+        """A channel from its beginning to its end; the frames in between."""
+        try:
+            fabric, address = choose(self._fabrics, addresses, forced=self._transport)
+            channel = await fabric.connect(address, self._hello, deadline_s=limits.CONNECT_S)
+        except SlackwaterError as error:
+            _log.warning("lender.unreachable", lender=lender, reason=str(error))
+            self.feed(Disconnected(lender, str(error)))
+            return
+        self._channels[lender] = channel
+        reason = "the channel was closed"
+        try:
+            self.feed(Connected(lender))
+            while True:
+                self.feed(Heard(lender, frames.to_device(await channel.receive())))
+        except (Unavailable, DecodeRejected) as error:
+            reason = str(error)
+        finally:
+            del self._channels[lender]
+            if not self._closed:
+                _log.warning("lender.lost", lender=lender, reason=reason)
+            # First nothing may use the channel, then it goes, with the memory mapped through it.
+            self.feed(Disconnected(lender, reason))
+            await channel.close()
+
+    def _send(self, lender: LenderId, message: Message) -> None:
+        channel = self._channels.get(lender)
+        if channel is None:
+            return
+        try:
+            channel.send(frames.pack(message))
+        except Unavailable:
+            self._spawn(channel.close())  # Its end is seen by the one who receives.
+
+    def _failed(self, span: int) -> None:
+        """A request failed: unless its channel is over already, it ends now, so that nothing that
+        was begun on it can land after a claim."""
+        for slab in self.device.members(span):
+            if slab is not None and slab.alive:
+                self._spawn(slab.abandon())
+
+    # Slabs ----------------------------------------------------------------------------------------
+
+    def _open(
+        self,
+        member: int,
+        span: int,
+        index: int,
+        lender: LenderId,
+        message: SlabMapped,
+        claimed: bool,
+    ) -> None:
+        self._spawn(self._opening(member, lender, message))
+
+    async def _opening(self, member: int, lender: LenderId, message: SlabMapped) -> None:
+        channel = self._channels.get(lender)
+        failure = ""
+        try:
+            if channel is None:
+                raise Unavailable("the channel was lost meanwhile")
+            region = await channel.open(message.key)
+            slab = RemoteSlab(lender, channel, region, message)
+            if not slab.intact():
+                slab.close()
+                raise Unavailable("the slab was taken away before it was used")
+            self._slabs[member] = slab
+        except SlackwaterError as error:
+            failure = str(error)
+            _log.warning("slab.not-opened", lender=lender, slab=message.slab, reason=failure)
+        self.feed(Opened(member, failure))
+
+    def _admit(self, member: int, span: int, index: int) -> None:
+        self.device.admit(span, index, self._slabs[member])
+
+    def _suspend(self, member: int, span: int, index: int) -> None:
+        self.device.suspend(span, index)
+        slab = self._slabs.pop(member, None)
+        if slab is not None:
+            self._spawn(self._close_quiet(span, slab))
+
+    async def _close_quiet(self, span: int, slab: RemoteSlab) -> None:
+        await self.device.quiet(span)
+        slab.close()
+
+    def _leave(self, member: int, span: int, index: int) -> None:
+        task = self._spawn(self._leaving(member, span, index))
+        self._leavings.add(task)
+        task.add_done_callback(self._leavings.discard)
+
+    async def _leaving(self, member: int, span: int, index: int) -> None:
+        """The table changes before the first suspension: from this step on nothing new goes
+        there."""
+        await self.device.retire(span, index)
+        slab = self._slabs.pop(member, None)
+        if slab is not None:
+            slab.close()
+        self.feed(Left(member))

@@ -1,0 +1,330 @@
+"""One client: a thread that runs the compiled loop, and the items it leaves to the event loop.
+
+The thread shakes hands, then serves until the client goes. Items of one batch are taken together:
+their reads become one read of many pages, their writes one landing, as far as they lie side by
+side. A second thread sends the answers of items, so that a client who does not read them stops
+nobody but himself.
+"""
+
+import asyncio
+import contextlib
+import queue
+import socket
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
+
+import numpy as np
+import structlog
+from numpy.typing import NDArray
+
+from slackwater.common import limits
+from slackwater.common.errors import Rejected, SlackwaterError
+from slackwater.memory import kernels as k
+from slackwater.memory.device import Device
+from slackwater.memory.nbd import protocol as nbd
+from slackwater.memory.nbd import serve as loop_
+from slackwater.memory.nbd.edges import covering, read_bytes, within, write_bytes
+from slackwater.memory.nbd.handshake import Export, Handshake
+from slackwater.memory.store import PAGE_BYTES
+
+_COOKIE: Final = 2**64 - 1
+_JOINT_BYTES: Final = 1024 * 1024
+"""Reads of one batch are joined up to this much."""
+_log = structlog.get_logger()
+Item = NDArray[np.int64]
+
+
+class Connection:
+    """`on_end` is called on the event loop when client and items are done."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        export: Export,
+        device: Device,
+        turn: asyncio.Lock,
+        on_end: "Callable[[Connection], None]",
+    ) -> None:
+        self._sock = sock
+        self._export = export
+        self._device = device
+        self._turn = turn
+        self._on_end = on_end
+        self._loop = asyncio.get_running_loop()
+        self._answers: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._open = 0
+        self._room = threading.Condition()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._left = False
+        self._chunked = False
+        self._thread = threading.Thread(target=self._run, name="nbd", daemon=True)
+        self._answering: threading.Thread | None = None
+        self.state: loop_.Connection | None = None
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def hang_up(self) -> None:
+        """The client is cut off; `on_end` follows."""
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+        with self._room:
+            self._left = True
+            self._room.notify_all()
+
+    # The client's thread --------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        reason = "the client left"
+        try:
+            if self._shake_hands():
+                reason = self._serve()
+        except OSError as error:
+            reason = f"{error.strerror or error}"
+        except (Rejected, TimeoutError) as error:
+            reason = str(error)
+        _log.info("nbd.closed", reason=reason)
+        self._loop.call_soon_threadsafe(self._ended)
+
+    def _shake_hands(self) -> bool:
+        """True: on to the transmission. Raises Rejected for what is no NBD client."""
+        sock, shake = self._sock, Handshake(self._export)
+        sock.settimeout(limits.NBD_HANDSHAKE_S)
+        sock.sendall(shake.greeting())
+        why = shake.client_flags(*nbd.CLIENT_FLAGS.unpack(self._exactly(nbd.CLIENT_FLAGS.size)))
+        if why:
+            raise Rejected(why)
+        for _ in range(limits.NBD_OPTIONS_MAX):
+            magic, option, length = nbd.OPTION.unpack(self._exactly(nbd.OPTION.size))
+            if magic != nbd.OPTION_MAGIC:
+                raise Rejected(f"an option that begins with {magic:#x}: no NBD client")
+            if length > limits.NBD_OPTION_BYTES_MAX:
+                raise Rejected(f"an option of {length} bytes")
+            sock.sendall(shake.option(option, self._exactly(length)))
+            if shake.over:
+                return False
+            if shake.transmitting:
+                self._chunked = shake.chunked
+                sock.settimeout(None)
+                return True
+        raise Rejected(f"{limits.NBD_OPTIONS_MAX} options and no end")
+
+    def _exactly(self, nbytes: int) -> bytes:
+        parts = []
+        while nbytes:
+            part = self._sock.recv(nbytes)
+            if not part:
+                raise Rejected("the client left during the handshake")
+            parts.append(part)
+            nbytes -= len(part)
+        return b"".join(parts)
+
+    def _serve(self) -> str:
+        """Why it ended."""
+        self.state = state = loop_.make_connection(
+            self._sock.fileno(),
+            self._export.size_bytes,
+            limits.NBD_REQUEST_BYTES_MAX,
+            chunked=self._chunked,
+        )
+        threading.Thread(
+            target=self._answer, args=(state,), name="nbd-answers", daemon=True
+        ).start()
+        while True:
+            match loop_.serve(self._device.table, state):
+                case loop_.HAS_ITEMS:
+                    if not self._hand_over(state):
+                        return "it was told to end"
+                case loop_.DISCONNECTED:
+                    return "the client said good-bye"
+                case loop_.GARBAGE if state.words[loop_.OVERSIZED]:
+                    return f"a write beyond {limits.NBD_REQUEST_BYTES_MAX} bytes"
+                case loop_.GARBAGE:
+                    return "garbage where a request should begin"
+                case _:
+                    return "the connection was closed"
+
+    def _hand_over(self, state: loop_.Connection) -> bool:
+        """Items go to the event loop; too many at once, and the client waits."""
+        items = state.items[: state.words[loop_.ITEMS]].copy()
+        payloads = [
+            bytes(state.inward[item[loop_.ITEM_AT] : item[loop_.ITEM_AT] + item[loop_.ITEM_LENGTH]])
+            if item[loop_.ITEM_KIND] == nbd.WRITE
+            else b""
+            for item in items
+        ]
+        with self._room:
+            while self._open > limits.NBD_ITEMS_MAX and not self._left:
+                self._room.wait()
+            if self._left:
+                return False
+            self._open += len(items)
+        self._loop.call_soon_threadsafe(self._begin, items, payloads)
+        return True
+
+    def _answer(self, state: loop_.Connection) -> None:
+        """The thread that sends what items have come to."""
+        while (answer := self._answers.get()) is not None:
+            if not loop_.send(state, k.address(answer), len(answer)):
+                return
+
+    # Items, on the event loop ---------------------------------------------------------------------
+
+    def _begin(self, items: Item, payloads: list[bytes]) -> None:
+        kinds = items[:, loop_.ITEM_KIND]
+        whole = (items[:, loop_.ITEM_OFFSET] % PAGE_BYTES == 0) & (
+            items[:, loop_.ITEM_LENGTH] % PAGE_BYTES == 0
+        )
+        reads = [i for i in np.flatnonzero((kinds == nbd.READ) & whole).tolist()]
+        joint = int(items[reads, loop_.ITEM_LENGTH].sum()) <= _JOINT_BYTES
+        if len(reads) > 1 and joint:
+            self._spawn(self._read_together(items[reads]))
+        else:
+            for i in reads:
+                self._spawn(self._one(items[i], b""))
+        for group in _side_by_side(items[kinds == loop_.LANDING]):
+            self._spawn(self._land(group))
+        for i in np.flatnonzero((kinds != loop_.LANDING) & ~((kinds == nbd.READ) & whole)).tolist():
+            self._spawn(self._one(items[i], payloads[i]))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _read_together(self, items: Item) -> None:
+        pages = np.concatenate(
+            [covering(int(i[loop_.ITEM_OFFSET]), int(i[loop_.ITEM_LENGTH])) for i in items]
+        )
+        buffer = np.empty(len(pages) * PAGE_BYTES, np.uint8).data
+        try:
+            await self._device.read_pages(pages, buffer)
+        except (OSError, SlackwaterError):  # Each by itself: some may be well.
+            for item in items:
+                self._spawn(self._one(item, b""))
+            return
+        answers: list[bytes | memoryview] = []
+        start = 0
+        for item in items:
+            cookie, offset, length = self._what(item)
+            answers.append(nbd.data_head(cookie, offset, length, chunked=self._chunked))
+            answers.append(buffer[start : start + length])
+            start += length
+        self._reply(b"".join(answers), len(items))
+
+    async def _land(self, items: Item) -> None:
+        first = int(items[0, loop_.ITEM_FIRST])
+        pages = int(items[:, loop_.ITEM_LENGTH].sum()) // PAGE_BYTES
+        error: Exception | None = None
+        try:
+            await self._device.land(first, pages)
+            if (items[:, loop_.ITEM_FLAGS] & nbd.FUA).any():
+                await self._device.flush()
+        except (OSError, SlackwaterError) as failure:
+            error = failure
+        answers = [self._outcome(item, error) for item in items]
+        self._reply(b"".join(answers), len(items))
+
+    async def _one(self, item: Item, payload: bytes) -> None:
+        cookie, offset, length = self._what(item)
+        try:
+            data = await self._carry_out(item, memoryview(payload))
+        except (OSError, SlackwaterError) as error:
+            self._reply(self._outcome(item, error), 1)
+            return
+        if item[loop_.ITEM_KIND] == nbd.READ:
+            head = nbd.data_head(cookie, offset, length, chunked=self._chunked)
+            self._reply(head + data, 1)
+        else:
+            self._reply(nbd.done(cookie), 1)
+
+    async def _carry_out(self, item: Item, payload: memoryview) -> bytes:
+        """The bytes of a read; nothing of the others."""
+        _, offset, length = self._what(item)
+        device = self._device
+        match int(item[loop_.ITEM_KIND]):
+            case nbd.READ:
+                return bytes(await read_bytes(device, offset, length))
+            case nbd.WRITE:
+                await write_bytes(device, self._turn, offset, payload)
+            case nbd.FLUSH:
+                await device.flush()
+                return b""
+            case nbd.TRIM:
+                first, count = within(offset, length)
+                if count:
+                    await device.discard(first, count)
+            case nbd.WRITE_ZEROES:
+                await self._zero(offset, length)
+            case nbd.CACHE:
+                return b""
+            case kind:
+                raise Rejected(f"command {kind} is not known here")
+        if item[loop_.ITEM_FLAGS] & nbd.FUA:
+            await device.flush()
+        return b""
+
+    async def _zero(self, offset: int, length: int) -> None:
+        first, count = within(offset, length)
+        if not count:
+            await write_bytes(self._device, self._turn, offset, memoryview(bytes(length)))
+            return
+        await self._device.discard(first, count)
+        head, tail = first * PAGE_BYTES - offset, offset + length - (first + count) * PAGE_BYTES
+        for at, nbytes in ((offset, head), (offset + length - tail, tail)):
+            if nbytes:
+                await write_bytes(self._device, self._turn, at, memoryview(bytes(nbytes)))
+
+    # Answers --------------------------------------------------------------------------------------
+
+    @staticmethod
+    def _what(item: Item) -> tuple[int, int, int]:
+        """(cookie, offset, length)"""
+        cookie = int(item[loop_.ITEM_COOKIE]) & _COOKIE
+        return cookie, int(item[loop_.ITEM_OFFSET]), int(item[loop_.ITEM_LENGTH])
+
+    def _outcome(self, item: Item, error: Exception | None) -> bytes:
+        cookie = int(item[loop_.ITEM_COOKIE]) & _COOKIE
+        if error is None:
+            return nbd.done(cookie)
+        number = nbd.EINVAL if isinstance(error, Rejected) else nbd.EIO
+        if isinstance(error, OSError) and error.errno is not None:
+            number = error.errno
+        read = item[loop_.ITEM_KIND] == nbd.READ
+        return nbd.failed(cookie, number, str(error), chunked=self._chunked and bool(read))
+
+    def _reply(self, answer: bytes, items: int) -> None:
+        self._answers.put(answer)
+        with self._room:
+            self._open -= items
+            self._room.notify_all()
+
+    def _ended(self) -> None:
+        """The client is gone: what it began goes on, its answers are for nobody."""
+        self._loop.create_task(self._finish())
+
+    async def _finish(self) -> None:
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+        self._answers.put(None)
+        with contextlib.suppress(OSError):  # Wakes the thread that sends to one who does not read.
+            self._sock.shutdown(socket.SHUT_RDWR)
+        if self._answering is not None:
+            await asyncio.to_thread(self._answering.join)
+        self._sock.close()
+        self._on_end(self)
+
+
+def _side_by_side(items: Item) -> list[Item]:
+    """Landings whose entries follow one another, as groups; with FUA each by itself."""
+    groups: list[list[Item]] = []
+    end = -1
+    for item in items:
+        alone = bool(item[loop_.ITEM_FLAGS] & nbd.FUA)
+        if groups and item[loop_.ITEM_FIRST] == end and not alone:
+            groups[-1].append(item)
+        else:
+            groups.append([item])
+        end = -1 if alone else int(item[loop_.ITEM_FIRST] + item[loop_.ITEM_LENGTH] // PAGE_BYTES)
+    return [np.stack(group) for group in groups]

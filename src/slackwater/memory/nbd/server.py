@@ -1,0 +1,99 @@
+"""The NBD server: a Unix socket, and the clients behind it."""
+
+import asyncio
+import contextlib
+import os
+import socket
+import stat
+from pathlib import Path
+
+import structlog
+
+from slackwater.common import limits
+from slackwater.common.errors import ConfigRejected
+from slackwater.memory.device import Device
+from slackwater.memory.nbd.connection import Connection
+from slackwater.memory.nbd.handshake import Export
+from slackwater.memory.store import PAGE_BYTES
+
+_log = structlog.get_logger()
+
+
+class NbdServer:
+    """Make it on the loop, `start`, `close`."""
+
+    def __init__(self, path: Path, device: Device, name: str = "") -> None:
+        self.path = path
+        self._device = device
+        self._export = Export(name, device.page_count * PAGE_BYTES)
+        self._connections: set[Connection] = set()
+        self._turn = asyncio.Lock()
+        self._quiet = asyncio.Event()
+        self._quiet.set()
+        self._sock = _listen(path)
+        self._inode = os.stat(path).st_ino
+        self._loop = asyncio.get_running_loop()
+
+    @property
+    def clients(self) -> int:
+        return len(self._connections)
+
+    def start(self) -> None:
+        self._loop.add_reader(self._sock.fileno(), self._accept)
+
+    def _accept(self) -> None:
+        try:
+            sock, _ = self._sock.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return
+        if len(self._connections) >= limits.NBD_CONNECTIONS_MAX:
+            _log.warning("nbd.refused", reason=f"{limits.NBD_CONNECTIONS_MAX} clients are served")
+            sock.close()
+            return
+        connection = Connection(sock, self._export, self._device, self._turn, self._ended)
+        self._connections.add(connection)
+        self._quiet.clear()
+        connection.start()
+
+    def _ended(self, connection: Connection) -> None:
+        self._connections.discard(connection)
+        if not self._connections:
+            self._quiet.set()
+
+    async def close(self) -> None:
+        """No new client; those that are here are cut off, what they began is finished."""
+        self._loop.remove_reader(self._sock.fileno())
+        self._sock.close()
+        with contextlib.suppress(FileNotFoundError):
+            if os.stat(self.path).st_ino == self._inode:
+                self.path.unlink()
+        for connection in tuple(self._connections):
+            connection.hang_up()
+        await self._quiet.wait()
+
+
+def _listen(path: Path) -> socket.socket:
+    """Mode 0600: whoever may open it may read and write every page."""
+    if len(os.fsencode(path)) > limits.SOCKET_PATH_MAX:
+        raise ConfigRejected(
+            f"socket path {path} has over {limits.SOCKET_PATH_MAX} bytes: choose a shorter one"
+        )
+    if path.exists():
+        if not stat.S_ISSOCK(path.stat().st_mode):
+            raise ConfigRejected(f"{path} exists and is no socket: choose another path")
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            if probe.connect_ex(str(path)) == 0:
+                raise ConfigRejected(f"a living server listens on {path}: choose another path")
+        path.unlink()
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    old = os.umask(0o177)
+    try:
+        sock.bind(str(path))
+        sock.listen(limits.NBD_CONNECTIONS_MAX)
+        sock.setblocking(False)
+    except OSError as error:
+        sock.close()
+        raise ConfigRejected(f"cannot listen on {path}: {error.strerror}") from error
+    finally:
+        os.umask(old)
+    return sock

@@ -1,0 +1,86 @@
+"""One slab of a lender, open for one-sided access over the channel it was granted on."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+from slackwater.common.memory import trailer
+from slackwater.common.transport.base import Channel, RemoteRegion
+from slackwater.memory import kernels as k
+from slackwater.schemas.memory import LenderId, SlabMapped
+
+_Work = Callable[[int, memoryview], Coroutine[Any, Any, None]]
+
+
+class RemoteSlab:
+    """Implements store.RemoteMember."""
+
+    def __init__(
+        self, lender: LenderId, channel: Channel, region: RemoteRegion, message: SlabMapped
+    ) -> None:
+        self.lender = lender
+        self.slab = message.slab
+        self.nbytes = message.slab_bytes
+        self.fence = trailer.fence(trailer.LENT, message.generation)
+        self.mapped = region.view
+        self._channel = channel
+        self._region = region
+
+    @property
+    def address(self) -> int:
+        """Where the data lie in this process; 0: they are not mapped."""
+        return k.address(self.mapped) if self.mapped is not None else 0
+
+    @property
+    def alive(self) -> bool:
+        return not self._channel.closed
+
+    async def abandon(self) -> None:
+        """End its channel: what was begun on it is over, on both sides."""
+        await self._channel.close()
+
+    def intact(self) -> bool:
+        return self.mapped is None or trailer.read_fence(self.mapped) == self.fence
+
+    async def read(self, offsets: Sequence[int], length: int, target: memoryview) -> None:
+        """Neighbouring pieces go as one request."""
+        await self._each(offsets, length, target, self._read)
+
+    async def write(self, offsets: Sequence[int], length: int, source: memoryview) -> None:
+        await self._each(offsets, length, source, self._write)
+
+    async def _read(self, offset: int, part: memoryview) -> None:
+        await self._channel.read(self._region, offset, part)
+
+    async def _write(self, offset: int, part: memoryview) -> None:
+        await self._channel.write(part, self._region, offset)
+
+    async def _each(
+        self, offsets: Sequence[int], length: int, buffer: memoryview, work: _Work
+    ) -> None:
+        parts = list(_joined(offsets, length, buffer))
+        if len(parts) == 1:
+            await work(*parts[0])
+            return
+        tasks = [asyncio.ensure_future(work(offset, part)) for offset, part in parts]
+        try:
+            await asyncio.gather(*tasks)
+        finally:  # Nobody may touch the buffer once this has ended.
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def close(self) -> None:
+        self.mapped = None
+        self._region.close()
+
+
+def _joined(
+    offsets: Sequence[int], length: int, buffer: memoryview
+) -> list[tuple[int, memoryview]]:
+    """(offset, part of the buffer) with neighbours joined."""
+    found: list[tuple[int, memoryview]] = []
+    start = 0
+    for i in range(1, len(offsets) + 1):
+        if i == len(offsets) or offsets[i] != offsets[i - 1] + length:
+            found.append((offsets[start], buffer[start * length : i * length]))
+            start = i
+    return found

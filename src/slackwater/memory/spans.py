@@ -1,0 +1,136 @@
+"""The spans of a device and the slabs behind them: who backs what, and what each is at. Pure."""
+
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from slackwater.schemas.memory import (
+    DeviceId,
+    FreeMemory,
+    LenderId,
+    MemberRecord,
+    SlabId,
+    SpanRecord,
+    SpanState,
+)
+
+HOT: Final = 20.0
+"""HotSlab: page I/O requests per second."""
+
+MemberState = Literal["placing", "mapping", "opening", "open", "suspended", "claiming", "leaving"]
+Why = Literal["evict", "cold", "lost"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceSettings:
+    """`width` members back a span; fewer than `needed`, and it is unmapped."""
+
+    id: DeviceId
+    node: str = ""
+    spans: int
+    width: int = 1
+    needed: int = 1
+    hot: float = HOT
+    cold: float = 0.0
+    """ColdSlab: a mapped span below is given back; 0: never."""
+    hold_s: float = 10.0
+    """A lender that is away so long has lost our slabs."""
+    secret: str = ""
+
+
+@dataclass(slots=True)
+class Member:
+    """A slab behind a span, or the search for one. `number`: of this attempt, told by events."""
+
+    span: int
+    index: int
+    number: int
+    state: MemberState
+    lender: LenderId | None = None
+    slab: SlabId | None = None
+    generation: int = 0
+    began_s: float = 0.0
+    asked: set[LenderId] = field(default_factory=set)
+    answers: list[tuple[LenderId, FreeMemory]] = field(default_factory=list)
+    excluded: set[LenderId] = field(default_factory=set)
+    attempts: int = 0
+    why: Why = "lost"
+
+    @property
+    def usable(self) -> bool:
+        return self.state == "open"
+
+    def record(self) -> MemberRecord | None:
+        """None while it has no slab that counts."""
+        if self.slab is None or self.lender is None:
+            return None
+        if self.state not in ("open", "suspended", "claiming"):
+            return None
+        return MemberRecord(lender=self.lender, slab=self.slab, generation=self.generation)
+
+
+class Spans:
+    """Members by span and by number. A span that neither has a slab nor looks for one is absent."""
+
+    def __init__(self, settings: DeviceSettings) -> None:
+        self._settings = settings
+        self._spans: dict[int, list[Member | None]] = {}
+        self._members: dict[int, Member] = {}
+        self._number = 0
+
+    def all(self) -> list[Member]:
+        return list(self._members.values())
+
+    def numbered(self, number: int) -> Member | None:
+        return self._members.get(number)
+
+    def in_use(self) -> list[int]:
+        return list(self._spans)
+
+    def of(self, span: int) -> list[Member]:
+        return [member for member in self._spans.get(span, ()) if member is not None]
+
+    def on(self, lender: LenderId) -> list[Member]:
+        return [member for member in self._members.values() if member.lender == lender]
+
+    def fill(self, span: int, now_s: float) -> list[Member]:
+        """A new member in every place that has none."""
+        members = self._spans.setdefault(span, [None] * self._settings.width)
+        made = []
+        for index, member in enumerate(members):
+            if member is None:
+                self._number += 1
+                new = Member(span, index, self._number, "placing", began_s=now_s)
+                members[index] = self._members[self._number] = new
+                made.append(new)
+        return made
+
+    def forget(self, member: Member) -> None:
+        self._members.pop(member.number, None)
+        members = self._spans.get(member.span)
+        if members is None:
+            return
+        members[member.index] = None
+        if not any(members):
+            del self._spans[member.span]
+
+    # For operators and the slab map ---------------------------------------------------------------
+
+    def state(self, span: int) -> SpanState:
+        """What its members are at, taken together."""
+        states = {member.state for member in self.of(span)}
+        if sum(member.usable for member in self.of(span)) >= self._settings.needed:
+            return "mapped"
+        if "leaving" in states:
+            return "retreating"
+        if states & {"suspended", "claiming"}:
+            return "suspended"
+        return "placing" if states else "unmapped"
+
+    def records(self, span: int) -> tuple[MemberRecord | None, ...]:
+        return tuple(
+            None if member is None else member.record() for member in self._spans.get(span, ())
+        )
+
+    def span_records(self) -> tuple[SpanRecord, ...]:
+        found = [SpanRecord(span=span, members=self.records(span)) for span in sorted(self._spans)]
+        return tuple(record for record in found if any(record.members))
