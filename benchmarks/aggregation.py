@@ -344,10 +344,12 @@ def has_torch(python: str) -> bool:
 
 
 @contextmanager
-def cluster() -> Iterator[str]:
-    """A whole system with one aggregator; its URL. It lives in a thread, the race in this one."""
+def cluster(aggregators: int = 1) -> Iterator[str]:
+    """A whole system; its URL. It lives in a thread, the race in this one."""
     options = ClusterOptions(
-        controllers=1, aggregators=1, aggregator={"cpu_share": float(os.cpu_count() or 1)}
+        controllers=1,
+        aggregators=aggregators,
+        aggregator={"cpu_share": float(os.cpu_count() or 1)},
     )
     url: list[str] = []
     up, over = threading.Event(), threading.Event()

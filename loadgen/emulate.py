@@ -18,7 +18,7 @@ import hashlib
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -152,32 +152,42 @@ class _Timeline:
         self.due_s = max(self.due_s, time.monotonic())
 
 
-def run(emulation: Emulation, agent: Agent, compute_s: float, iterations: int) -> dict[str, Any]:
-    """Play `iterations` and return what the job reports."""
+def iterate(
+    emulation: Emulation, agent: Agent, compute_s: float, produce: Callable[[int, Any], object]
+) -> None:
+    """One iteration of training. `produce(tensor, buffer)` fills the gradient's place."""
     layers = models.layers(emulation.model)
     names = [spec.name for spec in emulation.tensors]
-    of_layer = [[names[index] for index in layer.tensors] for layer in layers]
+    timeline = _Timeline()
+    for layer in layers:
+        needed = [names[index] for index in layer.tensors]
+        ready = agent.ready(needed)
+        agent.wait(needed)
+        if not ready:
+            timeline.stalled()
+        timeline.compute(compute_s * layer.forward_share / 3.0)
+    for layer in reversed(layers):
+        timeline.compute(compute_s * layer.forward_share * 2.0 / 3.0)
+        for index in reversed(layer.tensors):
+            produce(index, agent.gradient_buffer(names[index]))
+            agent.push(names[index])
+
+
+def run(emulation: Emulation, agent: Agent, compute_s: float, iterations: int) -> dict[str, Any]:
+    """Play `iterations` and return what the job reports."""
     began_s = [time.monotonic()]
     for iteration in range(agent.iteration + 1, iterations + 1):
-        timeline = _Timeline()
-        for layer, needed in zip(layers, of_layer, strict=True):
-            ready = agent.ready(needed)
-            agent.wait(needed)
-            if not ready:
-                timeline.stalled()
-            timeline.compute(compute_s * layer.forward_share / 3.0)
-        for layer in reversed(layers):
-            timeline.compute(compute_s * layer.forward_share * 2.0 / 3.0)
-            for index in reversed(layer.tensors):
-                buffer = agent.gradient_buffer(names[index])
-                gradient(emulation, index, agent.rank, iteration, out=buffer)
-                agent.push(names[index])
+
+        def produce(index: int, buffer: Any, iteration: int = iteration) -> None:
+            gradient(emulation, index, agent.rank, iteration, out=buffer)
+
+        iterate(emulation, agent, compute_s, produce)
         began_s.append(time.monotonic())
     agent.wait()
     durations_s = [later - earlier for earlier, later in pairwise(began_s)]
     return {
         "iterations": agent.iteration,
-        "digest": digest([agent.pull(name) for name in names]),
+        "digest": digest([agent.pull(spec.name) for spec in emulation.tensors]),
         "iteration_s_median": statistics.median(durations_s) if durations_s else 0.0,
         "versions": agent.versions(),
     }
