@@ -20,6 +20,7 @@ import msgspec
 import typer
 from rich.console import Console
 
+from slackwater.common import threads
 from slackwater.loadgen.simulator.cluster import Cluster
 from slackwater.loadgen.simulator.jobmodels.applications import Application, read_applications
 from slackwater.loadgen.simulator.jobmodels.profiles import Options, ProfilesModel
@@ -377,8 +378,7 @@ def run_cells(
     if kept is not None and kept.exists():
         results = msgspec.json.decode(kept.read_bytes(), type=dict[str, Outcome])
     missing = {cell.key: cell for cell in cells if cell.key not in results}
-    # Each process is one core's work; linear algebra's own threads would only wait for each other.
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    os.environ.update(threads.one_each(os.environ))  # Each process is one core's work.
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
         futures = {pool.submit(simulate, cell, str(traces)): cell for cell in missing.values()}
         for done, future in enumerate(as_completed(futures), 1):

@@ -4,6 +4,7 @@ a job's placement outlives kill -9 of everybody who decided it."""
 import asyncio
 import signal
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
@@ -47,6 +48,11 @@ async def until_told(client: Client, job: str, reason: str) -> None:
             if reason in shown:
                 return
             await asyncio.sleep(0.1)
+
+
+def environment(cluster: EmbeddedCluster, unit: str) -> list[str]:
+    pid = cluster.supervisor.units[unit].pid
+    return Path(f"/proc/{pid}/environ").read_text().split("\0")
 
 
 async def check_reasons(client: Client) -> None:
@@ -97,6 +103,8 @@ async def test_a_placement_outlives_the_kill_of_master_controller_and_profiler(
         assert len({place.aggregator for place in before.places}) == 2
         assert len(before.endpoints) == 2
         await check_reasons(patient)
+        assert "OMP_NUM_THREADS=1" in environment(cluster, "profiler-p1")
+        assert "OMP_NUM_THREADS=1" not in environment(cluster, "worker-w1")  # Jobs inherit it.
         for unit in ("master-m1", f"controller-{home}", "profiler-p1"):
             cluster.supervisor.kill(unit, signal.SIGKILL)
         after = await locate(patient, home)
