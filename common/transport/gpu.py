@@ -457,18 +457,20 @@ def body_of(invitation: bytes) -> tuple[int, int]:
     if len(invitation) not in (_OPENED.size, _OPENED.size + _HANDLE.size):
         raise AccessRefused(f"an invitation to device memory of {len(invitation)} bytes")
     first, last = _OPENED.unpack_from(invitation)
+    if first >= last:
+        raise AccessRefused(f"an invitation to a body of bytes [{first}, {last})")
     return first, last
 
 
 def borrow(device: Device | None, invitation: bytes, returned: Callable[[], None]) -> Loan | None:
     """Open a peer's allocation here, or None: no device here, another one, or no handle. Raises
     AccessRefused."""
+    first, last = body_of(invitation)
     if device is None or len(invitation) == _OPENED.size:
         return None
     identity, pid, start, nbytes, raw = _HANDLE.unpack_from(invitation, _OPENED.size)
     if identity != device.identity:
         return None
-    first, last = body_of(invitation)
     if nbytes != last - first:
         raise AccessRefused(f"{nbytes} bytes of device memory for a body of {last - first}")
     if pid == os.getpid():

@@ -6,8 +6,6 @@ also those that have no fabric here, what the host offers and why not more: `sla
 prints it.
 """
 
-import importlib
-import importlib.util
 import mmap
 import os
 import resource
@@ -15,9 +13,10 @@ import socket
 import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from slackwater.common.errors import ConfigRejected, Retryable, SlackwaterError, Unavailable
+from slackwater.common.transport import gpu_cuda
 from slackwater.common.transport.base import Address, Channel, Fabric
 from slackwater.common.transport.host import host_identity, split_identity
 from slackwater.common.transport.region import Region
@@ -202,18 +201,6 @@ def _probe_verbs() -> Found:
 
 
 def _probe_gpu() -> Found:
-    """Memory on a CUDA device, through cupy."""
-    if not _importable("cupy"):
-        return Found("gpu", False, "cupy is not installed")
-    try:
-        cupy: Any = importlib.import_module("cupy")
-        count = int(cupy.cuda.runtime.getDeviceCount())
-    except Exception as error:  # cupy raises its own, and ImportError where a library is missing.
-        return Found("gpu", False, f"cupy finds no device: {error}")
-    if not count:
-        return Found("gpu", False, "cupy finds no device")
-    return Found("gpu", False, f"{count} CUDA devices; no fabric for their memory is built in")
-
-
-def _importable(name: str) -> bool:
-    return importlib.util.find_spec(name) is not None
+    """A memory kind, not a transport: an allocation is made, exported, and let go again."""
+    usable, why = gpu_cuda.probe()
+    return Found("gpu", usable, why)

@@ -116,14 +116,15 @@ class ShmChannel(SocketChannel):
         answer = await self._ask(wire.OPEN, body=key)
         if answer.mapping is None:
             raise Unavailable("the peer opened the region and sent no memory")
-        body = self._body(key, answer.body) if answer.body else None
+        body = self._body(key, answer.body, answer.header.number) if answer.body else None
         region = ShmRemoteRegion(self, key, answer.mapping, body)
         self._opened.add(region)
         return region
 
-    def _body(self, key: bytes, invitation: bytes) -> RemoteBody:
+    def _body(self, key: bytes, invitation: bytes, nbytes: int) -> RemoteBody:
         """The region's body is on a device: open it here, or have the owner stage it."""
         place = body_of(invitation)
+        check_range(place[0], place[1] - place[0], nbytes)
         try:
             loan = borrow(self._device, invitation, lambda: self._returned(key))
         except AccessRefused:  # No IPC between these processes (containers, say).

@@ -1,6 +1,9 @@
 """A test of device memory runs on the double, which needs nothing, and on a GPU where one is."""
 
+from pathlib import Path
+
 import pytest
+from tests.gpu.fake_cupy import fake_device
 
 from slackwater.common.errors import ConfigRejected
 from slackwater.common.transport.gpu import Device, device_named
@@ -15,9 +18,20 @@ def no_gpu() -> str:
     return ""
 
 
-@pytest.fixture(params=["double", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request: pytest.FixtureRequest) -> Device:
+@pytest.fixture(scope="session")
+def kernel_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("kernels")
+
+
+@pytest.fixture(params=["double", "fake-cuda", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, kernel_folder: Path
+) -> Device:
+    """`fake-cuda`: our code for CUDA, on a cupy whose device is the heap."""
     name = str(request.param)
+    if name == "fake-cuda":
+        made: Device = fake_device(monkeypatch, kernel_folder)
+        return made
     if name == "cuda" and (why := no_gpu()):
         pytest.skip(f"no GPU here: {why}")
     return device_named(name)

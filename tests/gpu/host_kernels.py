@@ -2,6 +2,7 @@
 can be had without a GPU. Only for tests."""
 
 import ctypes
+import hashlib
 import shutil
 import subprocess
 from pathlib import Path
@@ -12,7 +13,6 @@ import pytest
 
 from slackwater.common.slots.gpu_source import KERNEL, source
 from slackwater.common.slots.kernels import KERNEL_DTYPES
-from slackwater.common.slots.rules import RULES, SCALARS
 from slackwater.schemas.jobs import DType
 
 SHIM = Path(__file__).with_name("shim.hpp")
@@ -23,9 +23,6 @@ class HostKernels:
     """Compiles each (rule, dtype) once into `folder`."""
 
     def __init__(self, folder: Path) -> None:
-        self._compiler = shutil.which("g++") or shutil.which("clang++")
-        if self._compiler is None:
-            pytest.skip("no C++ compiler (g++ or clang++) on this machine")
         self._folder = folder
         self._made: dict[tuple[str, str], Any] = {}
 
@@ -66,29 +63,41 @@ class HostKernels:
         return self._made[key]
 
     def _compile(self, rule: str, dtype: DType) -> Any:
-        assert self._compiler is not None
-        count = 2 * (1 + RULES[rule].states)
-        types = ["const slot_t*", "long long", "int", "long long", "int"]
-        types += [f"{'' if index % 2 else 'const '}float*" for index in range(count)]
-        types += ["float"] * SCALARS + ["unsigned*"]
-        declared = ", ".join(f"{kind} a{index}" for index, kind in enumerate(types))
-        passed = ", ".join(f"a{index}" for index in range(len(types)))
-        driver = (
-            f'extern "C" void run(unsigned blocks, unsigned threads, {declared})\n'
-            f"{{ on_grid(blocks, threads, {KERNEL}, {passed}); }}\n"
-        )
-        text = f'#include "{SHIM}"\n{source(rule, dtype)}\n{driver}'
-        code, library = (self._folder / f"{rule}-{dtype}.{end}" for end in ("cpp", "so"))
-        code.write_text(text)
-        command = [self._compiler, "-std=c++17", "-O2", "-ffp-contract=off", "-fno-fast-math"]
+        return compile_kernel(source(rule, dtype), self._folder)
+
+
+def compile_kernel(code: str, folder: Path) -> Any:
+    """`run(blocks, threads, ...)` with the kernel's own parameters. Skips the test where there is
+    no C++ compiler."""
+    compiler = shutil.which("g++") or shutil.which("clang++")
+    if compiler is None:
+        pytest.skip("no C++ compiler (g++ or clang++) on this machine")
+    name = hashlib.sha256(code.encode()).hexdigest()[:16]
+    library = folder / f"{name}.so"
+    if not library.exists():
+        path = folder / f"{name}.cpp"
+        path.write_text(f'#include "{SHIM}"\n{code}\n{_driver(code)}')
+        command = [compiler, "-std=c++17", "-O2", "-ffp-contract=off", "-fno-fast-math"]
         command += ["-Wall", "-Werror", "-Wno-unknown-pragmas", "-shared", "-fPIC"]
         done = subprocess.run(
-            [*command, "-o", str(library), str(code)], capture_output=True, text=True, check=False
+            [*command, "-o", str(library), str(path)], capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, done.stderr
-        run = ctypes.CDLL(str(library)).run
-        run.restype = None
-        return run
+    run = ctypes.CDLL(str(library)).run
+    run.restype = None
+    return run
+
+
+def _driver(code: str) -> str:
+    """A C function that runs the kernel over a grid."""
+    parameters = code.split(f"void {KERNEL}(")[1].split(")")[0].split(",")
+    types = [" ".join(one.split()[:-1]) for one in parameters]
+    declared = ", ".join(f"{kind} a{index}" for index, kind in enumerate(types))
+    passed = ", ".join(f"a{index}" for index in range(len(types)))
+    return (
+        f'extern "C" void run(unsigned blocks, unsigned threads, {declared})\n'
+        f"{{ on_grid(blocks, threads, {KERNEL}, {passed}); }}\n"
+    )
 
 
 def slots_of(gradients: list[np.ndarray], dtype: DType, gap: int = 4) -> tuple[np.ndarray, int]:
