@@ -64,16 +64,20 @@ class VerbsRemoteRegion:
 
 
 class _Lifeline:
-    """Owner of the bootstrap connection once the channel stands: nothing more may come on it."""
+    """Owner of the bootstrap connection once the channel stands. A peer that gives the channel up
+    says why, a dead one does not: nothing else may come."""
 
     def __init__(self, channel: "VerbsChannel") -> None:
         self._channel = channel
 
     def begin(self, header: wire.Header) -> memoryview | None:
-        raise DecodeRejected("a record on a bootstrap connection that has done its part")
+        wire.check_length(header, wire.REASON_BYTES_MAX if header.kind == wire.REFUSED else 0)
+        return None
 
     def end(self, header: wire.Header, body: bytes) -> None:
-        raise DecodeRejected("a record on a bootstrap connection that has done its part")
+        if header.kind != wire.REFUSED:
+            raise DecodeRejected(f"a record of kind {header.kind} on a bootstrap connection")
+        self._channel.peer_gave_up(str(wire.refusal(header, body)))
 
     def lost(self, stream: Stream, error: Exception | None) -> None:
         self._channel.peer_ended(error)
@@ -94,6 +98,7 @@ class VerbsChannel(SocketChannel):
         self._prepared: dict[int, tuple[Region, Exposure]] = {}
         self._preparing = 0
         self._started = False
+        self._verdict: tuple[Part, AccessRefused] | None = None
         self._pair: QueuePair | None = None
         try:
             local_ip = str(stream.sock.getsockname()[0])
@@ -314,7 +319,8 @@ class VerbsChannel(SocketChannel):
         goes before its connections: those decide, within VERBS_VERDICT_S."""
         what = ibv.STATUS.get(status, f"status {status}")
         if not isinstance(work, Part) or status not in _REFUSALS:
-            self.lose(f"the peer is lost: {what}")
+            because = " (as after an access of the peer's that was refused)" if work is None else ""
+            self.lose(f"{what}{because}")
             return
         operation = work.operation
         region = operation.target
@@ -325,12 +331,20 @@ class VerbsChannel(SocketChannel):
             f"region {name} (key {region.rkey:#x}); it was revoked or closed, or the bytes lie "
             "outside it"
         )
-        self._loop.call_later(limits.VERBS_VERDICT_S, self._refused, work, error)
+        self._verdict = work, error
+        self._loop.call_later(limits.VERBS_VERDICT_S, self._conclude)
 
-    def _refused(self, part: Part, error: AccessRefused) -> None:
-        if not self.closed:
+    def _conclude(self) -> None:
+        """Nobody died: the access was refused."""
+        if self._verdict is not None and not self.closed:
+            part, error = self._verdict
             part.settle(error)
             self.lose(f"a queue pair does not survive a refusal: {error}")
+
+    def peer_gave_up(self, why: str) -> None:
+        self.pair.drain()  # What it sent before is in our ring.
+        self._conclude()
+        self.lose(f"the peer gave the channel up: {why}")
 
     def peer_ended(self, error: Exception | None) -> None:
         """What the peer sent before its end is in our ring: take it first."""
@@ -344,7 +358,8 @@ class VerbsChannel(SocketChannel):
         """First no access is answered any more, then what was exposed goes, then the pair."""
         why = self._lost or ""
         if self._started:  # Else it is still the greeting's, which may have to say why.
-            self._stream.close()
+            self._stream.push(wire.pack_refusal(Unavailable(why)))
+            self._stream.flush_and_close()
         if self._pair is None:
             self._domain.release()
             return

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from slackwater.agent import Agent
-from slackwater.common import codec
+from slackwater.common import codec, limits
 from slackwater.common.bus.base import Delivery, Endpoint, ServiceInfo
 from slackwater.common.bus.nats import NatsBus
 from slackwater.common.config import write_config
@@ -255,6 +255,7 @@ class Training:
     workers: int = 2
     transport: str | None = None
     pace_s: float = 0.0
+    deadline_s: float = 60.0
     devices: tuple[str, ...] = ()
     """Where each rank has its arrays: a device's name, or "" for the host."""
     lossy: bool = False
@@ -283,7 +284,7 @@ class Training:
             with Agent(
                 url=self.url, job=self.job, rank=rank, workers=self.workers, update=self.update,
                 tensors={name: self.initial(name) for name in self.sizes},
-                transport=self.transport, device=self._device(rank), deadline_s=60.0,
+                transport=self.transport, device=self._device(rank), deadline_s=self.deadline_s,
             ) as agent:  # fmt: skip
                 iteration = agent.iteration
                 parameters: dict[str, np.ndarray] = {}
@@ -358,8 +359,8 @@ class Lab:
             folder.mkdir(parents=True)
             config = self.supervisor.run_dir / f"{id}.toml"
             values = {"id": id, "url": self.supervisor.url, "state_dir": folder}
-            if fields.get("transport") == "tcp":
-                values["tcp_address"] = f"127.0.0.1:{free_port()}"
+            if (kind := fields.get("transport")) in ("tcp", "verbs"):
+                values[f"{kind}_address"] = f"127.0.0.1:{free_port()}"
             write_config(config, values | {"cluster_token": TOKEN} | fields)
             command = (
                 sys.executable,
@@ -373,7 +374,7 @@ class Lab:
             )
         await self.supervisor.start_units(specs)
         self.director.homes += ids
-        async with asyncio.timeout(10.0):
+        async with asyncio.timeout(limits.START_S):
             while any(id not in self.director.beats for id in ids):  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
 
