@@ -202,12 +202,16 @@ class VerbsChannel(SocketChannel):
             raise Rejected(f"a note of {len(note)} bytes, at most {limits.FRAME_BYTES_MAX} fit")
         answer = await self._ask(wire.PREPARE, number=region.nbytes, body=label)
         room = VerbsRemoteRegion(self, b"", answer.header, answer.body)
+        whole = region if region.in_place else await asyncio.to_thread(region.whole)
         try:
-            await self._mover.run(ibv.WRITE, room, 0, memoryview(region.buffer))
+            await self._mover.run(ibv.WRITE, room, 0, memoryview(whole.buffer))
         except BaseException:
             if not self.closed:
                 self._push(wire.pack(wire.REVOKED, number=room.rkey))
             raise
+        finally:
+            if whole is not region:
+                whole.close()
         await self._ask(
             wire.HANDOVER,
             handle=len(label),
@@ -217,6 +221,12 @@ class VerbsChannel(SocketChannel):
         )
 
     # Serving --------------------------------------------------------------------------------------
+
+    def grant(self, region: Region) -> bytes:
+        """A body on a device is staged by its owner, who takes no part in what a NIC does."""
+        if not region.in_place:
+            raise Rejected(f"region {region.label} is on a device: reach it over shm or tcp")
+        return super().grant(region)
 
     def revoke(self, key: bytes) -> None:
         """From now on the NIC refuses it."""
