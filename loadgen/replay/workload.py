@@ -15,7 +15,7 @@ import msgspec
 from slackwater.common.errors import Rejected
 from slackwater.loadgen import models
 from slackwater.loadgen.traces.record import TraceJob
-from slackwater.schemas.jobs import Aggregation, JobSpec, UpdateRule
+from slackwater.schemas.jobs import Aggregation, Consistency, JobSpec, Staleness, UpdateRule
 
 COMPUTE_S = {
     "alexnet": 0.13,
@@ -102,6 +102,8 @@ def emulated(
     seed: int,
     update: UpdateRule = UPDATE,
     aggregation: Aggregation | None = None,
+    consistency: Consistency = "synchronous",
+    staleness: int = 0,
 ) -> JobSpec:
     """A job whose program emulates training with real bytes. Raises Rejected: unknown model."""
     models.resolve(model)
@@ -123,6 +125,8 @@ def emulated(
         update=update,
         seed=seed,
         aggregation=aggregation,
+        consistency=consistency,
+        staleness=staleness,
     )
 
 
@@ -177,9 +181,10 @@ def from_trace(
 ) -> Workload:
     """Arrivals and durations of the trace times `time_scale`; workers = min(GPUs, 4), servers =
     max(1, workers // 2); the model is the row's where it names one we know, else drawn by `seed`;
-    an iteration computes for the model's time times `compute_scale`.
+    an iteration computes for the model's time times `compute_scale`. The columns `consistency` and
+    `staleness` of our own format, where a row has them, are the job's.
 
-    Raises Rejected when no row is left.
+    Raises Rejected when no row is left, or a row cannot be a job.
     """
     if not rows:
         raise Rejected("no job of the trace is left to replay; widen --min-gpus, --jobs or --start")
@@ -194,6 +199,7 @@ def from_trace(
         if row.duration_s is None:
             raise Rejected(f"job {row.id} of the trace has no duration; replay another trace")
         iterations = max(ITERATIONS_MIN, round(row.duration_s * time_scale / compute_s))
+        consistency, staleness = _mode(row)
         spec = emulated(
             f"t{index:03d}-{model}",
             model,
@@ -203,6 +209,8 @@ def from_trace(
             compute_s=compute_s,
             bytes_scale=bytes_scale,
             seed=seed + index,
+            consistency=consistency,
+            staleness=staleness,
         )
         jobs.append(
             PlannedJob(
@@ -215,3 +223,17 @@ def from_trace(
     return Workload(
         name="trace", jobs=tuple(jobs), bytes_scale=bytes_scale, time_scale=time_scale, seed=seed
     )
+
+
+def _mode(row: TraceJob) -> tuple[Consistency, int]:
+    """Raises Rejected, naming the job and the value."""
+    try:
+        return (
+            msgspec.convert(row.extra.get("consistency") or "synchronous", Consistency),
+            msgspec.convert(row.extra.get("staleness") or 0, Staleness, strict=False),
+        )
+    except msgspec.ValidationError as error:
+        raise Rejected(
+            f"job {row.id} of the trace: consistency {row.extra.get('consistency')!r}, staleness "
+            f"{row.extra.get('staleness')!r}: {error}"
+        ) from error

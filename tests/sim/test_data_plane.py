@@ -11,11 +11,12 @@ go on, and the parameters are those of a replay, bit for bit.
 import asyncio
 import os
 import random
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextvars import Context, ContextVar, copy_context
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -29,6 +30,7 @@ from slackwater.common.sdnotify import SdNotify
 from slackwater.common.shell import run_service
 from slackwater.common.shell.process import Process
 from slackwater.common.simloop import SimLoop
+from slackwater.common.slots.consistency import staleness_bound
 from slackwater.common.slots.folding import replay
 from slackwater.common.transport.memory import MemoryChannel, MemoryFabric, MemoryNetwork
 from slackwater.common.world import sim_world
@@ -69,6 +71,17 @@ PLAN = JobPlan(
     layout_epoch=1,
     token="of-j1",
 )
+ALONE = UpdateRule(name="sgd", learning_rate=1.0)
+"""Gradients are whole numbers then: parameters say exactly which of them they contain."""
+MODES = {
+    "asynchronous": msgspec.structs.replace(PLAN, update=ALONE, consistency="asynchronous"),
+    **{
+        f"stale-{bound}": msgspec.structs.replace(
+            PLAN, update=ALONE, consistency="stale-synchronous", staleness=bound
+        )
+        for bound in (0, 2)
+    },
+}
 POINTS = tuple(name for name in failpoints.OWN_POINTS if name.startswith("aggregator."))
 STALLED_S = 30.0
 """Nothing here takes so long, not even a few repeats: whoever waited for it waits for ever."""
@@ -135,9 +148,9 @@ class Network(MemoryNetwork):
 
 
 class Cluster:
-    def __init__(self, seed: int, *, shared: bool) -> None:
+    def __init__(self, seed: int, *, shared: bool, plan: JobPlan = PLAN) -> None:
         self.rng = random.Random(seed)
-        self.shared = shared
+        self.shared, self.plan = shared, plan
         self.sim = sim_world(seed)
         self.clock = self.sim.clock
         self.network = Network(seed, shared=shared)
@@ -269,8 +282,8 @@ class Cluster:
         if self.rng.random() < 0.1:
             raise Unavailable("the controller is away", 0.05)
         return Located(
-            job=PLAN.job,
-            plan=PLAN,
+            job=self.plan.job,
+            plan=self.plan,
             buckets=LAYOUTS,
             places=tuple(self.places),
             endpoints=tuple(map(self.endpoint, HOMES)),
@@ -294,7 +307,7 @@ class Cluster:
             own = [b for b in range(BUCKETS) if self.places[b].aggregator == id]
             message = HostBuckets(
                 cluster=ClusterId("c1"),
-                plan=PLAN,
+                plan=self.plan,
                 buckets=tuple(LAYOUTS[b] for b in own),
                 at_epochs=tuple(self.places[b].location_epoch for b in own),
                 tensors=TENSORS,
@@ -302,7 +315,7 @@ class Cluster:
             assert isinstance(await self.insist(id, "host", message), Ok)
 
     async def held(self, id: str) -> dict[int, BucketHeld]:
-        answer = await self.insist(id, "held", ListBuckets(job=PLAN.job))
+        answer = await self.insist(id, "held", ListBuckets(job=self.plan.job))
         return {each.bucket: each for each in answer.held}
 
     async def move(self, bucket: int) -> None:
@@ -314,7 +327,7 @@ class Cluster:
         message = MigrateInit(
             cluster=ClusterId("c1"),
             migration=f"m{self.moves}",
-            job=PLAN.job,
+            job=self.plan.job,
             buckets=(bucket,),
             epochs=(epoch,),
             to=self.endpoint(to),
@@ -340,7 +353,8 @@ class Rank:
     def __init__(self, cluster: Cluster, rank: int) -> None:
         self.cluster, self.rank = cluster, rank
         self.rng = random.Random(f"{cluster.sim.seed}/{rank}")
-        spec = JobSpec(id="j1", workers=WORKERS, update=UPDATE)
+        spec = JobSpec(id="j1", workers=WORKERS, update=cluster.plan.update)
+        self.bound = staleness_bound(cluster.plan)
         initial = {tensor.name: np.ones(ELEMENTS, np.float32) for tensor in TENSORS}
         self.session = session = Session(
             spec,
@@ -390,12 +404,27 @@ class Rank:
         cells = self.session.cells
         for iteration in range(cells[0].iteration + 1, iterations + 1):
             for cell in self.rng.sample(cells, len(cells)):
-                cell.put(0, gradient(self.rank, iteration, cell.index))
+                cell.put(0, self.gradient(iteration, cell.index))
                 self.session.ring(cell)
                 if self.rng.random() < 0.3:
                     await asyncio.sleep(self.rng.choice((1e-4, 2e-3, 2e-2)))
             await self.until(lambda: all(cell.settled for cell in cells), f"version {iteration}")
             assert not any(cell.refused for cell in cells)
+            if self.bound is not None:
+                self.check_reads(iteration, self.bound)
+
+    def gradient(self, iteration: int, bucket: int) -> Any:
+        return (gradient if self.bound is None else whole)(self.rank, iteration, bucket)
+
+    def check_reads(self, iteration: int, bound: int) -> None:
+        """What this worker reads after an iteration is whole, says what it contains, and lacks
+        nothing that the bound promises."""
+        for cell in self.session.cells:
+            values = cell.parameters(0)
+            contained = cell.contained
+            assert (values == summed(cell.index, contained)).all(), (cell.index, contained)
+            assert contained[self.rank] >= iteration, "its own push is in"
+            assert min(contained) >= iteration - bound, (contained, iteration)
 
     async def close(self) -> None:
         for task in self.session._tasks:
@@ -411,6 +440,20 @@ class Rank:
 def gradient(rank: int, iteration: int, bucket: int) -> Any:
     rng = np.random.default_rng([rank, iteration, bucket])
     return rng.standard_normal(ELEMENTS, dtype=np.float32)
+
+
+def whole(rank: int, iteration: int, bucket: int) -> Any:
+    rng = np.random.default_rng([rank, iteration, bucket])
+    return rng.integers(-9, 10, ELEMENTS).astype(np.float32)
+
+
+def summed(bucket: int, contained: Sequence[int]) -> Any:
+    """The parameters after these iterations of each rank, each applied once, in any order."""
+    values = np.ones(ELEMENTS, np.float32)
+    for rank, last in enumerate(contained):
+        for iteration in range(1, last + 1):
+            values -= whole(rank, iteration, bucket)
+    return values
 
 
 def expected(bucket: int, iterations: int) -> Any:
@@ -475,8 +518,10 @@ def arrange(monkeypatch: pytest.MonkeyPatch, cluster: Cluster, lossy: bool) -> N
         monkeypatch.setattr(MemoryChannel, "arrive", sometimes)
 
 
-async def story(seed: int, *, shared: bool, kills: int, lossy: bool) -> tuple[int, int]:
-    cluster = Cluster(seed, shared=shared)
+async def story(
+    seed: int, *, shared: bool, kills: int, lossy: bool, plan: JobPlan = PLAN
+) -> tuple[int, int]:
+    cluster = Cluster(seed, shared=shared, plan=plan)
     monkeypatch = pytest.MonkeyPatch()
     arrange(monkeypatch, cluster, lossy)
     try:
@@ -510,7 +555,8 @@ async def story(seed: int, *, shared: bool, kills: int, lossy: bool) -> tuple[in
 
 async def check(cluster: Cluster, ranks: list[Rank], iterations: int) -> None:
     """Bits as in a replay; one owner each, idle, at the last version."""
-    for bucket in range(BUCKETS):
+    alone = cluster.plan.consistency != "synchronous"
+    for bucket in range(BUCKETS) if not alone else ():
         wanted = expected(bucket, iterations)
         for rank in ranks:
             got = rank.session.cells[bucket].parameters(0)
@@ -522,12 +568,19 @@ async def check(cluster: Cluster, ranks: list[Rank], iterations: int) -> None:
                 break
             await asyncio.sleep(0.05)
     assert sorted(each.bucket for each in held) == list(range(BUCKETS))
-    assert {each.version for each in held} == {iterations}
+    assert {each.version for each in held} == {iterations * (WORKERS if alone else 1)}
+    for life in cluster.lives.values() if alone else ():
+        for (_, bucket), here in life.aggregator.regions.held.items():
+            slots = here.slots
+            assert slots.applied() == [iterations] * WORKERS
+            assert (slots.parameters(slots.version) == summed(bucket, slots.applied())).all()
 
 
-def run_story(seed: int, *, shared: bool, kills: int = 12, lossy: bool = False) -> tuple[int, int]:
+def run_story(
+    seed: int, *, shared: bool, kills: int = 12, lossy: bool = False, plan: JobPlan = PLAN
+) -> tuple[int, int]:
     with asyncio.Runner(loop_factory=SimLoop) as runner:
-        return runner.run(story(seed, shared=shared, kills=kills, lossy=lossy))
+        return runner.run(story(seed, shared=shared, kills=kills, lossy=lossy, plan=plan))
 
 
 SEEDS = {
@@ -560,3 +613,13 @@ def test_lost_frames_are_said_again(seed: int) -> None:
     killed, moved = run_story(seed, shared=seed % 2 == 0, kills=4, lossy=True)
     assert killed >= 1
     assert moved >= 1
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("seed", range(6))
+def test_updates_of_their_own_are_applied_once_whatever_happens(seed: int, mode: str) -> None:
+    """Every push is in the parameters once, also of buckets that left with pushes pending and of
+    aggregators killed at every point of an update; nobody reads what is older than the bound."""
+    killed, moved = run_story(seed, shared=seed % 2 == 0, plan=MODES[mode])
+    assert killed >= 3
+    assert moved >= 3

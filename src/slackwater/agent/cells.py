@@ -18,7 +18,7 @@ import numpy as np
 from slackwater.agent.attached import ELEMENT, Array, Attached, Staging
 from slackwater.agent.snapshot import Snapshots
 from slackwater.common.errors import GradientRefused, Rejected
-from slackwater.common.slots.frames import PushRefused
+from slackwater.common.slots.frames import Offer, PushRefused
 from slackwater.common.slots.rules import Floats, Hyper
 from slackwater.common.transport.gpu import Device, DeviceArray, copy_into
 from slackwater.schemas.jobs import DType, TensorSpec
@@ -121,6 +121,13 @@ class Cell:
             return ()
         self.buffer(0)
         return self.staging.applied[self.version & 1]
+
+    def offer(self, handle: int, version: int) -> Offer:
+        return Offer(handle=handle, version=version, applied=self.contained)
+
+    def updates(self, version: int) -> int:
+        """How many are in what `newest` gives."""
+        return sum(self.contained) if isinstance(self.staging, Snapshots) else version
 
     def newest(self, initial: Mapping[str, Array]) -> list[Floats]:
         """The newest parameters that this worker has: what it can seed a bare region with."""

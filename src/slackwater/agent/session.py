@@ -52,7 +52,6 @@ from slackwater.common.slots.frames import (
     Granted,
     Hello,
     Moved,
-    Offer,
     PushRefused,
     Seed,
     SeedAsked,
@@ -287,10 +286,9 @@ class Session:
                     self.cells[bucket].iteration = iteration
                 case Send(aggregator=aggregator, frame=frame):
                     self._send(aggregator, encode_control(frame))
-                case MakeOffer(aggregator=aggregator, handle=handle):
-                    applied = self.cells[effect.bucket].contained
-                    offer = Offer(handle=handle, version=effect.version, applied=applied)
-                    self._send(aggregator, encode_control(offer))
+                case MakeOffer(handle=handle):
+                    offer = self.cells[effect.bucket].offer(handle, effect.version)
+                    self._send(effect.aggregator, encode_control(offer))
                 case Connect(endpoint=endpoint, at_s=at_s):
                     self._spawn(self._connect(endpoint, at_s))
                 case Locate(at_s=at_s):
@@ -488,8 +486,7 @@ class Session:
         if channel is None or (slots := cell.slots) is None:
             return
         try:
-            synchronous = self.plan is None or self.plan.consistency == "synchronous"
-            version = seed.version if synchronous else sum(cell.contained)
+            version = cell.updates(seed.version)
             async with self._transfers:
                 await slots.seed(version, cell.newest(self._initial))
             channel.send(encode_control(Seed(handle=seed.handle, version=version)))

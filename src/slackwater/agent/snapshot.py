@@ -6,6 +6,7 @@ copy is good if the version is the same before and after. What was applied is co
 that a bare region can be filled without any push being applied twice or lost.
 """
 
+import asyncio
 import threading
 from typing import Final
 
@@ -24,8 +25,8 @@ _VERSION_OFFSET: Final = VERSION * WORD
 
 
 class Snapshots(Staging):
-    """Two copies that alternate by this worker's iterations. The gradient is for regions that are
-    not mapped; memory that is never touched is none."""
+    """Two copies that alternate by this worker's iterations. The gradient and what comes in are for
+    regions that are not mapped; memory that is never touched is none."""
 
     def __init__(self, elements: int, dtype: str) -> None:
         self.gradient: Array = np.zeros(elements, ELEMENT[dtype])
@@ -33,7 +34,25 @@ class Snapshots(Staging):
         self.applied: list[tuple[int, ...]] = [(), ()]
         """Of each rank, the newest iteration that the copy contains."""
         self.taken = -1
-        """The newest of this worker's iterations after which a copy was made."""
+        """The newest of this worker's iterations after which a copy was made: it stays as it is."""
+        self.lock = threading.Lock()
+        """The program's thread copies, the Agent's may want to seed another region."""
+        self.fetching = asyncio.Lock()
+        self._incoming = np.zeros(elements, np.float32)
+
+    @property
+    def incoming(self) -> Floats:
+        """Where parameters arrive that may yet turn out to be torn, or too late."""
+        return self._incoming
+
+    def arrived(self, version: int, applied: tuple[int, ...]) -> None:
+        """What is `incoming` is whole."""
+        with self.lock:
+            if self.taken >= version:
+                return
+            own = version & 1
+            self.parameters[own], self._incoming = self._incoming, self.parameters[own]
+            self.applied[own], self.taken = applied, version
 
 
 class Snapshot(InPlace):
@@ -45,13 +64,12 @@ class Snapshot(InPlace):
     ) -> None:
         super().__init__(remote, job, bucket, rank)
         self._copies = copies
-        self._lock = threading.Lock()  # The Agent's thread may want to seed another region.
         # Views of our own outlive `close`.
         self._version = self._region.version_word()
         self._applied = [self._region.applied_words(parity) for parity in range(2)]
 
     def parameters(self, version: int) -> Floats:
-        with self._lock:
+        with self._copies.lock:
             if self._copies.taken < version:
                 self._take(version)
         return self._copies.parameters[version & 1]
@@ -76,16 +94,23 @@ class StagedSnapshot(Staged):
     """The region is read from afar."""
 
     async def fetch(self, version: int) -> None:
-        """Read the newest parameters. Raises Unavailable, AccessRefused."""
-        copies, geometry = self.staging, self._geometry
+        """Read the newest parameters, unless those of `version` were read where the bucket was
+        before. Raises Unavailable, AccessRefused."""
+        copies = self.staging
         assert isinstance(copies, Snapshots)
-        into = bytes_of(copies.parameters[version & 1])
+        async with copies.fetching:
+            if copies.taken < version:
+                await self._take(version, copies)
+
+    async def _take(self, version: int, copies: Snapshots) -> None:
+        geometry = self._geometry
+        into = bytes_of(copies.incoming)
         for _ in range(limits.SNAPSHOTS_MAX):
             newest = await self._version()
             await self.channel.read(self._remote, geometry.parameters_offset(newest), into)
             applied = await self._applied(newest)
             if await self._version() == newest:
-                copies.applied[version & 1], copies.taken = applied, version
+                copies.arrived(version, applied)
                 return
         raise Unavailable(f"{limits.SNAPSHOTS_MAX} updates came, each while one was being read")
 

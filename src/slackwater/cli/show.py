@@ -16,7 +16,7 @@ from slackwater.cli.where import credentials, resolve
 from slackwater.common.bus.base import Delivery
 from slackwater.common.client import Client, connect
 from slackwater.schemas.cluster import AggregatorInfo
-from slackwater.schemas.jobs import JobRecord, JobState
+from slackwater.schemas.jobs import JobRecord, JobSpec, JobState
 
 T = TypeVar("T")
 Url = Annotated[str | None, typer.Option(help="The bus, e.g. nats://127.0.0.1:4222.")]
@@ -36,9 +36,16 @@ def with_client(url: str | None, work: Callable[[Client], Awaitable[T]]) -> T:
         return asyncio.run(connected())
 
 
+def mode(spec: JobSpec) -> str:
+    """When its updates are applied."""
+    if spec.consistency == "stale-synchronous":
+        return f"stale by {spec.staleness}"
+    return spec.consistency
+
+
 def job_table(records: tuple[JobRecord, ...], reasons: bool = True) -> Table:
     table = Table()
-    for column in ("job", "model", "state", "node", "cluster", "shape", "iterations"):
+    for column in ("job", "model", "state", "node", "cluster", "shape", "mode", "iterations"):
         table.add_column(column)
     if reasons:
         table.add_column("reason")
@@ -46,7 +53,7 @@ def job_table(records: tuple[JobRecord, ...], reasons: bool = True) -> Table:
         spec = record.spec
         row = [
             spec.id, spec.model or "-", record.state, record.node or "-", record.cluster or "-",
-            f"{spec.servers}s-{spec.workers}w", str(spec.iterations),
+            f"{spec.servers}s-{spec.workers}w", mode(spec), str(spec.iterations),
         ]  # fmt: skip
         table.add_row(*map(escape, [*row, record.reason] if reasons else row))
     return table

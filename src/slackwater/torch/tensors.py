@@ -19,6 +19,7 @@ from slackwater.agent.attached import Array
 from slackwater.common.errors import Rejected
 from slackwater.schemas.jobs import DType
 
+_BUFFERS_MAX = 3
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -86,11 +87,11 @@ class Trained:
         self._version, self.stale = parameter._version, False
 
     def _view(self, buffer: Array) -> torch.Tensor:
-        """Made once for each of the buffers that alternate."""
+        """Made once for each of the buffers that take turns."""
         address = buffer.__array_interface__["data"][0]
         view = self._views.get(address)
         if view is None:
-            if len(self._views) >= 2:  # The bucket moved: the old buffers are history.
+            if len(self._views) > _BUFFERS_MAX:  # The bucket moved: the old ones are history.
                 self._views.clear()
             view = self._views[address] = torch.from_numpy(buffer)
         return view

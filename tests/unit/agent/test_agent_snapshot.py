@@ -1,0 +1,167 @@
+"""Parameters that others go on changing are copied out whole, with what they contain."""
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+
+from slackwater.agent.snapshot import Snapshot, Snapshots, StagedSnapshot
+from slackwater.common import limits
+from slackwater.common.errors import DeadlineExceeded, Unavailable
+from slackwater.common.slots.layout import Geometry
+from slackwater.common.slots.region import SlotRegion
+from slackwater.schemas.base import JobId
+from slackwater.schemas.jobs import TensorSpec, UpdateRule
+from slackwater.schemas.placement import BucketLayout, JobPlan
+
+ELEMENTS = 6
+PLAN = JobPlan(
+    job=JobId("j"),
+    workers=2,
+    gradient_dtype="float32",
+    update=UpdateRule(),
+    consistency="asynchronous",
+    layout_epoch=0,
+    token="",
+)
+LAYOUT = BucketLayout(index=3, first=0, count=1, elements=ELEMENTS)
+TENSORS = (TensorSpec(name="w", shape=(ELEMENTS,)),)
+
+
+def region() -> SlotRegion:
+    buffer = bytearray(SlotRegion.nbytes_of(PLAN, LAYOUT, TENSORS))
+    made = SlotRegion.format(buffer, PLAN, LAYOUT, TENSORS, 0, owner="a1")
+    made.initialize(0)
+    return made
+
+
+def update(it: SlotRegion, rank: int) -> None:
+    """Parameters are the number of updates in them: a mixture shows."""
+    applied = it.applied()
+    applied[rank] += 1
+    it.parameters(it.version + 1)[:] = it.version + 1
+    it.set_applied(it.version + 1, applied)
+    it.version += 1
+
+
+class Remote:
+    """A region that is mapped, or read by a channel."""
+
+    def __init__(self, it: SlotRegion) -> None:
+        assert it._buffer is not None
+        self.view: Any = memoryview(it._buffer)
+        self.nbytes = len(self.view)
+
+    def close(self) -> None:
+        pass
+
+
+class Channel:
+    """Between any two reads somebody else's update may come."""
+
+    def __init__(self, it: SlotRegion, updates: list[int]) -> None:
+        self.region, self.updates = it, updates
+        self.reads = 0
+
+    async def read(self, remote: Remote, offset: int, local: memoryview) -> None:
+        self.reads += 1
+        local[:] = remote.view[offset : offset + len(local)]
+        if self.updates:
+            for _ in range(self.updates.pop(0)):
+                update(self.region, 1)
+        await asyncio.sleep(0)
+
+
+async def staged(channel: Any, copies: Snapshots) -> StagedSnapshot:
+    remote: Any = Remote(channel.region)
+    made = await StagedSnapshot.attach(channel, remote, Geometry.of(PLAN, LAYOUT), 0, copies)
+    assert isinstance(made, StagedSnapshot)
+    return made
+
+
+def test_a_snapshot_stays_as_it_was_taken() -> None:
+    it = region()
+    remote: Any = Remote(it)
+    copies = Snapshots(ELEMENTS, "float32")
+    mapped = Snapshot(remote, PLAN.job, 3, 0, copies)
+    update(it, 0)
+    first = mapped.parameters(1)
+    for _ in range(3):
+        update(it, 1)
+    assert (mapped.parameters(1) == 1.0).all(), "taken once for an iteration"
+    assert copies.applied[1] == (1, 0)
+    assert (mapped.parameters(2) == 4.0).all()
+    assert copies.applied[0] == (1, 3)
+    assert (first == 1.0).all(), "valid until this worker has pushed twice more"
+
+
+def test_a_copy_that_an_update_overtook_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    it = region()
+    remote: Any = Remote(it)
+    copies = Snapshots(ELEMENTS, "float32")
+    mapped = Snapshot(remote, PLAN.job, 3, 0, copies)
+    copyto, torn = np.copyto, iter((2, 1, 0))
+
+    def slowly(into: Any, source: Any) -> None:
+        copyto(into[:3], source[:3])
+        for _ in range(next(torn)):
+            update(it, 1)
+        copyto(into[3:], source[3:])
+
+    monkeypatch.setattr(np, "copyto", slowly)
+    values = mapped.parameters(1)
+    assert values.tolist() == [3.0] * ELEMENTS
+    assert copies.applied[1] == (0, 3)
+
+    monkeypatch.setattr(np, "copyto", lambda into, source: update(it, 1))
+    monkeypatch.setattr(limits, "SNAPSHOTS_MAX", 5)
+    with pytest.raises(DeadlineExceeded, match="5 updates came"):
+        mapped.parameters(2)
+
+
+async def test_what_is_read_from_afar_is_whole_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Updates come between the reads: of the version, the parameters, the words, the version."""
+    it, copies = region(), Snapshots(ELEMENTS, "float32")
+    channel = Channel(it, [0, 1, 2, 0, 1, 0, 0, 1])
+    slots = await staged(channel, copies)
+    await slots.fetch(1)
+    assert slots.parameters(1).tolist() == [float(it.version)] * ELEMENTS
+    assert sum(copies.applied[1]) == it.version
+    assert copies.taken == 1
+
+    before = channel.reads
+    await slots.fetch(1)
+    assert channel.reads == before, "what was delivered is not touched again"
+
+    monkeypatch.setattr(limits, "SNAPSHOTS_MAX", 3)
+    channel.updates = [1] * 100
+    with pytest.raises(Unavailable, match="3 updates came"):
+        await slots.fetch(2)
+    assert copies.taken == 1
+
+
+async def test_two_reads_of_one_iteration_do_not_mix() -> None:
+    """The bucket moved while its parameters were on their way: they are asked for twice, and an
+    update comes between."""
+    it, copies = region(), Snapshots(ELEMENTS, "float32")
+    slow, fast = Channel(it, [0, 0, 2]), Channel(it, [])
+    old, new = await staged(slow, copies), await staged(fast, copies)
+    await asyncio.gather(old.fetch(1), new.fetch(1))
+    assert copies.parameters[1].tolist() == [float(sum(copies.applied[1]))] * ELEMENTS
+
+
+async def test_what_arrives_too_late_leaves_what_was_read_alone() -> None:
+    """It came from where the bucket was before; the program took its copy where it is now."""
+    it, copies = region(), Snapshots(ELEMENTS, "float32")
+    remote: Any = Remote(it)
+    mapped = Snapshot(remote, PLAN.job, 3, 0, copies)
+    late = await staged(Channel(it, []), copies)
+    fetching = asyncio.create_task(late.fetch(1))
+    await asyncio.sleep(0)
+    update(it, 0)
+    assert (mapped.parameters(1) == 1.0).all()
+    update(it, 1)
+    await fetching
+    assert (mapped.parameters(1) == 1.0).all()
+    assert copies.applied[1] == (1, 0)
