@@ -144,6 +144,12 @@ class Agent:
         self._iteration = min(cell.iteration for cell in self._cells)
         newest = max(cell.iteration for cell in self._cells)
         self._retried = newest if newest > self._iteration else None
+        self._standing = {
+            (cell.index, position)
+            for cell in self._cells
+            for position in range(len(cell.tensors))
+            if cell.iteration > self._iteration
+        }
         for cell in self._cells:
             cell.confirmed = min(cell.version, self._iteration)
         self._behind = sum(cell.confirmed <= self._iteration for cell in self._cells)
@@ -188,6 +194,7 @@ class Agent:
             if wrong:
                 raise GradientRefused(self.job, name, self.rank, cell.iteration + 1, wrong)
         if self._is_counted(cell, position):
+            self._standing.discard((cell.index, position))
             return
         if not cell.settled or cell.refused is not None:
             self._settle((cell,))
@@ -246,7 +253,7 @@ class Agent:
         """Whether `wait(names)` would return at once. It does not stand for waiting: only what was
         waited for counts towards an iteration."""
         return all(
-            cell.version >= cell.iteration and cell.refused is None
+            (cell.version >= cell.iteration and cell.refused is None) or self._stands(cell)
             for cell, _ in map(self._place, names)
         )
 
@@ -290,6 +297,12 @@ class Agent:
             and position in cell.missing
         )
 
+    def _stands(self, cell: Cell) -> bool:
+        """Pushed in a former life of the program, which has not repeated it in this one: nothing
+        that it pushed is outstanding there, so it waits for nothing. (Workers that were started
+        again and waited for one another's pushes would wait for ever.)"""
+        return any(index == cell.index for index, _ in self._standing)
+
     def _hyper(self, given: Mapping[str, float]) -> Hyper:
         """The job's, with what this push has of its own. Raises Rejected."""
         unknown = given.keys() - set(Hyper._fields)
@@ -324,6 +337,7 @@ class Agent:
                     f"job {self.job}: iteration {cell.iteration + 1} cannot be waited for before "
                     f"these tensors, which share a bucket, are pushed: {', '.join(names[:5])}"
                 )
+        cells = [cell for cell in cells if not self._stands(cell)]
         self._settle(cells)
         for cell in cells:
             if cell.confirmed < cell.version:

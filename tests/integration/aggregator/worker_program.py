@@ -1,0 +1,37 @@
+"""A training program to be killed: python worker_program.py URL RANK LAST TRANSPORT RESULT.
+
+Trains job j1's three tensors until iteration LAST and saves the parameters. Its gradients depend on
+rank and iteration alone: started again, it goes on where the job is.
+"""
+
+import sys
+
+import numpy as np
+
+from slackwater.agent import Agent
+from slackwater.schemas.jobs import UpdateRule
+
+SIZES = {"embed": 300_007, "mlp.w": 270_001, "mlp.b": 20_011}
+
+
+def gradient(name: str, rank: int, iteration: int) -> np.ndarray:
+    rng = np.random.Generator(np.random.PCG64([len(name), ord(name[-1]), rank, iteration]))
+    return rng.standard_normal(SIZES[name], dtype=np.float32)
+
+
+def main(url: str, rank: int, last: int, transport: str, result: str) -> None:
+    tensors = {name: np.linspace(-1, 1, size, dtype=np.float32) for name, size in SIZES.items()}
+    with Agent(
+        url=url, job="j1", rank=rank, workers=2, tensors=tensors, transport=transport,
+        update=UpdateRule(name="adam", learning_rate=0.01), deadline_s=60.0,
+    ) as agent:  # fmt: skip
+        agent.wait()
+        iteration = agent.iteration
+        while iteration < last:
+            iteration += 1
+            agent.step({name: gradient(name, rank, iteration) for name in SIZES})
+        np.savez(result, **agent.parameters())
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], sys.argv[5])
