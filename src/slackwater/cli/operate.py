@@ -1,6 +1,7 @@
 """What changes a cluster: starting one, submitting and cancelling jobs; and what a host can do."""
 
 import asyncio
+import re
 import signal
 from pathlib import Path
 from typing import Annotated
@@ -15,6 +16,7 @@ from slackwater.cli.show import Json, Url, with_client
 from slackwater.cli.sizes import size_bytes
 from slackwater.common.errors import Rejected
 from slackwater.loadgen.replay.workload import COMPUTE_S, emulated
+from slackwater.schemas.base import ID_PATTERN
 from slackwater.schemas.jobs import Consistency, JobSpec
 
 
@@ -100,7 +102,7 @@ def submit(
     mode = _consistency(consistency)
     with reported():
         if file is not None:
-            spec = _from_file(file)
+            spec = _from_file(file, id)
         elif program:
             spec = JobSpec(
                 id=id,
@@ -128,6 +130,7 @@ def submit(
             )
         else:
             raise Rejected("nothing to submit: give --model NAME, --file SPEC.json or -- PROGRAM")
+        _check(spec, bytes_scale, compute_s)
     with_client(url, lambda client: client.submit(spec))
     if json:
         print_json(spec)
@@ -135,12 +138,28 @@ def submit(
         out.print(f"job {spec.id} is stored")
 
 
-def _from_file(file: Path) -> JobSpec:
+def _from_file(file: Path, id: str) -> JobSpec:
     """Raises Rejected."""
     try:
-        return msgspec.json.decode(file.read_bytes(), type=JobSpec)
+        spec = msgspec.json.decode(file.read_bytes(), type=JobSpec)
     except msgspec.MsgspecError as error:
         raise Rejected(f"{file}: {error}") from error
+    if spec.id != id:
+        raise Rejected(f"--id {id}: {file} says id {spec.id}; use one id")
+    return spec
+
+
+def _check(spec: JobSpec, bytes_scale: float, compute_s: float | None) -> None:
+    """What would only fail once the job runs, or at the master. Raises Rejected."""
+    if re.fullmatch(ID_PATTERN, spec.id) is None:
+        raise Rejected(
+            f"--id {spec.id!r}: an id has letters, digits, - and _, at most 63 in all, and begins "
+            "with a letter or digit"
+        )
+    if not 0 < bytes_scale <= 1:
+        raise Rejected(f"--bytes-scale {bytes_scale:g}: give a number above 0 and at most 1")
+    if compute_s is not None and compute_s < 0:
+        raise Rejected(f"--compute-s {compute_s:g}: give 0 or more seconds")
 
 
 def _consistency(given: str) -> Consistency:

@@ -62,6 +62,9 @@ def reported() -> Iterator[None]:
     except FileNotFoundError as error:
         err.print(f"error: {error.filename}: no such file", markup=False)
         raise typer.Exit(DATA_ERROR) from error
+    except (PermissionError, IsADirectoryError, NotADirectoryError) as error:
+        err.print(f"error: {error.filename}: {error.strerror}; name another", markup=False)
+        raise typer.Exit(DATA_ERROR) from error
     except KeyboardInterrupt as error:
         err.print("interrupted")
         raise typer.Exit(INTERRUPTED) from error

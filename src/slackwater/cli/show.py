@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import msgspec
 import typer
@@ -89,7 +89,8 @@ def jobs(
         try:
             wanted = msgspec.convert(state, JobState)
         except msgspec.ValidationError as error:
-            raise typer.BadParameter(f"--state {state!r}: {error}") from error
+            choices = ", ".join(get_args(JobState))
+            raise typer.BadParameter(f"--state {state!r}: choose one of {choices}") from error
     records = with_client(url, lambda client: client.jobs(wanted))
     if json:
         print_json(records)

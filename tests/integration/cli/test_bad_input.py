@@ -39,6 +39,26 @@ def test_unknown_model_names_its_neighbours(tmp_path: Path) -> None:
     assert "vgg19" in one_line(done)
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--id", "a.b", "--model", "vgg19"], "--id 'a.b': an id has letters, digits, - and _"),
+        (["--id", "a", "--model", "vgg19", "--bytes-scale", "0"], "--bytes-scale 0: give a number"),
+        (["--id", "a", "--model", "vgg19", "--compute-s=-1"], "--compute-s -1: give 0 or more"),
+        (["--id", "a", "--file", "."], ".: Is a directory"),
+        (["--id", "a", "--file", "spec.json"], "--id a: spec.json says id b; use one id"),
+    ],
+)
+def test_a_submission_is_checked_before_anybody_is_asked(
+    words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "spec.json").write_text('{"id": "b", "program": ["true"]}')
+    monkeypatch.chdir(tmp_path)
+    done = run("slackwater", "submit", *words)
+    assert done.returncode == 65
+    assert said in one_line(done)
+
+
 def test_malformed_trace_row_names_file_line_column_and_value(tmp_path: Path) -> None:
     trace = tmp_path / "bad.csv"
     trace.write_text("job_id,submission_time,duration,num_gpu\n1,0,10,2\n2,5,soon,4\n")
