@@ -1,10 +1,11 @@
 .DEFAULT_GOAL := help
 PYTHON ?= python3
 BIN := .venv/bin
+GPU_PYTHON ?= $(BIN)/python
 REPORT ?= reports/run
 STAMP := .venv/.installed
 
-.PHONY: help setup run test lint type format bench lock size sim faults clean
+.PHONY: help setup run test gpu-test lint type format bench lock size sim faults clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -23,6 +24,11 @@ run: setup ## a live cluster shares aggregation between training jobs; ends with
 test: setup ## unit, simulation, integration and fault tests
 	$(BIN)/python -m pytest -q -n 3 -m "not live" tests
 	$(BIN)/python -m pytest -q -n 3 -m live tests
+
+gpu-test: ## device memory on this machine's GPU, then the figures (docs/guide/operator.md)
+	$(GPU_PYTHON) -m pytest -q tests/gpu
+	$(GPU_PYTHON) -m pytest -q -m gpu tests/unit/common/transport tests/integration/aggregator
+	$(GPU_PYTHON) benchmarks/gpu.py --json benchmarks/results/gpu.json
 
 lint: setup ## style and spelling
 	$(BIN)/ruff check .

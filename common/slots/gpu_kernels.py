@@ -122,9 +122,7 @@ class CudaKernels:
         )
         blocks = min(self._blocks_max, -(-(hi - lo) // (4 * THREADS)))
         kernel = self._kernel(rule, DTYPES[slots.dtype])
-        flag.assign(np.zeros(1, np.uint32))
-        self._device.launch(kernel, blocks, THREADS, arguments)
-        return not flag.to_host()[0]
+        return not self._device.launch(kernel, blocks, THREADS, arguments, flag.address)
 
     def _flag(self) -> DeviceArray:
         """A thread's own."""

@@ -97,7 +97,7 @@ class _Driver:
 
     def uuid(self, ordinal: int) -> bytes:
         uuid = (ctypes.c_ubyte * 16)()
-        self.call("cuDeviceGetUuid", ctypes.byref(uuid), self.device(ordinal))
+        self.call("cuDeviceGetUuid_v2", ctypes.byref(uuid), self.device(ordinal))  # Of a MIG slice.
         return bytes(uuid)
 
     def attribute(self, which: str, ordinal: int) -> bool:
@@ -165,7 +165,8 @@ class CudaMemory:
     def export(self) -> tuple[bytes, int]:
         """CUDA exports allocations whole: of a program's array, what lies beside it goes along."""
         device = self._device
-        base, size = device.driver.allocation(self.address)
+        with device.current():
+            base, size = device.driver.allocation(self.address)
         raw = device.handle(base)
         whole = own_exports.get((device.name, raw))
         if whole is None:
@@ -235,11 +236,18 @@ class CudaDevice:
             self._runtime.memcpyAsync(target, source, nbytes, kind, stream.ptr)
             stream.synchronize()
 
-    def launch(self, kernel: Any, blocks: int, threads: int, arguments: tuple[Any, ...]) -> None:
-        """Returns when the kernel has ended."""
+    def launch(
+        self, kernel: Any, blocks: int, threads: int, arguments: tuple[Any, ...], flag: int
+    ) -> int:
+        """Run a kernel that may raise the 32-bit word at address `flag`; what it holds after."""
+        word = np.zeros(1, np.uint32)
         with _cuda("a kernel"), self.current() as stream:
+            self._runtime.memsetAsync(flag, 0, word.nbytes, stream.ptr)
             kernel((blocks,), (threads,), arguments)
+            host = int(word.ctypes.data)
+            self._runtime.memcpyAsync(host, flag, word.nbytes, _TO_HOST, stream.ptr)
             stream.synchronize()
+        return int(word[0])
 
     def pin(self, buffer: memoryview) -> Callable[[], None]:
         address = int(np.frombuffer(buffer, np.uint8).ctypes.data)
