@@ -105,16 +105,10 @@ def submit(
             spec = _from_file(file, id)
         elif program:
             spec = JobSpec(
-                id=id,
-                model=model or "",
-                workers=workers,
-                servers=servers,
-                iterations=iterations,
-                program=tuple(program),
-                consistency=mode,
-                staleness=staleness,
-                seed=seed,
-            )
+                id=id, model=model or "", workers=workers, servers=servers, seed=seed,
+                iterations=iterations, program=tuple(program),
+                consistency=mode, staleness=staleness,
+            )  # fmt: skip
         elif model is not None:
             spec = emulated(
                 id,

@@ -222,6 +222,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]  # mypy does not r
             with torch.enable_grad():
                 loss = closure()
         self._check()
+        self.synchronize()  # What no forward pass came by, and so no backward pass either.
         for tensor in self._all:
             if not tensor.pushed:
                 self._push(tensor)
