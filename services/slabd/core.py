@@ -250,17 +250,17 @@ class LenderCore:
             effects += [CancelTimer(f"evict.{slab}"), self._let_go(found)]
         return effects + facts
 
-    def _let_go(self, slab: Slab) -> Effect:
-        """Its memory goes back to the machine. A revoked slab's channel ends first where memory
-        is not mapped: nothing may be read from it meanwhile."""
-        forced = slab.state in ("lent", "evicting") and slab.session in self.sessions
+    @staticmethod
+    def _let_go(slab: Slab, *, forced: bool = False) -> Effect:
+        """Its memory goes back to the machine. By force, the channel ends first where memory is not
+        mapped: nothing may be read from it meanwhile."""
         session, slab.state = slab.session, "leaving"
         return Do("let_go", {"slab": slab.id, "session": session, "forced": forced})
 
     def _revoke(self, slab: Slab, reason: str, now_s: float) -> list[Effect]:
         """Without its device's consent."""
         fact = self._fact(slab, "revoked", now_s, reason=reason)
-        return [CancelTimer(f"hold.{slab.id}"), self._let_go(slab), fact]
+        return [CancelTimer(f"hold.{slab.id}"), self._let_go(slab, forced=True), fact]
 
     def _timer(self, key: str, now_s: float) -> list[Effect]:
         kind, _, rest = key.partition(".")

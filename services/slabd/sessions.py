@@ -22,8 +22,8 @@ from slackwater.schemas.memory import DeviceHello, NotMapped, SlabId, SlabMapped
 from slackwater.services.slabd.events import Heard, SessionClosed, SessionOpened
 
 MAPPING: Final = frozenset(("shm",))
-"""Transports that map the lender's memory: there the fence word protects, elsewhere the end of the
-channel does."""
+"""Transports between processes of one host, which map the lender's memory: there the kernel says
+who the peer is, and the fence word protects; elsewhere a token and the end of the channel do."""
 _log = structlog.get_logger()
 
 
@@ -36,8 +36,9 @@ class Session:
 
 
 class Sessions:
-    def __init__(self, cluster_token: str) -> None:
+    def __init__(self, cluster_token: str, mapping: frozenset[str] = MAPPING) -> None:
         self._token = cluster_token
+        self._mapping = mapping
         self._numbers = itertools.count(1)
         self._port: Port | None = None
         self._sessions: dict[int, Session] = {}
@@ -51,11 +52,13 @@ class Sessions:
     # Devices come and go --------------------------------------------------------------------------
 
     def accept(self, kind: str, hello: bytes) -> None:
-        """Raises AccessRefused, Unavailable. Over shm the kernel says whose process it is."""
+        """Raises AccessRefused, Unavailable."""
         if len(self._sessions) >= limits.LENDER_DEVICES_MAX:
             raise Unavailable(f"{limits.LENDER_DEVICES_MAX} devices are connected here")
         found = _decode(hello)
-        if kind != "shm" and not hmac.compare_digest(found.token.encode(), self._token.encode()):
+        if kind not in self._mapping and not hmac.compare_digest(
+            found.token.encode(), self._token.encode()
+        ):
             raise AccessRefused(
                 f"device {found.device} shows another cluster_token than this lender's"
             )
@@ -130,7 +133,7 @@ class Sessions:
         not map it, the channel ends: an answer may be on its way out of the memory."""
         found = self._sessions.get(session)
         self.revoke(session, slab)
-        if forced and found is not None and found.kind not in MAPPING:
+        if forced and found is not None and found.kind not in self._mapping:
             await found.channel.close()
 
 

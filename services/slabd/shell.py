@@ -19,7 +19,7 @@ from slackwater.schemas.memory import EvictNow, ListSlabs, SetLending, SlabdHear
 from slackwater.services.slabd.config import SlabdConfig
 from slackwater.services.slabd.core import LenderCore
 from slackwater.services.slabd.monitor import KernelMonitor, Monitor
-from slackwater.services.slabd.sessions import Sessions
+from slackwater.services.slabd.sessions import MAPPING, Sessions
 from slackwater.services.slabd.slabs import Slabs, at_once, in_thread
 
 _SOCKET: Final = "slabs.sock"
@@ -30,7 +30,8 @@ class Slabd:
     """One instance: the parts, put together.
 
     `fabrics` replaces the real ones, `addresses` says where to listen on each, `monitor` is another
-    view of the machine; all three are for tests. `virtual`: time is simulated, no threads.
+    view of the machine, `mapping` the kinds that map memory; all for tests. `virtual`: time is
+    simulated, no threads.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class Slabd:
         addresses: Mapping[str, str] | None = None,
         monitor: Monitor | None = None,
         *,
+        mapping: frozenset[str] = MAPPING,
         virtual: bool = False,
     ) -> None:
         if config.slab_bytes % _PAGE:
@@ -56,7 +58,7 @@ class Slabd:
         self._incarnation = 0
         self._node = NodeId(config.node or socket.gethostname().split(".")[0])
         self.core = LenderCore(config, world.rng)
-        self.sessions = Sessions(config.cluster_token)
+        self.sessions = Sessions(config.cluster_token, mapping)
         self.slabs = Slabs(config.slab_bytes, self.sessions, at_once if virtual else in_thread)
 
     # A life ---------------------------------------------------------------------------------------

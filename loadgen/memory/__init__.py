@@ -1,0 +1,1 @@
+"""Workloads for remote memory, and the checker that remembers every page."""

@@ -1,0 +1,451 @@
+"""Remote memory in virtual time: real lenders in real shells, a real device over the real kernels,
+while machines run out of memory, networks break, daemons and the device die.
+
+The network, the clock, the descriptor store and the disk's speed are the model's. A checker
+remembers every page that was written (loadgen/memory/checker.py): each page that is read must be
+right, or the read must fail; after a kill of the device, nothing that a flush covered may be
+missing.
+"""
+
+import asyncio
+import os
+import random
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from slackwater.common import codec
+from slackwater.common.bus.base import Delivery
+from slackwater.common.effects import Publish
+from slackwater.common.embedded.notify import FdStore
+from slackwater.common.errors import Retryable, SlackwaterError
+from slackwater.common.sdnotify import SdNotify
+from slackwater.common.shell import run_service
+from slackwater.common.shell.process import Process
+from slackwater.common.simloop import run_simulated
+from slackwater.common.transport.memory import MemoryFabric, MemoryNetwork
+from slackwater.common.world import SimWorld
+from slackwater.loadgen.memory.checker import PAGE_BYTES, Checker
+from slackwater.memory import kernels as k
+from slackwater.memory import writeback
+from slackwater.memory.backup import Backup
+from slackwater.memory.core import DeviceCore
+from slackwater.memory.device import Device
+from slackwater.memory.lenders import Lenders
+from slackwater.memory.resilience import DiskBackup
+from slackwater.memory.spans import DeviceSettings
+from slackwater.memory.store import Pages
+from slackwater.memory.table import make_table, page_range
+from slackwater.memory.warm import warm
+from slackwater.schemas import subjects
+from slackwater.schemas.base import NodeId
+from slackwater.schemas.memory import DeviceHello, DeviceId, SlabdHeartbeat
+from slackwater.services.slabd.config import SlabdConfig
+from slackwater.services.slabd.events import MemorySampled
+from slackwater.services.slabd.shell import Slabd
+
+SPAN_PAGES = 16
+SLAB_BYTES = SPAN_PAGES * PAGE_BYTES
+SPANS = 6
+PAGES = SPAN_PAGES * SPANS
+MEMORY_BYTES = 8 * (SLAB_BYTES + PAGE_BYTES)
+LENDERS = ("s1", "s2", "s3")
+
+
+class Notify(SdNotify):
+    """A supervisor's descriptor store, which outlives the process that fills it."""
+
+    def __init__(self, kept: FdStore) -> None:
+        super().__init__()
+        self._kept = kept
+        self.alive = True
+
+    async def store(self, fd: int, name: str) -> None:
+        if self.alive:
+            self._kept.add(name, os.dup(fd))
+
+    async def remove(self, name: str) -> None:
+        if self.alive:
+            self._kept.remove(name)
+
+    async def barrier(self) -> None:
+        await asyncio.sleep(1e-4)
+
+
+class Machine:
+    """What a lender's monitor sees; a test fills and empties it."""
+
+    def __init__(self) -> None:
+        self.others_bytes = 0
+
+    def sample(self, own_bytes: int) -> MemorySampled:
+        return MemorySampled(MEMORY_BYTES, self.others_bytes)
+
+
+class SlowDisk(Backup):
+    """The real file and the real kernel, moved by the simulation's clock instead of threads."""
+
+    def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._pump = self._loop.create_task(self._turn())
+
+    async def _turn(self) -> None:
+        words = self._table.words
+        while True:
+            await asyncio.sleep(0.003)
+            while words[k.TAKEN] < words[k.HEAD]:
+                writeback.watch(self._table, 1)
+                if writeback.write_back(self._table, self._fd) == writeback.DISCARDS:
+                    self._discard()
+                self._settle()
+
+    async def sync(self) -> None:
+        await asyncio.sleep(0.002)
+
+    async def read(self, pages: Pages, target: memoryview) -> None:
+        await asyncio.sleep(0.001)
+        self._read(pages, target)
+
+    async def close(self) -> None:
+        """As a kill: what is in the ring is lost, what is in the file stays."""
+        self._pump.cancel()
+        await asyncio.gather(self._pump, return_exceptions=True)
+        self._readers.shutdown()
+        os.close(self._fd)
+
+
+class Lender:
+    """One slabd and its lives."""
+
+    def __init__(self, system: "System", id: str) -> None:
+        self.system, self.id = system, id
+        self.machine = Machine()
+        self.kept = FdStore()
+        self.address = f"at-{id}"
+        self.life = 0
+        self._stop = asyncio.Event()
+        self._task: asyncio.Task[int] | None = None
+        self.slabd: Slabd | None = None
+
+    async def start(self) -> None:
+        self.life += 1
+        self._stop = asyncio.Event()
+        self._notify = Notify(self.kept)
+        stored = tuple((name, os.dup(fd)) for name, fd in self.kept.held)
+        config = SlabdConfig(
+            id=self.id, node=self.id, slab_bytes=SLAB_BYTES, hold_s_max=3.0, cluster_token="c"
+        )
+        self.slabd = Slabd(
+            config,
+            self.system.sim.client(f"slabd-{self.id}-{self.life}"),
+            {"memory": self.system.fabric},
+            {"memory": self.address},
+            self.machine,
+            mapping=frozenset(("memory",)) if self.system.mapped else frozenset(),
+            virtual=True,
+        )
+        process = Process(notify=self._notify, stored=stored)
+        world = self.system.sim.client(f"slabd-{self.id}-{self.life}")
+        self._task = asyncio.ensure_future(
+            run_service(self.slabd.definition(), world, self._stop, process)
+        )
+
+    async def kill(self) -> None:
+        """Its channels break, its memory stays in the descriptor store."""
+        self._notify.alive = False
+        self.system.network.cut(self.address)
+        assert self._task is not None
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        self.system.network.heal(self.address)
+
+    async def end(self) -> None:
+        self._stop.set()
+        assert self._task is not None
+        await self._task
+        self.kept.clear()
+
+
+class Life:
+    """One life of the device's process."""
+
+    def __init__(self, system: "System", number: int) -> None:
+        table = make_table(PAGES, SPAN_PAGES, slots=64)
+        self.device = Device(table, SlowDisk(system.file, table), DiskBackup())
+        settings = DeviceSettings(
+            id=DeviceId("d1"), node="client", spans=SPANS, hot=3.0, hold_s=2.0, secret=f"s{number}"
+        )
+        hello = DeviceHello(
+            device=DeviceId("d1"), node=NodeId("client"), incarnation=number, token="c"
+        )
+        self.core = DeviceCore(settings, SLAB_BYTES, random.Random(system.seed * 1000 + number))
+        self.lenders = Lenders(
+            self.core,
+            self.device,
+            {"memory": system.fabric},
+            system.sim.clock,
+            codec.encode(hello),
+            publish=self._published,
+            changed=lambda: None,
+        )
+        self.facts: list[str] = []
+        self._bus = system.sim.client(f"device-{number}").bus
+        self.users: set[asyncio.Task[None]] = set()
+
+    def _published(self, effect: Publish) -> None:
+        self.facts.append(effect.subject.rsplit(".", 1)[1])
+
+    async def start(self) -> None:
+        async def hear(delivery: Delivery) -> None:
+            self.lenders.seen(codec.decode(delivery.payload, SlabdHeartbeat))
+
+        await self._bus.subscribe(subjects.telemetries("slabd", what="heartbeat"), hear)
+        self.device.backup.start()
+        self._ticking = asyncio.ensure_future(self.lenders.run())
+
+    async def kill(self) -> None:
+        """Not a line of it runs any more; its channels break."""
+        for task in (*self.users, self._ticking):
+            task.cancel()
+        await asyncio.gather(*self.users, self._ticking, return_exceptions=True)
+        await self.device.backup.close()
+        self.lenders._closed = True
+        for timer in self.lenders._timers.values():
+            timer.cancel()
+        for channel in tuple(self.lenders._channels.values()):
+            await channel.close()
+        await self._bus.close()
+
+
+class System:
+    def __init__(self, seed: int, file: Path, *, mapped: bool) -> None:
+        self.seed, self.file, self.mapped = seed, file, mapped
+        self.rng = random.Random(f"faults/{seed}")
+        self.sim = SimWorld(seed)
+        self.network = MemoryNetwork(seed=seed, latency_s=0.0003)
+        self.fabric = MemoryFabric(self.network, mapped=mapped)
+        self.lenders = [Lender(self, id) for id in LENDERS]
+        self.checker = Checker()
+        self.life: Life | None = None
+        self.lives = 0
+        self.happened: dict[str, int] = {}
+        self.facts: list[str] = []
+        self.busy: set[int] = set()
+
+    async def begin(self) -> None:
+        for lender in self.lenders:
+            await lender.start()
+        await self.device_starts()
+        await asyncio.sleep(6.0)  # Slabs are made one a sample, three samples apart at first.
+
+    async def device_starts(self) -> None:
+        self.lives += 1
+        self.life = Life(self, self.lives)
+        await self.life.start()
+
+    # The workload ---------------------------------------------------------------------------------
+
+    def users_start(self, count: int) -> None:
+        assert self.life is not None
+        for number in range(count):
+            task = asyncio.ensure_future(self._use(self.life, number))
+            self.life.users.add(task)
+
+    async def _use(self, life: Life, number: int) -> None:
+        """Write, read, discard and flush, one thing after the other."""
+        rng = random.Random(f"{self.seed}/{self.lives}/{number}")
+        while True:
+            await asyncio.sleep(rng.uniform(0.0, 0.02))
+            first = rng.randrange(PAGES)
+            wanted = [p for p in range(first, min(PAGES, first + rng.choice((1, 1, 4, 12))))]
+            pages = [page for page in wanted if page not in self.busy]
+            if not pages:
+                continue
+            self.busy.update(pages)
+            try:
+                await self._one(life, rng, pages)
+            finally:
+                self.busy.difference_update(pages)
+
+    async def _one(self, life: Life, rng: random.Random, pages: list[int]) -> None:
+        what = rng.random()
+        if what < 0.45:
+            await self._write(life, pages)
+        elif what < 0.90:
+            await self._read(life, pages)
+        elif what < 0.94:
+            await self._discard(life, pages[:1])
+        else:
+            covered = self.checker.snapshot()
+            await life.device.flush()
+            self.checker.flushed(covered)
+
+    async def _write(self, life: Life, pages: list[int]) -> None:
+        begun = [(page, *self.checker.begin(page)) for page in pages]
+        source = memoryview(b"".join(data for _, _, data in begun))
+        try:
+            await life.device.write_pages(np.array(pages, np.int64), source)
+        except (OSError, SlackwaterError):
+            for page, generation, _ in begun:
+                self.checker.failed(page, generation)
+        else:
+            for page, generation, _ in begun:
+                self.checker.acknowledged(page, generation)
+
+    async def _read(self, life: Life, pages: list[int]) -> None:
+        target = np.empty(len(pages) * PAGE_BYTES, np.uint8).data
+        try:
+            await life.device.read_pages(np.array(pages, np.int64), target)
+        except (OSError, SlackwaterError):
+            self.happened["failed read"] = self.happened.get("failed read", 0) + 1
+            return
+        for i, page in enumerate(pages):
+            self.checker.check(page, target[i * PAGE_BYTES : (i + 1) * PAGE_BYTES])
+
+    async def _discard(self, life: Life, pages: list[int]) -> None:
+        for page in pages:
+            generation, _ = self.checker.begin(page, discard=True)
+            await life.device.discard(page, 1)
+            self.checker.acknowledged(page, generation)
+
+    # Faults ---------------------------------------------------------------------------------------
+
+    async def fault(self) -> None:
+        lender = self.rng.choice(self.lenders)
+        kind = self.rng.choice(
+            ("squeeze", "squeeze", "relax", "cut", "daemon", "device", "evict", "deaf", "blackout")
+        )
+        self.happened[kind] = self.happened.get(kind, 0) + 1
+        if kind == "squeeze":
+            lender.machine.others_bytes = self.rng.randrange(MEMORY_BYTES)
+        elif kind == "relax":
+            lender.machine.others_bytes = 0
+        elif kind == "cut":
+            self.network.cut(lender.address)
+            await asyncio.sleep(self.rng.choice((0.05, 0.5, 4.0)))
+            self.network.heal(lender.address)
+        elif kind == "daemon":
+            await lender.kill()
+            await asyncio.sleep(self.rng.choice((0.01, 0.5, 4.0)))
+            await lender.start()
+        elif kind == "blackout":  # Its memory is lost, too.
+            await lender.kill()
+            lender.kept.clear()
+            await asyncio.sleep(self.rng.choice((0.01, 1.0)))
+            await lender.start()
+        elif kind == "evict":
+            await self._operator_evicts(lender)
+        elif kind == "deaf":
+            await self._deaf()
+        else:
+            await self.device_dies()
+
+    async def _operator_evicts(self, lender: Lender) -> None:
+        bus = self.sim.client(f"operator-{self.rng.random()}").bus
+        subject = subjects.command("slabd", lender.id, "evict")
+        try:
+            await bus.request(subject, b'{"t":"slabd.evict","count":2}', timeout_s=1.0, json=True)
+        except Retryable:
+            self.happened["evict unanswered"] = self.happened.get("evict unanswered", 0) + 1
+        await bus.close()
+
+    async def _deaf(self) -> None:
+        """The device hears nothing for a while: EVICT stays unanswered, slabs go by force."""
+        assert self.life is not None
+        for lender in self.lenders:
+            lender.machine.others_bytes = MEMORY_BYTES * 3 // 4
+        feed, kept = self.life.lenders.feed, []
+        self.life.lenders.feed = kept.append  # type: ignore[method-assign]
+        await asyncio.sleep(2.5)
+        self.life.lenders.feed = feed  # type: ignore[method-assign]
+        for event in kept:
+            feed(event)
+        for lender in self.lenders:
+            lender.machine.others_bytes = 0
+
+    async def device_dies(self) -> None:
+        assert self.life is not None
+        self.facts += self.life.facts
+        await self.life.kill()
+        self.busy.clear()
+        self.checker.crashed()
+        await self.device_starts()
+        for page in range(PAGES):
+            await self._settle(page)
+        self.users_start(4)
+
+    async def _settle(self, page: int) -> None:
+        assert self.life is not None
+        target = np.empty(PAGE_BYTES, np.uint8).data
+        await self.life.device.read_pages(page_range(page, 1), target)
+        self.checker.settle(page, target)
+
+    # The end --------------------------------------------------------------------------------------
+
+    async def finish(self) -> None:
+        """No fault any more: everything must be readable, and right."""
+        assert self.life is not None
+        for lender in self.lenders:
+            lender.machine.others_bytes = 0
+        for task in self.life.users:
+            task.cancel()
+        await asyncio.gather(*self.life.users, return_exceptions=True)
+        for task in self.life.users:
+            if not task.cancelled() and task.exception() is not None:
+                raise task.exception()  # type: ignore[misc]
+        await asyncio.sleep(1.0)
+        for page in self.checker.written():
+            await self._settle(page)
+        self.facts += self.life.facts
+        await self.life.kill()
+        for lender in self.lenders:
+            await lender.end()
+
+
+def watch(system: System) -> None:
+    """A user that ended ended with an error: the run is over."""
+    assert system.life is not None
+    for task in system.life.users:
+        if task.done() and not task.cancelled():
+            task.result()
+
+
+async def run(seed: int, file: Path, faults: int, *, mapped: bool) -> System:
+    system = System(seed, file, mapped=mapped)
+    await system.begin()
+    system.users_start(4)
+    await asyncio.sleep(4.0)
+    for _ in range(faults):
+        await system.fault()
+        watch(system)
+        await asyncio.sleep(system.rng.choice((0.0, 0.2, 1.5)))
+        watch(system)
+    await system.finish()
+    return system
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled() -> None:
+    warm()
+
+
+def simulate(work: Coroutine[Any, Any, System]) -> System:
+    return run_simulated(work)
+
+
+@pytest.mark.parametrize("mapped", [True, False], ids=["mapped", "channel"])
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 5))]
+)
+@pytest.mark.timeout(180)
+def test_every_page_is_right_or_the_read_fails(seed: int, mapped: bool, tmp_path: Path) -> None:
+    """50 faults in 10 runs: 500 squeezes, evictions, partitions, deaths of daemons, lost machines,
+    deaths of the device. No page is wrong, no flush is lost, and remote memory was really used."""
+    system = simulate(run(seed, tmp_path / "backup", 50, mapped=mapped))
+    assert sum(system.happened.values()) >= 50
+    assert system.checker.reads > 1000
+    assert system.facts.count("mapped") > 5
+    assert "unmapped" in system.facts

@@ -1,0 +1,434 @@
+"""The device's decisions: activity, placement, eviction, lenders that come and go (2.4)."""
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from slackwater.common.effects import Do, Effect, Publish, StartTimer, TimerFired
+from slackwater.common.memory.placement import candidates, lower
+from slackwater.memory.core import DeviceCore
+from slackwater.memory.events import (
+    ActivityMeasured,
+    Connected,
+    Disconnected,
+    Fenced,
+    Heard,
+    Left,
+    LenderSeen,
+    Opened,
+    Stopping,
+)
+from slackwater.memory.spans import DeviceSettings
+from slackwater.schemas.base import Message, NodeId
+from slackwater.schemas.memory import (
+    Activity,
+    CheckActivity,
+    ClaimSlab,
+    DeviceId,
+    EvictDone,
+    EvictSlabs,
+    FreeMemory,
+    LenderId,
+    MapSlab,
+    NotMapped,
+    QueryMemory,
+    SlabdHeartbeat,
+    SlabId,
+    SlabMapped,
+    UnmapSlab,
+)
+
+SLAB = 1024 * 1024
+SPANS = 4
+
+
+def slab_id(number: int) -> SlabId:
+    return SlabId(f"{number:012x}")
+
+
+class World:
+    """A core, and lenders that answer what they are told to."""
+
+    def __init__(self, lenders: int = 4, **settings: Any) -> None:
+        self.core = DeviceCore(
+            DeviceSettings(id=DeviceId("d"), node="here", spans=SPANS, secret="s", **settings),
+            SLAB,
+            random.Random(3),
+        )
+        self.now_s = 0.0
+        self.names = [LenderId(f"s{n}") for n in range(lenders)]
+        self.free = dict.fromkeys(self.names, 4)
+        self.used = dict.fromkeys(self.names, 0.5)
+        self.mute: set[LenderId] = set()
+        self.down: set[LenderId] = set()
+        self.sent: list[tuple[LenderId, Message]] = []
+        self.did: list[tuple[str, dict[str, Any]]] = []
+        self.facts: list[str] = []
+        self.timers: dict[str, float] = {}
+        self.given = 0
+        self.beat()
+
+    def beat(self) -> None:
+        for name in self.names:
+            if name not in self.down:
+                self.feed(
+                    LenderSeen(
+                        SlabdHeartbeat(
+                            service="slabd", id=name, incarnation=1, at_s=self.now_s,
+                            node=NodeId(f"n-{name}"), addresses=(("shm", name),), slab_bytes=SLAB,
+                            free_slabs=self.free[name], lent_slabs=0, devices=0, total_bytes=1,
+                            used_bytes=1, headroom_bytes=1,
+                        )
+                    )
+                )  # fmt: skip
+
+    def feed(self, event: Any) -> None:
+        for effect in self.core.step(event, self.now_s):
+            self._perform(effect)
+
+    def _perform(self, effect: Effect) -> None:
+        match effect:
+            case Do(action="connect", arguments={"lender": lender}):
+                self.did.append(("connect", {"lender": lender}))
+                if lender in self.down:
+                    self.feed(Disconnected(lender, "nobody there"))
+                else:
+                    self.feed(Connected(lender))
+            case Do(action="send", arguments={"lender": lender, "message": message}):
+                self.sent.append((lender, message))
+                self._answer(lender, message)
+            case Do(action=action, arguments=arguments):
+                self.did.append((action, arguments))
+                if action == "open":
+                    self.feed(Opened(arguments["member"]))
+            case Publish(message=message):
+                self.facts.append(message.fact)  # type: ignore[attr-defined]
+            case StartTimer(key=key, at_s=at_s):
+                self.timers[key] = at_s
+
+    def _answer(self, lender: LenderId, message: Message) -> None:
+        if lender in self.mute:
+            return
+        match message:
+            case QueryMemory(request=request):
+                used = self.used[lender]
+                free = self.free[lender]
+                self.feed(
+                    Heard(lender, FreeMemory(request=request, free_slabs=free, used_share=used))
+                )
+            case MapSlab(request=request):
+                self.feed(Heard(lender, self._map(lender, request, 1, None)))
+            case ClaimSlab(request=request, slab=slab, generation=generation):
+                self.feed(Heard(lender, self._map(lender, request, generation, slab)))
+
+    def _map(
+        self, lender: LenderId, request: int, generation: int, slab: SlabId | None
+    ) -> SlabMapped | NotMapped:
+        if slab is None:
+            if self.free[lender] == 0:
+                return NotMapped(request=request, reason="full")
+            self.free[lender] -= 1
+            self.given += 1
+            slab = slab_id(self.given)
+        return SlabMapped(
+            request=request, slab=slab, generation=generation, slab_bytes=SLAB, key=b"k"
+        )
+
+    def use(self, rate: float, *spans: int, seconds: int = 1) -> None:
+        for _ in range(seconds):
+            self.now_s += 1.0
+            self.beat()
+            counts = np.zeros(SPANS, np.int64)
+            counts[list(spans)] = int(rate)
+            self.feed(ActivityMeasured(counts))
+
+    def leave(self) -> None:
+        """The driver has seen the last request of every slab that is left."""
+        for action, arguments in list(self.did):
+            if action == "leave":
+                self.feed(Left(arguments["member"]))
+
+    def fire(self, kind: str) -> None:
+        for key in [key for key in self.timers if key.startswith(f"{kind}.")]:
+            self.now_s = max(self.now_s, self.timers.pop(key))
+            self.feed(TimerFired(key))
+
+    def lender_of(self, span: int) -> LenderId:
+        [member] = self.core.spans.of(span)
+        assert member.lender is not None
+        return member.lender
+
+    def slab_of(self, span: int) -> SlabId:
+        [member] = self.core.spans.of(span)
+        assert member.slab is not None
+        return member.slab
+
+    def to(self, kind: type[Message]) -> list[tuple[LenderId, Any]]:
+        return [(lender, message) for lender, message in self.sent if isinstance(message, kind)]
+
+    def took(self, action: str) -> list[dict[str, Any]]:
+        return [arguments for name, arguments in self.did if name == action]
+
+
+def test_a_span_is_mapped_when_its_average_crosses_hot_slab() -> None:
+    """A = .2 * 25 + .8 * A from zero: 5, 9, 12.2, ... crosses 20 in the eighth second."""
+    world = World()
+    world.use(25, 0, seconds=7)
+    assert world.core.activity[0] == pytest.approx(25 * (1 - 0.8**7))
+    assert not world.sent
+    world.use(25, 0)
+    assert world.core.spans.state(0) == "mapped"
+    assert [fact for fact in world.facts] == ["mapped"]
+
+
+def test_a_burst_is_enough_when_it_is_large() -> None:
+    world = World()
+    world.use(101, 2)
+    assert world.core.spans.state(2) == "mapped"
+    assert world.core.spans.state(0) == "unmapped"
+
+
+def test_of_two_that_were_asked_the_less_used_gives_the_slab() -> None:
+    world = World()
+    world.used.update({name: 0.1 * index for index, name in enumerate(world.names)})
+    world.use(1000, 0)
+    asked = [lender for lender, _ in world.to(QueryMemory)]
+    assert len(asked) == 2
+    assert world.lender_of(0) == min(asked, key=lambda lender: world.used[lender])
+
+
+def test_lenders_without_a_slab_of_this_device_come_first() -> None:
+    """M_new, then M_old: four spans on four lenders, each on its own."""
+    world = World(lenders=4)
+    for span in range(4):
+        world.use(1000, span)
+    assert len({world.lender_of(span) for span in range(4)}) == 4
+
+
+def test_old_lenders_serve_when_there_is_no_new_one() -> None:
+    world = World(lenders=1)
+    world.use(1000, 0, 1)
+    assert world.lender_of(0) == world.lender_of(1)
+
+
+def test_its_own_machine_is_no_lender() -> None:
+    world = World(lenders=1, hot=5.0)
+    world.core.settings = DeviceSettings(id=DeviceId("d"), node="n-s0", spans=SPANS)
+    world.use(1000, 0)
+    assert "refused" in world.facts
+
+
+def test_a_full_cluster_is_asked_less_and_less_often() -> None:
+    world = World()
+    world.free.update(dict.fromkeys(world.names, 0))
+    world.use(1000, 0, seconds=20)
+    assert world.facts.count("refused") == 5, "after 0, 1, 3, 7 and 15 seconds"
+    assert world.core.spans.state(0) == "unmapped"
+    world.free.update(dict.fromkeys(world.names, 1))
+    world.use(1000, 0, seconds=20)
+    assert world.core.spans.state(0) == "mapped"
+
+
+def test_a_lender_that_refuses_after_all_is_left_out() -> None:
+    world = World(lenders=2)
+    world.used.update({world.names[0]: 0.0, world.names[1]: 0.9})
+    world.free[world.names[0]] = 1
+
+    def full(lender: LenderId, request: int, generation: int, slab: SlabId | None) -> Any:
+        if lender == world.names[0]:
+            return NotMapped(request=request, reason="somebody was quicker")
+        return World._map(world, lender, request, generation, slab)
+
+    world._map = full  # type: ignore[method-assign]
+    world.use(1000, 0)
+    assert world.lender_of(0) == world.names[1]
+
+
+def test_a_lender_that_does_not_answer_is_left_out_after_a_while() -> None:
+    world = World(lenders=2)
+    world.mute = {world.names[0]}
+    world.use(1000, 0)
+    assert world.core.spans.state(0) == "placing"
+    world.fire("place")
+    assert world.lender_of(0) == world.names[1]
+
+
+def test_a_slab_that_comes_after_all_goes_back() -> None:
+    """The lender was slow: the device has found another one meanwhile."""
+    world = World(lenders=1)
+    world.use(1000, 0)
+    stray = SlabMapped(request=999, slab=slab_id(77), generation=5, slab_bytes=SLAB, key=b"k")
+    world.feed(Heard(world.names[0], stray))
+    [(_, back)] = world.to(UnmapSlab)
+    assert (back.slab, back.generation) == (slab_id(77), 5)
+
+
+def test_eviction_ends_with_done_and_a_hot_span_is_mapped_again_at_once() -> None:
+    """2.4.4: unmapped first, DONE when nothing is under way, remapped because it is hot."""
+    world = World()
+    world.use(1000, 0)
+    lender, slab = world.lender_of(0), world.slab_of(0)
+    world.feed(Heard(lender, EvictSlabs(slabs=(slab,), deadline_s=0.5)))
+    assert world.core.spans.state(0) == "retreating"
+    assert not world.to(EvictDone)
+    world.leave()
+    assert world.to(EvictDone) == [(lender, EvictDone(slabs=(slab,)))]
+    assert world.core.spans.state(0) == "mapped"
+    assert world.slab_of(0) != slab
+
+
+def test_a_cold_span_is_not_mapped_again_after_its_eviction() -> None:
+    world = World()
+    world.use(1000, 0)
+    world.use(0, 0, seconds=30)
+    lender, slab = world.lender_of(0), world.slab_of(0)
+    world.feed(Heard(lender, EvictSlabs(slabs=(slab,), deadline_s=0.5)))
+    world.leave()
+    assert world.core.spans.state(0) == "unmapped"
+
+
+def test_an_unknown_slab_is_done_at_once() -> None:
+    """It was given back, or its mapping was given up: a lender must not wait for it."""
+    world = World()
+    world.use(1000, 0)
+    lender = world.lender_of(0)
+    world.feed(Heard(lender, EvictSlabs(slabs=(slab_id(9999),), deadline_s=0.5)))
+    assert world.to(EvictDone) == [(lender, EvictDone(slabs=(slab_id(9999),)))]
+
+
+def test_activity_is_told_for_each_slab() -> None:
+    world = World()
+    world.use(1000, 0)
+    lender, slab = world.lender_of(0), world.slab_of(0)
+    world.feed(Heard(lender, CheckActivity(round=5, slabs=(slab, slab_id(9999)))))
+    [(_, told)] = world.to(Activity)
+    assert told == Activity(round=5, activity=((slab, 200.0), (slab_id(9999), 0.0)))
+
+
+def test_a_cold_slab_is_given_back_where_that_is_wanted() -> None:
+    world = World(cold=1.0)
+    world.use(1000, 0)
+    lender, slab = world.lender_of(0), world.slab_of(0)
+    world.use(0, 0, seconds=25)
+    world.leave()
+    assert world.core.spans.state(0) == "unmapped"
+    assert [(at, message.slab) for at, message in world.to(UnmapSlab)] == [(lender, slab)]
+
+
+def test_a_lost_channel_suspends_and_a_claim_resumes() -> None:
+    world = World()
+    world.use(1000, 0)
+    lender, slab = world.lender_of(0), world.slab_of(0)
+    world.feed(Disconnected(lender, "cut"))
+    assert world.core.spans.state(0) == "suspended"
+    assert world.took("suspend")
+    world.fire("claim")
+    assert [message.slab for _, message in world.to(ClaimSlab)] == [slab]
+    assert world.core.spans.state(0) == "mapped"
+    assert world.facts[-2:] == ["suspended", "resumed"]
+
+
+def test_a_lender_that_stays_away_has_lost_the_slab() -> None:
+    world = World(hold_s=3.0)
+    world.use(1000, 0)
+    lender = world.lender_of(0)
+    world.down.add(lender)
+    world.feed(Disconnected(lender, "dead"))
+    began_s = world.now_s
+    world.fire("claim")
+    assert world.timers["lost.1"] == began_s + 3.0
+    world.fire("lost")
+    world.leave()
+    assert world.lender_of(0) != lender, "it is hot: placed elsewhere"
+
+
+def test_a_claim_that_is_refused_for_good_loses_the_slab() -> None:
+    world = World(lenders=2)
+    world.use(1000, 0)
+    lender = world.lender_of(0)
+    world.mute = {lender}
+    world.feed(Disconnected(lender, "restarted"))
+    world.fire("claim")
+    [(_, claim)] = world.to(ClaimSlab)
+    gone = NotMapped(request=claim.request, reason="gone", retry_after_s=0.0)
+    world.feed(Heard(lender, gone))
+    assert world.took("leave")
+
+
+def test_a_claim_is_repeated_while_the_lender_says_so() -> None:
+    world = World(lenders=1)
+    world.use(1000, 0)
+    lender = world.lender_of(0)
+    world.mute = {lender}
+    world.feed(Disconnected(lender, "cut"))
+    world.fire("claim")
+    [(_, claim)] = world.to(ClaimSlab)
+    world.feed(Heard(lender, NotMapped(request=claim.request, reason="wait", retry_after_s=0.1)))
+    world.mute = set()
+    world.fire("claim")
+    assert world.core.spans.state(0) == "mapped"
+
+
+def test_a_fenced_slab_is_lost_without_a_word_from_its_lender() -> None:
+    world = World()
+    world.use(1000, 0)
+    slab = world.slab_of(0)
+    world.feed(Fenced(0))
+    world.leave()
+    assert world.slab_of(0) != slab
+
+
+def test_a_device_that_ends_gives_everything_back() -> None:
+    world = World()
+    world.use(1000, 0, 1)
+    slabs = {world.slab_of(0), world.slab_of(1)}
+    world.feed(Stopping())
+    world.leave()
+    assert {message.slab for _, message in world.to(UnmapSlab)} == slabs
+    world.use(1000, 0)
+    assert world.core.spans.state(0) == "unmapped"
+
+
+def test_the_slab_map_names_what_counts() -> None:
+    world = World()
+    world.use(1000, 1)
+    [record] = world.core.spans.span_records()
+    [member] = record.members
+    assert member is not None
+    assert (record.span, member.lender, member.slab) == (1, world.lender_of(1), world.slab_of(1))
+
+
+# Placement ----------------------------------------------------------------------------------------
+
+
+def test_power_of_two_choices_balances_better_than_one() -> None:
+    """1,000 slabs on 100 lenders: the fullest has 14 or fewer by two choices, 17 or more by one."""
+
+    def fullest(choices: int) -> int:
+        rng = random.Random(5)
+        names = [LenderId(f"s{n}") for n in range(100)]
+        has = dict.fromkeys(names, 0)
+        for _ in range(1000):
+            asked = candidates(names, (), (), rng, choices)
+            answers = [
+                (one, FreeMemory(request=1, free_slabs=1, used_share=float(has[one])))
+                for one in asked
+            ]
+            chosen = lower(answers)
+            assert chosen is not None
+            has[chosen] += 1
+        return max(has.values())
+
+    assert fullest(2) <= 14
+    assert fullest(1) >= 17
+
+
+def test_new_lenders_alone_decide_while_there_are_enough() -> None:
+    names = [LenderId(f"s{n}") for n in range(6)]
+    for seed in range(50):
+        asked = candidates(names, set(names[:4]), (), random.Random(seed))
+        assert set(asked) == set(names[4:])
+    assert candidates(names, set(names[:5]), (), random.Random(1)) == [names[5]]
+    assert set(candidates(names, set(names), {names[0]}, random.Random(1))) <= set(names[1:])

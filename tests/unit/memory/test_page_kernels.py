@@ -1,0 +1,297 @@
+"""Where a read is sent, the newest bytes are: against a model that knows the last write only."""
+
+import os
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from slackwater.common.memory import trailer
+from slackwater.loadgen.memory.checker import content
+from slackwater.memory import kernels as k
+from slackwater.memory import writeback
+from slackwater.memory.store import PAGE_BYTES
+from slackwater.memory.table import counters, make_table, page_range, runs
+
+SPAN_PAGES, SPANS, SLOTS = 4, 3, 8
+PAGES = SPAN_PAGES * SPANS
+FENCE = trailer.fence(trailer.LENT, 1)
+
+
+class Device:
+    """A table, a file, and slabs: mapped ones, or ones that only a channel reaches."""
+
+    def __init__(self, path: Path) -> None:
+        self.table = make_table(PAGES, SPAN_PAGES, slots=SLOTS)
+        self.fd = os.open(path, os.O_RDWR | os.O_CREAT)
+        os.ftruncate(self.fd, PAGES * PAGE_BYTES)
+        self.slabs: dict[int, np.ndarray] = {}
+        self.flying: list[tuple[int, int]] = []
+        self.newest = dict.fromkeys(range(PAGES), 0)
+        self.generation = 0
+
+    def close(self) -> None:
+        os.close(self.fd)
+
+    def write(self, page: int) -> None:
+        self.generation += 1
+        kinds = np.zeros(1, np.int64)
+        data = memoryview(content(page, self.generation))
+        first = k.write_pages(self.table, page_range(page, 1), k.address(data), kinds, 0, -1)
+        if first < 0:
+            assert first == -1, "the ring is full, nothing else"
+            return
+        self.newest[page] = self.generation
+        if kinds[0] == k.REMOTE:
+            self.flying.append((first, page))
+
+    def land(self, arrives: bool) -> None:
+        """The oldest write on a channel ends."""
+        if not self.flying:
+            return
+        entry, page = self.flying.pop(0)
+        slab = self.slabs.get(page // SPAN_PAGES)
+        if arrives and slab is not None:
+            slot = entry % SLOTS
+            held = self.table.ring[slot * PAGE_BYTES : (slot + 1) * PAGE_BYTES]
+            at = page % SPAN_PAGES * PAGE_BYTES
+            slab[at : at + PAGE_BYTES] = held
+        k.landed(self.table, np.array([entry]), np.array([arrives and slab is not None]))
+
+    def disk(self) -> None:
+        if self.table.words[k.TAKEN] < self.table.words[k.HEAD]:
+            writeback.watch(self.table, 1)
+            if writeback.write_back(self.table, self.fd) == writeback.DISCARDS:
+                slot = self.table.words[k.TAKEN] % SLOTS
+                first, count = self.table.slot_page[slot], self.table.slot_count[slot]
+                os.pwrite(self.fd, bytes(count * PAGE_BYTES), first * PAGE_BYTES)
+                writeback.discarded(self.table)
+
+    def discard(self, first: int, count: int) -> None:
+        """As the device does it: the caller waits until it is done."""
+        if k.discard(self.table, first, count) < 0:
+            return
+        while self.table.words[k.TAKEN] < self.table.words[k.HEAD]:
+            self.disk()
+        for page in range(first, first + count):
+            self.newest[page] = 0
+
+    def map(self, span: int, mapped: bool) -> None:
+        """A fresh slab; the driver maps only spans that have none and whose requests are over."""
+        if span in self.slabs or any(page // SPAN_PAGES == span for _, page in self.flying):
+            return
+        suspended = self.table.state[span] == k.SUSPENDED
+        if suspended:
+            return
+        slab = np.zeros(SPAN_PAGES * PAGE_BYTES + trailer.TRAILER_BYTES, np.uint8)
+        slab.view(np.uint64)[SPAN_PAGES * PAGE_BYTES // 8] = FENCE
+        self.slabs[span] = slab
+        base = k.address(slab) if mapped else 0
+        k.map_span(self.table, span, base, base + SPAN_PAGES * PAGE_BYTES, FENCE)
+
+    def leave(self, span: int) -> None:
+        k.leave_span(self.table, span, k.UNMAPPED)
+        self.slabs.pop(span, None)
+
+    def suspend_and_resume(self, span: int, writes: list[int]) -> None:
+        """Between the two, pages are written; what was not, must still be right."""
+        slab = self.slabs.get(span)
+        if slab is None:
+            return
+        mapped = bool(self.table.base[span])
+        k.leave_span(self.table, span, k.SUSPENDED)
+        while any(page // SPAN_PAGES == span for _, page in self.flying):
+            self.land(False)
+        for page in writes:
+            self.write(page)
+            self.check()
+        base = k.address(slab) if mapped else 0
+        k.map_span(self.table, span, base, base + SPAN_PAGES * PAGE_BYTES, FENCE)
+
+    def revoke(self, span: int) -> None:
+        """The lender takes it by force: fence, then the data. Then the device notices."""
+        slab = self.slabs.get(span)
+        if slab is None or not self.table.base[span]:
+            return
+        slab.view(np.uint64)[SPAN_PAGES * PAGE_BYTES // 8] = trailer.fence(trailer.REVOKED, 1)
+        slab[: SPAN_PAGES * PAGE_BYTES] = 0
+        self.check()
+        self.leave(span)
+
+    def check(self) -> None:
+        target = np.zeros(PAGES * PAGE_BYTES, np.uint8)
+        where = np.zeros(PAGES, np.int64)
+        k.read_pages(self.table, page_range(0, PAGES), k.address(target), where, False)
+        for page in range(PAGES):
+            expected = content(page, self.newest[page])
+            if where[page] == k.DONE:
+                found = bytes(target[page * PAGE_BYTES : (page + 1) * PAGE_BYTES])
+            elif where[page] == k.DISK:
+                found = os.pread(self.fd, PAGE_BYTES, page * PAGE_BYTES)
+            elif where[page] == k.REMOTE:
+                at = page % SPAN_PAGES * PAGE_BYTES
+                found = bytes(self.slabs[page // SPAN_PAGES][at : at + PAGE_BYTES])
+            else:
+                assert where[page] == k.BROKEN
+                continue
+            assert found == expected, (page, where[page])
+
+
+page = st.integers(0, PAGES - 1)
+span = st.integers(0, SPANS - 1)
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("write"), page),
+        st.tuples(st.just("write"), page),
+        st.tuples(st.just("write"), page),
+        st.tuples(st.just("disk")),
+        st.tuples(st.just("land"), st.booleans()),
+        st.tuples(st.just("map"), span, st.booleans()),
+        st.tuples(st.just("leave"), span),
+        st.tuples(st.just("suspend_and_resume"), span, st.lists(page, max_size=3)),
+        st.tuples(st.just("revoke"), span),
+        st.tuples(st.just("discard"), page, st.just(1)),
+    ),
+    max_size=60,
+)
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(steps=STEPS)
+def test_a_read_is_sent_where_the_newest_bytes_are(
+    steps: list[tuple], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    device = Device(tmp_path_factory.mktemp("d") / "backup")
+    try:
+        for name, *arguments in steps:
+            if name == "leave":
+                while any(p // SPAN_PAGES == arguments[0] for _, p in device.flying):
+                    device.land(True)
+            getattr(device, name)(*arguments)
+            device.check()
+        while device.flying:
+            device.land(True)
+        while device.table.words[k.TAIL] < device.table.words[k.HEAD]:
+            device.disk()
+        device.check()
+        assert not device.table.pending.any(), "nothing is held for ever"
+    finally:
+        device.close()
+
+
+def test_a_page_that_is_flying_is_not_sent_a_second_time(tmp_path: Path) -> None:
+    """Two writes of one page over a channel could arrive in either order."""
+    device = Device(tmp_path / "b")
+    device.map(0, False)
+    device.write(1)
+    device.write(1)
+    assert len(device.flying) == 1
+    assert device.table.mark[1] == k.STALE
+    device.check()
+    device.land(True)
+    assert device.table.mark[1] == k.ABSENT, "remote memory has the older one"
+    device.check()
+    device.close()
+
+
+def test_a_full_ring_takes_nothing_and_loses_nothing(tmp_path: Path) -> None:
+    device = Device(tmp_path / "b")
+    for number in range(SLOTS + 3):
+        device.write(number % PAGES)
+    assert counters(device.table)["dispatch_full"] == 3
+    device.check()
+    device.disk()
+    device.write(0)
+    device.check()
+    device.close()
+
+
+def test_neighbours_go_to_disk_in_one_operation_and_only_the_newest(tmp_path: Path) -> None:
+    device = Device(tmp_path / "b")
+    for number in (3, 1, 2, 2, 0, 7):
+        device.write(number)
+    device.disk()
+    seen = counters(device.table)
+    assert (seen["disk_operations"], seen["disk_pages"]) == (2, 5)
+    device.check()
+    device.close()
+
+
+def test_a_full_disk_refuses_writes_and_is_tried_again(tmp_path: Path) -> None:
+    """/dev/full says what a full disk says. What was taken in stays readable."""
+    device = Device(tmp_path / "b")
+    device.write(5)
+    with open("/dev/full", "wb") as full:
+        assert writeback.write_back(device.table, full.fileno()) == writeback.ERROR
+    kinds = np.zeros(1, np.int64)
+    data = memoryview(content(5, 99))
+    assert k.write_pages(device.table, page_range(5, 1), k.address(data), kinds, 0, -1) == -2
+    device.check()
+    device.disk()
+    device.write(5)
+    device.check()
+    device.close()
+
+
+def test_a_page_outside_the_device_is_refused(tmp_path: Path) -> None:
+    device = Device(tmp_path / "b")
+    kinds = np.zeros(1, np.int64)
+    data = memoryview(bytes(PAGE_BYTES))
+    for number in (-1, PAGES):
+        pages = page_range(number, 1)
+        assert k.write_pages(device.table, pages, k.address(data), kinds, 0, -1) == -3
+        k.read_pages(device.table, pages, k.address(data), kinds, True)
+        assert kinds[0] == k.OUTSIDE
+    device.close()
+
+
+def test_threads_that_write_while_spans_come_and_go_tear_no_page(tmp_path: Path) -> None:
+    """Four threads write and read whole pages of their own, a fifth maps and leaves, a sixth
+    writes back: each page read is one that was written there."""
+    device = Device(tmp_path / "b")
+    stop = threading.Event()
+    wrong: list[str] = []
+
+    def use(number: int) -> None:
+        target, where = np.zeros(PAGE_BYTES, np.uint8), np.zeros(1, np.int64)
+        kinds, newest = np.zeros(1, np.int64), 0
+        pages = page_range(number * 3, 1)
+        for generation in range(1, 400):
+            data = memoryview(content(number * 3, generation))
+            if k.write_pages(device.table, pages, k.address(data), kinds, 0, -1) >= 0:
+                newest = generation
+            k.read_pages(device.table, pages, k.address(target), where, True)
+            if where[0] == k.DONE and bytes(target) != content(number * 3, newest):
+                wrong.append(f"page {number * 3}, generation {newest}")
+
+    def write_back() -> None:
+        writeback.write_back(device.table, device.fd)
+
+    def move() -> None:
+        while not stop.is_set():
+            for number in range(SPANS):
+                device.map(number, True)
+            for number in range(SPANS):
+                k.leave_span(device.table, number, k.UNMAPPED)
+                device.slabs.pop(number, None)
+
+    users = [threading.Thread(target=use, args=(number,)) for number in range(4)]
+    others = [threading.Thread(target=move), threading.Thread(target=write_back)]
+    for thread in users + others:
+        thread.start()
+    for thread in users:
+        thread.join()
+    stop.set()
+    others[0].join()
+    writeback.stop(device.table)
+    others[1].join()
+    device.close()
+    assert not wrong
+
+
+def test_runs_are_the_stretches_that_follow_one_another() -> None:
+    assert runs(np.array([4, 5, 6, 9, 2, 3])) == [(0, 3), (3, 4), (4, 6)]
+    assert runs(np.array([7])) == [(0, 1)]
