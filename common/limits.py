@@ -194,6 +194,9 @@ DEPARTED_S: Final = 60.0
 """An aggregator remembers this long where a bucket went."""
 LINGER_S: Final = 5.0
 """And keeps its memory this long, for workers that still read the last version there."""
+ARRIVED_S: Final = 10.0
+"""Its heartbeats repeat this long that all workers have come to a bucket: longer than a controller
+waits for it."""
 
 # Remote memory
 SLAB_BYTES_DEFAULT: Final = 1024**3

@@ -26,6 +26,7 @@ Addresses = Annotated[
 Aggregators = Annotated[tuple[AggregatorId, ...], msgspec.Meta(max_length=1024)]
 
 
+ARRIVED_MAX: Final = 512
 WAITING_JOBS_MAX: Final = 200
 WAITING_CHARS_MAX: Final = 512
 
@@ -37,6 +38,14 @@ class Heartbeat(Message, kw_only=True, frozen=True, tag="service.heartbeat"):
     id: Name
     incarnation: Count
     at_s: Seconds
+
+
+class WorkersAt(Record, kw_only=True, frozen=True):
+    """WORKER_DONE, as a heartbeat repeats it: all workers pushed to this bucket's new place."""
+
+    job: JobId
+    bucket: Count
+    location_epoch: Count
 
 
 class AggregatorHeartbeat(Heartbeat, kw_only=True, frozen=True, tag="aggregator.heartbeat"):
@@ -53,6 +62,8 @@ class AggregatorHeartbeat(Heartbeat, kw_only=True, frozen=True, tag="aggregator.
     bytes_in: Count
     bytes_out: Count
     regions_recovered: Count = 0
+    arrived: Annotated[tuple[WorkersAt, ...], msgspec.Meta(max_length=ARRIVED_MAX)] = ()
+    """Lately: the fact was published once, and the bus may have been away."""
 
 
 class WorkerHeartbeat(Heartbeat, kw_only=True, frozen=True, tag="worker.heartbeat"):

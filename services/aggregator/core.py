@@ -33,6 +33,7 @@ from slackwater.common.slots.layout import bucket_tensors, element_count
 from slackwater.common.slots.region import SlotRegion
 from slackwater.schemas import subjects
 from slackwater.schemas.base import AggregatorId, JobId, Message, Ok, Refused
+from slackwater.schemas.cluster import ARRIVED_MAX, WorkersAt
 from slackwater.schemas.jobs import JobEvent
 from slackwater.schemas.placement import (
     BucketHeld,
@@ -140,6 +141,13 @@ class AggregatorCore:
         self._making_bytes = 0
         self._handles = 0
         self._incarnation = 0
+        self._arrived: deque[tuple[WorkersAt, float]] = deque(maxlen=ARRIVED_MAX)
+
+    def arrived(self, now_s: float) -> tuple[WorkersAt, ...]:
+        """The newest WORKER_DONEs, which every heartbeat repeats for a while."""
+        while self._arrived and self._arrived[0][1] <= now_s:
+            self._arrived.popleft()
+        return tuple(at for at, _ in self._arrived)
 
     def step(self, event: Event, now_s: float) -> Sequence[Effect]:
         match event:
@@ -153,6 +161,8 @@ class AggregatorCore:
                 return self._state_lost(key, rank, now_s)
             case WorkersArrived(key=(job, bucket), location_epoch=epoch):
                 done = WorkerDone(job=job, bucket=bucket, location_epoch=epoch, target=self.id)
+                at = WorkersAt(job=job, bucket=bucket, location_epoch=epoch)
+                self._arrived.append((at, now_s + limits.ARRIVED_S))
                 return [Publish(subjects.event("migration", job, "worker-done"), done)]
             case BucketCopied():
                 return self._copied(event, now_s)

@@ -170,6 +170,7 @@ class Aggregator:
             bytes_in=bytes_in,
             bytes_out=bytes_out,
             regions_recovered=self.regions.recovered,
+            arrived=self.core.arrived(now_s),
         )
 
     def definition(self) -> ServiceDefinition:

@@ -22,6 +22,7 @@ from slackwater.schemas.cluster import (
     DeallocateAggregators,
     ListAggregators,
 )
+from slackwater.schemas.placement import WorkerDone
 from slackwater.services.controller import assigning, hosting, moving
 from slackwater.services.controller.snapshot import free_slots, shared
 from slackwater.services.controller.state import Asked, State, numbered
@@ -33,6 +34,7 @@ def heard(state: State, heartbeat: AggregatorHeartbeat, now_s: float) -> None:
         return  # Of an instance that was replaced.
     news = not entry.alive or heartbeat.incarnation != entry.incarnation
     entry.heartbeat, entry.seen_s, entry.alive = heartbeat, now_s, True
+    _workers_arrived(state, heartbeat, now_s)
     if not news:
         return
     if entry.checked != entry.incarnation and (entry.ours or state.users(entry.id)):
@@ -40,6 +42,20 @@ def heard(state: State, heartbeat: AggregatorHeartbeat, now_s: float) -> None:
     for job in state.users(entry.id):
         hosting.host(state, job, now_s)
         moving.pursue(state, job, now_s)
+
+
+def _workers_arrived(state: State, heartbeat: AggregatorHeartbeat, now_s: float) -> None:
+    """WORKER_DONE again: the bus may have been away when it was published."""
+    for at in heartbeat.arrived:
+        job = state.jobs.get(at.job)
+        if job is not None and job.moving and job.record.phase != "released":
+            done = WorkerDone(
+                job=at.job,
+                bucket=at.bucket,
+                location_epoch=at.location_epoch,
+                target=AggregatorId(heartbeat.id),
+            )
+            moving.worker_done(state, job, done, now_s)
 
 
 def tick(state: State, now_s: float) -> None:

@@ -125,6 +125,10 @@ def submit(
         else:
             raise Rejected("nothing to submit: give --model NAME, --file SPEC.json or -- PROGRAM")
         _check(spec, bytes_scale, compute_s)
+    _store(spec, url, json)
+
+
+def _store(spec: JobSpec, url: str | None, json: bool) -> None:
     with_client(url, lambda client: client.submit(spec))
     if json:
         print_json(spec)

@@ -9,6 +9,7 @@ from slackwater.common.effects import Do, Draining, Effect, Publish, Recovered, 
 from slackwater.common.slots.layout import plan_buckets
 from slackwater.common.slots.region import SlotRegion
 from slackwater.schemas.base import AggregatorId, ClusterId, JobId, Message, Ok, Refused
+from slackwater.schemas.cluster import WorkersAt
 from slackwater.schemas.jobs import JobEvent, TensorSpec, UpdateRule
 from slackwater.schemas.placement import (
     BucketsHeld,
@@ -360,6 +361,9 @@ def test_facts_name_job_bucket_and_epoch() -> None:
     arrived, lost = driver.published
     assert arrived == WorkerDone(job=JOB, bucket=1, location_epoch=4, target=AggregatorId("a1"))
     assert isinstance(lost, JobEvent)
+    at = WorkersAt(job=JOB, bucket=1, location_epoch=4)
+    assert driver.core.arrived(9.0) == (at,)  # In every heartbeat for a while.
+    assert driver.core.arrived(10.0) == ()
     assert (lost.fact, lost.job) == ("optimizer-state-lost", "j1")
     assert "starts afresh" in lost.reason
 

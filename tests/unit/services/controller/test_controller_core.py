@@ -30,6 +30,7 @@ from slackwater.schemas.cluster import (
     ClusterReport,
     DeallocateAggregators,
     ListAggregators,
+    WorkersAt,
 )
 from slackwater.schemas.jobs import JobEvent, JobSpec, TensorSpec
 from slackwater.schemas.placement import (
@@ -179,14 +180,14 @@ class Harness:
         self.now_s += after_s
         return self.step(TimerFired("tick"))
 
-    def beat(self, *ids: str) -> None:
+    def beat(self, *ids: str, arrived: tuple[WorkersAt, ...] = ()) -> None:
         for id in ids or self.pool.all:
             self.see(
                 AggregatorHeartbeat(
                     service="aggregator", id=id,
                     incarnation=self.pool.incarnations[AggregatorId(id)], at_s=self.now_s,
                     node=NodeId("n"), cpu_share=SHARE, addresses=(("shm", id),), buckets=0,
-                    jobs=0, held_bytes=0, busy_s=0.0, bytes_in=0, bytes_out=0,
+                    jobs=0, held_bytes=0, busy_s=0.0, bytes_in=0, bytes_out=0, arrived=arrived,
                 )
             )  # fmt: skip
 
@@ -207,7 +208,7 @@ class Harness:
         epoch = sum(place.location_epoch for place in self.stored[id].places)
         self.see(JobProfiled(job=JobId(id), location_epoch=epoch, profile=profile))
 
-    def migrated(self, id: str) -> None:
+    def migrated(self, id: str, worker_done: bool = True) -> None:
         """The buckets travel; both aggregators tell."""
         record = self.stored[id]
         for bucket, target in enumerate(record.target):
@@ -224,14 +225,15 @@ class Harness:
                     target=target.aggregator, nbytes=1, copy_s=0.1,
                 )
             )  # fmt: skip
-            self.see(
-                WorkerDone(
-                    job=JobId(id),
-                    bucket=bucket,
-                    location_epoch=target.location_epoch,
-                    target=target.aggregator,
+            if worker_done:
+                self.see(
+                    WorkerDone(
+                        job=JobId(id),
+                        bucket=bucket,
+                        location_epoch=target.location_epoch,
+                        target=target.aggregator,
+                    )
                 )
-            )
 
     def window(self, id: str, iteration_s: float, iterations: int = 20) -> None:
         epoch = sum(place.location_epoch for place in self.stored[id].places)
@@ -406,6 +408,27 @@ def test_the_newest_assignment_is_undone_whoever_loses() -> None:
     assert not {t.aggregator for t in record.target} & victim_at
     harness.migrated("new")
     assert harness.stored["new"].phase == "steady"
+
+
+def test_a_worker_done_that_the_bus_lost_is_told_again_by_the_next_heartbeat() -> None:
+    harness = Harness(Pool(4))
+    harness.place("first", [0.02, 0.01])
+    assert harness.ask(placed("j", 2)) == Ok()
+    harness.profile("j", [0.02, 0.01])
+    moving = harness.stored["j"]
+    assert moving.phase == "moving"
+    harness.migrated("j", worker_done=False)
+    assert harness.stored["j"].phase == "moving"  # It would wait for worker_done_s.
+    moved = [b for b, place in enumerate(moving.places) if place != moving.target[b]]
+    for bucket in moved:
+        target = moving.target[bucket]
+        at = WorkersAt(job=JobId("j"), bucket=bucket, location_epoch=target.location_epoch)
+        late = WorkersAt(job=JobId("j"), bucket=bucket, location_epoch=99)
+        harness.beat(target.aggregator, arrived=(at, at, late))  # Repeated, or another move's.
+    assert harness.stored["j"].phase == "steady"
+    assert harness.stored["j"].places == moving.target
+    harness.beat("a0", arrived=(at,))
+    assert harness.stored["j"].places == moving.target
 
 
 def test_windows_from_before_the_last_change_or_of_another_placement_say_nothing() -> None:
