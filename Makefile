@@ -4,8 +4,10 @@ BIN := .venv/bin
 GPU_PYTHON ?= $(BIN)/python
 REPORT ?= reports/run
 STAMP := .venv/.installed
+TORCH := 2.13.0
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
-.PHONY: help setup run test gpu-test lint type format bench lock size sim faults clean
+.PHONY: help setup setup-torch run test vm-test gpu-test lint type format bench lock size sim faults clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -18,10 +20,19 @@ $(STAMP): requirements.lock pyproject.toml
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	touch $(STAMP)
 
+setup-torch: $(STAMP)-torch ## PyTorch for slackwater.torch and its tests: the CPU build, pinned, 900 MB
+
+$(STAMP)-torch: $(STAMP) requirements-torch.lock
+	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes \
+	  -r requirements-torch.lock || \
+	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes \
+	  --extra-index-url $(TORCH_INDEX) -r requirements-torch.lock
+	touch $(STAMP)-torch
+
 run: setup ## a live cluster shares aggregation between training jobs; ends with a report
 	$(BIN)/loadgen replay --report $(REPORT)
 
-test: setup ## unit, simulation, integration and fault tests
+test: setup setup-torch ## unit, simulation, integration and fault tests
 	$(BIN)/python -m pytest -q -n 3 -m "not live" tests
 	$(BIN)/python -m pytest -q -n 3 -m live tests
 
@@ -49,9 +60,12 @@ lock: ## pin the newest allowed versions of every dependency
 	$(BIN)/pip-compile --quiet --generate-hashes --allow-unsafe --strip-extras --extra dev \
 	  --no-emit-index-url --no-emit-find-links --no-emit-trusted-host \
 	  --output-file requirements.lock pyproject.toml
+	echo 'torch==$(TORCH)' | $(BIN)/pip-compile --quiet --generate-hashes --allow-unsafe \
+	  --strip-extras --no-emit-index-url --no-emit-find-links --no-emit-trusted-host \
+	  --constraint requirements.lock --output-file requirements-torch.lock -
 
 size: ## lines of product code by folder
-	@for d in schemas common services loadgen src/slackwater/agent src/slackwater/cli; do \
+	@for d in schemas common services loadgen src/slackwater/agent src/slackwater/torch src/slackwater/cli; do \
 	  printf '%8d  %s\n' $$(find $$d -name '*.py' | xargs cat | wc -l) $$d; done
 
 clean: ## remove what the targets made
