@@ -87,7 +87,8 @@ def test_bounds_on_both_sides_are_told(service: str) -> None:
         low, high = (getattr(field.type, bound, None) for bound in ("ge", "le"))
         if field.encode_name in table and low is not None and high is not None:
             said = table[field.encode_name][1].replace(",", "")
-            assert f"{low:g} to {high:g}" in said, field.encode_name
+            ends = [int(end) if end == int(end) else end for end in (low, high)]
+            assert f"{ends[0]} to {ends[1]}" in said, field.encode_name
 
 
 def test_what_all_services_have() -> None:
