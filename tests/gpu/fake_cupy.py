@@ -145,6 +145,19 @@ class FakeArray:
         }
 
 
+class FakeView:
+    """cupy.ndarray over memory that is somebody else's."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: np.dtype, memory: tuple[int, int, object]):
+        self.shape, self.dtype = shape, np.dtype(dtype)
+        self.pointer, self._nbytes, self._owner = memory
+
+    def get(self) -> np.ndarray:
+        return np.frombuffer(ctypes.string_at(self.pointer, self._nbytes), self.dtype).reshape(
+            self.shape
+        )
+
+
 class FakeStream:
     def __init__(self, non_blocking: bool) -> None:
         assert non_blocking
@@ -183,14 +196,13 @@ def fake_cupy() -> tuple[Any, FakeRuntime]:
         Device=_current,
         Stream=FakeStream,
         UnownedMemory=lambda address, nbytes, owner, ordinal: (address, nbytes, owner),
-        MemoryPointer=lambda memory, offset: memory[0] + offset,
+        MemoryPointer=lambda memory, offset: memory,
     )
     made = SimpleNamespace(
         cuda=cuda,
         RawKernel=FakeRawKernel,
-        ndarray=lambda shape, dtype, pointer: SimpleNamespace(
-            shape=shape, dtype=dtype, pointer=pointer
-        ),
+        ndarray=FakeView,
+        asarray=lambda values: FakeArray(runtime, values),
     )
     return made, runtime
 

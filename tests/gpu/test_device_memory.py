@@ -247,6 +247,9 @@ def test_what_the_program_gets_keeps_the_memory(cuda: Any) -> None:
     array = numbers(cuda, np.arange(6, dtype=np.float32)).reshape((2, 3))
     shown = cuda.present(array)
     assert (shown.shape, shown.dtype, shown.pointer) == ((2, 3), np.float32, array.address)
+    del array
+    gc.collect()
+    assert shown.get().tolist() == [[0, 1, 2], [3, 4, 5]]
 
 
 def test_a_pinned_region_is_unpinned_before_it_is_unmapped(cuda: Any) -> None:

@@ -3,11 +3,14 @@ device; on the double everywhere, on a GPU where one is. Bits are those of a rep
 
 import asyncio
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.gpu.fake_cupy import fake_device
 
 from slackwater.common.errors import ConfigRejected
+from slackwater.common.transport import gpu
 from slackwater.common.transport.gpu import device_named
 
 pytestmark = [pytest.mark.live, pytest.mark.slow, pytest.mark.timeout(120)]
@@ -42,6 +45,27 @@ async def test_a_job_on_device_memory_ends_at_the_bits_of_a_replay(
     run.start()
     await run.until(8)
     await check_result(run, await run.finish())
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+async def test_agents_with_cuda_arrays_train_with_an_aggregator_that_has_none(
+    lab: Any,
+    training: Any,
+    check_result: Any,
+    transport: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """The Agents' part for CUDA, on a fake cupy: wrapped, copied into device slots, downloaded into
+    the mapped region or through pinned memory, and back."""
+    cuda = fake_device(monkeypatch, tmp_path)
+    monkeypatch.setitem(gpu._devices, "cuda", cuda)
+    await lab.aggregators("a1", transport=transport)
+    run = training(transport=transport, devices=("cuda", ""), sizes={"w": 300_007, "b": 5_003})
+    run.start()
+    await run.until(4)
+    await check_result(run, await run.finish(more=2))
+    assert cuda.cupy.cuda.runtime.synchronized, "the Agents wait for what the program does"
 
 
 async def test_buckets_travel_between_device_and_host_under_load(
