@@ -62,6 +62,8 @@ from slackwater.services.aggregator.regions import COPIED, Held, Regions, region
 _log = structlog.get_logger()
 SHARED = "shm"
 """The transport over which a region is handed over without a second memory."""
+_SOON_S = 0.2
+_SOON_ATTEMPTS = 20
 
 
 class HandoverNote(Record, kw_only=True, frozen=True):
@@ -182,6 +184,8 @@ class Handovers:
                     )  # fmt: skip
                 hint_s = error.retry_after_s if isinstance(error, Unavailable) else 0.0
                 wait_s = next_wait_s(attempt, min(hint_s, 0.2), self._rng)
+                if attempt <= _SOON_ATTEMPTS:  # A target that was killed is back by then.
+                    wait_s = min(wait_s, _SOON_S)
                 await self._clock.sleep_until(self._clock.now_s() + wait_s)
         failpoint("aggregator.copy.after")
         if held.slots.transfer & COPIED:

@@ -1,10 +1,10 @@
 """kill -9 of any service, again and again, while jobs train: nothing is lost, nothing doubled.
 
-Real processes, a real nats-server, real bytes. Two jobs share aggregators while a victim is killed
-at KILLS seeded instants (as soon as it is up again), or at named points: in mid-fold, in
-mid-TENSOR_COPY, between persisting and replying. At the end every job has applied exactly its
-iterations, and its parameters are, bit for bit, those of a single-process replay: what the unkilled
-run would have.
+Real processes, a real nats-server, real bytes. Two jobs share aggregators, and new ones take their
+places, while a victim is killed at KILLS seeded instants (as soon as it is up again), or at named
+points: in mid-fold, in mid-TENSOR_COPY, between persisting and replying. At the end every job has
+applied exactly its iterations, and its parameters are, bit for bit, those of a single-process
+replay: what the unkilled run would have.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ COMPUTE_S = 0.04
 BYTES_SCALE = 0.004
 
 
-def workload(iterations: int, *, jobs: int = 2, seed: int = 11) -> Workload:
+def workload(iterations: int, *, jobs: int = 2, seed: int = 11, name: str = "job") -> Workload:
     """Small AlexNets, "2s-2w": 16 tensors each, one of them (fc6) most of the bytes."""
     return Workload(
         name="kills",
@@ -40,7 +40,7 @@ def workload(iterations: int, *, jobs: int = 2, seed: int = 11) -> Workload:
                 at_s=number * 1.0,
                 compute_s=COMPUTE_S,
                 spec=emulated(
-                    f"job{number}",
+                    f"{name}{number}",
                     "alexnet",
                     workers=2,
                     servers=2,
@@ -66,7 +66,7 @@ async def running(points: dict[str, str] | None = None) -> AsyncIterator[Running
         aggregators=AGGREGATORS,
         cpu_share=0.15,
         restarts_max=10 * KILLS,
-        restart_wait_s_max=0.2,
+        restart_wait_s_max=0.05,
         profiler={"window_iterations": 20, "profile_iterations": 8},
     )
     async with EmbeddedCluster(options) as cluster, connect(cluster.url, "test") as client:
@@ -91,20 +91,25 @@ async def ended_well(client: Client, timeline: Timeline) -> None:
     assert not any(record.optimizer_state_lost for record in records)
 
 
-async def kill_again_and_again(
-    cluster: EmbeddedCluster, names: list[str], seed: int, done: asyncio.Event
-) -> int:
-    """Kill one of `names` at KILLS seeded instants, each time once it is up; return how often."""
+async def kill_again_and_again(cluster: EmbeddedCluster, names: list[str], seed: int) -> None:
+    """Kill one of `names` at KILLS seeded instants, each time once it is up."""
     rng = random.Random(seed)
-    kills = 0
-    await asyncio.sleep(2.0)  # The jobs are on their way.
-    while kills < KILLS and not done.is_set():
+    await asyncio.sleep(1.0)  # The jobs are on their way.
+    for _ in range(KILLS):
         name = rng.choice(names)
         await until_up(cluster, name)
-        await asyncio.sleep(rng.uniform(0.0, 0.5))
+        await asyncio.sleep(rng.uniform(0.0, 0.4))
         cluster.supervisor.kill(name, signal.SIGKILL)
-        kills += 1
-    return kills
+
+
+async def one_after_the_other(client: Client, name: str, killing: "asyncio.Future[None]") -> int:
+    """Jobs, as long as there is killing, each right to the bit; how many."""
+    count = 0
+    while count == 0 or not killing.done():
+        job = workload(100, jobs=1, seed=11 + count, name=f"{name}-{count}-")
+        await ended_well(client, await session.replay(client, job, ignore))
+        count += 1
+    return count
 
 
 async def until_up(cluster: EmbeddedCluster, name: str) -> None:
@@ -127,18 +132,10 @@ VICTIMS = {
 @pytest.mark.parametrize("victim", VICTIMS)
 async def test_killed_at_seeded_instants(victim: str) -> None:
     """The jobs go on, the victim comes back from its records, the result is right to the bit."""
-    async with running() as (cluster, client):
-        done = asyncio.Event()
-        killer = asyncio.ensure_future(
-            kill_again_and_again(cluster, VICTIMS[victim], seed=5, done=done)
-        )
-        try:
-            timeline = await session.replay(client, workload(700), ignore)
-        finally:
-            done.set()
-            kills = await killer
-        assert kills == KILLS, f"the jobs ended after {kills} kills: make them longer"
-        await ended_well(client, timeline)
+    async with running() as (cluster, client), asyncio.TaskGroup() as tasks:
+        killing = tasks.create_task(kill_again_and_again(cluster, VICTIMS[victim], seed=5))
+        for name in ("left", "right"):
+            tasks.create_task(one_after_the_other(client, name, killing))
 
 
 POINTS = [

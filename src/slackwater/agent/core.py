@@ -144,6 +144,8 @@ Effect = (
 _ARRIVAL_WAITS_S: Final = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2)
 """After a redirect, between attempts to attach where the bucket is being copied to; then the
 controller is asked."""
+_SOON_S: Final = 0.2
+_SOON_ATTEMPTS: Final = 20
 _LOCATE_AFTER_FAILURES: Final = 2
 """A restarted aggregator is back within a second: only then is the controller asked."""
 
@@ -326,8 +328,10 @@ class AgentCore:
         return self._reach((aggregator,), now_s + self._wait_s(1))
 
     def _wait_s(self, failures: int) -> float:
-        """Exponential, with jitter: workers must not come back all at once."""
-        longest = min(limits.RETRY_WAIT_S_MAX, limits.RETRY_WAIT_S_MIN * 2.0 ** min(failures, 16))
+        """Exponential, with jitter: workers must not come back all at once. Short at first: a
+        service that was killed is back within a second or two, and the whole job waits for it."""
+        most_s = _SOON_S if failures <= _SOON_ATTEMPTS else limits.RETRY_WAIT_S_MAX
+        longest = min(most_s, limits.RETRY_WAIT_S_MIN * 2.0 ** min(failures, 16))
         return longest * self._rng.uniform(0.5, 1.0)
 
     # What aggregators say -------------------------------------------------------------------------

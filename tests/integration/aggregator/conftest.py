@@ -370,7 +370,13 @@ class Lab:
                 str(config),
             )
             specs.append(
-                UnitSpec(name=id, command=command, restarts_max=10_000, restart_wait_s=0.01)
+                UnitSpec(
+                    name=id,
+                    command=command,
+                    restarts_max=10_000,
+                    restart_wait_s=0.01,
+                    restart_wait_s_max=0.02,
+                )
             )
         await self.supervisor.start_units(specs)
         self.director.homes += ids
