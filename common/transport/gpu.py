@@ -193,7 +193,7 @@ def copy_into(target: Any, source: Any) -> None:
 # Devices by name ----------------------------------------------------------------------------------
 
 _devices: Final[dict[str, Device]] = {}
-_lock: Final = threading.Lock()
+_lock: Final = threading.RLock()
 
 
 def device_named(name: str) -> Device:
@@ -274,6 +274,8 @@ class DeviceRegion(Region):
         self._memory: DeviceMemory | None = memory
         self.body = body
         self._leases: list[_Lease] = []
+        self._copying = threading.Lock()
+        """A copy in another thread ends before the memfd is unpinned and unmapped."""
         self._unpin: Callable[[], None] | None = None
 
     @classmethod
@@ -333,13 +335,15 @@ class DeviceRegion(Region):
 
     def arrived(self, offset: int, nbytes: int) -> None:
         first, last = max(offset, self.body[0]), min(offset + nbytes, self.body[1])
-        if first < last and self._memory is not None:
-            self._memory.upload(first - self.body[0], self.buffer[first:last])
+        with self._copying:
+            if first < last and self._memory is not None:
+                self._memory.upload(first - self.body[0], self.buffer[first:last])
 
     def fetch(self, offset: int, nbytes: int) -> None:
         first, last = max(offset, self.body[0]), min(offset + nbytes, self.body[1])
-        if first < last and self._memory is not None:
-            self._memory.download(first - self.body[0], self.buffer[first:last])
+        with self._copying:
+            if first < last and self._memory is not None:
+                self._memory.download(first - self.body[0], self.buffer[first:last])
 
     def whole(self) -> Region:
         """A copy, in a memfd of its own."""
@@ -388,11 +392,12 @@ class DeviceRegion(Region):
     def close(self) -> None:
         if self.closed:
             return
-        if self._unpin is not None:
-            self._unpin()
-            self._unpin = None
-        super().close()
-        memory, self._memory = self._memory, None
+        with self._copying:
+            if self._unpin is not None:
+                self._unpin()
+                self._unpin = None
+            super().close()
+            memory, self._memory = self._memory, None
         assert memory is not None
         with _lock:
             _retired.append((memory, self._leases))
@@ -407,7 +412,11 @@ class _Part:
     """A part of an allocation, under the same rules."""
 
     def __init__(self, whole: DeviceMemory, start: int, nbytes: int) -> None:
-        self._whole, self._start, self._nbytes = whole, start, nbytes
+        self._held, self._start, self._nbytes = [whole], start, nbytes
+
+    @property
+    def _whole(self) -> DeviceMemory:
+        return self._held[0]
 
     @property
     def device(self) -> Device:
@@ -441,13 +450,11 @@ class Loan(_Part):
 
     def __init__(self, memory: DeviceMemory, returned: Callable[[], None]) -> None:
         super().__init__(memory, 0, memory.nbytes)
-        self._last = weakref.finalize(self, _give_back, [memory], returned)
-        self._last.atexit = False
+        weakref.finalize(self, _give_back, self._held, returned).atexit = False
 
 
 def _give_back(held: list[DeviceMemory], returned: Callable[[], None]) -> None:
-    """The finalizer's reference is the last but the dying object's own; both are gone when the
-    event loop gets to send what `returned` asks it to."""
+    """Closed first, then told: the owner may free it as soon as it hears."""
     held.clear()
     returned()
 

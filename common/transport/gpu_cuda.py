@@ -24,6 +24,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -181,6 +182,14 @@ class CudaMemory:
             raise Rejected(f"bytes [{offset}, {offset + nbytes}) of {self.nbytes} on the device")
 
 
+@dataclass(slots=True)
+class _Import:
+    """Another process's allocation, open here."""
+
+    address: int
+    users: int = 0
+
+
 class CudaDevice:
     """Raises ConfigRejected where there is no cupy, no driver or no such device."""
 
@@ -198,10 +207,8 @@ class CudaDevice:
         self.driver = _Driver()
         self.identity = self.driver.uuid(ordinal)
         self._local = threading.local()
-        self._imports: weakref.WeakValueDictionary[bytes, CudaMemory] = (
-            weakref.WeakValueDictionary()
-        )
-        self._importing = threading.Lock()
+        self._imports: dict[bytes, _Import] = {}
+        self._importing = threading.RLock()
         with self.current():
             self.total_bytes = int(self._runtime.memGetInfo()[1])
 
@@ -277,22 +284,27 @@ class CudaDevice:
 
     def open(self, raw: bytes, start: int, nbytes: int) -> CudaMemory:
         with self._importing, self.current():
-            whole = self._imports.get(raw)
-            if whole is None:
+            opened = self._imports.get(raw)
+            if opened is None:
                 try:
-                    address = int(self._runtime.ipcOpenMemHandle(raw))
+                    opened = _Import(int(self._runtime.ipcOpenMemHandle(raw)))
                 except RuntimeError as error:
                     raise AccessRefused(
                         f"the peer's device memory cannot be opened here: {error}"
                     ) from error
-                whole = CudaMemory(self, address, 0, None)
-                weakref.finalize(whole, self._close, address).atexit = False
-                self._imports[raw] = whole
-        return CudaMemory(self, whole.address + start, nbytes, whole)
+                self._imports[raw] = opened
+            memory = CudaMemory(self, opened.address + start, nbytes, None)
+            opened.users += 1
+            weakref.finalize(memory, self._unused, raw).atexit = False
+        return memory
 
-    def _close(self, address: int) -> None:
+    def _unused(self, raw: bytes) -> None:
         with self._importing, _cuda("ipcCloseMemHandle"), self.current():
-            self._runtime.ipcCloseMemHandle(address)
+            opened = self._imports[raw]
+            opened.users -= 1
+            if not opened.users:
+                del self._imports[raw]
+                self._runtime.ipcCloseMemHandle(opened.address)
 
     def dmabuf(self, memory: CudaMemory, offset: int = 0, nbytes: int = -1) -> tuple[int, int]:
         """(descriptor, where in it the bytes begin): what a NIC registers (`ibv_reg_dmabuf_mr`).
