@@ -36,6 +36,9 @@ test: setup setup-torch ## unit, simulation, integration and fault tests
 	$(BIN)/python -m pytest -q -n 3 -m "not live" tests
 	$(BIN)/python -m pytest -q -n 3 -m live tests
 
+vm-test: setup ## verbs (RDMA) in an emulated machine: conformance, refusals, a live job; about 10 min
+	$(BIN)/python tests/vm/guest.py
+
 gpu-test: ## device memory on this machine's GPU, then the figures (docs/guide/operator.md)
 	$(GPU_PYTHON) -m pytest -q tests/gpu
 	$(GPU_PYTHON) -m pytest -q -m gpu tests/unit/common/transport tests/integration/aggregator

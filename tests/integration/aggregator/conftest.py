@@ -2,6 +2,7 @@
 that plays master and controller: it places, moves and hosts exactly when a test says so."""
 
 import asyncio
+import os
 import socket
 import sys
 import threading
@@ -37,6 +38,8 @@ from slackwater.schemas.jobs import (
 
 ANSWERS = Ok | Refused | placement.BucketsHeld
 TOKEN = "of-the-cluster"
+PATIENCE = float(os.environ.get("SLACKWATER_TEST_PATIENCE", "1"))
+"""Stretches the deadlines of what processes are waited for: an emulated machine is slow."""
 
 
 def free_port() -> int:
@@ -100,7 +103,7 @@ class Director:
     async def fresh_beats(self) -> list[AggregatorHeartbeat]:
         """Of every home, heard after now."""
         self.beats.clear()
-        async with asyncio.timeout(10.0):
+        async with asyncio.timeout(10.0 * PATIENCE):
             while len(self.beats) < len(self.homes):  # noqa: ASYNC110 (told by other programs)
                 await asyncio.sleep(0.02)
         return list(self.beats.values())
@@ -162,10 +165,10 @@ class Director:
 
     async def insist(self, id: str, verb: str, message: Message) -> Any:
         """Ask until there is an answer, as long as the aggregator may be coming back."""
-        async with asyncio.timeout(30.0):
+        async with asyncio.timeout(30.0 * PATIENCE):
             while True:
                 try:
-                    answer = await self.ask(id, verb, message, timeout_s=1.0)
+                    answer = await self.ask(id, verb, message, timeout_s=1.0 * PATIENCE)
                 except Retryable:
                     await asyncio.sleep(0.02)
                     continue
@@ -212,7 +215,7 @@ class Director:
         old = job.places[bucket]
         epoch = old.location_epoch + 1
         self._migrations += 1
-        async with asyncio.timeout(within_s):
+        async with asyncio.timeout(within_s * PATIENCE):
             while True:
                 message = placement.MigrateInit(
                     cluster=ClusterId("c1"),
@@ -313,7 +316,7 @@ class Training:
         return device.array(gradient) if name == "double" else device.cupy.asarray(gradient)
 
     async def until(self, iteration: int, within_s: float = 60.0) -> None:
-        async with asyncio.timeout(within_s):
+        async with asyncio.timeout(within_s * PATIENCE):
             while min((self.done.get(r, 0) for r in range(self.workers)), default=0) < iteration:
                 self.check()
                 await asyncio.sleep(0.01)
@@ -326,7 +329,7 @@ class Training:
         """Let all workers end with the same iteration; which one."""
         self.last = max(self.done.values(), default=0) + more
         for thread in self._threads:
-            await asyncio.to_thread(thread.join, 60.0)
+            await asyncio.to_thread(thread.join, 60.0 * PATIENCE)
             assert not thread.is_alive(), "a worker hangs"
         self.check()
         return self.last
@@ -380,7 +383,7 @@ class Lab:
             )
         await self.supervisor.start_units(specs)
         self.director.homes += ids
-        async with asyncio.timeout(limits.START_S):
+        async with asyncio.timeout(limits.START_S * PATIENCE):
             while any(id not in self.director.beats for id in ids):  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
 
@@ -389,7 +392,7 @@ class Lab:
 
     async def restarted(self, id: str, times: int, within_s: float = 30.0) -> None:
         """Until the unit has been restarted so often in all, and is ready."""
-        async with asyncio.timeout(within_s):
+        async with asyncio.timeout(within_s * PATIENCE):
             while self.restarts(id) < times:  # noqa: ASYNC110 (told by another program)
                 await asyncio.sleep(0.01)
             await self.supervisor.until_ready(id)
