@@ -240,6 +240,8 @@ class Profile(Record, kw_only=True, frozen=True):
     task_cpu_s: Annotated[tuple[Seconds, ...], msgspec.Meta(max_length=BUCKETS_MAX)]
     """CPU time of each bucket's task (measured alone); e_t is this divided by cpu_share."""
     iterations: Count = 0
+    positions: Positions = ()
+    """Which part of the forward pass comes before each bucket is pulled; empty: not known."""
 
 
 class JobPlacement(Record, kw_only=True, frozen=True):

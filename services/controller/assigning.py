@@ -10,7 +10,7 @@ placed without approval: on the least loaded of what there is.
 from slackwater.schemas.base import AggregatorId, Message, Refused
 from slackwater.schemas.cluster import AggregatorsAllocated, AllocateAggregators
 from slackwater.schemas.placement import BucketPlace
-from slackwater.services.controller import hosting, moving
+from slackwater.services.controller import hosting, moving, scaling
 from slackwater.services.controller.policies.view import (
     NEW,
     ClusterView,
@@ -89,6 +89,9 @@ def decide(state: State, job: Job, now_s: float) -> None:
         _apply(state, job, wish, [p.aggregator for p in job.record.places], plan, now_s)
     elif not plan.places:
         _wait(state, job, plan.reason)
+    elif wish.cause == "profiled" and scaling.postponed(state, job, plan.new, now_s):
+        wish.next_s = scaling.period_end_s(state, now_s)
+        _wait(state, job, f"{plan.new} new aggregators: at the end of the scaling period")
     elif plan.new <= len(fresh) or (wish.at_least and fresh):
         homes = _name(plan, subject, fresh)
         _apply(state, job, wish, homes, plan, now_s)
@@ -121,9 +124,10 @@ def _fresh(state: State, job: Job, wish: Wish) -> list[AggregatorId]:
         for id, entry in sorted(state.aggregators.items())
         if entry.reserved_for == job.id and entry.alive
     ]
+    fresh = reserved + scaling.idle(state)
     if wish.cause != "profiled":
-        return reserved
-    return [a for a in job.record.temporary if state.alive(a)] + reserved
+        return fresh
+    return [a for a in job.record.temporary if state.alive(a)] + fresh
 
 
 def _keeps(job: Job, plan: Plan) -> bool:
@@ -331,7 +335,9 @@ def lose(state: State, job: Job, now_s: float) -> None:
         want(state, job, "lost", now_s)
 
 
-def _sources(job: Job) -> set[AggregatorId]:
+def _sources(job: Job) -> set[AggregatorId] | frozenset[AggregatorId]:
+    if not job.moving:
+        return job.homes()
     return {
         place.aggregator
         for bucket, place in enumerate(job.record.places)

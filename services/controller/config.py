@@ -35,6 +35,12 @@ class ControllerConfig(ServiceConfig, kw_only=True, frozen=True):
     """Seconds to wait for WORKER_DONE once all is copied: a job that ended pushes no more."""
     resync_s: Duration = 15.0
     """Seconds between two comparisons of each aggregator's buckets with the records."""
+    scaling_s: Annotated[float, msgspec.Meta(ge=0.0)] = 0.0
+    """Seconds between two scalings, when unused aggregators are given back and little used ones
+    emptied; 0: with every exit."""
+    on_demand_min: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 1
+    """With scaling_s: a profiled job that needs fewer new aggregators than this stays on its
+    temporary ones until the period ends."""
     retry_s: Duration = 5.0
     """Seconds before an allocation that was refused is asked for again; doubles up to 60."""
     tick_s: Duration = 1.0

@@ -53,6 +53,7 @@ from slackwater.services.controller import (
     members,
     moving,
     reconcile,
+    scaling,
     watching,
 )
 from slackwater.services.controller.config import ControllerConfig
@@ -110,9 +111,11 @@ class Controller:
         if not state.pool_known or now_s - state.pool_asked_s >= state.config.resync_s:
             state.pool_asked_s = now_s
             members.ask_pool(state, now_s)
+        scaling.begin(state, now_s)
         members.lose_and_retry(state, now_s)
         watching.recycle(state, now_s)
         members.sweep(state, now_s)
+        scaling.end(state)
         members.report(state, now_s)
 
     # Requests -------------------------------------------------------------------------------------

@@ -18,6 +18,8 @@ def host(state: State, job: Job, now_s: float) -> None:
     record = job.record
     if record.phase in ("waiting", "released"):
         return
+    if record.phase == "steady" and not job.moving and _confirmed(state, job, now_s):
+        return
     leaving = set(job.moved()) - job.stranded - job.copied
     homes: dict[AggregatorId, list[int]] = {}
     for bucket in range(len(record.places)):
@@ -46,12 +48,21 @@ def host(state: State, job: Job, now_s: float) -> None:
         _all_hosted(state, job, now_s)
 
 
+def _confirmed(state: State, job: Job, now_s: float) -> bool:
+    """Whether every home has confirmed what it hosts, in its present incarnation."""
+    return job.located and all(
+        job.hosted_by(home, state.aggregator(home, now_s).incarnation, now_s)
+        for home in job.homes()
+    )
+
+
 def _turns(state: State, job: Job, buckets: list[int]) -> dict[str, Any]:
     """What their tasks' deadlines follow from, where the job's policy wants them."""
     if not state.policy_named(state.policy_name(job)).deadlines:
         return {}
     record, limit = job.record, state.config.loss_limit
-    where = positions(len(record.buckets))
+    known = record.profile.positions if record.profile else ()
+    where = known or positions(len(record.buckets))
     return {
         "positions": tuple(where[bucket] for bucket in buckets),
         "slack": min(1.0, slack_s(1.0, limit)),
@@ -150,4 +161,5 @@ def let_go(state: State, job: Job, now_s: float) -> None:
         for aggregator in sorted(job.involved()):
             state.aggregator(aggregator, now_s).changed_s = now_s
         state.forget(job)
-        state.recycle_due = True
+        state.job_ended = True
+        state.recycle_due = state.recycle_due or state.config.scaling_s == 0.0

@@ -126,7 +126,8 @@ def sweep(state: State, now_s: float) -> None:
                 continue
             entry.reserved_for = None
         if id not in used:
-            _give_back(state, id, now_s)
+            if entry.temporary or state.releasing or not entry.alive:
+                _give_back(state, id, now_s)
         elif entry.temporary and id not in private:
             message = AdoptAggregators(cluster=state.cluster, aggregators=(id,))
             state.ask_master(f"adopt/{id}", "adopt", message, now_s)

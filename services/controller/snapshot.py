@@ -2,6 +2,7 @@
 
 from slackwater.common.limits import POOL_MAX
 from slackwater.schemas.base import AggregatorId
+from slackwater.schemas.placement import JobPlacement
 from slackwater.services.controller.policies.scheme import Packing
 from slackwater.services.controller.policies.view import AggregatorView, ClusterView, JobView
 from slackwater.services.controller.state import Aggregator, Job, State
@@ -52,7 +53,7 @@ def cluster_view(
     )
     if others is None:
         others = tuple(
-            job_view(state, other)
+            _settled_view(state, other)
             for other in state.living()
             if other is not job
             and other.record.places
@@ -70,6 +71,14 @@ def cluster_view(
     )
 
 
+def _settled_view(state: State, job: Job) -> JobView:
+    """`job_view` with nothing open: the same until the record changes, and every decision in the
+    cluster asks for it."""
+    if job.settled_view is None or job.settled_view[0] is not job.record:
+        job.settled_view = (job.record, job_view(state, job))
+    return job.settled_view[1]
+
+
 def job_view(
     state: State,
     job: Job,
@@ -85,7 +94,7 @@ def job_view(
         id=job.id,
         servers=record.spec.servers,
         iteration_s=record.profile.iteration_s if record.profile else 0.0,
-        task_cpu_s=record.profile.task_cpu_s if record.profile else (),
+        task_cpu_s=_cpu_s(record),
         places=tuple(
             None if not known or bucket in open_buckets else homes[bucket]
             for bucket in range(len(record.buckets))
@@ -93,7 +102,17 @@ def job_view(
         current=tuple(None if bucket in lost else home for bucket, home in enumerate(homes)),
         excluded=frozenset(record.excluded),
         standalone=standalone,
+        positions=record.profile.positions if record.profile else (),
     )
+
+
+def _cpu_s(record: JobPlacement) -> tuple[float, ...]:
+    """Of an iteration: where updates are not synchronous each worker's push is an execution."""
+    if record.profile is None:
+        return ()
+    if record.spec.consistency == "synchronous":
+        return record.profile.task_cpu_s
+    return tuple(cpu_s * record.spec.workers for cpu_s in record.profile.task_cpu_s)
 
 
 def free_slots(state: State) -> dict[AggregatorId, tuple[float, float]]:

@@ -21,7 +21,7 @@ from slackwater.schemas.jobs import JobEvent
 from slackwater.schemas.placement import BucketPlace, Endpoint, JobPlacement
 from slackwater.services.controller.config import ControllerConfig
 from slackwater.services.controller.policies import load_policy
-from slackwater.services.controller.policies.view import Memory, Policy
+from slackwater.services.controller.policies.view import JobView, Memory, Policy
 
 ASK_BUDGET_S = 10.0
 """The shell retries this long; the tick asks again after that."""
@@ -70,6 +70,9 @@ class Job:
     settled_s: float = 0.0
     """Since when the job's placement is what it is."""
     dropped: set[AggregatorId] = field(default_factory=set)
+    _where: tuple[JobPlacement, frozenset[AggregatorId], frozenset[AggregatorId]] | None = None
+    settled_view: tuple[JobPlacement, JobView] | None = None
+    """How a policy sees the record when nothing of it is open (snapshot.py)."""
     refusals: dict[str, str] = field(default_factory=dict)
     """Of commands for this job, by key: why the last attempt was refused."""
 
@@ -103,21 +106,29 @@ class Job:
             if old.aggregator != new.aggregator
         ]
 
-    def homes(self) -> set[AggregatorId]:
+    def homes(self) -> frozenset[AggregatorId]:
         """The aggregators that the job's buckets are on, or going to."""
-        return {place.aggregator for place in self.record.target or self.record.places}
+        return self._whereabouts()[1]
 
     def hosted_by(self, aggregator: AggregatorId, incarnation: int, before_s: float) -> bool:
         """Whether that incarnation had confirmed by then."""
         found, at_s = self.confirmed.get(aggregator, (-1, 0.0))
         return found == incarnation >= 0 and at_s <= before_s
 
-    def involved(self) -> set[AggregatorId]:
-        return (
-            {place.aggregator for place in self.record.places}
-            | {place.aggregator for place in self.record.target}
-            | set(self.record.temporary)
-        )
+    def involved(self) -> frozenset[AggregatorId]:
+        return self._whereabouts()[2]
+
+    def _whereabouts(
+        self,
+    ) -> tuple[JobPlacement, frozenset[AggregatorId], frozenset[AggregatorId]]:
+        """(the record, homes, involved): reckoned once per record, asked for every job at every
+        tick."""
+        if self._where is None or self._where[0] is not self.record:
+            places = {place.aggregator for place in self.record.places}
+            targets = {place.aggregator for place in self.record.target}
+            everywhere = places | targets | set(self.record.temporary)
+            self._where = (self.record, frozenset(targets or places), frozenset(everywhere))
+        return self._where
 
 
 @dataclass(slots=True)
@@ -177,6 +188,12 @@ class State:
         """Whether the master's list of our aggregators was seen since the start."""
         self.pool_asked_s = 0.0
         self.recycle_due = False
+        self.job_ended = False
+        """Since the last scaling began."""
+        self.releasing = config.scaling_s == 0.0
+        """Whether unused aggregators are given back now."""
+        self.scaled_s = 0.0
+        """When the last scaling began."""
         self.out: list[Effect] = []
         self.policies: dict[str, Policy] = {}
         self.memories: dict[str, Memory] = {}

@@ -120,7 +120,7 @@ def _revert(
         return
     newest = max(suspects, key=lambda job: (job.record.assigned_s, job.id))
     if newest is victim:
-        others = {a for each in neighbours for a in each.homes()}
+        others = frozenset(a for each in neighbours for a in each.homes())
     else:
         others = victim.homes()
     where = newest.homes() & others

@@ -5,11 +5,17 @@ what could still be allocated to the cluster plus the free slots F_n of what it 
 demand is the profiled CPU consumption of the same model where one was profiled, else the servers
 asked for. Where no cluster suffices, the one with the most takes the job: its controller queues or
 shares, which refusing here would only move to the submitter.
+
+How many clusters take new jobs is the master's half of hybrid scaling. Jobs in different clusters
+share nothing, so as few as the demand needs should: once a period the number follows the demand of
+the jobs that run, and between two periods one more is opened where none of the open ones has room.
+A cluster that is closed keeps its jobs; when they have ended it is empty, and so is retired.
 """
 
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import ceil, floor
 
 from slackwater.common.limits import CLUSTERS_MAX, LOST_AFTER_S, MODELS_KNOWN_MAX
 from slackwater.schemas.base import ClusterId, JobId
@@ -35,10 +41,18 @@ def best_fit(rooms: Iterable[ClusterRoom], demand_cpu: float) -> ClusterId | Non
     return min(ordered, key=lambda room: (-room.free_cpu, room.id)).id
 
 
-class Clusters:
-    """The controllers' reports and the demands of the models profiled so far."""
+FILL = 0.8
+"""Of a cluster's most CPU that the demand may take before another is opened at a period's end."""
 
-    def __init__(self) -> None:
+
+class Clusters:
+    """The controllers' reports and the demands of the models profiled so far. `scaling_s`: the
+    period after which the number of clusters that take new jobs is adjusted; 0: all take them."""
+
+    def __init__(self, scaling_s: float = 0.0) -> None:
+        self._scaling_s = scaling_s
+        self._scaled_s = -scaling_s
+        self.open: set[ClusterId] = set()
         self._reports: dict[ClusterId, tuple[ClusterReport, float]] = {}
         self._demands_cpu: OrderedDict[str, float] = OrderedDict()
         self.since_s = 0.0
@@ -99,3 +113,33 @@ class Clusters:
     @property
     def known(self) -> list[ClusterId]:
         return sorted(self._reports)
+
+    def scale(
+        self, placed: Iterable[tuple[ClusterId, JobId, float]], most_cpu: float, now_s: float
+    ) -> None:
+        """At the first look of a period: as many clusters as the demand of all jobs needs are open,
+        those with the most of it. `most_cpu`: what one cluster may hold."""
+        period_s = self._scaling_s
+        if not period_s:
+            self.open = set(self._reports)
+            return
+        if self.open and floor(now_s / period_s) == floor(self._scaled_s / period_s):
+            return
+        self._scaled_s = now_s
+        demands_cpu = dict.fromkeys(self.known, 0.0)
+        for cluster, _, demand_cpu in placed:
+            demands_cpu[cluster] = demands_cpu.get(cluster, 0.0) + demand_cpu
+        total_cpu = sum(demands_cpu.values())
+        needed = max(1, ceil(total_cpu / (FILL * most_cpu))) if most_cpu else 1
+        fullest = sorted(demands_cpu, key=lambda cluster: (-demands_cpu[cluster], cluster))
+        self.open = set(fullest[:needed])
+
+    def choose(self, rooms: Iterable[ClusterRoom], demand_cpu: float) -> ClusterId | None:
+        """The best fit among the open ones; on demand the lowest of the others that suffices."""
+        rooms = list(rooms)
+        opened = [room for room in rooms if room.id in self.open]
+        spare = [r.id for r in rooms if r.id not in self.open and r.free_cpu >= demand_cpu]
+        if spare and not any(room.free_cpu >= demand_cpu for room in opened):
+            self.open.add(min(spare))
+            return min(spare)
+        return best_fit(opened or rooms, demand_cpu)

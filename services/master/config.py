@@ -17,6 +17,8 @@ class MasterConfig(ServiceConfig, kw_only=True, frozen=True):
     """Tells this instance from its standby; whichever leads answers as `main`."""
     aggregators_max: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 16
     """Aggregators that one cluster may hold at once, temporary ones included."""
+    cluster_scaling_s: Annotated[float, msgspec.Meta(ge=0.0)] = 0.0
+    """Seconds between two adjustments of the number of clusters that take new jobs; 0: all do."""
     tick_s: Duration = 1.0
     """Seconds between two looks at what is lost, silent or still to be told."""
     jobs_kept_max: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 1000

@@ -62,7 +62,7 @@ from slackwater.schemas.jobs import (
 )
 from slackwater.schemas.placement import PlaceJob, ReleaseJob
 from slackwater.schemas.telemetry import IterationsObserved, JobProfiled
-from slackwater.services.master.clusters import Clusters, best_fit
+from slackwater.services.master.clusters import Clusters
 from slackwater.services.master.config import MasterConfig
 from slackwater.services.master.jobs import Job, dead, unfit, unknown
 from slackwater.services.master.nodes import Nodes
@@ -82,7 +82,7 @@ class Master:
         self._config = config
         self._jobs: dict[JobId, Job] = {}
         self._pool = Pool(config.aggregators_max)
-        self._clusters = Clusters()
+        self._clusters = Clusters(config.cluster_scaling_s)
         self._nodes = Nodes(config.node_silent_s)
         self._epoch = 0
         self._begun_s = 0.0
@@ -296,7 +296,9 @@ class Master:
         rooms = clusters.rooms(unallocated_cpu, placed, now_s)
         # Where the job's profiling would wait for temporaries is worse than any other fit.
         ready = [room for room in rooms if lendable[room.id] >= job.record.spec.servers]
-        return best_fit(ready or rooms, clusters.demand_cpu(job.record.spec, share))
+        demand_cpu = clusters.demand_cpu(job.record.spec, share)
+        clusters.scale(placed, self._config.aggregators_max * share, now_s)
+        return clusters.choose(ready or rooms, demand_cpu)
 
     def _answer_waiting(self, job: Job, message: Message) -> None:
         for token in job.waiting:

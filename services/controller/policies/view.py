@@ -6,7 +6,7 @@ applied, whichever policy made it (DESIGN.md section 3).
 """
 
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol
 
 from slackwater.common.errors import Rejected
@@ -152,8 +152,9 @@ def _check_capacity(plan: Plan, view: ClusterView, job: JobView) -> None:
     loads: dict[str, _Load] = defaultdict(_Load)
     shares = {aggregator.id: aggregator.cpu_share for aggregator in view.aggregators}
     for other in view.jobs:
-        _add(loads, shares, other, other.places, view)
-    _add(loads, shares, job, plan.places, view)
+        _add(loads, shares, other, view)
+    placed = replace(job, places=tuple(AggregatorId(place) for place in plan.places))
+    _add(loads, shares, placed, view)
     touched = {
         place for place, kept in zip(plan.places, job.places, strict=True) if kept is None
     } & shares.keys()
@@ -169,16 +170,12 @@ def _add(
     loads: dict[str, _Load],
     shares: dict[AggregatorId, float],
     job: JobView,
-    places: tuple[str | None, ...],
     view: ClusterView,
 ) -> None:
-    if not job.task_cpu_s or job.iteration_s <= 0.0:
+    if job.iteration_s <= 0.0:
         return
     stretched_s = job.iteration_s / (1.0 - view.loss_limit)
-    for cpu_s, place in zip(job.task_cpu_s, places, strict=True):
-        if place is not None:
-            load = loads[place]
-            load.utilisation += (
-                cpu_s / shares.get(AggregatorId(place), view.new_share) / stretched_s
-            )
-            load.jobs.add(job.id)
+    for place, cpu_s in job.cpu_by_place_s().items():
+        load = loads[place]
+        load.utilisation += cpu_s / shares.get(place, view.new_share) / stretched_s
+        load.jobs.add(job.id)

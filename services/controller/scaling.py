@@ -1,0 +1,57 @@
+"""Hybrid scaling (AutoPS section 3.3.3): what a period has left over is given back at its end.
+
+Giving back and emptying aggregators with every exit moves the jobs that stay; doing it only once a
+period holds idle ones for up to a period. With `scaling_s` both wait for the period's end, what is
+idle meanwhile serves the next job that needs a new aggregator, and more are allocated on demand
+when a job needs at least `on_demand_min` of them. Every (de)allocation has the master's approval.
+"""
+
+from math import floor
+
+from slackwater.schemas.base import AggregatorId
+from slackwater.services.controller.state import Job, State
+
+
+def begin(state: State, now_s: float) -> None:
+    """Whether a period ended since the last look."""
+    period_s = state.config.scaling_s
+    if period_s and floor(now_s / period_s) > floor(state.scaled_s / period_s):
+        state.scaled_s = now_s
+        state.releasing, state.recycle_due, state.job_ended = True, state.job_ended, False
+
+
+def end(state: State) -> None:
+    """The scaling is over once nothing more can be emptied and nothing unused is left."""
+    if state.config.scaling_s and state.releasing and not state.recycle_due:
+        state.releasing = bool(idle(state))
+
+
+def idle(state: State) -> list[AggregatorId]:
+    """Ours and of no use to anybody; without a period they are being given back already."""
+    if not state.config.scaling_s:
+        return []
+    used = {a for job in state.jobs.values() for a in job.involved()}
+    return [
+        id
+        for id, entry in sorted(state.aggregators.items())
+        if entry.ours
+        and entry.alive
+        and entry.request
+        and not entry.temporary
+        and entry.reserved_for is None
+        and id not in used
+        and f"deallocate/{id}" not in state.asked
+    ]
+
+
+def period_end_s(state: State, now_s: float) -> float:
+    period_s = state.config.scaling_s
+    return (floor(now_s / period_s) + 1) * period_s
+
+
+def postponed(state: State, job: Job, new: int, now_s: float) -> bool:
+    """Whether the job's new aggregators wait for the end of the period: too few to ask for."""
+    wish, config = job.wish, state.config
+    if wish is None or not config.scaling_s or not 0 < new < config.on_demand_min:
+        return False
+    return floor(now_s / config.scaling_s) == floor(wish.since_s / config.scaling_s)
