@@ -5,7 +5,7 @@ their memory; they are asked (QUERY_MEM), and `lower` compares the answers. So p
 coordinator and no fresh view of the cluster.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from random import Random
 from typing import Final
 
@@ -32,8 +32,22 @@ def candidates(
     return rng.sample(known, min(choices, len(known)))
 
 
-def lower(answers: Sequence[tuple[LenderId, FreeMemory]]) -> LenderId | None:
+def lower(
+    answers: Sequence[tuple[LenderId, FreeMemory]],
+    old: Collection[LenderId] = (),
+    taken: Mapping[LenderId, float] | None = None,
+) -> LenderId | None:
     """The one with the lowest memory usage among those that have a free slab; the first in case
-    of a tie. None: nobody has one."""
-    able = [(answer.used_share, lender) for lender, answer in answers if answer.free_slabs > 0]
-    return min(able, key=lambda pair: pair[0])[1] if able else None
+    of a tie. None: nobody has one.
+
+    Spans that get hot together are placed together, and the answers do not know of each other's
+    choice: lenders that have become `old` meanwhile come last, and `taken` is the share of a
+    lender's memory that was asked for since.
+    """
+    more = taken or {}
+    able = [
+        (lender in old, answer.used_share + more.get(lender, 0.0), lender)
+        for lender, answer in answers
+        if answer.free_slabs > 0
+    ]
+    return min(able, key=lambda entry: entry[:2])[2] if able else None

@@ -148,8 +148,8 @@ class DeviceCore:
     def _ask(self, member: Member, now_s: float) -> list[Effect]:
         """QUERY_MEM to two lenders, none of which backs the span already."""
         others = {m.lender for m in self.spans.of(member.span) if m is not member and m.lender}
-        old = {m.lender for m in self.spans.all() if m.lender is not None}
-        chosen = candidates(self._eligible(now_s), old, others | member.excluded, self._rng)
+        excluded = others | member.excluded
+        chosen = candidates(self._eligible(now_s), self._old(), excluded, self._rng)
         member.state, member.lender = "placing", None
         member.asked, member.answers = set(chosen), []
         member.attempts += 1
@@ -188,7 +188,7 @@ class DeviceCore:
 
     def _choose(self, member: Member, now_s: float) -> list[Effect]:
         """All have answered, or time is up: MAP to the one with the lowest usage."""
-        chosen = lower(member.answers)
+        chosen = lower(member.answers, self._old(), self._taken_since(member))
         if chosen is None:
             member.excluded |= member.asked
             return self._ask(member, now_s)
@@ -202,6 +202,18 @@ class DeviceCore:
         )
         due_s = now_s + limits.PLACEMENT_WAIT_S
         return [self._send(chosen, message), StartTimer(f"place.{member.number}", due_s)]
+
+    def _old(self) -> set[LenderId]:
+        return {m.lender for m in self.spans.all() if m.lender is not None}
+
+    def _taken_since(self, member: Member) -> dict[LenderId, float]:
+        """What spans that are placed at the same time take of each lender's memory."""
+        taken: dict[LenderId, float] = {}
+        for other in self.spans.all():
+            if other.lender in self.lenders and other.began_s >= member.began_s:
+                total = max(1, self.lenders[other.lender][0].total_bytes)
+                taken[other.lender] = taken.get(other.lender, 0.0) + self._slab_bytes / total
+        return taken
 
     def _refused(self, member: Member, now_s: float) -> list[Effect]:
         """Nobody has room: later again, less and less often."""

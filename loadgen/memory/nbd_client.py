@@ -1,0 +1,146 @@
+"""A small NBD client: many requests in flight on one connection, answers in any order.
+
+For workloads and tests; the tools that users have (fio, nbdcopy, qemu-io) are the other judges.
+"""
+
+import asyncio
+import contextlib
+import errno
+import os
+from pathlib import Path
+
+from slackwater.common.errors import Unavailable
+from slackwater.memory.nbd import protocol as nbd
+
+
+class NbdClient:
+    """`connect`, then requests by byte offsets. Raises OSError with the server's errno, Unavailable
+    once the connection is gone."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+        self._waiting: dict[int, tuple[asyncio.Future[bytes], int]] = {}
+        self._cookie = 0
+        self._receiving: asyncio.Task[None] | None = None
+        self.size = 0
+        self.flags = 0
+
+    @classmethod
+    async def connect(cls, path: Path, *, structured: bool = True) -> "NbdClient":
+        try:
+            reader, writer = await asyncio.open_unix_connection(str(path))
+        except OSError as error:
+            raise Unavailable(f"nobody serves at {path}: {error}") from error
+        client = cls(reader, writer)
+        try:
+            await client._negotiate(structured)
+        except (asyncio.IncompleteReadError, ConnectionError) as error:
+            writer.close()
+            raise Unavailable(f"{path} hung up during the handshake") from error
+        client._receiving = asyncio.ensure_future(client._receive())
+        return client
+
+    async def _negotiate(self, structured: bool) -> None:
+        await self._reader.readexactly(nbd.GREETING.size)
+        self._writer.write(nbd.CLIENT_FLAGS.pack(nbd.FIXED_NEWSTYLE | nbd.NO_ZEROES))
+        if structured:
+            self._writer.write(nbd.OPTION.pack(nbd.OPTION_MAGIC, nbd.OPT_STRUCTURED_REPLY, 0))
+            await self._option_reply()
+        body = bytes(4) + bytes(2)
+        self._writer.write(nbd.OPTION.pack(nbd.OPTION_MAGIC, nbd.OPT_GO, len(body)) + body)
+        while True:
+            kind, data = await self._option_reply()
+            if kind == nbd.REP_INFO and int.from_bytes(data[:2], "big") == nbd.INFO_EXPORT:
+                _, self.size, self.flags = nbd.EXPORT.unpack(data)
+            elif kind == nbd.REP_ACK:
+                return
+            elif kind >= 2**31:
+                raise Unavailable(f"the server refused: {data!r}")
+
+    async def _option_reply(self) -> tuple[int, bytes]:
+        _, _, kind, length = nbd.OPTION_REPLY.unpack(
+            await self._reader.readexactly(nbd.OPTION_REPLY.size)
+        )
+        return kind, await self._reader.readexactly(length)
+
+    # Requests -------------------------------------------------------------------------------------
+
+    async def read(self, offset: int, length: int) -> bytes:
+        return await self._ask(nbd.READ, offset, length, wanted=length)
+
+    async def write(self, offset: int, data: bytes, *, fua: bool = False) -> None:
+        await self._ask(nbd.WRITE, offset, len(data), data, flags=nbd.FUA if fua else 0)
+
+    async def flush(self) -> None:
+        await self._ask(nbd.FLUSH, 0, 0)
+
+    async def trim(self, offset: int, length: int) -> None:
+        await self._ask(nbd.TRIM, offset, length)
+
+    async def zero(self, offset: int, length: int) -> None:
+        await self._ask(nbd.WRITE_ZEROES, offset, length)
+
+    async def _ask(
+        self,
+        kind: int,
+        offset: int,
+        length: int,
+        data: bytes = b"",
+        *,
+        flags: int = 0,
+        wanted: int = 0,
+    ) -> bytes:
+        if self._receiving is None or self._receiving.done():
+            raise Unavailable("the connection is gone")
+        self._cookie += 1
+        cookie = self._cookie
+        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._waiting[cookie] = (answer, wanted)
+        head = nbd.REQUEST.pack(nbd.REQUEST_MAGIC, flags, kind, cookie, offset, length)
+        self._writer.write(head + data)
+        try:
+            return await answer
+        finally:
+            self._waiting.pop(cookie, None)
+
+    async def _receive(self) -> None:
+        try:
+            while True:
+                await self._one()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return
+        finally:
+            for answer, _ in self._waiting.values():
+                if not answer.done():
+                    answer.set_exception(Unavailable("the connection ended"))
+
+    async def _one(self) -> None:
+        read = self._reader.readexactly
+        magic = int.from_bytes(await read(4), "big")
+        if magic == nbd.SIMPLE_MAGIC:
+            error, cookie = nbd.SIMPLE.unpack(magic.to_bytes(4, "big") + await read(12))[1:]
+            answer, wanted = self._waiting[cookie]
+            data = await read(wanted) if wanted and not error else b""
+        else:
+            rest = await read(nbd.CHUNK.size - 4)
+            _, _, kind, cookie, length = nbd.CHUNK.unpack(magic.to_bytes(4, "big") + rest)
+            body = await read(length)
+            answer, _ = self._waiting[cookie]
+            error = nbd.ERROR.unpack_from(body)[0] if kind == nbd.CHUNK_ERROR else 0
+            data = body[8:]
+        if answer.done():
+            return
+        if error:
+            name = errno.errorcode.get(error, str(error))
+            answer.set_exception(OSError(error, f"the server said {name}: {os.strerror(error)}"))
+        else:
+            answer.set_result(data)
+
+    async def close(self) -> None:
+        with contextlib.suppress(ConnectionError, OSError):
+            self._writer.write(nbd.REQUEST.pack(nbd.REQUEST_MAGIC, 0, nbd.DISCONNECT, 0, 0, 0))
+            await self._writer.drain()
+        self._writer.close()
+        if self._receiving is not None:
+            self._receiving.cancel()
+            await asyncio.gather(self._receiving, return_exceptions=True)

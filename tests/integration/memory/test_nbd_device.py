@@ -1,0 +1,391 @@
+"""A device over real lenders, through its NBD server, as clients see it."""
+
+import asyncio
+import contextlib
+import errno
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slackwater.common.errors import ConfigRejected, Unavailable
+from slackwater.loadgen.memory.checker import PAGE_BYTES, Checker
+from slackwater.loadgen.memory.nbd_client import NbdClient
+from slackwater.memory import kernels as k
+from slackwater.memory.nbd import protocol as nbd
+from slackwater.memory.table import counters
+from slackwater.schemas.memory import SlabId
+
+MIB = 1024 * 1024
+KINDS = pytest.mark.parametrize("kind", ["shm", "tcp"])
+Make = Callable[..., Any]
+
+
+async def fill(client: NbdClient, checker: Checker, pages: range) -> None:
+    """Write each page once, eight at a time."""
+    for first in range(pages.start, pages.stop, 8):
+        await write(client, checker, range(first, min(first + 8, pages.stop)))
+
+
+async def write(client: NbdClient, checker: Checker, pages: range) -> None:
+    begun = [(page, *checker.begin(page)) for page in pages]
+    await client.write(pages.start * PAGE_BYTES, b"".join(data for _, _, data in begun))
+    for page, generation, _ in begun:
+        checker.acknowledged(page, generation)
+
+
+async def check(client: NbdClient, checker: Checker, pages: range) -> None:
+    data = await client.read(pages.start * PAGE_BYTES, len(pages) * PAGE_BYTES)
+    for i, page in enumerate(pages):
+        checker.check(page, data[i * PAGE_BYTES : (i + 1) * PAGE_BYTES])
+
+
+@KINDS
+async def test_pages_come_back_from_remote_memory(cluster: Make, kind: str) -> None:
+    """Written to disk while unmapped, then to remote memory; read from there."""
+    async with cluster(kind) as c:
+        await c.lend(2)
+        exporter = await c.export(4 * MIB)
+        client, checker = await NbdClient.connect(exporter.options.socket), Checker()
+        assert client.size == 4 * MIB
+        await fill(client, checker, range(0, 1024))
+        await c.mapped(4)
+        await fill(client, checker, range(0, 1024))
+        for first in range(0, 1024, 32):
+            await check(client, checker, range(first, first + 32))
+        seen = exporter.heartbeat(0.0)
+        assert seen.read_remote_pages >= 900
+        assert seen.lenders == 2
+        await client.close()
+
+
+@KINDS
+async def test_requests_cross_the_borders_of_spans_mapped_and_not(cluster: Make, kind: str) -> None:
+    """Three slabs for four spans: one request has pages from a slab and from disk."""
+    async with cluster(kind) as c:
+        await c.lend(1, slabs=3)
+        exporter = await c.export(4 * MIB)
+        client, checker = await NbdClient.connect(exporter.options.socket), Checker()
+        await fill(client, checker, range(0, 1024))
+        await c.mapped(3)
+        for border in (256, 512, 768):
+            await write(client, checker, range(border - 16, border + 16))
+            await check(client, checker, range(border - 16, border + 16))
+        await check(client, checker, range(100, 1000))
+        await client.close()
+
+
+@KINDS
+async def test_eviction_under_load_costs_no_page(cluster: Make, kind: str) -> None:
+    """The lender's machine needs its memory back, again and again, while pages are written."""
+    async with cluster(kind) as c:
+        await c.lend(2)
+        exporter = await c.export(2 * MIB)
+        client, checker = await NbdClient.connect(exporter.options.socket), Checker()
+        rng = random.Random(4)
+        stop = asyncio.Event()
+
+        async def use() -> None:
+            while not stop.is_set():
+                page = rng.randrange(0, 512 - 8)
+                await write(client, checker, range(page, page + 8))
+                await check(client, checker, range(page, page + 8))
+
+        using = asyncio.ensure_future(use())
+        for _ in range(4):
+            await c.mapped(2)
+            for machine in c.machines:
+                machine.others_bytes = machine.total_bytes
+            await c.until(lambda: exporter.device.mapped_spans == 0 or using.done())
+            for machine in c.machines:
+                machine.others_bytes = 0
+        stop.set()
+        await using
+        for page in checker.written():
+            await check(client, checker, range(page, page + 1))
+        assert c.facts.count("unmapped") >= 8
+        await client.close()
+
+
+async def test_an_eviction_is_answered_within_milliseconds(cluster: Make) -> None:
+    async with cluster("shm") as c:
+        await c.lend(1)
+        exporter = await c.export(1 * MIB)
+        client = await NbdClient.connect(exporter.options.socket)
+        await client.write(0, bytes(4096))
+        await c.mapped(1)
+        [slab] = c.lenders[0].core.having("lent")
+        c.machines[0].others_bytes = c.machines[0].total_bytes
+        await c.until(lambda: slab.id not in c.lenders[0].core.slabs)
+        assert exporter.device.mapped_spans == 0
+        assert await client.read(0, 4096) == bytes(4096)
+        await client.close()
+
+
+async def test_a_stopped_device_cannot_read_what_was_taken_from_it(cluster: Make) -> None:
+    """The lender revokes by force (fence, then the data): a read that comes later finds the fence
+    and goes to disk instead of reading zeros."""
+    async with cluster("shm") as c:
+        await c.lend(1)
+        exporter = await c.export(1 * MIB)
+        client, checker = await NbdClient.connect(exporter.options.socket), Checker()
+        await write(client, checker, range(0, 8))
+        await c.mapped(1)
+        await write(client, checker, range(0, 8))
+        await client.flush()
+        lender = c.lenders[0]
+        [slab] = lender.core.having("lent")
+        exporter.lenders.feed = lambda event: None  # Deaf from now on.
+        await lender.slabs.let_go(SlabId(slab.id), slab.session, forced=True)
+        await check(client, checker, range(0, 8))
+        assert counters(exporter.device.table)["fenced"] > 0
+        await client.close()
+
+
+async def test_a_cluster_without_room_serves_from_disk(cluster: Make) -> None:
+    async with cluster("shm") as c:
+        await c.lend(1, slabs=1)
+        exporter = await c.export(4 * MIB)
+        client, checker = await NbdClient.connect(exporter.options.socket), Checker()
+        await fill(client, checker, range(0, 1024))
+        await c.until(lambda: "refused" in c.facts)
+        await check(client, checker, range(0, 1024))
+        assert exporter.device.mapped_spans == 1
+        await client.close()
+
+
+async def test_a_full_disk_is_an_error_and_no_lost_page(cluster: Make) -> None:
+    """The backup is on a file system without room: writes say ENOSPC, what was written stays."""
+    async with cluster("shm") as c:
+        exporter = await c.export(8 * MIB)
+        client, checker = await NbdClient.connect(exporter.options.socket), Checker()
+        await write(client, checker, range(0, 8))
+        await client.flush()
+        full = os.open("/dev/full", os.O_WRONLY)
+        backup = exporter.device.backup
+        kept = os.dup(backup._fd)
+        os.dup2(full, backup._fd)
+        with pytest.raises(OSError, match="ENOSPC"):
+            await client.write(PAGE_BYTES * 100, bytes(PAGE_BYTES))
+        with pytest.raises(OSError, match="ENOSPC"):
+            await client.write(0, bytes(PAGE_BYTES))
+        with pytest.raises(OSError, match="ENOSPC"):
+            await client.flush()
+        assert exporter.heartbeat(0.0).state == "degraded"
+        os.dup2(kept, backup._fd)
+        await c.until(lambda: backup.failed == 0)
+        await client.flush()
+        await check(client, checker, range(1, 8))
+        await client.close()
+        os.close(kept)
+        os.close(full)
+
+
+@KINDS
+async def test_odd_offsets_and_lengths(cluster: Make, kind: str) -> None:
+    """Any bytes, as a client may that never asked for block sizes; against a plain bytearray."""
+    async with cluster(kind) as c:
+        await c.lend(1)
+        exporter = await c.export(2 * MIB)
+        client = await NbdClient.connect(exporter.options.socket, structured=False)
+        rng = random.Random(6)
+        truth = bytearray(2 * MIB)
+        await client.write(0, bytes(8192))
+        for number in range(120):
+            offset = rng.randrange(0, 2 * MIB - 20_000)
+            length = rng.choice((1, 511, 512, 4096, 5000, 12_345))
+            what = rng.random()
+            if what < 0.5:
+                data = rng.randbytes(length)
+                await client.write(offset, data, fua=number % 10 == 0)
+                truth[offset : offset + length] = data
+            elif what < 0.6:
+                await client.zero(offset, length)
+                truth[offset : offset + length] = bytes(length)
+            else:
+                assert await client.read(offset, length) == truth[offset : offset + length]
+        await c.mapped(2)
+        for offset in range(0, 2 * MIB, 65_536):
+            assert await client.read(offset, 65_536) == truth[offset : offset + 65_536]
+        await client.close()
+
+
+async def test_small_writes_into_one_page_at_once_keep_each_other(cluster: Make) -> None:
+    async with cluster("shm") as c:
+        exporter = await c.export(1 * MIB)
+        clients = [await NbdClient.connect(exporter.options.socket) for _ in range(4)]
+        await asyncio.gather(
+            *(clients[part % 4].write(part * 256, bytes([part + 1]) * 256) for part in range(16))
+        )
+        data = await clients[0].read(0, 4096)
+        assert data == b"".join(bytes([part + 1]) * 256 for part in range(16))
+        for client in clients:
+            await client.close()
+
+
+async def test_trim_frees_the_disk_and_reads_as_zeros(cluster: Make) -> None:
+    async with cluster("shm") as c:
+        await c.lend(1)
+        exporter = await c.export(4 * MIB)
+        client = await NbdClient.connect(exporter.options.socket)
+        await client.write(0, b"x" * MIB)
+        await client.flush()
+        before = os.stat(exporter.options.backup).st_blocks
+        await client.trim(0, MIB)
+        assert await client.read(0, MIB) == bytes(MIB)
+        assert os.stat(exporter.options.backup).st_blocks < before
+        await client.close()
+
+
+async def test_a_flush_on_one_connection_covers_the_others(cluster: Make) -> None:
+    """What CAN_MULTI_CONN promises: after the flush the file has what the other one wrote."""
+    async with cluster("shm") as c:
+        exporter = await c.export(1 * MIB)
+        one = await NbdClient.connect(exporter.options.socket)
+        other = await NbdClient.connect(exporter.options.socket)
+        assert one.flags & nbd.CAN_MULTI_CONN
+        await one.write(8192, b"a" * 4096)
+        await other.flush()
+        with exporter.options.backup.open("rb") as file:
+            file.seek(8192)
+            assert file.read(4096) == b"a" * 4096
+        await one.close()
+        await other.close()
+
+
+# Clients that do not behave -----------------------------------------------------------------------
+
+
+def shake(sock: Any) -> None:
+    sock.recv(nbd.GREETING.size)
+    sock.sendall(nbd.CLIENT_FLAGS.pack(3))
+    body = bytes(6)
+    sock.sendall(nbd.OPTION.pack(nbd.OPTION_MAGIC, nbd.OPT_GO, len(body)) + body)
+    got = b""
+    while not got.endswith(nbd.option_reply(nbd.OPT_GO, nbd.REP_ACK)):
+        got += sock.recv(4096)
+
+
+def request(kind: int, offset: int, length: int, cookie: int = 1) -> bytes:
+    return nbd.REQUEST.pack(nbd.REQUEST_MAGIC, 0, kind, cookie, offset, length)
+
+
+def answer(sock: Any) -> tuple[int, int]:
+    """(error, cookie) of a simple reply without data."""
+    _, error, cookie = nbd.SIMPLE.unpack(sock.recv(nbd.SIMPLE_BYTES))
+    return error, cookie
+
+
+def ended(sock: Any) -> None:
+    """The server hung up, whatever it said before."""
+    with contextlib.suppress(ConnectionResetError):
+        while sock.recv(4096):
+            continue
+
+
+async def test_hostile_clients_get_errors_and_stop_nobody(cluster: Make, raw: Make) -> None:
+    async with cluster("shm") as c:
+        exporter = await c.export(1 * MIB)
+        path = exporter.options.socket
+        good = await NbdClient.connect(path)
+        await good.write(0, b"g" * 4096)
+
+        def bad() -> None:
+            for garbage in (b"GET / HTTP/1.1\r\n\r\n" * 10, bytes(64), os.urandom(4096)):
+                with raw(path) as sock:
+                    sock.recv(18)
+                    sock.sendall(garbage)
+                    ended(sock)
+            with raw(path) as sock:  # An option of 4 GiB.
+                sock.recv(18)
+                sock.sendall(nbd.CLIENT_FLAGS.pack(3))
+                sock.sendall(nbd.OPTION.pack(nbd.OPTION_MAGIC, nbd.OPT_GO, 2**32 - 1))
+                ended(sock)
+            with raw(path) as sock:
+                shake(sock)
+                sock.sendall(request(nbd.READ, 0, 2**31))
+                assert answer(sock) == (nbd.EOVERFLOW, 1)
+                sock.sendall(request(nbd.READ, 2**62, 4096, 2))
+                assert answer(sock) == (nbd.EINVAL, 2)
+                sock.sendall(request(nbd.READ, 2**64 - 4096, 4096, 3))
+                assert answer(sock) == (nbd.EINVAL, 3)
+                sock.sendall(request(nbd.WRITE, MIB - 4096, 8192, 4) + bytes(8192))
+                assert answer(sock) == (nbd.ENOSPC, 4)
+                sock.sendall(request(nbd.READ, 0, 0, 5))
+                assert answer(sock) == (nbd.EINVAL, 5)
+                sock.sendall(request(99, 0, 4096, 6))
+                assert answer(sock) == (nbd.EINVAL, 6)
+                sock.sendall(request(nbd.TRIM, 4096, 2**32 - 4096, 7))
+                assert answer(sock) == (nbd.EINVAL, 7)
+                sock.sendall(request(nbd.WRITE, 0, 2**32 - 1))  # No payload of that size is taken.
+                ended(sock)
+            with raw(path) as sock:
+                shake(sock)
+                sock.sendall(b"\0" * 28)
+                ended(sock)
+
+        await asyncio.to_thread(bad)
+        assert await good.read(0, 4096) == b"g" * 4096
+        await good.close()
+
+
+async def test_a_client_that_never_reads_stops_only_itself(cluster: Make, raw: Make) -> None:
+    async with cluster("shm") as c:
+        exporter = await c.export(8 * MIB)
+        lazy = raw(exporter.options.socket)
+        await asyncio.to_thread(shake, lazy)
+        await asyncio.to_thread(
+            lazy.sendall, b"".join(request(nbd.READ, 0, 4 * MIB, n) for n in range(20))
+        )
+        good = await NbdClient.connect(exporter.options.socket)
+        await good.write(0, b"g" * 4096)
+        assert await good.read(0, 4096) == b"g" * 4096
+        await good.close()
+        lazy.close()
+
+
+async def test_clients_beyond_the_bound_are_turned_away(cluster: Make) -> None:
+    async with cluster("shm") as c:
+        exporter = await c.export(1 * MIB)
+        clients = [await NbdClient.connect(exporter.options.socket) for _ in range(16)]
+        with pytest.raises(Unavailable):
+            await NbdClient.connect(exporter.options.socket)
+        for client in clients:
+            await client.close()
+        await c.until(lambda: exporter._server.clients == 0)
+        again = await NbdClient.connect(exporter.options.socket)
+        await again.close()
+
+
+async def test_a_backup_of_another_size_or_in_use_is_refused(cluster: Make, tmp_path: Path) -> None:
+    async with cluster("shm") as c:
+        await c.export(1 * MIB)
+        with pytest.raises(ConfigRejected, match="in use"):
+            await c.export(1 * MIB)
+        (tmp_path / "backup").rename(tmp_path / "old")
+        (tmp_path / "backup").write_bytes(b"something else")
+        with pytest.raises(ConfigRejected, match="14 bytes"):
+            await c.export(1 * MIB)
+
+
+async def test_what_a_full_ring_holds_back_comes_through(cluster: Make) -> None:
+    """A slow disk: more is written than there are dispatch entries, nothing is lost."""
+    async with cluster("shm") as c:
+        await c.lend(1)
+        exporter = await c.export(4 * MIB, delay_s=0.002)
+        exporter.device.table.words[k.SLOTS] = 256
+        client, checker = await NbdClient.connect(exporter.options.socket), Checker()
+        await asyncio.gather(
+            *(write(client, checker, range(first, first + 16)) for first in range(0, 1024, 16))
+        )
+        await check(client, checker, range(0, 1024))
+        assert counters(exporter.device.table)["dispatch_full"] > 0
+        await client.close()
+
+
+def test_errors_of_the_protocol_are_those_it_knows() -> None:
+    assert nbd.wire_error(errno.ENOSPC) == 28
+    assert nbd.wire_error(errno.EDQUOT) == nbd.EIO
