@@ -33,13 +33,13 @@ TRAINED_ON = 1500
 POLL_S = 0.2
 SCRIPT = os.path.realpath(__file__)
 OPTIMIZERS = {
-    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
-    "nesterov": lambda parameters: torch.optim.SGD(
-        parameters, lr=0.1, momentum=0.9, nesterov=True, weight_decay=1e-4
+    "sgd": lambda parameters, scale: torch.optim.SGD(parameters, lr=0.1 * scale, momentum=0.9),
+    "nesterov": lambda parameters, scale: torch.optim.SGD(
+        parameters, lr=0.1 * scale, momentum=0.9, nesterov=True, weight_decay=1e-4
     ),
-    "adam": lambda parameters: torch.optim.Adam(parameters, lr=0.005),
-    "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=0.005),
-    "adagrad": lambda parameters: torch.optim.Adagrad(parameters, lr=0.03),
+    "adam": lambda parameters, scale: torch.optim.Adam(parameters, lr=0.005 * scale),
+    "adamw": lambda parameters, scale: torch.optim.AdamW(parameters, lr=0.005 * scale),
+    "adagrad": lambda parameters, scale: torch.optim.Adagrad(parameters, lr=0.03 * scale),
 }
 
 
@@ -66,10 +66,12 @@ def train(options: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     training, test = datasets()
     model = network()
-    optimizer = OPTIMIZERS[options.optimizer](model.parameters())
+    workers = slackwater.torch.size()
+    # Where each push is an update of its own there are `workers` times as many, so each is smaller.
+    scale = 1.0 if options.consistency == "synchronous" else 1.0 / workers
+    optimizer = OPTIMIZERS[options.optimizer](model.parameters(), scale)
     if not options.plain:
         optimizer = slackwater.torch.Optimizer(optimizer, model)  # 2: steps are the aggregators'
-    workers = slackwater.torch.size()
     sampler = DistributedSampler(training, workers, slackwater.torch.rank())  # 3: a share each
     loader = DataLoader(training, batch_size=GLOBAL_BATCH // workers, sampler=sampler)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.9)

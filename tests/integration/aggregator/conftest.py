@@ -129,6 +129,8 @@ class Director:
             workers=spec.workers,
             gradient_dtype=spec.gradient_dtype,
             update=spec.update,
+            consistency=spec.consistency,
+            staleness=spec.staleness,
             layout_epoch=1,
             token=f"of-{spec.id}",
         )

@@ -1,0 +1,53 @@
+"""The PyTorch example is a test: with two workers it ends where plain PyTorch does, or near it."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs the extra `torch`: make setup-torch")
+
+ROOT = Path(__file__).resolve().parents[3]
+EXAMPLE = str(ROOT / "examples" / "train_cnn.py")
+ACCURACY = 0.8
+"""Of 297 digits by other hands than those trained on; plain training gets 0.9."""
+
+pytestmark = [pytest.mark.live, pytest.mark.slow, pytest.mark.timeout(240)]
+
+
+def train(*arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, EXAMPLE, *arguments], capture_output=True, text=True, timeout=200
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    return done.stdout
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_two_workers_end_where_plain_pytorch_does(optimizer: str, tmp_path: Path) -> None:
+    """SGD with momentum, and Adam: 100 steps over the same global batches, rates scheduled."""
+    plain, shared = tmp_path / "plain.pt", tmp_path / "shared.pt"
+    common = ("--optimizer", optimizer, "--epochs", "4")
+    train("--plain", *common, "--save", str(plain))
+    said = train(*common, "--save", str(shared))
+    assert "2 workers, synchronous: completed" in said
+    assert said.count('"steps": 100') == 2
+    expected, got = torch.load(plain), torch.load(shared)
+    assert expected.keys() == got.keys()
+    largest = max(float((expected[name] - got[name]).abs().max()) for name in expected)
+    assert largest <= 1e-5
+
+
+@pytest.mark.parametrize(
+    "mode",
+    [("--consistency", "asynchronous"), ("--consistency", "stale-synchronous", "--staleness", "3")],
+    ids=["asynchronous", "stale"],
+)
+def test_without_waiting_for_all_it_learns_as_well(mode: tuple[str, ...]) -> None:
+    said = train(*mode, "--epochs", "12")
+    assert f"2 workers, {mode[1]}: completed" in said
+    accuracies = [float(text) for text in re.findall(r'"accuracy": ([\d.]+)', said)]
+    assert len(accuracies) == 2
+    assert min(accuracies) >= ACCURACY
