@@ -113,7 +113,9 @@ class Orders:
 
     async def _warm(self, plan: JobPlan) -> None:
         folded = plan.workers if plan.consistency == "synchronous" else 1
-        await self._off_loop(warm, plan.update.name, plan.gradient_dtype, folded, self._regions.device)
+        await self._off_loop(
+            warm, plan.update.name, plan.gradient_dtype, folded, self._regions.device
+        )
 
     # Dropping -------------------------------------------------------------------------------------
 

@@ -63,4 +63,5 @@ def test_cupys_errors_carry_cudas_number(cupy: Any) -> None:
     assert isinstance(error, RuntimeError)
     assert error.status == 2
     assert "cudaErrorMemoryAllocation" in str(error)
-    assert issubclass(importlib.import_module("cupy_backends.cuda.api.driver").CUDADriverError, RuntimeError)
+    driver = importlib.import_module("cupy_backends.cuda.api.driver")
+    assert issubclass(driver.CUDADriverError, RuntimeError)
