@@ -10,6 +10,7 @@ import importlib
 import importlib.util
 import os
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from slackwater.common.errors import Unavailable
 SYSFS: Final = Path("/sys/class/infiniband")
 DEVICE_FILES: Final = Path("/dev/infiniband")
 _DEBIAN: Final = Path("/usr/lib/python3/dist-packages/pyverbs")
+_loading = threading.Lock()
 _MODULES: Final = ("pd", "cq", "mr", "qp", "wr", "addr", "device", "pyverbs_error")
 
 WRITE: Final = 0
@@ -145,6 +147,11 @@ def library_found() -> bool:
 
 def load() -> Library:
     """Raises Unavailable where there is none, or it does not load."""
+    with _loading:  # Its modules import one another: two threads in it at once were a crash.
+        return _load()
+
+
+def _load() -> Library:
     try:
         if "pyverbs" not in sys.modules:
             spec = _find()

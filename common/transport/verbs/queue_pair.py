@@ -13,6 +13,7 @@ import asyncio
 import os
 import secrets
 import struct
+import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
@@ -39,6 +40,8 @@ _READY_WAIT: Final = 12
 """0.64 ms between them."""
 _HOPS: Final = 64
 _EVENT_LINK: Final = "infinibandevent"
+_making = threading.Lock()
+"""One completion channel at a time: several Agents of a process have event loops of their own."""
 
 
 class EndPoint(NamedTuple):
@@ -376,7 +379,8 @@ class QueuePair:
             self._queue.ack_events(self._unacknowledged)
         self._pair.close()
         self._queue.close()
-        self._events.close()
+        with _making:  # Its number may not come back while another looks for a new one.
+            self._events.close()
         works = [*self._posted, *self._batch]
         self._posted.clear()
         self._batch.clear()
@@ -386,12 +390,13 @@ class QueuePair:
 
 def _event_channel(domain: Domain) -> tuple[ibv.EventChannel, int]:
     """A completion channel and its descriptor, which pyverbs before 57 does not tell: it is the one
-    that appears. (The event loop's thread alone makes such channels.)"""
-    before = _event_descriptors()
-    channel = domain.device.library.EventChannel(domain.device.context)
-    descriptor = getattr(channel, "fd", None)
-    if descriptor is None:
-        [descriptor] = _event_descriptors() - before
+    that appears."""
+    with _making:
+        before = _event_descriptors()
+        channel = domain.device.library.EventChannel(domain.device.context)
+        descriptor = getattr(channel, "fd", None)
+        if descriptor is None:
+            [descriptor] = _event_descriptors() - before
     os.set_blocking(descriptor, False)
     return channel, descriptor
 

@@ -12,6 +12,7 @@ can leave a count behind.
 
 import asyncio
 import struct
+import weakref
 from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
@@ -24,6 +25,7 @@ from slackwater.common.slots.region import Hyper, SlotRegion
 from slackwater.common.slots.rules import Floats
 from slackwater.common.transport.base import Channel, RemoteRegion
 from slackwater.common.transport.gpu import copy_into
+from slackwater.common.transport.region import Region
 from slackwater.schemas.base import JobId
 
 Array = NDArray[Any]
@@ -33,6 +35,7 @@ ELEMENT: Final[dict[str, np.dtype[Any]]] = {
     "bfloat16": np.dtype(np.uint16),
 }
 """bfloat16 travels as its bits: numpy knows no such type."""
+_LINE_BYTES: Final = 64
 _WORDS: Final = struct.Struct("<3Q")
 """Pushed iteration, bytes pushed, bytes pulled: side by side in a rank's block."""
 
@@ -113,11 +116,17 @@ class InPlace:
 
 
 class Staging:
-    """What a bucket needs here when its region cannot be mapped. Outlives attachments."""
+    """What a bucket needs here when its region cannot be mapped. Outlives attachments. It lies in a
+    region of its own, which an RDMA device registers once and then reads and writes itself."""
 
     def __init__(self, elements: int, dtype: str) -> None:
-        self.gradient: Array = np.zeros(elements, ELEMENT[dtype])
-        self.parameters = [np.zeros(elements, np.float32) for _ in range(2)]
+        gradient_bytes = elements * ELEMENT[dtype].itemsize
+        first = -(-gradient_bytes // _LINE_BYTES) * _LINE_BYTES
+        region = Region.create(first + 2 * 4 * elements, "staging")
+        weakref.finalize(self, region.close)
+        self.gradient: Array = np.frombuffer(region.buffer, ELEMENT[dtype], elements)
+        flat = np.frombuffer(region.buffer, np.float32, 2 * elements, first)
+        self.parameters = [flat[:elements], flat[elements:]]
 
 
 class Staged:

@@ -289,7 +289,8 @@ class Training:
             with Agent(
                 url=self.url, job=self.job, rank=rank, workers=self.workers, update=self.update,
                 tensors={name: self.initial(name) for name in self.sizes},
-                transport=self.transport, device=self._device(rank), deadline_s=self.deadline_s,
+                transport=self.transport, device=self._device(rank),
+                deadline_s=self.deadline_s * PATIENCE,
             ) as agent:  # fmt: skip
                 iteration = agent.iteration
                 parameters: dict[str, np.ndarray] = {}
