@@ -98,10 +98,7 @@ class NbdClient:
         self._waiting[cookie] = (answer, wanted)
         head = nbd.REQUEST.pack(nbd.REQUEST_MAGIC, flags, kind, cookie, offset, length)
         self._writer.write(head + data)
-        try:
-            return await answer
-        finally:
-            self._waiting.pop(cookie, None)
+        return await answer  # Given up or not, its bytes still come: `_one` takes them out.
 
     async def _receive(self) -> None:
         try:
@@ -119,13 +116,13 @@ class NbdClient:
         magic = int.from_bytes(await read(4), "big")
         if magic == nbd.SIMPLE_MAGIC:
             error, cookie = nbd.SIMPLE.unpack(magic.to_bytes(4, "big") + await read(12))[1:]
-            answer, wanted = self._waiting[cookie]
+            answer, wanted = self._waiting.pop(cookie)
             data = await read(wanted) if wanted and not error else b""
         else:
             rest = await read(nbd.CHUNK.size - 4)
             _, _, kind, cookie, length = nbd.CHUNK.unpack(magic.to_bytes(4, "big") + rest)
             body = await read(length)
-            answer, _ = self._waiting[cookie]
+            answer, _ = self._waiting.pop(cookie)
             error = nbd.ERROR.unpack_from(body)[0] if kind == nbd.CHUNK_ERROR else 0
             data = body[8:]
         if answer.done():
