@@ -157,6 +157,8 @@ class Cluster:
         self.bus = self.sim.client("director").bus
         self.lives: dict[str, Life] = {}
         self.kills = 0
+        self.pauses_s: tuple[float, ...] = (0.001, 0.05, 0.3)
+        """How long an aggregator may be dead."""
         self.places = [BucketPlace(aggregator=AggregatorId(HOMES[b % 2])) for b in range(BUCKETS)]
         self.copied: set[tuple[int, int]] = set()
         self.moves = 0
@@ -253,7 +255,7 @@ class Cluster:
             assert isinstance(channel, MemoryChannel)
             channel.lose("we died")
             channel.peer.lose("the peer died")
-        pause_s = self.rng.choice((0.001, 0.05, 0.3))
+        pause_s = self.rng.choice(self.pauses_s)
         asyncio.get_running_loop().create_task(self._return(life, pause_s), context=Context())
 
     async def _return(self, life: Life, pause_s: float) -> None:
@@ -304,27 +306,26 @@ class Cluster:
 
     async def host(self) -> None:
         for id in HOMES:
-            own = [b for b in range(BUCKETS) if self.places[b].aggregator == id]
-            message = HostBuckets(
-                cluster=ClusterId("c1"),
-                plan=self.plan,
-                buckets=tuple(LAYOUTS[b] for b in own),
-                at_epochs=tuple(self.places[b].location_epoch for b in own),
-                tensors=TENSORS,
-            )
-            assert isinstance(await self.insist(id, "host", message), Ok)
+            await self.host_at(id)
+
+    async def host_at(self, id: str) -> None:
+        own = [b for b in range(BUCKETS) if self.places[b].aggregator == id]
+        message = HostBuckets(
+            cluster=ClusterId("c1"),
+            plan=self.plan,
+            buckets=tuple(LAYOUTS[b] for b in own),
+            at_epochs=tuple(self.places[b].location_epoch for b in own),
+            tensors=TENSORS,
+        )
+        assert isinstance(await self.insist(id, "host", message), Ok)
 
     async def held(self, id: str) -> dict[int, BucketHeld]:
         answer = await self.insist(id, "held", ListBuckets(job=self.plan.job))
         return {each.bucket: each for each in answer.held}
 
-    async def move(self, bucket: int) -> None:
-        """MIGRATE_INIT until the bucket is there, whoever is killed meanwhile."""
-        old = self.places[bucket]
-        to = next(id for id in HOMES if id != old.aggregator)
-        epoch = old.location_epoch + 1
+    def order(self, bucket: int, to: str, epoch: int) -> MigrateInit:
         self.moves += 1
-        message = MigrateInit(
+        return MigrateInit(
             cluster=ClusterId("c1"),
             migration=f"m{self.moves}",
             job=self.plan.job,
@@ -332,6 +333,13 @@ class Cluster:
             epochs=(epoch,),
             to=self.endpoint(to),
         )
+
+    async def move(self, bucket: int) -> None:
+        """MIGRATE_INIT until the bucket is there, whoever is killed meanwhile."""
+        old = self.places[bucket]
+        to = next(id for id in HOMES if id != old.aggregator)
+        epoch = old.location_epoch + 1
+        message = self.order(bucket, to, epoch)
         async with asyncio.timeout(STALLED_S):
             while True:
                 await self.insist(old.aggregator, "migrate", message)
@@ -581,6 +589,92 @@ def run_story(
 ) -> tuple[int, int]:
     with asyncio.Runner(loop_factory=SimLoop) as runner:
         return runner.run(story(seed, shared=shared, kills=kills, lossy=lossy, plan=plan))
+
+
+# The migration lane, scripted ---------------------------------------------------------------------
+
+
+def scripted(
+    act: Callable[["Cluster", list["Rank"]], Coroutine[Any, Any, None]], *, shared: bool
+) -> None:
+    """A trained job on a1 and a2; `act` does the rest, and everything is right at its end."""
+
+    async def main() -> None:
+        cluster = Cluster(1, shared=shared)
+        monkeypatch = pytest.MonkeyPatch()
+        arrange(monkeypatch, cluster, lossy=False)
+        try:
+            await cluster.begin()
+            await cluster.host()
+            ranks = [Rank(cluster, rank) for rank in range(WORKERS)]
+            await train(ranks, 3)
+            await act(cluster, ranks)
+            last = max(cell.iteration for rank in ranks for cell in rank.session.cells) + 3
+            await train(ranks, last)
+            await check(cluster, ranks, last)
+            for rank in ranks:
+                await rank.close()
+        finally:
+            monkeypatch.undo()
+            cluster.close()
+
+    with asyncio.Runner(loop_factory=SimLoop) as runner:
+        runner.run(main())
+
+
+async def train(ranks: list[Rank], iterations: int) -> None:
+    await asyncio.gather(*(rank.train(iterations) for rank in ranks))
+
+
+@pytest.mark.parametrize("shared", [True, False], ids=["one-host", "two-hosts"])
+@pytest.mark.parametrize("point", ["copy.before", "copy.mid", "copy.after"])
+@pytest.mark.parametrize("dies", ["a1", "a2"])
+def test_a_migration_whose_end_dies_resumes(dies: str, point: str, shared: bool) -> None:
+    """Either end, at every step of the copy: the other buckets train on meanwhile, the order is
+    carried out when the dead one is back, and the workers' pushes of before stand."""
+
+    async def act(cluster: Cluster, ranks: list[Rank]) -> None:
+        life = cluster.lives[dies]
+        at_target = point == "copy.mid"
+        if (dies == "a2") == at_target:
+            life.armed[f"aggregator.{point}"] = 1
+        else:  # The other end of that step.
+            asyncio.get_running_loop().call_later(0.012, cluster.kill, dies)
+        before = cluster.kills
+        moving = asyncio.create_task(cluster.move(0))
+        await train(ranks, 6)
+        await moving
+        assert cluster.kills == before + 1
+        assert cluster.places[0].aggregator == "a2"
+
+    scripted(act, shared=shared)
+
+
+@pytest.mark.parametrize("shared", [True, False], ids=["one-host", "two-hosts"])
+def test_a_migration_to_one_that_stays_away_is_called_off(shared: bool) -> None:
+    """The target dies with the bytes in its hands and stays away: the controller says that the
+    bucket stays, one epoch up. Nothing is applied twice when the dead one returns with its copy."""
+
+    async def act(cluster: Cluster, ranks: list[Rank]) -> None:
+        cluster.pauses_s = (8.0,)
+        cluster.lives["a2"].armed["aggregator.copy.mid"] = 1
+        old = cluster.places[0]
+        message = cluster.order(0, "a2", old.location_epoch + 1)
+        assert isinstance(await cluster.insist("a1", "migrate", message), Ok)
+        training = asyncio.create_task(train(ranks, 8))
+        await asyncio.sleep(2.0)
+        held = await cluster.held("a1")
+        assert held[0].moving, "frozen, and offered again and again"
+        cluster.places[0] = BucketPlace(
+            aggregator=AggregatorId("a1"), location_epoch=old.location_epoch + 2
+        )
+        await cluster.host_at("a1")
+        held = await cluster.held("a1")
+        assert (held[0].moving, held[0].location_epoch) == (False, old.location_epoch + 2)
+        await training
+        assert 0 not in await cluster.held("a2"), "it never owned what it had in its hands"
+
+    scripted(act, shared=shared)
 
 
 SEEDS = {

@@ -23,7 +23,10 @@ from slackwater.common.transport.tcp import TcpFabric
 from slackwater.common.transport.tcp_channel import TcpTuning
 
 FAST = TcpTuning(greet_s=0.4, resume_s=0.6, resume_eof_s=0.2, stall_s=0.8)
-PATIENT = TcpTuning(part_bytes=64 * 1024, credit_bytes=1024 * 1024)
+PATIENT = TcpTuning(
+    part_bytes=64 * 1024, credit_bytes=1024 * 1024, resume_s=20.0, resume_eof_s=20.0
+)
+"""Whatever breaks is mended: on a busy machine later than the deadlines of production."""
 
 
 class Proxy:
@@ -192,7 +195,7 @@ async def test_frames_come_once_and_in_order_though_the_control_stream_is_reset(
         async def break_now_and_then() -> None:
             for _ in range(6):
                 await asyncio.sleep(0.03)
-                await until(lambda: len(both.proxy.links) == 3)
+                await until(lambda: len(both.proxy.links) == 3, 20.0)
                 for index in sorted(which, reverse=True):
                     both.proxy.reset(index)
 
