@@ -155,7 +155,7 @@ class Field:
             [[*me, str(rank), str(workers), str(elements)] for rank in range(workers)]
         )
         modes = {"in region": "inplace", "copied in": "copy"}
-        return self._ready(members, modes if transport == "shm" else {"tcp": "copy"})
+        return self._ready(members, modes if transport == "shm" else {"tcp": "inplace"})
 
     def naive(self, kind: str, workers: int, elements: int) -> Contender:
         folder = self._folder()
@@ -400,7 +400,8 @@ def main() -> None:
                     show(f"{kind}, {workers} workers, {megabytes} MB", got)
                     rows += got
     if options.json is not None:
-        write_json(options.json, "python benchmarks/aggregation.py", rows)
+        kinds = " ".join(options.transports)
+        write_json(options.json, f"python benchmarks/aggregation.py --transports {kinds}", rows)
 
 
 if __name__ == "__main__":

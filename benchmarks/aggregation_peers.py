@@ -215,6 +215,9 @@ def gloo(folder: Path, rank: int, workers: int, elements: int) -> None:
 
 
 def main() -> None:
+    if len(sys.argv) != 6:
+        print("started by aggregation.py; alone it measures nothing")
+        return
     role, folder, rank, workers, elements = sys.argv[1:6]
     place, count, size = Path(folder), int(workers), int(elements)
     match role:

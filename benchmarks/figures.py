@@ -132,14 +132,15 @@ def as_dict(row: Row) -> dict[str, object]:
     return facts
 
 
-def favour(nice: int = -10) -> int:
+def favour(nice: int = -5) -> int:
     """Let this process and all that descend from it (contenders alike) go before other work on the
     machine, where that is allowed; how many were. The kernel may group processes by session: then
     the group's nice value counts, too."""
     favoured = 0
     for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
         with contextlib.suppress(psutil.Error, OSError):
-            process.nice(nice)
+            for thread in process.threads():
+                os.setpriority(os.PRIO_PROCESS, thread.id, nice)
             favoured += 1
             Path(f"/proc/{process.pid}/autogroup").write_text(str(nice))
     return favoured

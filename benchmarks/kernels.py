@@ -12,9 +12,10 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
-from figures import Figure, show
+from figures import Figure, favour, show, write_json
 
 from slackwater.common.slots import kernels, rules
 from slackwater.common.slots.folding import CHUNK_ELEMENTS
@@ -85,12 +86,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--megabytes", type=float, default=25.0, help="of parameters")
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    favour()
     elements = int(options.megabytes * 1e6) // 4
     figures = []
     for rule, dtype in (("momentum", "float32"), ("adam", "float32"), ("momentum", "bfloat16")):
         figures += compare(rule, dtype, elements, options.rounds)
     show("kernels", figures)
+    if options.json is not None:
+        command = f"python benchmarks/kernels.py --megabytes {options.megabytes:g}"
+        write_json(options.json, command, figures)
 
 
 if __name__ == "__main__":

@@ -199,7 +199,7 @@ def against(kind: str, name: str, samples: dict[str, list[Sample]]) -> list[Row]
                 goal if latency else 1.0 / goal,
                 latency,
                 spread=spread(mine),
-            )  # fmt: skip
+            )
         )
     return rows
 

@@ -139,7 +139,7 @@ OUTBOX_ENTRIES_MAX: Final = 32_768
 """Buffers that wait for one socket; more means that the peer asks and never reads."""
 COPY_INLINE_BYTES: Final = 1024 * 1024
 """A longer copy runs in a thread, so that the event loop lives."""
-TRANSFER_BYTES: Final = 1024 * 1024
+TRANSFER_BYTES: Final = 2 * 1024 * 1024
 """The part of a write or read that one record of a data stream carries."""
 TRANSFERS_MAX: Final = 1024
 """Parts of one channel that are not acknowledged yet."""

@@ -6,15 +6,17 @@ kernel is done; it is told (`ended`) when its slot ends.
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
-from slackwater.common import failpoints
+from slackwater.common import failpoints, limits
 from slackwater.common.clock import Clock
 from slackwater.common.failpoints import failpoint
+from slackwater.common.slots.layout import PARAMETER_BYTES
 from slackwater.common.slots.region import SlotRegion
 from slackwater.common.transport.gpu import Device
 from slackwater.schemas.telemetry import TaskCost
@@ -54,6 +56,8 @@ class Outcome:
     """False: the region is another aggregator's by now, nothing was applied."""
 
 
+_TELL_S: Final = 0.0005
+"""While there is more to fold, small tasks that ended are told of together."""
 Ended = Callable[[Task, Outcome], None]
 T = TypeVar("T")
 
@@ -116,6 +120,10 @@ class Executor:
         self._interrupted: dict[Key, Outcome] = {}
         """Of tasks that were executed and still wait for the rest of their slots."""
         self._woken = asyncio.Event()
+        self._ready: deque[Task] = deque()
+        self._executed: deque[tuple[Task, Outcome]] = deque()
+        self._thread_works = self._telling = False
+        self._told_s = 0.0
         self._measured: dict[Key, _Measured] = {}
 
     @property
@@ -134,10 +142,19 @@ class Executor:
             cpu_s = measured.profile.cpu_s if measured else task.slots.task_cpu_ns / 1e9
             turn = self._turns.arrived(key, now_s, cpu_s / self._cpu_share)
         self._schedule.arrived(task, now_s, turn)
+        if self._cpu_share >= 1.0:  # The kernel's thread may be at work: it sees it at once.
+            while (begun := self._schedule.begin()) is not None:
+                self._schedule.end(0.0, now_s)
+                if _is_short(begun.task) and not self._ready and not self._thread_works:
+                    asyncio.get_running_loop().call_soon(self._execute_here, begun.task)
+                    return
+                self._ready.append(begun.task)
         self._woken.set()
 
     async def run(self) -> None:
         """Until cancelled."""
+        if self._cpu_share >= 1.0:
+            await self._run_freely()
         while True:
             begun = self._schedule.begin()
             if begun is None:
@@ -159,6 +176,65 @@ class Executor:
             await self._until(slot.at_s)
             if slot.done:
                 self._ended(task, outcome)
+
+    # Without stretching ---------------------------------------------------------------------------
+
+    async def _run_freely(self) -> None:
+        """A slot of whole cores stretches nothing: the kernel's thread goes from task to task
+        without asking the loop, which hears of what ended after a moment. A turn of the loop
+        after each cost more than a small bucket's fold."""
+        self._loop = asyncio.get_running_loop()
+        while True:
+            if self._ready:
+                self._thread_works = True
+                await self._off_loop(self._execute_ready)
+                self._thread_works = False
+                self._tell_ended()
+            else:
+                self._woken.clear()
+                await self._woken.wait()
+
+    def _execute_here(self, task: Task) -> None:
+        """A lone short fold, in the loop: it takes no longer than to wake a thread and be woken."""
+        self._executed.append((task, execute(task.slots, self._owner, None, task.alone)))
+        self._tell_ended()
+
+    def _execute_ready(self) -> None:
+        """In the kernel's thread: large folds one by one, with all of the team in each; of small
+        ones everybody takes one."""
+        while self._ready:
+            if self._team is None or len(self._ready) == 1 or _is_large(self._ready[0]):
+                self._execute_one(self._ready.popleft(), self._team)
+            else:
+                self._team(self._execute_small)
+
+    def _execute_small(self) -> bool:
+        while True:
+            try:
+                task = self._ready.popleft()
+            except IndexError:
+                return True
+            if _is_large(task):
+                self._ready.appendleft(task)
+                return True
+            self._execute_one(task, None)
+
+    def _execute_one(self, task: Task, team: Team | None) -> None:
+        outcome = execute(task.slots, self._owner, team, task.alone)
+        self._executed.append((task, outcome))
+        now_s = time.monotonic()
+        if not self._telling and (not self._ready or now_s - self._told_s > _TELL_S):
+            self._telling, self._told_s = True, now_s
+            self._loop.call_soon_threadsafe(self._tell_ended)
+
+    def _tell_ended(self) -> None:
+        self._telling = False  # First: what ends from now on is told by a call of its own.
+        while self._executed:
+            task, outcome = self._executed.popleft()
+            self._schedule.busy_s += self._charge(task, outcome) / self._cpu_share
+            self._ended(task, outcome)
+
+    # Both -----------------------------------------------------------------------------------------
 
     async def _until(self, at_s: float) -> None:
         if at_s > self._clock.now_s():
@@ -199,6 +275,17 @@ class Executor:
                 )
                 measured.executions = 0
         return costs
+
+
+def _is_short(task: Task) -> bool:
+    """On a device, calls are what takes long."""
+    nbytes = task.slots.geometry.parameter_bytes
+    return task.slots.kernels is None and nbytes <= limits.COPY_INLINE_BYTES
+
+
+def _is_large(task: Task) -> bool:
+    """Its chunks are shared out among the team."""
+    return task.slots.geometry.elements >= limits.CHUNK_BYTES // PARAMETER_BYTES // 2
 
 
 def execute(

@@ -8,6 +8,7 @@ import structlog
 
 from slackwater.common.errors import DecodeRejected, Unavailable
 from slackwater.common.slots.frames import (
+    ENTRIES_MAX,
     Attach,
     Control,
     Done,
@@ -45,6 +46,7 @@ class Session:
         self._plane = plane
         self._channel = channel
         self._keys: dict[int, bytes] = {}
+        self._dones: list[tuple[int, int, int]] = []
         self._over = asyncio.Event()
 
     @property
@@ -104,10 +106,19 @@ class Session:
 
     def done(self, bucket: Bucket) -> None:
         """The pull response."""
+        if not self._dones:  # Those of one turn of the loop leave in one frame.
+            asyncio.get_running_loop().call_soon(self._send_dones)
         answered = bucket.answered(self.rank)
-        self.send(encode_dones(((bucket.handle, answered, bucket.location_epoch),)))
+        self._dones.append((bucket.handle, answered, bucket.location_epoch))
+
+    def _send_dones(self) -> None:
+        dones, self._dones = self._dones, []
+        for first in range(0, len(dones), ENTRIES_MAX):
+            self.send(encode_dones(dones[first : first + ENTRIES_MAX]))
 
     def tell(self, control: Control) -> None:
+        """After what was said before."""
+        self._send_dones()
         self.send(encode_control(control))
 
     def send(self, frame: bytes) -> None:

@@ -1,6 +1,7 @@
 """Whole aggregators under virtual time, spoken to in frames over the transport's memory double."""
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
@@ -76,6 +77,7 @@ class Worker:
         self.system, self.rank = system, rank
         self.granted: dict[int, Granted] = {}
         self.regions: dict[int, SlotRegion] = {}
+        self.unheard: deque[Any] = deque()
         self.channel: Channel
 
     async def connect(self, aggregator: str = "a1", **hello: Any) -> "Worker":
@@ -85,11 +87,13 @@ class Worker:
             aggregator, encode_hello(Hello(**said)), deadline_s=5
         )
         self.granted.clear()
+        self.unheard.clear()
         return self
 
     async def hear(self) -> Any:
-        (said,) = decode(await asyncio.wait_for(self.channel.receive(), 60))
-        return said
+        while not self.unheard:
+            self.unheard.extend(decode(await asyncio.wait_for(self.channel.receive(), 60)))
+        return self.unheard.popleft()
 
     async def attach(self, *buckets: int) -> list[Any]:
         self.channel.send(encode_control(Attach(buckets=buckets)))
