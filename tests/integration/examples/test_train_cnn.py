@@ -46,7 +46,7 @@ def test_two_workers_end_where_plain_pytorch_does(optimizer: str, tmp_path: Path
     ids=["asynchronous", "stale"],
 )
 def test_without_waiting_for_all_it_learns_as_well(mode: tuple[str, ...]) -> None:
-    said = train(*mode, "--epochs", "12")
+    said = train(*mode, "--epochs", "8")
     assert f"2 workers, {mode[1]}: completed" in said
     accuracies = [float(text) for text in re.findall(r'"accuracy": ([\d.]+)', said)]
     assert len(accuracies) == 2
