@@ -7,8 +7,8 @@ FRAME_BYTES_MAX) are the doorbells and the little control that goes with them. I
 memory fit the same interface. All pass tests/unit/common/transport/test_conformance.py.
 """
 
-from collections.abc import Awaitable, Callable
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol, runtime_checkable
 
 from slackwater.common.transport.region import Region
 
@@ -79,6 +79,19 @@ class Channel(Protocol):
         """What was sent before still arrives where the peer takes it. Closes the remote regions
         that this side opened. Idempotent; needed also after the peer is gone."""
         ...
+
+
+@runtime_checkable
+class Scattering(Protocol):
+    """What a channel may offer besides: many equal pieces of a region as one operation."""
+
+    async def write_scattered(
+        self, local: memoryview, remote: RemoteRegion, offsets: Sequence[int], length: int
+    ) -> None: ...
+
+    async def read_scattered(
+        self, remote: RemoteRegion, offsets: Sequence[int], length: int, local: memoryview
+    ) -> None: ...
 
 
 Accept = Callable[[bytes], None]

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import random
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -249,9 +249,40 @@ class TcpChannel(SocketChannel):
     async def read(self, remote: RemoteRegion, offset: int, local: memoryview) -> None:
         await self._transfer(wire.READ, remote, offset, as_bytes(local))
 
+    async def write_scattered(
+        self, local: memoryview, remote: RemoteRegion, offsets: Sequence[int], length: int
+    ) -> None:
+        view = as_bytes(local)
+        handle = self._opened_handle(remote, offsets, length, len(view))
+        await self._transfers.run_scattered(wire.WRITE, handle, offsets, length, view)
+
+    async def read_scattered(
+        self, remote: RemoteRegion, offsets: Sequence[int], length: int, local: memoryview
+    ) -> None:
+        view = as_bytes(local)
+        handle = self._opened_handle(remote, offsets, length, len(view))
+        await self._transfers.run_scattered(wire.READ, handle, offsets, length, view)
+
+    def _opened_handle(
+        self, remote: RemoteRegion, offsets: Sequence[int], length: int, nbytes: int
+    ) -> int:
+        """Raises AccessRefused, Rejected."""
+        if not 0 < length <= limits.TRANSFER_BYTES or nbytes != length * len(offsets):
+            raise Rejected(f"{len(offsets)} pieces of {length} bytes do not make {nbytes}")
+        opened = self._opened_region(remote)
+        for offset in offsets:
+            check_range(offset, length, opened.nbytes)
+        return opened.handle
+
     async def _transfer(
         self, kind: int, remote: RemoteRegion, offset: int, view: memoryview
     ) -> None:
+        opened = self._opened_region(remote)
+        check_range(offset, len(view), opened.nbytes)
+        await self._transfers.run(kind, opened.handle, offset, view)
+
+    def _opened_region(self, remote: RemoteRegion) -> "TcpRemoteRegion":
+        """Raises AccessRefused where it cannot be used here."""
         self._check_alive()
         if not isinstance(remote, TcpRemoteRegion) or remote.channel is not self:
             raise AccessRefused(
@@ -261,8 +292,7 @@ class TcpChannel(SocketChannel):
             raise AccessRefused("this remote region was closed here: open its key again")
         if remote.revoked:
             raise AccessRefused("the owner revoked the key of this region")
-        check_range(offset, len(view), remote.nbytes)
-        await self._transfers.run(kind, remote.handle, offset, view)
+        return remote
 
     def forget(self, remote: TcpRemoteRegion) -> None:
         self._opened.discard(remote)

@@ -10,7 +10,7 @@ never applied twice.
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from slackwater.common import limits
@@ -93,6 +93,29 @@ class Transfers:
                 if operation.error is not None:
                     break
                 self._launch(_Part(kind, handle, offset + start, piece, operation, self._pick()))
+            operation.issued = True
+            operation.settle()
+            await operation.done
+        except BaseException:
+            self._abandon(operation)
+            raise
+
+    async def run_scattered(
+        self, kind: int, handle: int, offsets: Sequence[int], length: int, view: memoryview
+    ) -> None:
+        """As `run`, for pieces of `length` bytes (at most a part) at these offsets, which lie one
+        behind the other in `view`: one operation, and few system calls, for all of them."""
+        operation = _Operation(self._loop)
+        try:
+            for i, offset in enumerate(offsets):
+                if self._waiters or not self._has_credit(length):
+                    await self._wait_for_credit(length)
+                if self._lost is not None:
+                    raise Unavailable(self._lost)
+                if operation.error is not None:
+                    break
+                piece = view[i * length : (i + 1) * length]
+                self._launch(_Part(kind, handle, offset, piece, operation, self._pick()))
             operation.issued = True
             operation.settle()
             await operation.done

@@ -5,7 +5,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from slackwater.common.memory import trailer
-from slackwater.common.transport.base import Channel, RemoteRegion
+from slackwater.common.transport.base import Channel, RemoteRegion, Scattering
 from slackwater.memory import kernels as k
 from slackwater.schemas.memory import LenderId, SlabMapped
 
@@ -43,11 +43,19 @@ class RemoteSlab:
         return self.mapped is None or trailer.read_fence(self.mapped) == self.fence
 
     async def read(self, offsets: Sequence[int], length: int, target: memoryview) -> None:
-        """Neighbouring pieces go as one request."""
-        await self._each(offsets, length, target, self._read)
+        """Neighbouring pieces go as one request; scattered ones together where that is offered."""
+        parts = _joined(offsets, length, target)
+        if len(parts) > 1 and isinstance(self._channel, Scattering):
+            await self._channel.read_scattered(self._region, offsets, length, target)
+        else:
+            await self._each(parts, self._read)
 
     async def write(self, offsets: Sequence[int], length: int, source: memoryview) -> None:
-        await self._each(offsets, length, source, self._write)
+        parts = _joined(offsets, length, source)
+        if len(parts) > 1 and isinstance(self._channel, Scattering):
+            await self._channel.write_scattered(source, self._region, offsets, length)
+        else:
+            await self._each(parts, self._write)
 
     async def _read(self, offset: int, part: memoryview) -> None:
         await self._channel.read(self._region, offset, part)
@@ -55,10 +63,7 @@ class RemoteSlab:
     async def _write(self, offset: int, part: memoryview) -> None:
         await self._channel.write(part, self._region, offset)
 
-    async def _each(
-        self, offsets: Sequence[int], length: int, buffer: memoryview, work: _Work
-    ) -> None:
-        parts = list(_joined(offsets, length, buffer))
+    async def _each(self, parts: Sequence[tuple[int, memoryview]], work: _Work) -> None:
         if len(parts) == 1:
             await work(*parts[0])
             return

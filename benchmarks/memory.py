@@ -1,0 +1,312 @@
+"""The block device in remote memory against nbdkit's memory plugin and Redis, in one run.
+
+fio's nbd engine drives both over Unix sockets: 4 KiB random reads (all hits in remote memory) and
+writes at depth 32 and 1, 1 MiB reads and writes. The device borrows from two lenders, over shm and
+over tcp; its backup file is in `--backup-dir` (the default, /dev/shm, stands for a fast disk: every
+write goes there as well, which the peer does not do). Rounds are interleaved, figures are medians;
+nbdkit is the better of its default and `-t 1`, round by round. Also: what it takes to map and to
+evict a slab, as the events tell.
+
+    python benchmarks/memory.py [--rounds 3] [--seconds 3] [--size 256] [--transport shm,tcp]
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+from figures import Figure, show, spread
+
+from slackwater.common import codec
+from slackwater.common.bus.base import Delivery
+from slackwater.common.client import Client, connect
+from slackwater.common.config import write_config
+from slackwater.common.embedded import Supervisor, UnitSpec
+from slackwater.schemas import subjects
+from slackwater.schemas.base import Ok
+from slackwater.schemas.memory import DeviceHeartbeat, EvictNow, SlabEvent, SpanEvent
+
+MIB = 1024 * 1024
+JOBS = {
+    "randread 4k depth 32": ("randread", "4k", 32),
+    "randread 4k depth 1": ("randread", "4k", 1),
+    "randwrite 4k depth 32": ("randwrite", "4k", 32),
+    "read 1M depth 4": ("read", "1M", 4),
+    "write 1M depth 4": ("write", "1M", 4),
+}
+GOALS = {
+    "shm": {"iops": 1.0, "p50": 1.0, "bandwidth": 0.8},
+    "tcp": {"iops": 1.0, "p50": 2.5, "bandwidth": 0.4},
+}
+Sample = dict[str, float]
+
+
+def fio(sock: Path, job: str, size: int, seconds: float) -> Sample:
+    mode, block, depth = JOBS[job]
+    done = subprocess.run(
+        [
+            "fio", "--name=t", "--ioengine=nbd", f"--uri=nbd+unix:///?socket={sock}",
+            f"--rw={mode}", f"--bs={block}", f"--size={size}", f"--iodepth={depth}",
+            "--time_based", f"--runtime={seconds:g}", "--ramp_time=0.3", "--randrepeat=0",
+            "--output-format=json",
+        ],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    [found] = json.loads(done.stdout[done.stdout.index("{") :])["jobs"]
+    side = found["write" if "write" in mode else "read"]
+    return {
+        "iops": side["iops"],
+        "bandwidth": side["bw_bytes"] / 1e6,
+        "p50": side["clat_ns"]["percentile"]["50.000000"] / 1e3,
+    }
+
+
+@contextlib.contextmanager
+def nbdkit(folder: Path, size: int, *options: str) -> Iterator[Path]:
+    sock = folder / f"nbdkit{len(options)}"
+    command = ["nbdkit", "-f", "-U", str(sock), *options, "memory", str(size)]
+    process = subprocess.Popen(command)
+    try:
+        await_socket(sock, process)
+        yield sock
+    finally:
+        process.terminate()
+        process.wait()
+
+
+@contextlib.contextmanager
+def device(
+    folder: Path, url: str, transport: str, size: int, token: str, backup: Path
+) -> Iterator[Path]:
+    sock = folder / f"nbd-{transport}"
+    process = subprocess.Popen(
+        [
+            sys.executable, "-m", "slackwater.cli.main", "memory", "export", "--size", str(size),
+            "--socket", str(sock), "--backup", str(backup / f"backup-{transport}"),
+            "--id", f"d-{transport}", "--node", "here", "--transport", transport, "--url", url,
+            "--slab-size", "32M",
+        ],
+        env={**os.environ, "SLACKWATER_CLUSTER_TOKEN": token},
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        await_socket(sock, process)
+        yield sock
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def await_socket(sock: Path, process: subprocess.Popen[bytes]) -> None:
+    give_up_s = time.monotonic() + 60
+    while not sock.exists():
+        if process.poll() is not None or time.monotonic() > give_up_s:
+            raise SystemExit(f"{process.args} did not come up")  # type: ignore[str-bytes-safe]
+        time.sleep(0.05)
+
+
+@contextlib.asynccontextmanager
+async def lenders(folder: Path, size: int, token: str) -> AsyncIterator[str]:
+    """Two of them, each with room for the whole device of each transport."""
+    supervisor = Supervisor()
+    try:
+        url = await supervisor.start_nats()
+        specs = []
+        for id in ("s1", "s2"):
+            config = folder / f"{id}.toml"
+            state = folder / id
+            state.mkdir()
+            values = {
+                "id": id, "node": id, "url": url, "state_dir": str(state), "slab_bytes": 32 * MIB,
+                "tcp_address": "127.0.0.1:0", "cluster_token": token,
+                "lend_bytes_max": 2 * size, "headroom_bytes": 512 * MIB,
+            }  # fmt: skip
+            write_config(config, values)
+            command = (sys.executable, "-m", "slackwater.services.slabd", "--config", str(config))
+            specs.append(UnitSpec(name=id, command=command))
+        await supervisor.start_units(specs)
+        yield url
+    finally:
+        await supervisor.stop()
+
+
+async def until_mapped(client: Client, name: str, sock: Path, size: int) -> None:
+    """Write until every span of the device is in remote memory, and once more."""
+    beats: list[DeviceHeartbeat] = []
+
+    async def hear(delivery: Delivery) -> None:
+        beats.append(codec.decode(delivery.payload, DeviceHeartbeat))
+
+    subject = subjects.telemetry("device", f"d-{name}", "heartbeat")
+    subscription = await client.bus.subscribe(subject, hear)
+    async with asyncio.timeout(120):
+        while not beats or beats[-1].mapped_spans < beats[-1].spans:
+            await asyncio.to_thread(fio, sock, "write 1M depth 4", size, 2.0)
+    await asyncio.to_thread(fio, sock, "write 1M depth 4", size, 3.0)
+    await subscription.unsubscribe()
+
+
+class Events:
+    """How long mapping and eviction took, as lenders and devices tell it."""
+
+    def __init__(self) -> None:
+        self.map_s: list[float] = []
+        self.evict_s: list[float] = []
+
+    async def listen(self, client: Client) -> None:
+        async def span(delivery: Delivery) -> None:
+            event = codec.decode(delivery.payload, SpanEvent)
+            if event.fact == "mapped":
+                self.map_s.append(event.took_s)
+
+        async def slab(delivery: Delivery) -> None:
+            event = codec.decode(delivery.payload, SlabEvent)
+            if event.fact == "evicted":
+                self.evict_s.append(event.took_s)
+
+        await client.bus.subscribe(subjects.events("device"), span)
+        await client.bus.subscribe(subjects.events("slab"), slab)
+
+
+def redis(folder: Path, seconds: float) -> dict[str, float]:
+    """GET of 4 KiB by redis-benchmark over a Unix socket: requests per second at 32 and 1."""
+    sock = folder / "redis"
+    server = subprocess.Popen(
+        ["redis-server", "--port", "0", "--unixsocket", str(sock), "--save", "", "--dir", folder],
+        stdout=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        await_socket(sock, server)
+        found = {}
+        for clients in (32, 1):
+            done = subprocess.run(
+                ["redis-benchmark", "-s", str(sock), "-t", "set,get", "-d", "4096", "-r", "50000",
+                 "-n", str(int(20_000 * seconds)), "-c", str(clients), "--csv"],
+                capture_output=True, text=True, check=True,
+            )  # fmt: skip
+            [line] = [line for line in done.stdout.splitlines() if line.startswith('"GET"')]
+            found[f"depth {clients}"] = float(line.split(",")[1].strip('"'))
+        return found
+    finally:
+        server.terminate()
+        server.wait()
+
+
+async def measure(arguments: argparse.Namespace, folder: Path) -> list[Figure]:
+    size, token = arguments.size * MIB, secrets.token_hex(16)
+    kinds = arguments.transport.split(",")
+    samples: dict[tuple[str, str], list[Sample]] = {}
+    events = Events()
+    async with contextlib.AsyncExitStack() as stack:
+        url = await stack.enter_async_context(lenders(folder, size, token))
+        client = await stack.enter_async_context(connect(url, "benchmark"))
+        await events.listen(client)
+        servers = {
+            "nbdkit": stack.enter_context(nbdkit(folder, size)),
+            "nbdkit -t 1": stack.enter_context(nbdkit(folder, size, "-t", "1")),
+        }
+        for kind in kinds:
+            backup = Path(tempfile.mkdtemp(dir=arguments.backup_dir, prefix="slackwater-"))
+            stack.callback(shutil.rmtree, backup)
+            servers[kind] = stack.enter_context(device(folder, url, kind, size, token, backup))
+        for name, sock in servers.items():
+            if name in kinds:
+                await until_mapped(client, name, sock, size)
+            else:
+                await asyncio.to_thread(fio, sock, "write 1M depth 4", size, 3.0)
+        for _ in range(arguments.rounds):
+            for job in JOBS:
+                for name, sock in servers.items():
+                    found = await asyncio.to_thread(fio, sock, job, size, arguments.seconds)
+                    samples.setdefault((job, name), []).append(found)
+        for _ in range(10):
+            await client.ask(subjects.command("slabd", "s1", "evict"), EvictNow(count=1), Ok)
+            await asyncio.sleep(0.3)
+        peer = await asyncio.to_thread(redis, folder, arguments.seconds)
+    return [*figures(samples, kinds, peer), *times(events)]
+
+
+def figures(
+    samples: dict[tuple[str, str], list[Sample]], kinds: list[str], redis_rate: dict[str, float]
+) -> list[Figure]:
+    """One row for each transport, job and measure."""
+    made = []
+    for kind in kinds:
+        for job in JOBS:
+            measure = "p50" if job.endswith("depth 1") else "iops" if "4k" in job else "bandwidth"
+            less = measure == "p50"
+            best = min if less else max
+            ours = [sample[measure] for sample in samples[job, kind]]
+            peers = [
+                best(one[measure], other[measure])
+                for one, other in zip(
+                    samples[job, "nbdkit"], samples[job, "nbdkit -t 1"], strict=True
+                )
+            ]
+            unit = {"p50": "us", "iops": "IOPS", "bandwidth": "MB/s"}[measure]
+            made.append(row(f"{kind}: {job}", ours, peers, unit, "nbdkit", GOALS[kind][measure]))
+        for depth in (32, 1):
+            job = f"randread 4k depth {depth}"
+            ours = [sample["iops"] for sample in samples[job, kind]]
+            rate = [redis_rate[f"depth {depth}"]]
+            made.append(row(f"{kind}: {job}", ours, rate, "per s", "Redis GET", 1.0))
+    return made
+
+
+def row(
+    name: str, ours: list[float], peers: list[float], unit: str, peer: str, goal: float
+) -> Figure:
+    return Figure(
+        name=name, ours=statistics.median(ours), peer=statistics.median(peers), unit=unit,
+        peer_name=peer, goal=goal, lower_is_better=unit == "us", spread=spread(ours),
+    )  # fmt: skip
+
+
+def times(events: Events) -> list[Figure]:
+    """Against the paper's own medians (its fabric is InfiniBand); the goals are the issue's."""
+    made: list[Figure] = []
+    for name, seen, paper_ms, goal_ms in (
+        ("map a slab", events.map_s, 54.25, 2.0),
+        ("evict a slab", events.evict_s, 0.363, 5.0),
+    ):
+        if seen:
+            figure = Figure(
+                name=f"{name} ({len(seen)} times)",
+                ours=statistics.median(seen) * 1e3,
+                peer=paper_ms,
+                unit="ms",
+                peer_name="paper",
+                goal=goal_ms / paper_ms,
+                lower_is_better=True,
+            )
+            made.append(figure)
+    return made
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=3.0, help="of one fio run")
+    parser.add_argument("--size", type=int, default=256, help="MiB of the device")
+    parser.add_argument("--transport", default="shm,tcp")
+    parser.add_argument("--backup-dir", default="/dev/shm")
+    arguments = parser.parse_args()
+    missing = [tool for tool in ("fio", "nbdkit", "redis-server") if shutil.which(tool) is None]
+    if missing:
+        raise SystemExit(f"not installed: {', '.join(missing)} (Debian packages of these names)")
+    with tempfile.TemporaryDirectory() as folder:
+        show("Remote memory", asyncio.run(measure(arguments, Path(folder))))
+
+
+if __name__ == "__main__":
+    main()
