@@ -23,6 +23,8 @@ from slackwater.loadgen.simulator import audit as auditor
 from slackwater.loadgen.simulator import eventlog
 from slackwater.loadgen.simulator.metrics import Summary
 from slackwater.loadgen.simulator.options import Options, prepare, selected
+from slackwater.loadgen.simulator.pool.command import POLICIES as POOL_POLICIES
+from slackwater.loadgen.simulator.pool.command import print_pool, simulate_pool
 from slackwater.loadgen.simulator.report import confidence, write_report
 from slackwater.loadgen.simulator.runner import RunReport, Task, run_all
 from slackwater.loadgen.traces import read
@@ -234,6 +236,7 @@ def simulate_command(
     colocate: Annotated[int, typer.Option(help="Up to so many jobs on the same GPUs.")] = 0,
     nodes_max: Annotated[int, typer.Option(help="The cluster may grow to so many nodes.")] = 0,
     provision_s: float = 0,
+    pool: Annotated[str, typer.Option(help="aggregation: that pool, not the GPUs.")] = "",
     why_at: Annotated[list[float], typer.Option(help="Note why jobs wait then.")] = [],  # noqa: B006
     report: Annotated[Path | None, typer.Option(help="Folder to write to.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
@@ -241,19 +244,27 @@ def simulate_command(
 ) -> None:
     """Simulate a trace under one or several policies."""
     given = dict(locals())
-    for name in ("report", "json", "processes"):
+    for name in ("report", "json", "processes", "pool"):
         del given[name]
     given["policies"], given["settings"] = given.pop("policy"), given.pop("set_")
-    _exit(_simulate_given, given, report, json, processes)
+    if pool and given["policies"] == ["tiresias-las"]:
+        given["policies"] = list(POOL_POLICIES)
+    _exit(_simulate_given, given, report, json, processes, pool)
 
 
 def _simulate_given(
-    given: dict[str, Any], report: Path | None, as_json: bool, processes: int
+    given: dict[str, Any], report: Path | None, as_json: bool, processes: int, pool: str
 ) -> int:
     try:
         options = msgspec.convert(given, Options)
     except msgspec.ValidationError as error:
         raise ConfigRejected(_named(str(error), given)) from error
+    if pool not in ("", "aggregation"):
+        raise ConfigRejected(f"--pool {pool!r}: aggregation is the one that can be simulated")
+    if pool:
+        runs = simulate_pool(options, report, as_json, processes)
+        print_pool(_console(), runs, as_json, report)
+        return 0
     return simulate(options, report, as_json, processes)
 
 

@@ -5,7 +5,7 @@
                requests that are expected in the rest of the cycle; one that missed its own runs in
                this cycle only if enough are left, else in the next
     deadline   our own: the earliest deadline first, the deadlines those that demand.py of the
-               controller admitted the job by (docs/adr/0006)
+               controller admitted the job by (docs/adr/0010)
 
 A rule sees requests and gives each its turn (schedule.py). It knows a request by its task's key.
 """

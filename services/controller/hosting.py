@@ -18,7 +18,7 @@ def host(state: State, job: Job, now_s: float) -> None:
     record = job.record
     if record.phase in ("waiting", "released"):
         return
-    if record.phase == "steady" and not job.moving and _confirmed(state, job, now_s):
+    if record.phase != "hosting" and not job.moving and _confirmed(state, job, now_s):
         return
     leaving = set(job.moved()) - job.stranded - job.copied
     homes: dict[AggregatorId, list[int]] = {}

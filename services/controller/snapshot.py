@@ -28,10 +28,9 @@ def shared(state: State, policy: str = "") -> list[Aggregator]:
     ]
 
 
-def usable(state: State, aggregator: AggregatorId) -> float:
-    """Less than all of the cycle where a job that still runs has lost speed."""
-    crowded = any(aggregator in job.record.crowded for job in state.living())
-    return state.config.usable_reduced if crowded else 1.0
+def _crowded(state: State) -> set[AggregatorId]:
+    """Where a job that still runs has lost speed: less than all of the cycle is usable."""
+    return {aggregator for job in state.living() for aggregator in job.record.crowded}
 
 
 def cluster_view(
@@ -46,8 +45,9 @@ def cluster_view(
     """The cluster as `job`'s placement is decided in. `others` stand in for the jobs as they are
     (while several are being reassigned)."""
     policy = state.policy_name(job) if job is not None else state.config.policy
+    crowded, reduced = _crowded(state), state.config.usable_reduced
     aggregators = tuple(
-        AggregatorView(entry.id, entry.cpu_share, usable(state, entry.id))
+        AggregatorView(entry.id, entry.cpu_share, reduced if entry.id in crowded else 1.0)
         for entry in shared(state, policy)
         if entry.id not in without
     )

@@ -3,8 +3,8 @@
 No trace says which model a job trains, how many parameter servers it reserved or how much CPU they
 used. So every distributed job draws its model by the seed from the twelve that `loadgen replay`
 knows, with that table's seconds of computing. The rest follows: CPU time from the model's bytes and
-what this project's kernels take per byte (measured by `python -m
-slackwater.loadgen.simulator.pool.measure`), D_j by playing the job alone on the servers that it
+what this project's kernels take per byte (measured by `python
+benchmarks/fold_cost.py`), D_j by playing the job alone on the servers that it
 asked for. docs/reproduction/aggregation.md holds the table.
 
 A job is distributed if it has two GPUs or more. It has one worker per four GPUs, at least two, and

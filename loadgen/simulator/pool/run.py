@@ -40,9 +40,9 @@ NEVER_S = 1e12
 class PoolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`--set POLICY.option=value`, or `pool.option=value` for every policy."""
 
-    aggregators: int = 1024
+    aggregators: int = 640
     """The pool: machines, or warm slots."""
-    clusters: int = 8
+    clusters: int = 5
     """Controllers that may be used; how many are is the master's decision."""
     aggregators_max: int = 128
     """Of one cluster."""

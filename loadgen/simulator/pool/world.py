@@ -41,7 +41,6 @@ from slackwater.schemas.placement import (
     HostBuckets,
     ListBuckets,
     MigrateInit,
-    TensorCopyDone,
     WorkerDone,
 )
 from slackwater.services.controller.core import Controller
@@ -129,8 +128,6 @@ class World:
             return self.now_s
         due_s = inf
         for job in state.jobs.values():
-            if job.moving or job.record.phase == "released":
-                return self.now_s
             if job.wish is not None:
                 due_s = min(due_s, job.wish.next_s)
         if any(state.releasing or entry.temporary for entry in self._unused(name)):
@@ -255,26 +252,14 @@ class World:
         return BucketsHeld(aggregator=id, incarnation=1, held=held)
 
     def _copy(self, source: AggregatorId, order: MigrateInit, sender: str) -> None:
-        """TENSOR_COPY_DONE and WORKER_DONE of the buckets that are still there."""
+        """WORKER_DONE of the buckets that are still there: they were copied, too."""
         target, job = order.to.aggregator, JobId(order.job)
         leaving, arriving = self._played[source].held, self._played[target].held
         for bucket, epoch in zip(order.buckets, order.epochs, strict=True):
             if leaving.pop((job, bucket), None) is None:
                 continue
             arriving[job, bucket] = epoch
-            done = TensorCopyDone(
-                migration=order.migration,
-                job=job,
-                bucket=bucket,
-                location_epoch=epoch,
-                version=1,
-                source=source,
-                target=target,
-                nbytes=0,
-                copy_s=COPY_S,
-            )
             pushed = WorkerDone(job=job, bucket=bucket, location_epoch=epoch, target=target)
-            self._put(sender, Observed("", done))
             self._put(sender, Observed("", pushed))
         self._put(MASTER, Observed("", self._heartbeat(source)))
         self._give(MASTER, Observed("", self._heartbeat(target)))

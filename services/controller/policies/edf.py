@@ -4,7 +4,7 @@ The paper gives an aggregator the longest iteration of its jobs as its cycle and
 others to fit, so that jobs of D = 5 and D = 12 cannot share (17 % lost) however idle it is. Here
 nobody is stretched: an aggregator takes a task if it is then still used to at most all of its time
 and every task of every job on it is done before its layer waits longer than the loss limit allows
-(demand.py; docs/adr/0006). The aggregators' slots run in that order (schedule.py).
+(demand.py; docs/adr/0010). The aggregators' slots run in that order (schedule.py).
 
 A job goes whole to the aggregator with the least sufficient free time; where none takes all of it,
 its tasks are dealt largest first by the same rule. Everything else (profiling on temporary

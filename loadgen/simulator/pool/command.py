@@ -1,0 +1,170 @@
+"""`loadgen simulate --pool aggregation TRACE`: the jobs of a GPU trace over the aggregation pool.
+
+The trace's jobs are first given their GPUs, first come first served; every job of two GPUs or more
+then trains over the pool while it has them (profiles.py). Every policy gets the same jobs.
+"""
+
+import multiprocessing
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from math import inf
+from os import cpu_count
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from slackwater.common.errors import ConfigRejected, Rejected
+from slackwater.loadgen.simulator.cluster import Cluster
+from slackwater.loadgen.simulator.jobmodels.registry import make_model
+from slackwater.loadgen.simulator.options import Options, Prepared, build_cluster, prepare
+from slackwater.loadgen.simulator.pool.minutes import minutes, summarize
+from slackwater.loadgen.simulator.pool.profiles import PoolJob, draw_models, workers_of
+from slackwater.loadgen.simulator.pool.report import Reported, comparison, write_report
+from slackwater.loadgen.simulator.pool.run import PoolOutcome, PoolRun, PoolSettings
+from slackwater.loadgen.simulator.single import simulate_once
+from slackwater.services.controller.policies import load_policy
+
+POLICIES: Final = ("static", "cyclic", "edf")
+SMALLEST_GPUS: Final = 2
+OWN: Final = {"edf": {"scaling_s": 0.0}}
+"""Where a policy's settings are not the common ones unless told: ours scales with every exit."""
+
+Tick = Callable[[int, int, float], None]
+
+
+def settings_for(options: Options, policy: str) -> PoolSettings:
+    """Defaults, then the policy's own, then `--set pool.x=...`, then `--set POLICY.x=...`."""
+    chosen: dict[str, Any] = dict(OWN.get(policy, {}))
+    for owner in ("pool", policy):
+        for text in options.settings:
+            key, separator, value = text.partition("=")
+            found, dot, name = key.rpartition(".")
+            if not separator or not dot or found not in ("pool", *options.policies):
+                raise ConfigRejected(
+                    f"--set {text!r}: write OPTION as pool.NAME=VALUE, or POLICY.NAME=VALUE for a "
+                    f"policy of this run ({', '.join(options.policies)})"
+                )
+            if found == owner:
+                chosen[name] = value
+    try:
+        return msgspec.convert(chosen, PoolSettings, strict=False)
+    except msgspec.ValidationError as error:
+        known = ", ".join(field.name for field in msgspec.structs.fields(PoolSettings))
+        raise ConfigRejected(f"--set for {policy}: {error}; options are {known}") from error
+
+
+def pool_jobs(options: Options, prepared: Prepared) -> list[PoolJob]:
+    """Every distributed job, with the time that it holds its GPUs."""
+    machines = Cluster.counted(sum(build_cluster(options).sizes))
+    held = simulate_once(prepared.jobs, machines, "fifo", make_model("fixed", {}, options.seed))
+    outcomes = [o for o in held.outcomes if o.job.gpus >= SMALLEST_GPUS and o.end_s < inf]
+    if not outcomes:
+        raise Rejected(
+            f"no job of the trace has {SMALLEST_GPUS} GPUs or more: a job on one GPU needs no "
+            "parameter server; choose other jobs"
+        )
+    drawn = draw_models(len(outcomes), options.seed)
+    jobs = [
+        PoolJob(f"j{o.job.number}", model, workers_of(o.job.gpus), o.start_s, o.end_s)
+        for o, model in zip(outcomes, drawn, strict=True)
+    ]
+    return sorted(jobs, key=lambda job: (job.start_s, job.id))
+
+
+def simulate_pool(
+    options: Options,
+    report: Path | None = None,
+    as_json: bool = False,
+    processes: int = 0,
+    progress: bool = True,
+) -> list[Reported]:
+    """Run every policy on the same jobs; write the report, print nothing."""
+    for name in options.policies:
+        load_policy(name)  # Refused before anything is simulated.
+    settings = {name: settings_for(options, name) for name in options.policies}
+    plain = msgspec.structs.replace(options, settings=())  # They are the pool's, see above.
+    prepared = prepare(plain, options.seed)
+    jobs = pool_jobs(options, prepared)
+    processes = min(processes or cpu_count() or 1, len(options.policies))
+    with _bars(options.policies, len(jobs), progress and not as_json) as tick:
+        outcomes = _run_all(options, settings, jobs, processes, tick)
+    runs: list[Reported] = []
+    for outcome in outcomes:
+        found = minutes(outcome, jobs)
+        limit = settings[outcome.policy].loss_limit
+        runs.append((outcome, found, summarize(outcome, jobs, found, limit)))
+    if report is not None:
+        try:
+            report.mkdir(parents=True, exist_ok=True)
+            write_report(report, options, prepared, settings, runs)
+        except OSError as error:
+            raise Rejected(
+                f"--report {report}: cannot be written ({error.strerror}); name another folder"
+            ) from error
+    return runs
+
+
+def print_pool(out: Console, runs: Sequence[Reported], as_json: bool, folder: Path | None) -> None:
+    summaries = [summary for _, _, summary in runs]
+    if as_json:
+        out.out(msgspec.json.encode(summaries).decode(), highlight=False)
+        return
+    out.print(comparison(summaries))
+    if folder is not None:
+        out.print(f"report: {folder}", highlight=False)
+
+
+def _run_all(
+    options: Options,
+    settings: dict[str, PoolSettings],
+    jobs: list[PoolJob],
+    processes: int,
+    tick: Tick | None,
+) -> list[PoolOutcome]:
+    names = options.policies
+    if processes <= 1:
+        return [
+            PoolRun(
+                name, jobs, settings[name], options.seed,
+                partial(tick, number) if tick else None,
+            ).run()
+            for number, name in enumerate(names)
+        ]  # fmt: skip
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(processes, context) as pool:
+        futures = [pool.submit(_run_one, name, jobs, settings[name], options.seed)
+                   for name in names]  # fmt: skip
+        outcomes = []
+        for number, future in enumerate(futures):
+            outcomes.append(msgspec.msgpack.decode(future.result(), type=PoolOutcome))
+            if tick is not None:
+                tick(number, len(jobs), max(job.end_s for job in jobs))
+    return outcomes
+
+
+def _run_one(name: str, jobs: list[PoolJob], settings: PoolSettings, seed: int) -> bytes:
+    return msgspec.msgpack.encode(PoolRun(name, jobs, settings, seed).run())
+
+
+@contextmanager
+def _bars(names: Sequence[str], jobs: int, shown: bool) -> Iterator[Tick | None]:
+    console = Console(stderr=True)
+    if not shown or not console.is_terminal:
+        yield None
+        return
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
+        TextColumn("day {task.fields[day]:.1f}"), TimeElapsedColumn(),
+    )  # fmt: skip
+    with Progress(*columns, console=console) as bar:
+        rows = [bar.add_task(name, total=jobs, day=0.0) for name in names]
+
+        def tick(number: int, done: int, now_s: float) -> None:
+            bar.update(rows[number], completed=done, day=now_s / 86400)
+
+        yield tick

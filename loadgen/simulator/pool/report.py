@@ -1,0 +1,173 @@
+"""The report folder of a simulated pool.
+
+    summary.json      a list, one object per policy
+    jobs.csv          every distributed job under every policy: migrations, worst loss
+    minutes.csv       per minute: servers required, aggregators allocated, clusters in use
+    manifest.json     trace SHA-256, seed, every option, the published table, definitions, version
+    allocated.png     required and allocated over time
+    ratio-cdf.png     CDF of allocated / required (the paper's figure 11)
+
+Everything but `wall_s` is a function of trace, options and seed: a rerun gives equal bytes.
+"""
+
+import csv
+import io
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.table import Table
+
+from slackwater.loadgen.plots import COLORS, figure
+from slackwater.loadgen.simulator.options import Options, Prepared
+from slackwater.loadgen.simulator.pool.minutes import Minutes, PoolSummary, ratios
+from slackwater.loadgen.simulator.pool.profiles import (
+    CPU_NS_PER_BYTE,
+    MODELS,
+    SERVER_CORES,
+    cost,
+)
+from slackwater.loadgen.simulator.pool.run import JobRow, PoolOutcome, PoolSettings
+
+Reported = tuple[PoolOutcome, Minutes, PoolSummary]
+
+
+def write_report(
+    folder: Path,
+    options: Options,
+    prepared: Prepared,
+    settings: dict[str, PoolSettings],
+    runs: Sequence[Reported],
+) -> None:
+    _json(folder / "summary.json", [summary for _, _, summary in runs])
+    _json(folder / "manifest.json", manifest(options, prepared, settings))
+    (folder / "jobs.csv").write_text(jobs_csv([outcome for outcome, _, _ in runs]))
+    (folder / "minutes.csv").write_text(minutes_csv(runs))
+    draw(folder, runs)
+
+
+def _json(path: Path, value: Any) -> None:
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
+
+
+def table_of_models() -> list[dict[str, Any]]:
+    """The published table, for two workers and two servers."""
+    rows = []
+    for model in MODELS:
+        known = cost(model, 2)
+        rows.append(
+            {
+                "model": model,
+                "compute_s": known.compute_s,
+                "iteration_s": round(known.profile.iteration_s, 4),
+                "buckets": len(known.profile.task_cpu_s),
+                "cpu_ms": round(sum(known.profile.task_cpu_s) * 1e3, 2),
+                "servers_used": round(known.servers_used, 3),
+            }
+        )
+    return rows
+
+
+def manifest(
+    options: Options, prepared: Prepared, settings: dict[str, PoolSettings]
+) -> dict[str, Any]:
+    chosen = msgspec.to_builtins(options)
+    return {
+        "version": version("slackwater"),
+        "trace": {
+            "path": Path(options.trace).name,
+            "sha256": prepared.trace_sha256,
+            "format": prepared.trace_format,
+            "rows": prepared.trace_rows,
+        },
+        "jobs": len(prepared.jobs),
+        "seed": options.seed,
+        "options": {k: chosen[k] for k in sorted(chosen) if k != "trace"},
+        "settings": {name: msgspec.to_builtins(each) for name, each in settings.items()},
+        "models": table_of_models(),
+        "cpu_ns_per_byte": CPU_NS_PER_BYTE,
+        "server_cores": SERVER_CORES,
+        "definitions": {
+            "required": "servers asked for by the distributed jobs that run",
+            "allocated": "aggregators that the master has given to clusters, temporary and idle "
+            "ones included",
+            "saved": "1 - aggregator-seconds allocated / server-seconds required",
+            "ratio": "allocated / required at the end of each minute in which a job runs",
+            "loss": "1 - D_j / d_j by the paper's scheme; 0 by deadlines, which stretch nobody",
+            "played": "loss of speed in the slots played out; -1: the job was not played",
+        },
+    }
+
+
+def jobs_csv(outcomes: Sequence[PoolOutcome]) -> str:
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(["policy", *(f.name for f in msgspec.structs.fields(JobRow))])
+    for outcome in outcomes:
+        for row in outcome.rows:
+            cells = [_plain(value) for value in msgspec.structs.astuple(row)]
+            writer.writerow([outcome.policy, *cells])
+    return out.getvalue()
+
+
+def _plain(value: object) -> object:
+    if not isinstance(value, float):
+        return value
+    return int(value) if value.is_integer() else round(value, 6)
+
+
+def minutes_csv(runs: Sequence[Reported]) -> str:
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    names = [outcome.policy for outcome, _, _ in runs]
+    writer.writerow(
+        ["at_s", "required", *names, *(f"{name} clusters" for name in names)],
+    )
+    found = [each for _, each, _ in runs]
+    for index, at_s in enumerate(found[0].at_s):
+        allocated = [each.allocated[index] for each in found]
+        clusters = [each.clusters[index] for each in found]
+        writer.writerow([_plain(at_s), found[0].required[index], *allocated, *clusters])
+    return out.getvalue()
+
+
+def draw(folder: Path, runs: Sequence[Reported]) -> None:
+    with figure(folder / "allocated.png") as (_, axes):
+        first = runs[0][1]
+        days = [at_s / 86400 for at_s in first.at_s]
+        axes.plot(days, first.required, label="required", color="#7f8c8d", lw=0.8)
+        for color, (outcome, found, _) in zip(COLORS, runs, strict=False):
+            axes.plot(days, found.allocated, label=outcome.policy, color=color, lw=0.8)
+        axes.set_xlabel("time (days)")
+        axes.set_ylabel("CPU servers")
+        axes.set_title("Servers required and aggregators allocated")
+        axes.legend()
+    with figure(folder / "ratio-cdf.png") as (_, axes):
+        for color, (outcome, found, _) in zip(COLORS, runs, strict=False):
+            ordered = ratios(found)
+            shares = [(i + 1) / len(ordered) for i in range(len(ordered))]
+            axes.step(ordered, shares, where="post", label=outcome.policy, color=color)
+        axes.axvline(1.0, color="#7f8c8d", linewidth=0.8)
+        axes.set_xlabel("allocated / required")
+        axes.set_ylabel("share of minutes")
+        axes.legend()
+
+
+def comparison(summaries: Sequence[PoolSummary]) -> Table:
+    table = Table(title="Aggregation pool: policies compared")
+    table.add_column("policy")
+    for name in (
+        "jobs", "required", "allocated", "CPU saved", "below 1", "p99", "worst", "clusters",
+        "migrations", "worst loss", "played", "played worst", "over limit", "wall s",
+    ):  # fmt: skip
+        table.add_column(name, justify="right")
+    for s in summaries:
+        table.add_row(
+            s.policy, str(s.jobs), f"{s.required_mean:.1f}", f"{s.allocated_mean:.1f}",
+            f"{s.saved:.1%}", f"{s.below_one:.2%}", f"{s.ratio_p99:.2f}", f"{s.ratio_worst:.2f}",
+            str(s.clusters_most), str(s.migrations), f"{s.loss_worst:.1%}", str(s.played_jobs),
+            f"{s.played_worst:.1%}", str(s.played_over_limit), f"{s.wall_s:.0f}",
+        )  # fmt: skip
+    return table
