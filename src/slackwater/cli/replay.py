@@ -48,7 +48,7 @@ def replay(
     ] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="At most so many of the trace.")] = None,
     min_gpus: Annotated[int, typer.Option(min=0, help="Only jobs of so many GPUs.")] = 0,
-    policy: Annotated[str, typer.Option(help="cyclic or static.")] = "cyclic",
+    policy: Annotated[str, typer.Option(help="cyclic, edf or static.")] = "cyclic",
     aggregators: Annotated[int, typer.Option(min=1, help="Pool of the embedded cluster.")] = 10,
     controllers: Annotated[int, typer.Option(min=1)] = 2,
     cpu_share: Annotated[float, typer.Option(help="Cores of one aggregator.")] = 0.1,
@@ -69,8 +69,8 @@ def replay(
         scale_of_compute = time_scale if trace is None else compute_scale
         scale = bytes_scale or _calibrated(scale_of_compute, cpu_share, aggregators)
         work = _workload(trace, time_scale, compute_scale, scale, jobs, min_gpus, seed)
-        if chosen == "static":
-            work = work.with_policy("static", "static")
+        if chosen != "cyclic":
+            work = work.with_policy(chosen, chosen)
         options |= {"bytes_scale": scale, "workload": work}
         err.print(f"bytes scale {scale:.3f}, {len(work.jobs)} jobs, seed {seed}")
         cluster = ClusterOptions(
@@ -81,7 +81,7 @@ def replay(
             profiler={"window_iterations": window, "profile_iterations": PROFILE_ITERATIONS},
             transport=forced,
         )
-        built_in = trace is None and url is None and chosen == "cyclic"
+        built_in = trace is None and url is None and chosen != "static"
         with _progress() as on_phase:
             outcome = asyncio.run(_run(work, cluster, url, window, built_in, on_phase))
         wall_s = time.monotonic() - started_s
@@ -97,9 +97,11 @@ def _calibrated(compute_scale: float, cpu_share: float, aggregators: int) -> flo
 def _policy(name: str) -> Aggregation:
     if name == "cyclic":
         return "cyclic"
+    if name == "edf":
+        return "edf"
     if name == "static":
         return "static"
-    raise Rejected(f"--policy {name!r}: choose cyclic or static")
+    raise Rejected(f"--policy {name!r}: choose cyclic, edf or static")
 
 
 def _transport(name: str, url: str | None) -> Transport:
