@@ -14,6 +14,9 @@ Header, in any order; only the first three columns are required, an empty cell m
     stages_s      stage times of one iteration, "cpu=12.5;network=30.25"
     extra         a JSON object of texts, numbers and booleans
 
+Any other column goes into `extra`. A replay reads `consistency` and `staleness` there, the job's
+mode.
+
 Floats are written with the shortest digits that read back to the same number, so a trace survives
 a round trip bit for bit.
 """

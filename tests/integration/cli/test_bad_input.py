@@ -39,6 +39,14 @@ def test_unknown_model_names_its_neighbours(tmp_path: Path) -> None:
     assert "vgg19" in one_line(done)
 
 
+def test_an_unknown_mode_is_refused_with_those_there_are() -> None:
+    done = run("slackwater", "submit", "--id", "a", "--consistency", "eventual", "--", "true")
+    assert done.returncode == 2
+    assert "--consistency 'eventual'" in done.stderr
+    done = run("slackwater", "submit", "--id", "a", "--staleness", "-1", "--", "true")
+    assert done.returncode == 2
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
