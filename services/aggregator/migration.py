@@ -33,8 +33,8 @@ at A; B folds only what is its own. A kernel commits only while the owner word i
 
 The order's location epoch is in the region before anybody is told of it. So when A is killed after
 it told some workers, and is given the order again, it knows by the epoch that workers have gone on:
-it waits for no push any more, and freezes the bucket with those that are in. They stand: their words
-and slots go along, and whoever pushed too late for that pushes again at B.
+it waits for no push any more, and freezes the bucket with those that are in. They stand: words and
+slots go along, and whoever pushed too late for that pushes again at B.
 
 A bucket may come back while A still waits to hear that it left: the order of words decides, never
 what a list says. A copy has its original's identity, but its own name in the descriptor store.

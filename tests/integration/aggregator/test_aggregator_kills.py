@@ -35,10 +35,12 @@ async def test_every_kill_is_survived(
     lab: Any, training: Any, check_result: Any, transport: str
 ) -> None:
     """24 kills at seeded instants: 12 at some moment, 12 at named points, in mid-fold and
-    mid-copy among them, while two workers train with Adam and buckets travel without a pause."""
+    mid-copy among them, while two workers train with Adam and buckets travel without a pause.
+
+    The workers leave most of the machine to those who start again."""
     rng = random.Random(transport)
     await lab.aggregators("a1", "a2", transport=transport)
-    run = training(pace_s=0.002, transport=transport)
+    run = training(pace_s=0.01, transport=transport)
     run.start()
     await run.until(3)
     moving = asyncio.ensure_future(keep_moving(lab, lab.director.jobs["j1"], rng))

@@ -17,20 +17,6 @@ SIZES = {f"layer{index}": 262_144 + 1024 * index for index in range(8)}
 """Each a bucket of its own, all of different lengths."""
 
 
-def gradients(run: Any) -> Any:
-    """Different in every iteration and rank, and made without effort: slices of one row of random
-    numbers. The run's own are drawn anew each time, which would be all that the workers do."""
-    rng = np.random.Generator(np.random.PCG64(7))
-    row = rng.standard_normal(max(SIZES.values()) + 65_536, dtype=np.float32)
-
-    def gradient(name: str, rank: int, iteration: int) -> Any:
-        first = (131 * iteration + 7919 * rank + 613 * int(name[-1])) % 65_536
-        return row[first : first + SIZES[name]]
-
-    run.gradient = gradient
-    return run
-
-
 class Odyssey:
     """`left` migrations, by as many travellers as there are buckets."""
 
@@ -58,7 +44,7 @@ async def test_parameters_are_those_of_a_run_without_migrations(
     lab: Any, training: Any, check_result: Any, transport: str, migrations: int
 ) -> None:
     await lab.aggregators("a1", "a2", "a3", transport=transport)
-    run = gradients(training(sizes=SIZES, transport=transport))
+    run = training(sizes=SIZES, transport=transport)
     run.start()
     await run.until(2)
     job = lab.director.jobs["j1"]
@@ -70,7 +56,7 @@ async def test_parameters_are_those_of_a_run_without_migrations(
     iterations = await run.finish()
     await check_result(run, iterations)
 
-    still = gradients(training(job="j2", sizes=SIZES, transport=transport))
+    still = training(job="j2", sizes=SIZES, transport=transport)
     still.last = iterations
     still.start()
     await still.until(iterations)
