@@ -56,7 +56,7 @@ class Device:
                 stdout=log,
                 stderr=log,
             )  # fmt: skip
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             while True:
                 with contextlib.suppress(Unavailable):
                     return await NbdClient.connect(self.socket)
@@ -292,7 +292,7 @@ async def test_slabs_outlive_a_kill_of_their_daemon(tmp_path: Path) -> None:
                     subject = subjects.command("device", "d1", "map")
                     return await operator.ask(subject, GetMap(), DeviceMap)
 
-                async with asyncio.timeout(60):
+                async with asyncio.timeout(120):
                     while True:
                         await asyncio.gather(
                             *(client.write(n * PAGE_BYTES, data) for n in range(256))

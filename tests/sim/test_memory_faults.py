@@ -191,6 +191,7 @@ class Life:
             publish=self._published,
             changed=lambda: None,
         )
+        self.lenders.populates = False
         self.facts: list[str] = []
         self._bus = system.sim.client(f"device-{number}").bus
         self.users: set[asyncio.Task[None]] = set()

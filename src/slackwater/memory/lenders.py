@@ -34,6 +34,7 @@ from slackwater.memory.events import (
     Opened,
     Stopping,
 )
+from slackwater.memory.regeneration import Regenerator
 from slackwater.memory.remote import RemoteSlab
 from slackwater.schemas.base import Message
 from slackwater.schemas.memory import LenderId, SlabdHeartbeat, SlabMapped
@@ -60,6 +61,8 @@ class Lenders:
     ) -> None:
         self.core = core
         self.device = device
+        self.populates = True
+        """Mapped slabs are faulted in by a thread; a simulation has none."""
         self._fabrics = fabrics
         self._clock = clock
         self._hello = hello
@@ -73,6 +76,7 @@ class Lenders:
         self._tasks: set[asyncio.Task[None]] = set()
         self._leavings: set[asyncio.Task[None]] = set()
         self._closed = False
+        self.regenerator = Regenerator(device, clock)
         device.on_fenced = lambda span: self.feed(Fenced(span))
         device.on_failed = self._failed
         self._actions: dict[str, Callable[..., None]] = {
@@ -237,9 +241,13 @@ class Lenders:
             failure = str(error)
             _log.warning("slab.not-opened", lender=lender, slab=message.slab, reason=failure)
         self.feed(Opened(member, failure))
+        if not failure and self.populates:
+            await asyncio.to_thread(slab.populate)
 
     def _admit(self, member: int, span: int, index: int) -> None:
         self.device.admit(span, index, self._slabs[member])
+        if self.device.resilience.width > 1:
+            self._spawn(self.regenerator.run(span, index))
 
     def _suspend(self, member: int, span: int, index: int) -> None:
         self.device.suspend(span, index)

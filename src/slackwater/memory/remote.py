@@ -1,14 +1,17 @@
 """One slab of a lender, open for one-sided access over the channel it was granted on."""
 
 import asyncio
+import ctypes
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
+from typing import Any, Final
 
 from slackwater.common.memory import trailer
 from slackwater.common.transport.base import Channel, RemoteRegion, Scattering
 from slackwater.memory import kernels as k
 from slackwater.schemas.memory import LenderId, SlabMapped
 
+_MADV_POPULATE_WRITE: Final = 23
+_libc = ctypes.CDLL(None)
 _Work = Callable[[int, memoryview], Coroutine[Any, Any, None]]
 
 
@@ -24,6 +27,7 @@ class RemoteSlab:
         self.fence = trailer.fence(trailer.LENT, message.generation)
         self.mapped = region.view
         self._channel = channel
+        self._scattering = channel if isinstance(channel, Scattering) else None
         self._region = region
 
     @property
@@ -39,21 +43,28 @@ class RemoteSlab:
         """End its channel: what was begun on it is over, on both sides."""
         await self._channel.close()
 
+    def populate(self) -> None:
+        """Enter the slab's pages into this process's table now, the interpreter lock released: the
+        first touch of each would cost a fault, under the mutex of the page table."""
+        if (view := self.mapped) is not None:
+            first, nbytes = ctypes.c_void_p(k.address(view)), ctypes.c_size_t(self.nbytes)
+            _libc.madvise(first, nbytes, _MADV_POPULATE_WRITE)
+
     def intact(self) -> bool:
         return self.mapped is None or trailer.read_fence(self.mapped) == self.fence
 
     async def read(self, offsets: Sequence[int], length: int, target: memoryview) -> None:
         """Neighbouring pieces go as one request; scattered ones together where that is offered."""
         parts = _joined(offsets, length, target)
-        if len(parts) > 1 and isinstance(self._channel, Scattering):
-            await self._channel.read_scattered(self._region, offsets, length, target)
+        if len(parts) > 1 and self._scattering is not None:
+            await self._scattering.read_scattered(self._region, offsets, length, target)
         else:
             await self._each(parts, self._read)
 
     async def write(self, offsets: Sequence[int], length: int, source: memoryview) -> None:
         parts = _joined(offsets, length, source)
-        if len(parts) > 1 and isinstance(self._channel, Scattering):
-            await self._channel.write_scattered(source, self._region, offsets, length)
+        if len(parts) > 1 and self._scattering is not None:
+            await self._scattering.write_scattered(source, self._region, offsets, length)
         else:
             await self._each(parts, self._write)
 
