@@ -5,7 +5,8 @@ BERT-large has 393 tensors, ResNet152 467, most of them small: neighbours share 
 copied in; plain SGD. Both jobs live in one cluster, on an aggregator each, and take turns; the
 median over turns.
 
-    python benchmarks/tensor_lists.py [--models bert-large resnet152] [--rounds 7] [--json FILE]
+    python benchmarks/tensor_lists.py [--models bert-large resnet152] [--bytes-scale 1]
+        [--rounds 7] [--json FILE]
 """
 
 import argparse
@@ -30,11 +31,12 @@ REPETITIONS = 3
 
 
 def worker(url: str, job: str, tensors: str, rank: int) -> None:
-    """`tensors`: a network's name, or a number of elements."""
+    """`tensors`: a network's name and scale, or a number of elements."""
     if tensors.isdecimal():
         shapes: dict[str, Any] = {"all": (int(tensors),)}
     else:
-        shapes = {spec.name: spec.shape for spec in models.tensors(tensors)}
+        model, scale = tensors.split("*")
+        shapes = {spec.name: spec.shape for spec in models.tensors(model, float(scale))}
     with Agent(
         url=url, job=job, rank=rank, workers=WORKERS, tensors=shapes, transport="shm"
     ) as agent:
@@ -64,16 +66,17 @@ def contender(url: str, job: str, tensors: str, stack: ExitStack) -> Contender:
     return Contender(members, {"in region": "inplace", "copied in": "copy"})
 
 
-def measure(url: str, model: str, rounds: int) -> list[Row]:
-    specs = models.tensors(model)
+def measure(url: str, model: str, scale: float, rounds: int) -> list[Row]:
+    specs = models.tensors(model, scale)
     elements = models.parameters(specs)
     need = 2 * (2 + 2 * WORKERS) * 4 * elements
     free = psutil.virtual_memory().available
-    label = f"{model}, {len(specs)} tensors, {4 * elements / 1e6:.0f} MB"
+    part = "" if scale == 1.0 else f" scaled by {scale:g}"
+    label = f"{model}{part}, {len(specs)} tensors, {4 * elements / 1e6:.0f} MB"
     if need > 0.8 * free:
         return [Skipped(label, f"needs {need / 1e9:.0f} GB of {free / 1e9:.0f} GB free memory")]
     with ExitStack() as stack:
-        many = contender(url, f"list-{model}", model, stack)
+        many = contender(url, f"list-{model}", f"{model}*{scale}", stack)
         one = contender(url, f"one-{model}", str(elements), stack)
         favour()
         taken: dict[tuple[str, str], list[float]] = {}
@@ -100,16 +103,18 @@ def main() -> None:
         return
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", nargs="+", default=["bert-large", "resnet152"])
+    parser.add_argument("--bytes-scale", type=float, default=1.0, help="part of each tensor kept")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     rows: list[Row] = []
     with cluster(aggregators=2) as url:
         for model in options.models:
-            rows += measure(url, model, options.rounds)
+            rows += measure(url, model, options.bytes_scale, options.rounds)
     show("true tensor lists", rows)
     if options.json is not None:
-        write_json(options.json, "python benchmarks/tensor_lists.py", rows)
+        command = f"python benchmarks/tensor_lists.py --models {' '.join(options.models)}"
+        write_json(options.json, command, rows)
 
 
 if __name__ == "__main__":
