@@ -224,6 +224,25 @@ PLACEMENT_WAIT_S: Final = 2.0
 """A lender that has not answered a query or a mapping by then is left out of this placement."""
 PLACEMENT_PAUSE_S_MAX: Final = 30.0
 """Between two attempts to place a span for which no lender had room, doubled from one second."""
+ARRAY_CACHE_BYTES_MIN: Final = 256 * 1024
+ARRAY_WRITING_PAGES: Final = 256
+"""Pages of an array that wait to be written back. While it is full, none that was written is taken
+out of local memory, and who touches a page waits."""
+ARRAY_FETCHES: Final = 32
+"""Prefetches of one array that are under way at once; further ones are left out."""
+ARRAY_BATCH_PAGES: Final = 64
+ARRAY_STORE_S: Final = 30.0
+"""So long a pager tries to read or write a page before it gives up, loudly."""
+ARRAY_SILENT_S: Final = 60.0
+"""A pager that is silent for so long counts as dead."""
+ARRAY_START_S: Final = 120.0
+ARRAY_FLUSH_S: Final = 600.0
+SPAN_MEMBERS_MAX: Final = 32
+"""Slabs that back one span together: copies, or k + r fragments."""
+REGENERATION_BYTES_S: Final = 64 * 1024 * 1024
+"""What a device reads at most each second to put back redundancy that was lost."""
+REGENERATION_PAGES: Final = 64
+"""Rebuilt at once, and between two looks at what was written meanwhile."""
 
 # Traces
 TRACE_BYTES_MAX: Final = 2**30
@@ -277,3 +296,6 @@ assert MOVES_AT_ONCE <= HANDOVERS_MAX
 assert RESUME_EOF_S <= RESUME_S <= STALL_S
 assert SLABS_HELD_MAX <= FD_STORE_MAX
 assert DISPATCH_PAGES * 4096 >= 2 * NBD_REQUEST_BYTES_MAX
+assert ARRAY_BATCH_PAGES <= ARRAY_CACHE_BYTES_MIN // 4096
+assert ARRAY_BATCH_PAGES <= ARRAY_WRITING_PAGES <= DISPATCH_PAGES // 2
+assert ARRAY_STORE_S < ARRAY_SILENT_S
