@@ -57,6 +57,8 @@ class ClusterOptions:
 
     controllers: int = 2
     aggregators: int = 10
+    lenders: int = 0
+    """Lenders of memory (slabd), each posing as a machine of its own: node m1, m2, ..."""
     cpu_share: float = CPU_SHARE
     state_dir: Path | None = None
     """Where records outlive the cluster; None: a temporary folder."""
@@ -72,6 +74,7 @@ class ClusterOptions:
     aggregator: Mapping[str, Any] = field(default_factory=dict)
     profiler: Mapping[str, Any] = field(default_factory=dict)
     worker: Mapping[str, Any] = field(default_factory=dict)
+    slabd: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """Unit name -> variables (failpoints, for instance)."""
     restarts_max: int = limits.RESTARTS_MAX
@@ -181,6 +184,10 @@ def service_stages(
         *(
             ("aggregator", f"a{n}", {**aggregator, **options.aggregator})
             for n in range(1, options.aggregators + 1)
+        ),
+        *(
+            ("slabd", f"s{n}", {"node": f"m{n}", **options.slabd})
+            for n in range(1, options.lenders + 1)
         ),
     ]
     return [first, [("worker", "w1", dict(options.worker))]]
