@@ -284,8 +284,13 @@ class Device:
         """The lender is away: the bits stay, the slab is not used."""
         self._drop(span, index, k.SUSPENDED)
 
+    def leave(self, span: int, index: int) -> None:
+        """The slab is no longer the span's: nothing new goes there from here on. Its memory may be
+        unmapped only after this, or a thread would find it gone."""
+        self._drop(span, index, k.UNMAPPED)
+
     async def retire(self, span: int, index: int) -> None:
-        """The slab is no longer the span's. Returns when nothing reads or writes it."""
+        """As `leave`; returns when nothing reads or writes the slab any more."""
         self._drop(span, index, k.UNMAPPED)
         await self.quiet(span)
 

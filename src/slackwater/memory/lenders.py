@@ -256,13 +256,12 @@ class Lenders:
         slab.close()
 
     def _leave(self, member: int, span: int, index: int) -> None:
+        self.device.leave(span, index)  # At once: the channel may end, and unmap, before a task runs.
         task = self._spawn(self._leaving(member, span, index))
         self._leavings.add(task)
         task.add_done_callback(self._leavings.discard)
 
     async def _leaving(self, member: int, span: int, index: int) -> None:
-        """The table changes before the first suspension: from this step on nothing new goes
-        there."""
         await self.device.retire(span, index)
         slab = self._slabs.pop(member, None)
         if slab is not None:
