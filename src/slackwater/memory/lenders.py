@@ -239,6 +239,9 @@ class Lenders:
             failure = str(error)
             _log.warning("slab.not-opened", lender=lender, slab=message.slab, reason=failure)
         self.feed(Opened(member, failure))
+        if self.core.spans.numbered(member) is None and member in self._slabs:
+            self._slabs.pop(member).close()  # It was given up meanwhile.
+            return
         if not failure and self.populates:
             await asyncio.to_thread(slab.populate)
 
@@ -256,7 +259,7 @@ class Lenders:
         slab.close()
 
     def _leave(self, member: int, span: int, index: int) -> None:
-        self.device.leave(span, index)  # At once: the channel may end, and unmap, before a task runs.
+        self.device.leave(span, index)  # At once: the channel may end before a task runs.
         task = self._spawn(self._leaving(member, span, index))
         self._leavings.add(task)
         task.add_done_callback(self._leavings.discard)
