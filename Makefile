@@ -36,7 +36,7 @@ test: setup setup-torch ## unit, simulation, integration and fault tests
 	$(BIN)/python -m pytest -q -n 3 -m "not live" tests
 	$(BIN)/python -m pytest -q -n 3 -m live tests
 
-vm-test: setup ## verbs (RDMA) in an emulated machine: conformance, refusals, a live job; about 10 min
+vm-test: setup ## verbs (RDMA) in an emulated machine: conformance, refusals, a live job; 5 to 15 min
 	$(BIN)/python tests/vm/guest.py
 
 gpu-test: ## device memory on this machine's GPU, then the figures (docs/guide/operator.md)

@@ -9,7 +9,7 @@ import pytest
 
 pytestmark = [pytest.mark.vm, pytest.mark.live, pytest.mark.slow, pytest.mark.timeout(1200)]
 SIZES = {"embed": 300_007, "mlp.w": 270_001, "mlp.b": 20_011}
-MOVES = 12
+MOVES = 6
 
 
 async def test_a_job_trains_migrates_and_survives_a_kill_over_verbs(

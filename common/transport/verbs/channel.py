@@ -90,6 +90,17 @@ class VerbsChannel(SocketChannel):
         self, domain: Domain, stream: Stream, hello: bytes, on_handover: OnHandover | None
     ) -> None:
         """Raises Unavailable, Rejected where the device has no resources left."""
+        local_ip = str(stream.sock.getsockname()[0])
+        try:
+            self.pair = QueuePair(domain, local_ip, self._arrived, self._pair_failed)
+            try:
+                self._control = ControlStream(self.pair, self, self.lose)
+            except BaseException:
+                self.pair.close(Unavailable("the channel was never there"))
+                raise
+        except BaseException:
+            domain.release()
+            raise
         super().__init__(hello, on_handover)
         self._domain, self._stream = domain, stream
         self._opened: set[VerbsRemoteRegion] = set()
@@ -99,22 +110,9 @@ class VerbsChannel(SocketChannel):
         self._preparing = 0
         self._started = False
         self._verdict: tuple[Part, AccessRefused] | None = None
-        self._pair: QueuePair | None = None
-        try:
-            local_ip = str(stream.sock.getsockname()[0])
-            self._pair = QueuePair(domain, local_ip, self._arrived, self._pair_failed)
-            self._control = ControlStream(self._pair, self, self.lose)
-        except BaseException:
-            self.lose("the device has no resources left")
-            raise
-        self._mover = Mover(self._pair)
+        self._mover = Mover(self.pair)
 
     # Meeting the peer -----------------------------------------------------------------------------
-
-    @property
-    def pair(self) -> QueuePair:
-        assert self._pair is not None
-        return self._pair
 
     def end_point(self) -> EndPoint:
         return self.pair.end_point()
@@ -370,22 +368,16 @@ class VerbsChannel(SocketChannel):
         if self._started:  # Else it is still the greeting's, which may have to say why.
             self._stream.push(wire.pack_refusal(Unavailable(why)))
             self._stream.flush_and_close()
-        if self._pair is None:
-            self._domain.release()
-            return
-        self._pair.stop()
+        self.pair.stop()
         for exposure in self._exposed.values():
             exposure.close()
         self._exposed.clear()
         for rkey in tuple(self._prepared):
             self._withdraw(rkey)
-        control = getattr(self, "_control", None)
-        if control is not None:
-            control.hide()
-        self._pair.close(Unavailable(why))
-        if control is not None:
-            control.close()
-            self._mover.lose(why)
+        self._control.hide()
+        self.pair.close(Unavailable(why))
+        self._control.close()
+        self._mover.lose(why)
         self._domain.release()
 
     async def close(self) -> None:

@@ -220,9 +220,13 @@ class Device:
             self.context.close()
 
     def domain(self) -> Domain:
-        """For a channel, which releases it; it is a user of the device so long."""
+        """For a channel, which releases it and so long uses the device. Raises Unavailable."""
         self.hold()
-        return Domain(self) if self.shared is None else self.shared
+        try:
+            return Domain(self) if self.shared is None else self.shared
+        except self.library.Error as error:
+            self.release()
+            raise Unavailable(f"{self.name} has no protection domain left: {error}") from error
 
     def gid(self, local_ip: str) -> ibv.Gid:
         """Read anew each time: addresses come and go. Raises Unavailable."""

@@ -136,14 +136,19 @@ class QueuePair:
         self._completions = self._seen = self._idle_ticks = 0
         self._gid = domain.device.gid(local_ip)
         self._sequence = secrets.randbelow(1 << 24)
+        made: list[ibv.Closable] = []
         try:
             self._events, self._fd = _event_channel(domain)
+            made.append(self._events)
             depth = domain.device.sends + _RECEIVES + 1
             self._queue = library.CompletionQueue(
                 domain.device.context, depth, None, self._events, 0
             )
+            made.append(self._queue)
             self._pair, self.inline_bytes = self._make()
         except library.Error as error:
+            for each in reversed(made):
+                each.close()
             raise Unavailable(f"{domain.device.name} has no queue pair left: {error}") from error
 
     def _make(self) -> tuple[ibv.NativePair, int]:
