@@ -4,8 +4,9 @@ fio's nbd engine drives both over Unix sockets: 4 KiB random reads (all hits in 
 writes at depth 32 and 1, 1 MiB reads and writes. The device borrows from two lenders, over shm and
 over tcp; its backup file is in `--backup-dir` (the default, /dev/shm, stands for a fast disk: every
 write goes there as well, which the peer does not do). Rounds are interleaved, figures are medians;
-nbdkit is the better of its default and `-t 1`, round by round. Also: what it takes to map and to
-evict a slab, as the events tell.
+nbdkit is the better of its default and `-t 1`, round by round. Beside them the CPU time that the
+servers spend on a request, which other load on the machine disturbs less; and what it takes to map
+and to evict a slab, as the events tell.
 
     python benchmarks/memory.py [--rounds 3] [--seconds 3] [--size 256] [--transport shm,tcp]
 """
@@ -25,6 +26,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import psutil
 from figures import Figure, show, spread
 
 from slackwater.common import codec
@@ -49,6 +51,7 @@ GOALS = {
     "tcp": {"iops": 1.0, "p50": 2.5, "bandwidth": 0.4},
 }
 Sample = dict[str, float]
+RAMP_S = 0.3
 
 
 def fio(sock: Path, job: str, size: int, seconds: float) -> Sample:
@@ -57,7 +60,7 @@ def fio(sock: Path, job: str, size: int, seconds: float) -> Sample:
         [
             "fio", "--name=t", "--ioengine=nbd", f"--uri=nbd+unix:///?socket={sock}",
             f"--rw={mode}", f"--bs={block}", f"--size={size}", f"--iodepth={depth}",
-            "--time_based", f"--runtime={seconds:g}", "--ramp_time=0.3", "--randrepeat=0",
+            "--time_based", f"--runtime={seconds:g}", f"--ramp_time={RAMP_S}", "--randrepeat=0",
             "--output-format=json",
         ],
         capture_output=True, text=True, check=True,
@@ -68,7 +71,34 @@ def fio(sock: Path, job: str, size: int, seconds: float) -> Sample:
         "iops": side["iops"],
         "bandwidth": side["bw_bytes"] / 1e6,
         "p50": side["clat_ns"]["percentile"]["50.000000"] / 1e3,
+        "requests": side["total_ios"],
     }
+
+
+def cpu_s(folder: Path) -> dict[str, float]:
+    """CPU seconds so far of each server of this run, by what names it in its command."""
+    seen: dict[str, float] = {}
+    for process in psutil.process_iter(["cmdline"]):
+        words = process.info["cmdline"] or []
+        for word in words:
+            if word.startswith(str(folder)):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    times = process.cpu_times()
+                    seen[Path(word).stem] = times.user + times.system
+                break
+    return seen
+
+
+def sample(folder: Path, name: str, sock: Path, job: str, size: int, seconds: float) -> Sample:
+    """fio's figures, and CPU microseconds a request: `cpu` of the one that serves the socket,
+    `lender_cpu` of the lenders."""
+    before = cpu_s(folder)
+    found = fio(sock, job, size, seconds)
+    spent = {key: value - before.get(key, 0.0) for key, value in cpu_s(folder).items()}
+    requests = max(1.0, found["requests"] * (seconds + RAMP_S) / seconds)
+    found["cpu"] = spent.get(sock.stem, 0.0) / requests * 1e6
+    found["lender_cpu"] = sum(spent.get(one, 0.0) for one in ("s1", "s2")) / requests * 1e6
+    return found
 
 
 @contextlib.contextmanager
@@ -179,7 +209,8 @@ class Events:
 
 
 def redis(folder: Path, seconds: float) -> dict[str, float]:
-    """GET of 4 KiB by redis-benchmark over a Unix socket: requests per second at 32 and 1."""
+    """GET of 4 KiB by redis-benchmark over a Unix socket: requests per second with 32 clients, and
+    the median in microseconds with one."""
     sock = folder / "redis"
     server = subprocess.Popen(
         ["redis-server", "--port", "0", "--unixsocket", str(sock), "--save", "", "--dir", folder],
@@ -195,7 +226,8 @@ def redis(folder: Path, seconds: float) -> dict[str, float]:
                 capture_output=True, text=True, check=True,
             )  # fmt: skip
             [line] = [line for line in done.stdout.splitlines() if line.startswith('"GET"')]
-            found[f"depth {clients}"] = float(line.split(",")[1].strip('"'))
+            _, rate, _, _, middle_ms, *_ = (word.strip('"') for word in line.split(","))
+            found[f"depth {clients}"] = float(rate) if clients > 1 else float(middle_ms) * 1e3
         return found
     finally:
         server.terminate()
@@ -227,7 +259,9 @@ async def measure(arguments: argparse.Namespace, folder: Path) -> list[Figure]:
         for _ in range(arguments.rounds):
             for job in JOBS:
                 for name, sock in servers.items():
-                    found = await asyncio.to_thread(fio, sock, job, size, arguments.seconds)
+                    found = await asyncio.to_thread(
+                        sample, folder, name, sock, job, size, arguments.seconds
+                    )
                     samples.setdefault((job, name), []).append(found)
         for _ in range(10):
             await client.ask(subjects.command("slabd", "s1", "evict"), EvictNow(count=1), Ok)
@@ -255,21 +289,49 @@ def figures(
             ]
             unit = {"p50": "us", "iops": "IOPS", "bandwidth": "MB/s"}[measure]
             made.append(row(f"{kind}: {job}", ours, peers, unit, "nbdkit", GOALS[kind][measure]))
-        for depth in (32, 1):
-            job = f"randread 4k depth {depth}"
-            ours = [sample["iops"] for sample in samples[job, kind]]
+            made.append(cpu_row(samples, kind, job))
+        made += lender_rows(samples, kind)
+        for depth, measure, unit in ((32, "iops", "IOPS"), (1, "p50", "us")):
+            ours = [one[measure] for one in samples[f"randread 4k depth {depth}", kind]]
             rate = [redis_rate[f"depth {depth}"]]
-            made.append(row(f"{kind}: {job}", ours, rate, "per s", "Redis GET", 1.0))
+            made.append(row(f"{kind}: 4k depth {depth}", ours, rate, unit, "Redis GET", 1.0))
+    return made
+
+
+def cpu_row(samples: dict[tuple[str, str], list[Sample]], kind: str, job: str) -> Figure:
+    """Of the process behind the socket."""
+    ours = [one["cpu"] for one in samples[job, kind]]
+    peers = [
+        min(one["cpu"], other["cpu"])
+        for one, other in zip(samples[job, "nbdkit"], samples[job, "nbdkit -t 1"], strict=True)
+    ]
+    return row(f"{kind}: {job}, CPU a request", ours, peers, "us", "nbdkit", None)
+
+
+def lender_rows(samples: dict[tuple[str, str], list[Sample]], kind: str) -> list[Figure]:
+    """CPU of the lenders, per KiB: one microsecond is the goal over tcp (fig. 2.12b: none)."""
+    made = []
+    for job, kib in (("randread 4k depth 32", 4), ("read 1M depth 4", 1024)):
+        ours = [one["lender_cpu"] / kib for one in samples[job, kind]]
+        goal = 1.0 if kind == "tcp" else None
+        made.append(row(f"{kind}: {job}, lenders' CPU a KiB", ours, [1.0], "us", "goal", goal))
     return made
 
 
 def row(
-    name: str, ours: list[float], peers: list[float], unit: str, peer: str, goal: float
+    name: str, ours: list[float], peers: list[float], unit: str, peer: str, goal: float | None
 ) -> Figure:
+    middle = statistics.median(ours)
     return Figure(
-        name=name, ours=statistics.median(ours), peer=statistics.median(peers), unit=unit,
-        peer_name=peer, goal=goal, lower_is_better=unit == "us", spread=spread(ours),
-    )  # fmt: skip
+        name=name,
+        ours=middle,
+        peer=statistics.median(peers),
+        unit=unit,
+        peer_name=peer,
+        goal=goal,
+        lower_is_better=unit == "us",
+        spread=spread(ours) if middle else None,
+    )
 
 
 def times(events: Events) -> list[Figure]:

@@ -375,7 +375,7 @@ async def test_what_a_full_ring_holds_back_comes_through(cluster: Make) -> None:
     """A slow disk: more is written than there are dispatch entries, nothing is lost."""
     async with cluster("shm") as c:
         await c.lend(1)
-        exporter = await c.export(4 * MIB, delay_s=0.002)
+        exporter = await c.export(4 * MIB, delay_s=0.05)
         exporter.device.table.words[k.SLOTS] = 256
         client, checker = await NbdClient.connect(exporter.options.socket), Checker()
         await asyncio.gather(
