@@ -237,6 +237,7 @@ ARRAY_SILENT_S: Final = 60.0
 """A pager that is silent for so long counts as dead."""
 ARRAY_START_S: Final = 120.0
 ARRAY_FLUSH_S: Final = 600.0
+SPILL_BLOBS_MAX: Final = 65_536
 SPAN_MEMBERS_MAX: Final = 32
 """Slabs that back one span together: copies, or k + r fragments."""
 REGENERATION_BYTES_S: Final = 64 * 1024 * 1024

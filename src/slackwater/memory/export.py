@@ -66,7 +66,8 @@ class ExportOptions:
 
     id: str
     size_bytes: int
-    socket: Path
+    socket: Path | None
+    """None: no NBD server, the device is used within this process."""
     backup: Path
     node: str = ""
     slab_bytes: int = 0
@@ -138,10 +139,12 @@ class Exporter:
 
     async def start(self) -> None:
         """Raises ConfigRejected when the socket cannot be had."""
-        self._server = NbdServer(self.options.socket, self.device, self.options.id)
+        if self.options.socket is not None:
+            self._server = NbdServer(self.options.socket, self.device, self.options.id)
         self.device.backup.start()
         self.device.backup.on_failure = self._backup_failed
-        self._server.start()
+        if self._server is not None:
+            self._server.start()
         self._measuring = asyncio.ensure_future(self.lenders.run())
 
     async def close(self) -> None:
@@ -246,7 +249,7 @@ class Exporter:
             written_remote_pages=seen["written_mapped_pages"] + self.device.remote_written_pages,
             backup_waiting_pages=self.device.backup_waiting_pages,
             activity=round(float(self.core.activity.sum()), 3),
-            export=str(self.options.socket),
+            export=str(self.options.socket or ""),
             state="degraded" if failed else "serving",
             reason=f"backup file: {os.strerror(failed)}" if failed else "",
         )

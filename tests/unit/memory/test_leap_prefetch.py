@@ -1,5 +1,6 @@
-"""Leap: trends against counting every window, windows against the paper's algorithm, golden scans."""
+"""Leap: trends against counting every window, windows against the paper's rule, golden scans."""
 
+import itertools
 import random
 from collections import Counter
 
@@ -45,7 +46,7 @@ def test_the_papers_example_finds_minus_three_then_plus_two() -> None:
     """0x48 45 42 3F 3C 02 04 06 08 0A 0C 10 39 12 14 16, history 8, windows 4 and 8."""
     pages = [0x48, 0x45, 0x42, 0x3F, 0x3C, 0x02, 0x04, 0x06, 0x08, 0x0A, 0x0C, 0x10, 0x39,
              0x12, 0x14, 0x16]  # fmt: skip
-    deltas = [b - a for a, b in zip(pages, pages[1:], strict=False)]
+    deltas = [b - a for a, b in itertools.pairwise(pages)]
     assert find_trend(deltas[3::-1], 8, 2) == -3  # At t3.
     assert find_trend(deltas[6::-1], 8, 2) is None  # At t7 the old trend is over, none is new yet.
     assert find_trend(deltas[7::-1], 8, 2) == 2  # At t8.

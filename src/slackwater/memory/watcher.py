@@ -1,0 +1,41 @@
+"""What a program does when its pager dies, compiled: it needs no interpreter lock.
+
+A thread that touches a missing page waits in the kernel, perhaps with the lock held, and nobody
+answers it any more. So the shared memory is cut to nothing and everybody is woken: who goes on, and
+who touches the array from then on, gets SIGBUS. Nothing that was lost can be taken for zeros.
+"""
+
+# numba infers the compiled functions' types itself, and its decorators mislead the type checker.
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,import-untyped"
+
+from typing import Any, Final
+
+import numpy as np
+from numba import njit, types
+
+from slackwater.memory import abi
+
+ENDING: Final = 0
+"""Word: the program closes the array, so the pager's end is no failure."""
+FAILED: Final = 1
+"""Word: 1 after the pager has died."""
+WORDS: Final = 2
+
+_STDERR: Final = 2
+_ftruncate: Any = types.ExternalFunction("ftruncate", abi.INT(abi.INT, types.int64))
+_ioctl: Any = types.ExternalFunction("ioctl", abi.INT(abi.INT, abi.ADDRESS, abi.ADDRESS))
+_write: Any = types.ExternalFunction("write", abi.SIZE(abi.INT, abi.ADDRESS, abi.ADDRESS))
+
+
+@njit(nogil=True, cache=True)
+def watch(beats, memory, faults, wake, area, words, message):
+    """Until the pager ends or is silent for as long as `beats` waits. `area`: (address, bytes)."""
+    buffer = np.zeros(64, np.uint8)
+    while abi.receive(beats, buffer.ctypes.data, 64) > 0:
+        pass
+    if words[ENDING]:
+        return
+    words[FAILED] = 1
+    _write(abi.INT(_STDERR), abi.ADDRESS(message.ctypes.data), abi.ADDRESS(message.size))
+    _ftruncate(abi.INT(memory), types.int64(0))
+    _ioctl(abi.INT(faults), abi.ADDRESS(wake), abi.ADDRESS(area.ctypes.data))
