@@ -57,7 +57,9 @@ def cluster_view(
             for other in state.living()
             if other is not job
             and other.record.places
-            and not other.record.temporary
+            # One that is on its way to shared ones counts there: two decided within a second would
+            # else each take the same room.
+            and (other.moving or not other.record.temporary)
             and state.policy_name(other) == policy
         )
     shares = [entry.cpu_share for entry in state.aggregators.values() if entry.cpu_share > 0]

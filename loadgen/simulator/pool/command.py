@@ -19,11 +19,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from slackwater.common.errors import ConfigRejected, Rejected
+from slackwater.loadgen import models
 from slackwater.loadgen.simulator.cluster import Cluster
 from slackwater.loadgen.simulator.jobmodels.registry import make_model
 from slackwater.loadgen.simulator.options import Options, Prepared, build_cluster, prepare
 from slackwater.loadgen.simulator.pool.minutes import minutes, summarize
-from slackwater.loadgen.simulator.pool.profiles import PoolJob, draw_models, workers_of
+from slackwater.loadgen.simulator.pool.profiles import MODELS, PoolJob, draw_models, workers_of
 from slackwater.loadgen.simulator.pool.report import Reported, comparison, write_report
 from slackwater.loadgen.simulator.pool.run import PoolOutcome, PoolRun, PoolSettings
 from slackwater.loadgen.simulator.single import simulate_once
@@ -58,6 +59,17 @@ def settings_for(options: Options, policy: str) -> PoolSettings:
         raise ConfigRejected(f"--set for {policy}: {error}; options are {known}") from error
 
 
+def _models(options: Options) -> tuple[str, ...]:
+    named = settings_for(options, options.policies[0]).models
+    if named == "all":
+        return MODELS
+    chosen = tuple(models.resolve(name) for name in named.split("+"))
+    without = sorted(set(chosen) - set(MODELS))
+    if without:
+        raise ConfigRejected(f"pool.models: {without[0]} has no seconds of computing in the table")
+    return chosen
+
+
 def pool_jobs(options: Options, prepared: Prepared) -> list[PoolJob]:
     """Every distributed job, with the time that it holds its GPUs."""
     machines = Cluster.counted(sum(build_cluster(options).sizes))
@@ -68,7 +80,7 @@ def pool_jobs(options: Options, prepared: Prepared) -> list[PoolJob]:
             f"no job of the trace has {SMALLEST_GPUS} GPUs or more: a job on one GPU needs no "
             "parameter server; choose other jobs"
         )
-    drawn = draw_models(len(outcomes), options.seed)
+    drawn = draw_models(len(outcomes), options.seed, _models(options))
     jobs = [
         PoolJob(f"j{o.job.number}", model, workers_of(o.job.gpus), o.start_s, o.end_s)
         for o, model in zip(outcomes, drawn, strict=True)

@@ -1,8 +1,8 @@
 """What a job of a GPU trace asks of the aggregation pool: the published table, and its jobs.
 
 No trace says which model a job trains, how many parameter servers it reserved or how much CPU they
-used. So every distributed job draws its model by the seed from the twelve that `loadgen replay`
-knows, with that table's seconds of computing. The rest follows: CPU time from the model's bytes and
+used. So every distributed job draws its model by the seed from the four that the paper trains (or
+all twelve that `loadgen replay` knows), with the seconds of computing of that table. The rest follows: CPU time from the model's bytes and
 what this project's kernels take per byte (measured by `python
 benchmarks/fold_cost.py`), D_j by playing the job alone on the servers that it
 asked for. docs/reproduction/aggregation.md holds the table.
@@ -102,6 +102,6 @@ def cost(model: str, workers: int) -> ModelCost:
     return ModelCost(tensors, COMPUTE_S[model], profile)
 
 
-def draw_models(count: int, seed: int) -> Sequence[str]:
+def draw_models(count: int, seed: int, among: Sequence[str] = MODELS) -> Sequence[str]:
     rng = Random(f"models of seed {seed}")
-    return [rng.choice(MODELS) for _ in range(count)]
+    return [rng.choice(among) for _ in range(count)]

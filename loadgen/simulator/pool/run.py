@@ -53,6 +53,9 @@ class PoolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """The period of the number of clusters."""
     profile_iterations: int = 100
     loss_limit: float = 0.1
+    models: str = "alexnet+vgg19+awd-lm+bert-large"
+    """Those that jobs are drawn from, the same for every policy: those that the paper trains. `all`
+    of the table is another."""
     plays: int = 12
     """Instants at which the slots are played out."""
 

@@ -16,6 +16,8 @@ from slackwater.services.controller.policies.view import (
     JobView,
     Memory,
     Plan,
+    PlanRefused,
+    validate,
 )
 
 
@@ -54,13 +56,29 @@ class Cyclic:
             return round_robin(view, job, temporary=False)
         if new > view.new_max:
             return Plan(reason=f"{new} more aggregators are needed, {view.new_max} may be asked")
-        return Plan(
+        plan = Plan(
             places=tuple(
                 placed[bucket] if place is None else place
                 for bucket, place in enumerate(job.places)
             ),
             new=new,
         )
+        return plan if _holds(plan, view, job) else self._alone(view, job)
+
+    def _alone(self, view: ClusterView, job: JobView) -> Plan:
+        """Cycles count whole executions: a job that is stretched elsewhere to a little more than
+        half a cycle counts one and runs almost two. Where that overfills, it does not share."""
+        if any(place is not None for place in job.places) or view.new_max == 0:
+            return Plan(reason="its tasks fit the cycles, but not the time of an aggregator")
+        return round_robin(view, job, temporary=False)
+
+
+def _holds(plan: Plan, view: ClusterView, job: JobView) -> bool:
+    try:
+        validate(plan, view, job)
+    except PlanRefused:
+        return False
+    return True
 
 
 def round_robin(view: ClusterView, job: JobView, *, temporary: bool) -> Plan:

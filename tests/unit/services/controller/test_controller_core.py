@@ -518,6 +518,25 @@ def test_nothing_is_recycled_while_a_job_is_on_its_way_from_its_temporary_aggreg
     assert harness.stored["a"].cause == "recycled" or harness.stored["b"].cause == "recycled"
 
 
+def test_a_job_on_its_way_counts_where_it_goes_for_the_next_one_that_is_decided() -> None:
+    """Regression: two jobs profiled within a second each took the same free slots of a0, and only
+    the windows showed it."""
+    harness = Harness(Pool(12))
+    harness.place("old", [0.02, 0.02])
+    for id in ("b", "c"):
+        assert harness.ask(placed(id, 2)) == Ok()
+    harness.profile("b", [0.035, 0.035])
+    assert harness.stored["b"].phase == "moving"
+    harness.profile("c", [0.035, 0.035])
+    used_s = dict.fromkeys(("a0", "a1"), 0.02)
+    for id in ("b", "c"):
+        record = harness.stored[id]
+        for place in record.target or record.places:
+            if place.aggregator in used_s:
+                used_s[place.aggregator] += 0.035
+    assert max(used_s.values()) <= 0.1, "a tenth of a core, an iteration of a second"
+
+
 # Restarts and losses ----------------------------------------------------------------------------
 
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from slackwater.common.errors import ConfigRejected
 from slackwater.schemas.base import AggregatorId, JobId
 from slackwater.services.controller.policies import load_policy
+from slackwater.services.controller.policies.scheme import place_tasks
 from slackwater.services.controller.policies.view import (
     AggregatorView,
     ClusterView,
@@ -101,6 +102,27 @@ def test_a_job_that_gets_only_new_aggregators_is_dealt_as_when_it_was_alone() ->
     plan, _ = load_policy("cyclic").assign(view(A0, jobs=(crowd,)), subject, None)
     assert plan.new == 2
     assert plan.places == ("new#0", "new#1", "new#0")
+
+
+def test_a_plan_that_fits_the_cycles_but_not_the_time_gives_the_job_its_own() -> None:
+    """Stretched to 0.75 on one aggregator, a job of 0.7 counts one execution in a cycle of 1.4
+    elsewhere and runs 1.87: the slots there would be used to more than all of the time. It used to
+    be refused and asked for again for ever."""
+    residents = (
+        replace(job("c", costs_s=(0.0199,), places=(A0,)), iteration_s=0.75),
+        replace(job("long", costs_s=(0.04,), places=(A1,)), iteration_s=1.4),
+    )
+    subject = replace(job(costs_s=(0.055, 0.05, 0.045), servers=2), iteration_s=0.7)
+    cluster = view(A0, A1, jobs=residents)
+    placed, new = place_tasks(cluster, subject)
+    assert placed == {0: A0, 1: A1, 2: A1}
+    with pytest.raises(PlanRefused, match=r"a1 would be used to 1\.4"):
+        validate(Plan(tuple(placed[t] for t in range(3)), new), cluster, subject)
+    plan, _ = load_policy("cyclic").assign(cluster, subject, None)
+    assert (plan.new, plan.places) == (2, ("new#0", "new#1", "new#0"))
+    nothing, _ = load_policy("cyclic").assign(replace(cluster, new_max=0), subject, None)
+    assert nothing.places == ()
+    assert nothing.reason
 
 
 def test_a_job_that_loses_though_alone_gets_all_it_asked_for() -> None:
