@@ -218,7 +218,9 @@ NBD_OPTION_BYTES_MAX: Final = 8192
 NBD_OPTIONS_MAX: Final = 64
 NBD_HANDSHAKE_S: Final = 10.0
 NBD_ITEMS_MAX: Final = 1024
-"""Requests of one connection that wait for a disk or a lender; then it is not read further."""
+"""Requests of one connection that wait for a disk, a lender or their answer's departure; then it is
+not read further. Together they hold no more than NBD_ITEM_BYTES_MAX."""
+NBD_ITEM_BYTES_MAX: Final = 128 * 1024 * 1024
 CLAIM_RETRY_S: Final = 0.2
 PLACEMENT_WAIT_S: Final = 2.0
 """A lender that has not answered a query or a mapping by then is left out of this placement."""
@@ -300,3 +302,4 @@ assert DISPATCH_PAGES * 4096 >= 2 * NBD_REQUEST_BYTES_MAX
 assert ARRAY_BATCH_PAGES <= ARRAY_CACHE_BYTES_MIN // 4096
 assert ARRAY_BATCH_PAGES <= ARRAY_WRITING_PAGES <= DISPATCH_PAGES // 2
 assert ARRAY_STORE_S < ARRAY_SILENT_S
+assert NBD_REQUEST_BYTES_MAX <= NBD_ITEM_BYTES_MAX

@@ -24,6 +24,7 @@ LAYERS = {
     "common": {"schemas", "common"},
     "services": {"schemas", "common", "services"},
     "agent": {"schemas", "common", "agent"},
+    "memory": {"schemas", "common", "agent"},
     "loadgen": {"schemas", "common", "agent", "loadgen"},
 }
 """What each may import of ours; the command line and tests may import everything."""

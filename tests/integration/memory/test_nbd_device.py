@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from slackwater.common import limits
 from slackwater.common.errors import ConfigRejected, Unavailable
 from slackwater.loadgen.memory.checker import PAGE_BYTES, Checker
 from slackwater.loadgen.memory.nbd_client import NbdClient
@@ -338,8 +339,11 @@ async def test_a_client_that_never_reads_stops_only_itself(cluster: Make, raw: M
         lazy = raw(exporter.options.socket)
         await asyncio.to_thread(shake, lazy)
         await asyncio.to_thread(
-            lazy.sendall, b"".join(request(nbd.READ, 0, 4 * MIB, n) for n in range(20))
+            lazy.sendall, b"".join(request(nbd.READ, 0, 8 * MIB, n) for n in range(200))
         )
+        [connection] = exporter._server._connections
+        await asyncio.sleep(0.5)
+        assert connection._open_bytes <= limits.NBD_ITEM_BYTES_MAX, "it is not read any further"
         good = await NbdClient.connect(exporter.options.socket)
         await good.write(0, b"g" * 4096)
         assert await good.read(0, 4096) == b"g" * 4096

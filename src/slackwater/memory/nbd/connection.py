@@ -52,8 +52,9 @@ class Connection:
         self._turn = turn
         self._on_end = on_end
         self._loop = asyncio.get_running_loop()
-        self._answers: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._open = 0
+        self._answers: queue.SimpleQueue[tuple[bytes, Item] | None] = queue.SimpleQueue()
+        self._open = self._open_bytes = 0
+        """Items whose answers are not sent yet, and the bytes that they hold."""
         self._room = threading.Condition()
         self._tasks: set[asyncio.Task[None]] = set()
         self._left = False
@@ -154,19 +155,40 @@ class Connection:
             else b""
             for item in items
         ]
-        with self._room:
-            while self._open > limits.NBD_ITEMS_MAX and not self._left:
-                self._room.wait()
-            if self._left:
+        first = 0
+        while first < len(items):
+            count = _fitting(items[first:])
+            if not self._admit(items[first : first + count]):
                 return False
-            self._open += len(items)
-        self._loop.call_soon_threadsafe(self._begin, items, payloads)
+            part = slice(first, first + count)
+            self._loop.call_soon_threadsafe(self._begin, items[part], payloads[part])
+            first += count
         return True
+
+    def _admit(self, items: Item) -> bool:
+        """Wait until they fit beside what is open; False: the connection is to end."""
+        nbytes = _held(items)
+        with self._room:
+            while not self._left and (
+                self._open + len(items) > limits.NBD_ITEMS_MAX
+                or self._open_bytes + nbytes > limits.NBD_ITEM_BYTES_MAX
+            ):
+                self._room.wait()
+            self._open += len(items)
+            self._open_bytes += nbytes
+            return not self._left
 
     def _answer(self, state: loop_.Connection) -> None:
         """The thread that sends what items have come to."""
-        while (answer := self._answers.get()) is not None:
-            if not loop_.send(state, k.address(answer), len(answer)):
+        while (entry := self._answers.get()) is not None:
+            answer, items = entry
+            sent = loop_.send(state, k.address(answer), len(answer))
+            with self._room:
+                self._open -= len(items)
+                self._open_bytes -= _held(items)
+                self._left |= not sent
+                self._room.notify_all()
+            if not sent:
                 return
 
     # Items, on the event loop ---------------------------------------------------------------------
@@ -211,7 +233,7 @@ class Connection:
             answers.append(nbd.data_head(cookie, offset, length, chunked=self._chunked))
             answers.append(buffer[start : start + length])
             start += length
-        self._reply(b"".join(answers), len(items))
+        self._reply(b"".join(answers), items)
 
     async def _land(self, items: Item) -> None:
         first = int(items[0, loop_.ITEM_FIRST])
@@ -224,20 +246,20 @@ class Connection:
         except (OSError, SlackwaterError) as failure:
             error = failure
         answers = [self._outcome(item, error) for item in items]
-        self._reply(b"".join(answers), len(items))
+        self._reply(b"".join(answers), items)
 
     async def _one(self, item: Item, payload: bytes) -> None:
         cookie, offset, length = self._what(item)
         try:
             data = await self._carry_out(item, memoryview(payload))
         except (OSError, SlackwaterError) as error:
-            self._reply(self._outcome(item, error), 1)
+            self._reply(self._outcome(item, error), item[None])
             return
         if item[loop_.ITEM_KIND] == nbd.READ:
             head = nbd.data_head(cookie, offset, length, chunked=self._chunked)
-            self._reply(head + data, 1)
+            self._reply(head + data, item[None])
         else:
-            self._reply(nbd.done(cookie), 1)
+            self._reply(nbd.done(cookie), item[None])
 
     async def _carry_out(self, item: Item, payload: memoryview) -> bytes:
         """The bytes of a read; nothing of the others."""
@@ -294,11 +316,10 @@ class Connection:
         read = item[loop_.ITEM_KIND] == nbd.READ
         return nbd.failed(cookie, number, str(error), chunked=self._chunked and bool(read))
 
-    def _reply(self, answer: bytes, items: int) -> None:
-        self._answers.put(answer)
-        with self._room:
-            self._open -= items
-            self._room.notify_all()
+    def _reply(self, answer: bytes, items: Item) -> None:
+        """Of these items: they are open until it is sent, so a client that does not read is not
+        read from either."""
+        self._answers.put((answer, items))
 
     def _ended(self) -> None:
         """The client is gone: what it began goes on, its answers are for nobody."""
@@ -314,6 +335,21 @@ class Connection:
             await asyncio.to_thread(self._answering.join)
         self._sock.close()
         self._on_end(self)
+
+
+def _held(items: Item) -> int:
+    """Bytes that the items hold: of payloads, and of the answers to reads."""
+    kinds = items[:, loop_.ITEM_KIND]
+    carrying = (kinds == nbd.READ) | (kinds == nbd.WRITE)
+    return int(items[carrying, loop_.ITEM_LENGTH].sum())
+
+
+def _fitting(items: Item) -> int:
+    """How many from the front hold no more than NBD_ITEM_BYTES_MAX together; at least one."""
+    lengths = items[:, loop_.ITEM_LENGTH] * np.isin(
+        items[:, loop_.ITEM_KIND], (nbd.READ, nbd.WRITE)
+    )
+    return max(1, int(np.searchsorted(np.cumsum(lengths), limits.NBD_ITEM_BYTES_MAX, "right")))
 
 
 def _side_by_side(items: Item) -> list[Item]:
