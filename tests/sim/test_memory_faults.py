@@ -35,7 +35,7 @@ from slackwater.memory.backup import Backup
 from slackwater.memory.core import DeviceCore
 from slackwater.memory.device import Device
 from slackwater.memory.lenders import Lenders
-from slackwater.memory.resilience import DiskBackup
+from slackwater.memory.resilience import resilience
 from slackwater.memory.spans import DeviceSettings
 from slackwater.memory.store import Pages
 from slackwater.memory.table import make_table, page_range
@@ -49,10 +49,9 @@ from slackwater.services.slabd.shell import Slabd
 
 SPAN_PAGES = 16
 SLAB_BYTES = SPAN_PAGES * PAGE_BYTES
-SPANS = 6
-PAGES = SPAN_PAGES * SPANS
+PAGES = SPAN_PAGES * 6
 MEMORY_BYTES = 8 * (SLAB_BYTES + PAGE_BYTES)
-LENDERS = ("s1", "s2", "s3")
+LENDERS = {"disk": 3, "2+1": 5, "2-copies": 4}
 
 
 class Notify(SdNotify):
@@ -173,11 +172,13 @@ class Life:
     """One life of the device's process."""
 
     def __init__(self, system: "System", number: int) -> None:
-        table = make_table(PAGES, SPAN_PAGES, slots=64)
-        self.device = Device(table, SlowDisk(system.file, table), DiskBackup())
+        strategy = resilience(system.resilience)
+        table = make_table(PAGES, strategy.span_pages(SLAB_BYTES), slots=64)
+        self.device = Device(table, SlowDisk(system.file, table), strategy)
         settings = DeviceSettings(
-            id=DeviceId("d1"), node="client", spans=SPANS, hot=3.0, hold_s=2.0, secret=f"s{number}"
-        )
+            id=DeviceId("d1"), node="client", spans=len(table.state), width=strategy.width,
+            needed=strategy.needed, hot=3.0, hold_s=2.0, secret=f"s{number}",
+        )  # fmt: skip
         hello = DeviceHello(
             device=DeviceId("d1"), node=NodeId("client"), incarnation=number, token="c"
         )
@@ -222,13 +223,14 @@ class Life:
 
 
 class System:
-    def __init__(self, seed: int, file: Path, *, mapped: bool) -> None:
+    def __init__(self, seed: int, file: Path, *, mapped: bool, resilience: str) -> None:
         self.seed, self.file, self.mapped = seed, file, mapped
+        self.resilience = resilience
         self.rng = random.Random(f"faults/{seed}")
         self.sim = SimWorld(seed)
         self.network = MemoryNetwork(seed=seed, latency_s=0.0003)
         self.fabric = MemoryFabric(self.network, mapped=mapped)
-        self.lenders = [Lender(self, id) for id in LENDERS]
+        self.lenders = [Lender(self, f"s{n + 1}") for n in range(LENDERS[resilience])]
         self.checker = Checker()
         self.life: Life | None = None
         self.lives = 0
@@ -414,8 +416,10 @@ def watch(system: System) -> None:
             task.result()
 
 
-async def run(seed: int, file: Path, faults: int, *, mapped: bool) -> System:
-    system = System(seed, file, mapped=mapped)
+async def run(
+    seed: int, file: Path, faults: int, *, mapped: bool, resilience: str = "disk"
+) -> System:
+    system = System(seed, file, mapped=mapped, resilience=resilience)
     await system.begin()
     system.users_start(4)
     await asyncio.sleep(4.0)
@@ -448,5 +452,23 @@ def test_every_page_is_right_or_the_read_fails(seed: int, mapped: bool, tmp_path
     system = simulate(run(seed, tmp_path / "backup", 50, mapped=mapped))
     assert sum(system.happened.values()) >= 50
     assert system.checker.reads > 1000
+    assert system.facts.count("mapped") > 5
+    assert "unmapped" in system.facts
+
+
+@pytest.mark.parametrize("mapped", [True, False], ids=["mapped", "channel"])
+@pytest.mark.parametrize("resilience", ["2+1", "2-copies"])
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 5))]
+)
+@pytest.mark.timeout(180)
+def test_coded_pages_are_right_or_the_read_fails(
+    seed: int, resilience: str, mapped: bool, tmp_path: Path
+) -> None:
+    """The same with several members a span, made again while all this happens."""
+    work = run(seed, tmp_path / "backup", 30, mapped=mapped, resilience=resilience)
+    system = simulate(work)
+    assert sum(system.happened.values()) >= 30
+    assert system.checker.reads > 500
     assert system.facts.count("mapped") > 5
     assert "unmapped" in system.facts

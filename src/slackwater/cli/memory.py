@@ -52,7 +52,7 @@ def export(
     id: Annotated[str, typer.Option(help="The device's name on the bus.")] = "d1",
     node: Annotated[str, typer.Option(help="This machine, never borrowed from.")] = "",
     slab_size: Annotated[str, typer.Option(help="[default: what the lenders have]")] = "0",
-    resilience: Annotated[str, typer.Option(help="How pages survive a lender: disk.")] = "disk",
+    resilience: Annotated[str, typer.Option(help="disk, 8+2 (k + r coding), 2-copies.")] = "disk",
     hot: Annotated[float, typer.Option(help="Page I/O per second that maps a slab.")] = 20.0,
     cold: Annotated[float, typer.Option(help="... and below which one is given back.")] = 0.0,
     direct: Annotated[bool, typer.Option(help="Keep the backup out of the page cache.")] = False,

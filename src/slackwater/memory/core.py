@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from slackwater.common import limits
 from slackwater.common.effects import CancelTimer, Do, Effect, Publish, StartTimer, TimerFired
+from slackwater.common.memory import coding_sets
 from slackwater.common.memory.placement import candidates, lower
 from slackwater.memory.events import (
     ActivityMeasured,
@@ -76,6 +77,8 @@ class DeviceCore:
         self._connecting: set[LenderId] = set()
         self._paused: dict[int, tuple[float, float]] = {}
         """Span -> (not before, the pause after that): nobody had room."""
+        self._sets: dict[int, set[LenderId]] = {}
+        """Span -> the lenders that should back it together, where several do (CodingSets)."""
         self._stopping = False
 
     def step(self, event: Event, now_s: float) -> Sequence[Effect]:
@@ -112,8 +115,8 @@ class DeviceCore:
         rates = event.counts / event.period_s
         self.activity += ALPHA * (rates - self.activity)
         effects: list[Effect] = []
-        hot = np.flatnonzero(self.activity > self.settings.hot)
-        for span in hot.tolist():
+        wanted = set(np.flatnonzero(self.activity > self.settings.hot).tolist())
+        for span in sorted(wanted.union(self.spans.thinned())):
             effects += self._place(span, now_s)
         if self.settings.cold > 0:
             for span in self.spans.in_use():
@@ -128,6 +131,8 @@ class DeviceCore:
         """Look for every member that is missing."""
         if self._stopping or now_s < self._paused.get(span, (0.0, 0.0))[0]:
             return []
+        if not self.spans.of(span):
+            self._sets.pop(span, None)
         effects: list[Effect] = []
         for member in self.spans.fill(span, now_s):
             effects += self._ask(member, now_s)
@@ -146,10 +151,14 @@ class DeviceCore:
         ]
 
     def _ask(self, member: Member, now_s: float) -> list[Effect]:
-        """QUERY_MEM to two lenders, none of which backs the span already."""
+        """QUERY_MEM to two lenders, none of which backs the span already (to one, if the span has
+        several members: no two of them ask the same)."""
         others = {m.lender for m in self.spans.of(member.span) if m is not member and m.lender}
         excluded = others | member.excluded
-        chosen = candidates(self._eligible(now_s), self._old(), excluded, self._rng)
+        if self.settings.width == 1:
+            chosen = candidates(self._eligible(now_s), self._old(), excluded, self._rng)
+        else:
+            chosen = self._from_set(member, excluded, now_s)
         member.state, member.lender = "placing", None
         member.asked, member.answers = set(chosen), []
         member.attempts += 1
@@ -160,6 +169,18 @@ class DeviceCore:
             effects += self._query(member, lender)
         due_s = now_s + limits.PLACEMENT_WAIT_S
         return [*effects, StartTimer(f"place.{member.number}", due_s)]
+
+    def _from_set(self, member: Member, excluded: set[LenderId], now_s: float) -> list[LenderId]:
+        """The least loaded lender of the span's coding set that nobody of the span asks."""
+        others = [m for m in self.spans.of(member.span) if m is not member and m.state == "placing"]
+        excluded = excluded.union(*(other.asked for other in others))
+        able = self._eligible(now_s)
+        load = {lender: coding_sets.load_of(self.lenders[lender][0]) for lender in able}
+        if member.span not in self._sets:
+            width = self.settings.width
+            self._sets[member.span] = coding_sets.choose(self.lenders, load, width, self._rng)
+        asked = coding_sets.order(self._sets[member.span], load)
+        return [lender for lender in asked if lender not in excluded][:1]
 
     def _query(self, member: Member, lender: LenderId) -> list[Effect]:
         if lender not in self.connected:
@@ -347,7 +368,8 @@ class DeviceCore:
                 back = UnmapSlab(slab=member.slab, generation=member.generation)
                 effects.insert(0, self._send(member.lender, back))
         effects.append(self._fact(member, "unmapped", now_s, member.why))
-        if member.why != "cold" and self.activity[member.span] > self.settings.hot:
+        hot = self.activity[member.span] > self.settings.hot
+        if member.why != "cold" and (hot or member.span in self.spans.thinned()):
             effects += self._place(member.span, now_s)
         return effects
 

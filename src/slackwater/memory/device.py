@@ -9,19 +9,21 @@ they return, the table says so to every thread.
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+import structlog
 
 from slackwater.common.errors import AccessRefused, Rejected, SlackwaterError, Unavailable
 from slackwater.memory import kernels as k
 from slackwater.memory.backup import Backup
 from slackwater.memory.remote import RemoteSlab
-from slackwater.memory.store import PAGE_BYTES, Pages, Resilience
+from slackwater.memory.store import PAGE_BYTES, Pages, PagesLost, Resilience
 from slackwater.memory.table import Where
 
 _ATTEMPTS_MAX: Final = 8
 """Places a read is sent to before it gives up: each time the slab it was sent to went away."""
+_log = structlog.get_logger()
 _Read = Callable[[Pages, memoryview], Awaitable[None]]
 
 
@@ -38,10 +40,10 @@ class Device:
         self.remote_written_pages = 0
         self._span_pages = int(table.words[k.SPAN_PAGES])
         self._members: dict[int, list[RemoteSlab | None]] = {}
-        self._flying: Counter[int] = Counter()
-        """Span -> requests on a channel."""
+        self._flying: dict[int, Counter[int]] = {}
+        """Span -> requests on a channel, by the list of members that they use."""
         self._landed: dict[int, list[asyncio.Future[None]]] = {}
-        self._sending: set[asyncio.Future[int]] = set()
+        self._sending: set[asyncio.Future[Any]] = set()
 
     @property
     def page_count(self) -> int:
@@ -112,16 +114,20 @@ class Device:
             return
 
         async def read(wanted: Pages, part: memoryview) -> None:
-            await self.resilience.read(members, wanted - span * self._span_pages, part)
+            await self.resilience.read(span, members, wanted - span * self._span_pages, part)
 
-        self._flying[span] += 1
+        self._begin(span, members)
         try:
             await self._scattered(read, pages[chosen], target, chosen)
+        except PagesLost as error:
+            _log.error("pages.lost", span=span, count=len(error.pages), reason=str(error))
+            k.forget_pages(self.table, error.pages + span * self._span_pages)
+            return
         except (Unavailable, AccessRefused) as error:
             self._fail(span, members, error)
             return
         finally:
-            self._settle(span)
+            self._settle(span, members)
         where[chosen] = k.DONE
         self.remote_read_pages += len(chosen)
 
@@ -208,21 +214,19 @@ class Device:
             if await self._send_span(span, entries[chosen], pages[chosen]):
                 arrived[chosen] = True
 
-        try:
-            different = sorted(set(spans.tolist()))
-            if len(different) == 1:
-                await one(different[0])
-            else:
-                await asyncio.gather(*(one(span) for span in different))
-        finally:
-            k.landed(table, entries, arrived)
-            self.backup.settle_soon()
+        different = sorted(set(spans.tolist()))
+        if len(different) == 1:
+            await one(different[0])
+        else:
+            await asyncio.gather(*(one(span) for span in different))
         late = entries[~arrived]
         return int(late[-1]) if len(late) else -1
 
     async def _send_span(self, span: int, entries: Pages, pages: Pages) -> bool:
+        """Whether enough members have them. Held they stay until every member has answered."""
         members = self._members.get(span)
         if members is None:
+            self._land(entries, arrived=False)
             return False
         slots = entries % self.table.words[k.SLOTS]
         ring = self.table.ring.data
@@ -233,17 +237,46 @@ class Device:
             ordered = np.ascontiguousarray(self.table.ring.reshape(-1, PAGE_BYTES)[slots])
             source = ordered.reshape(-1).data
         inside = pages - span * self._span_pages
-        self._flying[span] += 1
+        arrived = False
+        self._begin(span, members)
         try:
-            await self.resilience.write(members, inside, source)
-            await self.resilience.settled(inside)
+            await self.resilience.write(span, members, inside, source)
+            arrived = True
+        except PagesLost as error:
+            _log.warning("pages.not-taken", span=span, count=count, reason=str(error))
         except (Unavailable, AccessRefused) as error:
             self._fail(span, members, error)
-            return False
         finally:
-            self._settle(span)
-        self.remote_written_pages += count
-        return True
+            if self.resilience.width == 1:
+                self._land(entries, arrived=arrived)
+                self._settle(span, members)
+            else:
+                holding = asyncio.ensure_future(
+                    self._hold(span, members, inside, entries, arrived=arrived)
+                )
+                self._sending.add(holding)
+                holding.add_done_callback(self._sending.discard)
+        self.remote_written_pages += count * arrived
+        return arrived
+
+    async def _hold(
+        self,
+        span: int,
+        members: Sequence[RemoteSlab | None],
+        inside: Pages,
+        entries: Pages,
+        *,
+        arrived: bool,
+    ) -> None:
+        try:
+            await self.resilience.settled(span, inside)
+        finally:
+            self._land(entries, arrived=arrived)
+            self._settle(span, members)
+
+    def _land(self, entries: Pages, *, arrived: bool) -> None:
+        k.landed(self.table, entries, np.full(len(entries), arrived))
+        self.backup.settle_soon()
 
     async def discard(self, first: int, count: int) -> None:
         if first < 0 or count < 1 or first + count > self.page_count:
@@ -302,18 +335,41 @@ class Device:
         left = sum(member is not None for member in members or ())
         if left < self.resilience.needed:
             k.leave_span(self.table, span, state)
+            if state == k.UNMAPPED:
+                self.resilience.forget(span)
         if not left:
             self._members.pop(span, None)
 
     def members(self, span: int) -> Sequence[RemoteSlab | None]:
         return self._members.get(span, ())
 
+    def member(self, span: int, index: int) -> RemoteSlab | None:
+        members = self._members.get(span)
+        return None if members is None else members[index]
+
+    def written(self, span: int) -> Pages:
+        """Pages of the span, from its start, that a new member may lack."""
+        return self.resilience.written(span)
+
+    async def regenerate(self, span: int, index: int, pages: Pages) -> int:
+        """Give a new member what it lacks; how many pages. Raises Unavailable, AccessRefused."""
+        members = self._members.get(span)
+        if members is None or self.member(span, index) is None:
+            raise Unavailable(f"member {index} of span {span} is gone")
+        self._begin(span, members)
+        try:
+            return await self.resilience.regenerate(span, members, index, pages)
+        finally:
+            self._settle(span, members)
+
     async def quiet(self, span: int) -> None:
-        """Returns when nothing of this span is on a channel."""
-        while self._flying[span]:
+        """Returns when nothing of this span is on a channel to members that it no longer has."""
+        old = set(self._flying.get(span, ())) - {id(self._members.get(span))}
+        while old & set(self._flying.get(span, ())):
             done = asyncio.get_running_loop().create_future()
             self._landed.setdefault(span, []).append(done)
             await done
+        await self.resilience.quiet(span)
 
     def fenced(self, span: int) -> None:
         """Its slab was taken away: nothing in it is ours any more."""
@@ -335,13 +391,21 @@ class Device:
         if self.on_failed is not None:
             self.on_failed(span)
 
-    def _settle(self, span: int) -> None:
-        self._flying[span] -= 1
-        if not self._flying[span]:
+    def _begin(self, span: int, members: Sequence[RemoteSlab | None]) -> None:
+        """A request is on its way to these members, and keeps their list alive until `_settle`."""
+        self._flying.setdefault(span, Counter())[id(members)] += 1
+
+    def _settle(self, span: int, members: Sequence[RemoteSlab | None]) -> None:
+        flying = self._flying[span]
+        flying[id(members)] -= 1
+        if flying[id(members)]:
+            return
+        del flying[id(members)]
+        if not flying:
             del self._flying[span]
-            for done in self._landed.pop(span, ()):
-                if not done.done():
-                    done.set_result(None)
+        for done in self._landed.pop(span, ()):
+            if not done.done():
+                done.set_result(None)
 
     # What operators see ---------------------------------------------------------------------------
 

@@ -366,6 +366,16 @@ def leave_span(t, span, state):
 
 
 @njit(nogil=True, cache=True)
+def forget_pages(t, pages):
+    """Remote memory does not have these any more: reads look on disk."""
+    lock(t)
+    for i in range(len(pages)):
+        if t.mark[pages[i]] == PRESENT:
+            t.mark[pages[i]] = ABSENT
+    unlock(t)
+
+
+@njit(nogil=True, cache=True)
 def count_present(t, span):
     first = span * t.words[SPAN_PAGES]
     last = min(first + t.words[SPAN_PAGES], t.words[PAGES])

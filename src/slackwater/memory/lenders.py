@@ -34,6 +34,7 @@ from slackwater.memory.events import (
     Opened,
     Stopping,
 )
+from slackwater.memory.regeneration import Regenerator
 from slackwater.memory.remote import RemoteSlab
 from slackwater.schemas.base import Message
 from slackwater.schemas.memory import LenderId, SlabdHeartbeat, SlabMapped
@@ -75,6 +76,7 @@ class Lenders:
         self._tasks: set[asyncio.Task[None]] = set()
         self._leavings: set[asyncio.Task[None]] = set()
         self._closed = False
+        self.regenerator = Regenerator(device, clock)
         device.on_fenced = lambda span: self.feed(Fenced(span))
         device.on_failed = self._failed
         self._actions: dict[str, Callable[..., None]] = {
@@ -247,6 +249,8 @@ class Lenders:
 
     def _admit(self, member: int, span: int, index: int) -> None:
         self.device.admit(span, index, self._slabs[member])
+        if self.device.resilience.width > 1:
+            self._spawn(self.regenerator.run(span, index))
 
     def _suspend(self, member: int, span: int, index: int) -> None:
         self.device.suspend(span, index)

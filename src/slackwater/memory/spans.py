@@ -89,6 +89,14 @@ class Spans:
     def of(self, span: int) -> list[Member]:
         return [member for member in self._spans.get(span, ()) if member is not None]
 
+    def thinned(self) -> list[int]:
+        """Spans in use that lack members: redundancy is put back whether they are hot or not."""
+        return [
+            span
+            for span, members in self._spans.items()
+            if None in members and any(m is not None and m.usable for m in members)
+        ]
+
     def on(self, lender: LenderId) -> list[Member]:
         return [member for member in self._members.values() if member.lender == lender]
 

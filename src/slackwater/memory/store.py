@@ -11,11 +11,21 @@ from typing import Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from slackwater.common.errors import Unavailable
 from slackwater.schemas.memory import LenderId
 
 PAGE_BYTES: Final = 4096
 Pages = NDArray[np.int64]
 """Page numbers of a device's address space; a batch of them."""
+
+
+class PagesLost(Unavailable):
+    """These pages of a span cannot be had from its members, or were not taken by them; the span's
+    other pages can."""
+
+    def __init__(self, reason: str, pages: Pages) -> None:
+        super().__init__(reason)
+        self.pages = pages
 
 
 class PageStore(Protocol):
@@ -85,8 +95,8 @@ class RemoteMember(Protocol):
 
 
 class Resilience(Protocol):
-    """How a span's pages are spread over its members. Holds no state of a span: `members[i]` is
-    None where that slab is lost or not mapped yet."""
+    """How a span's pages are spread over its members: `members[i]` is None where that slab is lost
+    or not mapped yet."""
 
     @property
     def name(self) -> str: ...
@@ -112,19 +122,38 @@ class Resilience(Protocol):
         ...
 
     async def read(
-        self, members: Sequence[RemoteMember | None], pages: Pages, target: memoryview
+        self, span: int, members: Sequence[RemoteMember | None], pages: Pages, target: memoryview
     ) -> None:
-        """`pages` count from the span's start. Raises Unavailable when fewer than `needed` members
-        answer, or what they answer cannot be made whole: damage is detected, never returned."""
+        """`pages` count from the span's start. Raises PagesLost when what enough members answer
+        cannot be made whole: damage is detected, never returned. Unavailable, AccessRefused: the
+        span's only member fails."""
         ...
 
     async def write(
-        self, members: Sequence[RemoteMember | None], pages: Pages, source: memoryview
+        self, span: int, members: Sequence[RemoteMember | None], pages: Pages, source: memoryview
     ) -> None:
-        """Returns when a read would succeed with any `needed` members of those left. The caller
-        keeps `source` unchanged until `settled` says so."""
+        """Returns when `needed` members have the pages. The caller holds them (reads do not come
+        here) until `settled`. Raises as `read`."""
         ...
 
-    async def settled(self, pages: Pages) -> None:
-        """Nothing reads the `source` of earlier writes of these pages any more."""
+    async def settled(self, span: int, pages: Pages) -> None:
+        """Every member has answered to the writes of these pages."""
+        ...
+
+    async def quiet(self, span: int) -> None:
+        """What was begun on the span before is over, also what nobody waits for any more."""
+        ...
+
+    async def regenerate(
+        self, span: int, members: Sequence[RemoteMember | None], index: int, pages: Pages
+    ) -> int:
+        """Give member `index` what it lacks of these pages; how many pages that were."""
+        ...
+
+    def written(self, span: int) -> Pages:
+        """Pages of the span that a new member may lack."""
+        ...
+
+    def forget(self, span: int) -> None:
+        """The span is unmapped: nothing in its members counts any more."""
         ...

@@ -31,6 +31,7 @@ def warm() -> None:
     k.discard(table, 0, 1)
     k.landed(table, pages, np.zeros(2, np.bool_))
     k.take_activity(table, np.zeros(2, np.int64))
+    k.forget_pages(table, pages)
     k.count_present(table, 0)
     k.leave_span(table, 0, k.UNMAPPED)
     writeback.watch(table, 1)

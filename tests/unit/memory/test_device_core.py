@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from slackwater.common.effects import Do, Effect, Publish, StartTimer, TimerFired
+from slackwater.common.memory.coding_sets import groups
 from slackwater.common.memory.placement import candidates, lower
 from slackwater.memory.core import DeviceCore
 from slackwater.memory.events import (
@@ -432,3 +433,67 @@ def test_new_lenders_alone_decide_while_there_are_enough() -> None:
         assert set(asked) == set(names[4:])
     assert candidates(names, set(names[:5]), (), random.Random(1)) == [names[5]]
     assert set(candidates(names, set(names), {names[0]}, random.Random(1))) <= set(names[1:])
+
+
+# Coded spans --------------------------------------------------------------------------------------
+
+
+def coded(lenders: int = 8, **settings: Any) -> World:
+    return World(lenders, width=4, needed=3, **settings)
+
+
+def backing(world: World, span: int = 0) -> list[str]:
+    return [member.lender or "" for member in world.core.spans.of(span) if member.usable]
+
+
+def test_the_members_of_a_span_are_on_lenders_of_their_own() -> None:
+    world = coded()
+    world.use(200.0, 0, 1)
+    for span in (0, 1):
+        assert len(set(backing(world, span))) == 4
+        assert [m.index for m in world.core.spans.of(span)] == [0, 1, 2, 3]
+        assert world.core.spans.state(span) == "mapped"
+
+
+def test_spans_share_their_sets_of_lenders() -> None:
+    """26 lenders are four groups of six and more; a span stays within one."""
+    world = coded(26)
+    world.use(200.0, 0, 1, 2, 3)
+    made = groups(world.names, 4)
+    for span in range(SPANS):
+        assert sum(set(backing(world, span)) <= group for group in made) == 1
+
+
+def test_a_lost_member_is_put_back_elsewhere_also_when_the_span_is_idle() -> None:
+    world = coded()
+    world.use(200.0, 0)
+    world.use(0.0, 0, seconds=60)
+    before = backing(world)
+    lost = LenderId(before[1])
+    member = world.core.spans.on(lost)[0]
+    assert member.slab is not None
+    world.feed(Heard(lost, EvictSlabs(slabs=(member.slab,), deadline_s=5.0)))
+    world.free[lost] = 0
+    world.feed(Left(member.number))
+    world.use(0.0, 0)
+    assert len(set(backing(world))) == 4
+    assert lost not in backing(world)
+    assert set(before) - {lost} <= set(backing(world))
+
+
+def test_a_cold_coded_span_is_given_back_whole() -> None:
+    world = coded(cold=1.0)
+    world.use(200.0, 0)
+    members = world.core.spans.of(0)
+    world.use(0.0, 0, seconds=40)
+    for member in members:
+        world.feed(Left(member.number))
+        world.use(0.0, 0)
+    assert world.core.spans.of(0) == []
+
+
+def test_too_few_lenders_leave_a_coded_span_unmapped() -> None:
+    world = coded(2)
+    world.use(200.0, 0)
+    assert world.core.spans.state(0) == "unmapped" or len(backing(world)) == 2
+    assert "refused" in world.facts
