@@ -2,10 +2,10 @@
 
 No trace says which model a job trains, how many parameter servers it reserved or how much CPU they
 used. So every distributed job draws its model by the seed from the four that the paper trains (or
-all twelve that `loadgen replay` knows), with the seconds of computing of that table. The rest follows: CPU time from the model's bytes and
-what this project's kernels take per byte (measured by `python
-benchmarks/fold_cost.py`), D_j by playing the job alone on the servers that it
-asked for. docs/reproduction/aggregation.md holds the table.
+all twelve that `loadgen replay` knows), with the seconds of computing of that table. The rest
+follows: CPU time from the model's bytes and what this project's kernels take per byte (measured by
+`python benchmarks/fold_cost.py`), D_j by playing the job alone on the servers that it asked for.
+docs/reproduction/aggregation.md holds the table.
 
 A job is distributed if it has two GPUs or more. It has one worker per four GPUs, at least two, and
 as many servers as workers: the testbed's "2s-2w" with four GPUs a worker, and "4s-4w" for sixteen.
