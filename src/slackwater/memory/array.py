@@ -48,10 +48,12 @@ from slackwater.memory.pager_process import (
     Request,
     encode,
 )
+from slackwater.memory.prefetch import WINDOW_MAX
 from slackwater.memory.store import PAGE_BYTES
 from slackwater.memory.userfault import DO_WAKE, Userfault, open_userfault
 
 _ANSWER_S: Final = 30.0
+_STDERR: Final = 2
 _log = structlog.get_logger()
 _DEAD: Final = (
     b"slackwater: the pager of a RemoteArray died; its pages are lost, touching it ends in SIGBUS\n"
@@ -74,9 +76,13 @@ class RemoteArray:
         transport: str | None = None,
         node: str = "",
         delay_s: float = 0.0,
+        window: int = WINDOW_MAX,
+        patience_s: float = limits.ARRAY_STORE_S,
     ) -> None:
         """`url` of the cluster's bus; "": no lenders, pages go to the backup file alone, which
-        defaults to one that nobody else sees. Raises ConfigRejected, Unavailable."""
+        defaults to one that nobody else sees. `window`: pages that are prefetched at once, at most;
+        0: none. `patience_s`: so long it is tried to read a page, or to write one. Raises
+        ConfigRejected, Unavailable."""
         kind = np.dtype(dtype)
         nbytes = kind.itemsize * math.prod((shape,) if isinstance(shape, int) else shape)
         _check(kind, nbytes, cache_bytes)
@@ -109,6 +115,8 @@ class RemoteArray:
             token=os.environ.get("SLACKWATER_CLUSTER_TOKEN", ""),
             node=node,
             delay_s=delay_s,
+            window=window,
+            patience_s=patience_s,
         )
         try:
             self._ask(begin, limits.ARRAY_START_S)
@@ -127,6 +135,7 @@ class RemoteArray:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "slackwater.memory.pager_process", *map(str, fds)],
             pass_fds=fds,
+            stdout=_STDERR,
         )
         theirs.close()
         their_beats.close()
@@ -191,7 +200,9 @@ class RemoteArray:
         self._ask(Flush(), limits.ARRAY_FLUSH_S + _ANSWER_S)
 
     def figures(self) -> dict[str, int]:
-        """Counters of the pager since it began: faults, missed, hits, prefetched, ..."""
+        """Counters of the pager since it began: `faults` of missing pages; `missed`, those that
+        waited for the store; the prefetcher's `accesses`, `hits`, `prefetched` and `dropped`;
+        `evicted`, `written_back`. And now: `resident` pages, `remote_pages` in lenders' memory."""
         return dict(self._ask(Figures()).figures)
 
     def close(self) -> None:

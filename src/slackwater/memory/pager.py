@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from slackwater.common import limits
 from slackwater.common.errors import Retryable, SlackwaterError
 from slackwater.common.sparse import punch
-from slackwater.memory.prefetch import Leap
+from slackwater.memory.prefetch import WINDOW_MAX, Leap
 from slackwater.memory.residency import Residency
 from slackwater.memory.store import PAGE_BYTES, PageStore
 from slackwater.memory.table import runs
@@ -44,16 +44,24 @@ class Pager:
     """`serve` until the program goes. Raises what makes it impossible to go on."""
 
     def __init__(
-        self, store: PageStore, faults: Userfault, memory_fd: int, memory: Bytes, cache_pages: int
+        self,
+        store: PageStore,
+        faults: Userfault,
+        memory_fd: int,
+        memory: Bytes,
+        cache_pages: int,
+        window: int = WINDOW_MAX,
+        patience_s: float = limits.ARRAY_STORE_S,
     ) -> None:
         """`memory`: the pager's own view of the array's bytes, in the file `memory_fd`."""
         pages = len(memory) // PAGE_BYTES
         self._store = store
         self._faults = faults
         self._fd = memory_fd
+        self._patience_s = patience_s
         self._memory = memory.reshape(pages, PAGE_BYTES)
         self.local = Residency(pages, cache_pages)
-        self.leap = Leap(pages, unused_max=max(16, cache_pages // 2))
+        self.leap = Leap(pages, window_max=window, unused_max=cache_pages // 2)
         self._stored = np.zeros(pages, np.bool_)
         """The store has bytes of it; else it is zeros."""
         self._held: dict[int, Bytes] = {}
@@ -185,8 +193,8 @@ class Pager:
     def _follow(self, page: int, thread: int) -> None:
         """Tell the prefetcher, and fetch what it answers."""
         silent = self._silent.setdefault(thread, deque(maxlen=2 * self.leap.window_max))
-        if self.leap.unused(page):
-            # It touched the first page of its newest window, so it has passed those before.
+        if page == self.leap.trigger(thread) and self.leap.unused(page):
+            # It has come to the first page of its newest window: it has passed those before.
             passed = [one for one in silent if self.leap.unused(one) and one != page]
             for one in passed:
                 self.leap.access(thread, one)
@@ -292,7 +300,7 @@ class Pager:
         self._feed()
 
     async def _read(self, order: NDArray[np.int64], data: Bytes) -> None:
-        end_s = self._loop.time() + limits.ARRAY_STORE_S
+        end_s = self._loop.time() + self._patience_s
         while True:
             try:
                 await self._store.read_pages(order, data.data.cast("B"))
@@ -368,7 +376,7 @@ class Pager:
             self._feed()
 
     async def _put(self, order: NDArray[np.int64], data: Bytes) -> None:
-        end_s = self._loop.time() + limits.ARRAY_STORE_S
+        end_s = self._loop.time() + self._patience_s
         while True:
             try:
                 await self._store.write_pages(order, data.data)

@@ -25,9 +25,11 @@ import structlog
 from slackwater.common import limits
 from slackwater.common.clock import LiveClock
 from slackwater.common.errors import SlackwaterError
+from slackwater.memory.device import Device
 from slackwater.memory.export import Exporter, ExportOptions, find_slab_bytes
 from slackwater.memory.pager import Pager
-from slackwater.memory.store import PAGE_BYTES, PageStore
+from slackwater.memory.prefetch import WINDOW_MAX
+from slackwater.memory.store import PAGE_BYTES
 from slackwater.memory.userfault import Userfault
 from slackwater.memory.warm import warm
 
@@ -50,6 +52,8 @@ class Begin(msgspec.Struct, frozen=True, tag="begin"):
     token: str = ""
     node: str = ""
     delay_s: float = 0.0
+    window: int = WINDOW_MAX
+    patience_s: float = limits.ARRAY_STORE_S
 
 
 class Prefetch(msgspec.Struct, frozen=True, tag="prefetch"):
@@ -84,7 +88,7 @@ def encode(message: Request | Answer) -> bytes:
 
 
 @contextlib.asynccontextmanager
-async def device(begin: Begin) -> AsyncIterator[PageStore]:
+async def device(begin: Begin) -> AsyncIterator[Device]:
     """A device of this array alone, without an NBD server."""
     slab_bytes = begin.slab_bytes
     if not slab_bytes and begin.url:
@@ -151,15 +155,23 @@ class PagerProcess:
     async def _page(
         self,
         begin: Begin,
-        store: PageStore,
+        store: Device,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
     ) -> None:
         view = np.frombuffer(mmap.mmap(self._memory, begin.nbytes), np.uint8)
         pages = begin.nbytes // PAGE_BYTES
         faults = Userfault(self._faults, begin.address, pages)
-        pager = Pager(store, faults, self._memory, view, begin.cache_bytes // PAGE_BYTES)
-        answering = asyncio.ensure_future(self._answer(pager, reader, writer))
+        pager = Pager(
+            store,
+            faults,
+            self._memory,
+            view,
+            begin.cache_bytes // PAGE_BYTES,
+            window=begin.window,
+            patience_s=begin.patience_s,
+        )
+        answering = asyncio.ensure_future(self._answer(pager, store, reader, writer))
         try:
             writer.write(encode(Answer()))
             await pager.serve()
@@ -168,16 +180,20 @@ class PagerProcess:
             await asyncio.gather(answering, return_exceptions=True)
 
     async def _answer(
-        self, pager: Pager, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self,
+        pager: Pager,
+        store: Device,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
     ) -> None:
         while line := await reader.readline():
             request = msgspec.json.decode(line, type=Request)
-            writer.write(encode(await self._one(pager, request)))
+            writer.write(encode(await self._one(pager, store, request)))
             if isinstance(request, Close):
                 break
         pager.stop()
 
-    async def _one(self, pager: Pager, request: Request) -> Answer:
+    async def _one(self, pager: Pager, store: Device, request: Request) -> Answer:
         match request:
             case Prefetch(first=first, count=count):
                 return Answer(figures={"coming": pager.prefetch(first, count)})
@@ -189,7 +205,9 @@ class PagerProcess:
                     return Answer(error=str(error) or type(error).__name__)
                 return Answer()
             case Figures():
-                return Answer(figures=pager.figures())
+                spans = range(len(store.table.state))
+                remote = sum(store.present_pages(span) for span in spans)
+                return Answer(figures={**pager.figures(), "remote_pages": remote})
             case Close() | Begin():
                 return Answer()
 

@@ -131,6 +131,11 @@ class Leap:
         """It was prefetched, and nobody has asked for it."""
         return page in self._unused
 
+    def trigger(self, stream: Hashable) -> int | None:
+        """The first page of its newest window: asking for it has the next one chosen."""
+        state = self._streams.get(stream)
+        return None if state is None else state.trigger
+
     def trend(self, stream: Hashable) -> int | None:
         """The stream's trend at present."""
         state = self._streams.get(stream)

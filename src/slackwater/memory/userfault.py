@@ -28,6 +28,7 @@ _WP_SHMEM: Final = 1 << 12
 _MODES: Final = 1 | 2
 """Registered for pages that are missing, and for writes to protected ones."""
 _COPY_WP: Final = 2
+_WRITEPROTECT_DONTWAKE: Final = 2
 _EVENT_PAGEFAULT: Final = 0x12
 _MESSAGE: Final = struct.Struct("<B7xQQI4x")
 _MESSAGES: Final = 64
@@ -164,6 +165,8 @@ class Userfault:
 
     def poison(self, page: int) -> None:
         """Who touches this missing page gets SIGBUS. OSError before Linux 6.6."""
+        # The mark of its protection has outlived it, and counts as something that is there.
+        self._range(_DO_WRITEPROTECT, page, 1, "<QQQ", _WRITEPROTECT_DONTWAKE)
         self._range(_DO_POISON, page, 1, "<QQQq", 0, 0)
 
     def _range(self, request: int, page: int, count: int, layout: str, *rest: int) -> None:

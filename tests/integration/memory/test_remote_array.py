@@ -229,6 +229,58 @@ def test_a_dead_pager_ends_its_program_with_sigbus_and_a_reason(how: str, touch:
     assert "pager of a RemoteArray died" in done.stderr
 
 
+def test_a_page_that_cannot_be_read_ends_in_sigbus_and_the_others_do_not(tmp_path: Path) -> None:
+    """The backup file is cut behind the device's back."""
+    text = f"""
+        import os
+        import numpy as np
+        from pathlib import Path
+        from slackwater.memory import RemoteArray
+
+        backup = Path({str(tmp_path / "backup")!r})
+        pages = RemoteArray(
+            (256, 4096), np.uint8, cache_bytes=256 * 1024, backup=backup, patience_s=0.3
+        )
+        pages[:] = 1
+        pages.flush()
+        os.truncate(backup, 100 * 4096)
+        assert pages[:100, 9].sum() == 100
+        print("good", flush=True)
+        print(pages[150, 0])
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(text)],
+        capture_output=True, text=True, timeout=50, check=False,
+    )  # fmt: skip
+    assert done.returncode == -signal.SIGBUS, done.stderr
+    assert done.stdout == "good\n"
+    assert "page.lost" in done.stderr
+    assert "pager.failed" not in done.stderr
+
+
+def test_a_write_that_finds_no_place_ends_in_sigbus_with_its_reason(tmp_path: Path) -> None:
+    """The backup's file system is full: the pager keeps what it has, then gives up, loudly."""
+    text = """
+        import numpy as np, resource, signal
+        from slackwater.memory import RemoteArray
+
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (64 << 20, 64 << 20))
+        shape = (48 << 20) // 4096, 4096
+        pages = RemoteArray(shape, np.uint8, cache_bytes=256 * 1024, patience_s=0.5)
+        resource.prlimit(pages._process.pid, resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+        pages[:] = 1
+        print("survived")
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(text)],
+        capture_output=True, text=True, timeout=50, check=False,
+    )  # fmt: skip
+    assert done.returncode == -signal.SIGBUS, done.stderr
+    assert "write-back.failed" in done.stderr
+    assert "pager of a RemoteArray died" in done.stderr
+
+
 def test_a_dead_pager_is_told_by_methods() -> None:
     made = RemoteArray((256, PAGE_BYTES), np.uint8, cache_bytes=CACHE_BYTES)
     made._process.kill()
