@@ -90,14 +90,13 @@ class ErasureCode:
     def decode(self, chosen: Sequence[int], fragments: Bytes) -> Bytes:
         k, n = self.needed, fragments.shape[1]
         data = np.empty((k, n, self.fragment_bytes), np.uint8)
-        lost = [i for i in range(k) if i not in chosen]
+        lost, tables = self._decoder(tuple(chosen))
         for row, index in enumerate(chosen):
             if index < k:
                 data[index] = fragments[row]
         if lost:
-            rows = np.ascontiguousarray(self._decoder(tuple(chosen))[lost])
             made = np.empty((len(lost), n, self.fragment_bytes), np.uint8)
-            self._multiply(self._tables(rows), np.ascontiguousarray(fragments), made)
+            self._multiply(tables, np.ascontiguousarray(fragments), made)
             data[lost] = made
         pages: Bytes = data.transpose(1, 0, 2).reshape(n, PAGE_BYTES)
         return pages
@@ -106,14 +105,15 @@ class ErasureCode:
         made: Bytes = self.encode(self.decode(chosen, fragments))[index]
         return made
 
-    def _invert(self, chosen: tuple[int, ...]) -> Bytes:
-        """The matrix that turns these k fragments into the data."""
+    def _invert(self, chosen: tuple[int, ...]) -> tuple[list[int], Bytes]:
+        """(data fragments that are not among these k, the tables that make them of these)."""
         assert len(chosen) == len(set(chosen)) == self.needed, chosen
         square = np.ascontiguousarray(self.matrix[list(chosen)])
         inverse = np.empty_like(square)
         singular = self._isal.gf_invert_matrix(_at(square), _at(inverse), self.needed)
         assert singular == 0, chosen
-        return inverse
+        lost = [i for i in range(self.needed) if i not in chosen]
+        return lost, self._tables(inverse[lost])
 
     def _tables(self, rows: Bytes) -> Bytes:
         rows = np.ascontiguousarray(rows)

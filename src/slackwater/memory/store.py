@@ -96,7 +96,7 @@ class RemoteMember(Protocol):
 
 class Resilience(Protocol):
     """How a span's pages are spread over its members: `members[i]` is None where that slab is lost
-    or not mapped yet."""
+    or not mapped yet. A list of members is never changed: others come as another list."""
 
     @property
     def name(self) -> str: ...

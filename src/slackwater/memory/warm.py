@@ -11,10 +11,11 @@ import tempfile
 
 import numpy as np
 
+from slackwater.memory import fragments, writeback
 from slackwater.memory import kernels as k
-from slackwater.memory import writeback
 from slackwater.memory.nbd import protocol as nbd
 from slackwater.memory.nbd import serve
+from slackwater.memory.replication import Copies
 from slackwater.memory.store import PAGE_BYTES
 from slackwater.memory.table import make_table, page_range
 
@@ -42,6 +43,9 @@ def warm() -> None:
         writeback.stop(table)
         writeback.write_back(table, file.fileno())
     writeback.backup_failed(table, 0)
+    code, whole = Copies(2), np.zeros((2, PAGE_BYTES), np.uint8)
+    slots = fragments.pack(code, 0, 0, pages, kinds, whole)
+    fragments.generations_of(code, 0, 0, pages, slots)
     _serve(table, data)
 
 

@@ -1,6 +1,8 @@
 """The code against a field that is written out, and every way to lose r (Hydra, 4.1)."""
 
 import itertools
+import struct
+import zlib
 from collections.abc import Sequence
 
 import numpy as np
@@ -9,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slackwater.common.errors import ConfigRejected
+from slackwater.memory import fragments
 from slackwater.memory.coding import Code, ErasureCode
 from slackwater.memory.replication import Copies
 from slackwater.memory.store import PAGE_BYTES
@@ -143,3 +146,24 @@ def test_codes_that_cannot_be(k: int, r: int) -> None:
 def test_one_copy_is_none() -> None:
     with pytest.raises(ConfigRejected, match="1 copies"):
         Copies(1)
+
+
+@pytest.mark.parametrize("code", [ErasureCode(8, 2), ErasureCode(16, 1), Copies(2)], ids=str)
+def test_the_checksum_beside_a_fragment_is_zlibs(code: Code) -> None:
+    """... begun with what the fragment is, so that equal bytes elsewhere have another."""
+    pages = np.array([0, 3, 9], np.int64)
+    whole, generations = code.encode(some_pages(3)), np.array([1, 2**40, 5], np.int64)
+    begins = set()
+    for index in range(code.width):
+        slots = fragments.pack(code, index, 7, pages, generations, whole[index])
+        assert fragments.generations_of(code, index, 7, pages, slots).tolist() == [1, 2**40, 5]
+        for i, page in enumerate(pages.tolist()):
+            slot = slots[i].tobytes()
+            generation, crc, tag = struct.unpack_from("<QII", slot)
+            assert (generation, tag >> 24) == (generations[i], index)
+            begin = fragments._begin(7, tag, page, generation)
+            assert crc == zlib.crc32(slot[16:], begin)
+            begins.add(begin)
+        for other in ((index, 8, pages), (index, 7, pages + 1), (1 - index % 2, 7, pages)):
+            assert not fragments.generations_of(code, *other, slots).any()
+    assert len(begins) == 3 * code.width

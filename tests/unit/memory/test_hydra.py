@@ -83,7 +83,7 @@ class Span:
 
     async def read(self, pages: Pages) -> bytes:
         target = bytearray(len(pages) * PAGE_BYTES)
-        await self.hydra.read(SPAN, self.members, pages, memoryview(target))
+        await self.hydra.read(SPAN, list(self.members), pages, memoryview(target))
         return bytes(target)
 
     def damage(self, index: int, page: int, at: int = 100) -> None:
