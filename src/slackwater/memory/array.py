@@ -14,6 +14,7 @@ Not for direct I/O or registration with a NIC or GPU: a device does not fault. A
 not have it.
 """
 
+import contextlib
 import ctypes
 import math
 import mmap
@@ -25,6 +26,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, Self
@@ -60,6 +62,12 @@ _DEAD: Final = (
 )
 
 
+class _Mapping(mmap.mmap):
+    """Every view of an array holds its mapping, and this the array: none outlives its pager."""
+
+    owner: "RemoteArray"
+
+
 class RemoteArray:
     """Use it like an array, or `.array`. Methods may be called from any thread."""
 
@@ -84,30 +92,33 @@ class RemoteArray:
         0: none. `patience_s`: so long it is tried to read a page, or to write one. Raises
         ConfigRejected, Unavailable."""
         kind = np.dtype(dtype)
-        nbytes = kind.itemsize * math.prod((shape,) if isinstance(shape, int) else shape)
+        self.shape = (shape,) if isinstance(shape, int) else tuple(shape)
+        self.dtype = kind
+        nbytes = kind.itemsize * math.prod(self.shape)
         _check(kind, nbytes, cache_bytes)
         self._size = -(-nbytes // PAGE_BYTES) * PAGE_BYTES
         self._lock = threading.Lock()
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._words = np.zeros(watcher.WORDS, np.int64)
+        self._kept = contextlib.ExitStack()
+        self._release = weakref.finalize(self, self._kept.close)
+        """Closes what is left when the array is closed, forgotten, or the program ends."""
         self._faults = open_userfault()
+        self._kept.callback(os.close, self._faults)
         self._memory = os.memfd_create("slackwater-array", os.MFD_CLOEXEC)
+        self._kept.callback(os.close, self._memory)
         os.ftruncate(self._memory, self._size)
-        self._map = mmap.mmap(self._memory, self._size)
+        self._map = _Mapping(self._memory, self._size)
+        self._map.owner = self
         self._map.madvise(mmap.MADV_DONTFORK)
         address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         Userfault(self._faults, address, self._size // PAGE_BYTES).register()
-        self.array: NDArray[Any] = np.frombuffer(self._map, kind, nbytes // kind.itemsize)
-        self.array = self.array.reshape(shape)
         self._start(address)
-        if backup is None:
-            self._folder = tempfile.TemporaryDirectory(prefix="slackwater-array-")
-            backup = Path(self._folder.name) / "backup"
         begin = Begin(
             address=address,
             nbytes=self._size,
             cache_bytes=cache_bytes,
             id=f"array-{os.getpid()}-{secrets.token_hex(4)}",
-            backup=str(backup.absolute()),
+            backup=str(backup.absolute()) if backup else "",
             url=url,
             slab_bytes=slab_bytes,
             resilience=resilience,
@@ -119,16 +130,25 @@ class RemoteArray:
             patience_s=patience_s,
         )
         try:
-            self._ask(begin, limits.ARRAY_START_S)
+            self._begin(begin)
         except (Rejected, Unavailable):
             self._end()
             raise
 
+    def _begin(self, begin: Begin) -> None:
+        """A file of its own has lost its name when this returns: it goes with the pager."""
+        with tempfile.TemporaryDirectory(prefix="slackwater-array-") as folder:
+            backup = begin.backup or str(Path(folder) / "backup")
+            self._ask(msgspec.structs.replace(begin, backup=backup), limits.ARRAY_START_S)
+
     def _start(self, address: int) -> None:
         control, theirs = socket.socketpair()
         beats, their_beats = socket.socketpair()
-        self._control, self._beats = control, beats
+        self._control = control
         self._lines = control.makefile("rb")
+        self._kept.enter_context(control)
+        self._kept.enter_context(self._lines)
+        self._kept.callback(self._words.__setitem__, watcher.ENDING, 1)  # The last in, first out.
         seconds = struct.pack("@ll", int(limits.ARRAY_SILENT_S), 0)
         beats.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, seconds)
         fds = (theirs.fileno(), their_beats.fileno(), self._faults, self._memory)
@@ -136,33 +156,28 @@ class RemoteArray:
             [sys.executable, "-m", "slackwater.memory.pager_process", *map(str, fds)],
             pass_fds=fds,
             stdout=_STDERR,
+            start_new_session=True,  # Ctrl-C is the program's to handle.
         )
         theirs.close()
         their_beats.close()
-        self._words = np.zeros(watcher.WORDS, np.int64)
         area = np.array([address, self._size], np.uint64)
         message = np.frombuffer(_DEAD, np.uint8).copy()
-        known = (beats.fileno(), self._memory, self._faults, DO_WAKE)
+        known = (self._memory, self._faults, DO_WAKE, area, self._words, message)
         self._watcher = threading.Thread(
-            target=watcher.watch,
-            args=(*known, area, self._words, message),
-            name="array-watcher",
-            daemon=True,
+            target=_watch, args=(beats.detach(), *known), name="array-watcher", daemon=True
         )
         self._watcher.start()
 
     # Use ------------------------------------------------------------------------------------------
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        return self.array.shape
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        return self.array.dtype
+    def array(self) -> NDArray[Any]:
+        """All of it. A view like any other: made anew, so that the array can be forgotten."""
+        flat = np.frombuffer(self._map, self.dtype, math.prod(self.shape))
+        return flat.reshape(self.shape)
 
     def __len__(self) -> int:
-        return len(self.array)
+        return self.shape[0]
 
     def __getitem__(self, key: Any) -> Any:
         return self.array[key]
@@ -180,7 +195,8 @@ class RemoteArray:
         if not all(isinstance(word, int | np.integer | slice) for word in words):
             raise Rejected(f"prefetch({key!r}): give integers and slices")
         # A one-element slice in place of an integer: that would read the element.
-        part = self.array[
+        whole = self.array
+        part = whole[
             tuple(
                 word if isinstance(word, slice) else slice(int(word), int(word) + 1 or None)
                 for word in words
@@ -188,7 +204,7 @@ class RemoteArray:
         ]
         if not part.size:
             return 0
-        start = self.array.ctypes.data
+        start = whole.ctypes.data
         low, high = byte_bounds(part)
         first = (low - start) // PAGE_BYTES
         count = (high - start - 1) // PAGE_BYTES - first + 1
@@ -210,13 +226,9 @@ class RemoteArray:
         its holder. Raises Rejected if there is one, and nothing happens."""
         if self._map.closed:
             return
-        kind, shape = self.array.dtype, self.array.shape
-        del self.array
         try:
             self._map.close()
         except BufferError as error:
-            count = math.prod(shape)
-            self.array = np.frombuffer(self._map, kind, count).reshape(shape)
             raise Rejected("views of this array still exist: delete them, then close") from error
         self._words[watcher.ENDING] = 1
         try:
@@ -270,11 +282,15 @@ class RemoteArray:
             self._process.kill()
             self._process.wait()
         self._watcher.join(_ANSWER_S)
-        self._beats.close()
-        os.close(self._faults)
-        os.close(self._memory)
-        if self._folder is not None:
-            self._folder.cleanup()
+        self._release()
+
+
+def _watch(beats: int, *known: Any) -> None:
+    """Closes `beats` in the end. Knows nothing of the array, so that it does not keep it alive."""
+    try:
+        watcher.watch(beats, *known)
+    finally:
+        os.close(beats)
 
 
 def _check(kind: np.dtype[Any], nbytes: int, cache_bytes: int) -> None:

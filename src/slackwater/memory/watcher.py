@@ -22,6 +22,7 @@ FAILED: Final = 1
 WORDS: Final = 2
 
 _STDERR: Final = 2
+_EINTR: Final = 4
 _ftruncate: Any = types.ExternalFunction("ftruncate", abi.INT(abi.INT, types.int64))
 _ioctl: Any = types.ExternalFunction("ioctl", abi.INT(abi.INT, abi.ADDRESS, abi.ADDRESS))
 _write: Any = types.ExternalFunction("write", abi.SIZE(abi.INT, abi.ADDRESS, abi.ADDRESS))
@@ -31,8 +32,10 @@ _write: Any = types.ExternalFunction("write", abi.SIZE(abi.INT, abi.ADDRESS, abi
 def watch(beats, memory, faults, wake, area, words, message):
     """Until the pager ends or is silent for as long as `beats` waits. `area`: (address, bytes)."""
     buffer = np.zeros(64, np.uint8)
-    while abi.receive(beats, buffer.ctypes.data, 64) > 0:
-        pass
+    while True:
+        n = abi.receive(beats, buffer.ctypes.data, 64)
+        if n == 0 or (n < 0 and abi.errno() != _EINTR):
+            break
     if words[ENDING]:
         return
     words[FAILED] = 1

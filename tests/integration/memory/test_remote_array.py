@@ -3,16 +3,19 @@
 The backup file stands behind them, which is slower than slabs: more happens meanwhile.
 """
 
+import gc
 import os
 import signal
 import subprocess
 import sys
 import textwrap
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from slackwater.common.errors import ConfigRejected, Rejected, Unavailable
@@ -287,3 +290,65 @@ def test_a_dead_pager_is_told_by_methods() -> None:
     with pytest.raises(Unavailable, match="died"):
         made.flush()
     made.close()
+
+
+def run(text: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(text)],
+        capture_output=True, text=True, timeout=50, check=False, start_new_session=True,
+    )  # fmt: skip
+
+
+def test_a_program_that_forgets_to_close_ends_quietly_and_takes_its_pager_along() -> None:
+    done = run("""
+        import numpy as np
+        from slackwater.memory import RemoteArray
+
+        pages = RemoteArray((256, 4096), np.uint8, cache_bytes=256 * 1024)
+        pages[:] = 1
+        print(pages._process.pid, flush=True)
+    """)
+    assert (done.returncode, done.stderr) == (0, "")
+    until_gone(int(done.stdout))
+
+
+def test_a_view_keeps_its_array_and_the_last_one_lets_it_go() -> None:
+    made = RemoteArray((256, PAGE_BYTES), np.uint8, cache_bytes=CACHE_BYTES)
+    made[:] = 1
+    made.flush()
+    process, view = made._process, made.array[::2]
+    del made
+    gc.collect()
+    assert view.sum() == 128 * PAGE_BYTES
+    del view
+    gc.collect()
+    assert process.wait(20) == 0
+
+
+def test_signals_are_the_programs_and_harm_no_array() -> None:
+    """Ctrl-C goes to the whole foreground group; a signal may wake the thread that watches."""
+    done = run("""
+        import os, signal, threading
+        import numpy as np
+        from slackwater.memory import RemoteArray
+
+        seen = []
+        signal.signal(signal.SIGINT, lambda number, frame: seen.append(number))
+        pages = RemoteArray((256, 4096), np.uint8, cache_bytes=256 * 1024)
+        pages[:] = 1
+        for _ in range(20):
+            os.killpg(os.getpgrp(), signal.SIGINT)
+            signal.pthread_kill(pages._watcher.ident, signal.SIGINT)
+            assert pages[::9, 5].sum() == 29
+        assert seen
+        pages.close()
+        print("done")
+    """)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
+
+
+def until_gone(pid: int) -> None:
+    give_up_s = time.monotonic() + 20
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < give_up_s, f"pager {pid} outlives its program"
+        time.sleep(0.05)
