@@ -103,6 +103,7 @@ class Hydra:
         able = [index for index, member in enumerate(members) if member is not None]
         plan = ReadPlan(able, len(pages), self.needed, self.width, extra)
         found: dict[int, Bytes] = {}
+        written = expected > 0
         asks = deque(plan.begin())
         flying: dict[asyncio.Task[Bytes | None], int] = {}
 
@@ -111,8 +112,8 @@ class Hydra:
                 asks.extend(plan.failed(index))
                 return
             good = fragments.generations_of(self.code, index, span, pages, slots) == expected
-            good &= expected > 0
-            self.erasures += len(pages) - int(good.sum())
+            good &= written
+            self.erasures += len(pages) - int(np.count_nonzero(good))
             found[index] = slots
             asks.extend(plan.answered(index, good))
 

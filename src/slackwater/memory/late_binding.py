@@ -19,9 +19,12 @@ class ReadPlan:
         self, able: Sequence[int], pages: int, needed: int, width: int, extra: int
     ) -> None:
         assert needed >= 1, needed
+        assert pages >= 1, pages
         self.good: NDArray[np.bool_] = np.zeros((width, pages), np.bool_)
         """[member, page]: the member's fragment of the page is here, and right."""
-        self._needed = needed
+        self._count: NDArray[np.int64] = np.zeros(pages, np.int64)
+        self._needed = self._short = needed
+        """What the page that lacks most lacks."""
         self._extra = extra
         self._left = list(able)
         self._asked: set[int] = set()
@@ -29,12 +32,12 @@ class ReadPlan:
     @property
     def enough(self) -> NDArray[np.bool_]:
         """By page: it can be made whole."""
-        whole: NDArray[np.bool_] = self.good.sum(axis=0) >= self._needed
+        whole: NDArray[np.bool_] = self._count >= self._needed
         return whole
 
     @property
     def done(self) -> bool:
-        return bool(self.enough.all())
+        return self._short <= 0
 
     @property
     def hopeless(self) -> bool:
@@ -50,8 +53,9 @@ class ReadPlan:
         assert member in self._asked, member
         self._asked.remove(member)
         self.good[member] = good
-        short = self._needed - int(self.good.sum(axis=0).min(initial=self._needed))
-        return self._ask(short - len(self._asked))
+        self._count += good
+        self._short = self._needed - int(self._count.min())
+        return self._ask(self._short - len(self._asked))
 
     def failed(self, member: int) -> list[int]:
         return self.answered(member, np.zeros(self.good.shape[1], np.bool_))
@@ -64,6 +68,9 @@ class ReadPlan:
 
     def groups(self) -> list[tuple[list[int], NDArray[np.int64]]]:
         """(the first `needed` good members, the pages that have just these): one decoding each."""
+        first = self.good[:, 0]
+        if first.sum() == self._needed and (first == self.good.T).all():
+            return [(np.flatnonzero(first).tolist(), np.arange(len(self._count)))]
         rank = np.cumsum(self.good, axis=0)
         chosen = (self.good & (rank <= self._needed)).T
         kinds, which = np.unique(chosen, axis=0, return_inverse=True)

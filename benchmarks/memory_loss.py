@@ -1,0 +1,176 @@
+"""What the loss of one lender of six costs: with the disk behind it, coded 4 + 2, with two copies.
+
+Gu, dissertation, 2.7.4, and Hydra (FAST'22), 7.3. Six lenders are processes; the device is in this
+one, and 16 tasks read single pages at random, all of them in remote memory. Then one lender that
+backs it is killed with its memory. A figure is the rate of the four seconds after that over the
+rate of the four seconds before: placement, regeneration and reads from the backup file are all in
+it. `--disk` is what an operation of the backup file takes (100 us: an SSD; 4 ms: a hard disk). Each
+page is checked. Modes are interleaved, round by round.
+
+    python benchmarks/memory_loss.py [--rounds 3] [--disk 0.0001] [--modes disk,4+2,2-copies]
+"""
+
+import argparse
+import asyncio
+import contextlib
+import random
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import numpy as np
+from figures import Figure, show, spread
+
+from slackwater.common.clock import LiveClock
+from slackwater.common.config import write_config
+from slackwater.common.embedded import Supervisor, UnitSpec
+from slackwater.memory.export import Exporter, ExportOptions
+from slackwater.memory.store import PAGE_BYTES
+from slackwater.memory.table import page_range
+from slackwater.memory.warm import warm
+
+MIB = 1024 * 1024
+SLAB_BYTES = 4 * MIB
+PAGES = 24 * MIB // PAGE_BYTES
+LENDERS = 6
+READERS = 16
+PHASE_S = 4.0
+GOALS = {"disk": 1 - 0.583, "4+2": 0.9, "2-copies": None}
+
+
+class Readers:
+    """Check every page that they read; `done` counts."""
+
+    def __init__(self, exporter: Exporter) -> None:
+        self.done = 0
+        self._device = exporter.device
+        self._data = np.random.default_rng(1).integers(0, 256, (PAGES, PAGE_BYTES), np.uint8)
+
+    async def fill(self) -> None:
+        """Until every page is in remote memory, with all the members that a span should have."""
+        device, width = self._device, self._device.resilience.width
+        spans = len(device.table.state)
+        async with asyncio.timeout(120):
+            while True:
+                for first in range(0, PAGES, 256):
+                    part = self._data[first : first + 256].reshape(-1).data
+                    await device.write_pages(page_range(first, 256), part)
+                await device.flush()
+                members = [m for span in range(spans) for m in device.members(span)]
+                present = sum(device.present_pages(span) for span in range(spans))
+                if present == PAGES and len(members) - members.count(None) == spans * width:
+                    return
+                await asyncio.sleep(0.2)
+
+    async def read(self, seed: int) -> None:
+        rng, target = random.Random(seed), np.empty(PAGE_BYTES, np.uint8)
+        while True:
+            page = rng.randrange(PAGES)
+            wanted = page_range(page, 1)
+            if not self._device.read_now(wanted, target.data):
+                await self._device.read_pages(wanted, target.data)
+            if not np.array_equal(target, self._data[page]):
+                raise SystemExit(f"page {page} is wrong")
+            self.done += 1
+            if self.done % 16 == 0:
+                await asyncio.sleep(0)
+
+    async def rate(self) -> float:
+        begun, begun_s = self.done, time.monotonic()
+        await asyncio.sleep(PHASE_S)
+        return (self.done - begun) / (time.monotonic() - begun_s)
+
+
+@contextlib.asynccontextmanager
+async def lenders(folder: Path) -> AsyncIterator[Supervisor]:
+    supervisor = Supervisor()
+    try:
+        url = await supervisor.start_nats()
+        specs = []
+        for number in range(LENDERS):
+            id = f"s{number}"
+            config = folder / f"{id}.toml"
+            (folder / id).mkdir()
+            values = {
+                "id": id, "node": id, "url": url, "state_dir": str(folder / id),
+                "slab_bytes": SLAB_BYTES, "lend_bytes_max": 6 * SLAB_BYTES,
+                "headroom_bytes": 512 * MIB,
+            }  # fmt: skip
+            write_config(config, values)
+            command = (sys.executable, "-m", "slackwater.services.slabd", "--config", str(config))
+            specs.append(UnitSpec(name=id, command=command))
+        await supervisor.start_units(specs)
+        yield supervisor
+    finally:
+        await supervisor.stop()
+
+
+async def one(mode: str, disk_s: float) -> tuple[float, float]:
+    """(reads a second before, after)."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
+        folder = Path(name)
+        async with lenders(folder) as supervisor:
+            options = ExportOptions(
+                id="d", size_bytes=PAGES * PAGE_BYTES, socket=None, backup=folder / "backup",
+                node="here", slab_bytes=SLAB_BYTES, resilience=mode, hot=0.5, hold_s=1.0,
+                delay_s=disk_s, transport="shm",
+            )  # fmt: skip
+            exporter, stop = Exporter(options, SLAB_BYTES, LiveClock()), asyncio.Event()
+            await exporter.start()
+            shown = asyncio.ensure_future(exporter.show(supervisor.url, stop))
+            users: list[asyncio.Task[None]] = []
+            try:
+                readers = Readers(exporter)
+                await readers.fill()
+                users = [asyncio.ensure_future(readers.read(n)) for n in range(READERS)]
+                await asyncio.sleep(1.0)
+                before = await readers.rate()
+                [lost, *_] = [m.lender for m in exporter.device.members(0) if m is not None]
+                supervisor.drop_fds(lost)
+                supervisor.kill(lost, signal.SIGKILL)
+                after = await readers.rate()
+                for user in users:
+                    if user.done():
+                        user.result()
+            finally:
+                for user in users:
+                    user.cancel()
+                stop.set()
+                await exporter.close()
+                await asyncio.gather(shown, *users, return_exceptions=True)
+    return before, after
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--disk", type=float, default=1e-4)
+    parser.add_argument("--modes", default="disk,4+2,2-copies")
+    chosen = parser.parse_args()
+    warm()
+    modes = chosen.modes.split(",")
+    found: dict[str, list[tuple[float, float]]] = {mode: [] for mode in modes}
+    for _ in range(chosen.rounds):
+        for mode in modes:
+            found[mode].append(asyncio.run(one(mode, chosen.disk)))
+    rows = [
+        Figure(
+            name=f"one lender of {LENDERS} lost: {mode}",
+            ours=statistics.median(after for _, after in pairs),
+            peer=statistics.median(before for before, _ in pairs),
+            unit="pages/s",
+            peer_name="before",
+            goal=GOALS.get(mode),
+            spread=spread([after / before for before, after in pairs]),
+        )
+        for mode, pairs in found.items()
+    ]
+    show(f"Losing a lender, an operation of the disk takes {chosen.disk * 1e6:g} us", rows)
+
+
+if __name__ == "__main__":
+    main()
