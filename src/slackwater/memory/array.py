@@ -102,16 +102,7 @@ class RemoteArray:
         self._kept = contextlib.ExitStack()
         self._release = weakref.finalize(self, self._kept.close)
         """Closes what is left when the array is closed, forgotten, or the program ends."""
-        self._faults = open_userfault()
-        self._kept.callback(os.close, self._faults)
-        self._memory = os.memfd_create("slackwater-array", os.MFD_CLOEXEC)
-        self._kept.callback(os.close, self._memory)
-        os.ftruncate(self._memory, self._size)
-        self._map = _Mapping(self._memory, self._size)
-        self._map.owner = self
-        self._map.madvise(mmap.MADV_DONTFORK)
-        address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
-        Userfault(self._faults, address, self._size // PAGE_BYTES).register()
+        address = self._map_memory()
         self._start(address)
         begin = Begin(
             address=address,
@@ -134,6 +125,20 @@ class RemoteArray:
         except (Rejected, Unavailable):
             self._end()
             raise
+
+    def _map_memory(self) -> int:
+        """Shared memory whose missing pages are told to the pager; where it lies."""
+        self._faults = open_userfault()
+        self._kept.callback(os.close, self._faults)
+        self._memory = os.memfd_create("slackwater-array", os.MFD_CLOEXEC)
+        self._kept.callback(os.close, self._memory)
+        os.ftruncate(self._memory, self._size)
+        self._map = _Mapping(self._memory, self._size)
+        self._map.owner = self
+        self._map.madvise(mmap.MADV_DONTFORK)
+        address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        Userfault(self._faults, address, self._size // PAGE_BYTES).register()
+        return address
 
     def _begin(self, begin: Begin) -> None:
         """A file of its own has lost its name when this returns: it goes with the pager."""
