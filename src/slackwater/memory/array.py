@@ -167,7 +167,7 @@ class RemoteArray:
         their_beats.close()
         area = np.array([address, self._size], np.uint64)
         message = np.frombuffer(_DEAD, np.uint8).copy()
-        known = (self._memory, self._faults, DO_WAKE, area, self._words, message)
+        known = (self._process.pid, self._memory, self._faults, DO_WAKE, area, self._words, message)
         self._watcher = threading.Thread(
             target=_watch, args=(beats.detach(), *known), name="array-watcher", daemon=True
         )

@@ -23,14 +23,17 @@ WORDS: Final = 2
 
 _STDERR: Final = 2
 _EINTR: Final = 4
+_SIGKILL: Final = 9
+_kill: Any = types.ExternalFunction("kill", abi.INT(abi.INT, abi.INT))
 _ftruncate: Any = types.ExternalFunction("ftruncate", abi.INT(abi.INT, types.int64))
 _ioctl: Any = types.ExternalFunction("ioctl", abi.INT(abi.INT, abi.ADDRESS, abi.ADDRESS))
 _write: Any = types.ExternalFunction("write", abi.SIZE(abi.INT, abi.ADDRESS, abi.ADDRESS))
 
 
 @njit(nogil=True, cache=True)
-def watch(beats, memory, faults, wake, area, words, message):
-    """Until the pager ends or is silent for as long as `beats` waits. `area`: (address, bytes)."""
+def watch(beats, pager, memory, faults, wake, area, words, message):
+    """Until the process `pager` ends or is silent for as long as `beats` waits. `area`: (address,
+    bytes)."""
     buffer = np.zeros(64, np.uint8)
     while True:
         n = abi.receive(beats, buffer.ctypes.data, 64)
@@ -38,6 +41,8 @@ def watch(beats, memory, faults, wake, area, words, message):
             break
     if words[ENDING]:
         return
+    if n < 0:  # It hangs: what it may do later must not meet the memory's end.
+        _kill(abi.INT(pager), abi.INT(_SIGKILL))
     words[FAILED] = 1
     _write(abi.INT(_STDERR), abi.ADDRESS(message.ctypes.data), abi.ADDRESS(message.size))
     _ftruncate(abi.INT(memory), types.int64(0))

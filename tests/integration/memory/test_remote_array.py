@@ -347,6 +347,28 @@ def test_signals_are_the_programs_and_harm_no_array() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
 
 
+def test_a_pager_that_hangs_counts_as_dead() -> None:
+    done = run("""
+        import os, signal
+        import numpy as np
+        from slackwater.common import limits
+        from slackwater.memory import RemoteArray
+
+        limits.ARRAY_SILENT_S = 3.0
+        pages = RemoteArray((256, 4096), np.uint8, cache_bytes=256 * 1024)
+        pages[:] = 1
+        pages.flush()
+        print(pages._process.pid, flush=True)
+        os.kill(pages._process.pid, signal.SIGSTOP)
+        pages[::16, 7].sum()
+        print("survived", flush=True)
+    """)
+    until_gone(int(done.stdout.splitlines()[0]))
+    assert done.returncode == -signal.SIGBUS
+    assert "survived" not in done.stdout
+    assert "pager of a RemoteArray died" in done.stderr
+
+
 def until_gone(pid: int) -> None:
     give_up_s = time.monotonic() + 20
     while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
