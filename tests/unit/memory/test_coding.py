@@ -104,7 +104,9 @@ def test_decoding_is_what_the_field_says() -> None:
     assert code.decode(chosen, fragments[chosen]).tobytes() == pages.tobytes()
 
 
-@pytest.mark.parametrize("code", [ErasureCode(8, 2), ErasureCode(4, 3), Copies(2)], ids=str)
+@pytest.mark.parametrize(
+    "code", [ErasureCode(8, 2), ErasureCode(4, 3), Copies(2)], ids=["8+2", "4+3", "2-copies"]
+)
 def test_any_k_fragments_are_the_page(code: Code) -> None:
     pages = some_pages(3, 3)
     fragments = code.encode(pages)
@@ -148,7 +150,9 @@ def test_one_copy_is_none() -> None:
         Copies(1)
 
 
-@pytest.mark.parametrize("code", [ErasureCode(8, 2), ErasureCode(16, 1), Copies(2)], ids=str)
+@pytest.mark.parametrize(
+    "code", [ErasureCode(8, 2), ErasureCode(16, 1), Copies(2)], ids=["8+2", "16+1", "2-copies"]
+)
 def test_the_checksum_beside_a_fragment_is_zlibs(code: Code) -> None:
     """... begun with what the fragment is, so that equal bytes elsewhere have another."""
     pages = np.array([0, 3, 9], np.int64)
