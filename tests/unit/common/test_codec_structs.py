@@ -44,6 +44,7 @@ STRUCTS: list[type[msgspec.Struct]] = sorted(
 )
 MESSAGES = [one for one in STRUCTS if issubclass(one, Message)]
 RECORDS = [one for one in STRUCTS if issubclass(one, Record)]
+SLAB_PATTERN = "^[0-9a-f]{12}$"
 every_struct = pytest.mark.parametrize("kind", STRUCTS, ids=lambda one: one.__name__)
 
 
@@ -68,7 +69,8 @@ def make(info: inspect.Type, rng: random.Random, path: str = "") -> Any:
             return rng.choice([least, most, rng.randint(least, most), max(least, min(most, 1))])
         case inspect.FloatType():
             least = info.ge if info.ge is not None else -1e300
-            return rng.choice([least, rng.uniform(least, 1e6) if least < 1e6 else least, 1e300])
+            most = info.le if info.le is not None else 1e300
+            return rng.choice([least, rng.uniform(least, min(most, 1e6)), most])
         case inspect.StrType():
             return _text(info, rng)
         case inspect.LiteralType():
@@ -91,6 +93,8 @@ def make(info: inspect.Type, rng: random.Random, path: str = "") -> Any:
 
 
 def _text(info: inspect.StrType, rng: random.Random) -> str:
+    if info.pattern == SLAB_PATTERN:
+        return f"{rng.getrandbits(48):012x}"
     alphabet = "abcXYZ019" if info.pattern else 'aé漢\U0001f30a \n"\\{}\x00'
     least = max(info.min_length or 0, 1 if info.pattern else 0)
     most = min(info.max_length or 12, 12)
