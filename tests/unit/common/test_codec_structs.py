@@ -122,11 +122,13 @@ def test_round_trip_and_a_foreign_reader(kind: type[msgspec.Struct], rng: random
     if isinstance(made, Record):
         value = codec.encode_record(made, epoch=7)
         assert codec.decode_record(value, type(made), "key") == (made, 7)
-        assert msgpack.unpackb(value)["record"] == _plain(msgspec.to_builtins(made))
+        assert msgpack.unpackb(value)["record"] == _plain(
+            msgspec.to_builtins(made, builtin_types=[bytes])
+        )
         return
     payload = codec.encode(made)
     assert codec.decode(payload, kind) == made
-    assert msgpack.unpackb(payload) == _plain(msgspec.to_builtins(made))
+    assert msgpack.unpackb(payload) == _plain(msgspec.to_builtins(made, builtin_types=[bytes]))
     assert codec.decode(msgpack.packb(msgpack.unpackb(payload)), kind) == made
     assert codec.decode(codec.encode(made, json=True), kind, json=True) == made
 
