@@ -121,7 +121,7 @@ def test_scales_must_be_positive(tmp_path: Path) -> None:
 def test_a_transport_that_nobody_knows_or_that_cannot_be_forced() -> None:
     done = run("loadgen", "replay", "--transport", "rdma")
     assert done.returncode == 65
-    assert "--transport 'rdma': choose shm, tcp or auto" in one_line(done)
+    assert "--transport 'rdma': choose shm, verbs, tcp or auto" in one_line(done)
     done = run("loadgen", "replay", "--transport", "tcp", "--url", "nats://127.0.0.1:9")
     assert done.returncode == 65
     assert "running cluster" in one_line(done)
