@@ -260,6 +260,8 @@ def _binary_version(binary: str) -> str:
             start_new_session=True,
         )
     except (OSError, subprocess.SubprocessError) as error:
+        if getattr(error, "returncode", 0) == -signal.SIGINT:  # Ctrl-C came before its own session.
+            raise KeyboardInterrupt from error
         raise ConfigRejected(f"{binary} does not run as a nats-server: {error}") from error
     return answer.stdout.decode(errors="replace")
 

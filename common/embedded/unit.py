@@ -115,14 +115,15 @@ class Unit:
 
     async def until_ready(self) -> None:
         """Raises Fatal, with the end of the log, when the unit failed or was stopped instead."""
-        waits = [asyncio.ensure_future(event.wait()) for event in (self.ready, self.ended)]
-        try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for wait in waits:
-                wait.cancel()
-        if not self.ready.is_set():
-            raise self.failure()
+        while not self.ready.is_set():  # It may have been, and died before this went on.
+            if self.ended.is_set():
+                raise self.failure()
+            waits = [asyncio.ensure_future(event.wait()) for event in (self.ready, self.ended)]
+            try:
+                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for wait in waits:
+                    wait.cancel()
 
     def failure(self) -> SlackwaterError:
         text = f"{self.spec.name}: {self.reason or 'it was stopped'}"

@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from slackwater.common import limits
 from slackwater.common.client import Client, connect
 from slackwater.common.embedded import ClusterOptions, EmbeddedCluster
 from slackwater.loadgen.replay import session
@@ -69,7 +70,8 @@ async def running() -> AsyncIterator[Running]:
         profiler={"window_iterations": 20, "profile_iterations": 8},
     )
     async with EmbeddedCluster(options) as cluster, connect(cluster.url, "test") as client:
-        yield cluster, client
+        # A request that dies with its server is asked again when no answer came in time.
+        yield cluster, Client(client.bus, client.clock, budget_s=limits.RETRY_BUDGET_S)
 
 
 def ignore(timeline: Timeline, now_s: float) -> None:
