@@ -11,6 +11,8 @@ The floor of shared memory is the bytes that must move (W gradients, the paramet
 read and written; twice the gradients more where they are copied in) at the rate at which one core's
 np.add moves its own; that of TCP is 2 W tensors at the rate of a bare socket to a peer.
 
+The PyTorch binding takes part, too, where this interpreter has torch: against gloo and torch's SGD.
+
     python benchmarks/aggregation.py [--megabytes 1 25 100 400] [--workers 2 4] [--rounds 7]
         [--transports shm tcp] [--torch-python PYTHON] [--json FILE]
 
@@ -44,9 +46,11 @@ from slackwater.schemas.jobs import UpdateRule
 PEERS = Path(__file__).with_name("aggregation_peers.py")
 RULE = UpdateRule(name="momentum", learning_rate=1e-4, momentum=0.9)
 GRADIENT = 0.5
+NICE = -15
+"""Of all contenders: the machine may be busy with other things."""
 TURN_S = 0.4
 """A turn has as many iterations as fit this at 1 GB/s, at least three."""
-COPIES = {"shm": 13, "tcp": 12}
+COPIES = {"shm": 17, "tcp": 12}
 """Tensors that a worker's share of all contenders takes, about; what must be free."""
 
 
@@ -130,6 +134,46 @@ def worker(transport: str, url: str, job: str, rank: int, workers: int, elements
         assert (ours == expected).all(), (ours, expected)
 
 
+def torch_worker(url: str, job: str, rank: int, workers: int, elements: int) -> None:
+    """The same in PyTorch: an optimiser that is wrapped, `step` and wait. The gradient is the
+    program's own tensor, which the binding copies, or one that lies in the region."""
+    import torch
+
+    import slackwater.torch
+
+    torch.set_num_threads(1)
+    model = torch.nn.Module()
+    model.w = torch.nn.Parameter(torch.zeros(elements))
+    wrapped = torch.optim.SGD(model.parameters(), lr=RULE.learning_rate, momentum=RULE.momentum)
+    optimizer = slackwater.torch.Optimizer(
+        wrapped, model, overlap=False, wait="step", url=url, job=job, rank=rank,
+        workers=workers, transport="shm",
+    )  # fmt: skip
+    gradient = torch.full((elements,), GRADIENT)
+
+    def iterate(mode: str) -> None:
+        if mode == "copy":
+            model.w.grad = gradient
+        else:
+            model.w.grad = torch.from_numpy(optimizer.agent.gradient_buffer("w"))
+        optimizer.step()
+
+    iterate("copy")
+    print("ready", flush=True)
+    for line in sys.stdin:
+        mode, repetitions = line.split()
+        begun_s = time.perf_counter()
+        for _ in range(int(repetitions)):
+            iterate(mode)
+        print(f"{begun_s!r} {time.perf_counter()!r}", flush=True)
+    iterations = optimizer.iteration
+    ours = model.w.detach()[:: max(1, elements // 64)].numpy().copy()
+    optimizer.close()
+    one = np.full(1, GRADIENT, np.float32)
+    expected = replay(RULE, "float32", np.zeros(1, np.float32), [[one] * workers] * iterations)
+    assert (ours == expected).all(), (ours, expected)
+
+
 # Who takes part -----------------------------------------------------------------------------------
 
 
@@ -156,6 +200,15 @@ class Field:
         )
         modes = {"in region": "inplace", "copied in": "copy"}
         return self._ready(members, modes if transport == "shm" else {"tcp": "inplace"})
+
+    def binding(self, workers: int, elements: int) -> Contender:
+        """The PyTorch binding, in this interpreter."""
+        me = [sys.executable, __file__, "--torch-member", self._url, f"torch-{workers}-{elements}"]
+        members = self._members(
+            [[*me, str(rank), str(workers), str(elements)] for rank in range(workers)]
+        )
+        modes = {"slackwater.torch, in region": "inplace", "slackwater.torch, copied in": "copy"}
+        return self._ready(members, modes)
 
     def naive(self, kind: str, workers: int, elements: int) -> Contender:
         folder = self._folder()
@@ -259,7 +312,7 @@ def race(
 ) -> Rates:
     """GB/s of one worker's tensor, by measurement; `floor`: bytes per second."""
     repetitions = max(3, int(TURN_S * 1e9 / nbytes))
-    favour()
+    favour(NICE)
     rates: Rates = {"floor": []}
     for turn in range(rounds + 1):
         rate = statistics.median(floor() for _ in range(3))
@@ -286,6 +339,12 @@ def compare_shm(rates: Rates, label: str, workers: int, megabytes: int) -> list[
             if megabytes == 1:
                 goal = 1.0 if peer == "gloo" else None
             rows.append(_row(rates, f"{label}, {mine}", mine, peer, goal, floor))
+        binding = f"slackwater.torch, {mine}"
+        goal = None if megabytes == 1 else peers["gloo + SGD"]
+        if binding in rates:
+            rows.append(_row(rates, f"{label}, {binding}", binding, "gloo + SGD", goal, floor))
+        else:
+            rows.append(Skipped(f"{label}, {binding}", "no torch here"))
     return rows
 
 
@@ -326,6 +385,8 @@ def run_one(field_of: Callable[[ExitStack], Field], options: argparse.Namespace,
         field = field_of(stack)
         contenders = [field.ours(kind, workers, nbytes // 4)]
         contenders.append(field.naive(kind, workers, nbytes // 4))
+        if kind == "shm" and has_torch(sys.executable):
+            contenders.append(field.binding(workers, nbytes // 4))
         if has_torch(options.torch_python):
             contenders.append(field.gloo(kind, workers, nbytes // 4))
         if kind == "shm":
@@ -380,6 +441,10 @@ def main() -> None:
         transport, url, job, rank, workers, elements = sys.argv[2:8]
         worker(transport, url, job, int(rank), int(workers), int(elements))
         return
+    if sys.argv[1:2] == ["--torch-member"]:
+        url, job, rank, workers, elements = sys.argv[2:7]
+        torch_worker(url, job, int(rank), int(workers), int(elements))
+        return
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--megabytes", type=int, nargs="+", default=[1, 25, 100, 400])
     parser.add_argument("--workers", type=int, nargs="+", default=[2, 4])
@@ -389,7 +454,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     rows: list[Row] = []
-    with cluster() as url:
+    with cluster(aggregators=2) as url:  # The binding's job has one of its own.
         for kind in options.transports:
             for workers in options.workers:
                 for megabytes in options.megabytes:

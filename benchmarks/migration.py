@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 import psutil
-from aggregation import Member
+from aggregation import NICE, Member
 from figures import Figure, Row, Skipped, favour, show, spread, write_json
 
 from slackwater.agent import Agent
@@ -185,7 +185,7 @@ async def measure(lab: Lab, model: str, moves: int, rule: str) -> list[Row]:
         job = lab.director.jobs[name]
         if "a2" not in lab.director.homes:
             await lab.aggregators("a2", cpu_share=float(os.cpu_count() or 1))
-        await asyncio.to_thread(favour)
+        await asyncio.to_thread(favour, NICE)
         usual_s, added = await pauses(lab, job, workers, moves)
         restart_s = await restart(url, name, model, rule, workers, file)
     for gone in (name, f"{name}-again"):

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import psutil
-from aggregation import Contender, Member, cluster
+from aggregation import NICE, Contender, Member, cluster
 from figures import Figure, Row, Skipped, favour, show, spread, write_json
 
 from slackwater.agent import Agent
@@ -78,7 +78,7 @@ def measure(url: str, model: str, scale: float, rounds: int) -> list[Row]:
     with ExitStack() as stack:
         many = contender(url, f"list-{model}", f"{model}*{scale}", stack)
         one = contender(url, f"one-{model}", str(elements), stack)
-        favour()
+        favour(NICE)
         taken: dict[tuple[str, str], list[float]] = {}
         for turn in range(rounds + 1):
             for mode in many.modes:

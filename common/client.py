@@ -18,6 +18,7 @@ from slackwater.common.retry import retry
 from slackwater.common.world import live_world
 from slackwater.schemas import cluster, jobs, subjects
 from slackwater.schemas.base import Message, Ok, Refused
+from slackwater.schemas.jobs import TenantInfo
 
 M = TypeVar("M", bound=Message)
 
@@ -67,6 +68,28 @@ class Client:
 
     async def jobs(self, state: jobs.JobState | None = None) -> tuple[jobs.JobRecord, ...]:
         return (await self.master("list", jobs.ListJobs(state=state), jobs.JobList)).jobs
+
+    async def drain(self, aggregator: str, request: str, within_s: float) -> cluster.DrainProgress:
+        """Empty it within so long; the same `request` again tells how far it is."""
+        subject = subjects.command("controller", await self._cluster_of(aggregator), "empty")
+        message = cluster.DrainAggregator(request=request, aggregator=aggregator, within_s=within_s)
+        return await self.ask(subject, message, cluster.DrainProgress)
+
+    async def restore(self, aggregator: str) -> None:
+        """The order to empty it is off."""
+        subject = subjects.command("controller", await self._cluster_of(aggregator), "restore")
+        await self.ask(subject, cluster.RestoreAggregator(aggregator=aggregator), Ok)
+
+    async def _cluster_of(self, aggregator: str) -> str:
+        for info in await self.aggregators():
+            if info.record.id == aggregator:
+                if info.record.cluster is None:
+                    raise Rejected(f"aggregator {aggregator} serves no cluster: it is empty")
+                return info.record.cluster
+        raise Rejected(f"there is no aggregator {aggregator}: `slackwater aggregators` lists them")
+
+    async def tenants(self) -> tuple[TenantInfo, ...]:
+        return (await self.master("tenants", jobs.ListTenants(), jobs.TenantList)).tenants
 
     async def aggregators(self) -> tuple[cluster.AggregatorInfo, ...]:
         reply = await self.master("aggregators", cluster.ListAggregators(), cluster.AggregatorList)

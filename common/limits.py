@@ -15,6 +15,9 @@ RETRY_WAIT_S_MIN: Final = 0.05
 RETRY_WAIT_S_MAX: Final = 2.0
 ENDPOINT_CONCURRENCY: Final = 256
 """Requests that one endpoint works on at once; one more is refused with 503."""
+ADMISSIONS_MAX: Final = 1536
+"""The same for submissions of jobs, which come in bursts: those in memory whose records are not
+durable yet. STEPS_WAITING_MAX is the bound for all verbs together."""
 INBOX_EVENTS_MAX: Final = 8192
 SUBSCRIPTION_PENDING_MAX: Final = 8192
 SUBSCRIPTION_PENDING_BYTES_MAX: Final = 64 * 1024 * 1024
@@ -113,8 +116,8 @@ it."""
 # The data plane
 CHUNK_BYTES: Final = 4 * 1024 * 1024
 """The grain of execution."""
-CHUNK_CPU_S: Final = 0.001
-"""CPU time after which a slot in deadline order looks for more urgent work: about a chunk's."""
+CHUNK_SLOT_S: Final = 0.003
+"""Slot time after which a slot in deadline order looks for more urgent work."""
 BUCKET_BYTES: Final = 1024 * 1024
 """Neighbouring tensors smaller than this share a bucket, up to this size."""
 FRAME_BYTES_MAX: Final = 64 * 1024
@@ -148,6 +151,12 @@ CREDIT_BYTES: Final = 32 * 1024 * 1024
 STREAMS: Final = 2
 """Data streams of a channel, beside its control stream."""
 STREAMS_MAX: Final = 16
+SETTLE_S: Final = 0.0001
+"""The event loop waits so long in place for the answer to a small transfer."""
+SETTLE_BYTES: Final = 256 * 1024
+"""In place only while no more than this is under way."""
+SETTLES_MAX: Final = 127
+"""Transfers that one caller may wait for in place before other tasks have their turn."""
 RESUME_S: Final = 5.0
 """A stream that broke must be back within this, or its channel is lost."""
 RESUME_EOF_S: Final = 1.0
@@ -282,6 +291,7 @@ assert HEARTBEAT_S * 3 <= LOST_AFTER_S <= LEASE_S
 assert RECORD_BYTES_MAX <= MESSAGE_BYTES_MAX
 assert RECORD_BYTES_MAX < STORE_READ_BYTES_MAX
 assert LEASE_TTL_S_MIN <= LEASE_S
+assert ENDPOINT_CONCURRENCY <= ADMISSIONS_MAX <= STEPS_WAITING_MAX // 2
 assert RESULT_BYTES_MAX * WORKERS_MAX <= RECORD_BYTES_MAX
 assert BUCKET_BYTES <= CHUNK_BYTES
 assert PROGRESS_FRAMES * 4 <= SEND_QUEUE_FRAMES

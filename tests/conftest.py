@@ -4,6 +4,11 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# How long an example takes says nothing on a shared machine.
+settings.register_profile("slackwater", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("slackwater")
 
 # Fitting solves many tiny systems: threads of the linear algebra only stand in each other's way.
 # Set before anything imports numpy.

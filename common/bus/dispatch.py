@@ -10,7 +10,7 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from slackwater.common import codec, limits
 from slackwater.common.bus.base import Delivery, Endpoint, Handler
@@ -18,6 +18,8 @@ from slackwater.common.errors import Rejected, Retryable
 from slackwater.schemas.base import Refused
 
 _log = logging.getLogger("slackwater.bus")
+_PACE_KEPT: Final = 64
+"""Requests whose ends say how fast an endpoint is."""
 
 
 @dataclass(slots=True)
@@ -63,12 +65,17 @@ class EndpointWorker:
         self.errors = 0
         self.busy_s = 0.0
         self.last_error = ""
+        self._ended_s: deque[float] = deque(maxlen=_PACE_KEPT)
+        """When the last requests ended."""
+        self._turned_away = 0
+        """Less those that were let in since."""
 
     def begin(self, delivery: Delivery, reply_to: str) -> bool:
         """Begin the work on a request; false: the endpoint is full, call `turn_away`."""
         self.requests += 1
         if len(self._tasks) >= self.endpoint.concurrency:
             return False
+        self._turned_away = max(0, self._turned_away - 1)
         self._tasks.add(self._loop.create_task(self._work(delivery, reply_to)))
         return True
 
@@ -76,7 +83,16 @@ class EndpointWorker:
         """Tell the requester to come back: explicit, at once, and before any work is done."""
         self._counters.overloaded += 1
         reason = f"{self.endpoint.name} is busy with {self.endpoint.concurrency} requests"
-        await self._refuse(delivery, reply_to, Failure(503, reason), limits.RETRY_WAIT_S_MIN)
+        await self._refuse(delivery, reply_to, Failure(503, reason), self._come_again_s())
+
+    def _come_again_s(self) -> float:
+        """When there should be room, at the pace of late, for those that were turned away before as
+        well: a thousand that all come back at once would keep the service from its work."""
+        ended_s = self._ended_s
+        gap_s = (self._loop.time() - ended_s[0]) / len(ended_s) if ended_s else 0.0
+        clear_s = gap_s * (len(self._tasks) / 2 + self._turned_away)
+        self._turned_away += 1
+        return min(max(clear_s, limits.RETRY_WAIT_S_MIN), limits.RETRY_WAIT_S_MAX)
 
     async def drain(self, timeout_s: float) -> None:
         """Let the requests in progress finish; those still running after `timeout_s` are ended."""
@@ -111,7 +127,9 @@ class EndpointWorker:
         else:
             await self._answer(reply_to, payload, delivery.json, None)
         finally:
-            self.busy_s += self._loop.time() - began_s
+            ended_s = self._loop.time()
+            self.busy_s += ended_s - began_s
+            self._ended_s.append(ended_s)
             # Here and not in a callback of the task, which would cost one more turn of the loop.
             task = asyncio.current_task()
             assert task is not None

@@ -27,9 +27,9 @@ from math import exp, log, sqrt
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from scipy.optimize import minimize
 
+from slackwater.common.compiled import njit
 from slackwater.common.errors import Rejected
 from slackwater.common.models.throughput import Floats, ThroughputParams
 

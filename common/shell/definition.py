@@ -65,7 +65,8 @@ class ServiceDefinition:
     `id` is what it answers under; `instance` (default: `id`) tells the several that compete for
     one `lease` apart. `buckets` are the service's own: nobody else writes them; each holds one
     type of record. `endpoints` maps a verb to the type of its request, `subscriptions` a pattern
-    to the type (or union of types) that arrives there.
+    to the type (or union of types) that arrives there. `concurrency`: requests of a verb that are
+    worked on at once, where that is not ENDPOINT_CONCURRENCY; one more is told when to come again.
 
     `heartbeat` gives the message that is published each HEARTBEAT_S (the shell fills in a
     Heartbeat's incarnation: the epoch); None: a plain Heartbeat.
@@ -82,6 +83,7 @@ class ServiceDefinition:
     lease: str = ""
     buckets: Mapping[str, type[Record]] = field(default_factory=dict)
     endpoints: Mapping[str, Any] = field(default_factory=dict)
+    concurrency: Mapping[str, int] = field(default_factory=dict)
     subscriptions: Mapping[str, Any] = field(default_factory=dict)
     handlers: Mapping[str, Handler] = field(default_factory=dict)
     heartbeat: Callable[[float], Message] | None = None

@@ -67,7 +67,7 @@ class Intake:
         """Requests that are not answered yet."""
         return len(self._waiting)
 
-    def endpoint(self, verb: str, kind: Any) -> Endpoint:
+    def endpoint(self, verb: str, kind: Any, concurrency: int) -> Endpoint:
         """The endpoint whose requests of type `kind` become `Requested` events."""
         self._counters.requests[verb] = 0
 
@@ -78,7 +78,7 @@ class Intake:
                 message = await self._ask_core(message)
             return self._encode(message, delivery.json)
 
-        return self._declare(verb, kind, respond)
+        return self._declare(verb, kind, respond, concurrency)
 
     def direct(self, verb: str, kind: Any, answer: Callable[[], Message]) -> Endpoint:
         """An endpoint that the shell answers itself, also while the service drains."""
@@ -139,14 +139,18 @@ class Intake:
             self.reply(Reply(token, Refused(reason=reason, retry_after_s=1.0)))
 
     def _declare(
-        self, verb: str, kind: Any, respond: Callable[[Delivery], Awaitable[bytes]]
+        self,
+        verb: str,
+        kind: Any,
+        respond: Callable[[Delivery], Awaitable[bytes]],
+        concurrency: int = limits.ENDPOINT_CONCURRENCY,
     ) -> Endpoint:
         return Endpoint(
             name=verb,
             subject=subjects.command(self._service, self._id, verb),
             respond=respond,
             metadata={"request": getattr(kind, "__name__", str(kind))},
-            concurrency=limits.ENDPOINT_CONCURRENCY,
+            concurrency=concurrency,
         )
 
     def _admit(self, delivery: Delivery, kind: Any) -> Any:

@@ -217,7 +217,11 @@ class Shell:
             self._subscriptions.append(
                 await world.bus.subscribe(pattern, self._intake.subscriber(kind))
             )
-        own = [self._intake.endpoint(verb, kind) for verb, kind in definition.endpoints.items()]
+        usual = limits.ENDPOINT_CONCURRENCY
+        own = [
+            self._intake.endpoint(verb, kind, definition.concurrency.get(verb, usual))
+            for verb, kind in definition.endpoints.items()
+        ]
         await world.bus.serve(
             self._facts.service_info(self._epoch), own + self._facts.endpoints(self._intake)
         )

@@ -7,6 +7,7 @@ is finite. So a refused or interrupted fold leaves the region as it was.
 with, bit for bit.
 """
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
@@ -14,14 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slackwater.common import limits
-from slackwater.common.slots.kernels import KERNEL_DTYPES, fold_chunk
-from slackwater.common.slots.layout import PARAMETER_BYTES
-from slackwater.common.slots.region import SlotRegion
+from slackwater.common.slots.kernels import KERNEL_DTYPES, Fold, fold_chunk
+from slackwater.common.slots.layout import PAGE, PARAMETER_BYTES
+from slackwater.common.slots.region import FoldSpan, SlotRegion
 from slackwater.common.slots.rules import RULES, Floats, Hyper, scalars, widen
 from slackwater.schemas.jobs import DType, UpdateRule
 
 CHUNK_ELEMENTS: Final = limits.CHUNK_BYTES // PARAMETER_BYTES
 SHARED_CHUNK_ELEMENTS: Final = CHUNK_ELEMENTS // 4
+SHARED_CHUNK_ELEMENTS_MIN: Final = CHUNK_ELEMENTS // 32
 SHARED_ELEMENTS_MIN: Final = CHUNK_ELEMENTS // 2
 """A shorter fold is done before another thread is awake."""
 Share = Callable[[Callable[[], bool]], bool]
@@ -43,14 +45,18 @@ def _ranks(region: SlotRegion, alone: int | None) -> Sequence[int]:
 
 def check_hypers(region: SlotRegion, alone: int | None = None) -> Refusal | None:
     """Whether all ranks pushed the same usable hyper-parameters; else the first that did not."""
-    rule = RULES[region.plan.update.name]
     ranks = _ranks(region, alone)
+    pushed = region.hyper_blocks(ranks)
+    if region.accepted == pushed:  # As they were the last time, byte for byte.
+        return None
+    rule = RULES[region.plan.update.name]
     reference = region.hyper(ranks[0])
     for rank in ranks:
         hyper = region.hyper(rank)
         why = rule.fault(hyper) or rule.difference(hyper, reference)
         if why:
             return Refusal(region.tensor_at(0), rank, why)
+    region.accepted = pushed
     return None
 
 
@@ -65,36 +71,83 @@ def fold(
     kernels of the memory they are in. `between` is called between chunks; `share` does a large
     fold in several threads; `alone`: the update is this rank's push by itself. False: some value is
     not finite, nothing may be committed."""
-    version, geometry, ranks = region.version, region.geometry, _ranks(region, alone)
+    elements = region.geometry.elements
+    fold_span, k = _prepared(region, alone), _scalars(region, alone)
+    if region.kernels is not None or elements < SHARED_ELEMENTS_MIN:
+        share = None
+    chunk = chunk_elements or chunk_of(region)
+    if share is None and elements <= chunk:
+        return fold_span(0, elements, k)
+    spans = _spans(elements, chunk) if share is None or chunk_elements else _shared(elements)
+    taken = iter(spans)
+
+    def work() -> bool:
+        clean = True
+        for lo, hi in taken:  # Each is taken once, whichever thread asks.
+            if lo and between is not None:
+                between()
+            clean &= fold_span(lo, hi, k)
+        return clean
+
+    return work() if share is None else share(work)
+
+
+def _spans(elements: int, chunk: int) -> list[tuple[int, int]]:
+    return [(lo, min(lo + chunk, elements)) for lo in range(0, elements, chunk)]
+
+
+@functools.lru_cache(1024)
+def _shared(elements: int) -> tuple[tuple[int, int], ...]:
+    """Chunks for several threads: smaller towards the end, so that all end at about the same time
+    (guided self-scheduling: Polychronopoulos and Kuck 1987)."""
+    spans, lo = [], 0
+    while lo < elements:
+        fair = (elements - lo) // 4 // PAGE * PAGE
+        chunk = min(max(fair, SHARED_CHUNK_ELEMENTS_MIN), SHARED_CHUNK_ELEMENTS)
+        spans.append((lo, min(lo + chunk, elements)))
+        lo += chunk
+    return tuple(spans)
+
+
+def _prepared(region: SlotRegion, alone: int | None) -> FoldSpan:
+    """The fold of the region's next version, (lo, hi, scalars) -> whether all is finite. Small
+    buckets are folded in less time than the views of their parts take to make: a region keeps
+    them, a pair for the two ways that its buffers alternate."""
+    version, rule = region.version, region.plan.update.name
+    key = (version & 1, alone)
+    known = region.prepared.get(key)
+    if known is not None:
+        return known
+    geometry, ranks = region.geometry, _ranks(region, alone)
     dtype = KERNEL_DTYPES[geometry.dtype]
     stride = geometry.slot_stride // np.dtype(dtype).itemsize
     slots = region.slots(dtype)[ranks[0] * stride :]
-    workers = len(ranks)
     parameters = (region.parameters(version), region.parameters(version + 1))
     states = [
         (region.state(version, index), region.state(version + 1, index))
         for index in range(geometry.states)
     ]
-    rule = region.plan.update.name
-    k = scalars(region.hyper(ranks[0]), version + 1 - region.state_since, workers)
-    fold_span: Callable[..., bool] = fold_chunk
-    if region.kernels is not None:
-        fold_span = region.kernels.fold_chunk
-    if region.kernels is not None or geometry.elements < SHARED_ELEMENTS_MIN:
-        share = None
-    chunk = chunk_elements or (SHARED_CHUNK_ELEMENTS if share is not None else chunk_of(region))
-    starts = iter(range(0, geometry.elements, chunk))
+    if region.kernels is None:
+        made: FoldSpan = Fold(rule, slots, stride, len(ranks), parameters, states)
+    else:
+        on_device: Callable[..., bool] = region.kernels.fold_chunk
 
-    def work() -> bool:
-        clean = True
-        for lo in starts:  # Each start is taken once, whichever thread asks.
-            if lo and between is not None:
-                between()
-            span = (lo, min(lo + chunk, geometry.elements))
-            clean &= fold_span(rule, slots, stride, workers, span, parameters, states, k)
-        return clean
+        def made(lo: int, hi: int, k: Floats) -> bool:
+            return on_device(rule, slots, stride, len(ranks), (lo, hi), parameters, states, k)
 
-    return work() if share is None else share(work)
+    region.prepared[key] = made
+    return made
+
+
+def _scalars(region: SlotRegion, alone: int | None) -> Floats:
+    """Those of the next version's step; computed anew where something of it changed."""
+    ranks = _ranks(region, alone)
+    first = region.hyper_blocks(ranks[:1])
+    ages = RULES[region.plan.update.name].ages
+    t = region.version + 1 - region.state_since if ages else 1
+    if region.step is None or region.step[:2] != (first, t):
+        region.step = (first, t, scalars(region.hyper(ranks[0]), t, len(ranks)))
+    return region.step[2]
 
 
 def chunk_of(region: SlotRegion) -> int:

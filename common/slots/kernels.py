@@ -24,10 +24,11 @@ from typing import Any, Final
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic, overload
 from numpy.typing import NDArray
 
+from slackwater.common.compiled import njit
 from slackwater.common.slots.rules import (
     B1,
     B1C,
@@ -254,6 +255,52 @@ _KERNELS: Final[dict[str, Callable[..., Any]]] = {
 assert _KERNELS.keys() == RULES.keys()
 
 
+class Fold:
+    """The fold of some slots into some buffers, prepared: whoever does it again and again with the
+    same memory pays for its views once. `slots` holds all gradient slots in one array of a kernel
+    dtype, `stride` elements apart; `parameters` and `states` are (old, new) pairs.
+    """
+
+    def __init__(
+        self,
+        rule: str,
+        slots: NDArray[np.generic],
+        stride: int,
+        workers: int,
+        parameters: tuple[Floats, Floats],
+        states: Sequence[tuple[Floats, Floats]],
+    ) -> None:
+        self._kernel = _KERNELS[rule]
+        self._buffers = [buffer for pair in (parameters, *states) for buffer in pair]
+        self._slots, self._stride, self._workers = slots, stride, workers
+        self._size = size = parameters[0].size
+        self._own: tuple[NDArray[np.generic], ...] = ()
+        if workers <= FUSED_WORKERS_MAX:
+            starts = range(0, workers * stride, stride)
+            self._own = tuple(slots[first : first + size] for first in starts)
+
+    def __call__(self, lo: int, hi: int, k: Floats) -> bool:
+        """Fold elements [lo, hi). False when a value is not finite: the new buffers are then
+        worthless."""
+        if not self._own:
+            return self._fold_many(lo, hi, k)
+        if hi - lo == self._size:
+            return int(self._kernel(self._own, *self._buffers, k)) < INFINITY
+        own = tuple(slot[lo:hi] for slot in self._own)
+        return int(self._kernel(own, *(buffer[lo:hi] for buffer in self._buffers), k)) < INFINITY
+
+    def _fold_many(self, lo: int, hi: int, k: Floats) -> bool:
+        g = np.empty(min(_SUM_ELEMENTS, hi - lo), np.float32)
+        largest = 0
+        for start in range(lo, hi, _SUM_ELEMENTS):
+            end = min(start + _SUM_ELEMENTS, hi)
+            part = g[: end - start]
+            _sum(self._slots, self._stride, self._workers, start, k[INVERSE], part)
+            buffers = (buffer[start:end] for buffer in self._buffers)
+            largest = max(largest, int(self._kernel((part,), *buffers, k)))
+        return largest < INFINITY
+
+
 def fold_chunk(
     rule: str,
     slots: NDArray[np.generic],
@@ -264,24 +311,8 @@ def fold_chunk(
     states: Sequence[tuple[Floats, Floats]],
     k: Floats,
 ) -> bool:
-    """Fold elements [span[0], span[1]). `slots` holds all gradient slots in one array of a kernel
-    dtype, `stride` elements apart; `parameters` and `states` are (old, new) pairs. False when a
-    value is not finite: the new buffers are then worthless.
-    """
-    kernel = _KERNELS[rule]
-    buffers = [buffer for pair in (parameters, *states) for buffer in pair]
-    lo, hi = span
-    if workers <= FUSED_WORKERS_MAX:
-        own = tuple(slots[rank * stride + lo : rank * stride + hi] for rank in range(workers))
-        return int(kernel(own, *(buffer[lo:hi] for buffer in buffers), k)) < INFINITY
-    g = np.empty(min(_SUM_ELEMENTS, hi - lo), np.float32)
-    largest = 0
-    for start in range(lo, hi, _SUM_ELEMENTS):
-        end = min(start + _SUM_ELEMENTS, hi)
-        part = g[: end - start]
-        _sum(slots, stride, workers, start, k[INVERSE], part)
-        largest = max(largest, int(kernel((part,), *(b[start:end] for b in buffers), k)))
-    return largest < INFINITY
+    """Fold elements [span[0], span[1]) of what `Fold` is given, once."""
+    return Fold(rule, slots, stride, workers, parameters, states)(*span, k)
 
 
 def warm(rule: str, dtype: DType, workers: int = 1) -> None:

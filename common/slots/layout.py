@@ -40,6 +40,10 @@ RANKS_OFFSET: Final = 2 * PAGE
 RANK_STRIDE: Final = 128
 HYPER_BYTES: Final = 64
 """At the begin of a rank's block; pushed word, two counters and two applied words follow."""
+PUSHED: Final = HYPER_BYTES // WORD
+BYTES_PUSHED: Final = PUSHED + 1
+BYTES_PULLED: Final = PUSHED + 2
+"""Words of a rank's block."""
 HEADER_BYTES: Final = 4 * PAGE
 
 assert RANKS_OFFSET + limits.WORKERS_MAX * RANK_STRIDE <= HEADER_BYTES

@@ -17,7 +17,7 @@ import hashlib
 import secrets
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -27,7 +27,9 @@ from numpy.typing import NDArray
 from slackwater.common.errors import Rejected
 from slackwater.common.slots.layout import (
     HEADER_BYTES,
+    HYPER_BYTES,
     RANK_STRIDE,
+    RANKS_OFFSET,
     WORD,
     WORD_STRIDE,
     WORDS_OFFSET,
@@ -49,6 +51,8 @@ __all__ = ["Geometry", "Hyper", "SlotRegion", "owner_word", "size_bytes"]
 
 Buffer = memoryview | bytearray
 Words = NDArray[np.uint64]
+FoldSpan = Callable[[int, int, Floats], bool]
+"""Folds elements [lo, hi) by a step's scalars; whether every value is finite."""
 
 MAGIC: Final = b"SLKWATER"
 FORMAT_VERSION: Final = 1
@@ -70,6 +74,12 @@ def _word_index(number: int) -> int:
     return (WORDS_OFFSET + number * WORD_STRIDE) // WORD
 
 
+def _hyper_words(words: Words) -> Words:
+    """Each rank's hyper-parameters, (rank, word)."""
+    ranks = words[RANKS_OFFSET // WORD : HEADER_BYTES // WORD]
+    return ranks.reshape(-1, RANK_STRIDE // WORD)[:, : HYPER_BYTES // WORD]
+
+
 LAYOUT_EPOCH: Final = _word_index(0)
 VERSION: Final = _word_index(1)
 LOCATION_EPOCH: Final = _word_index(2)
@@ -80,6 +90,7 @@ STATE_SINCE: Final = _word_index(6)
 FOLDS: Final = _word_index(7)
 TASK_CPU_NS: Final = _word_index(8)
 COPIED_BYTES: Final = _word_index(9)
+COUNTED: Final = _word_index(10)
 
 
 class RegionRecord(Record, kw_only=True, frozen=True):
@@ -110,11 +121,18 @@ class SlotRegion:
         self.geometry = Geometry.of(record.plan, record.bucket)
         self._buffer: Buffer | None = buffer
         self._words: Words = np.frombuffer(buffer, np.uint64, HEADER_BYTES // WORD)
-        self._pushed = slice(self.pushed_offset(0) // WORD, None, RANK_STRIDE // WORD)
+        self._hypers = _hyper_words(self._words)
+        self._pushed = self._pushed_words()
         self._applied = tuple(
             slice(self.geometry.applied_offset(0, parity) // WORD, None, RANK_STRIDE // WORD)
             for parity in range(2)
         )
+        self.prepared: dict[tuple[int, int | None], FoldSpan] = {}
+        """Of a fold (folding.py): by the buffers' parity, and whose push it is."""
+        self.step: tuple[bytes, int, Floats] | None = None
+        """The scalars of the last one, and what they were computed from."""
+        self.accepted = b""
+        """The ranks' hyper-parameters of the last one."""
 
     # Making and opening ---------------------------------------------------------------------------
 
@@ -192,6 +210,8 @@ class SlotRegion:
     def release(self) -> None:
         """Drop our views, so that the buffer's owner can unmap it."""
         self._words = np.zeros(HEADER_BYTES // WORD, np.uint64)
+        self._hypers, self._pushed = _hyper_words(self._words), self._pushed_words()
+        self.prepared.clear()
         self._buffer = None
 
     # Words ----------------------------------------------------------------------------------------
@@ -277,6 +297,16 @@ class SlotRegion:
         self._set(COPIED_BYTES, value)
 
     @property
+    def counted(self) -> int:
+        """The entry in its aggregator's ledger that its counters went into, or were about to; 0:
+        it was never dropped."""
+        return self._get(COUNTED)
+
+    @counted.setter
+    def counted(self, value: int) -> None:
+        self._set(COUNTED, value)
+
+    @property
     def order(self) -> bytes:
         """What `set_order` was given last; empty: nothing, or only half of it was written."""
         assert self._buffer is not None, "the region was released"
@@ -312,8 +342,12 @@ class SlotRegion:
 
     def all_pushed(self) -> list[int]:
         """Every rank's pushed word."""
-        words: list[int] = self._words[self._pushed][: self.geometry.workers].tolist()
+        words: list[int] = self._pushed.tolist()
         return words
+
+    def _pushed_words(self) -> Words:
+        every = slice(self.pushed_offset(0) // WORD, None, RANK_STRIDE // WORD)
+        return self._words[every][: self.geometry.workers]
 
     def version_word(self) -> Words:
         """A view of it, for a party that outlives this object."""
@@ -337,6 +371,17 @@ class SlotRegion:
         first = self.hyper_offset(rank) // WORD
         return Hyper.unpack(self._words[first : first + WORD].tobytes())
 
+    def rank_block(self, rank: int) -> memoryview:
+        """The rank's 64-bit words, for the one who writes them with every push: `set_pushed` and
+        the counters cost more than a small tensor's copy."""
+        assert self._buffer is not None, "the region was released"
+        first = self.hyper_offset(rank)
+        return memoryview(self._buffer)[first : first + RANK_STRIDE].cast("Q")
+
+    def hyper_blocks(self, ranks: Sequence[int]) -> bytes:
+        """What `set_hyper` wrote of consecutive ranks."""
+        return self._hypers[ranks[0] : ranks[-1] + 1].tobytes()
+
     def set_hyper(self, rank: int, hyper: Hyper) -> None:
         first = self.hyper_offset(rank) // WORD
         self._words[first : first + WORD] = np.frombuffer(hyper.pack(), np.uint64)
@@ -359,6 +404,14 @@ class SlotRegion:
         ranks = range(self.geometry.workers)
         pushed = sum(self.bytes_pushed(rank) for rank in ranks) + self.copied_bytes
         return pushed, sum(self.bytes_pulled(rank) for rank in ranks)
+
+    def count_anew(self) -> None:
+        """Its counters went elsewhere."""
+        for rank in range(self.geometry.workers):
+            first = self.counters_offset(rank) // WORD
+            self._words[first : first + 2] = 0
+        self.copied_bytes = 0
+        self.counted = 0  # Last: until then they do not count.
 
     # Views ----------------------------------------------------------------------------------------
 

@@ -65,6 +65,11 @@ class Rule:
     states: int
     uses: tuple[str, ...]
 
+    @property
+    def ages(self) -> bool:
+        """Whether a step depends on how many there were."""
+        return "beta1" in self.uses
+
     def fault(self, hyper: Hyper) -> str:
         """Why these hyper-parameters cannot be used; empty: they can."""
         for name in self.uses:
@@ -110,8 +115,9 @@ def scalars(hyper: Hyper, t: int, workers: int) -> Floats:
     )
     k[B1], k[B1C] = hyper.beta1, 1.0 - hyper.beta1
     k[B2], k[B2C] = hyper.beta2, 1.0 - hyper.beta2
-    k[STEP] = hyper.learning_rate / (1.0 - hyper.beta1**t)
-    k[R] = 1.0 / math.sqrt(1.0 - hyper.beta2**t)
+    if 0.0 <= hyper.beta1 < 1.0 and 0.0 <= hyper.beta2 < 1.0:  # Else no rule uses them (`fault`).
+        k[STEP] = hyper.learning_rate / (1.0 - hyper.beta1**t)
+        k[R] = 1.0 / math.sqrt(1.0 - hyper.beta2**t)
     k[DECAY] = 1.0 - hyper.learning_rate * hyper.weight_decay
     k[INVERSE] = 1.0 / workers
     with np.errstate(over="ignore"):  # An infinity is found in the results and refused.

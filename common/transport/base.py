@@ -10,6 +10,7 @@ memory fit the same interface. All pass tests/unit/common/transport/test_conform
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol, runtime_checkable
 
+from slackwater.common.transport.pacing import Pace
 from slackwater.common.transport.region import Region
 
 Address = str
@@ -70,9 +71,10 @@ class Channel(Protocol):
         """The next frame. Raises Unavailable when the peer is gone and none is left."""
         ...
 
-    async def handover(self, region: Region, note: bytes) -> None:
+    async def handover(self, region: Region, note: bytes, pace: Pace | None = None) -> None:
         """Make the region's bytes the peer's own (it arrives there through its `on_handover`):
-        the memfd itself on one host, a copy otherwise. Returns when the peer has accepted it."""
+        the memfd itself on one host, a copy otherwise, at the `pace` that is given. Returns when
+        the peer has accepted it."""
         ...
 
     async def close(self) -> None:

@@ -65,8 +65,47 @@ def check_range(offset: int, nbytes: int, region_bytes: int) -> None:
         )
 
 
+class Opened(Protocol):
+    """A peer's region, as far as the channel that opened it looks at it."""
+
+    channel: Any
+    nbytes: int
+    revoked: bool
+
+    @property
+    def closed(self) -> bool: ...
+
+
+class OpenedRegion:
+    """A peer's region that is reached by a key, and not mapped here."""
+
+    view: memoryview | None = None
+
+    def __init__(self, channel: "SocketChannel", key: bytes, nbytes: int) -> None:
+        self.channel, self.key, self.nbytes = channel, key, nbytes
+        self.revoked = self.closed = False
+
+    def close(self) -> None:
+        self.closed = True
+        self.channel.forget(self)
+
+
+def check_access(remote: Opened, offset: int, nbytes: int) -> None:
+    """Of a region that the right channel has opened. Raises AccessRefused."""
+    if remote.closed:
+        raise AccessRefused("this remote region was closed here: open its key again")
+    if remote.revoked:
+        raise AccessRefused("the owner revoked the key of this region")
+    check_range(offset, nbytes, remote.nbytes)
+
+
+def foreign() -> AccessRefused:
+    """Why a region is refused that was not opened on this channel."""
+    return AccessRefused("the region was opened on another channel: open its key on this one")
+
+
 class SocketChannel(ABC):
-    """Base of the shm and the tcp channel."""
+    """Base of the shm, the tcp and the verbs channel."""
 
     def __init__(
         self, hello: bytes, on_handover: OnHandover | None, *, stall_s: float = limits.STALL_S
@@ -77,9 +116,12 @@ class SocketChannel(ABC):
         self._inbox = Inbox()
         self._credit = Credit()
         self._grants: dict[bytes, Region] = {}
+        self._opened: set[Any] = set()
+        """The peer's regions that are open here."""
         self._waiting: dict[int, asyncio.Future[Answer]] = {}
         self._requests = 0
         self._tasks: set[asyncio.Task[None]] = set()
+        self._asked_for_room: set[asyncio.Task[Answer]] = set()
         self._handovers = 0
         self._lost: str | None = None
         self._tick_s = stall_s / _STALL_TICKS
@@ -102,6 +144,15 @@ class SocketChannel(ABC):
     @abstractmethod
     def _serve_open(self, header: wire.Header, key: bytes, region: Region) -> None:
         """Answer an OPEN whose key is good."""
+
+    def _serve_prepare(self, header: wire.Header, label: str) -> None:
+        """Make room for a region that the peer will hand over, and say where. Raises
+        DecodeRejected."""
+        raise DecodeRejected("nothing is prepared where memory itself is handed over")
+
+    def _withdraw(self, handle: int) -> None:
+        """What was prepared under this handle will not come. Raises DecodeRejected."""
+        raise DecodeRejected(f"nothing was prepared under handle {handle}")
 
     @abstractmethod
     def _adopt(self, header: wire.Header, label: str) -> Region:
@@ -207,6 +258,22 @@ class SocketChannel(ABC):
             if answer.done() and not answer.cancelled():
                 answer.exception()  # Seen, also where a cancellation overtook it.
 
+    async def _ask_for_room(self, nbytes: int, label: bytes) -> Answer:
+        """Have the peer prepare a handover. Room that comes for a caller who is gone is given
+        back."""
+        asking = self._loop.create_task(self._ask(wire.PREPARE, number=nbytes, body=label))
+        self._asked_for_room.add(asking)  # It ends with the channel, as whatever waits does.
+        asking.add_done_callback(self._asked_for_room.discard)
+        try:
+            return await asyncio.shield(asking)
+        except asyncio.CancelledError:
+            asking.add_done_callback(self._give_room_back)
+            raise
+
+    def _give_room_back(self, asked: "asyncio.Task[Answer]") -> None:
+        if not asked.cancelled() and asked.exception() is None:
+            self._reply(wire.pack(wire.REVOKED, number=asked.result().header.handle))
+
     def _answer(self, header: wire.Header, body: bytes, mapping: Mapping | None = None) -> None:
         """Hand an answer to the one who waits. Nobody may do so any more: then it is dropped, and
         a mapping closes with its last reference."""
@@ -224,7 +291,7 @@ class SocketChannel(ABC):
     # Records -------------------------------------------------------------------------------------
 
     def _control_record(self, header: wire.Header, body: bytes) -> None:
-        """One control record of those that both kinds of channel know. Raises DecodeRejected."""
+        """One control record of those that several kinds of channel know. Raises DecodeRejected."""
         match header.kind:
             case wire.FRAME:
                 self._inbox.put(body)
@@ -240,12 +307,40 @@ class SocketChannel(ABC):
                     self._push(wire.pack_refusal(why, offset=header.offset))
                 else:
                     self._serve_open(header, body, region)
+            case wire.OPENED:
+                self._end_opened(header, body)
             case wire.REFUSED | wire.ACCEPTED:
                 self._answer(header, body)
+            case wire.REVOKED:
+                for opened in self._opened:
+                    opened.revoked |= bool(body) and opened.key == body
+                if header.number:
+                    self._withdraw(header.number)
+            case wire.PREPARE:
+                self._begin_prepare(header, body.decode("utf-8", "replace"))
+            case wire.GOODBYE:
+                self.lose("the peer closed the channel")
             case wire.HANDOVER:
                 self._take_handover(header, body)
             case _:
                 raise DecodeRejected(f"a record of kind {header.kind} is not expected here")
+
+    def _end_opened(self, header: wire.Header, body: bytes) -> None:
+        self._answer(header, body)
+
+    def _begin_prepare(self, header: wire.Header, label: str) -> None:
+        try:
+            if self._on_handover is None:
+                raise Rejected("this side takes no regions: it named no on_handover")
+            self._serve_prepare(header, label)
+        except DecodeRejected:
+            raise
+        except SlackwaterError as error:
+            self._push(wire.pack_refusal(error, offset=header.offset))
+
+    def forget(self, remote: object) -> None:
+        """It was closed here."""
+        self._opened.discard(remote)
 
     def _take_handover(self, header: wire.Header, body: bytes) -> None:
         if header.handle > len(body):

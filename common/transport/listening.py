@@ -26,12 +26,20 @@ class Door:
 
     `on_greeting` gets the first record of each connection, within `greet_s` in all; it keeps the
     stream, or raises Rejected or Unavailable: then the peer is told why and the connection closed.
+    `ready` is awaited first, and does not count.
     """
 
     def __init__(
-        self, sock: socket.socket, on_greeting: OnGreeting, *, greet_s: float, passes_fds: bool
+        self,
+        sock: socket.socket,
+        on_greeting: OnGreeting,
+        *,
+        greet_s: float,
+        passes_fds: bool,
+        ready: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self._sock = sock
+        self._ready = ready
         self._on_greeting = on_greeting
         self._greet_s = greet_s
         self._passes_fds = passes_fds
@@ -69,6 +77,8 @@ class Door:
         greeting = Greeting(sock, passes_fds=self._passes_fds)
         stream = greeting.stream
         try:
+            if self._ready is not None:
+                await self._ready()
             async with asyncio.timeout(self._greet_s):
                 header, body = await greeting.first_record()
                 await self._on_greeting(greeting, header, body)

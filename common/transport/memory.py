@@ -30,10 +30,11 @@ from slackwater.common.transport.base import (
     OnHandover,
     RemoteRegion,
 )
-from slackwater.common.transport.channel import KEY_BYTES, as_bytes, check_range
+from slackwater.common.transport.channel import KEY_BYTES, as_bytes, check_access, foreign
 from slackwater.common.transport.hello import check_hello_size
 from slackwater.common.transport.inbox import Credit, Inbox
 from slackwater.common.transport.listening import Accepted
+from slackwater.common.transport.pacing import Pace
 from slackwater.common.transport.region import Region
 
 
@@ -48,6 +49,10 @@ class MemoryNetwork:
         self._listeners: dict[Address, MemoryListener] = {}
         self._cut: set[Address] = set()
         self._named = 0
+
+    def way_s(self, address: Address) -> float:
+        """How long one step takes on a channel to a listener on `address`."""
+        return self.latency_s
 
     def cut(self, address: Address) -> None:
         """Lose every channel to this address, and let none through until `heal`."""
@@ -89,7 +94,7 @@ class MemoryRemoteRegion:
         self.channel, self.key = channel, key
         self.nbytes = region.nbytes
         self._view = memoryview(region.buffer) if mapped and region.in_place else None
-        self.closed = False
+        self.closed = self.revoked = False
 
     @property
     def view(self) -> memoryview | None:
@@ -104,6 +109,8 @@ class MemoryChannel:
     """One end; `peer` is the other."""
 
     peer: "MemoryChannel"
+    address: Address = ""
+    """Where the listening end listens."""
 
     def __init__(
         self, network: MemoryNetwork, hello: bytes, on_handover: OnHandover | None, mapped: bool
@@ -183,12 +190,8 @@ class MemoryChannel:
     def _check_access(self, remote: RemoteRegion, offset: int, nbytes: int) -> bytes:
         self._check_alive()
         if not isinstance(remote, MemoryRemoteRegion) or remote.channel is not self:
-            raise AccessRefused(
-                "the region was opened on another channel: open its key on this one"
-            )
-        if remote.closed:
-            raise AccessRefused("this remote region was closed here: open its key again")
-        check_range(offset, nbytes, remote.nbytes)
+            raise foreign()
+        check_access(remote, offset, nbytes)
         return remote.key
 
     # Frames --------------------------------------------------------------------------------------
@@ -218,7 +221,7 @@ class MemoryChannel:
 
     # Handover ------------------------------------------------------------------------------------
 
-    async def handover(self, region: Region, note: bytes) -> None:
+    async def handover(self, region: Region, note: bytes, pace: Pace | None = None) -> None:
         if region.closed:
             raise Rejected(f"region {region.label} is closed: only an open one can be handed over")
         await self._way()
@@ -229,6 +232,8 @@ class MemoryChannel:
         elif self._network.shared:
             copy = Region.adopt(os.dup(region.fileno()), region.label)
         else:
+            if pace is not None:
+                await pace(region.nbytes)
             copy = Region.create(region.nbytes, region.label)
             copy.buffer[:] = region.buffer
         answer: asyncio.Future[None] = self._loop.create_future()
@@ -288,15 +293,15 @@ class MemoryChannel:
     async def _way(self) -> None:
         """One step of the way to the peer or back. Raises Unavailable when it ends meanwhile."""
         self._check_alive()
-        await asyncio.sleep(self._network.latency_s)
+        await asyncio.sleep(self._network.way_s(self.address))
         self._check_alive()
 
     def _later(self, what: Callable[..., None], *arguments: Any) -> None:
         """In order with everything else on this way: the loop's timers alone keep no order among
         those that are due at one moment."""
         self._lane.append((what, arguments))
-        if self._network.latency_s:
-            self._loop.call_later(self._network.latency_s, self._deliver)
+        if way_s := self._network.way_s(self.address):
+            self._loop.call_later(way_s, self._deliver)
         else:
             self._loop.call_soon(self._deliver)
 
@@ -359,6 +364,7 @@ class MemoryListener:
         self._accepted.admit(mine.hello)
         theirs = MemoryChannel(self._network, mine.hello, self._on_handover, mine._mapped)
         mine.peer, theirs.peer = theirs, mine
+        mine.address = theirs.address = self.address
         self._ends = [end for end in self._ends if not end.closed]
         self._ends.append(theirs)
         self._accepted.begin(theirs)

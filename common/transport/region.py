@@ -37,7 +37,8 @@ class Region:
         self._map = Mapping(fd, nbytes)
         self.buffer = self._map.view
         self._closers: dict[Callable[[], None], None] = {}
-        self._start = _enlist(self)
+        self.address = _enlist(self)
+        """Where the buffer begins in this process."""
 
     @classmethod
     def create(cls, nbytes: int, label: str, *, prefault: bool = False) -> "Region":
@@ -112,7 +113,7 @@ class Region:
         """Let go of the descriptor; the mapping goes when the last view of it does."""
         if self._fd < 0:
             return
-        _delist(self, self._start)
+        _delist(self, self.address)
         closers, self._closers = self._closers, {}
         for call in closers:
             call()

@@ -37,7 +37,14 @@ from slackwater.common.transport.base import (
     OnHandover,
     RemoteRegion,
 )
-from slackwater.common.transport.channel import KEY_BYTES, SocketChannel, as_bytes, check_range
+from slackwater.common.transport.channel import (
+    KEY_BYTES,
+    SocketChannel,
+    as_bytes,
+    check_access,
+    check_range,
+    foreign,
+)
 from slackwater.common.transport.copying import copy
 from slackwater.common.transport.gpu import Device, DeviceRegion, Loan, body_of, borrow
 from slackwater.common.transport.gpu_remote import RemoteBody
@@ -45,6 +52,7 @@ from slackwater.common.transport.hello import check_hello, check_hello_size, con
 from slackwater.common.transport.host import host_identity, split_identity
 from slackwater.common.transport.listening import BACKLOG, Accepted, Door
 from slackwater.common.transport.mapping import Mapping
+from slackwater.common.transport.pacing import Pace
 from slackwater.common.transport.region import Region, check_foreign
 from slackwater.common.transport.stream import Greeting, Stream
 
@@ -86,6 +94,10 @@ class ShmRemoteRegion:
             raise AccessRefused("this remote region was closed here: open its key again")
         return self._map.view
 
+    @property
+    def closed(self) -> bool:
+        return self._map is None
+
     def close(self) -> None:
         if self._map is not None:
             self._map.close()
@@ -106,7 +118,6 @@ class ShmChannel(SocketChannel):
         super().__init__(hello, on_handover)
         self._stream = stream
         self._device = device
-        self._opened: set[ShmRemoteRegion] = set()
         self._lent: dict[bytes, list[Callable[[], None]]] = {}
         self._staging = 0
 
@@ -162,19 +173,11 @@ class ShmChannel(SocketChannel):
     def _checked_region(self, remote: RemoteRegion, offset: int, nbytes: int) -> ShmRemoteRegion:
         self._check_alive()
         if not isinstance(remote, ShmRemoteRegion) or remote.channel is not self:
-            raise AccessRefused(
-                "the region was opened on another channel: open its key on this one"
-            )
-        if remote.revoked:
-            raise AccessRefused("the owner revoked the key of this region")
-        check_range(offset, nbytes, remote.nbytes)
-        assert remote.mapping is not None  # Raises where it was closed here.
+            raise foreign()
+        check_access(remote, offset, nbytes)
         return remote
 
-    def forget(self, remote: ShmRemoteRegion) -> None:
-        self._opened.discard(remote)
-
-    async def handover(self, region: Region, note: bytes) -> None:
+    async def handover(self, region: Region, note: bytes, pace: Pace | None = None) -> None:
         if region.closed:
             raise Rejected(f"region {region.label} is closed: only an open one can be handed over")
         label = region.label.encode()[:200]
@@ -195,17 +198,11 @@ class ShmChannel(SocketChannel):
 
     # Records -------------------------------------------------------------------------------------
 
-    def begin(self, header: wire.Header) -> memoryview | None:
+    def begin(self, header: wire.Header) -> None:
         wire.check_length(header, limits.FRAME_BYTES_MAX + 1024)
-        return None
 
     def end(self, header: wire.Header, body: bytes) -> None:
-        if header.kind == wire.OPENED:
-            self._end_opened(header, body)
-        elif header.kind == wire.REVOKED:
-            for region in self._opened:
-                region.revoked |= region.key == body
-        elif header.kind in (wire.ARRIVED, wire.FETCH):
+        if header.kind in (wire.ARRIVED, wire.FETCH):
             self._serve_staging(header, body)
         elif header.kind == wire.RETURNED:
             for ended in self._lent.pop(body, ()):

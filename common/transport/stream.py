@@ -89,6 +89,17 @@ class Stream:
             self._loop.remove_reader(self._fd)
             self._reading = False
 
+    def release(self) -> tuple[socket.socket, bytes]:
+        """Give the socket away, and what was received behind the present record. Raises Unavailable
+        when it does not take what was pushed."""
+        self._flush()
+        if self.closed or self._queue:
+            self.close()
+            raise Unavailable("the connection ended, or its peer does not read")
+        self.pause()
+        self.closed = True
+        return self._sock, self.parser.rest()
+
     def claim_fd(self) -> int:
         """The descriptor that came with the present record. Raises DecodeRejected."""
         if not self.fds:
@@ -301,9 +312,8 @@ class Greeting:
             self._first = asyncio.get_running_loop().create_future()
         return await self.first_record()
 
-    def begin(self, header: wire.Header) -> memoryview | None:
+    def begin(self, header: wire.Header) -> None:
         wire.check_length(header, limits.FRAME_BYTES_MAX)
-        return None
 
     def end(self, header: wire.Header, body: bytes) -> None:
         self.stream.pause()

@@ -7,8 +7,10 @@ peer's registered region with no copy of ours between (sendmsg, recv_into).
 
 import asyncio
 import contextlib
+import importlib
 import secrets
 import socket
+import sys
 from typing import Any, Final
 
 from slackwater.common import limits
@@ -21,6 +23,10 @@ from slackwater.common.transport.stream import Greeting, Stream
 from slackwater.common.transport.tcp_channel import CONTROL, TcpChannel, TcpTuning
 
 SESSION_BYTES: Final = 32
+_COMPILED: Final = (
+    "slackwater.common.transport.served",
+    "slackwater.common.transport.transfers",
+)
 
 
 def split_address(address: Address) -> tuple[str, int]:
@@ -40,6 +46,13 @@ def tune(sock: socket.socket, stall_s: float) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(1, int(stall_s / 6)))
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(stall_s * 1000))
+
+
+async def _loaded() -> None:
+    """The compiled code is there. A thread loads it: that takes a second, once."""
+    for name in _COMPILED:
+        if name not in sys.modules:
+            await asyncio.to_thread(importlib.import_module, name)
 
 
 async def dial(address: Address, first: bytes, stall_s: float) -> Greeting:
@@ -119,7 +132,7 @@ class _Sessions:
         match header.kind:
             case wire.JOIN:
                 channel = self._find(body)
-                if header.handle >= channel.streams:
+                if header.handle > channel.streams:
                     raise DecodeRejected(f"stream {header.handle} of {channel.streams}")
                 stream.push(wire.pack(wire.WELCOME))
                 channel.attach_data(stream, header.handle)
@@ -180,7 +193,9 @@ class TcpFabric:
         sock.setblocking(False)
         accepted = Accepted(accept, on_channel)
         sessions = _Sessions(accepted, on_handover, self._tuning)
-        door = Door(sock, sessions.greet, greet_s=self._tuning.greet_s, passes_fds=False)
+        door = Door(
+            sock, sessions.greet, greet_s=self._tuning.greet_s, passes_fds=False, ready=_loaded
+        )
         name = f"[{host}]" if ":" in host else host
         return TcpListener(door, accepted, sessions, f"{name}:{sock.getsockname()[1]}")
 
@@ -193,11 +208,12 @@ class TcpFabric:
         on_handover: OnHandover | None = None,
     ) -> Channel:
         check_hello_size(hello)
+        await _loaded()
         channel: TcpChannel | None = None
         try:
             async with asyncio.timeout(deadline_s):
                 channel = await self._begin(address, hello, on_handover)
-                for index in range(channel.streams):
+                for index in range(channel.streams + 1):
                     await self._join(address, channel, index)
             return channel
         except BaseException as error:

@@ -9,14 +9,14 @@ it within the same bounds, and past them the channel is lost.
 import asyncio
 import contextlib
 import random
+import socket
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from slackwater.common import limits
 from slackwater.common.errors import (
-    AccessRefused,
     DecodeRejected,
     Rejected,
     SlackwaterError,
@@ -24,10 +24,20 @@ from slackwater.common.errors import (
 )
 from slackwater.common.transport import wire
 from slackwater.common.transport.base import OnHandover, RemoteRegion
-from slackwater.common.transport.channel import SocketChannel, as_bytes, check_range
+from slackwater.common.transport.channel import (
+    OpenedRegion,
+    SocketChannel,
+    as_bytes,
+    check_access,
+    check_range,
+    foreign,
+)
+from slackwater.common.transport.pacing import Pace, paced
 from slackwater.common.transport.region import Region
 from slackwater.common.transport.stream import Stream
-from slackwater.common.transport.transfers import DataReceiver, Served, Transfers
+
+if TYPE_CHECKING:
+    from slackwater.common.transport.served import DataStream
 
 CONTROL: Final = -1
 """The control stream's index; data streams count from 0."""
@@ -55,16 +65,10 @@ answer. Raises Rejected when the peer does not know the session (any more), Conn
 when nobody listens, another OSError, Unavailable or TimeoutError when it may be tried again."""
 
 
-class TcpRemoteRegion:
-    view = None
-
+class TcpRemoteRegion(OpenedRegion):
     def __init__(self, channel: "TcpChannel", key: bytes, handle: int, nbytes: int) -> None:
-        self.channel, self.key, self.handle, self.nbytes = channel, key, handle, nbytes
-        self.revoked = self.closed = False
-
-    def close(self) -> None:
-        self.closed = True
-        self.channel.forget(self)
+        super().__init__(channel, key, nbytes)
+        self.handle = handle
 
 
 class _Linger:
@@ -73,9 +77,8 @@ class _Linger:
     def __init__(self) -> None:
         self.ended = asyncio.Event()
 
-    def begin(self, header: wire.Header) -> memoryview | None:
+    def begin(self, header: wire.Header) -> None:
         wire.check_length(header, limits.FRAME_BYTES_MAX + 1024)
-        return None
 
     def end(self, header: wire.Header, body: bytes) -> None:
         """Too late."""
@@ -107,17 +110,17 @@ class TcpChannel(SocketChannel):
         self._redial = redial
         self._on_change = on_change
         self._control: Stream | None = None
-        self._data: list[Stream | None] = [None] * streams
+        self._data: list[DataStream | None] = [None] * (streams + 1)
+        # Compiled code: whoever makes no channel over tcp need not load it.
+        from slackwater.common.transport.served import Served
+        from slackwater.common.transport.transfers import Transfers
+
+        self._asking = range(streams) if redial is not None else range(streams, streams + 1)
         self._transfers = Transfers(
-            self._push_data,
-            streams,
-            part_bytes=tuning.part_bytes,
-            credit_bytes=tuning.credit_bytes,
+            self._asking, part_bytes=tuning.part_bytes, credit_bytes=tuning.credit_bytes
         )
         self._served = Served()
-        self._handles = 0
         self._keys: dict[bytes, set[int]] = {}
-        self._opened: set[TcpRemoteRegion] = set()
         self._prepared: dict[int, Region] = {}
         self._retained: deque[bytes] = deque()
         self._sent_ordinal = self._received_ordinal = self._told_ordinal = 0
@@ -156,22 +159,36 @@ class TcpChannel(SocketChannel):
         old = self._data[index]
         if old is not None:
             old.close()
-        self._data[index] = stream
-        stream.index = index
+            self._data[index] = None
         self._by_eof.discard(index)
-        receiver = DataReceiver(stream, index, self._transfers, self._served, self.lost)
-        self._transfers.attach(index, receiver)
-        stream.start(receiver)
+        try:
+            sock, rest = stream.release()
+        except Unavailable:
+            self._seek(index)
+            return
+        self._take_over(sock, rest, index)
         if not self.complete and all(self._data):
             self.complete = True
             self._on_change(self)
         self._check_complete()
 
+    def _take_over(self, sock: socket.socket, rest: bytes, index: int) -> None:
+        """Give a data stream to compiled code."""
+        from slackwater.common.transport.asking_end import AskingEnd
+        from slackwater.common.transport.served import ServingEnd
+
+        if index in self._asking:
+            end = AskingEnd(sock, rest, index, self._transfers, self.lost)
+            self._data[index] = end  # Before it sends, which may be its end.
+            self._transfers.attach(end)
+        else:
+            self._data[index] = ServingEnd(sock, rest, index, self._served, self.lost)
+
     @property
     def received_ordinal(self) -> int:
         return self._received_ordinal
 
-    def lost(self, stream: Stream, error: Exception | None) -> None:
+    def lost(self, stream: "Stream | DataStream", error: Exception | None) -> None:
         """A stream ended. It may come back, unless the peer violated the protocol."""
         if stream is not (self._control if stream.index == CONTROL else self._data[stream.index]):
             return  # Replaced already.
@@ -184,15 +201,18 @@ class TcpChannel(SocketChannel):
             self._control = None
         else:
             self._data[stream.index] = None
-            self._transfers.detach(stream.index)
+        self._seek(stream.index)
+
+    def _seek(self, index: int) -> None:
+        """A stream is missing."""
         if self._redial is not None:
-            self._spawn(self._mend(stream.index, self._redial))
+            self._spawn(self._mend(index, self._redial))
         else:
             self._await_return()
 
     def _await_return(self) -> None:
         """The accepting side: give the peer time to mend."""
-        everything = len(self._by_eof) == self.streams + 1
+        everything = len(self._by_eof) == len(self._data) + 1
         if self._deadline is not None:
             if not everything:
                 return
@@ -244,10 +264,14 @@ class TcpChannel(SocketChannel):
         return region
 
     async def write(self, local: memoryview, remote: RemoteRegion, offset: int) -> None:
-        await self._transfer(wire.WRITE, remote, offset, as_bytes(local))
+        view = as_bytes(local)
+        handle = self._handle(remote, offset, len(view))
+        await self._transfers.run(wire.WRITE, handle, offset, view)
 
     async def read(self, remote: RemoteRegion, offset: int, local: memoryview) -> None:
-        await self._transfer(wire.READ, remote, offset, as_bytes(local))
+        view = as_bytes(local)
+        handle = self._handle(remote, offset, len(view))
+        await self._transfers.run(wire.READ, handle, offset, view)
 
     async def write_scattered(
         self, local: memoryview, remote: RemoteRegion, offsets: Sequence[int], length: int
@@ -269,51 +293,41 @@ class TcpChannel(SocketChannel):
         """Raises AccessRefused, Rejected."""
         if not 0 < length <= limits.TRANSFER_BYTES or nbytes != length * len(offsets):
             raise Rejected(f"{len(offsets)} pieces of {length} bytes do not make {nbytes}")
-        opened = self._opened_region(remote)
+        handle = self._handle(remote, 0, 0)
         for offset in offsets:
-            check_range(offset, length, opened.nbytes)
-        return opened.handle
+            check_range(offset, length, remote.nbytes)
+        return handle
 
-    async def _transfer(
-        self, kind: int, remote: RemoteRegion, offset: int, view: memoryview
-    ) -> None:
-        opened = self._opened_region(remote)
-        check_range(offset, len(view), opened.nbytes)
-        await self._transfers.run(kind, opened.handle, offset, view)
-
-    def _opened_region(self, remote: RemoteRegion) -> "TcpRemoteRegion":
-        """Raises AccessRefused where it cannot be used here."""
+    def _handle(self, remote: RemoteRegion, offset: int, nbytes: int) -> int:
+        """Raises AccessRefused, Unavailable."""
         self._check_alive()
         if not isinstance(remote, TcpRemoteRegion) or remote.channel is not self:
-            raise AccessRefused(
-                "the region was opened on another channel: open its key on this one"
-            )
-        if remote.closed:
-            raise AccessRefused("this remote region was closed here: open its key again")
-        if remote.revoked:
-            raise AccessRefused("the owner revoked the key of this region")
-        return remote
-
-    def forget(self, remote: TcpRemoteRegion) -> None:
-        self._opened.discard(remote)
+            raise foreign()
+        if remote.closed or remote.revoked or not 0 <= offset <= remote.nbytes - nbytes:
+            check_access(remote, offset, nbytes)
+        return remote.handle
 
     def revoke(self, key: bytes) -> None:
         for handle in self._keys.pop(key, ()):
-            self._served.opened.pop(handle, None)
+            self._served.remove(handle)
         super().revoke(key)
 
-    async def handover(self, region: Region, note: bytes) -> None:
+    async def handover(self, region: Region, note: bytes, pace: Pace | None = None) -> None:
         """A copy: the peer makes room, we write into it, the peer's program takes it."""
         if region.closed:
             raise Rejected(f"region {region.label} is closed: only an open one can be handed over")
         label = region.label.encode()[:200]
         if len(note) > limits.FRAME_BYTES_MAX:
             raise Rejected(f"a note of {len(note)} bytes, at most {limits.FRAME_BYTES_MAX} fit")
-        answer = await self._ask(wire.PREPARE, number=region.nbytes, body=label)
+        answer = await self._ask_for_room(region.nbytes, label)
         handle = answer.header.handle
         whole = await asyncio.to_thread(region.whole) if not region.in_place else region
         try:
-            await self._transfers.run(wire.WRITE, handle, 0, memoryview(whole.buffer))
+            await paced(
+                memoryview(whole.buffer),
+                pace,
+                lambda offset, piece: self._transfers.run(wire.WRITE, handle, offset, piece),
+            )
         except BaseException:
             if not self.closed:
                 self._push(wire.pack(wire.REVOKED, number=handle))
@@ -331,37 +345,23 @@ class TcpChannel(SocketChannel):
 
     # Records -------------------------------------------------------------------------------------
 
-    def begin(self, header: wire.Header) -> memoryview | None:
+    def begin(self, header: wire.Header) -> None:
         wire.check_length(header, limits.FRAME_BYTES_MAX + 1024)
-        return None
 
     def end(self, header: wire.Header, body: bytes) -> None:
         if header.kind not in _UNORDERED:
             self._received_ordinal += 1
             if self._received_ordinal - self._told_ordinal >= limits.PROGRESS_FRAMES:
                 self._push_progress()
-        match header.kind:
-            case wire.OPENED:
-                self._answer(header, body)
-            case wire.REVOKED:
-                self._peer_revoked(header, body)
-            case wire.PREPARE:
-                self._prepare(header, body)
-            case wire.GOODBYE:
-                self.lose("the peer closed the channel")
-            case _:
-                self._control_record(header, body)
+        self._control_record(header, body)
 
-    def _peer_revoked(self, header: wire.Header, key: bytes) -> None:
-        for region in self._opened:
-            region.revoked |= bool(key) and region.key == key
-        prepared = self._prepared.pop(header.number, None) if header.number else None
+    def _withdraw(self, handle: int) -> None:
+        prepared = self._prepared.pop(handle, None)
         if prepared is not None:
-            self._served.opened.pop(header.number, None)
             prepared.close()
 
     def _serve_open(self, header: wire.Header, key: bytes, region: Region) -> None:
-        handle = self._serve(region)
+        handle = self._served.add(region)
         if handle:
             self._keys.setdefault(key, set()).add(handle)
             record = wire.pack(
@@ -372,30 +372,14 @@ class TcpChannel(SocketChannel):
             record = wire.pack_refusal(full, offset=header.offset)
         self._push(record)
 
-    def _serve(self, region: Region) -> int:
-        """A handle for the region, or 0 when there are too many."""
-        if len(self._served.opened) >= limits.GRANTS_MAX:
-            return 0
-        self._handles += 1
-        self._served.opened[self._handles] = region
-        return self._handles
-
-    def _prepare(self, header: wire.Header, body: bytes) -> None:
-        """Room for a region that the peer will hand over."""
-        label = body.decode("utf-8", "replace")
+    def _serve_prepare(self, header: wire.Header, label: str) -> None:
+        if len(self._prepared) >= limits.HANDOVERS_MAX:
+            raise Unavailable(f"{len(self._prepared)} handovers are under way")
         try:
-            if self._on_handover is None:
-                raise Rejected("this side takes no regions: it named no on_handover")
-            if len(self._prepared) >= limits.HANDOVERS_MAX:
-                raise Unavailable(f"{len(self._prepared)} handovers are under way")
             region = Region.create(header.number, label)
-        except SlackwaterError as error:
-            self._push(wire.pack_refusal(error, offset=header.offset))
-            return
         except MemoryError as error:
-            self._push(wire.pack_refusal(Rejected(str(error)), offset=header.offset))
-            return
-        handle = self._serve(region)
+            raise Rejected(str(error)) from error
+        handle = self._served.add(region)
         self._prepared[handle] = region
         self._push(
             wire.pack(wire.OPENED, handle=handle, number=region.nbytes, offset=header.offset)
@@ -405,14 +389,13 @@ class TcpChannel(SocketChannel):
         region = self._prepared.pop(header.number, None)
         if region is None:
             raise DecodeRejected(f"a handover of {header.number}, which was not prepared")
-        self._served.opened.pop(header.number, None)
+        self._served.remove(header.number)
         return region
 
-    def _connections(self) -> Iterable[tuple[Stream, bool]]:
+    def _connections(self) -> "Iterable[tuple[Stream | DataStream, bool]]":
         for stream in (self._control, *self._data):
             if stream is not None:
-                waiting = stream.index != CONTROL and self._transfers.waiting(stream.index)
-                yield stream, waiting
+                yield stream, stream.index in self._asking and self._transfers.waiting(stream.index)
 
     def _push(self, record: bytes, *, fd: int = -1, ordered: bool = True) -> None:
         if ordered:
@@ -420,11 +403,6 @@ class TcpChannel(SocketChannel):
             self._retained.append(record)
         if self._control is not None:
             self._control.push(record)
-
-    def _push_data(self, index: int, *buffers: bytes | memoryview) -> None:
-        stream = self._data[index]
-        if stream is not None:
-            stream.push(*buffers)
 
     def _received(self) -> int:
         self._told_ordinal = self._received_ordinal
@@ -445,9 +423,9 @@ class TcpChannel(SocketChannel):
         for stream in (self._control, *self._data):
             if stream is not None:
                 stream.close()
-        self._control, self._data = None, [None] * self.streams
+        self._control, self._data = None, [None] * len(self._data)
         self._transfers.lose(self._lost or "")
-        self._served.opened.clear()
+        self._served.clear()
         for region in self._prepared.values():
             region.close()
         self._prepared.clear()
@@ -458,7 +436,7 @@ class TcpChannel(SocketChannel):
         """Says goodbye behind everything that was sent, and waits, within CLOSE_S, until the peer
         has ended too: closing earlier would let the kernel throw away what is on its way."""
         control, data = self._control, self._data
-        self._control, self._data = None, [None] * self.streams
+        self._control, self._data = None, [None] * len(data)
         if not self.closed:
             self.lose("the channel was closed here")
             for stream in data:

@@ -1,124 +1,163 @@
-"""One-sided writes and reads as numbered parts on several data streams: both ends of it.
+"""One-sided writes and reads as numbered parts on several data streams: the asking end.
 
-The asking end cuts an operation into parts, keeps what is unacknowledged within a credit, and
-completes the operation when every part was answered. The serving end receives a WRITE straight
-into the region it names and sends a READ straight out of it, after checking handle and range.
-A part that was under way when its stream broke is sent again under its number; the serving end
-remembers the numbers it has done (the credit bounds how far they lie apart), so that a part is
-never applied twice.
+An operation is cut into parts; what is unacknowledged stays within a credit; the operation is done
+when every part was answered. A part that was under way when its stream broke is sent again under
+its number; the serving end remembers the numbers it has done (the credit bounds how far they lie
+apart), so that a part is never applied twice.
+
+What is asked in one turn of the loop leaves together at its end. A few small requests are waited
+for right there, in compiled code: their answers come sooner than the loop could be told of them.
+Where each turn has a single one, the next few are sent and waited for by their caller at once; and
+then again one by the loop, so that others have their turn.
 """
 
 import asyncio
+import ctypes
+import struct
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
-from slackwater.common import limits
-from slackwater.common.errors import AccessRefused, DecodeRejected, SlackwaterError, Unavailable
-from slackwater.common.transport import wire
-from slackwater.common.transport.region import Region
-from slackwater.common.transport.stream import Buffer, Stream
+import numpy as np
+
+from slackwater.common import abi, limits
+from slackwater.common.errors import SlackwaterError, Unavailable
+from slackwater.common.transport import asking
+from slackwater.common.transport.asking_end import AskingEnd
 
 _FULL_BYTES: Final = 256 * 1024
 """Parts share one stream up to this load: small ones then leave and arrive in fewer calls."""
-_REMEMBERED: Final = 2 * limits.TRANSFERS_MAX
-
-Push = Callable[..., None]
+_SETTLE_NS: Final = int(limits.SETTLE_S * 1e9)
+_LONE_TURNS: Final = 2
+"""After so many turns with one request each, the next are waited for by their callers."""
+_IMPATIENCE_MAX: Final = 255
+_WORD: Final = 8
+_PART: Final = struct.Struct("<8q")
+"""number, kind, handle, offset, address, length, stream, abandoned"""
+_PART_WORDS: Final = asking.PART_BYTES // _WORD
 
 
 class _Operation:
     """A write or read of the program: done when all its parts are."""
 
-    __slots__ = ("abandoned", "done", "error", "issued", "pending")
+    __slots__ = ("abandoned", "done", "error", "pending")
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.done: asyncio.Future[None] = loop.create_future()
-        self.pending = 0
-        self.issued = False
+    def __init__(self, pending: int) -> None:
+        self.pending = pending
+        """Parts that are unanswered; while parts are being launched, one more."""
+        self.done: asyncio.Future[None] | None = None
         self.abandoned = False
         self.error: SlackwaterError | None = None
 
-    def settle(self) -> None:
-        if self.issued and not self.pending and not self.done.done():
-            if self.error is None:
-                self.done.set_result(None)
-            else:
-                self.done.set_exception(self.error)
+    def answered(self) -> None:
+        """One part more."""
+        self.pending -= 1
+        if not self.pending and self.done is not None and not self.done.done():
+            self.done.set_result(None)
 
 
-class _Part:
-    __slots__ = ("handle", "index", "kind", "offset", "operation", "view")
+_Part = tuple[_Operation, memoryview, int]
+"""Whose it is, the caller's bytes, the stream's index; all else is in the table."""
 
-    def __init__(
-        self,
-        kind: int,
-        handle: int,
-        offset: int,
-        view: memoryview,
-        operation: _Operation,
-        index: int,
-    ) -> None:
-        self.kind, self.handle, self.offset = kind, handle, offset
-        self.view, self.operation, self.index = view, operation, index
+
+def _address(view: memoryview) -> int:
+    """Where the bytes lie; whoever asks keeps the view."""
+    if view.readonly:
+        return int(np.frombuffer(view, np.uint8).ctypes.data)
+    return ctypes.addressof(ctypes.c_char.from_buffer(view))
 
 
 class Transfers:
-    """The asking end. `push(index, *buffers)` sends on a data stream, or drops while it is down."""
+    """The operations of one channel, on data streams with these indices."""
 
-    def __init__(self, push: Push, streams: int, *, part_bytes: int, credit_bytes: int) -> None:
-        self._push = push
+    def __init__(self, indices: Iterable[int], *, part_bytes: int, credit_bytes: int) -> None:
         self._part_bytes = part_bytes
         self._credit_bytes = max(credit_bytes, part_bytes)
         self._loop = asyncio.get_running_loop()
         self._parts: dict[int, _Part] = {}
+        self._table, self.table_address = abi.allocate(asking.PARTS * asking.PART_BYTES)
+        self._words = self._table.cast("q")
         self._number = 0
         self._in_flight_bytes = 0
-        self._load = [0] * streams
-        self._up = [False] * streams
+        self._load = dict.fromkeys(indices, 0)
+        self._ends: dict[int, AskingEnd] = {}
         self._waiters: deque[asyncio.Future[None]] = deque()
-        self._receivers: list[DataReceiver | None] = [None] * streams
         self._lost: str | None = None
+        self._turn_due = False
+        self._asked = 0
+        """Parts that this turn of the loop has launched."""
+        self._lone_turns = self._at_once = 0
+        self._impatience = self._patience_in = 0
 
     async def run(self, kind: int, handle: int, offset: int, view: memoryview) -> None:
         """WRITE `view` to, or READ it from, an opened region. Raises AccessRefused, Unavailable."""
-        operation = _Operation(self._loop)
+        nbytes = len(view)
+        if 0 < nbytes <= self._part_bytes and not self._waiters and self._has_credit(nbytes):
+            operation: _Operation | None
+            if self._at_once and not self._parts and nbytes <= limits.SETTLE_BYTES:
+                operation = self._exchange(kind, handle, offset, view)
+            else:
+                operation = _Operation(1)
+                self._launch(kind, handle, offset, view, operation)
+            if operation is not None:
+                await self._finish(operation)
+            return
         step = self._part_bytes
-        try:
-            for start in range(0, len(view), step):
-                piece = view[start : start + step]
-                if self._waiters or not self._has_credit(len(piece)):
-                    await self._wait_for_credit(len(piece))
-                if self._lost is not None:
-                    raise Unavailable(self._lost)
-                if operation.error is not None:
-                    break
-                self._launch(_Part(kind, handle, offset + start, piece, operation, self._pick()))
-            operation.issued = True
-            operation.settle()
-            await operation.done
-        except BaseException:
-            self._abandon(operation)
-            raise
+        offsets = range(offset, offset + nbytes, step)
+        await self._run_all(kind, handle, offsets, step, view)
 
     async def run_scattered(
         self, kind: int, handle: int, offsets: Sequence[int], length: int, view: memoryview
     ) -> None:
         """As `run`, for pieces of `length` bytes (at most a part) at these offsets, which lie one
         behind the other in `view`: one operation, and few system calls, for all of them."""
-        operation = _Operation(self._loop)
+        end = self._ends.get(self._pick())
+        if not offsets or self._waiters or not self._has_credit(length, len(offsets)) or not end:
+            await self._run_all(kind, handle, offsets, length, view)
+            return
+        count = len(offsets)
+        operation = _Operation(count)
+        first, self._number = self._number + 1, self._number + count
+        where = np.asarray(offsets, np.int64)
+        asking.enter(
+            end.address, self.table_address,
+            first, count, kind, handle, int(where.ctypes.data), _address(view), length,
+        )  # fmt: skip
+        part = operation, view[:length], end.index
+        for number in range(first, first + count):
+            self._parts[number] = part
+        self._in_flight_bytes += len(view)
+        self._load[end.index] += len(view)
+        self._schedule(count)
+        await self._finish(operation)
+
+    async def _run_all(
+        self, kind: int, handle: int, offsets: Sequence[int], length: int, view: memoryview
+    ) -> None:
+        operation = _Operation(1)
         try:
             for i, offset in enumerate(offsets):
-                if self._waiters or not self._has_credit(length):
-                    await self._wait_for_credit(length)
-                if self._lost is not None:
-                    raise Unavailable(self._lost)
+                piece = view[i * length : (i + 1) * length]
+                if self._waiters or not self._has_credit(len(piece)):
+                    await self._wait_for_credit(len(piece))
                 if operation.error is not None:
                     break
-                piece = view[i * length : (i + 1) * length]
-                self._launch(_Part(kind, handle, offset, piece, operation, self._pick()))
-            operation.issued = True
-            operation.settle()
-            await operation.done
+                operation.pending += 1
+                self._launch(kind, handle, offset, piece, operation)
+        except BaseException:
+            self._abandon(operation)
+            raise
+        operation.answered()
+        await self._finish(operation)
+
+    async def _finish(self, operation: _Operation) -> None:
+        """Raises what a part was refused with, Unavailable."""
+        try:
+            if operation.pending and operation.error is None:
+                operation.done = self._loop.create_future()
+                await operation.done
+            if operation.error is not None:
+                raise operation.error
         except BaseException:
             self._abandon(operation)
             raise
@@ -129,13 +168,16 @@ class Transfers:
 
     # Credit --------------------------------------------------------------------------------------
 
-    def _has_credit(self, nbytes: int) -> bool:
+    def _has_credit(self, nbytes: int, count: int = 1) -> bool:
+        """For `count` parts of so many bytes."""
         if not self._parts:
-            return True
+            return count == 1 or (
+                count < limits.TRANSFERS_MAX and count * nbytes <= self._credit_bytes
+            )
         oldest = next(iter(self._parts))
         return (
-            self._in_flight_bytes + nbytes <= self._credit_bytes
-            and self._number - oldest < limits.TRANSFERS_MAX
+            self._in_flight_bytes + count * nbytes <= self._credit_bytes
+            and self._number + count - oldest < limits.TRANSFERS_MAX
         )
 
     async def _wait_for_credit(self, nbytes: int) -> None:
@@ -158,231 +200,168 @@ class Transfers:
         if self._waiters and not self._waiters[0].done():
             self._waiters[0].set_result(None)
 
-    # Parts ---------------------------------------------------------------------------------------
+    # Asking --------------------------------------------------------------------------------------
 
     def _pick(self) -> int:
         """The first stream that is up and has room; the least loaded where none has."""
-        best, best_load = 0, -1
-        for index, load in enumerate(self._load):
-            if self._up[index]:
+        best, best_load = -1, -1
+        for index, load in self._load.items():
+            if index in self._ends:
                 if load < _FULL_BYTES:
                     return index
                 if best_load < 0 or load < best_load:
                     best, best_load = index, load
-        return best
+        return best if best >= 0 else next(iter(self._load))
 
-    def _launch(self, part: _Part) -> None:
-        self._number += 1
-        self._parts[self._number] = part
-        part.operation.pending += 1
-        self._in_flight_bytes += len(part.view)
-        self._load[part.index] += len(part.view)
-        self._transmit(self._number, part)
+    def _launch(
+        self, kind: int, handle: int, offset: int, view: memoryview, operation: _Operation
+    ) -> None:
+        """Raises Unavailable."""
+        if self._lost is not None:
+            raise Unavailable(self._lost)
+        nbytes = len(view)
+        index = self._pick()
+        self._number = number = self._number + 1
+        _PART.pack_into(
+            self._table,
+            number % asking.PARTS * asking.PART_BYTES,
+            *(number, kind, handle, offset, _address(view), nbytes, index, 0),
+        )
+        self._parts[number] = operation, view, index
+        self._in_flight_bytes += nbytes
+        self._load[index] += nbytes
+        end = self._ends.get(index)
+        if end is None:
+            return  # Sent when its stream is there again.
+        end.ask(number)
+        self._schedule(1)
 
-    def _transmit(self, number: int, part: _Part) -> None:
-        buffers: tuple[Buffer, ...]
-        if part.kind == wire.WRITE:
-            header = wire.pack_header(wire.WRITE, part.handle, number, part.offset, len(part.view))
-            buffers = (header, part.view)
+    def _schedule(self, count: int) -> None:
+        """So many parts more leave at the end of this turn of the loop."""
+        if self._turn_due:
+            self._asked += count
         else:
-            wanted = wire.WORD.pack(len(part.view))
-            buffers = (
-                wire.pack(
-                    wire.READ, handle=part.handle, number=number, offset=part.offset, body=wanted
-                ),
-            )
-        self._push(part.index, *buffers)
+            self._turn_due = True
+            self._asked = count
+            self._loop.call_soon(self._turn)
 
-    def awaited(self, index: int, header: wire.Header) -> memoryview | None:
-        """Where the DATA of a part belongs; None when nobody wants it any more. Raises
-        DecodeRejected when it was not asked for like this."""
-        part = self._parts.get(header.number)
-        if (
-            part is None
-            or part.kind != wire.READ
-            or part.index != index
-            or len(part.view) != header.length
-        ):
-            raise DecodeRejected(f"data for transfer {header.number}, which did not ask for it")
-        return None if part.operation.abandoned else part.view
+    def _exchange(self, kind: int, handle: int, offset: int, view: memoryview) -> _Operation | None:
+        """Ask for one part and wait in place, with nothing else under way. None: it is done. Raises
+        Unavailable."""
+        index = self._pick()
+        end = self._ends.get(index)
+        if end is None:
+            operation = _Operation(1)
+            self._launch(kind, handle, offset, view, operation)
+            return operation
+        self._at_once -= 1
+        self._number = number = self._number + 1
+        nbytes = len(view)
+        status = asking.exchange(
+            end.address, self.table_address,
+            number, kind, handle, offset, _address(view), nbytes, _SETTLE_NS,
+        )  # fmt: skip
+        if status == asking.ANSWERED:
+            return None
+        operation = _Operation(1)
+        self._parts[number] = operation, view, index
+        self._in_flight_bytes += nbytes
+        self._load[index] += nbytes
+        self._settled(end.settled(status))
+        return operation
 
-    def answered(self, index: int, header: wire.Header, error: SlackwaterError | None) -> None:
-        """Raises DecodeRejected when no such part is under way."""
-        part = self._parts.pop(header.number, None)
-        fits = {wire.ACK: wire.WRITE, wire.DATA: wire.READ}
-        if part is None or part.index != index or fits.get(header.kind, part.kind) != part.kind:
-            raise DecodeRejected(f"an answer to transfer {header.number}, which is not under way")
-        self._release(part)
-        operation = part.operation
-        operation.pending -= 1
-        if error is not None and operation.error is None:
+    def _turn(self) -> None:
+        """Everything that was ready to run in this turn of the loop has run."""
+        self._turn_due = False
+        lone = self._asked == 1 and len(self._parts) == 1
+        self._lone_turns = self._lone_turns + 1 if lone else 0
+        self._at_once = 0
+        patient = self._patience_in == 0 and self._in_flight_bytes <= limits.SETTLE_BYTES
+        if not patient and self._patience_in:
+            self._patience_in -= 1
+        for end in tuple(self._ends.values()):
+            if not end.asks:
+                continue
+            if patient:
+                self._settle(end)
+                if self._lone_turns >= _LONE_TURNS and not self._parts:
+                    self._at_once = limits.SETTLES_MAX
+            else:
+                end.flush()
+
+    def _settle(self, end: AskingEnd) -> None:
+        self._settled(end.settle(_SETTLE_NS))
+
+    def _settled(self, answered: bool) -> None:
+        """Where it was in vain to wait in place, that is left alone for a while."""
+        if answered:
+            self._impatience = 0
+        else:
+            self._impatience = min(2 * self._impatience + 1, _IMPATIENCE_MAX)
+            self._patience_in = self._impatience
+            self._at_once = 0
+
+    # Answers -------------------------------------------------------------------------------------
+
+    def completed(self, numbers: Iterable[int]) -> None:
+        for number in numbers:
+            operation, view, index = self._parts.pop(number)
+            nbytes = len(view)
+            self._in_flight_bytes -= nbytes
+            self._load[index] -= nbytes
+            operation.answered()
+        if self._waiters:
+            self._wake()
+
+    def refused(self, number: int, error: SlackwaterError) -> None:
+        operation = self._parts[number][0]
+        if operation.error is None:
             operation.error = error
-        operation.settle()
-
-    def _release(self, part: _Part) -> None:
-        self._in_flight_bytes -= len(part.view)
-        self._load[part.index] -= len(part.view)
-        self._wake()
+        self.completed((number,))
 
     def _abandon(self, operation: _Operation) -> None:
         """The caller is gone or has its error: nothing more may come into its buffer."""
         operation.abandoned = True
-        if operation.done.done() and not operation.done.cancelled():
-            operation.done.exception()
-        for receiver in self._receivers:
-            if receiver is None:
-                continue
-            part = self._parts.get(receiver.arriving)
-            if part is not None and part.operation is operation:
-                receiver.stream.parser.divert()
+        if not operation.pending:
+            return
+        for number, (owner, _, index) in self._parts.items():
+            if owner is operation:
+                at = number % asking.PARTS * _PART_WORDS
+                self._words[at + asking.PART_ABANDONED // _WORD] = 1
+                if index in self._ends:
+                    self._ends[index].divert(number)
 
     # Streams come and go -------------------------------------------------------------------------
 
-    def attach(self, index: int, receiver: "DataReceiver") -> None:
+    def attach(self, end: AskingEnd) -> None:
         """A stream is there (again): send what was under way on it."""
-        self._up[index] = True
-        self._receivers[index] = receiver
-        for number in [number for number, part in self._parts.items() if part.index == index]:
-            part = self._parts[number]
-            if part.operation.abandoned:
-                del self._parts[number]
-                self._release(part)
+        self._ends[end.index] = end
+        abandoned = []
+        for number, (operation, _, index) in self._parts.items():
+            if index != end.index:
+                continue
+            if operation.abandoned:
+                abandoned.append(number)
             else:
-                self._transmit(number, part)
+                self._words[number % asking.PARTS * _PART_WORDS] = number
+                end.ask(number)
+        self.completed(abandoned)
+        end.flush()
 
-    def detach(self, index: int) -> None:
-        self._up[index] = False
-        self._receivers[index] = None
+    def detach(self, end: AskingEnd) -> None:
+        """Answers of a stream that is gone are asked for again."""
+        if self._ends.get(end.index) is end:
+            del self._ends[end.index]
 
     def lose(self, why: str) -> None:
         self._lost = why
+        self._ends.clear()
         parts, self._parts = self._parts, {}
-        for part in parts.values():
-            if not part.operation.done.done():
-                part.operation.done.set_exception(Unavailable(why))
+        for operation, _, _ in parts.values():
+            if operation.error is None:
+                operation.error = Unavailable(why)
+            if operation.done is not None and not operation.done.done():
+                operation.done.set_result(None)
         for waiter in self._waiters:
             if not waiter.done():
                 waiter.set_result(None)
-
-
-class Served:
-    """The serving end's memory: regions the peer has opened, and the writes done lately."""
-
-    def __init__(self) -> None:
-        self.opened: dict[int, Region] = {}
-        self._done = [0] * _REMEMBERED
-
-    def locate(self, header: wire.Header, nbytes: int) -> memoryview:
-        """Raises AccessRefused."""
-        region = self.opened.get(header.handle)
-        if region is None or region.closed:
-            raise AccessRefused("the region's key was revoked, or the region is gone")
-        if header.offset + nbytes > region.nbytes:
-            raise AccessRefused(
-                f"bytes [{header.offset}, {header.offset + nbytes}) of a region "
-                f"that has {region.nbytes}"
-            )
-        return region.buffer[header.offset : header.offset + nbytes]
-
-    def arrived(self, header: wire.Header) -> None:
-        """The bytes of a write are in the region's buffer."""
-        region = self.opened.get(header.handle)
-        if region is not None and not region.closed:
-            region.arrived(header.offset, header.length)
-
-    def fetch(self, header: wire.Header, nbytes: int) -> None:
-        """The bytes of a read that was located are about to be sent."""
-        self.opened[header.handle].fetch(header.offset, nbytes)
-
-    def was_done(self, number: int) -> bool:
-        return self._done[number % _REMEMBERED] == number
-
-    def mark_done(self, number: int) -> None:
-        self._done[number % _REMEMBERED] = number
-
-
-class DataReceiver:
-    """Owner of one data stream: takes what the peer asks for and what it answers."""
-
-    def __init__(
-        self,
-        stream: Stream,
-        index: int,
-        transfers: Transfers,
-        served: Served,
-        on_lost: Callable[[Stream, Exception | None], None],
-    ) -> None:
-        self.stream = stream
-        self.arriving = 0
-        """The transfer whose DATA is coming in at present."""
-        self._index = index
-        self._transfers = transfers
-        self._served = served
-        self._on_lost = on_lost
-        self._refused: AccessRefused | None = None
-
-    def begin(self, header: wire.Header) -> memoryview | None:
-        if header.kind == wire.WRITE:
-            wire.check_length(header, limits.CHUNK_BYTES)
-            self._refused = None
-            try:
-                place = self._served.locate(header, header.length)
-            except AccessRefused as error:
-                self._refused = error
-                return memoryview(bytearray(header.length))
-            if self._served.was_done(header.number):
-                return memoryview(bytearray(header.length))
-            return place
-        if header.kind == wire.DATA:
-            wire.check_length(header, limits.CHUNK_BYTES)
-            place_or_none = self._transfers.awaited(self._index, header)
-            self.arriving = header.number
-            return memoryview(bytearray(header.length)) if place_or_none is None else place_or_none
-        if header.kind == wire.READ:
-            wire.check_length(header, wire.WORD.size)
-        else:
-            wire.check_length(header, wire.REASON_BYTES_MAX)
-        return None
-
-    def end(self, header: wire.Header, body: bytes) -> None:
-        match header.kind:
-            case wire.WRITE:
-                self._end_write(header)
-            case wire.ACK:
-                self._transfers.answered(self._index, header, None)
-            case wire.READ:
-                self._serve_read(header, body)
-            case wire.DATA if header.length:
-                self.arriving = 0
-                self._transfers.answered(self._index, header, None)
-            case wire.REFUSED:
-                self._transfers.answered(self._index, header, wire.refusal(header, body))
-            case _:
-                raise DecodeRejected(f"a record of kind {header.kind} on a data stream")
-
-    def _end_write(self, header: wire.Header) -> None:
-        if self._refused is not None and header.length:
-            self.stream.push(wire.pack_refusal(self._refused, number=header.number))
-            self._refused = None
-            return
-        if header.length and not self._served.was_done(header.number):
-            self._served.arrived(header)
-        self._served.mark_done(header.number)
-        self.stream.push(wire.pack_header(wire.ACK, 0, header.number, 0, 0))
-
-    def _serve_read(self, header: wire.Header, body: bytes) -> None:
-        if len(body) != wire.WORD.size:
-            raise DecodeRejected(f"a read request with {len(body)} bytes")
-        (wanted,) = wire.WORD.unpack(body)
-        if not 0 < wanted <= limits.CHUNK_BYTES:
-            raise DecodeRejected(f"a read of {wanted} bytes, 1 to {limits.CHUNK_BYTES} are served")
-        try:
-            place = self._served.locate(header, wanted)
-        except AccessRefused as error:
-            self.stream.push(wire.pack_refusal(error, number=header.number))
-            return
-        self._served.fetch(header, wanted)
-        self.stream.push(wire.pack_header(wire.DATA, 0, header.number, 0, wanted), place)
-
-    def lost(self, stream: Stream, error: Exception | None) -> None:
-        self._on_lost(stream, error)

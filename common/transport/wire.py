@@ -2,9 +2,9 @@
 
 One header for all: kind, handle, number, offset, length; then `length` bytes of body. The parser is
 pure: it says where the next bytes belong (`room`), is told how many came (`took`), and gives whole
-records to its sink. A sink may name the memory a body belongs in (a slice of a registered region),
-so that bulk bytes are received there and not copied; all else is collected, after the sink has
-checked the length. Nothing is allocated on the word of a peer alone.
+records to its sink, which has checked the length before. Nothing is allocated on the word of a peer
+alone. Records with bulk bytes have streams of their own, whose parsers are compiled (serving.py,
+asking.py).
 """
 
 import struct
@@ -18,7 +18,7 @@ from slackwater.common.errors import (
     Unavailable,
 )
 
-VERSION: Final = 1
+VERSION: Final = 2
 """Of the wire format; a HELLO carries it as its handle."""
 
 # A connection's first record, and the answers to it
@@ -104,13 +104,12 @@ def refusal(header: Header, body: bytes) -> SlackwaterError:
 class Sink(Protocol):
     """Who gets the records of one stream."""
 
-    def begin(self, header: Header) -> memoryview | None:
-        """A body of `header.length` bytes follows: the memory of that length it belongs in, or None
-        to have it collected. Raises DecodeRejected when such a record may not be."""
+    def begin(self, header: Header) -> None:
+        """A body of `header.length` bytes follows. Raises DecodeRejected when it is too long."""
         ...
 
     def end(self, header: Header, body: bytes) -> None:
-        """The record is complete; `body` is empty where `begin` named memory."""
+        """The record is complete."""
         ...
 
 
@@ -124,21 +123,21 @@ class Parser:
         self._staging = memoryview(bytearray(STAGING_BYTES))
         self._start = self._end = 0
         self._header = Header(0, 0, 0, 0, 0)
-        self._target: memoryview | None = None
+        self._body: bytearray | None = None
+        """Of the present record, where it did not come in one piece."""
         self._filled = 0
-        self._collected: bytearray | None = None
         self.records = 0
         """How many were complete so far."""
 
     @property
     def partial(self) -> bool:
         """A record was begun and is not complete."""
-        return self._target is not None or self._end > self._start
+        return self._body is not None or self._end > self._start
 
     def room(self) -> memoryview:
         """Where the next bytes belong. Never empty unless paused with the staging full."""
-        if self._target is not None:
-            return self._target[self._filled : self._filled + READ_BYTES]
+        if self._body is not None:
+            return memoryview(self._body)[self._filled : self._filled + READ_BYTES]
         if self._start == self._end:
             self._start = self._end = 0
         elif self._start:
@@ -149,16 +148,17 @@ class Parser:
 
     def took(self, count: int) -> None:
         """`count` bytes were put into `room()`. Raises DecodeRejected."""
-        if self._target is None:
+        if self._body is None:
             self._end += count
         else:
             self._filled += count
-            self._finish()
+            if self._filled == len(self._body):
+                self._finish(bytes(self._body))
         self.run()
 
     def run(self) -> None:
         """Give out what is complete in the staging area. Raises DecodeRejected."""
-        while not self.paused and self._target is None:
+        while not self.paused and self._body is None:
             if self._end - self._start < HEADER_BYTES:
                 return
             header = Header._make(HEADER.unpack_from(self._staging, self._start))
@@ -166,35 +166,28 @@ class Parser:
             if header.length:
                 self._begin(header)
             else:
-                self.records += 1
-                self.sink.end(header, b"")
+                self._header = header
+                self._finish(b"")
 
-    def divert(self) -> None:
-        """Put what is still to come of the present body elsewhere: its memory is wanted back."""
-        if self._target is not None:
-            self._target = memoryview(bytearray(len(self._target)))
+    def rest(self) -> bytes:
+        """What came behind the record in whose `end` the sink paused."""
+        return bytes(self._staging[self._start : self._end])
 
     def _begin(self, header: Header) -> None:
-        target = self.sink.begin(header)
+        self.sink.begin(header)
+        self._header = header
         start = self._start
         staged = min(self._end - start, header.length)
         self._start += staged
-        if target is None:
-            if staged == header.length:
-                self.records += 1
-                self.sink.end(header, bytes(self._staging[start : start + staged]))
-                return
-            self._collected = bytearray(header.length)
-            target = memoryview(self._collected)
-        target[:staged] = self._staging[start : start + staged]
-        self._header, self._target, self._filled = header, target, staged
-        self._finish()
-
-    def _finish(self) -> None:
-        if self._filled < self._header.length:
+        body = self._staging[start : start + staged]
+        if staged == header.length:
+            self._finish(bytes(body))
             return
-        body = b"" if self._collected is None else bytes(self._collected)
-        self._target = self._collected = None
+        self._body, self._filled = bytearray(header.length), staged
+        self._body[:staged] = body
+
+    def _finish(self, body: bytes) -> None:
+        self._body = None
         self.records += 1
         self.sink.end(self._header, body)
 

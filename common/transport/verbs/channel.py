@@ -27,7 +27,15 @@ from slackwater.common.errors import (
 )
 from slackwater.common.transport import wire
 from slackwater.common.transport.base import OnHandover, RemoteRegion
-from slackwater.common.transport.channel import SocketChannel, Watched, as_bytes, check_range
+from slackwater.common.transport.channel import (
+    OpenedRegion,
+    SocketChannel,
+    Watched,
+    as_bytes,
+    check_access,
+    foreign,
+)
+from slackwater.common.transport.pacing import Pace, paced
 from slackwater.common.transport.region import Region
 from slackwater.common.transport.stream import Stream
 from slackwater.common.transport.verbs import library as ibv
@@ -43,24 +51,17 @@ _BOTH: Final = ibv.REMOTE_READ | ibv.REMOTE_WRITE
 _REFUSALS: Final = (ibv.REMOTE_ACCESS, ibv.REMOTE_INVALID_REQUEST, ibv.REMOTE_OPERATION)
 
 
-class VerbsRemoteRegion:
+class VerbsRemoteRegion(OpenedRegion):
     """A peer's region: its address there, and our key to it."""
-
-    view = None
 
     def __init__(self, channel: "VerbsChannel", key: bytes, header: wire.Header, place: bytes):
         """Raises Unavailable."""
         if len(place) < _PLACE.size:
             raise Unavailable(f"the peer described an opened region in {len(place)} bytes")
-        self.channel, self.key = channel, key
-        self.rkey, self.nbytes = header.handle, header.number
+        super().__init__(channel, key, header.number)
+        self.rkey = header.handle
         self.address: int = _PLACE.unpack_from(place)[0]
         self.label = place[_PLACE.size :].decode("utf-8", "replace")
-        self.revoked = self.closed = False
-
-    def close(self) -> None:
-        self.closed = True
-        self.channel.forget(self)
 
 
 class _Lifeline:
@@ -70,9 +71,8 @@ class _Lifeline:
     def __init__(self, channel: "VerbsChannel") -> None:
         self._channel = channel
 
-    def begin(self, header: wire.Header) -> memoryview | None:
+    def begin(self, header: wire.Header) -> None:
         wire.check_length(header, wire.REASON_BYTES_MAX if header.kind == wire.REFUSED else 0)
-        return None
 
     def end(self, header: wire.Header, body: bytes) -> None:
         if header.kind != wire.REFUSED:
@@ -103,7 +103,6 @@ class VerbsChannel(SocketChannel):
             raise
         super().__init__(hello, on_handover)
         self._domain, self._stream = domain, stream
-        self._opened: set[VerbsRemoteRegion] = set()
         self._exposed: dict[bytes, Exposure] = {}
         self._opening: dict[bytes, list[int]] = {}
         self._prepared: dict[int, tuple[Region, Exposure]] = {}
@@ -136,28 +135,11 @@ class VerbsChannel(SocketChannel):
     def _arrived(self, word: int) -> None:
         self._control.arrived(word)
 
-    def begin(self, header: wire.Header) -> memoryview | None:
+    def begin(self, header: wire.Header) -> None:
         wire.check_length(header, limits.FRAME_BYTES_MAX + 1024)
-        return None
 
     def end(self, header: wire.Header, body: bytes) -> None:
-        match header.kind:
-            case wire.OPENED:
-                self._answer(header, body)
-            case wire.REVOKED:
-                self._peer_revoked(header, body)
-            case wire.PREPARE:
-                self._serve_prepare(header, body)
-            case wire.GOODBYE:
-                self.lose("the peer closed the channel")
-            case _:
-                self._control_record(header, body)
-
-    def _peer_revoked(self, header: wire.Header, key: bytes) -> None:
-        for region in self._opened:
-            region.revoked |= bool(key) and region.key == key
-        if header.number:
-            self._withdraw(header.number)
+        self._control_record(header, body)
 
     # One-sided access -----------------------------------------------------------------------------
 
@@ -178,31 +160,26 @@ class VerbsChannel(SocketChannel):
     ) -> None:
         self._check_alive()
         if not isinstance(remote, VerbsRemoteRegion) or remote.channel is not self:
-            raise AccessRefused(
-                "the region was opened on another channel: open its key on this one"
-            )
-        if remote.closed:
-            raise AccessRefused("this remote region was closed here: open its key again")
-        if remote.revoked:
-            raise AccessRefused("the owner revoked the key of this region")
-        check_range(offset, len(view), remote.nbytes)
+            raise foreign()
+        check_access(remote, offset, len(view))
         await self._mover.run(opcode, remote, offset, view)
 
-    def forget(self, remote: VerbsRemoteRegion) -> None:
-        self._opened.discard(remote)
-
-    async def handover(self, region: Region, note: bytes) -> None:
+    async def handover(self, region: Region, note: bytes, pace: Pace | None = None) -> None:
         """A copy: the peer makes room, we write into it, the peer's program takes it."""
         if region.closed:
             raise Rejected(f"region {region.label} is closed: only an open one can be handed over")
         label = region.label.encode()[:_LABEL_BYTES_MAX]
         if len(note) > limits.FRAME_BYTES_MAX:
             raise Rejected(f"a note of {len(note)} bytes, at most {limits.FRAME_BYTES_MAX} fit")
-        answer = await self._ask(wire.PREPARE, number=region.nbytes, body=label)
+        answer = await self._ask_for_room(region.nbytes, label)
         room = VerbsRemoteRegion(self, b"", answer.header, answer.body)
         whole = region if region.in_place else await asyncio.to_thread(region.whole)
         try:
-            await self._mover.run(ibv.WRITE, room, 0, memoryview(whole.buffer))
+            await paced(
+                memoryview(whole.buffer),
+                pace,
+                lambda offset, piece: self._mover.run(ibv.WRITE, room, offset, piece),
+            )
         except BaseException:
             if not self.closed:
                 self._push(wire.pack(wire.REVOKED, number=room.rkey))
@@ -273,17 +250,11 @@ class VerbsChannel(SocketChannel):
         finally:
             self._mover.give()
 
-    def _serve_prepare(self, header: wire.Header, body: bytes) -> None:
-        """Room for a region that the peer will hand over."""
-        if self._on_handover is None:
-            none = Rejected("this side takes no regions: it named no on_handover")
-            self._push(wire.pack_refusal(none, offset=header.offset))
-        elif self._preparing + len(self._prepared) >= limits.HANDOVERS_MAX:
-            busy = Unavailable(f"{limits.HANDOVERS_MAX} handovers are under way")
-            self._push(wire.pack_refusal(busy, offset=header.offset))
-        else:
-            self._preparing += 1
-            self._spawn(self._prepare(header, body.decode("utf-8", "replace")))
+    def _serve_prepare(self, header: wire.Header, label: str) -> None:
+        if self._preparing + len(self._prepared) >= limits.HANDOVERS_MAX:
+            raise Unavailable(f"{limits.HANDOVERS_MAX} handovers are under way")
+        self._preparing += 1
+        self._spawn(self._prepare(header, label))
 
     async def _prepare(self, header: wire.Header, label: str) -> None:
         region: Region | None = None
@@ -303,9 +274,8 @@ class VerbsChannel(SocketChannel):
             if region is not None and not kept:
                 region.close()
 
-    def _withdraw(self, rkey: int) -> None:
-        """A handover that was prepared and will not come."""
-        region, exposure = self._prepared.pop(rkey, (None, None))
+    def _withdraw(self, handle: int) -> None:
+        region, exposure = self._prepared.pop(handle, (None, None))
         if region is not None and exposure is not None:
             exposure.close()
             region.close()

@@ -19,8 +19,15 @@ from typing import Any, Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from slackwater.agent.links import Link
 from slackwater.common.errors import Rejected
-from slackwater.common.slots.layout import Geometry
+from slackwater.common.slots.layout import (
+    BYTES_PULLED,
+    BYTES_PUSHED,
+    PUSHED,
+    RANK_STRIDE,
+    Geometry,
+)
 from slackwater.common.slots.region import Hyper, SlotRegion
 from slackwater.common.slots.rules import Floats
 from slackwater.common.transport.base import Channel, RemoteRegion
@@ -41,6 +48,9 @@ _WORDS: Final = struct.Struct("<3Q")
 
 
 class Attached(Protocol):
+    link: Link
+    """What counts its transfers, for whoever attached it; in place nothing travels."""
+
     @property
     def gradient(self) -> Array:
         """The slot, flat."""
@@ -70,6 +80,7 @@ class InPlace:
     def __init__(self, remote: RemoteRegion, job: JobId, bucket: int, rank: int) -> None:
         """Raises Rejected when it is no region of this bucket."""
         assert remote.view is not None
+        self.link = Link()
         self._remote = remote
         self._region = region = SlotRegion.open(remote.view)
         if (region.plan.job, region.bucket.index) != (job, bucket) or rank >= region.plan.workers:
@@ -78,6 +89,8 @@ class InPlace:
                 f"for job {job}, bucket {bucket}, rank {rank}"
             )
         self._rank = rank
+        self._block = region.rank_block(rank)
+        self._hyper: Hyper | None = None
         self._gradient = region.gradient(rank)
         self._parameters = [region.parameters(0), region.parameters(1)]
 
@@ -97,13 +110,15 @@ class InPlace:
 
     def mark(self, iteration: int, hyper: Hyper) -> None:
         """The slot is written: say so. Saying it twice changes nothing."""
-        region, rank = self._region, self._rank
-        if region.pushed(rank) == iteration:
+        block = self._block
+        if block[PUSHED] == iteration:
             return
-        region.set_hyper(rank, hyper)
-        region.count_pushed(rank, self._gradient.nbytes)
-        region.count_pulled(rank, self._parameters[0].nbytes)
-        region.set_pushed(rank, iteration)
+        if hyper != self._hyper:
+            self._region.set_hyper(self._rank, hyper)
+            self._hyper = hyper
+        block[BYTES_PUSHED] += self._gradient.nbytes
+        block[BYTES_PULLED] += self._parameters[0].nbytes
+        block[PUSHED] = iteration
 
     async def seed(self, version: int, tensors: Sequence[Floats]) -> None:
         target = self._parameters[version & 1]
@@ -111,6 +126,7 @@ class InPlace:
 
     def close(self) -> None:
         """The mapping goes when the last view of it does: ours, or one that the program has."""
+        self._block = memoryview(bytes(RANK_STRIDE)).cast("Q")
         self._region.release()
         self._remote.close()
 
@@ -143,6 +159,7 @@ class Staged:
     ) -> None:
         self.channel = channel
         self.staging = staging
+        self.link = Link()
         self._remote, self._geometry, self._rank = remote, geometry, rank
         self._pushed, self._bytes_pushed, self._bytes_pulled = _WORDS.unpack(words)
 
@@ -195,12 +212,20 @@ class Staged:
 
     async def _write_gradient(self) -> None:
         offset = self._geometry.gradient_offset(self._rank)
-        await self.channel.write(bytes_of(self.staging.gradient), self._remote, offset)
+        await self._send(bytes_of(self.staging.gradient), offset)
 
     async def fetch(self, version: int) -> None:
         """Read the parameters of `version`. Raises Unavailable, AccessRefused."""
         into = bytes_of(self.staging.parameters[version & 1])
-        await self.channel.read(self._remote, self._geometry.parameters_offset(version), into)
+        await self._bring(self._geometry.parameters_offset(version), into)
+
+    async def _send(self, gradient: memoryview, offset: int) -> None:
+        with self.link.pushing(len(gradient)):
+            await self.channel.write(gradient, self._remote, offset)
+
+    async def _bring(self, offset: int, parameters: memoryview) -> None:
+        with self.link.pulling(len(parameters)):
+            await self.channel.read(self._remote, offset, parameters)
 
     async def seed(self, version: int, tensors: Sequence[Floats]) -> None:
         flat = np.empty(self._geometry.elements, np.float32)

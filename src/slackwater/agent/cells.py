@@ -51,6 +51,8 @@ class Cell:
         """The newest whose parameters are here."""
         self.confirmed = 0
         """The newest that the program has waited for."""
+        self.pushed_s = 0.0
+        """When `iteration` was pushed whole, on the monotonic clock."""
         self.missing = set(range(len(tensors)))
         """Tensors of iteration + 1 that are not in the slot yet."""
         self.lent: dict[int, Array] = {}

@@ -206,6 +206,7 @@ class Agent:
         cell.put(position, gradient)
         self._session.progress.bytes_pushed += cell.gradients[position].nbytes
         if cell.iteration != before:
+            cell.pushed_s = time.monotonic()
             self._session.ring(cell)
 
     def gradient_buffer(self, name: str) -> Any:
@@ -338,9 +339,12 @@ class Agent:
                     f"these tensors, which share a bucket, are pushed: {', '.join(names[:5])}"
                 )
         cells = [cell for cell in cells if not self._stands(cell)]
+        needed_s = time.monotonic()
         self._settle(cells)
         for cell in cells:
             if cell.confirmed < cell.version:
+                if cell.pushed_s:
+                    self._session.progress.needed(cell.index, needed_s - cell.pushed_s)
                 self._behind -= cell.confirmed <= self._iteration < cell.version
                 cell.confirmed = cell.version
                 self._session.progress.bytes_pulled += 4 * cell.bounds[-1][1]

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
+from slackwater.agent.links import Links
 from slackwater.common import codec, limits
 from slackwater.common.client import Client
 from slackwater.common.errors import Retryable
@@ -24,6 +25,8 @@ _log = logging.getLogger("slackwater.agent")
 OBSERVED_S: Final = 1.0
 QUIET_S: Final = 10.0
 """Say at least this often that this rank is there, iterations or not."""
+GAPS_UNTIL: Final = 256
+"""The iteration after which nobody asks any more when buckets are needed."""
 DURATIONS_MAX: Final = 4096
 """As many as one report carries; beyond it the oldest are lost."""
 
@@ -36,6 +39,22 @@ class Progress:
     durations_s: deque[float] = field(default_factory=lambda: deque(maxlen=DURATIONS_MAX))
     bytes_pushed: int = 0
     bytes_pulled: int = 0
+    links: Links = field(default_factory=Links)
+    gaps_s: dict[int, float] = field(default_factory=dict)
+    """Of each bucket the shortest time from its push to the program's next wait for it."""
+
+    def needed(self, bucket: int, gap_s: float) -> None:
+        """The program waits for what it pushed `gap_s` ago."""
+        known_s = self.gaps_s.get(bucket)
+        if known_s is None or gap_s < known_s:
+            self.gaps_s[bucket] = gap_s
+
+    def take_gaps(self, buckets: int) -> tuple[float, ...]:
+        """Of the first iterations, which a profile is made of; empty: not of every bucket yet."""
+        if self.first_iteration > GAPS_UNTIL or len(self.gaps_s) < buckets:
+            return ()
+        gaps_s, self.gaps_s = self.gaps_s, {}
+        return tuple(max(0.0, gaps_s[bucket]) for bucket in range(buckets))
 
 
 class Control:
@@ -116,6 +135,8 @@ class Control:
             bytes_pulled=progress.bytes_pulled,
             workers=self._workers,
             buckets=self._buckets,
+            links=progress.links.take(),
+            gaps_s=progress.take_gaps(self._buckets),
             sender=f"agent.{self._job}.{self._rank}",
         )
         progress.first_iteration += len(taken)

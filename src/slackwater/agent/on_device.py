@@ -64,7 +64,7 @@ class StagedOnDevice(Staged):
         else:
             out = self._bounce("out", nbytes)
             await _off_loop(nbytes, memory.download, start, out)
-            await self.channel.write(out, self._remote, offset)
+            await self._send(out, offset)
 
     async def fetch(self, version: int) -> None:
         target: Any = self.staging.parameters[version & 1]
@@ -77,7 +77,7 @@ class StagedOnDevice(Staged):
             await _off_loop(nbytes, memory.upload, start, view[offset : offset + nbytes])
         else:
             into = self._bounce("in", nbytes)
-            await self.channel.read(self._remote, offset, into)
+            await self._bring(offset, into)
             await _off_loop(nbytes, memory.upload, start, into)
 
     def _loan(self) -> tuple[Loan, int] | None:

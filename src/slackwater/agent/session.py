@@ -441,6 +441,7 @@ class Session:
         cell = self.cells[granted.bucket]
         remote = await channel.open(granted.key)
         slots = await attach(channel, remote, self.plan, cell, self.rank, self._device)
+        slots.link = self.progress.links.to(aggregator)
         old = cell.slots
         cell.adopt(slots)
         effects = self._core.granted(aggregator, granted, slots.pushed)

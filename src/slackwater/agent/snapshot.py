@@ -107,7 +107,7 @@ class StagedSnapshot(Staged):
         into = bytes_of(copies.incoming)
         for _ in range(limits.SNAPSHOTS_MAX):
             newest = await self._version()
-            await self.channel.read(self._remote, geometry.parameters_offset(newest), into)
+            await self._bring(geometry.parameters_offset(newest), into)
             applied = await self._applied(newest)
             if await self._version() == newest:
                 copies.arrived(version, applied)

@@ -61,7 +61,8 @@ class Trained:
                 "ones: leave sparse=False"
             )
         else:
-            slot.copy_(grad)
+            if not (grad.data_ptr() == slot.data_ptr() and grad.dtype == slot.dtype):
+                slot.copy_(grad)  # Else the program produced it there.
             self._grad_version = grad._version
         self._grad = grad
 

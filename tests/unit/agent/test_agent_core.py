@@ -411,7 +411,7 @@ class World:
             self.play(self.core.moved(old, moved(0, self.version, self.epoch, self.home), now_s))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.sampled_from(["step", "lose1", "lose2", "move", "push"]), max_size=60))
 def test_whatever_breaks_every_iteration_is_delivered_once_and_in_order(script: list[str]) -> None:
     """Channels break and buckets move between any two frames: at the end, once things are quiet,

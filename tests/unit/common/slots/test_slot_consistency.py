@@ -97,7 +97,7 @@ def apply_next(it: SlotRegion, bound: int, last: int, rng: random.Random) -> int
     return rank
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     rule=st.sampled_from(sorted(RULES)),
     bound=st.sampled_from((0, 1, 3, UNBOUNDED)),

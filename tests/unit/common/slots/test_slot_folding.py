@@ -162,3 +162,48 @@ def test_hyper_parameters_that_the_rule_does_not_use_are_ignored() -> None:
     made = region(update=UpdateRule(name="sgd"))
     made.set_hyper(1, Hyper.of(UpdateRule(name="sgd"))._replace(momentum=float("nan")))
     assert check_hypers(made) is None
+
+
+@pytest.mark.parametrize("unused", [{"momentum": float("nan")}, {"beta1": 1e300}, {"beta2": 1.0}])
+def test_a_step_survives_hyper_parameters_that_its_rule_does_not_use(
+    unused: dict[str, float],
+) -> None:
+    update = UpdateRule(name="sgd", learning_rate=0.5)
+    made = region(update=update)
+    pushed = push(made, np.random.default_rng(4))
+    for rank in range(2):
+        made.set_hyper(rank, Hyper.of(update)._replace(**unused))
+    made.version = 4  # So that a power of what is unused would overflow.
+    assert check_hypers(made) is None
+    assert fold(made)
+    mean = (pushed[0] + pushed[1]) * np.float32(0.5)
+    assert (made.parameters(5) == -np.float32(0.5) * mean).all()
+
+
+@pytest.mark.parametrize("name", ["momentum", "adam"])
+def test_what_a_region_keeps_of_a_fold_follows_every_change(name: str) -> None:
+    """Hyper-parameters of each push count, agreement is checked each time, and views that alternate
+    stay those of the right buffers."""
+    update = UpdateRule(name=name, learning_rate=0.01)  # type: ignore[arg-type]
+    made = region(update=update)
+    rates = [0.01, 0.01, 0.5, 0.5, 0.25, 0.01]
+    iterations = []
+    rng = np.random.default_rng(8)
+    for version, rate in enumerate(rates, 1):
+        made.set_hyper(0, Hyper.of(update)._replace(learning_rate=rate))
+        refusal = check_hypers(made)
+        agrees = rate == made.hyper(1).learning_rate
+        assert (refusal is None) == agrees
+        made.set_hyper(1, made.hyper(0))
+        assert check_hypers(made) is None
+        iterations.append(push(made, rng))
+        assert fold(made)
+        assert commit(made) == version
+    expected = replay(
+        update,
+        "float32",
+        np.zeros(made.geometry.elements, np.float32),
+        iterations,
+        lambda t: Hyper.of(update)._replace(learning_rate=rates[t - 1]),
+    )
+    assert (made.parameters(len(rates)).view(np.uint32) == expected.view(np.uint32)).all()

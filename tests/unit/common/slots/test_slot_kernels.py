@@ -95,7 +95,7 @@ def check_bits(
 
 @pytest.mark.parametrize(("rule", "dtype"), PAIRS)
 @given(data=st.data())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_kernels_give_the_bits_that_the_rules_say(rule: str, dtype: DType, data: Any) -> None:
     """Subnormals and huge values among them, for any cut into chunks."""
     check_bits(rule, dtype, 2, data, any_float)
@@ -104,7 +104,7 @@ def test_kernels_give_the_bits_that_the_rules_say(rule: str, dtype: DType, data:
 @pytest.mark.parametrize("workers", [1, 3, 4, 5, 9])
 @pytest.mark.parametrize(("rule", "dtype"), [("momentum", "float32"), ("adam", "bfloat16")])
 @given(data=st.data())
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_any_number_of_workers_is_summed_in_rank_order(
     rule: str, dtype: DType, workers: int, data: Any
 ) -> None:
@@ -113,7 +113,7 @@ def test_any_number_of_workers_is_summed_in_rank_order(
 
 @pytest.mark.parametrize("rule", list(RULES))
 @given(data=st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_a_value_that_is_not_finite_is_always_found(rule: str, data: Any) -> None:
     """Infinities, NaN, sums that overflow: found exactly when a new value is not finite."""
     check_bits(rule, "float32", 2, data, weird_float)

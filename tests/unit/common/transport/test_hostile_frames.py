@@ -83,7 +83,7 @@ class Place:
     def __init__(self, kind: str) -> None:
         self.kind = kind
         self.far: dict[bytes, Channel] = {}
-        tuning = TcpTuning(greet_s=GREET_S, stall_s=STALL_S)
+        tuning = TcpTuning(greet_s=limits.CONNECT_S, stall_s=STALL_S)
         self.fabric: Fabric = ShmFabric() if kind == "shm" else TcpFabric(tuning)
 
     async def keep(self, channel: Channel) -> None:
@@ -109,13 +109,14 @@ class Place:
     @asynccontextmanager
     async def greeted(self) -> AsyncIterator[list[Raw]]:
         """The connections of a hostile channel past its greeting: control, and tcp's data."""
-        async with self.raw() as control, self.raw() as data:
+        async with self.raw() as control, self.raw() as data, self.raw() as theirs:
             await control.say(HELLO)
             header, session = await control.record()
             assert header.kind == wire.WELCOME
             if self.kind == "tcp":
-                await data.say(wire.pack(wire.JOIN, handle=0, body=session))
-                assert (await data.record())[0].kind == wire.WELCOME
+                for handle, stream in enumerate((data, theirs)):
+                    await stream.say(wire.pack(wire.JOIN, handle=handle, body=session))
+                    assert (await stream.record())[0].kind == wire.WELCOME
             yield [control, data] if self.kind == "tcp" else [control]
 
     async def progress(self) -> None:
@@ -236,8 +237,11 @@ async def test_a_first_record_cut_at_every_byte(kind: str, tmp_path: Path) -> No
         assert set(here.far) == {b"honest"}, "no cut hello became a channel"
 
 
-async def test_a_later_record_cut_at_every_byte(kind: str, tmp_path: Path) -> None:
+async def test_a_later_record_cut_at_every_byte(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The same in the middle of a channel: of a frame, and of a write on a data stream."""
+    monkeypatch.setattr(limits, "CONNECT_S", 20.0)  # Greetings, here, are to succeed.
     async with place(kind, tmp_path) as here:
 
         async def cut(record: bytes, count: int, which: int, *, dies: bool) -> None:

@@ -28,6 +28,9 @@ PATIENT = TcpTuning(
 )
 """Whatever breaks is mended: on a busy machine later than the deadlines of production."""
 
+LINKS = 2 + limits.STREAMS
+"""Connections of a channel: control, data streams of the connecting side, one of the accepting."""
+
 
 class Proxy:
     """Forwards connections to a port; `links` are those that are up, oldest first."""
@@ -39,6 +42,9 @@ class Proxy:
         self.refuse = False
         self.flow = asyncio.Event()
         self.flow.set()
+        self.answers = asyncio.Event()
+        """What the port's owner sends comes through."""
+        self.answers.set()
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def start(self) -> "Proxy":
@@ -56,8 +62,8 @@ class Proxy:
         link = (writer, up_writer)
         self.links.append(link)
         pumps = [
-            asyncio.create_task(self._pump(reader, up_writer)),
-            asyncio.create_task(self._pump(up_reader, writer)),
+            asyncio.create_task(self._pump(reader, up_writer, self.flow)),
+            asyncio.create_task(self._pump(up_reader, writer, self.answers)),
         ]
         try:
             await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
@@ -69,10 +75,12 @@ class Proxy:
             if link in self.links:
                 self.links.remove(link)
 
-    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _pump(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, flow: asyncio.Event
+    ) -> None:
         try:
             while data := await reader.read(65536):
-                await self.flow.wait()
+                await flow.wait()
                 writer.write(data)
                 await writer.drain()
         except OSError:
@@ -139,7 +147,7 @@ async def until(condition: Any, limit_s: float = 5.0) -> None:
             await asyncio.sleep(0.005)
 
 
-@pytest.mark.parametrize("which", [[1], [2], [1, 2], [0], [0, 1, 2]])
+@pytest.mark.parametrize("which", [[1], [2], [1, 2], [0], [0, 1, 2, 3]])
 async def test_transfers_complete_though_streams_are_reset(which: list[int]) -> None:
     """Streams break again and again while 24 MiB are written and read back."""
     async with through_a_proxy(PATIENT) as both:
@@ -160,7 +168,7 @@ async def test_transfers_complete_though_streams_are_reset(which: list[int]) -> 
         breaks = 0
         while not working.done() and breaks < 8:
             await asyncio.sleep(0.02)
-            if len(both.proxy.links) == 3:
+            if len(both.proxy.links) == LINKS:
                 for index in sorted(which, reverse=True):
                     both.proxy.reset(index)
                 breaks += 1
@@ -170,7 +178,7 @@ async def test_transfers_complete_though_streams_are_reset(which: list[int]) -> 
         region.close()
 
 
-@pytest.mark.parametrize("which", [[0], [0, 1, 2]])
+@pytest.mark.parametrize("which", [[0], [0, 1, 2, 3]])
 async def test_frames_come_once_and_in_order_though_the_control_stream_is_reset(
     which: list[int],
 ) -> None:
@@ -195,7 +203,7 @@ async def test_frames_come_once_and_in_order_though_the_control_stream_is_reset(
         async def break_now_and_then() -> None:
             for _ in range(6):
                 await asyncio.sleep(0.03)
-                await until(lambda: len(both.proxy.links) == 3, 20.0)
+                await until(lambda: len(both.proxy.links) == LINKS, 20.0)
                 for index in sorted(which, reverse=True):
                     both.proxy.reset(index)
 
@@ -234,13 +242,12 @@ async def test_an_answered_write_is_never_applied_twice() -> None:
     async with through_a_proxy(PATIENT) as both:
         region = Region.create(4096, "r")
         remote = await both.near.open(both.far.grant(region))
-        stream = both.near._data[0]  # type: ignore[attr-defined]
-        stream.pause()  # The acknowledgement stays in the kernel.
+        both.proxy.answers.clear()
         writing = asyncio.create_task(both.near.write(memoryview(b"new"), remote, 0))
         await until(lambda: bytes(region.buffer[:3]) == b"new")
         region.buffer[:3] = b"own"
         both.proxy.reset(1)
-        stream.fail(ConnectionResetError("seen by the one who paused"))
+        both.proxy.answers.set()
         await asyncio.wait_for(writing, 10)
         assert bytes(region.buffer[:3]) == b"own"
         region.close()
@@ -263,13 +270,13 @@ async def test_a_peer_that_does_not_come_back_is_unavailable_on_both_sides() -> 
         ]
         await asyncio.sleep(0.05)
         both.proxy.refuse = True
-        for index in (2, 1, 0):
+        for index in reversed(range(LINKS)):
             both.proxy.reset(index)
         outcomes = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 10)
         assert all(isinstance(outcome, Unavailable) for outcome in outcomes), outcomes
         assert both.near.closed
         assert both.far.closed
-        assert both.proxy.accepted > 6  # It was tried.
+        assert both.proxy.accepted > 2 * LINKS  # It was tried.
         region.close()
 
 
@@ -336,6 +343,21 @@ async def test_a_handover_that_is_cancelled_leaves_no_room_taken() -> None:
             await until(lambda: not both.far._prepared)  # type: ignore[attr-defined]
         with pytest.raises(Rejected, match="huge"):
             await both.near._ask(wire.PREPARE, number=2**62, body=b"huge")  # type: ignore[attr-defined]
+        region.close()
+
+
+async def test_room_that_comes_for_a_giver_who_is_gone_is_given_back() -> None:
+    """The giver is cancelled while the peer's answer is on its way."""
+    async with through_a_proxy(PATIENT) as both:
+        region = Region.create(4096, "r")
+        both.proxy.answers.clear()
+        giving = asyncio.create_task(both.near.handover(region, b""))
+        await until(lambda: bool(both.far._prepared))  # type: ignore[attr-defined]
+        giving.cancel()
+        await asyncio.gather(giving, return_exceptions=True)
+        both.proxy.answers.set()
+        await until(lambda: not both.far._prepared)  # type: ignore[attr-defined]
+        assert not both.near.closed
         region.close()
 
 
@@ -470,13 +492,15 @@ BAD_DATA = {
 
 @asynccontextmanager
 async def joined(both: Both) -> AsyncIterator[tuple[Raw, Raw]]:
-    """A hostile peer with its control and one data stream, past the greeting."""
-    async with Raw(port_of(both)) as control, Raw(port_of(both)) as data:
+    """A hostile peer with its control and its data stream, past the greeting."""
+    port = port_of(both)
+    async with Raw(port) as control, Raw(port) as data, Raw(port) as ours:
         control.writer.write(HELLO)
         _, session = await control.record()
-        data.writer.write(wire.pack(wire.JOIN, handle=0, body=session))
-        header, _ = await data.record()
-        assert header.kind == wire.WELCOME
+        for handle, stream in enumerate((data, ours)):
+            stream.writer.write(wire.pack(wire.JOIN, handle=handle, body=session))
+            header, _ = await stream.record()
+            assert header.kind == wire.WELCOME
         yield control, data
 
 

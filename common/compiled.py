@@ -1,0 +1,84 @@
+"""numba's njit, whose cache on disk is outdated by a change of any module that was imported, too.
+
+numba keeps what it compiled until the function's own file changes. What it compiled in from other
+files, constants of a record's layout among them, would stay as it was: after an upgrade a service
+would run machine code that reads yesterday's layout.
+"""
+
+import hashlib
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from numba import njit
+from numba.core.caching import (
+    CacheImpl,
+    InTreeCacheLocator,
+    UserProvidedCacheLocator,
+    UserWideCacheLocator,
+)
+
+import slackwater
+
+__all__ = ["digest_of_imports", "njit"]
+
+PACKAGE = Path(slackwater.__file__).parent
+
+_IMPORT = re.compile(rb"^(?:from|import) slackwater\.?([\w.]*)(?: import (\([^)]*\)|.*))?", re.M)
+
+
+@cache
+def _read(path: Path) -> tuple[bytes, tuple[Path, ...]]:
+    """A module's digest, and the files of ours that it may import."""
+    text = path.read_bytes()
+    package = path
+    while package.name != "slackwater":
+        package = package.parent
+    found: list[Path] = []
+    for module, names in _IMPORT.findall(text):
+        base = package.joinpath(*module.decode().split(".")) if module else package
+        inside = [base / name.decode() for name in re.findall(rb"\w+", names)]
+        found += [p.with_suffix(".py") for p in (base, *inside)]
+    return hashlib.sha256(text).digest(), tuple(p for p in found if p.is_file())
+
+
+def digest_of_imports(path: Path) -> str:
+    """Of a file below a folder `slackwater` and all that it imports from there, by whatever way."""
+    seen: dict[Path, bytes] = {}
+    left = [path]
+    while left:
+        at = left.pop()
+        if at not in seen:
+            seen[at], imports = _read(at)
+            left += imports
+    return hashlib.sha256(b"".join(seen[at] for at in sorted(seen))).hexdigest()
+
+
+class _OfOurs:
+    """A locator of numba's for our own files; it leaves those of others alone."""
+
+    _py_file: str
+
+    def get_source_stamp(self) -> str:
+        return digest_of_imports(Path(self._py_file))
+
+    @classmethod
+    def from_function(cls, py_func: Any, py_file: str) -> Any:
+        ours = Path(py_file).is_relative_to(PACKAGE)
+        return super().from_function(py_func, py_file) if ours else None  # type: ignore[misc]
+
+
+class _Provided(_OfOurs, UserProvidedCacheLocator):
+    pass
+
+
+class _InTree(_OfOurs, InTreeCacheLocator):
+    pass
+
+
+class _UserWide(_OfOurs, UserWideCacheLocator):
+    pass
+
+
+CacheImpl._locator_classes[:0] = [_Provided, _InTree, _UserWide]

@@ -1,0 +1,60 @@
+"""A cap of bandwidth for what may take its time: the copy of a region to another host.
+
+What is capped goes piece by piece, each when its turn has come, and all that shares one `Bandwidth`
+together keeps to its rate. Pushes and pulls have channels of their own and are never capped: they
+share the link with pieces that are short and far apart.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from slackwater.common.clock import Clock
+
+Pace = Callable[[int], Awaitable[None]]
+"""Returns when so many bytes may be sent."""
+PIECE_BYTES: Final = 256 * 1024
+"""What a push or pull may have to wait behind on the link: 2 ms at 1 Gbit/s."""
+PIECES: Final = 8
+"""Of one copy that are under way: a link that is slower than the cap is kept busy."""
+
+
+class Bandwidth:
+    """First come, first served: each taker waits until those before it have had their time."""
+
+    def __init__(self, bytes_s: int, clock: Clock) -> None:
+        self._bytes_s, self._clock = bytes_s, clock
+        self._free_s = 0.0
+
+    async def take(self, nbytes: int) -> None:
+        """Over any span the bytes taken are at most its seconds times the rate, and one piece. A
+        taker that is cancelled has taken."""
+        at_s = max(self._clock.now_s(), self._free_s)
+        self._free_s = at_s + nbytes / self._bytes_s
+        await self._clock.sleep_until(at_s)
+
+
+async def paced(
+    view: memoryview, pace: Pace | None, write: Callable[[int, memoryview], Awaitable[None]]
+) -> None:
+    """`write(offset, piece)` of all of `view`; in one piece where nothing sets a pace."""
+    if pace is None:
+        await write(0, view)
+        return
+    room = asyncio.Semaphore(PIECES)
+
+    async def send(offset: int, piece: memoryview) -> None:
+        try:
+            await write(offset, piece)
+        finally:
+            room.release()
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for start in range(0, len(view), PIECE_BYTES):
+                piece = view[start : start + PIECE_BYTES]
+                await room.acquire()
+                await pace(len(piece))
+                group.create_task(send(start, piece))
+    except BaseExceptionGroup as failed:  # As one write would fail.
+        raise failed.exceptions[0] from failed

@@ -1,0 +1,119 @@
+"""How long pushes and pulls are on their way, by aggregator: tells a congested link from a slow
+iteration (Gu et al. 2021, appendix D).
+
+Counted is the time in which at least one transfer is under way in a direction, so that what
+overlaps counts once. A transfer that waits for its turn in the Agent is not under way. Over shared
+memory nothing travels.
+"""
+
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Final
+
+from slackwater.schemas.base import AggregatorId
+from slackwater.schemas.telemetry import LinkTimes
+
+LINKS_MAX: Final = 1024
+"""As many as one report carries; those beyond it are counted and never said."""
+
+
+class Way:
+    """One direction of one link."""
+
+    __slots__ = ("_now_s", "_open", "_since_s", "busy_s", "nbytes")
+
+    def __init__(self, now_s: Callable[[], float]) -> None:
+        self._now_s = now_s
+        self._open = 0
+        self._since_s = 0.0
+        self.nbytes = 0
+        self.busy_s = 0.0
+
+    def begin(self) -> None:
+        if self._open == 0:
+            self._since_s = self._now_s()
+        self._open += 1
+
+    def end(self, nbytes: int) -> None:
+        """`nbytes`: what has arrived of that transfer; 0 of one that failed."""
+        self._settle()
+        self._open -= 1
+        self.nbytes += nbytes
+
+    def take(self) -> tuple[int, float]:
+        """(bytes that arrived, seconds) since the last time."""
+        self._settle()
+        taken = self.nbytes, self.busy_s
+        self.nbytes, self.busy_s = 0, 0.0
+        return taken
+
+    def _settle(self) -> None:
+        if self._open:
+            now_s = self._now_s()
+            self.busy_s += now_s - self._since_s
+            self._since_s = now_s
+
+
+class Travelling:
+    """`with Travelling(way, nbytes): await ...`."""
+
+    __slots__ = ("_nbytes", "_way")
+
+    def __init__(self, way: Way, nbytes: int) -> None:
+        self._way, self._nbytes = way, nbytes
+
+    def __enter__(self) -> None:
+        self._way.begin()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._way.end(self._nbytes if kind is None else 0)
+
+
+class Link:
+    """Both directions between this worker and one aggregator."""
+
+    __slots__ = ("pulled", "pushed")
+
+    def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
+        self.pushed, self.pulled = Way(now_s), Way(now_s)
+
+    def pushing(self, nbytes: int) -> Travelling:
+        return Travelling(self.pushed, nbytes)
+
+    def pulling(self, nbytes: int) -> Travelling:
+        return Travelling(self.pulled, nbytes)
+
+
+class Links:
+    """Of one worker. Used by the Agent's own thread only."""
+
+    def __init__(self) -> None:
+        self._links: dict[AggregatorId, Link] = {}
+
+    def to(self, aggregator: AggregatorId) -> Link:
+        return self._links.setdefault(aggregator, Link())
+
+    def take(self) -> tuple[LinkTimes, ...]:
+        """What went since the last time."""
+        said = []
+        for aggregator in sorted(self._links):
+            link = self._links[aggregator]
+            pushed_bytes, pushing_s = link.pushed.take()
+            pulled_bytes, pulling_s = link.pulled.take()
+            if pushing_s or pulling_s:
+                said.append(
+                    LinkTimes(
+                        aggregator=aggregator,
+                        pushed_bytes=pushed_bytes,
+                        pushing_s=pushing_s,
+                        pulled_bytes=pulled_bytes,
+                        pulling_s=pulling_s,
+                    )
+                )
+        return tuple(said[:LINKS_MAX])

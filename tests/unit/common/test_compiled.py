@@ -1,0 +1,58 @@
+"""The cache of compiled code knows what was compiled in."""
+
+from pathlib import Path
+
+import pytest
+
+from slackwater.common import compiled
+from slackwater.common.compiled import PACKAGE, digest_of_imports
+from slackwater.common.models import fitting
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    root = tmp_path / "slackwater"
+    (root / "common").mkdir(parents=True)
+    (root / "kernel.py").write_text(
+        "from numpy import zeros\n\nfrom slackwater.common import layout as l\n"
+        "from slackwater.common.bounds import (\n    MOST,\n)\n"
+    )
+    (root / "common/layout.py").write_text("import slackwater.common.words\n\nWIDTH = 8\n")
+    for name in ("words", "bounds", "other"):
+        (root / f"common/{name}.py").write_text("X = 1\n")
+    return root
+
+
+@pytest.mark.parametrize("name", ["kernel", "common/layout", "common/words", "common/bounds"])
+def test_what_is_imported_outdates_it_however_far(tree: Path, name: str) -> None:
+    before = digest_of_imports(tree / "kernel.py")
+    file = tree / f"{name}.py"
+    file.write_text(file.read_text() + "Y = 2\n")
+    compiled._read.cache_clear()
+    assert digest_of_imports(tree / "kernel.py") != before
+
+
+def test_what_is_not_imported_does_not(tree: Path) -> None:
+    before = digest_of_imports(tree / "kernel.py")
+    (tree / "common/other.py").write_text("X = 2\n")
+    compiled._read.cache_clear()
+    assert digest_of_imports(tree / "kernel.py") == before
+
+
+def test_our_kernels_are_kept_so() -> None:
+    [kept] = {
+        type(value._cache._impl.locator)
+        for value in vars(fitting).values()
+        if hasattr(value, "_cache")
+    }
+    assert issubclass(kept, compiled._OfOurs)
+
+
+def test_all_of_ours_use_it() -> None:
+    plain = [
+        path
+        for folder in ("common", "services", "loadgen", "agent", "memory", "torch")
+        for path in (PACKAGE / folder).rglob("*.py")
+        if "from numba import njit" in path.read_text() and path.name != "compiled.py"
+    ]
+    assert plain == []
