@@ -1,11 +1,15 @@
 """Which machine backs a span: power of two choices, machines without a slab of this device first.
 
-Gu, dissertation, 2.4.2 and figure 2.4. Candidates are drawn here, at random and without a look at
-their memory; they are asked (QUERY_MEM), and `lower` compares the answers. So placement needs no
-coordinator and no fresh view of the cluster.
+Gu, dissertation, 2.4.2 and figure 2.4. Candidates are drawn here, at random; they are asked
+(QUERY_MEM), and `lower` compares the answers. So placement needs no coordinator and no fresh view
+of the cluster. The paper draws evenly. Here a lender is drawn in proportion to the free slabs that
+its heartbeat showed: where M_new leaves each device only one slab a lender, an even draw fills an
+empty machine too slowly (docs/reproduction/memory_cluster.md), and a stale figure only shifts the
+odds.
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from heapq import nlargest
 from random import Random
 from typing import Final
 
@@ -15,21 +19,30 @@ CHOICES: Final = 2
 
 
 def candidates(
-    lenders: Sequence[LenderId],
+    lenders: Mapping[LenderId, int],
     old: Collection[LenderId],
     excluded: Collection[LenderId],
     rng: Random,
     choices: int = CHOICES,
 ) -> list[LenderId]:
-    """Up to `choices` lenders to ask. M_new (no slab of this device) first; M_old fills up only
-    where M_new has fewer than `choices`: M_new alone decides while it can."""
+    """Up to `choices` of `lenders` (with their free slabs) to ask. M_new (no slab of this device)
+    first; M_old fills up only where M_new has fewer than `choices`: M_new alone decides while it
+    can."""
     fresh = [one for one in lenders if one not in old and one not in excluded]
     if len(fresh) >= choices:
-        return rng.sample(fresh, choices)
+        return _draw(fresh, lenders, choices, rng)
     if fresh:
         return fresh
     known = [one for one in lenders if one in old and one not in excluded]
-    return rng.sample(known, min(choices, len(known)))
+    return _draw(known, lenders, choices, rng)
+
+
+def _draw(
+    names: Sequence[LenderId], weights: Mapping[LenderId, int], choices: int, rng: Random
+) -> list[LenderId]:
+    """Without replacement, by weight (Efraimidis and Spirakis, 2006): the largest of u^(1/w)."""
+    keys = [(rng.random() ** (1.0 / max(1, weights[name])), name) for name in names]
+    return [name for _, name in nlargest(choices, keys)]
 
 
 def lower(

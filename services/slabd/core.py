@@ -159,9 +159,9 @@ class LenderCore:
     def _grow(self) -> list[Effect]:
         """One at a time: faulting a slab in takes a second per GB."""
         full = len(self.slabs) >= limits.SLABS_HELD_MAX
-        if not self.lending or full or self.having("making"):
+        if not self.lending or full or not self.sizing.may_add(len(self.slabs)):
             return []
-        return [self._make()] if self.sizing.may_add(len(self.slabs)) else []
+        return [] if self.having("making") else [self._make()]
 
     def _make(self) -> Effect:
         slab = SlabId(f"{self._rng.getrandbits(_ID_BITS):012x}")
@@ -390,8 +390,8 @@ class LenderCore:
     def _found(
         self, found: Iterable[tuple[int, trailer.SlabIdentity]], now_s: float
     ) -> list[Effect]:
-        """A lent slab waits for its claim; a free one is as good as new; one that was being taken
-        away goes."""
+        """A lent slab waits for its claim, or is lost; a free one is as good as new; one that was
+        being taken away goes."""
         effects: list[Effect] = []
         for word, identity in found:
             slab = Slab(identity.slab, "leaving", identity.generation, identity.device)
@@ -407,6 +407,9 @@ class LenderCore:
                 hold_s = min(identity.hold_s, self._config.hold_s_max)
                 effects.append(StartTimer(f"hold.{slab.id}", now_s + hold_s))
             else:
+                if state == trailer.LENT:
+                    why = "the daemon was started again, and its device did not ask to wait"
+                    effects.append(self._fact(slab, "lost", now_s, reason=why))
                 effects.append(self._let_go(slab))
         return effects
 

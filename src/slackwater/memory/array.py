@@ -26,6 +26,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
@@ -172,6 +173,16 @@ class RemoteArray:
             target=_watch, args=(beats.detach(), *known), name="array-watcher", daemon=True
         )
         self._watcher.start()
+        self._until_watched()
+
+    def _until_watched(self) -> None:
+        """A watcher that still had to be loaded when the program touches a page for which nobody is
+        there any more would wait for the interpreter lock for ever, and so would the program."""
+        deadline_s = time.monotonic() + _ANSWER_S
+        while not self._words[watcher.WATCHING] and self._watcher.is_alive():
+            if time.monotonic() > deadline_s:
+                raise Unavailable(f"the array's watcher did not begin within {_ANSWER_S:.0f} s")
+            time.sleep(0.001)
 
     # Use ------------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ its own backup. `delay_s` makes every operation take at least so long: a stated 
 """
 
 import asyncio
+import contextlib
 import errno
 import fcntl
 import mmap
@@ -21,7 +22,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 import structlog
+from numpy.typing import NDArray
 
 from slackwater.common.errors import ConfigRejected
 from slackwater.common.sparse import punch
@@ -33,6 +36,8 @@ from slackwater.memory.table import runs
 _READERS: Final = 4
 _RETRY_S: Final = 1.0
 _READ_BYTES: Final = 1024 * 1024
+_EXTENTS_MAX: Final = 1024
+"""Stretches of the file that one question looks at."""
 _ANY: Final = -1
 """In place of an entry: whatever comes off the ring next."""
 _log = structlog.get_logger()
@@ -42,14 +47,20 @@ class Backup:
     """`start` it on the loop that will wait for it; `close` from there, too."""
 
     def __init__(
-        self, path: Path, table: k.Table, *, direct: bool = False, delay_s: float = 0.0
+        self,
+        path: Path,
+        table: k.Table,
+        *,
+        direct: bool = False,
+        delay_s: float = 0.0,
+        reserve: bool = False,
     ) -> None:
-        """Opens or makes the file. Raises ConfigRejected."""
+        """Opens or makes the file; `reserve`: with room for all of it. Raises ConfigRejected."""
         self.path = path
         self._table = table
         self._delay_s = delay_s
         table.words[k.DELAY_US] = int(delay_s * 1e6)
-        self._fd = _open(path, int(table.words[k.PAGES]) * PAGE_BYTES, direct)
+        self._fd = _open(path, int(table.words[k.PAGES]) * PAGE_BYTES, direct, reserve)
         self._direct = direct
         self._readers = ThreadPoolExecutor(_READERS, "backup-read")
         self._thread = threading.Thread(target=self._write, name="backup-write", daemon=True)
@@ -182,11 +193,38 @@ class Backup:
         if done != len(target):
             raise OSError(errno.EIO, f"{self.path} ends before byte {offset + len(target)}")
 
+    async def allocated(self, first: int, count: int) -> NDArray[np.bool_]:
+        """By page, from `first` on: the file has data there. Ends early, with at least one page,
+        where they change often. Raises OSError."""
+        assert self._loop is not None
+        return await self._loop.run_in_executor(self._readers, self._allocated, first, count)
+
+    def _allocated(self, first: int, count: int) -> NDArray[np.bool_]:
+        found = np.zeros(count, np.bool_)
+        at, end = first * PAGE_BYTES, (first + count) * PAGE_BYTES
+        for _ in range(_EXTENTS_MAX):
+            try:
+                start = os.lseek(self._fd, at, os.SEEK_DATA)
+            except OSError as error:
+                if error.errno != errno.ENXIO:  # Nothing but a hole up to the file's end.
+                    raise
+                return found
+            if start >= end:
+                return found
+            at = os.lseek(self._fd, start, os.SEEK_HOLE)
+            found[start // PAGE_BYTES - first : -(-at // PAGE_BYTES) - first] = True
+            if at >= end:
+                return found
+        return found[: at // PAGE_BYTES - first]
+
     # The writer's thread --------------------------------------------------------------------------
 
     def _write(self) -> None:
         table = self._table
         assert self._loop is not None
+        # It does not push those aside who answer clients, where that may be asked for.
+        with contextlib.suppress(PermissionError):
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
         while True:
             why = writeback.write_back(table, self._fd)
             if why == writeback.DISCARDS:
@@ -227,7 +265,7 @@ class Backup:
             self._ending.set()  # The loop is closed: nobody waits any more.
 
 
-def _open(path: Path, size: int, direct: bool) -> int:
+def _open(path: Path, size: int, direct: bool, reserve: bool) -> int:
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | (os.O_DIRECT if direct else 0)
     try:
         fd = os.open(path, flags, 0o600)
@@ -245,6 +283,8 @@ def _open(path: Path, size: int, direct: bool) -> int:
                 "device; give that size, or another file"
             )
         os.ftruncate(fd, size)
+        if reserve:
+            os.posix_fallocate(fd, 0, size)
     except BlockingIOError as error:
         os.close(fd)
         raise ConfigRejected(

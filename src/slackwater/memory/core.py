@@ -138,17 +138,17 @@ class DeviceCore:
             effects += self._ask(member, now_s)
         return effects
 
-    def _eligible(self, now_s: float) -> list[LenderId]:
-        """Lenders that lend our size of slab, and may have one."""
-        return [
-            lender
+    def _eligible(self, now_s: float) -> dict[LenderId, int]:
+        """Lenders that lend our size of slab, and may have one: their free slabs."""
+        return {
+            lender: beat.free_slabs
             for lender, (beat, seen_s) in self.lenders.items()
             if now_s - seen_s <= limits.LOST_AFTER_S
             and beat.lending
             and beat.free_slabs > 0
             and beat.slab_bytes == self._slab_bytes
             and beat.node != self.settings.node
-        ]
+        }
 
     def _ask(self, member: Member, now_s: float) -> list[Effect]:
         """QUERY_MEM to two lenders, none of which backs the span already (to one, if the span has

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 import structlog
+from numpy.typing import NDArray
 
 from slackwater.common.errors import AccessRefused, Rejected, SlackwaterError, Unavailable
 from slackwater.memory import kernels as k
@@ -289,6 +290,16 @@ class Device:
             if entry == -2:
                 raise self.backup.error()
             await self.backup.room()
+
+    async def allocated(self, first: int, count: int) -> NDArray[np.bool_]:
+        """By page, from `first` on, as far as the file was looked at: it was written, and not let
+        go since. Raises OSError."""
+        pages = slice(first, first + count)
+        # What waits for the disk is looked at before the disk: between the two it is in both.
+        here = (self.table.pending[pages] != 0) | (self.table.mark[pages] != k.ABSENT)
+        stored = await self.backup.allocated(first, count)
+        stored |= here[: len(stored)]
+        return stored
 
     async def flush(self) -> None:
         head = int(self.table.words[k.HEAD])

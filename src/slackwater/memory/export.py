@@ -78,7 +78,8 @@ class ExportOptions:
     direct: bool = False
     delay_s: float = 0.0
     swap: bool = False
-    """Prepare for serving this machine's own swap: memory locked, writeback not throttled."""
+    """Prepare for serving this machine's own swap: memory locked, writeback not throttled, room in
+    the backup file taken now."""
     transport: str | None = None
     token: str = ""
 
@@ -100,7 +101,13 @@ class Exporter:
         table = make_table(pages, span_pages, backed=strategy.backup)
         self.device = Device(
             table,
-            Backup(options.backup, table, direct=options.direct, delay_s=options.delay_s),
+            Backup(
+                options.backup,
+                table,
+                direct=options.direct,
+                delay_s=options.delay_s,
+                reserve=options.swap,
+            ),
             strategy,
         )
         settings = DeviceSettings(
@@ -283,6 +290,8 @@ async def export(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
+    if options.swap:
+        prepare_for_swap()  # Threads inherit it: so before there are any.
     slab_bytes = options.slab_bytes or await find_slab_bytes(url, f"device-{options.id}")
     if not slab_bytes:
         slab_bytes = limits.SLAB_BYTES_DEFAULT
@@ -292,8 +301,6 @@ async def export(
     shown: asyncio.Task[None] | None = None
     try:
         await exporter.start()
-        if options.swap:
-            prepare_for_swap()
         shown = asyncio.ensure_future(exporter.show(url, stop))
         ready(exporter)
         await stop.wait()

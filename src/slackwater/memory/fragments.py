@@ -16,9 +16,9 @@ another page, span or member is as bad as a damaged one. An 8 + 2 page takes 10 
 from typing import Final
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from slackwater.common.compiled import njit
 from slackwater.memory.coding import Bytes, Code
 from slackwater.memory.store import Pages
 
@@ -64,7 +64,7 @@ def pack(
     slots = np.empty((len(pages), slot_bytes(code)), np.uint8)
     slots[:, HEADER_BYTES:] = fragments
     numbers = np.ascontiguousarray(generations)
-    _seal(slots, span, _tag(code, index), np.ascontiguousarray(pages), numbers)
+    _seal(slots, span, tag_of(code, index), np.ascontiguousarray(pages), numbers)
     return slots
 
 
@@ -72,11 +72,11 @@ def generations_of(code: Code, index: int, span: int, pages: Pages, slots: Bytes
     """Of the write that each slot holds a whole fragment of; 0: it holds none."""
     found = np.empty(len(pages), np.int64)
     whole = np.ascontiguousarray(slots)
-    _check(whole, span, _tag(code, index), np.ascontiguousarray(pages), found)
+    _check(whole, span, tag_of(code, index), np.ascontiguousarray(pages), found)
     return found
 
 
-def _tag(code: Code, index: int) -> int:
+def tag_of(code: Code, index: int) -> int:
     return _VERSION | code.needed << 8 | code.width << 16 | index << 24
 
 
@@ -124,16 +124,28 @@ def _seal(slots, span, tag, pages, generations):
 
 
 @njit(nogil=True, cache=True)
+def first_word(slot):
+    """The generation that a slot tells."""
+    generation = np.int64(0)
+    for j in range(8):
+        generation |= np.int64(slot[j]) << 8 * j
+    return generation
+
+
+@njit(nogil=True, cache=True)
+def whole_slot(slot, span, tag, page, generation):
+    """It holds what a slot of this place and write must."""
+    crc = told = np.int64(0)
+    for j in range(4):
+        crc |= np.int64(slot[8 + j]) << 8 * j
+        told |= np.int64(slot[12 + j]) << 8 * j
+    return told == tag and crc == _crc(slot, _begin(span, tag, page, generation))
+
+
+@njit(nogil=True, cache=True)
 def _check(slots, span, tag, pages, found):
     for i in range(len(pages)):
         slot = slots[i]
-        generation = crc = told = np.int64(0)
-        for j in range(8):
-            generation |= np.int64(slot[j]) << 8 * j
-        for j in range(4):
-            crc |= np.int64(slot[8 + j]) << 8 * j
-            told |= np.int64(slot[12 + j]) << 8 * j
-        whole = generation > 0 and told == tag
-        if whole:
-            whole = crc == _crc(slot, _begin(span, tag, pages[i], generation))
+        generation = first_word(slot)
+        whole = generation > 0 and whole_slot(slot, span, tag, pages[i], generation)
         found[i] = generation if whole else 0

@@ -23,10 +23,10 @@ over a channel could arrive in either order.
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
-from slackwater.memory import abi
+from slackwater.common import abi
+from slackwater.common.compiled import njit
 from slackwater.memory.store import PAGE_BYTES
 
 ABSENT: Final = 0
@@ -57,6 +57,7 @@ TAKEN: Final = 2  # ... on disk
 FAILED: Final = 3  # errno of the backup file; writes are refused with it
 STOP: Final = 4
 WATCHED: Final = 5  # somebody waits for TAKEN or TAIL: the writer returns after each batch
+ASLEEP: Final = 11  # the writer waits for work; or, GATHERING, for more of it
 SPAN_PAGES: Final = 6
 PAGES: Final = 7
 SLOTS: Final = 8
@@ -72,6 +73,11 @@ DISK_OPERATIONS: Final = 22
 DISK_PAGES: Final = 23
 FENCED: Final = 24  # copies thrown away because the fence had changed
 WORDS: Final = 32
+
+IDLE: Final = 1
+GATHERING: Final = 2
+GATHER_PAGES: Final = 256
+"""The writer that has fewer waits a moment for more, unless somebody waits for it."""
 
 WORK_AT: Final = abi.MUTEX_BYTES
 ROOM_AT: Final = abi.MUTEX_BYTES + abi.COND_BYTES
@@ -179,22 +185,53 @@ def append(t, page, count, flags):
     return slot
 
 
+@njit(nogil=True, inline="always")
+def next_slot(t):
+    """Where the page of the next entry is to lie: an address."""
+    return t.ring.ctypes.data + t.words[HEAD] % t.words[SLOTS] * PAGE_BYTES
+
+
+@njit(nogil=True)
+def wake_writer(t):
+    """Entries were appended: the writer may have waited for them."""
+    asleep = t.words[ASLEEP]
+    if t.words[HEAD] == t.words[TAKEN]:
+        return
+    if asleep == IDLE or (asleep == GATHERING and not few(t)):
+        t.words[ASLEEP] = 0
+        abi.wake(t.sync.ctypes.data + WORK_AT)
+
+
+@njit(nogil=True, inline="always")
+def few(t):
+    """So little waits for the disk that it can wait for more."""
+    waiting = t.words[HEAD] - t.words[TAKEN]
+    return waiting < min(GATHER_PAGES, t.words[SLOTS] // 4)
+
+
 @njit(nogil=True)
 def write_page(t, page, source):
-    """Take one page in. DONE: remote memory has it. REMOTE: it is to be sent over the span's
-    channel, and its slot is held until `landed`. DISK: it counts once it is on disk."""
+    """Copy one page in, and take it."""
+    abi.copy(next_slot(t), source, PAGE_BYTES)
+    return take_page(t, page)
+
+
+@njit(nogil=True)
+def take_page(t, page):
+    """Take in one page whose bytes lie in the next slot. DONE: remote memory has it. REMOTE: it is
+    to be sent over the span's channel, and its slot is held until `landed`. DISK: it counts once it
+    is on disk."""
     span = page // t.words[SPAN_PAGES]
     mapped = t.state[span] == MAPPED
+    held = next_slot(t)
     slot = append(t, page, 1, 0)
-    held = t.ring.ctypes.data + slot * PAGE_BYTES
-    abi.copy(held, source, PAGE_BYTES)
     t.pending[page] = slot + 1
     t.version[span] += 1
     t.activity[span] += 1
     t.words[WRITE] += 1
     if mapped and t.base[span] != 0:
         at = (page - span * t.words[SPAN_PAGES]) * PAGE_BYTES
-        abi.copy(t.base[span] + at, source, PAGE_BYTES)
+        abi.copy(t.base[span] + at, held, PAGE_BYTES)
         if intact(t, span):
             t.mark[page] = PRESENT
             t.words[WRITE_MAPPED] += 1
@@ -233,7 +270,7 @@ def write_pages(t, pages, source, kinds, span, version):
     if first >= 0:
         for i in range(len(pages)):
             kinds[i] = write_page(t, pages[i], source + i * PAGE_BYTES)
-        abi.wake(t.sync.ctypes.data + WORK_AT)
+        wake_writer(t)
     unlock(t)
     return first
 
@@ -275,7 +312,7 @@ def discard(t, first, count):
             first // t.words[SPAN_PAGES], (first + count - 1) // t.words[SPAN_PAGES] + 1
         ):
             t.version[span] += 1
-        abi.wake(t.sync.ctypes.data + WORK_AT)
+        wake_writer(t)
     unlock(t)
     return number
 

@@ -312,6 +312,9 @@ class Pager:
 
     def _give_up(self, order: NDArray[np.int64], error: Exception) -> None:
         for page in order.tolist():
+            if self._coming[page] is not None and len(order) > 1:
+                self._start(self._fetch([page], held=None))  # It may be well, unlike another.
+                continue
             fault = self._coming.pop(page)
             self.leap.drop([page])
             if fault is None:

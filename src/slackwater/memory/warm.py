@@ -11,7 +11,7 @@ import tempfile
 
 import numpy as np
 
-from slackwater.memory import fragments, writeback
+from slackwater.memory import fragments, gather, writeback
 from slackwater.memory import kernels as k
 from slackwater.memory.nbd import protocol as nbd
 from slackwater.memory.nbd import serve
@@ -46,6 +46,7 @@ def warm() -> None:
     code, whole = Copies(2), np.zeros((2, PAGE_BYTES), np.uint8)
     slots = fragments.pack(code, 0, 0, pages, kinds, whole)
     fragments.generations_of(code, 0, 0, pages, slots)
+    gather.take(code, 0, 0, pages, kinds, slots, whole.reshape(2, 1, PAGE_BYTES), 0)
     _serve(table, data)
 
 

@@ -11,15 +11,18 @@ who touches the array from then on, gets SIGBUS. Nothing that was lost can be ta
 from typing import Any, Final
 
 import numpy as np
-from numba import njit, types
+from numba import types
 
-from slackwater.memory import abi
+from slackwater.common import abi
+from slackwater.common.compiled import njit
 
 ENDING: Final = 0
 """Word: the program closes the array, so the pager's end is no failure."""
 FAILED: Final = 1
 """Word: 1 after the pager has died."""
-WORDS: Final = 2
+WATCHING: Final = 2
+"""Word: 1 once `watch` runs, and needs the interpreter lock no more."""
+WORDS: Final = 3
 
 _STDERR: Final = 2
 _EINTR: Final = 4
@@ -34,6 +37,7 @@ _write: Any = types.ExternalFunction("write", abi.SIZE(abi.INT, abi.ADDRESS, abi
 def watch(beats, pager, memory, faults, wake, area, words, message):
     """Until the process `pager` ends or is silent for as long as `beats` waits. `area`: (address,
     bytes)."""
+    words[WATCHING] = 1
     buffer = np.zeros(64, np.uint8)
     while True:
         n = abi.receive(beats, buffer.ctypes.data, 64)

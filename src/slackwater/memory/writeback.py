@@ -2,7 +2,8 @@
 
 Gu, dissertation, 2.4.3: the disk dispatch queues. One queue for all spans keeps the order within
 each, which read-after-write needs. A batch is sorted by page, the newest of each page only, and
-neighbours go as one operation: the busier the disk, the larger the batches.
+neighbours go as one operation: the busier the disk, the larger the batches. What nobody waits for
+waits a millisecond for more, so that a stream of small writes does not wake a thread for each.
 """
 
 # numba infers the compiled functions' types itself, and its decorators mislead the type checker.
@@ -11,14 +12,16 @@ neighbours go as one operation: the busier the disk, the larger the batches.
 from typing import Final
 
 import numpy as np
-from numba import njit
 
-from slackwater.memory import abi
+from slackwater.common import abi
+from slackwater.common.compiled import njit
 from slackwater.memory import kernels as k
 from slackwater.memory.store import PAGE_BYTES
 
 BATCH: Final = 1024
 """Entries that the writer takes at a time: one pwritev holds no more."""
+
+GATHER_NS: Final = 1_000_000
 
 # What write_back returns
 PROGRESS: Final = 0
@@ -82,16 +85,27 @@ def _put(t, fd, first, count, vector):
     return _put_run(t, fd, vector, start, length) if length else 0
 
 
+@njit(nogil=True)
+def _await_work(t, scratch):
+    """Return (under the mutex) when there is enough to write, or somebody waits for it."""
+    work, mutex = t.sync.ctypes.data + k.WORK_AT, t.sync.ctypes.data
+    while t.words[k.TAKEN] == t.words[k.HEAD] and not t.words[k.STOP]:
+        t.words[k.ASLEEP] = k.IDLE
+        abi.wait(work, mutex)
+    if k.few(t) and not t.words[k.WATCHED] and not t.words[k.STOP]:
+        t.words[k.ASLEEP] = k.GATHERING
+        abi.wait_for(work, mutex, GATHER_NS, scratch)
+    t.words[k.ASLEEP] = 0
+
+
 @njit(nogil=True, cache=True)
 def write_back(t, fd):
     """The life of the backup's thread: put what is in the ring on disk, in order, until somebody
-    watches, a discard is due, or the file fails. Nothing is held back: it writes as soon as there
-    is anything, and more at a time the more there is."""
+    watches, a discard is due, or the file fails."""
     vector = np.empty((BATCH, 2), np.int64)
     while True:
         k.lock(t)
-        while t.words[k.TAKEN] == t.words[k.HEAD] and not t.words[k.STOP]:
-            abi.wait(t.sync.ctypes.data + k.WORK_AT, t.sync.ctypes.data)
+        _await_work(t, vector.ctypes.data)
         first = t.words[k.TAKEN]
         count = min(BATCH, t.words[k.HEAD] - first)
         for i in range(count):
@@ -131,6 +145,8 @@ def watch(t, wanted):
     """Whether the writer is to return after each batch; how many entries are on disk so far."""
     k.lock(t)
     t.words[k.WATCHED] = wanted
+    if wanted and t.words[k.ASLEEP]:
+        abi.wake(t.sync.ctypes.data + k.WORK_AT)
     taken = t.words[k.TAKEN]
     k.unlock(t)
     return taken

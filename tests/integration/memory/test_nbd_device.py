@@ -5,6 +5,7 @@ import contextlib
 import errno
 import os
 import random
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from slackwater.common.errors import ConfigRejected, Unavailable
 from slackwater.loadgen.memory.checker import PAGE_BYTES, Checker
 from slackwater.loadgen.memory.nbd_client import NbdClient
 from slackwater.memory import kernels as k
+from slackwater.memory import writeback
 from slackwater.memory.nbd import protocol as nbd
 from slackwater.memory.table import counters
 from slackwater.schemas.memory import SlabId
@@ -91,9 +93,10 @@ async def test_eviction_under_load_costs_no_page(cluster: Make, kind: str) -> No
 
         async def use() -> None:
             while not stop.is_set():
-                page = rng.randrange(0, 512 - 8)
-                await write(client, checker, range(page, page + 8))
-                await check(client, checker, range(page, page + 8))
+                count = rng.choice((8, 8, 8, 64))
+                page = rng.randrange(0, 512 - count)
+                await write(client, checker, range(page, page + count))
+                await check(client, checker, range(page, page + count))
 
         using = asyncio.ensure_future(use())
         for _ in range(4):
@@ -375,18 +378,141 @@ async def test_a_backup_of_another_size_or_in_use_is_refused(cluster: Make, tmp_
             await c.export(1 * MIB)
 
 
-async def test_what_a_full_ring_holds_back_comes_through(cluster: Make) -> None:
-    """A slow disk: more is written than there are dispatch entries, nothing is lost."""
+async def test_a_swap_device_takes_its_room_at_once(
+    cluster: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Swap that finds its disk full later is lost memory; so it is refused before it begins."""
+
+    def full(fd: int, offset: int, length: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    async with cluster("shm") as c:
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "posix_fallocate", full)
+            with pytest.raises(ConfigRejected, match="No space"):
+                await c.export(1 * MIB, swap=True)
+        exporter = await c.export(1 * MIB, swap=True)
+        assert os.stat(exporter.options.backup).st_blocks * 512 >= MIB
+
+
+async def test_what_a_full_ring_holds_back_comes_through(
+    cluster: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk stands still until writes wait for a dispatch entry; nothing is lost."""
+    moves = threading.Event()
+    write_back = writeback.write_back
+
+    def when_it_moves(table: k.Table, fd: int) -> int:
+        moves.wait()
+        return int(write_back(table, fd))
+
+    monkeypatch.setattr(writeback, "write_back", when_it_moves)
+    async with cluster("shm") as c:
+        try:
+            exporter = await c.export(4 * MIB)
+            exporter.device.table.words[k.SLOTS] = 256
+            client, checker = await NbdClient.connect(exporter.options.socket), Checker()
+            ranges = [range(first, first + 16) for first in range(0, 1024, 16)]
+            writing = asyncio.gather(*(write(client, checker, one) for one in ranges))
+            await c.until(lambda: counters(exporter.device.table)["dispatch_full"] > 0)
+            assert not writing.done()
+        finally:
+            moves.set()
+        await writing
+        await check(client, checker, range(0, 1024))
+        await client.close()
+
+
+# Large writes, whose payload is taken in as it comes ----------------------------------------------
+
+
+def dribble(sock: Any, data: bytes, rng: random.Random) -> None:
+    """In pieces of any size."""
+    start = 0
+    while start < len(data):
+        size = rng.choice((1, 27, 4095, 4096, 30_000, 250_000))
+        sock.sendall(data[start : start + size])
+        start += size
+
+
+async def test_large_writes_in_pieces_across_spans_mapped_and_not(cluster: Make, raw: Make) -> None:
+    """Three slabs for four spans; small requests in between; now and then with FUA."""
+    async with cluster("shm") as c:
+        await c.lend(1, slabs=3)
+        exporter = await c.export(4 * MIB)
+        client = await NbdClient.connect(exporter.options.socket)
+        await client.write(0, bytes(4 * MIB))
+        await c.mapped(3)
+        rng, truth = random.Random(7), bytearray(4 * MIB)
+
+        def use(sock: Any) -> None:
+            shake(sock)
+            for cookie in range(24):
+                pages = rng.choice((1, 16, 17, 64, 300, 700))
+                first = rng.randrange(0, 1025 - pages)
+                data = rng.randbytes(pages * PAGE_BYTES)
+                truth[first * PAGE_BYTES : (first + pages) * PAGE_BYTES] = data
+                flags = nbd.FUA if cookie % 5 == 0 else 0
+                head = nbd.REQUEST.pack(
+                    nbd.REQUEST_MAGIC, flags, nbd.WRITE, cookie, first * PAGE_BYTES, len(data)
+                )
+                dribble(sock, head + data, rng)
+                assert answer(sock) == (0, cookie)
+
+        with raw(exporter.options.socket) as sock:
+            await asyncio.to_thread(use, sock)
+        for offset in range(0, 4 * MIB, MIB):
+            assert await client.read(offset, MIB) == truth[offset : offset + MIB]
+        seen = counters(exporter.device.table)
+        assert seen["written_mapped_pages"] > 0
+        await client.close()
+
+
+async def test_a_slab_that_is_taken_away_amid_a_large_write(cluster: Make, raw: Make) -> None:
+    """What came before it went, and what came after, counts once it is on disk."""
     async with cluster("shm") as c:
         await c.lend(1)
-        exporter = await c.export(4 * MIB, delay_s=0.05)
-        exporter.device.table.words[k.SLOTS] = 256
+        exporter = await c.export(1 * MIB)
+        client = await NbdClient.connect(exporter.options.socket)
+        await client.write(0, bytes(4096))
+        await c.mapped(1)
+        data = random.Random(8).randbytes(MIB)
+        lender = c.lenders[0]
+        [slab] = lender.core.having("lent")
+        with raw(exporter.options.socket) as sock:
+            await asyncio.to_thread(shake, sock)
+            await asyncio.to_thread(sock.sendall, request(nbd.WRITE, 0, MIB) + data[: MIB // 2])
+            table = exporter.device.table
+            await c.until(lambda: counters(table)["written_mapped_pages"] >= 127)
+            exporter.lenders.feed = lambda event: None  # Deaf from now on.
+            await lender.slabs.let_go(SlabId(slab.id), slab.session, forced=True)
+            await asyncio.to_thread(sock.sendall, data[MIB // 2 :])
+            assert await asyncio.to_thread(answer, sock) == (0, 1)
+        assert counters(table)["fenced"] > 0
+        assert exporter.options.backup.read_bytes()[MIB // 2 :] == data[MIB // 2 :]
+        assert await client.read(0, MIB) == data
+        await client.close()
+
+
+async def test_a_client_that_leaves_amid_a_large_write_spoils_nothing(
+    cluster: Make, raw: Make
+) -> None:
+    async with cluster("shm") as c:
+        await c.lend(1)
+        exporter = await c.export(1 * MIB)
         client, checker = await NbdClient.connect(exporter.options.socket), Checker()
-        await asyncio.gather(
-            *(write(client, checker, range(first, first + 16)) for first in range(0, 1024, 16))
-        )
-        await check(client, checker, range(0, 1024))
-        assert counters(exporter.device.table)["dispatch_full"] > 0
+        await write(client, checker, range(128, 256))
+        await c.mapped(1)
+        await write(client, checker, range(128, 256))
+        with raw(exporter.options.socket) as sock:
+            await asyncio.to_thread(shake, sock)
+            await asyncio.to_thread(
+                sock.sendall, request(nbd.WRITE, 0, MIB // 2) + b"x" * (MIB // 4 + 100)
+            )
+        await c.until(lambda: exporter._server.clients == 1)
+        await check(client, checker, range(128, 256))
+        left = await client.read(0, MIB // 2)
+        assert set(left) <= {0, ord("x")}
         await client.close()
 
 

@@ -43,6 +43,27 @@ async def test_nbdinfo_sees_what_is_offered(cluster: Make) -> None:
         assert export["block_size_preferred"] == 4096
 
 
+async def test_nbdinfo_maps_what_was_written_and_let_go(cluster: Make) -> None:
+    """Holes are told as holes, in the file or in remote memory, before a flush as after it."""
+    async with cluster("shm") as c:
+        await c.lend(1)
+        exporter = await c.export(8 * MIB)
+        for _ in range(2):  # The second time, a span is in remote memory.
+            await run(
+                "qemu-io", "-f", "raw", "-c", "write 1M 64k", "-c", "write 1060k 5000",
+                "-c", "write 4M 1M", "-c", "discard 4100k 8k", uri(exporter),
+            )  # fmt: skip
+            found = json.loads(await run("nbdinfo", "--json", "--map", uri(exporter)))
+            told = [(one["offset"], one["length"], one["type"]) for one in found]
+            kib = 1024
+            assert told == [
+                (0, 1024 * kib, 3), (1024 * kib, 64 * kib, 0), (1088 * kib, 3008 * kib, 3),
+                (4096 * kib, 4 * kib, 0), (4100 * kib, 8 * kib, 3), (4108 * kib, 1012 * kib, 0),
+                (5120 * kib, 3072 * kib, 3),
+            ]  # fmt: skip
+            await c.until(lambda: exporter.device.mapped_spans > 0)
+
+
 async def test_nbdcopy_copies_in_and_out_over_several_connections(
     cluster: Make, tmp_path: Path
 ) -> None:

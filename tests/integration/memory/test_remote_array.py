@@ -374,3 +374,20 @@ def until_gone(pid: int) -> None:
     while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < give_up_s, f"pager {pid} outlives its program"
         time.sleep(0.05)
+
+
+def test_an_array_is_watched_before_it_can_be_touched(
+    pages: RemoteArray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a pager that dies early leaves its program waiting with the interpreter lock held."""
+    assert pages._words[array.watcher.WATCHING] == 1
+    late = threading.Event()
+    watch = array._watch
+
+    def loads_for_long(*known: object) -> None:
+        late.wait(0.3)
+        watch(*known)
+
+    monkeypatch.setattr(array, "_watch", loads_for_long)
+    with RemoteArray(10_000, cache_bytes=CACHE_BYTES) as other:
+        assert other._words[array.watcher.WATCHING] == 1

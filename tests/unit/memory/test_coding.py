@@ -124,7 +124,7 @@ def test_any_fragment_is_made_of_any_k_others() -> None:
             assert (made == fragments[index]).all()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     k=st.sampled_from([1, 2, 4, 8, 16]),
     r=st.integers(1, 4),

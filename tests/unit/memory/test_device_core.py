@@ -412,7 +412,7 @@ def test_power_of_two_choices_balances_better_than_one() -> None:
         names = [LenderId(f"s{n}") for n in range(100)]
         has = dict.fromkeys(names, 0)
         for _ in range(1000):
-            asked = candidates(names, (), (), rng, choices)
+            asked = candidates(dict.fromkeys(names, 1), (), (), rng, choices)
             answers = [
                 (one, FreeMemory(request=1, free_slabs=1, used_share=float(has[one])))
                 for one in asked
@@ -428,11 +428,20 @@ def test_power_of_two_choices_balances_better_than_one() -> None:
 
 def test_new_lenders_alone_decide_while_there_are_enough() -> None:
     names = [LenderId(f"s{n}") for n in range(6)]
+    lenders = dict.fromkeys(names, 3)
     for seed in range(50):
-        asked = candidates(names, set(names[:4]), (), random.Random(seed))
+        asked = candidates(lenders, set(names[:4]), (), random.Random(seed))
         assert set(asked) == set(names[4:])
-    assert candidates(names, set(names[:5]), (), random.Random(1)) == [names[5]]
-    assert set(candidates(names, set(names), {names[0]}, random.Random(1))) <= set(names[1:])
+    assert candidates(lenders, set(names[:5]), (), random.Random(1)) == [names[5]]
+    assert set(candidates(lenders, set(names), {names[0]}, random.Random(1))) <= set(names[1:])
+
+
+def test_a_lender_is_drawn_in_proportion_to_its_free_slabs() -> None:
+    """One with 30 of 40 free slabs is the first of three draws in four; by even odds of one."""
+    lenders = {LenderId("empty"): 30, **{LenderId(f"s{n}"): 1 for n in range(10)}}
+    rng = random.Random(3)
+    first = sum(candidates(lenders, (), (), rng, 1) == ["empty"] for _ in range(2000))
+    assert 0.72 < first / 2000 < 0.78
 
 
 # Coded spans --------------------------------------------------------------------------------------

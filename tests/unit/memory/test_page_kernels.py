@@ -159,7 +159,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
 @given(steps=STEPS)
 def test_a_read_is_sent_where_the_newest_bytes_are(
     steps: list[tuple], tmp_path_factory: pytest.TempPathFactory

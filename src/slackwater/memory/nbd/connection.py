@@ -25,6 +25,7 @@ from slackwater.memory.device import Device
 from slackwater.memory.nbd import protocol as nbd
 from slackwater.memory.nbd import serve as loop_
 from slackwater.memory.nbd.edges import covering, read_bytes, within, write_bytes
+from slackwater.memory.nbd.extents import extents
 from slackwater.memory.nbd.handshake import Export, Handshake
 from slackwater.memory.store import PAGE_BYTES
 
@@ -59,6 +60,7 @@ class Connection:
         self._tasks: set[asyncio.Task[None]] = set()
         self._left = False
         self._chunked = False
+        self._allocation = False
         self._thread = threading.Thread(target=self._run, name="nbd", daemon=True)
         self._answering: threading.Thread | None = None
         self.state: loop_.Connection | None = None
@@ -106,7 +108,7 @@ class Connection:
             if shake.over:
                 return False
             if shake.transmitting:
-                self._chunked = shake.chunked
+                self._chunked, self._allocation = shake.chunked, shake.allocation
                 sock.settimeout(None)
                 return True
         raise Rejected(f"{limits.NBD_OPTIONS_MAX} options and no end")
@@ -240,6 +242,9 @@ class Connection:
         pages = int(items[:, loop_.ITEM_LENGTH].sum()) // PAGE_BYTES
         error: Exception | None = None
         try:
+            late = int(items[0, loop_.ITEM_LATE])
+            if late >= 0:
+                await self._device.backup.written(late)
             await self._device.land(first, pages)
             if (items[:, loop_.ITEM_FLAGS] & nbd.FUA).any():
                 await self._device.flush()
@@ -258,12 +263,14 @@ class Connection:
         if item[loop_.ITEM_KIND] == nbd.READ:
             head = nbd.data_head(cookie, offset, length, chunked=self._chunked)
             self._reply(head + data, item[None])
+        elif item[loop_.ITEM_KIND] == nbd.BLOCK_STATUS:
+            self._reply(data, item[None])
         else:
             self._reply(nbd.done(cookie), item[None])
 
     async def _carry_out(self, item: Item, payload: memoryview) -> bytes:
-        """The bytes of a read; nothing of the others."""
-        _, offset, length = self._what(item)
+        """The bytes of a read, the whole answer to a BLOCK_STATUS; nothing of the others."""
+        cookie, offset, length = self._what(item)
         device = self._device
         match int(item[loop_.ITEM_KIND]):
             case nbd.READ:
@@ -281,6 +288,11 @@ class Connection:
                 await self._zero(offset, length)
             case nbd.CACHE:
                 return b""
+            case nbd.BLOCK_STATUS if self._allocation:
+                pages = covering(offset, length)
+                allocated = await device.allocated(int(pages[0]), len(pages))
+                one = bool(item[loop_.ITEM_FLAGS] & nbd.REQ_ONE)
+                return nbd.status(cookie, extents(offset, length, allocated, one=one))
             case kind:
                 raise Rejected(f"command {kind} is not known here")
         if item[loop_.ITEM_FLAGS] & nbd.FUA:
@@ -313,8 +325,8 @@ class Connection:
         number = nbd.EINVAL if isinstance(error, Rejected) else nbd.EIO
         if isinstance(error, OSError) and error.errno is not None:
             number = error.errno
-        read = item[loop_.ITEM_KIND] == nbd.READ
-        return nbd.failed(cookie, number, str(error), chunked=self._chunked and bool(read))
+        chunks = int(item[loop_.ITEM_KIND]) in (nbd.READ, nbd.BLOCK_STATUS)
+        return nbd.failed(cookie, number, str(error), chunked=self._chunked and chunks)
 
     def _reply(self, answer: bytes, items: Item) -> None:
         """Of these items: they are open until it is sent, so a client that does not read is not
@@ -353,11 +365,12 @@ def _fitting(items: Item) -> int:
 
 
 def _side_by_side(items: Item) -> list[Item]:
-    """Landings whose entries follow one another, as groups; with FUA each by itself."""
+    """Landings whose entries follow one another, as groups; with FUA, or where entries elsewhere
+    are waited for, each by itself."""
     groups: list[list[Item]] = []
     end = -1
     for item in items:
-        alone = bool(item[loop_.ITEM_FLAGS] & nbd.FUA)
+        alone = bool(item[loop_.ITEM_FLAGS] & nbd.FUA) or item[loop_.ITEM_LATE] >= 0
         if groups and item[loop_.ITEM_FIRST] == end and not alone:
             groups[-1].append(item)
         else:

@@ -38,6 +38,8 @@ class Handshake:
     zeroes: bool = True
     """The 124 zero bytes behind an old EXPORT_NAME's answer; a client may do without."""
     chunked: bool = False
+    allocation: bool = False
+    """BLOCK_STATUS may be asked, for `base:allocation`."""
     transmitting: bool = False
     over: bool = False
 
@@ -76,12 +78,35 @@ class Handshake:
             case nbd.OPT_STRUCTURED_REPLY:
                 self.chunked = True
                 return nbd.option_reply(option, nbd.REP_ACK)
+            case nbd.OPT_LIST_META_CONTEXT | nbd.OPT_SET_META_CONTEXT:
+                return self._contexts(option, body)
             case nbd.OPT_INFO | nbd.OPT_GO:
                 return self._info(option, body)
         return nbd.option_reply(option, nbd.REP_ERR_UNSUP, f"option {option}".encode())
 
     def _known(self, name: bytes) -> bool:
         return name in (b"", self.export.name.encode())
+
+    def _contexts(self, option: int, body: bytes) -> bytes:
+        """Which contexts there are (of these queries), or: these are wanted."""
+        setting = option == nbd.OPT_SET_META_CONTEXT
+        self.allocation &= not setting
+        if not self.chunked:
+            return nbd.option_reply(option, nbd.REP_ERR_INVALID, b"structured replies come first")
+        words = _lengths_and_bytes(body)
+        if words is None:
+            return nbd.option_reply(option, nbd.REP_ERR_INVALID, b"lengths do not fit")
+        name, *queries = words
+        if not self._known(name):
+            return nbd.option_reply(
+                option, nbd.REP_ERR_UNKNOWN, f"no export {name[:64]!r}".encode()
+            )
+        wanted = {nbd.ALLOCATION} if setting else {nbd.ALLOCATION, b"base:"}
+        found = bool(wanted.intersection(queries)) or not (queries or setting)
+        self.allocation |= setting and found
+        entry = nbd.CONTEXT.pack(nbd.ALLOCATION_ID) + nbd.ALLOCATION
+        reply = nbd.option_reply(option, nbd.REP_META_CONTEXT, entry) if found else b""
+        return reply + nbd.option_reply(option, nbd.REP_ACK)
 
     def _info(self, option: int, body: bytes) -> bytes:
         length = int.from_bytes(body[:4], "big")
@@ -105,3 +130,20 @@ class Handshake:
             reply += nbd.option_reply(option, nbd.REP_INFO, named)
         self.transmitting = option == nbd.OPT_GO
         return reply + nbd.option_reply(option, nbd.REP_ACK)
+
+
+def _lengths_and_bytes(body: bytes) -> list[bytes] | None:
+    """The export's name and the queries of a META_CONTEXT option; None: the lengths do not fit."""
+    words: list[bytes] = []
+    at, left = 0, 1
+    while left:
+        length = int.from_bytes(body[at : at + 4], "big")
+        words.append(body[at + 4 : at + 4 + length])
+        at += 4 + length
+        left -= 1
+        if len(words) == 1:
+            left = int.from_bytes(body[at : at + 4], "big")
+            at += 4
+        if at > len(body):
+            return None
+    return words if at == len(body) else None

@@ -25,10 +25,13 @@ OPT_LIST: Final = 3
 OPT_INFO: Final = 6
 OPT_GO: Final = 7
 OPT_STRUCTURED_REPLY: Final = 8
+OPT_LIST_META_CONTEXT: Final = 9
+OPT_SET_META_CONTEXT: Final = 10
 
 REP_ACK: Final = 1
 REP_SERVER: Final = 2
 REP_INFO: Final = 3
+REP_META_CONTEXT: Final = 4
 REP_ERR_UNSUP: Final = 2**31 + 1
 REP_ERR_INVALID: Final = 2**31 + 3
 REP_ERR_UNKNOWN: Final = 2**31 + 6
@@ -57,13 +60,22 @@ FLUSH: Final = 3
 TRIM: Final = 4
 CACHE: Final = 5
 WRITE_ZEROES: Final = 6
+BLOCK_STATUS: Final = 7
 
 FUA: Final = 1
+REQ_ONE: Final = 8
+
+# The one context of BLOCK_STATUS
+ALLOCATION: Final = b"base:allocation"
+ALLOCATION_ID: Final = 1
+HOLE: Final = 1
+ZERO: Final = 2
 
 # Structured replies
 CHUNK_DONE: Final = 1
 CHUNK_NONE: Final = 0
 CHUNK_DATA: Final = 1
+CHUNK_STATUS: Final = 5
 CHUNK_ERROR: Final = 2**15 + 1
 
 # Errors
@@ -89,6 +101,8 @@ SIMPLE: Final = struct.Struct(">IIQ")
 CHUNK: Final = struct.Struct(">IHHQI")
 ERROR: Final = struct.Struct(">IH")
 OFFSET: Final = struct.Struct(">Q")
+CONTEXT: Final = struct.Struct(">I")
+EXTENT: Final = struct.Struct(">II")
 
 REQUEST_BYTES: Final = REQUEST.size
 SIMPLE_BYTES: Final = SIMPLE.size
@@ -125,3 +139,9 @@ def data_head(cookie: int, offset: int, nbytes: int, *, chunked: bool) -> bytes:
         return SIMPLE.pack(SIMPLE_MAGIC, 0, cookie)
     head = CHUNK.pack(CHUNK_MAGIC, CHUNK_DONE, CHUNK_DATA, cookie, OFFSET.size + nbytes)
     return head + OFFSET.pack(offset)
+
+
+def status(cookie: int, extents: list[tuple[int, int]]) -> bytes:
+    """The answer to BLOCK_STATUS: (bytes, HOLE | ZERO) from the range's start on."""
+    body = CONTEXT.pack(ALLOCATION_ID) + b"".join(EXTENT.pack(*one) for one in extents)
+    return CHUNK.pack(CHUNK_MAGIC, CHUNK_DONE, CHUNK_STATUS, cookie, len(body)) + body

@@ -4,6 +4,9 @@ Requests are taken as they come in the buffer, many at a time; their answers lea
 cannot be done at once becomes an item for the program: reads of pages that are on disk or behind a
 channel, writes that count only once they are somewhere else, flushes, trims, unaligned requests.
 Items are answered in any order, as the protocol allows; the loop goes on meanwhile.
+
+The payload of a large write to mapped memory is received straight into the ring's slots and taken
+in as it comes, so that the client fills its socket while pages are copied on.
 """
 
 # numba infers the compiled functions' types itself, and its decorators mislead the type checker.
@@ -12,10 +15,11 @@ Items are answered in any order, as the protocol allows; the loop goes on meanwh
 from typing import Final, NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
-from slackwater.memory import abi, kernels
+from slackwater.common import abi
+from slackwater.common.compiled import njit
+from slackwater.memory import kernels
 from slackwater.memory.nbd import protocol as nbd
 from slackwater.memory.store import PAGE_BYTES
 
@@ -32,7 +36,12 @@ NEED: Final = 8  # slots that a write waits for
 REQUESTS: Final = 9
 BATCHES: Final = 10
 OVERSIZED: Final = 11
-WORDS: Final = 16
+LEFT: Final = 12  # payload of a streamed write that is not taken in yet
+AT: Final = 13  # ... and where on the device it belongs
+LATE: Final = 14  # ... and its last entry that must reach the disk; -1: none
+SCRATCH: Final = 15
+STREAMED: Final = 16  # the last request was
+WORDS: Final = 20
 
 # An item
 ITEM_KIND: Final = 0  # a command, or one of these two:
@@ -43,7 +52,7 @@ ITEM_LENGTH: Final = 3
 ITEM_FLAGS: Final = 4
 ITEM_FIRST: Final = 5  # entry of the ring; -1: none was made
 ITEM_AT: Final = 6  # of the payload in the receive buffer
-ITEM_ERROR: Final = 7
+ITEM_LATE: Final = 7  # the last entry, before these, that must reach the disk; -1: none
 ITEM_WORDS: Final = 8
 ITEMS_MAX: Final = 64
 
@@ -56,7 +65,13 @@ HAS_ITEMS: Final = 3
 MORE: Final = 10
 SEND_FIRST: Final = 11
 NO_ROOM: Final = 12
+STREAM: Final = 13
+CAME: Final = 14
 
+STREAM_BYTES: Final = 64 * 1024
+"""Writes from here on are streamed, where they go to mapped memory."""
+STREAM_PAGES: Final = 64
+"""... so many pages at a time: the table's mutex is held meanwhile."""
 SLACK_BYTES: Final = 64 * 1024
 RECEIVE_BYTES: Final = 256 * 1024
 SEND_BYTES: Final = 256 * 1024
@@ -74,6 +89,7 @@ def make_connection(fd: int, size: int, length_max: int, *, chunked: bool) -> Co
     """Buffers hold the largest request whole; their pages come into being as they are touched."""
     words = np.zeros(WORDS, np.int64)
     words[FD], words[SIZE], words[LENGTH_MAX], words[CHUNKED] = fd, size, length_max, chunked
+    words[LATE] = -1
     return Connection(
         words,
         np.zeros(abi.MUTEX_BYTES, np.uint8),
@@ -101,7 +117,7 @@ def _put(buffer, at, nbytes, value):
 def _head(c, kind, at, error, offset, nbytes):
     """The head of an answer to the request at `at`; where the data belong."""
     out = c.words[OUT]
-    if kind == nbd.READ and c.words[CHUNKED]:
+    if (kind == nbd.READ or kind == nbd.BLOCK_STATUS) and c.words[CHUNKED]:
         _put(c.outward, out, 4, nbd.CHUNK_MAGIC)
         _put(c.outward, out + 4, 2, nbd.CHUNK_DONE)
         c.outward[out + 8 : out + 16] = c.inward[at + 8 : at + 16]
@@ -134,6 +150,8 @@ def _item(c, kind, at, offset, length, flags, first):
     item[ITEM_FLAGS] = flags
     item[ITEM_FIRST] = first
     item[ITEM_AT] = at + nbd.REQUEST_BYTES
+    item[ITEM_LATE] = c.words[LATE]
+    c.words[LATE] = -1
     c.words[ITEMS] += 1
 
 
@@ -164,8 +182,16 @@ def _write(t, c, at, offset, length):
         kind = kernels.write_page(t, first + i, source + i * PAGE_BYTES)
         if kind != kernels.DONE:
             worst = kind
-    abi.wake(t.sync.ctypes.data + kernels.WORK_AT)
     return worst
+
+
+@njit(nogil=True)
+def _written(c, at, offset, length, flags, first, done):
+    """Answer a write whose pages were taken in, or have somebody wait for what they wait for."""
+    if done and c.words[LATE] < 0 and not flags & nbd.FUA:
+        c.words[OUT] = _head(c, nbd.WRITE, at, 0, 0, 0)
+    else:
+        _item(c, LANDING, at, offset, length, flags, first)
 
 
 @njit(nogil=True)
@@ -194,6 +220,7 @@ def _one(t, c, at, kind, flags, offset, length):
             error = nbd.EIO
     if error:
         c.words[OUT] = _head(c, kind, at, error, 0, 0)
+        c.words[LATE] = -1
         return 0
     aligned = offset % PAGE_BYTES == 0 and length % PAGE_BYTES == 0
     if kind == nbd.READ and aligned:
@@ -206,13 +233,30 @@ def _one(t, c, at, kind, flags, offset, length):
             c.words[NEED] = length // PAGE_BYTES
             return NO_ROOM
         first = t.words[kernels.HEAD]
-        if _write(t, c, at, offset, length) != kernels.DONE or flags & nbd.FUA:
-            _item(c, LANDING, at, offset, length, flags, first)
-        else:
-            c.words[OUT] = _head(c, kind, at, 0, 0, 0)
+        done = _write(t, c, at, offset, length) == kernels.DONE
+        _written(c, at, offset, length, flags, first, done)
         return 0
     _item(c, kind, at, offset, length, flags, -1)
     return 0
+
+
+@njit(nogil=True)
+def _mapped(t, page):
+    span = page // t.words[kernels.SPAN_PAGES]
+    return t.state[span] == kernels.MAPPED and t.base[span] != 0
+
+
+@njit(nogil=True)
+def _streams(t, c, offset, length):
+    """Whether this write can be taken in while it comes."""
+    return (
+        length >= STREAM_BYTES
+        and offset % PAGE_BYTES == 0
+        and length % PAGE_BYTES == 0
+        and _refusal(c, nbd.WRITE, offset, length) == 0
+        and not t.words[kernels.FAILED]
+        and _mapped(t, offset // PAGE_BYTES)
+    )
 
 
 @njit(nogil=True)
@@ -242,11 +286,12 @@ def parse(t, c):
                 return GARBAGE  # Its payload cannot be taken in, and what follows not be found.
             whole += length
             if waiting < whole:
-                return MORE
+                return STREAM if _streams(t, c, offset, length) else MORE
         status = _one(t, c, at, kind, flags, offset, length)
         if status:
             return status
         c.words[START] = at + whole
+        c.words[STREAMED] = 0
         c.words[REQUESTS] += 1
 
 
@@ -281,17 +326,118 @@ def _await_room(t, c):
 def _receive(c):
     """Make room in the buffer and take in what is there; False: the client is gone."""
     left = c.words[END] - c.words[START]
-    if c.words[START] and (left == 0 or len(c.inward) - c.words[END] < RECEIVE_BYTES):
+    # A buffer that begins anew as often as it can stays in the processor's cache.
+    cheap = left == 0 or (left < 2 * PAGE_BYTES and c.words[START] >= RECEIVE_BYTES)
+    if c.words[START] and (cheap or len(c.inward) - c.words[END] < RECEIVE_BYTES):
         base = c.inward.ctypes.data
         abi.move(base, base + c.words[START], left)
         c.words[START] = 0
         c.words[END] = left
     space = min(len(c.inward) - c.words[END], RECEIVE_BYTES)
+    if c.words[STREAMED] and left < nbd.REQUEST_BYTES:
+        space = nbd.REQUEST_BYTES - left  # Its payload shall not come here.
     came = abi.receive(c.words[FD], c.inward.ctypes.data + c.words[END], space)
     if came <= 0:
         return False
     c.words[END] += came
     return True
+
+
+@njit(nogil=True)
+def _begin_stream(c):
+    """The write's head goes to the front of the buffer, what came of its payload behind it."""
+    at, base = c.words[START], c.inward.ctypes.data
+    c.words[AT] = _number(c.inward, at + 16, 8)
+    c.words[LEFT] = _number(c.inward, at + 24, 4)
+    c.words[END] -= at
+    abi.move(base, base + at, c.words[END])
+    c.words[START] = nbd.REQUEST_BYTES
+    c.words[STREAMED] = 1
+
+
+@njit(nogil=True)
+def _end_stream(t, c):
+    """All of it was taken in: it is answered. Or the rest cannot go to mapped memory: it becomes a
+    request of its own, with the same cookie, that is taken in when it is whole."""
+    if c.words[LEFT]:
+        _put(c.inward, 16, 8, c.words[AT])
+        _put(c.inward, 24, 4, c.words[LEFT])
+        had = c.words[END] - c.words[START]
+        base = c.inward.ctypes.data
+        abi.move(base + nbd.REQUEST_BYTES, base + c.words[START], had)
+        c.words[START] = 0
+        c.words[END] = nbd.REQUEST_BYTES + had
+        c.words[STREAMED] = 0
+        return
+    _written(c, 0, c.words[AT], 0, _number(c.inward, 4, 2), t.words[kernels.HEAD], True)
+    c.words[REQUESTS] += 1
+
+
+@njit(nogil=True)
+def _take_in(t, c):
+    """The next pages of a streamed write, under the table's mutex: what is in the buffer, and what
+    the socket has. CAME: go on, if anything is left. MORE: it has nothing. NO_ROOM, CLOSED."""
+    first = c.words[AT] // PAGE_BYTES
+    span_end = (first // t.words[kernels.SPAN_PAGES] + 1) * t.words[kernels.SPAN_PAGES]
+    slots = t.words[kernels.SLOTS]
+    count = min(c.words[LEFT] // PAGE_BYTES, span_end - first, STREAM_PAGES)
+    count = min(count, kernels.room(t), slots - t.words[kernels.HEAD] % slots)
+    if count < 1:
+        c.words[NEED] = 1
+        return NO_ROOM
+    wanted = count * PAGE_BYTES
+    target = kernels.next_slot(t)
+    had = min(c.words[END] - c.words[START], wanted)
+    abi.copy(target, c.inward.ctypes.data + c.words[START], had)
+    came = had
+    if had < wanted:
+        n = abi.receive_now(c.words[FD], target + had, wanted - had)
+        if n == 0 or (n < 0 and n != -abi.EAGAIN):
+            return CLOSED
+        came += max(n, 0)
+    whole = came // PAGE_BYTES
+    rest = came % PAGE_BYTES
+    if had < wanted:  # The buffer is empty but for a page that came in part.
+        c.words[START] = nbd.REQUEST_BYTES
+        c.words[END] = nbd.REQUEST_BYTES + rest
+        base = c.inward.ctypes.data + nbd.REQUEST_BYTES
+        abi.copy(base, target + whole * PAGE_BYTES, rest)
+    else:
+        c.words[START] += had
+    for i in range(whole):
+        if kernels.take_page(t, first + i) != kernels.DONE:
+            c.words[LATE] = t.words[kernels.HEAD] - 1
+    kernels.wake_writer(t)
+    c.words[AT] += whole * PAGE_BYTES
+    c.words[LEFT] -= whole * PAGE_BYTES
+    return CAME if came > had or whole else MORE
+
+
+@njit(nogil=True)
+def _stream(t, c):
+    """A large write, as it comes. False: the client is gone, or the device ends."""
+    _begin_stream(c)
+    while True:
+        kernels.lock(t)
+        status = CAME
+        over = (
+            c.words[LEFT] == 0
+            or t.words[kernels.FAILED] != 0
+            or not _mapped(t, c.words[AT] // PAGE_BYTES)
+        )
+        if over:
+            _end_stream(t, c)
+        else:
+            status = _take_in(t, c)
+        kernels.unlock(t)
+        if over:
+            return True
+        if status == CLOSED or t.words[kernels.STOP]:
+            return False
+        if status == NO_ROOM:
+            _await_room(t, c)
+        elif status == MORE:
+            abi.await_event(c.words[FD], abi.POLL_IN, c.words.ctypes.data + SCRATCH * 8)
 
 
 @njit(nogil=True, cache=True)
@@ -302,6 +448,7 @@ def serve(t, c):
     while True:
         kernels.lock(t)
         status = parse(t, c)
+        kernels.wake_writer(t)
         kernels.unlock(t)
         c.words[BATCHES] += 1
         if not _flush(c):
@@ -314,7 +461,7 @@ def serve(t, c):
             _await_room(t, c)
             if t.words[kernels.STOP]:
                 return CLOSED
-        elif status == MORE and not _receive(c):
+        elif (status == MORE and not _receive(c)) or (status == STREAM and not _stream(t, c)):
             return CLOSED
 
 

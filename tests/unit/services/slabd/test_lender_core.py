@@ -352,6 +352,18 @@ def test_a_restarted_daemon_finds_its_slabs() -> None:
     assert lender.core.slabs[SlabId("b" * 12)].state == "lent"
 
 
+def test_a_lent_slab_that_nobody_may_claim_is_told_as_lost_by_a_restarted_daemon() -> None:
+    lender = Lender(8)
+    slab = SlabId("b" * 12)
+    identity = trailer.SlabIdentity(slab=slab, slab_bytes=SLAB, generation=3, device="d")
+    lender.feed(SlabsFound(((trailer.fence(trailer.LENT, 3), identity),)))
+    assert lender.facts == ["lost"]
+    assert [one["slab"] for one in lender.took("let_go")] == [slab]
+    lender.join(1, "d")
+    lender.feed(Heard(1, ClaimSlab(request=1, slab=slab, generation=3, secret="")))
+    assert lender.last(NotMapped)[0].retry_after_s == 0.0
+
+
 def test_a_drained_lender_empties_itself_and_lends_again_when_told() -> None:
     lender = lending(4)
     lender.join(1)

@@ -1,0 +1,1 @@
+"""Remote memory at the scale of a cluster: `loadgen simulate --pool memory`."""

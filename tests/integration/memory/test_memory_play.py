@@ -1,0 +1,36 @@
+"""Workloads played against a device over real lenders, every page checked."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from slackwater.common.errors import ConfigRejected
+from slackwater.loadgen.memory.play import PlayOptions, play_device
+
+MIB = 1024 * 1024
+Make = Callable[..., Any]
+
+
+async def test_a_mix_plays_on_while_slabs_are_taken_back(cluster: Make) -> None:
+    async with cluster("shm") as c:
+        await c.lend(2)
+        exporter = await c.export(4 * MIB)
+        options = PlayOptions(workload="sys", pages=1024, seconds=0.7, depth=8, check=True)
+        first = await play_device(exporter.options.socket, options)
+        await c.mapped(4)
+        c.machines[0].others_bytes = c.machines[0].total_bytes // 2
+        again = await play_device(exporter.options.socket, options)
+        assert "unmapped" in c.facts
+        for result in (first, again):
+            assert result.requests > 10
+            assert result.checked_pages >= result.reads
+            assert result.read_us["p50"] > 0
+
+
+async def test_more_than_the_device_has_is_refused(cluster: Make) -> None:
+    async with cluster("shm") as c:
+        exporter = await c.export(4 * MIB)
+        options = PlayOptions(workload="random", pages=1025)
+        with pytest.raises(ConfigRejected, match="4198400 are asked for"):
+            await play_device(exporter.options.socket, options)
