@@ -173,15 +173,19 @@ def iterate(
             agent.push(names[index])
 
 
-def run(emulation: Emulation, agent: Agent, compute_s: float, iterations: int) -> dict[str, Any]:
-    """Play `iterations` and return what the job reports."""
+def run(
+    emulation: Emulation, agent: Agent, compute_s: float, iterations: int, hurry_after: int = 0
+) -> dict[str, Any]:
+    """Play `iterations` and return what the job reports. After `hurry_after` of them (0: never) it
+    computes nothing any more: it pushes as fast as it is served, and not as it was profiled."""
     began_s = [time.monotonic()]
     for iteration in range(agent.iteration + 1, iterations + 1):
 
         def produce(index: int, buffer: Any, iteration: int = iteration) -> None:
             gradient(emulation, index, agent.rank, iteration, out=buffer)
 
-        iterate(emulation, agent, compute_s, produce)
+        hurries = 0 < hurry_after < iteration
+        iterate(emulation, agent, 0.0 if hurries else compute_s, produce)
         began_s.append(time.monotonic())
     agent.wait()
     durations_s = [later - earlier for earlier, later in pairwise(began_s)]
@@ -202,6 +206,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--compute-s", type=float, required=True, help="forward plus backward")
     parser.add_argument("--iterations", type=int, required=True)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--hurry-after", type=int, default=0, help="compute nothing from then on")
     parser.add_argument("--gradient-dtype", choices=get_args(DType), default="float32")
     parser.add_argument("--update", choices=_RULES, default="sgd")
     parser.add_argument("--learning-rate", type=float, default=UpdateRule().learning_rate)
@@ -237,7 +242,10 @@ def main(arguments: Sequence[str]) -> int:
             iterations=options.iterations,
         ) as agent:
             del values  # The aggregators have them now.
-            agent.close(result=run(emulation, agent, options.compute_s, options.iterations))
+            result = run(
+                emulation, agent, options.compute_s, options.iterations, options.hurry_after
+            )
+            agent.close(result=result)
     except SlackwaterError as error:
         sys.stderr.write(f"emulate: {error}\n")
         return 1

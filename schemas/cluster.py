@@ -64,6 +64,8 @@ class AggregatorHeartbeat(Heartbeat, kw_only=True, frozen=True, tag="aggregator.
     regions_recovered: Count = 0
     arrived: Annotated[tuple[WorkersAt, ...], msgspec.Meta(max_length=ARRIVED_MAX)] = ()
     """Lately: the fact was published once, and the bus may have been away."""
+    migration_bytes_s: Count = 0
+    """Its cap for copies to other hosts; 0: none."""
 
 
 class WorkerHeartbeat(Heartbeat, kw_only=True, frozen=True, tag="worker.heartbeat"):
@@ -133,6 +135,72 @@ class AllocationEvent(Message, kw_only=True, frozen=True, tag="aggregator.event"
     temporary_for: Name = ""
     in_use: Count
     at_s: Seconds
+
+
+class AggregatorFact(Message, kw_only=True, frozen=True, tag="aggregator.fact"):
+    """sw.v1.evt.aggregator.<id>.<fact>, from its controller: congested | cleared, by its link;
+    draining | late | drained | restored | vanished, by an operator's order."""
+
+    aggregator: AggregatorId
+    fact: Name
+    cluster: ClusterId
+    at_s: Seconds
+    detail: Annotated[dict[Name, Text], msgspec.Meta(max_length=32)] = msgspec.field(
+        default_factory=dict
+    )
+
+
+class AggregatorDrain(Record, kw_only=True, frozen=True):
+    """A controller's durable record of an order to empty an aggregator: one key of the bucket
+    `drains_<cluster>`, until the aggregator is gone or the order is taken back."""
+
+    aggregator: AggregatorId
+    request: Name
+    """The order's id: repeated, it is the same order."""
+    begun_s: Seconds
+    deadline_s: Seconds
+    state: Literal["draining", "late", "drained"] = "draining"
+    """Late: the deadline passed with something left, which still leaves as it can."""
+    epoch: Count = 0
+
+
+class DrainAggregator(Message, kw_only=True, frozen=True, tag="aggregator.drain"):
+    """Operator to controller: empty it within so many seconds, and keep it empty. Answered by
+    DrainProgress; idempotent by `request`, so that asking again tells how far it is."""
+
+    request: IdText
+    aggregator: IdText
+    within_s: Annotated[float, msgspec.Meta(ge=1.0, le=86_400.0)]
+
+
+class RestoreAggregator(Message, kw_only=True, frozen=True, tag="aggregator.restore"):
+    """Operator to controller: the order to empty it is off."""
+
+    aggregator: IdText
+
+
+class DrainedJob(Record, kw_only=True, frozen=True):
+    """What a job still has on an aggregator that is being emptied."""
+
+    job: JobId
+    buckets: Count
+    nbytes: Count
+    keeps_state: bool
+    """Its update rule has optimiser state, which only a move saves."""
+    phase: Name
+    reason: Text = ""
+    """Why it is not on its way."""
+
+
+class DrainProgress(Message, kw_only=True, frozen=True, tag="aggregator.drain-progress"):
+    """What is left, in the order in which it leaves."""
+
+    drain: AggregatorDrain
+    left: Annotated[tuple[DrainedJob, ...], msgspec.Meta(max_length=1000)] = ()
+    left_bytes: Count = 0
+    needed_s: Seconds = 0.0
+    """For what is left, at the aggregator's cap of bandwidth; 0: it has none."""
+    at_s: Seconds = 0.0
 
 
 class ClusterReport(Message, kw_only=True, frozen=True, tag="cluster.report"):

@@ -167,6 +167,10 @@ class FinishJob(Message, kw_only=True, frozen=True, tag="job.finish"):
     result: Text = ""
 
 
+class ListTenants(Message, kw_only=True, frozen=True, tag="tenant.list"):
+    """Tenants that have limits or jobs."""
+
+
 # Answers ---------------------------------------------------------------------------------------
 
 
@@ -189,6 +193,28 @@ class JobInfo(Message, kw_only=True, frozen=True, tag="job.info"):
 class JobList(Message, kw_only=True, frozen=True, tag="job.list-reply"):
     jobs: Annotated[tuple[JobRecord, ...], msgspec.Meta(max_length=10_000)]
     total: Count = 0
+
+
+class TenantInfo(Record, kw_only=True, frozen=True):
+    """What a tenant may have (of the master's configuration), and what it has now."""
+
+    tenant: Annotated[str, msgspec.Meta(max_length=64)]
+    cpu_fraction: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
+    """Part of the pool's CPU that its jobs may ask for together."""
+    loss_limit: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
+    """0: that of the job's cluster."""
+    queued_max: Count
+    waiting: Count
+    """Jobs that were not started yet."""
+    running: Count
+    cpu: float
+    """Cores that the running ones ask for: as profiled, else their servers."""
+    pool_cpu: float
+    """Cores of the pool."""
+
+
+class TenantList(Message, kw_only=True, frozen=True, tag="tenant.list-reply"):
+    tenants: Annotated[tuple[TenantInfo, ...], msgspec.Meta(max_length=10_000)]
 
 
 # Facts -----------------------------------------------------------------------------------------

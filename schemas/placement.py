@@ -84,10 +84,12 @@ Tensors = Annotated[tuple[TensorSpec, ...], msgspec.Meta(min_length=1, max_lengt
 
 
 class PlaceJob(Message, kw_only=True, frozen=True, tag="placement.place"):
-    """Master to controller: this job is yours. Idempotent by job id."""
+    """Master to controller: this job is yours. Idempotent by job id. `loss_limit`: its tenant's; 0:
+    the cluster's."""
 
     spec: JobSpec
     tensors: Tensors
+    loss_limit: Fraction = 0.0
 
 
 class ReleaseJob(Message, kw_only=True, frozen=True, tag="placement.release"):
@@ -137,6 +139,35 @@ class HostBuckets(Message, kw_only=True, frozen=True, tag="bucket.host"):
     """The part of an iteration by which a task may be late."""
     iteration_s: Seconds = 0.0
     """As profiled; 0: not yet."""
+
+
+class JobTurns(Record, kw_only=True, frozen=True):
+    """How often each of a job's tasks on the aggregator is expected."""
+
+    job: JobId
+    every_s: Annotated[float, msgspec.Meta(ge=1e-6)]
+    """In a cycle the iteration that it is stretched to (d_j), by deadline its own (D_j); where each
+    worker's push is an update, a worker's part of it."""
+    slack: Fraction = 0.0
+    """Of this job, by its tenant's loss limit; 0: the plan's."""
+
+
+class PlanTurns(Message, kw_only=True, frozen=True, tag="bucket.turns"):
+    """Controller to aggregator: by which rule its tasks run from now on, all of it anew.
+
+    Idempotent; one with a lower `number` than one that was heard in this epoch comes late and
+    changes nothing.
+
+    Jobs that are not named run as they come, or by the deadlines that HostBuckets told.
+    """
+
+    cluster: ClusterId
+    number: Count
+    cycle_s: Seconds = 0.0
+    """C_n; 0: there is no cycle, those named run by deadline."""
+    slack: Fraction = 0.0
+    """The part of `every_s` by which a task may be late."""
+    jobs: Annotated[tuple[JobTurns, ...], msgspec.Meta(max_length=20_000)] = ()
 
 
 class DropJob(Message, kw_only=True, frozen=True, tag="bucket.drop"):
@@ -221,7 +252,15 @@ class MigrationEvent(Message, kw_only=True, frozen=True, tag="migrate.event"):
     job: JobId
     fact: Literal["started", "finished", "cancelled"]
     cause: Literal[
-        "profiled", "reverted", "expanded", "recycled", "lost", "drained", "unprofiled", "asked"
+        "profiled",
+        "reverted",
+        "expanded",
+        "recycled",
+        "lost",
+        "interfered",
+        "drained",
+        "unprofiled",
+        "asked",
     ]
     buckets: Indices
     sources: Aggregators
@@ -242,6 +281,9 @@ class Profile(Record, kw_only=True, frozen=True):
     iterations: Count = 0
     positions: Positions = ()
     """Which part of the forward pass comes before each bucket is pulled; empty: not known."""
+    push_s_per_byte: Seconds = 0.0
+    """Of its usual aggregator's link, over a network; 0: not measured."""
+    pull_s_per_byte: Seconds = 0.0
 
 
 class JobPlacement(Record, kw_only=True, frozen=True):
@@ -274,4 +316,6 @@ class JobPlacement(Record, kw_only=True, frozen=True):
     """When its latest assignment was decided: the newest one is undone first."""
     submitted_s: Seconds = 0.0
     optimizer_state_lost: bool = False
+    loss_limit: Fraction = 0.0
+    """LossLimit of its tenant; 0: the cluster's."""
     epoch: Count = 0

@@ -6,7 +6,21 @@ from typing import Annotated
 import msgspec
 
 from slackwater.schemas.base import AggregatorId, Count, JobId, Message, Record, Seconds
-from slackwater.schemas.placement import Profile
+from slackwater.schemas.placement import BUCKETS_MAX, Profile
+
+
+class LinkTimes(Record, kw_only=True, frozen=True):
+    """What went between a job's workers and one aggregator over a network, and for how many seconds
+    anything of it was on its way (several transfers at once count once)."""
+
+    aggregator: AggregatorId
+    pushed_bytes: Count = 0
+    pushing_s: Seconds = 0.0
+    pulled_bytes: Count = 0
+    pulling_s: Seconds = 0.0
+
+
+Links = Annotated[tuple[LinkTimes, ...], msgspec.Meta(max_length=1024)]
 
 
 class IterationsObserved(Message, kw_only=True, frozen=True, tag="job.iterations"):
@@ -25,6 +39,11 @@ class IterationsObserved(Message, kw_only=True, frozen=True, tag="job.iterations
     """Ranks of the job (0: not said): a profile waits for all of them."""
     buckets: Count = 0
     """Buckets of the job (0: not said): a profile waits for every one's cost."""
+    gaps_s: Annotated[tuple[Seconds, ...], msgspec.Meta(max_length=BUCKETS_MAX)] = ()
+    """Per bucket, the shortest time since the last report from its push to the program's next wait
+    for it; empty: not said."""
+    links: Links = ()
+    """Since the last report; over shared memory nothing travels, and nothing is said."""
 
 
 class TaskCost(Record, kw_only=True, frozen=True):
@@ -38,6 +57,16 @@ class TaskCost(Record, kw_only=True, frozen=True):
     nbytes: Count
 
 
+class JobCpu(Record, kw_only=True, frozen=True):
+    """What one job's tasks took of one aggregator in the period."""
+
+    job: JobId
+    cpu_s: Seconds
+    """CPU seconds, as they were measured."""
+    slot_s: Seconds
+    """Seconds of the aggregator's slot: profiled CPU time / cpu_share."""
+
+
 class TasksObserved(Message, kw_only=True, frozen=True, tag="aggregator.tasks"):
     """sw.v1.tel.aggregator.<id>.tasks, once per profiling period."""
 
@@ -45,6 +74,7 @@ class TasksObserved(Message, kw_only=True, frozen=True, tag="aggregator.tasks"):
     period_s: Seconds
     tasks: Annotated[tuple[TaskCost, ...], msgspec.Meta(max_length=20_000)]
     host_cpu_percent: float = 0.0
+    jobs: Annotated[tuple[JobCpu, ...], msgspec.Meta(max_length=20_000)] = ()
 
 
 class HostLoad(Message, kw_only=True, frozen=True, tag="host.load"):
@@ -74,3 +104,5 @@ class WindowMeasured(Message, kw_only=True, frozen=True, tag="job.window"):
     last_iteration: Count
     iterations: Count
     iteration_s: Seconds
+    links: Links = ()
+    """All ranks' transfers since the window before."""

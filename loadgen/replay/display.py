@@ -1,13 +1,18 @@
-"""The live display of a replay: jobs, iterations per second, aggregators against servers asked."""
+"""The live display of a replay: jobs and their speeds, the scaling timeline (aggregators in use
+against servers asked for), and what happened last."""
 
 from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from slackwater.loadgen.replay.story import story
 from slackwater.loadgen.replay.timeline import Timeline
 
-RECENT = 6
+RECENT = 8
+WIDTH = 72
+"""Columns of the scaling timeline, the whole replay so far."""
+_BARS = " ▁▂▃▄▅▆▇█"
 
 
 def render(phase: str, timeline: Timeline, now_s: float) -> RenderableType:
@@ -34,16 +39,42 @@ def render(phase: str, timeline: Timeline, now_s: float) -> RenderableType:
         f"moved {timeline.bytes_moved / 1e6:,.0f} MB · "
         f"migrations {sum(m.fact == 'finished' for m in timeline.migrations.values())}"
     )
-    recent = sorted(timeline.migrations.values(), key=lambda m: m.started_s)[-RECENT:]
-    moves = [
-        Text(
-            f"{m.started_s - timeline.started_s:6.1f} s  {m.job}: {m.cause}, {m.buckets} buckets "
-            f"{','.join(m.sources)} -> {','.join(m.targets)}  {m.fact}",
-            style="dim",
-        )
-        for m in recent
+    return Group(table, *scaling(timeline, now_s), totals, *happenings(timeline))
+
+
+def scaling(timeline: Timeline, now_s: float) -> list[Text]:
+    """Aggregators in use and servers asked for over the replay so far, one column a moment; below,
+    marks where an assignment was reverted (x), an aggregator added (+) or released (-)."""
+    begun_s, span_s = timeline.started_s, max(now_s - timeline.started_s, 1e-9)
+    moments_s = [begun_s + span_s * (column + 1) / WIDTH for column in range(WIDTH)]
+    lines = []
+    most = max((level for _, level in timeline.aggregators + timeline.required), default=0)
+    for label, steps, style in (
+        ("servers asked for ", timeline.required, "dim"),
+        ("aggregators in use", timeline.aggregators, "green"),
+    ):
+        levels = [_level(steps, at_s) for at_s in moments_s]
+        bars = "".join(_BARS[round(level * (len(_BARS) - 1) / max(most, 1))] for level in levels)
+        lines.append(Text(f"{label} {bars} {levels[-1]}", style=style))
+    marks = [" "] * WIDTH
+    for each in story(timeline):
+        mark = {"added": "+", "released": "-", "reverted": "x", "slow-down": "!"}.get(each.kind)
+        if mark is not None:
+            marks[min(WIDTH - 1, int((each.at_s - begun_s) / span_s * WIDTH))] = mark
+    lines.append(Text(f"{'':18} {''.join(marks)}", style="yellow"))
+    return lines
+
+
+def _level(steps: list[tuple[float, int]], at_s: float) -> int:
+    return next((level for from_s, level in reversed(steps) if from_s <= at_s), 0)
+
+
+def happenings(timeline: Timeline) -> list[Text]:
+    """The newest events, oldest first."""
+    return [
+        Text(f"{each.at_s - timeline.started_s:6.1f} s  {each.text}", style="dim")
+        for each in story(timeline)[-RECENT:]
     ]
-    return Group(table, totals, *moves)
 
 
 def line(phase: str, timeline: Timeline, now_s: float) -> str:
@@ -57,3 +88,11 @@ def line(phase: str, timeline: Timeline, now_s: float) -> str:
         f"{phase} {now_s - timeline.started_s:.0f} s: aggregators {timeline.in_use}, "
         f"asked for {timeline.required_now}; {jobs or 'no job running'}"
     )
+
+
+def news(phase: str, timeline: Timeline, told: int) -> list[str]:
+    """What happened since `told` events were, for a log."""
+    return [
+        f"{phase} {each.at_s - timeline.started_s:.1f} s: {each.text}"
+        for each in story(timeline)[told:]
+    ]

@@ -1,13 +1,18 @@
 """The phases of a replay and what they prove.
 
-`shared_experiment` is the built-in one: every job standalone, the `static` baseline (own
-servers per job), the workload under sharing, and the control with one aggregator, all under equal
-CPU shares; without them "servers saved" proves nothing. `play` replays a workload alone, on a
-cluster that may be somebody else's.
+`shared_experiment` is the built-in one, and a cell's of the paper's tables (cells.py): every job
+standalone, the `static` baseline (own servers per job), the workload under sharing, and the control
+with one aggregator, all under equal CPU shares; without them "servers saved" proves nothing.
+`lone_experiment` plays one job beside its twin under `static`. `play` replays a workload alone, on
+a cluster that may be somebody else's.
 """
 
+import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
+
+import msgspec
 
 from slackwater.common.client import Client, connect
 from slackwater.common.embedded import ClusterOptions, EmbeddedCluster
@@ -15,19 +20,33 @@ from slackwater.loadgen.replay import session
 from slackwater.loadgen.replay.measures import (
     JobFigures,
     job_figures,
+    known,
     loss,
     median_iteration_s,
+    stable,
+    steady,
 )
 from slackwater.loadgen.replay.proof import mismatch
 from slackwater.loadgen.replay.timeline import Timeline
 from slackwater.loadgen.replay.workload import PlannedJob, Workload, emulated
 from slackwater.schemas.jobs import JobRecord
 
-BASELINE_ITERATIONS = 24
 BASELINE_SPACING_S = 1.0
 CONTROL_ITERATIONS = 10
+CONTROL_DUTY = 1.3
+"""Servers that the control's jobs keep busy at least: fewer fit on its one aggregator unharmed."""
+CONTROL_JOBS_MAX = 8
 
 OnPhase = Callable[[str, Timeline, float], None]
+
+
+@dataclass(frozen=True)
+class Phases:
+    """How long the phases are, in iterations of the slowest model."""
+
+    baseline_iterations: int = 24
+    only_stable: bool = False
+    """Losses count while all jobs share, and not before or after."""
 
 
 @dataclass
@@ -38,6 +57,8 @@ class Outcome:
     until_s: float
     figures: list[JobFigures]
     cpu_share: float
+    within: tuple[float, float] | None = None
+    """The only time that losses were counted in; None: all of it."""
     control_loss: float | None = None
     verified: int = 0
     mismatches: list[str] = field(default_factory=list)
@@ -72,21 +93,26 @@ def standalone_workload(workload: Workload, model: str, window: int) -> Workload
     )
 
 
+def _ticking(on_phase: OnPhase, phase: str) -> session.OnTick:
+    return lambda timeline, now_s: on_phase(phase, timeline, now_s)
+
+
 async def shared_experiment(
-    workload: Workload, options: ClusterOptions, window: int, on_phase: OnPhase
+    workload: Workload,
+    options: ClusterOptions,
+    window: int,
+    on_phase: OnPhase,
+    phases: Phases = Phases(),
 ) -> Outcome:
     """Raises what the phases raise; the embedded clusters are gone either way."""
-
-    def ticking(phase: str) -> session.OnTick:
-        return lambda timeline, now_s: on_phase(phase, timeline, now_s)
-
+    ticking = partial(_ticking, on_phase)
     async with EmbeddedCluster(options) as cluster, connect(cluster.url, "loadgen") as client:
         standalone = {}
         for model in workload.models:
             alone = standalone_workload(workload, model, window)
             timeline = await session.replay(client, alone, ticking(alone.name))
             standalone[model] = _only(timeline)
-        baseline = workload.shortened(BASELINE_ITERATIONS, BASELINE_SPACING_S)
+        baseline = workload.shortened(phases.baseline_iterations, BASELINE_SPACING_S)
         own = await session.replay(
             client, baseline.with_policy("static", "static"), ticking("static baseline")
         )
@@ -96,16 +122,34 @@ async def shared_experiment(
             if (seconds := median_iteration_s(track)) is not None
         }
         shared = await session.replay(client, workload, ticking("shared aggregation"))
+        within = stable(shared) if phases.only_stable else None
+        share = cluster.cpu_share
         outcome = Outcome(
             timeline=shared,
             until_s=client.clock.now_s(),
-            figures=job_figures(shared, standalone, static, cluster.cpu_share, window),
-            cpu_share=cluster.cpu_share,
+            figures=job_figures(shared, standalone, static, share, window, within),
+            cpu_share=share,
+            within=within,
         )
-        outcome.control_loss = await _control(client, workload, standalone, ticking("control"))
+        busy = sum(known([row.duty for row in outcome.figures]))
+        crowd = crowded(workload, busy)
+        outcome.control_loss = await _control(client, crowd, standalone, ticking("control"))
         records = [await client.job(id) for id in shared.tracks]
     check(outcome, records)
     return outcome
+
+
+def crowded(workload: Workload, busy: float) -> Workload:
+    """The same jobs, again and again, until they ask for more than one aggregator has; they keep
+    `busy` servers busy."""
+    jobs = list(workload.jobs)
+    while busy > 0.0 and busy * len(jobs) / len(workload.jobs) < CONTROL_DUTY:
+        if len(jobs) >= CONTROL_JOBS_MAX:
+            break
+        again = workload.jobs[len(jobs) % len(workload.jobs)]
+        spec = msgspec.structs.replace(again.spec, id=f"{again.spec.id}-{len(jobs)}")
+        jobs.append(msgspec.structs.replace(again, spec=spec))
+    return msgspec.structs.replace(workload, jobs=tuple(jobs))
 
 
 async def _control(
@@ -120,6 +164,34 @@ async def _control(
         if (lost := loss(standalone.get(track.spec.model), median_iteration_s(track))) is not None
     ]
     return max(losses, default=None)
+
+
+async def lone_experiment(
+    workload: Workload, options: ClusterOptions, window: int, on_phase: OnPhase
+) -> Outcome:
+    """The workload's job on aggregators, and at the same time its twin on servers of its own: two
+    runs after one another would differ by what else the machine did. `loss` is against the twin.
+    Raises what a replay raises."""
+    (job,) = workload.jobs
+    twin = workload.with_policy("static", "static").jobs[0]
+    both = msgspec.structs.replace(workload, jobs=(job, twin))
+    async with EmbeddedCluster(options) as cluster, connect(cluster.url, "loadgen") as client:
+        timeline = await session.replay(client, both, _ticking(on_phase, workload.name))
+        within = stable(timeline)
+        own = steady(timeline, timeline.tracks[twin.spec.id], within)
+        static_s = statistics.median(i.duration_s for i in own) if len(own) >= window else None
+        standalone = {} if static_s is None else {job.spec.model: static_s}
+        figures = job_figures(timeline, standalone, {}, cluster.cpu_share, window, within)
+        outcome = Outcome(
+            timeline=timeline,
+            until_s=client.clock.now_s(),
+            figures=[row for row in figures if row.job == job.spec.id],
+            cpu_share=cluster.cpu_share,
+            within=within,
+        )
+        records = [await client.job(job.spec.id)]
+    check(outcome, records)
+    return outcome
 
 
 def check(outcome: Outcome, records: list[JobRecord]) -> None:

@@ -4,7 +4,9 @@ Definitions. *Standalone*: the job alone, on as many aggregators as it asked ser
 same CPU shares; its speed is the median iteration. *Loss* is 1 - standalone / shared, where shared
 is the median iteration in steady windows: those under a placement that the controller kept. Left
 out are the job's own profiling and migrations, and, for every job of the cluster, the time between
-an assignment and its revert; the *whole-life* loss has them all in.
+an assignment and its revert; the *whole-life* loss has them all in. Of jobs that are to be
+compared while all of them share, only the *stable* time counts: all are placed for good, none has
+ended (figures 8 and 9 of the paper).
 """
 
 import statistics
@@ -34,6 +36,7 @@ class JobFigures:
     loss_whole_life: float | None
     loss_against_static: float | None
     duty: float | None
+    cpu_s: float
     migrations: int
     reverts: int
     reason: str
@@ -61,8 +64,29 @@ def undone_intervals(timeline: Timeline, cluster: str) -> list[tuple[float, floa
     return found
 
 
-def steady(timeline: Timeline, track: JobTrack) -> list[Iteration]:
-    """The iterations that ran wholly under placements that the controller kept."""
+def stable(timeline: Timeline) -> tuple[float, float]:
+    """From the last placement of any job to the first end of one; empty (no later than it begins)
+    where they never were all there."""
+    end_s = min((track.ended_s or float("inf") for track in timeline.tracks.values()), default=0.0)
+    begin_s = timeline.started_s
+    for track in timeline.tracks.values():
+        placed_s = [
+            at_s
+            for at_s, fact, _ in track.facts
+            if fact in ("located", "assigned", "steady") and at_s < end_s
+        ]
+        begin_s = max(begin_s, max(placed_s, default=end_s))
+    for migration in timeline.migrations.values():
+        if migration.started_s < end_s:
+            begin_s = max(begin_s, migration.ended_s or end_s)
+    return begin_s, max(begin_s, end_s)
+
+
+def steady(
+    timeline: Timeline, track: JobTrack, within: tuple[float, float] | None = None
+) -> list[Iteration]:
+    """The iterations that ran wholly under placements that the controller kept, and `within`."""
+    first_s, last_s = within or (0.0, float("inf"))
     own = sorted(
         (m.started_s, m.ended_s or float("inf"))
         for m in timeline.migrations.values()
@@ -78,7 +102,8 @@ def steady(timeline: Timeline, track: JobTrack) -> list[Iteration]:
         begin_s = iteration.at_s - iteration.duration_s
         return (
             iteration.number > WARM_UP_ITERATIONS
-            and begin_s >= kept_from_s
+            and begin_s >= max(kept_from_s, first_s)
+            and iteration.at_s <= last_s
             and not any(begin_s < end_s and iteration.at_s > start_s for start_s, end_s in closed)
         )
 
@@ -105,11 +130,12 @@ def job_figures(
     static: dict[str, float],
     cpu_share: float,
     window_iterations: int,
+    within: tuple[float, float] | None = None,
 ) -> list[JobFigures]:
     """One row per job; `standalone` by model, `static` by job id, both median seconds."""
     rows = []
     for id, track in timeline.tracks.items():
-        kept = steady(timeline, track)
+        kept = steady(timeline, track, within)
         enough = len(kept) >= window_iterations
         shared_s = statistics.median(i.duration_s for i in kept) if enough else None
         life = [i.duration_s for i in track.iterations if i.number > WARM_UP_ITERATIONS]
@@ -130,6 +156,7 @@ def job_figures(
                 loss_whole_life=loss(alone_s, statistics.fmean(life) if life else None),
                 loss_against_static=loss(static.get(id), shared_s),
                 duty=duty(track, cpu_share),
+                cpu_s=track.cpu_s,
                 migrations=len(mine),
                 reverts=sum(m.cause == "reverted" and m.fact == "finished" for m in mine),
                 reason=track.reason,
@@ -138,10 +165,14 @@ def job_figures(
     return rows
 
 
-def cpu_reduction_ratio(timeline: Timeline, until_s: float) -> float | None:
+def cpu_reduction_ratio(timeline: Timeline, until_s: float, from_s: float = 0.0) -> float | None:
     """1 - integral of aggregators over integral of required servers, temporaries included."""
-    required = integral(timeline.required, until_s)
-    return 1.0 - integral(timeline.aggregators, until_s) / required if required > 0 else None
+
+    def spent(steps: list[tuple[float, int]]) -> float:
+        return integral(steps, until_s) - integral(steps, from_s)
+
+    required = spent(timeline.required)
+    return 1.0 - spent(timeline.aggregators) / required if required > 0 else None
 
 
 def known(values: Sequence[float | None]) -> list[float]:

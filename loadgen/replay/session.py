@@ -20,6 +20,7 @@ PATTERNS = (
     subjects.events("migration"),
     subjects.telemetries("job", "*", "iterations"),
     subjects.telemetries("aggregator", "*", "heartbeat"),
+    subjects.telemetries("aggregator", "*", "tasks"),
 )
 TICK_S = 0.25
 START_S = 30.0

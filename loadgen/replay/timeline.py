@@ -10,7 +10,7 @@ from slackwater.schemas.base import Message
 from slackwater.schemas.cluster import AggregatorHeartbeat, AllocationEvent
 from slackwater.schemas.jobs import TERMINAL_STATES, JobEvent, JobSpec
 from slackwater.schemas.placement import MigrationEvent, Profile, TensorCopyDone
-from slackwater.schemas.telemetry import IterationsObserved, JobProfiled
+from slackwater.schemas.telemetry import IterationsObserved, JobProfiled, TasksObserved
 
 Observed = (
     JobEvent
@@ -20,6 +20,7 @@ Observed = (
     | JobProfiled
     | IterationsObserved
     | AggregatorHeartbeat
+    | TasksObserved
 )
 """The messages that a timeline understands."""
 FACTS = (JobEvent, AllocationEvent, MigrationEvent, TensorCopyDone)
@@ -47,6 +48,8 @@ class JobTrack:
     """The first one: standalone, on temporary aggregators."""
     facts: list[tuple[float, str, dict[str, str]]] = field(default_factory=list)
     reported: int = 0
+    cpu_s: float = 0.0
+    """CPU seconds that aggregators spent on it, as they account for them."""
 
     def speed(self, now_s: float, over_s: float = 5.0) -> float:
         """Iterations per second over the last `over_s` seconds (0 when none ended)."""
@@ -110,6 +113,10 @@ class Timeline:
                 self._iterations(message, now_s)
             case AggregatorHeartbeat():
                 self._heartbeat(message)
+            case TasksObserved(jobs=jobs):
+                for spent in jobs:
+                    if (track := self.tracks.get(spent.job)) is not None:
+                        track.cpu_s += spent.cpu_s
             case _:
                 raise AssertionError(f"a timeline does not observe {type(message).__name__}")
 

@@ -21,6 +21,8 @@ from rich.table import Table
 from slackwater.common.errors import ConfigRejected, Rejected, SlackwaterError
 from slackwater.loadgen.simulator import audit as auditor
 from slackwater.loadgen.simulator import eventlog
+from slackwater.loadgen.simulator.memory.command import print_memory, simulate_memory
+from slackwater.loadgen.simulator.memory.run import POLICIES as MEMORY_POLICIES
 from slackwater.loadgen.simulator.metrics import Summary
 from slackwater.loadgen.simulator.options import Options, prepare, selected
 from slackwater.loadgen.simulator.pool.command import POLICIES as POOL_POLICIES
@@ -236,7 +238,7 @@ def simulate_command(
     colocate: Annotated[int, typer.Option(help="Up to so many jobs on the same GPUs.")] = 0,
     nodes_max: Annotated[int, typer.Option(help="The cluster may grow to so many nodes.")] = 0,
     provision_s: float = 0,
-    pool: Annotated[str, typer.Option(help="aggregation: that pool, not the GPUs.")] = "",
+    pool: Annotated[str, typer.Option(help="aggregation or memory, not the GPUs.")] = "",
     why_at: Annotated[list[float], typer.Option(help="Note why jobs wait then.")] = [],  # noqa: B006
     report: Annotated[Path | None, typer.Option(help="Folder to write to.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
@@ -248,7 +250,7 @@ def simulate_command(
         del given[name]
     given["policies"], given["settings"] = given.pop("policy"), given.pop("set_")
     if pool and given["policies"] == ["tiresias-las"]:
-        given["policies"] = list(POOL_POLICIES)
+        given["policies"] = list(MEMORY_POLICIES if pool == "memory" else POOL_POLICIES)
     _exit(_simulate_given, given, report, json, processes, pool)
 
 
@@ -259,8 +261,12 @@ def _simulate_given(
         options = msgspec.convert(given, Options)
     except msgspec.ValidationError as error:
         raise ConfigRejected(_named(str(error), given)) from error
-    if pool not in ("", "aggregation"):
-        raise ConfigRejected(f"--pool {pool!r}: aggregation is the one that can be simulated")
+    if pool not in ("", "aggregation", "memory"):
+        raise ConfigRejected(f"--pool {pool!r}: aggregation and memory can be simulated")
+    if pool == "memory":
+        found, points = simulate_memory(options, report, processes)
+        print_memory(_console(), found, points, as_json, report)
+        return 0
     if pool:
         runs = simulate_pool(options, report, as_json, processes)
         print_pool(_console(), runs, as_json, report)

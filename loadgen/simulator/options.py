@@ -5,11 +5,11 @@ depends on the clock, on the environment or on the order of processes.
 """
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import inf
 from pathlib import Path
 from random import Random
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
@@ -30,6 +30,8 @@ from slackwater.loadgen.traces.record import TraceJob
 from slackwater.services.master.policies import registry
 from slackwater.services.master.policies.colocation import Colocated
 from slackwater.services.master.policies.view import Policy, Rules
+
+_Struct = TypeVar("_Struct", bound=msgspec.Struct)
 
 GENERATED = "generate:"
 """A trace argument that starts so names a generator, drawn by the seed, with its options:
@@ -146,6 +148,30 @@ def settings_of(options: Options, name: str) -> dict[str, str]:
         if owner == name:
             values[option] = value
     return values
+
+
+def settings_in(
+    kind: type[_Struct], options: Options, owner: str, policy: str, own: Mapping[str, object]
+) -> _Struct:
+    """A pool's settings under a policy: defaults, the policy's `own`, `--set OWNER.x=...`, then
+    `--set POLICY.x=...`. Raises ConfigRejected."""
+    chosen = dict(own)
+    for of in (owner, policy):
+        for text in options.settings:
+            key, separator, value = text.partition("=")
+            found, dot, name = key.rpartition(".")
+            if not separator or not dot or found not in (owner, *options.policies):
+                raise ConfigRejected(
+                    f"--set {text!r}: write OPTION as {owner}.NAME=VALUE, or POLICY.NAME=VALUE for "
+                    f"a policy of this run ({', '.join(options.policies)})"
+                )
+            if found == of:
+                chosen[name] = value
+    try:
+        return msgspec.convert(chosen, kind, strict=False)
+    except msgspec.ValidationError as error:
+        known = ", ".join(field.name for field in msgspec.structs.fields(kind))
+        raise ConfigRejected(f"--set for {policy}: {error}; options are {known}") from error
 
 
 def read_trace(options: Options, seed: int) -> Trace:

@@ -203,10 +203,11 @@ class Bucket:
         that may go on."""
         if self.phase == "folding":
             self.phase = "ready"
+        if self.bound is None:  # The answer to all: they wait for the same version.
+            before_all, self.version = self.version, version
+            return tuple(self.attached) if version > before_all else ()
         before = self.all_answered
-        self.version = version
-        if self.bound is not None:
-            self.applied = list(applied)
+        self.version, self.applied = version, list(applied)
         after = self.all_answered
         return tuple(rank for rank in self.attached if after[rank] > before[rank])
 

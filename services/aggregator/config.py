@@ -34,6 +34,9 @@ class AggregatorConfig(ServiceConfig, kw_only=True, frozen=True):
     memory_bytes_max: Annotated[int, msgspec.Meta(ge=0)] = 0
     """Bytes that all regions together may take; 0: half of the machine's memory, or the device's.
     """
+    migration_bytes_s: Annotated[int, msgspec.Meta(ge=0)] = 256 * 1024 * 1024
+    """Bytes a second that copies of buckets to other hosts may take of the link, all together; 0:
+    no cap. On one host nothing is copied."""
     device: Annotated[str, msgspec.Meta(pattern=r"^(|cuda|cuda:[0-9]+|double)$")] = ""
     """Hold and fold buckets in a GPU's memory: `cuda` or `cuda:1`; `double` plays one; empty: none.
     """

@@ -42,6 +42,7 @@ from slackwater.schemas.placement import (
     HostBuckets,
     ListBuckets,
     MigrateInit,
+    PlanTurns,
     TensorCopyDone,
     WorkerDone,
 )
@@ -142,6 +143,7 @@ class AggregatorCore:
         self._handles = 0
         self._incarnation = 0
         self._arrived: deque[tuple[WorkersAt, float]] = deque(maxlen=ARRIVED_MAX)
+        self._turns: PlanTurns | None = None
 
     def arrived(self, now_s: float) -> tuple[WorkersAt, ...]:
         """The newest WORKER_DONEs, which every heartbeat repeats for a while."""
@@ -230,6 +232,8 @@ class AggregatorCore:
         match message:
             case ListBuckets():
                 return [Reply(token, self._list(message.job))]
+            case PlanTurns():
+                return self._plan_turns(token, message)
             case HostBuckets(plan=plan):
                 job = plan.job
             case DropJob() | MigrateInit():
@@ -249,6 +253,13 @@ class AggregatorCore:
         if isinstance(message, DropJob):
             return self._drop(token, message)
         return self._migrate(token, message, now_s)
+
+    def _plan_turns(self, token: int, message: PlanTurns) -> list[Effect]:
+        known = self._turns
+        if known and known.cluster == message.cluster and _order(message) < _order(known):
+            return [Reply(token, Ok())]  # Repeated late: a newer plan is in force.
+        self._turns = message
+        return [Do("turns", {"message": message}), Reply(token, Ok())]
 
     def _list(self, job: str) -> BucketsHeld:
         held = tuple(
@@ -271,7 +282,7 @@ class AggregatorCore:
             return [Reply(token, Refused(reason=fault))]
         effects: list[Effect] = []
         if message.positions:
-            effects.append(Do("turns", {"message": message}))
+            effects.append(Do("deadlines", {"message": message}))
         new: list[int] = []
         replaced: list[Key] = []
         for position, (layout, epoch) in enumerate(
@@ -432,6 +443,10 @@ class AggregatorCore:
             Publish(subjects.event("job", key[0], "optimizer-state-lost"), event),
             Log("bucket.reseeded", {"job": key[0], "bucket": key[1], "rank": rank}, "warning"),
         ]
+
+
+def _order(plan: PlanTurns) -> tuple[int, int]:
+    return (plan.epoch, plan.number)
 
 
 def _fault(message: HostBuckets) -> str:

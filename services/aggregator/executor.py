@@ -11,19 +11,21 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from heapq import heappop, heappush
+from math import inf
 from typing import Any, Final, Protocol, TypeVar
 
 from slackwater.common import failpoints, limits
 from slackwater.common.clock import Clock
 from slackwater.common.failpoints import failpoint
-from slackwater.common.slots.layout import PARAMETER_BYTES
 from slackwater.common.slots.region import SlotRegion
 from slackwater.common.transport.gpu import Device
-from slackwater.schemas.telemetry import TaskCost
+from slackwater.schemas.base import JobId
+from slackwater.schemas.telemetry import JobCpu, TaskCost
 from slackwater.services.aggregator.bucket import Bucket, Key
 from slackwater.services.aggregator.schedule import Profile, SlotSchedule
 from slackwater.services.aggregator.team import Team
-from slackwater.services.aggregator.turns import DeadlineTurns
+from slackwater.services.aggregator.turns import Turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +58,12 @@ class Outcome:
     """False: the region is another aggregator's by now, nothing was applied."""
 
 
-_TELL_S: Final = 0.0005
-"""While there is more to fold, small tasks that ended are told of together."""
+_TELL_S: Final = 0.005
+"""While there is more of their job to fold, tasks that ended are told of together: a worker waits
+for the last one, and each time that it is told costs as much as a small fold."""
+_ALONE_BYTES: Final = 8 * limits.CHUNK_BYTES
+"""Of several tasks each thread takes one, up to this size: to begin and to end one together costs
+two threads more than one of them may have to wait for the other in the end."""
 Ended = Callable[[Task, Outcome], None]
 T = TypeVar("T")
 
@@ -97,6 +103,12 @@ class _Measured:
     executions: int = 0
 
 
+@dataclass(slots=True)
+class _Account:
+    cpu_s: float = 0.0
+    slot_s: float = 0.0
+
+
 class Executor:
     """`ended` is called at the end of each task's slot. `off_loop` runs the kernels."""
 
@@ -116,39 +128,37 @@ class Executor:
         self._team = team
         self._cpu_share = cpu_share
         self._schedule: SlotSchedule[Task] = SlotSchedule(cpu_share)
-        self._turns: DeadlineTurns[Key] = DeadlineTurns()
+        self.turns = Turns()
+        """Whose task is next, by the controller's plan."""
         self._interrupted: dict[Key, Outcome] = {}
         """Of tasks that were executed and still wait for the rest of their slots."""
         self._woken = asyncio.Event()
-        self._ready: deque[Task] = deque()
+        self._ready: list[tuple[float, int, Task]] = []
+        """(deadline, number, task), for the kernel's thread. Pushing and popping are one operation
+        each to the interpreter, so that no lock is needed."""
+        self._readied = 0
         self._executed: deque[tuple[Task, Outcome]] = deque()
+        self._release: asyncio.TimerHandle | None = None
         self._thread_works = self._telling = False
         self._told_s = 0.0
         self._measured: dict[Key, _Measured] = {}
+        self._accounts: dict[JobId, _Account] = {}
 
     @property
     def busy_s(self) -> float:
         return self._schedule.busy_s
 
-    def plan(self, key: Key, position: float, slack: float, iteration_s: float) -> None:
-        """From now on the bucket's tasks run by deadline (turns.py)."""
-        self._turns.plan(key, position, slack, iteration_s)
-
     def submit(self, task: Task) -> None:
         now_s, key = self._clock.now_s(), task.bucket.key
         turn = None
-        if self._turns.planned(key):
+        if self.turns.planned(key):
             measured = self._measured.get(key)
             cpu_s = measured.profile.cpu_s if measured else task.slots.task_cpu_ns / 1e9
-            turn = self._turns.arrived(key, now_s, cpu_s / self._cpu_share)
+            slot_s = cpu_s / self._cpu_share
+            turn = self.turns.arrived(key, now_s, self._schedule.free_s, slot_s)
         self._schedule.arrived(task, now_s, turn)
         if self._cpu_share >= 1.0:  # The kernel's thread may be at work: it sees it at once.
-            while (begun := self._schedule.begin()) is not None:
-                self._schedule.end(0.0, now_s)
-                if _is_short(begun.task) and not self._ready and not self._thread_works:
-                    asyncio.get_running_loop().call_soon(self._execute_here, begun.task)
-                    return
-                self._ready.append(begun.task)
+            self._make_ready()
         self._woken.set()
 
     async def run(self) -> None:
@@ -156,16 +166,16 @@ class Executor:
         if self._cpu_share >= 1.0:
             await self._run_freely()
         while True:
-            begun = self._schedule.begin()
+            begun = self._schedule.begin(self._clock.now_s())
             if begun is None:
-                self._woken.clear()
-                await self._woken.wait()
+                await self._until_woken()
                 continue
-            task, start_s, _ = begun
+            task, start_s = begun.task, begun.start_s
             await self._until(start_s)
             outcome = self._interrupted.pop(task.bucket.key, None)
             charged_s = 0.0
             if outcome is None:
+                self.turns.ran(task.bucket.key)
                 outcome = await self._off_loop(
                     execute, task.slots, self._owner, self._team, task.alone
                 )
@@ -177,7 +187,38 @@ class Executor:
             if slot.done:
                 self._ended(task, outcome)
 
+    async def _until_woken(self) -> None:
+        """Until something arrives, or what arrived before its turn is released."""
+        self._woken.clear()
+        in_s = self._schedule.next_release_s() - self._clock.now_s()
+        timer = None
+        if in_s < inf:
+            timer = asyncio.get_running_loop().call_later(max(0.0, in_s), self._woken.set)
+        await self._woken.wait()
+        if timer is not None:
+            timer.cancel()
+
     # Without stretching ---------------------------------------------------------------------------
+
+    def _make_ready(self) -> None:
+        """What is released goes to the kernel's thread, the most urgent first."""
+        now_s = self._clock.now_s()
+        while (begun := self._schedule.begin(now_s)) is not None:
+            deadline_s = self._schedule.deadline_s
+            self.turns.ran(begun.task.bucket.key)
+            self._schedule.end(0.0, now_s)
+            if _is_short(begun.task) and not self._ready and not self._thread_works:
+                asyncio.get_running_loop().call_soon(self._execute_here, begun.task)
+                continue
+            self._readied += 1
+            heappush(self._ready, (deadline_s, self._readied, begun.task))
+            self._woken.set()
+        if self._release is not None:
+            self._release.cancel()
+            self._release = None
+        in_s = self._schedule.next_release_s() - now_s
+        if in_s < inf:  # A timer may be a moment early: then it is set again.
+            self._release = asyncio.get_running_loop().call_later(in_s, self._make_ready)
 
     async def _run_freely(self) -> None:
         """A slot of whole cores stretches nothing: the kernel's thread goes from task to task
@@ -200,30 +241,33 @@ class Executor:
         self._tell_ended()
 
     def _execute_ready(self) -> None:
-        """In the kernel's thread: large folds one by one, with all of the team in each; of small
-        ones everybody takes one."""
+        """In the kernel's thread: large folds one by one, and the last one, with all of the team in
+        each; of others everybody takes one."""
         while self._ready:
-            if self._team is None or len(self._ready) == 1 or _is_large(self._ready[0]):
-                self._execute_one(self._ready.popleft(), self._team)
+            if self._team is None or len(self._ready) == 1 or _is_large(self._ready[0][2]):
+                self._execute_one(heappop(self._ready)[2], self._team)
             else:
-                self._team(self._execute_small)
+                self._team(self._execute_alone)
 
-    def _execute_small(self) -> bool:
+    def _execute_alone(self) -> bool:
         while True:
             try:
-                task = self._ready.popleft()
+                entry = heappop(self._ready)
             except IndexError:
                 return True
-            if _is_large(task):
-                self._ready.appendleft(task)
+            if _is_large(entry[2]):
+                heappush(self._ready, entry)
                 return True
-            self._execute_one(task, None)
+            self._execute_one(entry[2], None)
 
     def _execute_one(self, task: Task, team: Team | None) -> None:
         outcome = execute(task.slots, self._owner, team, task.alone)
         self._executed.append((task, outcome))
-        now_s = time.monotonic()
-        if not self._telling and (not self._ready or now_s - self._told_s > _TELL_S):
+        now_s, job = time.monotonic(), task.bucket.key[0]
+        if self._telling:
+            return
+        more = any(entry[2].bucket.key[0] == job for entry in self._ready)
+        if not more or now_s - self._told_s > _TELL_S:
             self._telling, self._told_s = True, now_s
             self._loop.call_soon_threadsafe(self._tell_ended)
 
@@ -246,10 +290,13 @@ class Executor:
             profile = Profile(kept_s=task.slots.task_cpu_ns / 1e9)
             measured = _Measured(profile, task.slots.geometry.parameter_bytes)
             self._measured[task.bucket.key] = measured
-        if outcome.refused is not None:  # No execution of the task: it stopped, or looked twice.
-            return outcome.cpu_s
-        measured.executions += 1
-        charged_s = measured.profile.charge(outcome.cpu_s)
+        charged_s = outcome.cpu_s
+        if outcome.refused is None:  # Else no execution: it stopped, or looked twice.
+            measured.executions += 1
+            charged_s = measured.profile.charge(outcome.cpu_s)
+        account = self._accounts.setdefault(task.bucket.key[0], _Account())
+        account.cpu_s += outcome.cpu_s
+        account.slot_s += charged_s / self._cpu_share
         if not task.slots.task_cpu_ns and measured.profile.kept_s:
             task.slots.task_cpu_ns = max(1, round(measured.profile.kept_s * 1e9))
         return charged_s
@@ -257,7 +304,16 @@ class Executor:
     def forget(self, key: Key) -> None:
         """The bucket is not here any more."""
         self._measured.pop(key, None)
-        self._turns.forget(key)
+        self.turns.forget(key)
+
+    def accounts(self) -> tuple[JobCpu, ...]:
+        """What each job used and was charged since the last call."""
+        spent = tuple(
+            JobCpu(job=job, cpu_s=account.cpu_s, slot_s=account.slot_s)
+            for job, account in sorted(self._accounts.items())
+        )
+        self._accounts.clear()
+        return spent
 
     def observed(self) -> list[TaskCost]:
         """What ran since the last call."""
@@ -284,8 +340,10 @@ def _is_short(task: Task) -> bool:
 
 
 def _is_large(task: Task) -> bool:
-    """Its chunks are shared out among the team."""
-    return task.slots.geometry.elements >= limits.CHUNK_BYTES // PARAMETER_BYTES // 2
+    """Its chunks are shared out among the team even where others wait. A device's tasks run one
+    after the other in any case."""
+    nbytes = task.slots.geometry.parameter_bytes
+    return task.slots.kernels is not None or nbytes >= _ALONE_BYTES
 
 
 def execute(

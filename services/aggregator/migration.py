@@ -36,6 +36,9 @@ it told some workers, and is given the order again, it knows by the epoch that w
 it waits for no push any more, and freezes the bucket with those that are in. They stand: words and
 slots go along, and whoever pushed too late for that pushes again at B.
 
+Copies between hosts keep to a cap of bandwidth that all of an aggregator's share, on channels of
+their own: pushes and pulls wait for none of them, but for the bucket's own that is frozen.
+
 A bucket may come back while A still waits to hear that it left: the order of words decides, never
 what a list says. A copy has its original's identity, but its own name in the descriptor store.
 
@@ -61,6 +64,7 @@ from slackwater.common.slots.frames import Hello, encode_hello
 from slackwater.common.slots.region import SlotRegion, owner_word
 from slackwater.common.transport.base import Channel, Fabric
 from slackwater.common.transport.negotiate import connect_best
+from slackwater.common.transport.pacing import Bandwidth
 from slackwater.common.transport.region import Region
 from slackwater.schemas.base import Count, JobId, Name, Record
 from slackwater.schemas.placement import Endpoint
@@ -132,13 +136,15 @@ class Handovers:
 
     def __init__(
         self, id: str, token: str, fabrics: dict[str, Fabric], clock: Clock, rng: random.Random,
-        copied: Copied,
+        copied: Copied, bytes_s: int = 0,
     ) -> None:  # fmt: skip
+        """`bytes_s`: what all copies to other hosts together may take of the link; 0: no cap."""
         self._id, self._token = id, token
         self._me = owner_word(id)
         self._fabrics = fabrics
         self._clock, self._rng = clock, rng
         self._copied = copied
+        self._pace = Bandwidth(bytes_s, clock).take if bytes_s else None
         self._room = asyncio.Semaphore(limits.MOVES_AT_ONCE)
         self._tasks: dict[Key, asyncio.Task[None]] = {}
         self._channels: dict[str, tuple[Fabric, Channel]] = {}
@@ -224,7 +230,7 @@ class Handovers:
             copied=not held.region.in_place,
         )
         failpoint("aggregator.copy.before")
-        await channel.handover(held.region, msgspec.msgpack.encode(note))
+        await channel.handover(held.region, msgspec.msgpack.encode(note), self._pace)
 
     async def _channel(self, to: Endpoint) -> tuple[Fabric, Channel]:
         """Raises Unavailable, AccessRefused, ConfigRejected, DeadlineExceeded."""

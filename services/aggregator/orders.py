@@ -15,7 +15,7 @@ from slackwater.common.clock import Clock
 from slackwater.common.errors import DeadlineExceeded, Rejected, Unavailable
 from slackwater.common.failpoints import failpoint
 from slackwater.common.shell.definition import Port
-from slackwater.schemas.placement import HostBuckets, JobPlan
+from slackwater.schemas.placement import HostBuckets, JobPlan, PlanTurns
 from slackwater.services.aggregator.bucket import Bucket, Key, Move
 from slackwater.services.aggregator.core import (
     AggregatorCore,
@@ -48,6 +48,7 @@ class Orders:
         self._core, self._regions, self._plane = core, regions, plane
         self._executor, self._clock, self._off_loop = executor, clock, off_loop
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._loaded = False
         self._fail: Callable[[BaseException], None] | None = None
         self._post: Callable[[Any], None] | None = None
 
@@ -84,16 +85,26 @@ class Orders:
         for held in made:
             self._regions.add(held)
             self._add(held)
-        self.turns(message)
+        self.deadlines(message)
         await self._warm(message.plan)  # So that no push waits for a compiler.
         failpoint("aggregator.host.after")
         return RegionsMade(job, token)
 
-    def turns(self, message: HostBuckets) -> None:
+    def deadlines(self, message: HostBuckets) -> None:
         """By which deadlines the buckets' tasks run, if by any."""
         for layout, position in zip(message.buckets, message.positions, strict=False):
-            key = (message.plan.job, layout.index)
-            self._executor.plan(key, position, message.slack, message.iteration_s)
+            task = (message.plan.job, layout.index)
+            self._executor.turns.deadlines.plan(task, position, message.slack, message.iteration_s)
+
+    def turns(self, message: PlanTurns) -> None:
+        """How often whose tasks are expected, and in which cycle."""
+        if message.jobs and not self._loaded and self._regions.device is None:
+            self._loaded = True
+            self._background(self._load_kernels())
+        paces: dict[str, float] = {each.job: each.every_s for each in message.jobs}
+        slacks: dict[str, float] = {e.job: e.slack for e in message.jobs if e.slack}
+        now_s = self._clock.now_s()
+        self._executor.turns.plan(message.cycle_s, message.slack, paces, now_s, slacks)
 
     def _add(self, held: Held, *, arrived: bool = False) -> Bucket:
         slots = held.slots
@@ -116,6 +127,12 @@ class Orders:
         await self._off_loop(
             warm, plan.update.name, plan.gradient_dtype, folded, self._regions.device
         )
+
+    async def _load_kernels(self) -> None:
+        """A process's first kernel takes most of a second to load, the others milliseconds: the
+        first bucket that moves here would wait for that, and its whole job. Who is of no job's
+        plan saves the time, and 120 MB."""
+        await self._off_loop(warm, "sgd", "float32", 1)
 
     # Dropping -------------------------------------------------------------------------------------
 
@@ -197,6 +214,8 @@ class Orders:
         self._executor.forget(bucket.key)
         self._regions.held.pop(bucket.key, None)
         nbytes = held.region.nbytes
+        self._plane.port.count("buckets_migrated")
+        self._plane.port.count("bytes_migrated", nbytes)
         self._post(
             BucketCopied(
                 bucket.key,

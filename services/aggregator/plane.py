@@ -6,7 +6,7 @@ The core hears only of what concerns the controller.
 """
 
 import hmac
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import structlog
 
@@ -204,11 +204,12 @@ class DataPlane:
         if held is None:
             self._away(session, bucket)
             return
-        match bucket.rang(session.rank, iteration, held.slots.all_pushed()):
+        pushed = held.slots.all_pushed()
+        match bucket.rang(session.rank, iteration, pushed):
             case Verdict.DONE:
                 session.done(bucket)
             case Verdict.FOLD:
-                self._fold(bucket, held)
+                self._fold(bucket, held, pushed)
             case Verdict.AWAY:
                 self._away(session, bucket)
                 return
@@ -227,11 +228,12 @@ class DataPlane:
     # Folding --------------------------------------------------------------------------------------
 
     def fold_if_complete(self, bucket: Bucket, held: Held) -> None:
-        if bucket.complete(held.slots.all_pushed()):
-            self._fold(bucket, held)
+        pushed = held.slots.all_pushed()
+        if bucket.complete(pushed):
+            self._fold(bucket, held, pushed)
 
-    def _fold(self, bucket: Bucket, held: Held) -> None:
-        alone = bucket.fold_begun(held.slots.all_pushed())
+    def _fold(self, bucket: Bucket, held: Held, pushed: Sequence[int]) -> None:
+        alone = bucket.fold_begun(pushed)
         self.submit(Task(bucket, held.slots, alone))
 
     def folded(self, task: Task, outcome: Outcome) -> None:
@@ -240,7 +242,8 @@ class DataPlane:
         held = self._regions.held.get(bucket.key)
         if bucket.phase == "gone" or held is None or held.slots is not task.slots:
             return
-        going_on = bucket.fold_ended(outcome.version, held.slots.applied())
+        applied = held.slots.applied() if bucket.bound is not None else ()
+        going_on = bucket.fold_ended(outcome.version, applied)
         if not outcome.owned:
             _log.warning("bucket.taken", job=bucket.key[0], bucket=bucket.key[1])
             self.taken(bucket)

@@ -30,6 +30,7 @@ from slackwater.common.transport.region import Region
 from slackwater.schemas.placement import BucketLayout, HostBuckets, JobPlan, Tensors
 from slackwater.services.aggregator.bucket import Key
 from slackwater.services.aggregator.executor import OffLoop
+from slackwater.services.aggregator.ledger import NAME, Ledger
 
 _log = structlog.get_logger()
 COPIED = 1
@@ -115,7 +116,7 @@ class Regions:
         self._kept: Counter[str] = Counter()
         """Names in the descriptor store: twice, for a bucket that left and came back at once."""
         self._telling = asyncio.Lock()
-        self._bytes_in = self._bytes_out = 0
+        self._ledger = Ledger()
 
     # A start --------------------------------------------------------------------------------------
 
@@ -123,6 +124,11 @@ class Regions:
         """What the descriptor store kept for us."""
         self._notify = process.notify
         for name, fd in process.stored:
+            if name == NAME:
+                self._go_on_counting(fd)
+        for name, fd in process.stored:
+            if name == NAME:
+                continue
             held = await self._open(name, fd)
             if held is None:
                 await self._notify.remove(name)
@@ -141,6 +147,12 @@ class Regions:
         self.recovered = len(self.held)
         self._kept.update(held.name for held in self.held.values() if held.region.in_place)
         return list(self.held.values())
+
+    def _go_on_counting(self, fd: int) -> None:
+        try:
+            self._ledger.adopt(fd)
+        except ValueError as error:
+            _log.warning("counters.unreadable", reason=str(error))
 
     async def _open(self, name: str, fd: int) -> Held | None:
         """Raises Unavailable when another process does not finish taking it over."""
@@ -161,6 +173,8 @@ class Regions:
             _log.info("region.elsewhere", name=name)
             held.close()
             return None
+        if self._ledger.has(slots):  # It was being dropped when we were killed.
+            slots.count_anew()
         return held
 
     # Making and keeping ---------------------------------------------------------------------------
@@ -242,22 +256,29 @@ class Regions:
         if self.held.get(held.key) is held:
             del self.held[held.key]
         if not moved:
-            bytes_in, bytes_out = held.slots.bytes_moved()
-            self._bytes_in += bytes_in
-            self._bytes_out += bytes_out
+            self._ledger.add(held.slots)
         if not held.region.in_place:
             return  # Nobody keeps it but us.
         async with self._telling:
+            if not moved and not self._ledger.kept:
+                await self._keep_ledger()
             self._kept[held.name] -= 1
             if self._kept[held.name] <= 0:
                 del self._kept[held.name]
                 await self._notify.remove(held.name)
 
+    async def _keep_ledger(self) -> None:
+        try:
+            await self._notify.store(self._ledger.fileno(), NAME)
+            self._ledger.kept = True
+        except MemoryError as error:  # Then a kill forgets them.
+            _log.warning("counters.not_kept", reason=str(error))
+
     # What was moved -------------------------------------------------------------------------------
 
     def bytes_moved(self) -> tuple[int, int]:
         """(in, out), by the regions' own counters: those that are here, and those that ended."""
-        bytes_in, bytes_out = self._bytes_in, self._bytes_out
+        bytes_in, bytes_out = self._ledger.totals
         for held in self.held.values():
             more_in, more_out = held.slots.bytes_moved()
             bytes_in += more_in
@@ -269,3 +290,4 @@ class Regions:
         for held in self.held.values():
             held.close()
         self.held.clear()
+        self._ledger.close()

@@ -97,6 +97,12 @@ class SlotSchedule(Generic[T]):
         """When the slot is free, or was."""
         return self._free_s
 
+    @property
+    def deadline_s(self) -> float:
+        """Of the task that began last; inf: it has none."""
+        assert self._running is not None
+        return self._running[0]
+
     def arrived(self, task: T, now_s: float, turn: Turn | None = None) -> None:
         release_s, deadline_s = turn or Turn(now_s)
         self._number += 1
@@ -127,7 +133,7 @@ class SlotSchedule(Generic[T]):
         assert self._running is not None
         deadline_s, number, release_s, task, left_s = self._running
         slot_s = left_s or cpu_s / self._cpu_share
-        chunk_s = limits.CHUNK_CPU_S / self._cpu_share
+        chunk_s = limits.CHUNK_SLOT_S
         rest_s = 0.0
         if deadline_s < inf and self._cpu_share < 1.0 and slot_s > chunk_s:
             slot_s, rest_s = chunk_s, slot_s - chunk_s

@@ -20,7 +20,13 @@ from slackwater.common.transport.verbs.library import why_not
 from slackwater.common.world import World
 from slackwater.schemas.base import AggregatorId, NodeId
 from slackwater.schemas.cluster import AggregatorHeartbeat
-from slackwater.schemas.placement import DropJob, HostBuckets, ListBuckets, MigrateInit
+from slackwater.schemas.placement import (
+    DropJob,
+    HostBuckets,
+    ListBuckets,
+    MigrateInit,
+    PlanTurns,
+)
 from slackwater.schemas.telemetry import TasksObserved
 from slackwater.services.aggregator.config import AggregatorConfig
 from slackwater.services.aggregator.core import AggregatorCore, TasksMeasured
@@ -84,8 +90,9 @@ class Aggregator:
         )
         self.orders = Orders(self.core, self.regions, self.plane, self.executor, clock, off_loop)
         self.orders.handovers = Handovers(
-            config.id, config.cluster_token, self._fabrics, clock, world.rng, self.orders.copied
-        )
+            config.id, config.cluster_token, self._fabrics, clock, world.rng, self.orders.copied,
+            config.migration_bytes_s,
+        )  # fmt: skip
         self._adoptions = Adoptions(config.id, config.cluster_token, self.regions, self.orders)
         self.plane.submit = self.executor.submit
         self.plane.frozen = self.orders.frozen
@@ -122,7 +129,7 @@ class Aggregator:
         while True:
             due_s = max(due_s + self._config.telemetry_s, self._clock.now_s())
             await self._clock.sleep_until(due_s)
-            costs = self.executor.observed()
+            costs, jobs = self.executor.observed(), self.executor.accounts()
             percent = psutil.cpu_percent()
             reports = tuple(
                 TasksObserved(
@@ -130,6 +137,7 @@ class Aggregator:
                     period_s=self._config.telemetry_s,
                     tasks=tuple(costs[first : first + limits.TASKS_PER_MESSAGE]),
                     host_cpu_percent=percent,
+                    jobs=jobs if first == 0 else (),
                 )
                 for first in range(0, len(costs), limits.TASKS_PER_MESSAGE)
             )
@@ -171,6 +179,7 @@ class Aggregator:
             bytes_out=bytes_out,
             regions_recovered=self.regions.recovered,
             arrived=self.core.arrived(now_s),
+            migration_bytes_s=self._config.migration_bytes_s,
         )
 
     def definition(self) -> ServiceDefinition:
@@ -185,11 +194,13 @@ class Aggregator:
                 "drop": DropJob,
                 "migrate": MigrateInit,
                 "held": ListBuckets,
+                "turns": PlanTurns,
             },
             handlers={
                 "make": orders.make,
                 "drop": orders.drop,
                 "keep": orders.keep,
+                "deadlines": orders.deadlines,
                 "turns": orders.turns,
                 "move": orders.move,
             },

@@ -1,16 +1,17 @@
 """From a reason to assign a job's buckets to a validated plan, an approval and an order.
 
 A wish says why: the job is new (start), was profiled, slows somebody (reverted), or its aggregator
-is gone (lost). Deciding is repeated from the present snapshot until the plan needs no aggregator
-that is not there; what is missing is asked of the master (AutoPS section 3.3.3). A refusal leaves
-the job where it is, with the reason, and is followed by another try; only a job that is nowhere is
-placed without approval: on the least loaded of what there is.
+is gone (lost), has a congested link (interfered) or is being emptied (drained). Deciding is
+repeated from the present snapshot until the plan needs no aggregator that is not there; what is
+missing is asked of the master (AutoPS section 3.3.3). A refusal leaves the job where it is, with
+the reason, and is followed by another try; only a job that is nowhere is placed without approval:
+on the least loaded of what there is.
 """
 
 from slackwater.schemas.base import AggregatorId, Message, Refused
 from slackwater.schemas.cluster import AggregatorsAllocated, AllocateAggregators
 from slackwater.schemas.placement import BucketPlace
-from slackwater.services.controller import hosting, moving, scaling
+from slackwater.services.controller import hosting, leaving, moving, scaling
 from slackwater.services.controller.policies.view import (
     NEW,
     ClusterView,
@@ -33,6 +34,7 @@ def want(
     *,
     standalone: bool = False,
     request: str = "",
+    endured_s: float = 0.0,
 ) -> None:
     """Decide now, and again until it is done."""
     if job.wish is not None and job.wish.cause == cause:
@@ -44,6 +46,7 @@ def want(
         wait_s=state.config.retry_s,
         standalone=standalone,
         request=request,
+        endured_s=endured_s,
     )
     decide(state, job, now_s)
 
@@ -70,6 +73,9 @@ def decide(state: State, job: Job, now_s: float) -> None:
         return
     if job.record.phase == "released" or (job.moving and wish.cause != "lost"):
         return
+    if wish.cause in leaving.CAUSES and not leaving.buckets(state, job, wish.cause):
+        job.wish = None  # The link is good again, or the order was taken back.
+        return
     wish.next_s = now_s + wish.wait_s
     if not state.pool_known and wish.cause != "start":
         wish.next_s = now_s  # Who is alive is not known yet; the tick decides.
@@ -85,6 +91,8 @@ def decide(state: State, job: Job, now_s: float) -> None:
         return
     state.memories[name] = memory
     fresh = _fresh(state, job, wish)
+    if wish.cause in leaving.CAUSES and _stays(state, job, wish, view, subject, plan, now_s):
+        return
     if wish.cause == "profiled" and job.record.temporary and _keeps(job, plan):
         _apply(state, job, wish, [p.aggregator for p in job.record.places], plan, now_s)
     elif not plan.places:
@@ -99,6 +107,24 @@ def decide(state: State, job: Job, now_s: float) -> None:
         _ask(state, job, wish, plan.new - len(fresh), now_s)
 
 
+def _stays(
+    state: State, job: Job, wish: Wish, view: ClusterView, subject: JobView, plan: Plan,
+    now_s: float,
+) -> bool:  # fmt: skip
+    """Whether what should leave cannot, or had better not; without room it is tried by force."""
+    if not plan.places and not wish.refused:
+        wish.refused = True
+        decide(state, job, now_s)
+        return True
+    if wish.cause == "interfered" and view.forced and plan.places:
+        reason = leaving.not_worthwhile(view, subject, plan, wish.endured_s)
+        if reason:
+            wish.refused = False  # The next time, more aggregators are asked for again.
+            _wait(state, job, reason)
+            return True
+    return False
+
+
 def _case(state: State, job: Job, wish: Wish, now_s: float) -> tuple[ClusterView, JobView]:
     """The snapshot and the job's open buckets, by cause."""
     buckets = frozenset(range(len(job.record.buckets)))
@@ -108,6 +134,8 @@ def _case(state: State, job: Job, wish: Wish, now_s: float) -> tuple[ClusterView
         )
         forced = wish.refused and state.adapts(job)
         return cluster_view(state, job, forced=forced), job_view(state, job, lost, lost)
+    if wish.cause in leaving.CAUSES:
+        return leaving.case(state, job, wish)
     if wish.cause == "start":
         forced = wish.refused and wish.at_least == 1 and state.adapts(job)
         view = cluster_view(state, job, forced=forced)
@@ -122,12 +150,14 @@ def _fresh(state: State, job: Job, wish: Wish) -> list[AggregatorId]:
     reserved = [
         entry.id
         for id, entry in sorted(state.aggregators.items())
-        if entry.reserved_for == job.id and entry.alive
+        if entry.reserved_for == job.id and entry.alive and not entry.avoided
     ]
     fresh = reserved + scaling.idle(state)
     if wish.cause != "profiled":
         return fresh
-    return [a for a in job.record.temporary if state.alive(a)] + fresh
+    return [
+        a for a in job.record.temporary if state.alive(a) and not state.aggregators[a].avoided
+    ] + fresh
 
 
 def _keeps(job: Job, plan: Plan) -> bool:
@@ -206,7 +236,8 @@ def _refused(state: State, job: Job, wish: Wish, answer: Refused, now_s: float) 
     wish.refused = True
     wish.next_s = now_s + wish.wait_s
     hopeless = answer.retry_after_s == 0.0
-    if wish.cause == "lost" or (wish.cause == "start" and wish.at_least == 1):
+    urgent = wish.cause == "lost" or wish.cause in leaving.CAUSES
+    if urgent or (wish.cause == "start" and wish.at_least == 1):
         if wish.wait_s == state.config.retry_s:
             wish.wait_s *= 2
             decide(state, job, now_s)  # Forced, where there is anything to be forced onto.
@@ -294,8 +325,12 @@ def _place_again(state: State, job: Job, homes: list[AggregatorId], now_s: float
 def _reassign(state: State, job: Job, wish: Wish, homes: list[AggregatorId], now_s: float) -> None:
     record = job.record
     if homes != [place.aggregator for place in record.places]:
-        why: moving.MigrationCause = "reverted" if wish.cause == "reverted" else "profiled"
-        moving.begin(state, job, homes, "expanded" if wish.standalone else why, now_s)
+        why: moving.MigrationCause = "profiled"
+        if wish.cause == "reverted":
+            why = "expanded" if wish.standalone else "reverted"
+        elif wish.cause == "interfered" or wish.cause == "drained":
+            why = wish.cause
+        moving.begin(state, job, homes, why, now_s)
         _tell_assigned(state, job, now_s)
         return
     hosting.settle(state, job, now_s)

@@ -20,10 +20,18 @@ class ControllerConfig(ServiceConfig, kw_only=True, frozen=True):
     """Placement of a job that names none: `cyclic`, `static`, or an entry point's name."""
     loss_limit: Annotated[float, msgspec.Meta(gt=0.0, lt=1.0)] = 0.1
     """LossLimit: the share of its standalone speed that a job may lose by sharing."""
+    pack_alone: bool = False
+    """A job alone in its cluster gets as few aggregators as its policy finds enough; false: it
+    keeps those that it asked for, and loses nothing (AutoPS, figures 7 and 10)."""
     usable_reduced: Fraction = 0.67
     """Fraction of an aggregator's cycle that may be filled once a job has lost speed there."""
     reverts_max: Annotated[int, msgspec.Meta(ge=0, le=100)] = 3
     """A job is reverted at most so often in its life."""
+    congested_at: Annotated[float, msgspec.Meta(ge=0.0, le=1000.0)] = 2.0
+    """Times as long as when the job was profiled: a byte to or from an aggregator that takes so
+    much longer, while the job loses more than loss_limit, has a congested link; 0: no link has."""
+    congestion_s: Duration = 300.0
+    """Seconds for which an aggregator with a congested link is left alone after the last sign."""
     unprofiled_after_s: Duration = 20.0
     """Seconds that a new job waits for its temporary aggregators; then fewer, or shared ones."""
     rehost_after_s: Duration = 15.0

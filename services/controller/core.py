@@ -11,6 +11,8 @@ it is confirmed: a lost message costs time, a crash nothing.
     assigning   wishes, plans, approvals              hosting     regions made, found, dropped
     moving      migrations                            reconcile   what is held against the records
     watching    reverts and recycling                 members     aggregators, ours and others
+    leaving     interference, draining: links that are congested, aggregators that are emptied
+    turns       what their slots are told
 """
 
 from random import Random
@@ -33,7 +35,12 @@ from slackwater.common.effects import (
 from slackwater.common.errors import Rejected
 from slackwater.common.slots.layout import plan_buckets
 from slackwater.schemas.base import AggregatorId, JobId, Message, Ok, Record, Refused
-from slackwater.schemas.cluster import AggregatorHeartbeat
+from slackwater.schemas.cluster import (
+    AggregatorDrain,
+    AggregatorHeartbeat,
+    DrainAggregator,
+    RestoreAggregator,
+)
 from slackwater.schemas.jobs import first_difference
 from slackwater.schemas.placement import (
     BucketPlace,
@@ -49,11 +56,14 @@ from slackwater.schemas.placement import (
 from slackwater.schemas.telemetry import JobProfiled, WindowMeasured
 from slackwater.services.controller import (
     assigning,
+    draining,
     hosting,
+    interference,
     members,
     moving,
     reconcile,
     scaling,
+    turns,
     watching,
 )
 from slackwater.services.controller.config import ControllerConfig
@@ -99,6 +109,9 @@ class Controller:
                 entry = state.aggregator(aggregator, now_s)
                 # Ours, and by our own record; the master's list adds by which allocation.
                 entry.ours, entry.ours_since_s, entry.changed_s = True, now_s, now_s
+        for drain in records.get(state.drains_bucket, {}).values():
+            assert isinstance(drain, AggregatorDrain)
+            draining.recover(state, drain, now_s)
         members.ask_pool(state, now_s)
         for job in list(state.jobs.values()):
             assigning.derive(state, job, now_s)
@@ -112,10 +125,13 @@ class Controller:
             state.pool_asked_s = now_s
             members.ask_pool(state, now_s)
         scaling.begin(state, now_s)
+        interference.tick(state, now_s)
+        draining.tick(state, now_s)
         members.lose_and_retry(state, now_s)
         watching.recycle(state, now_s)
         members.sweep(state, now_s)
         scaling.end(state)
+        turns.tell(state, now_s)
         members.report(state, now_s)
 
     # Requests -------------------------------------------------------------------------------------
@@ -131,6 +147,10 @@ class Controller:
                 self._place(token, message, now_s)
             case ReleaseJob():
                 self._release(token, JobId(message.job), now_s)
+            case DrainAggregator():
+                state.out.append(Reply(token, draining.order(state, message, now_s)))
+            case RestoreAggregator():
+                state.out.append(Reply(token, draining.restore(state, message, now_s)))
             case _:
                 reason = f"{type(message).__name__} is not a controller's to answer"
                 state.out.append(Reply(token, Refused(reason=reason)))
@@ -173,6 +193,7 @@ class Controller:
             plan=plan,
             buckets=plan_buckets(message.tensors),
             submitted_s=now_s,
+            loss_limit=message.loss_limit,
         )
 
     def _release(self, token: int, id: JobId, now_s: float) -> None:
@@ -234,6 +255,8 @@ class Controller:
                 members.deallocated(state, AggregatorId(key[1]), answer)
             case "adopt":
                 members.adopted(state, AggregatorId(key[1]), answer)
+            case "turns":
+                turns.told(state, AggregatorId(key[1]), asked, answer)
             case "held":
                 reconcile.compare(state, AggregatorId(key[1]), asked, answer, now_s)
             case "host" if job is not None:

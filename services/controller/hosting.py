@@ -9,7 +9,8 @@ from typing import Any
 
 from slackwater.schemas.base import AggregatorId, Message, Refused
 from slackwater.schemas.placement import DropJob, HostBuckets, Located
-from slackwater.services.controller.policies.demand import positions, slack_s
+from slackwater.services.controller.policies.demand import slack_s
+from slackwater.services.controller.snapshot import positions_of
 from slackwater.services.controller.state import Asked, Job, State
 
 
@@ -58,11 +59,10 @@ def _confirmed(state: State, job: Job, now_s: float) -> bool:
 
 def _turns(state: State, job: Job, buckets: list[int]) -> dict[str, Any]:
     """What their tasks' deadlines follow from, where the job's policy wants them."""
-    if not state.policy_named(state.policy_name(job)).deadlines:
+    if state.policy_named(state.policy_name(job)).order != "deadline":
         return {}
-    record, limit = job.record, state.config.loss_limit
-    known = record.profile.positions if record.profile else ()
-    where = known or positions(len(record.buckets))
+    record, limit = job.record, job.record.loss_limit or state.config.loss_limit
+    where = positions_of(record)
     return {
         "positions": tuple(where[bucket] for bucket in buckets),
         "slack": min(1.0, slack_s(1.0, limit)),

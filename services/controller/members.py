@@ -120,6 +120,8 @@ def sweep(state: State, now_s: float) -> None:
         entry = state.aggregators[id]
         if not entry.ours or not entry.request or entry.request in granting:
             continue
+        if entry.avoided and entry.alive:
+            continue  # Whoever got it would have its link, or lose what was brought there.
         if entry.reserved_for is not None:
             owner = state.jobs.get(entry.reserved_for)
             if owner is not None and owner.wish is not None:
@@ -174,7 +176,7 @@ def report(state: State, now_s: float) -> None:
     """Free CPU: the sum of F_n / C_n times cpu_share over the shared aggregators."""
     free_cpu = 0.0
     slots = free_slots(state)
-    for entry in shared(state):
+    for entry in (each for each in shared(state) if not each.avoided):
         free_s, cycle_s = slots[entry.id]
         free_cpu += entry.cpu_share * (max(0.0, free_s / cycle_s) if cycle_s else 1.0)
     counted = tuple(

@@ -24,7 +24,7 @@ from slackwater.schemas.placement import (
 from slackwater.services.controller.hosting import settle
 from slackwater.services.controller.state import Job, State, numbered
 
-MigrationCause = Literal["profiled", "reverted", "expanded", "recycled"]
+MigrationCause = Literal["profiled", "reverted", "expanded", "recycled", "interfered", "drained"]
 
 
 def begin(

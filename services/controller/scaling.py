@@ -39,6 +39,7 @@ def idle(state: State) -> list[AggregatorId]:
         and entry.request
         and not entry.temporary
         and entry.reserved_for is None
+        and not entry.avoided
         and id not in used
         and f"deallocate/{id}" not in state.asked
     ]

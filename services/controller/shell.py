@@ -1,9 +1,14 @@
 """The controller's shell: its subjects and its bucket."""
 
-from slackwater.common.shell.definition import ServiceDefinition
+from slackwater.common.shell.definition import Port, ServiceDefinition
 from slackwater.common.world import World
 from slackwater.schemas import subjects
-from slackwater.schemas.cluster import AggregatorHeartbeat
+from slackwater.schemas.cluster import (
+    AggregatorDrain,
+    AggregatorHeartbeat,
+    DrainAggregator,
+    RestoreAggregator,
+)
 from slackwater.schemas.placement import (
     JobPlacement,
     LocateJob,
@@ -17,16 +22,36 @@ from slackwater.services.controller.config import ControllerConfig
 from slackwater.services.controller.core import Controller
 
 
+class _Counting:
+    """Handler of `count`."""
+
+    def __init__(self) -> None:
+        self._port: Port | None = None
+
+    async def start(self, port: Port) -> None:
+        self._port = port
+
+    def count(self, name: str) -> None:
+        assert self._port is not None
+        self._port.count(name)
+
+
 def definition(config: ControllerConfig, world: World) -> ServiceDefinition:
     """Raises ConfigRejected for an unknown policy."""
-    core = Controller(config, world.rng)
+    core, counting = Controller(config, world.rng), _Counting()
     return ServiceDefinition(
         service="controller",
         id=config.id,
         core=core,
         description="Assigns a cluster's model aggregations to its aggregators.",
-        buckets={core.state.bucket: JobPlacement},
-        endpoints={"place": PlaceJob, "release": ReleaseJob, "locate": LocateJob},
+        buckets={core.state.bucket: JobPlacement, core.state.drains_bucket: AggregatorDrain},
+        endpoints={
+            "place": PlaceJob,
+            "release": ReleaseJob,
+            "locate": LocateJob,
+            "empty": DrainAggregator,
+            "restore": RestoreAggregator,
+        },
         subscriptions={
             subjects.telemetries("aggregator", what="heartbeat"): AggregatorHeartbeat,
             subjects.events("job", fact="profiled"): JobProfiled,
@@ -34,4 +59,6 @@ def definition(config: ControllerConfig, world: World) -> ServiceDefinition:
             subjects.events("migration", fact="copied"): TensorCopyDone,
             subjects.events("migration", fact="worker-done"): WorkerDone,
         },
+        handlers={"count": counting.count},
+        on_start=counting.start,
     )

@@ -3,6 +3,7 @@
 from slackwater.common.limits import POOL_MAX
 from slackwater.schemas.base import AggregatorId
 from slackwater.schemas.placement import JobPlacement
+from slackwater.services.controller.policies.demand import positions
 from slackwater.services.controller.policies.scheme import Packing
 from slackwater.services.controller.policies.view import AggregatorView, ClusterView, JobView
 from slackwater.services.controller.state import Aggregator, Job, State
@@ -41,15 +42,17 @@ def cluster_view(
     without: frozenset[AggregatorId] = frozenset(),
     forced: bool = False,
     others: tuple[JobView, ...] | None = None,
+    policy: str = "",
 ) -> ClusterView:
-    """The cluster as `job`'s placement is decided in. `others` stand in for the jobs as they are
-    (while several are being reassigned)."""
-    policy = state.policy_name(job) if job is not None else state.config.policy
+    """The cluster as `job`'s placement is decided in; without one, as jobs of `policy` (empty: the
+    cluster's) share it. `others` stand in for the jobs as they are (while several are being
+    reassigned)."""
+    policy = state.policy_name(job) if job is not None else policy or state.config.policy
     crowded, reduced = _crowded(state), state.config.usable_reduced
     aggregators = tuple(
         AggregatorView(entry.id, entry.cpu_share, reduced if entry.id in crowded else 1.0)
         for entry in shared(state, policy)
-        if entry.id not in without
+        if entry.id not in without and (job is None or forced or not entry.avoided)
     )
     if others is None:
         others = tuple(
@@ -70,6 +73,7 @@ def cluster_view(
         new_max=new_max,
         loss_limit=state.config.loss_limit,
         forced=forced,
+        pack_alone=state.config.pack_alone,
     )
 
 
@@ -104,8 +108,16 @@ def job_view(
         current=tuple(None if bucket in lost else home for bucket, home in enumerate(homes)),
         excluded=frozenset(record.excluded),
         standalone=standalone,
-        positions=record.profile.positions if record.profile else (),
+        positions=positions_of(record),
+        loss_limit=record.loss_limit,
     )
+
+
+def positions_of(record: JobPlacement) -> tuple[float, ...]:
+    """Of every bucket: which part of the forward pass comes before it is pulled."""
+    if record.profile is not None and record.profile.positions:
+        return record.profile.positions
+    return positions([layout.first for layout in record.buckets], len(record.tensors))
 
 
 def _cpu_s(record: JobPlacement) -> tuple[float, ...]:

@@ -8,17 +8,17 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
-from slackwater.common.effects import Effect, Log, Persist, Publish, Request
+from slackwater.common.effects import Do, Effect, Log, Persist, Publish, Request
 from slackwater.common.limits import LOST_AFTER_S
 from slackwater.schemas import subjects
 from slackwater.schemas.base import AggregatorId, ClusterId, JobId, Message
-from slackwater.schemas.cluster import AggregatorHeartbeat
+from slackwater.schemas.cluster import AggregatorDrain, AggregatorFact, AggregatorHeartbeat
 from slackwater.schemas.jobs import JobEvent
-from slackwater.schemas.placement import BucketPlace, Endpoint, JobPlacement
+from slackwater.schemas.placement import BucketPlace, Endpoint, JobPlacement, PlanTurns
 from slackwater.services.controller.config import ControllerConfig
 from slackwater.services.controller.policies import load_policy
 from slackwater.services.controller.policies.view import JobView, Memory, Policy
@@ -27,7 +27,10 @@ ASK_BUDGET_S = 10.0
 """The shell retries this long; the tick asks again after that."""
 RETRY_S_MAX = 60.0
 
-Cause = Literal["start", "profiled", "reverted", "lost"]
+_TURNS_FOLLOW: Final = frozenset({"phase", "places", "target", "temporary", "profile"})
+"""Parts of a record from which the plans of slots follow."""
+
+Cause = Literal["start", "profiled", "reverted", "lost", "interfered", "drained"]
 
 
 @dataclass(slots=True)
@@ -45,6 +48,8 @@ class Wish:
     request: str = ""
     """The allocation request that is not answered with aggregators yet."""
     standalone: bool = False
+    endured_s: float = 0.0
+    """Of "interfered": the iteration under congestion."""
 
 
 @dataclass(slots=True)
@@ -71,10 +76,13 @@ class Job:
     """Since when the job's placement is what it is."""
     dropped: set[AggregatorId] = field(default_factory=set)
     _where: tuple[JobPlacement, frozenset[AggregatorId], frozenset[AggregatorId]] | None = None
+    _moved: tuple[JobPlacement, list[int]] | None = None
     settled_view: tuple[JobPlacement, JobView] | None = None
     """How a policy sees the record when nothing of it is open (snapshot.py)."""
     refusals: dict[str, str] = field(default_factory=dict)
     """Of commands for this job, by key: why the last attempt was refused."""
+    escapes: int = 0
+    """Times that it left a congested link since its speed was last above the limit."""
 
     @property
     def id(self) -> JobId:
@@ -97,14 +105,12 @@ class Job:
         return self.target(bucket) if bucket in self.copied else self.record.places[bucket]
 
     def moved(self) -> list[int]:
-        """The buckets of the running migration."""
-        return [
-            bucket
-            for bucket, (old, new) in enumerate(
-                zip(self.record.places, self.record.target, strict=False)
-            )
-            if old.aggregator != new.aggregator
-        ]
+        """The buckets of the running migration; reckoned once per record, asked by every news."""
+        if self._moved is None or self._moved[0] is not self.record:
+            pairs = enumerate(zip(self.record.places, self.record.target, strict=False))
+            found = [bucket for bucket, (old, new) in pairs if old.aggregator != new.aggregator]
+            self._moved = (self.record, found)
+        return self._moved[1]
 
     def homes(self) -> frozenset[AggregatorId]:
         """The aggregators that the job's buckets are on, or going to."""
@@ -152,6 +158,19 @@ class Aggregator:
     checked_s: float = 0.0
     empty_s: float = -1.0
     """When it was last seen to hold nothing."""
+    turns: tuple[int, PlanTurns] | None = None
+    """The incarnation that confirmed a plan of its slot, and the plan (turns.py)."""
+    turns_asked: PlanTurns | None = None
+
+    congested_s: float | None = None
+    """When its link was last seen congested (interference.py); None: it is not."""
+    leaving: bool = False
+    """It is being emptied, by an operator's order (draining.py)."""
+
+    @property
+    def avoided(self) -> bool:
+        """It takes nothing new, and nobody else may have it."""
+        return self.leaving or self.congested_s is not None
 
     @property
     def incarnation(self) -> int:
@@ -180,6 +199,7 @@ class State:
         self.rng = rng
         self.cluster = ClusterId(config.id)
         self.bucket = f"placements_{config.id}"
+        self.drains_bucket = f"drains_{config.id}"
         self.epoch = 0
         self.jobs: dict[JobId, Job] = {}
         self.aggregators: dict[AggregatorId, Aggregator] = {}
@@ -194,6 +214,13 @@ class State:
         """Whether unused aggregators are given back now."""
         self.scaled_s = 0.0
         """When the last scaling began."""
+        self.turns: dict[AggregatorId, PlanTurns] = {}
+        self.turns_present: dict[AggregatorId, int] = {}
+        """Of which aggregators in which incarnation `turns` was reckoned."""
+        self.turns_stale = True
+        """A record changed since."""
+        self.turns_told = 0
+        self.drains: dict[AggregatorId, AggregatorDrain] = {}
         self.out: list[Effect] = []
         self.policies: dict[str, Policy] = {}
         self.memories: dict[str, Memory] = {}
@@ -244,10 +271,12 @@ class State:
     def change(self, job: Job, **changes: Any) -> None:
         """Store the job's changed record; this precedes all that depends on it."""
         job.record = msgspec.structs.replace(job.record, epoch=self.epoch, **changes)
+        self.turns_stale = self.turns_stale or not changes.keys().isdisjoint(_TURNS_FOLLOW)
         self.out.append(Persist(self.bucket, job.id, job.record))
 
     def forget(self, job: Job) -> None:
         del self.jobs[job.id]
+        self.turns_stale = True
         self.out.append(Persist(self.bucket, job.id, None))
 
     def tell(self, job: Job, fact: str, now_s: float, **detail: str) -> None:
@@ -260,6 +289,16 @@ class State:
             detail=detail,
         )
         self.out.append(Publish(subjects.event("job", job.id, fact), event))
+
+    def tell_aggregator(self, id: AggregatorId, fact: str, now_s: float, **detail: str) -> None:
+        event = AggregatorFact(
+            aggregator=id, fact=fact, cluster=self.cluster, at_s=now_s, detail=detail
+        )
+        self.out.append(Publish(subjects.event("aggregator", id, fact), event))
+
+    def count(self, name: str) -> None:
+        """Add one to a counter that `stats` and the metrics show."""
+        self.out.append(Do("count", {"name": name}))
 
     def ask(self, key: str, subject: str, message: Message, asked: Asked, lane: str = "") -> None:
         """Send a command unless the same is on its way. Refusals are heard as they come: whoever

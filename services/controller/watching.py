@@ -4,9 +4,10 @@ A window counts only if it lies wholly after the last change on every aggregator
 job lost more than LossLimit of its standalone speed in it, the newest assignment among the jobs
 that share its aggregators is undone: that job may not return to where the loss was, those
 aggregators may be filled less, and it is assigned again, with a new aggregator where nothing else
-fits. A job is reverted a bounded number of times, so two jobs cannot chase each other for ever. A
-job that shares with nobody is never reverted; if it loses on fewer aggregators than it asked for,
-it gets those.
+fits. Where transfer times say that a link is congested, the job leaves that link instead
+(interference.py). A job is reverted a bounded number of times, so two jobs cannot chase each other
+for ever. A job that shares with nobody is never reverted; if it loses on fewer aggregators than it
+asked for, it gets those.
 
 When a job has ended, the least loaded aggregator's buckets are reassigned to the others without new
 allocations; while that succeeds, it is repeated with the next.
@@ -17,8 +18,9 @@ from dataclasses import replace
 import msgspec
 
 from slackwater.schemas.base import AggregatorId
+from slackwater.schemas.placement import Profile
 from slackwater.schemas.telemetry import JobProfiled, WindowMeasured
-from slackwater.services.controller import assigning, moving
+from slackwater.services.controller import assigning, interference, moving
 from slackwater.services.controller.policies.view import JobView, PlanRefused, validate
 from slackwater.services.controller.snapshot import cluster_view, free_slots, job_view, shared
 from slackwater.services.controller.state import Job, State
@@ -32,7 +34,9 @@ COST_CHANGE = 0.2
 
 def profiled(state: State, job: Job, fact: JobProfiled, now_s: float) -> None:
     record, profile = job.record, fact.profile
-    if len(profile.task_cpu_s) != len(record.buckets) or profile.iteration_s <= 0.0:
+    buckets = len(record.buckets)
+    fits = len(profile.task_cpu_s) == buckets and len(profile.positions) in (0, buckets)
+    if not fits or profile.iteration_s <= 0.0:
         state.log("profile.unfit", "warning", job=job.id, tasks=len(profile.task_cpu_s))
         return
     if fact.location_epoch != job.location_epoch or not record.places or job.moving:
@@ -45,14 +49,29 @@ def profiled(state: State, job: Job, fact: JobProfiled, now_s: float) -> None:
             now_s,
             iteration_s=f"{profile.iteration_s:.6g}",
             cpu_s=f"{sum(profile.task_cpu_s):.6g}",
+            utilisation=f"{_utilisation(state, job, profile):.4g}",
         )
         assigning.want(state, job, "profiled", now_s)
     elif record.profile is None:
         state.change(job, profile=profile)
+    elif record.profile.pull_s_per_byte == 0.0 < profile.pull_s_per_byte:
+        measured = msgspec.structs.replace(  # At last: its first transfers had been of no size.
+            record.profile,
+            push_s_per_byte=profile.push_s_per_byte,
+            pull_s_per_byte=profile.pull_s_per_byte,
+        )
+        state.change(job, profile=measured)
     elif _moved(record.profile.task_cpu_s, profile.task_cpu_s):
         # The standalone iteration stays what it was: the yardstick of every later window.
         kept = msgspec.structs.replace(record.profile, task_cpu_s=profile.task_cpu_s)
         state.change(job, profile=kept)
+
+
+def _utilisation(state: State, job: Job, profile: Profile) -> float:
+    """Of the servers that it would have reserved for itself, on average (the paper's figures 2 and
+    3): the part of their CPU that its updates use."""
+    share = sum(state.aggregators[a].cpu_share for a in job.homes())
+    return sum(profile.task_cpu_s) / profile.iteration_s / share if share else 0.0
 
 
 def _moved(old: tuple[float, ...], new: tuple[float, ...]) -> bool:
@@ -75,9 +94,13 @@ def measured(state: State, job: Job, window: WindowMeasured, now_s: float) -> No
     changed_s = max(state.aggregators[a].changed_s for a in job.homes())
     if begun_s < max(changed_s, job.settled_s):
         return
+    interference.look(state, job, window, now_s)
     loss = 1.0 - record.profile.iteration_s / window.iteration_s
-    if loss <= state.config.loss_limit:
+    if loss <= (record.loss_limit or state.config.loss_limit):
+        interference.relieved(state, job)
         _forgive(state, job)
+        return
+    if interference.mitigate(state, job, window, loss, now_s):
         return
     if any(each.wish is not None for each in (job, *neighbours)):
         return  # A remedy is on its way, or was refused and is asked for again.
@@ -186,6 +209,13 @@ def _changing(job: Job) -> bool:
     return job.record.phase == "hosting" and not job.record.temporary
 
 
+def _keeps_all(state: State, job: Job) -> bool:
+    """Alone in its cluster, it keeps what it asked for, or what it was given for a loss."""
+    if len(job.homes()) > job.record.spec.servers:
+        return False
+    return not state.config.pack_alone or job.record.cause == "expanded"
+
+
 def _empty_out(
     state: State, aggregator: AggregatorId
 ) -> list[tuple[Job, list[AggregatorId]]] | None:
@@ -194,8 +224,8 @@ def _empty_out(
     jobs = [job for job in state.living() if job.homes() & set(present) and state.adapts(job)]
     if any(job.record.profile is None for job in jobs):
         return None
-    if len(jobs) == 1 and len(jobs[0].homes()) <= jobs[0].record.spec.servers:
-        return None  # Alone in its cluster, it keeps what it asked for.
+    if len(jobs) == 1 and _keeps_all(state, jobs[0]):
+        return None
     views: dict[str, JobView] = {job.id: job_view(state, job) for job in jobs}
     plans: list[tuple[Job, list[AggregatorId]]] = []
     for job in jobs:

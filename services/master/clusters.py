@@ -105,6 +105,11 @@ class Clusters:
         heard_s = self._reports[cluster][1] if cluster in self._reports else self.since_s
         return now_s - heard_s > LOST_AFTER_S
 
+    def counts(self, cluster: ClusterId | None, job: JobId) -> bool:
+        """Whether the job shares aggregators there, by its controller's last report."""
+        entry = self._reports.get(cluster) if cluster is not None else None
+        return entry is not None and job in entry[0].jobs
+
     def waiting(self, cluster: ClusterId, job: JobId) -> str:
         """Why the job waits there, by the controller's last report; empty: it does not."""
         entry = self._reports.get(cluster)

@@ -1,13 +1,28 @@
 """The master's configuration."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
 from slackwater.common.config import ServiceConfig
+from slackwater.common.limits import JOBS_MAX
 from slackwater.schemas.base import IdText
 
 Duration = Annotated[float, msgspec.Meta(gt=0.0)]
+
+
+Admission = Literal["open", "standalone"]
+
+
+class Tenant(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """What the jobs of one tenant may have together (admission.py)."""
+
+    cpu_fraction: Annotated[float, msgspec.Meta(gt=0.0, le=1.0)] = 1.0
+    """Part of the pool's CPU."""
+    loss_limit: Annotated[float, msgspec.Meta(ge=0.0, lt=1.0)] = 0.0
+    """LossLimit of each of its jobs; 0: that of the cluster."""
+    queued_max: Annotated[int, msgspec.Meta(ge=1, le=JOBS_MAX)] = JOBS_MAX
+    """Jobs that wait to be started; one more is refused."""
 
 
 class MasterConfig(ServiceConfig, kw_only=True, frozen=True):
@@ -19,6 +34,13 @@ class MasterConfig(ServiceConfig, kw_only=True, frozen=True):
     """Aggregators that one cluster may hold at once, temporary ones included."""
     cluster_scaling_s: Annotated[float, msgspec.Meta(ge=0.0)] = 0.0
     """Seconds between two adjustments of the number of clusters that take new jobs; 0: all do."""
+    admission: Admission = "open"
+    """`standalone`: a job runs once some cluster can be given as many aggregators as it asks
+    servers for (dissertation, 4.3.3.5); `open`: at once, its cluster finds room."""
+    tenants: dict[Annotated[str, msgspec.Meta(max_length=64)], Tenant] = msgspec.field(
+        default_factory=dict
+    )
+    """Limits by tenant; `default`: of each tenant that is not named."""
     tick_s: Duration = 1.0
     """Seconds between two looks at what is lost, silent or still to be told."""
     jobs_kept_max: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 1000

@@ -35,8 +35,6 @@ class Job:
     """... and those that were carried out."""
     refusals: dict[str, str] = field(default_factory=dict)
     """Requests -> why the last one was refused, until one is carried out."""
-    waits_for: str = ""
-    """Of what it waits for, what was told last."""
     heard_s: float = 0.0
     missing_since_s: dict[int, float] = field(default_factory=dict)
 
@@ -63,7 +61,11 @@ class Job:
     @property
     def queued(self) -> bool:
         """Whether it waits for a worker node to start it."""
-        return self.record.state == "pending" and not self.by_hand
+        return waits_for_slots(self.record)
+
+
+def waits_for_slots(record: JobRecord) -> bool:
+    return record.state == "pending" and bool(record.spec.program)
 
 
 def unknown(job: str) -> str:

@@ -6,7 +6,7 @@ scheduling replaces this order by a policy; what stays is that room is counted f
 records, never from a heartbeat, so that two starts cannot be promised the same slot.)
 """
 
-from collections.abc import Iterable
+from collections import Counter
 from dataclasses import dataclass
 from typing import Literal, assert_never
 
@@ -31,6 +31,7 @@ class Wait:
     """What the roomiest node has free; for `larger-node`: what the largest node has."""
     ahead: str = ""
     """The first of those that wait for slots: nobody overtakes it."""
+    ahead_for: str = "slots"
 
     @property
     def reason(self) -> str:
@@ -51,7 +52,7 @@ class Wait:
             case "turn":
                 return (
                     f"{asks}: {self.free} of {self.slots} free, but job {self.ahead}, submitted "
-                    "earlier, waits for slots too; runs after it, or cancel that one"
+                    f"earlier, waits for {self.ahead_for} too; runs after it, or cancel that one"
                 )
         assert_never(self.cause)
 
@@ -62,10 +63,59 @@ class _Node:
     seen_s: float
 
 
+@dataclass(slots=True)
+class Room:
+    """The free slots of the nodes that are heard, as they are given away."""
+
+    free: dict[NodeId, int]
+    slots: int
+    """Of all of them, used or not."""
+    largest: int
+    """Slots of the largest node."""
+    ahead: JobId | None = None
+    """The first of those that wait for slots: nobody overtakes it."""
+    ahead_for: str = "slots"
+    """What that one waits for."""
+
+    def fitting(self, asked: int) -> NodeId | None:
+        """Best fit: the node with sufficient but the least room; ties to the lowest id."""
+        fits = [(free, node) for node, free in self.free.items() if free >= asked]
+        return min(fits)[1] if fits else None
+
+    def barrier(self, asked: int) -> Literal["slots", "larger-node", "node"]:
+        """What a job that asks for so many slots waits for if it cannot start."""
+        if asked <= self.largest:
+            return "slots"
+        return "larger-node" if self.free else "node"
+
+    def wait(self, record: JobRecord) -> Wait | None:
+        """Why it waits; None: it need not."""
+        id, asked = record.spec.id, record.spec.workers
+        barrier = self.barrier(asked)
+        if barrier != "slots":
+            return Wait(job=id, cause=barrier, asked=asked, most=self.largest)
+        fits = self.fitting(asked) is not None
+        if fits and self.ahead in (None, id):
+            return None
+        free = [max(0, left) for left in self.free.values()]
+        return Wait(
+            job=id,
+            cause="turn" if fits else "slots",
+            asked=asked,
+            free=sum(free),
+            slots=self.slots,
+            most=max(free),
+            ahead=self.ahead or "",
+            ahead_for=self.ahead_for,
+        )
+
+
 class Nodes:
     def __init__(self, silent_s: float) -> None:
         self._silent_s = silent_s
         self._nodes: dict[NodeId, _Node] = {}
+        self.taken: Counter[NodeId] = Counter()
+        """Slots that are promised to jobs, by their records."""
 
     def heard(self, heartbeat: WorkerHeartbeat, now_s: float) -> bool:
         """True if the node has other slots than before: it is new, back, or changed."""
@@ -93,44 +143,21 @@ class Nodes:
         entry = self._nodes.get(node)
         return entry.heartbeat.id if entry else node
 
-    def assign(
-        self, waiting: Iterable[JobRecord], running: Iterable[JobRecord], now_s: float
-    ) -> tuple[list[tuple[JobRecord, NodeId]], list[Wait]]:
-        """(jobs to start and where, why each of the others is not)."""
-        present = {
-            id: node for id, node in self._nodes.items() if now_s - node.seen_s <= self._silent_s
+    def room(self, now_s: float) -> Room:
+        slots = {
+            id: int(node.heartbeat.slots)
+            for id, node in sorted(self._nodes.items())
+            if now_s - node.seen_s <= self._silent_s
         }
-        room = {id: int(node.heartbeat.slots) for id, node in present.items()}
-        slots, largest = sum(room.values()), max(room.values(), default=0)
-        for record in running:
-            if record.node in room:
-                room[record.node] -= record.spec.workers - len(record.results)
-        starts: list[tuple[JobRecord, NodeId]] = []
-        waits: list[Wait] = []
-        ahead = ""
-        for record in sorted(waiting, key=lambda r: (r.submitted_s, r.spec.id)):
-            id, asked = record.spec.id, record.spec.workers
-            if asked > largest:
-                cause: Literal["larger-node", "node"] = "larger-node" if present else "node"
-                waits.append(Wait(job=id, cause=cause, asked=asked, most=largest))
-                continue
-            fitting = [node for node in sorted(room) if room[node] >= asked]
-            if ahead or not fitting:
-                free = [max(0, left) for left in room.values()]
-                waits.append(
-                    Wait(
-                        job=id,
-                        cause="turn" if fitting else "slots",
-                        asked=asked,
-                        free=sum(free),
-                        slots=slots,
-                        most=max(free),
-                        ahead=ahead,
-                    )
-                )
-                ahead = ahead or id
-                continue
-            node = min(fitting, key=lambda id: (room[id], id))
-            room[node] -= asked
-            starts.append((record, node))
-        return starts, waits
+        return Room(
+            free={id: count - self.taken[id] for id, count in slots.items()},
+            slots=sum(slots.values()),
+            largest=max(slots.values(), default=0),
+        )
+
+
+def slots_held(record: JobRecord) -> int:
+    """Of its node, by a job that runs there: ranks that have not ended."""
+    if record.state != "running" or record.node is None:
+        return 0
+    return record.spec.workers - len(record.results)

@@ -75,6 +75,16 @@ class Pool:
         return sum(record.temporary_for == job for record in self._records.values())
 
     @property
+    def profiling(self) -> set[JobId]:
+        """Jobs that have their temporary aggregators."""
+        return {r.temporary_for for r in self._records.values() if r.temporary_for is not None}
+
+    @property
+    def alive(self) -> int:
+        """Aggregators that are heard, allocated or not."""
+        return sum(member.alive for member in self._members.values())
+
+    @property
     def in_use(self) -> int:
         return len(self._records)
 

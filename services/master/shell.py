@@ -1,5 +1,6 @@
 """The master's shell: its subjects, its buckets, its lease."""
 
+from slackwater.common.limits import ADMISSIONS_MAX
 from slackwater.common.shell.definition import ServiceDefinition
 from slackwater.common.world import World
 from slackwater.schemas import subjects
@@ -21,13 +22,15 @@ from slackwater.schemas.jobs import (
     JobEvent,
     JobRecord,
     ListJobs,
+    ListTenants,
     RegisterJob,
     SubmitJob,
 )
 from slackwater.schemas.telemetry import IterationsObserved, JobProfiled
 from slackwater.services.master.config import MasterConfig
-from slackwater.services.master.core import JOBS_BUCKET, Master
+from slackwater.services.master.core import Master
 from slackwater.services.master.pool import BUCKET as NODES_BUCKET
+from slackwater.services.master.state import JOBS_BUCKET
 
 LEASE = "master"
 
@@ -54,7 +57,9 @@ def definition(config: MasterConfig, world: World) -> ServiceDefinition:
             "deallocate": DeallocateAggregators,
             "adopt": AdoptAggregators,
             "aggregators": ListAggregators,
+            "tenants": ListTenants,
         },
+        concurrency={"submit": ADMISSIONS_MAX},
         subscriptions={
             subjects.telemetries("aggregator", what="heartbeat"): AggregatorHeartbeat,
             subjects.telemetries("worker", what="heartbeat"): WorkerHeartbeat,

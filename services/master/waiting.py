@@ -13,35 +13,36 @@ import msgspec
 from slackwater.schemas.jobs import JobRecord
 from slackwater.services.master.clusters import Clusters
 from slackwater.services.master.jobs import Job
-from slackwater.services.master.nodes import Nodes, Wait
+from slackwater.services.master.running import waits_here
+from slackwater.services.master.state import State
 
 REASON_CHARS_MAX = 1024
 BRIEF_CHARS_MAX = 200
 NO_CONTROLLER = "waits for a cluster of aggregators: no controller is heard"
 
 
-def shown(
-    page: Iterable[Job], jobs: Iterable[Job], nodes: Nodes, clusters: Clusters, now_s: float
-) -> Iterator[JobRecord]:
-    """The records of `page`, one part of all `jobs`; those that wait say why."""
-    picked = list(page)
-    waits: dict[str, Wait] = {}
-    if any(job.queued for job in picked):
-        all_jobs = list(jobs)
-        queue = [job.record for job in all_jobs if job.queued]
-        running = [job.record for job in all_jobs if job.record.state == "running"]
-        waits = {wait.job: wait for wait in nodes.assign(queue, running, now_s)[1]}
-    for job in picked:
-        why = job.record.reason if job.ended else _why(job, waits, clusters, now_s)
-        yield msgspec.structs.replace(job.record, reason=why[:REASON_CHARS_MAX])
+def shown(state: State, page: Iterable[Job], now_s: float) -> Iterator[JobRecord]:
+    """The records of `page`; those that wait say why."""
+    room = state.nodes.room(now_s)
+    room.ahead = state.queued.first(room.largest, state.closed)
+    if room.ahead in state.held:
+        room.ahead_for = state.held[room.ahead].cause
+    for job in page:
+        record = job.record
+        if job.ended:
+            why = record.reason
+        elif job.queued:
+            why = waits_here(state, room, job) or "its slots are free, it is about to start"
+        elif job.id in state.held:
+            why = state.held[job.id].reason
+        else:
+            why = _why(job, state.clusters, now_s)
+        yield msgspec.structs.replace(record, reason=why[:REASON_CHARS_MAX])
 
 
-def _why(job: Job, waits: dict[str, Wait], clusters: Clusters, now_s: float) -> str:
+def _why(job: Job, clusters: Clusters, now_s: float) -> str:
     """Empty where nothing holds the job up."""
     record = job.record
-    if job.queued:
-        wait = waits.get(record.spec.id)
-        return wait.reason if wait is not None else "its slots are free, it is about to start"
     if record.state == "pending":
         return (
             "waits for its user to start its program, whose Agents register; "

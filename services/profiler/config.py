@@ -18,8 +18,13 @@ class ProfilerConfig(ServiceConfig, kw_only=True, frozen=True):
     """The first iterations under a placement, which do not count."""
     profile_iterations: Annotated[int, msgspec.Meta(ge=1, le=4096)] = 10
     """Iterations of every rank that a profile needs (5 in the embedded demonstration)."""
+    profile_s: Annotated[float, msgspec.Meta(ge=0.0)] = 0.0
+    """Seconds of training that a profile needs at least: short iterations differ by their moment (2
+    in the embedded demonstration)."""
     window_iterations: Annotated[int, msgspec.Meta(ge=1, le=4096)] = 100
     """Iterations of one monitor window (20 in the embedded demonstration)."""
+    window_s: Duration = 300.0
+    """Seconds after which a slow job's window ends with fewer iterations, ten at least."""
     host_period_s: Duration = 5.0
     """Seconds between two measurements of the host's load."""
     forget_after_s: Duration = 600.0

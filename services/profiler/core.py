@@ -111,6 +111,8 @@ class Profiler:
             message.durations_s,
             message.location_epoch,
             message.workers,
+            message.links,
+            message.gaps_s,
         )
         self._say(message.job, job)
 
@@ -132,20 +134,29 @@ class Profiler:
         epoch = job.iterations.location_epoch
         if epoch != job.said_epoch:
             job.said_epoch, job.say_at = epoch, self._config.profile_iterations
-        while (window := job.iterations.window(self._config.window_iterations)) is not None:
+        config = self._config
+        while window := job.iterations.window(config.window_iterations, config.window_s):
             fact = WindowMeasured(
                 job=id,
                 location_epoch=epoch,
                 last_iteration=window.last_iteration,
                 iterations=window.iterations,
                 iteration_s=window.iteration_s,
+                links=job.iterations.links.take(),
             )
             self._out.append(Publish(subjects.event("job", id, "window"), fact))
             job.say_at = min(job.say_at, job.iterations.profiled()[0])
         count, iteration_s = job.iterations.profiled()
         if count < max(job.say_at, self._config.profile_iterations) or not self._costed(job):
             return
+        if count * iteration_s < self._config.profile_s:
+            return
+        push_s_per_byte, pull_s_per_byte = job.iterations.links.usual()
+        positions = job.iterations.positions()
         profile = Profile(
+            positions=positions if len(positions) == len(job.costs_s) else (),
+            push_s_per_byte=push_s_per_byte,
+            pull_s_per_byte=pull_s_per_byte,
             iteration_s=iteration_s,
             task_cpu_s=tuple(job.costs_s[bucket] for bucket in range(len(job.costs_s))),
             iterations=count,

@@ -10,9 +10,15 @@ slowest rank's median is the job's.
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import inf
 from statistics import median
 
+from slackwater.schemas.telemetry import LinkTimes
+from slackwater.services.profiler.links import LinkSums
+
 KEPT_MAX = 4096
+SLOW_ITERATIONS_MIN = 10
+"""No window has fewer, unless it is configured so: a median wants some."""
 
 
 @dataclass(slots=True)
@@ -22,6 +28,7 @@ class _Rank:
     profile_s: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_MAX))
     window_s: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_MAX))
     last_iteration: int = 0
+    gaps_s: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +47,7 @@ class Iterations:
         self._ranks: dict[int, _Rank] = {}
         self.location_epoch = -1
         self.workers = 0
+        self.links = LinkSums()
 
     def add(
         self,
@@ -48,6 +56,8 @@ class Iterations:
         durations_s: Sequence[float],
         location_epoch: int,
         workers: int,
+        links: Sequence[LinkTimes] = (),
+        gaps_s: Sequence[float] = (),
     ) -> None:
         """One report. Repeated iterations count once, those of an older placement never."""
         if location_epoch < self.location_epoch:
@@ -55,12 +65,18 @@ class Iterations:
         if location_epoch > self.location_epoch:
             self.location_epoch = location_epoch
             self._ranks.clear()
+            self.links = LinkSums()
         self.workers = max(self.workers, workers)
         entry = self._ranks.get(rank)
+        if entry is not None or first_iteration == 1:
+            self.links.add(links)  # Else a part of it may be from before.
         if entry is None:
             entry = self._ranks[rank] = _Rank()
             if first_iteration > 1:  # Its older part may have run under the placement before.
                 entry.next_iteration = first_iteration + len(durations_s)
+        if entry.skipped >= self._warm_up and gaps_s:
+            known = entry.gaps_s if len(entry.gaps_s) == len(gaps_s) else gaps_s
+            entry.gaps_s = [min(pair) for pair in zip(known, gaps_s, strict=True)]
         for iteration, duration_s in enumerate(durations_s, first_iteration):
             if iteration < entry.next_iteration:
                 continue
@@ -81,12 +97,28 @@ class Iterations:
             return 0, 0.0
         return count, max(median(entry.profile_s) for entry in self._ranks.values())
 
-    def window(self, iterations: int) -> Window | None:
-        """The next full window, once; None while some rank has too few iterations."""
+    def positions(self) -> tuple[float, ...]:
+        """Per bucket, which part of D_j passes at least between its push and its next pull, by
+        the rank that has least; empty: not every rank said it under this placement."""
+        gaps_s = [entry.gaps_s for entry in self._ranks.values()]
+        _, iteration_s = self.profiled()
+        if iteration_s <= 0.0 or not gaps_s or not all(gaps_s):
+            return ()
+        if len({len(each) for each in gaps_s}) > 1:
+            return ()
+        return tuple(min(1.0, min(each) / iteration_s) for each in zip(*gaps_s, strict=True))
+
+    def window(self, iterations: int, within_s: float = inf) -> Window | None:
+        """The next full window, once; None while some rank has too few iterations. A slow job's is
+        full with fewer, once they took `within_s`."""
         if not self._complete():
             return None
-        if any(len(entry.window_s) < iterations for entry in self._ranks.values()):
-            return None
+        ready = min(len(entry.window_s) for entry in self._ranks.values())
+        if ready < iterations:
+            slow = all(sum(entry.window_s) >= within_s for entry in self._ranks.values())
+            if not slow or ready < min(iterations, SLOW_ITERATIONS_MIN):
+                return None
+            iterations = ready
         slowest_s = 0.0
         for entry in self._ranks.values():
             slowest_s = max(slowest_s, median(entry.window_s.popleft() for _ in range(iterations)))

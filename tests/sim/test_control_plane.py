@@ -45,6 +45,7 @@ from slackwater.schemas.placement import (
     LocateJob,
     MigrateInit,
     MigrationEvent,
+    PlanTurns,
     TensorCopyDone,
     WorkerDone,
 )
@@ -456,7 +457,7 @@ class Plane:
 
     def allocated(self) -> set[str]:
         assert self.master is not None
-        listing = self.master._pool.listing()
+        listing = self.master.state.pool.listing()
         return {info.record.id for info in listing.aggregators if info.record.cluster is not None}
 
 
@@ -492,6 +493,7 @@ async def plane(
                 "migrate": MigrateInit,
                 "drop": DropJob,
                 "held": ListBuckets,
+                "turns": PlanTurns,
             },
             heartbeat=m.heartbeat,
             tasks=(m.tell_costs,),
@@ -703,7 +705,7 @@ async def _storm(seed: int, memory_lost: float, harsh: bool = False) -> int:
         await settle(made, 120.0)
         check_settled(made)
         assert made.master is not None
-        for record in made.master._jobs.values():
+        for record in made.master.state.jobs.values():
             assert record.record.state == "completed", record.record
         return sum(isinstance(m, JobEvent) and m.fact == "reverted" for _, _, m in made.events)
 
@@ -740,7 +742,7 @@ def test_a_standby_master_leads_when_the_leader_is_killed() -> None:
             await all_done(made, 2, 300.0)
             await settle(made)
             assert made.master is not None
-            assert made.master._epoch == 2
+            assert made.master.state.epoch == 2
             check_settled(made)
 
     run_simulated(main())

@@ -9,30 +9,24 @@ go on, and the parameters are those of a replay, bit for bit.
 """
 
 import asyncio
-import os
 import random
 from collections.abc import Callable, Coroutine, Sequence
-from contextvars import Context, ContextVar, copy_context
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
+from tests.sim.lives import POINTS, Lives, Network
 
 from slackwater.agent.session import Session
-from slackwater.common import codec, failpoints, limits
+from slackwater.common import codec, limits
 from slackwater.common.bus.access import Access
 from slackwater.common.bus.base import Delivery
-from slackwater.common.embedded.notify import FdStore
 from slackwater.common.errors import Retryable, Unavailable
-from slackwater.common.sdnotify import SdNotify
-from slackwater.common.shell import run_service
-from slackwater.common.shell.process import Process
 from slackwater.common.simloop import SimLoop
 from slackwater.common.slots.consistency import staleness_bound
 from slackwater.common.slots.folding import replay
-from slackwater.common.transport.memory import MemoryChannel, MemoryFabric, MemoryNetwork
+from slackwater.common.transport.memory import MemoryChannel, MemoryFabric
 from slackwater.common.world import sim_world
 from slackwater.schemas import subjects
 from slackwater.schemas.base import AggregatorId, ClusterId, JobId, Message, Ok, Refused
@@ -50,9 +44,6 @@ from slackwater.schemas.placement import (
     MigrateInit,
     TensorCopyDone,
 )
-from slackwater.services.aggregator import migration, shell
-from slackwater.services.aggregator.config import AggregatorConfig
-from slackwater.services.aggregator.shell import Aggregator
 
 HOMES = ("a1", "a2")
 WORKERS = 2
@@ -82,197 +73,28 @@ MODES = {
         for bound in (0, 2)
     },
 }
-POINTS = tuple(name for name in failpoints.OWN_POINTS if name.startswith("aggregator."))
 STALLED_S = 30.0
 """Nothing here takes so long, not even a few repeats: whoever waited for it waits for ever."""
 
 
-# Aggregators that die -----------------------------------------------------------------------------
-
-
-class Store(SdNotify):
-    """What one life says to its supervisor, whose descriptor store outlives it."""
-
-    def __init__(self, kept: FdStore) -> None:
-        super().__init__()
-        self.kept = kept
-        self.alive = True
-
-    async def store(self, fd: int, name: str) -> None:
-        if self.alive:
-            self.kept.add(name, os.dup(fd))
-
-    async def remove(self, name: str) -> None:
-        if self.alive:
-            self.kept.remove(name)
-
-    async def barrier(self) -> None:
-        await asyncio.sleep(1e-4)
-
-
-@dataclass(eq=False)
-class Life:
-    """From a start to a kill."""
-
-    id: str
-    world: Any
-    aggregator: Aggregator
-    notify: Store
-    armed: dict[str, int] = field(default_factory=dict)
-    """Failpoint -> how often it is passed yet, the last time included."""
-    ended: asyncio.Event = field(default_factory=asyncio.Event)
-    task: asyncio.Task[int] | None = None
-
-    @property
-    def alive(self) -> bool:
-        return self.notify.alive
-
-
-LIFE: ContextVar[Life] = ContextVar("life")
-
-
-class Network(MemoryNetwork):
-    """Frames of one channel keep their order; those of two overtake one another."""
-
-    def __init__(self, seed: int, *, shared: bool) -> None:
-        self._ways = random.Random(seed)
-        super().__init__(seed=seed, shared=shared)
-
-    @property
-    def latency_s(self) -> float:
-        return self._ways.choice((1e-5, 1e-4, 1e-3, 5e-3))
-
-    @latency_s.setter
-    def latency_s(self, value: float) -> None:
-        assert value == 0.0
-
-
-class Cluster:
+class Cluster(Lives):
     def __init__(self, seed: int, *, shared: bool, plan: JobPlan = PLAN) -> None:
-        self.rng = random.Random(seed)
+        sim = sim_world(seed)
+        super().__init__(sim, Network(seed, shared=shared), random.Random(seed), HOMES)
         self.shared, self.plan = shared, plan
-        self.sim = sim_world(seed)
-        self.clock = self.sim.clock
-        self.network = Network(seed, shared=shared)
-        self.bus = self.sim.client("director").bus
-        self.lives: dict[str, Life] = {}
-        self.kills = 0
-        self.pauses_s: tuple[float, ...] = (0.001, 0.05, 0.3)
-        """How long an aggregator may be dead."""
+        self.clock = sim.clock
+        self.bus = sim.client("director").bus
         self.places = [BucketPlace(aggregator=AggregatorId(HOMES[b % 2])) for b in range(BUCKETS)]
         self.copied: set[tuple[int, int]] = set()
         self.moves = 0
-        self._kept = {id: FdStore() for id in HOMES}
-        self._tasks: dict[asyncio.Task[Any], Context] = {}
 
     async def begin(self) -> None:
-        asyncio.get_running_loop().set_task_factory(self._make_task)
-
         async def copied(delivery: Delivery) -> None:
             fact = codec.decode(delivery.payload, TensorCopyDone)
             self.copied.add((fact.bucket, fact.location_epoch))
 
         await self.bus.subscribe(subjects.events("migration", fact="copied"), copied)
-        for id in HOMES:
-            await self.start(id)
-
-    def _make_task(self, loop: Any, work: Coroutine[Any, Any, Any], context: Any = None) -> Any:
-        """So that a kill finds all tasks of a life, whoever began them."""
-        context = copy_context() if context is None else context  # An empty one is falsy.
-        task: asyncio.Task[Any] = asyncio.Task(work, loop=loop, context=context)
-        self._tasks[task] = context
-        task.add_done_callback(self._tasks.pop)
-        return task
-
-    async def start(self, id: str) -> None:
-        kept = self._kept[id]
-        notify = Store(kept)
-        process = Process(notify=notify, stored=tuple((name, os.dup(fd)) for name, fd in kept.held))
-        world = self.sim.client(f"aggregator-{id}")
-        aggregator = Aggregator(
-            AggregatorConfig(id=id, cluster_token="c"),
-            world,
-            {"memory": MemoryFabric(self.network, mapped=self.shared)},
-            {"memory": id},
-            virtual=True,
-        )
-        life = Life(id, world, aggregator, notify)
-        self._enter_at_the_door(life)
-        self.lives[id] = life
-        token = LIFE.set(life)
-        service = run_service(aggregator.definition(), world, asyncio.Event(), process)
-        life.task = asyncio.create_task(service)
-        LIFE.reset(token)
-
-    def _enter_at_the_door(self, life: Life) -> None:
-        """What a peer's channel or a command causes here is done by this process, not by the one
-        that sent it."""
-        plane: Any = life.aggregator.plane
-        adoptions: Any = life.aggregator._adoptions
-        orders: Any = life.aggregator.orders
-
-        def own(work: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Any]:
-            async def run(*arguments: Any, **options: Any) -> Any:
-                LIFE.set(life)
-                return await work(*arguments, **options)
-
-            return run
-
-        def own_tasks(begin: Callable[..., None]) -> Callable[..., None]:
-            def run(*arguments: Any) -> None:
-                context = copy_context()
-                context.run(LIFE.set, life)
-                context.run(begin, *arguments)
-
-            return run
-
-        plane.serve, adoptions.adopt = own(plane.serve), own(adoptions.adopt)
-        orders.make = own(orders.make)
-        orders._background = own_tasks(orders._background)
-        orders.handovers.start = own_tasks(orders.handovers.start)
-
-    def passed(self, name: str) -> None:
-        """A failpoint. Whose life ends here does nothing more: not even this task."""
-        life = LIFE.get(None)
-        if life is None or not life.alive or name not in life.armed:
-            return
-        life.armed[name] -= 1
-        if life.armed[name] == 0:
-            self.kill(life.id)
-            raise asyncio.CancelledError
-
-    def kill(self, id: str) -> None:
-        life = self.lives[id]
-        if not life.alive:
-            return
-        self.kills += 1
-        life.notify.alive = False
-        for task, context in tuple(self._tasks.items()):
-            if context.get(LIFE) is life:
-                task.cancel()
-        self.network.cut(id)
-        for _, channel in life.aggregator.orders.handovers._channels.values():
-            assert isinstance(channel, MemoryChannel)
-            channel.lose("we died")
-            channel.peer.lose("the peer died")
-        pause_s = self.rng.choice(self.pauses_s)
-        asyncio.get_running_loop().create_task(self._return(life, pause_s), context=Context())
-
-    async def _return(self, life: Life, pause_s: float) -> None:
-        mine = [task for task, context in self._tasks.items() if context.get(LIFE) is life]
-        await asyncio.gather(*mine, return_exceptions=True)
-        await self.sim.broker.crash(life.world.name)
-        for _, listener in life.aggregator._listeners:
-            await listener.close()
-        life.aggregator.regions.close()
-        await asyncio.sleep(pause_s)
-        self.network.heal(life.id)
-        await self.start(life.id)
-        life.ended.set()
-
-    def close(self) -> None:
-        for kept in self._kept.values():
-            kept.clear()
+        await super().begin()
 
     # The director: master and controller ----------------------------------------------------------
 
@@ -506,16 +328,7 @@ async def travel(cluster: Cluster) -> None:
 
 def arrange(monkeypatch: pytest.MonkeyPatch, cluster: Cluster, lossy: bool) -> None:
     """What of the real world the model replaces."""
-    monkeypatch.setattr(failpoints, "_armed", dict.fromkeys(POINTS))
-    monkeypatch.setattr(failpoints, "_hit", cluster.passed)
-    if cluster.shared:  # The model's network has one kind.
-        monkeypatch.setattr(migration, "SHARED", "memory")
-        monkeypatch.setattr(shell, "SHARED", "memory")
-
-    async def inline(work: Callable[..., Any], *arguments: Any) -> Any:
-        return work(*arguments)
-
-    monkeypatch.setattr(asyncio, "to_thread", inline)
+    cluster.patch(monkeypatch)
     arrive = MemoryChannel.arrive
 
     def sometimes(channel: MemoryChannel, frame: bytes) -> None:

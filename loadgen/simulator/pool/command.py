@@ -12,7 +12,7 @@ from functools import partial
 from math import inf
 from os import cpu_count
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from rich.console import Console
@@ -22,7 +22,13 @@ from slackwater.common.errors import ConfigRejected, Rejected
 from slackwater.loadgen import models
 from slackwater.loadgen.simulator.cluster import Cluster
 from slackwater.loadgen.simulator.jobmodels.registry import make_model
-from slackwater.loadgen.simulator.options import Options, Prepared, build_cluster, prepare
+from slackwater.loadgen.simulator.options import (
+    Options,
+    Prepared,
+    build_cluster,
+    prepare,
+    settings_in,
+)
 from slackwater.loadgen.simulator.pool.minutes import minutes, summarize
 from slackwater.loadgen.simulator.pool.profiles import MODELS, PoolJob, draw_models, workers_of
 from slackwater.loadgen.simulator.pool.report import Reported, comparison, write_report
@@ -32,31 +38,15 @@ from slackwater.services.controller.policies import load_policy
 
 POLICIES: Final = ("static", "cyclic", "edf")
 SMALLEST_GPUS: Final = 2
-OWN: Final = {"edf": {"scaling_s": 0.0}}
-"""Where a policy's settings are not the common ones unless told: ours scales with every exit."""
+OWN: Final = {"edf": {"scaling_s": 0.0, "pack_alone": True}}
+"""Where a policy's settings are not the common ones unless told: ours scales with every exit, and a
+lone job shares with itself."""
 
 Tick = Callable[[int, int, float], None]
 
 
 def settings_for(options: Options, policy: str) -> PoolSettings:
-    """Defaults, then the policy's own, then `--set pool.x=...`, then `--set POLICY.x=...`."""
-    chosen: dict[str, Any] = dict(OWN.get(policy, {}))
-    for owner in ("pool", policy):
-        for text in options.settings:
-            key, separator, value = text.partition("=")
-            found, dot, name = key.rpartition(".")
-            if not separator or not dot or found not in ("pool", *options.policies):
-                raise ConfigRejected(
-                    f"--set {text!r}: write OPTION as pool.NAME=VALUE, or POLICY.NAME=VALUE for a "
-                    f"policy of this run ({', '.join(options.policies)})"
-                )
-            if found == owner:
-                chosen[name] = value
-    try:
-        return msgspec.convert(chosen, PoolSettings, strict=False)
-    except msgspec.ValidationError as error:
-        known = ", ".join(field.name for field in msgspec.structs.fields(PoolSettings))
-        raise ConfigRejected(f"--set for {policy}: {error}; options are {known}") from error
+    return settings_in(PoolSettings, options, "pool", policy, OWN.get(policy, {}))
 
 
 def _models(options: Options) -> tuple[str, ...]:

@@ -47,7 +47,15 @@ class PoolSummary(msgspec.Struct, kw_only=True):
     migrations: int
     migrations_by_cause: dict[str, int]
     buckets_moved: int
+    reverts: int
     loss_worst: float
+    """Of any job at any moment."""
+    loss_mean_worst: float
+    """Of any job over all the time that it ran."""
+    beyond_jobs: int
+    """Jobs that lost more than the limit for a time."""
+    beyond_longest_s: float
+    """The longest such time."""
     played_jobs: int
     played_mean: float
     played_worst: float
@@ -129,7 +137,11 @@ def summarize(
         migrations=sum(outcome.migrations.values()),
         migrations_by_cause=outcome.migrations,
         buckets_moved=outcome.buckets_moved,
+        reverts=sum(row.reverts for row in outcome.rows),
         loss_worst=max(row.loss for row in outcome.rows),
+        loss_mean_worst=max(row.loss_mean for row in outcome.rows),
+        beyond_jobs=sum(row.beyond_longest_s > 0.0 for row in outcome.rows),
+        beyond_longest_s=max(row.beyond_longest_s for row in outcome.rows),
         played_jobs=len(played),
         played_mean=float(np.mean(played)) if played else 0.0,
         played_worst=max(played, default=0.0),

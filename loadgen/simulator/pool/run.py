@@ -14,10 +14,12 @@ from time import perf_counter
 
 import msgspec
 
+from slackwater.loadgen.simulator.pool.checker import Checker
+from slackwater.loadgen.simulator.pool.faults import Faults
+from slackwater.loadgen.simulator.pool.feedback import Feedback, Mode
 from slackwater.loadgen.simulator.pool.profiles import SERVER_CORES, PoolJob, cost
-from slackwater.loadgen.simulator.pool.slots import SlotJob, SlotTask, losses
 from slackwater.loadgen.simulator.pool.world import MASTER, World
-from slackwater.schemas.base import JobId, Message
+from slackwater.schemas.base import ClusterId, JobId, Message
 from slackwater.schemas.cluster import AllocationEvent
 from slackwater.schemas.jobs import CancelJob, JobEvent, JobSpec, RegisterJob
 from slackwater.schemas.placement import MigrationEvent
@@ -25,14 +27,10 @@ from slackwater.schemas.telemetry import JobProfiled
 from slackwater.services.controller.config import ControllerConfig
 from slackwater.services.controller.core import Controller
 from slackwater.services.controller.policies import load_policy
-from slackwater.services.controller.policies.demand import slack_s
-from slackwater.services.controller.policies.scheme import Packing
-from slackwater.services.controller.snapshot import cluster_view
 from slackwater.services.master.config import MasterConfig
 from slackwater.services.master.core import Master
 
 Progress = Callable[[int, float], None]
-PLAYED_S = 20.0
 NEVER_S = 1e12
 """Nobody restarts and no message is lost, so that nothing has to be compared again."""
 
@@ -53,6 +51,18 @@ class PoolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """The period of the number of clusters."""
     profile_iterations: int = 100
     loss_limit: float = 0.1
+    pack_alone: bool = False
+    """Whether a job alone in its cluster has to do with as few aggregators as it needs."""
+    feedback: Mode = "scheme"
+    """What monitor windows tell the controllers: the loss that the scheme reckons, the one that
+    the slots show when they are played out, or nothing."""
+    window_iterations: int = 100
+    kills: float = 0.0
+    """Aggregators killed a day."""
+    stragglers: float = 0.0
+    """Jobs whose own machines are slow for a while, a day."""
+    check: bool = False
+    """Whether all that must hold is looked at after every event."""
     models: str = "alexnet+vgg19+awd-lm+bert-large"
     """Those that jobs are drawn from, the same for every policy: those that the paper trains. `all`
     of the table is another."""
@@ -71,8 +81,13 @@ class JobRow(msgspec.Struct):
     end_s: float
     cluster: str = ""
     migrations: int = 0
+    reverts: int = 0
     loss: float = 0.0
-    """The worst by the policy's own reckoning."""
+    """The worst at any moment, as `feedback` reckons it."""
+    loss_mean: float = 0.0
+    """Over all the time that it ran."""
+    beyond_longest_s: float = 0.0
+    """The longest that it lost more than the limit."""
     played: float = -1.0
     """The worst that the slots showed; -1: not played."""
 
@@ -90,6 +105,25 @@ class PoolOutcome(msgspec.Struct):
     wall_s: float
 
 
+def _controllers(policy: str, settings: PoolSettings, seed: int) -> dict[str, Controller]:
+    adapts = load_policy(policy).adapts
+    return {
+        name: Controller(
+            ControllerConfig(
+                id=name,
+                policy=policy,
+                loss_limit=settings.loss_limit,
+                pack_alone=settings.pack_alone,
+                scaling_s=settings.scaling_s if adapts else 0.0,
+                on_demand_min=settings.on_demand_min,
+                resync_s=NEVER_S,
+            ),
+            Random(f"{seed} {name}"),
+        )
+        for name in (f"c{n:02d}" for n in range(settings.clusters))
+    }
+
+
 class PoolRun:
     def __init__(
         self,
@@ -102,7 +136,7 @@ class PoolRun:
         self._policy = policy
         self._settings = settings
         self._adapts = load_policy(policy).adapts
-        self._deadlines = load_policy(policy).deadlines
+        self._deadlines = load_policy(policy).order == "deadline"
         self._progress = progress
         self._jobs = {JobId(job.id): job for job in jobs}
         self._rows = {
@@ -116,7 +150,6 @@ class PoolRun:
         self._in_use: list[tuple[float, int]] = [(0.0, 0)]
         self._causes: Counter[str] = Counter()
         self._buckets = 0
-        self._changed: set[str] = set()
         self._master = Master(
             MasterConfig(
                 aggregators_max=settings.aggregators_max,
@@ -124,23 +157,32 @@ class PoolRun:
                 jobs_kept_max=1,
             )
         )
-        self._controllers = {
-            name: Controller(
-                ControllerConfig(
-                    id=name,
-                    policy=policy,
-                    loss_limit=settings.loss_limit,
-                    scaling_s=settings.scaling_s if self._adapts else 0.0,
-                    on_demand_min=settings.on_demand_min,
-                    resync_s=NEVER_S,
-                ),
-                Random(f"{seed} {name}"),
-            )
-            for name in (f"c{n:02d}" for n in range(settings.clusters))
-        }
+        self._controllers = _controllers(policy, settings, seed)
         self._world = World(
             self._master, self._controllers, settings.aggregators, SERVER_CORES, self._hear
         )
+        self._feedback = Feedback(
+            settings.feedback,
+            self._controllers,
+            self._jobs,
+            self._deadlines,
+            settings.loss_limit,
+            settings.window_iterations,
+            self._world.at,
+            self._world.fact,
+        )
+
+        self.faults = Faults(seed, self._world, self._feedback, self._running)
+        self._checker = Checker(self._world, self._controllers) if settings.check else None
+
+    def _running(self) -> dict[JobId, str]:
+        """Jobs that are where they are to stay, and their clusters."""
+        return {
+            job.id: name
+            for name, controller in self._controllers.items()
+            for job in controller.state.living()
+            if job.record.phase == "steady"
+        }
 
     def run(self) -> PoolOutcome:
         began_s = perf_counter()
@@ -151,8 +193,11 @@ class PoolRun:
         self._plan_periods(last_s)
         while world.next_s() < inf and (self._done < len(self._jobs) or world.next_s() <= last_s):
             world.run_next()
-            if self._changed:
-                self._reckon()
+            if self._adapts:
+                self._feedback.settle(world.now_s)
+            if self._checker is not None:
+                self._checker.check()
+        self._sum_up()
         return PoolOutcome(
             self._policy,
             list(self._rows.values()),
@@ -166,6 +211,7 @@ class PoolRun:
 
     def _plan_periods(self, last_s: float) -> None:
         first_s = min(job.start_s for job in self._jobs.values())
+        self.faults.plan(first_s, last_s, self._settings.kills, self._settings.stragglers)
         if self._settings.scaling_s and self._adapts:
             self._period(self._settings.scaling_s, last_s)
         for n in range(self._settings.plays if self._adapts else 0):
@@ -187,15 +233,19 @@ class PoolRun:
     def _start(self, job: PoolJob) -> None:
         world = self._world
         for name in self._controllers:
-            world.tick(name)  # So that the master has their reports.
+            world.report(name)
         spec = JobSpec(id=job.id, model=job.model, workers=job.workers, servers=job.servers)
         tensors = cost(job.model, job.workers).tensors
         world.command(MASTER, RegisterJob(job=job.id, rank=0, tensors=tensors, spec=spec))
         world.at(job.end_s, lambda: self._end(job))
 
     def _end(self, job: PoolJob) -> None:
+        cluster = self._rows[job.id].cluster
         self._world.command(MASTER, CancelJob(job=job.id))
         self._done += 1
+        if cluster:
+            self._feedback.ended(JobId(job.id), self._world.now_s)
+            self._feedback.changed(ClusterId(cluster))
         if self._progress is not None:
             self._progress(self._done, self._world.now_s)
 
@@ -210,7 +260,9 @@ class PoolRun:
             case JobEvent(fact="located") if self._adapts:
                 self._located(message, now_s)
             case JobEvent(fact="steady"):
-                self._changed.add(str(message.cluster))
+                self._feedback.changed(message.cluster)
+            case JobEvent(fact="reverted" | "expanded"):
+                self._rows[message.job].reverts += 1
             case _:
                 pass
 
@@ -246,49 +298,12 @@ class PoolRun:
 
     # What it costs the jobs -----------------------------------------------------------------------
 
-    def _reckon(self) -> None:
-        """The loss that the paper's scheme expects, where something changed: d_j against D_j. By
-        deadlines nobody is stretched; what is promised there is the limit."""
-        for cluster in self._changed:
-            state = self._controllers[cluster].state
-            if not self._adapts:
-                continue
-            packing = Packing(cluster_view(state, None))
-            for id, duration_s in packing.durations_s().items():
-                profile = state.jobs[id].record.profile
-                assert profile is not None
-                lost = 0.0 if self._deadlines else 1.0 - profile.iteration_s / duration_s
-                self._rows[id].loss = max(self._rows[id].loss, lost)
-        self._changed.clear()
-
     def _play(self) -> None:
-        """Every cluster's placement as it is now, slot by slot."""
-        rng = Random(f"phases at {self._world.now_s}")
-        order = "deadline" if self._deadlines else "arrival"
-        for controller in self._controllers.values():
-            played, shares = [], dict[str, float]()
-            for job in controller.state.living():
-                profile = job.record.profile
-                if profile is None or job.record.temporary or job.moving:
-                    continue
-                tasks = tuple(
-                    SlotTask(place.aggregator, cpu_s, position)
-                    for place, cpu_s, position in zip(
-                        job.record.places, profile.task_cpu_s, profile.positions, strict=True
-                    )
-                )
-                shares.update({task.aggregator: SERVER_CORES for task in tasks})
-                source = self._jobs[job.id]
-                played.append(
-                    SlotJob(
-                        job.id,
-                        cost(source.model, source.workers).compute_s,
-                        tasks,
-                        profile.iteration_s,
-                        slack_s(1.0, self._settings.loss_limit),
-                        rng.uniform(0.0, 2.0),
-                    )
-                )
-            if played:
-                for id, lost in losses(played, shares, order, PLAYED_S).items():  # type: ignore[arg-type]
-                    self._rows[id].played = max(self._rows[id].played, lost)
+        for id, lost in self._feedback.play_all(self._world.now_s).items():
+            self._rows[id].played = max(self._rows[id].played, lost)
+
+    def _sum_up(self) -> None:
+        for id, felt in self._feedback.felt.items():
+            row = self._rows[id]
+            row.loss, row.beyond_longest_s = felt.worst, felt.beyond_longest_s
+            row.loss_mean = felt.lost_s / max(row.end_s - row.start_s, 1e-9)

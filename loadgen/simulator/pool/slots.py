@@ -59,7 +59,7 @@ class _Running:
 @dataclass(slots=True)
 class _Slot:
     schedule: SlotSchedule[tuple[str, int]]
-    turns: DeadlineTurns[tuple[str, int]]
+    turns: DeadlineTurns
     busy: bool = False
 
 
@@ -77,6 +77,8 @@ class SlotRun:
         }
         self._events: list[tuple[float, int, str, str, int, bool]] = []
         self._number = 0
+        self.spans: list[tuple[str, float, float]] | None = None
+        """Set to a list: (aggregator, from, until) of every stretch that a slot is used."""
         self._jobs: dict[str, _Running] = {}
         for job in jobs:
             positions = [task.position for task in job.tasks]
@@ -126,6 +128,8 @@ class SlotRun:
         name, task = begun.task
         ended = slot.schedule.end(self._jobs[name].job.tasks[task].cpu_s, begun.start_s)
         slot.busy = True
+        if self.spans is not None:
+            self.spans.append((aggregator, begun.start_s, ended.at_s))
         self._note(ended.at_s, aggregator, name, task if ended.done else -1, True)
 
     def _forward(self, name: str, now_s: float = 0.0) -> None:

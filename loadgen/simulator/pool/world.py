@@ -5,6 +5,9 @@ comes back as an answer, a fact goes to whoever observes it (common/effects.py).
 time and are never lost: that is the whole-system simulation's subject. Aggregators obey: they host
 what they are told to host, and a migrated bucket arrives after `copy_s`.
 
+Aggregators may be killed, with their memory or without, and come back. While one is away, and until
+what follows from it is over, everybody ticks and every heart beats every other second.
+
 A core's tick comes when something of it is due (a wish, a migration, an aggregator to give back)
 and at the end of every scaling period, not once a second: between these nothing changes.
 """
@@ -14,6 +17,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from math import inf
+
+import msgspec
 
 from slackwater.common.effects import (
     Answered,
@@ -27,7 +32,7 @@ from slackwater.common.effects import (
     ShellEvent,
     TimerFired,
 )
-from slackwater.schemas.base import AggregatorId, JobId, Message, NodeId, Ok
+from slackwater.schemas.base import AggregatorId, JobId, Message, NodeId, Ok, Refused
 from slackwater.schemas.cluster import (
     AggregatorHeartbeat,
     AggregatorsAllocated,
@@ -44,11 +49,14 @@ from slackwater.schemas.placement import (
     WorkerDone,
 )
 from slackwater.services.controller.core import Controller
-from slackwater.services.controller.state import Aggregator
+from slackwater.services.controller.state import ASK_BUDGET_S, Aggregator
 from slackwater.services.master.core import Master
 
 COPY_S = 1.0
 """From MIGRATE_INIT until every worker pushed to the new aggregator: an iteration or so."""
+SETTLED_AFTER_S = 45.0
+"""From an aggregator's return until all that followed from its absence is over."""
+BEAT_S = 2.0
 MASTER = "master"
 Hear = Callable[[float, Message], None]
 
@@ -59,6 +67,8 @@ class _Played:
 
     held: dict[tuple[JobId, int], int] = field(default_factory=dict)
     owner: str = ""
+    incarnation: int = 1
+    up: bool = True
 
 
 class World:
@@ -85,6 +95,10 @@ class World:
         self._tokens: dict[int, tuple[str, str]] = {}
         self._token = 0
         self._ticks_s: dict[str, float] = {}
+        self._attended_s = -inf
+        self._reports: dict[str, ClusterReport] = {}
+        self._stepped: set[str] = set()
+        """Controllers that did something since their last report."""
         for name in (MASTER, *controllers):
             self._give(name, Recovered(1, {}))
         for id in self._played:
@@ -110,10 +124,21 @@ class World:
         """The controller's timer, its aggregators' heartbeats just before it."""
         self._ticks_s.pop(name, None)
         for id, played in self._played.items():
-            if played.owner == name:
+            if played.owner == name and played.up:
                 self._put(name, Observed("", self._heartbeat(id)))
         self._give(name, TimerFired("tick"))
+        self._stepped.discard(name)
         self._plan_tick(name)
+
+    def report(self, name: str) -> None:
+        """So that the master has the controller's report of now. Of one that did nothing since
+        its last, it is that one again."""
+        last = self._reports.get(name)
+        if last is None or name in self._stepped:
+            self.tick(name)
+        else:
+            fresh = msgspec.structs.replace(last, at_s=self.now_s)
+            self._give(MASTER, Observed("", fresh))
 
     def _plan_tick(self, name: str) -> None:
         due_s = max(self._due_s(name), self.now_s + 1.0)
@@ -145,6 +170,57 @@ class World:
         waiting = any(job.wish is not None for job in state.jobs.values())
         return state.job_ended or waiting or bool(self._unused(name))
 
+    # Aggregators that die -------------------------------------------------------------------------
+
+    @property
+    def calm(self) -> bool:
+        """Nothing that follows from a kill is going on."""
+        return self.now_s > self._attended_s
+
+    def held(self) -> dict[tuple[JobId, int], list[tuple[AggregatorId, int]]]:
+        """(job, bucket) -> each aggregator that holds it, with the location epoch."""
+        found: dict[tuple[JobId, int], list[tuple[AggregatorId, int]]] = {}
+        for id, played in self._played.items():
+            for key, epoch in played.held.items():
+                found.setdefault(key, []).append((id, epoch))
+        return found
+
+    def busy(self) -> list[AggregatorId]:
+        """Those that hold something, and live."""
+        return [id for id, played in self._played.items() if played.held and played.up]
+
+    def kill(self, id: AggregatorId, away_s: float, *, forget: bool) -> None:
+        """`forget`: its memory is lost with it."""
+        played = self._played[id]
+        if not played.up:
+            return
+        played.up = False
+        if forget:
+            played.held.clear()
+
+        def back() -> None:
+            played.up, played.incarnation = True, played.incarnation + 1
+            for name in filter(None, (MASTER, played.owner)):
+                self._give(name, Observed("", self._heartbeat(id)))
+
+        self.at(self.now_s + away_s, back)
+        self._attend(self.now_s + away_s + SETTLED_AFTER_S)
+
+    def _attend(self, until_s: float) -> None:
+        if self._attended_s < self.now_s:
+            self.at(self.now_s + BEAT_S, self._beat)
+        self._attended_s = max(self._attended_s, until_s)
+
+    def _beat(self) -> None:
+        for id, played in self._played.items():
+            if played.up:
+                self._put(MASTER, Observed("", self._heartbeat(id)))
+        self._give(MASTER, TimerFired("tick"))
+        for name in self.controllers:
+            self.tick(name)
+        if self.now_s + BEAT_S <= self._attended_s:
+            self.at(self.now_s + BEAT_S, self._beat)
+
     # Messages -------------------------------------------------------------------------------------
 
     def command(self, service: str, message: Message) -> None:
@@ -168,6 +244,7 @@ class World:
             core = self.master if name == MASTER else self.controllers[name]
             if name != MASTER:
                 touched.add(name)
+                self._stepped.add(name)
             for effect in core.step(each, self.now_s):
                 self._carry(name, effect)
         for name in touched:
@@ -178,9 +255,12 @@ class World:
         match effect:
             case Request(subject=subject, message=message, key=key):
                 _, _, _, service, id, _ = subject.split(".")
-                if service == "aggregator":
+                if service == "aggregator" and self._played[AggregatorId(id)].up:
                     answer = self._obey(AggregatorId(id), message, sender)
                     self._put(sender, Answered(key, answer))
+                elif service == "aggregator":
+                    refused = Answered(key, Refused(reason="no answer", retry_after_s=1.0))
+                    self.at(self.now_s + ASK_BUDGET_S, lambda: self._give(sender, refused))
                 else:
                     self._token += 1
                     self._tokens[self._token] = (sender, key)
@@ -196,6 +276,7 @@ class World:
                 self._put(asker, Answered(key, message))
             case Publish(message=message):
                 if isinstance(message, ClusterReport):
+                    self._reports[sender] = message
                     self._put(MASTER, Observed("", message))
                 elif isinstance(message, AllocationEvent):
                     self._played[message.aggregator].owner = (
@@ -211,7 +292,7 @@ class World:
         return AggregatorHeartbeat(
             service="aggregator",
             id=id,
-            incarnation=1,
+            incarnation=self._played[id].incarnation,
             at_s=self.now_s,
             node=NodeId("n"),
             cpu_share=self._cpu_share,
@@ -234,9 +315,11 @@ class World:
                 for layout, epoch in zip(buckets, epochs, strict=True):
                     key = (plan.job, layout.index)
                     held[key] = max(epoch, held.get(key, 0))
-            case DropJob(job=job, buckets=chosen):
+            case DropJob(job=job, buckets=chosen, up_to_epochs=epochs):
+                upto = dict(zip(chosen or (), epochs or (), strict=False))
                 for key in [k for k in held if k[0] == job]:
-                    if chosen is None or key[1] in chosen:
+                    known = chosen is None or key[1] in chosen
+                    if known and held[key] <= upto.get(key[1], held[key]):
                         del held[key]
             case MigrateInit():
                 self.at(self.now_s + COPY_S, lambda: self._copy(id, message, sender))
@@ -249,15 +332,19 @@ class World:
             BucketHeld(job=job, bucket=bucket, layout_epoch=1, location_epoch=epoch, version=1)
             for (job, bucket), epoch in self._played[id].held.items()
         )
-        return BucketsHeld(aggregator=id, incarnation=1, held=held)
+        return BucketsHeld(aggregator=id, incarnation=self._played[id].incarnation, held=held)
 
     def _copy(self, source: AggregatorId, order: MigrateInit, sender: str) -> None:
         """WORKER_DONE of the buckets that are still there: they were copied, too."""
         target, job = order.to.aggregator, JobId(order.job)
+        if not (self._played[source].up and self._played[target].up):
+            self.at(self.now_s + COPY_S, lambda: self._copy(source, order, sender))
+            return
         leaving, arriving = self._played[source].held, self._played[target].held
         for bucket, epoch in zip(order.buckets, order.epochs, strict=True):
-            if leaving.pop((job, bucket), None) is None:
-                continue
+            if leaving.get((job, bucket), epoch) >= epoch:
+                continue  # Gone, or told to stay since.
+            del leaving[job, bucket]
             arriving[job, bucket] = epoch
             pushed = WorkerDone(job=job, bucket=bucket, location_epoch=epoch, target=target)
             self._put(sender, Observed("", pushed))

@@ -15,6 +15,7 @@ from slackwater.services.controller.policies.view import (
     ClusterView,
     JobView,
     Memory,
+    Order,
     Plan,
     PlanRefused,
     validate,
@@ -26,7 +27,7 @@ class Cyclic:
 
     adapts = True
     private = False
-    deadlines = False
+    order: Order = "cyclic"
 
     def place(self, view: ClusterView, job: JobView) -> tuple[dict[int, str], int]:
         """Every open bucket of a profiled job -> its aggregator, and how many of them are new."""
@@ -42,7 +43,7 @@ class Cyclic:
             return _keep(view, job, temporary=True) or round_robin(view, job, temporary=True)
         if job.standalone:
             return _grow(view, job)
-        if not any(other.id != job.id for other in view.jobs):
+        if not view.pack_alone and not any(other.id != job.id for other in view.jobs):
             kept = _keep(view, job, temporary=False)
             if kept is not None:
                 return kept

@@ -15,18 +15,24 @@ the end of a chunk, if h(l) + chunk <= l. A job's demand here is bounded by its 
 one number: h(l) <= U l + excess for l >= its shortest W, where the excess is the largest h(l) - U l
 of a period. The bound's sum is linear between the jobs' shortest windows, so it is tested there
 only: a test costs as many steps as the aggregator has jobs, not a hyperperiod.
+
+The line is up to an iteration above the steps, which keeps short iterations and large first layers
+apart that would fit. So where it says no and a new aggregator is at stake, h itself is looked at
+(`holds`), at every step up to where U l has overtaken it for good.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from slackwater.common.limits import CHUNK_CPU_S
+from slackwater.common.limits import CHUNK_SLOT_S
 from slackwater.services.controller.policies.view import EPSILON, JobView
 
 Floats = NDArray[np.float64]
+STEPS_MAX: Final = 20_000
+"""Of the exact test, some milliseconds; a utilisation of nearly 1 would need ever more."""
 
 
 class Load(NamedTuple):
@@ -45,19 +51,16 @@ def slack_s(iteration_s: float, loss_limit: float) -> float:
     return iteration_s * loss_limit / (1.0 - loss_limit)
 
 
-def positions(buckets: int) -> tuple[float, ...]:
-    """x of every task of a job that is not profiled for it: its place in the forward order."""
-    return tuple(bucket / buckets for bucket in range(buckets))
+def positions(first_tensors: Sequence[int], tensors: int) -> tuple[float, ...]:
+    """x of every task of a job that is not profiled for it: the part of the job's tensors that come
+    before its first, in forward order. Buckets say less: where tensors are small, most of the
+    layers share a few of them."""
+    return tuple(first / tensors for first in first_tensors)
 
 
 def window_s(position: float, slot_s: float, iteration_s: float, loss_limit: float) -> float:
     """W: from complete to needed."""
     return max(position * iteration_s, slot_s) + slack_s(iteration_s, loss_limit)
-
-
-def chunk_s(slot_s: float, cpu_share: float) -> float:
-    """How long a task of that slot time may hold the slot without looking up."""
-    return min(slot_s, CHUNK_CPU_S / cpu_share)
 
 
 class Tasks:
@@ -68,14 +71,14 @@ class Tasks:
         self.iteration_s = job.iteration_s
         self.slots_s: Floats = np.array(job.task_cpu_s) / cpu_share
         slack = slack_s(job.iteration_s, loss_limit)
-        at = np.array(job.positions or positions(len(job.places))) * job.iteration_s
-        windows_s = np.maximum(at, self.slots_s) + slack
-        self._chunk_s = CHUNK_CPU_S / cpu_share
+        tasks = len(job.places)
+        at = np.array(job.positions or positions(range(tasks), tasks)) * job.iteration_s
+        self.windows_s: Floats = np.maximum(at, self.slots_s) + slack
+        windows_s = self.windows_s
         # h steps at W + k D. Beyond the longest W it repeats with every D, U D higher.
         last_s = float(windows_s.max())
-        tasks = np.arange(len(windows_s))
         repeats = 1 + ((last_s - windows_s) / job.iteration_s).astype(np.intp)
-        of = np.repeat(tasks, repeats)
+        of = np.repeat(np.arange(tasks), repeats)
         turn = np.arange(len(of)) - np.repeat(np.cumsum(repeats) - repeats, repeats)
         steps_s = windows_s[of] + turn * job.iteration_s
         order = np.argsort(steps_s, kind="stable")
@@ -92,7 +95,7 @@ class Tasks:
             window_s=float(self._steps_s[int(here.argmax())]),
             utilisation=utilisation,
             excess_s=float(over_s[here].max()),
-            chunk_s=min(float(slots_s.max()), self._chunk_s),
+            chunk_s=min(float(slots_s.max()), CHUNK_SLOT_S),
         )
 
 
@@ -111,6 +114,41 @@ def schedulable(loads: Iterable[Load], usable: float = 1.0) -> bool:
         if utilisation * load.window_s + excess_s + blocking_s > room_s:
             return False
     return True
+
+
+class Demand(NamedTuple):
+    """Tasks as the exact test sees them, each an element of all three."""
+
+    periods_s: Floats
+    slots_s: Floats
+    windows_s: Floats
+
+    @classmethod
+    def of(cls, tasks: Tasks, chosen: NDArray[np.bool_]) -> "Demand":
+        periods_s = np.full(int(chosen.sum()), tasks.iteration_s)
+        return cls(periods_s, tasks.slots_s[chosen], tasks.windows_s[chosen])
+
+
+def holds(demands: Sequence[Demand]) -> bool:
+    """The exact test: h(l) + chunk <= l at every step of h, up to the l beyond which that follows
+    from the utilisation. Too many steps count as no."""
+    periods_s, slots_s, windows_s = (np.concatenate(parts) for parts in zip(*demands, strict=True))
+    spare = 1.0 - float((slots_s / periods_s).sum())
+    if spare <= EPSILON:
+        return False
+    chunk_s = min(float(slots_s.max()), CHUNK_SLOT_S)
+    # h(l) <= sum of (l - W + D) C / D for l >= every W.
+    above_s = float((np.maximum(periods_s - windows_s, 0.0) * slots_s / periods_s).sum())
+    last_s = max(float(windows_s.max()), (above_s + chunk_s) / spare)
+    counts = np.maximum(((last_s - windows_s) / periods_s).astype(np.intp) + 1, 0)
+    if int(counts.sum()) > STEPS_MAX:
+        return False
+    of = np.repeat(np.arange(len(counts)), counts)
+    turn = np.arange(len(of)) - np.repeat(np.cumsum(counts) - counts, counts)
+    steps_s = windows_s[of] + turn * periods_s[of]
+    order = np.argsort(steps_s, kind="stable")
+    demand = np.cumsum(slots_s[of][order]) + chunk_s
+    return bool((demand <= steps_s[order] * (1.0 + EPSILON)).all())
 
 
 def demand_s(tasks: Sequence[tuple[float, float, float]], length_s: float) -> float:

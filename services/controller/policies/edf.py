@@ -7,29 +7,51 @@ and every task of every job on it is done before its layer waits longer than the
 (demand.py; docs/adr/0010). The aggregators' slots run in that order (schedule.py).
 
 A job goes whole to the aggregator with the least sufficient free time; where none takes all of it,
-its tasks are dealt largest first by the same rule. Everything else (profiling on temporary
-aggregators, a lone job keeps what it asked for, never more than it asked for) is the paper's.
+its tasks are dealt largest first by the same rule. That is reckoned with a quick sufficient test;
+where it would cost new aggregators, once more with the exact one. Everything else (profiling on
+temporary aggregators, a lone job keeps what it asked for, never more than that) is the paper's.
 """
 
 from bisect import insort
 from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from slackwater.schemas.base import AggregatorId
 from slackwater.services.controller.policies.cyclic import Cyclic
-from slackwater.services.controller.policies.demand import Load, Tasks, schedulable
-from slackwater.services.controller.policies.view import NEW, ClusterView, JobView
+from slackwater.services.controller.policies.demand import (
+    Demand,
+    Load,
+    Tasks,
+    holds,
+    schedulable,
+)
+from slackwater.services.controller.policies.view import (
+    NEW,
+    ClusterView,
+    JobView,
+    Order,
+    loss_limit,
+)
+
+LOOKS_MAX: Final = 128
+"""Exact tests while one job is placed: a bound on the time that it takes."""
 
 
 class Edf(Cyclic):
     """Registered as `edf`."""
 
-    deadlines = True
+    order: Order = "deadline"
 
     def place(self, view: ClusterView, job: JobView) -> tuple[dict[int, str], int]:
-        return place_by_deadline(view, job)
+        placed, new = place_by_deadline(view, job)
+        if new and view.aggregators:
+            closer = place_by_deadline(view, job, looks=LOOKS_MAX)
+            if closer[1] < new:
+                return closer
+        return placed, new
 
 
 @dataclass(slots=True)
@@ -46,6 +68,8 @@ class _Aggregator:
     """The tasks of the job that is being placed."""
     own: float = 0.0
     """Utilisation by them."""
+    demand: Demand | None = None
+    """Of the residents, once an exact test asks."""
 
     @property
     def free(self) -> float:
@@ -55,9 +79,10 @@ class _Aggregator:
 class Deadlines:
     """The aggregators' loads while one job is being placed."""
 
-    def __init__(self, view: ClusterView, job: JobView) -> None:
+    def __init__(self, view: ClusterView, job: JobView, looks: int = 0) -> None:
         self._view = view
         self._job = job
+        self._looks = looks
         self._prepared: dict[float, Tasks] = {}
         self.aggregators = {
             a.id: _Aggregator(a.id, a.cpu_share, a.usable)
@@ -77,7 +102,9 @@ class Deadlines:
 
     def tasks(self, cpu_share: float) -> Tasks:
         if cpu_share not in self._prepared:
-            self._prepared[cpu_share] = Tasks(self._job, cpu_share, self._view.loss_limit)
+            self._prepared[cpu_share] = Tasks(
+                self._job, cpu_share, loss_limit(self._job, self._view)
+            )
         return self._prepared[cpu_share]
 
     def put(self, target: _Aggregator, tasks: list[int]) -> None:
@@ -93,11 +120,30 @@ class Deadlines:
             return False
         if target.loads is None:
             target.loads = [
-                load_on(other, target.id, target.cpu_share, self._view.loss_limit)
+                load_on(other, target.id, target.cpu_share, loss_limit(other, self._view))
                 for other in target.residents
             ]
-        load = own.load(self._with(target, tasks))
-        return schedulable((*target.loads, load), target.usable)
+        chosen = self._with(target, tasks)
+        if schedulable((*target.loads, own.load(chosen)), target.usable):
+            return True
+        if not self._looks:
+            return False
+        self._looks -= 1
+        return holds((*self._residents(target), Demand.of(own, chosen)))
+
+    def _residents(self, target: _Aggregator) -> tuple[Demand, ...]:
+        if not target.residents:
+            return ()
+        if target.demand is None:
+            parts = [
+                Demand.of(
+                    Tasks(other, target.cpu_share, loss_limit(other, self._view)),
+                    _on(other, target.id),
+                )
+                for other in target.residents
+            ]
+            target.demand = Demand(*(np.concatenate(each) for each in zip(*parts, strict=True)))
+        return (target.demand,)
 
     def _with(self, target: _Aggregator, tasks: list[int]) -> NDArray[np.bool_]:
         count = len(self._job.places)
@@ -110,16 +156,21 @@ class Deadlines:
         return self.aggregators[AggregatorId(name)]
 
 
-def load_on(job: JobView, aggregator: str, cpu_share: float, loss_limit: float) -> Load:
+def load_on(job: JobView, aggregator: str, cpu_share: float, limit: float) -> Load:
     """What a placed and profiled job asks of one of its aggregators."""
-    chosen = np.array([place == aggregator for place in job.places])
-    return Tasks(job, cpu_share, loss_limit).load(chosen)
+    return Tasks(job, cpu_share, limit).load(_on(job, aggregator))
 
 
-def place_by_deadline(view: ClusterView, job: JobView) -> tuple[dict[int, str], int]:
+def _on(job: JobView, aggregator: str) -> NDArray[np.bool_]:
+    return np.array([place == aggregator for place in job.places])
+
+
+def place_by_deadline(
+    view: ClusterView, job: JobView, looks: int = 0
+) -> tuple[dict[int, str], int]:
     """(bucket -> aggregator, how many new ones) for the open buckets of a profiled job. `new_max`
-    is not enforced here: the caller judges the number."""
-    state = Deadlines(view, job)
+    is not enforced here: the caller judges the number. `looks`: exact tests that may be made."""
+    state = Deadlines(view, job, looks)
     open_buckets = [bucket for bucket, place in enumerate(job.places) if place is None]
     open_buckets.sort(key=lambda bucket: (-job.task_cpu_s[bucket], bucket))
     order: list[tuple[float, int, str]] = []  # By what is free, then in the order of ids.

@@ -5,7 +5,14 @@ jobs have to lose more than the limit, or their aggregators were never short of 
 saved" proves nothing (DESIGN.md section 1).
 """
 
-from slackwater.services.controller.policies.view import NEW, ClusterView, JobView, Memory, Plan
+from slackwater.services.controller.policies.view import (
+    NEW,
+    ClusterView,
+    JobView,
+    Memory,
+    Order,
+    Plan,
+)
 
 
 class Packed:
@@ -13,7 +20,7 @@ class Packed:
 
     adapts = False
     private = False
-    deadlines = False
+    order: Order = "arrival"
 
     def assign(self, view: ClusterView, job: JobView, memory: Memory) -> tuple[Plan, Memory]:
         if not view.aggregators and view.new_max < 1:

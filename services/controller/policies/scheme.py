@@ -27,6 +27,7 @@ from slackwater.services.controller.policies.view import (
     AggregatorView,
     ClusterView,
     JobView,
+    loss_limit,
 )
 
 
@@ -84,6 +85,8 @@ class Estimate:
     free_s: float
     executions: int
     loss_max: float
+    excess_max: float
+    """Of all jobs there, the largest loss above (or, negative, below) its own limit."""
     duration_s: float
     """d_k with the task there."""
 
@@ -92,7 +95,8 @@ class Packing:
     """The aggregators' cycles and free slots while one job is being assigned."""
 
     def __init__(self, view: ClusterView) -> None:
-        self._loss_limit = view.loss_limit
+        self._view = view
+        self._loss_limits: dict[JobId, float] = {}
         self._aggregators: dict[str, _Aggregator] = {}
         self._jobs: dict[JobId, _Job] = {}
         for aggregator in view.aggregators:
@@ -105,6 +109,7 @@ class Packing:
 
     def put(self, job: JobView) -> None:
         """Count a job's tasks where they already are. An unprofiled job weighs nothing yet."""
+        self._loss_limits[job.id] = loss_limit(job, self._view)
         if not job.task_cpu_s or job.iteration_s <= 0.0:
             return
         for name, sum_s in job.cpu_by_place_s().items():
@@ -118,6 +123,7 @@ class Packing:
         newcomer = self._jobs.get(job) or _Job(iteration_s)
         duration_s = newcomer.duration_with_s(aggregator, cycle_s)
         loss_max = loss(iteration_s, duration_s)
+        excess_max = loss_max - self._limit(job)
         used_s = 0.0
         for other, slots_s in target.slots_s.items():
             if other == job:
@@ -125,12 +131,15 @@ class Packing:
                 continue
             neighbour = self._jobs[other]
             stretched = neighbour.duration_with_s(aggregator, cycle_s)
-            loss_max = max(loss_max, loss(neighbour.iteration_s, stretched))
+            lost = loss(neighbour.iteration_s, stretched)
+            loss_max = max(loss_max, lost)
+            excess_max = max(excess_max, lost - self._limit(other))
             used_s += executions(cycle_s, stretched) * slots_s
         return Estimate(
             free_s=target.usable * cycle_s - used_s,
             executions=executions(cycle_s, duration_s),
             loss_max=loss_max,
+            excess_max=excess_max,
             duration_s=duration_s,
         )
 
@@ -174,7 +183,10 @@ class Packing:
 
     def qualifies(self, estimate: Estimate) -> bool:
         """Line 6 tests every job; a loss equal to the limit is out, as printed."""
-        return estimate.loss_max < self._loss_limit - EPSILON
+        return estimate.excess_max < -EPSILON
+
+    def _limit(self, job: JobId) -> float:
+        return self._loss_limits.get(job, self._view.loss_limit)
 
 
 class _Shelves:

@@ -5,7 +5,13 @@ measured against it under the same CPU shares.
 """
 
 from slackwater.services.controller.policies.cyclic import round_robin
-from slackwater.services.controller.policies.view import ClusterView, JobView, Memory, Plan
+from slackwater.services.controller.policies.view import (
+    ClusterView,
+    JobView,
+    Memory,
+    Order,
+    Plan,
+)
 
 
 class Static:
@@ -13,7 +19,7 @@ class Static:
 
     adapts = False
     private = True
-    deadlines = False
+    order: Order = "arrival"
 
     def assign(self, view: ClusterView, job: JobView, memory: Memory) -> tuple[Plan, Memory]:
         if all(place is not None for place in job.current) and job.current:

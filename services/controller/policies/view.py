@@ -7,7 +7,7 @@ applied, whichever policy made it (DESIGN.md section 3).
 
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Protocol
+from typing import Any, Final, Literal, Protocol
 
 from slackwater.common.errors import Rejected
 from slackwater.schemas.base import AggregatorId, JobId
@@ -43,6 +43,8 @@ class JobView:
     """Aggregators where this job lost speed: it may not return there."""
     standalone: bool = False
     """It loses speed though alone on fewer aggregators than it asked for: give it all of them."""
+    loss_limit: float = 0.0
+    """Its tenant's; 0: the cluster's."""
     positions: tuple[float, ...] = ()
     """Per bucket, which part of the forward pass comes before it is pulled; empty: not profiled."""
     _cpu_by_place_s: dict[AggregatorId, float] = field(
@@ -73,6 +75,8 @@ class ClusterView:
     forced: bool = False
     """Nothing more can be had and the buckets are nowhere: the least loaded take them, fit or
     not."""
+    pack_alone: bool = False
+    """A job alone in its cluster is placed as any other, instead of keeping what it asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +89,9 @@ class Plan:
     """The new aggregators serve for profiling only: `assign` is asked again afterwards."""
     reason: str = ""
 
+
+Order = Literal["arrival", "cyclic", "deadline"]
+"""As they come, in the paper's cycle, or the earliest deadline first."""
 
 Memory = Any
 """What a policy carries from one decision to the next; None at first and after a restart."""
@@ -102,8 +109,8 @@ class Policy(Protocol):
         ...
 
     @property
-    def deadlines(self) -> bool:
-        """Whether its jobs' tasks run by deadline; else as they come."""
+    def order(self) -> Order:
+        """By which rule its jobs' tasks run on the aggregators that they share."""
         ...
 
     def assign(self, view: ClusterView, job: JobView, memory: Memory) -> tuple[Plan, Memory]: ...
@@ -166,6 +173,11 @@ def _check_capacity(plan: Plan, view: ClusterView, job: JobView) -> None:
             )
 
 
+def loss_limit(job: JobView, view: ClusterView) -> float:
+    """How much of its speed the job may lose: its tenant's limit, else the cluster's."""
+    return job.loss_limit or view.loss_limit
+
+
 def _add(
     loads: dict[str, _Load],
     shares: dict[AggregatorId, float],
@@ -174,7 +186,7 @@ def _add(
 ) -> None:
     if job.iteration_s <= 0.0:
         return
-    stretched_s = job.iteration_s / (1.0 - view.loss_limit)
+    stretched_s = job.iteration_s / (1.0 - loss_limit(job, view))
     for place, cpu_s in job.cpu_by_place_s().items():
         load = loads[place]
         load.utilisation += cpu_s / shares.get(place, view.new_share) / stretched_s

@@ -24,8 +24,9 @@ Pure: the randomness is a seed that the caller passes.
 from typing import Final, NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from slackwater.common.compiled import njit
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -71,6 +71,8 @@ async def check_reasons(client: Client) -> None:
     await until_told(client, "small", "waits for 2 worker slots: 1 of 2 free; runs when a job ends")
     await client.submit(JobSpec(id="huge", workers=3, program=sleep))
     await until_told(client, "huge", "waits for 3 worker slots on one node: the largest has 2")
+    (nameless,) = await client.tenants()
+    assert (nameless.tenant, nameless.waiting, nameless.running) == ("", 2, 4)
     for id in ("huge", "small", "runs", "third", "other"):
         await client.cancel(id)
 

@@ -63,7 +63,7 @@ def test_bytes_do_not_depend_on_the_process() -> None:
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(seed=st.integers(0, 2**63))
 def test_any_seed_gives_a_whole_workload(name: str, seed: int) -> None:
     """Unique ids, submissions in order from 0 on, positive times; it can be written."""

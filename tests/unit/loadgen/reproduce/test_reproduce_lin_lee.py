@@ -52,6 +52,7 @@ def test_cruise_s_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(240)
 def test_harmony_s_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "harmony.md"
     monkeypatch.setattr("sys.argv", ["harmony", "--seeds", "1", "--out", str(out)])

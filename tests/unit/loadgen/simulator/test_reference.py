@@ -99,7 +99,7 @@ rows = st.lists(
 
 
 @pytest.mark.parametrize("policy", ["fifo", "best-effort", "sf", "srtf", "srsf", "tiresias-las"])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(jobs=rows)
 def test_the_engine_equals_the_reference(policy: str, jobs: list[tuple[int, int, int]]) -> None:
     jobs = sorted(jobs)
@@ -135,7 +135,7 @@ class Forgetful:
 
 
 @pytest.mark.parametrize("policy", ["fifo", "best-effort", "sf", "srtf", "srsf", "tiresias-las"])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(jobs=rows)
 def test_memory_is_only_an_index(policy: str, jobs: list[tuple[int, int, int]]) -> None:
     """A plan made with the memory equals the one made from the bare view."""

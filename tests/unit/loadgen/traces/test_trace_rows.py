@@ -66,7 +66,7 @@ def test_a_bad_cell_names_its_place(tmp_path: Path, column: str, value: str) -> 
     assert "expected" in str(error)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     row=st.integers(0, 2),
     column=st.sampled_from(["num_gpu", "submit_time", "iterations", "duration", "interval"]),
@@ -289,7 +289,7 @@ _JOBS = st.builds(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(jobs=st.lists(_JOBS, min_size=1, max_size=6, unique_by=lambda job: job.id))
 def test_own_format_round_trips(tmp_path: Path, jobs: list[TraceJob]) -> None:
     """Every field comes back equal, floats to the last bit; writing again gives equal bytes."""
@@ -300,7 +300,7 @@ def test_own_format_round_trips(tmp_path: Path, jobs: list[TraceJob]) -> None:
     assert write(trace.jobs) == write(sorted(jobs, key=lambda job: job.submit_s))
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     row=st.integers(0, 2),
     column=st.sampled_from(["submit_s", "gpus", "duration_s", "iterations", "stages_s", "extra"]),

@@ -214,7 +214,7 @@ TestAlone = Alone.TestCase
 TestStaleByOne = StaleByOne.TestCase
 TestStaleByNone = StaleByNone.TestCase
 for case in (TestAlone, TestStaleByOne, TestStaleByNone):
-    case.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+    case.settings = settings(max_examples=40, stateful_step_count=40)
 
 
 @pytest.mark.parametrize("staleness", [None, 0, 3])

@@ -232,7 +232,7 @@ class Synchronous(RuleBasedStateMachine):
 
 
 TestSynchronous = Synchronous.TestCase
-TestSynchronous.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestSynchronous.settings = settings(max_examples=60, stateful_step_count=40)
 
 
 def test_freezing_needs_an_order() -> None:

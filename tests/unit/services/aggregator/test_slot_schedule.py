@@ -73,7 +73,7 @@ def test_slots_never_overlap_and_add_up(
     assert slot.busy_s == pytest.approx(sum(cpu_s for _, cpu_s, _ in tasks) / share)
 
 
-CHUNK_S = limits.CHUNK_CPU_S / 0.1
+CHUNK_S = limits.CHUNK_SLOT_S
 
 
 def test_the_earliest_deadline_is_next_and_who_has_none_comes_last() -> None:
@@ -93,10 +93,10 @@ def test_a_task_with_a_deadline_gives_way_after_each_chunk_and_loses_nothing() -
     slot: SlotSchedule[str] = SlotSchedule(0.1)
     slot.arrived("fc6", 0.0, Turn(0.0, 9.0))
     assert slot.begin(0.0) == ("fc6", 0.0, 0.0)
-    assert slot.end(3 * limits.CHUNK_CPU_S, 0.0) == (pytest.approx(CHUNK_S), False)
+    assert slot.end(0.3 * CHUNK_S, 0.0) == (pytest.approx(CHUNK_S), False)
     slot.arrived("conv1", 0.001, Turn(0.001, 0.5))
     assert slot.begin(CHUNK_S) == ("conv1", pytest.approx(CHUNK_S), 0.0)
-    assert slot.end(limits.CHUNK_CPU_S / 2, 0.1) == (pytest.approx(1.5 * CHUNK_S), True)
+    assert slot.end(0.05 * CHUNK_S, 0.1) == (pytest.approx(1.5 * CHUNK_S), True)
     left = []
     while (begun := slot.begin(1.0)) is not None:
         left.append(begun.left_s)

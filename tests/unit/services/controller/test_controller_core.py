@@ -4,6 +4,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Any, TypeVar
 
+import msgspec
 import pytest
 
 from slackwater.common.effects import (
@@ -18,7 +19,16 @@ from slackwater.common.effects import (
     Requested,
     TimerFired,
 )
-from slackwater.schemas.base import AggregatorId, ClusterId, JobId, Message, NodeId, Ok, Refused
+from slackwater.schemas.base import (
+    AggregatorId,
+    ClusterId,
+    JobId,
+    Message,
+    NodeId,
+    Ok,
+    Record,
+    Refused,
+)
 from slackwater.schemas.cluster import (
     AdoptAggregators,
     AggregatorHeartbeat,
@@ -44,6 +54,7 @@ from slackwater.schemas.placement import (
     LocateJob,
     MigrateInit,
     PlaceJob,
+    PlanTurns,
     Profile,
     ReleaseJob,
     TensorCopyDone,
@@ -121,6 +132,7 @@ class Harness:
         self.pool = pool
         self.config = ControllerConfig(id="c0", **config)
         self.stored: dict[str, JobPlacement] = {}
+        self.drains: dict[str, Record] = {}
         self.now_s = 1000.0
         self.epoch = 0
         self.sent: list[Message] = []
@@ -135,7 +147,10 @@ class Harness:
         self.epoch += 1
         self.core = Controller(self.config, Random(7))
         self.held_back.clear()
-        self.step(Recovered(self.epoch, {"placements_c0": dict(self.stored)}))
+        found: dict[str, dict[str, Record]] = {
+            "placements_c0": dict(self.stored), "drains_c0": dict(self.drains)
+        }  # fmt: skip
+        self.step(Recovered(self.epoch, found))
         self.beat()
         self.tick()
 
@@ -148,10 +163,11 @@ class Harness:
             all_effects += effects
             for effect in effects:  # Records first, as the shell does.
                 if isinstance(effect, Persist):
-                    if isinstance(effect.record, JobPlacement):
-                        self.stored[effect.key] = effect.record
+                    records: Any = self.drains if effect.bucket == "drains_c0" else self.stored
+                    if effect.record is not None:
+                        records[effect.key] = effect.record
                     else:
-                        del self.stored[effect.key]
+                        del records[effect.key]
             if any(isinstance(effect, Persist) for effect in effects) and self.crash_at:
                 self.crash_at -= 1
                 if not self.crash_at:
@@ -298,6 +314,14 @@ def test_a_lone_job_adopts_its_temporary_aggregators_and_all_go_back_at_its_end(
     assert gone.retry_after_s == 0.0
 
 
+def test_a_profile_says_how_much_of_its_own_servers_a_job_uses() -> None:
+    harness = Harness(Pool(8))
+    harness.place("a", [0.02, 0.02])
+    measured = last([f for f in harness.facts if f.fact == "measured"], JobEvent)
+    shares = harness.core.state.aggregators[AggregatorId("a0")].cpu_share * 2
+    assert float(measured.detail["utilisation"]) == pytest.approx(0.04 / shares, rel=1e-3)
+
+
 def test_the_same_order_twice_is_one_job_and_other_tensors_are_named() -> None:
     harness = Harness(Pool(4))
     assert harness.ask(placed("j", 2)) == Ok()
@@ -408,6 +432,28 @@ def test_the_newest_assignment_is_undone_whoever_loses() -> None:
     assert not {t.aggregator for t in record.target} & victim_at
     harness.migrated("new")
     assert harness.stored["new"].phase == "steady"
+
+
+def test_a_tenant_s_limit_is_what_its_job_is_watched_by_and_its_tasks_run_by() -> None:
+    """7.4 % is within the cluster's limit, and beyond that of the tenant."""
+    for limit, undone in ((0.0, False), (0.05, True)):
+        harness = Harness(Pool(8))
+        harness.ask(msgspec.structs.replace(placed("old", 2), loss_limit=limit))
+        harness.profile("old", [0.02, 0.02])
+        harness.restart()  # The limit is in the record.
+        harness.pass_time(5)
+        harness.place("new", [0.03, 0.01])
+        harness.pass_time(60)
+        (plan,) = {
+            each.slack
+            for message in harness.sent
+            if isinstance(message, PlanTurns)
+            for each in message.jobs
+            if each.job == "old"
+        }
+        assert plan == pytest.approx(limit / (1.0 - limit))
+        harness.window("old", 1.08)
+        assert ("reverted" in harness.said("new")) == undone
 
 
 def test_a_worker_done_that_the_bus_lost_is_told_again_by_the_next_heartbeat() -> None:
@@ -710,3 +756,64 @@ def test_a_crash_between_storing_and_saying_loses_nothing_wherever_it_comes(cras
 
     _until(harness, leave, lambda: not harness.stored and not harness.pool.records)
     assert not any(harness.pool.held.values())
+
+
+def told(harness: Harness, aggregator: str) -> tuple[float, dict[str, float]]:
+    """(cycle, job -> how often its tasks are expected) as the aggregator confirmed them last."""
+    confirmed = harness.core.state.aggregators[AggregatorId(aggregator)].turns
+    assert confirmed is not None
+    return confirmed[1].cycle_s, {each.job: each.every_s for each in confirmed[1].jobs}
+
+
+def test_every_aggregator_is_told_its_cycle_and_again_whenever_it_changes() -> None:
+    harness = Harness(Pool(8))
+    harness.place("long", [0.01, 0.01])
+    harness.tick()
+    assert [told(harness, a) for a in harness.homes("long")] == [(1.0, {"long": 1.0})] * 2
+    harness.place("short", [0.001, 0.001], iteration_s=0.31)
+    harness.tick()
+    (home,) = set(harness.homes("short"))
+    assert told(harness, home) == (1.0, {"long": 1.0, "short": pytest.approx(1 / 3)})
+    before = sum(isinstance(message, PlanTurns) for message in harness.sent)
+    harness.pass_time(5)
+    assert sum(isinstance(message, PlanTurns) for message in harness.sent) == before
+    harness.ask(ReleaseJob(job="long"))
+    harness.tick()
+    assert told(harness, home) == (0.31, {"short": 0.31})
+    numbers = [message.number for message in harness.sent if isinstance(message, PlanTurns)]
+    assert numbers == sorted(set(numbers))
+
+
+def test_a_plan_of_turns_is_told_to_a_new_incarnation_and_until_it_is_confirmed() -> None:
+    harness = Harness(Pool(8), policy="edf")
+    harness.place("j", [0.01, 0.01])
+    harness.tick()
+    (home, _) = harness.homes("j")
+    harness.sent.clear()
+    harness.pool.incarnations[AggregatorId(home)] = 2
+
+    def lie(request: Request) -> Message | None:
+        busy = Refused(reason="busy", retry_after_s=1.0)
+        return busy if isinstance(request.message, PlanTurns) else None
+
+    harness.pool.lie = lie
+    harness.pass_time(3)
+    assert sum(isinstance(message, PlanTurns) for message in harness.sent) == 3
+    harness.pool.lie = lambda request: None
+    harness.pass_time(3)
+    plans = [message for message in harness.sent if isinstance(message, PlanTurns)]
+    assert len(plans) == 4
+    assert (plans[-1].cycle_s, plans[-1].slack) == (0.0, pytest.approx(1 / 9)), "by deadline"
+    assert told(harness, home) == (0.0, {"j": 1.0})
+
+
+def test_plans_of_turns_pass_over_a_job_whose_aggregators_are_all_away() -> None:
+    """Found by the whole-system simulation: nobody stretches such a job, and nobody reckoned it."""
+    harness = Harness(Pool(8))
+    harness.place("v1", [0.02, 0.01])
+    away = set(harness.homes("v1"))
+    harness.pass_time(8, *away)
+    assert not any(harness.core.state.alive(AggregatorId(id)) for id in away)
+    harness.place("v2", [0.02, 0.01])
+    assert harness.homes("v2")
+    assert away.isdisjoint(harness.homes("v2"))

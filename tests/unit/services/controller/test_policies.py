@@ -145,7 +145,7 @@ def test_a_forced_job_goes_to_the_least_loaded_fit_or_not() -> None:
 
 
 @pytest.mark.parametrize("name", ["cyclic", "edf", "static"])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_every_plan_passes_validation_and_is_the_same_each_time(
     name: str, data: st.DataObject

@@ -219,14 +219,14 @@ def clusters(draw: st.DrawFn) -> tuple[ClusterView, JobView]:
     return cluster, job("k", draw(durations), tasks, excluded=excluded)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(clusters())
 def test_the_incremental_scheme_equals_the_obvious_one(case: tuple[ClusterView, JobView]) -> None:
     cluster, newcomer = case
     assert place_tasks(cluster, newcomer)[0] == reference(cluster, newcomer)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(clusters())
 def test_no_assignment_overfills_a_cycle_or_breaks_the_limit(
     case: tuple[ClusterView, JobView],
@@ -270,7 +270,7 @@ def aggregators_needed(jobs: list[JobView]) -> int:
     raise AssertionError("one aggregator per task always works")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(
         st.tuples(

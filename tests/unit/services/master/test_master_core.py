@@ -8,6 +8,7 @@ from slackwater.common import limits
 from slackwater.common.effects import (
     Answered,
     Effect,
+    Log,
     Observed,
     Persist,
     Publish,
@@ -40,13 +41,16 @@ from slackwater.schemas.jobs import (
     JobRegistered,
     JobSpec,
     ListJobs,
+    ListTenants,
     RegisterJob,
     SubmitJob,
+    TenantInfo,
+    TenantList,
     TensorSpec,
 )
 from slackwater.schemas.placement import PlaceJob, Profile, ReleaseJob
 from slackwater.schemas.telemetry import JobProfiled
-from slackwater.services.master.config import MasterConfig
+from slackwater.services.master.config import MasterConfig, Tenant
 from slackwater.services.master.core import Master
 
 TENSORS = (TensorSpec(name="w", shape=(8, 4)), TensorSpec(name="b", shape=(4,)))
@@ -498,3 +502,139 @@ def test_results_never_outgrow_a_record(workers: int) -> None:
     kept = harness.job("a").results
     assert len(kept) == workers
     assert sum(len(text.encode()) for text in kept.values()) < limits.RECORD_BYTES_MAX * 0.8
+
+
+def test_a_thousand_waiting_jobs_are_told_once_each_whatever_ends() -> None:
+    """Slots that come and go start the next in line; nobody else is told anything."""
+    harness = Harness()
+    harness.node(slots=1)
+    told = 0
+    for number in range(200):
+        told += facts(harness.ask(SubmitJob(spec=spec(f"j{number}", workers=1)))).count("waiting")
+    assert told == 199  # The first runs.
+    effects = harness.ask(WorkerExited(job="j0", rank=0, node=NodeId("n1"), code=0))
+    assert facts(effects) == ["completed", "running"]
+    assert harness.job("j1").state == "running"
+    assert facts(harness.tick()) == []
+    assert harness.core.state.nodes.taken[NodeId("n1")] == 1
+    harness.restart()
+    assert harness.core.state.nodes.taken[NodeId("n1")] == 1
+    assert len(harness.core.state.queued) == 198
+
+
+def test_the_oldest_ended_jobs_are_forgotten() -> None:
+    harness = Harness(jobs_kept_max=2)
+    for number in range(4):
+        harness.now_s += 1
+        submitted(harness, f"j{number}")
+        harness.ask(CancelJob(job=f"j{number}"))
+    assert sorted(harness.stored["jobs"]) == ["j2", "j3"]
+    harness.restart()
+    submitted(harness, "new")
+    harness.ask(CancelJob(job="new"))
+    assert sorted(harness.stored["jobs"]) == ["j3", "new"]
+
+
+# Tenants and admission ----------------------------------------------------------------------------
+
+
+def pool_of(harness: Harness, count: int) -> None:
+    for number in range(count):
+        harness.see(heartbeat(f"a{number}", harness.now_s))
+
+
+def test_a_tenant_that_has_its_part_waits_and_the_others_pass() -> None:
+    """Ten aggregators: half of their CPU is five servers, so a third job of two has to wait."""
+    harness = Harness(tenants={"bad": Tenant(cpu_fraction=0.5, queued_max=3)})
+    pool_of(harness, 10)
+    harness.node(slots=8)
+    for id in ("b1", "b2", "b3", "b4"):
+        harness.now_s += 1
+        submitted(harness, id, tenant="bad", workers=1)
+    assert [harness.job(id).state for id in ("b1", "b2", "b3")] == ["running", "running", "pending"]
+    assert "waits for tenant bad's part of the pool" in harness.why("b3")
+    assert "waits until tenant bad's jobs, submitted earlier" in harness.why("b4")
+    effects = harness.ask(SubmitJob(spec=spec("good", workers=1, tenant="good")))
+    assert facts(effects) == ["pending", "running"]  # Nobody of `bad` is told anything again.
+    submitted(harness, "b5", tenant="bad", workers=1)
+    refused = harness.answer(SubmitJob(spec=spec("b6", workers=1, tenant="bad")))
+    assert isinstance(refused, Refused)
+    assert refused.retry_after_s > 0
+    (listed,) = [e for e in tenants_of(harness) if e.tenant == "bad"]
+    assert (listed.running, listed.waiting, listed.queued_max) == (2, 3, 3)
+    assert listed.cpu == pytest.approx(0.5 * listed.pool_cpu * 0.8)
+    harness.restart()
+    pool_of(harness, 10)
+    harness.node(slots=8)
+    assert harness.job("b3").state == "pending"  # Counted from the records.
+    harness.ask(WorkerExited(job="b1", rank=0, node=NodeId("n1"), code=0))
+    assert harness.job("b3").state == "running"
+    assert harness.job("b4").state == "pending"
+
+
+def tenants_of(harness: Harness) -> tuple[TenantInfo, ...]:
+    answer = harness.answer(ListTenants())
+    assert isinstance(answer, TenantList)
+    return answer.tenants
+
+
+def test_standalone_admission_starts_a_job_when_its_servers_could_be_had() -> None:
+    harness = Harness(admission="standalone", aggregators_max=4)
+    pool_of(harness, 3)
+    harness.node(slots=8)
+    harness.report("c0", 0.0)
+    submitted(harness, "a", workers=1, servers=2)
+    assert harness.job("a").state == "running"
+    harness.now_s += 1
+    submitted(harness, "b", workers=1, servers=2)  # One is left: two are promised to `a`.
+    assert harness.why("b").startswith("waits for 2 aggregators, as many as it asks servers for")
+    harness.now_s += 1
+    submitted(harness, "c", workers=1, servers=1)
+    assert "job b, submitted earlier, waits for aggregators too" in harness.why("c")
+    refused = harness.answer(SubmitJob(spec=spec("d", servers=5)))
+    assert isinstance(refused, Refused)
+    assert "aggregators_max" in refused.reason
+    harness.see(heartbeat("a3", harness.now_s))
+    harness.tick()
+    assert harness.job("b").state == "running"
+
+
+def test_agents_of_a_job_that_is_held_back_are_told_to_come_again() -> None:
+    harness = Harness(admission="standalone")
+    pool_of(harness, 1)
+    harness.report("c0", 0.0)
+    by_hand = spec("hand", program=(), servers=2)
+    ask = RegisterJob(job="hand", rank=0, tensors=TENSORS, spec=by_hand)
+    first = harness.ask(ask)
+    refused = only(first, Reply).message
+    assert isinstance(refused, Refused)
+    assert refused.retry_after_s > 0
+    assert facts(first) == ["pending", "running", "waiting"]
+    assert harness.why("hand").startswith("waits for 2 aggregators")
+    assert facts(harness.ask(ask)) == []  # Told once.
+    harness.see(heartbeat("a1", harness.now_s))
+    assert orders(harness.ask(ask)) == [PlaceJob(spec=by_hand, tensors=TENSORS)]
+
+
+def test_a_tenants_loss_limit_goes_with_its_jobs_to_their_controller() -> None:
+    harness = Harness(tenants={"default": Tenant(loss_limit=0.05)})
+    harness.node()
+    submitted(harness, "a", tenant="t")
+    harness.report("c0", 1.0)
+    (order,) = orders(harness.ask(RegisterJob(job="a", rank=0, tensors=TENSORS)))
+    assert isinstance(order, PlaceJob)
+    assert order.loss_limit == 0.05
+
+
+def test_the_number_of_clusters_that_take_jobs_is_logged_when_it_changes() -> None:
+    harness = Harness(cluster_scaling_s=600.0)
+    pool_of(harness, 4)
+    for cluster in ("c0", "c1"):
+        harness.report(cluster, 1.0)
+    harness.node()
+    logged = []
+    for id in ("a", "b"):
+        submitted(harness, id)
+        effects = harness.ask(RegisterJob(job=id, rank=0, tensors=TENSORS))
+        logged += [e.fields["open"] for e in effects if isinstance(e, Log)]
+    assert logged == [["c0"]]  # One is enough, and stays enough.

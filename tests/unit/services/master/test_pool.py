@@ -153,7 +153,7 @@ def test_best_fit_is_sufficient_but_least_and_the_most_where_none_suffices() -> 
     assert best_fit([], 1.0) is None
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.lists(
         st.tuples(

@@ -122,7 +122,7 @@ def test_without_a_bucket_count_the_costs_must_be_gapless_and_stand_still() -> N
     assert len(said(core.step(costs(0, 1), 0.0), JobProfiled)) == 1
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     st.lists(st.floats(0.1, 9.0), min_size=30, max_size=60),
     st.lists(st.tuples(st.integers(0, 59), st.integers(1, 9)), max_size=40),
@@ -143,3 +143,17 @@ def test_repeated_and_lost_reports_never_count_an_iteration_twice(
                 highest = index + 1
     expected = (len(counted), median(counted)) if counted else (0, 0.0)
     assert iterations.profiled() == expected
+
+
+def test_a_slow_jobs_window_ends_by_time_with_ten_iterations_at_least() -> None:
+    """Congested, a hundred iterations could take an hour."""
+    iterations = Iterations(warm_up=0)
+    iterations.add(0, 1, [40.0] * 9, 1, 1)
+    assert iterations.window(100, within_s=300.0) is None, "nine do not make a median"
+    iterations.add(0, 10, [40.0, 50.0, 40.0], 1, 1)
+    window = iterations.window(100, within_s=300.0)
+    assert window is not None
+    assert (window.iterations, window.last_iteration, window.iteration_s) == (12, 12, 40.0)
+    assert iterations.window(100, within_s=300.0) is None
+    iterations.add(0, 13, [1.0] * 99, 1, 1)
+    assert iterations.window(100, within_s=300.0) is None, "a quick one has all of its hundred"

@@ -78,7 +78,7 @@ def test_what_fits_nowhere_has_no_optimum() -> None:
         least_loss([Job(4.0, (0.1,) * 17)], 1)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(jobs_of, st.integers(1, 3))
 def test_the_programme_finds_what_trying_everything_finds(
     jobs: list[Job], aggregators: int
@@ -111,7 +111,7 @@ def heuristic(jobs: list[Job]) -> tuple[int, float]:
     return len(cluster.aggregators), max(losses)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(jobs_of)
 def test_the_heuristic_is_feasible_and_never_better_than_the_optimum(jobs: list[Job]) -> None:
     """Under the same constraints: neither with fewer aggregators nor, on as many, with less loss;

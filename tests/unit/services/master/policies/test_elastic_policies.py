@@ -146,7 +146,7 @@ def fill_slowly(
     return sizes
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     jobs=st.lists(
         st.tuples(
@@ -246,7 +246,7 @@ def test_a_restarted_master_plans_the_same_sizes(name: str, options: dict[str, s
 
 @pytest.mark.parametrize("elastic", [False, True])
 @pytest.mark.parametrize(("name", "options"), ELASTIC)
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(
     shapes=st.lists(
         st.tuples(st.integers(0, 300), st.integers(1, 8), st.integers(1, 2000), st.integers(0, 1)),

@@ -68,9 +68,7 @@ WORLDS = {
     "quotas": Settings(rules=Rules(quotas={"a": 4, "b": 4})),
 }
 
-relaxed = settings(
-    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+relaxed = settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.mark.parametrize("world", sorted(WORLDS))

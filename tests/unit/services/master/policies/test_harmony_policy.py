@@ -82,7 +82,7 @@ def test_everybody_is_in_one_group_and_every_machine_used(
     assert used == pytest.approx(weighted(model))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(jobs=profiles, machines=st.integers(1, 40))
 def test_the_schedule_is_no_worse_than_everybody_together(
     jobs: list[Subtasks], machines: int

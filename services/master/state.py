@@ -1,0 +1,210 @@
+"""What the master knows: its jobs' records, the pool, the clusters' reports, the worker nodes.
+
+Only the records are durable (a job's here, an aggregator's in pool.py); everything else is learned
+again after a restart. `State` collects the effects of a step; the modules beside this one are
+functions on it.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from heapq import heappush
+from typing import Any
+
+import msgspec
+
+from slackwater.common.effects import Effect, Persist, Publish, Reply, Request
+from slackwater.common.limits import JOBS_MAX
+from slackwater.schemas import subjects
+from slackwater.schemas.base import JobId, Message
+from slackwater.schemas.jobs import TERMINAL_STATES, JobEvent, JobRecord, TenantInfo
+from slackwater.services.master.admission import (
+    DEFAULT,
+    Capacity,
+    Hold,
+    hold,
+    limits_of,
+    promised,
+)
+from slackwater.services.master.clusters import Clusters
+from slackwater.services.master.config import MasterConfig
+from slackwater.services.master.jobs import Job, waits_for_slots
+from slackwater.services.master.nodes import Nodes, slots_held
+from slackwater.services.master.pool import Pool
+from slackwater.services.master.queued import Queued
+
+JOBS_BUCKET = "jobs"
+ASK_BUDGET_S = 10.0
+"""The shell retries this long; the tick asks again after that."""
+RETRY_S = 0.5
+
+
+class State:
+    def __init__(self, config: MasterConfig) -> None:
+        self.config = config
+        self.jobs: dict[JobId, Job] = {}
+        self.pool = Pool(config.aggregators_max)
+        self.clusters = Clusters(config.cluster_scaling_s)
+        self.nodes = Nodes(config.node_silent_s)
+        self.epoch = 0
+        self.begun_s = 0.0
+        """Since when this master listens."""
+        self.out: list[Effect] = []
+        # Indices of `jobs`, so that no step is longer the more of them there are.
+        self.queued = Queued()
+        self.held: dict[JobId, Hold] = {}
+        """Queued or registered jobs that may not run yet, as of the last look at them."""
+        self.closed: set[str] = set()
+        """Tenants that have their part of the pool, as of the last look."""
+        self.pending: Counter[str] = Counter()
+        """Jobs that wait to be started, by tenant."""
+        self.admitted: dict[str, dict[JobId, Job]] = {}
+        """Tenant -> its jobs that were started, or sent to a cluster, and have not ended."""
+        self.live = 0
+        """Jobs that have not ended."""
+        self.placed: dict[JobId, Job] = {}
+        """Those of them that have a cluster."""
+        self.unsettled: dict[JobId, Job] = {}
+        """Those that have not ended, or of whose end somebody does not know."""
+        self.settled: list[tuple[float, JobId]] = []
+        """A heap of the others, by (end, id)."""
+
+    def know(self, job: Job) -> None:
+        """A job that is new, or was found in the records."""
+        self.jobs[job.id] = job
+        self._index(job, None, job.record)
+
+    def reply(self, token: int, message: Message) -> None:
+        self.out.append(Reply(token, message))
+
+    def change(self, job: Job, now_s: float, fact: str = "", **changes: Any) -> None:
+        """Store the changed record, then tell `fact`."""
+        record = msgspec.structs.replace(job.record, epoch=self.epoch, **changes)
+        self._index(job, job.record, record)
+        job.record = record
+        self.out.append(Persist(JOBS_BUCKET, record.spec.id, record))
+        if fact:
+            self.tell(job, fact, now_s)
+
+    def _index(self, job: Job, old: JobRecord | None, new: JobRecord) -> None:
+        id, was_live = job.id, old is not None and old.state not in TERMINAL_STATES
+        is_live = new.state not in TERMINAL_STATES
+        self.live += is_live - was_live
+        if old is not None and old.node is not None:
+            self.nodes.taken[old.node] -= slots_held(old)
+        if new.node is not None:
+            self.nodes.taken[new.node] += slots_held(new)
+        waited, waits = old is not None and waits_for_slots(old), waits_for_slots(new)
+        if waits and not waited:
+            self.queued.add(new)
+        elif waited and not waits:
+            self.queued.discard(id)
+        self.pending[new.spec.tenant] += (new.state == "pending") - (
+            old is not None and old.state == "pending"
+        )
+        if is_admitted(new):
+            self.admitted.setdefault(new.spec.tenant, {})[id] = job
+        elif old is not None and is_admitted(old):
+            del self.admitted[new.spec.tenant][id]
+        if not self.admitted.get(new.spec.tenant) and not self.pending[new.spec.tenant]:
+            self.admitted.pop(new.spec.tenant, None)  # As many names as there are live jobs.
+            del self.pending[new.spec.tenant]
+        if not is_live:
+            self.held.pop(id, None)
+        if is_live and new.cluster is not None:
+            self.placed[id] = job
+        else:
+            self.placed.pop(id, None)
+        if not new.released:
+            self.unsettled[id] = job
+        elif old is None or not old.released:
+            self.unsettled.pop(id, None)
+            heappush(self.settled, (new.finished_s, id))
+
+    def tell(self, job: Job, fact: str, now_s: float, reason: str = "") -> None:
+        record = job.record
+        self.out.append(
+            Publish(
+                subjects.event("job", record.spec.id, fact),
+                JobEvent(
+                    job=JobId(record.spec.id),
+                    fact=fact,
+                    at_s=now_s,
+                    cluster=record.cluster,
+                    reason=reason or record.reason,
+                ),
+            )
+        )
+
+    def ask(self, job: Job, what: str, subject: str, message: Message) -> None:
+        """Order it unless it is on its way, or was confirmed."""
+        if what in job.asked or what in job.told:
+            return
+        job.asked.add(what)
+        key = f"{what}/{job.record.spec.id}"
+        # Start, stop: in order, or a start that is repeated late would follow the stop.
+        lane = f"worker/{job.record.spec.id}" if what in ("start", "stop") else ""
+        self.out.append(
+            Request(subject, message, key, lane=lane, budget_s=ASK_BUDGET_S, hear_refusals=True)
+        )
+
+
+def is_admitted(record: JobRecord) -> bool:
+    """By its record: a worker node was told to start it, or a cluster to serve it."""
+    if record.state in TERMINAL_STATES:
+        return False
+    return record.node is not None or record.cluster is not None
+
+
+def held_back(state: State, job: Job, now_s: float) -> Hold | None:
+    """Why the job may not run yet (admission.py); None: it may."""
+    spec, config = job.record.spec, state.config
+    tenant = limits_of(config.tenants, spec.tenant)
+    if config.admission == "open" and tenant.cpu_fraction == 1.0:
+        return None
+    share = state.pool.share()
+    capacity = Capacity(
+        free=_free(state, now_s) if config.admission == "standalone" else 0,
+        pool_cpu=state.pool.alive * share,
+        tenant_cpu=tenant_cpu(state, spec.tenant),
+    )
+    demand_cpu = state.clusters.demand_cpu(spec, share)
+    return hold(spec, demand_cpu, capacity, tenant, config.admission)
+
+
+def tenant_cpu(state: State, tenant: str) -> float:
+    """Cores that its admitted jobs ask for."""
+    share = state.pool.share()
+    jobs = state.admitted.get(tenant, {}).values()
+    return sum(state.clusters.demand_cpu(job.record.spec, share) for job in jobs)
+
+
+def tenants(state: State) -> Iterator[TenantInfo]:
+    """Those that have limits or live jobs."""
+    limits, pool_cpu = state.config.tenants, state.pool.alive * state.pool.share()
+    names = {*limits, *state.admitted, *state.pending} - {DEFAULT}
+    for name in sorted(names)[:JOBS_MAX]:
+        of = limits_of(limits, name)
+        yield TenantInfo(
+            tenant=name,
+            cpu_fraction=of.cpu_fraction,
+            loss_limit=of.loss_limit,
+            queued_max=of.queued_max,
+            waiting=state.pending.get(name, 0),
+            running=len(state.admitted.get(name, ())),
+            cpu=tenant_cpu(state, name),
+            pool_cpu=pool_cpu,
+        )
+
+
+def _free(state: State, now_s: float) -> int:
+    """Aggregators that one cluster could be given, less those that are promised."""
+    clusters, pool = state.clusters, state.pool
+    served = pool.profiling | {
+        id for id, job in state.placed.items() if clusters.counts(job.record.cluster, id)
+    }
+    admitted = (
+        (id, job.record.spec) for jobs in state.admitted.values() for id, job in jobs.items()
+    )
+    alive = [c for c in clusters.known if clusters.alive(c, now_s)]
+    most = max((pool.unallocated(cluster) for cluster in alive), default=0)
+    return most - promised(admitted, frozenset(served))

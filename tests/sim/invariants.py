@@ -1,0 +1,188 @@
+"""What must hold in the whole system, whatever happens (issue: the aggregation pool).
+
+each tensor on exactly one aggregator     `check_owners` at any moment, `check_settled` in peace
+every update applied once                 by every program, of every version that it reads
+no aggregator over its cycle              `check_cycles`
+no job beyond its loss limit for longer
+than the feedback window                  `check_losses`
+no allocation leaked                      `check_settled`, `check_empty`
+"""
+
+from dataclasses import dataclass, field
+from statistics import median
+
+from tests.sim.system import SHARE, Job, System
+
+from slackwater.loadgen.simulator.pool.checker import overfilled
+from slackwater.schemas.base import AggregatorId, JobId
+from slackwater.services.controller.core import Controller
+from slackwater.services.controller.snapshot import cluster_view
+from slackwater.services.controller.state import Job as Placed
+
+WINDOW = 20
+"""Iterations of one monitor window here."""
+WINDOWS = 3
+"""How many may pass under one placement: one begins before the placement has settled, one is the
+measurement, and the remedy takes a part of the third."""
+GRACE_S = 30.0
+"""After a fault, until what it caused is over: rehosting, retries with their waits."""
+
+
+def controllers(system: System) -> list[Controller]:
+    return [system.controllers[name] for name in sorted(system.controllers)]
+
+
+def owned(system: System) -> dict[tuple[str, int], list[tuple[str, int, int]]]:
+    """(job, bucket) -> (aggregator, location epoch, version) of each that serves it now."""
+    found: dict[tuple[str, int], list[tuple[str, int, int]]] = {}
+    for id in system.lives.ids:
+        life = system.lives.lives[id]
+        if not life.alive:
+            continue
+        for key, bucket in life.aggregator.core.buckets.items():
+            if bucket.phase in ("ready", "folding"):
+                entry = (id, bucket.location_epoch, bucket.version)
+                found.setdefault(key, []).append(entry)
+    return found
+
+
+def check_owners(system: System) -> None:
+    """Nobody's update may be folded at two places: of those that serve a bucket all but the newest
+    have been left behind (their controller has placed it elsewhere for good)."""
+    for key, places in owned(system).items():
+        epochs = [epoch for _, epoch, _ in places]
+        assert len(set(epochs)) == len(epochs), f"{key} is served twice: {places}"
+
+
+def check_cycles(system: System) -> None:
+    """The slots of every shared aggregator's cycle suffice, unless its buckets had nowhere to
+    go."""
+    for controller in controllers(system):
+        state = controller.state
+        unplanned = {
+            home
+            for job in state.living()
+            if job.record.cause in ("unprofiled", "") or job.record.phase == "hosting"
+            for home in job.homes()
+        }
+        if state.policy_named(state.config.policy).order != "cyclic":
+            continue  # Nobody has a cycle; the deadlines are tested at the placement.
+        for id, over_s in overfilled(cluster_view(state, None)).items():
+            if id not in unplanned:
+                there = [_described(job, id) for job in state.living() if id in job.homes()]
+                raise AssertionError(
+                    f"{system.now_s():.1f}: {id} is {over_s:.3f} s over its cycle: "
+                    + "; ".join(there)
+                )
+
+
+def _described(job: Placed, aggregator: str) -> str:
+    record = job.record
+    profile = record.profile
+    assert profile is not None
+    slots_s = sum(
+        cpu_s / SHARE
+        for cpu_s, place in zip(profile.task_cpu_s, record.target or record.places, strict=True)
+        if place.aggregator == aggregator
+    )
+    return (
+        f"{job.id} (D {profile.iteration_s:.3f} s, {slots_s:.3f} s of slots here, {record.phase}, "
+        f"{record.cause}, assigned {record.assigned_s:.1f}, {record.reverts} reverts)"
+    )
+
+
+@dataclass
+class LossWatch:
+    """Follows every job's iterations under one placement of its neighbourhood."""
+
+    system: System
+    disturbed_s: float = 0.0
+    """Until when iterations say nothing: a fault is on, or was a moment ago."""
+    _since: dict[str, tuple[object, float]] = field(default_factory=dict)
+    beyond: int = 0
+    """Windows beyond the limit that were seen at all."""
+    reverts: dict[str, int] = field(default_factory=dict)
+
+    def disturb(self, for_s: float) -> None:
+        self.disturbed_s = max(self.disturbed_s, self.system.now_s() + for_s + GRACE_S)
+
+    def check(self) -> None:
+        now_s = self.system.now_s()
+        for controller in controllers(self.system):
+            for placed in controller.state.living():
+                job = self.system.jobs[placed.id]
+                self._check_one(controller, placed, job, now_s)
+
+    def _check_one(self, controller: Controller, placed: Placed, job: Job, now_s: float) -> None:
+        state = controller.state
+        homes = placed.homes()
+        self.reverts[job.spec.id] = placed.record.reverts
+        near = [each for each in state.living() if each.homes() & homes]
+        signature = tuple((each.id, each.location_epoch, each.record.phase) for each in near)
+        known = self._since.get(job.spec.id)
+        if known is None or known[0] != signature:
+            self._since[job.spec.id] = (signature, now_s)
+            return
+        profile = placed.record.profile
+        if placed.record.phase != "steady" or profile is None or len(near) < 2:
+            return
+        since_s = max(known[1], self.disturbed_s)
+        lasted_s = [s for at_s, s in job.iterations_s if at_s - s >= since_s]
+        if len(lasted_s) < WINDOW:
+            return
+        loss = 1.0 - profile.iteration_s / median(lasted_s[-WINDOW:])
+        self.beyond += loss > state.config.loss_limit
+        if len(lasted_s) < (WINDOWS + 1) * WINDOW:
+            return
+        windows = [median(lasted_s[-n * WINDOW :][:WINDOW]) for n in range(1, WINDOWS + 1)]
+        least = 1.0 - profile.iteration_s / min(windows)
+        waiting = [each.id for each in near if each.wish is not None and each.wish.refused]
+        assert least <= state.config.loss_limit + 0.02 or waiting, (
+            f"{now_s:.1f}: {job.spec.id} loses {least:.3f} for {WINDOWS} windows on {sorted(homes)}"
+            f" with {[(e.id, e.record.reverts, e.record.cause, e.wish) for e in near]}"
+        )
+
+
+def check_settled(system: System) -> None:
+    """In peace: each bucket of each living job is on the aggregator of its record and nowhere
+    else; nothing else is held; nothing is allocated that serves no job."""
+    expected: dict[tuple[str, int], list[str]] = {}
+    homes: set[AggregatorId] = set()
+    for controller in controllers(system):
+        for job in controller.state.living():
+            assert not job.moving, job.record
+            homes |= job.homes()
+            for bucket, place in enumerate(job.record.places):
+                expected[job.id, bucket] = [place.aggregator]
+    held: dict[tuple[str, int], list[str]] = {}
+    for id in system.lives.ids:
+        for key in system.lives.lives[id].aggregator.core.buckets:
+            held.setdefault(key, []).append(id)
+    assert held == expected
+    assert allocated(system) == homes
+
+
+def allocated(system: System) -> set[AggregatorId]:
+    assert system.master is not None
+    listing = system.master.state.pool.listing()
+    return {
+        AggregatorId(info.record.id)
+        for info in listing.aggregators
+        if info.record.cluster is not None
+    }
+
+
+def check_empty(system: System) -> None:
+    """All jobs have ended: no memory, no allocation, no record of a placement is left."""
+    assert allocated(system) == set()
+    for id in system.lives.ids:
+        life = system.lives.lives[id]
+        assert life.aggregator.core.buckets == {}, id
+        assert system.lives.kept(id) == 0, id
+    for controller in controllers(system):
+        assert controller.state.jobs == {}
+    assert system.master is not None
+    for job in system.jobs.values():
+        record = system.master.state.jobs[JobId(job.spec.id)].record
+        assert record.state == (job.ended or "completed"), record
+        assert record.released, record

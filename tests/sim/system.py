@@ -1,0 +1,514 @@
+"""The whole system in virtual time: every service's own shell and core, real Agents, real memory.
+
+Master, controllers, profiler, worker service, aggregators and Agents are the product's. The model's
+are the network, the clock, the disk, the supervisor, the training programs (they sleep where a GPU
+would compute, and push whole numbers, so that parameters say exactly what was applied) and what a
+task costs (so much per element: virtual time has no CPU time).
+"""
+
+import asyncio
+import dataclasses
+import random
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.sim.lives import Lives, Network
+
+from slackwater.agent import session as agent_session
+from slackwater.agent.session import Session
+from slackwater.common.bus.access import Access
+from slackwater.common.bus.memory import SeededFaults
+from slackwater.common.client import Client
+from slackwater.common.errors import Retryable, SlackwaterError
+from slackwater.common.shell import ServiceDefinition, run_service
+from slackwater.common.shell.definition import Port
+from slackwater.common.store.memory import SeededStoreFaults
+from slackwater.common.transport.memory import MemoryChannel, MemoryFabric
+from slackwater.common.world import World, sim_world
+from slackwater.schemas.base import JobId, Ok
+from slackwater.schemas.jobs import (
+    CancelJob,
+    JobAccepted,
+    JobSpec,
+    SubmitJob,
+    TensorSpec,
+    UpdateRule,
+)
+from slackwater.services.aggregator import executor
+from slackwater.services.controller.config import ControllerConfig
+from slackwater.services.controller.core import Controller
+from slackwater.services.controller.shell import definition as controller_definition
+from slackwater.services.master.config import MasterConfig
+from slackwater.services.master.core import Master
+from slackwater.services.master.shell import definition as master_definition
+from slackwater.services.profiler.config import ProfilerConfig
+from slackwater.services.profiler.shell import definition as profiler_definition
+from slackwater.services.worker.config import WorkerConfig
+from slackwater.services.worker.core import Found, ProcessesFound, ProcessExited
+from slackwater.services.worker.shell import definition as worker_definition
+
+SHARE = 0.25
+CPU_S_PER_ELEMENT = 1e-3
+WORKERS = 2
+STALLED_S = 120.0
+"""Longer than any fault lasts: whoever waits so long waits for ever."""
+KILLED = -9
+
+
+class Slow(Network):
+    """A network some of whose addresses are congested: each step to or from them takes longer."""
+
+    def __init__(self, seed: int, *, shared: bool) -> None:
+        super().__init__(seed, shared=shared)
+        self.extra_s: dict[str, float] = {}
+
+    def way_s(self, address: str) -> float:
+        return self.latency_s + self.extra_s.get(address, 0.0)
+
+
+@dataclass
+class Job:
+    """What a job computes, and what its parameters must be after every iteration."""
+
+    spec: JobSpec
+    compute_s: float
+    elements: tuple[int, ...]
+    """Of each bucket, in forward order."""
+    gradients: list[Any]
+    """Per bucket: [rank, iteration, element]"""
+    expected: list[Any]
+    """Per bucket: [iteration, element]"""
+    slow: list[float] = field(default_factory=lambda: [1.0] * WORKERS)
+    """Per rank: how many times longer its computing takes just now."""
+    iterations_s: list[tuple[float, float]] = field(default_factory=list)
+    """Of rank 0: (when it ended, how long it lasted)."""
+    ended: str = ""
+
+    @property
+    def tensors(self) -> tuple[TensorSpec, ...]:
+        """Of groups of their own, so that each is a bucket though it is small."""
+        return tuple(
+            TensorSpec(name=f"t{n}", shape=(count,), group=n)
+            for n, count in enumerate(self.elements)
+        )
+
+
+def make_job(id: str, compute_s: float, cpu_s: float, iterations: int, rng: random.Random) -> Job:
+    """`cpu_s` an iteration, most of it in the last bucket, as in a network of convolutions."""
+    parts = (0.15, 0.3, 0.55)
+    elements = tuple(max(2, round(cpu_s * part / CPU_S_PER_ELEMENT)) for part in parts)
+    numbers = np.random.default_rng(rng.getrandbits(32))
+    gradients = [
+        numbers.integers(-9, 10, (WORKERS, iterations + 1, count)).astype(np.float32)
+        for count in elements
+    ]
+    for each in gradients:
+        each[:, 0] = 0.0
+    expected = [1.0 - each.sum(0).cumsum(0, dtype=np.float32) for each in gradients]
+    spec = JobSpec(
+        id=id,
+        model=id[0],
+        workers=WORKERS,
+        servers=2,
+        iterations=iterations,
+        program=("train", id),
+        update=UpdateRule(name="sgd", learning_rate=float(WORKERS)),
+    )
+    return Job(spec, compute_s, elements, gradients, expected)
+
+
+# Training programs --------------------------------------------------------------------------------
+
+
+class _Woken:
+    """Stands in for the Waiter of a program's thread."""
+
+    def __init__(self) -> None:
+        self.event = asyncio.Event()
+
+    def look(self) -> None:
+        self.event.set()
+
+    release = look
+
+
+class Program:
+    """One rank: the Agent's own main, and a program that trains with it."""
+
+    def __init__(self, system: "System", job: Job, rank: int) -> None:
+        self.system, self.job, self.rank = system, job, rank
+        initial = {t.name: np.ones(t.shape, np.float32) for t in job.tensors}
+        self.session: Any = Session(
+            job.spec,
+            rank,
+            job.tensors,
+            initial,
+            Access(""),
+            submitted=True,
+            transport=None,
+            deadline_s=STALLED_S,
+        )
+        self._woken = _Woken()
+        self.session._waiter = self._woken
+
+    async def run(self) -> None:
+        agent = asyncio.create_task(self._agent())
+        looking = asyncio.create_task(self._look())
+        try:
+            await self._until(self.session._opened.is_set, "its buckets")
+            session = self.session
+            iteration = min(cell.iteration for cell in session.cells)
+            session.progress.first_iteration = iteration + 1
+            while iteration < self.job.spec.iterations:
+                await self._iterate(iteration)
+                iteration += 1
+            await self._forward(iteration, 0.0)
+            session._finish = ""
+            session._closing.set()
+            await agent
+        finally:
+            agent.cancel()
+            looking.cancel()
+            await asyncio.gather(agent, looking, return_exceptions=True)
+            await self._die()
+
+    async def _agent(self) -> None:
+        """What the Agent's thread runs."""
+        try:
+            await self.session._main()
+        except SlackwaterError as error:
+            self.session._fail(error)
+            self._woken.release()
+
+    async def _look(self) -> None:
+        """Whether a wait is over is looked at with all that is heard, and now and then."""
+        while True:
+            await asyncio.sleep(0.25)
+            self._woken.look()
+
+    async def _until(self, done: Callable[[], bool], what: str) -> None:
+        give_up_s = self.system.now_s() + STALLED_S
+        while not done():
+            if self.session.failure is not None:
+                raise self.session.failure
+            self._woken.event.clear()
+            await self._woken.event.wait()
+            if self.system.now_s() > give_up_s:
+                raise AssertionError(
+                    f"{self.job.spec.id}/{self.rank} waits for {what} at "
+                    f"{self.system.now_s():.1f}: {self._where()}"
+                )
+
+    def _where(self) -> str:
+        late = [cell for cell in self.session.cells if not cell.settled]
+        if not self.session.cells:
+            return str(self.session._missing_at_start())
+        return ", ".join(map(self.session._describe, late))
+
+    async def _iterate(self, iteration: int) -> None:
+        """Forward, each layer with parameters that contain `iteration`, then backward."""
+        began_s = self.system.now_s()
+        part_s = self.job.compute_s / len(self.job.elements)
+        await self._forward(iteration, part_s / 3.0)
+        for index in reversed(range(len(self.job.elements))):
+            await asyncio.sleep(part_s * 2.0 / 3.0 * self.job.slow[self.rank])
+            cell = self.session.cells[index]
+            cell.put(0, self.job.gradients[index][self.rank, iteration + 1])
+            self.session.ring(cell)
+        lasted_s = self.system.now_s() - began_s
+        self.session.progress.durations_s.append(lasted_s)
+        if self.rank == 0:
+            self.job.iterations_s.append((self.system.now_s(), lasted_s))
+
+    async def _forward(self, iteration: int, layer_s: float) -> None:
+        for index, cell in enumerate(self.session.cells):
+            await self._until(lambda cell=cell: cell.settled, f"version {iteration}")  # type: ignore[misc]
+            assert cell.refused is None
+            self._check(cell, index, iteration)
+            await asyncio.sleep(layer_s * self.job.slow[self.rank])
+
+    def _check(self, cell: Any, index: int, iteration: int) -> None:
+        """Every update applied once: not one less, not one more, nobody else's."""
+        assert cell.version == iteration, (self.job.spec.id, index, cell.version, iteration)
+        values = cell.parameters(0)
+        wanted = self.job.expected[index][iteration]
+        assert (values == wanted).all(), (self.job.spec.id, self.rank, index, iteration)
+
+    async def _die(self) -> None:
+        """The process is over: its channels break, whatever it waited for."""
+        session = self.session
+        for task in list(session._tasks):
+            task.cancel()
+        await asyncio.gather(*session._tasks, return_exceptions=True)
+        for channel in list(session._channels.values()):
+            if isinstance(channel, MemoryChannel) and not channel.closed:
+                await channel.close()
+        for cell in session.cells:
+            for slots in {id(s): s for s in (cell.slots, cell.source) if s is not None}.values():
+                slots.close()
+        await self.system.sim.broker.crash(f"agent-{self.job.spec.id}-{self.rank}")
+
+
+# The machine that runs them -----------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class Rank:
+    """What the files of a rank say; they outlive the worker service."""
+
+    job: str
+    rank: int
+    workers: int
+    program: tuple[str, ...]
+    state: Any = "running"
+    code: int = 0
+    result: str = ""
+    task: asyncio.Task[None] | None = None
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Processes:
+    """Handlers of one life of the worker service."""
+
+    def __init__(self, system: "System") -> None:
+        self._system = system
+        self._port: Port | None = None
+
+    async def start(self, port: Port) -> None:
+        self._port = port
+
+    async def stop(self) -> None:
+        pass
+
+    def find(self) -> ProcessesFound:
+        return ProcessesFound(
+            tuple(
+                Found(JobId(r.job), r.rank, r.state, r.workers, r.program, r.code, r.result)
+                for _, r in sorted(self._system.ranks.items())
+            )
+        )
+
+    def run(self, job: JobId, rank: int, workers: int, program: tuple[str, ...]) -> None:
+        entry = Rank(job, rank, workers, program)
+        self._system.ranks[job, rank] = entry
+        entry.task = self._system.spawn(self._live(entry))
+        self.watch(job, rank)
+
+    async def _live(self, entry: Rank) -> None:
+        program = Program(self._system, self._system.jobs[entry.job], entry.rank)
+        try:
+            await program.run()
+            entry.code = 0
+        except asyncio.CancelledError:
+            entry.code, entry.result = KILLED, "killed"
+        except SlackwaterError as error:
+            entry.code, entry.result = 1, str(error)
+        finally:
+            entry.state = "exited"
+            entry.over.set()
+
+    def watch(self, job: JobId, rank: int) -> None:
+        self._system.spawn(self._follow(self._system.ranks[job, rank]))
+
+    async def _follow(self, entry: Rank) -> None:
+        await entry.over.wait()
+        assert self._port is not None
+        self._port.post(ProcessExited(JobId(entry.job), entry.rank, entry.code, entry.result))
+
+    def signal(self, job: JobId, rank: int, kill: bool) -> None:
+        task = self._system.ranks[job, rank].task
+        assert task is not None
+        task.cancel()
+
+    async def await_end(self) -> None:
+        pass
+
+    def forget(self, job: JobId, rank: int) -> None:
+        self._system.ranks[job, rank].state = "reported"
+
+
+# The system ---------------------------------------------------------------------------------------
+
+
+class System:
+    """Everything, started and killed by name."""
+
+    def __init__(
+        self,
+        seed: int,
+        *,
+        policy: str,
+        aggregators: int = 8,
+        clusters: int = 1,
+        shared: bool = True,
+    ) -> None:
+        rng = random.Random(f"{seed}/faults")
+        self.faults = SeededFaults(rng, drop=0.01, duplicate=0.02, delay_s_max=0.01)
+        self.store_faults = SeededStoreFaults(rng, unanswered=0.005, delay_s_max=0.005)
+        self.sim = sim_world(seed, faults=self.faults, store_faults=self.store_faults)
+        self.rng = random.Random(f"{seed}/system")
+        self.network = Slow(seed, shared=shared)
+        ids = [f"a{n}" for n in range(1, aggregators + 1)]
+        self.lives = Lives(self.sim, self.network, random.Random(f"{seed}/lives"), ids, SHARE)
+        self.outside: World = self.sim.client("outside")
+        self.jobs: dict[str, Job] = {}
+        self.ranks: dict[tuple[str, int], Rank] = {}
+        self.controllers: dict[str, Controller] = {}
+        self.master: Master | None = None
+        self.failures: list[BaseException] = []
+        self._tasks: dict[asyncio.Task[Any], None] = {}
+        self._services: dict[str, tuple[World, asyncio.Task[Any], asyncio.Event]] = {}
+        self._definitions: dict[str, Callable[[World], ServiceDefinition]] = {}
+        self._define(policy, clusters, aggregators)
+
+    def _define(self, policy: str, clusters: int, aggregators: int) -> None:
+        master = MasterConfig(aggregators_max=aggregators)
+        self._definitions["master"] = lambda world: master_definition(master, world)
+        for number in range(clusters):
+            config = ControllerConfig(id=f"c{number}", policy=policy)
+            self._definitions[config.id] = lambda world, c=config: controller_definition(c, world)  # type: ignore[misc]
+        profiler = ProfilerConfig(profile_iterations=5, window_iterations=20)
+        self._definitions["profiler"] = lambda world: profiler_definition(profiler, world)
+
+        def worker(world: World) -> ServiceDefinition:
+            processes = Processes(self)
+            return dataclasses.replace(
+                worker_definition(WorkerConfig(id="w1", keep_jobs=True), world),
+                handlers={
+                    name: getattr(processes, name)
+                    for name in ("find", "run", "watch", "signal", "forget", "await_end")
+                },
+                on_start=processes.start,
+                on_stop=processes.stop,
+            )
+
+        self._definitions["worker"] = worker
+
+    def now_s(self) -> float:
+        return self.sim.clock.now_s()
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks[task] = None
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.pop(task, None)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.failures.append(error)
+
+    def raise_failures(self) -> None:
+        for error in (*self.failures, *self.lives.failures):
+            raise error
+
+    # Lives ----------------------------------------------------------------------------------------
+
+    @property
+    def services(self) -> list[str]:
+        return sorted(self._definitions)
+
+    async def begin(self) -> None:
+        await self.lives.begin()
+        for name in self._definitions:
+            self.start(name)
+
+    def start(self, name: str) -> None:
+        world, stop = self.sim.client(name), asyncio.Event()
+        task = asyncio.get_running_loop().create_task(self._live(name, world, stop))
+        self._services[name] = (world, task, stop)
+
+    async def _live(self, name: str, world: World, stop: asyncio.Event) -> None:
+        while True:
+            made = self._definitions[name](world)
+            if isinstance(made.core, Controller):
+                self.controllers[name] = made.core
+            if isinstance(made.core, Master):
+                self.master = made.core
+            try:
+                await run_service(made, world, stop)
+                return
+            except Retryable:
+                await asyncio.sleep(0.2)  # As the supervisor does.
+                world = self.sim.client(name)
+            except Exception as error:
+                self.failures.append(error)
+                raise
+
+    async def kill(self, name: str) -> None:
+        """kill -9 of a service that is no aggregator."""
+        world, task, _ = self._services.pop(name)
+        await self.sim.broker.crash(world.name)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    async def end(self) -> None:
+        for _, _, stop in self._services.values():
+            stop.set()
+        await asyncio.gather(*(t for _, t, _ in self._services.values()), return_exceptions=True)
+        for id in self.lives.ids:
+            life = self.lives.lives[id]
+            if life.task is not None:
+                life.task.cancel()
+                await asyncio.gather(life.task, return_exceptions=True)
+            life.aggregator.regions.close()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self.lives.close()
+
+    # What users do --------------------------------------------------------------------------------
+
+    def _client(self) -> Client:
+        world = self.outside
+        return Client(world.bus, world.clock, budget_s=STALLED_S, rng=world.rng)
+
+    async def submit(self, job: Job) -> None:
+        self.jobs[job.spec.id] = job
+        await self._client().master("submit", SubmitJob(spec=job.spec), JobAccepted)
+
+    async def cancel(self, job: Job) -> None:
+        await self._client().master("cancel", CancelJob(job=job.spec.id), Ok)
+        job.ended = "cancelled"
+
+    def state_of(self, job: Job) -> str:
+        assert self.master is not None
+        known = self.master.state.jobs.get(JobId(job.spec.id))
+        return known.record.state if known is not None else "unknown"
+
+
+@asynccontextmanager
+async def whole_system(seed: int, **options: Any) -> AsyncIterator[System]:
+    """A running system; everything of the real world that it must not touch is replaced."""
+    system = System(seed, **options)
+    monkeypatch = pytest.MonkeyPatch()
+    system.lives.patch(monkeypatch)
+    execute = executor.execute
+
+    def modelled(slots: Any, *arguments: Any) -> executor.Outcome:
+        outcome = execute(slots, *arguments)
+        return dataclasses.replace(outcome, cpu_s=CPU_S_PER_ELEMENT * slots.geometry.elements)
+
+    @asynccontextmanager
+    async def world(url: str, name: str, **_: Any) -> AsyncIterator[World]:
+        made = system.sim.client(name)
+        yield made
+        await made.bus.close()
+
+    def fabrics(_: Any) -> dict[str, Any]:
+        return {"memory": MemoryFabric(system.network, mapped=system.network.shared)}
+
+    monkeypatch.setattr(executor, "execute", modelled)
+    monkeypatch.setattr(executor, "_spent_s", lambda *_: 0.0)
+    monkeypatch.setattr(agent_session, "live_world", world)
+    monkeypatch.setattr(agent_session, "agent_fabrics", fabrics)
+    try:
+        await system.begin()
+        yield system
+    finally:
+        await system.end()
+        monkeypatch.undo()

@@ -1,0 +1,200 @@
+"""Ten virtual minutes of the whole system: random arrivals and exits, stragglers, congested links,
+killed services of every kind, and no invariant broken (tests/sim/invariants.py).
+
+A few seeds run here; `make sim` runs 200 (`python -m tests.sim.test_whole_system --seeds 200`).
+"""
+
+import argparse
+import asyncio
+import logging
+import random
+import sys
+import time
+import traceback
+from dataclasses import dataclass
+
+import pytest
+import structlog
+from tests.sim.invariants import (
+    LossWatch,
+    check_cycles,
+    check_empty,
+    check_owners,
+    check_settled,
+)
+from tests.sim.system import SHARE, Job, System, make_job, whole_system
+
+from slackwater.common.simloop import run_simulated
+
+MINUTES_S = 600.0
+QUIET_S = 60.0
+"""Without a fault at the end: by then everything has settled."""
+POLICIES = ("cyclic", "edf")
+
+
+@dataclass
+class Seen:
+    """That a run was worth its while."""
+
+    jobs: int = 0
+    kills: int = 0
+    iterations: int = 0
+    reverts: int = 0
+    beyond: int = 0
+    """Windows beyond the loss limit."""
+
+
+class Story:
+    def __init__(self, system: System, seed: int) -> None:
+        self.system = system
+        self.rng = random.Random(f"{seed}/story")
+        self.watch = LossWatch(system)
+        self.seen = Seen()
+
+    async def run(self) -> Seen:
+        system = self.system
+        ends_s = system.now_s() + MINUTES_S
+        await asyncio.sleep(2.0)
+        jobs = [self._job(n) for n in range(self.rng.randint(5, 7))]
+        lives = [system.spawn(self._live(job)) for job in jobs]
+        system.spawn(self._check_always())
+        while system.now_s() < ends_s - QUIET_S:
+            await asyncio.sleep(self.rng.uniform(5.0, 40.0))
+            await self._fault()
+        system.faults.drop = system.faults.duplicate = 0.0
+        await asyncio.sleep(QUIET_S)
+        check_settled(system)
+        await asyncio.gather(*lives)
+        await asyncio.sleep(QUIET_S)
+        system.raise_failures()
+        check_empty(system)
+        self.seen.jobs, self.seen.kills = len(jobs), self.seen.kills + system.lives.kills
+        self.seen.iterations = sum(len(job.iterations_s) for job in jobs)
+        self.seen.beyond = self.watch.beyond
+        self.seen.reverts = sum(self.watch.reverts.values())
+        return self.seen
+
+    def _job(self, number: int) -> Job:
+        compute_s = self.rng.choice((1.5, 2.0, 3.0))
+        duty = self.rng.uniform(0.1, 0.7)
+        iterations = int(self.rng.uniform(60.0, 400.0) / compute_s)
+        return make_job(
+            f"{self.rng.choice('xyz')}{number}", compute_s, duty * SHARE * compute_s, iterations,
+            self.rng,
+        )  # fmt: skip
+
+    async def _live(self, job: Job) -> None:
+        system = self.system
+        await asyncio.sleep(self.rng.uniform(0.0, 300.0))
+        await system.submit(job)
+        if self.rng.random() < 0.15:
+            await asyncio.sleep(self.rng.uniform(1.0, 120.0))
+            await system.cancel(job)
+        while system.state_of(job) not in ("completed", "cancelled", "failed"):  # noqa: ASYNC110
+            await asyncio.sleep(1.0)  # Of no service, and under no clock but the simulation's.
+        if system.state_of(job) == "completed":
+            job.ended = "completed"  # Perhaps before its user's cancel came.
+
+    async def _check_always(self) -> None:
+        while True:
+            await asyncio.sleep(1.0)
+            check_owners(self.system)
+            check_cycles(self.system)
+            self.watch.check()
+
+    # Faults ---------------------------------------------------------------------------------------
+
+    async def _fault(self) -> None:
+        kinds = (self._kill_aggregator, self._kill_service, self._straggle, self._congest)
+        await self.rng.choice(kinds)()
+        self.system.raise_failures()
+
+    async def _kill_aggregator(self) -> None:
+        system, rng = self.system, self.rng
+        away_s = rng.choice((0.1, 0.5, 3.0, 40.0))
+        system.lives.pauses_s = (away_s,)
+        self.watch.disturb(away_s)
+        busy = [
+            id for id in system.lives.ids if system.lives.lives[id].aggregator.core.buckets
+        ] or list(system.lives.ids)
+        system.lives.kill(rng.choice(busy), forget=rng.random() < 0.2)
+
+    async def _kill_service(self) -> None:
+        system = self.system
+        name = self.rng.choice(system.services)
+        self.watch.disturb(5.0)
+        self.seen.kills += 1
+        await system.kill(name)
+        await asyncio.sleep(self.rng.choice((0.2, 3.0)))
+        system.start(name)
+
+    async def _straggle(self) -> None:
+        running = [job for job in self.system.jobs.values() if not job.ended]
+        if running:
+            self.system.spawn(self._slow(self.rng.choice(running), self.rng.uniform(5.0, 60.0)))
+
+    async def _slow(self, job: Job, for_s: float) -> None:
+        rank = self.rng.randrange(len(job.slow))
+        self.watch.disturb(for_s)
+        job.slow[rank] = self.rng.uniform(1.3, 3.0)
+        await asyncio.sleep(for_s)
+        job.slow[rank] = 1.0
+
+    async def _congest(self) -> None:
+        for_s = self.rng.uniform(5.0, 60.0)
+        self.watch.disturb(for_s)
+        self.system.spawn(self._clog(self.rng.choice(list(self.system.lives.ids)), for_s))
+
+    async def _clog(self, id: str, for_s: float) -> None:
+        self.system.network.extra_s[id] = self.rng.uniform(0.02, 0.3)
+        await asyncio.sleep(for_s)
+        self.system.network.extra_s.pop(id, None)
+
+
+async def _story(seed: int) -> Seen:
+    options = {"policy": POLICIES[seed % 2], "shared": seed % 4 < 2, "clusters": 1 + seed % 3 // 2}
+    async with whole_system(seed, **options) as system:
+        return await Story(system, seed).run()
+
+
+def run_seed(seed: int) -> Seen:
+    return run_simulated(_story(seed))
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_ten_minutes_of_everything_break_no_invariant(seed: int) -> None:
+    seen = run_seed(seed)
+    assert seen.jobs >= 5
+    assert seen.kills >= 3
+    assert seen.iterations > 300
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=200)
+    parser.add_argument("--first", type=int, default=0)
+    chosen = parser.parse_args()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    failed = []
+    began_s = time.process_time()
+    total = Seen()
+    for seed in range(chosen.first, chosen.first + chosen.seeds):
+        try:
+            seen = run_seed(seed)
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt):
+                raise
+            failed.append(seed)
+            traceback.print_exc(limit=-2)
+            sys.stdout.write(f"seed {seed}: {type(error).__name__}\n")
+            continue
+        for name, value in vars(seen).items():
+            setattr(total, name, getattr(total, name) + value)
+        sys.stdout.write(f"seed {seed}: {seen}, {time.process_time() - began_s:.1f} s CPU\n")
+        sys.stdout.flush()
+    sys.stdout.write(f"{chosen.seeds - len(failed)} of {chosen.seeds} seeds passed: {total}\n")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,206 @@
+"""The live executor under virtual time: who has the slot, when, by the plan; what is charged."""
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from slackwater.common.clock import LiveClock
+from slackwater.common.simloop import run_simulated
+from slackwater.common.world import sim_world
+from slackwater.schemas.base import JobId
+from slackwater.services.aggregator import executor as executor_module
+from slackwater.services.aggregator.executor import Executor, KernelThread, Outcome, Task
+from slackwater.services.aggregator.team import Team
+
+SHARE = 0.1
+
+
+class Slot:
+    """An executor whose kernels take the CPU time that the test says; `ended` in order."""
+
+    def __init__(self, cpu_share: float = SHARE, **cpu_s: float) -> None:
+        self.clock = sim_world(1).clock
+        self.begun_s = self.clock.now_s()
+        self.cpu_s = cpu_s
+        self.ended: list[tuple[str, float]] = []
+        self.executor = Executor(0, self.clock, cpu_share, self.kernel, self.told)
+
+    async def kernel(self, work: Callable[..., Any], *arguments: Any) -> Any:
+        if work.__name__ != "execute":  # A share of whole cores: all that is ready.
+            return work(*arguments)
+        return Outcome(1, arguments[0].cpu_s)
+
+    def told(self, task: Task, outcome: Outcome) -> None:
+        self.ended.append((task.bucket.key[0], round(self.clock.now_s() - self.begun_s, 3)))
+
+    def task(self, job: str) -> Task:
+        slots: Any = SimpleNamespace(
+            task_cpu_ns=round(self.cpu_s[job] * 1e9),
+            cpu_s=self.cpu_s[job],
+            geometry=SimpleNamespace(parameter_bytes=1 << 30, elements=1),
+            kernels=None,
+        )
+        bucket: Any = SimpleNamespace(key=(JobId(job), 0))
+        return Task(bucket, slots)
+
+    async def at(self, after_s: float, *jobs: str) -> None:
+        """Their last pushes come then."""
+        await self.clock.sleep_until(self.begun_s + after_s)
+        for job in jobs:
+            self.executor.submit(self.task(job))
+
+    def plan(self, cycle_s: float, **every_s: float) -> None:
+        self.executor.turns.plan(cycle_s, 0.1, every_s, self.begun_s)
+
+
+def simulated(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
+    async def main() -> None:
+        await test()
+
+    def run() -> None:
+        run_simulated(main())
+
+    run.__name__, run.__doc__ = test.__name__, test.__doc__
+    return run
+
+
+@simulated
+async def test_a_late_request_waits_for_the_next_cycle_and_the_others_do_not() -> None:
+    """Cycle 10, b is expected at 18 for 4 seconds. a was expected at 11: at 16.2 its next one is
+    nearer, and its 4 seconds do not fit before 20."""
+    slot = Slot(a=0.4, b=0.4)
+    running = asyncio.ensure_future(slot.executor.run())
+    slot.plan(10.0, a=10.0, b=10.0)
+    await slot.at(1.0, "a")
+    await slot.at(8.0, "b")
+    await slot.at(16.2, "a")
+    await slot.at(18.0, "b")
+    await slot.at(40.0)
+    assert slot.ended == [("a", 5.0), ("b", 12.0), ("b", 22.0), ("a", 26.0)]
+    running.cancel()
+
+
+@simulated
+async def test_without_a_plan_they_run_as_they_come() -> None:
+    slot = Slot(a=0.4, b=0.4)
+    running = asyncio.ensure_future(slot.executor.run())
+    await slot.at(1.0, "a", "b", "a")
+    await slot.at(40.0)
+    assert slot.ended == [("a", 5.0), ("b", 9.0), ("a", 13.0)]
+    running.cancel()
+
+
+@simulated
+async def test_the_earliest_deadline_has_the_slot_after_a_chunk_at_most() -> None:
+    slot = Slot(large=0.4, urgent=0.01)
+    running = asyncio.ensure_future(slot.executor.run())
+    slot.executor.turns.deadlines.plan(("large", 0), 0.9, 0.1)
+    slot.executor.turns.deadlines.plan(("urgent", 0), 0.0, 0.1)
+    slot.plan(0.0, large=10.0, urgent=10.0)
+    await slot.at(1.0, "large")
+    await slot.at(2.0, "urgent")
+    await slot.at(20.0)
+    assert [job for job, _ in slot.ended] == ["urgent", "large"]
+    assert slot.ended[0][1] == pytest.approx(2.1, abs=0.02), "its own slot and a chunk"
+    assert slot.ended[1][1] == pytest.approx(5.1, abs=0.02)
+    running.cancel()
+
+
+@simulated
+async def test_each_job_s_time_is_accounted_once() -> None:
+    """What was measured, and what the slot was charged for: CPU time / share."""
+    slot = Slot(a=0.4, b=0.1)
+    running = asyncio.ensure_future(slot.executor.run())
+    await slot.at(1.0, "a", "b", "a")
+    await slot.at(20.0)
+    spent = {each.job: (each.cpu_s, each.slot_s) for each in slot.executor.accounts()}
+    assert spent == {"a": pytest.approx((0.8, 8.0)), "b": pytest.approx((0.1, 1.0))}
+    assert slot.executor.accounts() == ()
+    running.cancel()
+
+
+@simulated
+async def test_a_slot_of_whole_cores_takes_the_most_urgent_first_and_holds_late_ones_back() -> None:
+    slot = Slot(cpu_share=1.0, a=4.0, b=4.0, large=1.0, urgent=1.0)
+    order: list[str] = []
+    slot.executor._execute_one = lambda task, team: order.append(  # type: ignore[method-assign]
+        task.bucket.key[0]
+    )
+    slot.executor.turns.deadlines.plan(("large", 0), 0.9, 0.1)
+    slot.executor.turns.deadlines.plan(("urgent", 0), 0.0, 0.1)
+    slot.plan(0.0, large=10.0, urgent=10.0)
+    slot.plan(10.0, a=10.0, b=10.0)
+    running = asyncio.ensure_future(slot.executor.run())
+    await slot.at(0.5, "large", "urgent")
+    await slot.at(1.0, "a")
+    await slot.at(8.0, "b")
+    await slot.at(16.2, "a")
+    await slot.at(19.9)
+    assert order == ["urgent", "large", "a", "b"]
+    await slot.at(20.1)
+    assert order == ["urgent", "large", "a", "b", "a"]
+    running.cancel()
+
+
+@simulated
+async def test_a_release_that_comes_a_moment_early_is_waited_for_again() -> None:
+    """Event loops round timers: nothing else may come that would look at what waits."""
+    slot = Slot(cpu_share=1.0, a=4.0)
+    order: list[str] = []
+    slot.executor._execute_one = lambda task, team: order.append(  # type: ignore[method-assign]
+        task.bucket.key[0]
+    )
+    exact = slot.clock
+
+    class Coarse:
+        def now_s(self) -> float:
+            return slot.begun_s + (exact.now_s() - slot.begun_s) // 0.7 * 0.7
+
+    slot.executor._clock = Coarse()  # type: ignore[assignment]
+    slot.plan(10.0, a=10.0)
+    running = asyncio.ensure_future(slot.executor.run())
+    await slot.at(1.0, "a")
+    await slot.at(16.2, "a")
+    await slot.at(22.0)
+    assert order == ["a", "a"]
+    running.cancel()
+
+
+async def test_of_several_ready_tasks_each_thread_takes_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And the last one is everybody's. Each of the first two waits until the other has begun."""
+    together = threading.Barrier(2)
+    shared: list[bool] = []
+
+    def kernel(slots: Any, owner: int, team: Any = None, alone: int | None = None) -> Outcome:
+        shared.append(team is not None)
+        if len(shared) <= 2:
+            together.wait(30.0)
+        return Outcome(1, 0.001)
+
+    monkeypatch.setattr(executor_module, "execute", kernel)
+    ended: list[Task] = []
+    thread, team = KernelThread(), Team(1)
+    executor = Executor(0, LiveClock(), 2.0, thread, lambda task, outcome: ended.append(task), team)
+    running = asyncio.ensure_future(executor.run())
+    geometry = SimpleNamespace(parameter_bytes=2 << 20, elements=1 << 19)
+    slots: Any = SimpleNamespace(task_cpu_ns=0, geometry=geometry, kernels=None)
+    bucket: Any = SimpleNamespace(key=(JobId("a"), 0))
+    first, second, last = (Task(bucket, slots) for _ in range(3))
+    executor.submit(first)
+    executor.submit(second)
+    async with asyncio.timeout(30.0):
+        while len(ended) < 2:  # noqa: ASYNC110 (told by another thread)
+            await asyncio.sleep(0.001)
+        executor.submit(last)
+        while len(ended) < 3:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+    assert shared == [False, False, True]
+    running.cancel()
+    thread.close()
+    team.close()

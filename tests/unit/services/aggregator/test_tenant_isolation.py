@@ -1,0 +1,142 @@
+"""A tenant that asks an aggregator for more than it was profiled to, beside one that does not: the
+live executor under virtual time. Without a plan the others lose speed, with one they keep it."""
+
+import asyncio
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, Literal
+
+import pytest
+
+from slackwater.common.simloop import run_simulated
+from slackwater.common.world import sim_world
+from slackwater.schemas.base import JobId
+from slackwater.services.aggregator.executor import Executor, Outcome, Task
+
+SHARE = 0.1
+LIMIT = 0.1
+SLACK = LIMIT / (1.0 - LIMIT)
+UNTIL_S = 120.0
+Rule = Literal["arrival", "cyclic", "deadline"]
+
+
+@dataclass
+class Job:
+    """Computes, pushes every bucket, and begins anew when all are updated."""
+
+    id: str
+    compute_s: float
+    slots_s: tuple[float, ...]
+    profiled_s: float
+    """The iteration that it was admitted with."""
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    left: int = 0
+    iterations_s: list[float] = field(default_factory=list)
+
+    @property
+    def loss(self) -> float:
+        """Of its profiled speed, on average."""
+        return 1.0 - self.profiled_s / (sum(self.iterations_s) / len(self.iterations_s))
+
+    def tasks(self) -> list[Task]:
+        made = []
+        for bucket, slot_s in enumerate(self.slots_s):
+            slots: Any = SimpleNamespace(
+                task_cpu_ns=round(slot_s * SHARE * 1e9),
+                cpu_s=slot_s * SHARE,
+                geometry=SimpleNamespace(parameter_bytes=1 << 30, elements=1),
+                kernels=None,
+            )
+            entry: Any = SimpleNamespace(key=(JobId(self.id), bucket))
+            made.append(Task(entry, slots))
+        return made
+
+
+async def kernel(work: Any, *arguments: Any) -> Outcome:
+    return Outcome(1, arguments[0].cpu_s)
+
+
+async def trains(job: Job, executor: Executor, clock: Any, begin_s: float) -> None:
+    while (now_s := clock.now_s()) < begin_s + UNTIL_S:
+        await clock.sleep_until(now_s + job.compute_s)
+        job.left = len(job.slots_s)
+        job.ended.clear()
+        for task in job.tasks():
+            executor.submit(task)
+        await job.ended.wait()
+        job.iterations_s.append(clock.now_s() - now_s)
+
+
+def plan(rule: Rule, executor: Executor, jobs: list[Job], now_s: float) -> None:
+    """As the controller tells it: each job's profiled iteration."""
+    paces = {job.id: job.profiled_s for job in jobs}
+    if rule == "cyclic":
+        executor.turns.plan(max(paces.values()), SLACK, paces, now_s)
+    elif rule == "deadline":
+        for job in jobs:
+            for bucket in range(len(job.slots_s)):
+                executor.turns.deadlines.plan((job.id, bucket), 0.0, SLACK)
+        executor.turns.plan(0.0, SLACK, paces, now_s)
+
+
+def share_an_aggregator(rule: Rule, *jobs: Job) -> dict[str, float]:
+    """Slot time that each had, as a part of the whole time."""
+    by_id = {job.id: job for job in jobs}
+
+    def told(task: Task, outcome: Outcome) -> None:
+        job = by_id[task.bucket.key[0]]
+        job.left -= 1
+        if job.left == 0:
+            job.ended.set()
+
+    async def main() -> dict[str, float]:
+        clock = sim_world(1).clock
+        begin_s = clock.now_s()
+        executor = Executor(0, clock, SHARE, kernel, told)
+        plan(rule, executor, list(jobs), begin_s)
+        running = asyncio.ensure_future(executor.run())
+        training = [asyncio.ensure_future(trains(job, executor, clock, begin_s)) for job in jobs]
+        await clock.sleep_until(begin_s + UNTIL_S)
+        for task in (running, *training):
+            task.cancel()
+        return {each.job: each.slot_s / UNTIL_S for each in executor.accounts()}
+
+    return run_simulated(main())
+
+
+def good() -> Job:
+    """A fifth of the aggregator."""
+    return Job("good", compute_s=0.8, slots_s=(0.2,), profiled_s=1.0)
+
+
+def bad(compute_s: float) -> Job:
+    """Was profiled to use about half of it, computing for half a second."""
+    return Job("bad", compute_s=compute_s, slots_s=(0.12,) * 4, profiled_s=1.0)
+
+
+@pytest.mark.parametrize("rule", ["cyclic", "deadline"])
+def test_who_pushes_more_often_than_profiled_costs_the_others_at_most_their_limit(
+    rule: Rule,
+) -> None:
+    mine, other = good(), bad(compute_s=0.0)
+    used = share_an_aggregator(rule, mine, other)
+    assert mine.loss <= LIMIT
+    assert used["good"] >= 0.2 * (1.0 - LIMIT)
+    assert used["bad"] <= 1.0 - used["good"] + 0.02  # What is left; it is throttled to that.
+    assert other.loss < 0.0  # Throttled, not stopped: it is faster than its profile.
+
+
+def test_without_a_plan_the_same_tenant_breaks_the_limit_of_the_others() -> None:
+    """The control."""
+    mine = good()
+    share_an_aggregator("arrival", mine, bad(compute_s=0.0))
+    assert mine.loss > LIMIT
+
+
+@pytest.mark.parametrize("rule", ["arrival", "cyclic", "deadline"])
+def test_tenants_that_keep_to_their_profiles_keep_their_speed(rule: Rule) -> None:
+    mine, other = good(), bad(compute_s=0.52)
+    share_an_aggregator(rule, mine, other)
+    if rule != "arrival":
+        assert mine.loss <= LIMIT
+        assert other.loss <= LIMIT

@@ -1,0 +1,220 @@
+"""Emptying an aggregator before its machine goes: order, deadline, what is left, restarts."""
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from slackwater.common.effects import Publish
+from slackwater.schemas.base import AggregatorId, JobId, Ok, Refused
+from slackwater.schemas.cluster import (
+    AggregatorFact,
+    DrainAggregator,
+    DrainProgress,
+    RestoreAggregator,
+)
+from slackwater.schemas.jobs import JobSpec, TensorSpec, UpdateRule
+from slackwater.schemas.placement import MigrateInit, PlaceJob
+from slackwater.services.controller import draining
+
+
+def load(name: str) -> ModuleType:
+    """A neighbour of this file: the core's harness lives beside its own tests."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+CORE = load("test_controller_core")
+
+
+class Harness(CORE.Harness):  # type: ignore[misc,name-defined]  # loaded by its path
+    def __init__(self, *arguments: Any, **config: Any) -> None:
+        self.told: list[AggregatorFact] = []
+        super().__init__(*arguments, **config)
+
+    def step(self, event: Any) -> Any:
+        effects = super().step(event)
+        for effect in effects:
+            if isinstance(effect, Publish) and isinstance(effect.message, AggregatorFact):
+                self.told.append(effect.message)
+        return effects
+
+    def drain(self, id: str, within_s: float = 60.0, request: str = "r1") -> DrainProgress:
+        order = DrainAggregator(request=request, aggregator=id, within_s=within_s)
+        answer = self.ask(order)
+        assert isinstance(answer, DrainProgress), answer
+        return answer
+
+    def said_of(self, id: str) -> list[str]:
+        return [fact.fact for fact in self.told if fact.aggregator == id]
+
+    def begin(self, id: str, costs_s: list[float], rule: str = "sgd", size: int = 262_144) -> None:
+        tensors = tuple(TensorSpec(name=f"t{n}", shape=(size,)) for n in range(len(costs_s)))
+        update = UpdateRule(name=rule)  # type: ignore[arg-type]  # one of the literals
+        spec = JobSpec(id=id, servers=2, workers=2, update=update)
+        assert self.ask(PlaceJob(spec=spec, tensors=tensors)) == Ok()
+        self.profile(id, costs_s)
+        self.migrated(id)
+
+
+def two(room: int = 2) -> Any:
+    harness = Harness(CORE.Pool(4, room=room))
+    harness.begin("j", [0.02, 0.01])
+    assert harness.homes("j") == ["a0", "a1"]
+    return harness
+
+
+def test_an_aggregator_is_emptied_kept_from_everybody_and_given_back_once_it_is_gone() -> None:
+    harness = two(room=4)
+    progress = harness.drain("a0")
+    (left,) = progress.left
+    assert (left.job, left.buckets) == ("j", 1)
+    assert left.reason == "more aggregators are being asked for"
+    assert [each.reason for each in harness.drain("a0").left] == [""], "it is on its way"
+    assert progress.left_bytes >= 4 * 262_144 * 4
+    harness.migrated("j")
+    assert harness.homes("j") == ["a2", "a1"]
+    assert harness.stored["j"].cause == "drained"
+    harness.tick()
+    assert harness.said_of("a0") == ["draining", "drained"]
+    harness.pass_time(60)
+    assert "a0" in harness.pool.records, "the pool would lend it to somebody"
+    harness.begin("k", [0.01, 0.01])
+    assert "a0" not in harness.homes("k")
+    harness.pool.dead.add(AggregatorId("a0"))
+    harness.pass_time(40, "a0")
+    assert "a0" not in harness.pool.records
+    assert harness.drains == {}
+
+
+def test_without_a_spare_aggregator_the_others_take_what_is_there() -> None:
+    harness = two()
+    harness.drain("a0")
+    harness.migrated("j")
+    assert harness.homes("j") == ["a1", "a1"]
+
+
+def test_the_same_order_twice_is_one_and_tells_how_far_it_is() -> None:
+    harness = two()
+    first = harness.drain("a0")
+    moves = [message for message in harness.sent if isinstance(message, MigrateInit)]
+    harness.now_s += 5.0
+    again = harness.drain("a0")
+    assert again.drain == first.drain
+    assert [m for m in harness.sent if isinstance(m, MigrateInit)] == moves
+    harness.migrated("j")
+    harness.tick()
+    assert harness.drain("a0").drain.state == "drained"
+    assert harness.drain("a0").left == ()
+
+
+def test_those_that_would_lose_optimiser_state_leave_first_and_the_smallest_of_them() -> None:
+    harness = Harness(CORE.Pool(12))
+    harness.hold = (MigrateInit,)
+    for id, rule, size in (
+        ("plain", "sgd", 262_144),
+        ("large", "adam", 1_048_576),
+        ("small", "adam", 262_144),
+    ):
+        harness.begin(id, [0.001, 0.001], rule, size)
+    (home,) = {a for id in ("plain", "large", "small") for a in harness.homes(id)} & {
+        harness.homes("plain")[0]
+    }
+    order = [job.id for job in draining.left(harness.core.state, AggregatorId(home))]
+    assert order == [id for id in ("small", "large", "plain") if id in order]
+    assert len(order) >= 2
+
+
+def test_only_a_few_jobs_are_on_their_way_at_a_time() -> None:
+    harness = Harness(CORE.Pool(20))
+    for number in range(7):
+        harness.begin(f"j{number}", [0.001, 0.001])
+    home = harness.homes("j6")[0]
+    there = [f"j{n}" for n in range(7) if home in harness.homes(f"j{n}")]
+    assert len(there) > draining.JOBS_AT_ONCE
+    harness.drain(home)
+    moving = [id for id in there if harness.stored[id].target]
+    assert len(moving) == draining.JOBS_AT_ONCE
+    harness.migrated(moving[0])
+    harness.tick()
+    assert len([id for id in there if harness.stored[id].target]) == draining.JOBS_AT_ONCE
+
+
+def test_what_has_not_left_by_the_deadline_is_said_with_what_then_happens() -> None:
+    """The old aggregator does not move: its workers are stopped, say."""
+    harness = two()
+    harness.drain("a0", within_s=20.0)
+    harness.pass_time(25)
+    assert harness.said_of("a0") == ["draining", "late"]
+    late = harness.told[-1]
+    assert late.detail["jobs"] == "j"
+    assert late.detail["buckets"] == "1"
+    assert "without optimiser state" in late.detail["then"]
+    harness.migrated("j")
+    harness.tick()
+    assert harness.said_of("a0") == ["draining", "late", "drained"]
+
+
+def test_what_is_left_on_a_machine_that_goes_too_early_begins_anew_elsewhere() -> None:
+    harness = two(room=4)
+    harness.drain("a0", within_s=20.0)
+    harness.pool.dead.add(AggregatorId("a0"))
+    harness.pass_time(40, "a0")
+    assert harness.said_of("a0") == ["draining", "vanished"]
+    assert harness.told[-1].detail["jobs"] == "j"
+    assert "a0" not in harness.homes("j"), "it begins anew there, which its aggregator tells"
+    assert harness.stored["j"].phase in ("hosting", "steady", "profiling")
+
+
+def test_a_restarted_controller_goes_on_with_the_order() -> None:
+    harness = two(room=4)
+    harness.hold = (MigrateInit,)
+    before = harness.drain("a0")
+    harness.hold = ()
+    harness.restart()
+    again = harness.drain("a0")
+    assert again.drain.deadline_s == before.drain.deadline_s
+    harness.pass_time(20)
+    harness.migrated("j")
+    harness.tick()
+    assert harness.said_of("a0") == ["draining", "drained"]
+    assert "a0" not in harness.homes("j")
+
+
+def test_an_order_that_is_taken_back_leaves_the_aggregator_to_everybody() -> None:
+    harness = Harness(CORE.Pool(2, room=2))
+    harness.begin("j", [0.09, 0.09])
+    harness.drain("a0")
+    harness.migrated("j")
+    assert harness.ask(RestoreAggregator(aggregator="a0")) == Ok()
+    assert harness.ask(RestoreAggregator(aggregator="a0")) == Ok()
+    harness.pass_time(40)
+    assert harness.drains == {}
+    assert harness.said_of("a0")[-1] == "restored"
+    assert "a0" not in harness.pool.records, "nobody needs it: it goes back to the pool"
+
+
+def test_a_job_that_is_being_profiled_there_leaves_when_half_of_the_time_is_over() -> None:
+    harness = Harness(CORE.Pool(4))
+    assert harness.ask(CORE.placed("j", 2)) == Ok()
+    assert harness.stored["j"].phase == "profiling"
+    progress = harness.drain("a0", within_s=60.0)
+    assert [each.reason for each in progress.left] == ["is profiling"]
+    harness.pass_time(25)
+    assert not harness.stored["j"].target
+    harness.pass_time(8)
+    harness.migrated("j")
+    assert "a0" not in harness.homes("j")
+    harness.profile(JobId("j"), [0.01, 0.01])
+    assert harness.stored["j"].profile is not None
+
+
+def test_an_aggregator_of_another_cluster_is_refused_with_the_reason() -> None:
+    harness = two()
+    answer = harness.ask(DrainAggregator(request="r1", aggregator="a3", within_s=10.0))
+    assert isinstance(answer, Refused)
+    assert answer.reason == "aggregator a3 does not serve cluster c0: nothing of it is there"

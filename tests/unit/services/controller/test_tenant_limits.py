@@ -1,0 +1,60 @@
+"""A tenant's loss limit instead of the cluster's: in both policies."""
+
+from dataclasses import replace
+
+import pytest
+
+from slackwater.schemas.base import AggregatorId, JobId
+from slackwater.services.controller.policies.edf import place_by_deadline
+from slackwater.services.controller.policies.scheme import place_tasks
+from slackwater.services.controller.policies.view import AggregatorView, ClusterView, JobView
+
+A = AggregatorId("a")
+
+
+def job(name: str, iteration_s: float, slot_s: float, limit: float, on_a: bool = False) -> JobView:
+    return JobView(
+        id=JobId(name),
+        servers=1,
+        iteration_s=iteration_s,
+        task_cpu_s=(slot_s,),
+        places=(A if on_a else None,),
+        loss_limit=limit,
+    )
+
+
+def view(*jobs: JobView, limit: float) -> ClusterView:
+    return ClusterView(
+        aggregators=(AggregatorView(A, 1.0),),
+        jobs=jobs,
+        new_share=1.0,
+        new_max=9,
+        loss_limit=limit,
+    )
+
+
+@pytest.mark.parametrize(
+    ("cluster", "tenant", "shares"),
+    [(0.1, 0.0, False), (0.2, 0.0, True), (0.2, 0.1, False), (0.1, 0.2, True)],
+)
+def test_five_in_a_cycle_of_twelve_is_for_tenants_that_may_lose_a_sixth(
+    cluster: float, tenant: float, shares: bool
+) -> None:
+    """Whichever of the two comes last, it is the limit of the one that is stretched that counts."""
+    short, long = job("short", 5.0, 1.0, tenant), job("long", 12.0, 3.0, 0.0)
+    settled = replace(long, places=(A,))
+    assert (place_tasks(view(settled, limit=cluster), short)[0][0] == "a") == shares
+    settled = replace(short, places=(A,))
+    assert (place_tasks(view(settled, limit=cluster), long)[0][0] == "a") == shares
+
+
+def test_by_deadline_a_tenant_that_may_lose_little_shares_with_less() -> None:
+    """First layers, needed as soon as they are pushed: one of 0.2 and one of 0.3 are both in time
+    if one of the two may wait for the other, not if neither may."""
+    patient, strict = (job(name, 1.0, 0.2, limit) for name, limit in (("p", 0.5), ("s", 0.05)))
+    resident = job("resident", 1.0, 0.3, 0.5, on_a=True)
+    assert place_by_deadline(view(resident, limit=0.1), patient)[0][0] == "a"
+    assert place_by_deadline(view(resident, limit=0.1), strict)[0][0] == "a"
+    tight = job("resident", 1.0, 0.3, 0.05, on_a=True)
+    assert place_by_deadline(view(tight, limit=0.1), strict)[0][0] == "new#0"
+    assert place_by_deadline(view(tight, limit=0.5), patient)[0][0] == "a"
