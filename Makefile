@@ -7,7 +7,10 @@ STAMP := .venv/.installed
 TORCH := 2.13.0
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
-.PHONY: help setup setup-torch run test vm-test gpu-test lint type format bench lock size sim faults clean
+# Every service is a process: without kept bytecode each start compiles all it imports.
+export PYTHONDONTWRITEBYTECODE :=
+
+.PHONY: help setup setup-torch kernels run test vm-test gpu-test lint type format bench lock size sim faults clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -29,12 +32,14 @@ $(STAMP)-torch: $(STAMP) requirements-torch.lock
 	  --extra-index-url $(TORCH_INDEX) -r requirements-torch.lock
 	touch $(STAMP)-torch
 
-run: setup ## a live cluster shares aggregation between training jobs; ends with a report
+kernels: setup
+	$(BIN)/slackwater compile
+
+run: kernels ## a live cluster shares aggregation between training jobs; ends with a report
 	$(BIN)/loadgen replay --report $(REPORT)
 
-test: setup setup-torch ## unit, simulation, integration and fault tests
-	$(BIN)/python -m pytest -q -n 3 -m "not live" tests
-	$(BIN)/python -m pytest -q -n 3 -m live tests
+test: setup-torch kernels ## unit, simulation, integration and fault tests
+	$(BIN)/python -m pytest -q -n 4 --dist worksteal tests
 
 vm-test: setup ## verbs (RDMA) in an emulated machine: conformance, refusals, a live job; 5 to 15 min
 	$(BIN)/python tests/vm/guest.py
@@ -43,6 +48,10 @@ gpu-test: ## device memory on this machine's GPU, then the figures (docs/guide/o
 	$(GPU_PYTHON) -m pytest -q tests/gpu
 	$(GPU_PYTHON) -m pytest -q -m gpu tests/unit/common/transport tests/integration/aggregator
 	$(GPU_PYTHON) benchmarks/gpu.py --json benchmarks/results/gpu.json
+
+sim: setup ## 200 seeds of ten virtual minutes of the whole system; a virtual day of the pool
+	$(BIN)/python -m tests.sim.test_whole_system --seeds 200
+	$(BIN)/python -m pytest -q -m slow tests/sim tests/unit/loadgen/simulator/pool
 
 lint: setup ## style and spelling
 	$(BIN)/ruff check .

@@ -32,7 +32,10 @@ LAYERS = {
 PURE_BANNED = {"asyncio", "os", "time", "socket", "subprocess", "threading", "nats", "logging"}
 """A core or policy decides; it does no I/O and reads no clock."""
 
-PURE_MODULES = {"core", "config", "schedule", "turns", "clusters", "pool", "snapshot", "state"}
+PURE_MODULES = {
+    "core", "config", "schedule", "turns", "clusters", "pool", "snapshot", "state", "events",
+    "eviction",
+}  # fmt: skip
 """Of a service: what decides beside its policies, and may run under the simulator's event heap."""
 
 

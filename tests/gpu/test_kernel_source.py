@@ -80,7 +80,7 @@ def compare(
 
 @pytest.mark.parametrize(("rule", "dtype"), PAIRS)
 @given(data=st.data())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_the_source_gives_the_bits_of_the_rules_and_of_the_cpu(
     host: HostKernels, rule: str, dtype: DType, data: Any
 ) -> None:
@@ -90,7 +90,7 @@ def test_the_source_gives_the_bits_of_the_rules_and_of_the_cpu(
 @pytest.mark.parametrize("workers", [1, 3, 4, 5, 17])
 @pytest.mark.parametrize(("rule", "dtype"), [("momentum", "float32"), ("adam", "bfloat16")])
 @given(data=st.data())
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_any_number_of_workers_is_summed_in_rank_order(
     host: HostKernels, rule: str, dtype: DType, workers: int, data: Any
 ) -> None:
@@ -100,7 +100,7 @@ def test_any_number_of_workers_is_summed_in_rank_order(
 
 @pytest.mark.parametrize("rule", list(RULES))
 @given(data=st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_what_is_not_finite_is_found_exactly_when_a_new_value_is_not(
     host: HostKernels, rule: str, data: Any
 ) -> None:

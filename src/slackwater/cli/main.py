@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from slackwater.cli import memory, model, operate, show, where
+from slackwater.cli import compiling, drain, memory, model, operate, show, where
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -37,9 +37,12 @@ app.command()(operate.up)
 app.command()(operate.submit)
 app.command()(operate.cancel)
 app.command()(operate.doctor)
+app.command(name="compile")(compiling.compile_all)
 app.command()(show.jobs)
 app.command()(show.job)
 app.command()(show.aggregators)
+app.command(name="drain")(drain.drain)
+app.command()(show.tenants)
 app.command()(show.top)
 app.command()(show.tap)
 app.add_typer(model.app, name="model")

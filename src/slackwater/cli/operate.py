@@ -94,6 +94,7 @@ def submit(
     staleness: Annotated[
         int, typer.Option(min=0, max=1000, help="Of stale-synchronous: iterations ahead, at most.")
     ] = 0,
+    tenant: Annotated[str, typer.Option(help="On whose account it runs.")] = "",
     seed: int = 0,
     url: Url = None,
     json: Json = False,
@@ -124,6 +125,8 @@ def submit(
             )
         else:
             raise Rejected("nothing to submit: give --model NAME, --file SPEC.json or -- PROGRAM")
+        if tenant:
+            spec = msgspec.structs.replace(spec, tenant=tenant)
         _check(spec, bytes_scale, compute_s)
     _store(spec, url, json)
 
@@ -154,6 +157,8 @@ def _check(spec: JobSpec, bytes_scale: float, compute_s: float | None) -> None:
             f"--id {spec.id!r}: an id has letters, digits, - and _, at most 63 in all, and begins "
             "with a letter or digit"
         )
+    if len(spec.tenant) > 64:
+        raise Rejected(f"--tenant: a name has at most 64 characters, this one {len(spec.tenant)}")
     if not 0 < bytes_scale <= 1:
         raise Rejected(f"--bytes-scale {bytes_scale:g}: give a number above 0 and at most 1")
     if compute_s is not None and compute_s < 0:

@@ -27,7 +27,7 @@ from slackwater.loadgen.traces.select import select
 from slackwater.schemas.jobs import Aggregation
 
 LINE_EVERY_S = 5.0
-PROFILE_ITERATIONS = 5
+PROFILING = {"profile_iterations": 5, "profile_s": 2.0}
 Transport = Literal["auto", "shm", "verbs", "tcp"]
 
 
@@ -48,7 +48,9 @@ def replay(
     ] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="At most so many of the trace.")] = None,
     min_gpus: Annotated[int, typer.Option(min=0, help="Only jobs of so many GPUs.")] = 0,
-    policy: Annotated[str, typer.Option(help="cyclic, edf or static.")] = "cyclic",
+    policy: Annotated[
+        str, typer.Option(help="cyclic (the paper's), edf (deadlines) or static (own servers).")
+    ] = "cyclic",
     aggregators: Annotated[int, typer.Option(min=1, help="Pool of the embedded cluster.")] = 10,
     controllers: Annotated[int, typer.Option(min=1)] = 2,
     cpu_share: Annotated[float, typer.Option(help="Cores of one aggregator.")] = 0.1,
@@ -78,7 +80,7 @@ def replay(
             aggregators=aggregators,
             cpu_share=cpu_share,
             log_dir=report_dir / "logs",
-            profiler={"window_iterations": window, "profile_iterations": PROFILE_ITERATIONS},
+            profiler={"window_iterations": window, **PROFILING},
             transport=forced,
         )
         built_in = trace is None and url is None and chosen != "static"
@@ -166,15 +168,19 @@ async def _run(
 
 @contextmanager
 def _progress() -> Iterator[OnPhase]:
-    """A live display on a terminal; a line every few seconds elsewhere."""
+    """A live display on a terminal; elsewhere each event, and a line every few seconds."""
     if err.is_terminal:
         with Live(console=err, refresh_per_second=4) as live:
             yield lambda phase, timeline, now_s: live.update(display.render(phase, timeline, now_s))
         return
-    said_s = float("-inf")
+    said_s, told, heard = float("-inf"), 0, ""
 
     def say(phase: str, timeline: Timeline, now_s: float) -> None:
-        nonlocal said_s
+        nonlocal said_s, told, heard
+        told, heard = told if phase == heard else 0, phase
+        for news in display.news(phase, timeline, told):
+            told += 1
+            err.print(news, markup=False)
         if now_s - said_s >= LINE_EVERY_S:
             said_s = now_s
             err.print(display.line(phase, timeline, now_s), markup=False)

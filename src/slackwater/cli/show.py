@@ -120,6 +120,25 @@ def aggregators(url: Url = None, json: Json = False) -> None:
         out.print(aggregator_table(infos))
 
 
+def tenants(url: Url = None, json: Json = False) -> None:
+    """List tenants: what each may have, and what its jobs have now."""
+    infos = with_client(url, lambda client: client.tenants())
+    if json:
+        print_json(infos)
+        return
+    table = Table()
+    for column in ("tenant", "cores", "may have", "loss limit", "running", "waiting", "at most"):
+        table.add_column(column)
+    for info in infos:
+        limit = f"{info.loss_limit:g}" if info.loss_limit else "the cluster's"
+        allowed = f"{info.cpu_fraction * info.pool_cpu:.2f}"
+        table.add_row(
+            escape(info.tenant) or "-", f"{info.cpu:.2f}", allowed, limit, str(info.running),
+            str(info.waiting), str(info.queued_max),
+        )  # fmt: skip
+    out.print(table)
+
+
 def top(
     url: Url = None,
     json: Json = False,

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from slackwater.cli import where
+from slackwater.cli.memory_workloads import memory
 from slackwater.cli.outcome import err, reported
 from slackwater.cli.replay import replay
 from slackwater.common.errors import Rejected
@@ -20,10 +21,11 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    help="Workloads for Slackwater: live replay, simulation, generation.",
+    help="Workloads for Slackwater: live replay, memory, simulation, generation.",
 )
 app.callback()(where.identify)
 app.command()(replay)
+app.command()(memory)
 app.add_typer(simulation)
 
 

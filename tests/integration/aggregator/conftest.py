@@ -408,6 +408,22 @@ class Lab:
                 await asyncio.sleep(0.01)
             await self.supervisor.until_ready(id)
 
+    async def settle(self, job: Job) -> None:
+        """The last migration, which was cut short, ends by itself; the table says where."""
+        async with asyncio.timeout(30.0 * PATIENCE):
+            while True:
+                homes = self.director.homes
+                held = {home: await self.director.held(home, job) for home in homes}
+                flat = [each for mine in held.values() for each in mine.values()]
+                if len(flat) == len(job.places) and not any(each.moving for each in flat):
+                    break
+                await asyncio.sleep(0.1)
+        for home, mine in held.items():
+            for bucket, each in mine.items():
+                job.places[bucket] = placement.BucketPlace(
+                    aggregator=AggregatorId(home), location_epoch=each.location_epoch
+                )
+
 
 @pytest.fixture
 async def lab() -> AsyncIterator[Lab]:

@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 
+from slackwater.schemas.base import JobId, Ok
+from slackwater.schemas.placement import DropJob
+
 pytestmark = [pytest.mark.live, pytest.mark.slow, pytest.mark.timeout(240)]
 
 POINTS = (
@@ -61,7 +64,7 @@ async def test_every_kill_is_survived(
         ended = (await asyncio.gather(moving, return_exceptions=True))[0]
     assert isinstance(ended, asyncio.CancelledError), ended
     iterations = await run.finish()
-    await settle(lab)
+    await lab.settle(lab.director.jobs["j1"])
     await check_result(run, iterations)
 
 
@@ -95,7 +98,8 @@ async def test_lost_regions_begin_anew_from_the_workers(
 async def test_kills_while_a_job_is_placed_and_seeded(
     lab: Any, training: Any, check_result: Any
 ) -> None:
-    """Regions that were made and not yet confirmed are found again; so is a fold's first moment."""
+    """Regions that were made and not yet confirmed are found again; so is a fold's first moment.
+    What a job moved is counted still when it was dropped and its aggregators were killed after."""
     await lab.aggregators("a1", "a2")
     for victim, point in (("a1", "aggregator.host.after=kill@1"), ("a2", POINTS[0] + "=kill@1")):
         lab.supervisor.arm(victim, point)
@@ -110,19 +114,11 @@ async def test_kills_while_a_job_is_placed_and_seeded(
     beats = await lab.director.fresh_beats()
     assert {beat.id: beat.regions_recovered for beat in beats} == {"a1": 2, "a2": 1}
     await check_result(run, iterations)
-
-
-async def settle(lab: Any) -> None:
-    """The last migration, which was cut short here, ends by itself; the table says where."""
-    job = lab.director.jobs["j1"]
-    async with asyncio.timeout(30.0):
-        while True:
-            held = {home: await lab.director.held(home, job) for home in lab.director.homes}
-            flat = [each for mine in held.values() for each in mine.values()]
-            if len(flat) == len(job.places) and not any(each.moving for each in flat):
-                break
-            await asyncio.sleep(0.1)
-    for home, mine in held.items():
-        for bucket, each in mine.items():
-            place = type(job.places[bucket])(aggregator=home, location_epoch=each.location_epoch)
-            job.places[bucket] = place
+    moved = {beat.id: (beat.bytes_in, beat.bytes_out) for beat in beats}
+    for victim in moved:
+        assert isinstance(await lab.director.insist(victim, "drop", DropJob(job=JobId("j1"))), Ok)
+        lab.supervisor.kill(victim, signal.SIGKILL)
+        await lab.restarted(victim, 3)
+    beats = await lab.director.fresh_beats()
+    assert {beat.id: (beat.bytes_in, beat.bytes_out) for beat in beats} == moved
+    assert [(beat.buckets, beat.regions_recovered) for beat in beats] == [(0, 0)] * 2

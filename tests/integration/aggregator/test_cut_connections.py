@@ -159,23 +159,8 @@ async def test_resets_in_mid_transfer_change_no_bit(
     assert busy > RESETS / 2, "most of them were in use"
     assert sum(place.location_epoch for place in job.places) > 5
     iterations = await run.finish()
-    await settled(lab, job)
+    await lab.settle(job)
     await check_result(run, iterations)
-
-
-async def settled(lab: Any, job: Any) -> None:
-    """The last migration, which was cut short here, ends by itself; the table says where."""
-    async with asyncio.timeout(30.0):
-        while True:
-            held = {home: await lab.director.held(home, job) for home in lab.director.homes}
-            flat = [each for mine in held.values() for each in mine.values()]
-            if len(flat) == len(job.places) and not any(each.moving for each in flat):
-                break
-            await asyncio.sleep(0.1)
-    for home, mine in held.items():
-        for bucket, each in mine.items():
-            place = type(job.places[bucket])(aggregator=home, location_epoch=each.location_epoch)
-            job.places[bucket] = place
 
 
 async def test_a_network_that_is_gone_for_long_is_found_again(

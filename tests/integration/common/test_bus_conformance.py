@@ -283,10 +283,13 @@ async def test_slow_requests_run_side_by_side_up_to_the_bound(
     assert isinstance(refused, Refused)
     assert refused.retry_after_s > 0
     assert "busy with 4 requests" in refused.reason
+    again = await ask(client, f"{unique}.act", Ok())
+    assert isinstance(again, Refused)
+    assert again.retry_after_s >= refused.retry_after_s  # Its turn is after the first one's.
     gate.set()
     assert await asyncio.gather(*asked) == [Ok()] * 4
     assert await ask(client, f"{unique}.act", Ok()) == Ok()
-    assert server.counters.overloaded == 1  # type: ignore[attr-defined]
+    assert server.counters.overloaded == 2  # type: ignore[attr-defined]
 
 
 async def test_one_of_several_instances_answers(connect: Connect, unique: str) -> None:

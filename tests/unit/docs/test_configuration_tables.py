@@ -12,6 +12,7 @@ import pytest
 
 from slackwater.common.bus.access import VARIABLES, Credentials
 from slackwater.common.config import DEFAULT_URL, ServiceConfig
+from slackwater.services.master.config import Tenant
 
 ROOT = Path(__file__).resolve().parents[3]
 SERVICES = sorted(path.parent.name for path in (ROOT / "services").glob("*/config.py"))
@@ -73,7 +74,9 @@ def test_a_service_s_table_is_its_struct(service: str) -> None:
     assert set(table) == set(fields)
     for name, field in fields.items():
         default, meaning = table[name]
-        assert read(default) == field.default, name
+        made = field.default_factory
+        value = made() if made is not msgspec.NODEFAULT else field.default
+        assert read(default) == value, name
         unit = next((u for end, u in UNITS.items() if name.endswith(end)), "")
         assert re.search(unit, meaning), f"{name}: the meaning does not say its unit"
 
@@ -105,6 +108,15 @@ def test_what_all_services_have() -> None:
                 assert default == f"`{DEFAULT_URL}`"
             case _:
                 assert read(default) == field.default, field.name
+
+
+def test_the_limits_of_a_tenant_are_told_by_name_with_their_defaults() -> None:
+    text = (ROOT / "docs/guide/operator.md").read_text()
+    (example,) = re.findall(r"^admission = .*?(?=^```)", text, flags=re.M | re.S)
+    told = tomllib.loads(example)["tenants"]
+    assert set(told["vision"]) == {field.name for field in msgspec.structs.fields(Tenant)}
+    assert {msgspec.convert(limits, Tenant) for limits in told.values()}
+    assert f"(default {Tenant().queued_max:,})" in example
 
 
 def test_the_ways_to_be_known_to_the_bus_are_told_by_name() -> None:

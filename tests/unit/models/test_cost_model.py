@@ -43,7 +43,7 @@ def test_table_3_4(x: float, workers: int) -> None:
     assert even_optimum(with_ratio(x), MACHINE, 32).worker_count == workers
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(x=st.floats(1e-4, 1e3), machines=st.integers(2, 120))
 def test_the_closed_form_is_the_best_of_all(x: float, machines: int) -> None:
     training = with_ratio(x)

@@ -35,7 +35,7 @@ def test_the_true_parameters_are_found(apart: bool, unit_s: float) -> None:
     assert fit(observed) == pytest.approx(theta, rel=1e-3)
 
 
-@settings(deadline=None, max_examples=25, derandomize=True)
+@settings(max_examples=25, derandomize=True)
 @given(st.integers(0, 2**32 - 1))
 def test_noisy_measurements_are_explained_as_well_as_by_the_truth(seed: int) -> None:
     """With 5 % noise on random parameters no minimum is found that is worse than the truth."""

@@ -59,7 +59,7 @@ def test_a_slow_worker_among_three() -> None:
 
 
 @pytest.mark.parametrize("method", ["exact", "fcfs", "hybrid"])
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(times=st.tuples(seconds, seconds, seconds, seconds), workers=st.integers(2, 7))
 def test_subsets_of_alike_workers_are_the_plain_recursion(
     method: str, times: tuple[float, float, float, float], workers: int
@@ -94,7 +94,7 @@ def chain_throughput(step: StepTimes, workers: int) -> float:
     return float(busy) / step.server_s
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(times=st.tuples(seconds, seconds, seconds, seconds), workers=st.integers(1, 5))
 def test_exact_is_the_markov_chain(times: tuple[float, float, float, float], workers: int) -> None:
     step = StepTimes(*times)
@@ -134,7 +134,7 @@ def simulate(steps: list[StepTimes], rng: Random, events: int) -> float:
     return done / (now_s - began_s)
 
 
-@settings(max_examples=6, deadline=None, derandomize=True)
+@settings(max_examples=6, derandomize=True)
 @given(
     workers_s=st.lists(seconds, min_size=2, max_size=5),
     server_s=seconds,
@@ -156,7 +156,7 @@ def test_exact_is_what_a_simulation_of_the_network_shows(
     assert solve(steps).throughput == pytest.approx(shown, rel=0.05)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(times=st.tuples(seconds, seconds, seconds, seconds), workers=st.integers(2, 60))
 def test_more_workers_never_slow_an_equally_shared_network(
     times: tuple[float, float, float, float], workers: int

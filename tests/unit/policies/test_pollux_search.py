@@ -103,7 +103,7 @@ def test_small_cases_are_solved_to_optimality(seed: int, avoid: bool) -> None:
     assert rest + waiting * problem.wait_worth == pytest.approx(best_of_all(problem), rel=1e-9)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     seed=st.integers(0, 2**32 - 1),
     jobs=st.integers(1, 30),

@@ -35,6 +35,7 @@ async def test_a_killed_service_is_back_with_its_records_and_a_higher_epoch(lab:
     lab.supervisor.kill("t1", signal.SIGKILL)
     again = await lab.until_done("add", add)
     assert (again.total, again.epoch) == (5, first.epoch + 1)
+    await lab.supervisor.until_ready("t1")  # It answers before it has said so.
     status = {unit.name: unit for unit in lab.supervisor.status()}["t1"]
     assert (status.state, status.restarts) == ("ready", 1)
     assert status.pid != info.pid
