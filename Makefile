@@ -10,7 +10,7 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 # Every service is a process: without kept bytecode each start compiles all it imports.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup setup-torch kernels run test vm-test gpu-test lint type format bench lock size sim faults clean
+.PHONY: help setup setup-torch kernels run test thorough vm-test gpu-test lint type format bench lock size sim faults clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -39,7 +39,10 @@ run: kernels ## a live cluster shares aggregation between training jobs; ends wi
 	$(BIN)/loadgen replay --report $(REPORT)
 
 test: setup-torch kernels ## unit, simulation, integration and fault tests
-	$(BIN)/python -m pytest -q -n 4 --dist worksteal tests
+	$(BIN)/python -m pytest -q -n 4 --dist worksteal -m 'not slow' tests
+
+thorough: setup-torch kernels ## what `make test` leaves out: more seeds, whole published tables
+	$(BIN)/python -m pytest -q -n 4 --dist worksteal -m slow tests
 
 vm-test: setup ## verbs (RDMA) in an emulated machine: conformance, refusals, a live job; 5 to 15 min
 	$(BIN)/python tests/vm/guest.py

@@ -175,10 +175,18 @@ class NatsBus:
         """A request as NATS has it, headers and all; `request` and the store are made of it."""
         self._check_sending(subject, payload)
         self.counters.requested += 1
+        task = asyncio.current_task()
+        assert task is not None
+        cancelled = task.cancelling()
         try:
-            return await self.client.request(subject, payload, timeout=timeout_s, headers=headers)
+            answer = await self.client.request(subject, payload, timeout=timeout_s, headers=headers)
         except nats.errors.Error as error:
             raise self._mapped(error, subject, timeout_s) from error
+        if task.cancelling() > cancelled:
+            # `asyncio.wait_for`, by which the client waits, prefers an answer that has come to the
+            # cancellation that came with it: whoever cancelled would wait for a task that goes on.
+            raise asyncio.CancelledError
+        return answer
 
     async def open_inbox(self, take: Callable[[Msg], None]) -> "Inbox":
         """A subject of this connection's own: answers to `<subject>.<token>` go to `take`."""

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytestmark = [pytest.mark.vm, pytest.mark.live, pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.vm, pytest.mark.live, pytest.mark.timeout(1200)]
 SIZES = {"embed": 300_007, "mlp.w": 270_001, "mlp.b": 20_011}
 MOVES = 6
 

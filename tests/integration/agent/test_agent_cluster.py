@@ -19,7 +19,7 @@ from slackwater.loadgen.emulate import Emulation
 from slackwater.loadgen.verify import replay_digest
 from slackwater.schemas.jobs import TERMINAL_STATES, JobRecord, JobSpec, UpdateRule
 
-pytestmark = [pytest.mark.live, pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.live, pytest.mark.timeout(180)]
 
 SIZE = 700_001
 """Of the large tensor: a bucket of its own, and no multiple of anything."""

@@ -107,6 +107,10 @@ for step in range(3):
 """
 
 
+ONE_TRANSPORT = pytest.mark.parametrize("cluster", ["shm"], indirect=True)
+"""How a script ends has nothing to do with how bytes move."""
+
+
 def run_script(url: str, end: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", SCRIPT.format(end=end)],
@@ -117,6 +121,7 @@ def run_script(url: str, end: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@ONE_TRANSPORT
 def test_a_script_that_just_ends_is_done_and_its_last_step_is_in(cluster: Any) -> None:
     done = run_script(cluster.url, "")
     assert done.returncode == 0, done.stderr
@@ -124,6 +129,7 @@ def test_a_script_that_just_ends_is_done_and_its_last_step_is_in(cluster: Any) -
     assert {iteration for _, iteration in cluster.applied} == {1, 2, 3}
 
 
+@ONE_TRANSPORT
 def test_a_script_that_fails_is_not_taken_for_finished(cluster: Any) -> None:
     done = run_script(cluster.url, "raise ValueError('lost')")
     assert done.returncode == 1
@@ -131,6 +137,7 @@ def test_a_script_that_fails_is_not_taken_for_finished(cluster: Any) -> None:
     assert not cluster.finished
 
 
+@ONE_TRANSPORT
 def test_a_script_whose_last_step_is_refused_fails(cluster: Any) -> None:
     """The exit code says so, although nothing after the step looked."""
     end = "(model(torch.ones(2, 4)).sum() * float('nan')).backward()\noptimizer.step()"

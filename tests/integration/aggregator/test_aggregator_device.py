@@ -13,7 +13,7 @@ from slackwater.common.errors import ConfigRejected
 from slackwater.common.transport import gpu
 from slackwater.common.transport.gpu import device_named
 
-pytestmark = [pytest.mark.live, pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.live, pytest.mark.timeout(120)]
 
 
 @pytest.fixture(params=["double", pytest.param("cuda", marks=pytest.mark.gpu)])

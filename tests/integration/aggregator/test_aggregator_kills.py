@@ -11,7 +11,7 @@ import pytest
 from slackwater.schemas.base import JobId, Ok
 from slackwater.schemas.placement import DropJob
 
-pytestmark = [pytest.mark.live, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.live, pytest.mark.timeout(240)]
 
 POINTS = (
     "aggregator.fold.before",
@@ -43,7 +43,7 @@ async def test_every_kill_is_survived(
     The workers leave most of the machine to those who start again."""
     rng = random.Random(transport)
     await lab.aggregators("a1", "a2", transport=transport)
-    run = training(pace_s=0.01, transport=transport)
+    run = training(pace_s=0.03, transport=transport)
     run.start()
     await run.until(3)
     moving = asyncio.ensure_future(keep_moving(lab, lab.director.jobs["j1"], rng))

@@ -23,7 +23,7 @@ from slackwater.common.errors import DeadlineExceeded
 from slackwater.schemas.base import AggregatorId
 from slackwater.schemas.placement import Endpoint
 
-pytestmark = [pytest.mark.live, pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.live, pytest.mark.timeout(180)]
 PROGRAM = Path(__file__).with_name("worker_program.py")
 RESETS = 150
 KILLS = 5

@@ -15,7 +15,7 @@ import pytest
 from slackwater.agent import Agent
 from slackwater.schemas.jobs import UpdateRule
 
-pytestmark = [pytest.mark.live, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.live, pytest.mark.timeout(240)]
 
 WORKERS = 2
 PHASES = 4
@@ -91,7 +91,7 @@ class Workers:
                     )
                     if not self.lossy:
                         self._check(agent, rank, iteration)
-                    pause.wait(0.02 * rank)
+                    pause.wait(0.01 + 0.02 * rank)
         except BaseException as error:
             self.failures.append(error)
 

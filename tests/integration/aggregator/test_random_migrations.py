@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytestmark = [pytest.mark.live, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.live, pytest.mark.timeout(240)]
 SIZES = {f"layer{index}": 262_144 + 1024 * index for index in range(8)}
 """Each a bucket of its own, all of different lengths."""
 

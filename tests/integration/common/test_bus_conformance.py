@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
 import msgspec
 import nats.micro.service
@@ -222,6 +223,31 @@ async def test_no_answer_is_a_deadline(connect: Connect, unique: str) -> None:
     with pytest.raises(DeadlineExceeded, match="may still have been acted on"):
         await client.request(f"{unique}.act", b"", timeout_s=0.1)
     gate.set()  # The answer comes too late for anybody, and harms nobody.
+
+
+async def test_who_is_cancelled_ends_whatever_has_been_answered(
+    connect: Connect, unique: str
+) -> None:
+    """At any moment, that of the answer among them."""
+    one, other = await connect("one"), await connect("other")
+    await one.serve(INFO, [endpoint(f"{unique}.echo", echo)])
+    for turns in range(200):
+        asking = asyncio.ensure_future(other.request(f"{unique}.echo", b"x", timeout_s=5.0))
+        for _ in range(turns % 20):
+            await asyncio.sleep(0)
+        while turns >= 100 and not _answered(asking):  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        if asking.cancel():
+            with pytest.raises(asyncio.CancelledError):
+                await asking
+
+
+def _answered(asking: "asyncio.Task[bytes]") -> bool:
+    """It is done, or what it waits for is."""
+    waits: Any = asking.get_coro()
+    while waits is not None and not isinstance(waits, asyncio.Future):
+        waits = getattr(waits, "cr_await", None)
+    return asking.done() or (waits is not None and waits.done())
 
 
 async def test_json_gets_json(connect: Connect, unique: str) -> None:

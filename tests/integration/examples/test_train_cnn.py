@@ -14,7 +14,7 @@ EXAMPLE = str(ROOT / "examples" / "train_cnn.py")
 ACCURACY = 0.8
 """Of 297 digits by other hands than those trained on; plain training gets 0.9."""
 
-pytestmark = [pytest.mark.live, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.live, pytest.mark.timeout(240)]
 
 
 def train(*arguments: str) -> str:
@@ -25,7 +25,7 @@ def train(*arguments: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("optimizer", ["sgd", pytest.param("adam", marks=pytest.mark.slow)])
 def test_two_workers_end_where_plain_pytorch_does(optimizer: str, tmp_path: Path) -> None:
     """SGD with momentum, and Adam: 100 steps over the same global batches, rates scheduled."""
     plain, shared = tmp_path / "plain.pt", tmp_path / "shared.pt"
@@ -42,8 +42,10 @@ def test_two_workers_end_where_plain_pytorch_does(optimizer: str, tmp_path: Path
 
 @pytest.mark.parametrize(
     "mode",
-    [("--consistency", "asynchronous"), ("--consistency", "stale-synchronous", "--staleness", "3")],
-    ids=["asynchronous", "stale"],
+    [
+        pytest.param(("--consistency", "asynchronous"), marks=pytest.mark.slow, id="asynchronous"),
+        pytest.param(("--consistency", "stale-synchronous", "--staleness", "3"), id="stale"),
+    ],
 )
 def test_without_waiting_for_all_it_learns_as_well(mode: tuple[str, ...]) -> None:
     said = train(*mode, "--epochs", "8")

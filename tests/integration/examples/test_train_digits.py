@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 
-pytestmark = [pytest.mark.live, pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.live, pytest.mark.timeout(180)]
 
 
 def test_training_with_two_workers_matches_a_single_process() -> None:

@@ -14,7 +14,7 @@ from slackwater.common import codec, failpoints
 from slackwater.common.errors import Retryable
 from slackwater.common.store.nats import NatsStore
 
-pytestmark = [pytest.mark.live, pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.live, pytest.mark.timeout(180)]
 
 SENDERS = 16
 SEEDS = (1, 2, 3)

@@ -20,7 +20,6 @@ from slackwater.common.transport.shm import ShmFabric
 from slackwater.common.transport.tcp import TcpFabric
 from slackwater.common.transport.tcp_channel import TcpTuning
 
-pytestmark = pytest.mark.slow
 GREET_S = 0.5
 STALL_S = 0.4
 AT_ONCE = 24
