@@ -18,12 +18,32 @@ from numba.core.caching import (
     UserProvidedCacheLocator,
     UserWideCacheLocator,
 )
+from numba.core.cpu import CPUContext
 
 import slackwater
 
 __all__ = ["digest_of_imports", "njit"]
 
 PACKAGE = Path(slackwater.__file__).parent
+
+
+def without_blas() -> None:
+    """For processes that are ours alone, before the first compiled function is loaded: numba does
+    not look for a BLAS. It would import scipy.linalg, a tenth of a second of every aggregator's
+    start, for products of matrices that no kernel of ours has."""
+    load = CPUContext.load_additional_registries
+
+    def lean(self: CPUContext) -> None:
+        from numba.np import linalg
+
+        def none() -> None:
+            raise ImportError("no kernel here multiplies matrices")
+
+        linalg.ensure_blas = none
+        load(self)
+
+    CPUContext.load_additional_registries = lean
+
 
 _IMPORT = re.compile(rb"^(?:from|import) slackwater\.?([\w.]*)(?: import (\([^)]*\)|.*))?", re.M)
 

@@ -196,8 +196,8 @@ async def test_submissions_resume_after_the_master_was_killed() -> None:
     """What was acknowledged before the kill is there after it, and new jobs are accepted."""
     async with running() as (cluster, client):
         accepted = []
-        for number in range(24):
-            if number % 8 == 3:
+        for number in range(12):
+            if number % 4 == 3:
                 cluster.supervisor.kill("master-m1", signal.SIGKILL)
             spec = emulated(
                 f"s{number}", "alexnet", workers=1, servers=1, iterations=1, compute_s=0.0,

@@ -320,6 +320,7 @@ async def test_slabs_outlive_a_kill_of_their_daemon(tmp_path: Path) -> None:
             await run.end()
 
 
+@pytest.mark.slow
 async def test_two_of_ten_lenders_are_lost_and_nobody_notices(tmp_path: Path) -> None:
     """8 + 2, two lenders killed with their memory under load: the span stays mapped, what they held
     is made again, then two others go. No byte is wrong, and none was lost in remote memory."""

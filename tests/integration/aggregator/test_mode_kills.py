@@ -133,8 +133,15 @@ async def travel(lab: Any, rng: random.Random) -> None:
         await asyncio.sleep(rng.uniform(0.0, 0.05))
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize(
+    ("transport", "mode"),
+    [
+        ("shm", "asynchronous"),
+        ("tcp", "stale"),
+        pytest.param("shm", "stale", marks=pytest.mark.slow),
+        pytest.param("tcp", "asynchronous", marks=pytest.mark.slow),
+    ],
+)
 async def test_every_push_counts_once_whoever_is_killed(
     lab: Any, transport: str, mode: str
 ) -> None:

@@ -39,7 +39,9 @@ class Odyssey:
                 group.create_task(self.travel(bucket))
 
 
-@pytest.mark.parametrize(("transport", "migrations"), [("shm", 1000), ("tcp", 250)])
+@pytest.mark.parametrize(
+    ("transport", "migrations"), [("shm", 1000), pytest.param("tcp", 250, marks=pytest.mark.slow)]
+)
 async def test_parameters_are_those_of_a_run_without_migrations(
     lab: Any, training: Any, check_result: Any, transport: str, migrations: int
 ) -> None:
