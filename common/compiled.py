@@ -40,9 +40,9 @@ def without_blas() -> None:
             raise ImportError("no kernel here multiplies matrices")
 
         linalg.ensure_blas = none
-        load(self)
+        load(self)  # type: ignore[no-untyped-call]
 
-    CPUContext.load_additional_registries = lean
+    CPUContext.load_additional_registries = lean  # type: ignore[method-assign]
 
 
 _IMPORT = re.compile(rb"^(?:from|import) slackwater\.?([\w.]*)(?: import (\([^)]*\)|.*))?", re.M)

@@ -16,9 +16,11 @@ import msgspec
 
 from slackwater.common.client import Client, connect
 from slackwater.common.embedded import ClusterOptions, EmbeddedCluster
-from slackwater.loadgen.replay import session
+from slackwater.common.errors import Unavailable
+from slackwater.loadgen.replay import calibrate, session
 from slackwater.loadgen.replay.measures import (
     JobFigures,
+    duty,
     job_figures,
     known,
     loss,
@@ -28,7 +30,7 @@ from slackwater.loadgen.replay.measures import (
 )
 from slackwater.loadgen.replay.proof import mismatch
 from slackwater.loadgen.replay.timeline import Timeline
-from slackwater.loadgen.replay.workload import PlannedJob, Workload, emulated
+from slackwater.loadgen.replay.workload import COMPUTE_S, PlannedJob, Workload, emulated
 from slackwater.schemas.jobs import JobRecord
 
 BASELINE_SPACING_S = 1.0
@@ -91,6 +93,31 @@ def standalone_workload(workload: Workload, model: str, window: int) -> Workload
         time_scale=workload.time_scale,
         seed=workload.seed,
     )
+
+
+async def profiled_scale(
+    options: ClusterOptions, guess: float, time_scale: float, on_phase: OnPhase
+) -> float:
+    """The bytes scale at which a cluster's profiler finds the probe as busy as it shall be, from a
+    guess of it. Raises what a replay raises."""
+    compute_s = COMPUTE_S[calibrate.PROBE] * time_scale
+    probe = emulated(
+        "probe", calibrate.PROBE, workers=2, servers=2, iterations=calibrate.PROBE_ITERATIONS,
+        compute_s=compute_s, bytes_scale=guess, seed=0,
+    )  # fmt: skip
+    work = Workload(
+        name="calibration",
+        jobs=(PlannedJob(at_s=0.0, compute_s=compute_s, spec=probe),),
+        bytes_scale=guess,
+        time_scale=time_scale,
+        seed=0,
+    )
+    async with EmbeddedCluster(options) as cluster, connect(cluster.url, "loadgen") as client:
+        timeline = await session.replay(client, work, _ticking(on_phase, work.name))
+        busy = duty(timeline.tracks["probe"], cluster.cpu_share)
+    if not busy:
+        raise Unavailable("the calibration's job was not profiled; give --bytes-scale (0.15)")
+    return min(calibrate.BYTES_SCALE_MAX, round(guess * calibrate.PROBE_DUTY / busy, 3))
 
 
 def _ticking(on_phase: OnPhase, phase: str) -> session.OnTick:

@@ -185,6 +185,7 @@ def write(
         writer.writeheader()
         writer.writerows(dataclasses.asdict(row) for row in figures)
     write_events(folder / "events.jsonl", timeline)
+    write_iterations(folder / "iterations.csv", timeline)
     manifest = {
         "versions": {name: metadata.version(name) for name in PACKAGES}
         | {"python": platform.python_version(), "kernel": platform.release()},
@@ -209,6 +210,17 @@ def write_events(path: Path, timeline: Timeline) -> None:
         for at_s, fact in timeline.events:
             at = {"replay_s": round(at_s - timeline.started_s, 3)}
             file.write(msgspec.json.encode(at | msgspec.to_builtins(fact)) + b"\n")
+
+
+def write_iterations(path: Path, timeline: Timeline) -> None:
+    """Every iteration that rank 0 of a job told: when it ended and how long it took."""
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(("job", "iteration", "replay_s", "duration_s"))
+        for id, track in timeline.tracks.items():
+            for each in track.iterations:
+                at_s = each.at_s - timeline.started_s
+                writer.writerow((id, each.number, f"{at_s:.4f}", f"{each.duration_s:.5f}"))
 
 
 def _plot_aggregators(path: Path, timeline: Timeline) -> None:

@@ -140,10 +140,10 @@ def respecified(spec: JobSpec, iterations: int) -> JobSpec:
 def shared_aggregation(*, time_scale: float, bytes_scale: float, seed: int) -> Workload:
     """The built-in workload: (model, arrival, iterations) at time scale 1."""
     plan = [
-        ("vgg19-1", "vgg19", 0.0, 106),
+        ("vgg19-1", "vgg19", 0.0, 118),
         ("alexnet-1", "alexnet", 22.0, 200),
-        ("vgg19-2", "vgg19", 42.0, 70),
-        ("vgg19-3", "vgg19", 57.0, 56),
+        ("vgg19-2", "vgg19", 42.0, 82),
+        ("vgg19-3", "vgg19", 57.0, 68),
     ]
     jobs = tuple(
         PlannedJob(

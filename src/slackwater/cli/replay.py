@@ -70,11 +70,6 @@ def replay(
         chosen, forced = _policy(policy), _transport(transport, url)
         scale_of_compute = time_scale if trace is None else compute_scale
         scale = bytes_scale or _calibrated(scale_of_compute, cpu_share, aggregators)
-        work = _workload(trace, time_scale, compute_scale, scale, jobs, min_gpus, seed)
-        if chosen != "cyclic":
-            work = work.with_policy(chosen, chosen)
-        options |= {"bytes_scale": scale, "workload": work}
-        err.print(f"bytes scale {scale:.3f}, {len(work.jobs)} jobs, seed {seed}")
         cluster = ClusterOptions(
             controllers=controllers,
             aggregators=aggregators,
@@ -85,6 +80,15 @@ def replay(
         )
         built_in = trace is None and url is None and chosen != "static"
         with _progress() as on_phase:
+            if built_in and bytes_scale is None:
+                scale = asyncio.run(
+                    experiment.profiled_scale(cluster, scale, scale_of_compute, on_phase)
+                )
+            work = _workload(trace, time_scale, compute_scale, scale, jobs, min_gpus, seed)
+            if chosen != "cyclic":
+                work = work.with_policy(chosen, chosen)
+            options |= {"bytes_scale": scale, "workload": work}
+            err.print(f"bytes scale {scale:.3f}, {len(work.jobs)} jobs, seed {seed}")
             outcome = asyncio.run(_run(work, cluster, url, window, built_in, on_phase))
         wall_s = time.monotonic() - started_s
         _conclude(outcome, options, report_dir, built_in, wall_s, json)
