@@ -15,6 +15,7 @@ import argparse
 import asyncio
 import os
 import time
+from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -25,7 +26,12 @@ from slackwater.common.embedded import ClusterOptions, fit_cpu_share
 from slackwater.common.errors import Rejected, SlackwaterError
 from slackwater.loadgen.replay import calibrate, cells, display, report
 from slackwater.loadgen.replay.cells import Cell, CellResult
-from slackwater.loadgen.replay.experiment import OnPhase, lone_experiment, shared_experiment
+from slackwater.loadgen.replay.experiment import (
+    OnPhase,
+    lone_experiment,
+    profiled_scale,
+    shared_experiment,
+)
 from slackwater.loadgen.replay.timeline import Timeline
 from slackwater.loadgen.simulator.pool.planned import planned
 
@@ -41,7 +47,7 @@ def play(cell: Cell, options: argparse.Namespace) -> CellResult:
     share = fit_cpu_share(CPU_SHARE, AGGREGATORS, len(os.sched_getaffinity(0)))
     time_scale = options.time_scale or cell.time_scale
     window = cell.window(time_scale)
-    scale = options.bytes_scale or calibrate.bytes_scale(share, time_scale)
+    scale = options.bytes_scale or profiled(share, time_scale)
     work = cells.workload(cell, time_scale=time_scale, bytes_scale=scale)
     cluster = ClusterOptions(
         controllers=1,
@@ -67,6 +73,14 @@ def play(cell: Cell, options: argparse.Namespace) -> CellResult:
         where = options.out / cell.id
         report.draw(where, outcome.timeline, outcome.figures)
     return found
+
+
+@cache
+def profiled(share: float, time_scale: float) -> float:
+    """One probe for all cells of a time scale: they are to be compared."""
+    guess = calibrate.bytes_scale(share, time_scale)
+    probing = ClusterOptions(controllers=1, aggregators=AGGREGATORS, cpu_share=CPU_SHARE)
+    return asyncio.run(profiled_scale(probing, guess, time_scale, said()))
 
 
 def said() -> OnPhase:

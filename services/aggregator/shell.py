@@ -10,7 +10,7 @@ from typing import Final
 
 import psutil
 
-from slackwater.common import compiled, limits
+from slackwater.common import limits
 from slackwater.common.errors import ConfigRejected
 from slackwater.common.shell.definition import Port, ServiceDefinition
 from slackwater.common.transport.base import Fabric, Listener
@@ -249,5 +249,4 @@ def _addresses(config: AggregatorConfig, kinds: Container[str]) -> dict[str, str
 
 
 def definition(config: AggregatorConfig, world: World) -> ServiceDefinition:
-    compiled.without_blas()
     return Aggregator(config, world).definition()

@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from slackwater.common import compiled
 from slackwater.common.errors import ConfigRejected
 from slackwater.common.shell.definition import Port, ServiceDefinition
 from slackwater.common.transport.base import Fabric, Listener
@@ -166,5 +165,4 @@ def _addresses(config: SlabdConfig) -> dict[str, str]:
 
 
 def definition(config: SlabdConfig, world: World) -> ServiceDefinition:
-    compiled.without_blas()
     return Slabd(config, world).definition()

@@ -94,9 +94,6 @@ def export(
     with reported():
         import uvloop
 
-        from slackwater.common import compiled
-
-        compiled.without_blas()
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(serve(options, resolve(url), ready))
 

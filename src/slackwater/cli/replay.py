@@ -81,12 +81,9 @@ def replay(
         built_in = trace is None and url is None and chosen != "static"
         with _progress() as on_phase:
             if built_in and bytes_scale is None:
-                scale = asyncio.run(
-                    experiment.profiled_scale(cluster, scale, scale_of_compute, on_phase)
-                )
-            work = _workload(trace, time_scale, compute_scale, scale, jobs, min_gpus, seed)
-            if chosen != "cyclic":
-                work = work.with_policy(chosen, chosen)
+                probing = experiment.profiled_scale(cluster, scale, scale_of_compute, on_phase)
+                scale = asyncio.run(probing)
+            work = _workload(trace, time_scale, compute_scale, scale, jobs, min_gpus, seed, chosen)
             options |= {"bytes_scale": scale, "workload": work}
             err.print(f"bytes scale {scale:.3f}, {len(work.jobs)} jobs, seed {seed}")
             outcome = asyncio.run(_run(work, cluster, url, window, built_in, on_phase))
@@ -134,21 +131,23 @@ def _workload(
     jobs: int | None,
     min_gpus: int,
     seed: int,
+    policy: Aggregation,
 ) -> Workload:
     if time_scale <= 0 or compute_scale <= 0 or bytes_scale <= 0:
         raise Rejected("--time-scale, --compute-scale and --bytes-scale must be above 0")
     if trace is None:
-        return workload.shared_aggregation(
+        work = workload.shared_aggregation(
             time_scale=time_scale, bytes_scale=bytes_scale, seed=seed
         )
-    rows = select(read(trace).jobs, min_gpus=min_gpus, jobs=jobs)
-    return workload.from_trace(
-        rows,
-        time_scale=time_scale,
-        compute_scale=compute_scale,
-        bytes_scale=bytes_scale,
-        seed=seed,
-    )
+    else:
+        work = workload.from_trace(
+            select(read(trace).jobs, min_gpus=min_gpus, jobs=jobs),
+            time_scale=time_scale,
+            compute_scale=compute_scale,
+            bytes_scale=bytes_scale,
+            seed=seed,
+        )
+    return work if policy == "cyclic" else work.with_policy(policy, policy)
 
 
 async def _run(

@@ -1,5 +1,7 @@
 """The cache of compiled code knows what was compiled in."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -56,3 +58,14 @@ def test_all_of_ours_use_it() -> None:
         if "from numba import njit" in path.read_text() and path.name != "compiled.py"
     ]
     assert plain == []
+
+
+def test_what_is_kept_is_loaded_without_all_of_numba() -> None:
+    """It would import scipy's linear algebra, too: ten times what a kernel takes to load."""
+    program = (
+        "import sys; from slackwater.common.slots.kernels import warm; warm('sgd', 'float32', 2);"
+        "print('numba.np.arraymath' in sys.modules, 'scipy' in sys.modules)"
+    )
+    for _ in range(2):  # The first may have to compile it.
+        told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert told.stdout == "False False\n", told.stderr
