@@ -20,7 +20,7 @@ from numba.core.caching import (
     UserProvidedCacheLocator,
     UserWideCacheLocator,
 )
-from numba.core.runtime import rtsys
+from numba.core.runtime.nrt import rtsys
 
 import slackwater
 
@@ -97,9 +97,9 @@ def _load_ours(self: Cache, signature: Any, target: Any) -> Any:
     30 MB of every aggregator's start. A compilation still begins with them."""
     if not isinstance(self._impl.locator, _OfOurs):
         return _load_any(self, signature, target)
-    rtsys.initialize(target)  # type: ignore[no-untyped-call]
+    rtsys.initialize(target)
     with self._guard_against_spurious_io_errors():
-        return self._load_overload(signature, target)
+        return self._load_overload(signature, target)  # type: ignore[no-untyped-call]
 
 
 Cache.load_overload = _load_ours  # type: ignore[method-assign]

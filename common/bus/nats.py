@@ -8,7 +8,8 @@ than one lost, and a command's sender retries. All the library's exceptions are 
 
 import asyncio
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import nats.errors
@@ -44,6 +45,19 @@ _JSON_HEADERS = {"Content-Type": codec.CONTENT_TYPE_JSON}
 
 class _ConnectionLost(nats.errors.Error):
     """What a question becomes that was under way when the connection was lost."""
+
+
+@contextmanager
+def _cancellable() -> Iterator[None]:
+    """`asyncio.wait_for`, by which the client waits, prefers what has come, a refusal, too, to the
+    cancellation that came with it: whoever cancelled would wait for a task that goes on."""
+    task = asyncio.current_task()
+    before = 0 if task is None else task.cancelling()
+    try:
+        yield
+    finally:
+        if task is not None and task.cancelling() > before:
+            raise asyncio.CancelledError
 
 
 class NatsBus:
@@ -175,17 +189,13 @@ class NatsBus:
         """A request as NATS has it, headers and all; `request` and the store are made of it."""
         self._check_sending(subject, payload)
         self.counters.requested += 1
-        task = asyncio.current_task()
-        assert task is not None
-        cancelled = task.cancelling()
         try:
-            answer = await self.client.request(subject, payload, timeout=timeout_s, headers=headers)
+            with _cancellable():
+                answer: Msg = await self.client.request(
+                    subject, payload, timeout=timeout_s, headers=headers
+                )
         except nats.errors.Error as error:
             raise self._mapped(error, subject, timeout_s) from error
-        if task.cancelling() > cancelled:
-            # `asyncio.wait_for`, by which the client waits, prefers an answer that has come to the
-            # cancellation that came with it: whoever cancelled would wait for a task that goes on.
-            raise asyncio.CancelledError
         return answer
 
     async def open_inbox(self, take: Callable[[Msg], None]) -> "Inbox":
@@ -227,7 +237,8 @@ class NatsBus:
             # The library's flush writes its PING past the commands that still wait in its buffer:
             # without this the PONG proves nothing, and a service that says it is ready is not.
             await self.client._flush_pending(force_flush=True)
-            await self.client.flush(timeout=round(limits.REQUEST_TIMEOUT_S))
+            with _cancellable():
+                await self.client.flush(timeout=round(limits.REQUEST_TIMEOUT_S))
         except nats.errors.Error as error:
             raise self._mapped(error, "flush", limits.REQUEST_TIMEOUT_S) from error
 

@@ -25,9 +25,8 @@ from typing import Any, Final
 
 import msgspec
 import numpy as np
+import scipy  # Its parts are loaded when they are used: the commands start without.
 from numpy.typing import NDArray
-from scipy.optimize import Bounds, LinearConstraint, linprog, milp
-from scipy.sparse import csr_array
 
 from slackwater.common import limits
 from slackwater.common.errors import Fatal, Rejected
@@ -136,7 +135,7 @@ def _best_held(problem: _Problem, working: list[int], links: Floats, blocks: Flo
     compute_s = problem.compute_s[working] * blocks
     right = -np.concatenate([np.repeat(compute_s, servers), compute_s])
     whole = np.append(np.ones(servers), 0.0)
-    answer = linprog(
+    answer = scipy.optimize.linprog(
         np.append(np.zeros(servers), 1.0), A_ub=rows, b_ub=right, A_eq=whole[None, :], b_eq=[1.0]
     )
     if answer.x is None:
@@ -230,8 +229,10 @@ class _Rows:
 
     def constraint(self) -> Any:
         rows, columns, values = zip(*self._entries, strict=True)
-        matrix = csr_array((values, (rows, columns)), shape=(len(self._low), self._columns))
-        return LinearConstraint(matrix, self._low, self._high)
+        matrix = scipy.sparse.csr_array(
+            (values, (rows, columns)), shape=(len(self._low), self._columns)
+        )
+        return scipy.optimize.LinearConstraint(matrix, self._low, self._high)
 
 
 def _solve(
@@ -254,8 +255,9 @@ def _solve(
     integral[: columns.product] = 1
     cost = np.zeros(columns.count)
     cost[columns.epoch] = 1
-    answer = milp(
-        cost, integrality=integral, bounds=Bounds(lower, upper), constraints=rows.constraint(),
+    answer = scipy.optimize.milp(
+        cost, integrality=integral,
+        bounds=scipy.optimize.Bounds(lower, upper), constraints=rows.constraint(),
         options={"time_limit": time_limit_s, "mip_rel_gap": gap},
     )  # fmt: skip
     complete = answer.status in (0, 2)  # Solved to the gap, or nothing beats the cutoff.

@@ -27,7 +27,7 @@ from math import exp, log, sqrt
 from typing import NamedTuple
 
 import numpy as np
-from scipy.optimize import minimize
+import scipy  # Its parts are loaded when they are used.
 
 from slackwater.common.compiled import njit
 from slackwater.common.errors import Rejected
@@ -75,7 +75,7 @@ def fit(
         known[_GAMMA] = guess.gamma
         # What no measurement had moved from its floor starts as if there were no guess.
         start = np.clip(np.where(known > _FLOOR, known, start), low, high)
-    result = minimize(
+    result = scipy.optimize.minimize(
         _objective, start, args=(data,), jac=True, method="L-BFGS-B",
         bounds=list(zip(low, high, strict=True)), options={"ftol": _ENOUGH},
     )  # fmt: skip

@@ -11,7 +11,6 @@ import time
 
 import numpy as np
 
-from slackwater.common.slots import kernels
 from slackwater.common.slots.rules import Hyper, scalars
 from slackwater.loadgen import models
 from slackwater.loadgen.replay.workload import COMPUTE_S, UPDATE
@@ -33,6 +32,8 @@ BYTES_SCALE_MAX = 1.0
 def fold_s_per_element() -> float:
     """CPU seconds that one element costs: two gradients, SGD with momentum; the lower quartile,
     as the aggregators profile it."""
+    from slackwater.common.slots import kernels  # numba: not every command needs it.
+
     slots = np.full(WORKERS * ELEMENTS, 1e-3, dtype=np.float32)
     parameters, momentum = (
         (np.ones(ELEMENTS, np.float32), np.ones(ELEMENTS, np.float32)) for _ in range(2)

@@ -28,7 +28,6 @@ from slackwater.loadgen.replay.measures import (
     stable,
     steady,
 )
-from slackwater.loadgen.replay.proof import mismatch
 from slackwater.loadgen.replay.timeline import Timeline
 from slackwater.loadgen.replay.workload import COMPUTE_S, PlannedJob, Workload, emulated
 from slackwater.schemas.jobs import JobRecord
@@ -223,6 +222,8 @@ async def lone_experiment(
 
 def check(outcome: Outcome, records: list[JobRecord]) -> None:
     """Every finished job's parameters against a single-process replay of its seeded gradients."""
+    from slackwater.loadgen.replay.proof import mismatch  # numba: commands start without.
+
     for record in records:
         if record.state != "completed":
             continue

@@ -33,7 +33,7 @@ MIB = 1024 * 1024
 SLAB_BYTES = 2 * MIB
 PAGES = 4 * SLAB_BYTES // PAGE_BYTES
 LENDERS = ("s1", "s2", "s3")
-FAULTS = 40
+FAULTS = 25
 PACE_S = 0.01
 """Between two requests of a user: the faults shall find the machine awake."""
 
@@ -264,7 +264,7 @@ async def test_kill_9_of_the_device_loses_no_acknowledged_flush(tmp_path: Path) 
         run = Run(tmp_path, supervisor, seed=9)
         try:
             run.client = client = await run.device.start()
-            for number in range(6):
+            for number in range(4):
                 for page in range(number * 50, number * 50 + 200):
                     generation, data = run.checker.begin(page)
                     await client.write(page * PAGE_BYTES, data)

@@ -710,12 +710,16 @@ async def _storm(seed: int, memory_lost: float, harsh: bool = False) -> int:
         return sum(isinstance(m, JobEvent) and m.fact == "reverted" for _, _, m in made.events)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 3))]
+)
 def test_no_bucket_allocation_or_job_is_lost_whoever_is_killed(seed: int) -> None:
     run_simulated(_storm(seed, memory_lost=0.0))
 
 
-@pytest.mark.parametrize("seed", range(100, 103))
+@pytest.mark.parametrize(
+    "seed", [100, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(101, 103))]
+)
 def test_lost_memory_begins_anew_and_every_job_ends(seed: int) -> None:
     run_simulated(_storm(seed, memory_lost=0.5))
 

@@ -457,7 +457,7 @@ def test_every_page_is_right_or_the_read_fails(seed: int, mapped: bool, tmp_path
 
 
 @pytest.mark.parametrize("mapped", [True, False], ids=["mapped", "channel"])
-@pytest.mark.parametrize("resilience", ["2+1", "2-copies"])
+@pytest.mark.parametrize("resilience", ["2+1", pytest.param("2-copies", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 5))]
 )

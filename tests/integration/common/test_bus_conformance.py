@@ -228,11 +228,12 @@ async def test_no_answer_is_a_deadline(connect: Connect, unique: str) -> None:
 async def test_who_is_cancelled_ends_whatever_has_been_answered(
     connect: Connect, unique: str
 ) -> None:
-    """At any moment, that of the answer among them."""
+    """At any moment, that of the answer, or of the news that nobody is there, among them."""
     one, other = await connect("one"), await connect("other")
     await one.serve(INFO, [endpoint(f"{unique}.echo", echo)])
-    for turns in range(200):
-        asking = asyncio.ensure_future(other.request(f"{unique}.echo", b"x", timeout_s=5.0))
+    for turns in range(300):
+        subject = f"{unique}.echo" if turns % 3 else f"{unique}.nobody"
+        asking = asyncio.ensure_future(other.request(subject, b"x", timeout_s=5.0))
         for _ in range(turns % 20):
             await asyncio.sleep(0)
         while turns >= 100 and not _answered(asking):  # noqa: ASYNC110
@@ -240,6 +241,8 @@ async def test_who_is_cancelled_ends_whatever_has_been_answered(
         if asking.cancel():
             with pytest.raises(asyncio.CancelledError):
                 await asking
+        else:
+            await asyncio.gather(asking, return_exceptions=True)
 
 
 def _answered(asking: "asyncio.Task[bytes]") -> bool:

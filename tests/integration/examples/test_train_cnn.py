@@ -44,7 +44,11 @@ def test_two_workers_end_where_plain_pytorch_does(optimizer: str, tmp_path: Path
     "mode",
     [
         pytest.param(("--consistency", "asynchronous"), marks=pytest.mark.slow, id="asynchronous"),
-        pytest.param(("--consistency", "stale-synchronous", "--staleness", "3"), id="stale"),
+        pytest.param(
+            ("--consistency", "stale-synchronous", "--staleness", "3"),
+            marks=pytest.mark.slow,
+            id="stale",
+        ),
     ],
 )
 def test_without_waiting_for_all_it_learns_as_well(mode: tuple[str, ...]) -> None:
