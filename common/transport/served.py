@@ -163,6 +163,10 @@ class ServingEnd:
         while True:
             status = serving.serve(self._address, served.table_address, served.done_address)
             match status:
+                case serving.REFUSE if words[serving.STOP // 8]:
+                    return (
+                        None  # The channel ends here, and with it the grants: not the peer's fault.
+                    )
                 case serving.REFUSE:
                     self._refuse()
                 case serving.ARRIVED | serving.FETCH:

@@ -438,10 +438,10 @@ class TcpChannel(SocketChannel):
         control, data = self._control, self._data
         self._control, self._data = None, [None] * len(data)
         if not self.closed:
-            self.lose("the channel was closed here")
             for stream in data:
                 if stream is not None:
-                    stream.pause()
+                    stream.pause()  # Before the regions go: no request is refused for that.
+            self.lose("the channel was closed here")
             if control is not None:
                 await self._say_goodbye(control)
         for stream in (control, *data):

@@ -486,7 +486,7 @@ async def test_operations_under_way_end_when_the_peer_closes(
         await far.close()
         outcomes = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 10)
         assert isinstance(outcomes[0], Unavailable)
-        assert all(outcome is None or isinstance(outcome, Unavailable) for outcome in outcomes)
+        assert all(o is None or isinstance(o, Unavailable) for o in outcomes), outcomes
         assert not listener.received
         await near.close()
         region.close()
