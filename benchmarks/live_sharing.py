@@ -79,7 +79,12 @@ def play(cell: Cell, options: argparse.Namespace) -> CellResult:
 def profiled(share: float, time_scale: float) -> float:
     """One probe for all cells of a time scale: they are to be compared."""
     guess = calibrate.bytes_scale(share, time_scale)
-    probing = ClusterOptions(controllers=1, aggregators=AGGREGATORS, cpu_share=CPU_SHARE)
+    probing = ClusterOptions(
+        controllers=1,
+        aggregators=AGGREGATORS,
+        cpu_share=CPU_SHARE,
+        profiler={"profile_iterations": cells.PROFILE_ITERATIONS, "profile_s": cells.PROFILE_S},
+    )
     return asyncio.run(profiled_scale(probing, guess, time_scale, said()))
 
 

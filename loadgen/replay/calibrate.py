@@ -23,6 +23,8 @@ PROBE_DUTY = 1.0
 """As the cluster profiles it; VGG19's comes out at .31 to .36 then. Above 1.1 AlexNet iterates in
 144 to 150 ms, which no cycle of VGG19's holds within the loss limit."""
 PROBE_ITERATIONS = 36
+PROBE_S = 5.0
+"""It trains at least so long, however short its iterations: profiling takes time."""
 ELEMENTS = 8 * 2**20
 WORKERS = 2
 REPEATS = 7

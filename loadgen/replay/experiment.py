@@ -100,8 +100,9 @@ async def profiled_scale(
     """The bytes scale at which a cluster's profiler finds the probe as busy as it shall be, from a
     guess of it. Raises what a replay raises."""
     compute_s = COMPUTE_S[calibrate.PROBE] * time_scale
+    iterations = max(calibrate.PROBE_ITERATIONS, round(calibrate.PROBE_S / compute_s))
     probe = emulated(
-        "probe", calibrate.PROBE, workers=2, servers=2, iterations=calibrate.PROBE_ITERATIONS,
+        "probe", calibrate.PROBE, workers=2, servers=2, iterations=iterations,
         compute_s=compute_s, bytes_scale=guess, seed=0,
     )  # fmt: skip
     work = Workload(

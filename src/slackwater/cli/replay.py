@@ -68,6 +68,7 @@ def replay(
     started_s = time.monotonic()
     with reported():
         chosen, forced = _policy(policy), _transport(transport, url)
+        _above_zero(time_scale, compute_scale, 1.0 if bytes_scale is None else bytes_scale)
         scale_of_compute = time_scale if trace is None else compute_scale
         scale = bytes_scale or _calibrated(scale_of_compute, cpu_share, aggregators)
         cluster = ClusterOptions(
@@ -89,6 +90,12 @@ def replay(
             outcome = asyncio.run(_run(work, cluster, url, window, built_in, on_phase))
         wall_s = time.monotonic() - started_s
         _conclude(outcome, options, report_dir, built_in, wall_s, json)
+
+
+def _above_zero(*scales: float) -> None:
+    """Before anything is started."""
+    if not all(scale > 0 for scale in scales):
+        raise Rejected("--time-scale, --compute-scale and --bytes-scale must be above 0")
 
 
 def _calibrated(compute_scale: float, cpu_share: float, aggregators: int) -> float:
@@ -133,8 +140,6 @@ def _workload(
     seed: int,
     policy: Aggregation,
 ) -> Workload:
-    if time_scale <= 0 or compute_scale <= 0 or bytes_scale <= 0:
-        raise Rejected("--time-scale, --compute-scale and --bytes-scale must be above 0")
     if trace is None:
         work = workload.shared_aggregation(
             time_scale=time_scale, bytes_scale=bytes_scale, seed=seed

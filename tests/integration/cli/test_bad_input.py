@@ -112,10 +112,11 @@ def test_unknown_service_is_a_usage_error(tmp_path: Path) -> None:
     assert "mistress" in done.stderr
 
 
-def test_scales_must_be_positive(tmp_path: Path) -> None:
-    done = run("loadgen", "replay", "--time-scale", "0", "--bytes-scale", "0.1")
-    assert done.returncode == 65
-    assert "--time-scale" in one_line(done)
+def test_scales_must_be_positive_before_anything_starts() -> None:
+    for given in (("--time-scale", "0"), ("--time-scale", "nan"), ("--bytes-scale", "0")):
+        done = run("loadgen", "replay", *given)
+        assert done.returncode == 65
+        assert "must be above 0" in one_line(done)
 
 
 def test_a_transport_that_nobody_knows_or_that_cannot_be_forced() -> None:
