@@ -18,9 +18,11 @@ from slackwater.loadgen.simulator.pool.slots import SlotJob, SlotTask, losses
 from slackwater.schemas.base import ClusterId, JobId
 from slackwater.schemas.placement import Profile
 from slackwater.schemas.telemetry import WindowMeasured
+from slackwater.services.controller import turns
 from slackwater.services.controller.core import Controller
 from slackwater.services.controller.policies.demand import slack_s
 from slackwater.services.controller.policies.scheme import Packing
+from slackwater.services.controller.policies.view import Order
 from slackwater.services.controller.snapshot import cluster_view
 from slackwater.services.controller.state import Job
 
@@ -134,7 +136,7 @@ class Feedback:
             key = tuple((job.id, job.location_epoch) for job in group)
             lost = self._played.pop(key, None)
             if lost is None:
-                lost = {group[0].id: 0.0} if len(group) == 1 else self.play(group, now_s)
+                lost = {group[0].id: 0.0} if len(group) == 1 else self.play(cluster, group, now_s)
             kept[key] = lost
             found.update({JobId(id): loss for id, loss in lost.items()})
         for key in [k for k in self._played if k[0][0] in found]:
@@ -142,8 +144,9 @@ class Feedback:
         self._played.update(kept)
         return found
 
-    def play(self, group: Sequence[Job], now_s: float) -> dict[str, float]:
-        """Of jobs that share, the loss of each: from random phases, slot by slot."""
+    def play(self, cluster: str, group: Sequence[Job], now_s: float) -> dict[str, float]:
+        """Of jobs that share, the loss of each: from random phases, slot by slot, their
+        aggregators' slots ordered by what the controller tells them now."""
         rng = Random(f"phases at {now_s}")
         shares: dict[str, float] = {}
         played = []
@@ -160,16 +163,18 @@ class Feedback:
             slack = slack_s(1.0, self._limit)
             begin_s = rng.uniform(0.0, 2.0)
             played.append(SlotJob(job.id, computing_s, tasks, profile.iteration_s, slack, begin_s))
-        order: Literal["arrival", "deadline"] = "deadline" if self._deadlines else "arrival"
-        return losses(played, shares, order, PLAYED_S)
+        told = turns.plans(self._controllers[cluster].state)
+        plans = {str(id): plan for id, plan in told.items() if id in shares}
+        order: Order = "deadline" if self._deadlines else "cyclic"
+        return losses(played, shares, order, PLAYED_S, plans)
 
     def play_all(self, now_s: float) -> dict[str, float]:
         """Every cluster's placement as it is now."""
         found: dict[str, float] = {}
-        for controller in self._controllers.values():
+        for cluster, controller in self._controllers.items():
             group = [job for job in controller.state.living() if _shares(job)]
             if group:
-                found |= self.play(group, now_s)
+                found |= self.play(cluster, group, now_s)
         return found
 
     # Windows --------------------------------------------------------------------------------------

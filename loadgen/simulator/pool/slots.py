@@ -1,24 +1,25 @@
 """What a placement really costs: a few jobs' iterations, slot by slot.
 
 The pool's simulation counts a job's loss as its policy does. This plays the placement out on the
-aggregators' own slot schedule (services/aggregator/schedule.py, turns.py): a job goes forward layer
-by layer, each waiting for its parameters, then backward, pushing each gradient as it is ready; the
-update of a task is done when its slot ends. Nothing is assumed about phases: each job starts when
-it is told to, and runs into the others as it happens.
+aggregators' own slot schedule and rules (services/aggregator/schedule.py, turns.py), which are told
+the controller's own plans (`PlanTurns`): a job goes forward layer by layer, each waiting for its
+parameters, then backward, pushing each gradient as it is ready; the update of a task is done when
+its slot ends. Nothing is assumed about phases: each job starts when it is told to, and runs into
+the others as it happens.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from typing import Literal
+from math import inf
 
+from slackwater.schemas.placement import PlanTurns
 from slackwater.services.aggregator.schedule import SlotSchedule
-from slackwater.services.aggregator.turns import DeadlineTurns
+from slackwater.services.aggregator.turns import Turns
+from slackwater.services.controller.policies.view import Order
 
 FORWARD_PART: float = 1 / 3
 """Of a job's computing; backward costs twice as much (GOLDEN.md)."""
-
-Order = Literal["arrival", "deadline"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,22 +60,28 @@ class _Running:
 @dataclass(slots=True)
 class _Slot:
     schedule: SlotSchedule[tuple[str, int]]
-    turns: DeadlineTurns
+    turns: Turns
     busy: bool = False
+    woken_s: float = inf
+    """When what arrived before its turn is released next."""
 
 
 class SlotRun:
-    """One run. `shares`: aggregator -> cpu_share, below 1."""
+    """One run. `shares`: aggregator -> cpu_share, below 1. `order` "deadline": the aggregators know
+    the tasks' deadlines (`HostBuckets` told). `plans`: what the controller told them since; those
+    without a plan run what has no deadline as it comes."""
 
     def __init__(
-        self, jobs: Sequence[SlotJob], shares: Mapping[str, float], order: Order, until_s: float
+        self,
+        jobs: Sequence[SlotJob],
+        shares: Mapping[str, float],
+        order: Order,
+        until_s: float,
+        plans: Mapping[str, PlanTurns] | None = None,
     ) -> None:
         self._until_s = until_s
         self._shares = shares
-        self._deadlines = order == "deadline"
-        self._slots = {
-            name: _Slot(SlotSchedule(share), DeadlineTurns()) for name, share in shares.items()
-        }
+        self._slots = {name: _Slot(SlotSchedule(share), Turns()) for name, share in shares.items()}
         self._events: list[tuple[float, int, str, str, int, bool]] = []
         self._number = 0
         self.spans: list[tuple[str, float, float]] | None = None
@@ -84,9 +91,15 @@ class SlotRun:
             positions = [task.position for task in job.tasks]
             forward = sorted(range(len(positions)), key=positions.__getitem__)
             self._jobs[job.id] = _Running(job, forward, [True] * len(job.tasks), at_s=job.begin_s)
+            if order != "deadline":
+                continue
             for index, task in enumerate(job.tasks):
-                turns = self._slots[task.aggregator].turns
-                turns.plan((job.id, index), task.position, job.slack, job.iteration_s)
+                deadlines = self._slots[task.aggregator].turns.deadlines
+                deadlines.plan((job.id, index), task.position, job.slack, job.iteration_s)
+        for name, plan in (plans or {}).items():
+            paces: dict[str, float] = {each.job: each.every_s for each in plan.jobs}
+            slacks: dict[str, float] = {each.job: each.slack for each in plan.jobs if each.slack}
+            self._slots[name].turns.plan(plan.cycle_s, plan.slack, paces, 0.0, slacks)
 
     def iterations_s(self) -> dict[str, list[float]]:
         """Of each job, how long its iterations lasted."""
@@ -95,7 +108,9 @@ class SlotRun:
         while self._events and self._events[0][0] <= self._until_s:
             at_s, _, aggregator, name, task, ended = heappop(self._events)
             slot = self._slots[aggregator]
-            if not ended:
+            if not name:
+                slot.woken_s = inf
+            elif not ended:
                 self._pushed(slot, name, task, at_s)
             else:
                 slot.busy = False
@@ -115,17 +130,23 @@ class SlotRun:
 
     def _pushed(self, slot: _Slot, name: str, task: int, at_s: float) -> None:
         turn = None
-        if self._deadlines:
+        if slot.turns.planned((name, task)):
             entry = self._jobs[name].job.tasks[task]
             slot_s = entry.cpu_s / self._shares[entry.aggregator]
-            turn = slot.turns.arrived((name, task), at_s, slot_s)
+            turn = slot.turns.arrived((name, task), at_s, slot.schedule.free_s, slot_s)
         slot.schedule.arrived((name, task), at_s, turn)
 
     def _begin(self, slot: _Slot, aggregator: str, now_s: float) -> None:
         begun = slot.schedule.begin(now_s)
         if begun is None:
+            release_s = slot.schedule.next_release_s()
+            if release_s < slot.woken_s:
+                slot.woken_s = release_s
+                self._note(release_s, aggregator, "", -1, False)
             return
         name, task = begun.task
+        if begun.left_s == 0.0:
+            slot.turns.ran(begun.task)
         ended = slot.schedule.end(self._jobs[name].job.tasks[task].cpu_s, begun.start_s)
         slot.busy = True
         if self.spans is not None:
@@ -160,11 +181,12 @@ def losses(
     shares: Mapping[str, float],
     order: Order,
     until_s: float,
+    plans: Mapping[str, PlanTurns] | None = None,
     skip: int = 2,
 ) -> dict[str, float]:
     """Of each job, the share of its speed alone that it loses; the first iterations not counted."""
     found = {}
-    for name, lasted_s in SlotRun(jobs, shares, order, until_s).iterations_s().items():
+    for name, lasted_s in SlotRun(jobs, shares, order, until_s, plans).iterations_s().items():
         alone_s = next(job.iteration_s for job in jobs if job.id == name)
         kept = lasted_s[skip:]
         found[name] = 1.0 - alone_s * len(kept) / sum(kept) if kept else 0.0
