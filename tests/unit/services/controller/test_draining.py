@@ -1,14 +1,9 @@
 """Emptying an aggregator before its machine goes: order, deadline, what is left, restarts."""
 
-import importlib.util
-from pathlib import Path
-from types import ModuleType
-from typing import Any
+from tests.unit.services.controller.harness import Harness, Pool, placed
 
-from slackwater.common.effects import Publish
 from slackwater.schemas.base import AggregatorId, JobId, Ok, Refused
 from slackwater.schemas.cluster import (
-    AggregatorFact,
     DrainAggregator,
     DrainProgress,
     RestoreAggregator,
@@ -18,31 +13,7 @@ from slackwater.schemas.placement import MigrateInit, PlaceJob
 from slackwater.services.controller import draining
 
 
-def load(name: str) -> ModuleType:
-    """A neighbour of this file: the core's harness lives beside its own tests."""
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-CORE = load("test_controller_core")
-
-
-class Harness(CORE.Harness):  # type: ignore[misc,name-defined]  # loaded by its path
-    def __init__(self, *arguments: Any, **config: Any) -> None:
-        self.told: list[AggregatorFact] = []
-        super().__init__(*arguments, **config)
-
-    def step(self, event: Any) -> Any:
-        effects = super().step(event)
-        for effect in effects:
-            if isinstance(effect, Publish) and isinstance(effect.message, AggregatorFact):
-                self.told.append(effect.message)
-        return effects
-
+class Draining(Harness):
     def drain(self, id: str, within_s: float = 60.0, request: str = "r1") -> DrainProgress:
         order = DrainAggregator(request=request, aggregator=id, within_s=within_s)
         answer = self.ask(order)
@@ -61,8 +32,8 @@ class Harness(CORE.Harness):  # type: ignore[misc,name-defined]  # loaded by its
         self.migrated(id)
 
 
-def two(room: int = 2) -> Any:
-    harness = Harness(CORE.Pool(4, room=room))
+def two(room: int = 2) -> Draining:
+    harness = Draining(Pool(4, room=room))
     harness.begin("j", [0.02, 0.01])
     assert harness.homes("j") == ["a0", "a1"]
     return harness
@@ -113,7 +84,7 @@ def test_the_same_order_twice_is_one_and_tells_how_far_it_is() -> None:
 
 
 def test_those_that_would_lose_optimiser_state_leave_first_and_the_smallest_of_them() -> None:
-    harness = Harness(CORE.Pool(12))
+    harness = Draining(Pool(12))
     harness.hold = (MigrateInit,)
     for id, rule, size in (
         ("plain", "sgd", 262_144),
@@ -130,7 +101,7 @@ def test_those_that_would_lose_optimiser_state_leave_first_and_the_smallest_of_t
 
 
 def test_only_a_few_jobs_are_on_their_way_at_a_time() -> None:
-    harness = Harness(CORE.Pool(20))
+    harness = Draining(Pool(20))
     for number in range(7):
         harness.begin(f"j{number}", [0.001, 0.001])
     home = harness.homes("j6")[0]
@@ -186,7 +157,7 @@ def test_a_restarted_controller_goes_on_with_the_order() -> None:
 
 
 def test_an_order_that_is_taken_back_leaves_the_aggregator_to_everybody() -> None:
-    harness = Harness(CORE.Pool(2, room=2))
+    harness = Draining(Pool(2, room=2))
     harness.begin("j", [0.09, 0.09])
     harness.drain("a0")
     harness.migrated("j")
@@ -199,8 +170,8 @@ def test_an_order_that_is_taken_back_leaves_the_aggregator_to_everybody() -> Non
 
 
 def test_a_job_that_is_being_profiled_there_leaves_when_half_of_the_time_is_over() -> None:
-    harness = Harness(CORE.Pool(4))
-    assert harness.ask(CORE.placed("j", 2)) == Ok()
+    harness = Draining(Pool(4))
+    assert harness.ask(placed("j", 2)) == Ok()
     assert harness.stored["j"].phase == "profiling"
     progress = harness.drain("a0", within_s=60.0)
     assert [each.reason for each in progress.left] == ["is profiling"]

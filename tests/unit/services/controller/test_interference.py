@@ -1,34 +1,18 @@
 """Congested links: which ones are found, and what the controller's core does about them."""
 
-import importlib.util
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
+from tests.unit.services.controller.harness import Harness, Pool
 
-from slackwater.common.effects import Publish
 from slackwater.schemas.base import AggregatorId, JobId
-from slackwater.schemas.cluster import AggregatorFact, DeallocateAggregators
+from slackwater.schemas.cluster import DeallocateAggregators
 from slackwater.schemas.placement import Profile
 from slackwater.schemas.telemetry import JobProfiled, LinkTimes, WindowMeasured
 from slackwater.services.controller.interference import congested, slowdowns
 
 MB = 1_000_000
 USUAL = Profile(iteration_s=1.0, task_cpu_s=(), push_s_per_byte=1e-8, pull_s_per_byte=2e-8)
-
-
-def load(name: str) -> ModuleType:
-    """A neighbour of this file: the core's harness lives beside its own tests."""
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-CORE = load("test_controller_core")
 
 
 def link(id: str, push: float = 1.0, pull: float = 1.0, nbytes: int = MB) -> LinkTimes:
@@ -74,19 +58,8 @@ def test_an_aggregator_is_congested_if_it_stands_out(
 # What is done -------------------------------------------------------------------------------------
 
 
-class Harness(CORE.Harness):  # type: ignore[misc,name-defined]  # loaded by its path
+class Measured(Harness):
     """Jobs whose transfers are measured."""
-
-    def __init__(self, *arguments: Any, **config: Any) -> None:
-        self.about_aggregators: list[AggregatorFact] = []
-        super().__init__(*arguments, **config)
-
-    def step(self, event: Any) -> Any:
-        effects = super().step(event)
-        for effect in effects:
-            if isinstance(effect, Publish) and isinstance(effect.message, AggregatorFact):
-                self.about_aggregators.append(effect.message)
-        return effects
 
     def profile(self, id: str, costs_s: list[float], iteration_s: float = 1.0) -> None:
         profile = Profile(
@@ -108,12 +81,12 @@ class Harness(CORE.Harness):  # type: ignore[misc,name-defined]  # loaded by its
         )  # fmt: skip
 
     def congestions(self) -> list[str]:
-        return [f"{fact.aggregator} {fact.fact}" for fact in self.about_aggregators]
+        return [f"{fact.aggregator} {fact.fact}" for fact in self.told]
 
 
-def lone(room: int = 2, **config: Any) -> Any:
+def lone(room: int = 2, **config: Any) -> Measured:
     """Job j alone on a0 and a1, of a pool of four of which `room` may be had."""
-    harness = Harness(CORE.Pool(4, room=room), **config)
+    harness = Measured(Pool(4, room=room), **config)
     harness.place("j", [0.02, 0.01, 0.005])
     assert harness.homes("j") == ["a0", "a1", "a0"]
     return harness
@@ -192,7 +165,7 @@ def test_windows_that_still_show_it_keep_it_congested() -> None:
 
 def test_a_remaining_aggregator_that_is_fuller_than_the_congestion_is_slow_takes_nothing() -> None:
     """By the model an iteration would take 1.4 s there; congested it takes 1.3 s."""
-    harness = Harness(CORE.Pool(4, room=2))
+    harness = Measured(Pool(4, room=2))
     harness.place("j", [0.07, 0.07])
     assert harness.homes("j") == ["a0", "a1"]
     harness.window_with("j", 1.3, link("a0", pull=4.0), link("a1"))
