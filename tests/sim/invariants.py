@@ -144,37 +144,16 @@ class LossWatch:
 
 
 def check_settled(system: System) -> None:
-    """In peace: each bucket of each living job is on the aggregator of its record and nowhere
-    else; nothing else is held; nothing is allocated that serves no job."""
-    expected: dict[tuple[str, int], list[str]] = {}
-    homes: set[AggregatorId] = set()
-    for controller in controllers(system):
-        for job in controller.state.living():
-            assert not job.moving, job.record
-            homes |= job.homes()
-            for bucket, place in enumerate(job.record.places):
-                expected[job.id, bucket] = [place.aggregator]
-    held: dict[tuple[str, int], list[str]] = {}
+    held: dict[tuple[JobId, int], list[tuple[AggregatorId, int]]] = {}
     for id in system.lives.ids:
-        for key in system.lives.lives[id].aggregator.core.buckets:
-            held.setdefault(key, []).append(id)
-    assert held == expected
-    assert allocated(system) == homes
-
-
-def allocated(system: System) -> set[AggregatorId]:
-    assert system.master is not None
-    listing = system.master.state.pool.listing()
-    return {
-        AggregatorId(info.record.id)
-        for info in listing.aggregators
-        if info.record.cluster is not None
-    }
+        for key, bucket in system.lives.lives[id].aggregator.core.buckets.items():
+            held.setdefault(key, []).append((AggregatorId(id), bucket.location_epoch))
+    system.check_settled(held)
 
 
 def check_empty(system: System) -> None:
     """All jobs have ended: no memory, no allocation, no record of a placement is left."""
-    assert allocated(system) == set()
+    assert system.allocated() == set()
     for id in system.lives.ids:
         life = system.lives.lives[id]
         assert life.aggregator.core.buckets == {}, id

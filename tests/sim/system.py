@@ -9,7 +9,7 @@ task costs (so much per element: virtual time has no CPU time).
 import asyncio
 import dataclasses
 import random
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,14 +17,15 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.sim.lives import Lives, Network
+from tests.sim.services import Services
 
 from slackwater.agent import session as agent_session
 from slackwater.agent.session import Session
 from slackwater.common.bus.access import Access
 from slackwater.common.bus.memory import SeededFaults
 from slackwater.common.client import Client
-from slackwater.common.errors import Retryable, SlackwaterError
-from slackwater.common.shell import ServiceDefinition, run_service
+from slackwater.common.errors import SlackwaterError
+from slackwater.common.shell import ServiceDefinition
 from slackwater.common.shell.definition import Port
 from slackwater.common.store.memory import SeededStoreFaults
 from slackwater.common.transport.memory import MemoryChannel, MemoryFabric
@@ -40,10 +41,8 @@ from slackwater.schemas.jobs import (
 )
 from slackwater.services.aggregator import executor
 from slackwater.services.controller.config import ControllerConfig
-from slackwater.services.controller.core import Controller
 from slackwater.services.controller.shell import definition as controller_definition
 from slackwater.services.master.config import MasterConfig
-from slackwater.services.master.core import Master
 from slackwater.services.master.shell import definition as master_definition
 from slackwater.services.profiler.config import ProfilerConfig
 from slackwater.services.profiler.shell import definition as profiler_definition
@@ -334,7 +333,7 @@ class Processes:
 # The system ---------------------------------------------------------------------------------------
 
 
-class System:
+class System(Services):
     """Everything, started and killed by name."""
 
     def __init__(
@@ -349,7 +348,7 @@ class System:
         rng = random.Random(f"{seed}/faults")
         self.faults = SeededFaults(rng, drop=0.01, duplicate=0.02, delay_s_max=0.01)
         self.store_faults = SeededStoreFaults(rng, unanswered=0.005, delay_s_max=0.005)
-        self.sim = sim_world(seed, faults=self.faults, store_faults=self.store_faults)
+        super().__init__(sim_world(seed, faults=self.faults, store_faults=self.store_faults))
         self.rng = random.Random(f"{seed}/system")
         self.network = Slow(seed, shared=shared)
         ids = [f"a{n}" for n in range(1, aggregators + 1)]
@@ -357,22 +356,16 @@ class System:
         self.outside: World = self.sim.client("outside")
         self.jobs: dict[str, Job] = {}
         self.ranks: dict[tuple[str, int], Rank] = {}
-        self.controllers: dict[str, Controller] = {}
-        self.master: Master | None = None
-        self.failures: list[BaseException] = []
-        self._tasks: dict[asyncio.Task[Any], None] = {}
-        self._services: dict[str, tuple[World, asyncio.Task[Any], asyncio.Event]] = {}
-        self._definitions: dict[str, Callable[[World], ServiceDefinition]] = {}
         self._define(policy, clusters, aggregators)
 
     def _define(self, policy: str, clusters: int, aggregators: int) -> None:
         master = MasterConfig(aggregators_max=aggregators)
-        self._definitions["master"] = lambda world: master_definition(master, world)
+        self.definitions["master"] = lambda world: master_definition(master, world)
         for number in range(clusters):
             config = ControllerConfig(id=f"c{number}", policy=policy)
-            self._definitions[config.id] = lambda world, c=config: controller_definition(c, world)  # type: ignore[misc]
+            self.definitions[config.id] = lambda world, c=config: controller_definition(c, world)  # type: ignore[misc]
         profiler = ProfilerConfig(profile_iterations=5, window_iterations=20)
-        self._definitions["profiler"] = lambda world: profiler_definition(profiler, world)
+        self.definitions["profiler"] = lambda world: profiler_definition(profiler, world)
 
         def worker(world: World) -> ServiceDefinition:
             processes = Processes(self)
@@ -386,79 +379,29 @@ class System:
                 on_stop=processes.stop,
             )
 
-        self._definitions["worker"] = worker
-
-    def now_s(self) -> float:
-        return self.sim.clock.now_s()
-
-    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks[task] = None
-        task.add_done_callback(self._ended)
-        return task
-
-    def _ended(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.pop(task, None)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self.failures.append(error)
+        self.definitions["worker"] = worker
 
     def raise_failures(self) -> None:
-        for error in (*self.failures, *self.lives.failures):
+        super().raise_failures()
+        for error in self.lives.failures:
             raise error
 
     # Lives ----------------------------------------------------------------------------------------
 
-    @property
-    def services(self) -> list[str]:
-        return sorted(self._definitions)
-
     async def begin(self) -> None:
         await self.lives.begin()
-        for name in self._definitions:
+        for name in self.definitions:
             self.start(name)
 
-    def start(self, name: str) -> None:
-        world, stop = self.sim.client(name), asyncio.Event()
-        task = asyncio.get_running_loop().create_task(self._live(name, world, stop))
-        self._services[name] = (world, task, stop)
-
-    async def _live(self, name: str, world: World, stop: asyncio.Event) -> None:
-        while True:
-            made = self._definitions[name](world)
-            if isinstance(made.core, Controller):
-                self.controllers[name] = made.core
-            if isinstance(made.core, Master):
-                self.master = made.core
-            try:
-                await run_service(made, world, stop)
-                return
-            except Retryable:
-                await asyncio.sleep(0.2)  # As the supervisor does.
-                world = self.sim.client(name)
-            except Exception as error:
-                self.failures.append(error)
-                raise
-
-    async def kill(self, name: str) -> None:
-        """kill -9 of a service that is no aggregator."""
-        world, task, _ = self._services.pop(name)
-        await self.sim.broker.crash(world.name)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
     async def end(self) -> None:
-        for _, _, stop in self._services.values():
-            stop.set()
-        await asyncio.gather(*(t for _, t, _ in self._services.values()), return_exceptions=True)
+        await self.end_services()
         for id in self.lives.ids:
             life = self.lives.lives[id]
             if life.task is not None:
                 life.task.cancel()
                 await asyncio.gather(life.task, return_exceptions=True)
             life.aggregator.regions.close()
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.end_tasks()
         self.lives.close()
 
     # What users do --------------------------------------------------------------------------------

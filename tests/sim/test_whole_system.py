@@ -121,7 +121,7 @@ class Story:
 
     async def _kill_service(self) -> None:
         system = self.system
-        name = self.rng.choice(system.services)
+        name = self.rng.choice(sorted(system.definitions))
         self.watch.disturb(5.0)
         self.seen.kills += 1
         await system.kill(name)
