@@ -3,7 +3,9 @@
 The raw ping-pong is transport.py's blocking server, which moves the same bytes over a Unix socket
 (beside shm) or loopback TCP (beside tcp). Redis (redis-server, no persistence) is asked over a Unix
 socket by the leanest client there is: one socket, RESP written by hand, values of 4 KiB. At depth
-32 all three keep 32 requests under way. Rounds are interleaved; medians over rounds.
+32 all three keep 32 requests under way: each asked for by itself, and in batches of 16 (two at a
+time), for which ours has `read_scattered` and `write_scattered` over tcp. Rounds are interleaved;
+medians over rounds.
 
     python benchmarks/one_sided.py [--rounds 7] [--json FILE]
 """
@@ -22,6 +24,7 @@ from pathlib import Path
 import uvloop
 from figures import Figure, Row, Skipped, favour, show, spread, write_json
 from transport import (
+    BATCH,
     CALLS,
     DEPTH,
     GET,
@@ -36,6 +39,8 @@ from transport import (
     receive_exactly,
     spawn,
 )
+
+from slackwater.common.transport.base import Scattering
 
 SLAB_BYTES = 8 * 1024 * 1024
 KEYS = 1000
@@ -88,6 +93,27 @@ class RedisClient:
                 self.take(what)
         return CALLS / (time.perf_counter() - begun_s)
 
+    def batched(self, what: int) -> float:
+        """As the raw client's."""
+        page = bytes([1]) * PAGE
+        answers = memoryview(bytearray(BATCH * len(self._answer if what == GET else b"+OK\r\n")))
+        begun_s = time.perf_counter()
+        for first in range(0, CALLS + BATCH, BATCH):
+            if first < CALLS:
+                keys = [self._keys[(first + number) % KEYS] for number in range(BATCH)]
+                if what == GET:
+                    parts = [b"*2\r\n$3\r\nGET\r\n" + key for key in keys]
+                else:
+                    parts = [
+                        part
+                        for key in keys
+                        for part in (b"*3\r\n$3\r\nSET\r\n" + key + b"$4096\r\n", page, b"\r\n")
+                    ]
+                self._sock.sendall(b"".join(parts))
+            if first:
+                receive_exactly(self._sock, answers)
+        return CALLS / (time.perf_counter() - begun_s)
+
     def close(self) -> None:
         self._sock.close()
 
@@ -133,12 +159,15 @@ async def sample(party: Party) -> Sample:
             taken |= quantiles(name, await party.latencies(what, page))
             taken[f"{name}, depth 1"] = CALLS / await _seconds(party, what, page)
             taken[f"{name}, depth {DEPTH}"] = await party.pipelined(what)
+            if isinstance(party.channel, Scattering):
+                taken[f"{name}, depth {DEPTH} in batches"] = await party.batched(what)
         else:
             taken |= quantiles(name, party.latencies(what, page))
             begun_s = time.perf_counter()
             party.latencies(what, page)
             taken[f"{name}, depth 1"] = CALLS / (time.perf_counter() - begun_s)
             taken[f"{name}, depth {DEPTH}"] = party.pipelined(what, page)
+            taken[f"{name}, depth {DEPTH} in batches"] = party.batched(what)
     return taken
 
 
