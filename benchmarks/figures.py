@@ -6,8 +6,11 @@ the same run is what is compared with a goal. What cannot be measured here is a 
 
 import contextlib
 import json
+import math
 import os
+import shlex
 import statistics
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,16 +36,29 @@ class Figure:
     """What the hardware allows, in the same unit: memory's rate, or a bare socket's."""
     spread: float | None = None
     """How noisy it was: (third - first quartile) / median of our rounds."""
+    ratios: tuple[float, ...] = ()
+    """Of ours and the peer's next to each other in time: noise that lasts longer than a pair is in
+    both. The ratio is their median then, and a goal is met only by all of its interval."""
 
     @property
     def ratio(self) -> float:
-        return self.ours / self.peer
+        return statistics.median(self.ratios) if self.ratios else self.ours / self.peer
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Where the ratio is, with 95 % confidence; of unpaired rounds, the ratio itself."""
+        return median_interval(self.ratios) or (self.ratio, self.ratio)
 
     @property
     def met(self) -> bool | None:
+        """None: there is no goal, or it lies within the interval."""
         if self.goal is None:
             return None
-        return self.ratio <= self.goal if self.lower_is_better else self.ratio >= self.goal
+        low, high = self.interval
+        good, bad = (high <= self.goal, low > self.goal)
+        if not self.lower_is_better:
+            good, bad = (low >= self.goal, high < self.goal)
+        return True if good else False if bad else None
 
     @property
     def of_floor(self) -> float | None:
@@ -71,6 +87,33 @@ def spread(values: Sequence[float]) -> float:
     return (third - first) / statistics.median(values)
 
 
+def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """Of the median, 95 %, whatever the distribution (the sign test turned around): so many of the
+    smallest and largest are left out as coins would not come up. None: too few values."""
+    left_out, tail = -1, 0.0
+    while (tail := tail + math.comb(len(values), left_out + 1) / 2 ** len(values)) <= 0.025:
+        left_out += 1
+    ordered = sorted(values)
+    return (ordered[left_out], ordered[-1 - left_out]) if left_out >= 0 else None
+
+
+def paired(
+    name: str,
+    ours: Sequence[float],
+    peers: Sequence[float],
+    unit: str,
+    peer_name: str,
+    goal: float | None = None,
+    lower_is_better: bool = False,
+) -> Figure:
+    """Of measurements that were taken in turn."""
+    ratios = tuple(mine / other for mine, other in zip(ours, peers, strict=True))
+    return Figure(
+        name, statistics.median(ours), statistics.median(peers), unit, peer_name,
+        goal=goal, lower_is_better=lower_is_better, spread=spread(ratios), ratios=ratios,
+    )  # fmt: skip
+
+
 def interleaved(measures: dict[str, Callable[[], float]], rounds: int) -> dict[str, float]:
     """Every measure once a round, in turn; the median of each."""
     seen: dict[str, list[float]] = {name: [] for name in measures}
@@ -94,9 +137,9 @@ def show(title: str, rows: Sequence[Row]) -> None:
             f"{figure.name} [{figure.unit}]",
             f"{figure.ours:,.4g}",
             f"{figure.peer:,.4g} {figure.peer_name}",
-            f"{figure.ratio:.3f}",
+            f"{figure.ratio:.3f}{_between(figure)}",
             "-" if figure.goal is None else f"{sign} {figure.goal:g}",
-            {True: "yes", False: "NO", None: "-"}[figure.met],
+            {True: "yes", False: "NO", None: "-" if figure.goal is None else "?"}[figure.met],
             *([_percent(figure.of_floor)] if floors else []),
             *([_percent(figure.spread)] if noise else []),
         )
@@ -105,6 +148,11 @@ def show(title: str, rows: Sequence[Row]) -> None:
     for row in rows:
         if isinstance(row, Skipped):
             console.print(f"skipped: {row.name}: {row.why}")
+
+
+def _between(figure: Figure) -> str:
+    low, high = figure.interval
+    return f" ({low:.3f} to {high:.3f})" if low < high else ""
 
 
 def _percent(share: float | None) -> str:
@@ -125,6 +173,8 @@ def as_dict(row: Row) -> dict[str, object]:
         "bound": "at most" if row.lower_is_better else "at least",
         "met": row.met,
     }
+    if row.interval[0] < row.interval[1]:
+        facts["interval"] = [round(bound, 4) for bound in row.interval]
     if row.of_floor is not None:
         facts["of_floor"] = round(row.of_floor, 3)
     if row.spread is not None:
@@ -144,6 +194,15 @@ def favour(nice: int = -5) -> int:
             favoured += 1
             Path(f"/proc/{process.pid}/autogroup").write_text(str(nice))
     return favoured
+
+
+def this_command() -> str:
+    """How this program was called, but for `--json FILE`."""
+    words = sys.argv[1:]
+    if "--json" in words:
+        at = words.index("--json")
+        del words[at : at + 2]
+    return shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *words])
 
 
 def write_json(path: Path, command: str, rows: Sequence[Row], note: str = "") -> None:

@@ -23,22 +23,22 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 from figures import Figure, show, spread
+from lending import MIB, Events, lenders
 
 from slackwater.common import codec
 from slackwater.common.bus.base import Delivery
 from slackwater.common.client import Client, connect
-from slackwater.common.config import write_config
-from slackwater.common.embedded import Supervisor, UnitSpec
 from slackwater.schemas import subjects
 from slackwater.schemas.base import Ok
-from slackwater.schemas.memory import DeviceHeartbeat, EvictNow, SlabEvent, SpanEvent
+from slackwater.schemas.memory import DeviceHeartbeat, EvictNow
 
-MIB = 1024 * 1024
+SLAB_BYTES = 32 * MIB
+LENDERS = 2
 JOBS = {
     "randread 4k depth 32": ("randread", "4k", 32),
     "randread 4k depth 1": ("randread", "4k", 1),
@@ -97,7 +97,7 @@ def sample(folder: Path, name: str, sock: Path, job: str, size: int, seconds: fl
     spent = {key: value - before.get(key, 0.0) for key, value in cpu_s(folder).items()}
     requests = max(1.0, found["requests"] * (seconds + RAMP_S) / seconds)
     found["cpu"] = spent.get(sock.stem, 0.0) / requests * 1e6
-    found["lender_cpu"] = sum(spent.get(one, 0.0) for one in ("s1", "s2")) / requests * 1e6
+    found["lender_cpu"] = sum(spent.get(one, 0.0) for one in ("s0", "s1")) / requests * 1e6
     return found
 
 
@@ -124,7 +124,7 @@ def device(
             sys.executable, "-m", "slackwater.cli.main", "memory", "export", "--size", str(size),
             "--socket", str(sock), "--backup", str(backup / f"backup-{transport}"),
             "--id", f"d-{transport}", "--node", "here", "--transport", transport, "--url", url,
-            "--slab-size", "32M",
+            "--slab-size", str(SLAB_BYTES),
         ],
         env={**os.environ, "SLACKWATER_CLUSTER_TOKEN": token},
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
@@ -145,31 +145,6 @@ def await_socket(sock: Path, process: subprocess.Popen[bytes]) -> None:
         time.sleep(0.05)
 
 
-@contextlib.asynccontextmanager
-async def lenders(folder: Path, size: int, token: str) -> AsyncIterator[str]:
-    """Two of them, each with room for the whole device of each transport."""
-    supervisor = Supervisor()
-    try:
-        url = await supervisor.start_nats()
-        specs = []
-        for id in ("s1", "s2"):
-            config = folder / f"{id}.toml"
-            state = folder / id
-            state.mkdir()
-            values = {
-                "id": id, "node": id, "url": url, "state_dir": str(state), "slab_bytes": 32 * MIB,
-                "tcp_address": "127.0.0.1:0", "cluster_token": token,
-                "lend_bytes_max": 2 * size, "headroom_bytes": 512 * MIB,
-            }  # fmt: skip
-            write_config(config, values)
-            command = (sys.executable, "-m", "slackwater.services.slabd", "--config", str(config))
-            specs.append(UnitSpec(name=id, command=command))
-        await supervisor.start_units(specs)
-        yield url
-    finally:
-        await supervisor.stop()
-
-
 async def until_mapped(client: Client, name: str, sock: Path, size: int) -> None:
     """Write until every span of the device is in remote memory, and once more."""
     beats: list[DeviceHeartbeat] = []
@@ -184,28 +159,6 @@ async def until_mapped(client: Client, name: str, sock: Path, size: int) -> None
             await asyncio.to_thread(fio, sock, "write 1M depth 4", size, 2.0)
     await asyncio.to_thread(fio, sock, "write 1M depth 4", size, 3.0)
     await subscription.unsubscribe()
-
-
-class Events:
-    """How long mapping and eviction took, as lenders and devices tell it."""
-
-    def __init__(self) -> None:
-        self.map_s: list[float] = []
-        self.evict_s: list[float] = []
-
-    async def listen(self, client: Client) -> None:
-        async def span(delivery: Delivery) -> None:
-            event = codec.decode(delivery.payload, SpanEvent)
-            if event.fact == "mapped":
-                self.map_s.append(event.took_s)
-
-        async def slab(delivery: Delivery) -> None:
-            event = codec.decode(delivery.payload, SlabEvent)
-            if event.fact == "evicted":
-                self.evict_s.append(event.took_s)
-
-        await client.bus.subscribe(subjects.events("device"), span)
-        await client.bus.subscribe(subjects.events("slab"), slab)
 
 
 def redis(folder: Path, seconds: float) -> dict[str, float]:
@@ -240,7 +193,8 @@ async def measure(arguments: argparse.Namespace, folder: Path) -> list[Figure]:
     samples: dict[tuple[str, str], list[Sample]] = {}
     events = Events()
     async with contextlib.AsyncExitStack() as stack:
-        url = await stack.enter_async_context(lenders(folder, size, token))
+        lending = lenders(folder, LENDERS, SLAB_BYTES, 2 * size // SLAB_BYTES, token)
+        url = (await stack.enter_async_context(lending)).url
         client = await stack.enter_async_context(connect(url, "benchmark"))
         await events.listen(client)
         servers = {

@@ -21,12 +21,13 @@ from typing import Any
 
 import numpy as np
 from figures import Figure, show, spread
-from memory import MIB, lenders
+from lending import MIB, lenders
 from numba import njit, types
 
 from slackwater.memory import RemoteArray
 
 WORDS = 512
+SLAB_BYTES = 32 * MIB
 STRIDE = 7
 MAP_TRIES = 200
 clock_gettime: Any = types.ExternalFunction("clock_gettime", types.intc(types.intc, types.uintp))
@@ -154,9 +155,10 @@ async def run(arguments: argparse.Namespace) -> list[Figure]:
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory(
         dir=arguments.backup_dir, prefix="slackwater-"
     ) as backup:  # fmt: skip
-        async with lenders(Path(folder), 2 * max(arguments.size, 32) * MIB, token) as url:
+        slabs = 4 * max(arguments.size, 32) * MIB // SLAB_BYTES
+        async with lenders(Path(folder), 2, SLAB_BYTES, slabs, token) as supervisor:
             for kind in arguments.transport.split(","):
-                made += await asyncio.to_thread(rounds, arguments, url, kind, backup)
+                made += await asyncio.to_thread(rounds, arguments, supervisor.url, kind, backup)
     return made
 
 

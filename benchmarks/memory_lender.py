@@ -1,13 +1,14 @@
 """What a machine's own memcached notices of the lender beside it: lending, and retreating.
 
 Gu, dissertation, table 2.1 and figure 2.17: under 2 % of throughput and at most 4 % of the 99th
-percentile are lost. memcached (Debian's) is driven with the ETC and SYS mixes over a Unix socket,
-one request at a time. In a period `with` the lender runs, has lent its slabs, and gives one up,
-which its device answers; in a period `without` its process is stopped (SIGSTOP). Periods are mixed
-at random; percentiles are of all requests of a kind of period. On one machine the device's own work
-for an eviction counts against us as well.
+percentile are lost. memcached (Debian's) is driven by a process of its own with the ETC and SYS
+mixes over a Unix socket, one request at a time. In a period `with` the lender runs, has lent its
+slabs, and gives one up, which its device answers; in a period `without` its process is stopped
+(SIGSTOP). Two such neighbours, whichever comes first by chance, are a pair; a figure is the median
+of the pairs' ratios. On one machine the device's own work for an eviction counts against us as
+well, and at one eviction a period of half a second there are more of them than a lender ever has.
 
-    python benchmarks/memory_lender.py [--periods 30] [--period 1.0] [--size 48]
+    python benchmarks/memory_lender.py [--pairs 120] [--period 0.5] [--json FILE]
 """
 
 import argparse
@@ -20,18 +21,19 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import psutil
-from figures import Figure, show
-from memory_slabs import MIB, SLAB_BYTES, fill, lenders
+from aggregation import Member
+from figures import Figure, Row, Skipped, paired, show, this_command, write_json
+from lending import MIB, lenders
+from memory_slabs import SLAB_BYTES, fill
 
 from slackwater.common.client import Client, connect
-from slackwater.loadgen.memory.latency import Latencies
 from slackwater.loadgen.memory.workloads import workload
 from slackwater.memory import RemoteArray
 from slackwater.memory.store import PAGE_BYTES
@@ -39,6 +41,13 @@ from slackwater.schemas import subjects
 from slackwater.schemas.base import Ok
 from slackwater.schemas.memory import EvictNow
 
+LENDER = "s0"
+SETTLE_S = 0.05
+"""After a process was stopped or continued, or a slab was asked for."""
+WARM_UP_S = 1.0
+MEASURES = {
+    "requests a second": ("1/s", 0.98), "p50": ("us", None), "p99": ("us", 1.04),
+}  # fmt: skip
 ITEMS = 20_000
 VALUES = {"etc": (16, 512), "sys": (320, 500)}
 """Sizes that most values have (2.7.3.2)."""
@@ -90,116 +99,119 @@ class Store:
         if head != [b"END"]:  # Else it was pushed out.
             self._answers.read(int(head[3]) + len(b"\r\nEND\r\n"))
 
-    def run(self, seconds: float, found: Latencies) -> float:
-        """Requests a second."""
-        begun_s, done = time.monotonic(), 0
+    def run(self, seconds: float) -> tuple[float, float, float]:
+        """Requests a second; the median and the 99th percentile in microseconds."""
+        took_ns: list[int] = []
+        begun_s = time.monotonic()
         while True:
             for item in self._popular.batch(256).first.tolist():
                 changes = self._rng.random() < self._sets
                 before_ns = time.perf_counter_ns()
                 self.put(item) if changes else self.get(item)
-                found.add(time.perf_counter_ns() - before_ns)
-                done += 1
+                took_ns.append(time.perf_counter_ns() - before_ns)
             if (took_s := time.monotonic() - begun_s) >= seconds:
-                return done / took_s
-
-    def close(self) -> None:
-        self._answers.close()
-        self._socket.close()
+                middle, high = np.percentile(took_ns, (50, 99)) / 1e3
+                return len(took_ns) / took_s, float(middle), float(high)
 
 
-def lender_processes(folder: str) -> list[psutil.Process]:
-    """Those that were started with a configuration in our folder."""
-    found = []
-    for process in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            words = process.cmdline()
-            if "slackwater.services.slabd" in words and any(folder in word for word in words):
-                found.append(process)
-    return found
+def play(path: Path, mix: str) -> None:
+    """The process that asks memcached: for as many seconds as a line says, until there is none."""
+    store = Store(path, mix)
+    print("ready", flush=True)
+    for line in sys.stdin:
+        print(*store.run(float(line)), flush=True)
+
+
+Period = tuple[float, float, float]
 
 
 async def periods(
-    client: Client, store: Store, servers: list[psutil.Process], arguments: argparse.Namespace
-) -> dict[bool, tuple[list[float], Latencies]]:
-    found = {kind: (list[float](), Latencies()) for kind in (False, True)}
-    order = [False, True] * (arguments.periods // 2)
-    random.Random(2).shuffle(order)
-    await asyncio.to_thread(store.run, 1.0, Latencies())
-    for number, lending in enumerate(order):
-        for server in servers:
-            server.send_signal(signal.SIGCONT if lending else signal.SIGSTOP)
-        rates, latencies = found[lending]
-        playing = asyncio.to_thread(store.run, arguments.period, latencies)
-        running = asyncio.ensure_future(playing)
+    client: Client, player: Member, lender: int, arguments: argparse.Namespace
+) -> list[tuple[Period, Period]]:
+    """(with, without) of each pair. `lender`: its process."""
+
+    async def one(lending: bool) -> Period:
+        os.kill(lender, signal.SIGCONT if lending else signal.SIGSTOP)
+        await asyncio.sleep(SETTLE_S)
+        player.tell(str(arguments.period))
         if lending:
-            subject = subjects.command("slabd", f"s{number % len(servers)}", "evict")
+            subject = subjects.command("slabd", LENDER, "evict")
             await client.ask(subject, EvictNow(count=1), Ok)
-        rates.append(await running)
-    for server in servers:
-        server.send_signal(signal.SIGCONT)
+        rate, middle_us, high_us = (await asyncio.to_thread(player.hear)).split()
+        return float(rate), float(middle_us), float(high_us)
+
+    rng, found = random.Random(2), []
+    try:
+        for _ in range(arguments.pairs):
+            first = rng.random() < 0.5
+            pair = {first: await one(first), (not first): await one(not first)}
+            found.append((pair[True], pair[False]))
+    finally:
+        os.kill(lender, signal.SIGCONT)
     return found
 
 
 async def measure(arguments: argparse.Namespace) -> list[Figure]:
-    token = secrets.token_hex(16)
-    os.environ["SLACKWATER_CLUSTER_TOKEN"] = token
-    pages = arguments.size * MIB // PAGE_BYTES
+    os.environ["SLACKWATER_CLUSTER_TOKEN"] = token = secrets.token_hex(16)
+    slabs = arguments.pairs * len(VALUES)  # Nobody touches a slab that went: it stays away.
+    pages = slabs * SLAB_BYTES // PAGE_BYTES
     made: list[Figure] = []
     with contextlib.ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory(dir="/dev/shm"))
-        cache = stack.enter_context(memcached(Path(folder)))
-        slabs = arguments.size * MIB // SLAB_BYTES
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir="/dev/shm")))
+        cache = stack.enter_context(memcached(folder))
         async with (
-            lenders(Path(folder), slabs, token, count=1) as url,
-            connect(url, "benchmark") as client,
+            lenders(folder, 1, SLAB_BYTES, slabs, token) as supervisor,
+            connect(supervisor.url, "benchmark") as client,
         ):
             array = await asyncio.to_thread(
-                RemoteArray, (pages, PAGE_BYTES), np.uint8, cache_bytes=MIB, url=url,
-                node="here", transport="shm", backup=Path(folder) / "backup",
+                RemoteArray, (pages, PAGE_BYTES), np.uint8, cache_bytes=MIB,
+                url=supervisor.url, node="here", transport="shm", backup=folder / "backup",
             )  # fmt: skip
             try:
-                for mix in VALUES:  # An eviction a period: more slabs than that are lent.
-                    await asyncio.to_thread(fill, array, pages)
-                    store = await asyncio.to_thread(Store, cache, mix)
-                    found = await periods(client, store, lender_processes(folder), arguments)
-                    store.close()
-                    made += rows(mix, found)
+                await asyncio.to_thread(fill, array, pages)
+                for mix in VALUES:
+                    player = Member([sys.executable, __file__, "--play", str(cache), mix])
+                    stack.callback(player.end)
+                    await asyncio.to_thread(player.hear)
+                    player.tell(str(WARM_UP_S))
+                    await asyncio.to_thread(player.hear)
+                    lender = supervisor.units[LENDER].status.pid
+                    made += rows(mix, await periods(client, player, lender, arguments))
             finally:
                 await asyncio.to_thread(array.close)
     return made
 
 
-def rows(mix: str, found: dict[bool, tuple[list[float], Latencies]]) -> list[Figure]:
-    (without, calm), (within, busy) = found[False], found[True]
-    made = [
-        Figure(
-            f"{mix}: requests a second", float(np.mean(within)), float(np.mean(without)), "1/s",
-            "without", goal=0.98, spread=float(np.std(within) / np.mean(within)),
+def rows(mix: str, found: list[tuple[Period, Period]]) -> list[Figure]:
+    return [
+        paired(
+            f"the lender's own memcached, {mix.upper()}: {name}",
+            [within[column] for within, _ in found],
+            [without[column] for _, without in found],
+            unit, "without lending", goal, lower_is_better=unit == "us",
         )
+        for column, (name, (unit, goal)) in enumerate(MEASURES.items())
     ]  # fmt: skip
-    for percent, goal in ((50, None), (99, 1.04)):
-        made.append(
-            Figure(
-                f"{mix}: p{percent}", busy.percentile_us(percent), calm.percentile_us(percent),
-                "us", "without", goal=goal, lower_is_better=True,
-            )
-        )  # fmt: skip
-    return made
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--periods", type=int, default=30)
-    parser.add_argument("--period", type=float, default=1.0, help="seconds")
-    parser.add_argument("--size", type=int, default=48, help="MiB that are lent, a slab each")
+    parser.add_argument("--pairs", type=int, default=120, help="of periods, of each mix")
+    parser.add_argument("--period", type=float, default=0.5, help="seconds")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--play", nargs=2, help=argparse.SUPPRESS)
     chosen = parser.parse_args()
-    if chosen.size * MIB // SLAB_BYTES < chosen.periods // 2:
-        raise SystemExit("every second period evicts a slab: lend at least so many MiB (--size)")
+    if chosen.play:
+        play(Path(chosen.play[0]), chosen.play[1])
+        return
+    found: list[Row]
     if shutil.which("memcached") is None:
-        raise SystemExit("not installed: memcached (the Debian package of this name)")
-    load = os.getloadavg()[0]
-    show(f"The lender's own memcached, load {load:.1f}", asyncio.run(measure(chosen)))
+        found = [Skipped("the lender's own memcached", "memcached is not installed")]
+    else:
+        found = [*asyncio.run(measure(chosen))]
+    show(f"The lender's own memcached, load {os.getloadavg()[0]:.1f}", found)
+    if chosen.json is not None:
+        write_json(chosen.json, this_command(), found)
 
 
 if __name__ == "__main__":

@@ -12,31 +12,28 @@ page is checked. Modes are interleaved, round by round.
 
 import argparse
 import asyncio
-import contextlib
 import random
 import signal
 import statistics
-import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import numpy as np
 from figures import Figure, show, spread
+from lending import MIB, lenders
 
 from slackwater.common.clock import LiveClock
-from slackwater.common.config import write_config
-from slackwater.common.embedded import Supervisor, UnitSpec
 from slackwater.memory.export import Exporter, ExportOptions
 from slackwater.memory.store import PAGE_BYTES
 from slackwater.memory.table import page_range
 from slackwater.memory.warm import warm
 
-MIB = 1024 * 1024
 SLAB_BYTES = 4 * MIB
 PAGES = 24 * MIB // PAGE_BYTES
 LENDERS = 6
+SLABS = 6
+"""Of each."""
 READERS = 16
 PHASE_S = 4.0
 GOALS = {"disk": 1 - 0.583, "4+2": 0.9, "2-copies": None}
@@ -85,35 +82,11 @@ class Readers:
         return (self.done - begun) / (time.monotonic() - begun_s)
 
 
-@contextlib.asynccontextmanager
-async def lenders(folder: Path) -> AsyncIterator[Supervisor]:
-    supervisor = Supervisor()
-    try:
-        url = await supervisor.start_nats()
-        specs = []
-        for number in range(LENDERS):
-            id = f"s{number}"
-            config = folder / f"{id}.toml"
-            (folder / id).mkdir()
-            values = {
-                "id": id, "node": id, "url": url, "state_dir": str(folder / id),
-                "slab_bytes": SLAB_BYTES, "lend_bytes_max": 6 * SLAB_BYTES,
-                "headroom_bytes": 512 * MIB,
-            }  # fmt: skip
-            write_config(config, values)
-            command = (sys.executable, "-m", "slackwater.services.slabd", "--config", str(config))
-            specs.append(UnitSpec(name=id, command=command))
-        await supervisor.start_units(specs)
-        yield supervisor
-    finally:
-        await supervisor.stop()
-
-
 async def one(mode: str, disk_s: float) -> tuple[float, float]:
     """(reads a second before, after)."""
     with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
         folder = Path(name)
-        async with lenders(folder) as supervisor:
+        async with lenders(folder, LENDERS, SLAB_BYTES, SLABS) as supervisor:
             options = ExportOptions(
                 id="d", size_bytes=PAGES * PAGE_BYTES, socket=None, backup=folder / "backup",
                 node="here", slab_bytes=SLAB_BYTES, resilience=mode, hot=0.5, hold_s=1.0,

@@ -13,34 +13,27 @@ lenders and devices tell the bus.
 
 import argparse
 import asyncio
-import contextlib
 import os
 import random
 import secrets
 import statistics
-import sys
 import tempfile
 import threading
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import numpy as np
 from figures import Figure, show
+from lending import MIB, Events, lenders
 
-from slackwater.common import codec
-from slackwater.common.bus.base import Delivery
 from slackwater.common.client import Client, connect
-from slackwater.common.config import write_config
-from slackwater.common.embedded import Supervisor, UnitSpec
 from slackwater.loadgen.memory.workloads import workload
 from slackwater.memory import RemoteArray
 from slackwater.memory.store import PAGE_BYTES
 from slackwater.schemas import subjects
 from slackwater.schemas.base import Ok
-from slackwater.schemas.memory import EvictNow, SlabEvent, SpanEvent
+from slackwater.schemas.memory import EvictNow
 
-MIB = 1024 * 1024
 LENDERS = 6
 SLAB_BYTES = MIB
 PERIOD_S = 1.0
@@ -71,53 +64,6 @@ class Player(threading.Thread):
                         target[:] = rows[page]
                 self.done += 1
         del self._rows
-
-
-class Events:
-    def __init__(self) -> None:
-        self.map_s: list[float] = []
-        self.evict_s: list[float] = []
-        self.forced = 0
-
-    async def listen(self, client: Client) -> None:
-        async def span(delivery: Delivery) -> None:
-            event = codec.decode(delivery.payload, SpanEvent)
-            if event.fact == "mapped":
-                self.map_s.append(event.took_s)
-
-        async def slab(delivery: Delivery) -> None:
-            event = codec.decode(delivery.payload, SlabEvent)
-            if event.fact == "evicted":
-                self.evict_s.append(event.took_s)
-            self.forced += event.fact == "revoked"
-
-        await client.bus.subscribe(subjects.events("device"), span)
-        await client.bus.subscribe(subjects.events("slab"), slab)
-
-
-@contextlib.asynccontextmanager
-async def lenders(folder: Path, slabs: int, token: str, count: int = LENDERS) -> AsyncIterator[str]:
-    supervisor = Supervisor()
-    try:
-        url = await supervisor.start_nats()
-        specs = []
-        for number in range(count):
-            id = f"s{number}"
-            config = folder / f"{id}.toml"
-            (folder / id).mkdir()
-            values = {
-                "id": id, "node": id, "url": url, "state_dir": str(folder / id),
-                "tcp_address": "127.0.0.1:0", "cluster_token": token, "slab_bytes": SLAB_BYTES,
-                "lend_bytes_max": slabs * (SLAB_BYTES + PAGE_BYTES), "headroom_bytes": 512 * MIB,
-            }  # fmt: skip
-            write_config(config, values)
-            command = (sys.executable, "-m", "slackwater.services.slabd", "--config", str(config))
-            specs.append(UnitSpec(name=id, command=command))
-        await supervisor.start_units(specs)
-        await asyncio.sleep(2.0 + slabs * 0.2)  # Slabs are made one after another.
-        yield url
-    finally:
-        await supervisor.stop()
 
 
 def fill(array: RemoteArray, pages: int) -> None:
@@ -153,11 +99,14 @@ async def measure(arguments: argparse.Namespace) -> list[Figure]:
     slabs = 2 * arguments.size * MIB // SLAB_BYTES // LENDERS + 1
     events = Events()
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        async with lenders(Path(folder), slabs, token) as url, connect(url, "benchmark") as client:
+        async with (
+            lenders(Path(folder), LENDERS, SLAB_BYTES, slabs, token) as supervisor,
+            connect(supervisor.url, "benchmark") as client,
+        ):
             await events.listen(client)
             array = await asyncio.to_thread(
                 RemoteArray, (pages, PAGE_BYTES), np.uint8,
-                cache_bytes=pages * PAGE_BYTES * 3 // 4, url=url, node="here",
+                cache_bytes=pages * PAGE_BYTES * 3 // 4, url=supervisor.url, node="here",
                 transport=arguments.transport, backup=Path(folder) / "backup",
             )  # fmt: skip
             player = Player(array, pages)

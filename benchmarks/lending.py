@@ -1,0 +1,96 @@
+"""Lenders of a benchmark, in processes of their own, and what they and devices tell of slabs."""
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from slackwater.common import codec
+from slackwater.common.bus.base import Delivery
+from slackwater.common.client import Client, connect
+from slackwater.common.config import write_config
+from slackwater.common.embedded import Supervisor, UnitSpec
+from slackwater.memory.store import PAGE_BYTES
+from slackwater.schemas import subjects
+from slackwater.schemas.memory import SlabdHeartbeat, SlabEvent, SpanEvent
+
+MIB = 1024 * 1024
+HEADROOM_BYTES = 512 * MIB
+READY_S = 120.0
+
+
+class Events:
+    """How long mapping and eviction took, as devices and lenders tell it."""
+
+    def __init__(self) -> None:
+        self.map_s: list[float] = []
+        self.evict_s: list[float] = []
+        self.forced = 0
+        """Slabs that were taken without their device's DONE."""
+
+    async def listen(self, client: Client) -> None:
+        async def span(delivery: Delivery) -> None:
+            event = codec.decode(delivery.payload, SpanEvent)
+            if event.fact == "mapped":
+                self.map_s.append(event.took_s)
+
+        async def slab(delivery: Delivery) -> None:
+            event = codec.decode(delivery.payload, SlabEvent)
+            if event.fact == "evicted":
+                self.evict_s.append(event.took_s)
+            self.forced += event.fact == "revoked"
+
+        await client.bus.subscribe(subjects.events("device"), span)
+        await client.bus.subscribe(subjects.events("slab"), slab)
+
+
+@contextlib.asynccontextmanager
+async def lenders(
+    folder: Path, count: int, slab_bytes: int, slabs: int, token: str = ""
+) -> AsyncIterator[Supervisor]:
+    """`count` of them (s0, s1, ...), each a machine of its own with so many slabs, all made.
+    With a token they listen on tcp as well."""
+    supervisor = Supervisor()
+    try:
+        url = await supervisor.start_nats()
+        specs = []
+        for id in (f"s{number}" for number in range(count)):
+            config, state = folder / f"{id}.toml", folder / id
+            state.mkdir()
+            values = {
+                "id": id, "node": id, "url": url, "state_dir": str(state),
+                "slab_bytes": slab_bytes, "lend_bytes_max": slabs * (slab_bytes + PAGE_BYTES),
+                "headroom_bytes": HEADROOM_BYTES,
+            }  # fmt: skip
+            if token:
+                values |= {"tcp_address": "127.0.0.1:0", "cluster_token": token}
+            write_config(config, values)
+            command = (sys.executable, "-m", "slackwater.services.slabd", "--config", str(config))
+            specs.append(UnitSpec(name=id, command=command))
+        await supervisor.start_units(specs)
+        await _until_made(url, count, slabs)
+        yield supervisor
+    finally:
+        await supervisor.stop()
+
+
+async def _until_made(url: str, count: int, slabs: int) -> None:
+    """Slabs are faulted in one after another."""
+    free: dict[str, int] = {}
+    beat = asyncio.Event()
+
+    async def hear(delivery: Delivery) -> None:
+        heard = codec.decode(delivery.payload, SlabdHeartbeat)
+        free[heard.id] = heard.free_slabs
+        beat.set()
+
+    async with connect(url, "benchmark") as client:
+        await client.bus.subscribe(subjects.telemetries("slabd", what="heartbeat"), hear)
+        try:
+            async with asyncio.timeout(READY_S):
+                while sum(made >= slabs for made in free.values()) < count:
+                    beat.clear()
+                    await beat.wait()
+        except TimeoutError:
+            raise SystemExit(f"{slabs} slabs were wanted of each, made: {free}") from None
