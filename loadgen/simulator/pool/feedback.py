@@ -194,8 +194,7 @@ class Feedback:
         self._watched.add(id)
         job = self._controllers[cluster].state.jobs[id]
         epoch = job.location_epoch
-        iteration_s = _profile(job).iteration_s / (1.0 - self.felt[id].loss)
-        due_s = now_s + self._window_iterations * iteration_s + SAID_S
+        due_s = now_s + self.window_s(job)
 
         def measured() -> None:
             self._watched.discard(id)
@@ -209,6 +208,11 @@ class Feedback:
                 self._watch(cluster, id, due_s)
 
         self._at(due_s, measured)
+
+    def window_s(self, job: Job) -> float:
+        """From a window's first iteration until the controller has heard of it."""
+        iteration_s = _profile(job).iteration_s / (1.0 - self.felt[job.id].loss)
+        return self._window_iterations * iteration_s + SAID_S
 
     def _window(self, job: Job, loss: float) -> WindowMeasured:
         return WindowMeasured(

@@ -157,46 +157,42 @@ class PoolRun:
                 jobs_kept_max=1,
             )
         )
-        self._controllers = _controllers(policy, settings, seed)
-        self._world = World(
-            self._master, self._controllers, settings.aggregators, SERVER_CORES, self._hear
+        self.controllers = _controllers(policy, settings, seed)
+        self.world = World(
+            self._master, self.controllers, settings.aggregators, SERVER_CORES, self._hear
         )
         self._feedback = Feedback(
             settings.feedback,
-            self._controllers,
+            self.controllers,
             self._jobs,
             self._deadlines,
             settings.loss_limit,
             settings.window_iterations,
-            self._world.at,
-            self._world.fact,
+            self.world.at,
+            self.world.fact,
         )
 
-        self.faults = Faults(seed, self._world, self._feedback, self._running)
-        self._checker = Checker(self._world, self._controllers) if settings.check else None
+        self.faults = Faults(seed, self.world, self._feedback, self._running)
+        self._checker = (
+            Checker(self.world, self.controllers, self._feedback) if settings.check else None
+        )
+        self._last_s = max(job.end_s for job in jobs)
+        for job in jobs:
+            self.world.at(job.start_s, lambda job=job: self._start(job))  # type: ignore[misc]
+        self._plan_periods(min(job.start_s for job in jobs), self._last_s)
 
     def _running(self) -> dict[JobId, str]:
         """Jobs that are where they are to stay, and their clusters."""
         return {
             job.id: name
-            for name, controller in self._controllers.items()
+            for name, controller in self.controllers.items()
             for job in controller.state.living()
             if job.record.phase == "steady"
         }
 
     def run(self) -> PoolOutcome:
         began_s = perf_counter()
-        world = self._world
-        for job in self._jobs.values():
-            world.at(job.start_s, lambda job=job: self._start(job))  # type: ignore[misc]
-        last_s = max(job.end_s for job in self._jobs.values())
-        self._plan_periods(last_s)
-        while world.next_s() < inf and (self._done < len(self._jobs) or world.next_s() <= last_s):
-            world.run_next()
-            if self._adapts:
-                self._feedback.settle(world.now_s)
-            if self._checker is not None:
-                self._checker.check()
+        self.play_until(inf)
         self._sum_up()
         return PoolOutcome(
             self._policy,
@@ -205,34 +201,45 @@ class PoolRun:
             self._in_use,
             dict(sorted(self._causes.items())),
             self._buckets,
-            world.steps,
+            self.world.steps,
             perf_counter() - began_s,
         )
 
-    def _plan_periods(self, last_s: float) -> None:
-        first_s = min(job.start_s for job in self._jobs.values())
+    def play_until(self, until_s: float) -> None:
+        """All events before then, or until all is over."""
+        world, last_s = self.world, self._last_s
+        while (next_s := world.next_s()) < until_s:
+            if self._done == len(self._jobs) and next_s > last_s:
+                return
+            world.run_next()
+            if self._adapts:
+                self._feedback.settle(world.now_s)
+            if self._checker is not None:
+                self._checker.check()
+
+    def _plan_periods(self, first_s: float, last_s: float) -> None:
         self.faults.plan(first_s, last_s, self._settings.kills, self._settings.stragglers)
         if self._settings.scaling_s and self._adapts:
             self._period(self._settings.scaling_s, last_s)
         for n in range(self._settings.plays if self._adapts else 0):
             at_s = first_s + (last_s - first_s) * (n + 0.5) / self._settings.plays
-            self._world.at(at_s, self._play)
+            self.world.at(at_s, self._play)
 
     def _period(self, at_s: float, last_s: float) -> None:
         def end() -> None:
-            for name in self._controllers:
-                if self._world.scaling_due(name):
-                    self._world.tick(name)
+            for name in self.controllers:
+                if self.world.scaling_due(name):
+                    self.world.tick(name)
             if at_s < last_s:
                 self._period(at_s + self._settings.scaling_s, last_s)
 
-        self._world.at(at_s, end)
+        self.world.at(at_s, end)
 
     # A job's life ---------------------------------------------------------------------------------
 
     def _start(self, job: PoolJob) -> None:
-        world = self._world
-        for name in self._controllers:
+        world = self.world
+        for name in self.controllers:
             world.report(name)
         spec = JobSpec(id=job.id, model=job.model, workers=job.workers, servers=job.servers)
         tensors = cost(job.model, job.workers).tensors
@@ -241,13 +248,13 @@ class PoolRun:
 
     def _end(self, job: PoolJob) -> None:
         cluster = self._rows[job.id].cluster
-        self._world.command(MASTER, CancelJob(job=job.id))
+        self.world.command(MASTER, CancelJob(job=job.id))
         self._done += 1
         if cluster:
-            self._feedback.ended(JobId(job.id), self._world.now_s)
+            self._feedback.ended(JobId(job.id), self.world.now_s)
             self._feedback.changed(ClusterId(cluster))
         if self._progress is not None:
-            self._progress(self._done, self._world.now_s)
+            self._progress(self._done, self.world.now_s)
 
     def _hear(self, now_s: float, message: Message) -> None:
         match message:
@@ -284,22 +291,22 @@ class PoolRun:
         profile = cost(job.model, job.workers).profile
 
         def profiled() -> None:
-            known = self._controllers[cluster].state.jobs.get(JobId(job.id))
+            known = self.controllers[cluster].state.jobs.get(JobId(job.id))
             if known is None or known.record.phase != "profiling":
                 return
             fact = JobProfiled(
                 job=JobId(job.id), location_epoch=known.location_epoch, profile=profile
             )
-            self._world.fact(MASTER, fact)
-            self._world.fact(cluster, fact)
+            self.world.fact(MASTER, fact)
+            self.world.fact(cluster, fact)
 
         wait_s = self._settings.profile_iterations * profile.iteration_s
-        self._world.at(now_s + wait_s, profiled)
+        self.world.at(now_s + wait_s, profiled)
 
     # What it costs the jobs -----------------------------------------------------------------------
 
     def _play(self) -> None:
-        for id, lost in self._feedback.play_all(self._world.now_s).items():
+        for id, lost in self._feedback.play_all(self.world.now_s).items():
             self._rows[id].played = max(self._rows[id].played, lost)
 
     def _sum_up(self) -> None:

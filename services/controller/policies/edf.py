@@ -138,7 +138,7 @@ class Deadlines:
             parts = [
                 Demand.of(
                     Tasks(other, target.cpu_share, loss_limit(other, self._view)),
-                    _on(other, target.id),
+                    tasks_on(other, target.id),
                 )
                 for other in target.residents
             ]
@@ -158,10 +158,11 @@ class Deadlines:
 
 def load_on(job: JobView, aggregator: str, cpu_share: float, limit: float) -> Load:
     """What a placed and profiled job asks of one of its aggregators."""
-    return Tasks(job, cpu_share, limit).load(_on(job, aggregator))
+    return Tasks(job, cpu_share, limit).load(tasks_on(job, aggregator))
 
 
-def _on(job: JobView, aggregator: str) -> NDArray[np.bool_]:
+def tasks_on(job: JobView, aggregator: str) -> NDArray[np.bool_]:
+    """Marks those of its tasks that are there."""
     return np.array([place == aggregator for place in job.places])
 
 
