@@ -7,10 +7,12 @@
 65  the request or its input is at fault
 """
 
+import asyncio
+import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 import typer
@@ -23,6 +25,8 @@ from slackwater.common.errors import (
     SlackwaterError,
     Unavailable,
 )
+
+T = TypeVar("T")
 
 FAILED: Final = 1
 INCONCLUSIVE: Final = 3
@@ -68,6 +72,22 @@ def reported() -> Iterator[None]:
     except KeyboardInterrupt as error:
         err.print("interrupted")
         raise typer.Exit(INTERRUPTED) from error
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """asyncio.run for a command that starts processes or folders of its own: SIGTERM ends it as
+    Ctrl-C does, so that they are gone before it is."""
+
+    async def until_terminated() -> T:
+        ours = asyncio.current_task()
+        assert ours is not None
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ours.cancel)
+        return await work
+
+    try:
+        return asyncio.run(until_terminated())
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
 
 
 def print_json(value: Any) -> None:

@@ -1,6 +1,5 @@
 """`loadgen replay`: the built-in experiment, or a trace, on a live cluster."""
 
-import asyncio
 import os
 import time
 from collections.abc import Iterator
@@ -11,7 +10,7 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.live import Live
 
-from slackwater.cli.outcome import FAILED, INCONCLUSIVE, err, out, print_json, reported
+from slackwater.cli.outcome import FAILED, INCONCLUSIVE, err, out, print_json, reported, run
 from slackwater.cli.show import Json, Url
 from slackwater.cli.where import credentials
 from slackwater.common.bus.access import shown
@@ -83,11 +82,11 @@ def replay(
         with _progress() as on_phase:
             if built_in and bytes_scale is None:
                 probing = experiment.profiled_scale(cluster, scale, scale_of_compute, on_phase)
-                scale = asyncio.run(probing)
+                scale = run(probing)
             work = _workload(trace, time_scale, compute_scale, scale, jobs, min_gpus, seed, chosen)
             options |= {"bytes_scale": scale, "workload": work}
             err.print(f"bytes scale {scale:.3f}, {len(work.jobs)} jobs, seed {seed}")
-            outcome = asyncio.run(_run(work, cluster, url, window, built_in, on_phase))
+            outcome = run(_run(work, cluster, url, window, built_in, on_phase))
         wall_s = time.monotonic() - started_s
         _conclude(outcome, options, report_dir, built_in, wall_s, json)
 

@@ -1,0 +1,35 @@
+"""A command that is terminated stops what it started and leaves no folder behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.live
+
+
+def test_sigterm_ends_a_replay_as_ctrl_c_does(tmp_path: Path) -> None:
+    """Sent as soon as the embedded cluster's folder is there, while its services start."""
+    trace = tmp_path / "jobs.csv"
+    trace.write_text("job_id,num_gpu,submission_time,duration\na,2,0,600\n")
+    folders = tmp_path / "tmp"
+    folders.mkdir()
+    words = [
+        "replay", str(trace), "--bytes-scale", "0.01", "--aggregators", "1", "--controllers", "1",
+        "--report", str(tmp_path / "report"),
+    ]  # fmt: skip
+    with subprocess.Popen(
+        [sys.executable, "-m", "slackwater.cli.loadgen", *words],
+        env={**os.environ, "TMPDIR": str(folders)}, stderr=subprocess.PIPE, text=True,
+    ) as replay:  # fmt: skip
+        while replay.poll() is None and not list(folders.glob("slackwater-*")):
+            time.sleep(0.02)
+        replay.send_signal(signal.SIGTERM)
+        _, said = replay.communicate(timeout=60)
+    assert replay.returncode == 130, said
+    assert "interrupted" in said
+    assert list(folders.iterdir()) == []
