@@ -8,6 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+import structlog
+
+from slackwater.common import resident
 from slackwater.common.errors import ConfigRejected
 from slackwater.common.shell.definition import Port, ServiceDefinition
 from slackwater.common.transport.base import Fabric, Listener
@@ -24,6 +27,7 @@ from slackwater.services.slabd.slabs import Slabs, at_once, in_thread
 
 _SOCKET: Final = "slabs.sock"
 _PAGE: Final = 4096
+_log = structlog.get_logger()
 
 
 class Slabd:
@@ -165,4 +169,13 @@ def _addresses(config: SlabdConfig) -> dict[str, str]:
 
 
 def definition(config: SlabdConfig, world: World) -> ServiceDefinition:
+    stay_in_memory()  # Threads inherit it: so before there are any.
     return Slabd(config, world).definition()
+
+
+def stay_in_memory() -> None:
+    """A lender that is swapped out reads a page from disk to give it away; where two machines swap
+    to each other, both would stand still. It lends without that, too, and says so."""
+    for lacks in (resident.lock_memory(as_touched=True), resident.become_io_flusher()):
+        if lacks:
+            _log.warning("lender.may-be-swapped", reason=lacks)

@@ -7,7 +7,6 @@ file, the slabs go back.
 
 import asyncio
 import contextlib
-import ctypes
 import os
 import random
 import secrets
@@ -20,11 +19,12 @@ from typing import Any, Final
 
 import structlog
 
-from slackwater.common import codec, limits
+from slackwater.common import codec, limits, resident
 from slackwater.common.bus.base import Delivery
 from slackwater.common.clock import Clock, LiveClock
 from slackwater.common.effects import Publish
 from slackwater.common.errors import ConfigRejected, DecodeRejected, Fatal, Retryable
+from slackwater.common.sdnotify import SdNotify
 from slackwater.common.shell import run_service
 from slackwater.common.shell.definition import Port
 from slackwater.common.transport.negotiate import live_fabrics
@@ -55,8 +55,6 @@ from slackwater.schemas.memory import (
 _LOOK_S: Final = 2.5
 """Longer than two heartbeats: a lender that is there has been heard by then."""
 _FACE_WAIT_S: Final = 2.0
-_MCL_CURRENT_AND_FUTURE: Final = 3
-_PR_SET_IO_FLUSHER: Final = 57
 _log = structlog.get_logger()
 
 
@@ -285,7 +283,9 @@ async def find_slab_bytes(url: str, name: str) -> int:
 async def export(
     options: ExportOptions, url: str, ready: Callable[[Exporter], None] = lambda exporter: None
 ) -> None:
-    """Serve until SIGTERM or SIGINT. `ready` is called once clients may connect."""
+    """Serve until SIGTERM or SIGINT. `ready` is called, and systemd told, once clients may
+    connect."""
+    notify = SdNotify.from_environment()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -303,22 +303,20 @@ async def export(
         await exporter.start()
         shown = asyncio.ensure_future(exporter.show(url, stop))
         ready(exporter)
+        notify.ready()
         await stop.wait()
     finally:
         stop.set()
+        notify.stopping()
         await exporter.close()
         if shown is not None:
             await asyncio.gather(shown, return_exceptions=True)
+        notify.close()
 
 
 def prepare_for_swap() -> None:
     """A server of its own machine's swap must not be swapped out, must not wait for its own
     writeback, and must be killed last. Raises ConfigRejected where that is not allowed."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.mlockall(_MCL_CURRENT_AND_FUTURE) != 0:
-        why = os.strerror(ctypes.get_errno())
-        raise ConfigRejected(f"cannot lock memory for swap: {why}; run as root or raise memlock")
-    if libc.prctl(_PR_SET_IO_FLUSHER, 1, 0, 0, 0) != 0:
-        why = os.strerror(ctypes.get_errno())
-        raise ConfigRejected(f"cannot become an I/O flusher for swap: {why}; run as root")
-    Path("/proc/self/oom_score_adj").write_text("-1000")
+    for need in (resident.lock_memory, resident.become_io_flusher, resident.be_killed_last):
+        if lacks := need():
+            raise ConfigRejected(f"--swap: {lacks}")
