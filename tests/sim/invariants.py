@@ -1,11 +1,12 @@
 """What must hold in the whole system, whatever happens (issue: the aggregation pool).
 
-each tensor on exactly one aggregator     `check_owners` at any moment, `check_settled` in peace
-every update applied once                 by every program, of every version that it reads
-no aggregator over its cycle              `check_cycles`
+each tensor on exactly one aggregator     `OwnerWatch` at any moment, `check_settled` in peace
+every update applied once                 by every program, of every version that it reads;
+                                          `OwnerWatch`: nothing is folded where it was left behind
+no aggregator over its cycle              `CycleWatch`; by deadline: no task that may be late
 no job beyond its loss limit for longer
-than the feedback window                  `check_losses`
-no allocation leaked                      `check_settled`, `check_empty`
+than the feedback window                  `LossWatch`
+no allocation leaked                      `LeakWatch`, `check_settled`, `check_empty`
 """
 
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from statistics import median
 
 from tests.sim.system import SHARE, Job, System
 
-from slackwater.loadgen.simulator.pool.checker import overfilled
+from slackwater.loadgen.simulator.pool.checker import Overdue, overfilled
 from slackwater.schemas.base import AggregatorId, JobId
 from slackwater.services.controller.core import Controller
 from slackwater.services.controller.snapshot import cluster_view
@@ -26,6 +27,8 @@ WINDOWS = 3
 measurement, and the remedy takes a part of the third."""
 GRACE_S = 30.0
 """After a fault, until what it caused is over: rehosting, retries with their waits."""
+LEAKED_AFTER_S = 30.0
+"""An allocation that is on its way to a job, or back, takes some seconds."""
 
 
 def controllers(system: System) -> list[Controller]:
@@ -46,34 +49,89 @@ def owned(system: System) -> dict[tuple[str, int], list[tuple[str, int, int]]]:
     return found
 
 
-def check_owners(system: System) -> None:
-    """Nobody's update may be folded at two places: of those that serve a bucket all but the newest
-    have been left behind (their controller has placed it elsewhere for good)."""
-    for key, places in owned(system).items():
-        epochs = [epoch for _, epoch, _ in places]
-        assert len(set(epochs)) == len(epochs), f"{key} is served twice: {places}"
+@dataclass
+class Peace:
+    """Whether faults, and what they caused, are over."""
+
+    system: System
+    disturbed_s: float = 0.0
+
+    def disturb(self, for_s: float) -> None:
+        self.disturbed_s = max(self.disturbed_s, self.system.now_s() + for_s + GRACE_S)
+
+    @property
+    def reigns(self) -> bool:
+        return self.system.now_s() > self.disturbed_s
 
 
-def check_cycles(system: System) -> None:
-    """The slots of every shared aggregator's cycle suffice, unless its buckets had nowhere to
-    go."""
-    for controller in controllers(system):
-        state = controller.state
-        unplanned = {
-            home
-            for job in state.living()
-            if job.record.cause in ("unprofiled", "") or job.record.phase == "hosting"
-            for home in job.homes()
-        }
-        if state.policy_named(state.config.policy).order != "cyclic":
-            continue  # Nobody has a cycle; the deadlines are tested at the placement.
-        for id, over_s in overfilled(cluster_view(state, None)).items():
-            if id not in unplanned:
-                there = [_described(job, id) for job in state.living() if id in job.homes()]
-                raise AssertionError(
-                    f"{system.now_s():.1f}: {id} is {over_s:.3f} s over its cycle: "
-                    + "; ".join(there)
-                )
+@dataclass
+class OwnerWatch:
+    """Nobody's update may be folded at two places, nor at one that no record names. In peace every
+    bucket of a job that is at rest is served, where its record says."""
+
+    peace: Peace
+    served: int = 0
+    """Buckets that were looked for in peace."""
+    _left: dict[tuple[object, ...], int] = field(default_factory=dict)
+    """The version that a bucket had when it was found left behind."""
+
+    def check(self) -> None:
+        system, found = self.peace.system, owned(self.peace.system)
+        for key, places in found.items():
+            epochs = [epoch for _, epoch, _ in places]
+            assert len(set(epochs)) == len(epochs), f"{key} is served twice: {places}"
+            for id, epoch, version in places:
+                if epoch < max(epochs):
+                    known = (id, system.lives.lives[id].born, key, epoch)
+                    before = self._left.setdefault(known, version)
+                    assert version == before, f"{key} is folded where it was left behind: {places}"
+        for controller in controllers(system):
+            for job in controller.state.living():
+                for bucket in range(len(job.record.places)):
+                    self._check_places(job, bucket, found.get((job.id, bucket), []))
+
+    def _check_places(self, job: Placed, bucket: int, places: list[tuple[str, int, int]]) -> None:
+        record, target = job.record, job.target(bucket)
+        named = {p.location_epoch: p.aggregator for p in (record.places[bucket], target)}
+        for id, epoch, _ in places:
+            assert epoch <= max(named), f"{job.id}/{bucket} is at {places}, by its record {named}"
+            assert named.get(epoch, id) == id, f"{job.id}/{bucket} is at {places}, not {named}"
+        if record.phase == "steady" and job.located and self.peace.reigns:
+            self.served += 1
+            served = [(id, epoch) for id, epoch, _ in places]
+            wanted = [(target.aggregator, target.location_epoch)]
+            assert served == wanted, f"{job.id}/{bucket} is at {served}, by its record at {wanted}"
+
+
+@dataclass
+class CycleWatch:
+    """The slots of every shared aggregator's cycle suffice, or every deadline there holds, unless
+    its buckets had nowhere to go."""
+
+    system: System
+    _overdue: dict[str, Overdue] = field(default_factory=dict)
+
+    def check(self) -> None:
+        for controller in controllers(self.system):
+            state = controller.state
+            unplanned = {
+                home
+                for job in state.living()
+                if job.record.cause in ("unprofiled", "") or job.record.phase == "hosting"
+                for home in job.homes()
+            }
+            view = cluster_view(state, None)
+            if state.policy_named(state.config.policy).order == "deadline":
+                found = self._overdue.setdefault(state.config.id, Overdue()).look(view)
+                what = "used to {:.3f}, and a task may miss its deadline"
+            else:
+                found, what = overfilled(view), "{:.3f} s over its cycle"
+            for id, much in found.items():
+                if id not in unplanned:
+                    there = [_described(job, id) for job in state.living() if id in job.homes()]
+                    raise AssertionError(
+                        f"{self.system.now_s():.1f}: {id}: {what.format(much)}: " + "; ".join(there)
+                    )
 
 
 def _described(job: Placed, aggregator: str) -> str:
@@ -95,22 +153,20 @@ def _described(job: Placed, aggregator: str) -> str:
 class LossWatch:
     """Follows every job's iterations under one placement of its neighbourhood."""
 
-    system: System
-    disturbed_s: float = 0.0
-    """Until when iterations say nothing: a fault is on, or was a moment ago."""
+    peace: Peace
+    looks: int = 0
+    """Windows that were seen in peace."""
     _since: dict[str, tuple[object, float]] = field(default_factory=dict)
     beyond: int = 0
     """Windows beyond the limit that were seen at all."""
     reverts: dict[str, int] = field(default_factory=dict)
 
-    def disturb(self, for_s: float) -> None:
-        self.disturbed_s = max(self.disturbed_s, self.system.now_s() + for_s + GRACE_S)
-
     def check(self) -> None:
-        now_s = self.system.now_s()
-        for controller in controllers(self.system):
+        system = self.peace.system
+        now_s = system.now_s()
+        for controller in controllers(system):
             for placed in controller.state.living():
-                job = self.system.jobs[placed.id]
+                job = system.jobs[placed.id]
                 self._check_one(controller, placed, job, now_s)
 
     def _check_one(self, controller: Controller, placed: Placed, job: Job, now_s: float) -> None:
@@ -126,11 +182,12 @@ class LossWatch:
         profile = placed.record.profile
         if placed.record.phase != "steady" or profile is None or len(near) < 2:
             return
-        since_s = max(known[1], self.disturbed_s)
+        since_s = max(known[1], self.peace.disturbed_s)
         lasted_s = [s for at_s, s in job.iterations_s if at_s - s >= since_s]
         if len(lasted_s) < WINDOW:
             return
         loss = 1.0 - profile.iteration_s / median(lasted_s[-WINDOW:])
+        self.looks += 1
         self.beyond += loss > state.config.loss_limit
         if len(lasted_s) < (WINDOWS + 1) * WINDOW:
             return
@@ -141,6 +198,26 @@ class LossWatch:
             f"{now_s:.1f}: {job.spec.id} loses {least:.3f} for {WINDOWS} windows on {sorted(homes)}"
             f" with {[(e.id, e.record.reverts, e.record.cause, e.wish) for e in near]}"
         )
+
+
+@dataclass
+class LeakWatch:
+    """In peace, what is allocated serves a job soon, or is given back."""
+
+    peace: Peace
+    _idle_s: dict[AggregatorId, float] = field(default_factory=dict)
+
+    def check(self) -> None:
+        system = self.peace.system
+        if system.master is None or not self.peace.reigns:
+            self._idle_s.clear()
+            return
+        jobs = [job for each in controllers(system) for job in each.state.jobs.values()]
+        idle = system.allocated() - {home for job in jobs for home in job.involved()}
+        now_s = system.now_s()
+        self._idle_s = {id: self._idle_s.get(id, now_s) for id in sorted(idle)}
+        leaked = [id for id, at_s in self._idle_s.items() if now_s - at_s > LEAKED_AFTER_S]
+        assert not leaked, f"{now_s:.1f}: {leaked} serve nobody and are kept"
 
 
 def check_settled(system: System) -> None:

@@ -57,6 +57,8 @@ class Life:
     world: Any
     aggregator: Aggregator
     notify: Store
+    born: int
+    """The how-manieth of all lives it is."""
     armed: dict[str, int] = field(default_factory=dict)
     """Failpoint -> how often it is passed yet, the last time included."""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
@@ -100,7 +102,7 @@ class Lives:
         self.sim, self.network, self.rng, self.ids = sim, network, rng, ids
         self.cpu_share = cpu_share
         self.lives: dict[str, Life] = {}
-        self.kills = 0
+        self.kills = self._births = 0
         self.pauses_s: tuple[float, ...] = (0.001, 0.05, 0.3)
         """How long an aggregator may be dead."""
         self.failures: list[BaseException] = []
@@ -133,7 +135,8 @@ class Lives:
             {"memory": id},
             virtual=True,
         )
-        life = Life(id, world, aggregator, notify)
+        self._births += 1
+        life = Life(id, world, aggregator, notify, self._births)
         self._enter_at_the_door(life)
         self.lives[id] = life
         token = LIFE.set(life)

@@ -21,6 +21,7 @@ from tests.sim.services import Services
 
 from slackwater.agent import session as agent_session
 from slackwater.agent.session import Session
+from slackwater.common import limits
 from slackwater.common.bus.access import Access
 from slackwater.common.bus.memory import SeededFaults
 from slackwater.common.client import Client
@@ -41,6 +42,7 @@ from slackwater.schemas.jobs import (
 )
 from slackwater.services.aggregator import executor
 from slackwater.services.controller.config import ControllerConfig
+from slackwater.services.controller.policies import demand
 from slackwater.services.controller.shell import definition as controller_definition
 from slackwater.services.master.config import MasterConfig
 from slackwater.services.master.shell import definition as master_definition
@@ -52,6 +54,8 @@ from slackwater.services.worker.shell import definition as worker_definition
 
 SHARE = 0.25
 CPU_S_PER_ELEMENT = 1e-3
+CHUNK_S = 0.02
+"""For how long a task with a deadline has the slot before it looks whether another is nearer."""
 WORKERS = 2
 STALLED_S = 120.0
 """Longer than any fault lasts: whoever waits so long waits for ever."""
@@ -432,9 +436,9 @@ async def whole_system(seed: int, **options: Any) -> AsyncIterator[System]:
     system.lives.patch(monkeypatch)
     execute = executor.execute
 
-    def modelled(slots: Any, *arguments: Any) -> executor.Outcome:
-        outcome = execute(slots, *arguments)
-        return dataclasses.replace(outcome, cpu_s=CPU_S_PER_ELEMENT * slots.geometry.elements)
+    def modelled(task: executor.Task, *arguments: Any) -> executor.Outcome:
+        outcome = execute(task, *arguments)
+        return dataclasses.replace(outcome, cpu_s=CPU_S_PER_ELEMENT * task.slots.geometry.elements)
 
     @asynccontextmanager
     async def world(url: str, name: str, **_: Any) -> AsyncIterator[World]:
@@ -445,6 +449,8 @@ async def whole_system(seed: int, **options: Any) -> AsyncIterator[System]:
     def fabrics(_: Any) -> dict[str, Any]:
         return {"memory": MemoryFabric(system.network, mapped=system.network.shared)}
 
+    for where in (limits, demand):  # Tasks here are as long as iterations of seconds make them.
+        monkeypatch.setattr(where, "CHUNK_SLOT_S", CHUNK_S)
     monkeypatch.setattr(executor, "execute", modelled)
     monkeypatch.setattr(executor, "_spent_s", lambda *_: 0.0)
     monkeypatch.setattr(agent_session, "live_world", world)

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from tests.sim.lives import POINTS, Lives, Network
 
+from slackwater.agent import attached
 from slackwater.agent.session import Session
 from slackwater.common import codec, limits
 from slackwater.common.bus.access import Access
@@ -329,6 +330,7 @@ async def travel(cluster: Cluster) -> None:
 def arrange(monkeypatch: pytest.MonkeyPatch, cluster: Cluster, lossy: bool) -> None:
     """What of the real world the model replaces."""
     cluster.patch(monkeypatch)
+    monkeypatch.setattr(attached, "PIECE_BYTES", 4 * ELEMENTS // 3)
     arrive = MemoryChannel.arrive
 
     def sometimes(channel: MemoryChannel, frame: bytes) -> None:
@@ -517,7 +519,7 @@ def test_training_outlives_every_fault(seed: int, shared: bool) -> None:
 def test_lost_frames_are_said_again(seed: int) -> None:
     """No transport of ours loses a frame while its channel lives: should one ever, or a bug, the
     wait has an end."""
-    killed, moved = run_story(seed, shared=seed % 2 == 0, kills=4, lossy=True)
+    killed, moved = run_story(seed, shared=seed % 2 == 0, kills=5, lossy=True)
     assert killed >= 1
     assert moved >= 1
 

@@ -16,10 +16,12 @@ from dataclasses import dataclass
 import pytest
 import structlog
 from tests.sim.invariants import (
+    CycleWatch,
+    LeakWatch,
     LossWatch,
-    check_cycles,
+    OwnerWatch,
+    Peace,
     check_empty,
-    check_owners,
     check_settled,
 )
 from tests.sim.system import SHARE, Job, System, make_job, whole_system
@@ -27,6 +29,8 @@ from tests.sim.system import SHARE, Job, System, make_job, whole_system
 from slackwater.common.simloop import run_simulated
 
 MINUTES_S = 600.0
+GAPS_S = (*[(3.0, 25.0)] * 5, (100.0, 180.0))
+"""Between two faults: now and then all may be watched in peace."""
 QUIET_S = 60.0
 """Without a fault at the end: by then everything has settled."""
 POLICIES = ("cyclic", "edf")
@@ -40,15 +44,20 @@ class Seen:
     kills: int = 0
     iterations: int = 0
     reverts: int = 0
+    looks: int = 0
+    """Windows of iterations in peace."""
     beyond: int = 0
-    """Windows beyond the loss limit."""
+    """Those beyond the loss limit."""
+    served: int = 0
+    """Buckets that were found where they belong, second by second, in peace."""
 
 
 class Story:
     def __init__(self, system: System, seed: int) -> None:
         self.system = system
         self.rng = random.Random(f"{seed}/story")
-        self.watch = LossWatch(system)
+        self.peace = Peace(system)
+        self.owners, self.losses = OwnerWatch(self.peace), LossWatch(self.peace)
         self.seen = Seen()
 
     async def run(self) -> Seen:
@@ -59,7 +68,7 @@ class Story:
         lives = [system.spawn(self._live(job)) for job in jobs]
         system.spawn(self._check_always())
         while system.now_s() < ends_s - QUIET_S:
-            await asyncio.sleep(self.rng.uniform(5.0, 40.0))
+            await asyncio.sleep(self.rng.uniform(*self.rng.choice(GAPS_S)))
             await self._fault()
         system.faults.drop = system.faults.duplicate = 0.0
         await asyncio.sleep(QUIET_S)
@@ -70,12 +79,13 @@ class Story:
         check_empty(system)
         self.seen.jobs, self.seen.kills = len(jobs), self.seen.kills + system.lives.kills
         self.seen.iterations = sum(len(job.iterations_s) for job in jobs)
-        self.seen.beyond = self.watch.beyond
-        self.seen.reverts = sum(self.watch.reverts.values())
+        self.seen.beyond, self.seen.looks = self.losses.beyond, self.losses.looks
+        self.seen.served = self.owners.served
+        self.seen.reverts = sum(self.losses.reverts.values())
         return self.seen
 
     def _job(self, number: int) -> Job:
-        compute_s = self.rng.choice((1.5, 2.0, 3.0))
+        compute_s = self.rng.choice((0.75, 1.0, 2.0))
         duty = self.rng.uniform(0.1, 0.7)
         iterations = int(self.rng.uniform(60.0, 400.0) / compute_s)
         return make_job(
@@ -96,11 +106,11 @@ class Story:
             job.ended = "completed"  # Perhaps before its user's cancel came.
 
     async def _check_always(self) -> None:
+        watches = (self.owners, CycleWatch(self.system), self.losses, LeakWatch(self.peace))
         while True:
             await asyncio.sleep(1.0)
-            check_owners(self.system)
-            check_cycles(self.system)
-            self.watch.check()
+            for watch in watches:
+                watch.check()
 
     # Faults ---------------------------------------------------------------------------------------
 
@@ -113,7 +123,7 @@ class Story:
         system, rng = self.system, self.rng
         away_s = rng.choice((0.1, 0.5, 3.0, 40.0))
         system.lives.pauses_s = (away_s,)
-        self.watch.disturb(away_s)
+        self.peace.disturb(away_s)
         busy = [
             id for id in system.lives.ids if system.lives.lives[id].aggregator.core.buckets
         ] or list(system.lives.ids)
@@ -122,7 +132,7 @@ class Story:
     async def _kill_service(self) -> None:
         system = self.system
         name = self.rng.choice(sorted(system.definitions))
-        self.watch.disturb(5.0)
+        self.peace.disturb(5.0)
         self.seen.kills += 1
         await system.kill(name)
         await asyncio.sleep(self.rng.choice((0.2, 3.0)))
@@ -135,14 +145,14 @@ class Story:
 
     async def _slow(self, job: Job, for_s: float) -> None:
         rank = self.rng.randrange(len(job.slow))
-        self.watch.disturb(for_s)
+        self.peace.disturb(for_s)
         job.slow[rank] = self.rng.uniform(1.3, 3.0)
         await asyncio.sleep(for_s)
         job.slow[rank] = 1.0
 
     async def _congest(self) -> None:
         for_s = self.rng.uniform(5.0, 60.0)
-        self.watch.disturb(for_s)
+        self.peace.disturb(for_s)
         self.system.spawn(self._clog(self.rng.choice(list(self.system.lives.ids)), for_s))
 
     async def _clog(self, id: str, for_s: float) -> None:
@@ -167,6 +177,7 @@ def test_ten_minutes_of_everything_break_no_invariant(seed: int) -> None:
     assert seen.jobs >= 5
     assert seen.kills >= 3
     assert seen.iterations > 300
+    assert seen.served > 300
 
 
 def main() -> int:
