@@ -3,10 +3,15 @@
     python -m slackwater.loadgen.reproduce.cruise [--draws N] [--out FILE]
 
 Table 3.4's four applications on 32 machines. Their cost parameters are unpublished; the ratio x =
-M / (b B c) is chosen so that the model's optimum is the table's. With noise, what is measured of
-computing (c) and of the links (b) is off by a factor each, and the loss is the true epoch time of
-what is chosen over the true optimum's: from the table's initial configurations, and from each
-possible one (where the 5 % rule may keep a configuration that is up to 5 % off).
+M / (b B c) is chosen so that the model's optimum is the table's.
+
+With noise, what is measured of computing and of transfers is off by a factor each, and the loss is
+the true epoch time of what then runs over the true optimum's: from the table's initial
+configurations, and from each possible one (where the 5 % rule may keep a configuration that is up
+to 5 % off). A measurement is what a worker reports of one mini-batch; the optimiser waits until
+every worker has finished a set of them and takes the average (sections 3.3.1 and 3.4.1). How many
+are in a set is unpublished: here one, the least. Stricter than the paper, and only reported: the
+averages themselves are off, as if all workers' reports erred alike.
 """
 
 import argparse
@@ -35,7 +40,11 @@ APPLICATIONS: Final = {
 }
 """x, the table's optimal workers, its initial ones, and what the real system chose and got."""
 
+PATIENCE_S: Final = 300.0
+"""Half a minute on a quiet machine; a busy one must not change what is proven."""
+
 Noise = Callable[[Random], float]
+"""A measured time over the true one."""
 NOISES: Final[dict[str, Noise]] = {
     "uniform in ±10 %": lambda rng: rng.uniform(0.9, 1.1),
     "normal, deviation 10 %": lambda rng: max(0.1, rng.gauss(1.0, 0.1)),
@@ -48,23 +57,32 @@ def training(x: float) -> Training:
     return Training(instances=1e6, batch=batch, model_bytes=model_bytes)
 
 
-def losses(x: float, start: int, noise: Noise, draws: int, rng: Random) -> list[float]:
+def seen(reports: int, noise: Noise, rng: Random) -> Machine:
+    """A machine as the averages of so many reports show it."""
+    compute, transfer = (sum(noise(rng) for _ in range(reports)) / reports for _ in range(2))
+    return Machine(MACHINE.instance_s * compute, MACHINE.bytes_per_s / transfer)
+
+
+def losses(
+    x: float, start: int, noise: Noise, draws: int, rng: Random, *, averaged: bool = True
+) -> list[float]:
     """Of what is running after one noisy optimisation, over the true optimum. Start 0: nothing
-    runs yet, the choice is taken whatever it gains."""
+    runs yet, the choice is taken whatever it gains. `averaged`: one report of each worker counts,
+    otherwise a single one."""
     true = training(x)
     best_s = even_optimum(true, MACHINE, MACHINES).epoch_s
     found = []
     for _ in range(draws):
-        seen = Machine(MACHINE.instance_s * noise(rng), MACHINE.bytes_per_s * noise(rng))
-        choice = even_optimum(true, seen, MACHINES)
+        machine = seen(start if averaged else 1, noise, rng)
+        choice = even_optimum(true, machine, MACHINES)
         workers = choice.worker_count
-        if start and not pays(even_epoch_s(true, seen, MACHINES, start), choice.epoch_s):
+        if start and not pays(even_epoch_s(true, machine, MACHINES, start), choice.epoch_s):
             workers = start
         found.append(even_epoch_s(true, MACHINE, MACHINES, workers) / best_s - 1)
     return found
 
 
-def homogeneous_rows(draws: int) -> list[str]:
+def homogeneous_rows() -> list[str]:
     lines = [
         "| application | optimum of table 3.4 | exhaustive in the model | closed form | ratio |",
         "|---|---|---|---|---|",
@@ -75,19 +93,35 @@ def homogeneous_rows(draws: int) -> list[str]:
         )
         ours = even_optimum(training(x), MACHINE, MACHINES).worker_count
         lines.append(f"| {name} | {published} | {best} | {ours} | {ours / published:.3f} |")
-    lines += [
-        "", "Loss under noise, largest (and 99th percentile) of all draws; published: 6.5 %.",
-        "A start other than the choice may be kept by the 5 % rule, which costs that by itself.",
-        "", "| application | Cruise's choice (its performance) | noise | the choice | from the "
-        "table's starts | from any start |",
-        "|---|---|---|---|---|---|",
+    return lines
+
+
+def noisy_rows(draws: int) -> list[str]:
+    columns = {
+        "from the table's starts": lambda starts: (starts, draws, True),
+        "from any start": lambda starts: (range(1, MACHINES), draws // 10, True),
+        "averages off: the choice": lambda starts: ((0,), draws, False),
+        "averages off: from the table's starts": lambda starts: (starts, draws, False),
+        "averages off: from any start": lambda starts: (range(1, MACHINES), draws // 10, False),
+    }
+    lines = [
+        "Noise is on each report: a worker's computing and communicating in one mini-batch, of",
+        "which the optimiser averages one of every worker (3.3.1, 3.4.1: \"a set\"; one is the",
+        "least). *Averages off*, stricter than the paper: the averages themselves err so much.",
+        "A start may be kept by the 5 % rule, which costs up to that by itself.",
+        "", f"| application | Cruise's choice (its performance) | noise | {' | '.join(columns)} |",
+        "|---|---|---" + "|---" * len(columns) + "|",
     ]  # fmt: skip
     for (name, (x, _, starts, real)), kind in product(APPLICATIONS.items(), NOISES):
         rng = Random(f"{name} {kind}")
         shown = []
-        for group, count in (((0,), draws), (starts, draws), (range(1, MACHINES), draws // 10)):
-            found = [loss for start in group for loss in losses(x, start, NOISES[kind], count, rng)]
-            found.sort()
+        for group in columns.values():
+            among, count, averaged = group(starts)
+            found = sorted(
+                loss
+                for start in among
+                for loss in losses(x, start, NOISES[kind], count, rng, averaged=averaged)
+            )
             shown.append(f"{found[-1]:.2%} ({found[int(0.99 * len(found))]:.2%})")
         lines.append(f"| {name} | {real[0]} ({real[1]}) | {kind} | " + " | ".join(shown) + " |")
     return lines
@@ -97,7 +131,7 @@ def heterogeneous_rows() -> list[str]:
     """The paper's cluster: 28 machines and 4 that compute and transfer faster."""
     slow, fast = Machine(6e-4, 1.25e9 / 8), Machine(2.5e-4, 5e9 / 8)
     nmf = Training(instances=1.9e6, batch=1e4, model_bytes=71e3 * 1e3 * 4)
-    found = different_optimum(nmf, [slow] * 28 + [fast] * 4, blocks=200)
+    found = different_optimum(nmf, [slow] * 28 + [fast] * 4, blocks=200, time_limit_s=PATIENCE_S)
     strong = sum(found.workers[28:])
     shares = [d for d, w in zip(found.instances, found.workers, strict=True) if w]
     return [
@@ -117,7 +151,9 @@ def main() -> None:
     lines = [
         "# Cruise (Lee, dissertation, chapter 3)", "",
         "Made by `python -m slackwater.loadgen.reproduce.cruise`.", "",
-        "## Machines alike: 32, workers", "", *homogeneous_rows(given.draws), "",
+        "## Machines alike: 32, workers", "", *homogeneous_rows(), "",
+        "## Loss under noise: the largest (and 99th percentile) of all draws", "",
+        *noisy_rows(given.draws), "",
         "## Different machines: 28 and 4, mixed-integer programme", "", *heterogeneous_rows(),
     ]  # fmt: skip
     given.out.parent.mkdir(parents=True, exist_ok=True)

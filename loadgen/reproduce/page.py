@@ -155,21 +155,22 @@ def harmony(text: str) -> Iterator[Row]:
 
 def cruise(text: str) -> Iterator[Row]:
     """Cruise: its cost model, its choice under noise, machines that differ"""
-    alike, different = tables(text).values()
+    alike, noisy, different = tables(text).values()
     command = f"{MODULE}.cruise"
     for row in alike:
-        if "closed form" in row:
-            exhaustive, ours = row["exhaustive in the model"], row["closed form"]
-            what = f"{row['application']}: workers of 32"
-            met = yes(ours == exhaustive)
-            yield Row(what, exhaustive, ours, row["ratio"], met, command)
-    for row in alike:
-        if "noise" in row:
-            for column in ("the choice", "from the table's starts", "from any start"):
-                loss, usual = numbers(row[column])
-                what = f"{row['application']}, {row['noise']}: largest loss, {column}"
-                shown = f"{loss:.2f} % (99 of 100 draws: {usual:.2f} %)"
-                yield Row(what, "<= 6.5 %", shown, f"{loss / 6.5:.2f}", yes(loss <= 6.5), command)
+        exhaustive, ours = row["exhaustive in the model"], row["closed form"]
+        what = f"{row['application']}: workers of 32"
+        yield Row(what, exhaustive, ours, row["ratio"], yes(ours == exhaustive), command)
+    for row in noisy:
+        for column in list(row)[3:]:
+            loss, usual = numbers(row[column])
+            what = f"{row['application']}, {row['noise']}: largest loss, {column}"
+            shown = f"{loss:.2f} % (99 of 100 draws: {usual:.2f} %)"
+            stricter = column.startswith("averages off")
+            goal, met = (
+                ("published: 6.5 %", "reported") if stricter else ("<= 6.5 %", yes(loss <= 6.5))
+            )
+            yield Row(what, goal, shown, f"{loss / 6.5:.2f}", met, command)
     for row in different:
         yield Row(row["figure"], row["published"], row["ours"], row["ratio"], "reported", command)
     yield Row(
