@@ -66,18 +66,19 @@ def fold(
     chunk_elements: int | None = None,
     share: Share | None = None,
     alone: int | None = None,
+    done: int = 0,
 ) -> bool:
     """Compute the next version into the buffers that the version word does not select, by the
     kernels of the memory they are in. `between` is called between chunks; `share` does a large
-    fold in several threads; `alone`: the update is this rank's push by itself. False: some value is
-    not finite, nothing may be committed."""
-    elements = region.geometry.elements
-    fold_span, k = _prepared(region, alone), _scalars(region, alone)
+    fold in several threads; `alone`: the update is this rank's push by itself; the first `done`
+    elements are folded already. False: some value is not finite, nothing may be committed."""
+    elements = region.geometry.elements - done
+    fold_elements, k = _prepared(region, alone), _scalars(region, alone)
     if region.kernels is not None or elements < SHARED_ELEMENTS_MIN:
         share = None
     chunk = chunk_elements or chunk_of(region)
     if share is None and elements <= chunk:
-        return fold_span(0, elements, k)
+        return elements == 0 or fold_elements(done, done + elements, k)
     spans = _spans(elements, chunk) if share is None or chunk_elements else _shared(elements)
     taken = iter(spans)
 
@@ -86,10 +87,22 @@ def fold(
         for lo, hi in taken:  # Each is taken once, whichever thread asks.
             if lo and between is not None:
                 between()
-            clean &= fold_span(lo, hi, k)
+            clean &= fold_elements(done + lo, done + hi, k)
         return clean
 
     return work() if share is None else share(work)
+
+
+def fold_span(region: SlotRegion, lo: int, hi: int) -> tuple[bool, Floats]:
+    """Elements [lo, hi) of the next version alone, in host memory: (whether all is finite, the
+    scalars of the step)."""
+    k = _scalars(region, None)
+    return _prepared(region, None)(lo, hi, k), k
+
+
+def step_of(region: SlotRegion) -> Floats:
+    """The scalars of the next version's step: the same object while nothing of it changes."""
+    return _scalars(region, None)
 
 
 def _spans(elements: int, chunk: int) -> list[tuple[int, int]]:

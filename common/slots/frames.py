@@ -1,7 +1,7 @@
 """The frames that Agents, aggregators and aggregators among themselves exchange on a channel.
 
-The doorbells (RING, DONE) are fixed binary records, several to a frame: they are the hot path. All
-else is rare and is msgpack. A channel begins with a `Hello` (the transport's hello bytes).
+The doorbells (RING, DONE, PART) are fixed binary records, several to a frame: they are the hot
+path. All else is rare and is msgpack. A channel begins with a `Hello` (the transport's hello bytes).
 
     Agent                                    aggregator
       Attach(buckets)                  ->
@@ -11,6 +11,8 @@ else is rare and is msgpack. A channel begins with a `Hello` (the transport's he
       (writes its parameters), Seed    ->
                                        <-      DONE(version), to all
       (writes slot, then pushed word)
+        (from afar, of a large slot:
+      PART(handle, iteration, elements)->      so many of its first elements are in)
       RING(handle, iteration)          ->
                                        <-      DONE(version) | Moved | PushRefused
 
@@ -36,9 +38,11 @@ from slackwater.schemas.placement import Endpoint
 _RING: Final = 1
 _DONE: Final = 2
 _CONTROL: Final = 3
+_PART: Final = 4
 _HEAD = struct.Struct("<BxH")  # type, number of entries
 _RING_ENTRY = struct.Struct("<IQ")  # handle, iteration
 _DONE_ENTRY = struct.Struct("<IQI")  # handle, version, location epoch
+_PART_ENTRY = struct.Struct("<IQQ")  # handle, iteration, elements
 ENTRIES_MAX: Final = 2048
 """Doorbells in one frame."""
 
@@ -136,6 +140,12 @@ class Ring(msgspec.Struct, frozen=True, array_like=True):
     iteration: int
 
 
+class Part(msgspec.Struct, frozen=True, array_like=True):
+    handle: int
+    iteration: int
+    elements: int
+
+
 class Done(msgspec.Struct, frozen=True, array_like=True):
     handle: int
     version: int
@@ -146,6 +156,10 @@ def encode_rings(rings: Iterable[tuple[int, int]]) -> bytes:
     """(handle, iteration) pairs, at most ENTRIES_MAX."""
     body = b"".join(_RING_ENTRY.pack(handle, iteration) for handle, iteration in rings)
     return _HEAD.pack(_RING, len(body) // _RING_ENTRY.size) + body
+
+
+def encode_part(handle: int, iteration: int, elements: int) -> bytes:
+    return _HEAD.pack(_PART, 1) + _PART_ENTRY.pack(handle, iteration, elements)
 
 
 def encode_dones(dones: Iterable[tuple[int, int, int]]) -> bytes:
@@ -170,7 +184,14 @@ def decode_hello(payload: bytes) -> Hello:
         raise DecodeRejected(f"a hello that is none: {error}") from error
 
 
-def decode(frame: bytes) -> Iterator[Ring | Done | Control]:
+_DOORBELLS: Final[dict[int, tuple[struct.Struct, type[Ring | Done | Part]]]] = {
+    _RING: (_RING_ENTRY, Ring),
+    _DONE: (_DONE_ENTRY, Done),
+    _PART: (_PART_ENTRY, Part),
+}
+
+
+def decode(frame: bytes) -> Iterator[Ring | Done | Part | Control]:
     """What a frame says, in order. Raises DecodeRejected on anything malformed."""
     if len(frame) < _HEAD.size:
         raise DecodeRejected(f"a frame of {len(frame)} bytes, at least {_HEAD.size} are needed")
@@ -182,10 +203,10 @@ def decode(frame: bytes) -> Iterator[Ring | Done | Control]:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise DecodeRejected(f"a control frame that is none: {error}") from error
         return
-    entry = {_RING: _RING_ENTRY, _DONE: _DONE_ENTRY}.get(kind)
-    if entry is None:
+    if kind not in _DOORBELLS:
         raise DecodeRejected(f"a frame of unknown type {kind}")
+    entry, doorbell = _DOORBELLS[kind]
     if count > ENTRIES_MAX or len(body) != count * entry.size:
         raise DecodeRejected(f"a frame of type {kind} with {count} entries in {len(body)} bytes")
     for fields in entry.iter_unpack(body):
-        yield Ring(*fields) if kind == _RING else Done(*fields)
+        yield doorbell(*fields)

@@ -19,6 +19,7 @@ from typing import Literal
 from slackwater.common.slots.consistency import acknowledged, next_rank, staleness_bound
 from slackwater.schemas.base import JobId
 from slackwater.schemas.placement import BucketLayout, Endpoint, JobPlan
+from slackwater.services.aggregator.ahead import Ahead, Parts
 
 Key = tuple[JobId, int]
 Phase = Literal["empty", "seeding", "ready", "folding", "moving", "gone"]
@@ -78,6 +79,7 @@ class Bucket:
         self.applied = list(applied) or [0] * plan.workers
         self.phase: Phase = "ready" if initialized else "empty"
         self.attached: dict[int, int] = {}
+        self.parts = Parts(plan.workers, layout.elements)
         self.move: Move | None = None
         self._folding: int | None = None
         """Whose push is being applied by itself, or was last."""
@@ -104,6 +106,7 @@ class Bucket:
             self._withdraw(rank)
 
     def _withdraw(self, rank: int) -> None:
+        self.parts.forget(rank)
         self._offers.pop(rank, None)
         if self._seeder == rank and self.phase == "seeding":
             self._seeder, self.phase = None, "empty"
@@ -165,6 +168,18 @@ class Bucket:
         if self._heard is not None:
             self._heard.add(rank)
         return Verdict.FOLD if self.complete(pushed) else Verdict.WAIT
+
+    def partly(self, rank: int, iteration: int, elements: int) -> None:
+        """So many of the first elements of the rank's push are in."""
+        if iteration == self.version + 1 and self._may_begin():
+            self.parts.arrived(rank, elements)
+
+    def ahead(self, pushed: Sequence[int]) -> Ahead | None:
+        """What of the next version can be folded before all of it is in."""
+        return self.parts.ready(self.version + 1, pushed) if self._may_begin() else None
+
+    def _may_begin(self) -> bool:
+        return self.phase == "ready" and self.bound is None and self.move is None
 
     def answered(self, rank: int) -> int:
         """The iteration from which the worker may go on."""
@@ -230,6 +245,7 @@ class Bucket:
         """
         sent_on = self.move is not None and self.move.location_epoch == self.location_epoch
         idle = sent_on or self.bound is not None or all(word <= self.version for word in pushed)
+        idle &= not self.parts.at_work
         return self.phase == "empty" or (self.phase == "ready" and idle)
 
     def freeze(self) -> None:
@@ -238,6 +254,7 @@ class Bucket:
         assert self.move is not None
         self._was_ready = self.phase == "ready"
         self._offers.clear()
+        self.parts.take()
         self.phase = "moving"
         self.location_epoch = self.move.location_epoch
 

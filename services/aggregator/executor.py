@@ -22,6 +22,7 @@ from slackwater.common.slots.region import SlotRegion
 from slackwater.common.transport.gpu import Device
 from slackwater.schemas.base import JobId
 from slackwater.schemas.telemetry import JobCpu, TaskCost
+from slackwater.services.aggregator.ahead import Ahead, done_by, fold_ahead
 from slackwater.services.aggregator.bucket import Bucket, Key
 from slackwater.services.aggregator.schedule import Profile, SlotSchedule
 from slackwater.services.aggregator.team import Team
@@ -45,6 +46,8 @@ class Task:
     slots: SlotRegion
     alone: int | None = None
     """Whose push is the update; None: the mean of all."""
+    ahead: Ahead | None = None
+    """What of it is folded already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,11 +123,13 @@ class Executor:
         off_loop: OffLoop,
         ended: Ended,
         team: Team | None = None,
+        ended_ahead: Callable[[Bucket], None] | None = None,
     ) -> None:
         self._owner = owner
         self._off_loop = off_loop
         self._clock = clock
         self._ended = ended
+        self._ended_ahead = ended_ahead
         self._team = team
         self._cpu_share = cpu_share
         self._schedule: SlotSchedule[Task] = SlotSchedule(cpu_share)
@@ -137,6 +142,7 @@ class Executor:
         """(deadline, number, task), for the kernel's thread. Pushing and popping are one operation
         each to the interpreter, so that no lock is needed."""
         self._readied = 0
+        self._aheads: deque[tuple[Bucket, SlotRegion, Ahead]] = deque()
         self._executed: deque[tuple[Task, Outcome]] = deque()
         self._release: asyncio.TimerHandle | None = None
         self._thread_works = self._telling = False
@@ -176,9 +182,7 @@ class Executor:
             charged_s = 0.0
             if outcome is None:
                 self.turns.ran(task.bucket.key)
-                outcome = await self._off_loop(
-                    execute, task.slots, self._owner, self._team, task.alone
-                )
+                outcome = await self._off_loop(execute, task, self._owner, self._team)
                 charged_s = self._charge(task, outcome)
             slot = self._schedule.end(charged_s, self._clock.now_s())
             if not slot.done:
@@ -226,7 +230,7 @@ class Executor:
         after each cost more than a small bucket's fold."""
         self._loop = asyncio.get_running_loop()
         while True:
-            if self._ready:
+            if self._ready or self._aheads:
                 self._thread_works = True
                 await self._off_loop(self._execute_ready)
                 self._thread_works = False
@@ -237,14 +241,16 @@ class Executor:
 
     def _execute_here(self, task: Task) -> None:
         """A lone short fold, in the loop: it takes no longer than to wake a thread and be woken."""
-        self._executed.append((task, execute(task.slots, self._owner, None, task.alone)))
+        self._executed.append((task, execute(task, self._owner)))
         self._tell_ended()
 
     def _execute_ready(self) -> None:
         """In the kernel's thread: large folds one by one, and the last one, with all of the team in
-        each; of others everybody takes one."""
-        while self._ready:
-            if self._team is None or len(self._ready) == 1 or _is_large(self._ready[0][2]):
+        each; of others everybody takes one. What is ahead of its turn comes last."""
+        while self._ready or self._aheads:
+            if not self._ready:
+                self._execute_ahead(*self._aheads.popleft())
+            elif self._team is None or len(self._ready) == 1 or _is_large(self._ready[0][2]):
                 self._execute_one(heappop(self._ready)[2], self._team)
             else:
                 self._team(self._execute_alone)
@@ -261,7 +267,7 @@ class Executor:
             self._execute_one(entry[2], None)
 
     def _execute_one(self, task: Task, team: Team | None) -> None:
-        outcome = execute(task.slots, self._owner, team, task.alone)
+        outcome = execute(task, self._owner, team)
         self._executed.append((task, outcome))
         now_s, job = time.monotonic(), task.bucket.key[0]
         if self._telling:
@@ -277,6 +283,33 @@ class Executor:
             task, outcome = self._executed.popleft()
             self._schedule.busy_s += self._charge(task, outcome) / self._cpu_share
             self._ended(task, outcome)
+
+    # Ahead of its turn ----------------------------------------------------------------------------
+
+    def submit_ahead(self, bucket: Bucket, slots: SlotRegion, ahead: Ahead) -> None:
+        """Fold what is there of a version that is not complete. Only where the slot is whole cores,
+        which are idle else; and only in host memory, where the kernel takes parts of a fold."""
+        if self._cpu_share < 1.0 or slots.kernels is not None or ahead.queued:
+            return
+        ahead.queued = True
+        bucket.parts.at_work += 1
+        self._aheads.append((bucket, slots, ahead))
+        self._woken.set()
+
+    def _execute_ahead(self, bucket: Bucket, slots: SlotRegion, ahead: Ahead) -> None:
+        begun_s = time.thread_time()
+        while fold_ahead(slots, ahead) and not self._ready:
+            pass
+        ahead.cpu_s += time.thread_time() - begun_s
+        self._loop.call_soon_threadsafe(self._tell_ahead, bucket, slots, ahead)
+
+    def _tell_ahead(self, bucket: Bucket, slots: SlotRegion, ahead: Ahead) -> None:
+        ahead.queued = False
+        bucket.parts.at_work -= 1
+        if ahead.done < ahead.upto and not ahead.over:
+            self.submit_ahead(bucket, slots, ahead)
+        elif self._ended_ahead is not None:
+            self._ended_ahead(bucket)
 
     # Both -----------------------------------------------------------------------------------------
 
@@ -346,21 +379,21 @@ def _is_large(task: Task) -> bool:
     return task.slots.kernels is not None or nbytes >= _ALONE_BYTES
 
 
-def execute(
-    slots: SlotRegion, owner: int, team: Team | None = None, alone: int | None = None
-) -> Outcome:
+def execute(task: Task, owner: int, team: Team | None = None) -> Outcome:
     """One update, in the kernel's thread; CPU time is this thread's own and its team's."""
     from slackwater.common.slots import folding  # numba: loaded by `warm` before any push.
 
+    slots, alone = task.slots, task.alone
     chunk = None
     if failpoints.any_armed():  # So that every fold has a middle.
         elements = slots.geometry.elements
         chunk, team = min(folding.chunk_of(slots), max(1, -(-elements // 2))), None
-    begun_s = _spent_s(slots, team)
+    begun_s = _spent_s(slots, team) - (task.ahead.cpu_s if task.ahead is not None else 0.0)
     failpoint("aggregator.fold.before")
     refusal = folding.check_hypers(slots, alone)
     middle = partial(failpoint, "aggregator.fold.mid")
-    if refusal is None and not folding.fold(slots, middle, chunk, team, alone):
+    done = done_by(slots, task.ahead)
+    if refusal is None and not folding.fold(slots, middle, chunk, team, alone, done):
         refusal = folding.blame(slots, alone)
     if refusal is not None:
         cpu_s = _spent_s(slots, team) - begun_s

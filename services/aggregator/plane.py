@@ -24,13 +24,16 @@ from slackwater.common.slots.frames import (
     Hello,
     Moved,
     Offer,
+    Part,
     PushRefused,
     SeedAsked,
     decode_hello,
 )
+from slackwater.common.slots.region import SlotRegion
 from slackwater.common.transport.base import Channel
 from slackwater.schemas.base import JobId
 from slackwater.schemas.placement import JobPlan
+from slackwater.services.aggregator.ahead import Ahead
 from slackwater.services.aggregator.bucket import Bucket, Key, Move, Verdict
 from slackwater.services.aggregator.core import (
     AggregatorCore,
@@ -45,10 +48,12 @@ _log = structlog.get_logger()
 
 
 class DataPlane:
-    """`submit` runs a fold and calls `folded`; `frozen` takes a bucket that leaves, `taken` one
+    """`submit` runs a fold and calls `folded`, `submit_ahead` a part of one and calls
+    `folded_ahead`; `frozen` takes a bucket that leaves, `taken` one
     that turned out to be another aggregator's."""
 
     submit: Callable[[Task], None]
+    submit_ahead: Callable[[Bucket, SlotRegion, Ahead], None]
     frozen: Callable[[Bucket, Held], None]
     taken: Callable[[Bucket], None]
 
@@ -220,10 +225,18 @@ class DataPlane:
                     f"version {answered} is complete: push iteration {answered + 1} next"
                 ))  # fmt: skip
                 return
-            case Verdict.WAIT | Verdict.UNFOUNDED:
+            case Verdict.WAIT:
+                self._fold_ahead(bucket, held, pushed)
+            case Verdict.UNFOUNDED:
                 pass
         if bucket.all_heard():
             self.port.post(WorkersArrived(bucket.key, bucket.location_epoch))
+
+    def partly(self, session: Session, bucket: Bucket, part: Part) -> None:
+        held = self._regions.held.get(bucket.key)
+        if held is not None:  # Else its ring will hear where the bucket is.
+            bucket.partly(session.rank, part.iteration, part.elements)
+            self._fold_ahead(bucket, held, held.slots.all_pushed())
 
     # Folding --------------------------------------------------------------------------------------
 
@@ -234,7 +247,18 @@ class DataPlane:
 
     def _fold(self, bucket: Bucket, held: Held, pushed: Sequence[int]) -> None:
         alone = bucket.fold_begun(pushed)
-        self.submit(Task(bucket, held.slots, alone))
+        self.submit(Task(bucket, held.slots, alone, bucket.parts.take()))
+
+    def _fold_ahead(self, bucket: Bucket, held: Held, pushed: Sequence[int]) -> None:
+        ahead = bucket.ahead(pushed)
+        if ahead is not None:
+            self.submit_ahead(bucket, held.slots, ahead)
+
+    def folded_ahead(self, bucket: Bucket) -> None:
+        """Nobody works on it any more: if it was to leave, it can."""
+        held = self._regions.held.get(bucket.key)
+        if held is not None:
+            self.leave_if_idle(bucket, held)
 
     def folded(self, task: Task, outcome: Outcome) -> None:
         """The task's slot ended: the pull responses go out."""

@@ -14,6 +14,7 @@ from slackwater.common.slots.frames import (
     Done,
     Hello,
     Offer,
+    Part,
     Ring,
     Seed,
     decode,
@@ -33,6 +34,7 @@ class Plane(Protocol):
     def offered(self, session: "Session", bucket: Bucket, offer: Offer) -> None: ...
     def seeded(self, session: "Session", bucket: Bucket, version: int) -> None: ...
     def rang(self, session: "Session", bucket: Bucket, iteration: int) -> None: ...
+    def partly(self, session: "Session", bucket: Bucket, part: Part) -> None: ...
     def left(self, session: "Session") -> None: ...
 
 
@@ -73,12 +75,18 @@ class Session:
         await self._over.wait()
         await self._channel.close()
 
-    def _take(self, said: Ring | Done | Control) -> None:
+    def _take(self, said: Ring | Done | Part | Control) -> None:
         match said:
             case Ring(handle=handle, iteration=iteration):
                 bucket = self.handles.get(handle)
                 if bucket is not None:  # A late doorbell of a handle that is gone changes nothing.
                     self._plane.rang(self, bucket, iteration)
+            case Part(handle=handle, elements=elements):
+                bucket = self.handles.get(handle)
+                if bucket is not None:
+                    if not 0 < elements <= bucket.layout.elements:
+                        raise DecodeRejected(f"{elements} elements of {bucket.layout.elements}")
+                    self._plane.partly(self, bucket, said)
             case Attach(buckets=buckets):
                 for index in buckets:
                     self._plane.attach(self, index)

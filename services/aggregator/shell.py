@@ -87,6 +87,7 @@ class Aggregator:
             self._kernels or at_once,
             self.plane.folded,
             self._team,
+            self.plane.folded_ahead,
         )
         self.orders = Orders(self.core, self.regions, self.plane, self.executor, clock, off_loop)
         self.orders.handovers = Handovers(
@@ -95,6 +96,7 @@ class Aggregator:
         )  # fmt: skip
         self._adoptions = Adoptions(config.id, config.cluster_token, self.regions, self.orders)
         self.plane.submit = self.executor.submit
+        self.plane.submit_ahead = self.executor.submit_ahead
         self.plane.frozen = self.orders.frozen
         self.plane.taken = self.orders.taken
         self._incarnation = 0

@@ -13,13 +13,14 @@ can leave a count behind.
 import asyncio
 import struct
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from slackwater.agent.links import Link
+from slackwater.common import limits
 from slackwater.common.errors import Rejected
 from slackwater.common.slots.layout import (
     BYTES_PULLED,
@@ -45,6 +46,12 @@ ELEMENT: Final[dict[str, np.dtype[Any]]] = {
 _LINE_BYTES: Final = 64
 _WORDS: Final = struct.Struct("<3Q")
 """Pushed iteration, bytes pushed, bytes pulled: side by side in a rank's block."""
+
+
+PIECE_BYTES: Final = limits.CHUNK_BYTES
+"""What is folded at a time."""
+Tell = Callable[[int], None]
+"""So many elements of the slot are there. Raises Unavailable."""
 
 
 class Attached(Protocol):
@@ -193,35 +200,61 @@ class Staged:
     def keeps(self, old: Attached, iteration: int) -> bool:
         return isinstance(old, Staged) and old.staging is self.staging
 
-    async def push(self, iteration: int, hyper: Hyper, *, again: bool) -> None:
-        """Write slot, hyper-parameters, then the word; nothing if the word says so already, unless
-        what it vouches for was refused (`again`). Raises Unavailable, AccessRefused."""
+    async def push(
+        self, iteration: int, hyper: Hyper, *, again: bool, tell: Tell | None = None
+    ) -> None:
+        """Write hyper-parameters and slot, then the word; nothing if the word says so already,
+        unless what it vouches for was refused (`again`). A large slot goes in pieces, and `tell` is
+        called as they are there. Raises Unavailable, AccessRefused."""
         if self._pushed == iteration and not again:
             return
         write, geometry, rank = self.channel.write, self._geometry, self._rank
         gradient, parameters = self.staging.gradient, self.staging.parameters[0]
-        await asyncio.gather(
-            self._write_gradient(),
-            write(memoryview(hyper.pack()), self._remote, geometry.hyper_offset(rank)),
-        )
+        hypers = write(memoryview(hyper.pack()), self._remote, geometry.hyper_offset(rank))
+        if tell is not None and gradient.nbytes > PIECE_BYTES:
+            await hypers  # First: whoever is told of a piece may fold it.
+            await self._write_gradient(tell)
+        else:
+            await asyncio.gather(self._write_gradient(None), hypers)
         self._bytes_pushed += gradient.nbytes
         self._bytes_pulled += parameters.nbytes
         words = _WORDS.pack(iteration, self._bytes_pushed, self._bytes_pulled)
         await write(memoryview(words), self._remote, geometry.pushed_offset(rank))
         self._pushed = iteration
 
-    async def _write_gradient(self) -> None:
+    async def _write_gradient(self, tell: Tell | None) -> None:
         offset = self._geometry.gradient_offset(self._rank)
-        await self._send(bytes_of(self.staging.gradient), offset)
+        await self._send(bytes_of(self.staging.gradient), offset, tell)
 
     async def fetch(self, version: int) -> None:
         """Read the parameters of `version`. Raises Unavailable, AccessRefused."""
         into = bytes_of(self.staging.parameters[version & 1])
         await self._bring(self._geometry.parameters_offset(version), into)
 
-    async def _send(self, gradient: memoryview, offset: int) -> None:
+    async def _send(self, gradient: memoryview, offset: int, tell: Tell | None) -> None:
         with self.link.pushing(len(gradient)):
-            await self.channel.write(gradient, self._remote, offset)
+            if tell is None:
+                await self.channel.write(gradient, self._remote, offset)
+            else:
+                await self._send_pieces(gradient, offset, tell)
+
+    async def _send_pieces(self, gradient: memoryview, offset: int, tell: Tell) -> None:
+        """All at once: the channel sends them in this order. The last one is told by its ring."""
+        firsts = range(0, len(gradient), PIECE_BYTES)
+        pieces = [gradient[first : first + PIECE_BYTES] for first in firsts]
+        writes = [
+            asyncio.ensure_future(self.channel.write(piece, self._remote, offset + first))
+            for first, piece in zip(firsts, pieces, strict=True)
+        ]
+        try:
+            for first, written in zip(firsts[1:], writes, strict=False):
+                await written
+                tell(first // self.staging.gradient.itemsize)
+            await writes[-1]
+        finally:
+            for written in writes:
+                written.cancel()
+            await asyncio.gather(*writes, return_exceptions=True)
 
     async def _bring(self, offset: int, parameters: memoryview) -> None:
         with self.link.pulling(len(parameters)):

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from slackwater.agent.attached import ELEMENT, Staged, Staging
+from slackwater.agent.attached import ELEMENT, Staged, Staging, Tell
 from slackwater.common import limits
 from slackwater.common.errors import Fatal
 from slackwater.common.slots.layout import Geometry
@@ -52,7 +52,7 @@ def _zeros(device: Device, elements: int, dtype: Any) -> DeviceArray:
 class StagedOnDevice(Staged):
     """`staging` is a DeviceStaging."""
 
-    async def _write_gradient(self) -> None:
+    async def _write_gradient(self, tell: Tell | None) -> None:
         gradient: Any = self.staging.gradient
         offset, nbytes = self._geometry.gradient_offset(self._rank), gradient.nbytes
         memory, start = gradient.memory, gradient.offset
@@ -64,7 +64,7 @@ class StagedOnDevice(Staged):
         else:
             out = self._bounce("out", nbytes)
             await _off_loop(nbytes, memory.download, start, out)
-            await self._send(out, offset)
+            await self._send(out, offset, tell)
 
     async def fetch(self, version: int) -> None:
         target: Any = self.staging.parameters[version & 1]

@@ -32,7 +32,7 @@ class Slot:
     async def kernel(self, work: Callable[..., Any], *arguments: Any) -> Any:
         if work.__name__ != "execute":  # A share of whole cores: all that is ready.
             return work(*arguments)
-        return Outcome(1, arguments[0].cpu_s)
+        return Outcome(1, arguments[0].slots.cpu_s)
 
     def told(self, task: Task, outcome: Outcome) -> None:
         self.ended.append((task.bucket.key[0], round(self.clock.now_s() - self.begun_s, 3)))

@@ -53,7 +53,7 @@ class Job:
 
 
 async def kernel(work: Any, *arguments: Any) -> Outcome:
-    return Outcome(1, arguments[0].cpu_s)
+    return Outcome(1, arguments[0].slots.cpu_s)
 
 
 async def trains(job: Job, executor: Executor, clock: Any, begin_s: float) -> None:
