@@ -30,15 +30,16 @@ from slackwater.common.transport.memory import MemoryFabric, MemoryNetwork
 from slackwater.common.world import SimWorld
 from slackwater.loadgen.memory.checker import PAGE_BYTES, Checker
 from slackwater.memory import kernels as k
-from slackwater.memory import writeback
+from slackwater.memory import shelf, writeback
 from slackwater.memory.backup import Backup
 from slackwater.memory.core import DeviceCore
 from slackwater.memory.device import Device
 from slackwater.memory.lenders import Lenders
+from slackwater.memory.readahead import ReadAhead
 from slackwater.memory.resilience import resilience
 from slackwater.memory.spans import DeviceSettings
 from slackwater.memory.store import Pages
-from slackwater.memory.table import make_table, page_range
+from slackwater.memory.table import counters, make_table, page_range
 from slackwater.memory.warm import warm
 from slackwater.schemas import subjects
 from slackwater.schemas.base import NodeId
@@ -173,8 +174,10 @@ class Life:
 
     def __init__(self, system: "System", number: int) -> None:
         strategy = resilience(system.resilience)
-        table = make_table(PAGES, strategy.span_pages(SLAB_BYTES), slots=64)
+        places = 4 * shelf.WAYS if system.ahead else 0
+        table = make_table(PAGES, strategy.span_pages(SLAB_BYTES), slots=64, places=places)
         self.device = Device(table, SlowDisk(system.file, table), strategy)
+        self.ahead = ReadAhead(self.device)
         settings = DeviceSettings(
             id=DeviceId("d1"), node="client", spans=len(table.state), width=strategy.width,
             needed=strategy.needed, hot=3.0, hold_s=2.0, secret=f"s{number}",
@@ -197,6 +200,15 @@ class Life:
         self._bus = system.sim.client(f"device-{number}").bus
         self.users: set[asyncio.Task[None]] = set()
 
+    async def read(self, reader: int, pages: Pages, target: memoryview) -> None:
+        """As a client's connection does: noted, served, and then the prefetcher looks."""
+        s = self.device.table.shelf
+        if s.words[shelf.PLACES]:
+            s.notes[s.words[shelf.NOTED]] = reader, pages[0], len(pages)
+            s.words[shelf.NOTED] += 1
+        self.ahead.look_soon()
+        await self.ahead.read_pages(pages, target)
+
     def _published(self, effect: Publish) -> None:
         self.facts.append(effect.subject.rsplit(".", 1)[1])
 
@@ -210,9 +222,10 @@ class Life:
 
     async def kill(self) -> None:
         """Not a line of it runs any more; its channels break."""
-        for task in (*self.users, self._ticking):
+        ends = (*self.users, self._ticking, *self.ahead._fetches)
+        for task in ends:
             task.cancel()
-        await asyncio.gather(*self.users, self._ticking, return_exceptions=True)
+        await asyncio.gather(*ends, return_exceptions=True)
         await self.device.backup.close()
         self.lenders._closed = True
         for timer in self.lenders._timers.values():
@@ -223,8 +236,12 @@ class Life:
 
 
 class System:
-    def __init__(self, seed: int, file: Path, *, mapped: bool, resilience: str) -> None:
-        self.seed, self.file, self.mapped = seed, file, mapped
+    def __init__(
+        self, seed: int, file: Path, *, mapped: bool, resilience: str, ahead: bool
+    ) -> None:
+        self.seed, self.file, self.mapped, self.ahead = seed, file, mapped, ahead
+        self.hits = self.changed = 0
+        """Prefetched pages that were read, and that were changed first."""
         self.resilience = resilience
         self.rng = random.Random(f"faults/{seed}")
         self.sim = SimWorld(seed)
@@ -260,25 +277,32 @@ class System:
     async def _use(self, life: Life, number: int) -> None:
         """Write, read, discard and flush, one thing after the other."""
         rng = random.Random(f"{self.seed}/{self.lives}/{number}")
+        scans = self.ahead and number < 2
+        at = 0
         while True:
             await asyncio.sleep(rng.uniform(0.0, 0.02))
-            first = rng.randrange(PAGES)
-            wanted = [p for p in range(first, min(PAGES, first + rng.choice((1, 1, 4, 12))))]
+            at = first = (at + 1) % PAGES if scans else rng.randrange(PAGES)
+            count = 1 if scans else rng.choice((1, 1, 4, 12))
+            wanted = [p for p in range(first, min(PAGES, first + count))]
             pages = [page for page in wanted if page not in self.busy]
             if not pages:
                 continue
             self.busy.update(pages)
             try:
-                await self._one(life, rng, pages)
+                await self._one(life, rng, pages, number, scans)
             finally:
                 self.busy.difference_update(pages)
 
-    async def _one(self, life: Life, rng: random.Random, pages: list[int]) -> None:
+    async def _one(
+        self, life: Life, rng: random.Random, pages: list[int], number: int, scans: bool
+    ) -> None:
         what = rng.random()
-        if what < 0.45:
+        if what < 0.90 and scans:
+            await self._read(life, pages, number)
+        elif what < 0.45:
             await self._write(life, pages)
         elif what < 0.90:
-            await self._read(life, pages)
+            await self._read(life, pages, number)
         elif what < 0.94:
             await self._discard(life, pages[:1])
         else:
@@ -298,10 +322,10 @@ class System:
             for page, generation, _ in begun:
                 self.checker.acknowledged(page, generation)
 
-    async def _read(self, life: Life, pages: list[int]) -> None:
+    async def _read(self, life: Life, pages: list[int], number: int) -> None:
         target = np.empty(len(pages) * PAGE_BYTES, np.uint8).data
         try:
-            await life.device.read_pages(np.array(pages, np.int64), target)
+            await life.read(number, np.array(pages, np.int64), target)
         except (OSError, SlackwaterError):
             self.happened["failed read"] = self.happened.get("failed read", 0) + 1
             return
@@ -369,9 +393,15 @@ class System:
         for lender in self.lenders:
             lender.machine.others_bytes = 0
 
+    def _count(self, life: Life) -> None:
+        self.facts += life.facts
+        seen = counters(life.device.table)
+        self.hits += seen["prefetch_hit_pages"]
+        self.changed += seen["prefetch_changed_pages"]
+
     async def device_dies(self) -> None:
         assert self.life is not None
-        self.facts += self.life.facts
+        self._count(self.life)
         await self.life.kill()
         self.busy.clear()
         self.checker.crashed()
@@ -402,7 +432,7 @@ class System:
         await asyncio.sleep(1.0)
         for page in self.checker.written():
             await self._settle(page)
-        self.facts += self.life.facts
+        self._count(self.life)
         await self.life.kill()
         for lender in self.lenders:
             await lender.end()
@@ -417,9 +447,15 @@ def watch(system: System) -> None:
 
 
 async def run(
-    seed: int, file: Path, faults: int, *, mapped: bool, resilience: str = "disk"
+    seed: int,
+    file: Path,
+    faults: int,
+    *,
+    mapped: bool,
+    resilience: str = "disk",
+    ahead: bool = False,
 ) -> System:
-    system = System(seed, file, mapped=mapped, resilience=resilience)
+    system = System(seed, file, mapped=mapped, resilience=resilience, ahead=ahead)
     await system.begin()
     system.users_start(4)
     await asyncio.sleep(4.0)
@@ -471,4 +507,20 @@ def test_coded_pages_are_right_or_the_read_fails(
     assert sum(system.happened.values()) >= 30
     assert system.checker.reads > 500
     assert system.facts.count("mapped") > 5
+    assert "unmapped" in system.facts
+
+
+@pytest.mark.parametrize("resilience", ["disk", pytest.param("2+1", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 5))]
+)
+@pytest.mark.timeout(180)
+def test_prefetched_pages_are_right_too(seed: int, resilience: str, tmp_path: Path) -> None:
+    """Two of the users scan, and what they will read is prefetched over a channel, while the others
+    write and let go of just these pages, and the same faults happen."""
+    work = run(seed, tmp_path / "backup", 25, mapped=False, resilience=resilience, ahead=True)
+    system = simulate(work)
+    assert sum(system.happened.values()) >= 25
+    assert system.hits > 100
+    assert system.changed > 10
     assert "unmapped" in system.facts
