@@ -97,12 +97,13 @@ def homogeneous_rows() -> list[str]:
 
 
 def noisy_rows(draws: int) -> list[str]:
-    columns = {
-        "from the table's starts": lambda starts: (starts, draws, True),
-        "from any start": lambda starts: (range(1, MACHINES), draws // 10, True),
-        "averages off: the choice": lambda starts: ((0,), draws, False),
-        "averages off: from the table's starts": lambda starts: (starts, draws, False),
-        "averages off: from any start": lambda starts: (range(1, MACHINES), draws // 10, False),
+    few, every = draws // 10, tuple(range(1, MACHINES))
+    columns: dict[str, tuple[tuple[int, ...] | None, int, bool]] = {
+        "from the table's starts": (None, draws, True),
+        "from any start": (every, few, True),
+        "averages off: the choice": ((0,), draws, False),
+        "averages off: from the table's starts": (None, draws, False),
+        "averages off: from any start": (every, few, False),
     }
     lines = [
         "Noise is on each report: a worker's computing and communicating in one mini-batch, of",
@@ -115,11 +116,10 @@ def noisy_rows(draws: int) -> list[str]:
     for (name, (x, _, starts, real)), kind in product(APPLICATIONS.items(), NOISES):
         rng = Random(f"{name} {kind}")
         shown = []
-        for group in columns.values():
-            among, count, averaged = group(starts)
+        for among, count, averaged in columns.values():
             found = sorted(
                 loss
-                for start in among
+                for start in among or starts
                 for loss in losses(x, start, NOISES[kind], count, rng, averaged=averaged)
             )
             shown.append(f"{found[-1]:.2%} ({found[int(0.99 * len(found))]:.2%})")
