@@ -2,9 +2,12 @@
 
 import asyncio
 import contextlib
+import statistics
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+
+from figures import Figure, spread
 
 from slackwater.common import codec
 from slackwater.common.bus.base import Delivery
@@ -18,6 +21,25 @@ from slackwater.schemas.memory import SlabdHeartbeat, SlabEvent, SpanEvent
 MIB = 1024 * 1024
 HEADROOM_BYTES = 512 * MIB
 READY_S = 120.0
+
+
+MAP_MS, PAPER_MAP_MS = 2.0, 54.25
+EVICT_MS, PAPER_EVICT_MS = 5.0, 0.363
+"""The goals, and the paper's medians: its fabric is InfiniBand, its mapping registers memory."""
+
+
+def slab_times(
+    name: str, took_s: Sequence[float], goal_ms: float, paper_ms: float, goal: float | None = 1.0
+) -> list[Figure]:
+    """A row, or none where it never happened."""
+    if not took_s:
+        return []
+    return [
+        Figure(
+            f"{name} ({len(took_s)} times)", statistics.median(took_s) * 1e3, goal_ms, "ms",
+            f"goal; paper {paper_ms:g} ms", goal=goal, lower_is_better=True, spread=spread(took_s),
+        )
+    ]  # fmt: skip
 
 
 class Events:

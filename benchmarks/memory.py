@@ -5,10 +5,11 @@ writes at depth 32 and 1, 1 MiB reads and writes. The device borrows from two le
 over tcp; its backup file is in `--backup-dir` (the default, /dev/shm, stands for a fast disk: every
 write goes there as well, which the peer does not do). Rounds are interleaved, figures are medians;
 nbdkit is the better of its default and `-t 1`, round by round. Beside them the CPU time that the
-servers spend on a request, which other load on the machine disturbs less; and what it takes to map
-and to evict a slab, as the events tell.
+servers spend on a request, which other load on the machine disturbs less; that of the lenders, also
+at 32 pages a request; and what it takes to map and to evict a slab, as the events tell.
 
     python benchmarks/memory.py [--rounds 3] [--seconds 3] [--size 256] [--transport shm,tcp]
+        [--json FILE]
 """
 
 import argparse
@@ -27,8 +28,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
-from figures import Figure, show, spread
-from lending import MIB, Events, lenders
+from figures import Figure, Row, Skipped, show, spread, this_command, write_json
+from lending import (
+    EVICT_MS,
+    MAP_MS,
+    MIB,
+    PAPER_EVICT_MS,
+    PAPER_MAP_MS,
+    Events,
+    lenders,
+    slab_times,
+)
 
 from slackwater.common import codec
 from slackwater.common.bus.base import Delivery
@@ -46,16 +56,25 @@ JOBS = {
     "read 1M depth 4": ("read", "1M", 4),
     "write 1M depth 4": ("write", "1M", 4),
 }
+LENDERS_JOBS = {
+    "read 128k depth 4": ("read", "128k", 4),
+    "write 128k depth 4": ("write", "128k", 4),
+}
+"""32 pages a request: what the lenders' CPU time is asked at."""
+REDIS = {"depth 32": "IOPS", "depth 1": "us"}
+NBDKITS = ("nbdkit", "nbdkit -t 1")
 GOALS = {
     "shm": {"iops": 1.0, "p50": 1.0, "bandwidth": 0.8},
     "tcp": {"iops": 1.0, "p50": 2.5, "bandwidth": 0.4},
 }
 Sample = dict[str, float]
+Samples = dict[tuple[str, str], list[Sample]]
+"""By job and server."""
 RAMP_S = 0.3
 
 
 def fio(sock: Path, job: str, size: int, seconds: float) -> Sample:
-    mode, block, depth = JOBS[job]
+    mode, block, depth = (JOBS | LENDERS_JOBS)[job]
     done = subprocess.run(
         [
             "fio", "--name=t", "--ioengine=nbd", f"--uri=nbd+unix:///?socket={sock}",
@@ -97,7 +116,8 @@ def sample(folder: Path, name: str, sock: Path, job: str, size: int, seconds: fl
     spent = {key: value - before.get(key, 0.0) for key, value in cpu_s(folder).items()}
     requests = max(1.0, found["requests"] * (seconds + RAMP_S) / seconds)
     found["cpu"] = spent.get(sock.stem, 0.0) / requests * 1e6
-    found["lender_cpu"] = sum(spent.get(one, 0.0) for one in ("s0", "s1")) / requests * 1e6
+    ids = (f"s{number}" for number in range(LENDERS))
+    found["lender_cpu"] = sum(spent.get(id, 0.0) for id in ids) / requests * 1e6
     return found
 
 
@@ -161,9 +181,8 @@ async def until_mapped(client: Client, name: str, sock: Path, size: int) -> None
     await subscription.unsubscribe()
 
 
-def redis(folder: Path, seconds: float) -> dict[str, float]:
-    """GET of 4 KiB by redis-benchmark over a Unix socket: requests per second with 32 clients, and
-    the median in microseconds with one."""
+@contextlib.contextmanager
+def redis(folder: Path) -> Iterator[Path]:
     sock = folder / "redis"
     server = subprocess.Popen(
         ["redis-server", "--port", "0", "--unixsocket", str(sock), "--save", "", "--dir", folder],
@@ -171,104 +190,121 @@ def redis(folder: Path, seconds: float) -> dict[str, float]:
     )  # fmt: skip
     try:
         await_socket(sock, server)
-        found = {}
-        for clients in (32, 1):
-            done = subprocess.run(
-                ["redis-benchmark", "-s", str(sock), "-t", "set,get", "-d", "4096", "-r", "50000",
-                 "-n", str(int(20_000 * seconds)), "-c", str(clients), "--csv"],
-                capture_output=True, text=True, check=True,
-            )  # fmt: skip
-            [line] = [line for line in done.stdout.splitlines() if line.startswith('"GET"')]
-            _, rate, _, _, middle_ms, *_ = (word.strip('"') for word in line.split(","))
-            found[f"depth {clients}"] = float(rate) if clients > 1 else float(middle_ms) * 1e3
-        return found
+        yield sock
     finally:
         server.terminate()
         server.wait()
 
 
-async def measure(arguments: argparse.Namespace, folder: Path) -> list[Figure]:
+def redis_sample(sock: Path, seconds: float) -> Sample:
+    """GET of 4 KiB by redis-benchmark: requests per second with 32 clients, and the median in
+    microseconds with one."""
+    found = {}
+    for clients in (32, 1):
+        done = subprocess.run(
+            ["redis-benchmark", "-s", str(sock), "-t", "set,get", "-d", "4096", "-r", "50000",
+             "-n", str(int(20_000 * seconds)), "-c", str(clients), "--csv"],
+            capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        [line] = [line for line in done.stdout.splitlines() if line.startswith('"GET"')]
+        _, rate, _, _, middle_ms, *_ = (word.strip('"') for word in line.split(","))
+        found[f"depth {clients}"] = float(rate) if clients > 1 else float(middle_ms) * 1e3
+    return found
+
+
+async def measure(arguments: argparse.Namespace, folder: Path) -> list[Row]:
     size, token = arguments.size * MIB, secrets.token_hex(16)
     kinds = arguments.transport.split(",")
-    samples: dict[tuple[str, str], list[Sample]] = {}
-    events = Events()
+    events, servers, cache = Events(), dict[str, Path](), None
     async with contextlib.AsyncExitStack() as stack:
         lending = lenders(folder, LENDERS, SLAB_BYTES, 2 * size // SLAB_BYTES, token)
         url = (await stack.enter_async_context(lending)).url
         client = await stack.enter_async_context(connect(url, "benchmark"))
         await events.listen(client)
-        servers = {
-            "nbdkit": stack.enter_context(nbdkit(folder, size)),
-            "nbdkit -t 1": stack.enter_context(nbdkit(folder, size, "-t", "1")),
-        }
+        if shutil.which("redis-server") is not None:
+            cache = stack.enter_context(redis(folder))
+        if shutil.which("nbdkit") is not None:
+            for name, *options in (("nbdkit",), ("nbdkit -t 1", "-t", "1")):
+                servers[name] = stack.enter_context(nbdkit(folder, size, *options))
+                await asyncio.to_thread(fio, servers[name], "write 1M depth 4", size, 3.0)
         for kind in kinds:
             backup = Path(tempfile.mkdtemp(dir=arguments.backup_dir, prefix="slackwater-"))
             stack.callback(shutil.rmtree, backup)
             servers[kind] = stack.enter_context(device(folder, url, kind, size, token, backup))
-        for name, sock in servers.items():
-            if name in kinds:
-                await until_mapped(client, name, sock, size)
-            else:
-                await asyncio.to_thread(fio, sock, "write 1M depth 4", size, 3.0)
+            await until_mapped(client, kind, servers[kind], size)
+        samples: Samples = {}
         for _ in range(arguments.rounds):
-            for job in JOBS:
-                for name, sock in servers.items():
-                    found = await asyncio.to_thread(
-                        sample, folder, name, sock, job, size, arguments.seconds
-                    )
-                    samples.setdefault((job, name), []).append(found)
+            await one_round(samples, folder, servers, arguments)
+            if cache is not None:
+                found = await asyncio.to_thread(redis_sample, cache, arguments.seconds)
+                samples.setdefault(("GET", "redis"), []).append(found)
         for _ in range(10):
-            await client.ask(subjects.command("slabd", "s1", "evict"), EvictNow(count=1), Ok)
+            await client.ask(subjects.command("slabd", "s0", "evict"), EvictNow(count=1), Ok)
             await asyncio.sleep(0.3)
-        peer = await asyncio.to_thread(redis, folder, arguments.seconds)
-    return [*figures(samples, kinds, peer), *times(events)]
+    return [
+        *figures(samples, kinds),
+        *slab_times("map a slab", events.map_s, MAP_MS, PAPER_MAP_MS),
+        *slab_times("evict a slab", events.evict_s, EVICT_MS, PAPER_EVICT_MS),
+    ]
 
 
-def figures(
-    samples: dict[tuple[str, str], list[Sample]], kinds: list[str], redis_rate: dict[str, float]
-) -> list[Figure]:
+async def one_round(
+    samples: Samples, folder: Path, servers: dict[str, Path], arguments: argparse.Namespace
+) -> None:
+    for job in (*JOBS, *LENDERS_JOBS):
+        for name, sock in servers.items():
+            if name in NBDKITS and job in LENDERS_JOBS:
+                continue
+            found = await asyncio.to_thread(
+                sample, folder, name, sock, job, arguments.size * MIB, arguments.seconds
+            )
+            samples.setdefault((job, name), []).append(found)
+
+
+def figures(samples: Samples, kinds: list[str]) -> list[Row]:
     """One row for each transport, job and measure."""
-    made = []
+    made: list[Row] = []
     for kind in kinds:
         for job in JOBS:
             measure = "p50" if job.endswith("depth 1") else "iops" if "4k" in job else "bandwidth"
-            less = measure == "p50"
-            best = min if less else max
-            ours = [sample[measure] for sample in samples[job, kind]]
-            peers = [
-                best(one[measure], other[measure])
-                for one, other in zip(
-                    samples[job, "nbdkit"], samples[job, "nbdkit -t 1"], strict=True
-                )
-            ]
             unit = {"p50": "us", "iops": "IOPS", "bandwidth": "MB/s"}[measure]
-            made.append(row(f"{kind}: {job}", ours, peers, unit, "nbdkit", GOALS[kind][measure]))
-            made.append(cpu_row(samples, kind, job))
+            goal = GOALS[kind][measure]
+            made.append(beside_nbdkit(samples, kind, job, measure, f"{kind}: {job}", unit, goal))
+            name = f"{kind}: {job}, CPU a request"
+            made.append(beside_nbdkit(samples, kind, job, "cpu", name, "us", None))
         made += lender_rows(samples, kind)
-        for depth, measure, unit in ((32, "iops", "IOPS"), (1, "p50", "us")):
-            ours = [one[measure] for one in samples[f"randread 4k depth {depth}", kind]]
-            rate = [redis_rate[f"depth {depth}"]]
-            made.append(row(f"{kind}: 4k depth {depth}", ours, rate, unit, "Redis GET", 1.0))
+        for depth, unit in REDIS.items():
+            name = f"{kind}: randread 4k {depth}"
+            measure = "p50" if unit == "us" else "iops"
+            ours = [one[measure] for one in samples[f"randread 4k {depth}", kind]]
+            if ("GET", "redis") in samples:
+                peers = [one[depth] for one in samples["GET", "redis"]]
+                made.append(row(name, ours, peers, unit, "Redis GET", 1.0))
+            else:
+                made.append(Skipped(f"{name}, beside Redis", "redis-server is not installed"))
     return made
 
 
-def cpu_row(samples: dict[tuple[str, str], list[Sample]], kind: str, job: str) -> Figure:
-    """Of the process behind the socket."""
-    ours = [one["cpu"] for one in samples[job, kind]]
-    peers = [
-        min(one["cpu"], other["cpu"])
-        for one, other in zip(samples[job, "nbdkit"], samples[job, "nbdkit -t 1"], strict=True)
-    ]
-    return row(f"{kind}: {job}, CPU a request", ours, peers, "us", "nbdkit", None)
+def beside_nbdkit(
+    samples: Samples, kind: str, job: str, measure: str, name: str, unit: str, goal: float | None
+) -> Row:
+    """`cpu` is that of the process behind the socket."""
+    if (job, "nbdkit") not in samples:
+        return Skipped(name, "nbdkit is not installed")
+    best = min if unit == "us" else max
+    rounds = zip(*(samples[job, peer] for peer in NBDKITS), strict=True)
+    peers = [best(one[measure] for one in round_) for round_ in rounds]
+    return row(name, [one[measure] for one in samples[job, kind]], peers, unit, "nbdkit", goal)
 
 
-def lender_rows(samples: dict[tuple[str, str], list[Sample]], kind: str) -> list[Figure]:
-    """CPU of the lenders, per KiB: one microsecond is the goal over tcp (fig. 2.12b: none)."""
-    made = []
-    for job, kib in (("randread 4k depth 32", 4), ("read 1M depth 4", 1024)):
+def lender_rows(samples: Samples, kind: str) -> list[Row]:
+    """CPU of the lenders, per KiB: one microsecond is the goal over tcp, at 32 pages a request
+    (fig. 2.12b: none, with verbs; shm is one-sided, too)."""
+    made: list[Row] = []
+    for job, kib in (("randread 4k depth 32", 4), *((job, 128) for job in LENDERS_JOBS)):
         ours = [one["lender_cpu"] / kib for one in samples[job, kind]]
-        goal = 1.0 if kind == "tcp" else None
-        made.append(row(f"{kind}: {job}, lenders' CPU a KiB", ours, [1.0], "us", "goal", goal))
+        goal = 1.0 if kind == "tcp" and job in LENDERS_JOBS else None
+        made.append(row(f"{kind}: {job}, lenders' CPU a KiB", ours, [1.0], "us", "a KiB", goal))
     return made
 
 
@@ -288,27 +324,6 @@ def row(
     )
 
 
-def times(events: Events) -> list[Figure]:
-    """Against the paper's own medians (its fabric is InfiniBand); the goals are the issue's."""
-    made: list[Figure] = []
-    for name, seen, paper_ms, goal_ms in (
-        ("map a slab", events.map_s, 54.25, 2.0),
-        ("evict a slab", events.evict_s, 0.363, 5.0),
-    ):
-        if seen:
-            figure = Figure(
-                name=f"{name} ({len(seen)} times)",
-                ours=statistics.median(seen) * 1e3,
-                peer=paper_ms,
-                unit="ms",
-                peer_name="paper",
-                goal=goal_ms / paper_ms,
-                lower_is_better=True,
-            )
-            made.append(figure)
-    return made
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
@@ -316,12 +331,15 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=256, help="MiB of the device")
     parser.add_argument("--transport", default="shm,tcp")
     parser.add_argument("--backup-dir", default="/dev/shm")
+    parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    missing = [tool for tool in ("fio", "nbdkit", "redis-server") if shutil.which(tool) is None]
-    if missing:
-        raise SystemExit(f"not installed: {', '.join(missing)} (Debian packages of these names)")
-    with tempfile.TemporaryDirectory() as folder:
-        show("Remote memory", asyncio.run(measure(arguments, Path(folder))))
+    found: list[Row] = [Skipped("the block device", "fio is not installed")]
+    if shutil.which("fio") is not None:
+        with tempfile.TemporaryDirectory() as folder:
+            found = asyncio.run(measure(arguments, Path(folder)))
+    show(f"Remote memory, load {os.getloadavg()[0]:.1f}", found)
+    if arguments.json is not None:
+        write_json(arguments.json, this_command(), found)
 
 
 if __name__ == "__main__":

@@ -8,19 +8,20 @@ it. `--disk` is what an operation of the backup file takes (100 us: an SSD; 4 ms
 page is checked. Modes are interleaved, round by round.
 
     python benchmarks/memory_loss.py [--rounds 3] [--disk 0.0001] [--modes disk,4+2,2-copies]
+        [--json FILE]
 """
 
 import argparse
 import asyncio
+import os
 import random
 import signal
-import statistics
 import tempfile
 import time
 from pathlib import Path
 
 import numpy as np
-from figures import Figure, show, spread
+from figures import paired, show, this_command, write_json
 from lending import MIB, lenders
 
 from slackwater.common.clock import LiveClock
@@ -123,6 +124,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--disk", type=float, default=1e-4)
     parser.add_argument("--modes", default="disk,4+2,2-copies")
+    parser.add_argument("--json", type=Path)
     chosen = parser.parse_args()
     warm()
     modes = chosen.modes.split(",")
@@ -131,18 +133,16 @@ def main() -> None:
         for mode in modes:
             found[mode].append(asyncio.run(one(mode, chosen.disk)))
     rows = [
-        Figure(
-            name=f"one lender of {LENDERS} lost: {mode}",
-            ours=statistics.median(after for _, after in pairs),
-            peer=statistics.median(before for before, _ in pairs),
-            unit="pages/s",
-            peer_name="before",
+        paired(
+            f"one lender of {LENDERS} lost: {mode}, disk of {chosen.disk * 1e6:g} us",
+            [after for _, after in pairs], [before for before, _ in pairs], "pages/s", "before",
             goal=GOALS.get(mode),
-            spread=spread([after / before for before, after in pairs]),
         )
         for mode, pairs in found.items()
-    ]
-    show(f"Losing a lender, an operation of the disk takes {chosen.disk * 1e6:g} us", rows)
+    ]  # fmt: skip
+    show(f"Losing a lender, load {os.getloadavg()[0]:.1f}", rows)
+    if chosen.json is not None:
+        write_json(chosen.json, this_command(), rows)
 
 
 if __name__ == "__main__":

@@ -4,11 +4,11 @@ Gu, dissertation, 2.7.4: a slab is mapped in 54 ms, nearly all of it registratio
 363 us (medians); with one eviction a second the client, a database with three quarters of its
 memory local, loses 2.3 % for each. Here six lenders are processes; an array of 4 KiB pages with
 three quarters of it in local memory is played a key-value mix (loadgen/memory), a third of it
-writes. Seconds with one eviction, by batch eviction on a lender in turn, and seconds without are
-mixed at random; a figure is the mean rate of the ones over that of the others. Times are those that
-lenders and devices tell the bus.
+writes. Each second with an eviction, by batch eviction on a lender in turn, has a
+second without for a neighbour, whichever comes first by chance; the figure is the median of the
+pairs' ratios. Times are those that lenders and devices tell the bus.
 
-    python benchmarks/memory_slabs.py [--seconds 40] [--size 32] [--transport shm]
+    python benchmarks/memory_slabs.py [--pairs 120] [--size 32] [--transport shm] [--json FILE]
 """
 
 import argparse
@@ -16,15 +16,23 @@ import asyncio
 import os
 import random
 import secrets
-import statistics
 import tempfile
 import threading
 import time
 from pathlib import Path
 
 import numpy as np
-from figures import Figure, show
-from lending import MIB, Events, lenders
+from figures import Figure, paired, show, this_command, write_json
+from lending import (
+    EVICT_MS,
+    MAP_MS,
+    MIB,
+    PAPER_EVICT_MS,
+    PAPER_MAP_MS,
+    Events,
+    lenders,
+    slab_times,
+)
 
 from slackwater.common.client import Client, connect
 from slackwater.loadgen.memory.workloads import workload
@@ -77,19 +85,26 @@ def fill(array: RemoteArray, pages: int) -> None:
     raise SystemExit("the lenders did not take the array: is there room for it?")
 
 
-async def seconds(client: Client, player: Player, count: int) -> tuple[list[float], list[float]]:
-    """Requests a second in periods without an eviction, and with one."""
-    kinds = [False, True] * (count // 2)
-    random.Random(1).shuffle(kinds)
-    found: dict[bool, list[float]] = {False: [], True: []}
-    for number, evicting in enumerate(kinds):
+async def seconds(client: Client, player: Player, pairs: int) -> list[tuple[float, float]]:
+    """Requests a second in periods with an eviction, and in those beside them without one."""
+
+    async def one(lender: int | None) -> float:
         begun, begun_s = player.done, time.monotonic()
-        if evicting:
-            subject = subjects.command("slabd", f"s{number % LENDERS}", "evict")
+        if lender is not None:
+            subject = subjects.command("slabd", f"s{lender}", "evict")
             await client.ask(subject, EvictNow(count=1), Ok)
-        await asyncio.sleep(PERIOD_S)
-        found[evicting].append((player.done - begun) / (time.monotonic() - begun_s))
-    return found[False], found[True]
+        await asyncio.sleep(PERIOD_S - (time.monotonic() - begun_s))
+        return (player.done - begun) / (time.monotonic() - begun_s)
+
+    rng, found = random.Random(1), []
+    for number in range(pairs):
+        lender = number % LENDERS
+        if rng.random() < 0.5:
+            found.append((await one(lender), await one(None)))
+        else:
+            without = await one(None)
+            found.append((await one(lender), without))
+    return found
 
 
 async def measure(arguments: argparse.Namespace) -> list[Figure]:
@@ -115,44 +130,33 @@ async def measure(arguments: argparse.Namespace) -> list[Figure]:
                 first = list(events.map_s)
                 player.start()
                 await asyncio.sleep(3.0)
-                quiet, evicting = await seconds(client, player, arguments.seconds)
+                pairs = await seconds(client, player, arguments.pairs)
                 await asyncio.sleep(1.0)
             finally:
                 player.stopping = True
                 await asyncio.to_thread(player.join)
                 await asyncio.to_thread(array.close)
     again = events.map_s[len(first) :]
-    return rows(first, again, events, quiet, evicting)
+    return rows(first, again, events, pairs, arguments.transport)
 
 
 def rows(
     first: list[float],
     again: list[float],
     events: Events,
-    quiet: list[float],
-    evicting: list[float],
+    pairs: list[tuple[float, float]],
+    transport: str,
 ) -> list[Figure]:
-    made = []
-    for name, found, paper_ms, goal_ms in (
-        ("map a slab, many at once", first, 54.25, None),
-        ("map a slab again", again, 54.25, 2.0),
-        ("evict a slab", events.evict_s, 0.363, 5.0),
-    ):
-        if found:
-            made.append(
-                Figure(
-                    f"{name} ({len(found)} times)", statistics.median(found) * 1e3, paper_ms, "ms",
-                    "paper", goal=goal_ms and goal_ms / paper_ms, lower_is_better=True,
-                    spread=(np.percentile(found, 90) - np.percentile(found, 10)) * 1e3,
-                )
-            )  # fmt: skip
-    made.append(
-        Figure(
-            f"client's rate, a slab evicted ({len(evicting)} seconds)",
-            statistics.fmean(evicting), statistics.fmean(quiet), "1/s", "undisturbed",
-            goal=1.0 - LOSS_GOAL, spread=statistics.stdev(evicting) / statistics.fmean(evicting),
-        )
-    )  # fmt: skip
+    made = [
+        *slab_times(f"{transport}: map a slab, many at once", first, MAP_MS, PAPER_MAP_MS, None),
+        *slab_times(f"{transport}: map a slab again", again, MAP_MS, PAPER_MAP_MS),
+        *slab_times(f"{transport}: evict a slab", events.evict_s, EVICT_MS, PAPER_EVICT_MS),
+        paired(
+            f"{transport}: client's rate in a second with an eviction",
+            [evicting for evicting, _ in pairs], [quiet for _, quiet in pairs], "1/s",
+            "a second without", goal=1.0 - LOSS_GOAL,
+        ),
+    ]  # fmt: skip
     if events.forced:
         raise SystemExit(f"{events.forced} slabs were taken by force: no DONE within the deadline")
     return made
@@ -160,12 +164,15 @@ def rows(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=int, default=40)
+    parser.add_argument("--pairs", type=int, default=120, help="of seconds")
     parser.add_argument("--size", type=int, default=32, help="MiB of the array")
     parser.add_argument("--transport", default="shm")
+    parser.add_argument("--json", type=Path)
     chosen = parser.parse_args()
-    load = os.getloadavg()[0]
-    show(f"Slabs, {chosen.transport}, load {load:.1f}", asyncio.run(measure(chosen)))
+    found = asyncio.run(measure(chosen))
+    show(f"Slabs, {chosen.transport}, load {os.getloadavg()[0]:.1f}", found)
+    if chosen.json is not None:
+        write_json(chosen.json, this_command(), found)
 
 
 if __name__ == "__main__":
