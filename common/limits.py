@@ -230,6 +230,12 @@ NBD_ITEMS_MAX: Final = 1024
 """Requests of one connection that wait for a disk, a lender or their answer's departure; then it is
 not read further. Together they hold no more than NBD_ITEM_BYTES_MAX."""
 NBD_ITEM_BYTES_MAX: Final = 128 * 1024 * 1024
+AHEAD_PAGES: Final = 2048
+"""Prefetched pages of a device that no client has read yet; the oldest make room."""
+AHEAD_WINDOW_MAX: Final = 64
+"""Requests of a client that are prefetched at once."""
+AHEAD_FETCHES: Final = 64
+"""Prefetches of a device that are under way at once; further ones are left out."""
 CLAIM_RETRY_S: Final = 0.2
 PLACEMENT_WAIT_S: Final = 2.0
 """A lender that has not answered a query or a mapping by then is left out of this placement."""
@@ -262,6 +268,7 @@ TRACE_JOBS_MAX: Final = 5_000_000
 TRACE_SECONDS_MAX: Final = 1e10
 """Some three hundred years: holds Unix times and durations, refuses a slipped unit."""
 TRACE_GPUS_MAX: Final = 65_536
+TRACE_SEEDS_MAX: Final = 10_000
 TRACE_COUNT_MAX: Final = 2**53
 """The whole numbers that a float holds exactly."""
 TRACE_TEXT_MAX: Final = 256

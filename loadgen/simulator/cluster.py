@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from slackwater.common import limits
 from slackwater.common.errors import ConfigRejected
 from slackwater.schemas.base import NodeId
 from slackwater.services.master.policies.view import Allocation, ClusterView, NodeView
@@ -15,6 +16,8 @@ def parse_nodes(text: str) -> list[tuple[int, str]]:
         count, _, gpus = size.partition("x")
         if not (count.isdigit() and gpus.isdigit() and int(count) and int(gpus)):
             raise ConfigRejected(f"nodes {part!r}: write NODESxGPUS or NODESxGPUS:TYPE, as 6x4:t4")
+        if len(nodes) + int(count) > limits.TRACE_GPUS_MAX or int(gpus) > limits.TRACE_GPUS_MAX:
+            raise ConfigRejected(f"nodes {part!r}: at most {limits.TRACE_GPUS_MAX} of each")
         nodes += [(int(gpus), kind)] * int(count)
     return nodes
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from os import cpu_count
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, get_args, get_type_hints
 
 import msgspec
 import typer
@@ -50,6 +50,8 @@ def simulate(
     progress: bool = True,
 ) -> int:
     """Run every policy (with every seed), print the comparison, write the report."""
+    if options.why_at and report is None:
+        raise ConfigRejected("--why-at writes to the report: add --report DIR, or leave it out")
     if len(set(options.policies)) < len(options.policies):
         raise ConfigRejected(f"a policy is named twice: {', '.join(options.policies)}")
     for name in options.policies:
@@ -280,8 +282,10 @@ def _named(error: str, given: dict[str, Any]) -> str:
     if found is None:
         return f"{error}; see loadgen simulate --help"
     why, field = found.groups()
+    choices = get_args(get_type_hints(Options)[field]) if "enum" in why else ()
+    why = f"choose one of {', '.join(choices)}" if choices else why.lower().replace("`", "")
     option = "--" + field.replace("_", "-")
-    return f"{option} {given[field]}: {why.lower()}; see loadgen simulate --help"
+    return f"{option} {given[field]}: {why}; see loadgen simulate --help"
 
 
 @app.command("audit")

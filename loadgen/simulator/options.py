@@ -45,7 +45,7 @@ TIMED_MODELS = frozenset({"fixed", "interleaved"})
 """Job models whose work is the trace's duration."""
 
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=limits.TRACE_SECONDS_MAX)]
-Count = Annotated[int, msgspec.Meta(ge=0)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=limits.TRACE_GPUS_MAX)]
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -53,8 +53,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     trace: str
     policies: tuple[str, ...] = ("tiresias-las",)
-    nodes: Annotated[int, msgspec.Meta(ge=1)] = 16
-    gpus_per_node: Annotated[int, msgspec.Meta(ge=1)] = 4
+    nodes: Annotated[int, msgspec.Meta(ge=1, le=limits.TRACE_GPUS_MAX)] = 16
+    gpus_per_node: Annotated[int, msgspec.Meta(ge=1, le=limits.TRACE_GPUS_MAX)] = 4
     cluster: str = ""
     """Instead of the two above: "6x4:t4,2x8:dgx" for machines of several kinds."""
     overhead: Literal["full", "none"] = "full"
@@ -64,7 +64,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     settings: tuple[str, ...] = ()
     """--set policy.option=value (or job-model.option=value)."""
     seed: int = 0
-    seeds: Annotated[int, msgspec.Meta(ge=1)] = 1
+    seeds: Annotated[int, msgspec.Meta(ge=1, le=limits.TRACE_SEEDS_MAX)] = 1
     """Runs of each policy: seed, seed + 1, ... Generated workloads, failures and the shake of
     submissions differ between them."""
     shake_s: Seconds = 60.0
@@ -127,7 +127,9 @@ def pairs(text: str, label: str) -> dict[str, float]:
         try:
             found[name] = float(value)
         except ValueError:
-            raise ConfigRejected(f"{label}: {part!r} is not NAME=NUMBER") from None
+            found[name] = -1.0
+        if not name or not 0 <= found[name] <= limits.TRACE_SECONDS_MAX:
+            raise ConfigRejected(f"{label}: {part!r} is not NAME=NUMBER, with a number from 0")
     return found
 
 
@@ -263,6 +265,10 @@ def build_cluster(options: Options) -> Cluster:
                 "leave one of the two out"
             )
         return Cluster([(sum(gpus for gpus, _ in nodes), nodes[0][1])])
+    if 0 < options.nodes_max < len(nodes):
+        raise ConfigRejected(
+            f"--nodes-max {options.nodes_max} is below the {len(nodes)} nodes that there are"
+        )
     if options.nodes_max > len(nodes):
         first = len(nodes)
         return Cluster(nodes + [nodes[0]] * (options.nodes_max - first), up=first)
@@ -278,25 +284,41 @@ def build_rules(options: Options, jobs: list[SimJob]) -> Rules:
         quotas = {tenant: share + (i < rest) for i, tenant in enumerate(tenants)}
     elif options.quotas:
         quotas = {k: int(v) for k, v in pairs(options.quotas, "--quotas").items()}
+        _refuse_strangers("--quotas", "tenant", quotas, {job.tenant for job in jobs})
     return Rules(quotas, options.borrowing, options.min_run_s, options.restart_s)
+
+
+def _refuse_strangers(option: str, kind: str, named: Mapping[str, object], known: set[str]) -> None:
+    """A name that no job has is a slip, and would be ignored in silence."""
+    strange = sorted(set(named) - known)
+    if strange:
+        some = ", ".join(map(repr, sorted(known)[:8]))
+        more = f" and {len(known) - 8} more" if len(known) > 8 else ""
+        raise ConfigRejected(
+            f"{option}: no job has the {kind} {strange[0]!r}; there are {some}{more}"
+        )
 
 
 def build_settings(options: Options, jobs: list[SimJob], seed: int) -> Settings:
     free = options.overhead == "none"
     if free and (options.restart_s or options.start_s or options.restart_by_model):
         raise ConfigRejected("--overhead none makes restarts free; leave the restart costs out")
+    if free and (options.spread_slowdown or options.interference or options.mtbf_s):
+        raise ConfigRejected(
+            "--overhead none only counts GPUs, and knows no machines to be spread over or to "
+            "fail; leave --spread-slowdown, --interference and --mtbf-s out"
+        )
     scaling = None
     if options.nodes_max:
         scaling = Scaling(1, options.nodes_max, options.provision_s)
+    by_model = pairs(options.restart_by_model, "--restart-by-model")
+    _refuse_strangers("--restart-by-model", "model", by_model, {job.model for job in jobs})
     return Settings(
         rules=build_rules(options, jobs),
         costs=Costs(
             _whole(options.start_s),
             _whole(options.restart_s),
-            {
-                k: _whole(v)
-                for k, v in pairs(options.restart_by_model, "--restart-by-model").items()
-            },
+            {k: _whole(v) for k, v in by_model.items()},
         ),
         slowdowns=Slowdowns(spread=options.spread_slowdown, interference=options.interference),
         failures=Failures(options.mtbf_s, options.repair_s, options.checkpoint_s, seed),
@@ -324,6 +346,11 @@ def build_policy(options: Options, name: str) -> Policy:
             f"{options.colocate} none do; add --colocate 2, or leave it out"
         )
     policy = registry.make(name, values)
+    if options.nodes_max and not getattr(policy, "scale", False):
+        raise ConfigRejected(
+            f"--nodes-max {options.nodes_max} is for a policy that scales the cluster, and {name} "
+            "does not; add --set pollux.scale=true, or leave it out"
+        )
     if options.colocate > 1:
         if options.quotas or len(build_cluster(options).gpu_types) > 1:
             raise ConfigRejected("--colocate knows neither quotas nor several GPU types")

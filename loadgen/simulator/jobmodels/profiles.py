@@ -20,7 +20,7 @@ import re
 from collections.abc import Mapping, Sequence
 from math import ceil, floor, inf
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -35,6 +35,7 @@ from slackwater.loadgen.simulator.jobmodels.applications import (
 )
 from slackwater.loadgen.simulator.jobmodels.base import Conditions
 from slackwater.loadgen.simulator.workload import SimJob
+from slackwater.services.master.policies.registry import Period
 from slackwater.services.master.policies.view import Allocation, ClusterView, Policy
 
 FIXED: Final[Mapping[str, tuple[int, int]]] = {"ncf": (1, 32768)}
@@ -361,17 +362,13 @@ class ProfilesModel:
     def __init__(
         self,
         folder: str = "",
-        batch: str = "policy",
-        report_s: float = 60.0,
+        batch: Literal["policy", "job", "trace"] = "policy",
+        report_s: Period = 60.0,
         whole_seconds: bool = True,
         throughput_only: bool = False,
         known: bool = False,
         fixed: str = "ncf=1x32768",
     ) -> None:
-        if batch not in ("policy", "job", "trace"):
-            raise ConfigRejected(f"profiles.batch is {batch!r}; give policy, job or trace")
-        if report_s <= 0:
-            raise ConfigRejected(f"profiles.report_s is {report_s}; give more than 0 seconds")
         self.applications = read_applications(_folder(folder))
         self._ask_policy = batch == "policy"
         models = {n: a.step_times_model() for n, a in self.applications.items() if known}

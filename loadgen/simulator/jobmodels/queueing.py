@@ -14,14 +14,17 @@ divides the rate as a whole.
 """
 
 from collections.abc import Sequence
-from typing import cast, get_args
+from typing import Annotated
 
-from slackwater.common.errors import ConfigRejected, Rejected
+import msgspec
+
+from slackwater.common.errors import Rejected
 from slackwater.common.models.queueing import Method, StepTimes, sharing_above, throughputs
 from slackwater.common.models.speedup import ElasticProfile, SpeedupCurve
 from slackwater.loadgen.simulator.jobmodels.base import Conditions
 from slackwater.loadgen.simulator.jobmodels.iterated import IteratedRun
 from slackwater.loadgen.simulator.workload import SimJob, any_size
+from slackwater.services.master.policies.registry import Count
 from slackwater.services.master.policies.view import ClusterView, Policy
 
 
@@ -61,19 +64,12 @@ class QueueingModel:
 
     def __init__(
         self,
-        method: str = "exact",
-        servers: int = 1,
+        method: Method = "exact",
+        servers: Count = 1,
         charge_server: bool = False,
-        overlap_above: float = 0.8,
+        overlap_above: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.8,
     ) -> None:
-        if method not in get_args(Method):
-            raise ConfigRejected(f"method={method!r}; choose one of {', '.join(get_args(Method))}")
-        if servers < 1 or not 0 <= overlap_above < 1:
-            raise ConfigRejected(
-                f"servers={servers}, overlap_above={overlap_above}; give at least 1 server and a "
-                "utilisation from 0 to below 1"
-            )
-        self.method = cast(Method, method)
+        self.method = method
         self.servers, self.charge_server = servers, charge_server
         self.sharing = sharing_above(overlap_above)
         self._curves: dict[tuple[StepTimes, int], SpeedupCurve] = {}

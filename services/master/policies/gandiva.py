@@ -10,7 +10,7 @@ from math import floor, inf
 from typing import Any
 
 from slackwater.services.master.policies.queues import Key, Level, QueuePolicy
-from slackwater.services.master.policies.registry import register
+from slackwater.services.master.policies.registry import Consolidate, Period, register
 from slackwater.services.master.policies.view import JobView, View
 
 
@@ -18,7 +18,7 @@ from slackwater.services.master.policies.view import JobView, View
 class Gandiva(QueuePolicy):
     keys_move = True
 
-    def __init__(self, quantum_s: float = 60, consolidate: str = "prefer") -> None:
+    def __init__(self, quantum_s: Period = 60, consolidate: Consolidate = "prefer") -> None:
         self.quantum_s = quantum_s
         self.consolidate = consolidate
 

@@ -24,7 +24,7 @@ from typing import Any, Final
 
 import msgspec
 
-from slackwater.common.errors import ConfigRejected, Rejected
+from slackwater.common.errors import Rejected
 from slackwater.common.models.group import (
     CPU_WEIGHT,
     Subtasks,
@@ -35,7 +35,7 @@ from slackwater.schemas.base import JobId
 from slackwater.services.master.policies.elastic import shrunk
 from slackwater.services.master.policies.harmony_grouping import FEWER_JOBS, schedule
 from slackwater.services.master.policies.placement import Placer
-from slackwater.services.master.policies.registry import register
+from slackwater.services.master.policies.registry import AtLeast0, Share, register
 from slackwater.services.master.policies.view import (
     NOTHING,
     Allocation,
@@ -77,14 +77,12 @@ class Harmony:
 
     def __init__(
         self,
-        gain: float = 0.05,
-        similar: float = 0.05,
-        cpu_weight: float = CPU_WEIGHT,
-        fewer_jobs: float = FEWER_JOBS,
+        gain: AtLeast0 = 0.05,
+        similar: AtLeast0 = 0.05,
+        cpu_weight: Share = CPU_WEIGHT,
+        fewer_jobs: AtLeast0 = FEWER_JOBS,
         tune: bool = True,
     ) -> None:
-        if not 0 <= cpu_weight <= 1:
-            raise ConfigRejected(f"cpu_weight={cpu_weight}; give a part from 0 to 1")
         self.gain, self.similar = gain, similar
         self.fewer_jobs, self.tune = fewer_jobs, tune
         self.weights = (cpu_weight, 1 - cpu_weight)

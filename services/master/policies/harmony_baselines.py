@@ -8,15 +8,14 @@
 """
 
 from math import inf
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
-from slackwater.common.errors import ConfigRejected
 from slackwater.common.models.group import NAIVE
 from slackwater.schemas.base import JobId
 from slackwater.services.master.policies.placement import Placer
-from slackwater.services.master.policies.registry import register
+from slackwater.services.master.policies.registry import Count, register
 from slackwater.services.master.policies.sequences import Fifo
 from slackwater.services.master.policies.view import Allocation, JobView, Pending, Plan, View
 
@@ -24,6 +23,9 @@ from slackwater.services.master.policies.view import Allocation, JobView, Pendin
 @register("isolated")
 class Isolated(Fifo):
     """First come, first served; the paper's DoP is what a job asks for."""
+
+
+Ways = Annotated[int, msgspec.Meta(ge=1, le=16)]
 
 
 class Host(msgspec.Struct):
@@ -38,9 +40,7 @@ class Host(msgspec.Struct):
 class NaiveColocation:
     job_model = "subtasks"
 
-    def __init__(self, ways: int = 2, stride: int = 1) -> None:
-        if not 1 <= ways <= 16 or stride < 1:
-            raise ConfigRejected(f"ways={ways}, stride={stride}; give 1 to 16 ways and a stride")
+    def __init__(self, ways: Ways = 2, stride: Count = 1) -> None:
         self.ways, self.stride = ways, stride
 
     def allocate(self, view: View, memory: Any) -> tuple[Plan, Any]:

@@ -18,6 +18,7 @@ the published 0.01.
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from typing import Literal
 
 from slackwater.common.errors import ConfigRejected
 from slackwater.common.models.speedup import Sizes
@@ -29,18 +30,16 @@ from slackwater.services.master.policies.elastic import (
     fill,
     select,
 )
-from slackwater.services.master.policies.registry import register
+from slackwater.services.master.policies.registry import AtLeast0, register
 from slackwater.services.master.policies.view import View
+
+Mode = Literal["malleable", "moldable"]
 
 
 class SizedByRule(ElasticPolicy):
     """Algorithms 1 and 2 around a size rule."""
 
-    def __init__(self, mode: str, filling: bool, gamma: float, strict: bool) -> None:
-        if mode not in ("malleable", "moldable"):
-            raise ConfigRejected(f"mode={mode!r}; choose malleable or moldable")
-        if gamma < 0:
-            raise ConfigRejected(f"gamma={gamma}; give an exponent from 0")
+    def __init__(self, mode: Mode, filling: bool, gamma: float, strict: bool) -> None:
         self.moldable = mode == "moldable"
         self.filling = filling and not self.moldable
         self.progress_exponent = gamma
@@ -85,9 +84,9 @@ class SizedByRule(ElasticPolicy):
 class Hell(SizedByRule):
     def __init__(
         self,
-        mode: str = "malleable",
+        mode: Mode = "malleable",
         filling: bool = True,
-        gamma: float = 0.0,
+        gamma: AtLeast0 = 0.0,
         strict: bool = False,
     ) -> None:
         super().__init__(mode, filling, gamma, strict)
@@ -106,9 +105,9 @@ class Hell(SizedByRule):
 class Knee(SizedByRule):
     def __init__(
         self,
-        mode: str = "malleable",
+        mode: Mode = "malleable",
         filling: bool = True,
-        gamma: float = 0.0,
+        gamma: AtLeast0 = 0.0,
         strict: bool = False,
         alpha: float = 0.01,
         alpha_low: float = 0.01,

@@ -14,7 +14,7 @@ import msgspec
 from slackwater.common.errors import ConfigRejected
 from slackwater.schemas.base import JobId
 from slackwater.services.master.policies.elastic import resize
-from slackwater.services.master.policies.registry import register
+from slackwater.services.master.policies.registry import Count, register
 from slackwater.services.master.policies.view import JobView, Pending, Plan, View
 
 
@@ -30,9 +30,7 @@ class Chunks(msgspec.Struct):
 class JsqChunk:
     elastic = True
 
-    def __init__(self, chunk: int = 16) -> None:
-        if chunk < 1:
-            raise ConfigRejected(f"chunk={chunk}; give at least 1 node")
+    def __init__(self, chunk: Count = 16) -> None:
         self.chunk = chunk
 
     def allocate(self, view: View, memory: Any) -> tuple[Plan, Any]:

@@ -16,7 +16,7 @@ from math import floor, inf
 from typing import Any, Protocol
 
 from slackwater.common.errors import Rejected
-from slackwater.services.master.policies.registry import register
+from slackwater.services.master.policies.registry import Period, register
 from slackwater.services.master.policies.view import (
     NOTHING,
     Allocation,
@@ -40,7 +40,7 @@ class Optimus:
     elastic = True
     """Its jobs may run on any number of GPUs between their bounds."""
 
-    def __init__(self, round_s: float = 60) -> None:
+    def __init__(self, round_s: Period = 60) -> None:
         self.round_s = round_s
 
     def allocate(self, view: View, memory: Any) -> tuple[Plan, Any]:
@@ -69,7 +69,7 @@ class Optimus:
 
 
 def _profile(job: JobView) -> OracleProfile:
-    if job.profile is None:
+    if not hasattr(job.profile, "iteration_s"):
         raise Rejected(
             f"optimus needs the iteration times of job {job.id}; run it with a job model that "
             "knows them (profiles)"

@@ -17,11 +17,12 @@ time. `scale`: see pollux_scaling.
 
 from collections.abc import Mapping, Sequence
 from math import floor, inf
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 import msgspec
 import numpy as np
 
+from slackwater.common import limits
 from slackwater.common.errors import ConfigRejected
 from slackwater.common.models.fitness import fair_share, fitness_of_worth, realloc_factor, worth
 from slackwater.common.models.goodput import GoodputModel
@@ -35,7 +36,7 @@ from slackwater.services.master.policies.pollux_search import (
     Problem,
     search,
 )
-from slackwater.services.master.policies.registry import register
+from slackwater.services.master.policies.registry import AtLeast0, Count, Period, Seconds, register
 from slackwater.services.master.policies.view import (
     NOTHING,
     Allocation,
@@ -82,6 +83,10 @@ class Memory(msgspec.Struct):
     scaling: pollux_scaling.History = msgspec.field(default_factory=pollux_scaling.History)
 
 
+Steps = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
+Growth = Annotated[float, msgspec.Meta(ge=1, le=limits.TRACE_GPUS_MAX)]
+
+
 @register("pollux")
 class Pollux:
     elastic = True
@@ -92,24 +97,18 @@ class Pollux:
     def __init__(
         self,
         p: float = -1,
-        round_s: float = 60,
-        delay_s: float = 30,
-        gpus_max: int = 64,
-        growth: float = 2,
+        round_s: Period = 60,
+        delay_s: Seconds = 30,
+        gpus_max: Count = 64,
+        growth: Growth = 2,
         avoid_interference: bool = True,
-        steps: int = STEPS,
-        seed: int = 0,
+        steps: Steps = STEPS,
+        seed: Steps = 0,
         scale: bool = False,
-        scale_up: float = 2 / 3,
-        scale_to: float = 1 / 2,
-        scale_down: float = 0.0,
+        scale_up: AtLeast0 = 2 / 3,
+        scale_to: AtLeast0 = 1 / 2,
+        scale_down: AtLeast0 = 0.0,
     ) -> None:
-        for name, value, low in (
-            ("round_s", round_s, 1e-9), ("delay_s", delay_s, 0), ("gpus_max", gpus_max, 1),
-            ("growth", growth, 1), ("steps", steps, 0), ("seed", seed, 0),
-        ):  # fmt: skip
-            if value < low:
-                raise ConfigRejected(f"pollux.{name} is {value}; give at least {low:g}")
         if not 0 <= scale_down < scale_to < scale_up:
             raise ConfigRejected(
                 f"pollux scales down below {scale_down}, to {scale_to}, up above {scale_up}: "

@@ -1,23 +1,35 @@
 """Policies by name. Third parties add theirs by the entry point group `slackwater.policies`.
 
 A registered policy is a class whose constructor takes the policy's knobs as keyword arguments,
-each annotated with int, float, bool or str and each with a default: `--set name.option=value` is
-checked against that signature, so an unknown knob or a bad value is refused with the remedy.
+each annotated with int, float, bool, str or a Literal of texts and each with a default, numbers
+with their bounds (`Annotated[float, Meta(gt=0)]`): `--set name.option=value` is checked against
+that signature, so an unknown knob or a bad value is refused with the remedy.
 """
 
 import inspect
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from importlib.metadata import entry_points
-from typing import Any, Final, TypeVar
+from math import isfinite
+from typing import Annotated, Any, Final, Literal, TypeVar, get_args, get_origin
 
+import msgspec
+
+from slackwater.common import limits
 from slackwater.common.errors import ConfigRejected
 from slackwater.services.master.policies.view import Policy
 
 P = TypeVar("P", bound=Policy)
 ENTRY_POINTS: Final = "slackwater.policies"
 
-_MODULES: Final[dict[str, str]] = {}
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=limits.TRACE_SECONDS_MAX)]
+Period = Annotated[float, msgspec.Meta(ge=1e-3, le=limits.TRACE_SECONDS_MAX)]
+AtLeast0 = Annotated[float, msgspec.Meta(ge=0)]
+Count = Annotated[int, msgspec.Meta(ge=1, le=limits.TRACE_GPUS_MAX)]
+Consolidate = Literal["prefer", "require", "no"]
+"""Kinds of knobs that several policies have."""
+
 _FACTORIES: Final[dict[str, Callable[..., Policy]]] = {}
 
 BUILT_IN: Final = {
@@ -92,21 +104,26 @@ def parse_options(
     for key, text in options.items():
         if key not in known:
             raise ConfigRejected(
-                f"policy {name} has no option {key!r}; it has {', '.join(known) or 'none'}"
+                f"{name} has no option {key!r}; it has {', '.join(known) or 'none'}"
             )
         values[key] = _parse(f"{name}.{key}", known[key].annotation, text)
     return values
 
 
 def _parse(label: str, kind: Any, text: str) -> Any:
-    if kind is str:
-        return text
-    if kind is bool:
-        if text.lower() not in {"true", "false", "1", "0", "yes", "no"}:
-            raise ConfigRejected(f"{label}={text!r} is not a truth value; use true or false")
-        return text.lower() in {"true", "1", "yes"}
+    plain = get_args(kind)[0] if get_origin(kind) is Annotated else kind
+    if plain is bool and text.lower() in ("yes", "no"):
+        return text.lower() == "yes"
     try:
-        return kind(text)
-    except ValueError as error:
-        wanted = getattr(kind, "__name__", str(kind))
-        raise ConfigRejected(f"{label}={text!r} is not a valid {wanted}") from error
+        value = msgspec.convert(text, kind, strict=False)
+    except msgspec.ValidationError as error:
+        if get_origin(plain) is Literal:
+            why = f"choose one of {', '.join(get_args(plain))}"
+        elif plain is bool:
+            why = "give true or false"
+        else:
+            why = str(error).split(", got")[0].replace("`", "").lower()
+        raise ConfigRejected(f"{label}={text!r}: {why}") from error
+    if isinstance(value, float) and not isfinite(value):
+        raise ConfigRejected(f"{label}={text!r}: give a finite number")
+    return value

@@ -12,7 +12,7 @@ from math import inf
 from typing import Any
 
 from slackwater.services.master.policies.queues import Key, Level, QueuePolicy
-from slackwater.services.master.policies.registry import register
+from slackwater.services.master.policies.registry import Consolidate, register
 from slackwater.services.master.policies.view import JobView
 
 
@@ -23,7 +23,7 @@ class Fifo(QueuePolicy):
     strict = True
     preemptive = False
 
-    def __init__(self, consolidate: str = "prefer") -> None:
+    def __init__(self, consolidate: Consolidate = "prefer") -> None:
         self.consolidate = consolidate
 
     def place(self, job: JobView, now_s: float, notes: Any) -> tuple[Level, Key, float]:
@@ -39,7 +39,7 @@ class BestEffort(Fifo):
 
 @register("sf")
 class SmallestFirst(QueuePolicy):
-    def __init__(self, preemptive: bool = True, consolidate: str = "prefer") -> None:
+    def __init__(self, preemptive: bool = True, consolidate: Consolidate = "prefer") -> None:
         self.preemptive = preemptive
         self.consolidate = consolidate
 
@@ -51,7 +51,7 @@ class SmallestFirst(QueuePolicy):
 class ShortestRemainingTime(QueuePolicy):
     keys_move = True
 
-    def __init__(self, preemptive: bool = True, consolidate: str = "prefer") -> None:
+    def __init__(self, preemptive: bool = True, consolidate: Consolidate = "prefer") -> None:
         self.preemptive = preemptive
         self.consolidate = consolidate
 
@@ -66,7 +66,7 @@ class ShortestRemainingTime(QueuePolicy):
 class ShortestRemainingService(QueuePolicy):
     keys_move = True
 
-    def __init__(self, preemptive: bool = True, consolidate: str = "prefer") -> None:
+    def __init__(self, preemptive: bool = True, consolidate: Consolidate = "prefer") -> None:
         self.preemptive = preemptive
         self.consolidate = consolidate
 

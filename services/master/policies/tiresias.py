@@ -26,7 +26,9 @@ observed.
 from bisect import bisect_right
 from collections.abc import Iterable
 from math import ceil, inf
-from typing import Any
+from typing import Annotated, Any, Literal
+
+import msgspec
 
 from slackwater.common import limits
 from slackwater.common.errors import ConfigRejected
@@ -38,11 +40,15 @@ from slackwater.services.master.policies.placement import (
     learn_pack_limit,
 )
 from slackwater.services.master.policies.queues import Key, Level, QueuePolicy, Queues
-from slackwater.services.master.policies.registry import register
+from slackwater.services.master.policies.registry import AtLeast0, Count, Seconds, register
 from slackwater.services.master.policies.view import JobView, Plan, View
 
 DEFAULT_LIMITS = "3600,57600"
 """GPU-seconds: one hour, and 16 hours."""
+
+Order = Literal["submission", "first_start", "index", "entry", "waiting"]
+Quantum = Literal["queue", "supremum"]
+PackLimit = Annotated[float, msgspec.Meta(ge=-1, le=1)]
 
 _ROUNDING_GPU_S = 1e-6
 """Where instants are not whole seconds, a demotion instant may fall this short of its limit."""
@@ -73,12 +79,19 @@ class Notes:
         self.pack_limit = PACK_LIMIT
 
 
+def _gpu_seconds(text: str, knob: str) -> list[float]:
+    try:
+        found = [float(part) for part in text.replace(";", ",").split(",") if part.strip()]
+    except ValueError:
+        found = [inf]
+    if not all(0 <= value < inf for value in found):
+        raise ConfigRejected(f"{knob}={text!r}: give GPU-seconds as 3600,57600")
+    return found
+
+
 def parse_limits(text: str) -> list[float]:
     """Queue limits in GPU-seconds, ascending; an empty text is a single queue."""
-    try:
-        limits = [float(part) for part in text.replace(";", ",").split(",") if part.strip()]
-    except ValueError as error:
-        raise ConfigRejected(f"limits={text!r}: give GPU-seconds as 3600,57600") from error
+    limits = _gpu_seconds(text, "limits")
     if any(b <= a for a, b in zip([0.0, *limits], limits, strict=False)):
         raise ConfigRejected(f"limits={text!r} must be positive and ascend")
     return [int(limit) if limit == int(limit) else limit for limit in limits]
@@ -88,14 +101,11 @@ class Tiresias(QueuePolicy):
     """What both policies share; the index is the difference."""
 
     places_change = True
-    orders: tuple[str, ...] = ("submission", "first_start", "index", "entry", "waiting")
 
     def __init__(
-        self, limits: str, order: str, running_first: bool, promote_knob: float,
+        self, limits: str, order: Order, running_first: bool, promote_knob: float,
         round_s: float, pack_limit: float,
     ) -> None:  # fmt: skip
-        if order not in self.orders:
-            raise ConfigRejected(f"order={order!r} is not one of {', '.join(self.orders)}")
         self.limits = parse_limits(limits)
         self.order, self.running_first = order, running_first
         self.promote_knob, self.round_s, self.pack_limit = promote_knob, round_s, pack_limit
@@ -195,9 +205,9 @@ class TiresiasLas(Tiresias):
     """Discretized 2D-LAS: no knowledge of durations at all."""
 
     def __init__(
-        self, limits: str = DEFAULT_LIMITS, order: str = "submission",
-        running_first: bool = True, promote_knob: float = 0, round_s: float = 0,
-        pack_limit: float = -1,
+        self, limits: str = DEFAULT_LIMITS, order: Order = "submission",
+        running_first: bool = True, promote_knob: AtLeast0 = 0, round_s: Seconds = 0,
+        pack_limit: PackLimit = -1,
     ) -> None:  # fmt: skip
         super().__init__(limits, order, running_first, promote_knob, round_s, pack_limit)
 
@@ -207,15 +217,13 @@ class TiresiasGittins(Tiresias):
     """Discretized 2D-Gittins: knows how long earlier jobs took."""
 
     def __init__(
-        self, limits: str = DEFAULT_LIMITS, order: str = "index", running_first: bool = True,
-        promote_knob: float = 0, round_s: float = 0, pack_limit: float = -1,
-        learn_jobs: int = 50, quantum: str = "queue", history: str = "",
+        self, limits: str = DEFAULT_LIMITS, order: Order = "index", running_first: bool = True,
+        promote_knob: AtLeast0 = 0, round_s: Seconds = 0, pack_limit: PackLimit = -1,
+        learn_jobs: Count = 50, quantum: Quantum = "queue", history: str = "",
     ) -> None:  # fmt: skip
         super().__init__(limits, order, running_first, promote_knob, round_s, pack_limit)
-        if quantum not in ("queue", "supremum"):
-            raise ConfigRejected(f"quantum={quantum!r} is not one of queue, supremum")
         self.learn_jobs, self.quantum = learn_jobs, quantum
-        self.history = [float(part) for part in history.split(",") if part.strip()]
+        self.history = _gpu_seconds(history, "history")
 
     def fresh_notes(self) -> Notes:
         notes = Notes()

@@ -14,7 +14,7 @@ import msgspec
 
 from slackwater.schemas.base import JobId
 from slackwater.services.master.policies.placement import Placer
-from slackwater.services.master.policies.registry import register
+from slackwater.services.master.policies.registry import AtLeast0, Period, register
 from slackwater.services.master.policies.view import (
     NOTHING,
     Allocation,
@@ -31,7 +31,7 @@ class Lists(msgspec.Struct):
 
 @register("tiresias-artifact")
 class TiresiasArtifact:
-    def __init__(self, limit_gpu_s: float = 57600, round_s: float = 60) -> None:
+    def __init__(self, limit_gpu_s: AtLeast0 = 57600, round_s: Period = 60) -> None:
         self.limit_gpu_s, self.round_s = limit_gpu_s, round_s
 
     def allocate(self, view: View, memory: Any) -> tuple[Plan, Any]:

@@ -126,7 +126,7 @@ def test_json_on_the_command_line(trace: Path) -> None:
         (["--nodes", 1], 65, "job c asks for 8 GPUs of one type and the cluster has 4"),
         (["--set", "fifo.limits=3"], 78, "'fifo' is neither a policy of this run"),
         (["--set", "tiresias-las.limit=3"], 78, "no option 'limit'; it has limits"),
-        (["--set", "tiresias-las.promote_knob=x"], 78, "promote_knob='x' is not a valid float"),
+        (["--set", "tiresias-las.promote_knob=x"], 78, "promote_knob='x': expected float"),
         (["--set", "nonsense"], 78, "write POLICY.OPTION=VALUE"),
         (["--overhead", "half"], 78, "see loadgen simulate --help"),
         (["--overhead", "none", "--restart-s", 30], 78, "makes restarts free"),
@@ -201,9 +201,41 @@ def test_two_policies_of_one_name(trace: Path) -> None:
         simulate(options(trace, policies=("fifo", "fifo")))
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [({"quotas": "nobody=4"}, "no job has the tenant 'nobody'"),
+     ({"quotas": "=inf"}, "NAME=NUMBER"),
+     ({"restart_by_model": "vgg=3"}, "no job has the model 'vgg'; there are 'resnet50'"),
+     ({"overhead": "none", "mtbf_s": 100.0}, "leave --spread-slowdown"),
+     ({"nodes_max": 1}, "below the 2 nodes"),
+     ({"nodes_max": 4}, "does not; add --set pollux.scale=true"),
+     ({"cluster": "99999999x4"}, "at most 65536"),
+     ({"why_at": (5.0,)}, "add --report")],
+)  # fmt: skip
+def test_options_that_would_do_nothing_or_too_much(
+    trace: Path, given: dict[str, object], said: str
+) -> None:
+    with pytest.raises(ConfigRejected, match=said):
+        simulate(options(trace, **given), processes=1)
+
+
+def test_a_choice_that_there_is_not_is_answered_with_those_that_there_are(trace: Path) -> None:
+    code, output = run("simulate", trace, "--overhead", "some")
+    assert code == 78
+    assert "choose one of full, none" in output
+
+
+def test_optimus_says_which_job_model_it_needs(trace: Path) -> None:
+    with pytest.raises(Rejected, match="profiles"):
+        simulate(options(trace, policies=("optimus",), job_model="interleaved"), processes=1)
+
+
 def test_pairs() -> None:
     assert pairs("a=1, b=2.5", "x") == {"a": 1.0, "b": 2.5}
     assert pairs("", "x") == {}
+    for text in ("a=nan", "a=inf", "a=-1", "=1"):
+        with pytest.raises(ConfigRejected, match="NAME=NUMBER"):
+            pairs(text, "x")
 
 
 def test_generated_workloads_differ_by_seed() -> None:

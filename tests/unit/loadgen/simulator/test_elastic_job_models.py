@@ -94,7 +94,7 @@ def test_what_a_model_needs_is_said() -> None:
         with pytest.raises(Rejected, match="iterations"):
             model.run(sim_job((1.0, 1.0, 1.0), iterations=0), VIEW)
     with pytest.raises(ConfigRejected, match="method"):
-        QueueingModel(method="magic")
+        make_model("queueing", {"method": "magic"}, 0)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from slackwater.common.errors import ConfigRejected
 from slackwater.loadgen.simulator.audit import audit
 from slackwater.loadgen.simulator.cluster import Cluster
 from slackwater.loadgen.simulator.engine import Costs, Engine, Result, Settings
@@ -23,7 +24,7 @@ from slackwater.loadgen.simulator.jobmodels.interleaved import InterleavedModel
 from slackwater.loadgen.simulator.workload import SimJob
 from slackwater.services.master.policies.colocation import Colocated
 from slackwater.services.master.policies.queues import QueuePolicy
-from slackwater.services.master.policies.registry import make, names
+from slackwater.services.master.policies.registry import make, names, options_of
 from slackwater.services.master.policies.tiresias_artifact import TiresiasArtifact
 from slackwater.services.master.policies.view import Rules, View, validate
 
@@ -178,3 +179,37 @@ def test_time_sharing_gives_a_large_job_its_turn() -> None:
         ends[name] = next(o.end_s for o in outcomes if o.job.id == "big")
     assert ends["gandiva"] < 10_000
     assert ends["best-effort"] > 20_000
+
+
+NUMERIC = [
+    (name, knob, number)
+    for name in names()
+    for knob, number in options_of(name).items()
+    if isinstance(number, int | float) and not isinstance(number, bool)
+]
+
+
+@pytest.mark.parametrize(("name", "knob"), [(name, knob) for name, knob, _ in NUMERIC])
+@pytest.mark.parametrize("text", ["nan", "inf", "", "a"])
+def test_a_number_that_is_none_is_refused_with_its_knob(name: str, knob: str, text: str) -> None:
+    with pytest.raises(ConfigRejected, match=rf"{name}\.{knob}="):
+        make(name, {knob: text})
+
+
+@pytest.mark.parametrize(("name", "knob", "number"), NUMERIC)
+def test_every_default_is_within_its_own_bounds(name: str, knob: str, number: float) -> None:
+    make(name, {knob: str(number)})
+
+
+@pytest.mark.parametrize(
+    ("knob", "text", "said"),
+    [("fifo.consolidate", "maybe", "prefer, require, no"), ("gandiva.quantum_s", "0", ">= 0.001"),
+     ("optimus.round_s", "0", ">= 0.001"), ("tiresias-artifact.round_s", "0", ">= 0.001"),
+     ("tiresias-las.promote_knob", "-1", ">= 0.0"), ("tiresias-las.limits", "nan", "3600,57600"),
+     ("tiresias-gittins.history", "abc", "3600,57600"), ("hell.mode", "x", "malleable, moldable"),
+     ("sf.preemptive", "perhaps", "true or false"), ("fifo.nothing", "1", "it has consolidate")],
+)  # fmt: skip
+def test_a_bad_knob_is_refused_with_what_is_good(knob: str, text: str, said: str) -> None:
+    name, _, option = knob.partition(".")
+    with pytest.raises(ConfigRejected, match=said):
+        make(name, {option: text})

@@ -155,12 +155,12 @@ def test_whole_runs_with_promotion_end(name: str, knob: str) -> None:
     assert len(result.outcomes) == len(jobs)
 
 
-@pytest.mark.parametrize("text", ["5,3", "0", "x", "-1"])
+@pytest.mark.parametrize("text", ["5,3", "0", "x", "-1", "nan", "3600,inf"])
 def test_bad_limits_are_refused(text: str) -> None:
     with pytest.raises(ConfigRejected, match="limits"):
         parse_limits(text)
 
 
 def test_unknown_order_is_refused() -> None:
-    with pytest.raises(ConfigRejected, match="order='random' is not one of submission"):
-        TiresiasLas(order="random")
+    with pytest.raises(ConfigRejected, match="order='random': choose one of submission"):
+        make("tiresias-las", {"order": "random"})
