@@ -31,21 +31,21 @@ REPEATS = 7
 BYTES_SCALE_MAX = 1.0
 
 
-def fold_s_per_element() -> float:
-    """CPU seconds that one element costs: two gradients, SGD with momentum; the lower quartile,
-    as the aggregators profile it."""
+def fold_s_per_element(workers: int = WORKERS) -> float:
+    """CPU seconds that one element of an update costs, warm: that many gradients, SGD with
+    momentum; the lower quartile, as the aggregators profile it."""
     from slackwater.common.slots import kernels  # numba: not every command needs it.
 
-    slots = np.full(WORKERS * ELEMENTS, 1e-3, dtype=np.float32)
+    slots = np.full(workers * ELEMENTS, 1e-3, dtype=np.float32)
     parameters, momentum = (
         (np.ones(ELEMENTS, np.float32), np.ones(ELEMENTS, np.float32)) for _ in range(2)
     )
-    k = scalars(Hyper.of(UPDATE), 1, WORKERS)
+    k = scalars(Hyper.of(UPDATE), 1, workers)
     seconds = []
     for _ in range(REPEATS + 1):
         before_s = time.thread_time()
         kernels.fold_chunk(
-            UPDATE.name, slots, ELEMENTS, WORKERS, (0, ELEMENTS), parameters, [momentum], k
+            UPDATE.name, slots, ELEMENTS, workers, (0, ELEMENTS), parameters, [momentum], k
         )
         seconds.append(time.thread_time() - before_s)
     return sorted(seconds[1:])[REPEATS // 4] / ELEMENTS
