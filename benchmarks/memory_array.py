@@ -8,6 +8,7 @@ is Leap's: of the pages that were not here, those that prefetching had brought o
 `waited` counts those among all pages of the scan that the program still had to wait for.
 
     python benchmarks/memory_array.py [--rounds 3] [--size 64] [--transport shm,tcp]
+        [--json FILE]
 """
 
 import argparse
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from figures import Figure, show, spread
+from figures import Figure, show, spread, this_command, write_json
 from lending import MIB, lenders
 from numba import njit, types
 
@@ -168,8 +169,12 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=64, help="MiB; whole slabs of 32")
     parser.add_argument("--transport", default="shm,tcp")
     parser.add_argument("--backup-dir", default="/dev/shm")
+    parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    show("Arrays in remote memory", asyncio.run(run(arguments)))
+    found = asyncio.run(run(arguments))
+    show("Arrays in remote memory", found)
+    if arguments.json is not None:
+        write_json(arguments.json, this_command(), found)
 
 
 if __name__ == "__main__":
