@@ -6,9 +6,9 @@ mixes over a Unix socket, one request at a time. In a period `with` the lender r
 slabs, and gives one up, which its device answers; in a period `without` its process is stopped
 (SIGSTOP). Two such neighbours, whichever comes first by chance, are a pair; a figure is the median
 of the pairs' ratios. On one machine the device's own work for an eviction counts against us as
-well, and at one eviction a period of half a second there are more of them than a lender ever has.
+well, and at one eviction in four tenths of a second there are more of them than a lender ever has.
 
-    python benchmarks/memory_lender.py [--pairs 120] [--period 0.5] [--json FILE]
+    python benchmarks/memory_lender.py [--pairs 120] [--period 0.4] [--json FILE]
 """
 
 import argparse
@@ -197,7 +197,7 @@ def rows(mix: str, found: list[tuple[Period, Period]]) -> list[Figure]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=120, help="of periods, of each mix")
-    parser.add_argument("--period", type=float, default=0.5, help="seconds")
+    parser.add_argument("--period", type=float, default=0.4, help="seconds")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--play", nargs=2, help=argparse.SUPPRESS)
     chosen = parser.parse_args()
