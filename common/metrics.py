@@ -4,13 +4,15 @@ Services count with plain numbers (`shell.counters.Counters`); a scrape turns th
 the path of a request or a push touches no metric object and no lock.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
 from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
+
+from slackwater.common.shell.definition import Level
 
 COUNTERS: Final[Mapping[str, str]] = {
     "steps": "Events that went through the core",
@@ -37,6 +39,17 @@ GAUGES: Final[Mapping[str, str]] = {
     "step_s_max": "The longest step of the core in seconds",
     "epoch": "This instance's epoch",
 }
+LEVELS: Final[Mapping[str, str]] = {
+    "tenant_asked_cores": "Cores that the tenant's admitted jobs ask for, as profiled",
+    "tenant_allowed_cores": "Cores of the pool that they may ask for together",
+    "tenant_used_cores": "Cores that their tasks took, in each job's last monitor window",
+    "tenant_used_aggregators": "Aggregators that they kept busy meanwhile: slot time over time",
+    "tenant_loss_worst": "Loss of profiled speed of the job that lost most in its last window",
+    "tenant_jobs_beyond_limit": "Jobs that lost more than their limit in their last window",
+    "tenant_jobs_running": "Jobs that were started and have not ended",
+    "tenant_jobs_waiting": "Jobs that were not started yet",
+}
+"""With labels of their own."""
 OWN: Final = "slackwater_own_total"
 """A service's own counters, told apart by the label `name`."""
 
@@ -50,10 +63,12 @@ class ShellCollector(Collector):
         id: str,
         counters: Callable[[], Mapping[str, int]],
         gauges: Callable[[], Mapping[str, float]],
+        levels: Callable[[], Iterable[Level]] = tuple[Level, ...],
     ) -> None:
         self._labels = [service, id]
         self._counters = counters
         self._gauges = gauges
+        self._levels = levels
 
     def collect(self) -> Iterator[Metric]:
         names = ["service", "id"]
@@ -72,6 +87,17 @@ class ShellCollector(Collector):
             gauge = GaugeMetricFamily(f"slackwater_{name}", GAUGES.get(name, name), labels=names)
             gauge.add_metric(self._labels, level)
             yield gauge
+        yield from self._own_levels(names)
+
+    def _own_levels(self, names: list[str]) -> Iterator[Metric]:
+        families: dict[str, GaugeMetricFamily] = {}
+        for name, labels, value in self._levels():
+            if name not in families:
+                families[name] = GaugeMetricFamily(
+                    f"slackwater_{name}", LEVELS[name], labels=[*names, *labels]
+                )
+            families[name].add_metric([*self._labels, *labels.values()], value)
+        yield from families.values()
 
 
 class Exposition:

@@ -29,6 +29,7 @@ Aggregators = Annotated[tuple[AggregatorId, ...], msgspec.Meta(max_length=1024)]
 ARRIVED_MAX: Final = 512
 WAITING_JOBS_MAX: Final = 200
 WAITING_CHARS_MAX: Final = 512
+TENANTS_MAX: Final = 1000
 
 
 class Heartbeat(Message, kw_only=True, frozen=True, tag="service.heartbeat"):
@@ -203,6 +204,22 @@ class DrainProgress(Message, kw_only=True, frozen=True, tag="aggregator.drain-pr
     at_s: Seconds = 0.0
 
 
+class TenantUse(Record, kw_only=True, frozen=True):
+    """What the jobs of a tenant used and lost, in the last monitor window of each."""
+
+    tenant: Annotated[str, msgspec.Meta(max_length=64)] = ""
+    jobs: Count = 0
+    """Those of which a window was measured."""
+    cpu: float = 0.0
+    """Cores that their tasks took."""
+    slots: float = 0.0
+    """Aggregators that they kept busy."""
+    loss: float = 0.0
+    """Of the speed that it was profiled to, of the job that lost most; below 0: all are faster."""
+    beyond: Count = 0
+    """Those that lost more than their limit."""
+
+
 class ClusterReport(Message, kw_only=True, frozen=True, tag="cluster.report"):
     """sw.v1.tel.controller.<cluster>.report: what the master's best-fit choice needs."""
 
@@ -217,6 +234,8 @@ class ClusterReport(Message, kw_only=True, frozen=True, tag="cluster.report"):
         msgspec.Meta(max_length=WAITING_JOBS_MAX),
     ] = msgspec.field(default_factory=dict)
     """Jobs that wait -> why; no more of them than fit into a message."""
+    tenants: Annotated[tuple[TenantUse, ...], msgspec.Meta(max_length=TENANTS_MAX)] = ()
+    """Of those that have jobs in the cluster; no more than fit into a message."""
     at_s: Seconds
 
 

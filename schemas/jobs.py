@@ -211,6 +211,16 @@ class TenantInfo(Record, kw_only=True, frozen=True):
     """Cores that the running ones ask for: as profiled, else their servers."""
     pool_cpu: float
     """Cores of the pool."""
+    used_cpu: float = 0.0
+    """Cores that their tasks took of aggregators, in each job's last monitor window."""
+    used_slots: float = 0.0
+    """Aggregators that they kept busy."""
+    measured: Count = 0
+    """Jobs of which such a window is known."""
+    loss: float = 0.0
+    """Of its profiled speed, of the job that lost most; below 0: all are faster."""
+    beyond: Count = 0
+    """Jobs that lost more than their limit."""
 
 
 class TenantList(Message, kw_only=True, frozen=True, tag="tenant.list-reply"):

@@ -106,3 +106,7 @@ class WindowMeasured(Message, kw_only=True, frozen=True, tag="job.window"):
     iteration_s: Seconds
     links: Links = ()
     """All ranks' transfers since the window before."""
+    used_cpu: float = 0.0
+    """Cores that its tasks took since the window before, of all aggregators together: measured."""
+    used_slots: float = 0.0
+    """Aggregators that they kept busy meanwhile: slot time over time."""

@@ -5,9 +5,9 @@ all services.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from slackwater.common.effects import Effect
 from slackwater.common.shell.process import Process
@@ -53,6 +53,14 @@ class Port(Protocol):
         ...
 
 
+class Level(NamedTuple):
+    """One number of a service's own that the metrics show (`metrics.LEVELS` says what it is)."""
+
+    name: str
+    labels: Mapping[str, str]
+    value: float
+
+
 Handler = Callable[..., Awaitable[Any] | Any]
 """Carries out `Do(action, arguments)`: called with the arguments as keywords, in the order of the
 effects. What it returns (unless None), or what its coroutine returns later, is the next event."""
@@ -71,6 +79,8 @@ class ServiceDefinition:
     `heartbeat` gives the message that is published each HEARTBEAT_S (the shell fills in a
     Heartbeat's incarnation: the epoch); None: a plain Heartbeat.
 
+    `levels` gives the service's own numbers that are no counters, when somebody scrapes.
+
     `on_start` opens what the core's handlers need, before the core recovers; `tasks` run from
     then on until the drain is over; `on_stop` closes it.
     """
@@ -87,6 +97,7 @@ class ServiceDefinition:
     subscriptions: Mapping[str, Any] = field(default_factory=dict)
     handlers: Mapping[str, Handler] = field(default_factory=dict)
     heartbeat: Callable[[float], Message] | None = None
+    levels: Callable[[], Iterable[Level]] = tuple[Level, ...]
     on_start: Callable[[Port], Awaitable[None]] | None = None
     on_stop: Callable[[], Awaitable[None]] | None = None
     tasks: Sequence[Callable[[Port], Awaitable[None]]] = ()

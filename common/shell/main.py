@@ -26,7 +26,7 @@ from slackwater.common import failpoints, metrics
 from slackwater.common import logging as logs
 from slackwater.common.config import DEFAULT_URL, load_config
 from slackwater.common.errors import ConfigRejected, Rejected, Retryable, SlackwaterError
-from slackwater.common.shell.definition import ServiceDefinition
+from slackwater.common.shell.definition import Level, ServiceDefinition
 from slackwater.common.shell.process import Process
 from slackwater.common.shell.service import Shell
 from slackwater.common.world import World, live_world
@@ -34,6 +34,8 @@ from slackwater.common.world import World, live_world
 EX_FAILED = 1
 EX_TEMPFAIL = 75
 EX_CONFIG = 78
+SCRAPE_S = 2.0
+"""What the loop may take to answer a scrape; else it ends with an error."""
 
 C = TypeVar("C", bound=msgspec.Struct)
 Build = Callable[[C, World], ServiceDefinition | Awaitable[ServiceDefinition]]
@@ -102,7 +104,16 @@ def _field(config: msgspec.Struct, name: str, default: Any) -> Any:
 
 
 def _expose(service: str, id: str, port: int, shell: Shell) -> metrics.Exposition:
-    collector = metrics.ShellCollector(service, id, shell.counters.all, shell.gauges)
+    loop = asyncio.get_running_loop()
+
+    async def read() -> list[Level]:
+        return list(shell.levels())
+
+    def levels() -> list[Level]:
+        """A scrape is another thread's: the loop is asked."""
+        return asyncio.run_coroutine_threadsafe(read(), loop).result(SCRAPE_S)
+
+    collector = metrics.ShellCollector(service, id, shell.counters.all, shell.gauges, levels)
     try:
         exposition = metrics.Exposition(collector, port)
     except OSError as error:

@@ -9,7 +9,7 @@ it anew, and it rebuilds from its buckets. The same code runs live and in a simu
 
 import asyncio
 import inspect
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
 import msgspec
@@ -36,7 +36,7 @@ from slackwater.common.failpoints import failpoint
 from slackwater.common.retry import retry
 from slackwater.common.shell import leadership
 from slackwater.common.shell.counters import Counters
-from slackwater.common.shell.definition import ServiceDefinition
+from slackwater.common.shell.definition import Level, ServiceDefinition
 from slackwater.common.shell.endpoints import Intake
 from slackwater.common.shell.facts import Facts
 from slackwater.common.shell.fencing import sender_name
@@ -387,6 +387,10 @@ class Shell:
         self._stop.set()
 
     # What is shown --------------------------------------------------------------------------------
+
+    def levels(self) -> Iterable[Level]:
+        """From the loop's own thread: the core's state is read."""
+        return self.definition.levels()
 
     def gauges(self) -> dict[str, float]:
         return {

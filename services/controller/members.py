@@ -13,6 +13,7 @@ from slackwater.common.limits import LOST_AFTER_S
 from slackwater.schemas import subjects
 from slackwater.schemas.base import AggregatorId, JobId, Message, Refused
 from slackwater.schemas.cluster import (
+    TENANTS_MAX,
     WAITING_CHARS_MAX,
     WAITING_JOBS_MAX,
     AdoptAggregators,
@@ -21,6 +22,7 @@ from slackwater.schemas.cluster import (
     ClusterReport,
     DeallocateAggregators,
     ListAggregators,
+    TenantUse,
 )
 from slackwater.schemas.placement import WorkerDone
 from slackwater.services.controller import assigning, hosting, moving
@@ -190,9 +192,32 @@ def report(state: State, now_s: float) -> None:
         free_cpu=free_cpu,
         aggregators=tuple(id for id in sorted(state.aggregators) if state.aggregators[id].ours),
         jobs=counted,
+        tenants=_tenants(state),
         at_s=now_s,
     )
     state.out.append(Publish(subjects.telemetry("controller", state.cluster, "report"), message))
+
+
+def _tenants(state: State) -> tuple[TenantUse, ...]:
+    """What each tenant's jobs used and lost, by their last windows."""
+    found: dict[str, TenantUse] = {}
+    for job in state.living():
+        profile, window = job.record.profile, job.window
+        if profile is None or window is None or window.iteration_s <= 0.0:
+            continue
+        loss = 1.0 - profile.iteration_s / window.iteration_s
+        limit = job.record.loss_limit or state.config.loss_limit
+        name = job.record.spec.tenant
+        before = found.get(name, TenantUse(tenant=name))
+        found[name] = TenantUse(
+            tenant=name,
+            jobs=before.jobs + 1,
+            cpu=before.cpu + window.used_cpu,
+            slots=before.slots + window.used_slots,
+            loss=max(loss, before.loss) if before.jobs else loss,
+            beyond=before.beyond + (loss > limit),
+        )
+    return tuple(found[name] for name in sorted(found)[:TENANTS_MAX])
 
 
 def _waiting(state: State) -> dict[JobId, str]:

@@ -19,6 +19,7 @@ from slackwater.schemas.base import AggregatorId, ClusterId, JobId, Message
 from slackwater.schemas.cluster import AggregatorDrain, AggregatorFact, AggregatorHeartbeat
 from slackwater.schemas.jobs import JobEvent
 from slackwater.schemas.placement import BucketPlace, Endpoint, JobPlacement, PlanTurns
+from slackwater.schemas.telemetry import WindowMeasured
 from slackwater.services.controller.config import ControllerConfig
 from slackwater.services.controller.policies import load_policy
 from slackwater.services.controller.policies.view import JobView, Memory, Policy
@@ -83,6 +84,8 @@ class Job:
     """Of commands for this job, by key: why the last attempt was refused."""
     escapes: int = 0
     """Times that it left a congested link since its speed was last above the limit."""
+    window: WindowMeasured | None = None
+    """The last that was heard of it."""
 
     @property
     def id(self) -> JobId:

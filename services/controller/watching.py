@@ -82,7 +82,7 @@ def _moved(old: tuple[float, ...], new: tuple[float, ...]) -> bool:
 
 
 def measured(state: State, job: Job, window: WindowMeasured, now_s: float) -> None:
-    record = job.record
+    record, job.window = job.record, window
     steady = record.phase == "steady" and record.profile is not None and state.adapts(job)
     if not steady or window.location_epoch != job.location_epoch or window.iteration_s <= 0.0:
         return

@@ -19,7 +19,7 @@ from math import ceil, floor
 
 from slackwater.common.limits import CLUSTERS_MAX, LOST_AFTER_S, MODELS_KNOWN_MAX
 from slackwater.schemas.base import ClusterId, JobId
-from slackwater.schemas.cluster import ClusterReport
+from slackwater.schemas.cluster import ClusterReport, TenantUse
 from slackwater.schemas.jobs import JobSpec
 from slackwater.schemas.placement import Profile
 
@@ -114,6 +114,26 @@ class Clusters:
         """Why the job waits there, by the controller's last report; empty: it does not."""
         entry = self._reports.get(cluster)
         return entry[0].waiting.get(job, "") if entry is not None else ""
+
+    def uses(self, now_s: float) -> dict[str, TenantUse]:
+        """By tenant, summed over the clusters that live."""
+        found: dict[str, TenantUse] = {}
+        for cluster, (report, _) in self._reports.items():
+            for use in report.tenants if self.alive(cluster, now_s) else ():
+                before = found.get(use.tenant)
+                found[use.tenant] = (
+                    use
+                    if before is None
+                    else TenantUse(
+                        tenant=use.tenant,
+                        jobs=before.jobs + use.jobs,
+                        cpu=before.cpu + use.cpu,
+                        slots=before.slots + use.slots,
+                        loss=max(before.loss, use.loss),
+                        beyond=before.beyond + use.beyond,
+                    )
+                )
+        return found
 
     @property
     def known(self) -> list[ClusterId]:

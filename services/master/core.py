@@ -158,7 +158,7 @@ class Master:
         state.reply(token, JobList(jobs=tuple(map(brief, records)), total=len(found)))
 
     def _tenants(self, token: int, message: ListTenants, now_s: float) -> None:
-        self.state.reply(token, TenantList(tenants=tuple(tenants(self.state))))
+        self.state.reply(token, TenantList(tenants=tuple(tenants(self.state, now_s))))
 
     # Agents and worker nodes ----------------------------------------------------------------------
 

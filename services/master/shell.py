@@ -1,10 +1,14 @@
 """The master's shell: its subjects, its buckets, its lease."""
 
+from collections.abc import Iterator
+from itertools import islice
+
 from slackwater.common.limits import ADMISSIONS_MAX
-from slackwater.common.shell.definition import ServiceDefinition
+from slackwater.common.shell.definition import Level, ServiceDefinition
 from slackwater.common.world import World
 from slackwater.schemas import subjects
 from slackwater.schemas.cluster import (
+    TENANTS_MAX,
     AdoptAggregators,
     AggregatorHeartbeat,
     AggregatorRecord,
@@ -25,24 +29,32 @@ from slackwater.schemas.jobs import (
     ListTenants,
     RegisterJob,
     SubmitJob,
+    TenantInfo,
 )
 from slackwater.schemas.telemetry import IterationsObserved, JobProfiled
 from slackwater.services.master.config import MasterConfig
 from slackwater.services.master.core import Master
 from slackwater.services.master.pool import BUCKET as NODES_BUCKET
-from slackwater.services.master.state import JOBS_BUCKET
+from slackwater.services.master.state import JOBS_BUCKET, tenants
 
 LEASE = "master"
 
 
 def definition(config: MasterConfig, world: World) -> ServiceDefinition:
     """One instance leads, the others of this lease stand by; whichever leads answers as `main`."""
+    core = Master(config)
+
+    def levels() -> Iterator[Level]:
+        infos = tenants(core.state, world.clock.now_s())
+        for info in islice(infos, TENANTS_MAX):
+            yield from tenant_levels(info)
+
     return ServiceDefinition(
         service="master",
         id=subjects.MASTER,
         instance=config.id,
         lease=LEASE,
-        core=Master(config),
+        core=core,
         description="Admits jobs, chooses their cluster, approves (de)allocations.",
         buckets={JOBS_BUCKET: JobRecord, NODES_BUCKET: AggregatorRecord},
         endpoints={
@@ -68,4 +80,20 @@ def definition(config: MasterConfig, world: World) -> ServiceDefinition:
             subjects.events("job", fact="profiled"): JobProfiled,
             subjects.events("job", fact="optimizer-state-lost"): JobEvent,
         },
+        levels=levels,
     )
+
+
+def tenant_levels(info: TenantInfo) -> Iterator[Level]:
+    shown = {
+        "asked_cores": info.cpu,
+        "allowed_cores": info.cpu_fraction * info.pool_cpu,
+        "used_cores": info.used_cpu,
+        "used_aggregators": info.used_slots,
+        "loss_worst": info.loss,
+        "jobs_beyond_limit": info.beyond,
+        "jobs_running": info.running,
+        "jobs_waiting": info.waiting,
+    }
+    for name, value in shown.items():
+        yield Level(f"tenant_{name}", {"tenant": info.tenant}, value)

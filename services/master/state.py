@@ -16,6 +16,7 @@ from slackwater.common.effects import Effect, Persist, Publish, Reply, Request
 from slackwater.common.limits import JOBS_MAX
 from slackwater.schemas import subjects
 from slackwater.schemas.base import JobId, Message
+from slackwater.schemas.cluster import TenantUse
 from slackwater.schemas.jobs import TERMINAL_STATES, JobEvent, JobRecord, TenantInfo
 from slackwater.services.master.admission import (
     DEFAULT,
@@ -178,12 +179,13 @@ def tenant_cpu(state: State, tenant: str) -> float:
     return sum(state.clusters.demand_cpu(job.record.spec, share) for job in jobs)
 
 
-def tenants(state: State) -> Iterator[TenantInfo]:
+def tenants(state: State, now_s: float) -> Iterator[TenantInfo]:
     """Those that have limits or live jobs."""
     limits, pool_cpu = state.config.tenants, state.pool.alive * state.pool.share()
+    uses = state.clusters.uses(now_s)
     names = {*limits, *state.admitted, *state.pending} - {DEFAULT}
     for name in sorted(names)[:JOBS_MAX]:
-        of = limits_of(limits, name)
+        of, use = limits_of(limits, name), uses.get(name, TenantUse())
         yield TenantInfo(
             tenant=name,
             cpu_fraction=of.cpu_fraction,
@@ -193,6 +195,11 @@ def tenants(state: State) -> Iterator[TenantInfo]:
             running=len(state.admitted.get(name, ())),
             cpu=tenant_cpu(state, name),
             pool_cpu=pool_cpu,
+            used_cpu=use.cpu,
+            used_slots=use.slots,
+            measured=use.jobs,
+            loss=use.loss,
+            beyond=use.beyond,
         )
 
 

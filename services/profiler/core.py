@@ -47,6 +47,18 @@ class _Job:
     said_epoch: int = -1
     say_at: int = 0
     """Iterations at which the profile is said next."""
+    cpu_s: float = 0.0
+    slot_s: float = 0.0
+    """What its tasks took of all aggregators since `used_s`."""
+    used_s: float = 0.0
+    """When the last window was said."""
+
+    def usage(self, now_s: float) -> tuple[float, float]:
+        """(cores, aggregators) that it used since the last call."""
+        elapsed_s = now_s - self.used_s
+        used = (self.cpu_s / elapsed_s, self.slot_s / elapsed_s) if elapsed_s > 0.0 else (0.0, 0.0)
+        self.cpu_s, self.slot_s, self.used_s = 0.0, 0.0, now_s
+        return used
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +107,7 @@ class Profiler:
         if job is None:
             if len(self._jobs) >= JOBS_MAX:
                 return None
-            job = _Job(Iterations(self._config.warm_up_iterations), now_s)
+            job = _Job(Iterations(self._config.warm_up_iterations), now_s, used_s=now_s)
             self._jobs[id] = job
         job.heard_s = now_s
         return job
@@ -114,9 +126,14 @@ class Profiler:
             message.links,
             message.gaps_s,
         )
-        self._say(message.job, job)
+        self._say(message.job, job, now_s)
 
     def _costs(self, message: TasksObserved, now_s: float) -> None:
+        for used in message.jobs:
+            user = self._job(used.job, now_s)
+            if user is not None:
+                user.cpu_s += used.cpu_s
+                user.slot_s += used.slot_s
         touched: dict[JobId, _Job] = {}
         for task in message.tasks:
             job = touched.get(task.job) or self._job(task.job, now_s)
@@ -127,15 +144,16 @@ class Profiler:
                 job.costs_before = len(job.costs_s)
             job.costs_s[task.bucket] = task.cpu_s
         for id, job in touched.items():
-            self._say(id, job)
+            self._say(id, job, now_s)
 
-    def _say(self, id: JobId, job: _Job) -> None:
+    def _say(self, id: JobId, job: _Job, now_s: float) -> None:
         """Whatever is complete: the profile, and the windows behind it."""
         epoch = job.iterations.location_epoch
         if epoch != job.said_epoch:
             job.said_epoch, job.say_at = epoch, self._config.profile_iterations
         config = self._config
         while window := job.iterations.window(config.window_iterations, config.window_s):
+            used_cpu, used_slots = job.usage(now_s)
             fact = WindowMeasured(
                 job=id,
                 location_epoch=epoch,
@@ -143,6 +161,8 @@ class Profiler:
                 iterations=window.iterations,
                 iteration_s=window.iteration_s,
                 links=job.iterations.links.take(),
+                used_cpu=used_cpu,
+                used_slots=used_slots,
             )
             self._out.append(Publish(subjects.event("job", id, "window"), fact))
             job.say_at = min(job.say_at, job.iterations.profiled()[0])

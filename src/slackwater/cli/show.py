@@ -16,7 +16,7 @@ from slackwater.cli.where import credentials, resolve
 from slackwater.common.bus.base import Delivery
 from slackwater.common.client import Client, connect
 from slackwater.schemas.cluster import AggregatorInfo
-from slackwater.schemas.jobs import JobRecord, JobSpec, JobState
+from slackwater.schemas.jobs import JobRecord, JobSpec, JobState, TenantInfo
 
 T = TypeVar("T")
 Url = Annotated[str | None, typer.Option(help="The bus, e.g. nats://127.0.0.1:4222.")]
@@ -121,22 +121,32 @@ def aggregators(url: Url = None, json: Json = False) -> None:
 
 
 def tenants(url: Url = None, json: Json = False) -> None:
-    """List tenants: what each may have, and what its jobs have now."""
+    """List tenants: what each may have, what its jobs have now, and what they lose."""
     infos = with_client(url, lambda client: client.tenants())
     if json:
         print_json(infos)
         return
     table = Table()
-    for column in ("tenant", "cores", "may have", "loss limit", "running", "waiting", "at most"):
+    for column in (
+        "tenant", "cores", "may have", "used", "aggregators", "loss", "limit", "beyond", "running",
+        "waiting", "at most",
+    ):  # fmt: skip
         table.add_column(column)
     for info in infos:
         limit = f"{info.loss_limit:g}" if info.loss_limit else "the cluster's"
         allowed = f"{info.cpu_fraction * info.pool_cpu:.2f}"
         table.add_row(
-            escape(info.tenant) or "-", f"{info.cpu:.2f}", allowed, limit, str(info.running),
-            str(info.waiting), str(info.queued_max),
+            escape(info.tenant) or "-", f"{info.cpu:.2f}", allowed, *_used(info), limit,
+            str(info.beyond), str(info.running), str(info.waiting), str(info.queued_max),
         )  # fmt: skip
     out.print(table)
+
+
+def _used(info: TenantInfo) -> tuple[str, str, str]:
+    """Cores, aggregators, the worst loss; before the first window of iterations nobody knows."""
+    if not info.measured:
+        return "-", "-", "-"
+    return f"{info.used_cpu:.2f}", f"{info.used_slots:.2f}", f"{max(0.0, info.loss):.1%}"
 
 
 def top(

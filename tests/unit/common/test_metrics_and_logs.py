@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from slackwater.common import logging as logs
 from slackwater.common import metrics
 from slackwater.common.shell.counters import Counters
+from slackwater.common.shell.definition import Level
 
 
 def test_a_scrape_shows_the_counters_of_that_moment() -> None:
@@ -38,6 +39,19 @@ def test_a_scrape_shows_the_counters_of_that_moment() -> None:
     assert found["slackwater_own_total", "pushes"].value == 5
     assert found["slackwater_timers", ""].value == 3
     assert found["slackwater_steps_total", ""].labels == {"service": "master", "id": "main"}
+
+
+def test_a_services_own_levels_are_shown_with_their_labels_as_they_are_then() -> None:
+    levels = [Level("tenant_used_cores", {"tenant": "a"}, 1.5)]
+    collector = metrics.ShellCollector("master", "main", dict, dict, lambda: levels)
+    levels.append(Level("tenant_used_cores", {"tenant": ""}, 0.5))
+    families = {each.name: each for each in collector.collect()}
+    family = families["slackwater_tenant_used_cores"]
+    assert family.documentation == metrics.LEVELS["tenant_used_cores"]
+    assert [(sample.labels, sample.value) for sample in family.samples] == [
+        ({"service": "master", "id": "main", "tenant": "a"}, 1.5),
+        ({"service": "master", "id": "main", "tenant": ""}, 0.5),
+    ]
 
 
 def test_every_counter_and_gauge_is_declared() -> None:

@@ -246,7 +246,7 @@ class Harness:
                     )
                 )
 
-    def window(self, id: str, iteration_s: float, iterations: int = 20) -> None:
+    def window(self, id: str, iteration_s: float, iterations: int = 20, **used: float) -> None:
         epoch = sum(place.location_epoch for place in self.stored[id].places)
         self.see(
             WindowMeasured(
@@ -255,6 +255,7 @@ class Harness:
                 last_iteration=100,
                 iterations=iterations,
                 iteration_s=iteration_s,
+                **used,
             )
         )
 

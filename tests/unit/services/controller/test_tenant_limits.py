@@ -1,10 +1,15 @@
-"""A tenant's loss limit instead of the cluster's: in both policies."""
+"""Tenants: a loss limit instead of the cluster's, in both policies; what each used and lost."""
 
 from dataclasses import replace
 
 import pytest
+from tests.unit.services.controller.harness import Harness, Pool, placed
 
-from slackwater.schemas.base import AggregatorId, JobId
+from slackwater.common.effects import Publish
+from slackwater.schemas.base import AggregatorId, JobId, Ok
+from slackwater.schemas.cluster import ClusterReport
+from slackwater.schemas.jobs import JobSpec
+from slackwater.schemas.placement import PlaceJob
 from slackwater.services.controller.policies.edf import place_by_deadline
 from slackwater.services.controller.policies.scheme import place_tasks
 from slackwater.services.controller.policies.view import AggregatorView, ClusterView, JobView
@@ -58,3 +63,27 @@ def test_by_deadline_a_tenant_that_may_lose_little_shares_with_less() -> None:
     tight = job("resident", 1.0, 0.3, 0.05, on_a=True)
     assert place_by_deadline(view(tight, limit=0.1), strict)[0][0] == "new#0"
     assert place_by_deadline(view(tight, limit=0.5), patient)[0][0] == "a"
+
+
+def test_the_report_says_what_each_tenants_jobs_used_and_lost_in_their_last_windows() -> None:
+    """Of `a` one job lost more than the tenant's limit; of `b` nothing was measured yet."""
+    harness = Harness(Pool(8))
+    for id, tenant, limit in (("j", "a", 0.05), ("k", "a", 0.05), ("l", "", 0.0), ("m", "b", 0.0)):
+        spec = JobSpec(id=id, servers=2, workers=2, tenant=tenant)
+        order = PlaceJob(spec=spec, tensors=placed(id, 2).tensors, loss_limit=limit)
+        assert harness.ask(order) == Ok()
+        harness.profile(id, [0.01, 0.01])
+        harness.migrated(id)
+    for id, iteration_s in (("j", 1.08), ("k", 1.01), ("l", 0.95)):
+        harness.window(id, iteration_s, used_cpu=0.02, used_slots=0.2)
+    (report,) = [
+        effect.message
+        for effect in harness.tick()
+        if isinstance(effect, Publish) and isinstance(effect.message, ClusterReport)
+    ]
+    nameless, ours = report.tenants
+    assert (nameless.tenant, nameless.jobs, nameless.beyond) == ("", 1, 0)
+    assert nameless.loss == pytest.approx(1 - 1 / 0.95), "faster than when it was profiled"
+    assert (ours.tenant, ours.jobs, ours.beyond) == ("a", 2, 1)
+    assert (ours.cpu, ours.slots) == pytest.approx((0.04, 0.4))
+    assert ours.loss == pytest.approx(1 - 1 / 1.08)

@@ -4,7 +4,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from slackwater.common import limits
+from slackwater.common import limits, metrics
 from slackwater.common.effects import (
     Answered,
     Effect,
@@ -26,6 +26,7 @@ from slackwater.schemas.cluster import (
     ClusterReport,
     StartWorkers,
     StopWorkers,
+    TenantUse,
     WorkerExited,
     WorkerHeartbeat,
 )
@@ -52,6 +53,7 @@ from slackwater.schemas.placement import PlaceJob, Profile, ReleaseJob
 from slackwater.schemas.telemetry import JobProfiled
 from slackwater.services.master.config import MasterConfig, Tenant
 from slackwater.services.master.core import Master
+from slackwater.services.master.shell import tenant_levels
 
 TENSORS = (TensorSpec(name="w", shape=(8, 4)), TensorSpec(name="b", shape=(4,)))
 T = TypeVar("T")
@@ -576,6 +578,29 @@ def tenants_of(harness: Harness) -> tuple[TenantInfo, ...]:
     answer = harness.answer(ListTenants())
     assert isinstance(answer, TenantList)
     return answer.tenants
+
+
+def test_what_a_tenant_uses_and_loses_is_summed_over_the_clusters_that_live() -> None:
+    harness = Harness(tenants={"t": Tenant(cpu_fraction=0.5)})
+    pool_of(harness, 10)
+    loser = TenantUse(tenant="t", jobs=1, cpu=0.25, slots=2.0, loss=0.12, beyond=1)
+    calm = TenantUse(tenant="t", jobs=2, cpu=0.5, slots=4.0, loss=-0.1)
+    for cluster, use in (("c0", loser), ("c1", calm)):
+        report = ClusterReport(
+            cluster=ClusterId(cluster), free_cpu=1.0, aggregators=(), jobs=(), tenants=(use,),
+            at_s=harness.now_s,
+        )  # fmt: skip
+        harness.see(report)
+    (found,) = tenants_of(harness)
+    assert (found.measured, found.used_cpu, found.used_slots) == (3, 0.75, 6.0)
+    assert (found.loss, found.beyond) == (0.12, 1)
+    levels = {level.name: level.value for level in tenant_levels(found)}
+    assert set(levels) == set(metrics.LEVELS)
+    assert levels["tenant_used_cores"] == 0.75
+    assert levels["tenant_allowed_cores"] == pytest.approx(0.5 * found.pool_cpu)
+    harness.now_s += limits.LOST_AFTER_S + 1.0
+    (found,) = tenants_of(harness)
+    assert (found.measured, found.loss) == (0, 0.0)
 
 
 def test_standalone_admission_starts_a_job_when_its_servers_could_be_had() -> None:

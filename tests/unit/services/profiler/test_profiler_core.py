@@ -3,6 +3,7 @@
 from statistics import median
 from typing import TypeVar
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -10,6 +11,7 @@ from slackwater.common.effects import Effect, Observed, Publish
 from slackwater.schemas.base import AggregatorId, JobId
 from slackwater.schemas.telemetry import (
     IterationsObserved,
+    JobCpu,
     JobProfiled,
     TaskCost,
     TasksObserved,
@@ -143,6 +145,23 @@ def test_repeated_and_lost_reports_never_count_an_iteration_twice(
                 highest = index + 1
     expected = (len(counted), median(counted)) if counted else (0, 0.0)
     assert iterations.profiled() == expected
+
+
+def test_a_window_says_what_the_job_used_of_all_aggregators_since_the_last() -> None:
+    core = profiler()
+    core.step(report(0, 1, [1.0, 1.0], workers=1), 100.0)
+    windows: list[WindowMeasured] = []
+    for second in range(1, 41):
+        for name in ("a", "b"):
+            used = JobCpu(job=JOB, cpu_s=0.01 if second <= 20 else 0.02, slot_s=0.1)
+            told = TasksObserved(
+                aggregator=AggregatorId(name), period_s=1.0, tasks=(), jobs=(used,)
+            )
+            core.step(Observed("", told), 100.0 + second)
+        effects = core.step(report(0, 2 + second, [1.0], workers=1), 100.0 + second)
+        windows += said(effects, WindowMeasured)
+    assert [w.used_cpu for w in windows] == pytest.approx([0.02, 0.04])
+    assert [w.used_slots for w in windows] == pytest.approx([0.2, 0.2])
 
 
 def test_a_slow_jobs_window_ends_by_time_with_ten_iterations_at_least() -> None:
