@@ -286,6 +286,7 @@ SERIES_BINS: Final = 400
 # Performance models
 MODEL_WORKERS_MAX: Final = 100_000
 """Workers of one job in the queueing model (one step of the recursion each)."""
+MODEL_STEP_S_MIN: Final = 1e-12
 MODEL_MACHINES_MAX: Final = 100_000
 """Machines that the cost model shares out between workers and servers."""
 MODEL_MACHINES_MIP_MAX: Final = 64

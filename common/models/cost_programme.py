@@ -75,6 +75,8 @@ def different_optimum(
         raise Rejected(f"there are {count} machines; give 2 to {limits.MODEL_MACHINES_MIP_MAX}")
     if not 1 <= blocks <= limits.MODEL_BLOCKS_MAX:
         raise Rejected(f"blocks is {blocks}; give 1 to {limits.MODEL_BLOCKS_MAX}")
+    if not 0 < time_limit_s <= limits.TRACE_SECONDS_MAX:
+        raise Rejected(f"time_limit_s is {time_limit_s}; give seconds above 0")
     block = training.instances / blocks
     problem = _Problem(
         training, machines, blocks, link_matrix(machines),

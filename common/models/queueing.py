@@ -22,7 +22,6 @@ at the same instant (section VII).
 """
 
 from collections.abc import Mapping, Sequence
-from math import isfinite
 from typing import Final, Literal, get_args
 
 import msgspec
@@ -184,7 +183,8 @@ def _check(steps: Sequence[StepTimes], method: str, servers: int) -> None:
     for step in dict.fromkeys(steps):
         for field in ("worker_s", "server_s", "uplink_s", "downlink_s"):
             value = getattr(step, field)
-            if not isfinite(value) or value < 0:
-                raise Rejected(f"{field} is {value}; give a finite time from 0")
+            low, high = limits.MODEL_STEP_S_MIN, limits.TRACE_SECONDS_MAX
+            if value != 0 and not low <= value <= high:
+                raise Rejected(f"{field} is {value}; give 0, or {low:g} to {high:g} seconds")
         if step.total_s <= 0:
             raise Rejected("a mini-batch takes no time at any station; give at least one time")

@@ -135,7 +135,7 @@ def _open(path: Path, text: str, format: str) -> tuple[Sheet | philly.JobLog, It
     for column in CSV_FORMATS[format].columns:
         if column not in sheet:
             raise TraceRejected(
-                path, sheet.line, column, None, f"this column in a {format} trace; it is missing"
+                path, sheet.line, column, None, f"this column in the format {format}; it is missing"
             )
     return sheet, CSV_FORMATS[format].jobs(sheet)
 
@@ -154,7 +154,7 @@ def _detect(path: Path, text: str) -> str:
     missing = [column for column in CSV_FORMATS[nearest].columns if column not in present]
     if _likeness(present, CSV_FORMATS[nearest].columns) >= 0.5:
         raise TraceRejected(
-            path, 1, missing[0], None, f"this column in a {nearest} trace; it is missing"
+            path, 1, missing[0], None, f"this column in the format {nearest}; it is missing"
         )
     raise TraceRejected(
         path, 1, None, first[:200], f"the header of a known format: {', '.join(FORMATS)}"

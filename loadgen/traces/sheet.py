@@ -11,7 +11,6 @@ import io
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
-from math import inf
 from pathlib import Path
 from typing import NoReturn
 
@@ -74,21 +73,25 @@ class Sheet:
     def number(
         self, column: str, low: float = 0.0, high: float = limits.TRACE_SECONDS_MAX
     ) -> float:
+        return self._bounded(column, low, high, f"a number from {low:g} to {high:g}")
+
+    def _bounded(self, column: str, low: float, high: float, wanted: str) -> float:
         raw = self._cells[self._index[column]]
         try:
             value = float(raw)
         except ValueError:
-            self.refuse(column, f"a number from {low:g} to {high:g}")
+            self.refuse(column, wanted)
         # NaN fails the comparison; float() would also take "1_0" and other scripts' digits.
         if not low <= value <= high or "_" in raw or not raw.isascii():
-            self.refuse(column, f"a number from {low:g} to {high:g}")
+            self.refuse(column, wanted)
         return value
 
     def whole(self, column: str, low: int = 0, high: int = limits.TRACE_COUNT_MAX) -> int:
         """A whole number; "8.0", as data frames write it, is one."""
-        value = self.number(column, -inf, inf)
-        if not (low <= value <= high and value == int(value)):
-            self.refuse(column, f"a whole number from {low} to {high}")
+        wanted = f"a whole number from {low} to {high}"
+        value = self._bounded(column, low, high, wanted)
+        if value != int(value):
+            self.refuse(column, wanted)
         return int(value)
 
     def gpus(self, column: str, low: int = 1) -> int:

@@ -28,6 +28,7 @@ from slackwater.services.master.policies.view import (
     Plan,
     Policy,
     View,
+    name_of,
 )
 
 
@@ -53,7 +54,7 @@ class Colocated:
     def __init__(self, inner: Policy, ways: int = 3, gain: float = 0.1, stay: float = 0.2) -> None:
         if not isinstance(inner, QueuePolicy):
             raise ConfigRejected(
-                f"{type(inner).__name__} orders no queue, so there is no order to co-locate by; "
+                f"{name_of(inner)} orders no queue, so there is no order to co-locate by; "
                 "use one of the queue-ordered policies"
             )
         self.inner, self.ways, self.gain, self.stay = inner, ways, gain, stay

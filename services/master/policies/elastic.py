@@ -19,7 +19,7 @@ from heapq import heapify, heappop, heapreplace, merge
 from math import inf
 from typing import Any, NamedTuple
 
-from slackwater.common.errors import ConfigRejected, Rejected
+from slackwater.common.errors import Rejected
 from slackwater.common.models.speedup import (
     STRICT,
     ElasticProfile,
@@ -36,6 +36,7 @@ from slackwater.services.master.policies.view import (
     Pending,
     Plan,
     View,
+    refuse_types,
 )
 
 
@@ -201,11 +202,7 @@ class ElasticPolicy(ABC):
         """How many nodes of the budget for whom; jobs left out get none. The kept have theirs."""
 
     def allocate(self, view: View, memory: Any) -> tuple[Plan, Any]:
-        if len(view.cluster.gpu_types) > 1:
-            raise ConfigRejected(
-                f"{type(self).__name__} knows one GPU type, and this cluster has "
-                f"{', '.join(view.cluster.gpu_types)}; simulate one type, or use pollux"
-            )
+        refuse_types(self, view)
         pool = memory if memory is not None else Pool()
         changed = view.changed if memory is not None else None
         pool.update(view, changed, self.progress_exponent, self.moldable)

@@ -43,6 +43,7 @@ from slackwater.services.master.policies.view import (
     Pending,
     Plan,
     View,
+    refuse_types,
 )
 
 LABEL: Final = "harmony-"
@@ -88,6 +89,7 @@ class Harmony:
         self.weights = (cpu_weight, 1 - cpu_weight)
 
     def allocate(self, view: View, memory: Any) -> tuple[Plan, Any]:
+        refuse_types(self, view)
         known: Memory | None = memory
         groups = _groups_of(view)
         waiting = _waiting_of(view)

@@ -17,7 +17,14 @@ from slackwater.schemas.base import JobId
 from slackwater.services.master.policies.placement import Placer
 from slackwater.services.master.policies.registry import Count, register
 from slackwater.services.master.policies.sequences import Fifo
-from slackwater.services.master.policies.view import Allocation, JobView, Pending, Plan, View
+from slackwater.services.master.policies.view import (
+    Allocation,
+    JobView,
+    Pending,
+    Plan,
+    View,
+    refuse_types,
+)
 
 
 @register("isolated")
@@ -44,6 +51,7 @@ class NaiveColocation:
         self.ways, self.stride = ways, stride
 
     def allocate(self, view: View, memory: Any) -> tuple[Plan, Any]:
+        refuse_types(self, view)
         next_label: int = memory if memory is not None else 0
         hosts: dict[str, Host] = {}
         for job in view.jobs.values():

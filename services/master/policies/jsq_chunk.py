@@ -15,7 +15,7 @@ from slackwater.common.errors import ConfigRejected
 from slackwater.schemas.base import JobId
 from slackwater.services.master.policies.elastic import resize
 from slackwater.services.master.policies.registry import Count, register
-from slackwater.services.master.policies.view import JobView, Pending, Plan, View
+from slackwater.services.master.policies.view import JobView, Pending, Plan, View, refuse_types
 
 
 class Chunks(msgspec.Struct):
@@ -34,11 +34,7 @@ class JsqChunk:
         self.chunk = chunk
 
     def allocate(self, view: View, memory: Any) -> tuple[Plan, Any]:
-        if len(view.cluster.gpu_types) > 1:
-            raise ConfigRejected(
-                "jsq-chunk knows one GPU type, and this cluster has "
-                f"{', '.join(view.cluster.gpu_types)}; simulate one type"
-            )
+        refuse_types(self, view)
         chunks = self._updated(view, memory)
         sizes = {}
         for queue in chunks.queues:

@@ -24,6 +24,7 @@ from slackwater.services.master.policies.view import (
     Pending,
     Plan,
     View,
+    refuse_types,
 )
 
 
@@ -44,6 +45,7 @@ class Optimus:
         self.round_s = round_s
 
     def allocate(self, view: View, memory: Any) -> tuple[Plan, Any]:
+        refuse_types(self, view)
         tick_s = floor(view.now_s / self.round_s) * self.round_s
         next_s = tick_s + self.round_s if view.jobs else inf
         if tick_s != view.now_s:
@@ -69,7 +71,7 @@ class Optimus:
 
 
 def _profile(job: JobView) -> OracleProfile:
-    if not hasattr(job.profile, "iteration_s"):
+    if not hasattr(job.profile, "remaining_iterations"):
         raise Rejected(
             f"optimus needs the iteration times of job {job.id}; run it with a job model that "
             "knows them (profiles)"

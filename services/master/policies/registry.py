@@ -62,6 +62,7 @@ def register(name: str) -> Callable[[type[P]], type[P]]:
 
     def put(factory: type[P]) -> type[P]:
         _FACTORIES[name] = factory
+        factory.registered_name = name  # type: ignore[attr-defined]  # for what people read
         return factory
 
     return put

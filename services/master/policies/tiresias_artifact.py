@@ -21,6 +21,7 @@ from slackwater.services.master.policies.view import (
     Pending,
     Plan,
     View,
+    refuse_types,
 )
 
 
@@ -35,6 +36,7 @@ class TiresiasArtifact:
         self.limit_gpu_s, self.round_s = limit_gpu_s, round_s
 
     def allocate(self, view: View, memory: Any) -> tuple[Plan, Any]:
+        refuse_types(self, view)
         lists: Lists = memory if memory is not None else Lists()
         tick_s = floor(view.now_s / self.round_s) * self.round_s
         next_s = tick_s + self.round_s if view.jobs else inf

@@ -35,7 +35,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from slackwater.common.errors import Rejected
+from slackwater.common.errors import ConfigRejected, Rejected
 from slackwater.schemas.base import JobId, NodeId
 
 Allocation = tuple[tuple[int, int], ...]
@@ -204,6 +204,21 @@ class Policy(Protocol):
     def explain(self, view: View, memory: Any) -> list[Pending]:
         """Why each pending job waits, after `allocate` at the same instant (memory unchanged)."""
         ...
+
+
+def refuse_types(policy: object, view: View) -> None:
+    """For a policy that places without regard to types: on several, jobs would wait for ever."""
+    if len(view.cluster.gpu_types) > 1:
+        raise ConfigRejected(
+            f"{name_of(policy)} knows one GPU type, and this cluster has "
+            f"{', '.join(view.cluster.gpu_types)}; simulate one type, or use pollux or a policy "
+            "that orders a queue"
+        )
+
+
+def name_of(policy: object) -> str:
+    """The name that it is registered under."""
+    return getattr(policy, "registered_name", type(policy).__name__)
 
 
 class PlanRefused(Rejected):

@@ -13,6 +13,7 @@ import typer
 from rich.table import Table
 
 from slackwater.cli.outcome import out, print_json, reported
+from slackwater.common import limits
 from slackwater.common.errors import Rejected
 from slackwater.common.models.cost import (
     Configuration,
@@ -76,10 +77,10 @@ def throughput(
 ) -> None:
     """Mini-batches per second of asynchronous SGD with a parameter server (Lin et al.)."""
     with reported():
-        if workers < 0 or not 0 <= overlap_above < 1:
+        if not 0 <= workers <= limits.MODEL_WORKERS_MAX or not 0 <= overlap_above < 1:
             raise Rejected(
-                f"--workers {workers} --overlap-above {overlap_above}; give workers from 1 and a "
-                "utilisation from 0 to below 1"
+                f"--workers {workers} --overlap-above {overlap_above}; give 1 to "
+                f"{limits.MODEL_WORKERS_MAX} workers and a utilisation from 0 to below 1"
             )
         times = {"worker_s": worker_s, "server_s": server_s, "uplink_s": uplink_s,
                  "downlink_s": downlink_s}  # fmt: skip

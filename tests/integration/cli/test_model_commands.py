@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 from slackwater.cli.model import app
 
 MB_8 = ["--worker-s", ".029", "--server-s", ".018", "--uplink-s", ".072", "--downlink-s", ".072"]
+KINDS = ["--machine", "3x.001:1e9", "--machine", "1x.0005:4e9"]
 CRUISE = ["--instances", "1e6", "--batch", "1000", "--model-bytes", "2.5e8"]
 
 
@@ -70,6 +71,10 @@ def test_people_get_a_table() -> None:
         (["throughput", *MB_8, "--workers", "6", "--method", "magic"], "magic"),
         (["throughput", "--worker-s", "abc"], "abc"),
         (["throughput", "--worker-s", "1,2", "--workers", "3"], "2 values for 3"),
+        (["throughput", *MB_8, "--workers", "1000000000"], "give 1 to 100000 workers"),
+        (["throughput", "--worker-s", "1e308", "--uplink-s", "1e308"], "worker_s is 1e+308"),
+        (["throughput", "--worker-s", "1e-320"], "1e-12 to 1e+10 seconds"),
+        (["configure", *CRUISE, *KINDS, "--time-limit-s", "nan"], "time_limit_s is nan"),
         (["configure", *CRUISE], "--machine"),
         (["configure", *CRUISE, "--machine", "3by4"], "3by4"),
         (["configure", *CRUISE, "--machines", "1", "--bytes-per-s", "1"], "machines is 1"),

@@ -83,6 +83,13 @@ def test_junk_in_a_number_is_found_where_it_is(
     assert (error.line, error.column, error.value) == (row + 2, column, junk)
 
 
+@pytest.mark.parametrize("junk", ["many", "1.5", "nan", "0", "70000"])
+def test_what_a_count_must_be_is_said_whatever_is_wrong_with_it(tmp_path: Path, junk: str) -> None:
+    error = _refusal(tmp_path, TIRESIAS.replace("\n1,8,30", f"\n1,{junk},30"))
+    assert (error.line, error.column, error.value) == (3, "num_gpu", junk)
+    assert "expected a whole number from 1 to 65536" in str(error)
+
+
 def test_short_and_long_rows(tmp_path: Path) -> None:
     short = _refusal(tmp_path, TIRESIAS.replace("1,8,30,133,vgg11,147,23", "1,8,30,133,vgg11"))
     assert (short.line, short.column) == (3, "duration")
@@ -94,7 +101,7 @@ def test_short_and_long_rows(tmp_path: Path) -> None:
 def test_missing_and_duplicate_columns(tmp_path: Path) -> None:
     missing = _refusal(tmp_path, TIRESIAS.replace("duration", "length"))
     assert (missing.line, missing.column) == (1, "duration")
-    assert "this column in a tiresias trace; it is missing" in str(missing)
+    assert "this column in the format tiresias; it is missing" in str(missing)
     twice = _refusal(tmp_path, TIRESIAS.replace("interval", "duration"))
     assert twice.column == "duration"
     assert "only once" in str(twice)

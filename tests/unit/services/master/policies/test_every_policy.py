@@ -6,6 +6,7 @@ cluster, an empty queue or a lost machine are survived.
 """
 
 from collections.abc import Sequence
+from math import inf
 
 import msgspec
 import pytest
@@ -213,3 +214,29 @@ def test_a_bad_knob_is_refused_with_what_is_good(knob: str, text: str, said: str
     name, _, option = knob.partition(".")
     with pytest.raises(ConfigRejected, match=said):
         make(name, {option: text})
+
+
+@pytest.mark.parametrize("name", names())
+def test_several_gpu_types_are_placed_on_or_refused_by_name(name: str) -> None:
+    """Never waited for: a policy that places without regard to types says so."""
+    speeds = {"slow": 0.5, "fast": 1.0}
+    jobs = [
+        SimJob(
+            id=f"j{n}", number=n, submit_s=n, gpus=2, duration_s=50, gpus_min=2, gpus_max=2,
+            speeds=speeds,
+        )
+        for n in range(4)
+    ]  # fmt: skip
+    nodes = [(2, "slow"), (2, "fast")]
+    if name in ONE_TYPE:
+        with pytest.raises(ConfigRejected, match=f"^{name} knows one GPU type"):
+            run(name, jobs, nodes, Settings())
+    else:
+        result = run(name, jobs, nodes, Settings())
+        assert all(outcome.end_s < inf for outcome in result.outcomes)
+
+
+ONE_TYPE = {
+    "equal-share", "harmony", "hell", "jsq-chunk", "knee", "naive-colocation", "optimus", "srpt",
+    "tiresias-artifact", "waterfill",
+}  # fmt: skip
