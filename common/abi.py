@@ -26,6 +26,7 @@ _errno: Any = types.ExternalFunction("__errno_location", ADDRESS())
 _recv: Any = types.ExternalFunction("recv", SIZE(INT, ADDRESS, ADDRESS, INT))
 _send: Any = types.ExternalFunction("send", SIZE(INT, ADDRESS, ADDRESS, INT))
 _pwritev: Any = types.ExternalFunction("pwritev", SIZE(INT, ADDRESS, INT, types.int64))
+_write: Any = types.ExternalFunction("write", SIZE(INT, ADDRESS, ADDRESS))
 _sendmsg: Any = types.ExternalFunction("sendmsg", SIZE(INT, ADDRESS, INT))
 _poll: Any = types.ExternalFunction("poll", INT(ADDRESS, types.uint64, INT))
 _ppoll: Any = types.ExternalFunction("ppoll", INT(ADDRESS, types.uint64, ADDRESS, ADDRESS))
@@ -208,6 +209,12 @@ def write_vector(fd, vector, count, offset):
     """pwritev of `count` (address, bytes) pairs; the bytes written, or minus errno."""
     n = types.int64(_pwritev(INT(fd), ADDRESS(vector), INT(count), types.int64(offset)))
     return n if n >= 0 else -types.int64(errno())
+
+
+@njit(nogil=True)
+def signal(eventfd, one):
+    """Make it readable. `one`: the address of a word that holds 1."""
+    _write(INT(eventfd), ADDRESS(one), ADDRESS(8))
 
 
 @njit(nogil=True)

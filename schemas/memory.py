@@ -209,6 +209,13 @@ class DeviceHeartbeat(Heartbeat, kw_only=True, frozen=True, tag="device.heartbea
     backup_waiting_pages: Count
     activity: float
     """Page I/O requests per second, smoothed."""
+    read_waited_pages: Count = 0
+    """Of `read_pages`, those that were neither mapped nor held nor prefetched."""
+    prefetched_pages: Count = 0
+    prefetch_hit_pages: Count = 0
+    """Prefetched pages that a client read."""
+    prefetch_late_pages: Count = 0
+    """... of which these were still on their way."""
     export: Annotated[str, msgspec.Meta(max_length=512)] = ""
     state: DeviceState = "serving"
     reason: Text = ""

@@ -58,6 +58,9 @@ def export(
     direct: Annotated[bool, typer.Option(help="Keep the backup out of the page cache.")] = False,
     swap: Annotated[bool, typer.Option(help="Serve this machine's own swap.")] = False,
     transport: Annotated[str | None, typer.Option(help="shm, tcp or verbs alone.")] = None,
+    prefetch: Annotated[
+        int, typer.Option(help="Requests of a scan fetched ahead over tcp or verbs; 0: none.")
+    ] = 8,
     url: Url = None,
     json: Json = False,
 ) -> None:
@@ -78,6 +81,7 @@ def export(
         direct=direct or swap,
         swap=swap,
         transport=transport,
+        prefetch=prefetch,
         token=os.environ.get("SLACKWATER_CLUSTER_TOKEN", ""),
     )
 
@@ -141,16 +145,29 @@ def _tables(seen: Seen) -> RenderableType:
             "" if beat.lending else "drained",
         )  # fmt: skip
     devices = Table(title="devices")
-    for column in ("device", "size", "spans", "lenders", "I/O per s", "remote hits", "to disk", ""):
+    for column in (
+        "device", "size", "spans", "lenders", "I/O per s", "remote hits", "prefetched", "to disk",
+        "",
+    ):  # fmt: skip
         devices.add_column(column)
     for id, mine in sorted(seen[1].items()):
         hits = mine.read_remote_pages / mine.read_pages if mine.read_pages else 0.0
         devices.add_row(
             id, human(mine.size_bytes), f"{mine.mapped_spans} of {mine.spans}", str(mine.lenders),
-            f"{mine.activity:,.0f}", f"{hits:.1%} of {mine.read_pages:,}",
+            f"{mine.activity:,.0f}", f"{hits:.1%} of {mine.read_pages:,}", _prefetched(mine),
             f"{mine.backup_waiting_pages:,}", mine.reason or mine.state,
         )  # fmt: skip
     return Group(lenders, devices)
+
+
+def _prefetched(beat: DeviceHeartbeat) -> str:
+    """Leap's coverage (of the pages that were neither mapped nor held, those that it had brought or
+    was bringing) and accuracy (of what it brought, what was read)."""
+    if not beat.prefetched_pages:
+        return "-"
+    hits = beat.prefetch_hit_pages
+    coverage = hits / max(1, hits + beat.read_waited_pages)
+    return f"{coverage:.1%}, {hits / beat.prefetched_pages:.1%} used"
 
 
 @app.command()

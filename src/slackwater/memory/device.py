@@ -38,6 +38,8 @@ class Device:
         self.on_failed: Callable[[int], None] | None = None
         """Told, with the span, that a request on its channel failed."""
         self.remote_read_pages = 0
+        """... over channels, those that were read ahead among them."""
+        self.remote_ahead_pages = 0
         self.remote_written_pages = 0
         self._span_pages = int(table.words[k.SPAN_PAGES])
         self._members: dict[int, list[RemoteSlab | None]] = {}
@@ -70,6 +72,15 @@ class Device:
             missing = np.flatnonzero(where)
             self._look_again(pages, target, where, missing)
         raise Unavailable("the slabs behind these pages keep going away; try again")
+
+    async def read_ahead(self, pages: Pages, target: memoryview) -> NDArray[np.bool_]:
+        """Of these pages, which remote memory alone has, those that came; the others were not
+        looked for anywhere else, and not waited for. Raises OSError, Rejected."""
+        where = np.full(len(pages), k.REMOTE, np.int64)
+        await self._fetch(pages, target, where, np.arange(len(pages)))
+        came: NDArray[np.bool_] = where == k.DONE
+        self.remote_ahead_pages += int(np.count_nonzero(came))
+        return came
 
     def _look_again(self, pages: Pages, target: memoryview, where: Where, missing: Pages) -> None:
         """What is not here yet may be at hand by now, or somewhere else."""
@@ -121,8 +132,9 @@ class Device:
         try:
             await self._scattered(read, pages[chosen], target, chosen)
         except PagesLost as error:
-            _log.error("pages.lost", span=span, count=len(error.pages), reason=str(error))
-            k.forget_pages(self.table, error.pages + span * self._span_pages)
+            if len(error.pages):
+                _log.error("pages.lost", span=span, count=len(error.pages), reason=str(error))
+                k.forget_pages(self.table, error.pages + span * self._span_pages)
             return
         except (Unavailable, AccessRefused) as error:
             self._fail(span, members, error)

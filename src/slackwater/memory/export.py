@@ -35,6 +35,8 @@ from slackwater.memory.core import DeviceCore
 from slackwater.memory.device import Device
 from slackwater.memory.lenders import Lenders
 from slackwater.memory.nbd.server import NbdServer
+from slackwater.memory.prefetch import WINDOW_MAX
+from slackwater.memory.readahead import ReadAhead
 from slackwater.memory.resilience import resilience
 from slackwater.memory.spans import HOT, DeviceSettings
 from slackwater.memory.store import PAGE_BYTES
@@ -80,6 +82,9 @@ class ExportOptions:
     the backup file taken now."""
     transport: str | None = None
     token: str = ""
+    prefetch: int = WINDOW_MAX
+    """Requests of a client that are fetched ahead at once, at most; 0: none. It is for pages behind
+    a channel: where slabs are mapped (shm) it has nothing to do."""
 
 
 class Exporter:
@@ -92,11 +97,14 @@ class Exporter:
         pages = options.size_bytes // PAGE_BYTES
         if options.size_bytes % PAGE_BYTES:
             raise ConfigRejected(f"size {options.size_bytes} is no multiple of {PAGE_BYTES}")
+        if not 0 <= options.prefetch <= limits.AHEAD_WINDOW_MAX:
+            raise ConfigRejected(f"prefetch {options.prefetch}: 0 to {limits.AHEAD_WINDOW_MAX}")
         self.options = options
         self._slab_bytes = slab_bytes
         self._clock = clock
         self._node = options.node or socket.gethostname().split(".")[0]
-        table = make_table(pages, span_pages, backed=strategy.backup)
+        places = limits.AHEAD_PAGES if options.prefetch and options.socket is not None else 0
+        table = make_table(pages, span_pages, backed=strategy.backup, places=places)
         self.device = Device(
             table,
             Backup(
@@ -108,6 +116,7 @@ class Exporter:
             ),
             strategy,
         )
+        self.ahead = ReadAhead(self.device, options.prefetch)
         settings = DeviceSettings(
             id=DeviceId(options.id),
             node=self._node,
@@ -145,16 +154,18 @@ class Exporter:
     async def start(self) -> None:
         """Raises ConfigRejected when the socket cannot be had."""
         if self.options.socket is not None:
-            self._server = NbdServer(self.options.socket, self.device, self.options.id)
+            self._server = NbdServer(self.options.socket, self.device, self.ahead, self.options.id)
         self.device.backup.start()
         self.device.backup.on_failure = self._backup_failed
         if self._server is not None:
+            self.ahead.start()
             self._server.start()
         self._measuring = asyncio.ensure_future(self.lenders.run())
 
     async def close(self) -> None:
         if self._server is not None:
             await self._server.close()
+        await self.ahead.close()
         if self._measuring is not None:
             self._measuring.cancel()
             await asyncio.gather(self._measuring, return_exceptions=True)
@@ -237,6 +248,9 @@ class Exporter:
             m.lender for s in self.core.spans.span_records() for m in s.members if m is not None
         }
         failed = self.device.backup.failed
+        over_channels = self.device.remote_read_pages - self.device.remote_ahead_pages
+        hits = seen["prefetch_hit_pages"]
+        near = seen["read_mapped_pages"] + seen["read_held_pages"] + hits
         return DeviceHeartbeat(
             service=face.SERVICE,
             id=self.options.id,
@@ -249,7 +263,11 @@ class Exporter:
             mapped_spans=self.device.mapped_spans,
             lenders=len(lenders),
             read_pages=seen["read_pages"],
-            read_remote_pages=seen["read_mapped_pages"] + self.device.remote_read_pages,
+            read_remote_pages=seen["read_mapped_pages"] + hits + over_channels,
+            read_waited_pages=max(0, seen["read_pages"] - near),
+            prefetched_pages=seen["prefetched_pages"],
+            prefetch_hit_pages=hits,
+            prefetch_late_pages=self.ahead.late_pages,
             written_pages=seen["written_pages"],
             written_remote_pages=seen["written_mapped_pages"] + self.device.remote_written_pages,
             backup_waiting_pages=self.device.backup_waiting_pages,

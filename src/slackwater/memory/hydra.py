@@ -3,8 +3,8 @@
 The ledger knows the generation of every page's newest write, so a fragment counts only if it is of
 just that write: neither a member that was away for a while nor a write that arrives late can give
 back old bytes. Damage and loss are the same to a read: an erasure, of which r do not matter; with
-more, PagesLost is raised, and nothing is returned. Callers do not read a page while they write it
-(the device holds it meanwhile); writes of one page go one after the other.
+more, PagesLost is raised, and nothing is returned. Callers do not begin to read a page while they
+write it (the device holds it meanwhile); writes of one page go one after the other.
 """
 
 import asyncio
@@ -88,11 +88,14 @@ class Hydra:
         plan, slots = await self._gather(span, members, pages, expected, self._extra)
         whole = plan.enough
         if not whole.all():
-            self.lost_pages += int((~whole).sum())
+            # A page that is read ahead may be written meanwhile: its fragments are of two writes.
+            still = (expected >= 0) & (self.ledger(span)[pages] == expected)
+            lost = ~whole & still
+            self.lost_pages += int(lost.sum())
             raise PagesLost(
-                f"{int((~whole).sum())} pages of span {span}: fewer than {self.needed} of "
+                f"{int(lost.sum())} pages of span {span}: fewer than {self.needed} of "
                 f"{self.width} fragments are left and right",
-                pages[~whole],
+                pages[lost],
             )
         into = np.frombuffer(target, np.uint8).reshape(len(pages), -1)
         for chosen, which in plan.groups():

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from slackwater.common import abi
 from slackwater.common.compiled import njit
+from slackwater.memory import shelf
 from slackwater.memory.store import PAGE_BYTES
 
 ABSENT: Final = 0
@@ -101,6 +102,7 @@ class Table(NamedTuple):
     slot_page: NDArray[np.int64]
     slot_count: NDArray[np.int64]
     slot_flags: NDArray[np.uint8]
+    shelf: shelf.Shelf  # prefetched pages
 
 
 @njit(nogil=True, inline="always")
@@ -123,26 +125,34 @@ def intact(t, span):
 
 
 @njit(nogil=True)
-def read_page(t, page, target):
-    """Copy one page if it can be had without waiting; DONE, or where it must come from."""
+def far(t, page):
+    """The newest bytes are in remote memory, and only a channel leads there."""
     span = page // t.words[SPAN_PAGES]
-    if t.mark[page] == PRESENT and t.state[span] == MAPPED:
-        if t.base[span] != 0:
-            at = (page - span * t.words[SPAN_PAGES]) * PAGE_BYTES
-            abi.copy(target, t.base[span] + at, PAGE_BYTES)
-            if not intact(t, span):
-                t.words[FENCED] += 1
-                return BROKEN
-            t.words[READ_MAPPED] += 1
-            return DONE
-        if t.pending[page] == 0:
-            return REMOTE
+    here = t.base[span] != 0 or t.pending[page] != 0
+    return t.mark[page] == PRESENT and t.state[span] == MAPPED and not here
+
+
+@njit(nogil=True)
+def read_page(t, page, target):
+    """Copy one page if it can be had without waiting; DONE, or where it must come from. Whoever
+    answers a client with it consumes it."""
+    span = page // t.words[SPAN_PAGES]
+    if t.mark[page] == PRESENT and t.state[span] == MAPPED and t.base[span] != 0:
+        at = (page - span * t.words[SPAN_PAGES]) * PAGE_BYTES
+        abi.copy(target, t.base[span] + at, PAGE_BYTES)
+        if not intact(t, span):
+            t.words[FENCED] += 1
+            return BROKEN
+        t.words[READ_MAPPED] += 1
+        return DONE
     slot = t.pending[page]
     if slot != 0:
         abi.copy(target, t.ring.ctypes.data + np.int64(slot - 1) * PAGE_BYTES, PAGE_BYTES)
         t.words[READ_HELD] += 1
         return DONE
-    return DISK
+    if shelf.get(t.shelf, page, target):
+        return DONE
+    return REMOTE if far(t, page) else DISK
 
 
 @njit(nogil=True, cache=True)
@@ -162,6 +172,8 @@ def read_pages(t, pages, target, where, count_activity):
                 t.words[READ] += 1
         if where[i] != DONE:
             missing += 1
+        else:
+            shelf.consume(t.shelf, page)
     unlock(t)
     return missing
 
@@ -224,6 +236,7 @@ def take_page(t, page):
     span = page // t.words[SPAN_PAGES]
     mapped = t.state[span] == MAPPED
     held = next_slot(t)
+    shelf.spoil(t.shelf, page)
     slot = append(t, page, 1, 0)
     t.pending[page] = slot + 1
     t.version[span] += 1
@@ -306,6 +319,7 @@ def discard(t, first, count):
         number = -1
     else:
         append(t, first, count, DISCARD)
+        shelf.spoil_range(t.shelf, first, count)
         for page in range(first, first + count):
             t.mark[page] = STALE if t.mark[page] >= FLYING else ABSENT
         for span in range(

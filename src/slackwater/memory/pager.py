@@ -202,9 +202,12 @@ class Pager:
             silent.clear()
         while len(self._silent) > self.leap.streams_max:
             del self._silent[next(iter(self._silent))]
-        answer = self.leap.access(thread, page, self._known)
+        answer = self.leap.access(thread, page, self._unknown)
         if answer:
             self._bring(answer, thread)
+
+    def _unknown(self, pages: Sequence[int]) -> Sequence[int]:
+        return [page for page in pages if not self._known(page)]
 
     def _known(self, page: int) -> bool:
         return page in self.local or page in self._held or page in self._coming

@@ -105,20 +105,47 @@ class Leap:
     _unused: OrderedDict[int, None] = field(default_factory=OrderedDict)
 
     def access(
-        self, stream: Hashable, page: int, resident: Callable[[int], bool] = lambda page: False
+        self, stream: Hashable, page: int, wanted: Callable[[Sequence[int]], Sequence[int]] = tuple
     ) -> tuple[int, ...]:
-        """The stream asks for this page: the pages to prefetch now, nearest first. `resident` ones
-        are passed over. A prefetched page that is asked for is consumed: let its copy go at once.
-        """
+        """The stream asks for this page: the pages to prefetch now, nearest first. A prefetched
+        page that is asked for is consumed: let its copy go at once."""
+        return self.decide(stream, wanted) if self.log(stream, page) else ()
+
+    def log(self, stream: Hashable, page: int) -> bool:
+        """The stream asks for this page. True: `decide` is due; of several that came together it is
+        enough to do so after the last."""
         hit = page in self._unused
         self.counters.accesses += 1
         self.counters.hits += hit
         self._unused.pop(page, None)
-        state = self._log(stream, page)
+        state = self._enter(stream, page)
         state.hits += hit
-        if hit and page != state.trigger:
+        return not hit or page == state.trigger
+
+    def decide(
+        self, stream: Hashable, wanted: Callable[[Sequence[int]], Sequence[int]] = tuple
+    ) -> tuple[int, ...]:
+        """The pages to prefetch beyond the stream's newest, nearest first. `wanted` is given the
+        candidates, and leaves out those that need not be fetched."""
+        state = self._streams[stream]
+        page = state.page
+        assert page is not None
+        found = self._find(state)
+        follows = found is not None and state.deltas[0] == found
+        state.size = window_size(state.hits, follows, state.size, self.window_max)
+        state.hits = 0
+        if found is not None:
+            state.trend = found
+        step = state.trend
+        if not state.size or not step:  # A trend of 0 asks for the same page again.
             return ()
-        return self._decide(state, page, resident)
+        ahead = (page + k * step for k in range(1, 2 * self.window_max + 1))
+        inside = [one for one in ahead if 0 <= one < self.pages and one not in self._unused]
+        chosen = tuple(wanted(inside))[: state.size]
+        if chosen:
+            state.trigger = chosen[0]
+        self._remember(chosen)
+        return chosen
 
     def drop(self, pages: Iterable[int]) -> None:
         """These were prefetched and are gone, unused."""
@@ -141,7 +168,7 @@ class Leap:
         state = self._streams.get(stream)
         return None if state is None else self._find(state)
 
-    def _log(self, stream: Hashable, page: int) -> _Stream:
+    def _enter(self, stream: Hashable, page: int) -> _Stream:
         state = self._streams.get(stream)
         if state is None:
             state = self._streams[stream] = _Stream(deque(maxlen=self.history))
@@ -155,30 +182,6 @@ class Leap:
 
     def _find(self, state: _Stream) -> int | None:
         return find_trend(tuple(state.deltas), self.history, self.split)
-
-    def _decide(
-        self, state: _Stream, page: int, resident: Callable[[int], bool]
-    ) -> tuple[int, ...]:
-        found = self._find(state)
-        follows = found is not None and state.deltas[0] == found
-        state.size = window_size(state.hits, follows, state.size, self.window_max)
-        state.hits = 0
-        if found is not None:
-            state.trend = found
-        step = state.trend
-        if not state.size or not step:  # A trend of 0 asks for the same page again.
-            return ()
-        chosen: list[int] = []
-        for k in range(1, 2 * self.window_max + 1):
-            ahead = page + k * step
-            if not 0 <= ahead < self.pages or len(chosen) == state.size:
-                break
-            if ahead not in self._unused and not resident(ahead):
-                chosen.append(ahead)
-        if chosen:
-            state.trigger = chosen[0]
-        self._remember(chosen)
-        return tuple(chosen)
 
     def _remember(self, chosen: Iterable[int]) -> None:
         for page in chosen:

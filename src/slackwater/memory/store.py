@@ -125,8 +125,8 @@ class Resilience(Protocol):
         self, span: int, members: Sequence[RemoteMember | None], pages: Pages, target: memoryview
     ) -> None:
         """`pages` count from the span's start. Raises PagesLost when what enough members answer
-        cannot be made whole: damage is detected, never returned. Unavailable, AccessRefused: the
-        span's only member fails."""
+        cannot be made whole: damage is detected, never returned. It names none where pages were
+        written meanwhile. Unavailable, AccessRefused: the span's only member fails."""
         ...
 
     async def write(

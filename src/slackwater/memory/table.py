@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from slackwater.common import limits
 from slackwater.common.errors import ConfigRejected
 from slackwater.memory import kernels as k
+from slackwater.memory import shelf
 from slackwater.memory.store import PAGE_BYTES, Pages
 
 Where = NDArray[np.int64]
@@ -28,12 +29,24 @@ _COUNTERS: Final = {
     "disk_pages": k.DISK_PAGES,
     "fenced": k.FENCED,
 }
+_AHEAD: Final = {
+    "prefetched_pages": shelf.FETCHED,
+    "prefetch_hit_pages": shelf.HITS,
+    "prefetch_changed_pages": shelf.CHANGED,
+    "prefetch_crowded_pages": shelf.CROWDED,
+}
 
 
 def make_table(
-    pages: int, span_pages: int, *, slots: int = limits.DISPATCH_PAGES, backed: bool = True
+    pages: int,
+    span_pages: int,
+    *,
+    slots: int = limits.DISPATCH_PAGES,
+    backed: bool = True,
+    places: int = 0,
 ) -> k.Table:
-    """Raises ConfigRejected. The buffers of the ring begin at page boundaries."""
+    """Raises ConfigRejected. The buffers of the ring begin at page boundaries. `places`: for
+    prefetched pages, a multiple of shelf.WAYS."""
     spans = -(-pages // span_pages)
     if pages < 1 or pages * PAGE_BYTES > limits.DEVICE_BYTES_MAX or spans > limits.DEVICE_SPANS_MAX:
         raise ConfigRejected(
@@ -58,11 +71,27 @@ def make_table(
         slot_page=np.zeros(slots, np.int64),
         slot_count=np.zeros(slots, np.int64),
         slot_flags=np.zeros(slots, np.uint8),
+        shelf=_make_shelf(places),
+    )
+
+
+def _make_shelf(places: int) -> shelf.Shelf:
+    words = np.zeros(shelf.WORDS, np.int64)
+    words[shelf.PLACES], words[shelf.BELL], words[shelf.ONE] = places, -1, 1
+    room = max(places, shelf.WAYS)
+    return shelf.Shelf(
+        words=words,
+        page=np.zeros(room, np.int64),
+        ticket=np.zeros(room, np.int64),
+        state=np.zeros(room, np.uint8),
+        data=np.frombuffer(mmap.mmap(-1, room * PAGE_BYTES), np.uint8),
+        notes=np.zeros((shelf.NOTES, 3), np.int64),
     )
 
 
 def counters(table: k.Table) -> dict[str, int]:
-    return {name: int(table.words[word]) for name, word in _COUNTERS.items()}
+    ahead = {name: int(table.shelf.words[word]) for name, word in _AHEAD.items()}
+    return {name: int(table.words[word]) for name, word in _COUNTERS.items()} | ahead
 
 
 def page_range(first: int, count: int) -> Pages:

@@ -11,7 +11,7 @@ import tempfile
 
 import numpy as np
 
-from slackwater.memory import fragments, gather, writeback
+from slackwater.memory import fragments, gather, shelf, stocking, writeback
 from slackwater.memory import kernels as k
 from slackwater.memory.nbd import protocol as nbd
 from slackwater.memory.nbd import serve
@@ -21,7 +21,7 @@ from slackwater.memory.table import make_table, page_range
 
 
 def warm() -> None:
-    table = make_table(8, 4, slots=8)
+    table = make_table(8, 4, slots=8, places=shelf.WAYS)
     slab = np.zeros(5 * PAGE_BYTES, np.uint8)
     data = np.zeros(2 * PAGE_BYTES, np.uint8).data
     pages, kinds = page_range(0, 2), np.zeros(2, np.int64)
@@ -33,6 +33,9 @@ def warm() -> None:
     k.landed(table, pages, np.zeros(2, np.bool_))
     k.take_activity(table, np.zeros(2, np.int64))
     k.forget_pages(table, pages)
+    stocking.reserve(table, pages, kinds, np.zeros(2, np.int64))
+    stocking.put(table, kinds, np.zeros(2, np.int64), k.address(data), np.zeros(2, np.bool_))
+    stocking.take_notes(table, np.zeros((shelf.NOTES, 3), np.int64))
     k.count_present(table, 0)
     k.leave_span(table, 0, k.UNMAPPED)
     writeback.watch(table, 1)

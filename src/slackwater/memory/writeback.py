@@ -134,9 +134,15 @@ def write_back(t, fd):
 
 @njit(nogil=True, cache=True)
 def discarded(t):
-    """The discard at the front of the queue is done."""
+    """The discard at the front of the queue is done. A write before it that a slow member holds
+    still is not what the page is any more."""
     k.lock(t)
-    k.finish(t, t.words[k.TAKEN], 1)
+    number, tail, slots = t.words[k.TAKEN], t.words[k.TAIL], t.words[k.SLOTS]
+    slot = number % slots
+    for page in range(t.slot_page[slot], t.slot_page[slot] + t.slot_count[slot]):
+        if t.pending[page] != 0 and tail + (t.pending[page] - 1 - tail) % slots < number:
+            t.pending[page] = 0
+    k.finish(t, number, 1)
     k.unlock(t)
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from slackwater.common.memory import trailer
 from slackwater.loadgen.memory.checker import content
 from slackwater.memory import kernels as k
-from slackwater.memory import writeback
+from slackwater.memory import shelf, stocking, writeback
 from slackwater.memory.store import PAGE_BYTES
 from slackwater.memory.table import counters, make_table, page_range, runs
 
@@ -25,11 +25,15 @@ class Device:
     """A table, a file, and slabs: mapped ones, or ones that only a channel reaches."""
 
     def __init__(self, path: Path) -> None:
-        self.table = make_table(PAGES, SPAN_PAGES, slots=SLOTS)
+        self.table = make_table(PAGES, SPAN_PAGES, slots=SLOTS, places=shelf.WAYS)
         self.fd = os.open(path, os.O_RDWR | os.O_CREAT)
         os.ftruncate(self.fd, PAGES * PAGE_BYTES)
         self.slabs: dict[int, np.ndarray] = {}
         self.flying: list[tuple[int, int]] = []
+        self.ahead: list[tuple[int, np.ndarray, np.ndarray]] = []
+        """Prefetches under way: page, place, ticket."""
+        self.read: list[tuple[int, np.ndarray, np.ndarray, bytes | None]] = []
+        """... that have read their bytes, which are not here yet."""
         self.newest = dict.fromkeys(range(PAGES), 0)
         self.generation = 0
 
@@ -121,7 +125,51 @@ class Device:
         self.check()
         self.leave(span)
 
+    def prefetch(self, page: int) -> None:
+        place, ticket = np.zeros(1, np.int64), np.zeros(1, np.int64)
+        stocking.reserve(self.table, page_range(page, 1), place, ticket)
+        if ticket[0]:
+            assert self.table.mark[page] == k.PRESENT
+            self.ahead.append((page, place, ticket))
+
+    def fetch(self) -> None:
+        """The oldest prefetch reads what remote memory has at this moment, if it has anything."""
+        if not self.ahead:
+            return
+        page, place, ticket = self.ahead.pop(0)
+        slab, at = self.slabs.get(page // SPAN_PAGES), page % SPAN_PAGES * PAGE_BYTES
+        found = None if slab is None else bytes(slab[at : at + PAGE_BYTES])
+        self.read.append((page, place, ticket, found))
+
+    def arrive(self) -> None:
+        if not self.read:
+            return
+        _, place, ticket, found = self.read.pop(0)
+        data = memoryview(found or bytes(PAGE_BYTES))
+        came = np.array([found is not None])
+        stocking.put(self.table, place, ticket, k.address(data), came)
+
+    def consume(self, page: int) -> None:
+        """A client reads the page: prefetched, it is right, and gone afterwards."""
+        target, where = np.zeros(PAGE_BYTES, np.uint8), np.zeros(1, np.int64)
+        k.read_pages(self.table, page_range(page, 1), k.address(target), where, True)
+        if where[0] == k.DONE:
+            assert bytes(target) == content(page, self.newest[page])
+            at = np.flatnonzero((self.table.shelf.page == page) & (self.table.shelf.ticket != 0))
+            assert not (self.table.shelf.state[at] & shelf.READY).any()
+
     def check(self) -> None:
+        """Every page; what is prefetched stays, though it was read."""
+        words = self.table.shelf.words
+        assert words[shelf.TAKEN] == np.count_nonzero(self.table.shelf.ticket)
+        kept = [(part, part.copy()) for part in self.table.shelf[:4]]
+        try:
+            self._check()
+        finally:
+            for part, before in kept:
+                part[:] = before
+
+    def _check(self) -> None:
         target = np.zeros(PAGES * PAGE_BYTES, np.uint8)
         where = np.zeros(PAGES, np.int64)
         k.read_pages(self.table, page_range(0, PAGES), k.address(target), where, False)
@@ -154,6 +202,25 @@ STEPS = st.lists(
         st.tuples(st.just("suspend_and_resume"), span, st.lists(page, max_size=3)),
         st.tuples(st.just("revoke"), span),
         st.tuples(st.just("discard"), page, st.just(1)),
+        st.tuples(st.just("prefetch"), page),
+        st.tuples(st.just("fetch")),
+        st.tuples(st.just("arrive")),
+        st.tuples(st.just("consume"), page),
+    ),
+    max_size=60,
+)
+AHEAD = st.lists(
+    st.one_of(
+        st.tuples(st.just("write"), page),
+        st.tuples(st.just("disk")),
+        st.tuples(st.just("land"), st.just(True)),
+        st.tuples(st.just("map"), span, st.just(False)),
+        st.tuples(st.just("leave"), span),
+        st.tuples(st.just("suspend_and_resume"), span, st.lists(page, max_size=2)),
+        st.tuples(st.just("discard"), page, st.just(1)),
+        *[st.tuples(st.just("prefetch"), page)] * 3,
+        *[st.tuples(st.just("fetch")), st.tuples(st.just("arrive"))] * 3,
+        st.tuples(st.just("consume"), page),
     ),
     max_size=60,
 )
@@ -164,7 +231,27 @@ STEPS = st.lists(
 def test_a_read_is_sent_where_the_newest_bytes_are(
     steps: list[tuple], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
+    play(Device(tmp_path_factory.mktemp("d") / "backup"), steps)
+
+
+@settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow])
+@given(steps=AHEAD)
+def test_a_prefetched_page_is_never_an_old_one(
+    steps: list[tuple], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Every span behind a channel, its pages there; then prefetches at every stage while pages are
+    written, let go, and spans come and go."""
     device = Device(tmp_path_factory.mktemp("d") / "backup")
+    for number in range(SPANS):
+        device.map(number, False)
+    for number in range(PAGES):
+        device.write(number)
+        device.land(True)
+        device.disk()
+    play(device, steps)
+
+
+def play(device: Device, steps: list[tuple]) -> None:
     try:
         for name, *arguments in steps:
             if name == "leave":
@@ -176,10 +263,91 @@ def test_a_read_is_sent_where_the_newest_bytes_are(
             device.land(True)
         while device.table.words[k.TAIL] < device.table.words[k.HEAD]:
             device.disk()
+        while device.ahead or device.read:
+            device.fetch()
+            device.arrive()
         device.check()
+        taken = device.table.shelf.ticket != 0
+        assert (device.table.shelf.state[taken] & shelf.READY).all(), "no place is kept for nothing"
         assert not device.table.pending.any(), "nothing is held for ever"
     finally:
         device.close()
+
+
+def test_a_page_that_was_let_go_is_zeros_though_a_slow_member_holds_its_write(
+    tmp_path: Path,
+) -> None:
+    """The write counts, and waits for one member still; then the page is discarded."""
+    device = Device(tmp_path / "b")
+    device.map(0, False)
+    device.write(1)
+    device.discard(1, 1)
+    assert device.flying
+    device.check()
+    device.land(True)
+    device.check()
+    device.close()
+
+
+def test_what_is_prefetched_when_a_write_comes_is_thrown_away(tmp_path: Path) -> None:
+    """Before its bytes were read, between that and their arrival, and after it."""
+    for stage in range(3):
+        device = Device(tmp_path / f"b{stage}")
+        device.map(0, False)
+        device.write(1)
+        device.land(True)
+        device.disk()
+        device.prefetch(1)
+        for step in (device.fetch, device.arrive)[:stage]:
+            step()
+        device.write(1)
+        device.fetch()
+        device.arrive()
+        device.check()
+        assert not device.table.shelf.words[shelf.TAKEN]
+        assert counters(device.table)["prefetch_changed_pages"] == 1
+        device.close()
+
+
+def test_what_comes_too_late_does_not_lie_in_its_successors_place(tmp_path: Path) -> None:
+    """The page is written while it comes, and prefetched again: the place is the same, and what was
+    read before the write arrives first."""
+    device = Device(tmp_path / "b")
+    device.map(0, False)
+    for _ in range(2):
+        device.write(1)
+        device.land(True)
+        device.disk()
+        device.prefetch(1)
+        device.fetch()
+    (_, first, _, _), (_, second, _, _) = device.read
+    assert first[0] == second[0]
+    device.arrive()
+    device.check()
+    device.arrive()
+    device.check()
+    assert device.table.shelf.words[shelf.TAKEN] == 1
+    device.close()
+
+
+def test_a_prefetched_page_outlives_its_slab(tmp_path: Path) -> None:
+    """Its lender takes the slab away; the page is what it was."""
+    device = Device(tmp_path / "b")
+    device.map(0, False)
+    device.write(1)
+    device.land(True)
+    device.disk()
+    device.prefetch(1)
+    device.fetch()
+    device.arrive()
+    device.leave(0)
+    target, where = np.zeros(PAGE_BYTES, np.uint8), np.zeros(1, np.int64)
+    k.read_pages(device.table, page_range(1, 1), k.address(target), where, True)
+    assert where[0] == k.DONE
+    assert bytes(target) == content(1, device.newest[1])
+    k.read_pages(device.table, page_range(1, 1), k.address(target), where, True)
+    assert where[0] == k.DISK, "its copy went with the first read"
+    device.close()
 
 
 def test_a_page_that_is_flying_is_not_sent_a_second_time(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from slackwater.memory.nbd import serve as loop_
 from slackwater.memory.nbd.edges import covering, read_bytes, within, write_bytes
 from slackwater.memory.nbd.extents import extents
 from slackwater.memory.nbd.handshake import Export, Handshake
+from slackwater.memory.readahead import ReadAhead
 from slackwater.memory.store import PAGE_BYTES
 
 _COOKIE: Final = 2**64 - 1
@@ -37,19 +38,24 @@ Item = NDArray[np.int64]
 
 
 class Connection:
-    """`on_end` is called on the event loop when client and items are done."""
+    """`on_end` is called on the event loop when client and items are done. `number` is of this
+    client alone."""
 
     def __init__(
         self,
         sock: socket.socket,
         export: Export,
         device: Device,
+        ahead: ReadAhead,
+        number: int,
         turn: asyncio.Lock,
         on_end: "Callable[[Connection], None]",
     ) -> None:
         self._sock = sock
         self._export = export
         self._device = device
+        self._ahead = ahead
+        self._number = number
         self._turn = turn
         self._on_end = on_end
         self._loop = asyncio.get_running_loop()
@@ -130,6 +136,7 @@ class Connection:
             self._export.size_bytes,
             limits.NBD_REQUEST_BYTES_MAX,
             chunked=self._chunked,
+            stream=self._number,
         )
         threading.Thread(
             target=self._answer, args=(state,), name="nbd-answers", daemon=True
@@ -201,6 +208,10 @@ class Connection:
             items[:, loop_.ITEM_LENGTH] % PAGE_BYTES == 0
         )
         reads = [i for i in np.flatnonzero((kinds == nbd.READ) & whole).tolist()]
+        late = [i for i in reads if self._coming(items[i])]
+        for i in late:
+            self._spawn(self._one(items[i], b""))
+            reads.remove(i)
         joint = int(items[reads, loop_.ITEM_LENGTH].sum()) <= _JOINT_BYTES
         if len(reads) > 1 and joint:
             self._spawn(self._read_together(items[reads]))
@@ -211,6 +222,12 @@ class Connection:
             self._spawn(self._land(group))
         for i in np.flatnonzero((kinds != loop_.LANDING) & ~((kinds == nbd.READ) & whole)).tolist():
             self._spawn(self._one(items[i], payloads[i]))
+        self._ahead.look_soon()
+
+    def _coming(self, item: Item) -> bool:
+        """Pages that it reads are on their way: it waits for them, and others not for it."""
+        count = int(item[loop_.ITEM_LENGTH]) // PAGE_BYTES
+        return self._ahead.coming(int(item[loop_.ITEM_OFFSET]) // PAGE_BYTES, count)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)
@@ -223,7 +240,7 @@ class Connection:
         )
         buffer = np.empty(len(pages) * PAGE_BYTES, np.uint8).data
         try:
-            await self._device.read_pages(pages, buffer)
+            await self._ahead.read_pages(pages, buffer)
         except (OSError, SlackwaterError):  # Each by itself: some may be well.
             for item in items:
                 self._spawn(self._one(item, b""))
@@ -274,7 +291,7 @@ class Connection:
         device = self._device
         match int(item[loop_.ITEM_KIND]):
             case nbd.READ:
-                return bytes(await read_bytes(device, offset, length))
+                return bytes(await read_bytes(self._ahead, offset, length))
             case nbd.WRITE:
                 await write_bytes(device, self._turn, offset, payload)
             case nbd.FLUSH:

@@ -12,6 +12,7 @@ from typing import Final
 import numpy as np
 
 from slackwater.memory.device import Device
+from slackwater.memory.readahead import ReadAhead
 from slackwater.memory.store import PAGE_BYTES, Pages
 from slackwater.memory.table import page_range
 
@@ -30,10 +31,10 @@ def within(offset: int, length: int) -> tuple[int, int]:
     return first, max(0, (offset + length) // PAGE_BYTES - first)
 
 
-async def read_bytes(device: Device, offset: int, length: int) -> memoryview:
+async def read_bytes(ahead: ReadAhead, offset: int, length: int) -> memoryview:
     pages = covering(offset, length)
     buffer = np.empty(len(pages) * PAGE_BYTES, np.uint8).data
-    await device.read_pages(pages, buffer)
+    await ahead.read_pages(pages, buffer)
     start = offset % PAGE_BYTES
     return buffer[start : start + length]
 

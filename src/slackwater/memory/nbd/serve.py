@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from slackwater.common import abi
 from slackwater.common.compiled import njit
-from slackwater.memory import kernels
+from slackwater.memory import kernels, shelf, stocking
 from slackwater.memory.nbd import protocol as nbd
 from slackwater.memory.store import PAGE_BYTES
 
@@ -41,6 +41,7 @@ AT: Final = 13  # ... and where on the device it belongs
 LATE: Final = 14  # ... and its last entry that must reach the disk; -1: none
 SCRATCH: Final = 15
 STREAMED: Final = 16  # the last request was
+STREAM_ID: Final = 17  # of what this client reads, to the prefetcher
 WORDS: Final = 20
 
 # An item
@@ -85,11 +86,13 @@ class Connection(NamedTuple):
     items: NDArray[np.int64]
 
 
-def make_connection(fd: int, size: int, length_max: int, *, chunked: bool) -> Connection:
+def make_connection(
+    fd: int, size: int, length_max: int, *, chunked: bool, stream: int = 0
+) -> Connection:
     """Buffers hold the largest request whole; their pages come into being as they are touched."""
     words = np.zeros(WORDS, np.int64)
     words[FD], words[SIZE], words[LENGTH_MAX], words[CHUNKED] = fd, size, length_max, chunked
-    words[LATE] = -1
+    words[LATE], words[STREAM_ID] = -1, stream
     return Connection(
         words,
         np.zeros(abi.MUTEX_BYTES, np.uint8),
@@ -167,6 +170,7 @@ def _read(t, c, at, offset, length):
             return False
     for i in range(count):
         t.activity[(first + i) // t.words[kernels.SPAN_PAGES]] += 1
+        shelf.consume(t.shelf, first + i)
     t.words[kernels.READ] += count
     c.words[OUT] = begin + length
     return True
@@ -223,10 +227,11 @@ def _one(t, c, at, kind, flags, offset, length):
         c.words[LATE] = -1
         return 0
     aligned = offset % PAGE_BYTES == 0 and length % PAGE_BYTES == 0
-    if kind == nbd.READ and aligned:
-        if c.words[OUT] + length + 64 > len(c.outward):
+    if kind == nbd.READ:
+        if aligned and c.words[OUT] + length + 64 > len(c.outward):
             return SEND_FIRST
-        if _read(t, c, at, offset, length):
+        stocking.follow(t, c.words[STREAM_ID], offset, length)
+        if aligned and _read(t, c, at, offset, length):
             return 0
     elif kind == nbd.WRITE and aligned:
         if kernels.room(t) < length // PAGE_BYTES:
@@ -449,10 +454,14 @@ def serve(t, c):
         kernels.lock(t)
         status = parse(t, c)
         kernels.wake_writer(t)
+        called = t.shelf.words[shelf.CALL]
+        t.shelf.words[shelf.CALL] = 0
         kernels.unlock(t)
         c.words[BATCHES] += 1
         if not _flush(c):
             return CLOSED
+        if called:
+            shelf.ring(t.shelf)
         if status in (DISCONNECTED, GARBAGE):
             return status
         if c.words[ITEMS]:

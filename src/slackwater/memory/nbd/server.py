@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import os
 import socket
 import stat
@@ -14,6 +15,7 @@ from slackwater.common.errors import ConfigRejected
 from slackwater.memory.device import Device
 from slackwater.memory.nbd.connection import Connection
 from slackwater.memory.nbd.handshake import Export
+from slackwater.memory.readahead import ReadAhead
 from slackwater.memory.store import PAGE_BYTES
 
 _log = structlog.get_logger()
@@ -22,9 +24,11 @@ _log = structlog.get_logger()
 class NbdServer:
     """Make it on the loop, `start`, `close`."""
 
-    def __init__(self, path: Path, device: Device, name: str = "") -> None:
+    def __init__(self, path: Path, device: Device, ahead: ReadAhead, name: str = "") -> None:
         self.path = path
         self._device = device
+        self._ahead = ahead
+        self._numbers = itertools.count()
         self._export = Export(name, device.page_count * PAGE_BYTES)
         self._connections: set[Connection] = set()
         self._turn = asyncio.Lock()
@@ -50,7 +54,10 @@ class NbdServer:
             _log.warning("nbd.refused", reason=f"{limits.NBD_CONNECTIONS_MAX} clients are served")
             sock.close()
             return
-        connection = Connection(sock, self._export, self._device, self._turn, self._ended)
+        connection = Connection(
+            sock, self._export, self._device, self._ahead, next(self._numbers), self._turn,
+            self._ended,
+        )  # fmt: skip
         self._connections.add(connection)
         self._quiet.clear()
         connection.start()

@@ -1,0 +1,65 @@
+"""Between the page table and the shelf, compiled: who asks for what, places taken, pages put in."""
+
+# numba infers the compiled functions' types itself, and its decorators mislead the type checker.
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,import-untyped"
+
+from typing import Final
+
+from slackwater.common.compiled import njit
+from slackwater.memory import kernels, shelf
+from slackwater.memory.store import PAGE_BYTES
+
+FOLLOWED_PAGES: Final = 16
+"""Requests of more are not followed: what they cost is their bytes, not the way there and back."""
+
+
+@njit(nogil=True)
+def follow(t, stream, offset, length):
+    """A client asks for these bytes (under the mutex). Noted where only a channel leads to them:
+    mapped memory and the disk need no prefetching."""
+    if t.shelf.words[shelf.PLACES] == 0:
+        return
+    first = offset // PAGE_BYTES
+    count = (offset + length - 1) // PAGE_BYTES - first + 1
+    span = first // t.words[kernels.SPAN_PAGES]
+    if count <= FOLLOWED_PAGES and t.state[span] == kernels.MAPPED and t.base[span] == 0:
+        shelf.note(t.shelf, stream, first, count)
+
+
+@njit(nogil=True, cache=True)
+def take_notes(t, into):
+    """What was noted since the last call; how much."""
+    s = t.shelf
+    kernels.lock(t)
+    count = s.words[shelf.NOTED]
+    into[:count] = s.notes[:count]
+    s.words[shelf.NOTED] = 0
+    s.words[shelf.CALL] = 0
+    kernels.unlock(t)
+    return count
+
+
+@njit(nogil=True, cache=True)
+def reserve(t, pages, places, tickets):
+    """Take a place for each page that only a channel leads to, and that nobody has; ticket 0: none
+    was taken. They are one window, the first of it in front."""
+    kernels.lock(t)
+    state = shelf.COMING | shelf.FIRST
+    for i in range(len(pages)):
+        page = pages[i]
+        tickets[i] = 0
+        if kernels.far(t, page) and shelf.find(t.shelf, page) < 0:
+            places[i], tickets[i] = shelf.take(t.shelf, page, state)
+        if tickets[i] != 0:
+            state = shelf.COMING
+    kernels.unlock(t)
+
+
+@njit(nogil=True, cache=True)
+def put(t, places, tickets, source, came):
+    """The i-th page lies at source + i * PAGE_BYTES, if it came."""
+    kernels.lock(t)
+    for i in range(len(tickets)):
+        if tickets[i] != 0:
+            shelf.put(t.shelf, places[i], tickets[i], source + i * PAGE_BYTES, came[i])
+    kernels.unlock(t)
