@@ -97,27 +97,30 @@ def standalone_workload(workload: Workload, model: str, window: int) -> Workload
 async def profiled_scale(
     options: ClusterOptions, guess: float, time_scale: float, on_phase: OnPhase
 ) -> float:
-    """The bytes scale at which a cluster's profiler finds the probe as busy as it shall be, from a
-    guess of it. Raises what a replay raises."""
+    """The bytes scale at which the built-in probe is as busy as it shall be. Raises what a replay
+    raises."""
     compute_s = COMPUTE_S[calibrate.PROBE] * time_scale
     iterations = max(calibrate.PROBE_ITERATIONS, round(calibrate.PROBE_S / compute_s))
     probe = emulated(
         "probe", calibrate.PROBE, workers=2, servers=2, iterations=iterations,
         compute_s=compute_s, bytes_scale=guess, seed=0,
     )  # fmt: skip
-    work = Workload(
-        name="calibration",
-        jobs=(PlannedJob(at_s=0.0, compute_s=compute_s, spec=probe),),
-        bytes_scale=guess,
-        time_scale=time_scale,
-        seed=0,
-    )
+    planned = PlannedJob(at_s=0.0, compute_s=compute_s, spec=probe)
+    return await probed_scale(options, planned, guess, calibrate.PROBE_DUTY, on_phase)
+
+
+async def probed_scale(
+    options: ClusterOptions, probe: PlannedJob, guess: float, target: float, on_phase: OnPhase
+) -> float:
+    """The bytes scale at which a cluster's profiler finds that the probe, made with a guess of it,
+    keeps `target` of a server busy. Raises what a replay raises."""
+    work = Workload(name="calibration", jobs=(probe,), bytes_scale=guess, time_scale=1.0, seed=0)
     async with EmbeddedCluster(options) as cluster, connect(cluster.url, "loadgen") as client:
         timeline = await session.replay(client, work, _ticking(on_phase, work.name))
-        busy = duty(timeline.tracks["probe"], cluster.cpu_share)
+        busy = duty(timeline.tracks[probe.spec.id], cluster.cpu_share)
     if not busy:
         raise Unavailable("the calibration's job was not profiled; give --bytes-scale (0.15)")
-    return min(calibrate.BYTES_SCALE_MAX, round(guess * calibrate.PROBE_DUTY / busy, 3))
+    return min(calibrate.BYTES_SCALE_MAX, round(guess * target / busy, 3))
 
 
 def _ticking(on_phase: OnPhase, phase: str) -> session.OnTick:
