@@ -110,7 +110,8 @@ def paired(
     ratios = tuple(mine / other for mine, other in zip(ours, peers, strict=True))
     return Figure(
         name, statistics.median(ours), statistics.median(peers), unit, peer_name,
-        goal=goal, lower_is_better=lower_is_better, spread=spread(ratios), ratios=ratios,
+        goal=goal, lower_is_better=lower_is_better, ratios=ratios,
+        spread=spread(ratios) if len(ratios) > 1 else None,
     )  # fmt: skip
 
 

@@ -320,7 +320,7 @@ def row(
         peer_name=peer,
         goal=goal,
         lower_is_better=unit == "us",
-        spread=spread(ours) if middle else None,
+        spread=spread(ours) if middle and len(ours) > 1 else None,
     )
 
 
