@@ -1,8 +1,11 @@
 """Metrics are read when they are scraped, logs are one JSON line an event."""
 
+import asyncio
 import json
 import logging as standard
+import threading
 import urllib.request
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from slackwater.common import logging as logs
 from slackwater.common import metrics
+from slackwater.common.shell import main
 from slackwater.common.shell.counters import Counters
 from slackwater.common.shell.definition import Level
 
@@ -52,6 +56,20 @@ def test_a_services_own_levels_are_shown_with_their_labels_as_they_are_then() ->
         ({"service": "master", "id": "main", "tenant": "a"}, 1.5),
         ({"service": "master", "id": "main", "tenant": ""}, 0.5),
     ]
+
+
+async def test_a_scrape_reads_a_core_in_the_thread_of_its_loop() -> None:
+    def levels() -> list[Level]:
+        return [Level("tenant_used_cores", {"tenant": threading.current_thread().name}, 1.0)]
+
+    shell: Any = SimpleNamespace(counters=Counters(), gauges=dict, levels=levels)
+    exposition = main._expose("master", "main", -1, shell)
+    try:
+        url = f"http://127.0.0.1:{exposition.port}/metrics"
+        text = await asyncio.to_thread(lambda: urllib.request.urlopen(url, timeout=5).read())
+    finally:
+        exposition.close()
+    assert f'tenant="{threading.current_thread().name}"'.encode() in text
 
 
 def test_every_counter_and_gauge_is_declared() -> None:
