@@ -133,6 +133,12 @@ def errno():
 
 
 @njit(nogil=True)
+def outcome(n):
+    """What a call returned, or minus errno."""
+    return types.int64(n) if n >= 0 else -types.int64(errno())
+
+
+@njit(nogil=True)
 def receive(fd, target, nbytes):
     """Blocks until something came: its bytes; 0: the peer is gone; negative: an error."""
     return types.int64(_recv(INT(fd), ADDRESS(target), ADDRESS(nbytes), INT(0)))
@@ -142,24 +148,18 @@ def receive(fd, target, nbytes):
 def receive_now(fd, target, nbytes):
     """The bytes that came, 0: the peer is gone, or minus errno (EAGAIN: nothing is there)."""
     while True:
-        n = types.int64(_recv(INT(fd), ADDRESS(target), ADDRESS(nbytes), INT(NO_WAIT)))
-        if n >= 0:
+        n = outcome(_recv(INT(fd), ADDRESS(target), ADDRESS(nbytes), INT(NO_WAIT)))
+        if n != -EINTR:
             return n
-        error = types.int64(errno())
-        if error != EINTR:
-            return -error
 
 
 @njit(nogil=True)
 def send(fd, source, nbytes, flags):
     """The bytes that left, or minus errno."""
     while True:
-        n = types.int64(_send(INT(fd), ADDRESS(source), ADDRESS(nbytes), INT(flags | NO_SIGNAL)))
-        if n >= 0:
+        n = outcome(_send(INT(fd), ADDRESS(source), ADDRESS(nbytes), INT(flags | NO_SIGNAL)))
+        if n != -EINTR:
             return n
-        error = types.int64(errno())
-        if error != EINTR:
-            return -error
 
 
 @njit(nogil=True)
@@ -178,12 +178,9 @@ def send_all(fd, source, nbytes):
 def send_message_now(fd, message):
     """sendmsg of a struct msghdr; the bytes that left, or minus errno."""
     while True:
-        n = types.int64(_sendmsg(INT(fd), ADDRESS(message), INT(NO_SIGNAL | NO_WAIT)))
-        if n >= 0:
+        n = outcome(_sendmsg(INT(fd), ADDRESS(message), INT(NO_SIGNAL | NO_WAIT)))
+        if n != -EINTR:
             return n
-        error = types.int64(errno())
-        if error != EINTR:
-            return -error
 
 
 @njit(nogil=True)
@@ -207,8 +204,7 @@ def await_readable(fd, limit_ns, scratch):
 @njit(nogil=True)
 def write_vector(fd, vector, count, offset):
     """pwritev of `count` (address, bytes) pairs; the bytes written, or minus errno."""
-    n = types.int64(_pwritev(INT(fd), ADDRESS(vector), INT(count), types.int64(offset)))
-    return n if n >= 0 else -types.int64(errno())
+    return outcome(_pwritev(INT(fd), ADDRESS(vector), INT(count), types.int64(offset)))
 
 
 @njit(nogil=True)
