@@ -1,6 +1,6 @@
 """The look of every plot that loadgen draws, in one place."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -35,3 +35,8 @@ def figure(
             drawn.savefig(path, metadata={"Software": None})
         finally:
             pyplot.close(drawn)
+
+
+def cdf(axes: Any, values: Sequence[float], name: str, color: str) -> None:
+    shares = [(i + 1) / len(values) for i in range(len(values))]
+    axes.step(sorted(values), shares, where="post", label=name, color=color)

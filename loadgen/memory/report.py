@@ -7,10 +7,10 @@ latency.png     percentiles of reads and writes; seconds.png: requests a second
 
 from pathlib import Path
 
-import msgspec
 from rich.table import Table
 
 from slackwater.common.errors import Rejected
+from slackwater.loadgen.files import table_text, write_json
 from slackwater.loadgen.memory.play import PlayResult
 from slackwater.loadgen.plots import COLORS, figure
 
@@ -44,10 +44,9 @@ def lines(result: PlayResult) -> list[str]:
 def write_report(folder: Path, result: PlayResult) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        body = msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n"
-        (folder / "summary.json").write_bytes(body)
-        rows = [f"{n},{count}\n" for n, count in enumerate(result.by_second)]
-        (folder / "seconds.csv").write_text("second,requests\n" + "".join(rows))
+        write_json(folder / "summary.json", result)
+        rows = table_text(("second", "requests"), enumerate(result.by_second))
+        (folder / "seconds.csv").write_text(rows)
     except OSError as error:
         raise Rejected(
             f"--report {folder}: cannot be written ({error.strerror}); name another folder"

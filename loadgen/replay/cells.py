@@ -7,7 +7,6 @@ aggregators serve four VGG19 jobs, and that every cell is between 25 and 75 %; f
 are not in the text, and their goal is the range's lower end.
 """
 
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -21,6 +20,7 @@ from slackwater.loadgen.replay.measures import (
     LOSS_LIMIT,
     cpu_reduction_ratio,
     known,
+    median,
 )
 from slackwater.loadgen.replay.report import off_target, unfinished, unproven
 from slackwater.loadgen.replay.workload import COMPUTE_S, PlannedJob, Workload, emulated
@@ -205,7 +205,7 @@ def result(cell: Cell, outcome: Outcome) -> CellResult:
         workers=cell.workers,
         servers=cell.servers,
         goal=cell.goal,
-        loss_median=statistics.median(losses) if losses else None,
+        loss_median=median(losses),
         loss_max=max(losses, default=None),
         control_loss=outcome.control_loss,
         duties={row.job: round(row.duty, 3) for row in figures if row.duty is not None},

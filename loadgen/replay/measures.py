@@ -45,7 +45,7 @@ class JobFigures:
 def median_iteration_s(track: JobTrack) -> float | None:
     """Of a run under one placement from its start, without the warm-up."""
     durations = [i.duration_s for i in track.iterations if i.number > WARM_UP_ITERATIONS]
-    return statistics.median(durations) if durations else None
+    return median(durations)
 
 
 def undone_intervals(timeline: Timeline, cluster: str) -> list[tuple[float, float]]:
@@ -173,6 +173,10 @@ def cpu_reduction_ratio(timeline: Timeline, until_s: float, from_s: float = 0.0)
 
     required = spent(timeline.required)
     return 1.0 - spent(timeline.aggregators) / required if required > 0 else None
+
+
+def median(values: Sequence[float]) -> float | None:
+    return statistics.median(values) if values else None
 
 
 def known(values: Sequence[float | None]) -> list[float]:

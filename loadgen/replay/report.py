@@ -13,11 +13,13 @@ import msgspec
 from rich.table import Table
 
 from slackwater.loadgen import plots
+from slackwater.loadgen.files import write_json
 from slackwater.loadgen.replay.measures import (
     LOSS_LIMIT,
     JobFigures,
     cpu_reduction_ratio,
     known,
+    median,
     undone_intervals,
 )
 from slackwater.loadgen.replay.story import LABELS, Kind, story
@@ -83,10 +85,10 @@ def summarize(
         servers_required_max=max((level for _, level in timeline.required), default=0),
         aggregators_max=max((level for _, level in timeline.aggregators), default=0),
         cpu_reduction_ratio=cpu_reduction_ratio(timeline, until_s),
-        loss_median=statistics.median(losses) if losses else None,
+        loss_median=median(losses),
         loss_max=max(losses, default=None),
-        loss_whole_life_median=statistics.median(life) if life else None,
-        loss_against_static_median=statistics.median(static) if static else None,
+        loss_whole_life_median=median(life),
+        loss_against_static_median=median(static),
         conclusive=not doubts,
         inconclusive=doubts,
         bytes_moved=timeline.bytes_moved,
@@ -179,7 +181,7 @@ def write(
 ) -> None:
     """Raises OSError when the folder cannot be written."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "summary.json").write_bytes(msgspec.json.format(msgspec.json.encode(summary)) + b"\n")
+    write_json(folder / "summary.json", summary)
     with (folder / "jobs.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, [f.name for f in dataclasses.fields(JobFigures)])
         writer.writeheader()
@@ -191,9 +193,7 @@ def write(
         | {"python": platform.python_version(), "kernel": platform.release()},
         "options": options,
     }
-    (folder / "manifest.json").write_bytes(
-        msgspec.json.format(msgspec.json.encode(manifest)) + b"\n"
-    )
+    write_json(folder / "manifest.json", manifest)
     draw(folder, timeline, figures)
 
 

@@ -13,8 +13,6 @@
 Everything but `wall_s` is a function of trace, options and seed: a rerun gives equal bytes.
 """
 
-import csv
-import io
 from collections.abc import Sequence
 from importlib.metadata import version
 from math import sqrt
@@ -23,7 +21,8 @@ from typing import Any
 
 import msgspec
 
-from slackwater.loadgen.plots import COLORS, figure
+from slackwater.loadgen.files import table_text, write_json
+from slackwater.loadgen.plots import COLORS, cdf, figure
 from slackwater.loadgen.simulator.metrics import FAIRNESS_DEFINITION, JobFigures, Summary
 from slackwater.loadgen.simulator.options import Options, Prepared, policy_knobs
 from slackwater.loadgen.simulator.runner import RunReport
@@ -36,11 +35,11 @@ def write_report(
 ) -> None:
     """`reports[p][s]`: policy p with seed `options.seed + s`."""
     first = [runs[0] for runs in reports]
-    _write(folder / "summary.json", [report.summary.published() for report in first])
-    _write(folder / "counts.json", [report.summary.counts() for report in first])
-    _write(folder / "manifest.json", manifest(options, prepared))
+    write_json(folder / "summary.json", [report.summary.published() for report in first])
+    write_json(folder / "counts.json", [report.summary.counts() for report in first])
+    write_json(folder / "manifest.json", manifest(options, prepared))
     if options.seeds > 1:
-        _write(folder / "confidence.json", confidence(reports))
+        write_json(folder / "confidence.json", confidence(reports))
     (folder / "jobs.csv").write_text(jobs_csv(first))
     (folder / "bins.csv").write_text(bins_csv(first))
     if options.why_at:
@@ -49,7 +48,7 @@ def write_report(
             for r in first
             for at_s, reason in r.reasons
         ]
-        _write(folder / "why.json", [_finite(reason) for reason in reasons])
+        write_json(folder / "why.json", [_finite(reason) for reason in reasons])
     draw(folder, first)
 
 
@@ -58,11 +57,21 @@ def _finite(values: dict[str, Any]) -> dict[str, Any]:
     return {k: None if v == float("inf") else v for k, v in values.items()}
 
 
-def _write(path: Path, value: Any) -> None:
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
-
-
 def manifest(options: Options, prepared: Prepared) -> dict[str, Any]:
+    return {
+        **origin(options, prepared),
+        "knobs": {name: policy_knobs(name, options) for name in options.policies},
+        "definitions": {
+            "quantiles": "sorted[int(q n)]",
+            "finish_time_fairness": FAIRNESS_DEFINITION,
+            "gpu_utilization": "GPU-seconds held (shared ones once) / GPU-seconds up",
+            "wasted_gpu_s": "GPU-seconds held while restarting, or whose work was lost",
+        },
+    }
+
+
+def origin(options: Options, prepared: Prepared) -> dict[str, Any]:
+    """What a run is made of, whatever is simulated."""
     chosen = msgspec.to_builtins(options)
     return {
         "version": version("slackwater"),
@@ -76,13 +85,6 @@ def manifest(options: Options, prepared: Prepared) -> dict[str, Any]:
         "jobs": len(prepared.jobs),
         "seed": options.seed,
         "options": {k: chosen[k] for k in sorted(chosen) if k != "trace"},
-        "knobs": {name: policy_knobs(name, options) for name in options.policies},
-        "definitions": {
-            "quantiles": "sorted[int(q n)]",
-            "finish_time_fairness": FAIRNESS_DEFINITION,
-            "gpu_utilization": "GPU-seconds held (shared ones once) / GPU-seconds up",
-            "wasted_gpu_s": "GPU-seconds held while restarting, or whose work was lost",
-        },
     }
 
 
@@ -117,29 +119,17 @@ def confidence(reports: Sequence[Sequence[RunReport]]) -> list[dict[str, Any]]:
 
 
 def jobs_csv(reports: Sequence[RunReport]) -> str:
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["policy", *(f.name for f in msgspec.structs.fields(JobFigures))])
-    for report in reports:
-        for row in report.figures:
-            cells = map(_plain, msgspec.structs.astuple(row))
-            writer.writerow([report.summary.policy, *cells])
-    return out.getvalue()
-
-
-def _plain(value: object) -> object:
-    """Whole seconds without a decimal point."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+    return table_text(
+        ["policy", *(field.name for field in msgspec.structs.fields(JobFigures))],
+        ((r.summary.policy, *msgspec.structs.astuple(row)) for r in reports for row in r.figures),
+    )
 
 
 def bins_csv(reports: Sequence[RunReport]) -> str:
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["policy", *reports[0].bins[0]])
-    for report in reports:
-        for row in report.bins:
-            writer.writerow([report.summary.policy, *map(_plain, row.values())])
-    return out.getvalue()
+    return table_text(
+        ["policy", *reports[0].bins[0]],
+        ((r.summary.policy, *row.values()) for r in reports for row in r.bins),
+    )
 
 
 # Plots -----------------------------------------------------------------------------------------
@@ -148,13 +138,13 @@ def bins_csv(reports: Sequence[RunReport]) -> str:
 def draw(folder: Path, reports: Sequence[RunReport]) -> None:
     with figure(folder / "jct-cdf.png") as (_, axes):
         for color, report in _colored(reports):
-            _cdf(axes, [f.jct_s for f in report.figures], report.summary.policy, color)
+            cdf(axes, [max(f.jct_s, 1e-3) for f in report.figures], report.summary.policy, color)
         axes.set_xscale("log")
         _label(axes, "job completion time (s)", "share of jobs", "Job completion times")
     with figure(folder / "fairness-cdf.png") as (_, axes):
         for color, report in _colored(reports):
-            rhos = [f.finish_time_fairness for f in report.figures]
-            _cdf(axes, rhos, report.summary.policy, color)
+            rhos = [max(f.finish_time_fairness, 1e-3) for f in report.figures]
+            cdf(axes, rhos, report.summary.policy, color)
         axes.axvline(1.0, color="#7f8c8d", linewidth=0.8)
         axes.set_xscale("log")
         _label(axes, "finish-time fairness (above 1: worse than a fair share)", "share of jobs", "")
@@ -172,12 +162,6 @@ def draw(folder: Path, reports: Sequence[RunReport]) -> None:
 
 def _colored(reports: Sequence[RunReport]) -> list[tuple[str, RunReport]]:
     return [(COLORS[i % len(COLORS)], report) for i, report in enumerate(reports)]
-
-
-def _cdf(axes: Any, values: Sequence[float], name: str, color: str) -> None:
-    ordered = sorted(max(value, 1e-3) for value in values)
-    shares = [(i + 1) / len(ordered) for i in range(len(ordered))]
-    axes.step(ordered, shares, where="post", label=name, color=color)
 
 
 def _label(axes: Any, x: str, y: str, title: str) -> None:

@@ -12,23 +12,24 @@
 Everything but `wall_s` is a function of options and seed: a rerun gives equal bytes.
 """
 
-import csv
-import io
 from collections.abc import Iterable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from rich.table import Table
 
+from slackwater.loadgen.files import table_text, write_json
 from slackwater.loadgen.plots import COLORS, figure
 from slackwater.loadgen.simulator.memory.containers import APPLICATIONS, CONFIGURATIONS
 from slackwater.loadgen.simulator.memory.eviction import EXTRAS, NEED, Point
 from slackwater.loadgen.simulator.memory.run import MachineRow, MemoryOutcome, MemorySettings
 from slackwater.loadgen.simulator.memory.summary import MemorySummary
 from slackwater.loadgen.simulator.options import Options
+
+DIGITS: Final = 6
 
 Reported = tuple[MemoryOutcome, MemorySummary]
 
@@ -40,8 +41,8 @@ def write_report(
     runs: Sequence[Reported],
     points: Sequence[Point],
 ) -> None:
-    _json(folder / "summary.json", [summary for _, summary in runs])
-    _json(folder / "manifest.json", manifest(options, settings))
+    write_json(folder / "summary.json", [summary for _, summary in runs])
+    write_json(folder / "manifest.json", manifest(options, settings))
     machine_fields = [field.name for field in msgspec.structs.fields(MachineRow)]
     _csv(
         folder / "machines.csv",
@@ -64,17 +65,8 @@ def write_report(
     _draw_eviction(folder / "eviction.png", points)
 
 
-def _json(path: Path, value: Any) -> None:
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
-
-
 def _csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(header)
-    for row in rows:
-        writer.writerow([round(cell, 6) if isinstance(cell, float) else cell for cell in row])
-    path.write_text(out.getvalue())
+    path.write_text(table_text(header, rows, DIGITS))
 
 
 def manifest(options: Options, settings: dict[str, MemorySettings]) -> dict[str, Any]:

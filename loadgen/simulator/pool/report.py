@@ -10,17 +10,15 @@
 Everything but `wall_s` is a function of trace, options and seed: a rerun gives equal bytes.
 """
 
-import csv
-import io
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from rich.table import Table
 
-from slackwater.loadgen.plots import COLORS, figure
+from slackwater.loadgen.files import table_text, write_json
+from slackwater.loadgen.plots import COLORS, cdf, figure
 from slackwater.loadgen.simulator.options import Options, Prepared
 from slackwater.loadgen.simulator.pool.minutes import Minutes, PoolSummary, ratios
 from slackwater.loadgen.simulator.pool.profiles import (
@@ -30,6 +28,9 @@ from slackwater.loadgen.simulator.pool.profiles import (
     cost,
 )
 from slackwater.loadgen.simulator.pool.run import JobRow, PoolOutcome, PoolSettings
+from slackwater.loadgen.simulator.report import origin
+
+DIGITS: Final = 6
 
 Reported = tuple[PoolOutcome, Minutes, PoolSummary]
 
@@ -41,15 +42,11 @@ def write_report(
     settings: dict[str, PoolSettings],
     runs: Sequence[Reported],
 ) -> None:
-    _json(folder / "summary.json", [summary for _, _, summary in runs])
-    _json(folder / "manifest.json", manifest(options, prepared, settings))
+    write_json(folder / "summary.json", [summary for _, _, summary in runs])
+    write_json(folder / "manifest.json", manifest(options, prepared, settings))
     (folder / "jobs.csv").write_text(jobs_csv([outcome for outcome, _, _ in runs]))
     (folder / "minutes.csv").write_text(minutes_csv(runs))
     draw(folder, runs)
-
-
-def _json(path: Path, value: Any) -> None:
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
 
 
 def table_of_models() -> list[dict[str, Any]]:
@@ -73,18 +70,8 @@ def table_of_models() -> list[dict[str, Any]]:
 def manifest(
     options: Options, prepared: Prepared, settings: dict[str, PoolSettings]
 ) -> dict[str, Any]:
-    chosen = msgspec.to_builtins(options)
     return {
-        "version": version("slackwater"),
-        "trace": {
-            "path": Path(options.trace).name,
-            "sha256": prepared.trace_sha256,
-            "format": prepared.trace_format,
-            "rows": prepared.trace_rows,
-        },
-        "jobs": len(prepared.jobs),
-        "seed": options.seed,
-        "options": {k: chosen[k] for k in sorted(chosen) if k != "trace"},
+        **origin(options, prepared),
         "settings": {name: msgspec.to_builtins(each) for name, each in settings.items()},
         "models": table_of_models(),
         "cpu_ns_per_byte": CPU_NS_PER_BYTE,
@@ -102,35 +89,22 @@ def manifest(
 
 
 def jobs_csv(outcomes: Sequence[PoolOutcome]) -> str:
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["policy", *(f.name for f in msgspec.structs.fields(JobRow))])
-    for outcome in outcomes:
-        for row in outcome.rows:
-            cells = [_plain(value) for value in msgspec.structs.astuple(row)]
-            writer.writerow([outcome.policy, *cells])
-    return out.getvalue()
-
-
-def _plain(value: object) -> object:
-    if not isinstance(value, float):
-        return value
-    return int(value) if value.is_integer() else round(value, 6)
+    return table_text(
+        ["policy", *(field.name for field in msgspec.structs.fields(JobRow))],
+        ((o.policy, *msgspec.structs.astuple(row)) for o in outcomes for row in o.rows),
+        DIGITS,
+    )
 
 
 def minutes_csv(runs: Sequence[Reported]) -> str:
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
     names = [outcome.policy for outcome, _, _ in runs]
-    writer.writerow(
-        ["at_s", "required", *names, *(f"{name} clusters" for name in names)],
-    )
     found = [each for _, each, _ in runs]
-    for index, at_s in enumerate(found[0].at_s):
-        allocated = [each.allocated[index] for each in found]
-        clusters = [each.clusters[index] for each in found]
-        writer.writerow([_plain(at_s), found[0].required[index], *allocated, *clusters])
-    return out.getvalue()
+    columns = [
+        found[0].at_s, found[0].required,
+        *(each.allocated for each in found), *(each.clusters for each in found),
+    ]  # fmt: skip
+    header = ["at_s", "required", *names, *(f"{name} clusters" for name in names)]
+    return table_text(header, zip(*columns, strict=True), DIGITS)
 
 
 def draw(folder: Path, runs: Sequence[Reported]) -> None:
@@ -146,9 +120,7 @@ def draw(folder: Path, runs: Sequence[Reported]) -> None:
         axes.legend()
     with figure(folder / "ratio-cdf.png") as (_, axes):
         for color, (outcome, found, _) in zip(COLORS, runs, strict=False):
-            ordered = ratios(found)
-            shares = [(i + 1) / len(ordered) for i in range(len(ordered))]
-            axes.step(ordered, shares, where="post", label=outcome.policy, color=color)
+            cdf(axes, ratios(found).tolist(), outcome.policy, color)
         axes.axvline(1.0, color="#7f8c8d", linewidth=0.8)
         axes.set_xlabel("allocated / required")
         axes.set_ylabel("share of minutes")

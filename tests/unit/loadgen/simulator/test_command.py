@@ -133,7 +133,11 @@ def test_json_on_the_command_line(trace: Path) -> None:
         (["--job-model", "magic"], 78, "there is no job model 'magic'"),
         (["--cluster", "4"], 78, "write NODESxGPUS"),
         (["--quotas", "a"], 78, "'a' is not NAME=NUMBER"),
-        (["--colocate", 2, "--policy", "tiresias-artifact"], 78, "tiresias-artifact orders no queue"),
+        (
+            ["--colocate", 2, "--policy", "tiresias-artifact"],
+            78,
+            "tiresias-artifact orders no queue",
+        ),
         (
             ["--policy", "srsf", "--set", "srsf.colocate_gain=0.3"],
             78,
