@@ -44,8 +44,8 @@ test: setup-torch kernels ## unit, simulation, integration and fault tests
 thorough: setup-torch kernels ## what `make test` leaves out: more seeds, whole published tables
 	$(BIN)/python -m pytest -q -n 4 --dist worksteal -m slow tests
 
-vm-test: setup ## verbs (RDMA) in an emulated machine: conformance, refusals, a live job; 5 to 15 min
-	$(BIN)/python tests/vm/guest.py
+vm-test: setup ## verbs (RDMA) and swap in an emulated machine; PARTS="conformance refusals live swap"
+	$(BIN)/python tests/vm/guest.py $(PARTS:%=--part %)
 
 gpu-test: ## device memory on this machine's GPU, then the figures (docs/guide/operator.md)
 	$(GPU_PYTHON) -m pytest -q tests/gpu
