@@ -1,20 +1,22 @@
-"""Boots a small machine that has RDMA (Soft-RoCE) and runs the verbs tests in it: `make vm-test`.
+"""Boots a small machine that has RDMA (Soft-RoCE) and NBD, and runs tests in it: `make vm-test`.
 
 No RDMA hardware and no kernel module of the host's is needed: QEMU emulates a PC on which Debian's
 stock kernel runs, the host's root is its root (9p, read-only), so that interpreter, packages and
-this checkout are the host's. Built once per kernel, kept under build/vm. Emulation is slow: what it
-measures means nothing.
+this checkout are the host's. Built once per kernel and list of modules, kept under build/vm.
+Emulation is slow: what it measures means nothing. What is compiled is compiled here before.
 
 Where a prerequisite is missing this says which and is skipped (status 0; with --require, 1).
-Debian: qemu-system-x86 busybox-static cpio kmod iproute2 python3-pyverbs ibverbs-providers.
+Debian: qemu-system-x86 busybox-static cpio kmod iproute2 python3-pyverbs ibverbs-providers
+nbd-client memcached e2fsprogs.
 
 Not part of `.ci/run`: it needs packages that only root can install, a kernel of 70 MB, and on two
-busy cores it took 15 minutes, of which the processes of the live job spend most on starting.
+busy cores each part takes minutes, of which processes spend most on starting: `--part` chooses.
 """
 
 import argparse
 import contextlib
 import gzip
+import hashlib
 import os
 import shlex
 import shutil
@@ -22,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from slackwater.common.transport.verbs.library import library_found
@@ -29,19 +32,27 @@ from slackwater.common.transport.verbs.library import library_found
 ROOT = Path(__file__).resolve().parent.parent.parent
 BUILT = ROOT / "build" / "vm"
 BUSYBOX = Path("/bin/busybox")
-TOOLS = ("qemu-system-x86_64", "cpio", "depmod", "modprobe", "dpkg-deb", "apt-get", "rdma")
+TOOLS = (
+    "qemu-system-x86_64", "cpio", "depmod", "modprobe", "dpkg-deb", "apt-get", "rdma", "nbd-client",
+    "mke2fs", "memcached",
+)  # fmt: skip
 MODULES = (
     "virtio_pci", "9pnet_virtio", "9p", "overlay", "crc32_generic", "veth", "ib_uverbs", "rdma_rxe",
+    "nbd", "brd", "crc32c_generic", "ext4",
 )  # fmt: skip
 MEMORY_MIB = 3072
+SOURCES = ("common", "schemas", "services", "loadgen", "src", "tests")
 PASSED = 1
 """qemu's status where the job's was 0."""
 CASES = "verbs and not (uvloop and domains)"
 """Of the conformance suite: windows on both event loops, domains on one."""
-TESTS = (
-    ("conformance", f'tests/unit/common/transport/test_conformance.py -k "{CASES}"'),
-    ("refusals and a live job", "tests/vm"),
-)
+PARTS = {
+    "conformance": f'tests/unit/common/transport/test_conformance.py -k "{CASES}"',
+    "refusals": "tests/vm/test_verbs_refusals.py",
+    "live": "tests/vm/test_verbs_live.py",
+    "swap": "tests/vm/test_swap.py",
+}
+"""Swap is the last: what goes wrong there may leave processes that cannot be killed."""
 
 
 class Missing(Exception):
@@ -76,7 +87,8 @@ def kernel() -> Path:
     names = [line.split()[-1] for line in depends.splitlines() if "Depends: linux-image" in line]
     if not names:
         raise Missing("apt knows no linux-image-amd64: apt-get update")
-    made = BUILT / names[0]
+    key = hashlib.sha256(" ".join(MODULES).encode()).hexdigest()[:8]
+    made = BUILT / f"{names[0]}-{key}"
     if (made / "vmlinuz").exists():
         return made
     BUILT.mkdir(parents=True, exist_ok=True)
@@ -129,16 +141,20 @@ def initrd(made: Path, job: str) -> Path:
     return target
 
 
-def warm_kernels() -> None:
-    """Compile the fold for a plain processor here: the emulated one would take minutes."""
+def compile_all() -> None:
+    """Bytecode, and kernels for a plain processor here: the emulated one would take minutes."""
     lines = (
+        "from slackwater.cli.compiling import pages, streams",
+        "pages()",
+        "streams()",
         "from slackwater.common.slots import folding, kernels",
         "kernels.warm('momentum', 'float32', 2)",
         "kernels.warm('momentum', 'float32', 1)",
     )
     environment = {**os.environ, **numba_settings()}
     command = (sys.executable, "-c", "\n".join(lines))
-    subprocess.run(command, env=environment, timeout=300, check=True)
+    subprocess.run((sys.executable, "-m", "compileall", "-q", *SOURCES), cwd=ROOT, check=True)
+    subprocess.run(command, env=environment, timeout=1200, check=True)
 
 
 def numba_settings() -> dict[str, str]:
@@ -149,13 +165,13 @@ def numba_settings() -> dict[str, str]:
     }
 
 
-def job_script(chosen: list[str], limit_s: float) -> str:
+def job_script(parts: Mapping[str, str], limit_s: float) -> str:
     """What runs in the guest: every part, also after a failed one."""
-    parts = [("chosen tests", shlex.join(chosen))] if chosen else list(TESTS)
     settings = {
         "HOME": "/tmp",
         "PYTHONDONTWRITEBYTECODE": "1",
         "SLACKWATER_TEST_PATIENCE": "10",
+        "SLACKWATER_VM": "1",
         **numba_settings(),
     }
     binaries = Path(sys.executable).parent
@@ -166,7 +182,7 @@ def job_script(chosen: list[str], limit_s: float) -> str:
         "status=0",
         "slackwater doctor --json | tr -d '\\n' && echo",
     ]
-    for title, arguments in parts:
+    for title, arguments in parts.items():
         lines += [
             f"echo '== {title}'",
             f"timeout {limit_s:.0f} python -m pytest -q --color=no -p no:cacheprovider {arguments}"
@@ -200,8 +216,13 @@ def boot(made: Path, first: Path, limit_s: float) -> int:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Run the verbs tests in an emulated machine.")
-    parser.add_argument("tests", nargs="*", help="pytest arguments; without, all verbs tests")
+    parser = argparse.ArgumentParser(
+        description="Run tests of verbs and swap in an emulated machine."
+    )
+    parser.add_argument("tests", nargs="*", help="pytest arguments; without, all parts")
+    parser.add_argument(
+        "--part", action="append", choices=list(PARTS), help="this part alone; may be repeated"
+    )
     parser.add_argument("--require", action="store_true", help="fail where this cannot run")
     parser.add_argument("--limit-s", type=float, default=1800.0, help="deadline of the guest")
     options = parser.parse_args()
@@ -212,8 +233,11 @@ def main() -> int:
     except Missing as error:
         sys.stdout.write(f"vm-test is skipped, missing: {error}\n")
         return int(options.require)
-    warm_kernels()
-    first = initrd(made, job_script(options.tests, options.limit_s))
+    compile_all()
+    parts = {name: PARTS[name] for name in options.part or PARTS}
+    if options.tests:
+        parts = {"chosen tests": shlex.join(options.tests)}
+    first = initrd(made, job_script(parts, options.limit_s))
     sys.stdout.write(f"vm-test: built in {time.monotonic() - begun_s:.0f} s, booting\n")
     sys.stdout.flush()
     status = boot(made, first, options.limit_s)

@@ -13,7 +13,11 @@ finish() {
 $b mount -t proc none /proc
 $b mount -t sysfs none /sys
 $b mount -t devtmpfs none /dev
-for module in /modules/*.ko; do $b insmod "$module" || finish 99; done
+for module in /modules/*.ko; do
+    parameters=
+    case "$module" in *-brd.ko) parameters="rd_nr=1 rd_size=131072" ;; esac
+    $b insmod "$module" $parameters || finish 99
+done
 $b mount -t 9p -o trans=virtio,version=9p2000.L,msize=512000,cache=loose,ro host /host || finish 98
 $b mount -t tmpfs none /layer
 $b mkdir /layer/upper /layer/work
@@ -22,6 +26,7 @@ for kind in proc sysfs:sys devtmpfs:dev tmpfs:run tmpfs:tmp tmpfs:dev/shm; do
     $b mkdir -p "/root/${kind#*:}"
     $b mount -t "${kind%:*}" none "/root/${kind#*:}"
 done
+$b mount -t cgroup2 none /root/sys/fs/cgroup
 $b hostname guest
 $b cp /job /root/run/job
 for command in \
