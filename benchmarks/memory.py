@@ -61,6 +61,12 @@ LENDERS_JOBS = {
     "write 128k depth 4": ("write", "128k", 4),
 }
 """32 pages a request: what the lenders' CPU time is asked at."""
+SCANS = {
+    "sequential 4k": ("read", "4k", 1),
+    "stride 7 of 4k": ("read:24k", "4k", 1),
+    "random 4k": ("randread", "4k", 1),
+}
+"""What prefetching sees: memory_readahead.py."""
 REDIS = {"depth 32": "IOPS", "depth 1": "us"}
 NBDKITS = ("nbdkit", "nbdkit -t 1")
 GOALS = {
@@ -74,7 +80,7 @@ RAMP_S = 0.3
 
 
 def fio(sock: Path, job: str, size: int, seconds: float) -> Sample:
-    mode, block, depth = (JOBS | LENDERS_JOBS)[job]
+    mode, block, depth = (JOBS | LENDERS_JOBS | SCANS)[job]
     done = subprocess.run(
         [
             "fio", "--name=t", "--ioengine=nbd", f"--uri=nbd+unix:///?socket={sock}",
@@ -136,15 +142,22 @@ def nbdkit(folder: Path, size: int, *options: str) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def device(
-    folder: Path, url: str, transport: str, size: int, token: str, backup: Path
+    folder: Path,
+    url: str,
+    transport: str,
+    size: int,
+    token: str,
+    backup: Path,
+    prefetch: int = 8,
 ) -> Iterator[Path]:
-    sock = folder / f"nbd-{transport}"
+    name = transport if prefetch else f"{transport}-bare"
+    sock = folder / f"nbd-{name}"
     process = subprocess.Popen(
         [
             sys.executable, "-m", "slackwater.cli.main", "memory", "export", "--size", str(size),
-            "--socket", str(sock), "--backup", str(backup / f"backup-{transport}"),
-            "--id", f"d-{transport}", "--node", "here", "--transport", transport, "--url", url,
-            "--slab-size", str(SLAB_BYTES),
+            "--socket", str(sock), "--backup", str(backup / f"backup-{name}"),
+            "--id", f"d-{name}", "--node", "here", "--transport", transport, "--url", url,
+            "--slab-size", str(SLAB_BYTES), "--prefetch", str(prefetch),
         ],
         env={**os.environ, "SLACKWATER_CLUSTER_TOKEN": token},
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,

@@ -8,7 +8,6 @@ missing.
 """
 
 import asyncio
-import os
 import random
 from collections.abc import Coroutine
 from pathlib import Path
@@ -16,22 +15,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.sim.lenders import MEMORY_BYTES, SLAB_BYTES, SPAN_PAGES, Lender, SlowDisk
 
 from slackwater.common import codec
 from slackwater.common.bus.base import Delivery
 from slackwater.common.effects import Publish
-from slackwater.common.embedded.notify import FdStore
 from slackwater.common.errors import Retryable, SlackwaterError
-from slackwater.common.sdnotify import SdNotify
-from slackwater.common.shell import run_service
-from slackwater.common.shell.process import Process
 from slackwater.common.simloop import run_simulated
 from slackwater.common.transport.memory import MemoryFabric, MemoryNetwork
 from slackwater.common.world import SimWorld
 from slackwater.loadgen.memory.checker import PAGE_BYTES, Checker
-from slackwater.memory import kernels as k
-from slackwater.memory import shelf, writeback
-from slackwater.memory.backup import Backup
+from slackwater.memory import shelf
 from slackwater.memory.core import DeviceCore
 from slackwater.memory.device import Device
 from slackwater.memory.lenders import Lenders
@@ -44,129 +38,9 @@ from slackwater.memory.warm import warm
 from slackwater.schemas import subjects
 from slackwater.schemas.base import NodeId
 from slackwater.schemas.memory import DeviceHello, DeviceId, SlabdHeartbeat
-from slackwater.services.slabd.config import SlabdConfig
-from slackwater.services.slabd.events import MemorySampled
-from slackwater.services.slabd.shell import Slabd
 
-SPAN_PAGES = 16
-SLAB_BYTES = SPAN_PAGES * PAGE_BYTES
 PAGES = SPAN_PAGES * 6
-MEMORY_BYTES = 8 * (SLAB_BYTES + PAGE_BYTES)
 LENDERS = {"disk": 3, "2+1": 5, "2-copies": 4}
-
-
-class Notify(SdNotify):
-    """A supervisor's descriptor store, which outlives the process that fills it."""
-
-    def __init__(self, kept: FdStore) -> None:
-        super().__init__()
-        self._kept = kept
-        self.alive = True
-
-    async def store(self, fd: int, name: str) -> None:
-        if self.alive:
-            self._kept.add(name, os.dup(fd))
-
-    async def remove(self, name: str) -> None:
-        if self.alive:
-            self._kept.remove(name)
-
-    async def barrier(self) -> None:
-        await asyncio.sleep(1e-4)
-
-
-class Machine:
-    """What a lender's monitor sees; a test fills and empties it."""
-
-    def __init__(self) -> None:
-        self.others_bytes = 0
-
-    def sample(self, own_bytes: int) -> MemorySampled:
-        return MemorySampled(MEMORY_BYTES, self.others_bytes)
-
-
-class SlowDisk(Backup):
-    """The real file and the real kernel, moved by the simulation's clock instead of threads."""
-
-    def start(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._pump = self._loop.create_task(self._turn())
-
-    async def _turn(self) -> None:
-        words = self._table.words
-        while True:
-            await asyncio.sleep(0.003)
-            while words[k.TAKEN] < words[k.HEAD]:
-                writeback.watch(self._table, 1)
-                if writeback.write_back(self._table, self._fd) == writeback.DISCARDS:
-                    self._discard()
-                self._settle()
-
-    async def sync(self) -> None:
-        await asyncio.sleep(0.002)
-
-    async def read(self, pages: Pages, target: memoryview) -> None:
-        await asyncio.sleep(0.001)
-        self._read(pages, target)
-
-    async def close(self) -> None:
-        """As a kill: what is in the ring is lost, what is in the file stays."""
-        self._pump.cancel()
-        await asyncio.gather(self._pump, return_exceptions=True)
-        self._readers.shutdown()
-        os.close(self._fd)
-
-
-class Lender:
-    """One slabd and its lives."""
-
-    def __init__(self, system: "System", id: str) -> None:
-        self.system, self.id = system, id
-        self.machine = Machine()
-        self.kept = FdStore()
-        self.address = f"at-{id}"
-        self.life = 0
-        self._stop = asyncio.Event()
-        self._task: asyncio.Task[int] | None = None
-        self.slabd: Slabd | None = None
-
-    async def start(self) -> None:
-        self.life += 1
-        self._stop = asyncio.Event()
-        self._notify = Notify(self.kept)
-        stored = tuple((name, os.dup(fd)) for name, fd in self.kept.held)
-        config = SlabdConfig(
-            id=self.id, node=self.id, slab_bytes=SLAB_BYTES, hold_s_max=3.0, cluster_token="c"
-        )
-        self.slabd = Slabd(
-            config,
-            self.system.sim.client(f"slabd-{self.id}-{self.life}"),
-            {"memory": self.system.fabric},
-            {"memory": self.address},
-            self.machine,
-            mapping=frozenset(("memory",)) if self.system.mapped else frozenset(),
-            virtual=True,
-        )
-        process = Process(notify=self._notify, stored=stored)
-        world = self.system.sim.client(f"slabd-{self.id}-{self.life}")
-        self._task = asyncio.ensure_future(
-            run_service(self.slabd.definition(), world, self._stop, process)
-        )
-
-    async def kill(self) -> None:
-        """Its channels break, its memory stays in the descriptor store."""
-        self._notify.alive = False
-        self.system.network.cut(self.address)
-        assert self._task is not None
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
-        self.system.network.heal(self.address)
-
-    async def end(self) -> None:
-        self._stop.set()
-        assert self._task is not None
-        await self._task
-        self.kept.clear()
 
 
 class Life:
