@@ -226,6 +226,31 @@ def test_a_member_that_missed_a_write_never_gives_old_bytes() -> None:
     simulated(run())
 
 
+def test_a_page_that_is_written_while_it_is_read_ahead_is_not_lost() -> None:
+    """Its fragments are of two writes: that read gives nothing, and names no page as lost."""
+
+    async def run() -> None:
+        span, page = Span("2+1"), page_range(4, 1)
+        await span.write(page, some(1, 1))
+        for member in span.members:
+            assert member is not None
+            member.delay_s = lambda: 0.001
+        reading = asyncio.ensure_future(span.read(page))
+        await asyncio.sleep(0.0005)
+        writing = asyncio.ensure_future(span.write(page, some(1, 2)))
+        for member in span.members:
+            assert member is not None
+            member.memory[:] = 0  # The writes come first.
+        with pytest.raises(PagesLost) as raised:
+            await reading
+        assert not len(raised.value.pages)
+        assert span.hydra.lost_pages == 0
+        await writing
+        assert await span.read(page) == some(1, 2)
+
+    simulated(run())
+
+
 def test_the_slow_are_not_waited_for() -> None:
     """Late binding: one of the k + 1 that are asked may take forever; so may r on a write, and
     `settled` is what waits for them."""
