@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from slackwater.agent.links import Link
 from slackwater.common import limits
 from slackwater.common.errors import Rejected
+from slackwater.common.slots.frames import encode_part
 from slackwater.common.slots.layout import (
     BYTES_PULLED,
     BYTES_PUSHED,
@@ -155,6 +156,9 @@ class Staging:
 class Staged:
     """A region that is written and read from afar."""
 
+    in_pieces = True
+    """What of a version is there can be folded before the rest."""
+
     def __init__(
         self,
         channel: Channel,
@@ -200,20 +204,20 @@ class Staged:
     def keeps(self, old: Attached, iteration: int) -> bool:
         return isinstance(old, Staged) and old.staging is self.staging
 
-    async def push(
-        self, iteration: int, hyper: Hyper, *, again: bool, tell: Tell | None = None
-    ) -> None:
+    async def push(self, iteration: int, hyper: Hyper, handle: int, *, again: bool) -> None:
         """Write hyper-parameters and slot, then the word; nothing if the word says so already,
-        unless what it vouches for was refused (`again`). A large slot goes in pieces, and `tell` is
-        called as they are there. Raises Unavailable, AccessRefused."""
+        unless what it vouches for was refused (`again`). A large slot goes in pieces, of which the
+        aggregator is told as they are there. Raises Unavailable, AccessRefused."""
         if self._pushed == iteration and not again:
             return
         write, geometry, rank = self.channel.write, self._geometry, self._rank
         gradient, parameters = self.staging.gradient, self.staging.parameters[0]
         hypers = write(memoryview(hyper.pack()), self._remote, geometry.hyper_offset(rank))
-        if tell is not None and gradient.nbytes > PIECE_BYTES:
+        if self.in_pieces and gradient.nbytes > PIECE_BYTES:
             await hypers  # First: whoever is told of a piece may fold it.
-            await self._write_gradient(tell)
+            await self._write_gradient(
+                lambda elements: self.channel.send(encode_part(handle, iteration, elements))
+            )
         else:
             await asyncio.gather(self._write_gradient(None), hypers)
         self._bytes_pushed += gradient.nbytes

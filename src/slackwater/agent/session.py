@@ -58,7 +58,6 @@ from slackwater.common.slots.frames import (
     decode,
     encode_control,
     encode_hello,
-    encode_part,
     encode_rings,
 )
 from slackwater.common.slots.layout import bucket_tensors
@@ -458,16 +457,9 @@ class Session:
         channel = self._channels.get(ring.aggregator)
         if channel is None or not isinstance(slots, Staged):
             return
-        assert self.plan is not None
-        tell = None
-        if self.plan.consistency == "synchronous":  # Else a push is an update by itself.
-
-            def tell(elements: int) -> None:
-                channel.send(encode_part(ring.handle, ring.iteration, elements))
-
         try:
             async with self._transfers:
-                await slots.push(ring.iteration, cell.hyper, again=cell.was_refused, tell=tell)
+                await slots.push(ring.iteration, cell.hyper, ring.handle, again=cell.was_refused)
             cell.was_refused = False
             channel.send(encode_rings([(ring.handle, ring.iteration)]))
         except (Unavailable, Rejected) as error:

@@ -93,6 +93,8 @@ class Snapshot(InPlace):
 class StagedSnapshot(Staged):
     """The region is read from afar."""
 
+    in_pieces = False  # A push is a version by itself: it is whole at once.
+
     async def fetch(self, version: int) -> None:
         """Read the newest parameters, unless those of `version` were read where the bucket was
         before. Raises Unavailable, AccessRefused."""
