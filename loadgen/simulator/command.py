@@ -6,7 +6,7 @@ mount. Expected errors are one line on stderr and an exit code.
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from os import cpu_count
 from pathlib import Path
@@ -21,12 +21,8 @@ from rich.table import Table
 from slackwater.common.errors import ConfigRejected, Rejected, SlackwaterError
 from slackwater.loadgen.simulator import audit as auditor
 from slackwater.loadgen.simulator import eventlog
-from slackwater.loadgen.simulator.memory.command import print_memory, simulate_memory
-from slackwater.loadgen.simulator.memory.run import POLICIES as MEMORY_POLICIES
 from slackwater.loadgen.simulator.metrics import Summary
 from slackwater.loadgen.simulator.options import Options, prepare, selected
-from slackwater.loadgen.simulator.pool.command import POLICIES as POOL_POLICIES
-from slackwater.loadgen.simulator.pool.command import print_pool, simulate_pool
 from slackwater.loadgen.simulator.report import confidence, write_report
 from slackwater.loadgen.simulator.runner import RunReport, Task, run_all
 from slackwater.loadgen.traces import read
@@ -35,6 +31,7 @@ from slackwater.services.master.policies import registry
 DATA_ERROR: Final = 65
 CONFIG_ERROR: Final = 78
 FAILED: Final = 1
+DEFAULT_POLICY: Final = "tiresias-las"
 
 PIPE_COLUMNS: Final = 160
 """Width of a table that goes to a file or a pipe."""
@@ -191,7 +188,8 @@ def _exit(work: Any, *args: Any) -> None:
         code = work(*args)
     except SlackwaterError as error:
         Console(stderr=True, highlight=False, soft_wrap=True).print(f"error: {error}", markup=False)
-        code = CONFIG_ERROR if isinstance(error, ConfigRejected) else DATA_ERROR
+        code = DATA_ERROR if isinstance(error, Rejected) else FAILED
+        code = CONFIG_ERROR if isinstance(error, ConfigRejected) else code
     raise typer.Exit(code)
 
 
@@ -202,7 +200,7 @@ Many = Annotated[list[str], typer.Option()]
 def simulate_command(
     trace: Annotated[str, typer.Argument(help="A trace file, or generate:NAME[,option=value].")],
     policy: Annotated[list[str], typer.Option(help="A policy; repeat to compare.")] = [  # noqa: B006
-        "tiresias-las"
+        DEFAULT_POLICY
     ],
     nodes: Annotated[int, typer.Option(min=1)] = 16,
     gpus_per_node: Annotated[int, typer.Option(min=1)] = 4,
@@ -251,8 +249,6 @@ def simulate_command(
     for name in ("report", "json", "processes", "pool"):
         del given[name]
     given["policies"], given["settings"] = given.pop("policy"), given.pop("set_")
-    if pool and given["policies"] == ["tiresias-las"]:
-        given["policies"] = list(MEMORY_POLICIES if pool == "memory" else POOL_POLICIES)
     _exit(_simulate_given, given, report, json, processes, pool)
 
 
@@ -263,17 +259,32 @@ def _simulate_given(
         options = msgspec.convert(given, Options)
     except msgspec.ValidationError as error:
         raise ConfigRejected(_named(str(error), given)) from error
-    if pool not in ("", "aggregation", "memory"):
-        raise ConfigRejected(f"--pool {pool!r}: aggregation and memory can be simulated")
-    if pool == "memory":
-        found, points = simulate_memory(options, report, processes)
-        print_memory(_console(), found, points, as_json, report)
-        return 0
-    if pool:
-        runs = simulate_pool(options, report, as_json, processes)
-        print_pool(_console(), runs, as_json, report)
-        return 0
-    return simulate(options, report, as_json, processes)
+    match pool:
+        case "":
+            return simulate(options, report, as_json, processes)
+        case "memory":
+            from slackwater.loadgen.simulator.memory import command as of_memory
+            from slackwater.loadgen.simulator.memory import run as memory_run
+
+            options = _with_policies(options, memory_run.POLICIES)
+            found, points = of_memory.simulate_memory(options, report, processes)
+            of_memory.print_memory(_console(), found, points, as_json, report)
+        case "aggregation":
+            from slackwater.loadgen.simulator.pool import command as of_aggregation
+
+            options = _with_policies(options, of_aggregation.POLICIES)
+            runs = of_aggregation.simulate_pool(options, report, as_json, processes)
+            of_aggregation.print_pool(_console(), runs, as_json, report)
+        case _:
+            raise ConfigRejected(f"--pool {pool!r}: aggregation and memory can be simulated")
+    return 0
+
+
+def _with_policies(options: Options, all_of_them: Iterable[str]) -> Options:
+    """Every policy of a pool, where the user names none."""
+    if options.policies != (DEFAULT_POLICY,):
+        return options
+    return msgspec.structs.replace(options, policies=tuple(all_of_them))
 
 
 def _named(error: str, given: dict[str, Any]) -> str:

@@ -1,0 +1,26 @@
+"""`loadgen`'s commands: all are listed, and each loads what it needs."""
+
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from slackwater.cli.workloads import ON_DEMAND, app
+
+
+def test_every_command_is_listed_with_the_exit_codes() -> None:
+    said = CliRunner().invoke(app, ["--help"]).output
+    for name in (*ON_DEMAND, "generate"):
+        assert f" {name} " in said
+    assert "65 bad input" in said
+
+
+@pytest.mark.parametrize(("command", "foreign"), [("simulate", "nats"), ("audit", "nats")])
+def test_a_command_loads_no_library_of_another(command: str, foreign: str) -> None:
+    program = (
+        "import sys, typer; from slackwater.cli.workloads import app; "
+        f"typer.main.get_command(app).get_command(None, {command!r}); "
+        f"sys.exit({foreign!r} in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == 0
