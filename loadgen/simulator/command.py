@@ -69,7 +69,7 @@ def simulate(
     processes = processes or min(len(tasks), cpu_count() or 1)
     shown = progress and not as_json and sys.stderr.isatty()
     with _progress(tasks, len(prepared.jobs), shown) as tick:
-        flat = run_all(tasks, processes, tick)
+        flat = run_all(tasks, processes, tick, {options.seed: prepared.jobs})
     reports = [flat[i : i + options.seeds] for i in range(0, len(flat), options.seeds)]
     if report is not None:
         with _writing(report):

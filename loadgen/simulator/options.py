@@ -275,7 +275,7 @@ def build_cluster(options: Options) -> Cluster:
     return Cluster(nodes)
 
 
-def build_rules(options: Options, jobs: list[SimJob]) -> Rules:
+def build_rules(options: Options, jobs: Sequence[SimJob]) -> Rules:
     quotas: dict[str, int] = {}
     if options.quotas == "equal":
         tenants = sorted({job.tenant for job in jobs})
@@ -299,7 +299,7 @@ def _refuse_strangers(option: str, kind: str, named: Mapping[str, object], known
         )
 
 
-def build_settings(options: Options, jobs: list[SimJob], seed: int) -> Settings:
+def build_settings(options: Options, jobs: Sequence[SimJob], seed: int) -> Settings:
     free = options.overhead == "none"
     if free and (options.restart_s or options.start_s or options.restart_by_model):
         raise ConfigRejected("--overhead none makes restarts free; leave the restart costs out")

@@ -5,7 +5,7 @@ each has come. What comes back is small (figures, not events): a run writes its 
 """
 
 import multiprocessing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from pathlib import Path
 from time import perf_counter
@@ -32,6 +32,7 @@ from slackwater.loadgen.simulator.options import (
     prepare,
 )
 from slackwater.loadgen.simulator.series import Series, series
+from slackwater.loadgen.simulator.workload import SimJob
 from slackwater.services.master.policies.view import Pending
 
 POLL_S = 0.2
@@ -59,10 +60,15 @@ class RunReport(msgspec.Struct):
     gpus: int
 
 
-def run(task: Task, on_progress: Callable[[int, float], None] | None = None) -> RunReport:
+def run(
+    task: Task,
+    on_progress: Callable[[int, float], None] | None = None,
+    jobs: Sequence[SimJob] | None = None,
+) -> RunReport:
+    """`jobs`: the task's, where they were prepared already."""
     options = task.options
     began_s = perf_counter()
-    jobs = prepare(options, task.seed).jobs
+    jobs = prepare(options, task.seed).jobs if jobs is None else jobs
     cluster = build_cluster(options)
     settings = build_settings(options, jobs, task.seed)
     nodes = list(zip(cluster.sizes, cluster.types, strict=True))
@@ -86,17 +92,25 @@ def run(task: Task, on_progress: Callable[[int, float], None] | None = None) -> 
     )  # fmt: skip
 
 
-def run_all(tasks: Sequence[Task], processes: int, on_progress: Progress | None) -> list[RunReport]:
-    """Every task's report, in the order of the tasks."""
+def run_all(
+    tasks: Sequence[Task],
+    processes: int,
+    on_progress: Progress | None,
+    prepared: Mapping[int, Sequence[SimJob]],
+) -> list[RunReport]:
+    """Every task's report, in the order of the tasks. `prepared`: seed -> jobs, where known; other
+    processes read the trace themselves."""
     if processes <= 1 or len(tasks) == 1:
-        # Encoded here, too: the same bytes in the report, whatever the number of processes.
-        return [
-            _decode(msgspec.msgpack.encode(run(task, _reporter(task.number, on_progress))))
-            for task in tasks
-        ]
+        reports = []
+        for task in tasks:
+            tick = _reporter(task.number, on_progress)
+            found = run(task, tick, prepared.get(task.seed))
+            # Encoded here, too: the same bytes in the report, whatever the number of processes.
+            reports.append(_decode(msgspec.msgpack.encode(found)))
+        return reports
     context = multiprocessing.get_context("spawn")
     table = context.Array("d", 2 * len(tasks), lock=False)
-    reports: dict[int, RunReport] = {}
+    by_number: dict[int, RunReport] = {}
     with ProcessPoolExecutor(
         min(processes, len(tasks)), context, initializer=_adopt, initargs=(table,)
     ) as pool:
@@ -109,12 +123,12 @@ def run_all(tasks: Sequence[Task], processes: int, on_progress: Progress | None)
         while pending:
             done, pending = wait(pending, timeout=POLL_S, return_when=FIRST_COMPLETED)
             for future in done:
-                reports[numbers[future]] = _decode(future.result())
+                by_number[numbers[future]] = _decode(future.result())
             if on_progress is not None:
                 for task in tasks:
                     i = 2 * task.number
                     on_progress(task.number, int(table[i]), table[i + 1])
-    return [reports[task.number] for task in tasks]
+    return [by_number[task.number] for task in tasks]
 
 
 def _decode(encoded: bytes) -> RunReport:
