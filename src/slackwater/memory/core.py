@@ -151,8 +151,8 @@ class DeviceCore:
         }
 
     def _ask(self, member: Member, now_s: float) -> list[Effect]:
-        """QUERY_MEM to two lenders, none of which backs the span already (to one, if the span has
-        several members: no two of them ask the same)."""
+        """QUERY_MEM to two lenders, none of which backs the span already. If the span has several
+        members, no two ask the same: each has one to ask, and says MAP at once."""
         others = {m.lender for m in self.spans.of(member.span) if m is not member and m.lender}
         excluded = others | member.excluded
         if self.settings.width == 1:
@@ -164,6 +164,8 @@ class DeviceCore:
         member.attempts += 1
         if not chosen or member.attempts > _ATTEMPTS_MAX:
             return self._refused(member, now_s)
+        if len(chosen) == 1 and chosen[0] in self.connected:  # There is nothing to compare.
+            return self._map(member, chosen[0], now_s)
         effects: list[Effect] = []
         for lender in chosen:
             effects += self._query(member, lender)
@@ -213,16 +215,19 @@ class DeviceCore:
         if chosen is None:
             member.excluded |= member.asked
             return self._ask(member, now_s)
-        member.state, member.lender = "mapping", chosen
+        return self._map(member, chosen, now_s)
+
+    def _map(self, member: Member, lender: LenderId, now_s: float) -> list[Effect]:
+        member.state, member.lender = "mapping", lender
         message = MapSlab(
-            request=self._open_request(member, chosen),
+            request=self._open_request(member, lender),
             span=member.span,
             member=member.index,
             secret=self.settings.secret,
             hold_s=self.settings.hold_s,
         )
         due_s = now_s + limits.PLACEMENT_WAIT_S
-        return [self._send(chosen, message), StartTimer(f"place.{member.number}", due_s)]
+        return [self._send(lender, message), StartTimer(f"place.{member.number}", due_s)]
 
     def _old(self) -> set[LenderId]:
         return {m.lender for m in self.spans.all() if m.lender is not None}
@@ -286,15 +291,9 @@ class DeviceCore:
         member.slab, member.generation = message.slab, message.generation
         claimed = member.state == "claiming"
         member.state = "opening"
-        arguments = {
-            "member": member.number,
-            "span": member.span,
-            "index": member.index,
-            "lender": lender,
-            "message": message,
-            "claimed": claimed,
-        }
-        return [Do("open", arguments)]
+        opening = {"lender": lender, "message": message, "claimed": claimed}
+        place = {"member": member.number, "span": member.span, "index": member.index}
+        return [Do("open", place | opening)]
 
     def _not_mapped(self, member: Member, message: NotMapped, now_s: float) -> list[Effect]:
         if member.state == "claiming":

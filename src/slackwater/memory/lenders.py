@@ -6,7 +6,7 @@ data path does not wait for any of it.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -72,6 +72,8 @@ class Lenders:
         self._loop = asyncio.get_running_loop()
         self._channels: dict[LenderId, Channel] = {}
         self._slabs: dict[int, RemoteSlab] = {}
+        self._unpopulated: list[RemoteSlab] = []
+        self._populating = False
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._leavings: set[asyncio.Task[None]] = set()
@@ -245,7 +247,21 @@ class Lenders:
             self._slabs.pop(member).close()  # It was given up meanwhile.
             return
         if not failure and self.populates:
-            await asyncio.to_thread(slab.populate)
+            await self._populate(slab)
+
+    async def _populate(self, slab: RemoteSlab) -> None:
+        """One thread for all that came meanwhile: to hand one slab to it costs the loop as much as
+        half a mapping, and others are being mapped."""
+        self._unpopulated.append(slab)
+        if self._populating:
+            return
+        self._populating = True
+        try:
+            while self._unpopulated:
+                batch, self._unpopulated = self._unpopulated, []
+                await asyncio.to_thread(_populate_all, batch)
+        finally:
+            self._populating = False
 
     def _admit(self, member: int, span: int, index: int) -> None:
         self.device.admit(span, index, self._slabs[member])
@@ -274,3 +290,8 @@ class Lenders:
         if slab is not None:
             slab.close()
         self.feed(Left(member))
+
+
+def _populate_all(slabs: Sequence[RemoteSlab]) -> None:
+    for slab in slabs:
+        slab.populate()
