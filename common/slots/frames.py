@@ -1,7 +1,8 @@
 """The frames that Agents, aggregators and aggregators among themselves exchange on a channel.
 
 The doorbells (RING, DONE, PART) are fixed binary records, several to a frame: they are the hot
-path. All else is rare and is msgpack. A channel begins with a `Hello` (the transport's hello bytes).
+path. All else is rare and is msgpack. A channel begins with a `Hello` (the transport's hello
+bytes).
 
     Agent                                    aggregator
       Attach(buckets)                  ->
