@@ -95,7 +95,7 @@ def charging_s() -> float:
     """CPU seconds that accounting for one execution takes."""
     executor = Executor(0, LiveClock(), SHARE, at_once, lambda task, outcome: None)
     slots: Any = SimpleNamespace(task_cpu_ns=0, geometry=SimpleNamespace(parameter_bytes=1))
-    bucket: Any = SimpleNamespace(key=(JobId("j"), 0))
+    bucket: Any = SimpleNamespace(key=(JobId("j"), 0), phase="folding")
     task, outcome = Task(bucket, slots), Outcome(1, 0.001)
     for _ in range(100):
         executor._charge(task, outcome)
@@ -109,7 +109,8 @@ def reporting_s(buckets: int) -> float:
     """CPU seconds that one period's report of so many buckets takes."""
     executor = Executor(0, LiveClock(), SHARE, at_once, lambda task, outcome: None)
     slots: Any = SimpleNamespace(task_cpu_ns=1, geometry=SimpleNamespace(parameter_bytes=1))
-    entries: list[Any] = [SimpleNamespace(key=(JobId("j"), n)) for n in range(buckets)]
+    keys = [(JobId("j"), n) for n in range(buckets)]
+    entries: list[Any] = [SimpleNamespace(key=key, phase="folding") for key in keys]
     spent_s = 0.0
     for _ in range(REPEATS // 8):
         for entry in entries:

@@ -119,7 +119,8 @@ class SlotRegion:
         self.identity = identity
         """Random, 16 bytes: differs between two regions of one bucket, moves with its bytes."""
         self.geometry = Geometry.of(record.plan, record.bucket)
-        self._buffer: Buffer | None = buffer
+        # A view of our own: whoever maps the memory may release theirs while a fold works in it.
+        self._buffer: memoryview | None = memoryview(buffer)
         self._words: Words = np.frombuffer(buffer, np.uint64, HEADER_BYTES // WORD)
         self._hypers = _hyper_words(self._words)
         self._pushed = self._pushed_words()
@@ -376,7 +377,7 @@ class SlotRegion:
         the counters cost more than a small tensor's copy."""
         assert self._buffer is not None, "the region was released"
         first = self.hyper_offset(rank)
-        return memoryview(self._buffer)[first : first + RANK_STRIDE].cast("Q")
+        return self._buffer[first : first + RANK_STRIDE].cast("Q")
 
     def hyper_blocks(self, ranks: Sequence[int]) -> bytes:
         """What `set_hyper` wrote of consecutive ranks."""

@@ -58,7 +58,7 @@ class Outcome:
     cpu_s: float
     refused: Refused | None = None
     owned: bool = True
-    """False: the region is another aggregator's by now, nothing was applied."""
+    """False: the bucket was dropped, or is another aggregator's by now; nothing was applied."""
 
 
 _TELL_S: Final = 0.005
@@ -135,7 +135,7 @@ class Executor:
         self._schedule: SlotSchedule[Task] = SlotSchedule(cpu_share)
         self.turns = Turns()
         """Whose task is next, by the controller's plan."""
-        self._interrupted: dict[Key, Outcome] = {}
+        self._interrupted: dict[Bucket, Outcome] = {}
         """Of tasks that were executed and still wait for the rest of their slots."""
         self._woken = asyncio.Event()
         self._ready: list[tuple[float, int, Task]] = []
@@ -178,7 +178,7 @@ class Executor:
                 continue
             task, start_s = begun.task, begun.start_s
             await self._until(start_s)
-            outcome = self._interrupted.pop(task.bucket.key, None)
+            outcome = self._interrupted.pop(task.bucket, None)
             charged_s = 0.0
             if outcome is None:
                 self.turns.ran(task.bucket.key)
@@ -186,7 +186,7 @@ class Executor:
                 charged_s = self._charge(task, outcome)
             slot = self._schedule.end(charged_s, self._clock.now_s())
             if not slot.done:
-                self._interrupted[task.bucket.key] = outcome
+                self._interrupted[task.bucket] = outcome
             await self._until(slot.at_s)
             if slot.done:
                 self._ended(task, outcome)
@@ -318,6 +318,16 @@ class Executor:
             await self._clock.sleep_until(at_s)
 
     def _charge(self, task: Task, outcome: Outcome) -> float:
+        charged_s = outcome.cpu_s
+        if task.bucket.phase != "gone":  # Else it is forgotten, and to stay so.
+            charged_s = self._measure(task, outcome)
+        account = self._accounts.setdefault(task.bucket.key[0], _Account())
+        account.cpu_s += outcome.cpu_s
+        account.slot_s += charged_s / self._cpu_share
+        return charged_s
+
+    def _measure(self, task: Task, outcome: Outcome) -> float:
+        """What it is charged, by what its bucket's tasks cost."""
         measured = self._measured.get(task.bucket.key)
         if measured is None:
             profile = Profile(kept_s=task.slots.task_cpu_ns / 1e9)
@@ -327,9 +337,6 @@ class Executor:
         if outcome.refused is None:  # Else no execution: it stopped, or looked twice.
             measured.executions += 1
             charged_s = measured.profile.charge(outcome.cpu_s)
-        account = self._accounts.setdefault(task.bucket.key[0], _Account())
-        account.cpu_s += outcome.cpu_s
-        account.slot_s += charged_s / self._cpu_share
         if not task.slots.task_cpu_ns and measured.profile.kept_s:
             task.slots.task_cpu_ns = max(1, round(measured.profile.kept_s * 1e9))
         return charged_s
@@ -384,6 +391,8 @@ def execute(task: Task, owner: int, team: Team | None = None) -> Outcome:
     from slackwater.common.slots import folding  # numba: loaded by `warm` before any push.
 
     slots, alone = task.slots, task.alone
+    if task.bucket.phase == "gone":  # Dropped while it waited.
+        return Outcome(slots.version, 0.0, owned=False)
     chunk = None
     if failpoints.any_armed():  # So that every fold has a middle.
         elements = slots.geometry.elements

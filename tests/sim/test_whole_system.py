@@ -109,6 +109,7 @@ class Story:
         watches = (self.owners, CycleWatch(self.system), self.losses, LeakWatch(self.peace))
         while True:
             await asyncio.sleep(1.0)
+            self.system.raise_failures()  # First: what a dead service leaves behind is no cause.
             for watch in watches:
                 watch.check()
 

@@ -9,7 +9,8 @@ import pytest
 from slackwater.common.slots import folding
 from slackwater.common.slots.folding import blame, check_hypers, commit, fold, replay
 from slackwater.common.slots.layout import plan_buckets
-from slackwater.common.slots.region import Hyper, SlotRegion
+from slackwater.common.slots.region import Buffer, Hyper, SlotRegion
+from slackwater.common.transport.region import Region
 from slackwater.schemas.base import JobId
 from slackwater.schemas.jobs import TensorSpec, UpdateRule
 from slackwater.schemas.placement import JobPlan
@@ -18,7 +19,9 @@ TENSORS = (TensorSpec(name="weight", shape=(50, 4)), TensorSpec(name="bias", sha
 UPDATE = UpdateRule(name="adam", learning_rate=0.01)
 
 
-def region(workers: int = 2, update: UpdateRule = UPDATE) -> SlotRegion:
+def region(
+    workers: int = 2, update: UpdateRule = UPDATE, buffer: Buffer | None = None
+) -> SlotRegion:
     plan = JobPlan(
         job=JobId("j1"),
         workers=workers,
@@ -28,7 +31,7 @@ def region(workers: int = 2, update: UpdateRule = UPDATE) -> SlotRegion:
         token="",
     )
     bucket = plan_buckets(TENSORS)[0]
-    memory = bytearray(SlotRegion.nbytes_of(plan, bucket, TENSORS))
+    memory = buffer or bytearray(SlotRegion.nbytes_of(plan, bucket, TENSORS))
     made = SlotRegion.format(memory, plan, bucket, TENSORS, 0)
     made.initialize(0)
     for rank in range(workers):
@@ -207,3 +210,18 @@ def test_what_a_region_keeps_of_a_fold_follows_every_change(name: str) -> None:
         lambda t: Hyper.of(update)._replace(learning_rate=rates[t - 1]),
     )
     assert (made.parameters(len(rates)).view(np.uint32) == expected.view(np.uint32)).all()
+
+
+def test_a_fold_ends_in_memory_that_was_let_go_before_it_looked_at_it() -> None:
+    """As when a job is dropped while the kernel's thread begins its first fold."""
+    rng = np.random.default_rng(7)
+    memory = Region.create(1 << 20, "r")
+    made, kept = region(buffer=memory.buffer), region()
+    for rank, gradient in enumerate(push(kept, rng)):
+        made.gradient(rank)[:] = gradient
+    memory.close()
+    for each in (made, kept):
+        assert fold(each)
+        assert commit(each) == 1
+    assert kept.parameters(1).any()
+    assert (made.parameters(1) == kept.parameters(1)).all()

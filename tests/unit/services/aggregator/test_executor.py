@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +20,19 @@ from slackwater.services.aggregator.team import Team
 SHARE = 0.1
 
 
+@dataclass(eq=False)
+class Entry:
+    """What an executor sees of a bucket."""
+
+    job: str
+    index: int = 0
+    phase: str = "folding"
+
+    @property
+    def key(self) -> tuple[JobId, int]:
+        return JobId(self.job), self.index
+
+
 class Slot:
     """An executor whose kernels take the CPU time that the test says; `ended` in order."""
 
@@ -27,14 +41,19 @@ class Slot:
         self.begun_s = self.clock.now_s()
         self.cpu_s = cpu_s
         self.ended: list[tuple[str, float]] = []
+        self.executed: list[Task] = []
+        self.told_of: list[tuple[Task, int]] = []
+        """Each with the number of its execution."""
         self.executor = Executor(0, self.clock, cpu_share, self.kernel, self.told)
 
     async def kernel(self, work: Callable[..., Any], *arguments: Any) -> Any:
         if work.__name__ != "execute":  # A share of whole cores: all that is ready.
             return work(*arguments)
-        return Outcome(1, arguments[0].slots.cpu_s)
+        self.executed.append(arguments[0])
+        return Outcome(len(self.executed), arguments[0].slots.cpu_s)
 
     def told(self, task: Task, outcome: Outcome) -> None:
+        self.told_of.append((task, outcome.version))
         self.ended.append((task.bucket.key[0], round(self.clock.now_s() - self.begun_s, 3)))
 
     def task(self, job: str) -> Task:
@@ -44,7 +63,7 @@ class Slot:
             geometry=SimpleNamespace(parameter_bytes=1 << 30, elements=1),
             kernels=None,
         )
-        bucket: Any = SimpleNamespace(key=(JobId(job), 0))
+        bucket: Any = Entry(job)
         return Task(bucket, slots)
 
     async def at(self, after_s: float, *jobs: str) -> None:
@@ -107,6 +126,42 @@ async def test_the_earliest_deadline_has_the_slot_after_a_chunk_at_most() -> Non
     assert [job for job, _ in slot.ended] == ["urgent", "large"]
     assert slot.ended[0][1] == pytest.approx(2.1, abs=0.02), "its own slot and a chunk"
     assert slot.ended[1][1] == pytest.approx(5.1, abs=0.02)
+    running.cancel()
+
+
+@simulated
+async def test_a_bucket_that_comes_anew_is_folded_though_its_former_fold_was_interrupted() -> None:
+    """It was dropped in the middle of its slot; what it comes back as is another bucket."""
+    slot = Slot(large=0.4)
+    running = asyncio.ensure_future(slot.executor.run())
+    slot.executor.turns.deadlines.plan(("large", 0), 0.9, 0.1, 10.0)
+    await slot.at(1.0, "large")
+    await slot.at(1.5)
+    former = slot.executed[0].bucket
+    former.phase = "gone"
+    slot.executor.forget(former.key)
+    slot.executor.turns.deadlines.plan(former.key, 0.0, 0.1, 10.0)  # Due before the former one.
+    await slot.at(2.0, "large")
+    await slot.at(20.0)
+    first, second = slot.executed
+    assert first.bucket is former
+    assert slot.told_of == [(second, 2), (first, 1)]
+    running.cancel()
+
+
+@simulated
+async def test_of_what_was_dropped_in_its_slot_only_the_time_is_remembered() -> None:
+    slot = Slot(a=0.4, b=0.1)
+    running = asyncio.ensure_future(slot.executor.run())
+    tasks = [slot.task(job) for job in "ab"]
+    for task in tasks:
+        slot.executor.submit(task)
+    tasks[0].bucket.phase = "gone"
+    slot.executor.forget(tasks[0].bucket.key)
+    await slot.at(10.0)
+    assert [job for job, _ in slot.ended] == ["a", "b"]
+    assert [each.job for each in slot.executor.observed()] == ["b"]
+    assert [each.job for each in slot.executor.accounts()] == ["a", "b"]
     running.cancel()
 
 
@@ -190,7 +245,7 @@ async def test_of_several_ready_tasks_each_thread_takes_one(
     running = asyncio.ensure_future(executor.run())
     geometry = SimpleNamespace(parameter_bytes=2 << 20, elements=1 << 19)
     slots: Any = SimpleNamespace(task_cpu_ns=0, geometry=geometry, kernels=None)
-    bucket: Any = SimpleNamespace(key=(JobId("a"), 0))
+    bucket: Any = Entry("a")
     first, second = (Task(bucket, slots) for _ in range(2))
     executor.submit(first)
     executor.submit(second)

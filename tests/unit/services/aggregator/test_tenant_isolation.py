@@ -7,10 +7,10 @@ from types import SimpleNamespace
 from typing import Any, Literal
 
 import pytest
+from tests.unit.services.aggregator.test_executor import Entry
 
 from slackwater.common.simloop import run_simulated
 from slackwater.common.world import sim_world
-from slackwater.schemas.base import JobId
 from slackwater.services.aggregator.executor import Executor, Outcome, Task
 
 SHARE = 0.1
@@ -47,7 +47,7 @@ class Job:
                 geometry=SimpleNamespace(parameter_bytes=1 << 30, elements=1),
                 kernels=None,
             )
-            entry: Any = SimpleNamespace(key=(JobId(self.id), bucket))
+            entry: Any = Entry(self.id, bucket)
             made.append(Task(entry, slots))
         return made
 
