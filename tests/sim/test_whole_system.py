@@ -23,6 +23,7 @@ from tests.sim.invariants import (
     Peace,
     check_empty,
     check_settled,
+    controllers,
 )
 from tests.sim.system import SHARE, Job, System, make_job, whole_system
 
@@ -33,6 +34,8 @@ GAPS_S = (*[(3.0, 25.0)] * 5, (100.0, 180.0))
 """Between two faults: now and then all may be watched in peace."""
 QUIET_S = 60.0
 """Without a fault at the end: by then everything has settled."""
+MOVE_S = 10.0
+"""A job's migration is over by then, with nobody killed."""
 POLICIES = ("cyclic", "edf")
 
 
@@ -72,6 +75,7 @@ class Story:
             await self._fault()
         system.faults.drop = system.faults.duplicate = 0.0
         await asyncio.sleep(QUIET_S)
+        await self._at_rest()
         check_settled(system)
         await asyncio.gather(*lives)
         await asyncio.sleep(QUIET_S)
@@ -83,6 +87,15 @@ class Story:
         self.seen.served = self.owners.served
         self.seen.reverts = sum(self.losses.reverts.values())
         return self.seen
+
+    async def _at_rest(self) -> None:
+        """Until no job moves: feedback may have moved one a moment ago, which is no unrest. What
+        moves for longer is found by `check_settled`."""
+        for _ in range(int(MOVE_S)):
+            living = (job for each in controllers(self.system) for job in each.state.living())
+            if not any(job.moving for job in living):
+                return
+            await asyncio.sleep(1.0)
 
     def _job(self, number: int) -> Job:
         compute_s = self.rng.choice((0.75, 1.0, 2.0))
