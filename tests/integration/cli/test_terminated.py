@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -13,11 +14,15 @@ pytestmark = pytest.mark.live
 
 
 def test_sigterm_ends_a_replay_as_ctrl_c_does(tmp_path: Path) -> None:
-    """Sent as soon as the embedded cluster's folder is there, while its services start."""
+    """Sent as soon as the embedded cluster's folder is there, while its services start. That folder
+    holds sockets, whose paths must be short."""
+    with tempfile.TemporaryDirectory(prefix="term-") as short:
+        terminate(tmp_path, Path(short))
+
+
+def terminate(tmp_path: Path, folders: Path) -> None:
     trace = tmp_path / "jobs.csv"
     trace.write_text("job_id,num_gpu,submission_time,duration\na,2,0,600\n")
-    folders = tmp_path / "tmp"
-    folders.mkdir()
     words = [
         "replay", str(trace), "--bytes-scale", "0.01", "--aggregators", "1", "--controllers", "1",
         "--report", str(tmp_path / "report"),

@@ -21,7 +21,7 @@ def test_loadgen_says_so_before_anything_loads_numpy() -> None:
         "assert 'numpy' not in sys.modules\n"
         "sys.argv[1:] = ['generate', 'tiresias']\n"
         "try:\n    loadgen.main()\nexcept SystemExit: pass\n"
-        "import threadpoolctl\n"
+        "import numpy, threadpoolctl\n"
         "pools = threadpoolctl.threadpool_info()\n"
         "print('THREADS', [pool['num_threads'] for pool in pools])\n"
     )

@@ -209,7 +209,7 @@ def test_pending_jobs_are_told_why() -> None:
 
 @pytest.mark.parametrize(
     ("option", "value", "match"),
-    [("growth", "0.5", "at least 1"), ("round_s", "0", "round_s"), ("scale_to", "0.9", "scales")],
+    [("growth", "0.5", ">= 1"), ("round_s", "0", "round_s"), ("scale_to", "0.9", "scales")],
 )
 def test_senseless_knobs_are_refused(option: str, value: str, match: str) -> None:
     with pytest.raises(ConfigRejected, match=match):
