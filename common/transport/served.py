@@ -164,9 +164,7 @@ class ServingEnd:
             status = serving.serve(self._address, served.table_address, served.done_address)
             match status:
                 case serving.REFUSE if words[serving.STOP // 8]:
-                    return (
-                        None  # The channel ends here, and with it the grants: not the peer's fault.
-                    )
+                    return None  # The channel ends, and with it the grants: no fault of the peer's.
                 case serving.REFUSE:
                     self._refuse()
                 case serving.ARRIVED | serving.FETCH:

@@ -61,7 +61,8 @@ class Parts:
         return ahead
 
     def take(self) -> Ahead | None:
-        """The fold begins: what it need not do again."""
+        """Nothing more ahead: the fold begins, which need not do this again, or the bucket leaves,
+        and it is worth nothing."""
         ahead = self._ahead
         self._there = [0] * len(self._there)
         self._void()
@@ -89,7 +90,7 @@ def fold_ahead(slots: SlotRegion, ahead: Ahead) -> bool:
         return False
     failpoint("aggregator.fold.mid")
     clean, step = folding.fold_span(slots, lo, hi)
-    if step is not ahead.step:  # Of a worker that began anew: what was done by the old one is void.
+    if step is not ahead.step:  # The first chunk, or a worker changed its mind: begin again.
         ahead.done, ahead.clean, ahead.step = 0, True, step
         if lo:
             return True

@@ -298,15 +298,16 @@ class Executor:
 
     def _execute_ahead(self, bucket: Bucket, slots: SlotRegion, ahead: Ahead) -> None:
         begun_s = time.thread_time()
-        while fold_ahead(slots, ahead) and not self._ready:
-            pass
+        more = bucket.phase != "gone"
+        while more and not self._ready:
+            more = fold_ahead(slots, ahead)
         ahead.cpu_s += time.thread_time() - begun_s
         self._loop.call_soon_threadsafe(self._tell_ahead, bucket, slots, ahead)
 
     def _tell_ahead(self, bucket: Bucket, slots: SlotRegion, ahead: Ahead) -> None:
         ahead.queued = False
         bucket.parts.at_work -= 1
-        if ahead.done < ahead.upto and not ahead.over:
+        if ahead.done < ahead.upto and not ahead.over and bucket.phase != "gone":
             self.submit_ahead(bucket, slots, ahead)
         elif self._ended_ahead is not None:
             self._ended_ahead(bucket)

@@ -49,8 +49,8 @@ _log = structlog.get_logger()
 
 class DataPlane:
     """`submit` runs a fold and calls `folded`, `submit_ahead` a part of one and calls
-    `folded_ahead`; `frozen` takes a bucket that leaves, `taken` one
-    that turned out to be another aggregator's."""
+    `folded_ahead`; `frozen` takes a bucket that leaves, `taken` one that turned out to be another
+    aggregator's."""
 
     submit: Callable[[Task], None]
     submit_ahead: Callable[[Bucket, SlotRegion, Ahead], None]
