@@ -219,6 +219,18 @@ class TenantUse(Record, kw_only=True, frozen=True):
     beyond: Count = 0
     """Those that lost more than their limit."""
 
+    def __add__(self, other: "TenantUse") -> "TenantUse":
+        """Of the same tenant; who has no job adds no loss."""
+        losses = [each.loss for each in (self, other) if each.jobs]
+        return TenantUse(
+            tenant=self.tenant,
+            jobs=self.jobs + other.jobs,
+            cpu=self.cpu + other.cpu,
+            slots=self.slots + other.slots,
+            loss=max(losses, default=0.0),
+            beyond=self.beyond + other.beyond,
+        )
+
 
 class ClusterReport(Message, kw_only=True, frozen=True, tag="cluster.report"):
     """sw.v1.tel.controller.<cluster>.report: what the master's best-fit choice needs."""

@@ -208,15 +208,10 @@ def _tenants(state: State) -> tuple[TenantUse, ...]:
         loss = 1.0 - profile.iteration_s / window.iteration_s
         limit = job.record.loss_limit or state.config.loss_limit
         name = job.record.spec.tenant
-        before = found.get(name, TenantUse(tenant=name))
-        found[name] = TenantUse(
-            tenant=name,
-            jobs=before.jobs + 1,
-            cpu=before.cpu + window.used_cpu,
-            slots=before.slots + window.used_slots,
-            loss=max(loss, before.loss) if before.jobs else loss,
-            beyond=before.beyond + (loss > limit),
-        )
+        found[name] = found.get(name, TenantUse(tenant=name)) + TenantUse(
+            tenant=name, jobs=1, cpu=window.used_cpu, slots=window.used_slots, loss=loss,
+            beyond=int(loss > limit),
+        )  # fmt: skip
     return tuple(found[name] for name in sorted(found)[:TENANTS_MAX])
 
 

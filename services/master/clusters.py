@@ -120,19 +120,7 @@ class Clusters:
         found: dict[str, TenantUse] = {}
         for cluster, (report, _) in self._reports.items():
             for use in report.tenants if self.alive(cluster, now_s) else ():
-                before = found.get(use.tenant)
-                found[use.tenant] = (
-                    use
-                    if before is None
-                    else TenantUse(
-                        tenant=use.tenant,
-                        jobs=before.jobs + use.jobs,
-                        cpu=before.cpu + use.cpu,
-                        slots=before.slots + use.slots,
-                        loss=max(before.loss, use.loss),
-                        beyond=before.beyond + use.beyond,
-                    )
-                )
+                found[use.tenant] = found.get(use.tenant, TenantUse(tenant=use.tenant)) + use
         return found
 
     @property
