@@ -172,6 +172,7 @@ def job_script(parts: Mapping[str, str], limit_s: float) -> str:
         "PYTHONDONTWRITEBYTECODE": "1",
         "SLACKWATER_TEST_PATIENCE": "10",
         "SLACKWATER_VM": "1",
+        "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
         **numba_settings(),
     }
     binaries = Path(sys.executable).parent

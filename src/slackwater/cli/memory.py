@@ -13,7 +13,7 @@ from rich.table import Table
 from slackwater.cli.outcome import out, print_json, reported
 from slackwater.cli.show import REFRESH_S, Json, Url, with_client
 from slackwater.cli.sizes import human, size_bytes
-from slackwater.cli.where import resolve
+from slackwater.cli.where import credentials, resolve
 from slackwater.common import codec
 from slackwater.common.bus.base import Delivery
 from slackwater.common.client import Client
@@ -99,7 +99,7 @@ def export(
         import uvloop
 
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(serve(options, resolve(url), ready))
+            runner.run(serve(options, resolve(url), ready, credentials()))
 
 
 # Seeing -------------------------------------------------------------------------------------------

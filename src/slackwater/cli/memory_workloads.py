@@ -112,5 +112,7 @@ def _array(options: "PlayOptions", cache_bytes: int, url: str | None) -> "PlayRe
     from slackwater.memory import RemoteArray
 
     shape = (options.pages, _PAGE)
-    with RemoteArray(shape, np.uint8, cache_bytes=cache_bytes, url=resolve(url)) as remote:
+    with RemoteArray(
+        shape, np.uint8, cache_bytes=cache_bytes, url=resolve(url), credentials=credentials()
+    ) as remote:
         return play_array(remote, options)

@@ -39,6 +39,7 @@ from numpy.lib.array_utils import byte_bounds
 from numpy.typing import DTypeLike, NDArray
 
 from slackwater.common import limits
+from slackwater.common.bus.access import Credentials
 from slackwater.common.errors import ConfigRejected, Rejected, Unavailable
 from slackwater.memory import watcher
 from slackwater.memory.pager_process import (
@@ -79,6 +80,7 @@ class RemoteArray:
         *,
         cache_bytes: int,
         url: str = "",
+        credentials: Credentials | None = None,
         backup: Path | None = None,
         slab_bytes: int = 0,
         resilience: str = "disk",
@@ -88,8 +90,9 @@ class RemoteArray:
         window: int = WINDOW_MAX,
         patience_s: float = limits.ARRAY_STORE_S,
     ) -> None:
-        """`url` of the cluster's bus; "": no lenders, pages go to the backup file alone, which
-        defaults to one that nobody else sees. `window`: pages that are prefetched at once, at most;
+        """`url` of the cluster's bus, `credentials` for it (default: NATS_USER and the like of the
+        environment); "": no lenders, pages go to the backup file alone, which defaults to one that
+        nobody else sees. `window`: pages that are prefetched at once, at most;
         0: none. `patience_s`: so long it is tried to read a page, or to write one. Raises
         ConfigRejected, Unavailable."""
         kind = np.dtype(dtype)
@@ -112,6 +115,7 @@ class RemoteArray:
             id=f"array-{os.getpid()}-{secrets.token_hex(4)}",
             backup=str(backup.absolute()) if backup else "",
             url=url,
+            credentials=credentials or Credentials.from_environment(os.environ),
             slab_bytes=slab_bytes,
             resilience=resilience,
             transport=transport,

@@ -20,6 +20,7 @@ from typing import Any, Final
 import structlog
 
 from slackwater.common import codec, limits, resident
+from slackwater.common.bus.access import Credentials
 from slackwater.common.bus.base import Delivery
 from slackwater.common.clock import Clock, LiveClock
 from slackwater.common.effects import Publish
@@ -169,6 +170,7 @@ class Exporter:
         if self._measuring is not None:
             self._measuring.cancel()
             await asyncio.gather(self._measuring, return_exceptions=True)
+        await self.lenders.rest()
         await self.device.backup.close()
         await self.lenders.close()
 
@@ -180,11 +182,14 @@ class Exporter:
 
     # The face on the bus --------------------------------------------------------------------------
 
-    async def show(self, url: str, stop: asyncio.Event) -> None:
+    async def show(
+        self, url: str, stop: asyncio.Event, credentials: Credentials | None = None
+    ) -> None:
         """Run the face until `stop`, again and again."""
+        name = f"device-{self.options.id}"
         while not stop.is_set():
             try:
-                async with live_world(url, f"device-{self.options.id}") as world:
+                async with live_world(url, name, credentials=credentials) as world:
                     await self._show_once(world, stop)
                 return
             except (Retryable, Fatal, ConfigRejected) as error:
@@ -278,9 +283,9 @@ class Exporter:
         )
 
 
-async def find_slab_bytes(url: str, name: str) -> int:
+async def find_slab_bytes(url: str, name: str, credentials: Credentials | None = None) -> int:
     """The slab size of the cluster's lenders, as the first of them tells; 0: none is there. Raises
-    Unavailable when the bus is not there."""
+    Unavailable when the bus is not there, ConfigRejected when it will not have us."""
     heard: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     async def hear(delivery: Delivery) -> None:
@@ -289,7 +294,7 @@ async def find_slab_bytes(url: str, name: str) -> int:
             if not heard.done():
                 heard.set_result(beat.slab_bytes)
 
-    async with live_world(url, name) as world:
+    async with live_world(url, name, credentials=credentials) as world:
         await world.bus.subscribe(subjects.telemetries(service="slabd", what="heartbeat"), hear)
         try:
             async with asyncio.timeout(_LOOK_S):
@@ -299,7 +304,10 @@ async def find_slab_bytes(url: str, name: str) -> int:
 
 
 async def export(
-    options: ExportOptions, url: str, ready: Callable[[Exporter], None] = lambda exporter: None
+    options: ExportOptions,
+    url: str,
+    ready: Callable[[Exporter], None] = lambda exporter: None,
+    credentials: Credentials | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT. `ready` is called, and systemd told, once clients may
     connect."""
@@ -310,7 +318,9 @@ async def export(
         loop.add_signal_handler(number, stop.set)
     if options.swap:
         prepare_for_swap()  # Threads inherit it: so before there are any.
-    slab_bytes = options.slab_bytes or await find_slab_bytes(url, f"device-{options.id}")
+    slab_bytes = options.slab_bytes or await find_slab_bytes(
+        url, f"device-{options.id}", credentials
+    )
     if not slab_bytes:
         slab_bytes = limits.SLAB_BYTES_DEFAULT
         _log.warning("no-lender", slab_bytes=slab_bytes, hint="is slabd running? pages go to disk")
@@ -319,7 +329,7 @@ async def export(
     shown: asyncio.Task[None] | None = None
     try:
         await exporter.start()
-        shown = asyncio.ensure_future(exporter.show(url, stop))
+        shown = asyncio.ensure_future(exporter.show(url, stop, credentials))
         ready(exporter)
         notify.ready()
         await stop.wait()

@@ -23,6 +23,7 @@ import numpy as np
 import structlog
 
 from slackwater.common import limits
+from slackwater.common.bus.access import Credentials
 from slackwater.common.clock import LiveClock
 from slackwater.common.errors import SlackwaterError
 from slackwater.memory.device import Device
@@ -46,6 +47,7 @@ class Begin(msgspec.Struct, frozen=True, tag="begin"):
     id: str
     backup: str
     url: str = ""
+    credentials: Credentials = Credentials()
     slab_bytes: int = 0
     resilience: str = "disk"
     transport: str | None = None
@@ -92,7 +94,7 @@ async def device(begin: Begin) -> AsyncIterator[Device]:
     """A device of this array alone, without an NBD server."""
     slab_bytes = begin.slab_bytes
     if not slab_bytes and begin.url:
-        slab_bytes = await find_slab_bytes(begin.url, f"device-{begin.id}")
+        slab_bytes = await find_slab_bytes(begin.url, f"device-{begin.id}", begin.credentials)
     options = ExportOptions(
         id=begin.id,
         size_bytes=begin.nbytes,
@@ -110,7 +112,7 @@ async def device(begin: Begin) -> AsyncIterator[Device]:
     await exporter.start()
     try:
         if begin.url:
-            shown = asyncio.ensure_future(exporter.show(begin.url, stop))
+            shown = asyncio.ensure_future(exporter.show(begin.url, stop, begin.credentials))
         yield exporter.device
     finally:
         stop.set()

@@ -192,3 +192,33 @@ def test_a_password_in_the_url_is_not_repeated() -> None:
     done = slackwater("jobs", "--url", "nats://op:s3cret@127.0.0.1:9")
     assert done.returncode == 69
     assert "nats://127.0.0.1:9" in one_line(done)
+
+
+def test_memory_is_lent_and_borrowed_behind_a_password(
+    services: Services, server: NatsServer, tmp_path: Path
+) -> None:
+    """The block device is a client of the bus, too: by the variables, or as the command says."""
+    services.start("slabd", id="s1", node="m1", slab_bytes=1 << 20, lend_bytes_max=4 << 20)
+    asked = ("memory", "export", "--size", "4M", "--socket", str(tmp_path / "nbd"), "--json")
+    nobody = slackwater(*asked, "--url", server.url)
+    assert nobody.returncode == 78
+    assert "refuses a client without credentials" in one_line(nobody)
+    command = [sys.executable, "-m", "slackwater.cli.main", "--user", "op", "--password", "s3cret"]
+    with subprocess.Popen(
+        [*command, *asked, "--url", server.url], env=environment(),
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+    ) as device:  # fmt: skip
+        try:
+            assert device.stdout is not None
+            assert device.stdout.readline() == b"{\n"
+            as_user = {"NATS_USER": "op", "NATS_PASSWORD": "s3cret"}
+            seen: dict[str, Any] = {}
+            for _ in range(10):
+                done = slackwater("memory", "top", "--json", "--url", server.url, **as_user)
+                seen = json.loads(done.stdout)
+                if seen["lenders"] and seen["devices"]:
+                    break
+            assert [one["id"] for one in seen["lenders"]] == ["s1"]
+            assert [one["id"] for one in seen["devices"]] == ["d1"]
+        finally:
+            device.send_signal(signal.SIGTERM)
