@@ -1,6 +1,6 @@
 """AutoPS's live evaluation, cell by cell: what sharing saves, and what it costs each job.
 
-    python benchmarks/live_sharing.py --list | --plan
+    python benchmarks/live_sharing.py --list | --plan | --markdown
     python benchmarks/live_sharing.py 'fig8-*-edf' [--out reports/live_sharing] [--again]
 
 Each cell is a cluster of its own and takes a minute and a half: the models standalone, the `static`
@@ -174,7 +174,7 @@ def main() -> None:
     parser.add_argument("--time-scale", type=float, help="of computing times (1 or .5 by cell)")
     parser.add_argument("--bytes-scale", type=float, help="by default by this machine's speed")
     parser.add_argument("--plots", action="store_true", help="a folder of plots per cell")
-    parser.add_argument("--markdown", action="store_true", help="print rows of the page")
+    parser.add_argument("--markdown", action="store_true", help="rows of the page, and no run")
     options = parser.parse_args()
     try:
         chosen = cells.choose(options.cells)
@@ -187,6 +187,9 @@ def main() -> None:
         for cell in chosen:
             asked = cell.servers * len(cell.models)
             Console().print(f"{cell.id}: {planned(cell)} of {asked}", markup=False)
+        return
+    if options.markdown:
+        Console(width=400, soft_wrap=True).print(markdown(results(options.out)), markup=False)
         return
     options.out.mkdir(parents=True, exist_ok=True)
     known = results(options.out)
@@ -204,11 +207,7 @@ def main() -> None:
         path.write_bytes(msgspec.json.format(msgspec.json.encode(found)) + b"\n")
         for doubt in found.doubts:
             err.print(f"inconclusive: {doubt}", markup=False)
-    found_all = results(options.out)
-    if options.markdown:
-        Console(width=400, soft_wrap=True).print(markdown(found_all), markup=False)
-    else:
-        Console(width=140).print(table(found_all))
+    Console(width=140).print(table(results(options.out)))
 
 
 if __name__ == "__main__":
