@@ -95,6 +95,25 @@ def _put_word(_context: Any, address: Any, value: Any) -> Any:
     return signature, codegen
 
 
+@intrinsic
+def _combine(  # A call through an address: of a library that may not be there.
+    _context: Any, function: Any, length: Any, k: Any, rows: Any, tables: Any, source: Any, to: Any
+) -> Any:
+    word = types.uintp
+    signature = types.void(word, types.intc, types.intc, types.intc, word, word, word)
+
+    def codegen(ctx: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        number, pointer = ir.IntType(32), ir.IntType(8).as_pointer()
+        kind = ir.FunctionType(ir.VoidType(), [number] * 3 + [pointer] * 3)
+        function = builder.inttoptr(args[0], kind.as_pointer())
+        pointers = [builder.inttoptr(arg, pointer) for arg in args[4:]]
+        builder.call(function, [*args[1:4], *pointers])
+        return ctx.get_dummy_value()
+
+    return signature, codegen
+
+
+_call_combine: Any = _combine
 _load: Any = _load_word
 _get: Any = _get_word
 _put: Any = _put_word
@@ -114,6 +133,16 @@ def put(address, value):
 @njit(nogil=True, inline="always")
 def load(address):
     return _load(ADDRESS(address))
+
+
+@njit(nogil=True, inline="always")
+def combine(function, nbytes, count, rows, tables, sources, targets):
+    """ISA-L's ec_encode_data, which lies at the address `function`: `rows` combinations of `count`
+    vectors of `nbytes`. `sources` and `targets` are addresses of arrays of addresses."""
+    _call_combine(
+        ADDRESS(function), INT(nbytes), INT(count), INT(rows),
+        ADDRESS(tables), ADDRESS(sources), ADDRESS(targets),
+    )  # fmt: skip
 
 
 @njit(nogil=True, inline="always")

@@ -13,7 +13,7 @@ import functools
 import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,18 @@ _TABLE_BYTES: Final = 32
 _DECODERS_MAX: Final = 4096
 _CODED_BYTES_MAX: Final = 2**31 - 1
 """ISA-L counts the bytes of a fragment in an int."""
+
+
+class Recipe(NamedTuple):
+    """How compiled code (gather.py) makes a page of `needed` fragments."""
+
+    places: NDArray[np.int64]
+    """By fragment: its place in the page, counted in fragments; -1: it is a parity."""
+    lost: NDArray[np.int64]
+    """Places that no fragment is for: combinations of all of them."""
+    tables: Bytes
+    multiply: int
+    """The address of ISA-L's ec_encode_data, which makes them; 0: nothing is ever lost."""
 
 
 class Code(Protocol):
@@ -57,6 +69,10 @@ class Code(Protocol):
 
     def rebuild(self, index: int, chosen: Sequence[int], fragments: Bytes) -> Bytes:
         """(n, fragment_bytes): fragment `index`, out of others."""
+        ...
+
+    def recipe(self, chosen: Sequence[int]) -> Recipe:
+        """What `decode` does with these fragments."""
         ...
 
 
@@ -104,6 +120,13 @@ class ErasureCode:
     def rebuild(self, index: int, chosen: Sequence[int], fragments: Bytes) -> Bytes:
         made: Bytes = self.encode(self.decode(chosen, fragments))[index]
         return made
+
+    def recipe(self, chosen: Sequence[int]) -> Recipe:
+        lost, tables = self._decoder(tuple(chosen))
+        places = [index if index < self.needed else -1 for index in chosen]
+        multiply = ctypes.cast(self._isal.ec_encode_data, ctypes.c_void_p).value
+        assert multiply
+        return Recipe(np.array(places, np.int64), np.array(lost, np.int64), tables, multiply)
 
     def _invert(self, chosen: tuple[int, ...]) -> tuple[list[int], Bytes]:
         """(data fragments that are not among these k, the tables that make them of these)."""

@@ -1,45 +1,107 @@
-"""Fragments out of mapped slabs, compiled: copied, checked and put where they belong in one go.
+"""Fragments out of mapped slabs, compiled: copied, checked, put where they belong and made up for.
 
-While all is well a read of mapped memory needs no plan: the first k members have what it wants, and
-data fragments go straight to their places in the page. What is damaged, of another write or gone is
-for late_binding.py, which asks the others.
+While the members that are left are well a read of mapped memory needs no plan: the first k have
+what it wants. Data fragments go straight to their places in the page; where one of them is a
+parity, ISA-L makes what is missing of the page in the same call, so that a read with a lender lost
+costs what one without costs. What is damaged, of another write or gone is for late_binding.py,
+which asks the others.
 """
 
 # numba infers the compiled functions' types itself, and its decorators mislead the type checker.
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,import-untyped"
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import numpy as np
+from numpy.typing import NDArray
 
+from slackwater.common import abi
 from slackwater.common.compiled import njit
-from slackwater.memory.coding import Bytes, Code
-from slackwater.memory.fragments import HEADER_BYTES, Generations, first_word, tag_of, whole_slot
-from slackwater.memory.store import Pages
+from slackwater.memory.coding import Code, Recipe
+from slackwater.memory.fragments import (
+    HEADER_BYTES,
+    Generations,
+    first_word,
+    slot_bytes,
+    tag_of,
+    whole_slot,
+)
+from slackwater.memory.store import PAGE_BYTES, Pages, RemoteMember
+
+Members = Sequence[RemoteMember | None]
 
 
-def take(
-    code: Code,
-    index: int,
-    span: int,
-    pages: Pages,
-    expected: Generations,
-    slots: Bytes,
-    into: Bytes,
-    row: int,
+class Near(NamedTuple):
+    """The members that a span's pages are read from, as compiled code sees them."""
+
+    members: Members
+    """The list that this was made of: for another list it does not hold."""
+    chosen: tuple[RemoteMember, ...]
+    base: NDArray[np.int64]
+    """Where the slabs of `chosen` lie in this process."""
+    tags: NDArray[np.int64]
+    recipe: Recipe
+
+
+def near(code: Code, members: Members) -> Near | None:
+    """The first k members; None: there are fewer, or one of them is not mapped."""
+    chosen = [index for index, member in enumerate(members) if member is not None][: code.needed]
+    found = [member for index in chosen if (member := members[index]) is not None]
+    views = [member.mapped for member in found if member.mapped is not None]
+    if len(views) < code.needed:
+        return None
+    base = [np.frombuffer(view, np.uint8).ctypes.data for view in views]
+    tags = [tag_of(code, index) for index in chosen]
+    return Near(
+        members, tuple(found), np.array(base), np.array(tags, np.int64), code.recipe(chosen)
+    )
+
+
+def read(
+    code: Code, found: Near, span: int, pages: Pages, expected: Generations, target: memoryview
 ) -> bool:
-    """Fragment `index` of each page to `into[i, row]`, out of the slab's `slots`; False: one of
-    them is not whole, or not of the write that is expected."""
-    good: bool = _take(slots, span, tag_of(code, index), pages, expected, into, row)
-    return good
+    """The pages into `target`; False, and nothing that counts there: a member has been taken away
+    or closed meanwhile, or a fragment is not whole, or not of the write that is expected."""
+    if any(member.mapped is None for member in found.chosen):
+        return False
+    recipe = found.recipe
+    into = np.frombuffer(target, np.uint8)
+    good: bool = _read(
+        found.base, found.tags, slot_bytes(code), span, pages, expected, into,
+        recipe.places, recipe.lost, recipe.tables, recipe.multiply,
+    )  # fmt: skip
+    return good and all(member.intact() for member in found.chosen)
 
 
 @njit(nogil=True, cache=True)
-def _take(slots, span, tag, pages, expected, into, row):
-    slot = np.empty(slots.shape[1], np.uint8)
+def _read(
+    base, tags, slot_length, span, pages, expected, into, places, lost, tables, multiply
+):  # fmt: skip
+    needed, length = len(base), slot_length - HEADER_BYTES
+    slots = np.empty((needed, slot_length), np.uint8)
+    sources, targets = np.empty(needed, np.int64), np.empty(len(lost), np.int64)
+    for row in range(needed):
+        sources[row] = slots.ctypes.data + row * slot_length + HEADER_BYTES
     for i in range(len(pages)):
-        slot[:] = slots[pages[i]]  # It is checked where nobody can change it any more.
-        if expected[i] <= 0 or first_word(slot) != expected[i]:
+        page = into.ctypes.data + i * PAGE_BYTES
+        if expected[i] <= 0:
             return False
-        if not whole_slot(slot, span, tag, pages[i], expected[i]):
-            return False
-        into[i, row] = slot[HEADER_BYTES:]
+        for row in range(needed):
+            # It is checked where nobody can change it any more.
+            slot = slots[row]
+            abi.copy(slot.ctypes.data, base[row] + pages[i] * slot_length, slot_length)
+            if first_word(slot) != expected[i]:
+                return False
+            if not whole_slot(slot, span, tags[row], pages[i], expected[i]):
+                return False
+            if places[row] >= 0:
+                abi.copy(page + places[row] * length, sources[row], length)
+        if len(lost):
+            for j in range(len(lost)):
+                targets[j] = page + lost[j] * length
+            abi.combine(
+                multiply, length, needed, len(lost),
+                tables.ctypes.data, sources.ctypes.data, targets.ctypes.data,
+            )  # fmt: skip
     return True

@@ -20,10 +20,10 @@ from slackwater.common.errors import AccessRefused, Unavailable
 from slackwater.memory import fragments, gather
 from slackwater.memory.coding import Bytes, Code
 from slackwater.memory.fragments import Generations
+from slackwater.memory.gather import Members, Near
 from slackwater.memory.late_binding import ReadPlan, WritePlan
 from slackwater.memory.store import Pages, PagesLost, RemoteMember
 
-Members = Sequence[RemoteMember | None]
 DELTA: Final = 1
 """Members asked beyond k (FAST'22, section 4.1.2)."""
 _ROUNDS_MAX: Final = 8
@@ -63,6 +63,7 @@ class Hydra:
         self._generation = 0
         self._ledger: dict[int, Generations] = {}
         """Span -> by page: the newest write; negative: it does not count yet; 0: none does."""
+        self._near: dict[int, Near] = {}
         self._writes: dict[int, list[_Write]] = {}
         self._tasks: dict[int, set[asyncio.Task[Any]]] = {}
 
@@ -78,6 +79,7 @@ class Hydra:
 
     def forget(self, span: int) -> None:
         self._ledger.pop(span, None)
+        self._near.pop(span, None)
 
     # Reads ----------------------------------------------------------------------------------------
 
@@ -104,28 +106,14 @@ class Hydra:
     def _at_hand(
         self, span: int, members: Members, pages: Pages, expected: Generations, target: memoryview
     ) -> bool:
-        """Read out of the first members, if they are mapped and have everything."""
-        k, code = self.needed, self.code
-        chosen = [index for index, member in enumerate(members) if member is not None][:k]
-        if len(chosen) < k:
-            return False
-        straight = chosen[-1] == k - 1  # Data fragments alone: they are the page.
-        page = np.frombuffer(target, np.uint8).reshape(len(pages), k, code.fragment_bytes)
-        into = page if straight else np.empty_like(page)
-        for row, index in enumerate(chosen):
-            member = members[index]
-            assert member is not None
-            if member.mapped is None:
+        """Read out of the first members that are left, if they are mapped and have everything."""
+        found = self._near.get(span)
+        if found is None or found.members is not members:
+            found = gather.near(self.code, members)
+            if found is None:
                 return False
-            slots = self._slots(member)
-            if not gather.take(code, index, span, pages, expected, slots, into, row):
-                return False
-            if not member.intact():
-                return False
-        if not straight:
-            made = code.decode(chosen, into.transpose(1, 0, 2))
-            page[:] = made.reshape(page.shape)
-        return True
+            self._near[span] = found
+        return gather.read(self.code, found, span, pages, expected, target)
 
     async def _gather(
         self, span: int, members: Members, pages: Pages, expected: Generations, extra: int
