@@ -130,6 +130,8 @@ GRANTS_MAX: Final = 65_536
 CHANNEL_REQUESTS_MAX: Final = 256
 """Opened keys and handovers of one channel that wait for their answer."""
 CHANNEL_REQUEST_S: Final = 5.0
+OFFERS_MAX: Final = 64
+"""Regions that came on one channel and were not opened yet; the oldest are let go."""
 HANDOVERS_MAX: Final = 16
 HANDOVER_S: Final = 30.0
 SEND_QUEUE_FRAMES: Final = 4096
@@ -261,6 +263,10 @@ REGENERATION_BYTES_S: Final = 64 * 1024 * 1024
 """What a device reads at most each second to put back redundancy that was lost."""
 REGENERATION_PAGES: Final = 64
 """Rebuilt at once, and between two looks at what was written meanwhile."""
+REFILL_BYTES_S: Final = 64 * 1024 * 1024
+"""What a device reads at most each second of its backup to fill slabs that are new."""
+REFILL_PAGES: Final = 64
+"""Of them at once: the table's mutex is held while they are copied."""
 
 # Traces
 TRACE_BYTES_MAX: Final = 2**30

@@ -4,6 +4,9 @@ import asyncio
 import os
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from slackwater.common.embedded.notify import FdStore
 from slackwater.common.sdnotify import SdNotify
 from slackwater.common.shell import run_service
@@ -84,6 +87,10 @@ class SlowDisk(Backup):
     async def read(self, pages: Pages, target: memoryview) -> None:
         await asyncio.sleep(0.001)
         self._read(pages, target)
+
+    async def allocated(self, first: int, count: int) -> NDArray[np.bool_]:
+        await asyncio.sleep(0.001)
+        return self._allocated(first, count)
 
     async def close(self) -> None:
         """As a kill: what is in the ring is lost, what is in the file stays."""

@@ -100,6 +100,7 @@ class Life:
         for task in ends:
             task.cancel()
         await asyncio.gather(*ends, return_exceptions=True)
+        await self.lenders.rest()
         await self.device.backup.close()
         self.lenders._closed = True
         for timer in self.lenders._timers.values():

@@ -308,7 +308,8 @@ class Device:
         go since. Raises OSError."""
         pages = slice(first, first + count)
         # What waits for the disk is looked at before the disk: between the two it is in both.
-        here = (self.table.pending[pages] != 0) | (self.table.mark[pages] != k.ABSENT)
+        marks = self.table.mark[pages]
+        here = (self.table.pending[pages] != 0) | ((marks != k.ABSENT) & (marks != k.FILLING))
         stored = await self.backup.allocated(first, count)
         stored |= here[: len(stored)]
         return stored

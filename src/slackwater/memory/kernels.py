@@ -12,6 +12,7 @@ A page's mark:
     PRESENT   they are
     FLYING    the newest write is on its way there over a channel
     STALE     an older write is on its way, a newer one was not sent after it
+    FILLING   as ABSENT, and its bytes are being fetched from the file (refill.py)
 
 A FLYING page that is written again becomes STALE and goes to disk alone: two writes of one page
 over a channel could arrive in either order.
@@ -34,6 +35,7 @@ ABSENT: Final = 0
 PRESENT: Final = 1
 FLYING: Final = 2
 STALE: Final = 3
+FILLING: Final = 4
 
 UNMAPPED: Final = 0
 MAPPED: Final = 1
@@ -198,6 +200,12 @@ def append(t, page, count, flags):
 
 
 @njit(nogil=True, inline="always")
+def flies(t, page):
+    """A write of it is on a channel."""
+    return t.mark[page] == FLYING or t.mark[page] == STALE
+
+
+@njit(nogil=True, inline="always")
 def next_slot(t):
     """Where the page of the next entry is to lie: an address."""
     return t.ring.ctypes.data + t.words[HEAD] % t.words[SLOTS] * PAGE_BYTES
@@ -252,7 +260,7 @@ def take_page(t, page):
         t.words[FENCED] += 1
         t.mark[page] = ABSENT
         return DISK
-    if t.mark[page] >= FLYING:
+    if flies(t, page):
         t.mark[page] = STALE
         return DISK
     if not mapped:
@@ -321,7 +329,7 @@ def discard(t, first, count):
         append(t, first, count, DISCARD)
         shelf.spoil_range(t.shelf, first, count)
         for page in range(first, first + count):
-            t.mark[page] = STALE if t.mark[page] >= FLYING else ABSENT
+            t.mark[page] = STALE if flies(t, page) else ABSENT
         for span in range(
             first // t.words[SPAN_PAGES], (first + count - 1) // t.words[SPAN_PAGES] + 1
         ):
@@ -412,6 +420,8 @@ def leave_span(t, span, state):
                 t.mark[page] = ABSENT
         elif t.mark[page] == FLYING:
             t.mark[page] = STALE
+        elif t.mark[page] == FILLING:
+            t.mark[page] = ABSENT
     unlock(t)
     return count
 

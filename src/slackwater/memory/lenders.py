@@ -34,6 +34,7 @@ from slackwater.memory.events import (
     Opened,
     Stopping,
 )
+from slackwater.memory.refill import Refiller
 from slackwater.memory.regeneration import Regenerator
 from slackwater.memory.remote import RemoteSlab
 from slackwater.schemas.base import Message
@@ -79,6 +80,9 @@ class Lenders:
         self._leavings: set[asyncio.Task[None]] = set()
         self._closed = False
         self.regenerator = Regenerator(device, clock)
+        self.refiller = Refiller(device, clock)
+        self._refills: set[asyncio.Task[None]] = set()
+        self._resting = False
         device.on_fenced = lambda span: self.feed(Fenced(span))
         device.on_failed = self._failed
         self._actions: dict[str, Callable[..., None]] = {
@@ -106,6 +110,14 @@ class Lenders:
 
     def seen(self, heartbeat: SlabdHeartbeat) -> None:
         self.feed(LenderSeen(heartbeat))
+
+    async def rest(self) -> None:
+        """Nothing reads the backup any more; call this before it is closed."""
+        self._resting = True
+        refills = tuple(self._refills)
+        for refill in refills:
+            refill.cancel()
+        await asyncio.gather(*refills, return_exceptions=True)
 
     async def close(self) -> None:
         """Give the slabs back, within a moment, and end the channels."""
@@ -267,6 +279,10 @@ class Lenders:
         self.device.admit(span, index, self._slabs[member])
         if self.device.resilience.width > 1:
             self._spawn(self.regenerator.run(span, index))
+        if self.device.table.state[span] == k.MAPPED and not self._resting:
+            refill = self._spawn(self.refiller.run(span))
+            self._refills.add(refill)
+            refill.add_done_callback(self._refills.discard)
 
     def _suspend(self, member: int, span: int, index: int) -> None:
         self.device.suspend(span, index)

@@ -11,7 +11,7 @@ import tempfile
 
 import numpy as np
 
-from slackwater.memory import fragments, gather, shelf, stocking, writeback
+from slackwater.memory import filling, fragments, gather, shelf, stocking, writeback
 from slackwater.memory import kernels as k
 from slackwater.memory.nbd import protocol as nbd
 from slackwater.memory.nbd import serve
@@ -37,6 +37,8 @@ def warm() -> None:
     stocking.put(table, kinds, np.zeros(2, np.int64), k.address(data), np.zeros(2, np.bool_))
     stocking.take_notes(table, np.zeros((shelf.NOTES, 3), np.int64))
     k.count_present(table, 0)
+    filling.mark(table, 0, 2)
+    filling.put(table, 0, 2, k.address(data), False)
     k.leave_span(table, 0, k.UNMAPPED)
     writeback.watch(table, 1)
     with tempfile.TemporaryFile() as file:
@@ -49,7 +51,8 @@ def warm() -> None:
     code, whole = Copies(2), np.zeros((2, PAGE_BYTES), np.uint8)
     slots = fragments.pack(code, 0, 0, pages, kinds, whole)
     fragments.generations_of(code, 0, 0, pages, slots)
-    gather.take(code, 0, 0, pages, kinds, slots, whole.reshape(2, 1, PAGE_BYTES), 0)
+    nobody = gather.Near((), (), pages, pages, code.recipe((0,)))
+    gather.read(code, nobody, 0, pages, np.zeros(2, np.int64), data)
     _serve(table, data)
 
 

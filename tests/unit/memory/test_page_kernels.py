@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from slackwater.common.memory import trailer
 from slackwater.loadgen.memory.checker import content
+from slackwater.memory import filling, shelf, stocking, writeback
 from slackwater.memory import kernels as k
-from slackwater.memory import shelf, stocking, writeback
 from slackwater.memory.store import PAGE_BYTES
 from slackwater.memory.table import counters, make_table, page_range, runs
 
@@ -34,6 +34,8 @@ class Device:
         """Prefetches under way: page, place, ticket."""
         self.read: list[tuple[int, np.ndarray, np.ndarray, bytes | None]] = []
         """... that have read their bytes, which are not here yet."""
+        self.refill: tuple[int, int, bytes | None] | None = None
+        """The one under way: its first page, the entries that it waits for, the file's bytes."""
         self.newest = dict.fromkeys(range(PAGES), 0)
         self.generation = 0
 
@@ -124,6 +126,31 @@ class Device:
         slab[: SPAN_PAGES * PAGE_BYTES] = 0
         self.check()
         self.leave(span)
+
+    def refill_begins(self, span: int) -> None:
+        if self.refill is None:
+            marked, entries = filling.mark(self.table, span * SPAN_PAGES, SPAN_PAGES)
+            self.refill = (span * SPAN_PAGES, entries, None) if marked else None
+
+    def refill_reads(self) -> None:
+        """The file, once what was queued before is in it."""
+        if self.refill is not None and self.table.words[k.TAKEN] >= self.refill[1]:
+            first, entries, _ = self.refill
+            found = os.pread(self.fd, SPAN_PAGES * PAGE_BYTES, first * PAGE_BYTES)
+            self.refill = (first, entries, found)
+
+    def refill_ends(self) -> None:
+        if self.refill is None:
+            return
+        first, _, found = self.refill
+        self.refill = None
+        data = memoryview(found or bytes(SPAN_PAGES * PAGE_BYTES))
+        _, entry, sent = filling.put(
+            self.table, first, SPAN_PAGES, k.address(data), found is not None
+        )
+        for number in range(entry, entry + sent):
+            self.flying.append((number, int(self.table.slot_page[number % SLOTS])))
+        assert not (self.table.mark == k.FILLING).any()
 
     def prefetch(self, page: int) -> None:
         place, ticket = np.zeros(1, np.int64), np.zeros(1, np.int64)
@@ -251,6 +278,39 @@ def test_a_prefetched_page_is_never_an_old_one(
     play(device, steps)
 
 
+REFILL = st.lists(
+    st.one_of(
+        *[st.tuples(st.just("write"), page)] * 2,
+        *[st.tuples(st.just("disk"))] * 2,
+        st.tuples(st.just("land"), st.booleans()),
+        st.tuples(st.just("map"), span, st.booleans()),
+        st.tuples(st.just("leave"), span),
+        st.tuples(st.just("suspend_and_resume"), span, st.lists(page, max_size=2)),
+        st.tuples(st.just("revoke"), span),
+        st.tuples(st.just("discard"), page, st.just(1)),
+        *[st.tuples(st.just("refill_begins"), span)] * 2,
+        *[st.tuples(st.just("refill_reads")), st.tuples(st.just("refill_ends"))] * 2,
+    ),
+    max_size=60,
+)
+
+
+@settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
+@given(steps=REFILL)
+def test_a_page_that_comes_back_from_the_file_is_never_an_old_one(
+    steps: list[tuple], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Every page is in the file alone, in spans mapped and behind a channel; then slabs are filled,
+    while pages are written and let go, and spans come and go, between any two of its steps."""
+    device = Device(tmp_path_factory.mktemp("d") / "backup")
+    for number in range(PAGES):
+        device.write(number)
+        device.disk()
+    for number in range(SPANS):
+        device.map(number, number % 2 == 0)
+    play(device, steps)
+
+
 def play(device: Device, steps: list[tuple]) -> None:
     try:
         for name, *arguments in steps:
@@ -259,6 +319,7 @@ def play(device: Device, steps: list[tuple]) -> None:
                     device.land(True)
             getattr(device, name)(*arguments)
             device.check()
+        device.refill_ends()
         while device.flying:
             device.land(True)
         while device.table.words[k.TAIL] < device.table.words[k.HEAD]:
@@ -285,6 +346,62 @@ def test_a_page_that_was_let_go_is_zeros_though_a_slow_member_holds_its_write(
     assert device.flying
     device.check()
     device.land(True)
+    device.check()
+    device.close()
+
+
+@pytest.mark.parametrize("mapped", [True, False], ids=["mapped", "channel"])
+@pytest.mark.parametrize("when", [0, 1], ids=["before the file is read", "after that"])
+@pytest.mark.parametrize("change", ["write", "discard", "write and leave"])
+def test_what_changes_while_a_slab_is_filled_is_not_filled(
+    tmp_path: Path, mapped: bool, when: int, change: str
+) -> None:
+    device = Device(tmp_path / "b")
+    device.write(1)
+    device.write(2)
+    device.disk()
+    device.map(0, mapped)
+    device.refill_begins(0)
+    if when:
+        device.refill_reads()
+    if change == "discard":
+        device.discard(1, 1)
+    else:
+        device.write(1)
+        device.disk()
+    if change == "write and leave":
+        while device.flying:
+            device.land(True)
+        device.leave(0)
+        device.map(0, mapped)
+        device.check()
+    device.refill_reads()
+    device.refill_ends()
+    device.check()
+    while device.flying:
+        device.land(True)
+    device.check()
+    left = change == "write and leave"
+    assert device.table.mark[2] == (k.ABSENT if left else k.PRESENT)
+    device.close()
+
+
+def test_a_filled_page_is_not_written_to_the_file_again(tmp_path: Path) -> None:
+    device = Device(tmp_path / "b")
+    device.write(1)
+    device.disk()
+    device.map(0, False)
+    before = counters(device.table)
+    for step in (lambda: device.refill_begins(0), device.refill_reads, device.refill_ends):
+        step()
+    while device.flying:
+        device.land(True)
+    device.disk()
+    after = counters(device.table)
+    assert after["disk_pages"] == before["disk_pages"]
+    assert after["written_pages"] == before["written_pages"], "nobody wrote it"
+    assert device.table.activity[0] == 1
+    assert device.table.mark[1] == k.PRESENT
     device.check()
     device.close()
 
