@@ -96,6 +96,16 @@ class Scattering(Protocol):
     ) -> None: ...
 
 
+@runtime_checkable
+class Offering(Protocol):
+    """What a channel may offer besides: a grant that the peer opens without asking for it."""
+
+    def offer(self, region: Region) -> bytes:
+        """As `grant`; what the peer needs to open the region leaves with the next frame. For a
+        region that is to be opened at once."""
+        ...
+
+
 Accept = Callable[[bytes], None]
 """Called with a peer's hello before the channel exists; raises AccessRefused to turn it away."""
 OnChannel = Callable[[Channel], Awaitable[None]]

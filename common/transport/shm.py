@@ -11,19 +11,14 @@ Who may connect: processes of our user or of root (SO_PEERCRED), over a socket f
 
 import asyncio
 import contextlib
-import errno
 import os
 import socket
-import stat
-import struct
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Final
 
 from slackwater.common import limits
 from slackwater.common.errors import (
     AccessRefused,
-    ConfigRejected,
     DecodeRejected,
     Rejected,
     Unavailable,
@@ -50,17 +45,20 @@ from slackwater.common.transport.gpu import Device, DeviceRegion, Loan, body_of,
 from slackwater.common.transport.gpu_remote import RemoteBody
 from slackwater.common.transport.hello import check_hello, check_hello_size, connect_error
 from slackwater.common.transport.host import host_identity, split_identity
-from slackwater.common.transport.listening import BACKLOG, Accepted, Door
+from slackwater.common.transport.listening import Accepted, Door
 from slackwater.common.transport.mapping import Mapping
 from slackwater.common.transport.pacing import Pace
 from slackwater.common.transport.region import Region, check_foreign
+from slackwater.common.transport.socket_files import (
+    bind,
+    checked,
+    connect,
+    credentials,
+    peer_process,
+)
 from slackwater.common.transport.stream import Greeting, Stream
 
-PATH_BYTES_MAX: Final = 107
-"""What fits a sockaddr_un, with its closing zero."""
-_BACKLOG_WAIT_S: Final = 0.01
 _NOTE_BYTES_MAX: Final = limits.FRAME_BYTES_MAX
-_CREDENTIALS: Final = struct.Struct("3i")  # pid, uid, gid
 
 
 class ShmRemoteRegion:
@@ -119,11 +117,31 @@ class ShmChannel(SocketChannel):
         self._stream = stream
         self._device = device
         self._lent: dict[bytes, list[Callable[[], None]]] = {}
+        self._offers: dict[bytes, Mapping] = {}
+        """By key: memory that the peer sent before we asked for it."""
         self._staging = 0
 
     # One-sided access ----------------------------------------------------------------------------
 
+    def offer(self, region: Region) -> bytes:
+        """Raises as `grant`, and Unavailable when no descriptor is left for the peer's copy."""
+        key = self.grant(region)
+        if not isinstance(region, DeviceRegion):
+            record = wire.pack(wire.OPENED, number=region.nbytes, body=key)
+            try:
+                self._push(record, fd=region.fileno())
+            except Unavailable:
+                self._grants.pop(key)
+                raise
+        return key
+
     async def open(self, key: bytes) -> RemoteRegion:
+        self._check_alive()
+        offered = self._offers.pop(key, None)
+        if offered is not None:
+            region = ShmRemoteRegion(self, key, offered, None)
+            self._opened.add(region)
+            return region
         answer = await self._ask(wire.OPEN, body=key)
         if answer.mapping is None:
             raise Unavailable("the peer opened the region and sent no memory")
@@ -204,6 +222,9 @@ class ShmChannel(SocketChannel):
     def end(self, header: wire.Header, body: bytes) -> None:
         if header.kind in (wire.ARRIVED, wire.FETCH):
             self._serve_staging(header, body)
+        elif header.kind == wire.REVOKED:
+            self._offers.pop(body, None)
+            self._control_record(header, body)
         elif header.kind == wire.RETURNED:
             for ended in self._lent.pop(body, ()):
                 ended()
@@ -216,13 +237,25 @@ class ShmChannel(SocketChannel):
             nbytes = check_foreign(fd)
             if nbytes != header.number:
                 raise DecodeRejected(f"{nbytes} bytes of memory came, {header.number} were said")
-            self._answer(header, body, Mapping(fd, nbytes))
+            if header.offset:
+                self._answer(header, body, Mapping(fd, nbytes))
+            else:
+                self._offered(body, Mapping(fd, nbytes))
         except AccessRefused as error:
             raise DecodeRejected(str(error)) from error
         except OSError as error:
             self._fail(header, Unavailable(f"the region cannot be mapped here: {error}"))
         finally:
             os.close(fd)  # The mapping holds its own.
+
+    def _offered(self, key: bytes, mapping: Mapping) -> None:
+        """Kept for `open`. One that nobody opens is let go for a later one: its key can be opened
+        all the same, by asking."""
+        if len(key) != KEY_BYTES:
+            raise DecodeRejected(f"memory was offered under a key of {len(key)} bytes")
+        self._offers[key] = mapping
+        if len(self._offers) > limits.OFFERS_MAX:
+            del self._offers[next(iter(self._offers))]
 
     def _serve_open(self, header: wire.Header, key: bytes, region: Region) -> None:
         invitation = b""
@@ -293,6 +326,7 @@ class ShmChannel(SocketChannel):
 
     def _teardown(self) -> None:
         self._stream.close()
+        self._offers.clear()
 
     async def close(self) -> None:
         """What was sent before arrives, if the peer takes it within CLOSE_S."""
@@ -365,7 +399,7 @@ class ShmFabric:
             stream.start(channel)
             accepted.begin(channel)
 
-        sock = _bind(path)
+        sock = bind(path)
         door = Door(sock, greet, greet_s=limits.CONNECT_S, passes_fds=True)
         return ShmListener(path, self._host, door, accepted, os.stat(path).st_ino)
 
@@ -386,7 +420,7 @@ class ShmFabric:
         stream: Stream | None = None
         try:
             async with asyncio.timeout(deadline_s):
-                await _connect(sock, _checked(path))
+                await connect(sock, checked(path))
                 self._check_peer(sock)
                 greeting = Greeting(sock, passes_fds=True)
                 stream = greeting.stream
@@ -408,77 +442,8 @@ class ShmFabric:
 
     def _check_peer(self, sock: socket.socket) -> None:
         """Raises AccessRefused unless the other end is one of our users."""
-        pid, uid = _credentials(sock)
+        pid, uid = credentials(sock)
         if uid not in self._uids:
             raise AccessRefused(
                 f"process {pid} belongs to user {uid}, allowed are {sorted(self._uids)}"
             )
-
-
-def _credentials(sock: socket.socket) -> tuple[int, int]:
-    """(process, user) of the other end."""
-    raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    pid, uid, _ = _CREDENTIALS.unpack(raw)
-    return pid, uid
-
-
-def peer_process(sock: socket.socket) -> int:
-    return _credentials(sock)[0]
-
-
-def _checked(path: str) -> str:
-    if len(os.fsencode(path)) > PATH_BYTES_MAX:
-        raise ConfigRejected(
-            f"socket path {path} has {len(os.fsencode(path))} bytes, at most {PATH_BYTES_MAX} fit: "
-            "choose a shorter directory"
-        )
-    return path
-
-
-async def _connect(sock: socket.socket, path: str) -> None:
-    """A Unix connect succeeds or fails at once, and says "again" where the backlog is full: which
-    the event loops take for success. The caller sets a deadline."""
-    while True:
-        try:
-            sock.connect(path)
-            return
-        except BlockingIOError:
-            await asyncio.sleep(_BACKLOG_WAIT_S)
-
-
-def _bind(path: str) -> socket.socket:
-    """A listening socket file of mode 0600: made under another name, so that it never exists with
-    another mode, and put in place in one step."""
-    target = Path(_checked(path))
-    _check_free(target)
-    draft = target.with_name(f".{os.getpid():x}.{target.name}"[:64])
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        draft.unlink(missing_ok=True)
-        sock.bind(_checked(str(draft)))
-        draft.chmod(0o600)
-        sock.listen(BACKLOG)
-        sock.setblocking(False)
-        draft.rename(target)
-        return sock
-    except OSError as error:
-        sock.close()
-        draft.unlink(missing_ok=True)
-        raise ConfigRejected(f"cannot listen on {path}: {error}") from error
-
-
-def _check_free(path: Path) -> None:
-    """Raises ConfigRejected unless there is nothing, or the socket of a dead process."""
-    try:
-        mode = path.stat().st_mode
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise ConfigRejected(f"cannot listen on {path}: {error}") from error
-    if not stat.S_ISSOCK(mode):
-        raise ConfigRejected(f"{path} exists and is no socket: remove it or choose another path")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.setblocking(False)
-        answer = probe.connect_ex(str(path))
-    if answer not in (errno.ECONNREFUSED, errno.ENOENT):
-        raise ConfigRejected(f"a living process listens on {path}: choose another path")

@@ -33,7 +33,7 @@ FRAME: Final = 6  # body = the frame
 PROGRESS: Final = 7  # number = frames consumed, offset = their bytes, body = ordinals received
 OPEN: Final = 8  # offset = request, body = key
 OPENED: Final = 9  # offset = request, handle = region, number = its bytes (shm: + descriptor;
-# body = an invitation, where the region's body is on a device)
+# body = an invitation, where the region's body is on a device). offset 0: nobody asked, body = key
 REVOKED: Final = 10  # body = key; or number = the handle of a PREPARE that leads nowhere
 PREPARE: Final = 11  # offset = request, number = bytes, body = label; the answer is OPENED
 HANDOVER: Final = 12  # offset = request, handle = bytes of the label, body = label + note,

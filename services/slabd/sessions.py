@@ -15,7 +15,7 @@ from slackwater.common import codec, limits
 from slackwater.common.errors import AccessRefused, DecodeRejected, Rejected, Unavailable
 from slackwater.common.memory import frames, trailer
 from slackwater.common.shell.definition import Port
-from slackwater.common.transport.base import Channel
+from slackwater.common.transport.base import Channel, Offering
 from slackwater.common.transport.region import Region
 from slackwater.schemas.base import Message
 from slackwater.schemas.memory import DeviceHello, NotMapped, SlabId, SlabMapped
@@ -109,7 +109,8 @@ class Sessions:
         if found is None:
             return
         try:
-            key = found.channel.grant(region)
+            channel = found.channel
+            key = channel.offer(region) if isinstance(channel, Offering) else channel.grant(region)
         except (Unavailable, Rejected) as error:
             self.send(session, NotMapped(request=request, reason=str(error)))
             return

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from slackwater.common import limits
 from slackwater.common.errors import (
     AccessRefused,
     ConfigRejected,
@@ -17,7 +18,7 @@ from slackwater.common.errors import (
     Unavailable,
 )
 from slackwater.common.transport import wire
-from slackwater.common.transport.base import Channel
+from slackwater.common.transport.base import Channel, Offering
 from slackwater.common.transport.host import host_identity, split_identity
 from slackwater.common.transport.region import Region
 from slackwater.common.transport.shm import ShmFabric, ShmListener
@@ -227,6 +228,54 @@ async def test_memory_that_cannot_be_mapped_fails_the_open_only(
             await near.open(key)
     assert (await near.open(key)).nbytes == 4096
     await near.close()
+    await listener.close()
+    region.close()
+
+
+async def test_what_was_offered_is_opened_without_asking(tmp_path: Path) -> None:
+    """The memory comes before the frame that names its key; nothing goes back."""
+    listener, arrived = await listen(tmp_path / "a")
+    region = Region.create(4096, "r")
+    key = bytes(range(32))
+    async with Liar(tmp_path / "a") as liar:
+        channel = await arrived.get()
+        liar.say(wire.pack(wire.OPENED, number=4096, body=key), (region.fileno(),))
+        liar.say(wire.pack(wire.FRAME, body=b"it is yours"))
+        assert await asyncio.wait_for(channel.receive(), 5) == b"it is yours"
+        remote = await channel.open(key)
+        await channel.write(memoryview(b"here"), remote, 8)
+        assert bytes(region.buffer[8:12]) == b"here"
+        with pytest.raises(BlockingIOError):
+            liar.sock.recv(1, socket.MSG_DONTWAIT)
+        liar.say(wire.pack(wire.OPENED, number=4096, body=b"short"), (region.fileno(),))
+        with pytest.raises(Unavailable, match="key of 5 bytes"):
+            await asyncio.wait_for(channel.receive(), 5)
+    await listener.close()
+    region.close()
+
+
+async def test_an_offer_can_be_taken_back_and_too_many_are_asked_for(tmp_path: Path) -> None:
+    listener, arrived = await listen(tmp_path / "a")
+    near = await ShmFabric().connect(listener.address, b"", deadline_s=5)
+    far = await arrived.get()
+    region = Region.create(4096, "r")
+    assert isinstance(far, Offering)
+    taken = far.offer(region)
+    far.revoke(taken)
+    keys = [far.offer(region) for _ in range(limits.OFFERS_MAX + 3)]
+    far.send(b"behind them")
+    assert await asyncio.wait_for(near.receive(), 5) == b"behind them"
+    with pytest.raises(AccessRefused):
+        await near.open(taken)
+    opened = [await near.open(key) for key in keys]
+    far.revoke(keys[0])
+    far.send(b"behind that")
+    await asyncio.wait_for(near.receive(), 5)
+    with pytest.raises(AccessRefused, match="revoked"):
+        await near.write(memoryview(b"x"), opened[0], 0)
+    await near.close()
+    with pytest.raises(Unavailable):
+        await near.open(keys[1])
     await listener.close()
     region.close()
 
