@@ -87,6 +87,9 @@ class MapSlab(Message, kw_only=True, frozen=True, tag="memory.map"):
     """What ClaimSlab must show."""
     hold_s: Seconds = 0.0
     """Keep the slab so long for a claim once the channel is lost (the lender has its own bound)."""
+    usage_max: Annotated[float, msgspec.Meta(ge=0.0)] = 0.0
+    """A lender that uses a larger share of its memory answers FreeMemory: another one may be the
+    better. 0: it gives the slab whatever it uses."""
 
 
 class SlabMapped(Message, kw_only=True, frozen=True, tag="memory.mapped"):

@@ -8,7 +8,6 @@ by force, or whose device was lost, is never lent again: its memory is let go an
 
 import hmac
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from random import Random
 from typing import Final, Literal, assert_never
 
@@ -49,7 +48,6 @@ from slackwater.schemas.memory import (
     SetLending,
     SlabEvent,
     SlabId,
-    SlabInfo,
     SlabList,
     SlabState,
     ToLender,
@@ -69,28 +67,11 @@ from slackwater.services.slabd.events import (
 )
 from slackwater.services.slabd.eviction import Round, candidates
 from slackwater.services.slabd.sizing import Sizing
+from slackwater.services.slabd.slab import Slab
 
 _ID_BITS: Final = 48
 
 Fact = Literal["lent", "returned", "evicted", "revoked", "claimed", "lost"]
-
-
-@dataclass(slots=True)
-class Slab:
-    """`session` 0: its device is not connected."""
-
-    id: SlabId
-    state: SlabState
-    generation: int = 0
-    device: str = ""
-    session: int = 0
-    span: int = 0
-    member: int = 0
-    secret: str = ""
-    hold_s: float = 0.0
-    since_s: float = 0.0
-    asked_s: float = 0.0
-    """EVICT was sent."""
 
 
 class LenderCore:
@@ -280,9 +261,7 @@ class LenderCore:
             return []
         match message:
             case QueryMemory(request=request):
-                free = len(self.having("free")) if self.lending else 0
-                answer = FreeMemory(request=request, free_slabs=free, used_share=self.used_share)
-                return [self._send(session, answer)]
+                return [self._send(session, self._free_memory(request))]
             case MapSlab():
                 return self._map(session, message, now_s)
             case ClaimSlab():
@@ -295,6 +274,10 @@ class LenderCore:
                 return self._done(message, session, now_s)
         assert_never(message)
 
+    def _free_memory(self, request: int) -> FreeMemory:
+        free = len(self.having("free")) if self.lending else 0
+        return FreeMemory(request=request, free_slabs=free, used_share=self.used_share)
+
     def _map(self, session: int, message: MapSlab, now_s: float) -> list[Effect]:
         device = self.sessions[session].device
         free = self.having("free")
@@ -304,6 +287,8 @@ class LenderCore:
             why = "has no free slab" if self.lending else "is being drained and lends nothing"
         elif quota and has >= quota:
             why = f"gives one device at most {quota} slabs (quota_slabs), {device} has {has}"
+        elif 0.0 < message.usage_max < self.used_share:
+            return [self._send(session, self._free_memory(message.request))]
         else:
             slab = free[0]
             slab.state, slab.session, slab.device = "lent", session, device
@@ -418,7 +403,7 @@ class LenderCore:
     def _command(self, token: int, message: Message, now_s: float) -> list[Effect]:
         match message:
             case ListSlabs():
-                infos = tuple(self._info(slab) for slab in self.slabs.values())
+                infos = tuple(slab.info() for slab in self.slabs.values())
                 return [
                     Reply(
                         token,
@@ -445,17 +430,6 @@ class LenderCore:
                 effects += self._revoke(self.slabs[slab], "an operator evicted it", now_s)
         effects += self._evict(lent, now_s)
         return effects + self._begin_round(count, now_s)
-
-    @staticmethod
-    def _info(slab: Slab) -> SlabInfo:
-        return SlabInfo(
-            slab=slab.id,
-            state=slab.state,
-            generation=slab.generation,
-            device=slab.device,
-            span=slab.span,
-            since_s=slab.since_s,
-        )
 
     # Small things ---------------------------------------------------------------------------------
 

@@ -32,6 +32,7 @@ from slackwater.memory.events import (
     Stopping,
 )
 from slackwater.memory.spans import DeviceSettings, Member, Spans, Why
+from slackwater.memory.told import Told
 from slackwater.schemas import subjects
 from slackwater.schemas.base import Message
 from slackwater.schemas.memory import (
@@ -45,7 +46,6 @@ from slackwater.schemas.memory import (
     MapSlab,
     NotMapped,
     QueryMemory,
-    SlabdHeartbeat,
     SlabId,
     SlabMapped,
     SlabsLost,
@@ -68,7 +68,7 @@ class DeviceCore:
         self.settings = settings
         self.activity: NDArray[np.float64] = np.zeros(settings.spans)
         self.spans = Spans(settings)
-        self.lenders: dict[LenderId, tuple[SlabdHeartbeat, float]] = {}
+        self.told = Told(slab_bytes)
         self.connected: set[LenderId] = set()
         self._slab_bytes = slab_bytes
         self._rng = rng
@@ -88,9 +88,7 @@ class DeviceCore:
             case Heard(lender=lender, message=message):
                 return self._heard(lender, message, now_s)
             case LenderSeen(heartbeat=heartbeat):
-                lender = LenderId(heartbeat.id)
-                if lender in self.lenders or len(self.lenders) < limits.LENDERS_MAX:
-                    self.lenders[lender] = (heartbeat, now_s)
+                self.told.hear(heartbeat, now_s)
                 return []
             case Connected(lender=lender):
                 return self._connected(lender)
@@ -138,25 +136,15 @@ class DeviceCore:
             effects += self._ask(member, now_s)
         return effects
 
-    def _eligible(self, now_s: float) -> dict[LenderId, int]:
-        """Lenders that lend our size of slab, and may have one: their free slabs."""
-        return {
-            lender: beat.free_slabs
-            for lender, (beat, seen_s) in self.lenders.items()
-            if now_s - seen_s <= limits.LOST_AFTER_S
-            and beat.lending
-            and beat.free_slabs > 0
-            and beat.slab_bytes == self._slab_bytes
-            and beat.node != self.settings.node
-        }
-
     def _ask(self, member: Member, now_s: float) -> list[Effect]:
-        """QUERY_MEM to two lenders, none of which backs the span already. If the span has several
-        members, no two ask the same: each has one to ask, and says MAP at once."""
+        """MAP to the less used of two lenders, as they told it (told.py), none of which backs the
+        span already; where that one is not connected, QUERY_MEM to both. If the span has several
+        members, no two ask the same: each has one to ask."""
         others = {m.lender for m in self.spans.of(member.span) if m is not member and m.lender}
         excluded = others | member.excluded
         if self.settings.width == 1:
-            chosen = candidates(self._eligible(now_s), self._old(), excluded, self._rng)
+            able = self.told.eligible(now_s, self.settings.node)
+            chosen = candidates(able, self._old(), excluded, self._rng)
         else:
             chosen = self._from_set(member, excluded, now_s)
         member.state, member.lender = "placing", None
@@ -164,11 +152,13 @@ class DeviceCore:
         member.attempts += 1
         if not chosen or member.attempts > _ATTEMPTS_MAX:
             return self._refused(member, now_s)
-        if len(chosen) == 1 and chosen[0] in self.connected:  # There is nothing to compare.
-            return self._map(member, chosen[0], now_s)
-        effects: list[Effect] = []
-        for lender in chosen:
-            effects += self._query(member, lender)
+        best, usage_max = self.told.lower(chosen, self._old(), self.spans.all())
+        if best in self.connected:
+            return self._map(member, best, now_s, usage_max)
+        return self._query_all(member, chosen, now_s)
+
+    def _query_all(self, member: Member, lenders: Sequence[LenderId], now_s: float) -> list[Effect]:
+        effects = [effect for lender in lenders for effect in self._query(member, lender)]
         due_s = now_s + limits.PLACEMENT_WAIT_S
         return [*effects, StartTimer(f"place.{member.number}", due_s)]
 
@@ -176,11 +166,11 @@ class DeviceCore:
         """The least loaded lender of the span's coding set that nobody of the span asks."""
         others = [m for m in self.spans.of(member.span) if m is not member and m.state == "placing"]
         excluded = excluded.union(*(other.asked for other in others))
-        able = self._eligible(now_s)
-        load = {lender: coding_sets.load_of(self.lenders[lender][0]) for lender in able}
+        able = self.told.eligible(now_s, self.settings.node)
+        load = {lender: self.told.load(lender) for lender in able}
         if member.span not in self._sets:
             width = self.settings.width
-            self._sets[member.span] = coding_sets.choose(self.lenders, load, width, self._rng)
+            self._sets[member.span] = coding_sets.choose(self.told.beats, load, width, self._rng)
         asked = coding_sets.order(self._sets[member.span], load)
         return [lender for lender in asked if lender not in excluded][:1]
 
@@ -191,10 +181,10 @@ class DeviceCore:
         return [self._send(lender, QueryMemory(request=request))]
 
     def _connect(self, lender: LenderId) -> list[Effect]:
-        if lender in self._connecting or lender not in self.lenders:
+        if lender in self._connecting or lender not in self.told.beats:
             return []
         self._connecting.add(lender)
-        addresses = self.lenders[lender][0].addresses
+        addresses = self.told.beats[lender][0].addresses
         return [Do("connect", {"lender": lender, "addresses": addresses})]
 
     def _open_request(self, member: Member, lender: LenderId) -> int:
@@ -211,13 +201,16 @@ class DeviceCore:
 
     def _choose(self, member: Member, now_s: float) -> list[Effect]:
         """All have answered, or time is up: MAP to the one with the lowest usage."""
-        chosen = lower(member.answers, self._old(), self._taken_since(member))
+        taken = self.told.taken_since(self.spans.all(), member.began_s)
+        chosen = lower(member.answers, self._old(), taken)
         if chosen is None:
             member.excluded |= member.asked
             return self._ask(member, now_s)
         return self._map(member, chosen, now_s)
 
-    def _map(self, member: Member, lender: LenderId, now_s: float) -> list[Effect]:
+    def _map(
+        self, member: Member, lender: LenderId, now_s: float, usage_max: float = 0.0
+    ) -> list[Effect]:
         member.state, member.lender = "mapping", lender
         message = MapSlab(
             request=self._open_request(member, lender),
@@ -225,21 +218,13 @@ class DeviceCore:
             member=member.index,
             secret=self.settings.secret,
             hold_s=self.settings.hold_s,
+            usage_max=usage_max,
         )
         due_s = now_s + limits.PLACEMENT_WAIT_S
         return [self._send(lender, message), StartTimer(f"place.{member.number}", due_s)]
 
     def _old(self) -> set[LenderId]:
         return {m.lender for m in self.spans.all() if m.lender is not None}
-
-    def _taken_since(self, member: Member) -> dict[LenderId, float]:
-        """What spans that are placed at the same time take of each lender's memory."""
-        taken: dict[LenderId, float] = {}
-        for other in self.spans.all():
-            if other.lender in self.lenders and other.began_s >= member.began_s:
-                total = max(1, self.lenders[other.lender][0].total_bytes)
-                taken[other.lender] = taken.get(other.lender, 0.0) + self._slab_bytes / total
-        return taken
 
     def _refused(self, member: Member, now_s: float) -> list[Effect]:
         """Nobody has room: later again, less and less often."""
@@ -248,7 +233,7 @@ class DeviceCore:
         self._paused[member.span] = (now_s + pause_s, following)
         self.spans.forget(member)
         reason = (
-            f"none of {len(self.lenders)} lenders has a free slab of {self._slab_bytes} bytes; "
+            f"none of {len(self.told.beats)} lenders has a free slab of {self._slab_bytes} bytes; "
             "its pages go to the backup"
         )
         return [
@@ -262,11 +247,7 @@ class DeviceCore:
         match message:
             case FreeMemory(request=request):
                 member = self._answered(request, lender)
-                if member is None or member.state != "placing":
-                    return []
-                member.answers.append((lender, message))
-                waiting = len(member.answers) < len(member.asked)
-                return [] if waiting else self._choose(member, now_s)
+                return [] if member is None else self._free(member, lender, message, now_s)
             case SlabMapped():
                 return self._mapped(lender, message)
             case NotMapped(request=request):
@@ -281,6 +262,21 @@ class DeviceCore:
             case SlabsLost(slabs=slabs):
                 return self._evict(lender, slabs, "lost")
         assert_never(message)
+
+    def _free(
+        self, member: Member, lender: LenderId, message: FreeMemory, now_s: float
+    ) -> list[Effect]:
+        """The answer to QUERY_MEM; or to MAP, by a lender that has become fuller than the other
+        one was: then that one is asked, too."""
+        effects: list[Effect] = []
+        if member.state == "mapping":
+            member.state, member.lender = "placing", None
+            effects = self._query_all(member, sorted(member.asked - {lender}), now_s)
+        elif member.state != "placing":
+            return []
+        member.answers.append((lender, message))
+        waiting = len(member.answers) < len(member.asked)
+        return effects if waiting else [*effects, *self._choose(member, now_s)]
 
     def _mapped(self, lender: LenderId, message: SlabMapped) -> list[Effect]:
         """MR_INFO. For an attempt that was given up, the slab goes back."""
