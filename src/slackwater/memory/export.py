@@ -170,6 +170,7 @@ class Exporter:
         if self._measuring is not None:
             self._measuring.cancel()
             await asyncio.gather(self._measuring, return_exceptions=True)
+        await self.lenders.rest()
         await self.device.backup.close()
         await self.lenders.close()
 
