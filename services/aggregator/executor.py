@@ -24,7 +24,7 @@ from slackwater.schemas.base import JobId
 from slackwater.schemas.telemetry import JobCpu, TaskCost
 from slackwater.services.aggregator.ahead import Ahead, done_by, fold_ahead
 from slackwater.services.aggregator.bucket import Bucket, Key
-from slackwater.services.aggregator.schedule import Profile, SlotSchedule
+from slackwater.services.aggregator.schedule import Ended, Profile, SlotSchedule
 from slackwater.services.aggregator.team import Team
 from slackwater.services.aggregator.turns import Turns
 
@@ -67,7 +67,7 @@ for the last one, and each time that it is told costs as much as a small fold.""
 _ALONE_BYTES: Final = 8 * limits.CHUNK_BYTES
 """Of several tasks each thread takes one, up to this size: to begin and to end one together costs
 two threads more than one of them may have to wait for the other in the end."""
-Ended = Callable[[Task, Outcome], None]
+Told = Callable[[Task, Outcome], None]
 T = TypeVar("T")
 
 
@@ -121,7 +121,7 @@ class Executor:
         clock: Clock,
         cpu_share: float,
         off_loop: OffLoop,
-        ended: Ended,
+        ended: Told,
         team: Team | None = None,
         ended_ahead: Callable[[Bucket], None] | None = None,
     ) -> None:
@@ -138,13 +138,15 @@ class Executor:
         self._interrupted: dict[Bucket, Outcome] = {}
         """Of tasks that were executed and still wait for the rest of their slots."""
         self._woken = asyncio.Event()
+        self._holding = False
+        """A task has the slot, and nothing is to be decided until it ends, but for what is more
+        urgent."""
         self._ready: list[tuple[float, int, Task]] = []
         """(deadline, number, task), for the kernel's thread. Pushing and popping are one operation
         each to the interpreter, so that no lock is needed."""
         self._readied = 0
         self._aheads: deque[tuple[Bucket, SlotRegion, Ahead]] = deque()
         self._executed: deque[tuple[Task, Outcome]] = deque()
-        self._release: asyncio.TimerHandle | None = None
         self._thread_works = self._telling = False
         self._told_s = 0.0
         self._measured: dict[Key, _Measured] = {}
@@ -156,23 +158,24 @@ class Executor:
 
     def submit(self, task: Task) -> None:
         now_s, key = self._clock.now_s(), task.bucket.key
-        turn = None
+        deadline_s = inf
         if self.turns.planned(key):
             measured = self._measured.get(key)
             cpu_s = measured.profile.cpu_s if measured else task.slots.task_cpu_ns / 1e9
             slot_s = cpu_s / self._cpu_share
-            turn = self.turns.arrived(key, now_s, self._schedule.free_s, slot_s)
-        self._schedule.arrived(task, now_s, turn)
+            deadline_s = self.turns.arrived(key, now_s, slot_s)
+        self._schedule.arrived(task, now_s, deadline_s)
         if self._cpu_share >= 1.0:  # The kernel's thread may be at work: it sees it at once.
             self._make_ready()
-        self._woken.set()
+        if not self._holding or self._schedule.urgent:
+            self._woken.set()
 
     async def run(self) -> None:
         """Until cancelled."""
         if self._cpu_share >= 1.0:
             await self._run_freely()
         while True:
-            begun = self._schedule.begin(self._clock.now_s())
+            begun = self._schedule.begin()
             if begun is None:
                 await self._until_woken()
                 continue
@@ -181,23 +184,33 @@ class Executor:
             outcome = self._interrupted.pop(task.bucket, None)
             charged_s = 0.0
             if outcome is None:
-                self.turns.ran(task.bucket.key)
                 outcome = await self._off_loop(execute, task, self._owner, self._team)
                 charged_s = self._charge(task, outcome)
             slot = self._schedule.end(charged_s, self._clock.now_s())
-            if not slot.done:
-                self._interrupted[task.bucket] = outcome
-            await self._until(slot.at_s)
-            if slot.done:
+            if await self._hold(slot):
                 self._ended(task, outcome)
+            else:
+                self._interrupted[task.bucket] = outcome
 
-    async def _until_woken(self) -> None:
-        """Until something arrives, or what arrived before its turn is released."""
+    async def _hold(self, slot: Ended) -> bool:
+        """Until the slot ends; whether the task has had all of its time."""
+        self._holding = True
+        while (now_s := self._clock.now_s()) < slot.at_s:
+            cut = self._schedule.cut(now_s) if slot.done else None
+            if cut is None:
+                await self._until_woken(slot.at_s)
+            else:
+                slot = cut
+        self._holding = False
+        return slot.done
+
+    async def _until_woken(self, at_s: float = inf) -> None:
+        """Until then, or until something arrives that has to be looked at."""
         self._woken.clear()
-        in_s = self._schedule.next_release_s() - self._clock.now_s()
         timer = None
-        if in_s < inf:
-            timer = asyncio.get_running_loop().call_later(max(0.0, in_s), self._woken.set)
+        if at_s < inf:
+            in_s = max(0.0, at_s - self._clock.now_s())
+            timer = asyncio.get_running_loop().call_later(in_s, self._woken.set)
         await self._woken.wait()
         if timer is not None:
             timer.cancel()
@@ -205,11 +218,10 @@ class Executor:
     # Without stretching ---------------------------------------------------------------------------
 
     def _make_ready(self) -> None:
-        """What is released goes to the kernel's thread, the most urgent first."""
+        """What is there goes to the kernel's thread, the most urgent first."""
         now_s = self._clock.now_s()
-        while (begun := self._schedule.begin(now_s)) is not None:
+        while (begun := self._schedule.begin()) is not None:
             deadline_s = self._schedule.deadline_s
-            self.turns.ran(begun.task.bucket.key)
             self._schedule.end(0.0, now_s)
             if _is_short(begun.task) and not self._ready and not self._thread_works:
                 asyncio.get_running_loop().call_soon(self._execute_here, begun.task)
@@ -217,12 +229,6 @@ class Executor:
             self._readied += 1
             heappush(self._ready, (deadline_s, self._readied, begun.task))
             self._woken.set()
-        if self._release is not None:
-            self._release.cancel()
-            self._release = None
-        in_s = self._schedule.next_release_s() - now_s
-        if in_s < inf:  # A timer may be a moment early: then it is set again.
-            self._release = asyncio.get_running_loop().call_later(in_s, self._make_ready)
 
     async def _run_freely(self) -> None:
         """A slot of whole cores stretches nothing: the kernel's thread goes from task to task

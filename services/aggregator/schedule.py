@@ -6,20 +6,23 @@ now: a machine that is busy with other things would otherwise stretch the slot, 
 busier. The slot's own time line is kept for the same reason: a task that ends late, because a
 thread or a timer was late, does not move the slots after it.
 
-Which task is next is its turn's matter (turns.py): not before its release, then by deadline, then
-in the order in which the tasks became complete (the last worker's push arrived), which is the whole
-order where nobody has a deadline. A task that has one gives way after each chunk: what is left of
-its slot waits like any other task.
+Which task is next is its turn's matter (turns.py): by deadline, then in the order in which the
+tasks became complete (the last worker's push arrived), which is the whole order where nobody has a
+deadline. A task gives way to one with a nearer deadline after a chunk: what is left of its slot
+waits like any other task. At the end of a chunk nothing else is to be decided, so that nobody is
+woken there.
 """
 
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from math import inf
-from typing import Generic, NamedTuple, TypeVar
+from math import ceil, inf
+from typing import Final, Generic, NamedTuple, TypeVar
 
 from slackwater.common import limits
 
 T = TypeVar("T")
+_NOTHING_S: Final = 1e-9
+"""Less than this is left of a slot by rounding only."""
 
 
 @dataclass(slots=True)
@@ -49,13 +52,6 @@ class Profile:
         return measured_s
 
 
-class Turn(NamedTuple):
-    """When a task may run at the earliest, and when it should be done."""
-
-    release_s: float
-    deadline_s: float = inf
-
-
 class Begun(NamedTuple, Generic[T]):
     """A task whose slot begins at `start_s`, which may have passed. `left_s` of its slot time is
     what an interrupted one still has; it was executed already."""
@@ -66,21 +62,20 @@ class Begun(NamedTuple, Generic[T]):
 
 
 class Ended(NamedTuple):
-    """When the slot is free again, and whether the task has had all of its time."""
+    """When the slot is free again, and whether the task has had all of its time by then."""
 
     at_s: float
     done: bool
 
 
 class SlotSchedule(Generic[T]):
-    """Use: `arrived`, then `begin` and `end` in turn, as long as `begin` gives a task."""
+    """Use: `arrived`, then `begin` and `end` in turn, as long as `begin` gives a task; until that
+    task's slot ends, `cut` once something is more `urgent`."""
 
     def __init__(self, cpu_share: float) -> None:
         self._cpu_share = cpu_share
         self._waiting: list[tuple[float, int, float, T, float]] = []
-        """(deadline, number, release, task, left), those that are released."""
-        self._later: list[tuple[float, int, float, T]] = []
-        """(release, number, deadline, task)"""
+        """(deadline, number, when it came, task, left)"""
         self._number = 0
         self._running: tuple[float, int, float, T, float] | None = None
         self._free_s = 0.0
@@ -90,7 +85,7 @@ class SlotSchedule(Generic[T]):
 
     def __len__(self) -> int:
         """Tasks that wait."""
-        return len(self._waiting) + len(self._later)
+        return len(self._waiting)
 
     @property
     def free_s(self) -> float:
@@ -103,42 +98,47 @@ class SlotSchedule(Generic[T]):
         assert self._running is not None
         return self._running[0]
 
-    def arrived(self, task: T, now_s: float, turn: Turn | None = None) -> None:
-        release_s, deadline_s = turn or Turn(now_s)
+    def arrived(self, task: T, now_s: float, deadline_s: float = inf) -> None:
         self._number += 1
-        if release_s > now_s:
-            heappush(self._later, (release_s, self._number, deadline_s, task))
-        else:
-            heappush(self._waiting, (deadline_s, self._number, now_s, task, 0.0))
+        heappush(self._waiting, (deadline_s, self._number, now_s, task, 0.0))
 
-    def next_release_s(self) -> float:
-        """When `begin` has something again, if nothing arrives."""
-        return self._later[0][0] if self._later else inf
+    @property
+    def urgent(self) -> bool:
+        """Whether a task that waits has a nearer deadline than the one that began last."""
+        running = self._running
+        return bool(self._waiting) and running is not None and self._waiting[0] < running
 
-    def begin(self, now_s: float = inf) -> Begun[T] | None:
-        """The next task of those released by now."""
-        while self._later and self._later[0][0] <= now_s:
-            release_s, number, deadline_s, task = heappop(self._later)
-            heappush(self._waiting, (deadline_s, number, release_s, task, 0.0))
+    def begin(self) -> Begun[T] | None:
+        """The next task."""
         if not self._waiting:
             return None
         self._running = heappop(self._waiting)
-        _, _, release_s, task, left_s = self._running
-        self._start_s = max(release_s, self._free_s)
+        _, _, arrived_s, task, left_s = self._running
+        self._start_s = max(arrived_s, self._free_s)
         return Begun(task, self._start_s, left_s)
 
     def end(self, cpu_s: float, now_s: float) -> Ended:
-        """The task that began last used `cpu_s` (as charged). One with a deadline holds the slot
-        for a chunk at most; then it is queued again with what is left."""
+        """The task that began last used `cpu_s` (as charged): when its slot ends, unless it is
+        `cut`."""
         assert self._running is not None
-        deadline_s, number, release_s, task, left_s = self._running
-        slot_s = left_s or cpu_s / self._cpu_share
-        chunk_s = limits.CHUNK_SLOT_S
-        rest_s = 0.0
-        if deadline_s < inf and self._cpu_share < 1.0 and slot_s > chunk_s:
-            slot_s, rest_s = chunk_s, slot_s - chunk_s
-            heappush(self._waiting, (deadline_s, number, release_s, task, rest_s))
-        self._running = None
+        slot_s = self._running[4] or cpu_s / self._cpu_share
         self.busy_s += slot_s
         self._free_s = now_s if self._cpu_share >= 1.0 else self._start_s + slot_s
-        return Ended(self._free_s, rest_s == 0.0)
+        return Ended(self._free_s, True)
+
+    def cut(self, now_s: float) -> Ended | None:
+        """If something is more urgent: the slot of the task that `end` was called for ends with the
+        chunk that it is in, where that is sooner, and it is queued again with the rest."""
+        if not self.urgent or self._cpu_share >= 1.0:
+            return None
+        assert self._running is not None
+        chunk_s = limits.CHUNK_SLOT_S
+        chunks = max(1, ceil((now_s - self._start_s) / chunk_s))
+        rest_s = self._free_s - (self._start_s + chunks * chunk_s)
+        if rest_s <= _NOTHING_S:
+            return None
+        heappush(self._waiting, (*self._running[:4], rest_s))
+        self._free_s -= rest_s
+        self.busy_s -= rest_s
+        self._running = None
+        return Ended(self._free_s, False)

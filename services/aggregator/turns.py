@@ -1,22 +1,22 @@
 """Whose turn it is: the rules by which an aggregator orders and limits what its jobs ask. Pure.
 
     arrival    a request runs when it comes (what ps-lite does, and what profiling wants)
-    cyclic     the paper's cyclic execution (AutoPS section 3.3.1): slots are reserved for the
-               requests that are expected in the rest of the cycle; one that missed its own runs in
-               this cycle only if enough are left, else in the next
+    cyclic     the paper's cyclic execution (AutoPS section 3.3.1): the cycle's slots are those of
+               the requests that are expected in it; one that missed its own has what they leave of
+               this cycle, and then its place in the next
     deadline   our own: the earliest deadline first, the deadlines those that demand.py of the
                controller admitted the job by (docs/adr/0010)
 
-A rule sees requests and gives each its turn (schedule.py). A request is known by its task: (job,
+A rule sees requests and gives each a deadline, by which the slot orders them (schedule.py); where
+there is none, a request has its turn as it came. A request is known by its task: (job,
 bucket). Which jobs follow which rule is the controller's plan (`PlanTurns`).
 """
 
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import floor, inf
 
-from slackwater.services.aggregator.schedule import Profile, Turn
+from slackwater.services.aggregator.schedule import Profile
 
 Task = tuple[str, int]
 """(job, bucket)"""
@@ -47,16 +47,11 @@ class Turns:
         """Whether it has a rule; else it runs as it comes."""
         return self.deadlines.planned(task) or self.cycle.planned(task)
 
-    def arrived(self, task: Task, now_s: float, free_s: float, slot_s: float) -> Turn:
-        """`free_s`: when the slot is free of what runs in it; `slot_s`: what the task will be
-        charged."""
+    def arrived(self, task: Task, now_s: float, slot_s: float) -> float:
+        """The deadline of a request that comes now. `slot_s`: what the task will be charged."""
         if self.deadlines.planned(task):
             return self.deadlines.arrived(task, now_s, slot_s)
-        return self.cycle.arrived(task, now_s, free_s, slot_s)
-
-    def ran(self, task: Task) -> None:
-        """One of its requests has its slot now."""
-        self.cycle.ran(task)
+        return self.cycle.arrived(task, now_s, slot_s)
 
     def forget(self, task: Task) -> None:
         """The bucket is not here any more."""
@@ -72,8 +67,6 @@ class _Reserved:
     slot_s: float = 0.0
     expected_s: float = inf
     """When its next request should be there; inf: it has not had a first one."""
-    waiting: deque[float] = field(default_factory=deque)
-    """Releases of the requests that have not run."""
 
 
 @dataclass(slots=True)
@@ -87,15 +80,19 @@ class CyclicTurns:
     """The slots of an execution cycle C_n that repeats from the moment it was planned.
 
     A job's tasks are expected once every d_j, so that a faster job has k_jn = C_n / d_j executions
-    in each cycle; that much slot time is reserved for it. A request that comes when it is expected
-    runs as it comes. Two kinds are outliers. A late one missed its execution: its slot would be
-    over, and the next one is nearer. (A nearer bound takes a job that waited for its neighbours for
-    a straggler, and what it then waits makes it one.) An early one is ahead by half an iteration,
-    summed up: its job pushes more often than
-    the plan has slots for. Both run now only if what waits, what the *other* jobs are still to have
-    in this cycle, and the outlier fit into the rest of it: the rule is there so that "co-located
-    model aggregations are not affected". Else a late one waits for the next cycle, an early one
-    at most until it is expected.
+    in each cycle; each has its place in the order when it is expected. A request that comes then
+    runs as it comes. Two kinds are outliers. One that is ahead, because its job pushes more often
+    than the plan has slots for, keeps its place: until then it runs only in slots that nobody else
+    asks for, and the places that are waited for are d_j apart however often it comes. A late one
+    missed its execution: its slot would be over, and the next one is nearer. (A nearer bound takes
+    a job that waited for its neighbours for a straggler, and what it then waits makes it one.) It
+    runs in this cycle only in slots that the scheduled requests leave, and is next when the cycle
+    ends.
+
+    Slots are reserved by giving way: an outlier that has begun leaves the slot after a chunk to a
+    scheduled request, so that "co-located model aggregations are not affected". To let it begin
+    where the rest of the cycle has time enough, and then run to its end, is not the same: the
+    others' requests wait for the whole of its largest tensor, three quarters of a VGG19.
 
     A straggler is late with everything that it still asks for, so its first late request moves the
     expectations of all: it is held back once. (Judged each by itself, one request that waited made
@@ -117,7 +114,7 @@ class CyclicTurns:
         slacks: Mapping[str, float] | None = None,
     ) -> None:
         """`slack`: the part of d_j by which a request may be late and is none. A changed cycle
-        begins now; of jobs that stay, what is expected and what waits is remembered."""
+        begins now; of jobs that stay, what is expected is remembered."""
         if cycle_s != self._cycle_s:
             self._cycle_s, self._begun_s = cycle_s, now_s
         members = {
@@ -142,64 +139,21 @@ class CyclicTurns:
         end_s = self._begun_s + turns * self._cycle_s
         return end_s if end_s > now_s else end_s + self._cycle_s
 
-    def arrived(self, task: Task, now_s: float, free_s: float, slot_s: float) -> Turn:
+    def arrived(self, task: Task, now_s: float, slot_s: float) -> float:
         """A task of a planned job."""
         member = self._members[task[0]]
         entry = member.tasks.setdefault(task[1], _Reserved())
         entry.slot_s, expected_s = slot_s, entry.expected_s
-        release_s = now_s
-        late = now_s > expected_s + self._tolerance_s(member, entry)
-        early = now_s < expected_s - member.every_s / 2 and expected_s < inf
-        if (late or early) and not self._fits(task[0], slot_s, now_s, free_s):
-            release_s = self.cycle_end_s(now_s)
-            if early:
-                release_s = min(release_s, expected_s)
-        if late:
+        if expected_s == inf:
+            expected_s = now_s
+        if now_s > expected_s + self._tolerance_s(member, entry):
             for other in member.tasks.values():
-                other.expected_s += release_s - expected_s
-        ahead = now_s < expected_s < inf and not early
-        entry.expected_s = (expected_s if ahead else release_s) + member.every_s
-        entry.waiting.append(release_s)
-        return Turn(release_s)
-
-    def ran(self, task: Task) -> None:
-        member = self._members.get(task[0])
-        entry = member.tasks.get(task[1]) if member is not None else None
-        if entry is not None and entry.waiting:
-            entry.waiting.popleft()
-
-    def _fits(self, job: str, slot_s: float, now_s: float, free_s: float) -> bool:
-        """Whether an outlier of `job` ends in this cycle after all that is due before it."""
-        begin_s = max(now_s, free_s) + self.waiting_s(now_s)
-        return begin_s + self.reserved_s(now_s, job) + slot_s <= self.cycle_end_s(now_s)
-
-    def waiting_s(self, now_s: float) -> float:
-        """Slot time of the requests that are released in this cycle and have not run."""
-        end_s = self.cycle_end_s(now_s)
-        return sum(
-            entry.slot_s
-            for member in self._members.values()
-            for entry in member.tasks.values()
-            for release_s in entry.waiting
-            if release_s < end_s
-        )
-
-    def reserved_s(self, now_s: float, but: str = "") -> float:
-        """Slot time that jobs other than `but` are still to have in this cycle."""
-        end_s = self.cycle_end_s(now_s)
-        total_s = 0.0
-        for job, member in self._members.items():
-            if job == but:
-                continue
-            for entry in member.tasks.values():
-                expected_s = entry.expected_s
-                if expected_s + self._tolerance_s(member, entry) < now_s:
-                    expected_s += member.every_s  # That one lapsed; the next may be in the cycle.
-                if expected_s < end_s:
-                    count = floor((end_s - expected_s) / member.every_s)
-                    exact = expected_s + count * member.every_s >= end_s
-                    total_s += entry.slot_s * (count if exact else count + 1)
-        return total_s
+                other.expected_s += now_s - expected_s
+            entry.expected_s = now_s + member.every_s
+            return self.cycle_end_s(now_s)
+        place_s = min(max(now_s, expected_s), now_s + member.every_s)
+        entry.expected_s = place_s + member.every_s
+        return place_s
 
     def _tolerance_s(self, member: _Member, entry: _Reserved) -> float:
         return max(entry.slot_s, max(0.5, member.slack) * member.every_s)
@@ -248,7 +202,7 @@ class DeadlineTurns:
     def planned(self, task: Task) -> bool:
         return task in self._tasks
 
-    def arrived(self, task: Task, now_s: float, slot_s: float) -> Turn:
+    def arrived(self, task: Task, now_s: float, slot_s: float) -> float:
         """`slot_s`: what it will be charged. A task whose D is not known is due as it comes: it is
         being profiled."""
         known = self._tasks[task]
@@ -257,7 +211,7 @@ class DeadlineTurns:
         known.arrived_s = now_s
         period_s = known.period.cpu_s
         if not period_s:
-            return Turn(now_s, now_s + slot_s)
+            return now_s + slot_s
         known.last_s = max(now_s, known.last_s + period_s)
         window_s = max(known.position * period_s, slot_s) + known.slack * period_s
-        return Turn(now_s, known.last_s + window_s)
+        return known.last_s + window_s

@@ -61,9 +61,11 @@ class _Running:
 class _Slot:
     schedule: SlotSchedule[tuple[str, int]]
     turns: Turns
-    busy: bool = False
-    woken_s: float = inf
-    """When what arrived before its turn is released next."""
+    ends: int = 0
+    """The number of the event that ends the task that has the slot; 0: it is free."""
+    begun_s: float = 0.0
+    holds: str = ""
+    """Whose task it is, and since when."""
 
 
 class SlotRun:
@@ -106,52 +108,53 @@ class SlotRun:
         for name in self._jobs:
             self._forward(name)
         while self._events and self._events[0][0] <= self._until_s:
-            at_s, _, aggregator, name, task, ended = heappop(self._events)
+            at_s, number, aggregator, name, task, ended = heappop(self._events)
             slot = self._slots[aggregator]
-            if not name:
-                slot.woken_s = inf
-            elif not ended:
+            if not ended:
                 self._pushed(slot, name, task, at_s)
-            else:
-                slot.busy = False
+            elif slot.ends == number:  # Else it was cut.
+                slot.ends = 0
+                if self.spans is not None:
+                    self.spans.append((aggregator, slot.begun_s, at_s))
                 if task >= 0:
                     self._jobs[name].done[task] = True
                     self._forward(name, at_s)
-            if not slot.busy:
+            if slot.ends:
+                self._cut(slot, aggregator, at_s)
+            else:
                 self._begin(slot, aggregator, at_s)
         return {
             name: [b - a for a, b in zip(running.ends_s, running.ends_s[1:], strict=False)]
             for name, running in self._jobs.items()
         }
 
-    def _note(self, at_s: float, aggregator: str, name: str, task: int, ended: bool) -> None:
+    def _note(self, at_s: float, aggregator: str, name: str, task: int, ended: bool) -> int:
         self._number += 1
         heappush(self._events, (at_s, self._number, aggregator, name, task, ended))
+        return self._number
 
     def _pushed(self, slot: _Slot, name: str, task: int, at_s: float) -> None:
-        turn = None
+        deadline_s = inf
         if slot.turns.planned((name, task)):
             entry = self._jobs[name].job.tasks[task]
             slot_s = entry.cpu_s / self._shares[entry.aggregator]
-            turn = slot.turns.arrived((name, task), at_s, slot.schedule.free_s, slot_s)
-        slot.schedule.arrived((name, task), at_s, turn)
+            deadline_s = slot.turns.arrived((name, task), at_s, slot_s)
+        slot.schedule.arrived((name, task), at_s, deadline_s)
 
     def _begin(self, slot: _Slot, aggregator: str, now_s: float) -> None:
-        begun = slot.schedule.begin(now_s)
+        begun = slot.schedule.begin()
         if begun is None:
-            release_s = slot.schedule.next_release_s()
-            if release_s < slot.woken_s:
-                slot.woken_s = release_s
-                self._note(release_s, aggregator, "", -1, False)
             return
         name, task = begun.task
-        if begun.left_s == 0.0:
-            slot.turns.ran(begun.task)
-        ended = slot.schedule.end(self._jobs[name].job.tasks[task].cpu_s, begun.start_s)
-        slot.busy = True
-        if self.spans is not None:
-            self.spans.append((aggregator, begun.start_s, ended.at_s))
-        self._note(ended.at_s, aggregator, name, task if ended.done else -1, True)
+        ended = slot.schedule.end(self._jobs[name].job.tasks[task].cpu_s, now_s)
+        slot.begun_s, slot.holds = begun.start_s, name
+        slot.ends = self._note(ended.at_s, aggregator, name, task, True)
+
+    def _cut(self, slot: _Slot, aggregator: str, now_s: float) -> None:
+        """Something more urgent may be there by now."""
+        cut = slot.schedule.cut(now_s)
+        if cut is not None:
+            slot.ends = self._note(cut.at_s, aggregator, slot.holds, -1, True)
 
     def _forward(self, name: str, now_s: float = 0.0) -> None:
         """As far as the parameters are there; after the last layer, backward."""

@@ -88,10 +88,11 @@ def simulated(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
 
 
 @simulated
-async def test_a_late_request_waits_for_the_next_cycle_and_the_others_do_not() -> None:
-    """Cycle 10, b is expected at 18 for 4 seconds. a was expected at 11: at 16.2 its next one is
-    nearer, and its 4 seconds do not fit before 20."""
-    slot = Slot(a=0.4, b=0.4)
+async def test_a_late_request_gives_way_in_this_cycle_and_is_next_in_the_one_after() -> None:
+    """Cycle 10. a was expected at 11: at 16.2 its next one is nearer. b, expected at 18, finds the
+    slot free after a chunk, and a has the rest after it; what b asks for in the next cycle, in
+    which a has its place from the beginning, waits for a."""
+    slot = Slot(a=0.4, b=0.2)
     running = asyncio.ensure_future(slot.executor.run())
     slot.plan(10.0, a=10.0, b=10.0)
     await slot.at(1.0, "a")
@@ -99,7 +100,35 @@ async def test_a_late_request_waits_for_the_next_cycle_and_the_others_do_not() -
     await slot.at(16.2, "a")
     await slot.at(18.0, "b")
     await slot.at(40.0)
-    assert slot.ended == [("a", 5.0), ("b", 12.0), ("b", 22.0), ("a", 26.0)]
+    assert slot.ended == [("a", 5.0), ("b", 10.0), ("b", 20.003), ("a", 22.2)]
+    running.cancel()
+
+
+@simulated
+async def test_nobody_is_woken_within_a_slot_that_nobody_asks_for() -> None:
+    """4 s of slot time in deadline order: what comes meanwhile and is less urgent changes nothing
+    either."""
+    slot = Slot(large=0.4, later=0.1, urgent=0.01)
+    looked = 0
+    cut = slot.executor._schedule.cut
+
+    def counted(now_s: float) -> Any:
+        nonlocal looked
+        looked += 1
+        return cut(now_s)
+
+    slot.executor._schedule.cut = counted  # type: ignore[method-assign]
+    running = asyncio.ensure_future(slot.executor.run())
+    for job, position in (("large", 0.5), ("later", 0.9), ("urgent", 0.0)):
+        slot.executor.turns.deadlines.plan((job, 0), position, 0.1)
+    slot.plan(0.0, large=10.0, later=10.0, urgent=10.0)
+    await slot.at(1.0, "large")
+    await slot.at(2.0, "later")
+    await slot.at(4.9)
+    assert looked == 1
+    await slot.at(20.0)
+    assert slot.ended == [("large", 5.0), ("later", 6.0)]
+    assert looked == 2
     running.cancel()
 
 
@@ -179,7 +208,7 @@ async def test_each_job_s_time_is_accounted_once() -> None:
 
 
 @simulated
-async def test_a_slot_of_whole_cores_takes_the_most_urgent_first_and_holds_late_ones_back() -> None:
+async def test_a_slot_of_whole_cores_takes_the_most_urgent_first_and_late_ones_last() -> None:
     slot = Slot(cpu_share=1.0, a=4.0, b=4.0, large=1.0, urgent=1.0)
     order: list[str] = []
     slot.executor._execute_one = lambda task, team: order.append(  # type: ignore[method-assign]
@@ -193,35 +222,9 @@ async def test_a_slot_of_whole_cores_takes_the_most_urgent_first_and_holds_late_
     await slot.at(0.5, "large", "urgent")
     await slot.at(1.0, "a")
     await slot.at(8.0, "b")
-    await slot.at(16.2, "a")
-    await slot.at(19.9)
-    assert order == ["urgent", "large", "a", "b"]
+    await slot.at(18.0, "a", "b")
     await slot.at(20.1)
-    assert order == ["urgent", "large", "a", "b", "a"]
-    running.cancel()
-
-
-@simulated
-async def test_a_release_that_comes_a_moment_early_is_waited_for_again() -> None:
-    """Event loops round timers: nothing else may come that would look at what waits."""
-    slot = Slot(cpu_share=1.0, a=4.0)
-    order: list[str] = []
-    slot.executor._execute_one = lambda task, team: order.append(  # type: ignore[method-assign]
-        task.bucket.key[0]
-    )
-    exact = slot.clock
-
-    class Coarse:
-        def now_s(self) -> float:
-            return slot.begun_s + (exact.now_s() - slot.begun_s) // 0.7 * 0.7
-
-    slot.executor._clock = Coarse()  # type: ignore[assignment]
-    slot.plan(10.0, a=10.0)
-    running = asyncio.ensure_future(slot.executor.run())
-    await slot.at(1.0, "a")
-    await slot.at(16.2, "a")
-    await slot.at(22.0)
-    assert order == ["a", "a"]
+    assert order == ["urgent", "large", "a", "b", "b", "a"]
     running.cancel()
 
 

@@ -1,11 +1,13 @@
 """When tasks run in an aggregator's slot, on a clock of our own."""
 
+from math import inf
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from slackwater.common import limits
-from slackwater.services.aggregator.schedule import Profile, SlotSchedule, Turn
+from slackwater.services.aggregator.schedule import Profile, SlotSchedule
 
 
 def test_a_task_occupies_the_slot_for_its_cpu_time_over_the_share() -> None:
@@ -79,41 +81,59 @@ CHUNK_S = limits.CHUNK_SLOT_S
 def test_the_earliest_deadline_is_next_and_who_has_none_comes_last() -> None:
     slot: SlotSchedule[str] = SlotSchedule(0.1)
     slot.arrived("none", 1.0)
-    slot.arrived("late", 1.1, Turn(1.1, 9.0))
-    slot.arrived("soon", 1.2, Turn(1.2, 2.0))
+    slot.arrived("late", 1.1, 9.0)
+    slot.arrived("soon", 1.2, 2.0)
     order = []
-    while (begun := slot.begin(2.0)) is not None:
+    while (begun := slot.begin()) is not None:
         slot.end(0.0001, 2.0)
         order.append(begun.task)
     assert order == ["soon", "late", "none"]
 
 
-def test_a_task_with_a_deadline_gives_way_after_each_chunk_and_loses_nothing() -> None:
-    """Three chunks of fc6; after the first, a task that is due earlier."""
+@pytest.mark.parametrize("deadline_s", [9.0, inf])
+def test_a_task_gives_way_to_a_nearer_deadline_after_a_chunk_and_loses_nothing(
+    deadline_s: float,
+) -> None:
+    """Three chunks of fc6; in the first one something comes that is due earlier."""
     slot: SlotSchedule[str] = SlotSchedule(0.1)
-    slot.arrived("fc6", 0.0, Turn(0.0, 9.0))
-    assert slot.begin(0.0) == ("fc6", 0.0, 0.0)
-    assert slot.end(0.3 * CHUNK_S, 0.0) == (pytest.approx(CHUNK_S), False)
-    slot.arrived("conv1", 0.001, Turn(0.001, 0.5))
-    assert slot.begin(CHUNK_S) == ("conv1", pytest.approx(CHUNK_S), 0.0)
+    slot.arrived("fc6", 0.0, deadline_s)
+    assert slot.begin() == ("fc6", 0.0, 0.0)
+    assert slot.end(0.3 * CHUNK_S, 0.0) == (pytest.approx(3 * CHUNK_S), True)
+    assert slot.cut(0.001) is None
+    slot.arrived("conv1", 0.001, 0.5)
+    assert slot.urgent
+    assert slot.cut(0.001) == (pytest.approx(CHUNK_S), False)
+    assert slot.begin() == ("conv1", pytest.approx(CHUNK_S), 0.0)
     assert slot.end(0.05 * CHUNK_S, 0.1) == (pytest.approx(1.5 * CHUNK_S), True)
-    left = []
-    while (begun := slot.begin(1.0)) is not None:
-        left.append(begun.left_s)
-        assert slot.end(0.0, 1.0).done == (len(left) == 2)
-    assert left == pytest.approx([2 * CHUNK_S, CHUNK_S])
+    assert slot.begin() == ("fc6", pytest.approx(1.5 * CHUNK_S), pytest.approx(2 * CHUNK_S))
+    assert slot.end(0.0, 1.0) == (pytest.approx(3.5 * CHUNK_S), True)
+    assert slot.begin() is None
     assert slot.busy_s == pytest.approx(3.5 * CHUNK_S)
 
 
-def test_nothing_runs_before_its_release() -> None:
-    slot: SlotSchedule[str] = SlotSchedule(0.5)
-    slot.arrived("next cycle", 1.0, Turn(5.0))
-    slot.arrived("now", 2.0)
-    assert slot.begin(2.0) == ("now", 2.0, 0.0)
-    slot.end(0.5, 2.5)
-    assert slot.begin(3.0) is None
-    assert slot.next_release_s() == 5.0
-    assert slot.begin(5.5) == ("next cycle", 5.0, 0.0)
+def test_what_is_not_more_urgent_or_comes_in_the_last_chunk_ends_nobodys_slot() -> None:
+    slot: SlotSchedule[str] = SlotSchedule(0.1)
+    slot.arrived("fc6", 0.0, 1.0)
+    slot.begin()
+    assert slot.end(0.3 * CHUNK_S, 0.0).at_s == pytest.approx(3 * CHUNK_S)
+    slot.arrived("equal", 0.0, 1.0)
+    slot.arrived("later", 0.0, 2.0)
+    slot.arrived("none", 0.0)
+    assert not slot.urgent
+    assert slot.cut(0.0) is None
+    slot.arrived("soon", 2.5 * CHUNK_S, 0.5)
+    assert slot.urgent
+    assert slot.cut(2.5 * CHUNK_S) is None, "it is the last chunk"
+
+
+def test_the_chunk_in_which_something_urgent_comes_is_the_last_one() -> None:
+    slot: SlotSchedule[str] = SlotSchedule(0.1)
+    slot.arrived("fc6", 0.0, 1.0)
+    slot.begin()
+    slot.end(1.0 * CHUNK_S, 0.0)
+    slot.arrived("soon", 4.2 * CHUNK_S, 0.5)
+    assert slot.cut(4.2 * CHUNK_S) == (pytest.approx(5 * CHUNK_S), False)
+    assert not slot.urgent, "nobody has the slot from then on"
 
 
 def test_first_executions_are_charged_what_they_measured_then_the_lower_quartile() -> None:
