@@ -153,6 +153,12 @@ CREDIT_BYTES: Final = 32 * 1024 * 1024
 STREAMS: Final = 2
 """Data streams of a channel, beside its control stream."""
 STREAMS_MAX: Final = 16
+LANES_MAX: Final = 16
+"""Further data streams of a channel, on which compiled code of the program asks."""
+LANE_PAUSE_S: Final = 1.0
+"""A connection that lost its lane to a lender does without for so long."""
+LANE_WAIT_S: Final = 2.0
+"""A lane without any answer for so long is given up; the channel is asked instead."""
 SETTLE_S: Final = 0.0001
 """The event loop waits so long in place for the answer to a small transfer."""
 SETTLE_BYTES: Final = 256 * 1024
@@ -226,6 +232,8 @@ more waits."""
 NBD_REQUEST_BYTES_MAX: Final = 32 * 1024 * 1024
 NBD_CONNECTIONS_MAX: Final = 16
 NBD_OPTION_BYTES_MAX: Final = 8192
+NBD_LANES_MAX: Final = 8
+"""Lenders that one connection asks itself; what lies at others goes through the event loop."""
 NBD_OPTIONS_MAX: Final = 64
 NBD_HANDSHAKE_S: Final = 10.0
 NBD_ITEMS_MAX: Final = 1024

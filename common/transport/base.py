@@ -106,6 +106,38 @@ class Offering(Protocol):
         ...
 
 
+class Lane(Protocol):
+    """A socket to the peer on which compiled code of the program asks (lanes.py)."""
+
+    closed: bool
+
+    def fileno(self) -> int: ...
+
+    def end(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@runtime_checkable
+class Laned(Protocol):
+    """What a channel may offer besides: lanes."""
+
+    @property
+    def closed(self) -> bool: ...
+
+    async def lane(self) -> Lane:
+        """One more. Raises Unavailable, Rejected, DeadlineExceeded."""
+        ...
+
+    def lane_handle(self, remote: RemoteRegion) -> int:
+        """What requests on this channel's lanes name the region by."""
+        ...
+
+    def violated(self, why: str) -> None:
+        """The peer broke the protocol on a lane: the channel ends."""
+        ...
+
+
 Accept = Callable[[bytes], None]
 """Called with a peer's hello before the channel exists; raises AccessRefused to turn it away."""
 OnChannel = Callable[[Channel], Awaitable[None]]

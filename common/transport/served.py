@@ -91,12 +91,23 @@ class ServingEnd:
     """Takes over a connected socket. Its thread begins with the first request."""
 
     def __init__(
-        self, sock: socket.socket, rest: bytes, index: int, served: Served, on_lost: OnLost
+        self,
+        sock: socket.socket,
+        rest: bytes,
+        index: int,
+        served: Served,
+        on_lost: OnLost,
+        *,
+        lane: bool = False,
     ) -> None:
+        """`lane`: its transfers have numbers of their own."""
         self.index = index
         self.closed = False
         self._sock = sock
         self._served = served
+        self._done_address = served.done_address
+        if lane:
+            self._done, self._done_address = abi.allocate(8 * serving.REMEMBERED)
         self._on_lost = on_lost
         self._loop = asyncio.get_running_loop()
         self._thread: threading.Thread | None = None
@@ -161,7 +172,7 @@ class ServingEnd:
         """Why it ended."""
         words, served = self._words, self._served
         while True:
-            status = serving.serve(self._address, served.table_address, served.done_address)
+            status = serving.serve(self._address, served.table_address, self._done_address)
             match status:
                 case serving.REFUSE if words[serving.STOP // 8]:
                     return None  # The channel ends, and with it the grants: no fault of the peer's.

@@ -14,7 +14,7 @@ import sys
 from typing import Any, Final
 
 from slackwater.common import limits
-from slackwater.common.errors import AccessRefused, ConfigRejected, DecodeRejected, Unavailable
+from slackwater.common.errors import AccessRefused, ConfigRejected, Unavailable
 from slackwater.common.transport import wire
 from slackwater.common.transport.base import Accept, Address, Channel, OnChannel, OnHandover
 from slackwater.common.transport.hello import check_hello, check_hello_size, connect_error
@@ -24,7 +24,7 @@ from slackwater.common.transport.tcp_channel import CONTROL, TcpChannel, TcpTuni
 
 SESSION_BYTES: Final = 32
 _COMPILED: Final = (
-    "slackwater.common.transport.served",
+    "slackwater.common.transport.lanes",
     "slackwater.common.transport.transfers",
 )
 
@@ -133,7 +133,8 @@ class _Sessions:
             case wire.JOIN:
                 channel = self._find(body)
                 if header.handle > channel.streams:
-                    raise DecodeRejected(f"stream {header.handle} of {channel.streams}")
+                    channel.attach_lane(stream, header.handle)
+                    return
                 stream.push(wire.pack(wire.WELCOME))
                 channel.attach_data(stream, header.handle)
             case wire.RESUME:

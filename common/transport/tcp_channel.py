@@ -23,7 +23,7 @@ from slackwater.common.errors import (
     Unavailable,
 )
 from slackwater.common.transport import wire
-from slackwater.common.transport.base import OnHandover, RemoteRegion
+from slackwater.common.transport.base import Lane, OnHandover, RemoteRegion
 from slackwater.common.transport.channel import (
     OpenedRegion,
     SocketChannel,
@@ -112,6 +112,7 @@ class TcpChannel(SocketChannel):
         self._control: Stream | None = None
         self._data: list[DataStream | None] = [None] * (streams + 1)
         # Compiled code: whoever makes no channel over tcp need not load it.
+        from slackwater.common.transport.lanes import Answered, Asked
         from slackwater.common.transport.served import Served
         from slackwater.common.transport.transfers import Transfers
 
@@ -120,6 +121,8 @@ class TcpChannel(SocketChannel):
             self._asking, part_bytes=tuning.part_bytes, credit_bytes=tuning.credit_bytes
         )
         self._served = Served()
+        self._lanes_asked = Asked(streams + 1)
+        self._lanes_answered = Answered(streams + 1, self._served, self.violated)
         self._keys: dict[bytes, set[int]] = {}
         self._prepared: dict[int, Region] = {}
         self._retained: deque[bytes] = deque()
@@ -193,7 +196,7 @@ class TcpChannel(SocketChannel):
         if stream is not (self._control if stream.index == CONTROL else self._data[stream.index]):
             return  # Replaced already.
         if isinstance(error, SlackwaterError):
-            self.lose(f"the peer violates the protocol: {error}")
+            self.violated(str(error))
             return
         if error is None:
             self._by_eof.add(stream.index)
@@ -202,6 +205,33 @@ class TcpChannel(SocketChannel):
         else:
             self._data[stream.index] = None
         self._seek(stream.index)
+
+    def attach_lane(self, stream: Stream, index: int) -> None:
+        """The accepting side. Raises DecodeRejected, Unavailable."""
+        self._lanes_answered.check(index)
+        if self.closed or not self.complete:
+            raise Unavailable("the channel is not complete, or over")
+        stream.push(wire.pack(wire.WELCOME))
+        sock, rest = stream.release()
+        self._lanes_answered.attach(sock, rest, index)
+
+    async def lane(self) -> Lane:
+        """As Laned has it."""
+        self._check_alive()
+        if self._redial is None:
+            raise Rejected("the side that was connected to asks for no lanes")
+        return await self._lanes_asked.open(self._redial, lambda: self.closed)
+
+    def lane_handle(self, remote: RemoteRegion) -> int:
+        """As Laned has it. Raises AccessRefused, Unavailable."""
+        return self._handle(remote, 0, 0)
+
+    def violated(self, why: str) -> None:
+        self.lose(f"the peer violates the protocol: {why}")
+
+    def _tick(self) -> None:
+        self._lanes_answered.tick()
+        super()._tick()
 
     def _seek(self, index: int) -> None:
         """A stream is missing."""
@@ -420,6 +450,8 @@ class TcpChannel(SocketChannel):
     def _teardown(self) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
+        self._lanes_asked.end()
+        self._lanes_answered.close()
         for stream in (self._control, *self._data):
             if stream is not None:
                 stream.close()
@@ -438,6 +470,7 @@ class TcpChannel(SocketChannel):
         control, data = self._control, self._data
         self._control, self._data = None, [None] * len(data)
         if not self.closed:
+            self._lanes_answered.pause()
             for stream in data:
                 if stream is not None:
                     stream.pause()  # Before the regions go: no request is refused for that.

@@ -24,7 +24,7 @@ VERSION: Final = 2
 # A connection's first record, and the answers to it
 HELLO: Final = 1  # handle = VERSION, offset = data streams wanted, body = the hello
 WELCOME: Final = 2  # offset = data streams granted, body = session
-JOIN: Final = 3  # handle = data stream, body = session
+JOIN: Final = 3  # handle = data stream, or a lane behind them, body = session
 RESUME: Final = 4  # number = ordered records received (as in its WELCOME), body = session
 REFUSED: Final = 5  # handle = a code below, offset = request, number = transfer, body = why
 
