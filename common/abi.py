@@ -51,6 +51,8 @@ EINTR: Final = 4
 EAGAIN: Final = 11
 POLL_IN: Final = 1
 POLL_OUT: Final = 4
+POLL_ERROR: Final = 8
+POLL_HANGUP: Final = 16
 
 
 def allocate(nbytes: int) -> tuple[memoryview, int]:
@@ -228,6 +230,22 @@ def await_readable(fd, limit_ns, scratch):
     put(scratch + 8, 0)
     put(scratch + 16, limit_ns)
     return _ppoll(ADDRESS(scratch), types.uint64(1), ADDRESS(scratch + 8), ADDRESS(0)) > 0
+
+
+@njit(nogil=True)
+def await_any(fds, count, limit_ns, scratch):
+    """Of `count` struct pollfd at `fds`, those that are ready; 0 after `limit_ns`, below a second.
+    `scratch`: the address of 16 bytes."""
+    put(scratch, 0)
+    put(scratch + 8, limit_ns)
+    return _ppoll(ADDRESS(fds), types.uint64(count), ADDRESS(scratch), ADDRESS(0))
+
+
+@njit(nogil=True)
+def now_ns(scratch):
+    """The monotonic clock. `scratch`: the address of 16 bytes."""
+    _clock_gettime(INT(_MONOTONIC), ADDRESS(scratch))
+    return get(scratch) * 1_000_000_000 + get(scratch + 8)
 
 
 @njit(nogil=True)

@@ -19,6 +19,7 @@ from slackwater.common.errors import AccessRefused, Rejected, SlackwaterError, U
 from slackwater.memory import kernels as k
 from slackwater.memory.backup import Backup
 from slackwater.memory.remote import RemoteSlab
+from slackwater.memory.roads import Roads
 from slackwater.memory.store import PAGE_BYTES, Pages, PagesLost, Resilience
 from slackwater.memory.table import Where
 
@@ -41,6 +42,7 @@ class Device:
         """... over channels, those that were read ahead among them."""
         self.remote_ahead_pages = 0
         self.remote_written_pages = 0
+        self.roads = Roads()
         self._span_pages = int(table.words[k.SPAN_PAGES])
         self._members: dict[int, list[RemoteSlab | None]] = {}
         self._flying: dict[int, Counter[int]] = {}
@@ -336,6 +338,9 @@ class Device:
             mapped = slab.mapped is not None and self.resilience.width == 1
             base = slab.address if mapped else 0
             k.map_span(self.table, span, base, base + slab.nbytes if mapped else 0, slab.fence)
+            if self.resilience.width == 1 and (laned := slab.laned) is not None:
+                channel, handle = laned
+                k.lead_to(self.table, span, self.roads.number(channel), handle)
 
     def suspend(self, span: int, index: int) -> None:
         """The lender is away: the bits stay, the slab is not used."""
@@ -414,6 +419,19 @@ class Device:
         k.leave_span(self.table, span, k.SUSPENDED)
         if self.on_failed is not None:
             self.on_failed(span)
+
+    async def lane_failed(self, road: int, first: int, count: int, *, refused: bool) -> None:
+        """A lane did not acknowledge these entries, pages of one span. Unless they were refused,
+        they may still land: the channel ends, and with it all that is on its way. Returns when they
+        count. Raises OSError."""
+        entries = np.arange(first, first + count)
+        span = int(self.table.slot_page[first % self.table.words[k.SLOTS]]) // self._span_pages
+        members = self._members.get(span)
+        if members is not None and self.table.road[span] == road:
+            why = "the slab was taken back" if refused else "a lane broke under a write"
+            self._fail(span, members, AccessRefused(why) if refused else Unavailable(why))
+        self._land(entries, arrived=False)
+        await self.backup.written(first + count - 1)
 
     def _begin(self, span: int, members: Sequence[RemoteSlab | None]) -> None:
         """A request is on its way to these members, and keeps their list alive until `_settle`."""

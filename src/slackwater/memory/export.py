@@ -254,6 +254,7 @@ class Exporter:
         }
         failed = self.device.backup.failed
         over_channels = self.device.remote_read_pages - self.device.remote_ahead_pages
+        over_channels += seen["read_lane_pages"]
         hits = seen["prefetch_hit_pages"]
         near = seen["read_mapped_pages"] + seen["read_held_pages"] + hits
         return DeviceHeartbeat(
@@ -274,7 +275,9 @@ class Exporter:
             prefetch_hit_pages=hits,
             prefetch_late_pages=self.ahead.late_pages,
             written_pages=seen["written_pages"],
-            written_remote_pages=seen["written_mapped_pages"] + self.device.remote_written_pages,
+            written_remote_pages=seen["written_mapped_pages"]
+            + seen["written_lane_pages"]
+            + self.device.remote_written_pages,
             backup_waiting_pages=self.device.backup_waiting_pages,
             activity=round(float(self.core.activity.sum()), 3),
             export=str(self.options.socket or ""),

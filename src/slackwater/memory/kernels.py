@@ -75,12 +75,17 @@ FULL: Final = 21  # writes that found the ring full
 DISK_OPERATIONS: Final = 22
 DISK_PAGES: Final = 23
 FENCED: Final = 24  # copies thrown away because the fence had changed
+READ_LANE: Final = 25  # pages that connections read on lanes of theirs
+WRITE_LANE: Final = 26
 WORDS: Final = 32
 
 IDLE: Final = 1
 GATHERING: Final = 2
 GATHER_PAGES: Final = 256
 """The writer that has fewer waits a moment for more, unless somebody waits for it."""
+
+STAMPS: Final = 4096
+"""Pages share so many counters of changes; a power of two."""
 
 WORK_AT: Final = abi.MUTEX_BYTES
 ROOM_AT: Final = abi.MUTEX_BYTES + abi.COND_BYTES
@@ -98,6 +103,9 @@ class Table(NamedTuple):
     fence: NDArray[np.int64]
     activity: NDArray[np.int64]  # by span: page I/O since it was last taken
     version: NDArray[np.int64]  # by span: grows with every write
+    road: NDArray[np.int64]  # by span: the channel whose lanes lead to its slab, else 0
+    handle: NDArray[np.int64]  # ... and what requests on them name the slab by
+    stamp: NDArray[np.int64]  # by page modulo STAMPS: grows with every change
     mark: NDArray[np.uint8]  # by page
     pending: NDArray[np.int32]  # by page: slot + 1 of its newest entry in the ring
     ring: NDArray[np.uint8]
@@ -248,6 +256,7 @@ def take_page(t, page):
     slot = append(t, page, 1, 0)
     t.pending[page] = slot + 1
     t.version[span] += 1
+    t.stamp[page & (STAMPS - 1)] += 1
     t.activity[span] += 1
     t.words[WRITE] += 1
     if mapped and t.base[span] != 0:
@@ -329,6 +338,7 @@ def discard(t, first, count):
         append(t, first, count, DISCARD)
         shelf.spoil_range(t.shelf, first, count)
         for page in range(first, first + count):
+            t.stamp[page & (STAMPS - 1)] += 1
             t.mark[page] = STALE if flies(t, page) else ABSENT
         for span in range(
             first // t.words[SPAN_PAGES], (first + count - 1) // t.words[SPAN_PAGES] + 1
@@ -349,7 +359,7 @@ def _settle(t, slot):
 
 
 @njit(nogil=True)
-def _release(t):
+def release(t):
     """Slots come free in order."""
     tail = t.words[TAIL]
     while tail < t.words[HEAD]:
@@ -370,7 +380,18 @@ def finish(t, first, count):
         _settle(t, slot)
     t.words[TAKEN] = first + count
     t.words[FAILED] = 0
-    _release(t)
+    release(t)
+
+
+@njit(nogil=True)
+def land(t, entry, arrived):
+    """A write over a channel has ended (under the mutex); `release` follows."""
+    slot = entry % t.words[SLOTS]
+    page = t.slot_page[slot]
+    t.slot_flags[slot] &= ~np.uint8(HELD)
+    good = arrived and t.mark[page] == FLYING
+    t.mark[page] = PRESENT if good else ABSENT
+    _settle(t, slot)
 
 
 @njit(nogil=True, cache=True)
@@ -378,13 +399,8 @@ def landed(t, entries, arrived):
     """Writes over a channel have ended; `arrived[i]`: the bytes are in remote memory."""
     lock(t)
     for i in range(len(entries)):
-        slot = entries[i] % t.words[SLOTS]
-        page = t.slot_page[slot]
-        t.slot_flags[slot] &= ~np.uint8(HELD)
-        good = arrived[i] and t.mark[page] == FLYING
-        t.mark[page] = PRESENT if good else ABSENT
-        _settle(t, slot)
-    _release(t)
+        land(t, entries[i], arrived[i])
+    release(t)
     unlock(t)
 
 
@@ -404,12 +420,21 @@ def map_span(t, span, base, fence_at, fence):
 
 
 @njit(nogil=True, cache=True)
+def lead_to(t, span, road, handle):
+    """Lanes lead to the slab of a span that was mapped."""
+    lock(t)
+    t.road[span] = road
+    t.handle[span] = handle
+    unlock(t)
+
+
+@njit(nogil=True, cache=True)
 def leave_span(t, span, state):
     """UNMAPPED: reset its bits. SUSPENDED: keep them. Returns how many pages were PRESENT. When
     this returns no thread is in the middle of a copy in or out of the slab."""
     lock(t)
     t.state[span] = state
-    t.base[span] = 0
+    t.base[span] = t.road[span] = 0
     first = span * t.words[SPAN_PAGES]
     last = min(first + t.words[SPAN_PAGES], t.words[PAGES])
     count = 0

@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final
 
 from slackwater.common.memory import trailer
-from slackwater.common.transport.base import Channel, RemoteRegion, Scattering
+from slackwater.common.transport.base import Channel, Laned, RemoteRegion, Scattering
 from slackwater.memory import kernels as k
 from slackwater.schemas.memory import LenderId, SlabMapped
 
@@ -34,6 +34,13 @@ class RemoteSlab:
     def address(self) -> int:
         """Where the data lie in this process; 0: they are not mapped."""
         return k.address(self.mapped) if self.mapped is not None else 0
+
+    @property
+    def laned(self) -> tuple[Laned, int] | None:
+        """Its channel, and what requests on that one's lanes name the slab by; if it has any."""
+        if not isinstance(self._channel, Laned) or self._channel.closed or self._region.view:
+            return None
+        return self._channel, self._channel.lane_handle(self._region)
 
     @property
     def alive(self) -> bool:

@@ -26,6 +26,7 @@ from slackwater.memory.store import PAGE_BYTES
 WAYS: Final = 8
 """Places that a page may lie in."""
 NOTES: Final = 1024
+NOTES_KEPT: Final = 64
 DROPPED: Final = -1
 """In place of a stream: the page was prefetched and is gone, unused."""
 
@@ -113,6 +114,15 @@ def note(s, stream, page, count):
         s.notes[at, 1] = page
         s.notes[at, 2] = count
         s.words[NOTED] += 1
+
+
+@njit(nogil=True)
+def thin(s):
+    """Nobody takes the notes while no stream follows a trend: the newest of them are enough."""
+    at = s.words[NOTED]
+    if at >= NOTES // 2:
+        s.notes[:NOTES_KEPT] = s.notes[at - NOTES_KEPT : at]
+        s.words[NOTED] = NOTES_KEPT
 
 
 @njit(nogil=True)

@@ -26,6 +26,15 @@ def follow(t, stream, offset, length):
         shelf.note(t.shelf, stream, first, count)
 
 
+@njit(nogil=True)
+def leaps(t, offset, length, last, step):
+    """Whether a read that is as far from the `last` page as that was from the one before is the
+    prefetcher's business; it must have been noted."""
+    follows = step != 0 and offset // PAGE_BYTES - last == step
+    shelf.thin(t.shelf)
+    return follows and length <= FOLLOWED_PAGES * PAGE_BYTES and t.shelf.words[shelf.PLACES] != 0
+
+
 @njit(nogil=True, cache=True)
 def take_notes(t, into):
     """What was noted since the last call; how much."""

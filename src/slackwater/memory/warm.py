@@ -13,8 +13,9 @@ import numpy as np
 
 from slackwater.memory import filling, fragments, gather, shelf, stocking, writeback
 from slackwater.memory import kernels as k
+from slackwater.memory.nbd import lanes, serve
 from slackwater.memory.nbd import protocol as nbd
-from slackwater.memory.nbd import serve
+from slackwater.memory.nbd.state import make_connection
 from slackwater.memory.replication import Copies
 from slackwater.memory.store import PAGE_BYTES
 from slackwater.memory.table import make_table, page_range
@@ -39,6 +40,7 @@ def warm() -> None:
     k.count_present(table, 0)
     filling.mark(table, 0, 2)
     filling.put(table, 0, 2, k.address(data), False)
+    k.lead_to(table, 0, 0, 0)
     k.leave_span(table, 0, k.UNMAPPED)
     writeback.watch(table, 1)
     with tempfile.TemporaryFile() as file:
@@ -60,7 +62,9 @@ def _serve(table: k.Table, data: memoryview) -> None:
     """A client that says good-bye."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        state = serve.make_connection(ours.fileno(), 8 * PAGE_BYTES, PAGE_BYTES, chunked=True)
+        state = make_connection(ours.fileno(), 8 * PAGE_BYTES, PAGE_BYTES, chunked=True)
         theirs.sendall(nbd.REQUEST.pack(nbd.REQUEST_MAGIC, 0, nbd.DISCONNECT, 0, 0, 0))
         serve.serve(table, state)
+        lanes.install(table, state.lanes, 0, 1, theirs.fileno())
+        lanes.drain(table, state)
         serve.send(state, k.address(data), 16)

@@ -22,11 +22,14 @@ from slackwater.common import limits
 from slackwater.common.errors import Rejected, SlackwaterError
 from slackwater.memory import kernels as k
 from slackwater.memory.device import Device
+from slackwater.memory.nbd import lanes
 from slackwater.memory.nbd import protocol as nbd
 from slackwater.memory.nbd import serve as loop_
+from slackwater.memory.nbd import state as s
 from slackwater.memory.nbd.edges import covering, read_bytes, within, write_bytes
 from slackwater.memory.nbd.extents import extents
 from slackwater.memory.nbd.handshake import Export, Handshake
+from slackwater.memory.nbd.lane_set import LaneSet
 from slackwater.memory.readahead import ReadAhead
 from slackwater.memory.store import PAGE_BYTES
 
@@ -69,7 +72,8 @@ class Connection:
         self._allocation = False
         self._thread = threading.Thread(target=self._run, name="nbd", daemon=True)
         self._answering: threading.Thread | None = None
-        self.state: loop_.Connection | None = None
+        self._lanes = LaneSet(device)
+        self.state: s.Connection | None = None
 
     def start(self) -> None:
         self._thread.start()
@@ -131,7 +135,7 @@ class Connection:
 
     def _serve(self) -> str:
         """Why it ended."""
-        self.state = state = loop_.make_connection(
+        self.state = state = s.make_connection(
             self._sock.fileno(),
             self._export.size_bytes,
             limits.NBD_REQUEST_BYTES_MAX,
@@ -141,29 +145,69 @@ class Connection:
         threading.Thread(
             target=self._answer, args=(state,), name="nbd-answers", daemon=True
         ).start()
+        try:
+            return self._converse(state)
+        finally:
+            self._see_to_writes(state)
+            self._lanes.close()
+
+    def _converse(self, state: s.Connection) -> str:
         while True:
             match loop_.serve(self._device.table, state):
                 case loop_.HAS_ITEMS:
+                    self._look_at_lanes(state)
                     if not self._hand_over(state):
                         return "it was told to end"
                 case loop_.DISCONNECTED:
                     return "the client said good-bye"
-                case loop_.GARBAGE if state.words[loop_.OVERSIZED]:
+                case loop_.GARBAGE if state.words[s.OVERSIZED]:
                     return f"a write beyond {limits.NBD_REQUEST_BYTES_MAX} bytes"
                 case loop_.GARBAGE:
                     return "garbage where a request should begin"
                 case _:
                     return "the connection was closed"
 
-    def _hand_over(self, state: loop_.Connection) -> bool:
+    def _look_at_lanes(self, state: s.Connection) -> None:
+        shared = state.lanes.shared
+        if shared[s.SWEEP]:
+            self._lanes.sweep(state.lanes)
+        if shared[s.TELL]:
+            shared[s.TELL] = 0
+            self._loop.call_soon_threadsafe(self._device.backup.settle_soon)
+        if road := int(shared[s.WANTED]):
+            shared[s.WANTED] = 0
+            self._loop.call_soon_threadsafe(self._lanes.want, road, state.lanes)
+
+    def _see_to_writes(self, state: s.Connection) -> None:
+        """The client is gone; what it had taken in is on lanes still."""
+        again = True
+        while again:
+            again = lanes.drain(self._device.table, state)
+            items = state.items[: state.words[s.ITEMS]]
+            self._begin_lost(items[items[:, s.ITEM_KIND] == s.LOST].copy())
+        self._loop.call_soon_threadsafe(self._device.backup.settle_soon)
+
+    def _begin_lost(self, items: Item) -> None:
+        """They begin at once: nothing but the disk is waited for."""
+        with self._room:
+            self._open += len(items)
+        for item in items:
+            self._loop.call_soon_threadsafe(lambda one: self._spawn(self._land_lost(one)), item)
+
+    def _hand_over(self, state: s.Connection) -> bool:
         """Items go to the event loop; too many at once, and the client waits."""
-        items = state.items[: state.words[loop_.ITEMS]].copy()
+        items = state.items[: state.words[s.ITEMS]].copy()
         payloads = [
-            bytes(state.inward[item[loop_.ITEM_AT] : item[loop_.ITEM_AT] + item[loop_.ITEM_LENGTH]])
-            if item[loop_.ITEM_KIND] == nbd.WRITE
+            bytes(state.inward[item[s.ITEM_AT] : item[s.ITEM_AT] + item[s.ITEM_LENGTH]])
+            if item[s.ITEM_KIND] == nbd.WRITE
             else b""
             for item in items
         ]
+        lost = items[:, s.ITEM_KIND] == s.LOST
+        if lost.any():
+            self._begin_lost(items[lost])
+            items = items[~lost]
+            payloads = [payloads[i] for i in np.flatnonzero(~lost).tolist()]
         first = 0
         while first < len(items):
             count = _fitting(items[first:])
@@ -187,7 +231,7 @@ class Connection:
             self._open_bytes += nbytes
             return not self._left
 
-    def _answer(self, state: loop_.Connection) -> None:
+    def _answer(self, state: s.Connection) -> None:
         """The thread that sends what items have come to."""
         while (entry := self._answers.get()) is not None:
             answer, items = entry
@@ -203,31 +247,31 @@ class Connection:
     # Items, on the event loop ---------------------------------------------------------------------
 
     def _begin(self, items: Item, payloads: list[bytes]) -> None:
-        kinds = items[:, loop_.ITEM_KIND]
-        whole = (items[:, loop_.ITEM_OFFSET] % PAGE_BYTES == 0) & (
-            items[:, loop_.ITEM_LENGTH] % PAGE_BYTES == 0
+        kinds = items[:, s.ITEM_KIND]
+        whole = (items[:, s.ITEM_OFFSET] % PAGE_BYTES == 0) & (
+            items[:, s.ITEM_LENGTH] % PAGE_BYTES == 0
         )
         reads = [i for i in np.flatnonzero((kinds == nbd.READ) & whole).tolist()]
         late = [i for i in reads if self._coming(items[i])]
         for i in late:
             self._spawn(self._one(items[i], b""))
             reads.remove(i)
-        joint = int(items[reads, loop_.ITEM_LENGTH].sum()) <= _JOINT_BYTES
+        joint = int(items[reads, s.ITEM_LENGTH].sum()) <= _JOINT_BYTES
         if len(reads) > 1 and joint:
             self._spawn(self._read_together(items[reads]))
         else:
             for i in reads:
                 self._spawn(self._one(items[i], b""))
-        for group in _side_by_side(items[kinds == loop_.LANDING]):
+        for group in _side_by_side(items[kinds == s.LANDING]):
             self._spawn(self._land(group))
-        for i in np.flatnonzero((kinds != loop_.LANDING) & ~((kinds == nbd.READ) & whole)).tolist():
+        for i in np.flatnonzero((kinds != s.LANDING) & ~((kinds == nbd.READ) & whole)).tolist():
             self._spawn(self._one(items[i], payloads[i]))
         self._ahead.look_soon()
 
     def _coming(self, item: Item) -> bool:
         """Pages that it reads are on their way: it waits for them, and others not for it."""
-        count = int(item[loop_.ITEM_LENGTH]) // PAGE_BYTES
-        return self._ahead.coming(int(item[loop_.ITEM_OFFSET]) // PAGE_BYTES, count)
+        count = int(item[s.ITEM_LENGTH]) // PAGE_BYTES
+        return self._ahead.coming(int(item[s.ITEM_OFFSET]) // PAGE_BYTES, count)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)
@@ -236,7 +280,7 @@ class Connection:
 
     async def _read_together(self, items: Item) -> None:
         pages = np.concatenate(
-            [covering(int(i[loop_.ITEM_OFFSET]), int(i[loop_.ITEM_LENGTH])) for i in items]
+            [covering(int(i[s.ITEM_OFFSET]), int(i[s.ITEM_LENGTH])) for i in items]
         )
         buffer = np.empty(len(pages) * PAGE_BYTES, np.uint8).data
         try:
@@ -255,20 +299,31 @@ class Connection:
         self._reply(b"".join(answers), items)
 
     async def _land(self, items: Item) -> None:
-        first = int(items[0, loop_.ITEM_FIRST])
-        pages = int(items[:, loop_.ITEM_LENGTH].sum()) // PAGE_BYTES
+        first = int(items[0, s.ITEM_FIRST])
+        pages = int(items[:, s.ITEM_LENGTH].sum()) // PAGE_BYTES
         error: Exception | None = None
         try:
-            late = int(items[0, loop_.ITEM_LATE])
+            late = int(items[0, s.ITEM_LATE])
             if late >= 0:
                 await self._device.backup.written(late)
             await self._device.land(first, pages)
-            if (items[:, loop_.ITEM_FLAGS] & nbd.FUA).any():
+            if (items[:, s.ITEM_FLAGS] & nbd.FUA).any():
                 await self._device.flush()
         except (OSError, SlackwaterError) as failure:
             error = failure
         answers = [self._outcome(item, error) for item in items]
         self._reply(b"".join(answers), items)
+
+    async def _land_lost(self, item: Item) -> None:
+        road, first = int(item[s.ITEM_AT]), int(item[s.ITEM_FIRST])
+        pages = int(item[s.ITEM_LENGTH]) // PAGE_BYTES
+        error: Exception | None = None
+        try:
+            refused = bool(item[s.ITEM_FLAGS])
+            await self._device.lane_failed(road, first, pages, refused=refused)
+        except (OSError, SlackwaterError) as failure:
+            error = failure
+        self._reply(self._outcome(item, error), item[None])
 
     async def _one(self, item: Item, payload: bytes) -> None:
         cookie, offset, length = self._what(item)
@@ -277,10 +332,10 @@ class Connection:
         except (OSError, SlackwaterError) as error:
             self._reply(self._outcome(item, error), item[None])
             return
-        if item[loop_.ITEM_KIND] == nbd.READ:
+        if item[s.ITEM_KIND] == nbd.READ:
             head = nbd.data_head(cookie, offset, length, chunked=self._chunked)
             self._reply(head + data, item[None])
-        elif item[loop_.ITEM_KIND] == nbd.BLOCK_STATUS:
+        elif item[s.ITEM_KIND] == nbd.BLOCK_STATUS:
             self._reply(data, item[None])
         else:
             self._reply(nbd.done(cookie), item[None])
@@ -289,7 +344,7 @@ class Connection:
         """The bytes of a read, the whole answer to a BLOCK_STATUS; nothing of the others."""
         cookie, offset, length = self._what(item)
         device = self._device
-        match int(item[loop_.ITEM_KIND]):
+        match int(item[s.ITEM_KIND]):
             case nbd.READ:
                 return bytes(await read_bytes(self._ahead, offset, length))
             case nbd.WRITE:
@@ -308,11 +363,11 @@ class Connection:
             case nbd.BLOCK_STATUS if self._allocation:
                 pages = covering(offset, length)
                 allocated = await device.allocated(int(pages[0]), len(pages))
-                one = bool(item[loop_.ITEM_FLAGS] & nbd.REQ_ONE)
+                one = bool(item[s.ITEM_FLAGS] & nbd.REQ_ONE)
                 return nbd.status(cookie, extents(offset, length, allocated, one=one))
             case kind:
                 raise Rejected(f"command {kind} is not known here")
-        if item[loop_.ITEM_FLAGS] & nbd.FUA:
+        if item[s.ITEM_FLAGS] & nbd.FUA:
             await device.flush()
         return b""
 
@@ -332,17 +387,17 @@ class Connection:
     @staticmethod
     def _what(item: Item) -> tuple[int, int, int]:
         """(cookie, offset, length)"""
-        cookie = int(item[loop_.ITEM_COOKIE]) & _COOKIE
-        return cookie, int(item[loop_.ITEM_OFFSET]), int(item[loop_.ITEM_LENGTH])
+        cookie = int(item[s.ITEM_COOKIE]) & _COOKIE
+        return cookie, int(item[s.ITEM_OFFSET]), int(item[s.ITEM_LENGTH])
 
     def _outcome(self, item: Item, error: Exception | None) -> bytes:
-        cookie = int(item[loop_.ITEM_COOKIE]) & _COOKIE
+        cookie = int(item[s.ITEM_COOKIE]) & _COOKIE
         if error is None:
             return nbd.done(cookie)
         number = nbd.EINVAL if isinstance(error, Rejected) else nbd.EIO
         if isinstance(error, OSError) and error.errno is not None:
             number = error.errno
-        chunks = int(item[loop_.ITEM_KIND]) in (nbd.READ, nbd.BLOCK_STATUS)
+        chunks = int(item[s.ITEM_KIND]) in (nbd.READ, nbd.BLOCK_STATUS)
         return nbd.failed(cookie, number, str(error), chunked=self._chunked and chunks)
 
     def _reply(self, answer: bytes, items: Item) -> None:
@@ -357,6 +412,7 @@ class Connection:
     async def _finish(self) -> None:
         while self._tasks:
             await asyncio.wait(self._tasks)
+        await self._lanes.rest()
         self._answers.put(None)
         with contextlib.suppress(OSError):  # Wakes the thread that sends to one who does not read.
             self._sock.shutdown(socket.SHUT_RDWR)
@@ -368,16 +424,14 @@ class Connection:
 
 def _held(items: Item) -> int:
     """Bytes that the items hold: of payloads, and of the answers to reads."""
-    kinds = items[:, loop_.ITEM_KIND]
+    kinds = items[:, s.ITEM_KIND]
     carrying = (kinds == nbd.READ) | (kinds == nbd.WRITE)
-    return int(items[carrying, loop_.ITEM_LENGTH].sum())
+    return int(items[carrying, s.ITEM_LENGTH].sum())
 
 
 def _fitting(items: Item) -> int:
     """How many from the front hold no more than NBD_ITEM_BYTES_MAX together; at least one."""
-    lengths = items[:, loop_.ITEM_LENGTH] * np.isin(
-        items[:, loop_.ITEM_KIND], (nbd.READ, nbd.WRITE)
-    )
+    lengths = items[:, s.ITEM_LENGTH] * np.isin(items[:, s.ITEM_KIND], (nbd.READ, nbd.WRITE))
     return max(1, int(np.searchsorted(np.cumsum(lengths), limits.NBD_ITEM_BYTES_MAX, "right")))
 
 
@@ -387,10 +441,10 @@ def _side_by_side(items: Item) -> list[Item]:
     groups: list[list[Item]] = []
     end = -1
     for item in items:
-        alone = bool(item[loop_.ITEM_FLAGS] & nbd.FUA) or item[loop_.ITEM_LATE] >= 0
-        if groups and item[loop_.ITEM_FIRST] == end and not alone:
+        alone = bool(item[s.ITEM_FLAGS] & nbd.FUA) or item[s.ITEM_LATE] >= 0
+        if groups and item[s.ITEM_FIRST] == end and not alone:
             groups[-1].append(item)
         else:
             groups.append([item])
-        end = -1 if alone else int(item[loop_.ITEM_FIRST] + item[loop_.ITEM_LENGTH] // PAGE_BYTES)
+        end = -1 if alone else int(item[s.ITEM_FIRST] + item[s.ITEM_LENGTH] // PAGE_BYTES)
     return [np.stack(group) for group in groups]

@@ -1,0 +1,488 @@
+"""A connection's lanes, compiled: pages at a lender are asked for by the connection's own thread.
+
+A read of pages that only a channel leads to, or a small write of such, leaves at once on a lane of
+that channel (common/transport/lanes.py), many under way at a time; the answer goes from the lane's
+buffer into the client's. The event loop takes no part. Whatever is not plain is left to it, as an
+item: a lane that is missing, full, refused or broken, pages that were written meanwhile.
+
+Answers come in the order of the requests, so that any other is a violation. A lane on which nothing
+comes for LANE_WAIT_S, while something is due, is given up.
+
+What is read is right: the pages' newest bytes were in the slab when they were asked for (kernels.
+far), and nobody has taken a write of them since, or else the answer is thrown away. The slab itself
+may be gone by now: its lender answers nothing from memory that is not this device's any more.
+
+What is written is FLYING until it is acknowledged, as it is on the channel; nobody sends that page
+again meanwhile. A lane that breaks under a write leaves open whether it has landed, or will: so its
+channel ends, which ends whatever is on its way (LOST items; Device.lane_failed).
+
+The thread alone touches lanes; the program gives it new ones (install), and closes those that are
+GONE while the loop is not running.
+"""
+
+# numba infers the compiled functions' types itself, and its decorators mislead the type checker.
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,import-untyped"
+
+from typing import Final
+
+from slackwater.common import abi, limits
+from slackwater.common.compiled import njit
+from slackwater.common.transport import wire
+from slackwater.memory import kernels, shelf
+from slackwater.memory.nbd import protocol as nbd
+from slackwater.memory.nbd import state as s
+from slackwater.memory.store import PAGE_BYTES
+
+SMALL_BYTES: Final = 32 * 1024
+"""Longer answers are received where they are sent from."""
+_SLICE_NS: Final = 200_000_000
+_WAIT_NS: Final = int(limits.LANE_WAIT_S * 1e9)
+_READ_BYTES: Final = wire.HEADER_BYTES + 8
+_FAILED: Final = abi.POLL_ERROR | abi.POLL_HANGUP
+
+assert s.DEPTH & (s.DEPTH - 1) == 0
+assert SMALL_BYTES + wire.HEADER_BYTES <= s.LANE_STAGING_BYTES
+assert wire.REASON_BYTES_MAX + wire.HEADER_BYTES <= s.LANE_STAGING_BYTES
+
+
+@njit(nogil=True, cache=True)
+def install(t, lanes, i, road, fd):
+    """Lane `i`, which is none, leads along this road from now on."""
+    kernels.lock(t)
+    w = lanes.words[i]
+    w[:] = 0
+    w[s.ROAD], w[s.LANE_FD] = road, fd
+    w[s.STATE] = s.UP
+    kernels.unlock(t)
+
+
+@njit(nogil=True)
+def _base(lanes, i):
+    return lanes.data.ctypes.data + i * s.LANE_BYTES
+
+
+# Asking (under the table's mutex) -----------------------------------------------------------------
+
+
+@njit(nogil=True)
+def route(t, lanes, first, count):
+    """The lane that leads to these pages, with room for one request more; or -1."""
+    span = first // t.words[kernels.SPAN_PAGES]
+    road = t.road[span]
+    if road == 0 or (first + count - 1) // t.words[kernels.SPAN_PAGES] != span:
+        return -1
+    for i in range(s.LANES):
+        w = lanes.words[i]
+        if w[s.ROAD] == road and w[s.STATE] == s.UP:
+            return i if w[s.TAIL] - w[s.HEAD] < s.DEPTH else -1
+    lanes.shared[s.WANTED] = road
+    return -1
+
+
+@njit(nogil=True)
+def _stamp(t, first, count):
+    """How often these pages (or others that share their counters) were changed."""
+    total = 0
+    for page in range(first, first + count):
+        total += t.stamp[page & (kernels.STAMPS - 1)]
+    return total
+
+
+@njit(nogil=True)
+def _enter(t, lanes, i, kind, cookie, offset, length, first, stamp):
+    """Its record, but for the bytes; where they belong."""
+    w = lanes.words[i]
+    if w[s.HEAD] == w[s.TAIL]:
+        w[s.SINCE_NS] = abi.now_ns(lanes.shared.ctypes.data + s.CLOCK * 8)
+    row = lanes.asked[i, w[s.TAIL] & (s.DEPTH - 1)]
+    row[s.KIND] = kind
+    row[s.COOKIE] = cookie
+    row[s.OFFSET] = offset
+    row[s.LENGTH] = length
+    row[s.FIRST] = first
+    row[s.STAMP] = stamp
+    w[s.TAIL] += 1
+    lanes.shared[s.UNDER_WAY] += 1
+    span_bytes = t.words[kernels.SPAN_PAGES] * PAGE_BYTES
+    at = _base(lanes, i) + s.REQUESTS_AT + w[s.WAITING]
+    abi.put(at, kind | t.handle[offset // span_bytes] << 32)
+    abi.put(at + 8, w[s.TAIL])
+    abi.put(at + 16, offset % span_bytes)
+    abi.put(at + 24, length if kind == wire.WRITE else 8)
+    return at + wire.HEADER_BYTES
+
+
+@njit(nogil=True)
+def ask(t, lanes, cookie, offset, length):
+    """A read of whole pages, if a lane leads to all of them. True: it was asked for."""
+    first = offset // PAGE_BYTES
+    count = length // PAGE_BYTES
+    if length > s.LARGE_BYTES:
+        return False
+    for page in range(first, first + count):
+        if not kernels.far(t, page) or shelf.find(t.shelf, page) >= 0:
+            return False
+    i = route(t, lanes, first, count)
+    if i < 0 or lanes.words[i, s.WAITING] + _READ_BYTES > s.REQUESTS_BYTES:
+        return False
+    stamp = _stamp(t, first, count)
+    abi.put(_enter(t, lanes, i, wire.READ, cookie, offset, length, -1, stamp), length)
+    lanes.words[i, s.WAITING] += _READ_BYTES
+    return True
+
+
+@njit(nogil=True)
+def way_for_write(t, lanes, offset, length):
+    """The lane for a write that has not been taken in yet; or -1."""
+    first = offset // PAGE_BYTES
+    span = first // t.words[kernels.SPAN_PAGES]
+    if length > SMALL_BYTES or t.state[span] != kernels.MAPPED or t.base[span] != 0:
+        return -1
+    i = route(t, lanes, first, length // PAGE_BYTES)
+    if i < 0 or lanes.words[i, s.WAITING] + wire.HEADER_BYTES + length > s.REQUESTS_BYTES:
+        return -1
+    return i
+
+
+@njit(nogil=True)
+def send_write(t, lanes, i, cookie, offset, length, first):
+    """Of entries that were just taken in. False: not all of them may be sent."""
+    count = length // PAGE_BYTES
+    slots = t.words[kernels.SLOTS]
+    for entry in range(first, first + count):
+        if t.slot_flags[entry % slots] & kernels.HELD == 0:
+            return False
+    at = _enter(t, lanes, i, wire.WRITE, cookie, offset, length, first, 0)
+    ring = t.ring.ctypes.data
+    for j in range(count):
+        abi.copy(at + j * PAGE_BYTES, ring + (first + j) % slots * PAGE_BYTES, PAGE_BYTES)
+    lanes.words[i, s.WAITING] += wire.HEADER_BYTES + length
+    return True
+
+
+# Answers (under the table's mutex) ----------------------------------------------------------------
+
+
+@njit(nogil=True)
+def _over(lanes, i):
+    """The oldest request has its answer."""
+    lanes.words[i, s.HEAD] += 1
+    lanes.shared[s.UNDER_WAY] -= 1
+
+
+@njit(nogil=True)
+def _give_back(lanes, c, i, row, refused):
+    """The oldest request becomes an item; there must be room for it."""
+    if row[s.KIND] == wire.READ:
+        s.item(c, nbd.READ, row[s.COOKIE], row[s.OFFSET], row[s.LENGTH], 0, -1, 0)
+    else:
+        road = lanes.words[i, s.ROAD]
+        s.item(c, s.LOST, row[s.COOKIE], row[s.OFFSET], row[s.LENGTH], refused, row[s.FIRST], road)
+    _over(lanes, i)
+
+
+@njit(nogil=True)
+def _still(t, row):
+    """Nobody has changed the pages of a read since it was asked for."""
+    return _stamp(t, row[s.OFFSET] // PAGE_BYTES, row[s.LENGTH] // PAGE_BYTES) == row[s.STAMP]
+
+
+@njit(nogil=True)
+def _count(t, row):
+    pages = row[s.LENGTH] // PAGE_BYTES
+    t.words[kernels.READ] += pages
+    t.words[kernels.READ_LANE] += pages
+    t.activity[row[s.OFFSET] // PAGE_BYTES // t.words[kernels.SPAN_PAGES]] += pages
+
+
+@njit(nogil=True)
+def _landed(t, lanes, row):
+    pages = row[s.LENGTH] // PAGE_BYTES
+    for entry in range(row[s.FIRST], row[s.FIRST] + pages):
+        kernels.land(t, entry, True)
+    kernels.release(t)
+    t.words[kernels.WRITE_LANE] += pages
+    if t.words[kernels.WATCHED]:
+        lanes.shared[s.TELL] = 1
+
+
+@njit(nogil=True)
+def _small(t, c, i, row, at):
+    """A small answer that is here wholly, its bytes at `at`."""
+    if not _still(t, row):
+        _give_back(c.lanes, c, i, row, 0)
+        return
+    cookie, offset, length = row[s.COOKIE], row[s.OFFSET], row[s.LENGTH]
+    begin = s.head(c, c.outward, c.words[s.OUT], nbd.READ, cookie, 0, offset, length)
+    abi.copy(c.outward.ctypes.data + begin, at, length)
+    c.words[s.OUT] = begin + length
+    _count(t, row)
+    _over(c.lanes, i)
+
+
+@njit(nogil=True)
+def _answer(t, c, i):
+    """The next answer in the buffer. True: look at the next one."""
+    lanes, w = c.lanes, c.lanes.words[i]
+    waiting = w[s.CAME] - w[s.PARSED]
+    if waiting < wire.HEADER_BYTES:
+        return False
+    at = _base(lanes, i) + w[s.PARSED]
+    kind, length = abi.get(at) & 0xFF, abi.get(at + 24)
+    row = lanes.asked[i, w[s.HEAD] & (s.DEPTH - 1)]
+    known = w[s.HEAD] < w[s.TAIL] and abi.get(at + 8) == w[s.HEAD] + 1
+    if known and kind == wire.REFUSED and 0 <= length <= wire.REASON_BYTES_MAX:
+        if waiting < wire.HEADER_BYTES + length:
+            return False
+        w[s.PARSED] += wire.HEADER_BYTES + length
+        _give_back(lanes, c, i, row, 1)
+    elif known and kind == wire.ACK and length == 0 and row[s.KIND] == wire.WRITE:
+        w[s.PARSED] += wire.HEADER_BYTES
+        _landed(t, lanes, row)
+        c.words[s.OUT] = s.head(c, c.outward, c.words[s.OUT], nbd.WRITE, row[s.COOKIE], 0, 0, 0)
+        _over(lanes, i)
+    elif known and kind == wire.DATA and row[s.KIND] == wire.READ and length == row[s.LENGTH]:
+        if length <= SMALL_BYTES:
+            if waiting < wire.HEADER_BYTES + length:
+                return False
+            w[s.PARSED] += wire.HEADER_BYTES + length
+            _small(t, c, i, row, at + wire.HEADER_BYTES)
+            return True
+        staged = min(waiting - wire.HEADER_BYTES, length)
+        large = _base(lanes, i) + s.LARGE_AT
+        abi.copy(large, at + wire.HEADER_BYTES, staged)
+        w[s.PARSED] += wire.HEADER_BYTES + staged
+        w[s.REST] = length - staged
+        w[s.WHOLE] = 1 if staged == length else 0
+        return False
+    else:
+        w[s.STATE] = s.BROKEN
+        w[s.VIOLATED] = 1
+        return False
+    return True
+
+
+@njit(nogil=True)
+def _settle_one(t, c, i):
+    """True: there is more, once answers were sent and items taken."""
+    lanes, w = c.lanes, c.lanes.words[i]
+    more = True
+    while more:
+        full = c.words[s.ITEMS] == s.ITEMS_MAX or c.words[s.OUT] > s.SEND_BYTES
+        if w[s.STATE] == s.BROKEN:
+            w[s.WHOLE] = 0
+            if w[s.HEAD] == w[s.TAIL]:
+                w[s.STATE] = s.GONE
+                lanes.shared[s.SWEEP] = 1
+                return False
+            if full:
+                return True
+            _give_back(lanes, c, i, lanes.asked[i, w[s.HEAD] & (s.DEPTH - 1)], 0)
+        elif w[s.WHOLE] == 1:
+            if full:
+                return True
+            row = lanes.asked[i, w[s.HEAD] & (s.DEPTH - 1)]
+            w[s.WHOLE] = 0
+            if _still(t, row):
+                w[s.WHOLE] = s.CHECKED
+                _count(t, row)
+                return True
+            _give_back(lanes, c, i, row, 0)
+        elif w[s.REST] or w[s.WHOLE]:
+            return False
+        elif full:
+            return w[s.CAME] > w[s.PARSED]
+        else:
+            more = _answer(t, c, i) or w[s.WHOLE] == 1 or w[s.STATE] == s.BROKEN
+    return False
+
+
+@njit(nogil=True)
+def settle(t, c):
+    """Deal with every answer that is here, and with lanes that broke. True: there is more, once
+    answers were sent and items taken."""
+    again = False
+    for i in range(s.LANES):
+        if c.lanes.words[i, s.STATE] in (s.UP, s.BROKEN) and _settle_one(t, c, i):
+            again = True
+    return again
+
+
+# Sockets (without the mutex) ----------------------------------------------------------------------
+
+
+@njit(nogil=True)
+def _push(lanes, i):
+    """Send what waits, as far as the socket takes it."""
+    w = lanes.words[i]
+    at = _base(lanes, i) + s.REQUESTS_AT
+    while w[s.SENT] < w[s.WAITING]:
+        n = abi.send(w[s.LANE_FD], at + w[s.SENT], w[s.WAITING] - w[s.SENT], abi.NO_WAIT)
+        if n == -abi.EAGAIN:
+            return
+        if n <= 0:
+            w[s.STATE] = s.BROKEN
+            return
+        w[s.SENT] += n
+    w[s.SENT] = w[s.WAITING] = 0
+
+
+@njit(nogil=True)
+def push(lanes):
+    """Send all requests that wait."""
+    for i in range(s.LANES):
+        if lanes.words[i, s.STATE] == s.UP and lanes.words[i, s.WAITING]:
+            _push(lanes, i)
+
+
+@njit(nogil=True)
+def send_large(c):
+    """Send large answers that were checked. False: the client is gone."""
+    for i in range(s.LANES):
+        w = c.lanes.words[i]
+        if w[s.WHOLE] != s.CHECKED:
+            continue
+        row = c.lanes.asked[i, w[s.HEAD] & (s.DEPTH - 1)]
+        length, cookie, offset = row[s.LENGTH], row[s.COOKIE], row[s.OFFSET]
+        large = i * s.LANE_BYTES + s.LARGE_AT
+        room = 28 if c.words[s.CHUNKED] else 16
+        s.head(c, c.lanes.data, large - room, nbd.READ, cookie, 0, offset, length)
+        abi.lock(c.sync.ctypes.data)
+        start = c.lanes.data.ctypes.data + large - room
+        sent = abi.send_all(c.words[s.FD], start, room + length)
+        abi.unlock(c.sync.ctypes.data)
+        w[s.WHOLE] = 0
+        _over(c.lanes, i)
+        if not sent:
+            return False
+    return True
+
+
+@njit(nogil=True)
+def _room(lanes, i):
+    """Bytes that may be received into the buffer: not those that belong elsewhere."""
+    w = lanes.words[i]
+    had = w[s.CAME] - w[s.PARSED]
+    base = _base(lanes, i)
+    if w[s.PARSED]:
+        abi.move(base, base + w[s.PARSED], had)
+        w[s.PARSED], w[s.CAME] = 0, had
+    row = lanes.asked[i, w[s.HEAD] & (s.DEPTH - 1)]
+    if row[s.KIND] == wire.READ and row[s.LENGTH] > SMALL_BYTES and had < wire.HEADER_BYTES:
+        return wire.HEADER_BYTES - had
+    return s.LANE_STAGING_BYTES - had
+
+
+@njit(nogil=True)
+def _receive(lanes, i, now_ns):
+    """What is there; a large answer until it is whole."""
+    w = lanes.words[i]
+    while w[s.WHOLE] == 0:
+        large = w[s.REST] > 0
+        if large:
+            length = lanes.asked[i, w[s.HEAD] & (s.DEPTH - 1), s.LENGTH]
+            target = _base(lanes, i) + s.LARGE_AT + length - w[s.REST]
+            wanted = min(w[s.REST], wire.READ_BYTES)
+        else:
+            wanted = _room(lanes, i)
+            target = _base(lanes, i) + w[s.CAME]
+        if wanted == 0:
+            return
+        n = abi.receive_now(w[s.LANE_FD], target, wanted)
+        if n == -abi.EAGAIN:
+            return
+        if n <= 0:
+            w[s.STATE] = s.BROKEN
+            return
+        w[s.SINCE_NS] = now_ns
+        if not large:
+            w[s.CAME] += n
+            return
+        w[s.REST] -= n
+        w[s.WHOLE] = 1 if w[s.REST] == 0 else 0
+
+
+@njit(nogil=True)
+def _listen(lanes, fds, count):
+    """Lanes on which something is due, behind `count` descriptors; how many there are then, -1: one
+    is broken, and there is no need to wait."""
+    for i in range(s.LANES):
+        w = lanes.words[i]
+        if w[s.HEAD] == w[s.TAIL]:
+            continue
+        if w[s.STATE] == s.BROKEN:
+            return -1
+        events = abi.POLL_IN | (abi.POLL_OUT if w[s.WAITING] else 0)
+        abi.put(fds + count * 8, w[s.LANE_FD] | events << 32)
+        count += 1
+    return count
+
+
+@njit(nogil=True)
+def wait(c, client):
+    """Until an answer has come, or (`client`) a request: then True."""
+    lanes = c.lanes
+    fds = lanes.shared.ctypes.data + s.POLL * 8
+    clock = lanes.shared.ctypes.data + s.CLOCK * 8
+    if client:
+        abi.put(fds, c.words[s.FD] | abi.POLL_IN << 32)
+    at = 1 if client else 0
+    count = _listen(lanes, fds, at)
+    if count < 0:
+        return False
+    abi.await_any(fds, count, _SLICE_NS, clock)
+    now_ns = abi.now_ns(clock)
+    for i in range(s.LANES):
+        w = lanes.words[i]
+        if w[s.HEAD] == w[s.TAIL]:
+            continue
+        found = abi.get(fds + at * 8) >> 48 & 0xFFFF
+        at += 1
+        if found & abi.POLL_OUT:
+            _push(lanes, i)
+        if found & (abi.POLL_IN | _FAILED):
+            _receive(lanes, i, now_ns)
+        elif now_ns - w[s.SINCE_NS] > _WAIT_NS:
+            w[s.STATE] = s.BROKEN
+    return client and abi.get(fds) >> 48 & 0xFFFF != 0
+
+
+# The end ------------------------------------------------------------------------------------------
+
+
+@njit(nogil=True)
+def _writes(lanes, i):
+    w = lanes.words[i]
+    for number in range(w[s.HEAD], w[s.TAIL]):
+        if lanes.asked[i, number & (s.DEPTH - 1), s.KIND] == wire.WRITE:
+            return True
+    return False
+
+
+@njit(nogil=True, cache=True)
+def drain(t, c):
+    """The client is gone: what it wrote is seen to all the same. True: there are items, call
+    again."""
+    lanes = c.lanes
+    c.words[s.ITEMS] = 0
+    while lanes.shared[s.UNDER_WAY]:
+        for i in range(s.LANES):
+            w = lanes.words[i]
+            if w[s.HEAD] < w[s.TAIL] and not _writes(lanes, i):
+                lanes.shared[s.UNDER_WAY] -= w[s.TAIL] - w[s.HEAD]
+                w[s.HEAD] = w[s.TAIL]
+                w[s.REST] = w[s.WHOLE] = 0
+                w[s.STATE] = s.GONE
+        push(lanes)
+        wait(c, False)
+        kernels.lock(t)
+        settle(t, c)
+        kernels.unlock(t)
+        c.words[s.OUT] = 0
+        for i in range(s.LANES):
+            if lanes.words[i, s.WHOLE] == s.CHECKED:
+                lanes.words[i, s.WHOLE] = 0
+                _over(lanes, i)
+        if c.words[s.ITEMS]:
+            return True
+    return False

@@ -1,0 +1,207 @@
+"""The state of an NBD connection that its compiled loop and the program share; how answers begin.
+
+Requests that the loop cannot finish become items, a row of numbers each, for the program.
+"""
+
+# numba infers the compiled functions' types itself, and its decorators mislead the type checker.
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,import-untyped"
+
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slackwater.common import abi, limits
+from slackwater.common.compiled import njit
+from slackwater.memory.nbd import protocol as nbd
+
+# Words of a connection
+FD: Final = 0
+START: Final = 1  # of what was received and is not parsed yet
+END: Final = 2
+OUT: Final = 3  # bytes of answers that wait to be sent
+CHUNKED: Final = 4
+SIZE: Final = 5  # of the export, in bytes
+LENGTH_MAX: Final = 6
+ITEMS: Final = 7
+NEED: Final = 8  # slots that a write waits for
+REQUESTS: Final = 9
+BATCHES: Final = 10
+OVERSIZED: Final = 11
+LEFT: Final = 12  # payload of a streamed write that is not taken in yet
+AT: Final = 13  # ... and where on the device it belongs
+LATE: Final = 14  # ... and its last entry that must reach the disk; -1: none
+SCRATCH: Final = 15
+STREAMED: Final = 16  # the last request was
+STREAM_ID: Final = 17  # of what this client reads, to the prefetcher
+LAST: Final = 18  # page that it began to read at
+STEP: Final = 19  # ... and how far that was from the one before
+WORDS: Final = 20
+
+# An item
+ITEM_KIND: Final = 0  # a command, or one of these:
+LANDING: Final = 100  # a write whose entries are to be sent, or to reach the disk
+LOST: Final = 101  # a write that was sent on a lane and not acknowledged
+ITEM_COOKIE: Final = 1
+ITEM_OFFSET: Final = 2
+ITEM_LENGTH: Final = 3
+ITEM_FLAGS: Final = 4
+ITEM_FIRST: Final = 5  # entry of the ring; -1: none was made
+ITEM_AT: Final = 6  # of the payload in the receive buffer; of a LOST one, its road
+ITEM_LATE: Final = 7  # the last entry, before these, that must reach the disk; -1: none
+ITEM_WORDS: Final = 8
+ITEMS_MAX: Final = 64
+
+SLACK_BYTES: Final = 64 * 1024
+RECEIVE_BYTES: Final = 256 * 1024
+SEND_BYTES: Final = 256 * 1024
+HEAD_BYTES: Final = 28
+"""The head of an answer that carries data has no more."""
+
+# A lane: a stream to a lender on which the loop itself asks (lanes.py)
+LANES: Final = limits.NBD_LANES_MAX
+DEPTH: Final = 256
+"""Requests of one lane that are under way, at most; a power of two."""
+ROAD: Final = 0  # which channel it belongs to; 0: none
+LANE_FD: Final = 1
+STATE: Final = 2
+HEAD: Final = 3  # the oldest request that is unanswered, counted from the beginning
+TAIL: Final = 4
+WAITING: Final = 5  # bytes of requests in the buffer
+SENT: Final = 6  # ... of them, those that have left
+CAME: Final = 7  # bytes of answers in the buffer
+PARSED: Final = 8
+REST: Final = 9  # of a large answer, bytes that are to come
+WHOLE: Final = 10  # a large answer is; CHECKED: it may be sent
+SINCE_NS: Final = 11  # nothing has come
+VIOLATED: Final = 12  # the lender sent what may not be
+LANE_WORDS: Final = 16
+
+CHECKED: Final = 2
+
+NONE: Final = 0
+UP: Final = 1
+BROKEN: Final = 2  # its requests are to be given back
+GONE: Final = 3  # it is to be closed
+
+# A request that was sent on it; the first has number 1
+KIND: Final = 0
+COOKIE: Final = 1
+OFFSET: Final = 2
+LENGTH: Final = 3
+FIRST: Final = 4  # of a write, its first entry in the ring
+STAMP: Final = 5  # of a read, how often its pages had been changed
+ASKED_WORDS: Final = 6
+
+# Words of all lanes together
+UNDER_WAY: Final = 0
+WANTED: Final = 1  # a road that pages lie at, and no lane leads along
+SWEEP: Final = 2  # some are to be closed
+TELL: Final = 3  # entries came off the ring that somebody may wait for
+CLOCK: Final = 4
+POLL: Final = 8
+SHARED_WORDS: Final = POLL + 1 + LANES
+
+LANE_STAGING_BYTES: Final = 256 * 1024
+REQUESTS_BYTES: Final = 256 * 1024
+LARGE_BYTES: Final = 1024 * 1024
+"""The longest read that a lane is asked for."""
+REQUESTS_AT: Final = LANE_STAGING_BYTES
+LARGE_AT: Final = REQUESTS_AT + REQUESTS_BYTES + 4096
+LANE_BYTES: Final = LARGE_AT + LARGE_BYTES
+
+
+class Lanes(NamedTuple):
+    words: NDArray[np.int64]  # by lane
+    asked: NDArray[np.int64]  # by lane, number
+    shared: NDArray[np.int64]
+    data: NDArray[np.uint8]  # by lane: answers that came, requests that wait, a large answer
+
+
+class Connection(NamedTuple):
+    words: NDArray[np.int64]
+    sync: NDArray[np.uint8]  # a mutex: whose turn it is to send
+    inward: NDArray[np.uint8]
+    outward: NDArray[np.uint8]
+    items: NDArray[np.int64]
+    lanes: Lanes
+
+
+def make_connection(
+    fd: int, size: int, length_max: int, *, chunked: bool, stream: int = 0
+) -> Connection:
+    """Buffers hold the largest request whole; their pages come into being as they are touched."""
+    words = np.zeros(WORDS, np.int64)
+    words[FD], words[SIZE], words[LENGTH_MAX], words[CHUNKED] = fd, size, length_max, chunked
+    words[LATE], words[STREAM_ID] = -1, stream
+    return Connection(
+        words,
+        np.zeros(abi.MUTEX_BYTES, np.uint8),
+        np.zeros(length_max + SLACK_BYTES, np.uint8),
+        np.zeros(length_max + SLACK_BYTES, np.uint8),
+        np.zeros((ITEMS_MAX, ITEM_WORDS), np.int64),
+        Lanes(
+            np.zeros((LANES, LANE_WORDS), np.int64),
+            np.zeros((LANES, DEPTH, ASKED_WORDS), np.int64),
+            np.zeros(SHARED_WORDS, np.int64),
+            np.zeros(LANES * LANE_BYTES, np.uint8),
+        ),
+    )
+
+
+@njit(nogil=True)
+def number(buffer, at, nbytes):
+    value = np.int64(0)
+    for i in range(at, at + nbytes):
+        value = value << 8 | np.int64(buffer[i])
+    return value
+
+
+@njit(nogil=True)
+def put(buffer, at, nbytes, value):
+    for i in range(nbytes):
+        buffer[at + nbytes - 1 - i] = value >> (8 * i) & 0xFF
+
+
+@njit(nogil=True)
+def cookie_of(c, at):
+    """... the request at `at`."""
+    return number(c.inward, at + 8, 8)
+
+
+@njit(nogil=True)
+def head(c, buffer, out, kind, cookie, error, offset, nbytes):
+    """The head of an answer at buffer[out]; where the data belong."""
+    if (kind == nbd.READ or kind == nbd.BLOCK_STATUS) and c.words[CHUNKED]:
+        put(buffer, out, 4, nbd.CHUNK_MAGIC)
+        put(buffer, out + 4, 2, nbd.CHUNK_DONE)
+        put(buffer, out + 8, 8, cookie)
+        if error:
+            put(buffer, out + 6, 2, nbd.CHUNK_ERROR)
+            put(buffer, out + 16, 4, 6)
+            put(buffer, out + 20, 4, error)
+            put(buffer, out + 24, 2, 0)
+            return out + 26
+        put(buffer, out + 6, 2, nbd.CHUNK_DATA)
+        put(buffer, out + 16, 4, nbytes + 8)
+        put(buffer, out + 20, 8, offset)
+        return out + 28
+    put(buffer, out, 4, nbd.SIMPLE_MAGIC)
+    put(buffer, out + 4, 4, error)
+    put(buffer, out + 8, 8, cookie)
+    return out + 16
+
+
+@njit(nogil=True)
+def item(c, kind, cookie, offset, length, flags, first, at):
+    """One more; there must be room."""
+    row = c.items[c.words[ITEMS]]
+    row[ITEM_KIND] = kind
+    row[ITEM_COOKIE] = cookie
+    row[ITEM_OFFSET] = offset
+    row[ITEM_LENGTH] = length
+    row[ITEM_FLAGS] = flags
+    row[ITEM_FIRST] = first
+    row[ITEM_AT] = at
+    row[ITEM_LATE] = -1
+    c.words[ITEMS] += 1
