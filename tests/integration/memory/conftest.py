@@ -108,10 +108,13 @@ class Cluster:
                 await asyncio.sleep(0.005)
 
     async def mapped(self, spans: int) -> None:
-        """All of the device's spans are in remote memory (touch them first)."""
+        """All of the device's spans are in remote memory (touch them first), and what the file had
+        of them is as well: a page that is written while it is on its way stays on the disk."""
         exporter = self.exporter
         assert exporter is not None
-        await self.until(lambda: exporter.device.mapped_spans == spans)
+        await self.until(
+            lambda: exporter.device.mapped_spans == spans and not exporter.lenders._refills
+        )
 
     async def close(self) -> None:
         if self.exporter is not None:
