@@ -36,7 +36,7 @@ class PlayOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     seconds: Annotated[float, msgspec.Meta(gt=0, le=86_400)] = 10.0
     depth: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 16
     """Requests under way at once; an array has one program, and no depth."""
-    seed: int = 0
+    seed: Annotated[int, msgspec.Meta(ge=0)] = 0
     check: bool = False
     fill: bool = True
     """Write everything first."""

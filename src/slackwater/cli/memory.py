@@ -2,8 +2,10 @@
 
 import asyncio
 import os
+import re
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, TypeVar
 
 import typer
 from rich.console import Group, RenderableType
@@ -14,13 +16,14 @@ from slackwater.cli.outcome import out, print_json, reported
 from slackwater.cli.show import REFRESH_S, Json, Url, with_client
 from slackwater.cli.sizes import human, size_bytes
 from slackwater.cli.where import credentials, resolve
-from slackwater.common import codec
+from slackwater.common import codec, limits
 from slackwater.common.bus.base import Delivery
 from slackwater.common.client import Client
 from slackwater.common.errors import DecodeRejected, Rejected, Unavailable
 from slackwater.schemas import subjects
-from slackwater.schemas.base import Ok
+from slackwater.schemas.base import ID_PATTERN, Message, Ok
 from slackwater.schemas.memory import (
+    SLABS_PER_MESSAGE,
     DeviceHeartbeat,
     DeviceMap,
     EvictNow,
@@ -39,7 +42,39 @@ app = typer.Typer(
 )
 _LISTEN_S = 2.2
 """Longer than two heartbeats: who is there has been heard by then."""
-Seen = tuple[dict[str, SlabdHeartbeat], dict[str, DeviceHeartbeat]]
+_WHO = "`slackwater memory top`"
+_SLAB_PATTERN = r"[0-9a-f]{12}"
+M = TypeVar("M", bound=Message)
+_FORGOTTEN_S = 60.0
+"""Who has not been heard for so long is not shown any more."""
+
+
+@dataclass(slots=True)
+class Seen:
+    """The newest heartbeats, by id."""
+
+    lenders: dict[str, SlabdHeartbeat] = field(default_factory=dict)
+    devices: dict[str, DeviceHeartbeat] = field(default_factory=dict)
+    heard_s: dict[str, float] = field(default_factory=dict)
+    """By service and id."""
+
+    def hear(self, beat: SlabdHeartbeat | DeviceHeartbeat, now_s: float) -> None:
+        if isinstance(beat, SlabdHeartbeat):
+            self.lenders[beat.id] = beat
+        else:
+            self.devices[beat.id] = beat
+        self.heard_s[f"{beat.service}.{beat.id}"] = now_s
+
+    def silence(self, beat: SlabdHeartbeat | DeviceHeartbeat, now_s: float) -> str:
+        """What is to be said of it; "": it was heard lately."""
+        silent_s = now_s - self.heard_s[f"{beat.service}.{beat.id}"]
+        return f"not heard for {silent_s:.0f} s" if silent_s > limits.LOST_AFTER_S else ""
+
+    def forget(self, now_s: float) -> None:
+        for beats in (self.lenders, self.devices):
+            for id, beat in tuple(beats.items()):
+                if now_s - self.heard_s[f"{beat.service}.{id}"] > _FORGOTTEN_S:
+                    del beats[id]
 
 
 @app.command()
@@ -110,11 +145,11 @@ async def _listen(client: Client, seen: Seen, seconds: float) -> None:
 
     async def lender(delivery: Delivery) -> None:
         beat = codec.decode(delivery.payload, SlabdHeartbeat, json=delivery.json)
-        seen[0][beat.id] = beat
+        seen.hear(beat, client.clock.now_s())
 
     async def device(delivery: Delivery) -> None:
         beat = codec.decode(delivery.payload, DeviceHeartbeat, json=delivery.json)
-        seen[1][beat.id] = beat
+        seen.hear(beat, client.clock.now_s())
 
     for service, hear in (("slabd", lender), ("device", device)):
         pattern = subjects.telemetries(service=service, what="heartbeat")
@@ -132,17 +167,18 @@ def _readable(hear: Any) -> Any:
     return listen
 
 
-def _tables(seen: Seen) -> RenderableType:
+def _tables(seen: Seen, now_s: float) -> RenderableType:
+    seen.forget(now_s)
     lenders = Table(title="lenders")
     for column in ("lender", "node", "memory", "in use", "headroom", "free", "lent", "devices", ""):
         lenders.add_column(column)
-    for id, beat in sorted(seen[0].items()):
+    for id, beat in sorted(seen.lenders.items()):
         slab = beat.slab_bytes
         lenders.add_row(
             id, beat.node, human(beat.total_bytes), human(beat.used_bytes),
             human(beat.headroom_bytes), f"{beat.free_slabs} x {human(slab)}",
             f"{beat.lent_slabs} x {human(slab)}", str(beat.devices),
-            "" if beat.lending else "drained",
+            seen.silence(beat, now_s) or ("" if beat.lending else "drained"),
         )  # fmt: skip
     devices = Table(title="devices")
     for column in (
@@ -150,12 +186,13 @@ def _tables(seen: Seen) -> RenderableType:
         "",
     ):  # fmt: skip
         devices.add_column(column)
-    for id, mine in sorted(seen[1].items()):
+    for id, mine in sorted(seen.devices.items()):
         hits = mine.read_remote_pages / mine.read_pages if mine.read_pages else 0.0
         devices.add_row(
             id, human(mine.size_bytes), f"{mine.mapped_spans} of {mine.spans}", str(mine.lenders),
             f"{mine.activity:,.0f}", f"{hits:.1%} of {mine.read_pages:,}", _prefetched(mine),
-            f"{mine.backup_waiting_pages:,}", mine.reason or mine.state,
+            f"{mine.backup_waiting_pages:,}",
+            seen.silence(mine, now_s) or mine.reason or mine.state,
         )  # fmt: skip
     return Group(lenders, devices)
 
@@ -178,34 +215,54 @@ def top(
 ) -> None:
     """Lenders and devices, refreshed every second."""
 
-    async def snapshot(client: Client) -> Seen:
-        seen: Seen = ({}, {})
+    async def snapshot(client: Client) -> tuple[Seen, float]:
+        seen = Seen()
         await _listen(client, seen, _LISTEN_S)
-        return seen
+        return seen, client.clock.now_s()
 
     async def refresh(client: Client) -> None:
-        seen: Seen = ({}, {})
+        seen = Seen()
         await _listen(client, seen, 0.0)
         with Live(console=out, screen=out.is_terminal) as live:
             while True:
-                live.update(_tables(seen))
+                live.update(_tables(seen, client.clock.now_s()))
                 await asyncio.sleep(REFRESH_S)
 
     if json:
-        lenders, devices = with_client(url, snapshot)
-        print_json({"lenders": list(lenders.values()), "devices": list(devices.values())})
+        seen, _ = with_client(url, snapshot)
+        print_json({"lenders": list(seen.lenders.values()), "devices": list(seen.devices.values())})
     elif once or not out.is_terminal:
-        out.print(_tables(with_client(url, snapshot)))
+        out.print(_tables(*with_client(url, snapshot)))
     else:
         with_client(url, refresh)
 
 
+async def _ask(
+    client: Client,
+    what: Literal["lender", "device"],
+    name: str,
+    verb: str,
+    message: Message,
+    answer: type[M],
+) -> M:
+    """Raises Rejected for a name that cannot be one, Unavailable for one that nobody has."""
+    if re.fullmatch(ID_PATTERN, name) is None:
+        raise Rejected(f"{what} {name!r}: a name has letters, digits, - and _; see {_WHO}")
+    service = "slabd" if what == "lender" else what
+    try:
+        return await client.ask(subjects.command(service, name, verb), message, answer)
+    except Unavailable as error:
+        raise Unavailable(
+            f"{what} {name!r} does not answer: see {_WHO} for those that are there"
+        ) from error
+
+
 async def _lender_names(client: Client) -> list[str]:
-    seen: Seen = ({}, {})
+    seen = Seen()
     await _listen(client, seen, _LISTEN_S)
-    if not seen[0]:
+    if not seen.lenders:
         raise Unavailable("no lender is heard: start one with `slackwater up --lenders 2`")
-    return sorted(seen[0])
+    return sorted(seen.lenders)
 
 
 @app.command("map")
@@ -218,12 +275,11 @@ def show_map(
 
     async def of_device(client: Client) -> DeviceMap:
         assert device is not None
-        subject = subjects.command("device", device, "map")
-        return await client.ask(subject, GetMap(), DeviceMap)
+        return await _ask(client, "device", device, "map", GetMap(), DeviceMap)
 
     async def of_lenders(client: Client) -> list[SlabList]:
         return [
-            await client.ask(subjects.command("slabd", name, "slabs"), ListSlabs(), SlabList)
+            await _ask(client, "lender", name, "slabs", ListSlabs(), SlabList)
             for name in await _lender_names(client)
         ]
 
@@ -271,16 +327,29 @@ def _slab_table(lists: list[SlabList]) -> Table:
 def evict(
     lender: str,
     slab: Annotated[list[str] | None, typer.Argument(help="These slabs.")] = None,
-    count: Annotated[int, typer.Option(min=0, help="Or so many: the least active ones.")] = 0,
+    count: Annotated[
+        int, typer.Option(min=0, max=4096, help="Or so many: the least active ones.")
+    ] = 0,
     url: Url = None,
+    json: Json = False,
 ) -> None:
     """Make a lender take slabs back; their pages stay in the devices' backups."""
     with reported():
         if not slab and not count:
             raise Rejected("nothing to evict: name slabs, or give --count")
+        wrong = [one for one in slab or () if re.fullmatch(_SLAB_PATTERN, one) is None]
+        if wrong:
+            raise Rejected(
+                f"slab {wrong[0]!r}: a slab's name is 12 hexadecimal digits; `slackwater memory "
+                "map` shows them"
+            )
+        if len(slab or ()) > SLABS_PER_MESSAGE:
+            raise Rejected(f"{len(slab or ())} slabs: name at most {SLABS_PER_MESSAGE} at a time")
     message = EvictNow(count=count, slabs=tuple(SlabId(one) for one in slab or ()))
-    subject = subjects.command("slabd", lender, "evict")
-    with_client(url, lambda client: client.ask(subject, message, Ok))
+    with_client(url, lambda client: _ask(client, "lender", lender, "evict", message, Ok))
+    if json:
+        print_json({"lender": lender, "slabs": slab or [], "count": count})
+        return
     out.print(f"{lender} evicts {', '.join(slab) if slab else f'{count} slabs'}")
 
 
@@ -289,8 +358,12 @@ def drain(
     lender: str,
     back: Annotated[bool, typer.Option("--back", help="Lend again.")] = False,
     url: Url = None,
+    json: Json = False,
 ) -> None:
     """Empty a lender before maintenance: it evicts everything and lends nothing new."""
-    subject = subjects.command("slabd", lender, "lending")
-    with_client(url, lambda client: client.ask(subject, SetLending(lending=back), Ok))
+    message = SetLending(lending=back)
+    with_client(url, lambda client: _ask(client, "lender", lender, "lending", message, Ok))
+    if json:
+        print_json({"lender": lender, "lending": back})
+        return
     out.print(f"{lender} lends again" if back else f"{lender} gives everything back")

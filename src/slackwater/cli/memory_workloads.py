@@ -1,6 +1,7 @@
 """`loadgen memory`: plays a memory workload against a live block device or an array."""
 
 import asyncio
+import re
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,6 +14,7 @@ from slackwater.cli.show import Json, Url
 from slackwater.cli.sizes import size_bytes
 from slackwater.cli.where import credentials, resolve
 from slackwater.common.errors import ConfigRejected
+from slackwater.schemas.base import ID_PATTERN
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -45,6 +47,10 @@ def memory(
     with reported():
         if (socket is None) == (not cache):
             raise ConfigRejected("name either a device's --socket, or the --cache of an array")
+        if size_bytes(size, "--size") < _PAGE:
+            raise ConfigRejected(f"--size {size!r}: give at least a page, {_PAGE} bytes")
+        if device and re.fullmatch(ID_PATTERN, device) is None:
+            raise ConfigRejected(f"--device {device!r}: give a name of `slackwater memory top`")
         given = {
             "workload": workload, "pages": size_bytes(size, "--size") // _PAGE,
             "seconds": seconds, "depth": depth, "seed": seed, "check": check,

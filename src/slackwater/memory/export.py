@@ -7,8 +7,10 @@ file, the slabs go back.
 
 import asyncio
 import contextlib
+import math
 import os
 import random
+import re
 import secrets
 import signal
 import socket
@@ -24,7 +26,13 @@ from slackwater.common.bus.access import Credentials
 from slackwater.common.bus.base import Delivery
 from slackwater.common.clock import Clock, LiveClock
 from slackwater.common.effects import Publish
-from slackwater.common.errors import ConfigRejected, DecodeRejected, Fatal, Retryable
+from slackwater.common.errors import (
+    ConfigRejected,
+    DecodeRejected,
+    Retryable,
+    SlackwaterError,
+    Unavailable,
+)
 from slackwater.common.sdnotify import SdNotify
 from slackwater.common.shell import run_service
 from slackwater.common.shell.definition import Port
@@ -44,13 +52,14 @@ from slackwater.memory.store import PAGE_BYTES
 from slackwater.memory.table import counters, make_table
 from slackwater.memory.warm import warm
 from slackwater.schemas import subjects
-from slackwater.schemas.base import NodeId
+from slackwater.schemas.base import ID_PATTERN, NodeId
 from slackwater.schemas.memory import (
     DeviceHeartbeat,
     DeviceHello,
     DeviceId,
     DeviceMap,
     DeviceRecord,
+    GetMap,
     SlabdHeartbeat,
     SpanInfo,
 )
@@ -93,17 +102,14 @@ class Exporter:
 
     def __init__(self, options: ExportOptions, slab_bytes: int, clock: Clock) -> None:
         """Raises ConfigRejected."""
+        _check(options, slab_bytes)
+        self._node = _node(options)
         strategy = resilience(options.resilience)
         span_pages = strategy.span_pages(slab_bytes)
         pages = options.size_bytes // PAGE_BYTES
-        if options.size_bytes % PAGE_BYTES:
-            raise ConfigRejected(f"size {options.size_bytes} is no multiple of {PAGE_BYTES}")
-        if not 0 <= options.prefetch <= limits.AHEAD_WINDOW_MAX:
-            raise ConfigRejected(f"prefetch {options.prefetch}: 0 to {limits.AHEAD_WINDOW_MAX}")
         self.options = options
         self._slab_bytes = slab_bytes
         self._clock = clock
-        self._node = options.node or socket.gethostname().split(".")[0]
         places = limits.AHEAD_PAGES if options.prefetch and options.socket is not None else 0
         table = make_table(pages, span_pages, backed=strategy.backup, places=places)
         self.device = Device(
@@ -192,7 +198,7 @@ class Exporter:
                 async with live_world(url, name, credentials=credentials) as world:
                     await self._show_once(world, stop)
                 return
-            except (Retryable, Fatal, ConfigRejected) as error:
+            except SlackwaterError as error:
                 _log.warning("device.off-the-bus", reason=str(error))
             finally:
                 self._post = lambda event: None
@@ -201,7 +207,9 @@ class Exporter:
                     await stop.wait()
 
     async def _show_once(self, world: World, stop: asyncio.Event) -> None:
-        core = face.FaceCore(self.options.id, self.record, self.map)
+        # A device within a process (an array's) is never found again: nothing is kept of it.
+        keeps = self.options.socket is not None
+        core = face.FaceCore(self.options.id, self.record, self.map, keeps)
         made = face.definition(self.options.id, core, self.heartbeat, self.lenders.seen)
 
         async def begin(port: Port) -> None:
@@ -286,6 +294,49 @@ class Exporter:
         )
 
 
+def _node(options: ExportOptions) -> str:
+    return options.node or socket.gethostname().split(".")[0]
+
+
+def _check(options: ExportOptions, slab_bytes: int) -> None:
+    """What would only fail later, or on the bus, or never be told. Raises ConfigRejected."""
+    for name, value in (("id", options.id), ("node", _node(options))):
+        if re.fullmatch(ID_PATTERN, value) is None:
+            raise ConfigRejected(
+                f"{name} {value!r}: give letters, digits, - and _, at most 63 in all, a letter "
+                "or digit first"
+            )
+    if options.size_bytes % PAGE_BYTES or options.size_bytes <= 0:
+        raise ConfigRejected(f"size {options.size_bytes}: give a multiple of {PAGE_BYTES}")
+    known = limits.SLAB_BYTES_MIN <= slab_bytes <= limits.SLAB_BYTES_MAX
+    if slab_bytes % PAGE_BYTES or not known:
+        raise ConfigRejected(
+            f"slab size {slab_bytes}: give what the lenders have, a multiple of {PAGE_BYTES} from "
+            f"{limits.SLAB_BYTES_MIN} to {limits.SLAB_BYTES_MAX}"
+        )
+    if not (math.isfinite(options.hot) and options.hot >= 0):
+        raise ConfigRejected(f"hot {options.hot:g}: give page I/O per second, 0 or more")
+    if options.cold and not 0 <= options.cold < options.hot:
+        raise ConfigRejected(
+            f"cold {options.cold:g}: give less than hot, which is {options.hot:g}, or 0 for never"
+        )
+    if not 0 <= options.prefetch <= limits.AHEAD_WINDOW_MAX:
+        raise ConfigRejected(f"prefetch {options.prefetch}: give 0 to {limits.AHEAD_WINDOW_MAX}")
+
+
+async def refuse_namesake(url: str, id: str, credentials: Credentials | None = None) -> None:
+    """Two devices of one name would depose each other from their slab map, and be one to lenders.
+    Raises ConfigRejected when one is there, Unavailable when the bus is not."""
+    async with live_world(url, f"device-{id}", credentials=credentials) as world:
+        try:
+            await world.bus.request(
+                subjects.command(face.SERVICE, id, "map"), codec.encode(GetMap()), timeout_s=_LOOK_S
+            )
+        except Retryable:
+            return
+    raise ConfigRejected(f"id {id!r}: a device of this name is served already; give another id")
+
+
 async def find_slab_bytes(url: str, name: str, credentials: Credentials | None = None) -> int:
     """The slab size of the cluster's lenders, as the first of them tells; 0: none is there. Raises
     Unavailable when the bus is not there, ConfigRejected when it will not have us."""
@@ -314,6 +365,7 @@ async def export(
 ) -> None:
     """Serve until SIGTERM or SIGINT. `ready` is called, and systemd told, once clients may
     connect."""
+    _check(options, options.slab_bytes or limits.SLAB_BYTES_DEFAULT)
     notify = SdNotify.from_environment()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -321,6 +373,11 @@ async def export(
         loop.add_signal_handler(number, stop.set)
     if options.swap:
         prepare_for_swap()  # Threads inherit it: so before there are any.
+    try:
+        await refuse_namesake(url, options.id, credentials)
+    except Unavailable:
+        if not options.slab_bytes:
+            raise
     slab_bytes = options.slab_bytes or await find_slab_bytes(
         url, f"device-{options.id}", credentials
     )

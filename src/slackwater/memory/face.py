@@ -1,7 +1,8 @@
 """What the bus sees of a device: heartbeats, its map for operators, facts, the durable slab map.
 
 A service like any other, in a shell of its own: it may end and start again while the device serves,
-and the device does not notice. Its bucket `device_<id>` holds one record.
+and the device does not notice. Its bucket `device_<id>` holds one record; a device of which nothing
+is to be kept has none.
 """
 
 from collections.abc import Callable, Sequence
@@ -60,8 +61,13 @@ class FaceCore:
     """`record` and `map` read the device's state as it is."""
 
     def __init__(
-        self, id: str, record: Callable[[], DeviceRecord], map: Callable[[], DeviceMap]
+        self,
+        id: str,
+        record: Callable[[], DeviceRecord],
+        map: Callable[[], DeviceMap],
+        keeps: bool = True,
     ) -> None:
+        self.keeps = keeps
         self._bucket = bucket(id)
         self._record = record
         self._map = map
@@ -90,7 +96,7 @@ class FaceCore:
         assert_never(event)
 
     def _changed(self, now_s: float) -> list[Effect]:
-        if self._waiting:
+        if self._waiting or not self.keeps:
             return []
         if now_s - self._saved_s >= _SAVE_S:
             return self._save(now_s)
@@ -100,7 +106,7 @@ class FaceCore:
     def _save(self, now_s: float) -> list[Effect]:
         self._waiting = False
         self._saved_s = now_s
-        return [Persist(self._bucket, KEY, self._record())]
+        return [Persist(self._bucket, KEY, self._record())] if self.keeps else []
 
 
 def bucket(id: str) -> str:
@@ -118,7 +124,7 @@ def definition(
         id=id,
         core=core,
         description="A block device in remote memory.",
-        buckets={bucket(id): DeviceRecord},
+        buckets={bucket(id): DeviceRecord} if core.keeps else {},
         endpoints={"map": GetMap},
         subscriptions={
             subjects.telemetries(service="slabd", what="heartbeat"): SlabdHeartbeat,

@@ -4,9 +4,12 @@ scripts, and nothing half-done left behind."""
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from slackwater.common.natsserver import NatsServer
 
 pytestmark = pytest.mark.live
 
@@ -30,6 +33,13 @@ def one_line(done: subprocess.CompletedProcess[str]) -> str:
     assert len(lines) == 1, done.stderr
     assert "Traceback" not in done.stderr
     return lines[0]
+
+
+@pytest.fixture(scope="module")
+def bus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of a server with nobody there."""
+    with NatsServer(tmp_path_factory.mktemp("nats")) as server:
+        yield server.url
 
 
 def test_unknown_model_names_its_neighbours(tmp_path: Path) -> None:
@@ -65,6 +75,95 @@ def test_a_submission_is_checked_before_anybody_is_asked(
     done = run("slackwater", "submit", *words)
     assert done.returncode == 65
     assert said in one_line(done)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["export", "--id", "a.b"], "id 'a.b': give letters, digits, - and _"),
+        (["export", "--node", "a/b"], "node 'a/b': give letters, digits, - and _"),
+        (["export", "--size", "5000"], "size 5000: give a multiple of 4096"),
+        (["export", "--size", "0"], "size 0: give a multiple of 4096"),
+        (["export", "--slab-size", "1000"], "slab size 1000: give what the lenders have"),
+        (["export", "--slab-size", "100000"], "slab size 100000: give what the lenders have"),
+        (["export", "--hot", "nan"], "hot nan: give page I/O per second"),
+        (["export", "--cold", "30"], "cold 30: give less than hot, which is 20"),
+        (["export", "--prefetch", "100"], "prefetch 100: give 0 to 64"),
+        (["map", "a b"], "device 'a b': a name has letters, digits, - and _"),
+        (["evict", "a.b", "--count", "1"], "lender 'a.b': a name has letters, digits, - and _"),
+        (["evict", "s1", "zzz"], "slab 'zzz': a slab's name is 12 hexadecimal digits"),
+        (["drain", "a.b"], "lender 'a.b': a name has letters, digits, - and _"),
+    ],
+    ids=lambda words: "-".join(words) if isinstance(words, list) else "",
+)
+def test_memory_commands_name_what_cannot_be(
+    words: list[str], said: str, tmp_path: Path, bus: str
+) -> None:
+    command, *rest = words
+    given = ["--socket", str(tmp_path / "nbd")] if command == "export" else []
+    if given and "--size" not in rest:
+        given += ["--size", "4M"]
+    done = run("slackwater", "memory", command, *given, *rest, "--url", bus)
+    assert done.returncode == (78 if command == "export" else 65)
+    assert said in one_line(done)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["map", "nosuch"], "device 'nosuch' does not answer: see `slackwater memory top`"),
+        (["evict", "nosuch", "--count", "1"], "lender 'nosuch' does not answer"),
+        (["drain", "nosuch"], "lender 'nosuch' does not answer"),
+    ],
+    ids=lambda words: words[0] if isinstance(words, list) else "",
+)
+def test_lenders_and_devices_that_nobody_knows(words: list[str], said: str, bus: str) -> None:
+    done = run("slackwater", "memory", *words, "--url", bus)
+    assert done.returncode == 69
+    assert said in one_line(done)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--size", "0"], "--size '0': give at least a page"),
+        (["--size", "4M", "--device", "a.b"], "--device 'a.b': give a name"),
+        (["--size", "4M", "--seed=-1"], "Expected `int` >= 0 - at `$.seed`"),
+    ],
+)
+def test_memory_workloads_that_cannot_be_played(words: list[str], said: str) -> None:
+    done = run("loadgen", "memory", "zipf", "--socket", "nowhere", *words)
+    assert done.returncode == 78
+    assert said in one_line(done)
+
+
+def test_two_devices_of_one_name(bus: str, tmp_path: Path) -> None:
+    """They would depose each other from their slab map for ever. Once the first has gone its name
+    is free."""
+    command = ["memory", "export", "--size", "4M", "--slab-size", "1M", "--url", bus]
+    first = subprocess.Popen(
+        [
+            sys.executable, "-m", "slackwater.cli.main", *command, "--socket",
+            str(tmp_path / "first"), "--json",
+        ],
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        assert first.stdout is not None
+        assert first.stdout.readline() == b"{\n"
+        while True:  # Clients may connect before the bus knows it.
+            done = run("slackwater", "memory", "map", "d1", "--url", bus)
+            if done.returncode == 0:
+                break
+        done = run("slackwater", *command, "--socket", str(tmp_path / "second"))
+        assert done.returncode == 78
+        assert "id 'd1': a device of this name is served already; give another" in one_line(done)
+        assert not (tmp_path / "second.backup").exists()
+    finally:
+        first.terminate()
+        assert first.wait(20) == 0
+        first.stdout.close()  # type: ignore[union-attr]
 
 
 def test_malformed_trace_row_names_file_line_column_and_value(tmp_path: Path) -> None:

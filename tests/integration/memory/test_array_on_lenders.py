@@ -6,6 +6,7 @@ import os
 import sys
 from pathlib import Path
 
+import nats
 import numpy as np
 import pytest
 
@@ -87,8 +88,19 @@ async def test_every_page_is_right_while_lenders_take_their_memory_back(
                     evicted += 1
             assert await working == 3999
         assert evicted >= 3
+        kept = [name for name in await streams(url) if "array" in name]
+        assert not kept, "an array that has gone leaves records on the bus"
     finally:
         await supervisor.stop()
+
+
+async def streams(url: str) -> list[str]:
+    client = await nats.connect(url)
+    try:
+        found = await client.jetstream().streams_info()
+        return [one.config.name or "" for one in found]
+    finally:
+        await client.close()
 
 
 def lender(folder: Path, id: str, url: str) -> UnitSpec:
