@@ -50,6 +50,7 @@ PROGRAM = Path(__file__).with_name("walker_program.py")
 GROUPS = Path("/sys/fs/cgroup")
 ARRAY_PAGES = 4 * MIB // PAGE_BYTES
 WALKS_MAX = 8
+SCANNED_PAGES = 2048
 VALUES = 1024
 PATIENCE_S = 300.0
 SHOWN_CHARS = 3000
@@ -152,12 +153,14 @@ class Swap:
         """As the device said last."""
         return self._beat.read_remote_pages if self._beat is not None else 0
 
-    async def heard(self, true: Callable[[DeviceHeartbeat], bool]) -> None:
+    async def heard(self, true: Callable[[DeviceHeartbeat], bool]) -> DeviceHeartbeat:
         """Waits until the device says that of itself."""
         try:
             await until(lambda: self._beat is not None and true(self._beat))
         except TimeoutError:
             pytest.fail(f"the device's last heartbeat: {self._beat}")
+        assert self._beat is not None
+        return self._beat
 
     async def on(self) -> None:
         assert not swaps(), "the guest has swap of its own"
@@ -305,6 +308,28 @@ async def test_programs_with_half_of_their_memory_find_every_byte(
         await cached(swap, tmp_path / "memcached.sock")
         swap.check_safe()
         await walked(swap)
+        await scanned(swap)
+
+
+async def scanned(swap: Swap) -> None:
+    """Where swap was, read in order around the page cache: pages come before they are asked for
+    (Leap), and more of them than while programs swapped, which seldom do so in order."""
+    before = await swap.heard(lambda beat: beat.prefetched_pages > 0)
+    said = await sh(
+        "dd", f"if={NBD}", "of=/dev/null", f"bs={PAGE_BYTES}", f"count={SCANNED_PAGES}",
+        "iflag=direct",
+    )  # fmt: skip
+    after = await swap.heard(lambda beat: beat.read_pages - before.read_pages >= SCANNED_PAGES)
+    for beat in (before, after):
+        sys.stdout.write(
+            f"prefetched {beat.prefetched_pages}, hit {beat.prefetch_hit_pages}, late "
+            f"{beat.prefetch_late_pages}, waited for {beat.read_waited_pages} of "
+            f"{beat.read_pages}; {beat.read_remote_pages} remote\n"
+        )
+    sys.stdout.write(said)
+    far = after.read_remote_pages - before.read_remote_pages
+    assert far > 0
+    assert after.prefetch_hit_pages - before.prefetch_hit_pages > far // 2
 
 
 async def walked(swap: Swap) -> None:
