@@ -6,8 +6,8 @@ outside. Hence no threads, executors or sockets here: each is refused where it w
 nothing is left to do and nobody's timer runs, the program waits for something that cannot come,
 and the loop says so instead of hanging.
 
-Determinism is the caller's too: no iteration over sets of objects, no clock and no randomness but
-the world's (`world.py`).
+Determinism is the caller's too: no iteration over sets of objects other than tasks, no clock and no
+randomness but the world's (`world.py`).
 """
 
 import asyncio
@@ -57,11 +57,32 @@ class _JumpingSelector(selectors.BaseSelector):
         return self._keys
 
 
+class _SimTask(asyncio.Task[Any]):
+    """Its hash is its number. Tasks are kept in sets, and cancelled and waited for in a set's order
+    (a task group's, too); by its address, which a hash is else, one run would differ from the next
+    in the same process."""
+
+    def __init__(self, number: int, coro: Coroutine[Any, Any, Any], **named: Any) -> None:
+        self._number = number  # First: the module keeps each task in a set of its own.
+        super().__init__(coro, **named)
+
+    def __hash__(self) -> int:
+        return self._number
+
+
 class SimLoop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
         self._jumping = _JumpingSelector()
         super().__init__(self._jumping)
         self._clock_resolution = _RESOLUTION_S
+        self._tasks_made = 0
+        self.set_task_factory(self._make_task)  # type: ignore[arg-type]  # Typeshed's is of a future.
+
+    def _make_task(
+        self, loop: asyncio.AbstractEventLoop, coro: Coroutine[Any, Any, T], **named: Any
+    ) -> asyncio.Task[T]:
+        self._tasks_made += 1
+        return _SimTask(self._tasks_made, coro, loop=loop, **named)
 
     def time(self) -> float:
         return self._jumping.now_s

@@ -123,7 +123,7 @@ class MemoryChannel:
         self._inbox = Inbox()
         self._credit = Credit()
         self._grants: dict[bytes, Region] = {}
-        self._opened: set[MemoryRemoteRegion] = set()
+        self._opened: dict[MemoryRemoteRegion, None] = {}
         self._lost: str | None = None
         self._ended: asyncio.Future[None] = self._loop.create_future()
         self._handovers = 0
@@ -165,7 +165,7 @@ class MemoryChannel:
         await self._way()
         region = MemoryRemoteRegion(self, key, self.peer.granted(key), self._mapped)
         await self._way()
-        self._opened.add(region)
+        self._opened[region] = None
         return region
 
     async def write(self, local: memoryview, remote: RemoteRegion, offset: int) -> None:
@@ -331,7 +331,8 @@ class MemoryChannel:
         for region in self._opened:
             region.close()
         self._opened.clear()
-        tasks = self._tasks.keys() - {asyncio.current_task()}
+        current = asyncio.current_task()
+        tasks = [task for task in self._tasks if task is not current]
         if tasks:
             await asyncio.wait(tasks, timeout=limits.CLOSE_S)
 

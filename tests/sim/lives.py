@@ -111,14 +111,16 @@ class Lives:
         self._tasks: dict[asyncio.Task[Any], Context] = {}
 
     async def begin(self) -> None:
-        asyncio.get_running_loop().set_task_factory(self._make_task)
+        loop = asyncio.get_running_loop()
+        self._numbered: Any = loop.get_task_factory()
+        loop.set_task_factory(self._make_task)
         for id in self.ids:
             await self.start(id)
 
     def _make_task(self, loop: Any, work: Coroutine[Any, Any, Any], context: Any = None) -> Any:
         """So that a kill finds all tasks of a life, whoever began them."""
         context = copy_context() if context is None else context  # An empty one is falsy.
-        task: asyncio.Task[Any] = asyncio.Task(work, loop=loop, context=context)
+        task: asyncio.Task[Any] = self._numbered(loop, work, context=context)
         self._tasks[task] = context
         task.add_done_callback(self._tasks.pop)
         return task

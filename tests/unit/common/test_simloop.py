@@ -178,3 +178,21 @@ def test_each_client_draws_its_own_numbers() -> None:
         assert sim.client("b").rng.random() != first[0]
 
     run_simulated(main())
+
+
+def test_tasks_in_a_set_have_the_same_order_in_every_run() -> None:
+    """By their addresses two runs of one process differed: services are cancelled in a set's order,
+    and what they say last draws from the same random numbers."""
+
+    async def orders() -> list[str]:
+        found = []
+        for turn in range(20):
+            tasks = {asyncio.create_task(asyncio.sleep(0.0), name=f"{turn}.{n}") for n in range(9)}
+            found += [task.get_name() for task in tasks]
+            await asyncio.gather(*tasks)
+        return found
+
+    first = run_simulated(orders())
+    moved = [bytearray(size) for size in range(0, 4000, 7)]  # What comes lies elsewhere.
+    assert run_simulated(orders()) == first
+    assert len(moved) > 0
