@@ -4,10 +4,12 @@ A window counts only if it lies wholly after the last change on every aggregator
 job lost more than LossLimit of its standalone speed in it, the newest assignment among the jobs
 that share its aggregators is undone: that job may not return to where the loss was, those
 aggregators may be filled less, and it is assigned again, with a new aggregator where nothing else
-fits. Where transfer times say that a link is congested, the job leaves that link instead
-(interference.py). A job is reverted a bounded number of times, so two jobs cannot chase each other
-for ever. A job that shares with nobody is never reverted; if it loses on fewer aggregators than it
-asked for, it gets those.
+fits. Where the scheme's own reckoning says that a cycle stretches the job beyond its limit, no
+assignment is to blame: the cycle's longest job has ended, and what is left fits the others worse.
+Then the job itself is assigned again. Where transfer times say that a link is congested, the job
+leaves that link instead (interference.py). A job is reverted a bounded number of times, so two jobs
+cannot chase each other for ever. A job that shares with nobody is never reverted; if it loses on
+fewer aggregators than it asked for, it gets those.
 
 When a job has ended, the least loaded aggregator's buckets are reassigned to the others without new
 allocations; while that succeeds, it is repeated with the next.
@@ -21,6 +23,8 @@ from slackwater.schemas.base import AggregatorId
 from slackwater.schemas.placement import Profile
 from slackwater.schemas.telemetry import JobProfiled, WindowMeasured
 from slackwater.services.controller import assigning, interference, moving
+from slackwater.services.controller.policies.scheme import Packing
+from slackwater.services.controller.policies.scheme import loss as loss_of
 from slackwater.services.controller.policies.view import JobView, PlanRefused, validate
 from slackwater.services.controller.snapshot import cluster_view, free_slots, job_view, shared
 from slackwater.services.controller.state import Job, State
@@ -90,20 +94,26 @@ def measured(state: State, job: Job, window: WindowMeasured, now_s: float) -> No
     neighbours = _neighbours(state, job)
     if any(each.record.phase != "steady" and each.record.profile for each in neighbours):
         return  # Something changes here already.
+    loss = loss_of(record.profile.iteration_s, window.iteration_s)
+    limit = record.loss_limit or state.config.loss_limit
     begun_s = now_s - window.iterations * window.iteration_s
-    changed_s = max(state.aggregators[a].changed_s for a in job.homes())
-    if begun_s < max(changed_s, job.settled_s):
+    if begun_s < job.settled_s:
+        return
+    remedied = any(each.wish is not None for each in (job, *neighbours))  # Or it was refused.
+    if loss > limit and not remedied and (where := _stretching(state, job, limit)):
+        # Whatever has changed since the window began: it still does.
+        _tell_loss(state, job, "reverted", job, loss, window, where, now_s)
+        assigning.want(state, job, "reverted", now_s)
+        return
+    if begun_s < max(state.aggregators[a].changed_s for a in job.homes()):
         return
     interference.look(state, job, window, now_s)
-    loss = 1.0 - record.profile.iteration_s / window.iteration_s
-    if loss <= (record.loss_limit or state.config.loss_limit):
+    if loss <= limit:
         interference.relieved(state, job)
         _forgive(state, job)
         return
-    if interference.mitigate(state, job, window, loss, now_s):
+    if interference.mitigate(state, job, window, loss, now_s) or remedied:
         return
-    if any(each.wish is not None for each in (job, *neighbours)):
-        return  # A remedy is on its way, or was refused and is asked for again.
     if neighbours:
         _revert(state, job, neighbours, loss, window, now_s)
     elif len(job.homes()) < record.spec.servers:
@@ -119,11 +129,26 @@ def _neighbours(state: State, job: Job) -> list[Job]:
 
 def _forgive(state: State, job: Job) -> None:
     """It is well where it is, though it may have been told to leave and could not."""
-    stuck = job.homes() & set(job.record.excluded)
-    if stuck and job.wish is not None and job.wish.cause == "reverted":
+    if job.wish is not None and job.wish.cause == "reverted":
         job.wish = None
-        left = tuple(a for a in job.record.excluded if a not in stuck)
+        homes = job.homes()
+        left = tuple(a for a in job.record.excluded if a not in homes)
         state.change(job, excluded=left, reason="")
+
+
+def _stretching(state: State, job: Job, limit: float) -> list[AggregatorId]:
+    """Of the job's aggregators, those whose slots alone make it lose more than its limit."""
+    name, profile = state.policy_name(job), job.record.profile
+    if profile is None or state.policy_named(name).order != "cyclic":
+        return []
+    view = cluster_view(state, None, policy=name)
+    packing, homes = Packing(view), job.homes()
+    return [
+        each.id
+        for each in view.aggregators
+        if each.id in homes
+        and loss_of(profile.iteration_s, packing.lasting_s(job.id, each.id)) > limit
+    ]
 
 
 def _revert(

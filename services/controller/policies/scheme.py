@@ -177,9 +177,18 @@ class Packing:
         )
         return target.usable * target.cycle_s - used_s, target.cycle_s
 
+    def lasting_s(self, job: JobId, aggregator: str) -> float:
+        """What of the job's iteration that aggregator alone requires: its cycle, or, where the job
+        that made it longer has ended, the job's own slots there."""
+        return max(self.stretch_s(job, aggregator), self._aggregators[aggregator].slots_s[job])
+
     def durations_s(self) -> dict[JobId, float]:
-        """d_j of every job."""
-        return {job: entry.duration_s() for job, entry in self._jobs.items()}
+        """d_j of every job, with its own slots."""
+        found = {job: entry.iteration_s for job, entry in self._jobs.items()}
+        for name, aggregator in self._aggregators.items():
+            for job in aggregator.slots_s:
+                found[job] = max(found[job], self.lasting_s(job, name))
+        return found
 
     def qualifies(self, estimate: Estimate) -> bool:
         """Line 6 tests every job; a loss equal to the limit is out, as printed."""
