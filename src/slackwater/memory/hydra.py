@@ -106,14 +106,20 @@ class Hydra:
     def _at_hand(
         self, span: int, members: Members, pages: Pages, expected: Generations, target: memoryview
     ) -> bool:
-        """Read out of the first members that are left, if they are mapped and have everything."""
+        """Read out of members that are mapped and have everything, if there are so many."""
         found = self._near.get(span)
         if found is None or found.members is not members:
             found = gather.near(self.code, members)
+        for _ in range(self.width - self.needed + 1):
             if found is None:
                 return False
             self._near[span] = found
-        return gather.read(self.code, found, span, pages, expected, target)
+            failed = gather.read(self.code, found, span, pages, expected, target)
+            if failed < 0:
+                return failed == gather.GOOD
+            self.erasures += 1
+            found = gather.without(self.code, found, failed)
+        return False
 
     async def _gather(
         self, span: int, members: Members, pages: Pages, expected: Generations, extra: int

@@ -141,8 +141,8 @@ def test_a_damaged_fragment_is_made_up_for(mapped: bool, at: int) -> None:
 
 @pytest.mark.parametrize("lost", [(), (0,), (3, 9), (8, 9), (0, 1)], ids=str)
 def test_mapped_members_that_are_well_need_no_plan(lost: tuple[int, ...]) -> None:
-    """Nobody is asked in rounds; a damaged fragment, and one of an older write, is found all the
-    same, and then the others are asked."""
+    """Nobody is asked in rounds; a damaged fragment is found all the same, and another member's is
+    taken instead, as long as there is one."""
 
     async def story() -> None:
         span = Span(mapped=True)
@@ -165,8 +165,43 @@ def test_mapped_members_that_are_well_need_no_plan(lost: tuple[int, ...]) -> Non
         if len(lost) < 2:
             span.damage(4, 7)
             assert await span.read(pages) == data
-            assert planned == 1
+            assert planned == 0
             assert span.hydra.erasures == 1
+
+    simulated(story())
+
+
+def test_a_new_member_is_left_out_until_it_is_needed() -> None:
+    """It lacks every page: it is tried once, not by every read; regenerated, it serves."""
+
+    async def story() -> None:
+        span = Span(mapped=True)
+        pages, data = page_range(0, PAGES), some(PAGES)
+        await span.write(pages, data)
+        span.members[0] = span.lender()
+        members, target = list(span.members), bytearray(len(data))
+
+        async def read() -> bytes:
+            await span.hydra.read(SPAN, members, pages, memoryview(target))
+            return bytes(target)
+
+        for _ in range(3):
+            assert await read() == data
+        assert span.hydra.erasures == 1
+        span.damage(4, 7)
+        for _ in range(3):
+            assert await read() == data
+        assert span.hydra.erasures == 2
+        assert await span.hydra.regenerate(SPAN, members, 0, pages) == PAGES
+        span.damage(5, 7)
+        span.damage(6, 8)
+        for _ in range(3):
+            assert await read() == data, "page 7 needs the new member"
+        members = [None if index in (4, 5) else one for index, one in enumerate(members)]
+        with pytest.raises(PagesLost):
+            await read()
+        span.damage(6, 8)
+        assert await read() == data, "it serves"
 
     simulated(story())
 
