@@ -227,11 +227,10 @@ class Stream:
         if isinstance(first, _Described):
             ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [first.fd]))]
             buffers.append(first.data)
-        else:
-            for entry in islice(self._queue, _GATHER_MAX):
-                if isinstance(entry, _Described):
-                    break
-                buffers.append(entry)
+        for entry in islice(self._queue, len(buffers), _GATHER_MAX):
+            if isinstance(entry, _Described):
+                break
+            buffers.append(entry)
         wanted = sum(map(len, buffers))
         sent = self._sock.sendmsg(buffers, ancillary)
         if isinstance(first, _Described):

@@ -353,20 +353,17 @@ class DeviceCore:
         if member is None or member.state != "leaving":
             return []
         self.spans.forget(member)
-        effects: list[Effect] = [Do("save")]
-        if member.lender in self.connected and member.slab is not None:
-            assert member.lender is not None
-            if member.why == "evict":
-                done = EvictDone(slabs=(member.slab,))
-                effects.insert(0, self._send(member.lender, done))
-            else:
-                back = UnmapSlab(slab=member.slab, generation=member.generation)
-                effects.insert(0, self._send(member.lender, back))
-        effects.append(self._fact(member, "unmapped", now_s, member.why))
+        effects: list[Effect] = [self._fact(member, "unmapped", now_s, member.why)]
         hot = self.activity[member.span] > self.settings.hot
         if member.why != "cold" and (hot or member.span in self.spans.thinned()):
-            effects += self._place(member.span, now_s)
-        return effects
+            effects += self._place(member.span, now_s)  # Who is told first takes the processor.
+        if member.lender in self.connected and member.slab is not None:
+            assert member.lender is not None
+            done: Message = EvictDone(slabs=(member.slab,))
+            if member.why != "evict":
+                done = UnmapSlab(slab=member.slab, generation=member.generation)
+            effects.append(self._send(member.lender, done))
+        return [*effects, Do("save")]
 
     def _connected(self, lender: LenderId) -> list[Effect]:
         self._connecting.discard(lender)

@@ -85,14 +85,14 @@ class Lenders:
         self._resting = False
         device.on_fenced = lambda span: self.feed(Fenced(span))
         device.on_failed = self._failed
-        self._actions: dict[str, Callable[..., None]] = {
+        self._actions: dict[str, Callable[..., object]] = {
             "connect": self._connect,
             "send": self._send,
             "open": self._open,
             "admit": self._admit,
             "suspend": self._suspend,
             "leave": self._leave,
-            "save": self._changed,
+            "save": lambda: self._loop.call_soon(self._changed),
         }
 
     # A life ---------------------------------------------------------------------------------------
@@ -151,8 +151,8 @@ class Lenders:
                 self._timers[key] = self._loop.call_later(delay_s, self._fire, key)
             case CancelTimer(key=key):
                 self._cancel(key)
-            case Publish():
-                self._publish(effect)
+            case Publish():  # What is sent to lenders leaves before.
+                self._loop.call_soon(self._publish, effect)
             case Log(event=event, fields=fields, level=level):
                 getattr(_log, level)(event, **fields)
             case _:

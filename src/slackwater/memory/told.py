@@ -7,12 +7,16 @@ its usage instead, and only then are both asked. That is one round trip where th
 """
 
 from collections.abc import Collection, Iterable, Sequence
+from typing import Final
 
 from slackwater.common import limits
 from slackwater.common.memory import coding_sets
 from slackwater.memory.spans import Member
 from slackwater.schemas.base import NodeId
 from slackwater.schemas.memory import LenderId, SlabdHeartbeat
+
+SLACK: Final = 0.02
+"""Of a machine's memory: what a second changes of it without anybody lending."""
 
 
 class Told:
@@ -59,7 +63,7 @@ class Told:
         self, chosen: Sequence[LenderId], old: Collection[LenderId], members: Iterable[Member]
     ) -> tuple[LenderId, float]:
         """(the least used of them, those that are not `old` first; the usage above which it is not
-        that any more, give or take a slab; 0: it would be all the same)."""
+        that any more, give or take SLACK or a slab; 0: it would be all the same)."""
         placed = list(members)
 
         def usage(lender: LenderId) -> float:
@@ -71,4 +75,4 @@ class Told:
         (is_old, _, best), others = ranked[0], ranked[1:]
         if not others or others[0][0] != is_old:
             return best, 0.0
-        return best, others[0][1] + self.slab_share(best)
+        return best, others[0][1] + max(SLACK, self.slab_share(best))

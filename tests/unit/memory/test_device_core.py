@@ -22,6 +22,7 @@ from slackwater.memory.events import (
     Stopping,
 )
 from slackwater.memory.spans import DeviceSettings
+from slackwater.memory.told import SLACK
 from slackwater.schemas.base import Message, NodeId
 from slackwater.schemas.memory import (
     Activity,
@@ -59,6 +60,7 @@ class World:
             random.Random(3),
         )
         self.now_s = 0.0
+        self.total = 100 * SLAB
         self.names = [LenderId(f"s{n}") for n in range(lenders)]
         self.free = dict.fromkeys(self.names, 4)
         self.used = dict.fromkeys(self.names, 0.5)
@@ -79,8 +81,9 @@ class World:
                         SlabdHeartbeat(
                             service="slabd", id=name, incarnation=1, at_s=self.now_s,
                             node=NodeId(f"n-{name}"), addresses=(("shm", name),), slab_bytes=SLAB,
-                            free_slabs=self.free[name], lent_slabs=0, devices=0, total_bytes=1,
-                            used_bytes=1, headroom_bytes=1,
+                            free_slabs=self.free[name], lent_slabs=0, devices=0,
+                            total_bytes=self.total, used_bytes=int(self.used[name] * self.total),
+                            headroom_bytes=1,
                         )
                     )
                 )  # fmt: skip
@@ -119,6 +122,8 @@ class World:
                 self.feed(
                     Heard(lender, FreeMemory(request=request, free_slabs=free, used_share=used))
                 )
+            case MapSlab(request=request, usage_max=most) if 0.0 < most < self.used[lender]:
+                self._answer(lender, QueryMemory(request=request))
             case MapSlab(request=request):
                 self.feed(Heard(lender, self._map(lender, request, 1, None)))
             case ClaimSlab(request=request, slab=slab, generation=generation):
@@ -137,10 +142,11 @@ class World:
             request=request, slab=slab, generation=generation, slab_bytes=SLAB, key=b"k"
         )
 
-    def use(self, rate: float, *spans: int, seconds: int = 1) -> None:
+    def use(self, rate: float, *spans: int, seconds: int = 1, beat: bool = True) -> None:
         for _ in range(seconds):
             self.now_s += 1.0
-            self.beat()
+            if beat:
+                self.beat()
             counts = np.zeros(SPANS, np.int64)
             counts[list(spans)] = int(rate)
             self.feed(ActivityMeasured(counts))
@@ -198,6 +204,65 @@ def test_of_two_that_were_asked_the_less_used_gives_the_slab() -> None:
     asked = [lender for lender, _ in world.to(QueryMemory)]
     assert len(asked) == 2
     assert world.lender_of(0) == min(asked, key=lambda lender: world.used[lender])
+
+
+def connected(lenders: int = 2, **used: float) -> World:
+    """Every lender is connected, heartbeats have told what it uses, and none gave a slab."""
+    world = World(lenders=lenders)
+    world.total = 1000 * SLAB
+    for name in world.names:
+        world.feed(Connected(name))
+        world.used[name] = used.get(name, 0.5)
+    return world
+
+
+def test_connected_lenders_are_compared_by_what_they_told_and_one_is_asked() -> None:
+    """One round trip: MAP to the less used one, with the other's usage and some slack."""
+    world = connected(s0=0.4, s1=0.3)
+    world.use(1000, 0)
+    assert not world.to(QueryMemory)
+    [(lender, message)] = world.to(MapSlab)
+    assert lender == world.names[1]
+    assert message.usage_max == pytest.approx(0.4 + SLACK)
+    assert world.lender_of(0) == lender
+
+
+def test_a_lender_that_has_become_fuller_than_the_other_says_so_and_both_are_asked() -> None:
+    world = connected(s0=0.4, s1=0.3)
+    world.beat()
+    world.used[world.names[1]] = 0.9
+    world.use(1000, 0, beat=False)
+    assert [lender for lender, _ in world.to(QueryMemory)] == [world.names[0]]
+    assert [lender for lender, _ in world.to(MapSlab)] == [world.names[1], world.names[0]]
+    assert world.to(MapSlab)[1][1].usage_max == 0.0, "it was compared"
+    assert world.lender_of(0) == world.names[0]
+
+
+@pytest.mark.parametrize("silent", [False, True], ids=["gone", "silent"])
+def test_a_fuller_lender_gives_its_slab_after_all_when_the_other_is_gone(silent: bool) -> None:
+    world = connected(s0=0.4, s1=0.3)
+    world.beat()
+    world.used[world.names[1]] = 0.9
+    if silent:
+        world.mute.add(world.names[0])
+    else:
+        world.down.add(world.names[0])
+        world.feed(Disconnected(world.names[0], "cut"))
+    world.use(1000, 0, beat=False)
+    if silent:
+        world.fire("place")
+    assert world.lender_of(0) == world.names[1]
+
+
+def test_spans_that_get_hot_at_once_know_of_each_other_before_a_heartbeat_does() -> None:
+    """Two lenders that told the same: what this device takes meanwhile is added to that."""
+    world = connected(lenders=2, s0=0.5, s1=0.5)
+    world.total = 4 * SLAB
+    world.beat()
+    world.mute.update(world.names)
+    world.use(1000, 0, 1, 2, 3, beat=False)
+    asked = [lender for lender, _ in world.to(MapSlab)]
+    assert sorted(asked) == [*world.names[:1] * 2, *world.names[1:] * 2]
 
 
 def test_lenders_without_a_slab_of_this_device_come_first() -> None:

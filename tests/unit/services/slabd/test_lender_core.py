@@ -116,6 +116,20 @@ def lending(slabs: int = 8, **config: Any) -> Lender:
     return lender
 
 
+def test_a_lender_above_the_usage_that_map_names_tells_its_own_instead() -> None:
+    """The device compared what two had told; this one has become the fuller since."""
+    lender = Lender()
+    lender.sample(2, times=20)
+    lender.join(1)
+    used = lender.core.used_share
+    assert not lender.borrow(1, usage_max=used - 0.01)
+    [told] = lender.last(FreeMemory)
+    assert (told.request, told.used_share) == (0, used)
+    assert not lender.last(NotMapped)
+    assert lender.borrow(1, usage_max=used + 0.01)
+    assert lender.borrow(1), "0: whatever it uses"
+
+
 def test_slabs_are_made_until_only_headroom_is_left() -> None:
     lender = lending(8)
     assert len(lender.core.slabs) == 8
