@@ -203,6 +203,8 @@ COMMANDS_WAITING_MAX: Final = 64
 """Commands about one job that wait until its regions are made."""
 PROFILE_EXECUTIONS: Final = 12
 """A task's CPU time is the lower quartile of so many first executions."""
+CALIBRATION_EXECUTIONS: Final = 100
+"""Executions of a task after which what it takes is compared with its profile."""
 TASKS_PER_MESSAGE: Final = 2000
 MOVES_AT_ONCE: Final = 8
 """Buckets that one aggregator hands over at a time."""

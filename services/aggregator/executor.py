@@ -344,8 +344,10 @@ class Executor:
         if outcome.refused is None:  # Else no execution: it stopped, or looked twice.
             measured.executions += 1
             charged_s = measured.profile.charge(outcome.cpu_s)
-        if not task.slots.task_cpu_ns and measured.profile.kept_s:
-            task.slots.task_cpu_ns = max(1, round(measured.profile.kept_s * 1e9))
+        if measured.profile.kept_s:  # It goes where the region goes.
+            kept_ns = max(1, round(measured.profile.kept_s * 1e9))
+            if task.slots.task_cpu_ns != kept_ns:
+                task.slots.task_cpu_ns = kept_ns
         return charged_s
 
     def forget(self, key: Key) -> None:

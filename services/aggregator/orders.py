@@ -103,8 +103,7 @@ class Orders:
             self._background(self._load_kernels())
         paces: dict[str, float] = {each.job: each.every_s for each in message.jobs}
         slacks: dict[str, float] = {e.job: e.slack for e in message.jobs if e.slack}
-        now_s = self._clock.now_s()
-        self._executor.turns.plan(message.cycle_s, message.slack, paces, now_s, slacks)
+        self._executor.turns.plan(message.cycle_s, message.slack, paces, slacks)
 
     def _add(self, held: Held, *, arrived: bool = False) -> Bucket:
         slots = held.slots

@@ -21,6 +21,8 @@ from typing import Final, Generic, NamedTuple, TypeVar
 from slackwater.common import limits
 
 T = TypeVar("T")
+CALIBRATED_FROM: Final = 0.2
+"""A cost that moved by less than this part is the same: machines differ from minute to minute."""
 _NOTHING_S: Final = 1e-9
 """Less than this is left of a slot by rounding only."""
 
@@ -28,9 +30,14 @@ _NOTHING_S: Final = 1e-9
 @dataclass(slots=True)
 class Profile:
     """The CPU time of one bucket's task, or the time between two of them: the lower quartile of the
-    first ones, then kept."""
+    first ones, then kept, and calibrated as long as there are more.
+
+    What tasks take while others use the machine, too, would make their slots longer and the machine
+    look busier. So a calibration lengthens them only if not one of its executions took as little as
+    was profiled; what is cheaper is learned by the same quartile as at first."""
 
     samples_s: list[float] = field(default_factory=list)
+    """Since the profile was complete, or since it was last calibrated."""
     kept_s: float = 0.0
     """0: not known yet."""
 
@@ -39,17 +46,32 @@ class Profile:
         """The lower quartile so far; 0 before the first execution."""
         if self.kept_s or not self.samples_s:
             return self.kept_s
-        return sorted(self.samples_s)[len(self.samples_s) // 4]
+        return _lower_quartile(self.samples_s)
 
     def charge(self, measured_s: float) -> float:
         """What an execution that took `measured_s` is charged."""
-        if self.kept_s:
-            return self.kept_s
+        charged_s = self.kept_s or measured_s
         self.samples_s.append(measured_s)
-        if len(self.samples_s) >= limits.PROFILE_EXECUTIONS:
+        if self.kept_s:
+            self._calibrate()
+        elif len(self.samples_s) >= limits.PROFILE_EXECUTIONS:
             self.kept_s = self.cpu_s
             self.samples_s.clear()
-        return measured_s
+        return charged_s
+
+    def _calibrate(self) -> None:
+        if len(self.samples_s) < limits.CALIBRATION_EXECUTIONS:
+            return
+        quartile_s, least_s = _lower_quartile(self.samples_s), min(self.samples_s)
+        if quartile_s < self.kept_s * (1.0 - CALIBRATED_FROM):
+            self.kept_s = quartile_s
+        elif least_s > self.kept_s * (1.0 + CALIBRATED_FROM):
+            self.kept_s = least_s
+        self.samples_s.clear()
+
+
+def _lower_quartile(samples_s: list[float]) -> float:
+    return sorted(samples_s)[len(samples_s) // 4]
 
 
 class Begun(NamedTuple, Generic[T]):

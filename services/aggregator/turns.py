@@ -2,8 +2,8 @@
 
     arrival    a request runs when it comes (what ps-lite does, and what profiling wants)
     cyclic     the paper's cyclic execution (AutoPS section 3.3.1): the cycle's slots are those of
-               the requests that are expected in it; one that missed its own has what they leave of
-               this cycle, and then its place in the next
+               the requests that are expected in it; one that missed its own has what they leave,
+               until its own comes again
     deadline   our own: the earliest deadline first, the deadlines those that demand.py of the
                controller admitted the job by (docs/adr/0010)
 
@@ -14,7 +14,7 @@ bucket). Which jobs follow which rule is the controller's plan (`PlanTurns`).
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import floor, inf
+from math import ceil, inf
 
 from slackwater.services.aggregator.schedule import Profile
 
@@ -34,12 +34,11 @@ class Turns:
         cycle_s: float,
         slack: float,
         paces: Mapping[str, float],
-        now_s: float,
         slacks: Mapping[str, float] | None = None,
     ) -> None:
         """All of it anew: `paces` is job -> how often its tasks are expected. `cycle_s` 0: nobody's
         tasks run in a cycle. `slacks`: of jobs whose tenant has a loss limit of its own."""
-        self.cycle.plan(cycle_s, slack, paces if cycle_s else {}, now_s, slacks)
+        self.cycle.plan(slack, paces if cycle_s else {}, slacks)
         if not cycle_s:
             self.deadlines.pace(slack, paces, slacks or {})
 
@@ -77,7 +76,7 @@ class _Member:
 
 
 class CyclicTurns:
-    """The slots of an execution cycle C_n that repeats from the moment it was planned.
+    """The slots of an execution cycle C_n, which repeats.
 
     A job's tasks are expected once every d_j, so that a faster job has k_jn = C_n / d_j executions
     in each cycle; each has its place in the order when it is expected. A request that comes then
@@ -86,8 +85,8 @@ class CyclicTurns:
     asks for, and the places that are waited for are d_j apart however often it comes. A late one
     missed its execution: its slot would be over, and the next one is nearer. (A nearer bound takes
     a job that waited for its neighbours for a straggler, and what it then waits makes it one.) It
-    runs in this cycle only in slots that the scheduled requests leave, and is next when the cycle
-    ends.
+    runs only in slots that the scheduled requests leave, until its own slot comes again, in the
+    next cycle or, of a faster job, in this one.
 
     Slots are reserved by giving way: an outlier that has begun leaves the slot after a chunk to a
     scheduled request, so that "co-located model aggregations are not affected". To let it begin
@@ -101,22 +100,16 @@ class CyclicTurns:
     """
 
     def __init__(self) -> None:
-        self._cycle_s = 0.0
-        self._begun_s = 0.0
         self._members: dict[str, _Member] = {}
 
     def plan(
         self,
-        cycle_s: float,
         slack: float,
         paces: Mapping[str, float],
-        now_s: float,
         slacks: Mapping[str, float] | None = None,
     ) -> None:
-        """`slack`: the part of d_j by which a request may be late and is none. A changed cycle
-        begins now; of jobs that stay, what is expected is remembered."""
-        if cycle_s != self._cycle_s:
-            self._cycle_s, self._begun_s = cycle_s, now_s
+        """`slack`: the part of d_j by which a request may be late and is none. Of jobs that stay,
+        what is expected is remembered."""
         members = {
             job: self._members.get(job) or _Member(every_s) for job, every_s in paces.items()
         }
@@ -133,12 +126,6 @@ class CyclicTurns:
         if member is not None:
             member.tasks.pop(task[1], None)
 
-    def cycle_end_s(self, now_s: float) -> float:
-        """Of the cycle in which `now_s` is."""
-        turns = floor((now_s - self._begun_s) / self._cycle_s) + 1
-        end_s = self._begun_s + turns * self._cycle_s
-        return end_s if end_s > now_s else end_s + self._cycle_s
-
     def arrived(self, task: Task, now_s: float, slot_s: float) -> float:
         """A task of a planned job."""
         member = self._members[task[0]]
@@ -150,7 +137,8 @@ class CyclicTurns:
             for other in member.tasks.values():
                 other.expected_s += now_s - expected_s
             entry.expected_s = now_s + member.every_s
-            return self.cycle_end_s(now_s)
+            missed = ceil((now_s - expected_s) / member.every_s)
+            return expected_s + missed * member.every_s
         place_s = min(max(now_s, expected_s), now_s + member.every_s)
         entry.expected_s = place_s + member.every_s
         return place_s

@@ -6,10 +6,10 @@ that share its aggregators is undone: that job may not return to where the loss 
 aggregators may be filled less, and it is assigned again, with a new aggregator where nothing else
 fits. Where the scheme's own reckoning says that a cycle stretches the job beyond its limit, no
 assignment is to blame: the cycle's longest job has ended, and what is left fits the others worse.
-Then the job itself is assigned again. Where transfer times say that a link is congested, the job
-leaves that link instead (interference.py). A job is reverted a bounded number of times, so two jobs
-cannot chase each other for ever. A job that shares with nobody is never reverted; if it loses on
-fewer aggregators than it asked for, it gets those.
+Then the job is assigned again, or, if that moves less, the one whose cycle it is. Where transfer
+times say that a link is congested, the job leaves that link instead (interference.py). A job is
+reverted a bounded number of times, so two jobs cannot chase each other for ever. A job that shares
+with nobody is never reverted; if it loses on fewer aggregators than it asked for, it gets those.
 
 When a job has ended, the least loaded aggregator's buckets are reassigned to the others without new
 allocations; while that succeeds, it is repeated with the next.
@@ -100,10 +100,11 @@ def measured(state: State, job: Job, window: WindowMeasured, now_s: float) -> No
     if begun_s < job.settled_s:
         return
     remedied = any(each.wish is not None for each in (job, *neighbours))  # Or it was refused.
-    if loss > limit and not remedied and (where := _stretching(state, job, limit)):
-        # Whatever has changed since the window began: it still does.
-        _tell_loss(state, job, "reverted", job, loss, window, where, now_s)
-        assigning.want(state, job, "reverted", now_s)
+    if loss > limit and not remedied and (stretched := _stretched(state, job, limit)):
+        # Whatever has changed since the window began: it still is.
+        leaving, where = stretched
+        _tell_loss(state, leaving, "reverted", job, loss, window, where, now_s)
+        assigning.want(state, leaving, "reverted", now_s)
         return
     if begun_s < max(state.aggregators[a].changed_s for a in job.homes()):
         return
@@ -136,19 +137,26 @@ def _forgive(state: State, job: Job) -> None:
         state.change(job, excluded=left, reason="")
 
 
-def _stretching(state: State, job: Job, limit: float) -> list[AggregatorId]:
-    """Of the job's aggregators, those whose slots alone make it lose more than its limit."""
+def _stretched(state: State, job: Job, limit: float) -> tuple[Job, list[AggregatorId]] | None:
+    """If slots alone make the job lose more than its limit: on which aggregators, and who leaves
+    them. Of those with whom, or without whom, all the others keep their limits, that is the one
+    who has least there; else the job itself."""
     name, profile = state.policy_name(job), job.record.profile
     if profile is None or state.policy_named(name).order != "cyclic":
-        return []
-    view = cluster_view(state, None, policy=name)
-    packing, homes = Packing(view), job.homes()
-    return [
+        return None
+    packing, homes = Packing(view := cluster_view(state, None, policy=name)), job.homes()
+    where = [
         each.id
         for each in view.aggregators
         if each.id in homes
         and loss_of(profile.iteration_s, packing.lasting_s(job.id, each.id)) > limit
     ]
+    if not where:
+        return None
+    found = [packing.leavers(id) for id in where]
+    there_s = {id: sum(each[id] for each in found) for id in set.intersection(*map(set, found))}
+    leaving = min(there_s, key=lambda id: (there_s[id], id), default=job.id)
+    return state.jobs[leaving], where
 
 
 def _revert(

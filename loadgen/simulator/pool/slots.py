@@ -101,7 +101,7 @@ class SlotRun:
         for name, plan in (plans or {}).items():
             paces: dict[str, float] = {each.job: each.every_s for each in plan.jobs}
             slacks: dict[str, float] = {each.job: each.slack for each in plan.jobs if each.slack}
-            self._slots[name].turns.plan(plan.cycle_s, plan.slack, paces, 0.0, slacks)
+            self._slots[name].turns.plan(plan.cycle_s, plan.slack, paces, slacks)
 
     def iterations_s(self) -> dict[str, list[float]]:
         """Of each job, how long its iterations lasted."""

@@ -182,6 +182,21 @@ class Packing:
         that made it longer has ended, the job's own slots there."""
         return max(self.stretch_s(job, aggregator), self._aggregators[aggregator].slots_s[job])
 
+    def leavers(self, aggregator: str) -> dict[JobId, float]:
+        """The jobs there of which each, if it left, would leave nobody whom that aggregator makes
+        lose more than its limit, and its slot time there."""
+        slots_s = self._aggregators[aggregator].slots_s
+        found: dict[JobId, float] = {}
+        for leaving in slots_s:
+            stay = {job: self._jobs[job].iteration_s for job in slots_s if job != leaving}
+            cycle_s = max(stay.values(), default=0.0)
+            if all(
+                loss(each_s, max(stretched_s(cycle_s, each_s), slots_s[job])) <= self._limit(job)
+                for job, each_s in stay.items()
+            ):
+                found[leaving] = slots_s[leaving]
+        return found
+
     def durations_s(self) -> dict[JobId, float]:
         """d_j of every job, with its own slots."""
         found = {job: entry.iteration_s for job, entry in self._jobs.items()}

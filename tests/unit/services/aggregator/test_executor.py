@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from slackwater.common import limits
 from slackwater.common.clock import LiveClock
 from slackwater.common.simloop import run_simulated
 from slackwater.common.world import sim_world
@@ -73,7 +74,7 @@ class Slot:
             self.executor.submit(self.task(job))
 
     def plan(self, cycle_s: float, **every_s: float) -> None:
-        self.executor.turns.plan(cycle_s, 0.1, every_s, self.begun_s)
+        self.executor.turns.plan(cycle_s, 0.1, every_s)
 
 
 def simulated(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
@@ -88,10 +89,9 @@ def simulated(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
 
 
 @simulated
-async def test_a_late_request_gives_way_in_this_cycle_and_is_next_in_the_one_after() -> None:
+async def test_a_late_request_gives_way_to_a_scheduled_one_and_has_the_rest() -> None:
     """Cycle 10. a was expected at 11: at 16.2 its next one is nearer. b, expected at 18, finds the
-    slot free after a chunk, and a has the rest after it; what b asks for in the next cycle, in
-    which a has its place from the beginning, waits for a."""
+    slot free after a chunk, and a has the rest after it."""
     slot = Slot(a=0.4, b=0.2)
     running = asyncio.ensure_future(slot.executor.run())
     slot.plan(10.0, a=10.0, b=10.0)
@@ -204,6 +204,23 @@ async def test_each_job_s_time_is_accounted_once() -> None:
     spent = {each.job: (each.cpu_s, each.slot_s) for each in slot.executor.accounts()}
     assert spent == {"a": pytest.approx((0.8, 8.0)), "b": pytest.approx((0.1, 1.0))}
     assert slot.executor.accounts() == ()
+    running.cancel()
+
+
+@simulated
+async def test_what_a_task_costs_by_now_is_told_and_goes_with_its_region() -> None:
+    """Its profile came with the region; the updates have become cheaper since."""
+    slot = Slot(a=0.004)
+    running = asyncio.ensure_future(slot.executor.run())
+    task = slot.task("a")
+    task.slots.cpu_s = 0.002  # type: ignore[misc]
+    for turn in range(limits.CALIBRATION_EXECUTIONS):
+        assert task.slots.task_cpu_ns == 4_000_000
+        slot.executor.submit(task)
+        await slot.at(0.1 * turn + 0.09)
+    assert task.slots.task_cpu_ns == 2_000_000
+    (cost,) = slot.executor.observed()
+    assert cost.cpu_s == 0.002
     running.cancel()
 
 

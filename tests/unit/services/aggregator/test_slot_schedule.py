@@ -148,6 +148,29 @@ def test_first_executions_are_charged_what_they_measured_then_the_lower_quartile
     assert profile.cpu_s == 4.0
 
 
+@pytest.mark.parametrize(
+    ("measured", "learned"),
+    [
+        ([2.0] * 74 + [0.7] * 26, 0.7),  # Cheaper in a quarter of them, as at first.
+        ([2.0] * 80 + [0.7] * 20, 1.0),
+        ([1.5] * 99 + [1.1], 1.0),  # Somebody else used the machine: once it was not so.
+        ([1.5] * 99 + [1.3], 1.3),  # It costs more, whoever uses the machine.
+        ([1.1] * 100, 1.0),
+    ],
+)
+def test_a_profile_is_calibrated_as_long_as_its_task_runs(
+    measured: list[float], learned: float
+) -> None:
+    profile = Profile(kept_s=1.0)
+    assert len(measured) == limits.CALIBRATION_EXECUTIONS
+    assert [profile.charge(each_s) for each_s in measured] == [1.0] * len(measured)
+    assert profile.cpu_s == learned
+    assert profile.charge(9.0) == learned
+    for _ in range(limits.CALIBRATION_EXECUTIONS):
+        profile.charge(learned)
+    assert profile.cpu_s == learned
+
+
 def test_the_quartile_so_far_is_told_before_the_profile_is_done() -> None:
     profile = Profile()
     for value in (4.0, 2.0, 3.0, 1.0):

@@ -75,16 +75,16 @@ async def trains(job: Job, executor: Executor, clock: Any, begin_s: float) -> No
         job.iterations_s.append(clock.now_s() - now_s)
 
 
-def plan(rule: Rule, executor: Executor, jobs: list[Job], now_s: float) -> None:
+def plan(rule: Rule, executor: Executor, jobs: list[Job]) -> None:
     """As the controller tells it: each job's profiled iteration."""
     paces = {job.id: job.profiled_s for job in jobs}
     if rule == "cyclic":
-        executor.turns.plan(max(paces.values()), SLACK, paces, now_s)
+        executor.turns.plan(max(paces.values()), SLACK, paces)
     elif rule == "deadline":
         for job in jobs:
             for bucket in range(len(job.slots_s)):
                 executor.turns.deadlines.plan((job.id, bucket), job.position, SLACK)
-        executor.turns.plan(0.0, SLACK, paces, now_s)
+        executor.turns.plan(0.0, SLACK, paces)
 
 
 def share_an_aggregator(rule: Rule, *jobs: Job) -> dict[str, float]:
@@ -101,7 +101,7 @@ def share_an_aggregator(rule: Rule, *jobs: Job) -> dict[str, float]:
         clock = sim_world(1).clock
         begin_s = clock.now_s()
         executor = Executor(0, clock, SHARE, kernel, told)
-        plan(rule, executor, list(jobs), begin_s)
+        plan(rule, executor, list(jobs))
         running = asyncio.ensure_future(executor.run())
         training = [asyncio.ensure_future(trains(job, executor, clock, begin_s)) for job in jobs]
         await clock.sleep_until(begin_s + UNTIL_S)

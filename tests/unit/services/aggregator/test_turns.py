@@ -12,12 +12,12 @@ A, B = ("a", 0), ("b", 0)
 
 
 class Cycle:
-    """A cycle of 12 from 0, one task a job: (slot, every)."""
+    """A cycle of 12, one task a job: (slot, every)."""
 
     def __init__(self, slack: float = 0.0, **tasks: tuple[float, float]) -> None:
         self.turns = CyclicTurns()
         self.slots_s = {job: slot_s for job, (slot_s, _) in tasks.items()}
-        self.turns.plan(12.0, slack, {job: every_s for job, (_, every_s) in tasks.items()}, 0.0)
+        self.turns.plan(slack, {job: every_s for job, (_, every_s) in tasks.items()})
 
     def arrived(self, job: str, now_s: float) -> float:
         return self.turns.arrived((job, 0), now_s, self.slots_s[job])
@@ -30,16 +30,19 @@ def test_figure_5_a_faster_job_runs_twice_in_a_cycle_of_12() -> None:
         assert cycle.arrived(job, at_s) == at_s
 
 
-def test_a_late_request_has_what_is_left_of_this_cycle_then_its_place_in_the_next() -> None:
-    """a is expected at 13 and comes at 19.5: until 24 everybody who is expected is before it,
+def test_a_late_request_has_what_others_leave_until_its_own_slot_comes_again() -> None:
+    """a is expected at 13 and comes at 19.5: until 25 everybody who is expected is before it,
     from then on it is before them."""
     cycle = Cycle(a=(2.0, 12.0), b=(3.0, 12.0))
     cycle.arrived("a", 1.0)
     cycle.arrived("b", 10.0)
-    assert cycle.arrived("a", 19.5) == 24.0
+    assert cycle.arrived("a", 19.5) == 25.0
     assert cycle.arrived("b", 22.0) == 22.0, "the scheduled one is not touched"
     assert cycle.arrived("a", 31.5) == 31.5, "late once, it is on time again"
     assert cycle.arrived("b", 34.0) == 34.0
+    faster = Cycle(a=(0.5, 4.0), b=(3.0, 12.0))
+    faster.arrived("a", 1.0)
+    assert faster.arrived("a", 7.5) == 9.0, "a faster job's own slot comes in this cycle"
 
 
 def test_a_job_that_loses_less_than_its_slack_is_no_straggler() -> None:
@@ -71,10 +74,10 @@ def test_running_a_little_ahead_adds_up() -> None:
 def test_a_straggler_is_held_back_once_and_not_with_each_of_its_tasks() -> None:
     """Its other requests come as much later as the first one; they are expected then."""
     turns = CyclicTurns()
-    turns.plan(12.0, 0.1, {"a": 12.0, "b": 12.0}, 0.0)
+    turns.plan(0.1, {"a": 12.0, "b": 12.0})
     for at_s, task in ((1.0, ("a", 0)), (2.0, ("a", 1)), (10.0, B)):
         turns.arrived(task, at_s, 2.0)
-    assert turns.arrived(A, 20.5, 2.0) == 24.0
+    assert turns.arrived(A, 20.5, 2.0) == 25.0
     assert turns.arrived(("a", 1), 21.5, 2.0) == 21.5
     assert turns.arrived(A, 32.5, 2.0) == 32.5
 
@@ -82,8 +85,7 @@ def test_a_straggler_is_held_back_once_and_not_with_each_of_its_tasks() -> None:
 def test_a_new_plan_keeps_what_is_expected_of_jobs_that_stay() -> None:
     cycle = Cycle(a=(2.0, 12.0), b=(3.0, 12.0))
     cycle.arrived("a", 1.0)
-    cycle.turns.plan(20.0, 0.0, {"a": 20.0}, 5.0)
-    assert cycle.turns.cycle_end_s(5.0) == 25.0, "the new cycle began at 5"
+    cycle.turns.plan(0.0, {"a": 20.0})
     assert not cycle.turns.planned(B)
     assert cycle.arrived("a", 9.0) == 13.0, "it is expected at 13 still"
     cycle.turns.forget(A)
@@ -101,13 +103,13 @@ def test_places_that_are_waited_for_are_a_slot_s_period_apart_whatever_a_job_doe
     """It comes, has its slot after a while, and comes again when it likes. What it had before its
     place came it had of slots that nobody else asked for; a late one has no place of its own."""
     turns = CyclicTurns()
-    turns.plan(12.0, 0.1, {"a": every_s, "b": 12.0}, 0.0)
+    turns.plan(0.1, {"a": every_s, "b": 12.0})
     now_s, last_s, expected_s = 0.0, -inf, inf
     for pause_s, served_s in behaviour:
         now_s += pause_s
         place_s = turns.arrived(A, now_s, 0.5)
         late = now_s > expected_s + max(0.5, every_s / 2)
-        assert now_s <= place_s <= (turns.cycle_end_s(now_s) if late else now_s + every_s)
+        assert now_s <= place_s <= now_s + every_s
         expected_s = (now_s if late else place_s) + every_s
         now_s += served_s
         if now_s >= place_s and not late:
@@ -149,11 +151,11 @@ def test_each_job_follows_its_own_rule() -> None:
     """b's deadlines come with its buckets, a's cycle with the plan; others run as they come."""
     turns = Turns()
     turns.deadlines.plan(B, 0.0, 0.1)
-    turns.plan(12.0, 0.1, {"a": 6.0}, 0.0)
+    turns.plan(12.0, 0.1, {"a": 6.0})
     assert turns.arrived(A, 1.0, 0.5) == 1.0
     assert turns.arrived(B, 1.0, 0.5) == 1.5
     assert not turns.planned(("c", 0))
-    turns.plan(0.0, 0.2, {"b": 2.0}, 2.0)
+    turns.plan(0.0, 0.2, {"b": 2.0})
     assert not turns.planned(A), "the plan is all anew"
     assert turns.arrived(B, 3.0, 0.5) == pytest.approx(3.9), "D and slack are told"
     turns.forget(B)
