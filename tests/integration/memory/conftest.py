@@ -1,6 +1,7 @@
 """Lenders and a device in this process: real memory, real channels, real sockets; no bus server."""
 
 import asyncio
+import importlib
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -13,6 +14,7 @@ from slackwater.common.bus.memory import MemoryBroker
 from slackwater.common.clock import LiveClock
 from slackwater.common.shell import run_service
 from slackwater.common.store.memory import MemoryStorage
+from slackwater.common.transport import tcp
 from slackwater.common.world import World
 from slackwater.memory import lenders
 from slackwater.memory.export import Exporter, ExportOptions
@@ -130,7 +132,10 @@ class Cluster:
 
 @pytest.fixture(scope="session", autouse=True)
 def compiled() -> None:
+    """Now: while it is compiled, deadlines of a test pass."""
     warm()
+    for name in tcp._COMPILED:
+        importlib.import_module(name)
 
 
 @pytest.fixture(autouse=True)
