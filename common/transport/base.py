@@ -156,6 +156,11 @@ class Listener(Protocol):
         """Stop listening, and close every channel that was accepted here."""
         ...
 
+    def prepare(self, region: Region) -> None:
+        """What takes time when a peer opens the region for the first time, now. It blocks; another
+        thread may call it, one at a time for a region. Raises Rejected."""
+        ...
+
 
 class Fabric(Protocol):
     """One kind of transport in this process."""

@@ -360,6 +360,9 @@ class MemoryListener:
     def address(self) -> Address:
         return self._address
 
+    def prepare(self, region: Region) -> None:
+        """A region is reached as it is."""
+
     def admit(self, mine: MemoryChannel) -> None:
         """Make the other end of a channel. Raises AccessRefused, Unavailable."""
         self._accepted.admit(mine.hello)

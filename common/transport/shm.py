@@ -363,6 +363,9 @@ class ShmListener:
         except FileNotFoundError:
             return
 
+    def prepare(self, region: Region) -> None:
+        """A region is reached as it is."""
+
 
 class ShmFabric:
     """`allowed_uids` may connect too, and may be connected to, beside our own and root's. `device`:

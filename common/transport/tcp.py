@@ -19,6 +19,7 @@ from slackwater.common.transport import wire
 from slackwater.common.transport.base import Accept, Address, Channel, OnChannel, OnHandover
 from slackwater.common.transport.hello import check_hello, check_hello_size, connect_error
 from slackwater.common.transport.listening import BACKLOG, Accepted, Door
+from slackwater.common.transport.region import Region
 from slackwater.common.transport.stream import Greeting, Stream
 from slackwater.common.transport.tcp_channel import CONTROL, TcpChannel, TcpTuning
 
@@ -115,6 +116,9 @@ class TcpListener:
         await self._door.close()
         await self._sessions.close()
         await self._accepted.close()
+
+    def prepare(self, region: Region) -> None:
+        """A region is reached as it is."""
 
 
 class _Sessions:

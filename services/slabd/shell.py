@@ -11,7 +11,7 @@ from typing import Final
 import structlog
 
 from slackwater.common import resident
-from slackwater.common.errors import ConfigRejected
+from slackwater.common.errors import ConfigRejected, Rejected
 from slackwater.common.shell.definition import Port, ServiceDefinition
 from slackwater.common.transport.base import Fabric, Listener
 from slackwater.common.transport.negotiate import live_fabrics
@@ -83,6 +83,19 @@ class Slabd:
                 _no_regions,
             )
             self._listeners.append((kind, listener))
+        self.slabs.prepare = self._prepare
+        for region in self.slabs.regions.values():
+            await self.slabs.off_loop(partial(self._prepare, region))
+
+    def _prepare(self, region: Region) -> None:
+        """A slab that a NIC cannot register is lent by other means."""
+        for kind, listener in self._listeners:
+            try:
+                listener.prepare(region)
+            except Rejected as error:
+                _log.warning(
+                    "slab.not-registered", label=region.label, kind=kind, reason=str(error)
+                )
 
     async def watch(self, port: Port) -> None:
         """Look at the machine's memory, once a period."""

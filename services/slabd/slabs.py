@@ -41,10 +41,12 @@ class Slabs:
     def __init__(self, slab_bytes: int, sessions: Sessions, off_loop: OffLoop = in_thread) -> None:
         self._slab_bytes = slab_bytes
         self._sessions = sessions
-        self._off_loop = off_loop
+        self.off_loop = off_loop
         self._notify = SdNotify()
         self._telling = asyncio.Lock()
         self.regions: dict[SlabId, Region] = {}
+        self.prepare: Callable[[Region], None] = lambda region: None
+        """What else is done to a slab before it is offered: a NIC registers it."""
 
     # A life ---------------------------------------------------------------------------------------
 
@@ -64,7 +66,7 @@ class Slabs:
                 region.close()
                 continue
             self.regions[identity.slab] = region
-            await self._off_loop(region.populate)
+            await self.off_loop(region.populate)
             found.append((word, identity))
         return SlabsFound(tuple(found))
 
@@ -89,9 +91,10 @@ class Slabs:
             identity = trailer.SlabIdentity(slab=slab, slab_bytes=self._slab_bytes)
             trailer.write(region.buffer, trailer.FREE, identity)
             made.append(region)
+            self.prepare(region)
 
         try:
-            await self._off_loop(create)
+            await self.off_loop(create)
         except MemoryError as error:
             return SlabMade(slab, str(error))
         region = made[0]
@@ -123,7 +126,7 @@ class Slabs:
             for first in range(0, len(data), _PIECE_BYTES):
                 data[first : first + _PIECE_BYTES] = 0
 
-        await self._off_loop(clear)
+        await self.off_loop(clear)
         free = trailer.SlabIdentity(
             slab=slab, slab_bytes=self._slab_bytes, generation=identity.generation
         )
@@ -141,7 +144,7 @@ class Slabs:
             punch(region.fileno(), 0, self._slab_bytes)
             region.close()
 
-        await self._off_loop(free)
+        await self.off_loop(free)
         try:
             async with self._telling:
                 await self._notify.remove(f"slab.{slab}")

@@ -263,3 +263,18 @@ async def test_a_killed_peer_ends_everything_that_waits_for_it(party: Make) -> N
                 child.kill()
             await child.wait()
             child._transport.close()  # type: ignore[attr-defined]  # Else it warns when collected.
+
+
+@pytest.mark.parametrize("case", ["verbs"], indirect=True)
+async def test_a_prepared_region_is_registered_before_a_peer_opens_it(party: Make) -> None:
+    """What takes 0.1 s per GB has happened when a slab is mapped, and ends with the region."""
+    async with party() as listener:
+        near, far = await listener.connect()
+        region = region_of("slab", b"\x11")
+        listener.listener.prepare(region)
+        known = far._domain._regions[region]
+        remote = await near.open(far.grant(region))
+        await still_serves(near, remote)
+        assert far._domain._regions[region] is known
+        region.close()
+        assert region not in far._domain._regions

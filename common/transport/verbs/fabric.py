@@ -22,6 +22,7 @@ from slackwater.common.transport import wire
 from slackwater.common.transport.base import Accept, Address, Channel, OnChannel, OnHandover
 from slackwater.common.transport.hello import check_hello, check_hello_size, connect_error
 from slackwater.common.transport.listening import BACKLOG, Accepted, Door
+from slackwater.common.transport.region import Region
 from slackwater.common.transport.stream import Greeting
 from slackwater.common.transport.tcp import dial, resolve, split_address, tune
 from slackwater.common.transport.verbs import library as ibv
@@ -57,6 +58,12 @@ class VerbsListener:
         device, self._device = self._device, None
         if device is not None:
             device.release()
+
+    def prepare(self, region: Region) -> None:
+        """Registered, and so pinned, in the domain that channels share; where each has a domain of
+        its own that is not known yet."""
+        if self._device is not None and self._device.shared is not None:
+            self._device.shared.registration(region)
 
 
 class VerbsFabric:
