@@ -35,7 +35,13 @@ from slackwater.memory.store import PAGE_BYTES
 
 SMALL_BYTES: Final = 32 * 1024
 """Longer answers are received where they are sent from."""
-_SLICE_NS: Final = 200_000_000
+LONG_NS: Final = 200_000_000
+BRIEF_NS: Final = 100_000
+BUSY: Final = 8
+"""With so many requests under way their answers are waited for alone, for BRIEF_NS: the client's
+next requests are then taken together, and not each in a turn of its own."""
+CLIENT: Final = 1
+ANSWERS: Final = 2
 _WAIT_NS: Final = int(limits.LANE_WAIT_S * 1e9)
 _READ_BYTES: Final = wire.HEADER_BYTES + 8
 _FAILED: Final = abi.POLL_ERROR | abi.POLL_HANGUP
@@ -419,8 +425,8 @@ def _listen(lanes, fds, count):
 
 
 @njit(nogil=True)
-def wait(c, client):
-    """Until an answer has come, or (`client`) a request: then True."""
+def wait(c, client, limit_ns):
+    """Until an answer has come (ANSWERS), or (`client`) a request (CLIENT); 0 after `limit_ns`."""
     lanes = c.lanes
     fds = lanes.shared.ctypes.data + s.POLL * 8
     clock = lanes.shared.ctypes.data + s.CLOCK * 8
@@ -429,9 +435,11 @@ def wait(c, client):
     at = 1 if client else 0
     count = _listen(lanes, fds, at)
     if count < 0:
-        return False
-    abi.await_any(fds, count, _SLICE_NS, clock)
+        return ANSWERS
+    if abi.await_any(fds, count, limit_ns, clock) == 0 and limit_ns < LONG_NS:
+        return 0
     now_ns = abi.now_ns(clock)
+    came = 0
     for i in range(s.LANES):
         w = lanes.words[i]
         if w[s.HEAD] == w[s.TAIL]:
@@ -441,10 +449,14 @@ def wait(c, client):
         if found & abi.POLL_OUT:
             _push(lanes, i)
         if found & (abi.POLL_IN | _FAILED):
+            came = ANSWERS
             _receive(lanes, i, now_ns)
         elif now_ns - w[s.SINCE_NS] > _WAIT_NS:
+            came = ANSWERS
             w[s.STATE] = s.BROKEN
-    return client and abi.get(fds) >> 48 & 0xFFFF != 0
+    if client and abi.get(fds) >> 48 & 0xFFFF != 0:
+        came |= CLIENT
+    return came
 
 
 # The end ------------------------------------------------------------------------------------------
@@ -474,7 +486,7 @@ def drain(t, c):
                 w[s.REST] = w[s.WHOLE] = 0
                 w[s.STATE] = s.GONE
         push(lanes)
-        wait(c, False)
+        wait(c, False, LONG_NS)
         kernels.lock(t)
         settle(t, c)
         kernels.unlock(t)

@@ -248,8 +248,9 @@ def _await_room(t, c):
 
 
 @njit(nogil=True)
-def _receive(c):
-    """Make room in the buffer and take in what is there; False: the client is gone."""
+def _receive(c, waits):
+    """Make room in the buffer and take in what is there; False: the client is gone. `waits`: until
+    there is something."""
     left = c.words[s.END] - c.words[s.START]
     # A buffer that begins anew as often as it can stays in the processor's cache.
     cheap = left == 0 or (left < 2 * PAGE_BYTES and c.words[s.START] >= s.RECEIVE_BYTES)
@@ -261,7 +262,13 @@ def _receive(c):
     space = min(len(c.inward) - c.words[s.END], s.RECEIVE_BYTES)
     if c.words[s.STREAMED] and left < nbd.REQUEST_BYTES:
         space = nbd.REQUEST_BYTES - left  # Its payload shall not come here.
-    came = abi.receive(c.words[s.FD], c.inward.ctypes.data + c.words[s.END], space)
+    target = c.inward.ctypes.data + c.words[s.END]
+    if waits:
+        came = abi.receive(c.words[s.FD], target, space)
+    else:
+        came = abi.receive_now(c.words[s.FD], target, space)
+        if came == -abi.EAGAIN:
+            return True
     if came <= 0:
         return False
     c.words[s.END] += came
@@ -370,12 +377,17 @@ def _proceed(t, c, status):
     """Wait for what is needed to go on after `parse`. False: the client is gone, or the device
     ends."""
     if c.lanes.shared[s.UNDER_WAY]:  # Entries of the ring may be held by what is on a lane.
-        return not lanes.wait(c, status == MORE) or _receive(c)
+        reads = status == MORE
+        busy = c.lanes.shared[s.UNDER_WAY] >= lanes.BUSY
+        if reads and busy and lanes.wait(c, False, lanes.BRIEF_NS):
+            return _receive(c, False)
+        came = lanes.wait(c, reads, lanes.LONG_NS)
+        return came & lanes.CLIENT == 0 or _receive(c, True)
     if status == NO_ROOM:
         _await_room(t, c)
         return t.words[kernels.STOP] == 0
     if status == MORE:
-        return _receive(c)
+        return _receive(c, True)
     return status != STREAM or _stream(t, c)
 
 
