@@ -48,6 +48,15 @@ LEVELS: Final[Mapping[str, str]] = {
     "tenant_jobs_beyond_limit": "Jobs that lost more than their limit in their last window",
     "tenant_jobs_running": "Jobs that were started and have not ended",
     "tenant_jobs_waiting": "Jobs that were not started yet",
+    "lender_slabs": "Slabs of the lender, by state",
+    "lender_memory_bytes": "Of its machine: in all, used by all but the slabs, kept free for that",
+    "lender_pressure": "Share of ten seconds in which something waited for memory (PSI)",
+    "lender_devices": "Devices that are connected",
+    "device_spans": "Spans of the device: all of them, and those in remote memory",
+    "device_lenders": "Lenders that it has slabs of",
+    "device_pages_per_s": "Page I/O requests a second, smoothed",
+    "device_backup_waiting_pages": "Pages on their way to the backup file",
+    "device_degraded": "1: the backup file fails, writes are refused",
 }
 """With labels of their own."""
 OWN: Final = "slackwater_own_total"

@@ -3,22 +3,29 @@
 import os
 import resource
 import socket
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, get_args
 
 import structlog
 
 from slackwater.common import resident
 from slackwater.common.errors import ConfigRejected, Rejected
-from slackwater.common.shell.definition import Port, ServiceDefinition
+from slackwater.common.shell.definition import Level, Port, ServiceDefinition
 from slackwater.common.transport.base import Fabric, Listener
 from slackwater.common.transport.negotiate import live_fabrics
 from slackwater.common.transport.region import Region
 from slackwater.common.world import World
 from slackwater.schemas.base import NodeId
-from slackwater.schemas.memory import EvictNow, ListSlabs, SetLending, SlabdHeartbeat
+from slackwater.schemas.memory import (
+    EvictNow,
+    ListSlabs,
+    SetLending,
+    SlabdHeartbeat,
+    SlabState,
+)
 from slackwater.services.slabd.config import SlabdConfig
 from slackwater.services.slabd.core import LenderCore
 from slackwater.services.slabd.monitor import KernelMonitor, Monitor
@@ -134,6 +141,21 @@ class Slabd:
             lending=core.lending,
         )
 
+    def levels(self) -> Iterator[Level]:
+        """What the metrics show."""
+        states = Counter(slab.state for slab in self.core.slabs.values())
+        for state in get_args(SlabState):
+            yield Level("lender_slabs", {"state": state}, float(states[state]))
+        sizing = self.core.sizing
+        for what, nbytes in (
+            ("total", sizing.total_bytes),
+            ("others", sizing.others_bytes),
+            ("headroom", sizing.headroom_bytes),
+        ):
+            yield Level("lender_memory_bytes", {"of": what}, float(nbytes))
+        yield Level("lender_pressure", {}, sizing.pressure)
+        yield Level("lender_devices", {}, float(len(self.sessions)))
+
     def definition(self) -> ServiceDefinition:
         return ServiceDefinition(
             service="slabd",
@@ -147,6 +169,7 @@ class Slabd:
                 "close": self.sessions.close,
             },
             heartbeat=self.heartbeat,
+            levels=self.levels,
             on_start=self.start,
             on_stop=self.stop,
             tasks=(self.watch,),

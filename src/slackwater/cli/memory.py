@@ -4,8 +4,9 @@ import asyncio
 import os
 import re
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 from rich.console import Group, RenderableType
@@ -20,6 +21,7 @@ from slackwater.common import codec, limits
 from slackwater.common.bus.base import Delivery
 from slackwater.common.client import Client
 from slackwater.common.errors import DecodeRejected, Rejected, Unavailable
+from slackwater.common.logging import configure
 from slackwater.schemas import subjects
 from slackwater.schemas.base import ID_PATTERN, Message, Ok
 from slackwater.schemas.memory import (
@@ -34,6 +36,9 @@ from slackwater.schemas.memory import (
     SlabId,
     SlabList,
 )
+
+if TYPE_CHECKING:
+    from slackwater.memory.export import Exporter
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -96,11 +101,14 @@ def export(
     prefetch: Annotated[
         int, typer.Option(help="Requests of a scan fetched ahead over tcp or verbs; 0: none.")
     ] = 8,
+    metrics_port: Annotated[
+        int, typer.Option(min=-1, max=65_535, help="Prometheus there; 0: none, -1: any free one.")
+    ] = 0,
     url: Url = None,
     json: Json = False,
 ) -> None:
     """Serve a block device until Ctrl-C."""
-    from slackwater.memory.export import Exporter, ExportOptions
+    from slackwater.memory.export import ExportOptions
     from slackwater.memory.export import export as serve
 
     options = ExportOptions(
@@ -117,24 +125,27 @@ def export(
         swap=swap,
         transport=transport,
         prefetch=prefetch,
+        metrics_port=metrics_port,
         token=os.environ.get("SLACKWATER_CLUSTER_TOKEN", ""),
     )
-
-    def ready(exporter: Exporter) -> None:
-        uri = f"nbd+unix:///?socket={options.socket}"
-        if json:
-            print_json(
-                {"uri": uri, "backup": str(options.backup), "size_bytes": options.size_bytes}
-            )
-        else:
-            out.print(f"device {id}: {human(options.size_bytes)} at {uri}", soft_wrap=True)
-            out.print(f"backup file {options.backup}", soft_wrap=True)
 
     with reported():
         import uvloop
 
+        configure(id=id, service="device")  # Standard output is the answer's.
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            ready = partial(_say_ready, json=json)
             runner.run(serve(options, resolve(url), ready, credentials()))
+
+
+def _say_ready(exporter: "Exporter", json: bool) -> None:
+    options = exporter.options
+    uri = f"nbd+unix:///?socket={options.socket}"
+    if json:
+        print_json({"uri": uri, "backup": str(options.backup), "size_bytes": options.size_bytes})
+    else:
+        out.print(f"device {options.id}: {human(options.size_bytes)} at {uri}", soft_wrap=True)
+        out.print(f"backup file {options.backup}", soft_wrap=True)
 
 
 # Seeing -------------------------------------------------------------------------------------------

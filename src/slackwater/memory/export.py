@@ -33,6 +33,7 @@ from slackwater.common.errors import (
     SlackwaterError,
     Unavailable,
 )
+from slackwater.common.metrics import Exposition
 from slackwater.common.sdnotify import SdNotify
 from slackwater.common.shell import run_service
 from slackwater.common.shell.definition import Port
@@ -42,6 +43,7 @@ from slackwater.memory import face
 from slackwater.memory.backup import Backup
 from slackwater.memory.core import DeviceCore
 from slackwater.memory.device import Device
+from slackwater.memory.figures import expose
 from slackwater.memory.lenders import Lenders
 from slackwater.memory.nbd.server import NbdServer
 from slackwater.memory.prefetch import WINDOW_MAX
@@ -95,6 +97,8 @@ class ExportOptions:
     prefetch: int = WINDOW_MAX
     """Requests of a client that are fetched ahead at once, at most; 0: none. It is for pages behind
     a channel: where slabs are mapped (shm) it has nothing to do."""
+    metrics_port: int = 0
+    """Prometheus on this loopback port; 0: none, -1: any free one."""
 
 
 class Exporter:
@@ -385,10 +389,16 @@ async def export(
         slab_bytes = limits.SLAB_BYTES_DEFAULT
         _log.warning("no-lender", slab_bytes=slab_bytes, hint="is slabd running? pages go to disk")
     await asyncio.to_thread(warm)
-    exporter = Exporter(options, slab_bytes, LiveClock())
+    clock = LiveClock()
+    exporter = Exporter(options, slab_bytes, clock)
     shown: asyncio.Task[None] | None = None
+    scraped: Exposition | None = None
     try:
         await exporter.start()
+        if options.metrics_port:
+            scraped = expose(
+                options.id, options.metrics_port, lambda: exporter.heartbeat(clock.now_s())
+            )
         shown = asyncio.ensure_future(exporter.show(url, stop, credentials))
         ready(exporter)
         notify.ready()
@@ -396,6 +406,8 @@ async def export(
     finally:
         stop.set()
         notify.stopping()
+        if scraped is not None:
+            await asyncio.to_thread(scraped.close)
         await exporter.close()
         if shown is not None:
             await asyncio.gather(shown, return_exceptions=True)

@@ -141,7 +141,9 @@ def test_memory_workloads_that_cannot_be_played(words: list[str], said: str) -> 
 def test_two_devices_of_one_name(bus: str, tmp_path: Path) -> None:
     """They would depose each other from their slab map for ever. Once the first has gone its name
     is free."""
-    command = ["memory", "export", "--size", "4M", "--slab-size", "1M", "--url", bus]
+    command = [
+        "memory", "export", "--size", "4M", "--slab-size", "1M", "--metrics-port=-1", "--url", bus,
+    ]  # fmt: skip
     first = subprocess.Popen(
         [
             sys.executable, "-m", "slackwater.cli.main", *command, "--socket",

@@ -1,0 +1,40 @@
+"""What Prometheus sees of a block device."""
+
+import asyncio
+import urllib.request
+
+import pytest
+
+from slackwater.common import metrics
+from slackwater.common.errors import ConfigRejected
+from slackwater.memory.figures import COUNTED, expose, levels
+from slackwater.schemas.base import NodeId
+from slackwater.schemas.memory import DeviceHeartbeat
+
+BEAT = DeviceHeartbeat(
+    service="device", id="d1", incarnation=1, at_s=5.0, node=NodeId("m1"), resilience="disk",
+    size_bytes=1 << 20, spans=4, mapped_spans=3, lenders=2, read_pages=100, read_remote_pages=70,
+    written_pages=50, written_remote_pages=40, backup_waiting_pages=7, activity=12.5,
+    prefetched_pages=9, state="degraded",
+)  # fmt: skip
+
+
+async def test_a_scrape_shows_the_heartbeats_figures() -> None:
+    exposition = expose("d1", -1, lambda: BEAT)
+    try:
+        url = f"http://127.0.0.1:{exposition.port}/metrics"
+        said = await asyncio.to_thread(lambda: urllib.request.urlopen(url, timeout=5).read())
+        with pytest.raises(ConfigRejected, match=f"metrics port {exposition.port}: .*in use"):
+            expose("d2", exposition.port, lambda: BEAT)
+    finally:
+        await asyncio.to_thread(exposition.close)
+    lines = said.decode().splitlines()
+    assert 'slackwater_device_spans{id="d1",service="device",state="mapped"} 3.0' in lines
+    assert 'slackwater_device_degraded{id="d1",service="device"} 1.0' in lines
+    assert 'slackwater_own_total{id="d1",name="prefetched_pages",service="device"} 9.0' in lines
+
+
+def test_all_of_them_are_declared() -> None:
+    names = {level.name for level in levels(BEAT)}
+    assert names == {name for name in metrics.LEVELS if name.startswith("device_")}
+    assert set(COUNTED) <= set(DeviceHeartbeat.__struct_fields__)
