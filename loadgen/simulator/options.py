@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from math import inf
 from pathlib import Path
 from random import Random
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 
@@ -172,8 +172,13 @@ def settings_in(
     try:
         return msgspec.convert(chosen, kind, strict=False)
     except msgspec.ValidationError as error:
-        known = ", ".join(field.name for field in msgspec.structs.fields(kind))
+        known = ", ".join(_named(field) for field in msgspec.structs.fields(kind))
         raise ConfigRejected(f"--set for {policy}: {error}; options are {known}") from error
+
+
+def _named(field: msgspec.structs.FieldInfo) -> str:
+    choices = get_args(field.type) if get_origin(field.type) is Literal else ()
+    return f"{field.name} ({'|'.join(choices)})" if choices else field.name
 
 
 def read_trace(options: Options, seed: int) -> Trace:

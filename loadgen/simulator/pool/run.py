@@ -11,9 +11,11 @@ from collections.abc import Callable, Sequence
 from math import inf
 from random import Random
 from time import perf_counter
+from typing import Annotated, Final
 
 import msgspec
 
+from slackwater.common import limits
 from slackwater.loadgen.simulator.pool.checker import Checker
 from slackwater.loadgen.simulator.pool.faults import Faults
 from slackwater.loadgen.simulator.pool.feedback import Feedback, Mode
@@ -35,39 +37,51 @@ NEVER_S = 1e12
 """Nobody restarts and no message is lost, so that nothing has to be compared again."""
 
 
+Iterations = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
+Period = Annotated[float, msgspec.Meta(ge=0.0, le=limits.TRACE_SECONDS_MAX)]
+Daily = Annotated[float, msgspec.Meta(ge=0.0, le=100_000.0)]
+Members = Annotated[int, msgspec.Meta(ge=1, le=limits.POOL_MAX)]
+PERIOD_S_MIN: Final = 1.0
+
+
 class PoolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`--set POLICY.option=value`, or `pool.option=value` for every policy."""
 
-    aggregators: int = 640
+    aggregators: Members = 640
     """The pool: machines, or warm slots."""
-    clusters: int = 5
+    clusters: Annotated[int, msgspec.Meta(ge=1, le=limits.CLUSTERS_MAX)] = 5
     """Controllers that may be used; how many are is the master's decision."""
-    aggregators_max: int = 128
+    aggregators_max: Members = 128
     """Of one cluster."""
-    scaling_s: float = 600.0
+    scaling_s: Period = 600.0
     """The scaling period of the clusters' aggregators; 0: with every exit."""
-    on_demand_min: int = 1
-    cluster_scaling_s: float = 3600.0
+    on_demand_min: Members = 1
+    cluster_scaling_s: Period = 3600.0
     """The period of the number of clusters."""
-    profile_iterations: int = 100
-    loss_limit: float = 0.1
+    profile_iterations: Iterations = 100
+    loss_limit: Annotated[float, msgspec.Meta(gt=0.0, lt=1.0)] = 0.1
     pack_alone: bool = False
     """Whether a job alone in its cluster has to do with as few aggregators as it needs."""
     feedback: Mode = "scheme"
     """What monitor windows tell the controllers: the loss that the scheme reckons, the one that
     the slots show when they are played out, or nothing."""
-    window_iterations: int = 100
-    kills: float = 0.0
+    window_iterations: Iterations = 100
+    kills: Daily = 0.0
     """Aggregators killed a day."""
-    stragglers: float = 0.0
+    stragglers: Daily = 0.0
     """Jobs whose own machines are slow for a while, a day."""
     check: bool = False
     """Whether all that must hold is looked at after every event."""
     models: str = "alexnet+vgg19+awd-lm+bert-large"
     """Those that jobs are drawn from, the same for every policy: those that the paper trains. `all`
     of the table is another."""
-    plays: int = 12
+    plays: Annotated[int, msgspec.Meta(ge=0, le=10_000)] = 12
     """Instants at which the slots are played out."""
+
+    def __post_init__(self) -> None:
+        for name in ("scaling_s", "cluster_scaling_s"):
+            if 0.0 < getattr(self, name) < PERIOD_S_MIN:
+                raise ValueError(f"{name} is 0 (none) or at least {PERIOD_S_MIN:g}")
 
 
 class JobRow(msgspec.Struct):

@@ -167,3 +167,24 @@ def test_what_cannot_be_simulated_is_refused_by_name(tmp_path: Path) -> None:
         settings_for(wrong, "edf")
     with pytest.raises(ConfigRejected, match=r"pool\.NAME=VALUE"):
         settings_for(msgspec.structs.replace(wrong, settings=("cyclic.plays=3",)), "edf")
+
+
+@pytest.mark.parametrize(
+    ("setting", "why"),
+    [
+        ("pool.aggregators=0", "`int` >= 1"),  # Waited for ever.
+        ("pool.clusters=0", "`int` >= 1"),  # Saved 100 %.
+        ("pool.scaling_s=-5", "`float` >= 0"),
+        ("pool.scaling_s=0.001", r"scaling_s is 0 \(none\) or at least 1"),
+        ("pool.kills=nan", "`float`"),
+        ("pool.stragglers=inf", "`float` <="),
+        ("pool.loss_limit=2", "`float` < 1"),
+        ("pool.plays=-1", "`int` >= 0"),
+        ("pool.window_iterations=0", "`int` >= 1"),
+        ("pool.feedback=always", r"feedback \(none\|scheme\|slots\)"),
+    ],
+)
+def test_a_setting_out_of_its_bounds_is_refused_with_what_is_good(setting: str, why: str) -> None:
+    options = Options(trace="t.csv", policies=("cyclic",), settings=(setting,))
+    with pytest.raises(ConfigRejected, match=why):
+        settings_for(options, "cyclic")
