@@ -33,7 +33,7 @@ from slackwater.schemas.memory import DeviceHeartbeat, SlabdHeartbeat
 pytestmark = [
     pytest.mark.vm,
     pytest.mark.live,
-    pytest.mark.timeout(900),
+    pytest.mark.timeout(1700),
     pytest.mark.skipif(
         os.environ.get("SLACKWATER_VM") != "1",
         reason="swaps the machine that it runs in: only in the guest of make vm-test",
@@ -52,7 +52,7 @@ ARRAY_PAGES = 4 * MIB // PAGE_BYTES
 WALKS_MAX = 8
 SCANNED_PAGES = 2048
 VALUES = 1024
-PATIENCE_S = 300.0
+PATIENCE_S = 600.0
 SHOWN_CHARS = 3000
 
 
