@@ -273,7 +273,9 @@ def _open(path: Path, size: int, direct: bool, reserve: bool) -> int:
         hint = (
             "; its file system has no direct I/O" if direct and error.errno == errno.EINVAL else ""
         )
-        raise ConfigRejected(f"backup file {path}: {error.strerror}{hint}") from error
+        raise ConfigRejected(
+            f"backup file {path}: {error.strerror}{hint}; name another file"
+        ) from error
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         found = os.fstat(fd).st_size

@@ -82,6 +82,8 @@ def test_a_submission_is_checked_before_anybody_is_asked(
     [
         (["export", "--id", "a.b"], "id 'a.b': give letters, digits, - and _"),
         (["export", "--node", "a/b"], "node 'a/b': give letters, digits, - and _"),
+        (["export", "--socket", "/no/where"], "socket /no/where: there is no folder /no; name"),
+        (["export", "--socket", __file__], "exists and is no socket: name another path"),
         (["export", "--size", "5000"], "size 5000: give a multiple of 4096"),
         (["export", "--size", "0"], "size 0: give a multiple of 4096"),
         (["export", "--slab-size", "1000"], "slab size 1000: give what the lenders have"),
@@ -94,15 +96,16 @@ def test_a_submission_is_checked_before_anybody_is_asked(
         (["evict", "s1", "zzz"], "slab 'zzz': a slab's name is 12 hexadecimal digits"),
         (["drain", "a.b"], "lender 'a.b': a name has letters, digits, - and _"),
     ],
-    ids=lambda words: "-".join(words) if isinstance(words, list) else "",
+    ids=lambda words: "".join(words[:2]) if isinstance(words, list) else "",
 )
 def test_memory_commands_name_what_cannot_be(
     words: list[str], said: str, tmp_path: Path, bus: str
 ) -> None:
     command, *rest = words
-    given = ["--socket", str(tmp_path / "nbd")] if command == "export" else []
-    if given and "--size" not in rest:
-        given += ["--size", "4M"]
+    given = []
+    if command == "export":
+        for option, value in (("--socket", str(tmp_path / "nbd")), ("--size", "4M")):
+            given += [option, value] if option not in rest else []
     done = run("slackwater", "memory", command, *given, *rest, "--url", bus)
     assert done.returncode == (78 if command == "export" else 65)
     assert said in one_line(done)
