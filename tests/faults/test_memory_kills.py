@@ -7,6 +7,7 @@ there.
 
 import asyncio
 import contextlib
+import os
 import random
 import signal
 import subprocess
@@ -33,6 +34,7 @@ MIB = 1024 * 1024
 SLAB_BYTES = 2 * MIB
 PAGES = 4 * SLAB_BYTES // PAGE_BYTES
 LENDERS = ("s1", "s2", "s3")
+TOKEN = "secret"
 FAULTS = 25
 PACE_S = 0.01
 """Between two requests of a user: the faults shall find the machine awake."""
@@ -41,8 +43,9 @@ PACE_S = 0.01
 class Device:
     """The process behind `slackwater memory export`, and its lives."""
 
-    def __init__(self, folder: Path, url: str, resilience: str) -> None:
+    def __init__(self, folder: Path, url: str, resilience: str, transport: str) -> None:
         self.folder, self.url, self.resilience = folder, url, resilience
+        self.transport = transport
         self.socket = folder / "nbd"
         self.process: subprocess.Popen[bytes] | None = None
 
@@ -54,8 +57,9 @@ class Device:
                     "--size", str(PAGES * PAGE_BYTES), "--socket", str(self.socket),
                     "--backup", str(self.folder / "backup"), "--slab-size", str(SLAB_BYTES),
                     "--node", "here", "--hot", "5", "--resilience", self.resilience,
-                    "--url", self.url,
+                    "--url", self.url, "--transport", self.transport,
                 ],
+                env={**os.environ, "SLACKWATER_CLUSTER_TOKEN": TOKEN},
                 stdout=log,
                 stderr=log,
             )  # fmt: skip
@@ -74,7 +78,9 @@ class Device:
 
 
 @asynccontextmanager
-async def lenders(folder: Path, ids: Sequence[str] = LENDERS) -> AsyncIterator[Supervisor]:
+async def lenders(
+    folder: Path, ids: Sequence[str] = LENDERS, transport: str = "shm"
+) -> AsyncIterator[Supervisor]:
     supervisor = Supervisor()
     try:
         url = await supervisor.start_nats()
@@ -87,6 +93,8 @@ async def lenders(folder: Path, ids: Sequence[str] = LENDERS) -> AsyncIterator[S
                 "id": id, "node": f"m-{id}", "url": url, "state_dir": str(state),
                 "slab_bytes": SLAB_BYTES, "lend_bytes_max": 8 * SLAB_BYTES, "hold_s_max": 5.0,
             }  # fmt: skip
+            if transport == "tcp":
+                values |= {"tcp_address": "127.0.0.1:0", "cluster_token": TOKEN, "transport": "tcp"}
             write_config(config, values)
             command = (sys.executable, "-m", "slackwater.services.slabd", "--config", str(config))
             specs.append(UnitSpec(name=id, command=command, restarts_max=10 * FAULTS))
@@ -98,10 +106,15 @@ async def lenders(folder: Path, ids: Sequence[str] = LENDERS) -> AsyncIterator[S
 
 class Run:
     def __init__(
-        self, folder: Path, supervisor: Supervisor, seed: int, resilience: str = "disk"
+        self,
+        folder: Path,
+        supervisor: Supervisor,
+        seed: int,
+        resilience: str = "disk",
+        transport: str = "shm",
     ) -> None:
         self.supervisor = supervisor
-        self.device = Device(folder, supervisor.url, resilience)
+        self.device = Device(folder, supervisor.url, resilience, transport)
         self.checker = Checker()
         self.rng = random.Random(seed)
         self.client: NbdClient | None = None
@@ -239,9 +252,12 @@ class Run:
         return found
 
 
-async def test_every_page_is_right_through_kills_and_evictions(tmp_path: Path) -> None:
-    async with lenders(tmp_path) as supervisor:
-        run = Run(tmp_path, supervisor, seed=5)
+@pytest.mark.parametrize("transport", ["shm", pytest.param("tcp", marks=pytest.mark.slow)])
+async def test_every_page_is_right_through_kills_and_evictions(
+    tmp_path: Path, transport: str
+) -> None:
+    async with lenders(tmp_path, transport=transport) as supervisor:
+        run = Run(tmp_path, supervisor, seed=5, transport=transport)
         try:
             await run.begin()
             await asyncio.sleep(8.0)

@@ -2,6 +2,7 @@
 lane, what reaches the client, and what a lender that lies, stalls or leaves can bring about."""
 
 import random
+import select
 import socket
 import struct
 import threading
@@ -20,6 +21,9 @@ from slackwater.memory.nbd import protocol as nbd
 from slackwater.memory.nbd import state as s
 from slackwater.memory.store import PAGE_BYTES
 from slackwater.memory.table import counters, make_table, page_range
+from slackwater.memory.warm import warm
+
+warm()  # Now: while it is compiled, deadlines of a test pass.
 
 SPAN_PAGES = 512
 ROAD, HANDLE = 7, 99
@@ -216,6 +220,31 @@ def test_a_lender_that_lies_is_believed_nothing(lie: str) -> None:
         assert (words[s.STATE], words[s.VIOLATED]) == (s.GONE, 1)
         assert p.table.mark[9] == k.FLYING, "nobody sends it again before the channel is over"
         assert_silent(p.client)
+
+
+@pytest.mark.parametrize("kind", ["read", "large", "write"])
+@pytest.mark.parametrize("byte", range(wire.HEADER_BYTES))
+def test_an_answer_with_any_byte_changed_is_right_or_nothing(kind: str, byte: int) -> None:
+    with played() as p:
+        count = 16 if kind == "large" else 1
+        if kind == "write":
+            p.client.sendall(p.write(1, 8, content(8, 2)))
+            answer = wire.pack(wire.ACK, number=p.asked()[0].number)
+        else:
+            p.client.sendall(p.ask(1, 8, count))
+            answer = data_of(*p.asked())
+        changed = bytearray(answer)
+        changed[byte] ^= 1 << byte % 8
+        p.lender.sendall(changed)
+        p.lender.shutdown(socket.SHUT_WR)
+        until(lambda: p.items or select.select([p.client], [], [], 0)[0])
+        if p.items:
+            assert p.items[0][s.ITEM_KIND] == (s.LOST if kind == "write" else nbd.READ)
+            assert_silent(p.client)
+        elif kind == "write":
+            assert exactly(p.client, 16) == struct.pack(">IIQ", nbd.SIMPLE_MAGIC, 0, 1)
+        else:
+            assert p.answered() == (1, b"".join(content(8 + i, 1) for i in range(count)))
 
 
 def test_answers_that_nobody_asked_for_end_the_lane() -> None:

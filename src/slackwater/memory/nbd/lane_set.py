@@ -36,9 +36,13 @@ class LaneSet:
         """Pages lie at the end of this road, and no lane leads there yet."""
         channel = self._device.roads.channel(road)
         now_s = self._loop.time()
-        if channel is None or self._dialing or now_s < self._not_before_s.get(road, 0.0):
+        self._not_before_s = {r: at_s for r, at_s in self._not_before_s.items() if now_s < at_s}
+        if channel is None or self._dialing or road in self._not_before_s:
             return
         self._not_before_s[road] = now_s + limits.LANE_PAUSE_S
+        if len(self._lanes) == s.LANES:
+            lanes.shared[s.SWEEP] = 1
+            return
         task = self._loop.create_task(self._dial(channel, road, lanes))
         self._dialing.add(task)
         task.add_done_callback(self._dialing.discard)
@@ -53,7 +57,6 @@ class LaneSet:
             free = [i for i in range(s.LANES) if i not in self._lanes]
             if self._closed or not free:
                 lane.close()
-                lanes.shared[s.SWEEP] = 1
                 return
             self._lanes[free[0]] = channel, lane
             compiled.install(self._device.table, lanes, free[0], road, lane.fileno())
