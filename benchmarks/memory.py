@@ -5,8 +5,8 @@ writes at depth 32 and 1, 1 MiB reads and writes. The device borrows from two le
 over tcp; its backup file is in `--backup-dir` (the default, /dev/shm, stands for a fast disk: every
 write goes there as well, which the peer does not do). Rounds are interleaved, figures are medians;
 nbdkit is the better of its default and `-t 1`, round by round. Beside them the CPU time that the
-servers spend on a request, which other load on the machine disturbs less; that of the lenders, also
-at 32 pages a request; and what it takes to map and to evict a slab, as the events tell.
+servers spend on a request, which other load on the machine disturbs less, and that of the lenders,
+also at 32 pages a request.
 
     python benchmarks/memory.py [--rounds 3] [--seconds 3] [--size 256] [--transport shm,tcp]
         [--json FILE]
@@ -29,23 +29,13 @@ from pathlib import Path
 
 import psutil
 from figures import Figure, Row, Skipped, show, spread, this_command, write_json
-from lending import (
-    EVICT_MS,
-    MAP_MS,
-    MIB,
-    PAPER_EVICT_MS,
-    PAPER_MAP_MS,
-    Events,
-    lenders,
-    slab_times,
-)
+from lending import MIB, lenders
 
 from slackwater.common import codec
 from slackwater.common.bus.base import Delivery
 from slackwater.common.client import Client, connect
 from slackwater.schemas import subjects
-from slackwater.schemas.base import Ok
-from slackwater.schemas.memory import DeviceHeartbeat, EvictNow
+from slackwater.schemas.memory import DeviceHeartbeat
 
 SLAB_BYTES = 32 * MIB
 LENDERS = 2
@@ -228,12 +218,11 @@ def redis_sample(sock: Path, seconds: float) -> Sample:
 async def measure(arguments: argparse.Namespace, folder: Path) -> list[Row]:
     size, token = arguments.size * MIB, secrets.token_hex(16)
     kinds = arguments.transport.split(",")
-    events, servers, cache = Events(), dict[str, Path](), None
+    servers, cache = dict[str, Path](), None
     async with contextlib.AsyncExitStack() as stack:
         lending = lenders(folder, LENDERS, SLAB_BYTES, 2 * size // SLAB_BYTES, token)
         url = (await stack.enter_async_context(lending)).url
         client = await stack.enter_async_context(connect(url, "benchmark"))
-        await events.listen(client)
         if shutil.which("redis-server") is not None:
             cache = stack.enter_context(redis(folder))
         if shutil.which("nbdkit") is not None:
@@ -251,14 +240,7 @@ async def measure(arguments: argparse.Namespace, folder: Path) -> list[Row]:
             if cache is not None:
                 found = await asyncio.to_thread(redis_sample, cache, arguments.seconds)
                 samples.setdefault(("GET", "redis"), []).append(found)
-        for _ in range(10):
-            await client.ask(subjects.command("slabd", "s0", "evict"), EvictNow(count=1), Ok)
-            await asyncio.sleep(0.3)
-    return [
-        *figures(samples, kinds),
-        *slab_times("map a slab", events.map_s, MAP_MS, PAPER_MAP_MS),
-        *slab_times("evict a slab", events.evict_s, EVICT_MS, PAPER_EVICT_MS),
-    ]
+    return figures(samples, kinds)
 
 
 async def one_round(
