@@ -14,13 +14,16 @@ from slackwater.common.bus.base import Delivery
 from slackwater.common.client import Client, connect
 from slackwater.common.config import write_config
 from slackwater.common.embedded import Supervisor, UnitSpec
+from slackwater.common.errors import Rejected
 from slackwater.memory.store import PAGE_BYTES
 from slackwater.schemas import subjects
-from slackwater.schemas.memory import SlabdHeartbeat, SlabEvent, SpanEvent
+from slackwater.schemas.memory import EvictBegun, EvictNow, SlabdHeartbeat, SlabEvent, SpanEvent
 
 MIB = 1024 * 1024
 HEADROOM_BYTES = 512 * MIB
 READY_S = 120.0
+EVICT_S = 5.0
+"""What was evicted a moment ago is mapped again within this."""
 
 
 MAP_MS, PAPER_MAP_MS = 2.0, 54.25
@@ -65,6 +68,21 @@ class Events:
 
         await client.bus.subscribe(subjects.events("device"), span)
         await client.bus.subscribe(subjects.events("slab"), slab)
+
+
+async def evict_one(client: Client, *lenders: str) -> None:
+    """A slab of the first of them that lends any. Raises Rejected if for a while none does."""
+    give_up_s = client.clock.now_s() + EVICT_S
+    while True:
+        for lender in lenders:
+            try:
+                subject = subjects.command("slabd", lender, "evict")
+                await client.ask(subject, EvictNow(count=1), EvictBegun)
+                return
+            except Rejected:
+                if client.clock.now_s() >= give_up_s:
+                    raise
+        await asyncio.sleep(0.02)
 
 
 @contextlib.asynccontextmanager

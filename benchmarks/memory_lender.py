@@ -30,16 +30,13 @@ from pathlib import Path
 import numpy as np
 from aggregation import Member
 from figures import Figure, Row, Skipped, paired, show, this_command, write_json
-from lending import MIB, lenders
+from lending import MIB, evict_one, lenders
 from memory_slabs import SLAB_BYTES, fill
 
 from slackwater.common.client import Client, connect
 from slackwater.loadgen.memory.workloads import workload
 from slackwater.memory import RemoteArray
 from slackwater.memory.store import PAGE_BYTES
-from slackwater.schemas import subjects
-from slackwater.schemas.base import Ok
-from slackwater.schemas.memory import EvictNow
 
 LENDER = "s0"
 SETTLE_S = 0.05
@@ -135,8 +132,7 @@ async def periods(
         await asyncio.sleep(SETTLE_S)
         player.tell(str(arguments.period))
         if lending:
-            subject = subjects.command("slabd", LENDER, "evict")
-            await client.ask(subject, EvictNow(count=1), Ok)
+            await evict_one(client, LENDER)
         rate, middle_us, high_us = (await asyncio.to_thread(player.hear)).split()
         return float(rate), float(middle_us), float(high_us)
 

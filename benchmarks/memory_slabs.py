@@ -30,6 +30,7 @@ from lending import (
     PAPER_EVICT_MS,
     PAPER_MAP_MS,
     Events,
+    evict_one,
     lenders,
     slab_times,
 )
@@ -38,9 +39,6 @@ from slackwater.common.client import Client, connect
 from slackwater.loadgen.memory.workloads import workload
 from slackwater.memory import RemoteArray
 from slackwater.memory.store import PAGE_BYTES
-from slackwater.schemas import subjects
-from slackwater.schemas.base import Ok
-from slackwater.schemas.memory import EvictNow
 
 LENDERS = 6
 SLAB_BYTES = MIB
@@ -91,8 +89,7 @@ async def seconds(client: Client, player: Player, pairs: int) -> list[tuple[floa
     async def one(lender: int | None) -> float:
         begun, begun_s = player.done, time.monotonic()
         if lender is not None:
-            subject = subjects.command("slabd", f"s{lender}", "evict")
-            await client.ask(subject, EvictNow(count=1), Ok)
+            await evict_one(client, *(f"s{(lender + n) % LENDERS}" for n in range(LENDERS)))
         await asyncio.sleep(PERIOD_S - (time.monotonic() - begun_s))
         return (player.done - begun) / (time.monotonic() - begun_s)
 

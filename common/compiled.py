@@ -24,7 +24,7 @@ from numba.core.runtime.nrt import rtsys
 
 import slackwater
 
-__all__ = ["digest_of_imports", "njit"]
+__all__ = ["digest_of_imports", "njit", "on_compiling"]
 
 PACKAGE = Path(slackwater.__file__).parent
 
@@ -88,6 +88,15 @@ class _UserWide(_OfOurs, UserWideCacheLocator):
 CacheImpl._locator_classes[:0] = [_Provided, _InTree, _UserWide]
 
 
+_told: list[Callable[[], None]] = []
+
+
+def on_compiling(say: Callable[[], None]) -> None:
+    """`say` is called once, before the next function of ours that is not in the cache is compiled;
+    by whichever thread compiles it."""
+    _told[:] = [say]
+
+
 _load_any: Callable[[Cache, Any, Any], Any] = Cache.load_overload
 
 
@@ -99,7 +108,12 @@ def _load_ours(self: Cache, signature: Any, target: Any) -> Any:
         return _load_any(self, signature, target)
     rtsys.initialize(target)
     with self._guard_against_spurious_io_errors():
-        return self._load_overload(signature, target)  # type: ignore[no-untyped-call]
+        found = self._load_overload(signature, target)  # type: ignore[no-untyped-call]
+        if found is not None:
+            return found
+    if _told:
+        _told.pop()()
+    return None
 
 
 Cache.load_overload = _load_ours  # type: ignore[method-assign]

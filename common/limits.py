@@ -267,6 +267,8 @@ ARRAY_SILENT_S: Final = 60.0
 ARRAY_START_S: Final = 120.0
 ARRAY_FLUSH_S: Final = 600.0
 SPILL_BLOBS_MAX: Final = 65_536
+SLAB_MAP_MEMBERS: Final = 1536
+"""Slabs that one record, or one message, of a device's slab map names; larger maps have several."""
 SPAN_MEMBERS_MAX: Final = 32
 """Slabs that back one span together: copies, or k + r fragments."""
 REGENERATION_BYTES_S: Final = 64 * 1024 * 1024
@@ -332,6 +334,8 @@ assert BUCKETS_HELD_MAX * (REGION_NAME_MAX + 1) <= 120 * 1024
 assert MOVES_AT_ONCE <= HANDOVERS_MAX
 assert RESUME_EOF_S <= RESUME_S <= STALL_S
 assert SLABS_HELD_MAX <= FD_STORE_MAX
+assert SLAB_MAP_MEMBERS * 160 <= RECORD_BYTES_MAX
+assert SLAB_MAP_MEMBERS >= SPAN_MEMBERS_MAX
 assert DISPATCH_PAGES * 4096 >= 2 * NBD_REQUEST_BYTES_MAX
 assert ARRAY_BATCH_PAGES <= ARRAY_CACHE_BYTES_MIN // 4096
 assert ARRAY_BATCH_PAGES <= ARRAY_WRITING_PAGES <= DISPATCH_PAGES // 2

@@ -219,6 +219,18 @@ class DeviceHeartbeat(Heartbeat, kw_only=True, frozen=True, tag="device.heartbea
     """Prefetched pages that a client read."""
     prefetch_late_pages: Count = 0
     """... of which these were still on their way."""
+    slabs_evicted: Count = 0
+    """That lenders asked back."""
+    slabs_lost: Count = 0
+    """That were taken by force, or were gone with their lender."""
+    refilled_pages: Count = 0
+    """Given to slabs that are new to their span, out of the backup file."""
+    regenerated_pages: Count = 0
+    """Fragments (or copies) given to members that lacked them."""
+    repaired_fragments: Count = 0
+    """That a read found damaged, or of another write, and made up for out of others."""
+    lost_pages: Count = 0
+    """Of which too few fragments were left: read from the backup file."""
     export: Annotated[str, msgspec.Meta(max_length=512)] = ""
     state: DeviceState = "serving"
     reason: Text = ""
@@ -252,17 +264,33 @@ class SlabList(Message, kw_only=True, frozen=True, tag="slabd.list-reply"):
 class EvictNow(Message, kw_only=True, frozen=True, tag="slabd.evict"):
     """Operator to lender: evict so many lent slabs (batch eviction picks them), or these.
 
-    Answered by Ok when the eviction has begun; facts `sw.v1.evt.slab.<id>.evicted` follow.
+    Answered by EvictBegun; facts `sw.v1.evt.slab.<id>.evicted` (or `.revoked`) follow. Refused
+    where there is nothing to evict.
     """
 
     count: Annotated[int, msgspec.Meta(ge=0, le=4096)] = 0
     slabs: SlabIds = ()
 
 
+class EvictBegun(Message, kw_only=True, frozen=True, tag="slabd.evict-reply"):
+    """So many slabs go: fewer than were asked for where fewer are lent."""
+
+    slabs: Positive
+
+
 class SetLending(Message, kw_only=True, frozen=True, tag="slabd.lending"):
-    """Operator to lender: lend nothing new and evict everything (drain), or lend again."""
+    """Operator to lender: lend nothing new and evict everything (drain), or lend again. Answered
+    by Ok once that is durable: it outlives the daemon and its machine."""
 
     lending: bool
+
+
+class LenderRecord(Record, kw_only=True, frozen=True):
+    """A lender that an operator drained: the key `drained` of the bucket `lender_<id>`, written by
+    the lender, deleted when it lends again."""
+
+    lender: LenderId
+    drained_s: Seconds
 
 
 class SlabEvent(Message, kw_only=True, frozen=True, tag="slab.event"):
@@ -279,7 +307,7 @@ class SlabEvent(Message, kw_only=True, frozen=True, tag="slab.event"):
     at_s: Seconds
 
 
-class MemberRecord(Record, kw_only=True, frozen=True):
+class MemberRecord(Record, kw_only=True, frozen=True, gc=False):
     """A remote slab that backs a span."""
 
     lender: LenderId
@@ -287,13 +315,15 @@ class MemberRecord(Record, kw_only=True, frozen=True):
     generation: Positive
 
 
-class SpanRecord(Record, kw_only=True, frozen=True):
+class SpanRecord(Record, kw_only=True, frozen=True, gc=False):
     span: Count
     members: Annotated[tuple[MemberRecord | None, ...], msgspec.Meta(max_length=32)]
 
 
 class DeviceRecord(Record, kw_only=True, frozen=True):
     """The slab map of a device: the key `map` of the bucket `device_<id>`, written by the device.
+    The spans of a large device go on under `map-1`, `map-2`, ...: of as many spans each as one
+    record takes whatever backs them, so that a span stays where it is.
 
     With a disk backup it is for operators; with redundancy in remote memory alone it is how a
     device that starts again finds its pages, and a slab counts only once it is in here.
@@ -311,7 +341,9 @@ class DeviceRecord(Record, kw_only=True, frozen=True):
 
 
 class GetMap(Message, kw_only=True, frozen=True, tag="device.map"):
-    """sw.v1.cmd.device.<id>.map"""
+    """sw.v1.cmd.device.<id>.map, from the span `first` on."""
+
+    first: Count = 0
 
 
 SpanState = Literal["unmapped", "placing", "mapped", "suspended", "retreating"]
@@ -327,12 +359,14 @@ class SpanInfo(Record, kw_only=True, frozen=True):
 
 
 class DeviceMap(Message, kw_only=True, frozen=True, tag="device.map-reply"):
-    """Spans that are not idle and unmapped."""
+    """Spans that are not idle and unmapped, as many as one message takes."""
 
     device: DeviceId
     size_bytes: Count
     span_bytes: Count
     spans: Annotated[tuple[SpanInfo, ...], msgspec.Meta(max_length=4096)]
+    following: Count = 0
+    """There are more: ask from this span on. 0: that is all."""
 
 
 class SpanEvent(Message, kw_only=True, frozen=True, tag="span.event"):

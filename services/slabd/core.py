@@ -36,6 +36,7 @@ from slackwater.schemas.memory import (
     CheckActivity,
     ClaimSlab,
     DeviceHello,
+    EvictBegun,
     EvictDone,
     EvictNow,
     EvictSlabs,
@@ -53,6 +54,7 @@ from slackwater.schemas.memory import (
     ToLender,
     UnmapSlab,
 )
+from slackwater.services.slabd import drained
 from slackwater.services.slabd.config import SlabdConfig
 from slackwater.services.slabd.events import (
     Event,
@@ -113,7 +115,10 @@ class LenderCore:
                 return self._timer(key, now_s)
             case Requested(token=token, message=message):
                 return self._command(token, message, now_s)
-            case Recovered() | Draining() | Answered() | Observed():
+            case Recovered(records=records):
+                self.lending = not drained.found(self.id, records)
+                return []
+            case Draining() | Answered() | Observed():
                 return []
         assert_never(event)
 
@@ -227,7 +232,7 @@ class LenderCore:
             found = self.slabs.get(slab)
             if found is None or found.session != session or found.state != "evicting":
                 continue
-            facts.append(self._fact(found, "evicted", now_s, took_s=now_s - found.asked_s))
+            facts += self._fact(found, "evicted", now_s, took_s=now_s - found.asked_s)
             effects += [CancelTimer(f"evict.{slab}"), self._let_go(found)]
         return effects + facts
 
@@ -241,7 +246,7 @@ class LenderCore:
     def _revoke(self, slab: Slab, reason: str, now_s: float) -> list[Effect]:
         """Without its device's consent."""
         fact = self._fact(slab, "revoked", now_s, reason=reason)
-        return [CancelTimer(f"hold.{slab.id}"), self._let_go(slab, forced=True), fact]
+        return [CancelTimer(f"hold.{slab.id}"), self._let_go(slab, forced=True), *fact]
 
     def _timer(self, key: str, now_s: float) -> list[Effect]:
         kind, _, rest = key.partition(".")
@@ -295,7 +300,7 @@ class LenderCore:
             slab.generation += 1
             slab.span, slab.member = message.span, message.member
             slab.secret, slab.hold_s, slab.since_s = message.secret, message.hold_s, now_s
-            return [self._lend(slab, message.request), self._fact(slab, "lent", now_s)]
+            return [self._lend(slab, message.request), *self._fact(slab, "lent", now_s)]
         refusal = NotMapped(request=message.request, reason=f"lender {self.id} {why}")
         return [self._send(session, refusal)]
 
@@ -337,7 +342,9 @@ class LenderCore:
             return [Do("close", {"session": slab.session}), self._send(session, wait)]
         slab.state, slab.session = "lent", session
         effects = [CancelTimer(f"hold.{slab.id}"), self._lend(slab, message.request)]
-        return [*effects, self._fact(slab, "claimed", now_s)]
+        if not self.lending:  # It was started anew while it was drained: in good order, then.
+            effects += self._evict([slab.id], now_s)
+        return [*effects, *self._fact(slab, "claimed", now_s)]
 
     def _unmap(self, session: int, slab: SlabId, generation: int, now_s: float) -> list[Effect]:
         found = self.slabs.get(slab)
@@ -349,7 +356,7 @@ class LenderCore:
             return []
         fact = self._fact(found, "returned", now_s)
         found.state = "zeroing"
-        return [Do("zero", {"slab": slab, "session": session}), fact]
+        return [Do("zero", {"slab": slab, "session": session}), *fact]
 
     def _session_closed(self, session: int, now_s: float) -> list[Effect]:
         """Its slabs are kept for a claim, if it wanted that; a slab under eviction is not."""
@@ -394,9 +401,9 @@ class LenderCore:
             else:
                 if state == trailer.LENT:
                     why = "the daemon was started again, and its device did not ask to wait"
-                    effects.append(self._fact(slab, "lost", now_s, reason=why))
+                    effects += self._fact(slab, "lost", now_s, reason=why)
                 effects.append(self._let_go(slab))
-        return effects
+        return effects if self.lending else [*effects, *map(self._let_go, self.having("free"))]
 
     # Operators ------------------------------------------------------------------------------------
 
@@ -415,21 +422,38 @@ class LenderCore:
                 if wrong:
                     why = f"slab {wrong[0]} is not lent by {self.id}; see `slackwater memory map`"
                     return [Reply(token, Refused(reason=why))]
-                return [*self._evict_named(slabs, count, now_s), Reply(token, Ok())]
+                return self._evict_now(token, slabs, count, now_s)
             case SetLending(lending=lending):
-                self.lending = lending
-                effects = [] if lending else self._give_up(len(self.slabs), now_s)
-                return [*effects, Reply(token, Ok())]
+                return [*self._set_lending(lending, now_s), Reply(token, Ok())]
         return [Reply(token, Refused(reason=f"slabd does not know {type(message).__name__}"))]
 
-    def _evict_named(self, slabs: Sequence[SlabId], count: int, now_s: float) -> list[Effect]:
+    def _evict_now(
+        self, token: int, slabs: Sequence[SlabId], count: int, now_s: float
+    ) -> list[Effect]:
+        """These, and so many others: those whose device is gone first, which asks nobody."""
+        named = [self.slabs[slab] for slab in dict.fromkeys(slabs)]
+        lent = [slab.id for slab in named if slab.state == "lent"]
+        others = [slab for slab in self.having("held") if slab not in named][:count]
+        gone = [slab for slab in named if slab.state == "held"] + others
         effects: list[Effect] = []
-        lent = [slab for slab in slabs if self._state(slab) == "lent"]
-        for slab in slabs:
-            if self._state(slab) == "held":
-                effects += self._revoke(self.slabs[slab], "an operator evicted it", now_s)
+        for slab in gone:
+            effects += self._revoke(slab, "an operator evicted it", now_s)
         effects += self._evict(lent, now_s)
-        return effects + self._begin_round(count, now_s)
+        going = sum(one.need for one in self._rounds.values())
+        count = max(0, min(count - len(others), len(self.having("lent")) - going))
+        begun = len(gone) + len(lent) + count
+        if begun == 0:
+            why = f"lender {self.id} lends nothing that is not being evicted already"
+            return [Reply(token, Refused(reason=f"{why}; see `slackwater memory map`"))]
+        return [*effects, *self._begin_round(count, now_s), Reply(token, EvictBegun(slabs=begun))]
+
+    def _set_lending(self, lending: bool, now_s: float) -> list[Effect]:
+        """The shell answers once the record is durable."""
+        changed, self.lending = lending != self.lending, lending
+        if lending:
+            return [drained.forget(self.id)] if changed else []
+        given = self._give_up(len(self.slabs), now_s)
+        return [drained.keep(self.id, now_s), *given] if changed else given
 
     # Small things ---------------------------------------------------------------------------------
 
@@ -459,7 +483,7 @@ class LenderCore:
 
     def _fact(
         self, slab: Slab, fact: Fact, now_s: float, *, took_s: float = 0.0, reason: str = ""
-    ) -> Effect:
+    ) -> list[Effect]:
         event = SlabEvent(
             slab=slab.id,
             fact=fact,
@@ -470,4 +494,5 @@ class LenderCore:
             reason=reason,
             at_s=now_s,
         )
-        return Publish(subjects.event("slab", slab.id, fact), event)
+        told = Publish(subjects.event("slab", slab.id, fact), event)
+        return [Do("count", {"name": f"slabs_{fact}"}), told]

@@ -21,11 +21,13 @@ from slackwater.common.world import World
 from slackwater.schemas.base import NodeId
 from slackwater.schemas.memory import (
     EvictNow,
+    LenderRecord,
     ListSlabs,
     SetLending,
     SlabdHeartbeat,
     SlabState,
 )
+from slackwater.services.slabd import drained
 from slackwater.services.slabd.config import SlabdConfig
 from slackwater.services.slabd.core import LenderCore
 from slackwater.services.slabd.monitor import KernelMonitor, Monitor
@@ -67,6 +69,7 @@ class Slabd:
         self._monitor: Monitor = monitor if monitor is not None else KernelMonitor()
         self._listeners: list[tuple[str, Listener]] = []
         self._incarnation = 0
+        self._port: Port | None = None
         self._node = NodeId(config.node or socket.gethostname().split(".")[0])
         self.core = LenderCore(config, world.rng)
         self.sessions = Sessions(config.cluster_token, mapping)
@@ -77,6 +80,7 @@ class Slabd:
     async def start(self, port: Port) -> None:
         """Find the memory again before anybody can ask for it."""
         self._incarnation = port.epoch
+        self._port = port
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         if soft < hard:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -103,6 +107,10 @@ class Slabd:
                 _log.warning(
                     "slab.not-registered", label=region.label, kind=kind, reason=str(error)
                 )
+
+    def _count(self, name: str) -> None:
+        assert self._port is not None
+        self._port.count(name)
 
     async def watch(self, port: Port) -> None:
         """Look at the machine's memory, once a period."""
@@ -162,11 +170,13 @@ class Slabd:
             id=self._config.id,
             core=self.core,
             description="Lends idle memory in slabs, and takes it back when the machine needs it.",
+            buckets={drained.bucket(self._config.id): LenderRecord},
             endpoints={"slabs": ListSlabs, "evict": EvictNow, "lending": SetLending},
             handlers={
                 **self.slabs.handlers(),
                 "send": self.sessions.send,
                 "close": self.sessions.close,
+                "count": self._count,
             },
             heartbeat=self.heartbeat,
             levels=self.levels,

@@ -25,8 +25,7 @@ from slackwater.common.errors import SlackwaterError, Unavailable
 from slackwater.loadgen.memory.checker import PAGE_BYTES, Checker
 from slackwater.loadgen.memory.nbd_client import NbdClient
 from slackwater.schemas import subjects
-from slackwater.schemas.base import Ok
-from slackwater.schemas.memory import DeviceMap, EvictNow, GetMap
+from slackwater.schemas.memory import DeviceMap, EvictBegun, EvictNow, GetMap
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(300)]
 
@@ -198,7 +197,7 @@ class Run:
         with contextlib.suppress(SlackwaterError):  # It may be dead at present.
             async with connect(self.supervisor.url, "operator") as client:
                 message = EvictNow(count=self.rng.choice((1, 2, 4)))
-                await client.ask(subjects.command("slabd", name, "evict"), message, Ok)
+                await client.ask(subjects.command("slabd", name, "evict"), message, EvictBegun)
 
     async def restart(self) -> NbdClient:
         """kill -9, and a new life."""

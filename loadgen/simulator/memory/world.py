@@ -268,6 +268,8 @@ class World:
             case "zero":
                 zeroed = to_lender.SlabZeroed(given["slab"])
                 self._after(times.make_s, lambda: self.lender_step(machine, zeroed))
+            case "count":
+                pass  # Facts are counted where they are heard.
             case "let_go":
                 gone = to_lender.SlabGone(given["slab"])
                 self._after(times.free_s, lambda: self.lender_step(machine, gone))

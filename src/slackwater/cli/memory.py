@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
+import msgspec
 import typer
 from rich.console import Group, RenderableType
 from rich.live import Live
@@ -28,6 +29,7 @@ from slackwater.schemas.memory import (
     SLABS_PER_MESSAGE,
     DeviceHeartbeat,
     DeviceMap,
+    EvictBegun,
     EvictNow,
     GetMap,
     ListSlabs,
@@ -286,7 +288,13 @@ def show_map(
 
     async def of_device(client: Client) -> DeviceMap:
         assert device is not None
-        return await _ask(client, "device", device, "map", GetMap(), DeviceMap)
+        found = await _ask(client, "device", device, "map", GetMap(), DeviceMap)
+        spans = found.spans
+        while found.following:
+            message = GetMap(first=found.following)
+            found = await _ask(client, "device", device, "map", message, DeviceMap)
+            spans += found.spans
+        return msgspec.structs.replace(found, spans=spans)
 
     async def of_lenders(client: Client) -> list[SlabList]:
         return [
@@ -357,11 +365,17 @@ def evict(
         if len(slab or ()) > SLABS_PER_MESSAGE:
             raise Rejected(f"{len(slab or ())} slabs: name at most {SLABS_PER_MESSAGE} at a time")
     message = EvictNow(count=count, slabs=tuple(SlabId(one) for one in slab or ()))
-    with_client(url, lambda client: _ask(client, "lender", lender, "evict", message, Ok))
+    begun = with_client(
+        url, lambda client: _ask(client, "lender", lender, "evict", message, EvictBegun)
+    )
+    asked = len(set(slab or ())) + count
     if json:
-        print_json({"lender": lender, "slabs": slab or [], "count": count})
+        told = {"lender": lender, "slabs": slab or [], "count": count, "begun": begun.slabs}
+        print_json(told)
         return
-    out.print(f"{lender} evicts {', '.join(slab) if slab else f'{count} slabs'}")
+    few = f" (of {asked} asked for: it lends no more)" if begun.slabs < asked else ""
+    what = ", ".join(slab) if slab and not count else f"{begun.slabs} slabs"
+    out.print(f"{lender} evicts {what}{few}")
 
 
 @app.command()

@@ -8,6 +8,7 @@ are suspended, keep their bits and use the backup; the slabs are claimed when th
 again, within `hold_s`. Pages are not known here: the driver (lenders.py) carries the effects out.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from random import Random
 from typing import Final, Literal, assert_never
@@ -79,6 +80,7 @@ class DeviceCore:
         """Span -> (not before, the pause after that): nobody had room."""
         self._sets: dict[int, set[LenderId]] = {}
         """Span -> the lenders that should back it together, where several do (CodingSets)."""
+        self.departed: Counter[Why] = Counter()
         self._stopping = False
 
     def step(self, event: Event, now_s: float) -> Sequence[Effect]:
@@ -353,6 +355,7 @@ class DeviceCore:
         if member is None or member.state != "leaving":
             return []
         self.spans.forget(member)
+        self.departed[member.why] += 1
         effects: list[Effect] = [self._fact(member, "unmapped", now_s, member.why)]
         hot = self.activity[member.span] > self.settings.hot
         if member.why != "cold" and (hot or member.span in self.spans.thinned()):

@@ -14,6 +14,7 @@ import re
 import secrets
 import signal
 import socket
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from slackwater.common import codec, limits, resident
 from slackwater.common.bus.access import Credentials
 from slackwater.common.bus.base import Delivery
 from slackwater.common.clock import Clock, LiveClock
+from slackwater.common.compiled import on_compiling
 from slackwater.common.effects import Publish
 from slackwater.common.errors import (
     ConfigRejected,
@@ -64,6 +66,7 @@ from slackwater.schemas.memory import (
     GetMap,
     SlabdHeartbeat,
     SpanInfo,
+    SpanRecord,
 )
 
 _LOOK_S: Final = 2.5
@@ -113,6 +116,7 @@ class Exporter:
         pages = options.size_bytes // PAGE_BYTES
         self.options = options
         self._slab_bytes = slab_bytes
+        self._part_spans = limits.SLAB_MAP_MEMBERS // strategy.width
         self._clock = clock
         places = limits.AHEAD_PAGES if options.prefetch and options.socket is not None else 0
         table = make_table(pages, span_pages, backed=strategy.backup, places=places)
@@ -213,7 +217,7 @@ class Exporter:
     async def _show_once(self, world: World, stop: asyncio.Event) -> None:
         # A device within a process (an array's) is never found again: nothing is kept of it.
         keeps = self.options.socket is not None
-        core = face.FaceCore(self.options.id, self.record, self.map, keeps)
+        core = face.FaceCore(self.options.id, self.records, self.map, keeps)
         made = face.definition(self.options.id, core, self.heartbeat, self.lenders.seen)
 
         async def begin(port: Port) -> None:
@@ -226,18 +230,27 @@ class Exporter:
 
     # What others see ------------------------------------------------------------------------------
 
-    def record(self) -> DeviceRecord:
-        return DeviceRecord(
-            device=self.core.settings.id,
-            node=NodeId(self._node),
-            size_bytes=self.options.size_bytes,
-            slab_bytes=self._slab_bytes,
-            resilience=self.options.resilience,
-            spans=self.core.spans.span_records(),
-        )
+    def records(self) -> dict[int, DeviceRecord]:
+        """The slab map's parts by number; those without a slab are left out, but for the first."""
+        parts: dict[int, list[SpanRecord]] = {0: []}
+        for span in self.core.spans.span_records():
+            parts.setdefault(span.span // self._part_spans, []).append(span)
+        return {
+            part: DeviceRecord(
+                device=self.core.settings.id,
+                node=NodeId(self._node),
+                size_bytes=self.options.size_bytes,
+                slab_bytes=self._slab_bytes,
+                resilience=self.options.resilience,
+                spans=tuple(spans),
+            )
+            for part, spans in parts.items()
+        }
 
-    def map(self) -> DeviceMap:
-        spans = sorted(set(self.core.spans.in_use()) | set(self._active()))[:4096]
+    def map(self, first: int = 0) -> DeviceMap:
+        found = sorted({*self.core.spans.in_use(), *self._active()})
+        left = found[bisect_left(found, first) :]
+        spans = left[: self._part_spans]
         return DeviceMap(
             device=self.core.settings.id,
             size_bytes=self.options.size_bytes,
@@ -252,6 +265,7 @@ class Exporter:
                 )
                 for span in spans
             ),
+            following=left[len(spans)] if len(left) > len(spans) else 0,
         )
 
     def _active(self) -> list[int]:
@@ -261,9 +275,7 @@ class Exporter:
 
     def heartbeat(self, now_s: float) -> DeviceHeartbeat:
         seen = counters(self.device.table)
-        lenders = {
-            m.lender for s in self.core.spans.span_records() for m in s.members if m is not None
-        }
+        lenders = {member.lender for member in self.core.spans.all() if member.counts}
         failed = self.device.backup.failed
         over_channels = self.device.remote_read_pages - self.device.remote_ahead_pages
         over_channels += seen["read_lane_pages"]
@@ -290,6 +302,12 @@ class Exporter:
             written_remote_pages=seen["written_mapped_pages"]
             + seen["written_lane_pages"]
             + self.device.remote_written_pages,
+            slabs_evicted=self.core.departed["evict"],
+            slabs_lost=self.core.departed["lost"],
+            refilled_pages=self.lenders.refiller.refilled_pages,
+            regenerated_pages=self.lenders.regenerator.regenerated_pages,
+            repaired_fragments=self.device.resilience.erasures,
+            lost_pages=self.device.resilience.lost_pages,
             backup_waiting_pages=self.device.backup_waiting_pages,
             activity=round(float(self.core.activity.sum()), 3),
             export=str(self.options.socket or ""),
@@ -393,6 +411,7 @@ async def export(
     if not slab_bytes:
         slab_bytes = limits.SLAB_BYTES_DEFAULT
         _log.warning("no-lender", slab_bytes=slab_bytes, hint="is slabd running? pages go to disk")
+    on_compiling(_say_compiling)
     await asyncio.to_thread(warm)
     clock = LiveClock()
     exporter = Exporter(options, slab_bytes, clock)
@@ -417,6 +436,12 @@ async def export(
         if shown is not None:
             await asyncio.gather(shown, return_exceptions=True)
         notify.close()
+
+
+def _say_compiling() -> None:
+    _log.info(
+        "compiling", hint="once for an installation, up to a minute; or before: slackwater compile"
+    )
 
 
 def prepare_for_swap() -> None:

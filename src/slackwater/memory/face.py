@@ -1,11 +1,11 @@
 """What the bus sees of a device: heartbeats, its map for operators, facts, the durable slab map.
 
 A service like any other, in a shell of its own: it may end and start again while the device serves,
-and the device does not notice. Its bucket `device_<id>` holds one record; a device of which nothing
-is to be kept has none.
+and the device does not notice. Its bucket `device_<id>` holds the slab map, a large one in parts of
+which only those are written that changed; a device of which nothing is to be kept has none.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, assert_never
 
@@ -27,7 +27,7 @@ from slackwater.common.effects import (
 )
 from slackwater.common.shell.definition import ServiceDefinition
 from slackwater.schemas import subjects
-from slackwater.schemas.base import Refused
+from slackwater.schemas.base import Record, Refused
 from slackwater.schemas.memory import (
     DeviceHeartbeat,
     DeviceMap,
@@ -38,8 +38,9 @@ from slackwater.schemas.memory import (
 
 SERVICE: Final = "device"
 KEY: Final = "map"
+"""Of the first part; the others are `map-1` and so on."""
 _SAVE_S: Final = 1.0
-"""At most one record per so many seconds."""
+"""At most one look at what changed per so many seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,19 +59,21 @@ Event = ShellEvent | FactSaid | MapChanged
 
 
 class FaceCore:
-    """`record` and `map` read the device's state as it is."""
+    """`records` (the slab map's parts by number, the first always among them) and `map` (from a
+    span on) read the device's state as it is."""
 
     def __init__(
         self,
         id: str,
-        record: Callable[[], DeviceRecord],
-        map: Callable[[], DeviceMap],
+        records: Callable[[], Mapping[int, DeviceRecord]],
+        map: Callable[[int], DeviceMap],
         keeps: bool = True,
     ) -> None:
         self.keeps = keeps
         self._bucket = bucket(id)
-        self._record = record
+        self._records = records
         self._map = map
+        self._saved: Mapping[str, Record] = {}
         self._saved_s = 0.0
         self._waiting = False
 
@@ -78,8 +81,8 @@ class FaceCore:
         match event:
             case Observed(message=message):
                 return [Do("seen", {"heartbeat": message})]
-            case Requested(token=token, message=GetMap()):
-                return [Reply(token, self._map())]
+            case Requested(token=token, message=GetMap(first=first)):
+                return [Reply(token, self._map(first))]
             case Requested(token=token, message=message):
                 why = f"a device does not know {type(message).__name__}"
                 return [Reply(token, Refused(reason=why))]
@@ -87,7 +90,10 @@ class FaceCore:
                 return [effect]
             case MapChanged():
                 return self._changed(now_s)
-            case Recovered() | TimerFired():
+            case Recovered(records=records):
+                self._saved = records.get(self._bucket, {})
+                return self._save(now_s)
+            case TimerFired():
                 return self._save(now_s)
             case Draining():
                 return [CancelTimer("save"), *self._save(now_s)]
@@ -106,7 +112,17 @@ class FaceCore:
     def _save(self, now_s: float) -> list[Effect]:
         self._waiting = False
         self._saved_s = now_s
-        return [Persist(self._bucket, KEY, self._record())] if self.keeps else []
+        if not self.keeps:
+            return []
+        before, self._saved = (
+            self._saved,
+            {f"{KEY}-{part}" if part else KEY: record for part, record in self._records().items()},
+        )
+        return [
+            Persist(self._bucket, key, self._saved.get(key))
+            for key in (*self._saved, *(before.keys() - self._saved.keys()))
+            if self._saved.get(key) != before.get(key)
+        ]
 
 
 def bucket(id: str) -> str:

@@ -21,6 +21,12 @@ COUNTED: Final = (
     "prefetched_pages",
     "prefetch_hit_pages",
     "prefetch_late_pages",
+    "slabs_evicted",
+    "slabs_lost",
+    "refilled_pages",
+    "regenerated_pages",
+    "repaired_fragments",
+    "lost_pages",
 )
 _log = structlog.get_logger()
 

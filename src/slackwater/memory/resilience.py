@@ -25,6 +25,8 @@ class DiskBackup:
     width = 1
     needed = 1
     backup = True
+    erasures = 0
+    lost_pages = 0
 
     def span_pages(self, slab_bytes: int) -> int:
         return slab_bytes // PAGE_BYTES

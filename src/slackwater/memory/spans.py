@@ -59,11 +59,14 @@ class Member:
     def usable(self) -> bool:
         return self.state == "open"
 
+    @property
+    def counts(self) -> bool:
+        """It has a slab that is, or may soon again be, the span's."""
+        return self.slab is not None and self.state in ("open", "suspended", "claiming")
+
     def record(self) -> MemberRecord | None:
         """None while it has no slab that counts."""
-        if self.slab is None or self.lender is None:
-            return None
-        if self.state not in ("open", "suspended", "claiming"):
+        if not self.counts or self.slab is None or self.lender is None:
             return None
         return MemberRecord(lender=self.lender, slab=self.slab, generation=self.generation)
 

@@ -112,6 +112,16 @@ class Resilience(Protocol):
         ...
 
     @property
+    def erasures(self) -> int:
+        """Fragments that reads had to make up for: damaged, or of another write."""
+        ...
+
+    @property
+    def lost_pages(self) -> int:
+        """That could not be made whole."""
+        ...
+
+    @property
     def backup(self) -> bool:
         """Whether writes go to the local backup file as well. Without it, flush waits until every
         member has the bytes and the slab map is durable."""

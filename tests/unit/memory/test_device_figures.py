@@ -2,12 +2,16 @@
 
 import asyncio
 import urllib.request
+from pathlib import Path
 
 import pytest
 
 from slackwater.common import metrics
+from slackwater.common.clock import LiveClock
 from slackwater.common.errors import ConfigRejected
-from slackwater.memory.figures import COUNTED, expose, levels
+from slackwater.memory.export import Exporter, ExportOptions
+from slackwater.memory.figures import COUNTED, counted, expose, levels
+from slackwater.memory.hydra import Hydra
 from slackwater.schemas.base import NodeId
 from slackwater.schemas.memory import DeviceHeartbeat
 
@@ -38,3 +42,20 @@ def test_all_of_them_are_declared() -> None:
     names = {level.name for level in levels(BEAT)}
     assert names == {name for name in metrics.LEVELS if name.startswith("device_")}
     assert set(COUNTED) <= set(DeviceHeartbeat.__struct_fields__)
+
+
+async def test_a_device_counts_what_it_lost_and_got_back(tmp_path: Path) -> None:
+    options = ExportOptions(
+        id="d1", size_bytes=1 << 20, socket=None, backup=tmp_path / "backup", resilience="4+2"
+    )
+    exporter = Exporter(options, 1 << 20, LiveClock())
+    exporter.core.departed.update({"evict": 3, "lost": 2, "cold": 7})
+    exporter.lenders.refiller.refilled_pages = 4
+    exporter.lenders.regenerator.regenerated_pages = 5
+    hydra = exporter.device.resilience
+    assert isinstance(hydra, Hydra)
+    hydra.erasures, hydra.lost_pages = 6, 1
+    found = counted(exporter.heartbeat(0.0))
+    assert (found["slabs_evicted"], found["slabs_lost"]) == (3, 2)
+    assert (found["refilled_pages"], found["regenerated_pages"]) == (4, 5)
+    assert (found["repaired_fragments"], found["lost_pages"]) == (6, 1)

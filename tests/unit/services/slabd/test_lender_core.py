@@ -6,7 +6,17 @@ from typing import Any
 
 import pytest
 
-from slackwater.common.effects import Do, Effect, Publish, Reply, Requested, StartTimer, TimerFired
+from slackwater.common.effects import (
+    Do,
+    Effect,
+    Persist,
+    Publish,
+    Recovered,
+    Reply,
+    Requested,
+    StartTimer,
+    TimerFired,
+)
 from slackwater.common.memory import trailer
 from slackwater.schemas.base import Message, NodeId, Ok, Refused
 from slackwater.schemas.memory import (
@@ -15,10 +25,13 @@ from slackwater.schemas.memory import (
     ClaimSlab,
     DeviceHello,
     DeviceId,
+    EvictBegun,
     EvictDone,
     EvictNow,
     EvictSlabs,
     FreeMemory,
+    LenderId,
+    LenderRecord,
     MapSlab,
     NotMapped,
     QueryMemory,
@@ -394,6 +407,83 @@ def test_a_drained_lender_empties_itself_and_lends_again_when_told() -> None:
     lender.feed(Requested(2, SetLending(lending=True)))
     lender.sample(0.0, times=20)
     assert len(lender.core.having("free")) == 4
+
+
+DRAINED = {"lender_s1": {"drained": LenderRecord(lender=LenderId("s1"), drained_s=7.0)}}
+
+
+def test_a_drain_is_one_record_which_its_answer_waits_for() -> None:
+    """The shell says nothing of a step before its record is durable."""
+    lender = Lender()
+    lender.now_s = 7.0
+    effects = lender.core.step(Requested(1, SetLending(lending=False)), 7.0)
+    record = DRAINED["lender_s1"]["drained"]
+    assert effects == [Persist("lender_s1", "drained", record), Reply(1, Ok())]
+    again = lender.core.step(Requested(2, SetLending(lending=False)), 8.0)
+    assert again == [Reply(2, Ok())], "a repeated order is the same one"
+    effects = lender.core.step(Requested(3, SetLending(lending=True)), 9.0)
+    assert effects == [Persist("lender_s1", "drained", None), Reply(3, Ok())]
+
+
+def test_a_lender_that_was_drained_in_its_last_life_takes_back_in_good_order() -> None:
+    """Free slabs go at once; a device that claims one gets it, to be asked for it at once."""
+    lender = Lender(8)
+    lender.feed(Recovered(2, DRAINED))
+    found = []
+    for state, name in ((trailer.FREE, "a"), (trailer.LENT, "b")):
+        identity = trailer.SlabIdentity(
+            slab=SlabId(name * 12), slab_bytes=SLAB, generation=3, device="d", hold_s=5.0
+        )
+        found.append((trailer.fence(state, 3), identity))  # type: ignore[arg-type]
+    lender.feed(SlabsFound(tuple(found)))
+    assert [one["slab"][0] for one in lender.took("let_go")] == ["a"]
+    lender.join(1, "d")
+    lender.feed(Heard(1, MapSlab(request=1, span=0)))
+    assert "is being drained" in lender.last(NotMapped)[0].reason
+    slab = SlabId("b" * 12)
+    lender.feed(Heard(1, ClaimSlab(request=2, slab=slab, generation=3, secret="")))
+    assert lender.took("lend")[0]["identity"].slab == slab
+    assert lender.last(EvictSlabs)[0].slabs == (slab,)
+    lender.feed(Heard(1, EvictDone(slabs=(slab,))))
+    assert lender.facts == ["claimed", "evicted"]
+    lender.sample(0.0, times=20)
+    assert not lender.took("make")
+
+
+def test_an_operator_is_told_how_many_slabs_go() -> None:
+    lender = lending(4)
+    lender.join(1)
+    lender.join(2, "d2")
+    lender.borrow(1, 2)
+    lender.borrow(2, 1, hold_s=5.0)
+    lender.feed(SessionClosed(2))
+    lender.feed(Requested(1, EvictNow(count=9)))
+    assert lender.replies[-1] == EvictBegun(slabs=3)
+    assert lender.facts[-1] == "revoked", "whose device is gone goes first"
+    lender.feed(Requested(2, EvictNow(count=1)))
+    assert isinstance(lender.replies[-1], Refused), "these two are on their way already"
+    assert "lends nothing that is not being evicted" in lender.replies[-1].reason
+
+
+def test_a_slab_named_twice_goes_once() -> None:
+    lender = lending(2)
+    lender.join(1)
+    [slab] = lender.borrow(1)
+    lender.feed(Requested(1, EvictNow(slabs=(slab, slab))))
+    assert lender.replies == [EvictBegun(slabs=1)]
+    assert lender.last(EvictSlabs)[0].slabs == (slab,)
+
+
+def test_every_fact_is_counted() -> None:
+    lender = lending(2)
+    lender.join(1)
+    [slab] = lender.borrow(1)
+    lender.feed(Requested(1, EvictNow(count=1)))
+    lender.feed(Heard(1, EvictDone(slabs=(slab,))))
+    lender.borrow(1)
+    lender.feed(SessionClosed(1))
+    counted = [arguments["name"] for arguments in lender.took("count")]
+    assert counted == ["slabs_lent", "slabs_evicted", "slabs_lent", "slabs_revoked"]
 
 
 def test_an_operator_evicts_named_slabs_and_is_told_of_wrong_ones() -> None:
