@@ -215,6 +215,28 @@ def send_message_now(fd, message):
 
 
 @njit(nogil=True)
+def send_vector(fd, vector, count, message):
+    """Send `count` (address, bytes) pairs wholly, and use them up. Blocks. False: the peer is gone.
+    `message`: the address of 56 bytes, zeros at first (a struct msghdr)."""
+    while count > 0:
+        put(message + 16, vector)
+        put(message + 24, count)
+        n = outcome(_sendmsg(INT(fd), ADDRESS(message), INT(NO_SIGNAL)))
+        if n == -EINTR:
+            continue
+        if n <= 0:
+            return False
+        while count > 0 and n >= get(vector + 8):
+            n -= get(vector + 8)
+            vector += 16
+            count -= 1
+        if n > 0:
+            put(vector, get(vector) + n)
+            put(vector + 8, get(vector + 8) - n)
+    return True
+
+
+@njit(nogil=True)
 def await_event(fd, events, scratch):
     """Until the descriptor is ready, or failed. `scratch`: the address of 8 bytes."""
     put(scratch, fd | events << 32)

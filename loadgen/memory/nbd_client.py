@@ -7,10 +7,22 @@ import asyncio
 import contextlib
 import errno
 import os
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from slackwater.common.errors import Unavailable
 from slackwater.memory.nbd import protocol as nbd
+
+
+@dataclass
+class _Open:
+    """A request that is not answered wholly."""
+
+    answer: asyncio.Future[bytes]
+    wanted: int
+    error: int = 0
+    chunks: list[tuple[int, bytes]] = field(default_factory=list)
+    """(offset on the device, data)"""
 
 
 class NbdClient:
@@ -19,7 +31,7 @@ class NbdClient:
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
-        self._waiting: dict[int, tuple[asyncio.Future[bytes], int]] = {}
+        self._waiting: dict[int, _Open] = {}
         self._cookie = 0
         self._receiving: asyncio.Task[None] | None = None
         self.size = 0
@@ -95,7 +107,7 @@ class NbdClient:
         self._cookie += 1
         cookie = self._cookie
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self._waiting[cookie] = (answer, wanted)
+        self._waiting[cookie] = _Open(answer, wanted)
         head = nbd.REQUEST.pack(nbd.REQUEST_MAGIC, flags, kind, cookie, offset, length)
         self._writer.write(head + data)
         return await answer  # Given up or not, its bytes still come: `_one` takes them out.
@@ -107,31 +119,45 @@ class NbdClient:
         except (asyncio.IncompleteReadError, ConnectionError):
             return
         finally:
-            for answer, _ in self._waiting.values():
-                if not answer.done():
-                    answer.set_exception(Unavailable("the connection ended"))
+            for one in self._waiting.values():
+                if not one.answer.done():
+                    one.answer.set_exception(Unavailable("the connection ended"))
 
     async def _one(self) -> None:
         read = self._reader.readexactly
         magic = int.from_bytes(await read(4), "big")
         if magic == nbd.SIMPLE_MAGIC:
             error, cookie = nbd.SIMPLE.unpack(magic.to_bytes(4, "big") + await read(12))[1:]
-            answer, wanted = self._waiting.pop(cookie)
-            data = await read(wanted) if wanted and not error else b""
+            one, over = self._waiting[cookie], True
+            one.error = error
+            one.chunks.append((0, await read(one.wanted) if one.wanted and not error else b""))
         else:
-            rest = await read(nbd.CHUNK.size - 4)
-            _, _, kind, cookie, length = nbd.CHUNK.unpack(magic.to_bytes(4, "big") + rest)
-            body = await read(length)
-            answer, _ = self._waiting.pop(cookie)
-            error = nbd.ERROR.unpack_from(body)[0] if kind == nbd.CHUNK_ERROR else 0
-            data = body[8:]
+            cookie, over = await self._chunk(magic)
+        if over:
+            self._resolve(self._waiting.pop(cookie))
+
+    async def _chunk(self, magic: int) -> tuple[int, bool]:
+        """(whose it was, whether it was the last one)"""
+        rest = await self._reader.readexactly(nbd.CHUNK.size - 4)
+        _, flags, kind, cookie, length = nbd.CHUNK.unpack(magic.to_bytes(4, "big") + rest)
+        body = await self._reader.readexactly(length)
+        one = self._waiting[cookie]
+        if kind == nbd.CHUNK_ERROR:
+            one.error = nbd.ERROR.unpack_from(body)[0]
+        elif kind == nbd.CHUNK_DATA:
+            one.chunks.append((int.from_bytes(body[:8], "big"), body[8:]))
+        return cookie, bool(flags & nbd.CHUNK_DONE)
+
+    @staticmethod
+    def _resolve(one: _Open) -> None:
+        answer, error = one.answer, one.error
         if answer.done():
             return
         if error:
             name = errno.errorcode.get(error, str(error))
             answer.set_exception(OSError(error, f"the server said {name}: {os.strerror(error)}"))
         else:
-            answer.set_result(data)
+            answer.set_result(b"".join(data for _, data in sorted(one.chunks)))
 
     async def close(self) -> None:
         with contextlib.suppress(ConnectionError, OSError):

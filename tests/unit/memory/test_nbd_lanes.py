@@ -156,6 +156,26 @@ def test_many_reads_leave_together_and_come_back_in_any_pieces() -> None:
         assert counters(p.table)["read_lane_pages"] == p.table.words[k.READ] > 32
 
 
+def test_requests_wait_for_company_while_answers_are_due() -> None:
+    """Both ends pay by the system call. With few under way nobody waits."""
+    with played() as p:
+        p.client.sendall(p.ask(1, 1))
+        asked = [p.asked()]
+        p.client.sendall(b"".join(p.ask(cookie, cookie) for cookie in range(2, 10)))
+        asked += [p.asked() for _ in range(8)]
+        p.client.sendall(p.ask(10, 10) + p.ask(11, 11))
+        until(lambda: p.state.lanes.words[0, s.QUEUED] == 2)
+        assert_silent(p.lender)
+        p.lender.settimeout(10)
+        for one in asked[:6]:
+            p.lender.sendall(data_of(*one))
+        asked = [*asked[6:], p.asked(), p.asked()]
+        for one in asked:
+            p.lender.sendall(data_of(*one))
+        for cookie in range(1, 12):
+            assert p.answered() == (cookie, content(cookie, 1))
+
+
 @pytest.mark.parametrize("chunked", [True, False])
 def test_a_write_is_acknowledged_when_the_lender_has_it(chunked: bool) -> None:
     """It is FLYING until then; a second write of the page goes to the disk alone."""

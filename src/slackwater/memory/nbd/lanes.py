@@ -25,30 +25,19 @@ GONE while the loop is not running.
 
 from typing import Final
 
-from slackwater.common import abi, limits
+from slackwater.common import abi
 from slackwater.common.compiled import njit
 from slackwater.common.transport import wire
 from slackwater.memory import kernels, shelf
+from slackwater.memory.nbd import lane_ends as ends
 from slackwater.memory.nbd import protocol as nbd
 from slackwater.memory.nbd import state as s
 from slackwater.memory.store import PAGE_BYTES
 
-SMALL_BYTES: Final = 32 * 1024
-"""Longer answers are received where they are sent from."""
-LONG_NS: Final = 200_000_000
-BRIEF_NS: Final = 100_000
-BUSY: Final = 8
-"""With so many requests under way their answers are waited for alone, for BRIEF_NS: the client's
-next requests are then taken together, and not each in a turn of its own."""
-CLIENT: Final = 1
-ANSWERS: Final = 2
-_WAIT_NS: Final = int(limits.LANE_WAIT_S * 1e9)
 _READ_BYTES: Final = wire.HEADER_BYTES + 8
-_FAILED: Final = abi.POLL_ERROR | abi.POLL_HANGUP
 
 assert s.DEPTH & (s.DEPTH - 1) == 0
-assert SMALL_BYTES + wire.HEADER_BYTES <= s.LANE_STAGING_BYTES
-assert wire.REASON_BYTES_MAX + wire.HEADER_BYTES <= s.LANE_STAGING_BYTES
+assert s.HEAD_BYTES <= wire.HEADER_BYTES
 
 
 @njit(nogil=True, cache=True)
@@ -60,11 +49,6 @@ def install(t, lanes, i, road, fd):
     w[s.ROAD], w[s.LANE_FD] = road, fd
     w[s.STATE] = s.UP
     kernels.unlock(t)
-
-
-@njit(nogil=True)
-def _base(lanes, i):
-    return lanes.data.ctypes.data + i * s.LANE_BYTES
 
 
 # Asking (under the table's mutex) -----------------------------------------------------------------
@@ -108,9 +92,10 @@ def _enter(t, lanes, i, kind, cookie, offset, length, first, stamp):
     row[s.FIRST] = first
     row[s.STAMP] = stamp
     w[s.TAIL] += 1
+    w[s.QUEUED] += 1
     lanes.shared[s.UNDER_WAY] += 1
     span_bytes = t.words[kernels.SPAN_PAGES] * PAGE_BYTES
-    at = _base(lanes, i) + s.REQUESTS_AT + w[s.WAITING]
+    at = ends.base(lanes, i) + s.REQUESTS_AT + w[s.WAITING]
     abi.put(at, kind | t.handle[offset // span_bytes] << 32)
     abi.put(at + 8, w[s.TAIL])
     abi.put(at + 16, offset % span_bytes)
@@ -142,7 +127,7 @@ def way_for_write(t, lanes, offset, length):
     """The lane for a write that has not been taken in yet; or -1."""
     first = offset // PAGE_BYTES
     span = first // t.words[kernels.SPAN_PAGES]
-    if length > SMALL_BYTES or t.state[span] != kernels.MAPPED or t.base[span] != 0:
+    if length > ends.SMALL_BYTES or t.state[span] != kernels.MAPPED or t.base[span] != 0:
         return -1
     i = route(t, lanes, first, length // PAGE_BYTES)
     if i < 0 or lanes.words[i, s.WAITING] + wire.HEADER_BYTES + length > s.REQUESTS_BYTES:
@@ -170,13 +155,6 @@ def send_write(t, lanes, i, cookie, offset, length, first):
 
 
 @njit(nogil=True)
-def _over(lanes, i):
-    """The oldest request has its answer."""
-    lanes.words[i, s.HEAD] += 1
-    lanes.shared[s.UNDER_WAY] -= 1
-
-
-@njit(nogil=True)
 def _give_back(lanes, c, i, row, refused):
     """The oldest request becomes an item; there must be room for it."""
     if row[s.KIND] == wire.READ:
@@ -184,7 +162,7 @@ def _give_back(lanes, c, i, row, refused):
     else:
         road = lanes.words[i, s.ROAD]
         s.item(c, s.LOST, row[s.COOKIE], row[s.OFFSET], row[s.LENGTH], refused, row[s.FIRST], road)
-    _over(lanes, i)
+    ends.over(lanes, i)
 
 
 @njit(nogil=True)
@@ -214,16 +192,18 @@ def _landed(t, lanes, row):
 
 @njit(nogil=True)
 def _small(t, c, i, row, at):
-    """A small answer that is here wholly, its bytes at `at`."""
+    """A small answer that is here wholly, its bytes at `at`: it is sent from there, and its head
+    takes the place of the record's."""
     if not _still(t, row):
         _give_back(c.lanes, c, i, row, 0)
         return
     cookie, offset, length = row[s.COOKIE], row[s.OFFSET], row[s.LENGTH]
-    begin = s.head(c, c.outward, c.words[s.OUT], nbd.READ, cookie, 0, offset, length)
-    abi.copy(c.outward.ctypes.data + begin, at, length)
-    c.words[s.OUT] = begin + length
+    data = c.lanes.data
+    begin = at - data.ctypes.data - s.head_bytes(c)
+    s.head(c, data, begin, nbd.READ, cookie, 0, offset, length)
+    s.part(c, data.ctypes.data + begin, s.head_bytes(c) + length)
     _count(t, row)
-    _over(c.lanes, i)
+    ends.over(c.lanes, i)
 
 
 @njit(nogil=True)
@@ -233,7 +213,7 @@ def _answer(t, c, i):
     waiting = w[s.CAME] - w[s.PARSED]
     if waiting < wire.HEADER_BYTES:
         return False
-    at = _base(lanes, i) + w[s.PARSED]
+    at = ends.base(lanes, i) + w[s.PARSED]
     kind, length = abi.get(at) & 0xFF, abi.get(at + 24)
     row = lanes.asked[i, w[s.HEAD] & (s.DEPTH - 1)]
     known = w[s.HEAD] < w[s.TAIL] and abi.get(at + 8) == w[s.HEAD] + 1
@@ -246,16 +226,16 @@ def _answer(t, c, i):
         w[s.PARSED] += wire.HEADER_BYTES
         _landed(t, lanes, row)
         c.words[s.OUT] = s.head(c, c.outward, c.words[s.OUT], nbd.WRITE, row[s.COOKIE], 0, 0, 0)
-        _over(lanes, i)
+        ends.over(lanes, i)
     elif known and kind == wire.DATA and row[s.KIND] == wire.READ and length == row[s.LENGTH]:
-        if length <= SMALL_BYTES:
+        if length <= ends.SMALL_BYTES:
             if waiting < wire.HEADER_BYTES + length:
                 return False
             w[s.PARSED] += wire.HEADER_BYTES + length
             _small(t, c, i, row, at + wire.HEADER_BYTES)
             return True
         staged = min(waiting - wire.HEADER_BYTES, length)
-        large = _base(lanes, i) + s.LARGE_AT
+        large = ends.base(lanes, i) + s.LARGE_AT
         abi.copy(large, at + wire.HEADER_BYTES, staged)
         w[s.PARSED] += wire.HEADER_BYTES + staged
         w[s.REST] = length - staged
@@ -274,7 +254,11 @@ def _settle_one(t, c, i):
     lanes, w = c.lanes, c.lanes.words[i]
     more = True
     while more:
-        full = c.words[s.ITEMS] == s.ITEMS_MAX or c.words[s.OUT] > s.SEND_BYTES
+        full = (
+            c.words[s.ITEMS] == s.ITEMS_MAX
+            or c.words[s.OUT] > s.SEND_BYTES
+            or c.words[s.PARTS] == s.PARTS_MAX
+        )
         if w[s.STATE] == s.BROKEN:
             w[s.WHOLE] = 0
             if w[s.HEAD] == w[s.TAIL]:
@@ -314,151 +298,6 @@ def settle(t, c):
     return again
 
 
-# Sockets (without the mutex) ----------------------------------------------------------------------
-
-
-@njit(nogil=True)
-def _push(lanes, i):
-    """Send what waits, as far as the socket takes it."""
-    w = lanes.words[i]
-    at = _base(lanes, i) + s.REQUESTS_AT
-    while w[s.SENT] < w[s.WAITING]:
-        n = abi.send(w[s.LANE_FD], at + w[s.SENT], w[s.WAITING] - w[s.SENT], abi.NO_WAIT)
-        if n == -abi.EAGAIN:
-            return
-        if n <= 0:
-            w[s.STATE] = s.BROKEN
-            return
-        w[s.SENT] += n
-    w[s.SENT] = w[s.WAITING] = 0
-
-
-@njit(nogil=True)
-def push(lanes):
-    """Send all requests that wait."""
-    for i in range(s.LANES):
-        if lanes.words[i, s.STATE] == s.UP and lanes.words[i, s.WAITING]:
-            _push(lanes, i)
-
-
-@njit(nogil=True)
-def send_large(c):
-    """Send large answers that were checked. False: the client is gone."""
-    for i in range(s.LANES):
-        w = c.lanes.words[i]
-        if w[s.WHOLE] != s.CHECKED:
-            continue
-        row = c.lanes.asked[i, w[s.HEAD] & (s.DEPTH - 1)]
-        length, cookie, offset = row[s.LENGTH], row[s.COOKIE], row[s.OFFSET]
-        large = i * s.LANE_BYTES + s.LARGE_AT
-        room = 28 if c.words[s.CHUNKED] else 16
-        s.head(c, c.lanes.data, large - room, nbd.READ, cookie, 0, offset, length)
-        abi.lock(c.sync.ctypes.data)
-        start = c.lanes.data.ctypes.data + large - room
-        sent = abi.send_all(c.words[s.FD], start, room + length)
-        abi.unlock(c.sync.ctypes.data)
-        w[s.WHOLE] = 0
-        _over(c.lanes, i)
-        if not sent:
-            return False
-    return True
-
-
-@njit(nogil=True)
-def _room(lanes, i):
-    """Bytes that may be received into the buffer: not those that belong elsewhere."""
-    w = lanes.words[i]
-    had = w[s.CAME] - w[s.PARSED]
-    base = _base(lanes, i)
-    if w[s.PARSED]:
-        abi.move(base, base + w[s.PARSED], had)
-        w[s.PARSED], w[s.CAME] = 0, had
-    row = lanes.asked[i, w[s.HEAD] & (s.DEPTH - 1)]
-    if row[s.KIND] == wire.READ and row[s.LENGTH] > SMALL_BYTES and had < wire.HEADER_BYTES:
-        return wire.HEADER_BYTES - had
-    return s.LANE_STAGING_BYTES - had
-
-
-@njit(nogil=True)
-def _receive(lanes, i, now_ns):
-    """What is there; a large answer until it is whole."""
-    w = lanes.words[i]
-    while w[s.WHOLE] == 0:
-        large = w[s.REST] > 0
-        if large:
-            length = lanes.asked[i, w[s.HEAD] & (s.DEPTH - 1), s.LENGTH]
-            target = _base(lanes, i) + s.LARGE_AT + length - w[s.REST]
-            wanted = min(w[s.REST], wire.READ_BYTES)
-        else:
-            wanted = _room(lanes, i)
-            target = _base(lanes, i) + w[s.CAME]
-        if wanted == 0:
-            return
-        n = abi.receive_now(w[s.LANE_FD], target, wanted)
-        if n == -abi.EAGAIN:
-            return
-        if n <= 0:
-            w[s.STATE] = s.BROKEN
-            return
-        w[s.SINCE_NS] = now_ns
-        if not large:
-            w[s.CAME] += n
-            return
-        w[s.REST] -= n
-        w[s.WHOLE] = 1 if w[s.REST] == 0 else 0
-
-
-@njit(nogil=True)
-def _listen(lanes, fds, count):
-    """Lanes on which something is due, behind `count` descriptors; how many there are then, -1: one
-    is broken, and there is no need to wait."""
-    for i in range(s.LANES):
-        w = lanes.words[i]
-        if w[s.HEAD] == w[s.TAIL]:
-            continue
-        if w[s.STATE] == s.BROKEN:
-            return -1
-        events = abi.POLL_IN | (abi.POLL_OUT if w[s.WAITING] else 0)
-        abi.put(fds + count * 8, w[s.LANE_FD] | events << 32)
-        count += 1
-    return count
-
-
-@njit(nogil=True)
-def wait(c, client, limit_ns):
-    """Until an answer has come (ANSWERS), or (`client`) a request (CLIENT); 0 after `limit_ns`."""
-    lanes = c.lanes
-    fds = lanes.shared.ctypes.data + s.POLL * 8
-    clock = lanes.shared.ctypes.data + s.CLOCK * 8
-    if client:
-        abi.put(fds, c.words[s.FD] | abi.POLL_IN << 32)
-    at = 1 if client else 0
-    count = _listen(lanes, fds, at)
-    if count < 0:
-        return ANSWERS
-    if abi.await_any(fds, count, limit_ns, clock) == 0 and limit_ns < LONG_NS:
-        return 0
-    now_ns = abi.now_ns(clock)
-    came = 0
-    for i in range(s.LANES):
-        w = lanes.words[i]
-        if w[s.HEAD] == w[s.TAIL]:
-            continue
-        found = abi.get(fds + at * 8) >> 48 & 0xFFFF
-        at += 1
-        if found & abi.POLL_OUT:
-            _push(lanes, i)
-        if found & (abi.POLL_IN | _FAILED):
-            came = ANSWERS
-            _receive(lanes, i, now_ns)
-        elif now_ns - w[s.SINCE_NS] > _WAIT_NS:
-            came = ANSWERS
-            w[s.STATE] = s.BROKEN
-    if client and abi.get(fds) >> 48 & 0xFFFF != 0:
-        came |= CLIENT
-    return came
-
-
 # The end ------------------------------------------------------------------------------------------
 
 
@@ -476,7 +315,7 @@ def drain(t, c):
     """The client is gone: what it wrote is seen to all the same. True: there are items, call
     again."""
     lanes = c.lanes
-    c.words[s.ITEMS] = 0
+    c.words[s.ITEMS] = c.words[s.OUT] = c.words[s.PARTS] = 0
     while lanes.shared[s.UNDER_WAY]:
         for i in range(s.LANES):
             w = lanes.words[i]
@@ -485,16 +324,16 @@ def drain(t, c):
                 w[s.HEAD] = w[s.TAIL]
                 w[s.REST] = w[s.WHOLE] = 0
                 w[s.STATE] = s.GONE
-        push(lanes)
-        wait(c, False, LONG_NS)
+        ends.push(lanes)
+        ends.wait(c, False, ends.LONG_NS)
         kernels.lock(t)
         settle(t, c)
         kernels.unlock(t)
-        c.words[s.OUT] = 0
+        c.words[s.OUT] = c.words[s.PARTS] = 0
         for i in range(s.LANES):
             if lanes.words[i, s.WHOLE] == s.CHECKED:
                 lanes.words[i, s.WHOLE] = 0
-                _over(lanes, i)
+                ends.over(lanes, i)
         if c.words[s.ITEMS]:
             return True
     return False

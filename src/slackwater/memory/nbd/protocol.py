@@ -63,6 +63,7 @@ WRITE_ZEROES: Final = 6
 BLOCK_STATUS: Final = 7
 
 FUA: Final = 1
+DONT_FRAGMENT: Final = 4
 REQ_ONE: Final = 8
 
 # The one context of BLOCK_STATUS

@@ -16,7 +16,9 @@ from typing import Final
 
 from slackwater.common import abi
 from slackwater.common.compiled import njit
+from slackwater.common.uncounted import uncounted
 from slackwater.memory import kernels, shelf, stocking
+from slackwater.memory.nbd import lane_ends as ends
 from slackwater.memory.nbd import lanes
 from slackwater.memory.nbd import protocol as nbd
 from slackwater.memory.nbd import state as s
@@ -38,6 +40,9 @@ STREAM_BYTES: Final = 64 * 1024
 """Writes from here on are streamed, where they go to mapped memory."""
 STREAM_PAGES: Final = 64
 """... so many pages at a time: the table's mutex is held meanwhile."""
+PIECE_BYTES: Final = 128 * 1024
+"""Reads of more from mapped memory are answered in chunks of so much: each is sent while it is in
+the processor's cache, and the client has something to receive while the next is copied."""
 
 
 @njit(nogil=True)
@@ -70,6 +75,19 @@ def _read(t, c, at, offset, length):
         shelf.consume(t.shelf, first + i)
     t.words[kernels.READ] += count
     c.words[s.OUT] = begin + length
+    return True
+
+
+@njit(nogil=True)
+def _read_piece(t, c, at, offset, length):
+    """Answer the first piece of a large read by a chunk of its own: what is left is a request in
+    its place, with the same cookie."""
+    chunk = c.words[s.OUT]
+    if not _read(t, c, at, offset, PIECE_BYTES):
+        return False
+    s.put(c.outward, chunk + 4, 2, 0)  # There are more.
+    s.put(c.inward, at + 16, 8, offset + PIECE_BYTES)
+    s.put(c.inward, at + 24, 4, length - PIECE_BYTES)
     return True
 
 
@@ -149,6 +167,10 @@ def _one(t, c, at, kind, flags, offset, length):
     if kind == nbd.READ:
         if aligned and c.words[s.OUT] + length + 64 > len(c.outward):
             return SEND_FIRST
+        whole = flags & nbd.DONT_FRAGMENT or not c.words[s.CHUNKED]
+        cut = aligned and length > PIECE_BYTES and not whole
+        if cut and _read_piece(t, c, at, offset, length):
+            return SEND_FIRST
         stocking.follow(t, c.words[s.STREAM_ID], offset, length)
         there = aligned and (_read(t, c, at, offset, length) or _ask(t, c, at, offset, length))
         c.words[s.STEP] = offset // PAGE_BYTES - c.words[s.LAST]
@@ -223,12 +245,17 @@ def parse(t, c):
 @njit(nogil=True)
 def _flush(c):
     """Send the answers; False: the client is gone."""
-    if c.words[s.OUT] == 0:
+    fd, parts = c.words[s.FD], c.words[s.PARTS]
+    if c.words[s.OUT] == 0 and parts == 0:
         return True
     abi.lock(c.sync.ctypes.data)
-    sent = abi.send_all(c.words[s.FD], c.outward.ctypes.data, c.words[s.OUT])
+    if parts == 0:
+        sent = abi.send_all(fd, c.outward.ctypes.data, c.words[s.OUT])
+    else:
+        c.parts[0, 0], c.parts[0, 1] = c.outward.ctypes.data, c.words[s.OUT]
+        sent = abi.send_vector(fd, c.parts.ctypes.data, parts + 1, c.message.ctypes.data)
     abi.unlock(c.sync.ctypes.data)
-    c.words[s.OUT] = 0
+    c.words[s.OUT] = c.words[s.PARTS] = 0
     return sent
 
 
@@ -378,11 +405,11 @@ def _proceed(t, c, status):
     ends."""
     if c.lanes.shared[s.UNDER_WAY]:  # Entries of the ring may be held by what is on a lane.
         reads = status == MORE
-        busy = c.lanes.shared[s.UNDER_WAY] >= lanes.BUSY
-        if reads and busy and lanes.wait(c, False, lanes.BRIEF_NS):
+        busy = c.lanes.shared[s.UNDER_WAY] >= ends.BUSY
+        if reads and busy and ends.wait(c, False, ends.BRIEF_NS):
             return _receive(c, False)
-        came = lanes.wait(c, reads, lanes.LONG_NS)
-        return came & lanes.CLIENT == 0 or _receive(c, True)
+        came = ends.wait(c, reads, ends.LONG_NS)
+        return came & ends.CLIENT == 0 or _receive(c, True)
     if status == NO_ROOM:
         _await_room(t, c)
         return t.words[kernels.STOP] == 0
@@ -395,6 +422,11 @@ def _proceed(t, c, status):
 def serve(t, c):
     """Until the connection ends, or the program is wanted: there are items, or lanes to look at.
     The items' payloads lie in the buffer until the next call."""
+    return _serve(uncounted(t), uncounted(c))
+
+
+@njit(nogil=True)
+def _serve(t, c):
     c.words[s.ITEMS] = 0
     shared = c.lanes.shared
     while True:
@@ -407,8 +439,8 @@ def serve(t, c):
         kernels.unlock(t)
         c.words[s.BATCHES] += 1
         if shared[s.UNDER_WAY]:
-            lanes.push(c.lanes)
-        if not _flush(c) or (again and not lanes.send_large(c)):
+            ends.push(c.lanes)
+        if not _flush(c) or (again and not ends.send_large(c)):
             return CLOSED
         if called:
             shelf.ring(t.shelf)

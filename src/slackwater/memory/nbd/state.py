@@ -36,7 +36,8 @@ STREAMED: Final = 16  # the last request was
 STREAM_ID: Final = 17  # of what this client reads, to the prefetcher
 LAST: Final = 18  # page that it began to read at
 STEP: Final = 19  # ... and how far that was from the one before
-WORDS: Final = 20
+PARTS: Final = 20  # answers that wait to be sent where they lie
+WORDS: Final = 21
 
 # An item
 ITEM_KIND: Final = 0  # a command, or one of these:
@@ -55,6 +56,8 @@ ITEMS_MAX: Final = 64
 SLACK_BYTES: Final = 64 * 1024
 RECEIVE_BYTES: Final = 256 * 1024
 SEND_BYTES: Final = 256 * 1024
+PARTS_MAX: Final = 512
+"""They leave in one system call, which takes 1,024."""
 HEAD_BYTES: Final = 28
 """The head of an answer that carries data has no more."""
 
@@ -75,6 +78,8 @@ REST: Final = 9  # of a large answer, bytes that are to come
 WHOLE: Final = 10  # a large answer is; CHECKED: it may be sent
 SINCE_NS: Final = 11  # nothing has come
 VIOLATED: Final = 12  # the lender sent what may not be
+QUEUED: Final = 13  # requests in the buffer
+BLOCKED: Final = 14  # the socket takes no more at present
 LANE_WORDS: Final = 16
 
 CHECKED: Final = 2
@@ -125,6 +130,8 @@ class Connection(NamedTuple):
     outward: NDArray[np.uint8]
     items: NDArray[np.int64]
     lanes: Lanes
+    parts: NDArray[np.int64]  # (address, bytes); the first is what lies in `outward`
+    message: NDArray[np.int64]  # struct msghdr
 
 
 def make_connection(
@@ -146,6 +153,8 @@ def make_connection(
             np.zeros(SHARED_WORDS, np.int64),
             np.zeros(LANES * LANE_BYTES, np.uint8),
         ),
+        np.zeros((PARTS_MAX + 1, 2), np.int64),
+        np.zeros(7, np.int64),
     )
 
 
@@ -190,6 +199,20 @@ def head(c, buffer, out, kind, cookie, error, offset, nbytes):
     put(buffer, out + 4, 4, error)
     put(buffer, out + 8, 8, cookie)
     return out + 16
+
+
+@njit(nogil=True)
+def head_bytes(c):
+    """... of the head of an answer that carries data."""
+    return HEAD_BYTES if c.words[CHUNKED] else 16
+
+
+@njit(nogil=True)
+def part(c, address, nbytes):
+    """One more answer, to be sent where it lies; there must be room."""
+    c.words[PARTS] += 1
+    c.parts[c.words[PARTS], 0] = address
+    c.parts[c.words[PARTS], 1] = nbytes
 
 
 @njit(nogil=True)
