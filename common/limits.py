@@ -267,6 +267,11 @@ ARRAY_SILENT_S: Final = 60.0
 ARRAY_START_S: Final = 120.0
 ARRAY_FLUSH_S: Final = 600.0
 SPILL_BLOBS_MAX: Final = 65_536
+SPILL_SAMPLES_MAX: Final = 4_000_000
+"""Prepared samples of a data set that are kept; the others are prepared anew."""
+SPILL_BLOB_BYTES_MAX: Final = 1024**3
+SPILL_ANSWER_S: Final = 60.0
+"""Longer than a device tries to place or read a page before it goes to its file."""
 SLAB_MAP_MEMBERS: Final = 1536
 """Slabs that one record, or one message, of a device's slab map names; larger maps have several."""
 SPAN_MEMBERS_MAX: Final = 32

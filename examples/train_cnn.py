@@ -31,6 +31,7 @@ from slackwater.schemas.jobs import TERMINAL_STATES, JobSpec
 GLOBAL_BATCH = 60
 TRAINED_ON = 1500
 POLL_S = 0.2
+SPILLED_BYTES_MAX = 1 << 30
 SCRIPT = os.path.realpath(__file__)
 OPTIMIZERS = {
     "sgd": lambda parameters, scale: torch.optim.SGD(parameters, lr=0.1 * scale, momentum=0.9),
@@ -65,6 +66,10 @@ def train(options: argparse.Namespace) -> None:
     torch.manual_seed(1)
     torch.set_num_threads(1)
     training, test = datasets()
+    if options.spill is not None:  # What is prepared once may be read back in each epoch.
+        training = slackwater.torch.Prepared(
+            training, memory_bytes=options.spill, disk_bytes=SPILLED_BYTES_MAX
+        )
     model = network()
     workers = slackwater.torch.size()
     # Where each push is an update of its own there are `workers` times as many, so each is smaller.
@@ -87,6 +92,8 @@ def train(options: argparse.Namespace) -> None:
         images, labels = test.tensors
         accuracy = float((model(images).argmax(dim=1) == labels).float().mean())
     print(f"accuracy {accuracy:.1%} after {options.epochs} epochs")
+    if options.spill is not None:
+        print("samples prepared {missing}, read back {found}".format_map(training.figures()))
     if not options.plain:
         optimizer.close(result={"accuracy": round(accuracy, 4), "steps": optimizer.iteration})
     if options.save and slackwater.torch.rank() == 0:
@@ -129,6 +136,12 @@ def main() -> int:
     parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--save", help="rank 0 leaves the parameters in this file")
     parser.add_argument("--plain", action="store_true", help="one process, no Slackwater")
+    parser.add_argument(
+        "--spill",
+        type=int,
+        metavar="BYTES",
+        help="keep prepared samples in so much memory, and further ones on disk",
+    )
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--consistency", default="synchronous")
     parser.add_argument("--staleness", type=int, default=0, help="bound of stale-synchronous")

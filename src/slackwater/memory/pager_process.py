@@ -24,15 +24,15 @@ import structlog
 
 from slackwater.common import limits
 from slackwater.common.bus.access import Credentials
-from slackwater.common.clock import LiveClock
 from slackwater.common.errors import SlackwaterError
 from slackwater.memory.device import Device
-from slackwater.memory.export import Exporter, ExportOptions, find_slab_bytes
+from slackwater.memory.export import ExportOptions
 from slackwater.memory.pager import Pager
 from slackwater.memory.prefetch import WINDOW_MAX
 from slackwater.memory.store import PAGE_BYTES
 from slackwater.memory.userfault import Userfault
 from slackwater.memory.warm import warm
+from slackwater.memory.within import device_within
 
 _BEAT_S: Final = 1.0
 _log = structlog.get_logger()
@@ -91,34 +91,21 @@ def encode(message: Request | Answer) -> bytes:
 
 @contextlib.asynccontextmanager
 async def device(begin: Begin) -> AsyncIterator[Device]:
-    """A device of this array alone, without an NBD server."""
-    slab_bytes = begin.slab_bytes
-    if not slab_bytes and begin.url:
-        slab_bytes = await find_slab_bytes(begin.url, f"device-{begin.id}", begin.credentials)
+    """A device of this array alone."""
     options = ExportOptions(
         id=begin.id,
         size_bytes=begin.nbytes,
         socket=None,
         backup=Path(begin.backup),
         node=begin.node,
+        slab_bytes=begin.slab_bytes,
         resilience=begin.resilience,
         transport=begin.transport,
         token=begin.token,
         delay_s=begin.delay_s,
     )
-    exporter = Exporter(options, slab_bytes or limits.SLAB_BYTES_DEFAULT, LiveClock())
-    stop = asyncio.Event()
-    shown: asyncio.Task[None] | None = None
-    await exporter.start()
-    try:
-        if begin.url:
-            shown = asyncio.ensure_future(exporter.show(begin.url, stop, begin.credentials))
-        yield exporter.device
-    finally:
-        stop.set()
-        await exporter.close()
-        if shown is not None:
-            await asyncio.gather(shown, return_exceptions=True)
+    async with device_within(options, begin.url, begin.credentials) as made:
+        yield made
 
 
 class PagerProcess:

@@ -193,6 +193,14 @@ class SpillStore:
         """The name of that which has it. Raises KeyError."""
         return self._tiers[self._blobs[key].tier].name
 
+    def figures(self) -> dict[str, int]:
+        """How much is where: `memory_blobs`, `memory_bytes` and so on."""
+        told: dict[str, int] = {}
+        for tier, order in zip(self._tiers, self._orders, strict=True):
+            told[f"{tier.name}_blobs"] = len(order)
+            told[f"{tier.name}_bytes"] = sum(blob.nbytes for blob in order.values())
+        return told
+
     async def put(self, key: str, blob: bytes | bytearray | memoryview) -> None:
         """Keep a copy in place of what the key had. Raises Rejected when no tier has room or takes
         it: then everything is as it was."""

@@ -7,16 +7,18 @@
     sampler = DistributedSampler(dataset, slackwater.torch.size(), slackwater.torch.rank())
 
 `rules` says what a torch optimiser is in terms of ours, `tensors` how a parameter and its gradient
-lie in the job's regions, `optimizer` when which is pushed and pulled.
+lie in the job's regions, `optimizer` when which is pushed and pulled. `prepared` is apart from all
+that: a data set whose samples are prepared once.
 """
 
 import os
 
 from slackwater.torch.optimizer import Optimizer
+from slackwater.torch.prepared import Prepared
 
 DistributedOptimizer = Optimizer
 
-__all__ = ["DistributedOptimizer", "Optimizer", "rank", "size"]
+__all__ = ["DistributedOptimizer", "Optimizer", "Prepared", "rank", "size"]
 
 
 def rank() -> int:

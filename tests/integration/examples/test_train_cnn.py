@@ -40,6 +40,17 @@ def test_two_workers_end_where_plain_pytorch_does(optimizer: str, tmp_path: Path
     assert largest <= 1e-5
 
 
+def test_samples_that_were_prepared_once_train_the_same(tmp_path: Path) -> None:
+    """All but a few of them read back from disk: not a bit of the parameters differs."""
+    plain, spilled = tmp_path / "plain.pt", tmp_path / "spilled.pt"
+    common = ("--plain", "--epochs", "2")
+    train(*common, "--save", str(plain))
+    said = train(*common, "--save", str(spilled), "--spill", "20000")
+    assert "samples prepared 1500, read back 1500" in said
+    expected, got = torch.load(plain), torch.load(spilled)
+    assert all(torch.equal(expected[name], got[name]) for name in expected)
+
+
 @pytest.mark.parametrize(
     "mode",
     [
