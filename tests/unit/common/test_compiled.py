@@ -1,5 +1,6 @@
 """The cache of compiled code knows what was compiled in."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -58,6 +59,22 @@ def test_all_of_ours_use_it() -> None:
         if "from numba import njit" in path.read_text() and path.name != "compiled.py"
     ]
     assert plain == []
+
+
+def test_whoever_must_compile_may_say_so_first_and_once(tmp_path: Path) -> None:
+    """Regression: the first export of an installation was silent for a minute."""
+    program = (
+        "import numpy as np; from slackwater.common.compiled import on_compiling\n"
+        "from slackwater.memory import fragments; on_compiling(lambda: print('compiling'))\n"
+        "slot = np.zeros(528, np.uint8); print('asked')\n"
+        "fragments.first_word(slot); fragments._crc(slot, 8)"
+    )
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    for said in ("asked\ncompiling\n", "asked\n"):
+        told = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, env=environment
+        )
+        assert told.stdout == said, told.stderr
 
 
 def test_what_is_kept_is_loaded_without_all_of_numba() -> None:
