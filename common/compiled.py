@@ -24,9 +24,16 @@ from numba.core.runtime.nrt import rtsys
 
 import slackwater
 
-__all__ = ["digest_of_imports", "njit", "on_compiling"]
+__all__ = ["borrowing", "digest_of_imports", "njit", "on_compiling"]
 
 PACKAGE = Path(slackwater.__file__).parent
+
+
+def borrowing(**options: Any) -> Any:
+    """njit without the interpreter lock, for functions that make no arrays: whoever calls from
+    Python keeps alive those that he passes. numba counts the references to each array of a record
+    at every call otherwise, by atomic operations on words that all threads share."""
+    return njit(nogil=True, _nrt=False, **options)
 
 
 _IMPORT = re.compile(rb"^(?:from|import) slackwater\.?([\w.]*)(?: import (\([^)]*\)|.*))?", re.M)

@@ -10,12 +10,12 @@ marked for two.
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,import-untyped"
 
 from slackwater.common import abi
-from slackwater.common.compiled import njit
+from slackwater.common.compiled import borrowing
 from slackwater.memory import kernels as k
 from slackwater.memory.store import PAGE_BYTES
 
 
-@njit(nogil=True, cache=True)
+@borrowing(cache=True)
 def mark(t, first, count):
     """Mark those of these pages, all of one span, that the file alone has; (how many, the entries
     that must be in the file before it is read)."""
@@ -31,7 +31,7 @@ def mark(t, first, count):
     return found, entries
 
 
-@njit(nogil=True, cache=True)
+@borrowing(cache=True)
 def put(t, first, count, source, came):
     """Page first + i lies at source + i * PAGE_BYTES, if they came. (Pages that remote memory has
     now, first entry, entries to be sent): over a channel they go as writes do, and need no backup.
@@ -52,7 +52,7 @@ def put(t, first, count, source, came):
     return done, head, sent
 
 
-@njit(nogil=True)
+@borrowing()
 def _put_page(t, page, source):
     """1: it is in mapped memory. A page for which a crowded ring has no slot stays where it is."""
     span = page // t.words[k.SPAN_PAGES]

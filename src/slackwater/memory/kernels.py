@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slackwater.common import abi
-from slackwater.common.compiled import njit
+from slackwater.common.compiled import borrowing, njit
 from slackwater.memory import shelf
 from slackwater.memory.store import PAGE_BYTES
 
@@ -115,17 +115,17 @@ class Table(NamedTuple):
     shelf: shelf.Shelf  # prefetched pages
 
 
-@njit(nogil=True, inline="always")
+@borrowing(inline="always")
 def lock(t):
     abi.lock(t.sync.ctypes.data)
 
 
-@njit(nogil=True, inline="always")
+@borrowing(inline="always")
 def unlock(t):
     abi.unlock(t.sync.ctypes.data)
 
 
-@njit(nogil=True)
+@borrowing()
 def intact(t, span):
     """Read after a copy: the slab was still ours when the copy was made."""
     return abi.load(t.fence_at[span]) == t.fence[span]
@@ -134,7 +134,7 @@ def intact(t, span):
 # Reads (under the mutex) --------------------------------------------------------------------------
 
 
-@njit(nogil=True)
+@borrowing()
 def far(t, page):
     """The newest bytes are in remote memory, and only a channel leads there."""
     span = page // t.words[SPAN_PAGES]
@@ -142,7 +142,7 @@ def far(t, page):
     return t.mark[page] == PRESENT and t.state[span] == MAPPED and not here
 
 
-@njit(nogil=True)
+@borrowing()
 def read_page(t, page, target):
     """Copy one page if it can be had without waiting; DONE, or where it must come from. Whoever
     answers a client with it consumes it."""
@@ -165,7 +165,7 @@ def read_page(t, page, target):
     return REMOTE if far(t, page) else DISK
 
 
-@njit(nogil=True, cache=True)
+@borrowing(cache=True)
 def read_pages(t, pages, target, where, count_activity):
     """Page i to target + i * PAGE_BYTES where it is at hand; where[i] says so, or where it must
     come from. Returns how many are not done."""
@@ -191,12 +191,12 @@ def read_pages(t, pages, target, where, count_activity):
 # Writes (under the mutex) -------------------------------------------------------------------------
 
 
-@njit(nogil=True, inline="always")
+@borrowing(inline="always")
 def room(t):
     return t.words[SLOTS] - (t.words[HEAD] - t.words[TAIL])
 
 
-@njit(nogil=True)
+@borrowing()
 def append(t, page, count, flags):
     """A new entry at the ring's end, whose slot is returned. There must be room."""
     slot = t.words[HEAD] % t.words[SLOTS]
@@ -207,19 +207,19 @@ def append(t, page, count, flags):
     return slot
 
 
-@njit(nogil=True, inline="always")
+@borrowing(inline="always")
 def flies(t, page):
     """A write of it is on a channel."""
     return t.mark[page] == FLYING or t.mark[page] == STALE
 
 
-@njit(nogil=True, inline="always")
+@borrowing(inline="always")
 def next_slot(t):
     """Where the page of the next entry is to lie: an address."""
     return t.ring.ctypes.data + t.words[HEAD] % t.words[SLOTS] * PAGE_BYTES
 
 
-@njit(nogil=True)
+@borrowing()
 def wake_writer(t):
     """Entries were appended: the writer may have waited for them."""
     asleep = t.words[ASLEEP]
@@ -230,21 +230,21 @@ def wake_writer(t):
         abi.wake(t.sync.ctypes.data + WORK_AT)
 
 
-@njit(nogil=True, inline="always")
+@borrowing(inline="always")
 def few(t):
     """So little waits for the disk that it can wait for more."""
     waiting = t.words[HEAD] - t.words[TAKEN]
     return waiting < min(GATHER_PAGES, t.words[SLOTS] // 4)
 
 
-@njit(nogil=True)
+@borrowing()
 def write_page(t, page, source):
     """Copy one page in, and take it."""
     abi.copy(next_slot(t), source, PAGE_BYTES)
     return take_page(t, page)
 
 
-@njit(nogil=True)
+@borrowing()
 def take_page(t, page):
     """Take in one page whose bytes lie in the next slot. DONE: remote memory has it. REMOTE: it is
     to be sent over the span's channel, and its slot is held until `landed`. DISK: it counts once it
@@ -280,7 +280,7 @@ def take_page(t, page):
     return REMOTE
 
 
-@njit(nogil=True, cache=True)
+@borrowing(cache=True)
 def write_pages(t, pages, source, kinds, span, version):
     """All pages or none: the first entry's number, -1 (no room), -2 (the backup fails), -3 (outside
     the address space), -4 (somebody wrote `span` after `version`; -1: whatever its version)."""
@@ -305,7 +305,7 @@ def write_pages(t, pages, source, kinds, span, version):
     return first
 
 
-@njit(nogil=True, cache=True)
+@borrowing(cache=True)
 def look(t, first, kinds):
     """What the entries from `first` on still wait for: REMOTE (they are held), DISK, or DONE. An
     entry that has left the ring is done: its slot may be another's by now."""
@@ -324,7 +324,7 @@ def look(t, first, kinds):
     unlock(t)
 
 
-@njit(nogil=True, cache=True)
+@borrowing(cache=True)
 def discard(t, first, count):
     """Queue a discard of a range; its entry's number, or -1, -2 as `write_pages`."""
     lock(t)
@@ -349,7 +349,7 @@ def discard(t, first, count):
     return number
 
 
-@njit(nogil=True)
+@borrowing()
 def _settle(t, slot):
     """An entry that is on disk and not held is over: reads look elsewhere from now on."""
     if t.slot_flags[slot] & (HELD | WRITTEN) == WRITTEN:
@@ -358,7 +358,7 @@ def _settle(t, slot):
             t.pending[page] = 0
 
 
-@njit(nogil=True)
+@borrowing()
 def release(t):
     """Slots come free in order."""
     tail = t.words[TAIL]
@@ -371,7 +371,7 @@ def release(t):
         abi.wake(t.sync.ctypes.data + ROOM_AT)
 
 
-@njit(nogil=True)
+@borrowing()
 def finish(t, first, count):
     """These entries are on disk (under the mutex)."""
     for i in range(count):
@@ -383,7 +383,7 @@ def finish(t, first, count):
     release(t)
 
 
-@njit(nogil=True)
+@borrowing()
 def land(t, entry, arrived):
     """A write over a channel has ended (under the mutex); `release` follows."""
     slot = entry % t.words[SLOTS]
@@ -394,7 +394,7 @@ def land(t, entry, arrived):
     _settle(t, slot)
 
 
-@njit(nogil=True, cache=True)
+@borrowing(cache=True)
 def landed(t, entries, arrived):
     """Writes over a channel have ended; `arrived[i]`: the bytes are in remote memory."""
     lock(t)
@@ -407,7 +407,7 @@ def landed(t, entries, arrived):
 # Spans --------------------------------------------------------------------------------------------
 
 
-@njit(nogil=True, cache=True)
+@borrowing(cache=True)
 def map_span(t, span, base, fence_at, fence):
     """From now on reads and writes of the span use this slab. Its marks stay: a span that was
     suspended finds its pages again, one that was unmapped has none."""
@@ -419,7 +419,7 @@ def map_span(t, span, base, fence_at, fence):
     unlock(t)
 
 
-@njit(nogil=True, cache=True)
+@borrowing(cache=True)
 def lead_to(t, span, road, handle):
     """Lanes lead to the slab of a span that was mapped."""
     lock(t)
@@ -428,7 +428,7 @@ def lead_to(t, span, road, handle):
     unlock(t)
 
 
-@njit(nogil=True, cache=True)
+@borrowing(cache=True)
 def leave_span(t, span, state):
     """UNMAPPED: reset its bits. SUSPENDED: keep them. Returns how many pages were PRESENT. When
     this returns no thread is in the middle of a copy in or out of the slab."""
@@ -451,7 +451,7 @@ def leave_span(t, span, state):
     return count
 
 
-@njit(nogil=True, cache=True)
+@borrowing(cache=True)
 def forget_pages(t, pages):
     """Remote memory does not have these any more: reads look on disk."""
     lock(t)
@@ -468,7 +468,7 @@ def count_present(t, span):
     return np.sum(t.mark[first:last] == PRESENT)
 
 
-@njit(nogil=True, cache=True)
+@borrowing(cache=True)
 def take_activity(t, into):
     """The page I/O of every span since the last call."""
     lock(t)

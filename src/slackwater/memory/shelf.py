@@ -20,13 +20,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slackwater.common import abi
-from slackwater.common.compiled import njit
+from slackwater.common.compiled import borrowing
 from slackwater.memory.store import PAGE_BYTES
 
 WAYS: Final = 8
 """Places that a page may lie in."""
 NOTES: Final = 1024
 NOTES_KEPT: Final = 64
+NOTE_WORDS: Final = 3
 DROPPED: Final = -1
 """In place of a stream: the page was prefetched and is gone, unused."""
 
@@ -59,14 +60,14 @@ class Shelf(NamedTuple):
     notes: NDArray[np.int64]  # (stream, first page, pages)
 
 
-@njit(nogil=True)
+@borrowing()
 def places_of(s, page):
     """The first of the WAYS places of a page: strides of any power of two spread over all."""
     mixed = np.uint64(page) * np.uint64(0x9E37_79B9_7F4A_7C15)
     return np.int64(mixed >> np.uint64(32)) % (s.words[PLACES] // WAYS) * WAYS
 
 
-@njit(nogil=True)
+@borrowing()
 def find(s, page):
     """The page's place, or -1."""
     if s.words[TAKEN] == 0:
@@ -78,7 +79,7 @@ def find(s, page):
     return -1
 
 
-@njit(nogil=True)
+@borrowing()
 def get(s, page, target):
     """Copy the page, if it is here."""
     place = find(s, page)
@@ -88,13 +89,13 @@ def get(s, page, target):
     return True
 
 
-@njit(nogil=True)
+@borrowing()
 def free(s, place):
     s.ticket[place] = 0
     s.words[TAKEN] -= 1
 
 
-@njit(nogil=True)
+@borrowing()
 def consume(s, page):
     """The page was read by a client: its copy goes."""
     place = find(s, page)
@@ -106,7 +107,7 @@ def consume(s, page):
     free(s, place)
 
 
-@njit(nogil=True)
+@borrowing()
 def note(s, stream, page, count):
     at = s.words[NOTED]
     if at < NOTES:
@@ -116,16 +117,18 @@ def note(s, stream, page, count):
         s.words[NOTED] += 1
 
 
-@njit(nogil=True)
+@borrowing()
 def thin(s):
     """Nobody takes the notes while no stream follows a trend: the newest of them are enough."""
     at = s.words[NOTED]
     if at >= NOTES // 2:
-        s.notes[:NOTES_KEPT] = s.notes[at - NOTES_KEPT : at]
+        for i in range(NOTES_KEPT):
+            for j in range(NOTE_WORDS):
+                s.notes[i, j] = s.notes[at - NOTES_KEPT + i, j]
         s.words[NOTED] = NOTES_KEPT
 
 
-@njit(nogil=True)
+@borrowing()
 def spoil(s, page):
     """The page is changed in this step: what is here, or on its way here, is not it any more."""
     place = find(s, page)
@@ -135,7 +138,7 @@ def spoil(s, page):
         note(s, DROPPED, page, 1)
 
 
-@njit(nogil=True)
+@borrowing()
 def spoil_range(s, first, count):
     if s.words[TAKEN] == 0:
         return
@@ -146,7 +149,7 @@ def spoil_range(s, first, count):
             note(s, DROPPED, s.page[place], 1)
 
 
-@njit(nogil=True)
+@borrowing()
 def take(s, page, state):
     """A place for a page that has none: (it, its ticket). A page that nobody has read for longest
     makes room; ticket 0: all are still on their way."""
@@ -170,7 +173,7 @@ def take(s, page, state):
     return chosen, s.words[TICKETS]
 
 
-@njit(nogil=True)
+@borrowing()
 def put(s, place, ticket, source, came):
     """What was asked for under this ticket has come, or has not."""
     s.words[FETCHED] += came
@@ -183,7 +186,7 @@ def put(s, place, ticket, source, came):
         free(s, place)
 
 
-@njit(nogil=True)
+@borrowing()
 def ring(s):
     """Wake the prefetcher; no mutex is needed."""
     abi.signal(s.words[BELL], s.words.ctypes.data + ONE * 8)

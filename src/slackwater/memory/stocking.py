@@ -5,7 +5,7 @@
 
 from typing import Final
 
-from slackwater.common.compiled import njit
+from slackwater.common.compiled import borrowing
 from slackwater.memory import kernels, shelf
 from slackwater.memory.store import PAGE_BYTES
 
@@ -13,7 +13,7 @@ FOLLOWED_PAGES: Final = 16
 """Requests of more are not followed: what they cost is their bytes, not the way there and back."""
 
 
-@njit(nogil=True)
+@borrowing()
 def follow(t, stream, offset, length):
     """A client asks for these bytes (under the mutex). Noted where only a channel leads to them:
     mapped memory and the disk need no prefetching."""
@@ -26,7 +26,7 @@ def follow(t, stream, offset, length):
         shelf.note(t.shelf, stream, first, count)
 
 
-@njit(nogil=True)
+@borrowing()
 def leaps(t, offset, length, last, step):
     """Whether a read that is as far from the `last` page as that was from the one before is the
     prefetcher's business; it must have been noted."""
@@ -35,20 +35,22 @@ def leaps(t, offset, length, last, step):
     return follows and length <= FOLLOWED_PAGES * PAGE_BYTES and t.shelf.words[shelf.PLACES] != 0
 
 
-@njit(nogil=True, cache=True)
+@borrowing(cache=True)
 def take_notes(t, into):
     """What was noted since the last call; how much."""
     s = t.shelf
     kernels.lock(t)
     count = s.words[shelf.NOTED]
-    into[:count] = s.notes[:count]
+    for i in range(count):
+        for j in range(shelf.NOTE_WORDS):
+            into[i, j] = s.notes[i, j]
     s.words[shelf.NOTED] = 0
     s.words[shelf.CALL] = 0
     kernels.unlock(t)
     return count
 
 
-@njit(nogil=True, cache=True)
+@borrowing(cache=True)
 def reserve(t, pages, places, tickets):
     """Take a place for each page that only a channel leads to, and that nobody has; ticket 0: none
     was taken. They are one window, the first of it in front."""
@@ -64,7 +66,7 @@ def reserve(t, pages, places, tickets):
     kernels.unlock(t)
 
 
-@njit(nogil=True, cache=True)
+@borrowing(cache=True)
 def put(t, places, tickets, source, came):
     """The i-th page lies at source + i * PAGE_BYTES, if it came."""
     kernels.lock(t)

@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 
 from slackwater.common import abi
-from slackwater.common.compiled import njit
+from slackwater.common.compiled import borrowing, njit
 from slackwater.memory import kernels as k
 from slackwater.memory.store import PAGE_BYTES
 
@@ -30,7 +30,7 @@ DISCARDS: Final = 2
 ERROR: Final = 3
 
 
-@njit(nogil=True)
+@borrowing()
 def _put_run(t, fd, vector, first_page, count):
     """Pages `first_page`... from the slots in `vector`, as one operation of the disk."""
     if t.words[k.DELAY_US]:
@@ -85,7 +85,7 @@ def _put(t, fd, first, count, vector):
     return _put_run(t, fd, vector, start, length) if length else 0
 
 
-@njit(nogil=True)
+@borrowing()
 def _await_work(t, scratch):
     """Return (under the mutex) when there is enough to write, or somebody waits for it."""
     work, mutex = t.sync.ctypes.data + k.WORK_AT, t.sync.ctypes.data
@@ -132,7 +132,7 @@ def write_back(t, fd):
             return PROGRESS
 
 
-@njit(nogil=True, cache=True)
+@borrowing(cache=True)
 def discarded(t):
     """The discard at the front of the queue is done. A write before it that a slow member holds
     still is not what the page is any more."""
@@ -146,7 +146,7 @@ def discarded(t):
     k.unlock(t)
 
 
-@njit(nogil=True, cache=True)
+@borrowing(cache=True)
 def watch(t, wanted):
     """Whether the writer is to return after each batch; how many entries are on disk so far."""
     k.lock(t)
@@ -158,7 +158,7 @@ def watch(t, wanted):
     return taken
 
 
-@njit(nogil=True, cache=True)
+@borrowing(cache=True)
 def backup_failed(t, error):
     k.lock(t)
     t.words[k.FAILED] = error
@@ -166,7 +166,7 @@ def backup_failed(t, error):
     k.unlock(t)
 
 
-@njit(nogil=True, cache=True)
+@borrowing(cache=True)
 def stop(t):
     """The writer returns once the ring is empty; nobody waits for room any more."""
     k.lock(t)

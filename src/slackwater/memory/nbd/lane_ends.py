@@ -9,7 +9,7 @@ None of this needs the table's mutex; what the answers mean is lanes.py's.
 from typing import Final
 
 from slackwater.common import abi, limits
-from slackwater.common.compiled import njit
+from slackwater.common.compiled import borrowing
 from slackwater.common.transport import wire
 from slackwater.memory.nbd import protocol as nbd
 from slackwater.memory.nbd import state as s
@@ -32,19 +32,19 @@ assert SMALL_BYTES + wire.HEADER_BYTES <= s.LANE_STAGING_BYTES
 assert wire.REASON_BYTES_MAX + wire.HEADER_BYTES <= s.LANE_STAGING_BYTES
 
 
-@njit(nogil=True)
+@borrowing()
 def base(lanes, i):
     return lanes.data.ctypes.data + i * s.LANE_BYTES
 
 
-@njit(nogil=True)
+@borrowing()
 def over(lanes, i):
     """The oldest request has its answer."""
     lanes.words[i, s.HEAD] += 1
     lanes.shared[s.UNDER_WAY] -= 1
 
 
-@njit(nogil=True)
+@borrowing()
 def _push(lanes, i):
     """Send what waits, as far as the socket takes it."""
     w = lanes.words[i]
@@ -61,7 +61,7 @@ def _push(lanes, i):
     w[s.SENT] = w[s.WAITING] = w[s.QUEUED] = 0
 
 
-@njit(nogil=True)
+@borrowing()
 def _gathers(w):
     """An answer is due, and the requests that wait are few beside those that have left: they are
     sent with the next ones, as both ends pay by the system call."""
@@ -70,7 +70,7 @@ def _gathers(w):
     return few and left >= FEW and w[s.SENT] == 0
 
 
-@njit(nogil=True)
+@borrowing()
 def push(lanes):
     """Send the requests that wait."""
     for i in range(s.LANES):
@@ -79,7 +79,7 @@ def push(lanes):
             _push(lanes, i)
 
 
-@njit(nogil=True)
+@borrowing()
 def send_large(c):
     """Send large answers that were checked. False: the client is gone."""
     for i in range(s.LANES):
@@ -102,7 +102,7 @@ def send_large(c):
     return True
 
 
-@njit(nogil=True)
+@borrowing()
 def _room(lanes, i):
     """Bytes that may be received into the buffer: not those that belong elsewhere."""
     w = lanes.words[i]
@@ -117,7 +117,7 @@ def _room(lanes, i):
     return s.LANE_STAGING_BYTES - had
 
 
-@njit(nogil=True)
+@borrowing()
 def _receive(lanes, i, now_ns):
     """What is there; a large answer until it is whole."""
     w = lanes.words[i]
@@ -146,7 +146,7 @@ def _receive(lanes, i, now_ns):
         w[s.WHOLE] = 1 if w[s.REST] == 0 else 0
 
 
-@njit(nogil=True)
+@borrowing()
 def _listen(lanes, fds, count):
     """Lanes on which something is due, behind `count` descriptors; how many there are then, -1: one
     is broken, and there is no need to wait."""
@@ -162,7 +162,7 @@ def _listen(lanes, fds, count):
     return count
 
 
-@njit(nogil=True)
+@borrowing()
 def wait(c, client, limit_ns):
     """Until an answer has come (ANSWERS), or (`client`) a request (CLIENT); 0 after `limit_ns`."""
     lanes = c.lanes

@@ -26,7 +26,7 @@ GONE while the loop is not running.
 from typing import Final
 
 from slackwater.common import abi
-from slackwater.common.compiled import njit
+from slackwater.common.compiled import borrowing
 from slackwater.common.transport import wire
 from slackwater.memory import kernels, shelf
 from slackwater.memory.nbd import lane_ends as ends
@@ -40,7 +40,7 @@ assert s.DEPTH & (s.DEPTH - 1) == 0
 assert s.HEAD_BYTES <= wire.HEADER_BYTES
 
 
-@njit(nogil=True, cache=True)
+@borrowing(cache=True)
 def install(t, lanes, i, road, fd):
     """Lane `i`, which is none, leads along this road from now on."""
     kernels.lock(t)
@@ -54,7 +54,7 @@ def install(t, lanes, i, road, fd):
 # Asking (under the table's mutex) -----------------------------------------------------------------
 
 
-@njit(nogil=True)
+@borrowing()
 def route(t, lanes, first, count):
     """The lane that leads to these pages, with room for one request more; or -1."""
     span = first // t.words[kernels.SPAN_PAGES]
@@ -69,7 +69,7 @@ def route(t, lanes, first, count):
     return -1
 
 
-@njit(nogil=True)
+@borrowing()
 def _stamp(t, first, count):
     """How often these pages (or others that share their counters) were changed."""
     total = 0
@@ -78,7 +78,7 @@ def _stamp(t, first, count):
     return total
 
 
-@njit(nogil=True)
+@borrowing()
 def _enter(t, lanes, i, kind, cookie, offset, length, first, stamp):
     """Its record, but for the bytes; where they belong."""
     w = lanes.words[i]
@@ -103,7 +103,7 @@ def _enter(t, lanes, i, kind, cookie, offset, length, first, stamp):
     return at + wire.HEADER_BYTES
 
 
-@njit(nogil=True)
+@borrowing()
 def ask(t, lanes, cookie, offset, length):
     """A read of whole pages, if a lane leads to all of them. True: it was asked for."""
     first = offset // PAGE_BYTES
@@ -122,7 +122,7 @@ def ask(t, lanes, cookie, offset, length):
     return True
 
 
-@njit(nogil=True)
+@borrowing()
 def way_for_write(t, lanes, offset, length):
     """The lane for a write that has not been taken in yet; or -1."""
     first = offset // PAGE_BYTES
@@ -135,7 +135,7 @@ def way_for_write(t, lanes, offset, length):
     return i
 
 
-@njit(nogil=True)
+@borrowing()
 def send_write(t, lanes, i, cookie, offset, length, first):
     """Of entries that were just taken in. False: not all of them may be sent."""
     count = length // PAGE_BYTES
@@ -154,7 +154,7 @@ def send_write(t, lanes, i, cookie, offset, length, first):
 # Answers (under the table's mutex) ----------------------------------------------------------------
 
 
-@njit(nogil=True)
+@borrowing()
 def _give_back(lanes, c, i, row, refused):
     """The oldest request becomes an item; there must be room for it."""
     if row[s.KIND] == wire.READ:
@@ -165,13 +165,13 @@ def _give_back(lanes, c, i, row, refused):
     ends.over(lanes, i)
 
 
-@njit(nogil=True)
+@borrowing()
 def _still(t, row):
     """Nobody has changed the pages of a read since it was asked for."""
     return _stamp(t, row[s.OFFSET] // PAGE_BYTES, row[s.LENGTH] // PAGE_BYTES) == row[s.STAMP]
 
 
-@njit(nogil=True)
+@borrowing()
 def _count(t, row):
     pages = row[s.LENGTH] // PAGE_BYTES
     t.words[kernels.READ] += pages
@@ -179,7 +179,7 @@ def _count(t, row):
     t.activity[row[s.OFFSET] // PAGE_BYTES // t.words[kernels.SPAN_PAGES]] += pages
 
 
-@njit(nogil=True)
+@borrowing()
 def _landed(t, lanes, row):
     pages = row[s.LENGTH] // PAGE_BYTES
     for entry in range(row[s.FIRST], row[s.FIRST] + pages):
@@ -190,7 +190,7 @@ def _landed(t, lanes, row):
         lanes.shared[s.TELL] = 1
 
 
-@njit(nogil=True)
+@borrowing()
 def _small(t, c, i, row, at):
     """A small answer that is here wholly, its bytes at `at`: it is sent from there, and its head
     takes the place of the record's."""
@@ -206,7 +206,7 @@ def _small(t, c, i, row, at):
     ends.over(c.lanes, i)
 
 
-@njit(nogil=True)
+@borrowing()
 def _answer(t, c, i):
     """The next answer in the buffer. True: look at the next one."""
     lanes, w = c.lanes, c.lanes.words[i]
@@ -248,7 +248,7 @@ def _answer(t, c, i):
     return True
 
 
-@njit(nogil=True)
+@borrowing()
 def _settle_one(t, c, i):
     """True: there is more, once answers were sent and items taken."""
     lanes, w = c.lanes, c.lanes.words[i]
@@ -287,7 +287,7 @@ def _settle_one(t, c, i):
     return False
 
 
-@njit(nogil=True)
+@borrowing()
 def settle(t, c):
     """Deal with every answer that is here, and with lanes that broke. True: there is more, once
     answers were sent and items taken."""
@@ -301,7 +301,7 @@ def settle(t, c):
 # The end ------------------------------------------------------------------------------------------
 
 
-@njit(nogil=True)
+@borrowing()
 def _writes(lanes, i):
     w = lanes.words[i]
     for number in range(w[s.HEAD], w[s.TAIL]):
@@ -310,7 +310,7 @@ def _writes(lanes, i):
     return False
 
 
-@njit(nogil=True, cache=True)
+@borrowing(cache=True)
 def drain(t, c):
     """The client is gone: what it wrote is seen to all the same. True: there are items, call
     again."""

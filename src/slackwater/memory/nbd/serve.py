@@ -15,8 +15,7 @@ in as it comes, so that the client fills its socket while pages are copied on.
 from typing import Final
 
 from slackwater.common import abi
-from slackwater.common.compiled import njit
-from slackwater.common.uncounted import uncounted
+from slackwater.common.compiled import borrowing
 from slackwater.memory import kernels, shelf, stocking
 from slackwater.memory.nbd import lane_ends as ends
 from slackwater.memory.nbd import lanes
@@ -45,14 +44,14 @@ PIECE_BYTES: Final = 128 * 1024
 the processor's cache, and the client has something to receive while the next is copied."""
 
 
-@njit(nogil=True)
+@borrowing()
 def _head(c, kind, at, error, offset, nbytes):
     """The head of an answer to the request at `at`; where the data belong."""
     cookie = s.cookie_of(c, at)
     return s.head(c, c.outward, c.words[s.OUT], kind, cookie, error, offset, nbytes)
 
 
-@njit(nogil=True)
+@borrowing()
 def _item(c, kind, at, offset, length, flags, first):
     late = c.words[s.LATE]
     s.item(c, kind, s.cookie_of(c, at), offset, length, flags, first, at + nbd.REQUEST_BYTES)
@@ -60,7 +59,7 @@ def _item(c, kind, at, offset, length, flags, first):
     c.words[s.LATE] = -1
 
 
-@njit(nogil=True)
+@borrowing()
 def _read(t, c, at, offset, length):
     """Answer a read of whole pages, if all of them are at hand."""
     begin = _head(c, nbd.READ, at, 0, offset, length)
@@ -78,7 +77,7 @@ def _read(t, c, at, offset, length):
     return True
 
 
-@njit(nogil=True)
+@borrowing()
 def _read_piece(t, c, at, offset, length):
     """Answer the first piece of a large read by a chunk of its own: what is left is a request in
     its place, with the same cookie."""
@@ -91,7 +90,7 @@ def _read_piece(t, c, at, offset, length):
     return True
 
 
-@njit(nogil=True)
+@borrowing()
 def _write(t, c, at, offset, length):
     """Take whole pages in; DONE when remote memory has every one."""
     source = c.inward.ctypes.data + at + nbd.REQUEST_BYTES
@@ -104,7 +103,7 @@ def _write(t, c, at, offset, length):
     return worst
 
 
-@njit(nogil=True)
+@borrowing()
 def _written(c, at, offset, length, flags, first, done):
     """Answer a write whose pages were taken in, or have somebody wait for what they wait for."""
     if done and c.words[s.LATE] < 0 and not flags & nbd.FUA:
@@ -113,7 +112,7 @@ def _written(c, at, offset, length, flags, first, done):
         _item(c, s.LANDING, at, offset, length, flags, first)
 
 
-@njit(nogil=True)
+@borrowing()
 def _ask(t, c, at, offset, length):
     """A read that must be waited for: whether a lane was asked."""
     last, step = c.words[s.LAST], c.words[s.STEP]
@@ -122,7 +121,7 @@ def _ask(t, c, at, offset, length):
     return lanes.ask(t, c.lanes, s.cookie_of(c, at), offset, length)
 
 
-@njit(nogil=True)
+@borrowing()
 def _take(t, c, at, offset, length, flags):
     """A write for whose pages there is room."""
     way = -1
@@ -135,7 +134,7 @@ def _take(t, c, at, offset, length, flags):
         _written(c, at, offset, length, flags, first, done)
 
 
-@njit(nogil=True)
+@borrowing()
 def _refusal(c, kind, offset, length):
     """The error of a request that no export of this size can serve; 0: none."""
     if kind == nbd.FLUSH:
@@ -151,7 +150,7 @@ def _refusal(c, kind, offset, length):
     return 0
 
 
-@njit(nogil=True)
+@borrowing()
 def _one(t, c, at, kind, flags, offset, length):
     """One whole request. 0: it is dealt with; else what must happen first."""
     error = _refusal(c, kind, offset, length)
@@ -187,13 +186,13 @@ def _one(t, c, at, kind, flags, offset, length):
     return 0
 
 
-@njit(nogil=True)
+@borrowing()
 def _mapped(t, page):
     span = page // t.words[kernels.SPAN_PAGES]
     return t.state[span] == kernels.MAPPED and t.base[span] != 0
 
 
-@njit(nogil=True)
+@borrowing()
 def _streams(t, c, offset, length):
     """Whether this write can be taken in while it comes."""
     return (
@@ -206,7 +205,7 @@ def _streams(t, c, offset, length):
     )
 
 
-@njit(nogil=True)
+@borrowing()
 def parse(t, c):
     """Deal with what was received, under the table's mutex. Returns what the loop must do next."""
     while True:
@@ -242,7 +241,7 @@ def parse(t, c):
         c.words[s.REQUESTS] += 1
 
 
-@njit(nogil=True)
+@borrowing()
 def _flush(c):
     """Send the answers; False: the client is gone."""
     fd, parts = c.words[s.FD], c.words[s.PARTS]
@@ -259,7 +258,7 @@ def _flush(c):
     return sent
 
 
-@njit(nogil=True)
+@borrowing()
 def _await_room(t, c):
     """Block until the dispatch entries that a write needs are free, or the backup fails: then the
     write is refused (section 2.4.3)."""
@@ -274,7 +273,7 @@ def _await_room(t, c):
     kernels.unlock(t)
 
 
-@njit(nogil=True)
+@borrowing()
 def _receive(c, waits):
     """Make room in the buffer and take in what is there; False: the client is gone. `waits`: until
     there is something."""
@@ -302,7 +301,7 @@ def _receive(c, waits):
     return True
 
 
-@njit(nogil=True)
+@borrowing()
 def _begin_stream(c):
     """The write's head goes to the front of the buffer, what came of its payload behind it."""
     at, base = c.words[s.START], c.inward.ctypes.data
@@ -314,7 +313,7 @@ def _begin_stream(c):
     c.words[s.STREAMED] = 1
 
 
-@njit(nogil=True)
+@borrowing()
 def _end_stream(t, c):
     """All of it was taken in: it is answered. Or the rest cannot go to mapped memory: it becomes a
     request of its own, with the same cookie, that is taken in when it is whole."""
@@ -332,7 +331,7 @@ def _end_stream(t, c):
     c.words[s.REQUESTS] += 1
 
 
-@njit(nogil=True)
+@borrowing()
 def _take_in(t, c):
     """The next pages of a streamed write, under the table's mutex: what is in the buffer, and what
     the socket has. CAME: go on, if anything is left. MORE: it has nothing. NO_ROOM, CLOSED."""
@@ -372,7 +371,7 @@ def _take_in(t, c):
     return CAME if came > had or whole else MORE
 
 
-@njit(nogil=True)
+@borrowing()
 def _stream(t, c):
     """A large write, as it comes. False: the client is gone, or the device ends."""
     _begin_stream(c)
@@ -399,7 +398,7 @@ def _stream(t, c):
             abi.await_event(c.words[s.FD], abi.POLL_IN, c.words.ctypes.data + s.SCRATCH * 8)
 
 
-@njit(nogil=True)
+@borrowing()
 def _proceed(t, c, status):
     """Wait for what is needed to go on after `parse`. False: the client is gone, or the device
     ends."""
@@ -418,15 +417,10 @@ def _proceed(t, c, status):
     return status != STREAM or _stream(t, c)
 
 
-@njit(nogil=True, cache=True)
+@borrowing(cache=True)
 def serve(t, c):
     """Until the connection ends, or the program is wanted: there are items, or lanes to look at.
     The items' payloads lie in the buffer until the next call."""
-    return _serve(uncounted(t), uncounted(c))
-
-
-@njit(nogil=True)
-def _serve(t, c):
     c.words[s.ITEMS] = 0
     shared = c.lanes.shared
     while True:
@@ -452,7 +446,7 @@ def _serve(t, c):
             return CLOSED
 
 
-@njit(nogil=True, cache=True)
+@borrowing(cache=True)
 def send(c, address, nbytes):
     """Send an answer that the program made; False: the client is gone."""
     abi.lock(c.sync.ctypes.data)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slackwater.common import abi, limits
-from slackwater.common.compiled import njit
+from slackwater.common.compiled import borrowing
 from slackwater.memory.nbd import protocol as nbd
 
 # Words of a connection
@@ -158,7 +158,7 @@ def make_connection(
     )
 
 
-@njit(nogil=True)
+@borrowing()
 def number(buffer, at, nbytes):
     value = np.int64(0)
     for i in range(at, at + nbytes):
@@ -166,19 +166,19 @@ def number(buffer, at, nbytes):
     return value
 
 
-@njit(nogil=True)
+@borrowing()
 def put(buffer, at, nbytes, value):
     for i in range(nbytes):
         buffer[at + nbytes - 1 - i] = value >> (8 * i) & 0xFF
 
 
-@njit(nogil=True)
+@borrowing()
 def cookie_of(c, at):
     """... the request at `at`."""
     return number(c.inward, at + 8, 8)
 
 
-@njit(nogil=True)
+@borrowing()
 def head(c, buffer, out, kind, cookie, error, offset, nbytes):
     """The head of an answer at buffer[out]; where the data belong."""
     if (kind == nbd.READ or kind == nbd.BLOCK_STATUS) and c.words[CHUNKED]:
@@ -201,13 +201,13 @@ def head(c, buffer, out, kind, cookie, error, offset, nbytes):
     return out + 16
 
 
-@njit(nogil=True)
+@borrowing()
 def head_bytes(c):
     """... of the head of an answer that carries data."""
     return HEAD_BYTES if c.words[CHUNKED] else 16
 
 
-@njit(nogil=True)
+@borrowing()
 def part(c, address, nbytes):
     """One more answer, to be sent where it lies; there must be room."""
     c.words[PARTS] += 1
@@ -215,7 +215,7 @@ def part(c, address, nbytes):
     c.parts[c.words[PARTS], 1] = nbytes
 
 
-@njit(nogil=True)
+@borrowing()
 def item(c, kind, cookie, offset, length, flags, first, at):
     """One more; there must be room."""
     row = c.items[c.words[ITEMS]]
