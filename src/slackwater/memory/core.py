@@ -234,13 +234,12 @@ class DeviceCore:
         following = min(2.0 * pause_s, limits.PLACEMENT_PAUSE_S_MAX)
         self._paused[member.span] = (now_s + pause_s, following)
         self.spans.forget(member)
-        reason = (
-            f"none of {len(self.told.beats)} lenders has a free slab of {self._slab_bytes} bytes; "
-            "its pages go to the backup"
+        reason = member.refusal or (
+            f"none of {len(self.told.beats)} lenders has a free slab of {self._slab_bytes} bytes"
         )
         return [
             CancelTimer(f"place.{member.number}"),
-            self._fact(member, "refused", now_s, reason),
+            self._fact(member, "refused", now_s, f"{reason}; its pages go to the backup"),
         ]
 
     # What lenders say -----------------------------------------------------------------------------
@@ -303,6 +302,7 @@ class DeviceCore:
         if member.state != "mapping" or member.lender is None:
             return []
         member.excluded.add(member.lender)
+        member.refusal = message.reason
         return self._ask(member, now_s)
 
     def _opened(self, number: int, failure: str, now_s: float) -> list[Effect]:

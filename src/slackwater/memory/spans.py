@@ -53,6 +53,8 @@ class Member:
     answers: list[tuple[LenderId, FreeMemory]] = field(default_factory=list)
     excluded: set[LenderId] = field(default_factory=set)
     attempts: int = 0
+    refusal: str = ""
+    """Of the last lender that was asked in vain."""
     why: Why = "lost"
 
     @property

@@ -69,6 +69,8 @@ class World:
         self.sent: list[tuple[LenderId, Message]] = []
         self.did: list[tuple[str, dict[str, Any]]] = []
         self.facts: list[str] = []
+        self.reasons: list[str] = []
+        self.refusal = ""
         self.timers: dict[str, float] = {}
         self.given = 0
         self.beat()
@@ -109,6 +111,7 @@ class World:
                     self.feed(Opened(arguments["member"]))
             case Publish(message=message):
                 self.facts.append(message.fact)  # type: ignore[attr-defined]
+                self.reasons.append(message.reason)  # type: ignore[attr-defined]
             case StartTimer(key=key, at_s=at_s):
                 self.timers[key] = at_s
 
@@ -133,8 +136,8 @@ class World:
         self, lender: LenderId, request: int, generation: int, slab: SlabId | None
     ) -> SlabMapped | NotMapped:
         if slab is None:
-            if self.free[lender] == 0:
-                return NotMapped(request=request, reason="full")
+            if self.free[lender] == 0 or self.refusal:
+                return NotMapped(request=request, reason=self.refusal or "full")
             self.free[lender] -= 1
             self.given += 1
             slab = slab_id(self.given)
@@ -284,6 +287,16 @@ def test_its_own_machine_is_no_lender() -> None:
     world.core.settings = DeviceSettings(id=DeviceId("d"), node="n-s0", spans=SPANS)
     world.use(1000, 0)
     assert "refused" in world.facts
+
+
+def test_why_a_lender_gave_no_slab_is_told() -> None:
+    """Regression: a device at its quota was told that nobody had a free slab."""
+    world = World(lenders=1)
+    why = "lender s0 gives one device at most 3 slabs (quota_slabs), d has 3"
+    world.refusal = why
+    world.use(1000, 0)
+    assert world.facts == ["refused"]
+    assert world.reasons == [f"{why}; its pages go to the backup"]
 
 
 def test_a_full_cluster_is_asked_less_and_less_often() -> None:
