@@ -336,7 +336,7 @@ def discard(t, first, count):
         number = -1
     else:
         append(t, first, count, DISCARD)
-        shelf.spoil_range(t.shelf, first, count)
+        shelf.spoil_range(t.shelf, first, count, -1)
         for page in range(first, first + count):
             t.stamp[page & (STAMPS - 1)] += 1
             t.mark[page] = STALE if flies(t, page) else ABSENT
@@ -438,6 +438,8 @@ def leave_span(t, span, state):
     first = span * t.words[SPAN_PAGES]
     last = min(first + t.words[SPAN_PAGES], t.words[PAGES])
     count = 0
+    if state == UNMAPPED:  # What was not asked for yet would be asked of the slab that comes next.
+        shelf.spoil_range(t.shelf, first, last - first, shelf.COMING)
     for page in range(first, last):
         if t.mark[page] == PRESENT:
             count += 1

@@ -139,11 +139,14 @@ def spoil(s, page):
 
 
 @borrowing()
-def spoil_range(s, first, count):
+def spoil_range(s, first, count, state):
+    """What is here, or on its way here, of these pages; of those in this state alone, or (-1) in
+    any."""
     if s.words[TAKEN] == 0:
         return
     for place in range(s.words[PLACES]):
-        if s.ticket[place] != 0 and first <= s.page[place] < first + count:
+        inside = first <= s.page[place] < first + count
+        if s.ticket[place] != 0 and inside and state in (-1, s.state[place] & READY):
             free(s, place)
             s.words[CHANGED] += 1
             note(s, DROPPED, s.page[place], 1)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from slackwater.common.memory import trailer
@@ -263,6 +263,7 @@ def test_a_read_is_sent_where_the_newest_bytes_are(
 
 @settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow])
 @given(steps=AHEAD)
+@example(steps=[("prefetch", 4), ("leave", 1), ("map", 1, False)])  # It read from the new slab.
 def test_a_prefetched_page_is_never_an_old_one(
     steps: list[tuple], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
