@@ -127,6 +127,41 @@ async def test_lenders_vanish_with_requests_under_way(cluster: Make) -> None:
         await load.client.close()
 
 
+async def test_large_writes_take_the_lanes_while_lenders_vanish(cluster: Make) -> None:
+    """Four writers of 512 KiB each, whose pieces are on their way when the channel ends."""
+    count = PAGES // 4
+
+    async with cluster("tcp") as c:
+        await c.lend(2)
+        load = await Load.make(c)
+
+        async def use(first: int) -> None:
+            while not load._stopped:
+                made = [load.checker.begin(page) for page in range(first, first + count)]
+                await load.client.write(first * PAGE_BYTES, b"".join(data for _, data in made))
+                for i, (generation, _) in enumerate(made):
+                    load.checker.acknowledged(first + i, generation)
+                data = await load.client.read(first * PAGE_BYTES, count * PAGE_BYTES)
+                for i in range(count):
+                    load.checker.check(first + i, data[i * PAGE_BYTES : (i + 1) * PAGE_BYTES])
+                load.done += 1
+
+        load._tasks = [asyncio.ensure_future(use(first)) for first in range(0, PAGES, count)]
+        for number in range(4):
+            await load.goes_on(c, 20)
+            for session in tuple(c.lenders[number % 2].sessions._sessions.values()):
+                session.channel.lose("a test")
+            await c.until(lambda: "suspended" in c.facts)
+            await load.goes_on(c, 8)
+            await c.mapped(2)
+        await load.goes_on(c, 20)
+        await load.end()
+        await load.client.flush()
+        await c.until(lambda: not load.exporter.device.table.pending.any())
+        assert load.seen()["written_lane_pages"] > 20 * count
+        await load.client.close()
+
+
 async def test_slabs_are_taken_back_with_requests_under_way(cluster: Make) -> None:
     async with cluster("tcp") as c:
         await c.lend(2)

@@ -351,6 +351,120 @@ def test_what_no_lane_leads_to_is_left_to_the_program() -> None:
         assert p.state.lanes.words[0, s.TAIL] == 0
 
 
+def test_a_large_write_leaves_as_it_comes() -> None:
+    """Its pieces are with the lender before the client has sent the rest; it is answered once, when
+    the last one is acknowledged. Small requests go behind it."""
+    data = b"".join(content(16 + i, 2) for i in range(32))
+    with played() as p:
+        request = p.write(5, 16, data)
+        p.client.sendall(request[:70_000])
+        came, early = pieces(p, 17)
+        assert came == data[: 17 * PAGE_BYTES]
+        p.lender.sendall(early)
+        p.client.sendall(request[70_000:] + p.write(6, 100, content(100, 2)))
+        rest, acks = pieces(p, 15)
+        assert came + rest == data
+        p.lender.sendall(acks[: -wire.HEADER_BYTES])
+        header, body = p.asked()
+        assert (header.offset, body) == (100 * PAGE_BYTES, content(100, 2))
+        assert_silent(p.client)
+        p.client.settimeout(10)
+        p.lender.sendall(acks[-wire.HEADER_BYTES :] + wire.pack(wire.ACK, number=header.number))
+        for cookie in (5, 6):
+            assert exactly(p.client, 16) == struct.pack(">IIQ", nbd.SIMPLE_MAGIC, 0, cookie)
+        assert (p.table.mark[16:48] == k.PRESENT).all()
+        assert p.table.words[k.WRITE_LANE] == 33
+        assert not p.items
+
+
+def test_a_piece_that_is_refused_is_on_disk_before_the_answer() -> None:
+    with played() as p:
+        request = p.write(5, 16, b"".join(content(16 + i, 2) for i in range(32)))
+        p.client.sendall(request[:70_000])
+        first, _ = p.asked()
+        p.lender.sendall(wire.pack(wire.REFUSED, handle=1, number=first.number, body=b"full"))
+        until(lambda: bool(p.items))
+        p.client.sendall(request[70_000:])
+        left = 32 - first.length // PAGE_BYTES
+        p.lender.sendall(pieces(p, left)[1])
+        until(lambda: len(p.items) == 2)
+        part, answer = p.items
+        assert (part[s.ITEM_KIND], part[s.ITEM_FLAGS]) == (s.LOST_PART, 1)
+        assert (answer[s.ITEM_KIND], answer[s.ITEM_COOKIE]) == (s.LANDING, 5)
+        assert answer[s.ITEM_LATE] == part[s.ITEM_FIRST] + first.length // PAGE_BYTES - 1
+        assert_silent(p.client)
+
+
+@pytest.mark.parametrize("sent", [0, 70_000])
+def test_a_lender_that_leaves_under_a_large_write(sent: int) -> None:
+    """The client is answered once: by what waits for the disk."""
+    with played() as p:
+        request = p.write(5, 16, b"".join(content(16 + i, 2) for i in range(32)))
+        p.client.sendall(request[:40_000])
+        p.asked()
+        p.client.sendall(request[40_000 : 40_000 + sent])
+        p.lender.close()
+        until(lambda: p.state.lanes.words[0, s.STATE] == s.GONE)
+        p.client.sendall(request[40_000 + sent :])
+        until(lambda: any(one[s.ITEM_KIND] in (s.LANDING, s.LOST) for one in p.items))
+        *parts, answer = p.items
+        assert parts
+        assert {one[s.ITEM_KIND] for one in parts} == {s.LOST_PART}
+        assert answer[s.ITEM_KIND] == s.LANDING
+        last = max(one[s.ITEM_FIRST] + one[s.ITEM_LENGTH] // PAGE_BYTES - 1 for one in parts)
+        assert answer[s.ITEM_LATE] >= last
+        assert p.table.words[k.HEAD] == 32
+        assert_silent(p.client)
+
+
+def test_a_large_write_over_one_that_is_on_its_way_goes_to_the_disk() -> None:
+    """Two writes of one page on a lane and a channel could arrive in either order."""
+    with played() as p:
+        p.client.sendall(p.write(5, 20, content(20, 2)))
+        small, _ = p.asked()
+        request = p.write(6, 16, b"".join(content(16 + i, 3) for i in range(32)))
+        p.client.sendall(request[:40_000])
+        until(lambda: p.table.words[k.HEAD] == 10)
+        p.client.sendall(request[40_000:])
+        _, acks = pieces(p, 23)
+        until(lambda: bool(p.items))
+        [answer] = p.items
+        assert (answer[s.ITEM_KIND], answer[s.ITEM_COOKIE]) == (s.LANDING, 6)
+        assert answer[s.ITEM_LATE] == 32, "all of it is on disk before the answer"
+        assert p.table.mark[20] == k.STALE
+        assert (np.delete(p.table.mark[16:25], 4) == k.ABSENT).all()
+        p.lender.sendall(wire.pack(wire.ACK, number=small.number) + acks)
+        assert exactly(p.client, 16) == struct.pack(">IIQ", nbd.SIMPLE_MAGIC, 0, 5)
+        until(lambda: (p.table.mark[25:48] == k.PRESENT).all())
+        assert p.table.mark[20] == k.ABSENT
+        assert not (p.table.slot_flags & k.HELD).any()
+        assert_silent(p.client)
+
+
+def test_a_client_who_leaves_in_the_middle_of_a_large_write() -> None:
+    with played() as p:
+        p.client.sendall(p.write(5, 16, bytes(32 * PAGE_BYTES))[:70_000])
+        _, acks = pieces(p, 17)
+        p.client.close()
+        p.lender.sendall(acks)
+        until(lambda: p.ended >= 0)
+        assert (p.table.mark[16:33] == k.PRESENT).all()
+        assert not (p.table.slot_flags & k.HELD).any()
+
+
+def pieces(p: Played, pages: int) -> tuple[bytes, bytes]:
+    """The bytes of writes that the lender is sent, until so many pages are there; what it answers
+    to them."""
+    data = answers = b""
+    while len(data) < pages * PAGE_BYTES:
+        header, body = p.asked()
+        assert header.kind == wire.WRITE
+        data += body
+        answers += wire.pack(wire.ACK, number=header.number)
+    assert len(data) == pages * PAGE_BYTES
+    return data, answers
+
+
 def until(true: Callable[[], Any]) -> None:
     for _ in range(2000):
         if true():

@@ -184,7 +184,7 @@ class Connection:
         while again:
             again = lanes.drain(self._device.table, state)
             items = state.items[: state.words[s.ITEMS]]
-            self._begin_lost(items[items[:, s.ITEM_KIND] == s.LOST].copy())
+            self._begin_lost(items[_lost(items)].copy())
         self._loop.call_soon_threadsafe(self._device.backup.settle_soon)
 
     def _begin_lost(self, items: Item) -> None:
@@ -203,7 +203,7 @@ class Connection:
             else b""
             for item in items
         ]
-        lost = items[:, s.ITEM_KIND] == s.LOST
+        lost = _lost(items)
         if lost.any():
             self._begin_lost(items[lost])
             items = items[~lost]
@@ -323,7 +323,8 @@ class Connection:
             await self._device.lane_failed(road, first, pages, refused=refused)
         except (OSError, SlackwaterError) as failure:
             error = failure
-        self._reply(self._outcome(item, error), item[None])
+        whole = item[s.ITEM_KIND] == s.LOST  # Else a later piece is answered, behind this one.
+        self._reply(self._outcome(item, error) if whole else b"", item[None])
 
     async def _one(self, item: Item, payload: bytes) -> None:
         cookie, offset, length = self._what(item)
@@ -420,6 +421,11 @@ class Connection:
             await asyncio.to_thread(self._answering.join)
         self._sock.close()
         self._on_end(self)
+
+
+def _lost(items: Item) -> NDArray[np.bool_]:
+    """Which of them were on a lane, and were not acknowledged."""
+    return np.isin(items[:, s.ITEM_KIND], (s.LOST, s.LOST_PART))
 
 
 def _held(items: Item) -> int:

@@ -49,15 +49,21 @@ def _push(lanes, i):
     """Send what waits, as far as the socket takes it."""
     w = lanes.words[i]
     at = base(lanes, i) + s.REQUESTS_AT
-    while w[s.SENT] < w[s.WAITING]:
-        n = abi.send(w[s.LANE_FD], at + w[s.SENT], w[s.WAITING] - w[s.SENT], abi.NO_WAIT)
+    flags = abi.NO_WAIT | (abi.MORE_COMES if w[s.BULK_LEFT] else 0)
+    while w[s.SENT] < w[s.WAITING] or w[s.BULK_LEFT]:
+        bulk = w[s.SENT] == w[s.WAITING]
+        if bulk:
+            n = abi.send(w[s.LANE_FD], w[s.BULK_AT], w[s.BULK_LEFT], abi.NO_WAIT)
+        else:
+            n = abi.send(w[s.LANE_FD], at + w[s.SENT], w[s.WAITING] - w[s.SENT], flags)
         w[s.BLOCKED] = n == -abi.EAGAIN
         if w[s.BLOCKED]:
             return
         if n <= 0:
             w[s.STATE] = s.BROKEN
             return
-        w[s.SENT] += n
+        w[s.BULK_AT if bulk else s.SENT] += n
+        w[s.BULK_LEFT] -= n if bulk else 0
     w[s.SENT] = w[s.WAITING] = w[s.QUEUED] = 0
 
 
@@ -67,7 +73,7 @@ def _gathers(w):
     sent with the next ones, as both ends pay by the system call."""
     left = w[s.TAIL] - w[s.HEAD] - w[s.QUEUED]
     few = w[s.QUEUED] < left and w[s.WAITING] < s.REQUESTS_BYTES // 2
-    return few and left >= FEW and w[s.SENT] == 0
+    return few and left >= FEW and w[s.SENT] == 0 and w[s.BULK_LEFT] == 0
 
 
 @borrowing()

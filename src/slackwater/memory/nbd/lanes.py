@@ -46,7 +46,7 @@ def install(t, lanes, i, road, fd):
     kernels.lock(t)
     w = lanes.words[i]
     w[:] = 0
-    w[s.ROAD], w[s.LANE_FD] = road, fd
+    w[s.ROAD], w[s.LANE_FD], w[s.LOST_AT] = road, fd, -1
     w[s.STATE] = s.UP
     kernels.unlock(t)
 
@@ -55,8 +55,8 @@ def install(t, lanes, i, road, fd):
 
 
 @borrowing()
-def route(t, lanes, first, count):
-    """The lane that leads to these pages, with room for one request more; or -1."""
+def way(t, lanes, first, count):
+    """The lane that leads to these pages; or -1."""
     span = first // t.words[kernels.SPAN_PAGES]
     road = t.road[span]
     if road == 0 or (first + count - 1) // t.words[kernels.SPAN_PAGES] != span:
@@ -64,9 +64,24 @@ def route(t, lanes, first, count):
     for i in range(s.LANES):
         w = lanes.words[i]
         if w[s.ROAD] == road and w[s.STATE] == s.UP:
-            return i if w[s.TAIL] - w[s.HEAD] < s.DEPTH else -1
+            return i
     lanes.shared[s.WANTED] = road
     return -1
+
+
+@borrowing()
+def has_room(lanes, i):
+    """... for one request more. None comes between a header and the body that follows it."""
+    w = lanes.words[i]
+    fits = w[s.WAITING] + wire.HEADER_BYTES <= s.REQUESTS_BYTES
+    return w[s.TAIL] - w[s.HEAD] < s.DEPTH and w[s.BULK_LEFT] == 0 and fits
+
+
+@borrowing()
+def route(t, lanes, first, count):
+    """The lane that leads to these pages, with room for one request more; or -1."""
+    i = way(t, lanes, first, count)
+    return i if i >= 0 and has_room(lanes, i) else -1
 
 
 @borrowing()
@@ -91,6 +106,7 @@ def _enter(t, lanes, i, kind, cookie, offset, length, first, stamp):
     row[s.LENGTH] = length
     row[s.FIRST] = first
     row[s.STAMP] = stamp
+    row[s.PART] = 0
     w[s.TAIL] += 1
     w[s.QUEUED] += 1
     lanes.shared[s.UNDER_WAY] += 1
@@ -136,6 +152,16 @@ def way_for_write(t, lanes, offset, length):
 
 
 @borrowing()
+def way_for_stream(t, lanes, offset, length):
+    """The lane for a write that is taken in while it comes; or -1."""
+    first = offset // PAGE_BYTES
+    span = first // t.words[kernels.SPAN_PAGES]
+    if t.state[span] != kernels.MAPPED or t.base[span] != 0 or not t.words[kernels.BACKED]:
+        return -1
+    return way(t, lanes, first, length // PAGE_BYTES)
+
+
+@borrowing()
 def send_write(t, lanes, i, cookie, offset, length, first):
     """Of entries that were just taken in. False: not all of them may be sent."""
     count = length // PAGE_BYTES
@@ -143,11 +169,33 @@ def send_write(t, lanes, i, cookie, offset, length, first):
     for entry in range(first, first + count):
         if t.slot_flags[entry % slots] & kernels.HELD == 0:
             return False
-    at = _enter(t, lanes, i, wire.WRITE, cookie, offset, length, first, 0)
+    at = _enter(t, lanes, i, wire.WRITE, cookie, offset, length, first, first)
     ring = t.ring.ctypes.data
     for j in range(count):
         abi.copy(at + j * PAGE_BYTES, ring + (first + j) % slots * PAGE_BYTES, PAGE_BYTES)
     lanes.words[i, s.WAITING] += wire.HEADER_BYTES + length
+    return True
+
+
+@borrowing()
+def send_piece(t, c, cookie, offset, count, first):
+    """Of a streamed write, `count` pages that were just taken in, side by side in the ring: they
+    are sent from there. False: one of them is on its way already; all of these go to the disk."""
+    lanes, i, slots = c.lanes, c.words[s.WAY], t.words[kernels.SLOTS]
+    for entry in range(first, first + count):
+        if t.slot_flags[entry % slots] & kernels.HELD == 0:
+            for other in range(first, first + count):
+                if t.slot_flags[other % slots] & kernels.HELD:
+                    kernels.land(t, other, False)
+            return False
+    length = count * PAGE_BYTES
+    _enter(t, lanes, i, wire.WRITE, cookie, offset, length, first, c.words[s.BEGUN])
+    w = lanes.words[i]
+    others = length < c.words[s.LEFT] or c.words[s.LATE] >= 0
+    lanes.asked[i, (w[s.TAIL] - 1) & (s.DEPTH - 1), s.PART] = others
+    w[s.WAITING] += wire.HEADER_BYTES
+    w[s.BULK_AT] = t.ring.ctypes.data + first % slots * PAGE_BYTES
+    w[s.BULK_LEFT] = length
     return True
 
 
@@ -160,8 +208,10 @@ def _give_back(lanes, c, i, row, refused):
     if row[s.KIND] == wire.READ:
         s.item(c, nbd.READ, row[s.COOKIE], row[s.OFFSET], row[s.LENGTH], 0, -1, 0)
     else:
-        road = lanes.words[i, s.ROAD]
-        s.item(c, s.LOST, row[s.COOKIE], row[s.OFFSET], row[s.LENGTH], refused, row[s.FIRST], road)
+        kind, road = s.LOST_PART if row[s.PART] else s.LOST, lanes.words[i, s.ROAD]
+        s.item(c, kind, row[s.COOKIE], row[s.OFFSET], row[s.LENGTH], refused, row[s.FIRST], road)
+        if row[s.PART]:
+            lanes.words[i, s.LOST_AT] = row[s.FIRST] + row[s.LENGTH] // PAGE_BYTES - 1
     ends.over(lanes, i)
 
 
@@ -188,6 +238,20 @@ def _landed(t, lanes, row):
     t.words[kernels.WRITE_LANE] += pages
     if t.words[kernels.WATCHED]:
         lanes.shared[s.TELL] = 1
+
+
+@borrowing()
+def _acknowledged(t, c, i, row):
+    """The lender has what was written. A streamed write is over with its last piece; if an earlier
+    one was refused, once the disk has that."""
+    _landed(t, c.lanes, row)
+    lost_at = c.lanes.words[i, s.LOST_AT]
+    if row[s.PART] == 0 and lost_at >= row[s.BEFORE]:
+        s.item(c, s.LANDING, row[s.COOKIE], row[s.OFFSET], 0, 0, row[s.FIRST], 0)
+        c.items[c.words[s.ITEMS] - 1, s.ITEM_LATE] = lost_at
+    elif row[s.PART] == 0:
+        c.words[s.OUT] = s.head(c, c.outward, c.words[s.OUT], nbd.WRITE, row[s.COOKIE], 0, 0, 0)
+    ends.over(c.lanes, i)
 
 
 @borrowing()
@@ -224,9 +288,7 @@ def _answer(t, c, i):
         _give_back(lanes, c, i, row, 1)
     elif known and kind == wire.ACK and length == 0 and row[s.KIND] == wire.WRITE:
         w[s.PARSED] += wire.HEADER_BYTES
-        _landed(t, lanes, row)
-        c.words[s.OUT] = s.head(c, c.outward, c.words[s.OUT], nbd.WRITE, row[s.COOKIE], 0, 0, 0)
-        ends.over(lanes, i)
+        _acknowledged(t, c, i, row)
     elif known and kind == wire.DATA and row[s.KIND] == wire.READ and length == row[s.LENGTH]:
         if length <= ends.SMALL_BYTES:
             if waiting < wire.HEADER_BYTES + length:

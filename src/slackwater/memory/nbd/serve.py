@@ -5,8 +5,8 @@ cannot be done at once becomes an item for the program: reads of pages that are 
 channel, writes that count only once they are somewhere else, flushes, trims, unaligned requests.
 Items are answered in any order, as the protocol allows; the loop goes on meanwhile.
 
-The payload of a large write to mapped memory is received straight into the ring's slots and taken
-in as it comes, so that the client fills its socket while pages are copied on.
+The payload of a large write to remote memory is received straight into the ring's slots and taken
+in as it comes, so that the client fills its socket while pages are copied on, or leave on a lane.
 """
 
 # numba infers the compiled functions' types itself, and its decorators mislead the type checker.
@@ -34,9 +34,10 @@ SEND_FIRST: Final = 11
 NO_ROOM: Final = 12
 STREAM: Final = 13
 CAME: Final = 14
+LANE_FULL: Final = 15
 
 STREAM_BYTES: Final = 64 * 1024
-"""Writes from here on are streamed, where they go to mapped memory."""
+"""Writes from here on are streamed, where they go to mapped memory or on a lane."""
 STREAM_PAGES: Final = 64
 """... so many pages at a time: the table's mutex is held meanwhile."""
 PIECE_BYTES: Final = 128 * 1024
@@ -193,16 +194,21 @@ def _mapped(t, page):
 
 
 @borrowing()
-def _streams(t, c, offset, length):
-    """Whether this write can be taken in while it comes."""
-    return (
+def _streams(t, c, flags, offset, length):
+    """Whether this write can be taken in while it comes; WAY says where to."""
+    plain = (
         length >= STREAM_BYTES
         and offset % PAGE_BYTES == 0
         and length % PAGE_BYTES == 0
         and _refusal(c, nbd.WRITE, offset, length) == 0
         and not t.words[kernels.FAILED]
-        and _mapped(t, offset // PAGE_BYTES)
     )
+    c.words[s.WAY] = -1
+    if not plain or _mapped(t, offset // PAGE_BYTES):
+        return plain
+    if c.words[s.LATE] < 0 and not flags & nbd.FUA:
+        c.words[s.WAY] = lanes.way_for_stream(t, c.lanes, offset, length)
+    return c.words[s.WAY] >= 0
 
 
 @borrowing()
@@ -232,7 +238,7 @@ def parse(t, c):
                 return GARBAGE  # Its payload cannot be taken in, and what follows not be found.
             whole += length
             if waiting < whole:
-                return STREAM if _streams(t, c, offset, length) else MORE
+                return STREAM if _streams(t, c, flags, offset, length) else MORE
         status = _one(t, c, at, kind, flags, offset, length)
         if status:
             return status
@@ -302,9 +308,10 @@ def _receive(c, waits):
 
 
 @borrowing()
-def _begin_stream(c):
+def _begin_stream(t, c):
     """The write's head goes to the front of the buffer, what came of its payload behind it."""
     at, base = c.words[s.START], c.inward.ctypes.data
+    c.words[s.BEGUN] = t.words[kernels.HEAD]
     c.words[s.AT] = s.number(c.inward, at + 16, 8)
     c.words[s.LEFT] = s.number(c.inward, at + 24, 4)
     c.words[s.END] -= at
@@ -315,9 +322,13 @@ def _begin_stream(c):
 
 @borrowing()
 def _end_stream(t, c):
-    """All of it was taken in: it is answered. Or the rest cannot go to mapped memory: it becomes a
-    request of its own, with the same cookie, that is taken in when it is whole."""
+    """All of it was taken in: it is answered, unless a lane has the last piece. Or the rest cannot
+    go where it was to go: it becomes a request of its own, with the same cookie, that is taken in
+    when it is whole."""
+    newest, way = t.words[kernels.HEAD] - 1, c.words[s.WAY]
     if c.words[s.LEFT]:
+        if way >= 0 and newest >= c.words[s.BEGUN]:  # Nobody waits for what is on the lane.
+            c.words[s.LATE] = newest
         s.put(c.inward, 16, 8, c.words[s.AT])
         s.put(c.inward, 24, 4, c.words[s.LEFT])
         had = c.words[s.END] - c.words[s.START]
@@ -325,16 +336,49 @@ def _end_stream(t, c):
         abi.move(base + nbd.REQUEST_BYTES, base + c.words[s.START], had)
         c.words[s.START] = 0
         c.words[s.END] = nbd.REQUEST_BYTES + had
-        c.words[s.STREAMED] = 0
+        c.words[s.STREAMED] = c.words[s.LEFT] = 0
         return
-    _written(c, 0, c.words[s.AT], 0, s.number(c.inward, 4, 2), t.words[kernels.HEAD], True)
+    if way < 0 or c.words[s.LATE] >= 0:
+        if way >= 0:
+            c.words[s.LATE] = newest
+        _written(c, 0, c.words[s.AT], 0, s.number(c.inward, 4, 2), newest + 1, True)
     c.words[s.REQUESTS] += 1
+
+
+@borrowing()
+def _goes_on(t, c):
+    """The rest of a streamed write can go where its beginning went."""
+    first, way = c.words[s.AT] // PAGE_BYTES, c.words[s.WAY]
+    if t.words[kernels.FAILED]:
+        return False
+    if way < 0:
+        return _mapped(t, first)
+    return lanes.way_for_stream(t, c.lanes, c.words[s.AT], c.words[s.LEFT]) == way
+
+
+@borrowing()
+def _take_pages(t, c, count):
+    """So many pages of a streamed write lie in the next slots."""
+    first, entry = c.words[s.AT] // PAGE_BYTES, t.words[kernels.HEAD]
+    late = False
+    for i in range(count):
+        late |= kernels.take_page(t, first + i) == kernels.DISK
+    if count and c.words[s.WAY] >= 0:
+        cookie = s.cookie_of(c, 0)
+        late = not lanes.send_piece(t, c, cookie, c.words[s.AT], count, entry)
+    if late:
+        c.words[s.LATE] = t.words[kernels.HEAD] - 1
+    c.words[s.AT] += count * PAGE_BYTES
+    c.words[s.LEFT] -= count * PAGE_BYTES
 
 
 @borrowing()
 def _take_in(t, c):
     """The next pages of a streamed write, under the table's mutex: what is in the buffer, and what
-    the socket has. CAME: go on, if anything is left. MORE: it has nothing. NO_ROOM, CLOSED."""
+    the socket has. CAME: go on, if anything is left. MORE: it has nothing. NO_ROOM, LANE_FULL,
+    CLOSED."""
+    if c.words[s.WAY] >= 0 and not lanes.has_room(c.lanes, c.words[s.WAY]):
+        return LANE_FULL
     first = c.words[s.AT] // PAGE_BYTES
     span_end = (first // t.words[kernels.SPAN_PAGES] + 1) * t.words[kernels.SPAN_PAGES]
     slots = t.words[kernels.SLOTS]
@@ -362,59 +406,53 @@ def _take_in(t, c):
         abi.copy(base, target + whole * PAGE_BYTES, rest)
     else:
         c.words[s.START] += had
-    for i in range(whole):
-        if kernels.take_page(t, first + i) != kernels.DONE:
-            c.words[s.LATE] = t.words[kernels.HEAD] - 1
-    kernels.wake_writer(t)
-    c.words[s.AT] += whole * PAGE_BYTES
-    c.words[s.LEFT] -= whole * PAGE_BYTES
+    _take_pages(t, c, whole)
     return CAME if came > had or whole else MORE
 
 
 @borrowing()
-def _stream(t, c):
-    """A large write, as it comes. False: the client is gone, or the device ends."""
-    _begin_stream(c)
+def _advance(t, c):
+    """Go on with the write that is streamed, or with what was received (under the table's mutex).
+    Returns what the loop must do next."""
     while True:
-        kernels.lock(t)
-        status = CAME
-        over = (
-            c.words[s.LEFT] == 0
-            or t.words[kernels.FAILED] != 0
-            or not _mapped(t, c.words[s.AT] // PAGE_BYTES)
-        )
-        if over:
+        if c.words[s.LEFT] == 0:
+            status = parse(t, c)
+            if status != STREAM:
+                return status
+            _begin_stream(t, c)
+        if not _goes_on(t, c):
             _end_stream(t, c)
-        else:
-            status = _take_in(t, c)
-        kernels.unlock(t)
-        if over:
-            return True
-        if status == CLOSED or t.words[kernels.STOP]:
-            return False
-        if status == NO_ROOM:
-            _await_room(t, c)
-        elif status == MORE:
-            abi.await_event(c.words[s.FD], abi.POLL_IN, c.words.ctypes.data + s.SCRATCH * 8)
+            continue
+        status = _take_in(t, c)
+        if c.words[s.LEFT]:
+            return status
+        _end_stream(t, c)
 
 
 @borrowing()
 def _proceed(t, c, status):
     """Wait for what is needed to go on after `parse`. False: the client is gone, or the device
     ends."""
+    streams = c.words[s.LEFT] > 0  # It takes in what comes, where it belongs.
+    if status == CLOSED or (streams and t.words[kernels.STOP]):
+        return False
+    if status == CAME:
+        return True
     if c.lanes.shared[s.UNDER_WAY]:  # Entries of the ring may be held by what is on a lane.
         reads = status == MORE
         busy = c.lanes.shared[s.UNDER_WAY] >= ends.BUSY
-        if reads and busy and ends.wait(c, False, ends.BRIEF_NS):
+        if reads and busy and not streams and ends.wait(c, False, ends.BRIEF_NS):
             return _receive(c, False)
         came = ends.wait(c, reads, ends.LONG_NS)
-        return came & ends.CLIENT == 0 or _receive(c, True)
+        return streams or came & ends.CLIENT == 0 or _receive(c, True)
     if status == NO_ROOM:
         _await_room(t, c)
         return t.words[kernels.STOP] == 0
-    if status == MORE:
+    if status == MORE and streams:
+        abi.await_event(c.words[s.FD], abi.POLL_IN, c.words.ctypes.data + s.SCRATCH * 8)
+    elif status == MORE:
         return _receive(c, True)
-    return status != STREAM or _stream(t, c)
+    return True
 
 
 @borrowing(cache=True)
@@ -425,7 +463,7 @@ def serve(t, c):
     shared = c.lanes.shared
     while True:
         kernels.lock(t)
-        status = parse(t, c)
+        status = _advance(t, c)
         again = shared[s.UNDER_WAY] != 0 and lanes.settle(t, c)
         kernels.wake_writer(t)
         called = t.shelf.words[shelf.CALL]

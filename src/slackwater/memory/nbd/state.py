@@ -37,12 +37,15 @@ STREAM_ID: Final = 17  # of what this client reads, to the prefetcher
 LAST: Final = 18  # page that it began to read at
 STEP: Final = 19  # ... and how far that was from the one before
 PARTS: Final = 20  # answers that wait to be sent where they lie
-WORDS: Final = 21
+WAY: Final = 21  # of a streamed write: the lane that it leaves on; -1: mapped memory
+BEGUN: Final = 22  # ... and the entries of the ring that there were before it
+WORDS: Final = 23
 
 # An item
 ITEM_KIND: Final = 0  # a command, or one of these:
 LANDING: Final = 100  # a write whose entries are to be sent, or to reach the disk
 LOST: Final = 101  # a write that was sent on a lane and not acknowledged
+LOST_PART: Final = 102  # ... a piece of one, behind which others come: nobody waits for it
 ITEM_COOKIE: Final = 1
 ITEM_OFFSET: Final = 2
 ITEM_LENGTH: Final = 3
@@ -80,7 +83,10 @@ SINCE_NS: Final = 11  # nothing has come
 VIOLATED: Final = 12  # the lender sent what may not be
 QUEUED: Final = 13  # requests in the buffer
 BLOCKED: Final = 14  # the socket takes no more at present
-LANE_WORDS: Final = 16
+BULK_AT: Final = 15  # address of the body that follows the requests that wait
+BULK_LEFT: Final = 16  # ... bytes of it that have not left
+LOST_AT: Final = 17  # the last entry of a piece that was not acknowledged
+LANE_WORDS: Final = 18
 
 CHECKED: Final = 2
 
@@ -96,7 +102,9 @@ OFFSET: Final = 2
 LENGTH: Final = 3
 FIRST: Final = 4  # of a write, its first entry in the ring
 STAMP: Final = 5  # of a read, how often its pages had been changed
-ASKED_WORDS: Final = 6
+BEFORE: Final = 5  # of a write, its first entry; of a streamed one's pieces, BEGUN
+PART: Final = 6  # others come behind this piece
+ASKED_WORDS: Final = 7
 
 # Words of all lanes together
 UNDER_WAY: Final = 0
