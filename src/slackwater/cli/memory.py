@@ -110,8 +110,9 @@ def export(
     json: Json = False,
 ) -> None:
     """Serve a block device until Ctrl-C."""
-    from slackwater.memory.export import ExportOptions
-    from slackwater.memory.export import export as serve
+    with reported():  # Kernels are defined, for which there must be a cache.
+        from slackwater.memory.export import ExportOptions
+        from slackwater.memory.export import export as serve
 
     options = ExportOptions(
         id=id,

@@ -6,9 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from numba.core.caching import CacheImpl
 
 from slackwater.common import compiled
 from slackwater.common.compiled import PACKAGE, digest_of_imports
+from slackwater.common.errors import ConfigRejected
 from slackwater.common.models import fitting
 
 
@@ -75,6 +77,13 @@ def test_whoever_must_compile_may_say_so_first_and_once(tmp_path: Path) -> None:
             [sys.executable, "-c", program], capture_output=True, text=True, env=environment
         )
         assert told.stdout == said, told.stderr
+
+
+def test_nowhere_to_keep_it_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: under a user without a home, of a read-only installation, a traceback."""
+    monkeypatch.setattr(CacheImpl, "_locator_classes", [])
+    with pytest.raises(ConfigRejected, match="set NUMBA_CACHE_DIR to a folder that may be written"):
+        compiled.njit(cache=True)(lambda x: x)
 
 
 def test_what_is_kept_is_loaded_without_all_of_numba() -> None:
