@@ -26,7 +26,7 @@ GONE while the loop is not running.
 from typing import Final
 
 from slackwater.common import abi
-from slackwater.common.compiled import borrowing
+from slackwater.common.compiled import borrowing, inlined
 from slackwater.common.transport import wire
 from slackwater.memory import kernels, shelf
 from slackwater.memory.nbd import lane_ends as ends
@@ -119,7 +119,7 @@ def _enter(t, lanes, i, kind, cookie, offset, length, first, stamp):
     return at + wire.HEADER_BYTES
 
 
-@borrowing()
+@inlined()
 def ask(t, lanes, cookie, offset, length):
     """A read of whole pages, if a lane leads to all of them. True: it was asked for."""
     first = offset // PAGE_BYTES
@@ -254,7 +254,7 @@ def _acknowledged(t, c, i, row):
     ends.over(c.lanes, i)
 
 
-@borrowing()
+@inlined()
 def _small(t, c, i, row, at):
     """A small answer that is here wholly, its bytes at `at`: it is sent from there, and its head
     takes the place of the record's."""
@@ -270,7 +270,7 @@ def _small(t, c, i, row, at):
     ends.over(c.lanes, i)
 
 
-@borrowing()
+@inlined()
 def _answer(t, c, i):
     """The next answer in the buffer. True: look at the next one."""
     lanes, w = c.lanes, c.lanes.words[i]
@@ -310,7 +310,7 @@ def _answer(t, c, i):
     return True
 
 
-@borrowing()
+@inlined()
 def _settle_one(t, c, i):
     """True: there is more, once answers were sent and items taken."""
     lanes, w = c.lanes, c.lanes.words[i]
@@ -349,7 +349,7 @@ def _settle_one(t, c, i):
     return False
 
 
-@borrowing()
+@inlined()
 def settle(t, c):
     """Deal with every answer that is here, and with lanes that broke. True: there is more, once
     answers were sent and items taken."""

@@ -15,7 +15,7 @@ in as it comes, so that the client fills its socket while pages are copied on, o
 from typing import Final
 
 from slackwater.common import abi
-from slackwater.common.compiled import borrowing
+from slackwater.common.compiled import borrowing, inlined
 from slackwater.memory import kernels, shelf, stocking
 from slackwater.memory.nbd import lane_ends as ends
 from slackwater.memory.nbd import lanes
@@ -45,7 +45,7 @@ PIECE_BYTES: Final = 128 * 1024
 the processor's cache, and the client has something to receive while the next is copied."""
 
 
-@borrowing()
+@inlined()
 def _head(c, kind, at, error, offset, nbytes):
     """The head of an answer to the request at `at`; where the data belong."""
     cookie = s.cookie_of(c, at)
@@ -60,7 +60,7 @@ def _item(c, kind, at, offset, length, flags, first):
     c.words[s.LATE] = -1
 
 
-@borrowing()
+@inlined()
 def _read(t, c, at, offset, length):
     """Answer a read of whole pages, if all of them are at hand."""
     begin = _head(c, nbd.READ, at, 0, offset, length)
@@ -113,7 +113,7 @@ def _written(c, at, offset, length, flags, first, done):
         _item(c, s.LANDING, at, offset, length, flags, first)
 
 
-@borrowing()
+@inlined()
 def _ask(t, c, at, offset, length):
     """A read that must be waited for: whether a lane was asked."""
     last, step = c.words[s.LAST], c.words[s.STEP]
@@ -151,7 +151,7 @@ def _refusal(c, kind, offset, length):
     return 0
 
 
-@borrowing()
+@inlined()
 def _one(t, c, at, kind, flags, offset, length):
     """One whole request. 0: it is dealt with; else what must happen first."""
     error = _refusal(c, kind, offset, length)
@@ -211,7 +211,7 @@ def _streams(t, c, flags, offset, length):
     return c.words[s.WAY] >= 0
 
 
-@borrowing()
+@inlined()
 def parse(t, c):
     """Deal with what was received, under the table's mutex. Returns what the loop must do next."""
     while True:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slackwater.common import abi, limits
-from slackwater.common.compiled import borrowing
+from slackwater.common.compiled import borrowing, inlined
 from slackwater.memory.nbd import protocol as nbd
 
 # Words of a connection
@@ -186,7 +186,7 @@ def cookie_of(c, at):
     return number(c.inward, at + 8, 8)
 
 
-@borrowing()
+@inlined()
 def head(c, buffer, out, kind, cookie, error, offset, nbytes):
     """The head of an answer at buffer[out]; where the data belong."""
     if (kind == nbd.READ or kind == nbd.BLOCK_STATUS) and c.words[CHUNKED]:
