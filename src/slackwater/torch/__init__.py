@@ -12,13 +12,25 @@ that: a data set whose samples are prepared once.
 """
 
 import os
+from typing import TYPE_CHECKING, Any
 
 from slackwater.torch.optimizer import Optimizer
-from slackwater.torch.prepared import Prepared
+
+if TYPE_CHECKING:
+    from slackwater.torch.prepared import Prepared
 
 DistributedOptimizer = Optimizer
 
 __all__ = ["DistributedOptimizer", "Optimizer", "Prepared", "rank", "size"]
+
+
+def __getattr__(name: str) -> Any:
+    """Loaded when it is used: most programs need no remote memory."""
+    if name == "Prepared":
+        from slackwater.torch.prepared import Prepared
+
+        return Prepared
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def rank() -> int:
