@@ -18,7 +18,7 @@ SMALL_BYTES: Final = 32 * 1024
 """Longer answers are received where they are sent from."""
 LONG_NS: Final = 200_000_000
 BRIEF_NS: Final = 100_000
-BUSY: Final = 8
+BUSY: Final = 16
 """With so many requests under way their answers are waited for alone, for BRIEF_NS: the client's
 next requests are then taken together, and not each in a turn of its own."""
 FEW: Final = 4
