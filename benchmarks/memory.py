@@ -69,14 +69,19 @@ Samples = dict[tuple[str, str], list[Sample]]
 RAMP_S = 0.3
 
 
+def milliseconds(seconds: float) -> str:
+    """As fio reads it, which takes the whole seconds of "0.7" alone, and none as no time at all."""
+    return f"{round(seconds * 1000)}ms"
+
+
 def fio(sock: Path, job: str, size: int, seconds: float) -> Sample:
     mode, block, depth = (JOBS | LENDERS_JOBS | SCANS)[job]
     done = subprocess.run(
         [
             "fio", "--name=t", "--ioengine=nbd", f"--uri=nbd+unix:///?socket={sock}",
             f"--rw={mode}", f"--bs={block}", f"--size={size}", f"--iodepth={depth}",
-            "--time_based", f"--runtime={seconds:g}", f"--ramp_time={RAMP_S}", "--randrepeat=0",
-            "--output-format=json",
+            "--time_based", f"--runtime={milliseconds(seconds)}", "--randrepeat=0",
+            f"--ramp_time={milliseconds(RAMP_S)}", "--output-format=json",
         ],
         capture_output=True, text=True, check=True,
     )  # fmt: skip
