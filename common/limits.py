@@ -8,7 +8,6 @@ from typing import Final
 # The bus
 MESSAGE_BYTES_MAX: Final = 512 * 1024
 """NATS takes 1 MiB; bulk data never rides on a message."""
-NESTING_MAX: Final = 32
 REQUEST_TIMEOUT_S: Final = 5.0
 RETRY_BUDGET_S: Final = 60.0
 RETRY_WAIT_S_MIN: Final = 0.05

@@ -28,7 +28,8 @@ from slackwater.common.transport.mapping import Mapping
 from slackwater.common.transport.region import Region
 
 KEY_BYTES: Final = 32
-_STALL_TICKS: Final = 4
+STALL_TICKS: Final = 4
+"""In a row without progress: what is Watched has stalled."""
 
 
 class Answer(NamedTuple):
@@ -124,7 +125,7 @@ class SocketChannel(ABC):
         self._asked_for_room: set[asyncio.Task[Answer]] = set()
         self._handovers = 0
         self._lost: str | None = None
-        self._tick_s = stall_s / _STALL_TICKS
+        self._tick_s = stall_s / STALL_TICKS
         self._watch = self._loop.call_later(self._tick_s, self._tick)
 
     # What differs --------------------------------------------------------------------------------
@@ -419,8 +420,8 @@ class SocketChannel(ABC):
     def _tick(self) -> None:
         """A peer that began a record and does not end it, or owes an answer, is lost."""
         for stream, waiting in self._connections():
-            if stream.idle_ticks(waiting) >= _STALL_TICKS:
-                self.lose(f"the peer made no progress for {self._tick_s * _STALL_TICKS:g} s")
+            if stream.idle_ticks(waiting) >= STALL_TICKS:
+                self.lose(f"the peer made no progress for {self._tick_s * STALL_TICKS:g} s")
                 return
         self._watch = self._loop.call_later(self._tick_s, self._tick)
 

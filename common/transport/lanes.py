@@ -15,7 +15,6 @@ import contextlib
 import socket
 import threading
 from collections.abc import Awaitable, Callable
-from typing import Final
 
 from slackwater.common import limits
 from slackwater.common.errors import (
@@ -25,10 +24,10 @@ from slackwater.common.errors import (
     Unavailable,
 )
 from slackwater.common.transport import wire
+from slackwater.common.transport.channel import STALL_TICKS
 from slackwater.common.transport.served import DataStream, Served, ServingEnd
 from slackwater.common.transport.stream import Stream
 
-_STALL_TICKS: Final = 4
 Dial = Callable[[int, int], Awaitable[tuple[Stream, wire.Header]]]
 """As tcp_channel's Redial."""
 
@@ -135,7 +134,7 @@ class Answered:
     def tick(self) -> None:
         """Called at each tick of the channel's watch: one that stalls is closed, it alone."""
         for index, end in tuple(self._ends.items()):
-            if end.idle_ticks(False) >= _STALL_TICKS:
+            if end.idle_ticks(False) >= STALL_TICKS:
                 del self._ends[index]
                 end.close()
 

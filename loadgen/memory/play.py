@@ -24,7 +24,6 @@ from slackwater.loadgen.memory.workloads import Requests, Workload, workload
 from slackwater.memory.store import PAGE_BYTES
 
 BATCH: Final = 4096
-PERCENTS: Final = (50, 95, 99, 99.9)
 _FILL_PAGES: Final = 64
 Counters = Callable[[], Mapping[str, int]]
 """What the other side counted so far; differences are reported."""

@@ -144,7 +144,8 @@ def _stretched(state: State, job: Job, limit: float) -> tuple[Job, list[Aggregat
     name, profile = state.policy_name(job), job.record.profile
     if profile is None or state.policy_named(name).order != "cyclic":
         return None
-    packing, homes = Packing(view := cluster_view(state, None, policy=name)), job.homes()
+    view = cluster_view(state, None, policy=name)
+    packing, homes = Packing(view), job.homes()
     where = [
         each.id
         for each in view.aggregators

@@ -107,7 +107,6 @@ EXTENT: Final = struct.Struct(">II")
 
 REQUEST_BYTES: Final = REQUEST.size
 SIMPLE_BYTES: Final = SIMPLE.size
-DATA_CHUNK_BYTES: Final = CHUNK.size + OFFSET.size
 
 
 def wire_error(number: int) -> int:
