@@ -11,6 +11,7 @@ CRC32 over all of it. JetStream does not notice a flipped bit in a stored value;
 """
 
 import math
+import re
 import zlib
 from collections import Counter
 from functools import cache
@@ -19,14 +20,15 @@ from typing import Any, TypeVar, overload
 import msgspec
 
 from slackwater.common import limits
-from slackwater.common.errors import DecodeRejected, Rejected
+from slackwater.common.errors import DECODE_TEXT_MAX, DecodeRejected, Rejected, VersionRejected
 from slackwater.schemas.base import SCHEMA_VERSION, Message, Record
 
 T = TypeVar("T")
 R = TypeVar("R", bound=Record)
 
 CONTENT_TYPE_JSON = "application/json"
-ERROR_TEXT_MAX = 300
+_VALUE_TEXT_MAX = 80
+_PATH_STEPS = re.compile(r"\.\w+|\[[^]]*\]")
 
 refusals: Counter[str] = Counter()
 """Payloads refused since the process began: by size, version, content, non-finite, damage."""
@@ -52,7 +54,10 @@ class _Envelope(msgspec.Struct):
 
 def encode(message: Message, json: bool = False) -> bytes:
     """Refuses, with `Rejected`, what no receiver would take."""
-    payload = _encode_json(message) if json else _encode_msgpack(message)
+    try:
+        payload = _encode_json(message) if json else _encode_msgpack(message)
+    except (OverflowError, UnicodeEncodeError) as error:
+        raise Rejected(f"{type(message).__name__} cannot be encoded: {error}") from error
     if len(payload) > limits.MESSAGE_BYTES_MAX:
         raise Rejected(
             f"{type(message).__name__} of {len(payload)} bytes is over a message's "
@@ -91,9 +96,19 @@ def looks_like_json(payload: bytes) -> bool:
 
 
 def encode_record(record: Record, epoch: int) -> bytes:
-    """The value of a bucket's key. Any msgpack reader shows it: the record is a map within."""
-    body = _encode_msgpack(record)
+    """The value of a bucket's key. Any msgpack reader shows it: the record is a map within.
+
+    It is read back at once: what no later life could read is refused now, with field and value,
+    before anything of it is stored."""
     name = type(record).__name__
+    try:
+        body = _encode_msgpack(record)
+        again = _decoder(type(record), False).decode(body)
+    except (OverflowError, UnicodeError, RecursionError, msgspec.DecodeError) as error:
+        raise Rejected(f"{name} cannot be stored: {_fault(record, error)}") from error
+    path = _non_finite(again, "$")
+    if path is not None:
+        raise Rejected(f"{name} cannot be stored: {path} is not a finite number")
     crc = _checksum(name, SCHEMA_VERSION, epoch, body)
     value = _encode_msgpack(_Envelope(name, SCHEMA_VERSION, epoch, crc, msgspec.Raw(body)))
     if len(value) > limits.RECORD_BYTES_MAX:
@@ -129,6 +144,18 @@ def decode_record(value: bytes, kind: type[R], key: str) -> tuple[R, int]:
     return record, envelope.epoch
 
 
+def _fault(record: Record, error: Exception) -> str:
+    """What is wrong with which field, and the value that is there."""
+    text = str(error)
+    found: Any = record
+    for step in _PATH_STEPS.findall(text.partition(" - at ")[2]):
+        try:
+            found = getattr(found, step[1:]) if step[0] == "." else found[int(step[1:-1])]
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+            return text  # Within a map, whose keys the path does not name.
+    return text if found is record else f"{text}, not {repr(found)[:_VALUE_TEXT_MAX]}"
+
+
 def _checksum(name: str, version: int, epoch: int, body: bytes) -> int:
     # surrogatepass: the name may come from damaged bytes, and must only differ, not raise.
     head = f"{name}/{version}/{epoch}/".encode("utf-8", "surrogatepass")
@@ -137,7 +164,12 @@ def _checksum(name: str, version: int, epoch: int, body: bytes) -> int:
 
 def _refusal(why: str, text: str) -> DecodeRejected:
     refusals[why] += 1
-    return DecodeRejected(" ".join(text.split())[:ERROR_TEXT_MAX])
+    return VersionRejected(text) if why == "version" else DecodeRejected(text)
+
+
+def shortened(text: str) -> str:
+    """Of a text in which a peer may be quoted: one line, at most DECODE_TEXT_MAX characters."""
+    return " ".join(text[: 4 * DECODE_TEXT_MAX].split())[:DECODE_TEXT_MAX]
 
 
 def _header(payload: bytes, json: bool) -> _Header:
@@ -170,7 +202,8 @@ def _name(kind: Any) -> str:
 
 
 def _non_finite(value: Any, path: str) -> str | None:
-    """Where in `value` a float is NaN or infinite. Fields that cannot hold one are not visited."""
+    """Where in `value` a float is NaN or infinite. Fields that cannot hold one are not visited: the
+    decoder refuses both where a float is bounded at both ends."""
     if type(value) is float:
         return None if math.isfinite(value) else path
     if isinstance(value, msgspec.Struct):
@@ -200,7 +233,10 @@ def _float_fields(kind: type[msgspec.Struct]) -> tuple[str, ...]:
 
 def _holds_float(info: msgspec.inspect.Type, seen: set[Any]) -> bool:
     match info:
-        case msgspec.inspect.FloatType() | msgspec.inspect.AnyType():
+        case msgspec.inspect.FloatType():
+            low = info.ge if info.gt is None else info.gt
+            return low is None or (info.le if info.lt is None else info.lt) is None
+        case msgspec.inspect.AnyType():
             return True
         case msgspec.inspect.StructType():
             if info.cls in seen:

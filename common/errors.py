@@ -6,14 +6,18 @@
     │   └── DeadlineExceeded an answer may still have been acted on
     ├── Rejected             do not try again as it is: the request itself is at fault
     │   ├── DecodeRejected   the bytes are not a message of the expected type
+    │   │   └── VersionRejected  a newer release wrote them
     │   ├── ConfigRejected   a configuration file or option cannot be used
     │   ├── AccessRefused    wrong token, foreign region, out of bounds
     │   └── GradientRefused  a push was refused, nothing was applied
     └── Fatal                this process cannot go on; its supervisor starts it anew
+        ├── Breached         an event from outside broke the core; it is refused from now on
         └── Deposed          somebody with a higher epoch writes this service's records
 
 Foreign exceptions are mapped to these where the library is called, and nowhere else.
 """
+
+DECODE_TEXT_MAX = 300
 
 
 class SlackwaterError(Exception):
@@ -39,6 +43,13 @@ class Rejected(SlackwaterError):
 
 
 class DecodeRejected(Rejected):
+    """One line, and not all of it where the text quotes what a peer sent."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(" ".join(message.split())[:DECODE_TEXT_MAX])
+
+
+class VersionRejected(DecodeRejected):
     pass
 
 
@@ -62,6 +73,10 @@ class GradientRefused(Rejected):
 
 
 class Fatal(SlackwaterError):
+    pass
+
+
+class Breached(Fatal):
     pass
 
 

@@ -59,6 +59,10 @@ SETTLED_S: Final = 2.0
 """A service that was ready for so long and then ends is started anew without a longer wait."""
 FIRST_STARTS_MAX: Final = 3
 """A service that ends so often before it ever was ready is not started again."""
+OOM_SCORE_JOB: Final = 800
+OOM_SCORE_AGGREGATOR: Final = 400
+"""Whom the kernel kills first when memory runs out: a job's process before an aggregator, and that
+before the services by which all jobs live (0)."""
 START_S: Final = 60.0
 """From start to READY=1, on a busy machine, kernels compiled."""
 ABORT_S: Final = 1.0
@@ -81,8 +85,30 @@ STORE_RETRY_S: Final = 60.0
 """A bucket that cannot be read back for so long ends its writer, to be started anew."""
 EPOCH_ATTEMPTS_MAX: Final = 50
 """Instances that start at once take turns in writing their epoch."""
+BREACHES_KEPT: Final = 16
+"""Events from outside that broke a core, of one instance."""
+BREACH_BYTES_MAX: Final = 8192
+"""Of each, so much is kept to reproduce it."""
+BREACH_ERROR_CHARS: Final = 512
+BREACH_TERM_S: Final = 600.0
+"""So long what broke a core is refused."""
+BREACHES_ALIKE_MAX: Final = 3
+"""After so many facts of one type and origin, all of them are refused."""
+BREACH_S: Final = 2.0
+"""A service that broke tells so long what it had decided before."""
+DAMAGED_FEW: Final = 16
+"""Damaged records that a service starts without, however few others there are."""
+DAMAGED_SHARE_MAX: Final = 0.1
+"""The part of a bucket's records that may be damaged besides: more is another fault."""
 COUNTERS_MAX: Final = 192
 UNDECODABLE_LOGGED_MAX: Final = 100
+SCRAPES_MAX: Final = 16
+"""Connections to a service's metrics at once; one more ends the oldest that asks nothing."""
+SCRAPE_S: Final = 5.0
+STRANGER_LINES_MAX: Final = 10
+"""Log lines of one kind about peers that need not be ours, within STRANGER_LINES_S; what is left
+out is counted."""
+STRANGER_LINES_S: Final = 60.0
 NOTIFY_S: Final = 5.0
 
 # Jobs
@@ -122,8 +148,13 @@ BUCKET_BYTES: Final = 1024 * 1024
 FRAME_BYTES_MAX: Final = 64 * 1024
 CHANNELS_MAX: Final = 4096
 CONNECT_S: Final = 5.0
-GREETINGS_MAX: Final = 256
-"""Connections of one listener that have not said who they are yet."""
+GREETINGS_MAX: Final = 512
+"""Connections of one listener that have not said who they are yet. One more, and the peer with the
+most of them loses its oldest."""
+ADMIT_WAIT_S: Final = 0.2
+"""So long a greeting waits for what will let it in (its job, on its way here); the peer has no
+channel meanwhile."""
+ADMIT_LOOK_S: Final = 0.01
 GRANTS_MAX: Final = 65_536
 """Keys of one channel."""
 CHANNEL_REQUESTS_MAX: Final = 256
@@ -133,6 +164,12 @@ OFFERS_MAX: Final = 64
 """Regions that came on one channel and were not opened yet; the oldest are let go."""
 HANDOVERS_MAX: Final = 16
 HANDOVER_S: Final = 30.0
+PREPARED_S: Final = 30.0
+"""Memory that was made for a handover is given back when nothing was written into it for so long.
+"""
+PREPARED_AHEAD_S: Final = 300.0
+"""The same of memory that was asked for before there is anything to write: a bucket that leaves
+waits for a gap between two of its job's iterations."""
 SEND_QUEUE_FRAMES: Final = 4096
 """Frames that the peer's program has not received yet; one more is refused."""
 SEND_QUEUE_BYTES: Final = 8 * 1024 * 1024
@@ -152,8 +189,9 @@ CREDIT_BYTES: Final = 32 * 1024 * 1024
 STREAMS: Final = 2
 """Data streams of a channel, beside its control stream."""
 STREAMS_MAX: Final = 16
-LANES_MAX: Final = 16
-"""Further data streams of a channel, on which compiled code of the program asks."""
+LANES_MAX: Final = 128
+"""Further data streams of a channel, on which compiled code of the program asks: one for each
+client of a device (NBD_CONNECTIONS_MAX)."""
 LANE_PAUSE_S: Final = 1.0
 """A connection that lost its lane to a lender does without for so long."""
 LANE_WAIT_S: Final = 2.0
@@ -231,10 +269,17 @@ DISPATCH_PAGES: Final = 16_384
 """Dispatch entries of a device: pages that are not on disk yet, each with its buffer. One write
 more waits."""
 NBD_REQUEST_BYTES_MAX: Final = 32 * 1024 * 1024
-NBD_CONNECTIONS_MAX: Final = 16
+NBD_CONNECTIONS_MAX: Final = 128
+"""Clients of a device that are served: `nbd-client -C` opens one connection for each CPU."""
+NBD_HANDSHAKES_MAX: Final = 128
+"""Clients that have not finished their handshake; beyond that the oldest is cut off."""
 NBD_OPTION_BYTES_MAX: Final = 8192
-NBD_LANES_MAX: Final = 8
-"""Lenders that one connection asks itself; what lies at others goes through the event loop."""
+NBD_LANES_MAX: Final = 256
+"""Lenders that one connection asks itself; what lies at others goes through the event loop, and the
+lane that is used least makes room for one of them now and then."""
+RING_STUCK_S: Final = 10.0
+"""A write that has not settled for so long is shown as a device that is stuck; and a device that is
+told to end waits no longer than this for anything that does not move."""
 NBD_OPTIONS_MAX: Final = 64
 NBD_HANDSHAKE_S: Final = 10.0
 NBD_ITEMS_MAX: Final = 1024
@@ -316,6 +361,7 @@ MODEL_MACHINES_MIP_MAX: Final = 64
 MODEL_BLOCKS_MAX: Final = 4096
 """Blocks of training data in it."""
 
+assert BREACHES_KEPT * (BREACH_BYTES_MAX + 4 * BREACH_ERROR_CHARS + 1024) <= RECORD_BYTES_MAX
 assert REQUEST_TIMEOUT_S < RETRY_BUDGET_S
 assert HEARTBEAT_S * 3 <= LOST_AFTER_S <= LEASE_S
 assert RECORD_BYTES_MAX <= MESSAGE_BYTES_MAX
@@ -336,6 +382,7 @@ assert VERBS_IN_FLIGHT_BYTES * 2 <= VERBS_STAGING_BYTES
 assert BUCKETS_HELD_MAX <= FD_STORE_MAX
 assert BUCKETS_HELD_MAX * (REGION_NAME_MAX + 1) <= 120 * 1024
 assert MOVES_AT_ONCE <= HANDOVERS_MAX
+assert ADMIT_LOOK_S < ADMIT_WAIT_S < CONNECT_S
 assert RESUME_EOF_S <= RESUME_S <= STALL_S
 assert SLABS_HELD_MAX <= FD_STORE_MAX
 assert SLAB_MAP_MEMBERS * 160 <= RECORD_BYTES_MAX

@@ -7,14 +7,15 @@ has seen. A person's request may leave sender and epoch out; only commands betwe
 fenced.
 """
 
-from typing import Annotated, NewType
+from typing import Annotated, Any, Final, NewType
 
 import msgspec
 
 SCHEMA_VERSION = 1
 
-ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$"
-"""Ids become tokens of a subject and keys of a bucket: no dot, blank or wildcard."""
+ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}\Z"
+"""Ids become tokens of a subject and keys of a bucket: no dot, blank or wildcard. `$` would let a
+line feed pass at the end."""
 
 IdText = Annotated[str, msgspec.Meta(pattern=ID_PATTERN)]
 JobId = NewType("JobId", IdText)
@@ -22,24 +23,67 @@ AggregatorId = NewType("AggregatorId", IdText)
 ClusterId = NewType("ClusterId", IdText)
 NodeId = NewType("NodeId", IdText)
 
+MaybeId = Annotated[str, msgspec.Meta(pattern=r"^([A-Za-z0-9][A-Za-z0-9_-]{0,62})?\Z")]
+"""An id, or empty: there is none."""
+
+REASON_CHARS_MAX: Final = 1024
 Text = Annotated[str, msgspec.Meta(max_length=4096)]
 Name = Annotated[str, msgspec.Meta(max_length=64)]
-"""A word of ours, or an id that may be missing (empty)."""
-Seconds = Annotated[float, msgspec.Meta(ge=0.0)]
-Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
-Positive = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
+"""A word of ours. An id has a type of its own, or `MaybeId`."""
+SECONDS_MAX: Final = 1e10
+Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=SECONDS_MAX)]
+"""A duration, or a time since 1970: three hundred years."""
+FINITE_MAX: Final = 1e15
+Finite = Annotated[float, msgspec.Meta(ge=-FINITE_MAX, le=FINITE_MAX)]
+"""Something measured. Sums and products of a few are finite, too."""
+COUNT_MAX: Final = 2**53
+Count = Annotated[int, msgspec.Meta(ge=0, le=COUNT_MAX)]
+Positive = Annotated[int, msgspec.Meta(ge=1, le=COUNT_MAX)]
+Epoch = Annotated[int, msgspec.Meta(ge=0, le=2**32)]
+"""A location epoch that others tell. Records take more, so that one higher can be stored."""
+BUCKETS_MAX: Final = 20_000
+Index = Annotated[int, msgspec.Meta(ge=0, lt=BUCKETS_MAX)]
+"""Of a bucket, or of a tensor: a bucket has one at least."""
+Rank = Annotated[int, msgspec.Meta(ge=0, le=2**16 - 1)]
+Workers = Annotated[int, msgspec.Meta(ge=1, le=64)]
+LossLimit = Annotated[float, msgspec.Meta(ge=0.0, le=0.999)]
+"""The part of its speed that a job may lose. All of it would let an iteration last for ever."""
 
 
 class Message(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True, tag_field="t"):
     """A message on the bus. Unknown fields are ignored, an unknown version is refused."""
 
-    v: Annotated[int, msgspec.Meta(ge=1)] = SCHEMA_VERSION
+    v: Annotated[int, msgspec.Meta(ge=1, le=2**31)] = SCHEMA_VERSION
     sender: Annotated[str, msgspec.Meta(max_length=128)] = ""
     epoch: Count = 0
 
 
 class Record(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
     """A value inside a message or a bucket: carries no envelope of its own."""
+
+
+def cut_texts(value: Any) -> None:
+    """Cut the `reason`, in the `__post_init__` of all that has one: texts that are put together out
+    of others' do not outgrow what the readers of a refusal, fact or record take."""
+    if len(value.reason) > REASON_CHARS_MAX:
+        msgspec.structs.force_setattr(value, "reason", value.reason[:REASON_CHARS_MAX])
+
+
+def cut_details(value: Any) -> None:
+    """Cut the texts of a fact's `detail`, which may list many ids."""
+    detail = value.detail
+    if any(len(text) > REASON_CHARS_MAX for text in detail.values()):
+        cut = {name: text[:REASON_CHARS_MAX] for name, text in detail.items()}
+        msgspec.structs.force_setattr(value, "detail", cut)
+
+
+def bound(value: Any, *names: str, most: float = FINITE_MAX) -> None:
+    """Keep quotients and sums of what others told within what readers take, in the `__post_init__`
+    of what reports them: one odd figure must not cost the whole report."""
+    for name in names:
+        found = getattr(value, name)
+        if not -most <= found <= most:
+            msgspec.structs.force_setattr(value, name, min(most, max(-most, found)))
 
 
 class Ok(Message, kw_only=True, frozen=True, tag="ok"):
@@ -51,3 +95,6 @@ class Refused(Message, kw_only=True, frozen=True, tag="refused"):
 
     reason: Text
     retry_after_s: Seconds = 0.0
+
+    def __post_init__(self) -> None:
+        cut_texts(self)

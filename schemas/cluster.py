@@ -5,17 +5,28 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from slackwater.schemas.base import (
+    COUNT_MAX,
+    SECONDS_MAX,
     AggregatorId,
     ClusterId,
     Count,
+    Epoch,
+    Finite,
     IdText,
+    Index,
     JobId,
+    MaybeId,
     Message,
     Name,
     NodeId,
+    Rank,
     Record,
     Seconds,
     Text,
+    Workers,
+    bound,
+    cut_details,
+    cut_texts,
 )
 
 Addresses = Annotated[
@@ -35,8 +46,8 @@ TENANTS_MAX: Final = 1000
 class Heartbeat(Message, kw_only=True, frozen=True, tag="service.heartbeat"):
     """sw.v1.tel.<service>.<id>.heartbeat, once a second. `incarnation` grows at every start."""
 
-    service: Name
-    id: Name
+    service: IdText
+    id: IdText
     incarnation: Count
     at_s: Seconds
 
@@ -45,28 +56,52 @@ class WorkersAt(Record, kw_only=True, frozen=True):
     """WORKER_DONE, as a heartbeat repeats it: all workers pushed to this bucket's new place."""
 
     job: JobId
-    bucket: Count
-    location_epoch: Count
+    bucket: Index
+    location_epoch: Epoch
 
 
 class AggregatorHeartbeat(Heartbeat, kw_only=True, frozen=True, tag="aggregator.heartbeat"):
     """An aggregator of the pool: its share of CPU, where it is reached, what it holds."""
 
     node: NodeId
-    cpu_share: float
+    cpu_share: Annotated[float, msgspec.Meta(ge=0.001, le=1024.0)]
     addresses: Addresses
     buckets: Count
     jobs: Count
     held_bytes: Count
     busy_s: Seconds
-    """Slot time spent since start (profiled CPU time / cpu_share)."""
+    """Slot time spent since start (charged CPU time / cpu_share)."""
     bytes_in: Count
     bytes_out: Count
     regions_recovered: Count = 0
+    regions_locked: Count = 0
+    """Kept from its former life, and locked by another process: not served until that lets go."""
     arrived: Annotated[tuple[WorkersAt, ...], msgspec.Meta(max_length=ARRIVED_MAX)] = ()
     """Lately: the fact was published once, and the bus may have been away."""
     migration_bytes_s: Count = 0
     """Its cap for copies to other hosts; 0: none."""
+    executions: Count = 0
+    """Folds since start."""
+    undercharged: Count = 0
+    """Of those, the ones that took more CPU time than `charge_ns_per_byte` charged: with more than
+    a few, the machine is too slow for this charge."""
+    memory_bytes: Count = 0
+    """What its regions together may take; 0: it does not say."""
+    node_memory_bytes: Count = 0
+    """The same of all aggregators of its node together; 0: each for itself."""
+    restart_window_s: Seconds = 0.0
+    """How long its supervisor keeps trying when it does not come up; 0: the supervisor says so
+    itself (AggregatorRestarts), or there is none."""
+
+
+class AggregatorRestarts(Message, kw_only=True, frozen=True, tag="aggregator.restarts"):
+    """sw.v1.tel.aggregator.<id>.restarts, from its supervisor, once a second while the aggregator
+    is not up: it is started anew, and its memory is kept. Or it was given up."""
+
+    aggregator: AggregatorId
+    restarts: Count
+    """Within the supervisor's window."""
+    given_up: bool = False
 
 
 class WorkerHeartbeat(Heartbeat, kw_only=True, frozen=True, tag="worker.heartbeat"):
@@ -85,7 +120,7 @@ class AggregatorRecord(Record, kw_only=True, frozen=True):
     """Whom it is allocated to; None: free in the pool."""
     since_s: Seconds = 0.0
     temporary_for: JobId | None = None
-    request: Name = ""
+    request: MaybeId = ""
     """The AllocateAggregators.request that it was given to: each request is granted once."""
     epoch: Count = 0
 
@@ -100,11 +135,11 @@ class AllocateAggregators(Message, kw_only=True, frozen=True, tag="aggregator.al
     cluster: ClusterId
     count: Annotated[int, msgspec.Meta(ge=1, le=1024)]
     at_least: Annotated[int, msgspec.Meta(ge=0, le=1024)] = 0
-    temporary_for: Name = ""
+    temporary_for: MaybeId = ""
 
 
 class AggregatorsAllocated(Message, kw_only=True, frozen=True, tag="aggregator.allocated"):
-    request: Name
+    request: IdText
     aggregators: Aggregators
 
 
@@ -117,7 +152,7 @@ class DeallocateAggregators(Message, kw_only=True, frozen=True, tag="aggregator.
 
     cluster: ClusterId
     aggregators: Aggregators
-    requests: Annotated[tuple[Name, ...], msgspec.Meta(max_length=1024)] = ()
+    requests: Annotated[tuple[MaybeId, ...], msgspec.Meta(max_length=1024)] = ()
 
 
 class AdoptAggregators(Message, kw_only=True, frozen=True, tag="aggregator.adopt"):
@@ -133,7 +168,7 @@ class AllocationEvent(Message, kw_only=True, frozen=True, tag="aggregator.event"
     aggregator: AggregatorId
     fact: Literal["allocated", "released", "lost", "returned", "adopted"]
     cluster: ClusterId | None
-    temporary_for: Name = ""
+    temporary_for: MaybeId = ""
     in_use: Count
     at_s: Seconds
 
@@ -150,13 +185,22 @@ class AggregatorFact(Message, kw_only=True, frozen=True, tag="aggregator.fact"):
         default_factory=dict
     )
 
+    def __post_init__(self) -> None:
+        cut_details(self)
+
+
+class AggregatorLost(Message, kw_only=True, frozen=True, tag="aggregator.lost"):
+    """To its controller, from an operator: it will not come back, nobody is to wait for it."""
+
+    aggregator: AggregatorId
+
 
 class AggregatorDrain(Record, kw_only=True, frozen=True):
     """A controller's durable record of an order to empty an aggregator: one key of the bucket
     `drains_<cluster>`, until the aggregator is gone or the order is taken back."""
 
     aggregator: AggregatorId
-    request: Name
+    request: IdText
     """The order's id: repeated, it is the same order."""
     begun_s: Seconds
     deadline_s: Seconds
@@ -192,6 +236,9 @@ class DrainedJob(Record, kw_only=True, frozen=True):
     reason: Text = ""
     """Why it is not on its way."""
 
+    def __post_init__(self) -> None:
+        cut_texts(self)
+
 
 class DrainProgress(Message, kw_only=True, frozen=True, tag="aggregator.drain-progress"):
     """What is left, in the order in which it leaves."""
@@ -203,6 +250,9 @@ class DrainProgress(Message, kw_only=True, frozen=True, tag="aggregator.drain-pr
     """For what is left, at the aggregator's cap of bandwidth; 0: it has none."""
     at_s: Seconds = 0.0
 
+    def __post_init__(self) -> None:
+        bound(self, "needed_s", most=SECONDS_MAX)
+
 
 class TenantUse(Record, kw_only=True, frozen=True):
     """What the jobs of a tenant used and lost, in the last monitor window of each."""
@@ -210,14 +260,18 @@ class TenantUse(Record, kw_only=True, frozen=True):
     tenant: Annotated[str, msgspec.Meta(max_length=64)] = ""
     jobs: Count = 0
     """Those of which a window was measured."""
-    cpu: float = 0.0
+    cpu: Finite = 0.0
     """Cores that their tasks took."""
-    slots: float = 0.0
+    slots: Finite = 0.0
     """Aggregators that they kept busy."""
-    loss: float = 0.0
+    loss: Finite = 0.0
     """Of the speed that it was profiled to, of the job that lost most; below 0: all are faster."""
     beyond: Count = 0
     """Those that lost more than their limit."""
+
+    def __post_init__(self) -> None:
+        bound(self, "cpu", "slots", "loss")
+        bound(self, "jobs", "beyond", most=COUNT_MAX)
 
     def __add__(self, other: "TenantUse") -> "TenantUse":
         """Of the same tenant; who has no job adds no loss."""
@@ -236,8 +290,9 @@ class ClusterReport(Message, kw_only=True, frozen=True, tag="cluster.report"):
     """sw.v1.tel.controller.<cluster>.report: what the master's best-fit choice needs."""
 
     cluster: ClusterId
-    free_cpu: float
-    """Cores: the sum of F_n / C_n times cpu_share over its aggregators."""
+    free_cpu: Finite
+    """Cores: the sum over its aggregators of cpu_share times the part that the cluster's policy
+    finds free (F_n / C_n by the paper's)."""
     aggregators: Aggregators
     jobs: Annotated[tuple[JobId, ...], msgspec.Meta(max_length=10_000)]
     """Those whose demand is in `free_cpu` already."""
@@ -249,6 +304,9 @@ class ClusterReport(Message, kw_only=True, frozen=True, tag="cluster.report"):
     tenants: Annotated[tuple[TenantUse, ...], msgspec.Meta(max_length=TENANTS_MAX)] = ()
     """Of those that have jobs in the cluster; no more than fit into a message."""
     at_s: Seconds
+
+    def __post_init__(self) -> None:
+        bound(self, "free_cpu")
 
 
 class ListAggregators(Message, kw_only=True, frozen=True, tag="aggregator.list"):
@@ -269,9 +327,13 @@ class StartWorkers(Message, kw_only=True, frozen=True, tag="worker.start"):
     """Master to worker service: run the job's program, one process per rank. Idempotent."""
 
     job: IdText
-    ranks: Annotated[tuple[Count, ...], msgspec.Meta(max_length=64)]
-    workers: Count
+    ranks: Annotated[tuple[Rank, ...], msgspec.Meta(max_length=64)]
+    workers: Workers
     program: Annotated[tuple[Text, ...], msgspec.Meta(max_length=64)]
+
+    def __post_init__(self) -> None:
+        if len(set(self.ranks)) < len(self.ranks):
+            raise ValueError("ranks: one is named twice; name each rank once")
 
 
 class StopWorkers(Message, kw_only=True, frozen=True, tag="worker.stop"):
@@ -282,7 +344,7 @@ class WorkerExited(Message, kw_only=True, frozen=True, tag="worker.exited"):
     """Worker service to master (a request: answered Ok once it is stored)."""
 
     job: IdText
-    rank: Count
+    rank: Rank
     node: NodeId
-    code: int
+    code: Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
     result: Text = ""

@@ -3,22 +3,31 @@
 There is one job model; a trace row, a submission and a running emulation all become a `JobSpec`.
 """
 
-from typing import Annotated, Literal
+from math import prod
+from typing import Annotated, Final, Literal
 
 import msgspec
 
 from slackwater.schemas.base import (
+    COUNT_MAX,
     ClusterId,
     Count,
+    Finite,
     IdText,
     JobId,
+    LossLimit,
     Message,
     Name,
     NodeId,
     Positive,
+    Rank,
     Record,
     Seconds,
     Text,
+    Workers,
+    bound,
+    cut_details,
+    cut_texts,
 )
 
 DType = Literal["float32", "float16", "bfloat16"]
@@ -29,6 +38,12 @@ in; each push by itself, as it comes; the same, and nobody is further ahead than
 Staleness = Annotated[int, msgspec.Meta(ge=0, le=1000)]
 """Iterations that a worker of a stale-synchronous job may be ahead of the slowest."""
 JobState = Literal["pending", "running", "completed", "failed", "cancelled"]
+ELEMENTS_MAX: Final = 2**42
+"""Of a tensor and of a job: with all slots and states of 64 workers its bytes fit 64 bits."""
+Extent = Annotated[int, msgspec.Meta(ge=1, le=ELEMENTS_MAX)]
+Single = Annotated[float, msgspec.Meta(ge=-3e38, le=3e38)]
+"""What a float32 holds: kernels reckon with it."""
+Decay = Annotated[float, msgspec.Meta(ge=0.0, lt=1.0)]
 TERMINAL_STATES: frozenset[JobState] = frozenset({"completed", "failed", "cancelled"})
 
 
@@ -40,8 +55,18 @@ class TensorSpec(Record, kw_only=True, frozen=True):
     """
 
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
-    shape: Annotated[tuple[Positive, ...], msgspec.Meta(max_length=8)]
+    shape: Annotated[tuple[Extent, ...], msgspec.Meta(max_length=8)]
     group: Count = 0
+
+
+def check_elements(tensors: tuple[TensorSpec, ...]) -> None:
+    """Raise ValueError where the tensors of one job have too many elements, one or together."""
+    elements = sum(prod(tensor.shape) for tensor in tensors)
+    if elements > ELEMENTS_MAX:
+        raise ValueError(
+            f"tensors: {elements} elements in all, at most {ELEMENTS_MAX} in one job; "
+            "train them in several"
+        )
 
 
 def first_difference(expected: tuple[TensorSpec, ...], found: tuple[TensorSpec, ...]) -> str:
@@ -67,12 +92,12 @@ class UpdateRule(Record, kw_only=True, frozen=True):
     """
 
     name: Literal["sgd", "momentum", "nesterov", "adam", "adamw", "adagrad"] = "sgd"
-    learning_rate: float = 0.01
-    momentum: float = 0.9
-    beta1: float = 0.9
-    beta2: float = 0.999
-    epsilon: float = 1e-8
-    weight_decay: float = 0.0
+    learning_rate: Single = 0.01
+    momentum: Single = 0.9
+    beta1: Decay = 0.9
+    beta2: Decay = 0.999
+    epsilon: Single = 1e-8
+    weight_decay: Single = 0.0
 
 
 class JobSpec(Record, kw_only=True, frozen=True):
@@ -86,7 +111,7 @@ class JobSpec(Record, kw_only=True, frozen=True):
 
     id: IdText
     model: Annotated[str, msgspec.Meta(max_length=128)] = ""
-    workers: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
+    workers: Workers = 1
     servers: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
     iterations: Positive = 1
     program: Annotated[tuple[Text, ...], msgspec.Meta(max_length=64)] = ()
@@ -118,6 +143,9 @@ class JobRecord(Record, kw_only=True, frozen=True):
     released: bool = False
     """It ended, its controller and its worker node know, and nothing of it is left there."""
     epoch: Count = 0
+
+    def __post_init__(self) -> None:
+        cut_texts(self)
 
 
 # Requests to the master ------------------------------------------------------------------------
@@ -153,17 +181,20 @@ class RegisterJob(Message, kw_only=True, frozen=True, tag="job.register"):
     """
 
     job: IdText
-    rank: Count
+    rank: Rank
     tensors: Annotated[tuple[TensorSpec, ...], msgspec.Meta(min_length=1, max_length=20_000)]
     spec: JobSpec | None = None
     update: UpdateRule | None = None
+
+    def __post_init__(self) -> None:
+        check_elements(self.tensors)
 
 
 class FinishJob(Message, kw_only=True, frozen=True, tag="job.finish"):
     """An Agent of a job without `program` says that its rank is done."""
 
     job: IdText
-    rank: Count
+    rank: Rank
     result: Text = ""
 
 
@@ -201,26 +232,30 @@ class TenantInfo(Record, kw_only=True, frozen=True):
     tenant: Annotated[str, msgspec.Meta(max_length=64)]
     cpu_fraction: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
     """Part of the pool's CPU that its jobs may ask for together."""
-    loss_limit: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
+    loss_limit: LossLimit
     """0: that of the job's cluster."""
     queued_max: Count
     waiting: Count
     """Jobs that were not started yet."""
     running: Count
-    cpu: float
+    cpu: Finite
     """Cores that the running ones ask for: as profiled, else their servers."""
-    pool_cpu: float
+    pool_cpu: Finite
     """Cores of the pool."""
-    used_cpu: float = 0.0
+    used_cpu: Finite = 0.0
     """Cores that their tasks took of aggregators, in each job's last monitor window."""
-    used_slots: float = 0.0
+    used_slots: Finite = 0.0
     """Aggregators that they kept busy."""
     measured: Count = 0
     """Jobs of which such a window is known."""
-    loss: float = 0.0
+    loss: Finite = 0.0
     """Of its profiled speed, of the job that lost most; below 0: all are faster."""
     beyond: Count = 0
     """Jobs that lost more than their limit."""
+
+    def __post_init__(self) -> None:
+        bound(self, "cpu", "pool_cpu", "used_cpu", "used_slots", "loss")
+        bound(self, "measured", "beyond", most=COUNT_MAX)
 
 
 class TenantList(Message, kw_only=True, frozen=True, tag="tenant.list-reply"):
@@ -241,3 +276,7 @@ class JobEvent(Message, kw_only=True, frozen=True, tag="job.event"):
     detail: Annotated[dict[Name, Text], msgspec.Meta(max_length=32)] = msgspec.field(
         default_factory=dict
     )
+
+    def __post_init__(self) -> None:
+        cut_texts(self)
+        cut_details(self)

@@ -25,7 +25,9 @@ import msgspec
 
 from slackwater.schemas.base import (
     Count,
+    Finite,
     IdText,
+    MaybeId,
     Message,
     Name,
     NodeId,
@@ -33,14 +35,16 @@ from slackwater.schemas.base import (
     Record,
     Seconds,
     Text,
+    cut_texts,
 )
 from slackwater.schemas.cluster import Addresses, Heartbeat
 
 DeviceId = NewType("DeviceId", IdText)
 LenderId = NewType("LenderId", IdText)
-SlabText = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{12}$")]
+SlabText = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{12}\Z")]
 SlabId = NewType("SlabId", SlabText)
 """One region of one lender, for its whole life; random, never used again."""
+Share = Annotated[float, msgspec.Meta(ge=0.0, le=1e6)]
 Secret = Annotated[str, msgspec.Meta(max_length=64)]
 
 SLABS_PER_MESSAGE = 256
@@ -72,7 +76,7 @@ class FreeMemory(Message, kw_only=True, frozen=True, tag="memory.free"):
 
     request: Count
     free_slabs: Count
-    used_share: Annotated[float, msgspec.Meta(ge=0.0)]
+    used_share: Share
     """Of the machine's memory, lent slabs included."""
 
 
@@ -87,7 +91,7 @@ class MapSlab(Message, kw_only=True, frozen=True, tag="memory.map"):
     """What ClaimSlab must show."""
     hold_s: Seconds = 0.0
     """Keep the slab so long for a claim once the channel is lost (the lender has its own bound)."""
-    usage_max: Annotated[float, msgspec.Meta(ge=0.0)] = 0.0
+    usage_max: Share = 0.0
     """A lender that uses a larger share of its memory answers FreeMemory: another one may be the
     better. 0: it gives the slab whatever it uses."""
 
@@ -108,6 +112,9 @@ class NotMapped(Message, kw_only=True, frozen=True, tag="memory.not-mapped"):
     reason: Text
     retry_after_s: Seconds = 1.0
     """0: never; a claimed slab is gone."""
+
+    def __post_init__(self) -> None:
+        cut_texts(self)
 
 
 class UnmapSlab(Message, kw_only=True, frozen=True, tag="memory.unmap"):
@@ -141,7 +148,7 @@ class Activity(Message, kw_only=True, frozen=True, tag="memory.activity"):
 
     round: Count
     activity: Annotated[
-        tuple[tuple[SlabId, float], ...], msgspec.Meta(max_length=SLABS_PER_MESSAGE)
+        tuple[tuple[SlabId, Finite], ...], msgspec.Meta(max_length=SLABS_PER_MESSAGE)
     ]
 
 
@@ -163,6 +170,9 @@ class SlabsLost(Message, kw_only=True, frozen=True, tag="memory.slabs-lost"):
 
     slabs: SlabIds
     reason: Text
+
+    def __post_init__(self) -> None:
+        cut_texts(self)
 
 
 ToLender = QueryMemory | MapSlab | UnmapSlab | ClaimSlab | Activity | EvictDone
@@ -186,13 +196,16 @@ class SlabdHeartbeat(Heartbeat, kw_only=True, frozen=True, tag="slabd.heartbeat"
     used_bytes: Count
     """By everything but the slabs."""
     headroom_bytes: Count
-    pressure: float = 0.0
+    pressure: Finite = 0.0
     """Share of the last ten seconds in which something waited for memory (PSI, avg10 of `some`)."""
     lending: bool = True
     """False while it drains: it maps nothing new."""
 
 
-DeviceState = Literal["serving", "degraded", "stopping"]
+DeviceState = Literal["serving", "degraded", "stuck", "stopping", "failed"]
+"""`degraded`: the backup file fails, writes are refused. `stuck`: a write does not settle.
+`failed`: a part of the device has ended unexpectedly, and the device ends for that. `reason` says
+more."""
 
 
 class DeviceHeartbeat(Heartbeat, kw_only=True, frozen=True, tag="device.heartbeat"):
@@ -210,7 +223,7 @@ class DeviceHeartbeat(Heartbeat, kw_only=True, frozen=True, tag="device.heartbea
     written_pages: Count
     written_remote_pages: Count
     backup_waiting_pages: Count
-    activity: float
+    activity: Finite
     """Page I/O requests per second, smoothed."""
     read_waited_pages: Count = 0
     """Of `read_pages`, those that were neither mapped nor held nor prefetched."""
@@ -235,8 +248,11 @@ class DeviceHeartbeat(Heartbeat, kw_only=True, frozen=True, tag="device.heartbea
     state: DeviceState = "serving"
     reason: Text = ""
 
+    def __post_init__(self) -> None:
+        cut_texts(self)
 
-SlabState = Literal["making", "free", "lent", "evicting", "held", "zeroing", "leaving"]
+
+SlabState = Literal["making", "free", "lent", "evicting", "held", "renewing", "leaving"]
 """`held`: its device is gone and may claim it; `leaving`: its memory goes back to the machine."""
 
 
@@ -246,7 +262,7 @@ class SlabInfo(Record, kw_only=True, frozen=True):
     slab: SlabId
     state: SlabState
     generation: Count = 0
-    device: Name = ""
+    device: MaybeId = ""
     span: Count = 0
     since_s: Seconds = 0.0
 
@@ -299,12 +315,15 @@ class SlabEvent(Message, kw_only=True, frozen=True, tag="slab.event"):
     slab: SlabId
     fact: Literal["lent", "returned", "evicted", "revoked", "claimed", "lost"]
     lender: LenderId
-    device: Name
+    device: MaybeId
     span: Count
     took_s: Seconds = 0.0
     """Of an eviction: from EVICT to DONE."""
     reason: Text = ""
     at_s: Seconds
+
+    def __post_init__(self) -> None:
+        cut_texts(self)
 
 
 class MemberRecord(Record, kw_only=True, frozen=True, gc=False):
@@ -353,7 +372,7 @@ class SpanInfo(Record, kw_only=True, frozen=True):
     span: Count
     state: SpanState
     members: Annotated[tuple[MemberRecord | None, ...], msgspec.Meta(max_length=32)]
-    activity: float
+    activity: Finite
     remote_pages: Count
     """Pages whose newest bytes are in remote memory."""
 
@@ -375,7 +394,10 @@ class SpanEvent(Message, kw_only=True, frozen=True, tag="span.event"):
     device: DeviceId
     span: Count
     fact: Literal["mapped", "unmapped", "suspended", "resumed", "refused"]
-    lender: Name = ""
+    lender: MaybeId = ""
     reason: Text = ""
     took_s: Seconds = 0.0
     at_s: Seconds
+
+    def __post_init__(self) -> None:
+        cut_texts(self)

@@ -5,46 +5,59 @@ small ones. It has one region (gradient slots, two parameter buffers, two state 
 and lives on exactly one aggregator.
 """
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, Literal
 
 import msgspec
 
 from slackwater.schemas.base import (
+    BUCKETS_MAX,
     AggregatorId,
     ClusterId,
     Count,
+    Epoch,
     IdText,
+    Index,
     JobId,
+    LossLimit,
+    MaybeId,
     Message,
     Name,
-    Positive,
+    Rank,
     Record,
     Seconds,
     Text,
+    Workers,
+    cut_texts,
 )
 from slackwater.schemas.cluster import Addresses, Aggregators
 from slackwater.schemas.jobs import (
+    ELEMENTS_MAX,
     Consistency,
     DType,
     JobSpec,
     Staleness,
     TensorSpec,
     UpdateRule,
+    check_elements,
 )
 
-BUCKETS_MAX: Final = 20_000
 Fraction = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
 Positions = Annotated[tuple[Fraction, ...], msgspec.Meta(max_length=BUCKETS_MAX)]
-Indices = Annotated[tuple[Count, ...], msgspec.Meta(max_length=BUCKETS_MAX)]
+Indices = Annotated[tuple[Index, ...], msgspec.Meta(max_length=BUCKETS_MAX)]
+Epochs = Annotated[tuple[Epoch, ...], msgspec.Meta(max_length=BUCKETS_MAX)]
+"""Parallel to the buckets that a message names."""
 
 
 class BucketLayout(Record, kw_only=True, frozen=True):
     """Neighbouring tensors [first, first + count) of the job's list, `elements` float32 in all."""
 
-    index: Count
-    first: Count
-    count: Positive
-    elements: Positive
+    index: Index
+    first: Index
+    count: Annotated[int, msgspec.Meta(ge=1, le=BUCKETS_MAX)]
+    elements: Annotated[int, msgspec.Meta(ge=1, le=ELEMENTS_MAX)]
+    start: Annotated[int, msgspec.Meta(ge=0, le=ELEMENTS_MAX)] = 0
+    """Of a tensor that is divided: where in it the bucket begins, in elements. Only the first of a
+    bucket's tensors may be there in part."""
 
 
 class BucketPlace(Record, kw_only=True, frozen=True):
@@ -58,7 +71,7 @@ class JobPlan(Record, kw_only=True, frozen=True):
     """What an aggregator must know to host buckets of a job."""
 
     job: JobId
-    workers: Positive
+    workers: Workers
     gradient_dtype: DType
     update: UpdateRule
     consistency: Consistency = "synchronous"
@@ -85,11 +98,15 @@ Tensors = Annotated[tuple[TensorSpec, ...], msgspec.Meta(min_length=1, max_lengt
 
 class PlaceJob(Message, kw_only=True, frozen=True, tag="placement.place"):
     """Master to controller: this job is yours. Idempotent by job id. `loss_limit`: its tenant's; 0:
-    the cluster's."""
+    the cluster's. `aggregators_max`: of the cluster; 0: any number."""
 
     spec: JobSpec
     tensors: Tensors
-    loss_limit: Fraction = 0.0
+    loss_limit: LossLimit = 0.0
+    aggregators_max: Annotated[int, msgspec.Meta(ge=0, le=1024)] = 0
+
+    def __post_init__(self) -> None:
+        check_elements(self.tensors)
 
 
 class ReleaseJob(Message, kw_only=True, frozen=True, tag="placement.release"):
@@ -102,7 +119,7 @@ class LocateJob(Message, kw_only=True, frozen=True, tag="placement.locate"):
     """Agent to controller: where are my tensors?"""
 
     job: IdText
-    rank: Count = 0
+    rank: Rank = 0
 
 
 class Located(Message, kw_only=True, frozen=True, tag="placement.located"):
@@ -129,7 +146,7 @@ class HostBuckets(Message, kw_only=True, frozen=True, tag="bucket.host"):
     cluster: ClusterId
     plan: JobPlan
     buckets: Layouts
-    at_epochs: Indices
+    at_epochs: Epochs
     tensors: Tensors
     """The job's whole list, so that a refusal can name the tensor."""
     positions: Positions = ()
@@ -145,7 +162,7 @@ class JobTurns(Record, kw_only=True, frozen=True):
     """How often each of a job's tasks on the aggregator is expected."""
 
     job: JobId
-    every_s: Annotated[float, msgspec.Meta(ge=1e-6)]
+    every_s: Annotated[float, msgspec.Meta(ge=1e-6, le=1e10)]
     """In a cycle the iteration that it is stretched to (d_j), by deadline its own (D_j); where each
     worker's push is an update, a worker's part of it."""
     slack: Fraction = 0.0
@@ -179,7 +196,7 @@ class DropJob(Message, kw_only=True, frozen=True, tag="bucket.drop"):
 
     job: IdText
     buckets: Indices | None = None
-    up_to_epochs: Indices | None = None
+    up_to_epochs: Epochs | None = None
 
 
 class MigrateInit(Message, kw_only=True, frozen=True, tag="migrate.init"):
@@ -193,7 +210,7 @@ class MigrateInit(Message, kw_only=True, frozen=True, tag="migrate.init"):
     migration: IdText
     job: IdText
     buckets: Indices
-    epochs: Indices
+    epochs: Epochs
     to: Endpoint
 
 
@@ -201,15 +218,15 @@ class BucketHeld(Record, kw_only=True, frozen=True):
     """What an aggregator holds: for reconciliation after a restart of either side."""
 
     job: JobId
-    bucket: Count
+    bucket: Index
     layout_epoch: Count
-    location_epoch: Count
+    location_epoch: Epoch
     version: Count
     moving: bool = False
 
 
 class ListBuckets(Message, kw_only=True, frozen=True, tag="bucket.list"):
-    job: Name = ""
+    job: MaybeId = ""
     """Only this job's; empty: all."""
 
 
@@ -225,10 +242,10 @@ class BucketsHeld(Message, kw_only=True, frozen=True, tag="bucket.held"):
 class TensorCopyDone(Message, kw_only=True, frozen=True, tag="migrate.copied"):
     """sw.v1.evt.migration.<id>.copied, from the old aggregator: TENSOR_COPY_DONE of one bucket."""
 
-    migration: Name
+    migration: IdText
     job: JobId
-    bucket: Count
-    location_epoch: Count
+    bucket: Index
+    location_epoch: Epoch
     version: Count
     source: AggregatorId
     target: AggregatorId
@@ -240,15 +257,15 @@ class WorkerDone(Message, kw_only=True, frozen=True, tag="migrate.worker-done"):
     """sw.v1.evt.migration.<job>.worker-done, from the new aggregator: all workers pushed here."""
 
     job: JobId
-    bucket: Count
-    location_epoch: Count
+    bucket: Index
+    location_epoch: Epoch
     target: AggregatorId
 
 
 class MigrationEvent(Message, kw_only=True, frozen=True, tag="migrate.event"):
     """sw.v1.evt.migration.<id>.started | finished | cancelled, from the controller."""
 
-    migration: Name
+    migration: IdText
     job: JobId
     fact: Literal["started", "finished", "cancelled"]
     cause: Literal[
@@ -260,6 +277,7 @@ class MigrationEvent(Message, kw_only=True, frozen=True, tag="migrate.event"):
         "interfered",
         "drained",
         "unprofiled",
+        "protected",
         "asked",
     ]
     buckets: Indices
@@ -275,7 +293,8 @@ class Profile(Record, kw_only=True, frozen=True):
     """Section 3.3.1's characteristics of a job, as profiled on its temporary aggregators."""
 
     iteration_s: Seconds
-    """D_j: the median iteration, standalone."""
+    """D_j: the standalone iteration, the mean of the profile's quietest part. Lowered when windows
+    are shorter: nobody is faster shared than alone."""
     task_cpu_s: Annotated[tuple[Seconds, ...], msgspec.Meta(max_length=BUCKETS_MAX)]
     """CPU time of each bucket's task (measured alone); e_t is this divided by cpu_share."""
     iterations: Count = 0
@@ -303,7 +322,7 @@ class JobPlacement(Record, kw_only=True, frozen=True):
     """Aggregators where this job lost speed: it may not return there."""
     crowded: Aggregators = ()
     """Aggregators where speed was lost: their usable fraction is lower while this job lives."""
-    migration: Name = ""
+    migration: MaybeId = ""
     target: Places = ()
     """Where the running migration leads; parallel to `places`."""
     cause: Name = ""
@@ -312,10 +331,14 @@ class JobPlacement(Record, kw_only=True, frozen=True):
     moves: Count = 0
     """Migrations so far: each gets an id of its own."""
     reverts: Count = 0
+    protected: Text = ""
+    """Why its aggregators are its own until it ends; empty: they may be shared."""
     assigned_s: Seconds = 0.0
     """When its latest assignment was decided: the newest one is undone first."""
     submitted_s: Seconds = 0.0
-    optimizer_state_lost: bool = False
-    loss_limit: Fraction = 0.0
+    loss_limit: LossLimit = 0.0
     """LossLimit of its tenant; 0: the cluster's."""
     epoch: Count = 0
+
+    def __post_init__(self) -> None:
+        cut_texts(self)

@@ -8,9 +8,22 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from slackwater.schemas.base import Count, Message, Record, Seconds, Text
+from slackwater.schemas.base import (
+    Count,
+    Finite,
+    IdText,
+    Message,
+    Name,
+    Record,
+    Seconds,
+    Text,
+    cut_texts,
+)
 
-Verbs = Annotated[tuple[str, ...], msgspec.Meta(max_length=256)]
+Verbs = Annotated[tuple[Name, ...], msgspec.Meta(max_length=256)]
+Words = Annotated[
+    tuple[Annotated[str, msgspec.Meta(max_length=256)], ...], msgspec.Meta(max_length=256)
+]
 
 
 class EpochRecord(Record, kw_only=True, frozen=True):
@@ -23,6 +36,29 @@ class EpochRecord(Record, kw_only=True, frozen=True):
     since_s: Seconds = 0.0
 
 
+class Breach(Record, kw_only=True, frozen=True):
+    """An event from outside that broke a core."""
+
+    digest: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}\Z")]
+    """Of what it said, its sender left out."""
+    origin: Annotated[str, msgspec.Meta(max_length=256)] = ""
+    """Subject or key, and type, of what is not a request."""
+    event: Name
+    message: Name
+    error: Text
+    at_s: Seconds
+    version: Name
+    """The release that it broke."""
+    content: Annotated[bytes, msgspec.Meta(max_length=2**16)]
+    """The message as msgpack, as far as there was room."""
+
+
+class BreachesRecord(Record, kw_only=True, frozen=True):
+    """One key of the shared bucket `breaches`: those that an instance met last."""
+
+    breaches: Annotated[tuple[Breach, ...], msgspec.Meta(max_length=64)] = ()
+
+
 class GetHealth(Message, kw_only=True, frozen=True, tag="service.health"):
     pass
 
@@ -31,13 +67,16 @@ class Health(Message, kw_only=True, frozen=True, tag="service.health-reply"):
     """`degraded`: requests are answered, but the bus or the store does not answer at present."""
 
     state: Literal["ok", "degraded", "draining"]
-    service: str
-    id: str
+    service: IdText
+    id: IdText
     uptime_s: Seconds
     bus_connected: bool
     steps_waiting: Count
     """Steps whose records are not durable yet."""
     reason: Text = ""
+
+    def __post_init__(self) -> None:
+        cut_texts(self)
 
 
 class GetInfo(Message, kw_only=True, frozen=True, tag="service.info"):
@@ -47,16 +86,16 @@ class GetInfo(Message, kw_only=True, frozen=True, tag="service.info"):
 class Info(Message, kw_only=True, frozen=True, tag="service.info-reply"):
     """Who answers: the epoch is in the envelope."""
 
-    service: str
-    id: str
-    version: str
+    service: IdText
+    id: IdText
+    version: Name
     schema_version: Count
-    host: str
+    host: Annotated[str, msgspec.Meta(max_length=256)]
     pid: Count
     started_s: Seconds
     endpoints: Verbs
-    subscriptions: Annotated[tuple[str, ...], msgspec.Meta(max_length=256)]
-    buckets: Annotated[tuple[str, ...], msgspec.Meta(max_length=256)]
+    subscriptions: Words
+    buckets: Words
 
 
 class GetStats(Message, kw_only=True, frozen=True, tag="service.stats"):
@@ -66,11 +105,11 @@ class GetStats(Message, kw_only=True, frozen=True, tag="service.stats"):
 class Stats(Message, kw_only=True, frozen=True, tag="service.stats-reply"):
     """Counters since the process began."""
 
-    service: str
-    id: str
+    service: IdText
+    id: IdText
     uptime_s: Seconds
-    counters: Annotated[dict[str, Count], msgspec.Meta(max_length=256)]
-    gauges: Annotated[dict[str, float], msgspec.Meta(max_length=256)]
+    counters: Annotated[dict[Name, Count], msgspec.Meta(max_length=256)]
+    gauges: Annotated[dict[Name, Finite], msgspec.Meta(max_length=256)]
 
 
 class Drain(Message, kw_only=True, frozen=True, tag="service.drain"):

@@ -17,7 +17,7 @@ _ID = re.compile(ID_PATTERN)
 
 
 def _token(text: str) -> str:
-    if not _ID.match(text):
+    if not _ID.fullmatch(text):
         raise ValueError(f"{text!r} cannot be part of a subject: letters, digits, '-' and '_' only")
     return text
 

@@ -5,8 +5,20 @@ from typing import Annotated
 
 import msgspec
 
-from slackwater.schemas.base import AggregatorId, Count, JobId, Message, Record, Seconds
-from slackwater.schemas.placement import BUCKETS_MAX, Profile
+from slackwater.schemas.base import (
+    BUCKETS_MAX,
+    AggregatorId,
+    Count,
+    Finite,
+    Index,
+    JobId,
+    Message,
+    Rank,
+    Record,
+    Seconds,
+    bound,
+)
+from slackwater.schemas.placement import Profile
 
 
 class LinkTimes(Record, kw_only=True, frozen=True):
@@ -27,7 +39,7 @@ class IterationsObserved(Message, kw_only=True, frozen=True, tag="job.iterations
     """sw.v1.tel.job.<id>.iterations, about once a second from each rank's Agent."""
 
     job: JobId
-    rank: Count
+    rank: Rank
     first_iteration: Count
     """Of `durations_s[0]`; iterations count from 1."""
     durations_s: Annotated[tuple[Seconds, ...], msgspec.Meta(max_length=4096)]
@@ -50,11 +62,16 @@ class TaskCost(Record, kw_only=True, frozen=True):
     """One bucket's executions in the period."""
 
     job: JobId
-    bucket: Count
+    bucket: Index
     executions: Count
     cpu_s: Seconds
-    """CPU seconds of one execution, measured alone: the lower quartile seen so far."""
+    """CPU seconds that one execution is charged: the lower quartile measured so far, or what its
+    bytes are charged (charge_ns_per_byte)."""
     nbytes: Count
+    real_cpu_s: Seconds = 0.0
+    """CPU seconds of one execution, measured: the lower quartile so far; 0: not said."""
+    undercharged: Count = 0
+    """Executions that took more CPU time than they were charged."""
 
 
 class JobCpu(Record, kw_only=True, frozen=True):
@@ -64,7 +81,7 @@ class JobCpu(Record, kw_only=True, frozen=True):
     cpu_s: Seconds
     """CPU seconds, as they were measured."""
     slot_s: Seconds
-    """Seconds of the aggregator's slot: profiled CPU time / cpu_share."""
+    """Seconds of the aggregator's slot: charged CPU time / cpu_share."""
 
 
 class TasksObserved(Message, kw_only=True, frozen=True, tag="aggregator.tasks"):
@@ -73,17 +90,17 @@ class TasksObserved(Message, kw_only=True, frozen=True, tag="aggregator.tasks"):
     aggregator: AggregatorId
     period_s: Seconds
     tasks: Annotated[tuple[TaskCost, ...], msgspec.Meta(max_length=20_000)]
-    host_cpu_percent: float = 0.0
+    host_cpu_percent: Finite = 0.0
     jobs: Annotated[tuple[JobCpu, ...], msgspec.Meta(max_length=20_000)] = ()
 
 
 class HostLoad(Message, kw_only=True, frozen=True, tag="host.load"):
     """sw.v1.tel.profiler.<id>.host: how busy the machine is on which the profiler runs."""
 
-    cpu_percent: float
-    memory_percent: float
+    cpu_percent: Finite
+    memory_percent: Finite
     cores: Count
-    load1: float
+    load1: Finite
     at_s: Seconds
 
 
@@ -96,17 +113,26 @@ class JobProfiled(Message, kw_only=True, frozen=True, tag="job.profiled"):
 
 
 class WindowMeasured(Message, kw_only=True, frozen=True, tag="job.window"):
-    """sw.v1.evt.job.<id>.window, from the profiler: the median over one monitor window of
-    iterations that ran wholly under one placement."""
+    """sw.v1.evt.job.<id>.window, from the profiler: the mean over one monitor window of
+    iterations that ran wholly under one placement, by the slowest rank. The slowest twentieth of
+    them counts as much as the slowest of the others (common/iterations.py)."""
 
     job: JobId
     location_epoch: Count
     last_iteration: Count
     iterations: Count
     iteration_s: Seconds
+    quieter_half_s: Seconds = 0.0
+    """The same over the quietest half of them in succession; 0: not said."""
+    spanned_s: Seconds = 0.0
+    """From the begin of the window's first iteration to the end of the last one that was reported;
+    0: not said."""
     links: Links = ()
     """All ranks' transfers since the window before."""
-    used_cpu: float = 0.0
+    used_cpu: Finite = 0.0
     """Cores that its tasks took since the window before, of all aggregators together: measured."""
-    used_slots: float = 0.0
+    used_slots: Finite = 0.0
     """Aggregators that they kept busy meanwhile: slot time over time."""
+
+    def __post_init__(self) -> None:
+        bound(self, "used_cpu", "used_slots")
