@@ -10,6 +10,7 @@ class Counters:
     """Since the process began. `own` are those of the service itself."""
 
     __slots__ = (
+        "breaches_refused",
         "facts",
         "fenced",
         "own",
@@ -34,6 +35,7 @@ class Counters:
         self.refused = 0
         self.fenced = 0
         self.undecodable = 0
+        self.breaches_refused = 0
         self.unanswered = 0
         self.facts = 0
         self.published = 0
@@ -58,6 +60,7 @@ class Counters:
             "refused": self.refused,
             "fenced": self.fenced,
             "undecodable": self.undecodable,
+            "breaches_refused": self.breaches_refused,
             "unanswered": self.unanswered,
             "facts": self.facts,
             "published": self.published,

@@ -79,6 +79,9 @@ class ServiceDefinition:
     `heartbeat` gives the message that is published each HEARTBEAT_S (the shell fills in a
     Heartbeat's incarnation: the epoch); None: a plain Heartbeat.
 
+    `needs_all_records`: its records are one whole, of which a part would mislead; without it a
+    service starts with those that can be read (see recovery.py).
+
     `levels` gives the service's own numbers that are no counters, when somebody scrapes.
 
     `on_start` opens what the core's handlers need, before the core recovers; `tasks` run from
@@ -100,4 +103,5 @@ class ServiceDefinition:
     levels: Callable[[], Iterable[Level]] = tuple[Level, ...]
     on_start: Callable[[Port], Awaitable[None]] | None = None
     on_stop: Callable[[], Awaitable[None]] | None = None
+    needs_all_records: bool = False
     tasks: Sequence[Callable[[Port], Awaitable[None]]] = ()

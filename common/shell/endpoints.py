@@ -205,4 +205,4 @@ class Intake:
         self._counters.undecodable += 1
         if self._counters.undecodable <= limits.UNDECODABLE_LOGGED_MAX:
             _log.warning("undecodable", subject=delivery.subject, reason=str(error))
-        return Refused(reason=str(error)[:2048])
+        return Refused(reason=str(error))

@@ -74,7 +74,7 @@ class Facts:
             uptime_s=self._uptime_s(),
             bus_connected=self._bus.connected,
             steps_waiting=int(self._gauges()["steps_waiting"]),
-            reason=doubts[:1024],
+            reason=doubts,
         )
 
     def info(self) -> Message:

@@ -2,6 +2,7 @@
 
     0   ended as it was told
     1   failed: its supervisor starts it anew, and it rebuilds from its buckets
+    70  an event from outside broke its core: started anew at once, it refuses that event
     75  the bus or the store did not answer: try again later
     78  the configuration or what was found is at fault: starting it again would not help
 
@@ -25,13 +26,14 @@ import uvloop
 from slackwater.common import failpoints, metrics
 from slackwater.common import logging as logs
 from slackwater.common.config import DEFAULT_URL, load_config
-from slackwater.common.errors import ConfigRejected, Rejected, Retryable, SlackwaterError
+from slackwater.common.errors import Breached, ConfigRejected, Rejected, Retryable, SlackwaterError
 from slackwater.common.shell.definition import Level, ServiceDefinition
 from slackwater.common.shell.process import Process
 from slackwater.common.shell.service import Shell
 from slackwater.common.world import World, live_world
 
 EX_FAILED = 1
+EX_BREACHED = 70
 EX_TEMPFAIL = 75
 EX_CONFIG = 78
 SCRAPE_S = 2.0
@@ -74,6 +76,8 @@ def exit_code(error: SlackwaterError) -> int:
     """What the supervisor is to know of why the process ended."""
     if isinstance(error, Retryable):
         return EX_TEMPFAIL
+    if isinstance(error, Breached):
+        return EX_BREACHED
     return EX_CONFIG if isinstance(error, Rejected) else EX_FAILED
 
 

@@ -3,22 +3,30 @@
 The first write into each own bucket is the epoch record, one higher than the one found: from then
 on nobody else can write there (see persister.py), so what was read before it is the whole truth. A
 service without buckets has its epoch under its name in the shared bucket `instances`.
+
+A record that cannot be read is set aside: its bytes go to the shared bucket `damaged`, and stay
+where they are as well, so that every start finds them and says so until a person has restored or
+deleted them. The service starts with the rest, and its core is told which keys are not free (see
+Recovered). It does not start at all where records are a newer release's, where its epoch cannot be
+read, where so many are damaged that the bucket is not what it should be, or where they are one
+whole.
 """
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import structlog
 
 from slackwater.common import codec, limits
 from slackwater.common.clock import Clock
-from slackwater.common.errors import DecodeRejected, Unavailable
+from slackwater.common.errors import DecodeRejected, Rejected, Unavailable, VersionRejected
 from slackwater.common.store.base import EPOCH_KEY, Bucket, Entry, SequenceConflict, Store
 from slackwater.schemas.base import Record
 from slackwater.schemas.service import EpochRecord
 
 INSTANCES = "instances"
+DAMAGED = "damaged"
 _log = structlog.get_logger()
 
 
@@ -30,6 +38,8 @@ class Recovery:
     records: dict[str, dict[str, Record]]
     buckets: dict[str, Bucket]
     fences: dict[str, int]
+    damaged: dict[str, frozenset[str]]
+    """Of buckets that have such records: their keys."""
 
 
 async def recover(
@@ -39,14 +49,25 @@ async def recover(
     kinds: Mapping[str, type[Record]],
     clock: Clock,
     rng: random.Random,
+    *,
+    whole: bool = False,
 ) -> Recovery:
-    """Take the buckets over for `name`. Raises DecodeRejected, and has written nothing, where a
-    record is damaged; Unavailable when others keep taking them too."""
+    """Take the buckets over for `name`. Raises DecodeRejected, and has written nothing there, where
+    it must not start from what it finds (`whole`: a single damaged record is enough); Unavailable
+    when others keep taking them too."""
     opened = {bucket: await store.bucket(bucket) for bucket in kinds or (INSTANCES,)}
     key = EPOCH_KEY if kinds else name.replace(".", "_")
     for _ in range(limits.EPOCH_ATTEMPTS_MAX):
         loaded = {bucket: await opened[bucket].load() for bucket in opened}
-        records = {bucket: _decode(bucket, kinds[bucket], loaded[bucket][0]) for bucket in kinds}
+        records: dict[str, dict[str, Record]] = {}
+        damaged: dict[str, frozenset[str]] = {}
+        for bucket in kinds:
+            entries = loaded[bucket][0]
+            records[bucket], reasons = _decode(bucket, kinds[bucket], entries)
+            if reasons:
+                _check_few(bucket, reasons, len(records[bucket]), whole)
+                await _set_aside(store, bucket, [entries[key] for key in reasons])
+                damaged[bucket] = frozenset(reasons)
         found = [_epoch(bucket, entries.get(key)) for bucket, (entries, _) in loaded.items()]
         mine = EpochRecord(
             epoch=max(found) + 1,
@@ -62,7 +83,7 @@ async def recover(
         except SequenceConflict:
             await clock.sleep_until(clock.now_s() + rng.uniform(0.0, 0.05))
             continue
-        return Recovery(mine.epoch, records, opened, fences)
+        return Recovery(mine.epoch, records, opened, fences, damaged)
     raise Unavailable(
         f"{name}: other instances keep taking its buckets ({', '.join(opened)}); is it started "
         "twice under one id?"
@@ -76,21 +97,51 @@ def _epoch(bucket: str, entry: Entry | None) -> int:
     return codec.decode_record(entry.value, EpochRecord, where)[0].epoch
 
 
-def _decode(bucket: str, kind: type[Record], entries: Mapping[str, Entry]) -> dict[str, Record]:
+def _decode(
+    bucket: str, kind: type[Record], entries: Mapping[str, Entry]
+) -> tuple[dict[str, Record], dict[str, str]]:
+    """The records, and why the others cannot be read."""
     records: dict[str, Record] = {}
-    damaged: list[str] = []
+    damaged: dict[str, str] = {}
     for key, entry in entries.items():
         if entry.value is None or key == EPOCH_KEY:
             continue
         try:
             records[key] = codec.decode_record(entry.value, kind, f"{bucket}/{key}")[0]
+        except VersionRejected:
+            raise  # It is sound, and this release too old for it.
         except DecodeRejected as error:
-            _log.error("record.damaged", bucket=bucket, key=key, reason=str(error))
-            damaged.append(str(error))
-    if damaged:
+            damaged[key] = str(error)
+    return records, damaged
+
+
+def _check_few(bucket: str, damaged: Mapping[str, str], sound: int, whole: bool) -> None:
+    """A single record may be damaged; most of a bucket is not by accident."""
+    for key, reason in damaged.items():
+        _log.error("record.damaged", bucket=bucket, key=key, reason=reason)
+    most = max(limits.DAMAGED_FEW, limits.DAMAGED_SHARE_MAX * (sound + len(damaged)))
+    if whole or len(damaged) > most:
         raise DecodeRejected(
-            f"bucket {bucket}: {len(damaged)} of {len(entries)} records cannot be read "
-            f"({damaged[0]}); restore the bucket, or give them up with "
+            f"bucket {bucket}: {len(damaged)} of {sound + len(damaged)} records cannot be read "
+            f"({next(iter(damaged.values()))[:120]}); restore the bucket, or give them up with "
             f"`nats kv del {bucket} KEY`, and start again"
         )
-    return records
+
+
+async def _set_aside(store: Store, bucket: str, entries: Sequence[Entry]) -> None:
+    """A copy of each, which nothing will overwrite. Raises Retryable."""
+    kept = await store.bucket(DAMAGED)
+    for entry in entries:
+        assert entry.value is not None
+        key = f"{bucket}.{entry.key}.{entry.sequence}"
+        for _ in range(limits.EPOCH_ATTEMPTS_MAX):
+            if await kept.get(key) is not None:
+                break
+            try:
+                await kept.put(key, entry.value, expected_last=await kept.last_sequence())
+            except SequenceConflict:
+                continue  # Another service sets its own aside.
+            except Rejected as error:  # Larger than any record: it stays where it is.
+                _log.error("record.not-copied", bucket=bucket, key=entry.key, reason=str(error))
+            break
+        _log.error("record.set-aside", bucket=bucket, key=entry.key, copy=f"{DAMAGED}/{key}")

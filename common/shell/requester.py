@@ -125,7 +125,6 @@ class Requester:
 
     async def _ask(self, request: Request) -> Message:
         self._counters.requests_sent += 1
-        payload = codec.encode(self._stamp(request.message))
 
         async def once() -> Message:
             raw = await self._bus.request(request.subject, payload, timeout_s=request.timeout_s)
@@ -137,6 +136,7 @@ class Requester:
             return reply
 
         try:
+            payload = codec.encode(self._stamp(request.message))
             return await retry(once, budget_s=request.budget_s, rng=self._rng, clock=self._clock)
         except _RefusedSoFar as error:
             self._counters.requests_failed += 1
@@ -144,7 +144,7 @@ class Requester:
         except Retryable as error:
             self._counters.requests_failed += 1
             reason = f"no answer from {request.subject} within {request.budget_s} s: {error}"
-            return Refused(reason=reason[:1024], retry_after_s=error.retry_after_s)
+            return Refused(reason=reason, retry_after_s=error.retry_after_s)
         except Rejected as error:
             self._counters.requests_failed += 1
-            return Refused(reason=f"{request.subject}: {error}"[:1024])
+            return Refused(reason=f"{request.subject}: {error}")

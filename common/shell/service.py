@@ -9,7 +9,7 @@ it anew, and it rebuilds from its buckets. The same code runs live and in a simu
 
 import asyncio
 import inspect
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -28,13 +28,15 @@ from slackwater.common.effects import (
     Recovered,
     Reply,
     Request,
+    Requested,
     StartTimer,
     Stop,
 )
-from slackwater.common.errors import Fatal, Retryable
+from slackwater.common.errors import Breached, Fatal, Rejected, Retryable
 from slackwater.common.failpoints import failpoint
 from slackwater.common.retry import retry
 from slackwater.common.shell import leadership
+from slackwater.common.shell.breaches import Breaches
 from slackwater.common.shell.counters import Counters
 from slackwater.common.shell.definition import Level, ServiceDefinition
 from slackwater.common.shell.endpoints import Intake
@@ -49,7 +51,7 @@ from slackwater.common.shell.timers import Timers
 from slackwater.common.store.base import Lease
 from slackwater.common.world import World
 from slackwater.schemas import subjects
-from slackwater.schemas.base import Message
+from slackwater.schemas.base import Message, Refused
 from slackwater.schemas.cluster import Heartbeat
 
 _log = structlog.get_logger()
@@ -92,11 +94,22 @@ class Shell:
         self._writers: dict[str, BucketWriter] = {}
         self._subscriptions: list[Subscription] = []
         self._lease: Lease | None = None
+        self._damaged: Mapping[str, frozenset[str]] = {}
+        """Bucket -> keys whose records could not be read."""
         service, clock, counters = definition.service, world.clock, self.counters
         self._timers = Timers(clock, self.post)
+        self._breaches = Breaches(self._sender, clock, lambda: self._epoch)
         self._steps = Steps(
-            service, definition.core, clock, counters, self._perform, self._publish, self.fail
+            service,
+            definition.core,
+            clock,
+            counters,
+            self._breaches,
+            self._perform,
+            self._publish,
+            self.fail,
         )
+        self._steps.breached = self._breached
         self._intake = Intake(service, definition.id, clock, counters, self._steps, self.stamp)
         self._requester = Requester(
             service, world.bus, clock, world.rng, counters, self.stamp, self.post, self._spawn
@@ -143,6 +156,27 @@ class Shell:
     def fail(self, error: BaseException) -> None:
         if not self._failure.done():
             self._failure.set_exception(error)
+
+    def _breached(self, event: Any, error: Exception) -> None:
+        """The core broke on an event from outside: refuse it, keep it, be started anew."""
+        self._intake.draining = True
+        if isinstance(event, Requested):
+            why = str(error) if isinstance(error, Rejected) else f"{type(error).__name__}: {error}"
+            reason = f"{self._sender} cannot do this and starts anew without it: {why}"
+            self._intake.reply(Reply(event.token, Refused(reason=reason)))
+        self._spawn(self._end_breached(event, error), "breach")
+
+    async def _end_breached(self, event: Any, error: Exception) -> None:
+        clock = self._world.clock
+        until_s = clock.now_s() + limits.BREACH_S
+        await self._breaches.keep(self._world.store, event, error)
+        while self._steps.waiting and clock.now_s() < until_s:
+            # What was decided before is still said.
+            await clock.sleep_until(clock.now_s() + limits.RETRY_WAIT_S_MIN)
+        raise Breached(
+            f"a {type(event.message).__name__} broke the core ({type(error).__name__}); it is "
+            f"refused from now on, see {self._breaches.where}"
+        ) from error
 
     # A life ---------------------------------------------------------------------------------------
 
@@ -197,6 +231,8 @@ class Shell:
         )
         failpoint(f"{definition.service}.epoch.after")
         self._epoch = recovery.epoch
+        self._damaged = recovery.damaged
+        await self._breaches.load(world.store)
         for name in definition.buckets:
             self._writers[name] = BucketWriter(
                 recovery.buckets[name],
@@ -209,7 +245,7 @@ class Shell:
         if definition.on_start is not None:
             await definition.on_start(self)
         self._spawn(self._steps.run(), "outputs")
-        first = Recovered(recovery.epoch, recovery.records)
+        first = Recovered(recovery.epoch, recovery.records, recovery.damaged)
         self._steps.begin(first, self._writers, recovery.epoch)
         for task in definition.tasks:
             self._spawn(task(self), getattr(task, "__name__", "task"))
@@ -231,7 +267,13 @@ class Shell:
         definition, world = self.definition, self._world
         writer = f"{self._sender} on {self.process.host}, process {self.process.pid}"
         return await recover(
-            world.store, self._sender, writer, definition.buckets, world.clock, world.rng
+            world.store,
+            self._sender,
+            writer,
+            definition.buckets,
+            world.clock,
+            world.rng,
+            whole=definition.needs_all_records,
         )
 
     async def _keep_lease(self, lease: Lease) -> None:
@@ -358,6 +400,9 @@ class Shell:
             await self._world.bus.publish(effect.subject, encode(self.stamp(effect.message)))
         except Retryable:
             self.counters.publish_failed += 1  # The bus may lose a fact: nobody builds on one.
+        except Rejected as error:
+            self.counters.publish_failed += 1
+            _log.warning("publish.refused", subject=effect.subject, reason=str(error))
         else:
             self.counters.published += 1
             failpoint(self._publish_after)
@@ -403,7 +448,13 @@ class Shell:
             "step_s_sum": self.counters.step_s_sum,
             "step_s_max": self.counters.step_s_max,
             "epoch": float(self._epoch),
+            "breaches": float(len(self._breaches)),
+            "records_damaged": float(sum(map(len, self._damaged.values()))),
         }
 
     def _doubts(self) -> str:
-        return "; ".join(writer.in_doubt for writer in self._writers.values() if writer.in_doubt)
+        doubts = [writer.in_doubt for writer in self._writers.values() if writer.in_doubt]
+        for bucket, keys in self._damaged.items():
+            named = ", ".join(sorted(keys)[:10])
+            doubts.append(f"bucket {bucket}: {len(keys)} records are damaged, set aside: {named}")
+        return "; ".join(doubts)

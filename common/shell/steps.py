@@ -5,6 +5,10 @@ at once, its other effects wait in line until all records of this step and of th
 are durable; the next event does not wait for that (group commit). So nothing is ever said that a
 restart would not remember, and all is said in the order in which it was decided.
 
+A step that raises because of an event from outside ends nothing here: nothing of it is stored or
+said, no further event goes through the core, and `breached` is told (breaches.py). All records of
+a step are encoded, and so checked, before the first of them is written.
+
 Effects are carried out without a task switch wherever none of them has to be awaited: a request
 whose answer needs no record is answered within the call that brought it in.
 """
@@ -12,18 +16,20 @@ whose answer needs no record is answered within the call that brought it in.
 import asyncio
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from slackwater.common import limits
 from slackwater.common.clock import Clock
 from slackwater.common.codec import encode_record
-from slackwater.common.effects import Effect, Persist, Publish
-from slackwater.common.errors import Fatal
+from slackwater.common.effects import Answered, Effect, Persist, Publish, Reply, Requested
+from slackwater.common.errors import Fatal, Rejected
 from slackwater.common.failpoints import failpoint
+from slackwater.common.shell.breaches import Breaches, from_outside
 from slackwater.common.shell.counters import Counters
 from slackwater.common.shell.definition import Core
 from slackwater.common.shell.persister import BucketWriter
+from slackwater.schemas.base import Record, Refused
 
 
 class Step:
@@ -41,12 +47,16 @@ class Step:
 class Steps:
     """Runs `core`. `perform` carries out an effect that needs no await, `publish` sends a fact."""
 
+    breached: Callable[[Any, Exception], None]
+    """Told of an event from outside that broke the core, and how. Set before `begin`."""
+
     def __init__(
         self,
         service: str,
         core: Core,
         clock: Clock,
         counters: Counters,
+        breaches: Breaches,
         perform: Callable[[Effect], None],
         publish: Callable[[Publish], Awaitable[None]],
         fail: Callable[[BaseException], None],
@@ -54,6 +64,7 @@ class Steps:
         self._core = core
         self._clock = clock
         self._counters = counters
+        self._breaches = breaches
         self._perform = perform
         self._publish = publish
         self._fail = fail
@@ -62,6 +73,8 @@ class Steps:
         self._inbox: deque[Any] = deque()
         self._waiting: deque[Step] = deque()
         self._paused = True
+        self._deaf = False
+        """The core is broken: no further event goes through it."""
         self._busy = False
         self._publishing = False
         self._wake = asyncio.Event()
@@ -119,7 +132,7 @@ class Steps:
         self._busy = True
         try:
             self._release()
-            while self._inbox and not self._paused:
+            while self._inbox and not self._deaf and not self._paused:
                 self._step(self._inbox.popleft())
                 self._release()
         except Exception as error:  # A broken invariant: the process ends and is started anew.
@@ -129,9 +142,23 @@ class Steps:
             self._busy = False
 
     def _step(self, event: Any) -> None:
+        refusal = self._breaches.refuses(event)
+        if refusal and (event := self._refused(event, refusal)) is None:
+            return
         counters = self._counters
         begun_s = time.perf_counter()
-        effects = self._core.step(event, self._clock.now_s())
+        try:
+            effects = self._core.step(event, self._clock.now_s())
+            values = self._encoded(effects)
+        except Exception as error:
+            if not from_outside(event):
+                if isinstance(error, Rejected):  # Ours: another life may decide otherwise.
+                    raise Fatal(f"{type(event).__name__}: {error}") from error
+                raise
+            self._deaf = True
+            self._inbox.clear()
+            self.breached(event, error)
+            return
         spent_s = time.perf_counter() - begun_s
         counters.steps += 1
         counters.step_s_sum += spent_s
@@ -149,16 +176,35 @@ class Steps:
             step.persisted = True
             counters.records += step.outstanding
             failpoint(self._persist_before)
-            for effect in effects:
-                if type(effect) is Persist:
-                    self._write(effect, step)
+            for effect, value in values:
+                self._writers[effect.bucket].write(effect.key, value, step)
 
-    def _write(self, effect: Persist, step: Step) -> None:
-        writer = self._writers.get(effect.bucket)
-        if writer is None:
+    def _encoded(self, effects: Sequence[Effect]) -> list[tuple[Persist, bytes | None]]:
+        """The step's records as bytes that can be read back. Raises Rejected."""
+        return [
+            (effect, None if effect.record is None else self._value(effect, effect.record))
+            for effect in effects
+            if type(effect) is Persist
+        ]
+
+    def _value(self, effect: Persist, record: Record) -> bytes:
+        if effect.bucket not in self._writers:
             raise Fatal(f"bucket {effect.bucket} is not this service's own: it may not write it")
-        value = None if effect.record is None else encode_record(effect.record, self._epoch)
-        writer.write(effect.key, value, step)
+        try:
+            return encode_record(record, self._epoch)
+        except Rejected as error:
+            raise Rejected(f"bucket {effect.bucket}, key {effect.key}: {error}") from error
+
+    def _refused(self, event: Any, reason: str) -> Any:
+        """What broke a former life does not reach the core. The event in its place; None: none."""
+        self._counters.breaches_refused += 1
+        match event:
+            case Requested(token=token):
+                self._perform(Reply(token, Refused(reason=reason)))
+                return None
+            case Answered(key=key):
+                return Answered(key, Refused(reason=reason))
+        return None
 
     def _release(self) -> None:
         """Carry out what may be, up to the first effect that must be awaited."""

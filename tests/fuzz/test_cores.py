@@ -1,0 +1,207 @@
+"""Every service's real core under messages that only their types bound: no exception escapes, every
+request is answered, every record can be read back by the next life."""
+
+from random import Random
+from typing import Any
+
+import msgspec
+import pytest
+from tests.fuzz.driven import Driven
+from tests.fuzz.messages import message
+
+from slackwater.common.effects import Do
+from slackwater.common.shell import ServiceDefinition
+from slackwater.common.simloop import run_simulated
+from slackwater.common.world import sim_world
+from slackwater.schemas.base import JobId, NodeId
+from slackwater.schemas.cluster import StartWorkers, StopWorkers
+from slackwater.schemas.memory import (
+    DeviceHello,
+    EvictNow,
+    LenderRecord,
+    ListSlabs,
+    SetLending,
+    ToLender,
+)
+from slackwater.services.controller import shell as controller
+from slackwater.services.controller.config import ControllerConfig
+from slackwater.services.master import shell as master
+from slackwater.services.master.config import MasterConfig, Tenant
+from slackwater.services.profiler import shell as profiler
+from slackwater.services.profiler.config import ProfilerConfig
+from slackwater.services.slabd import drained
+from slackwater.services.slabd.config import SlabdConfig
+from slackwater.services.slabd.core import LenderCore
+from slackwater.services.slabd.events import (
+    Heard,
+    MemorySampled,
+    SessionClosed,
+    SessionOpened,
+    SlabGone,
+    SlabMade,
+)
+from slackwater.services.worker.core import ProcessesFound, ProcessExited, WorkerCore
+
+SHORT, LONG = 600, 20_000
+"""Events from outside, in `make test` and in `make thorough`."""
+seeds = pytest.mark.parametrize(
+    ("seed", "count"),
+    [(1, SHORT), (2, SHORT), pytest.param(3, LONG, marks=pytest.mark.nightly)],
+)
+
+
+def drive(driven: Driven, count: int, extra: Any = None) -> None:
+    rng = driven.rng
+    for number in range(count):
+        what = rng.random()
+        if what < 0.45 and driven.endpoints:
+            driven.ask(rng.choice(driven.endpoints))
+        elif what < 0.7:
+            driven.tell() if extra is None else extra()
+        elif what < 0.9:
+            driven.answer()
+        else:
+            driven.pass_time(rng.choice((0.1, 1.0, 5.0)))
+        if number % 500 == 499:
+            driven.settle()
+            driven.restart()
+    driven.settle()
+    assert driven.steps > count // 2
+
+
+@seeds
+def test_no_message_breaks_the_master(seed: int, count: int) -> None:
+    async def main() -> None:
+        world = sim_world(seed).client("master")
+        config = MasterConfig(
+            admission="standalone" if seed % 2 else "open",
+            tenants={"j1": Tenant(cpu_fraction=0.1, loss_limit=0.999, queued_max=2)},
+            jobs_kept_max=5,
+        )
+        driven = Driven(Random(seed), lambda: master.definition(config, world))
+        drive(driven, count)
+        assert driven.stored > 10
+
+    run_simulated(main())
+
+
+@pytest.mark.parametrize("policy", ["cyclic", "edf", "static", "packed"])
+@seeds
+def test_no_message_breaks_a_controller(seed: int, count: int, policy: Any) -> None:
+    async def main() -> None:
+        world = sim_world(seed).client("controller")
+        config = ControllerConfig(id="c0", policy=policy)
+        driven = Driven(Random(seed), lambda: controller.definition(config, world))
+        drive(driven, count)
+        assert driven.stored > 10
+
+    run_simulated(main())
+
+
+@seeds
+def test_no_message_breaks_the_profiler(seed: int, count: int) -> None:
+    async def main() -> None:
+        world = sim_world(seed).client("profiler")
+        config = ProfilerConfig(profile_iterations=2, window_iterations=2)
+        drive(Driven(Random(seed), lambda: profiler.definition(config, world)), count)
+
+    run_simulated(main())
+
+
+class Node:
+    """Processes that start at once and end whenever they like, one at a time for each rank."""
+
+    def __init__(self, rng: Random) -> None:
+        self.rng = rng
+        self.running: set[tuple[str, int]] = set()
+
+    def define(self) -> ServiceDefinition:
+        core = WorkerCore(NodeId("w1"), slots=64, stop_grace_s=3.0, keep_jobs=False)
+        endpoints = {"start": StartWorkers, "stop": StopWorkers}
+        return ServiceDefinition(service="worker", id="w1", core=core, endpoints=endpoints)
+
+    def act(self, effect: Do) -> list[Any]:
+        if effect.action == "find":
+            self.running.clear()
+            return [ProcessesFound(())]
+        rank = (effect.arguments["job"], effect.arguments["rank"])
+        if effect.action == "run":
+            assert rank not in self.running, "two processes of one rank"
+            self.running.add(rank)
+        return []
+
+    def some_end(self) -> list[Any]:
+        if not self.running:
+            return []
+        rank = self.rng.choice(sorted(self.running))
+        self.running.discard(rank)
+        code = self.rng.choice((0, 1, 127, -9, 255))
+        return [ProcessExited(JobId(rank[0]), rank[1], code, self.rng.choice(("", "x" * 4096)))]
+
+
+@seeds
+def test_no_message_breaks_a_worker(seed: int, count: int) -> None:
+    rng = Random(seed)
+    node = Node(rng)
+    driven = Driven(rng, node.define, node.act)
+
+    def extra() -> None:
+        for event in node.some_end():
+            driven.step(event)
+
+    drive(driven, count, extra)
+
+
+class Memory:
+    """A lender's machine, and devices that say anything."""
+
+    def __init__(self, rng: Random) -> None:
+        self.rng = rng
+        self.config = SlabdConfig(id="s1", slab_bytes=1 << 20, memory_bytes=64 << 20)
+
+    def define(self) -> ServiceDefinition:
+        return ServiceDefinition(
+            service="slabd",
+            id="s1",
+            core=LenderCore(self.config, self.rng),
+            buckets={drained.bucket("s1"): LenderRecord},
+            endpoints={"slabs": ListSlabs, "evict": EvictNow, "lending": SetLending},
+        )
+
+    def act(self, effect: Do) -> list[Any]:
+        slab = effect.arguments.get("slab")
+        match effect.action:
+            case "make":
+                return [SlabMade(slab, self.rng.choice(("", "", "no memory")))]
+            case "renew":
+                return [SlabMade(slab, self.rng.choice(("", "", "no memory")))]
+            case "let_go":
+                return [SlabGone(slab)]
+        return []
+
+    def event(self, slabs: list[Any]) -> Any:
+        session = self.rng.choice((1, 2, 3))
+        what = self.rng.random()
+        if what < 0.1:
+            return SessionOpened(session, message(DeviceHello, self.rng))
+        if what < 0.15:
+            return SessionClosed(session)
+        if what < 0.4:
+            others = self.rng.choice((0, 30 << 20, 60 << 20, 64 << 20))
+            return MemorySampled(64 << 20, others, self.rng.choice((0.0, 1.0)))
+        return Heard(session, _about(message(ToLender, self.rng), slabs, self.rng))
+
+
+def _about(said: Any, slabs: list[Any], rng: Random) -> Any:
+    """About a slab that there is."""
+    if hasattr(said, "slab") and slabs:
+        return msgspec.structs.replace(said, slab=rng.choice(slabs), generation=rng.choice((1, 2)))
+    return said
+
+
+@seeds
+def test_no_message_breaks_a_lender(seed: int, count: int) -> None:
+    rng = Random(seed)
+    memory = Memory(rng)
+    driven = Driven(rng, memory.define, memory.act)
+    drive(driven, count, lambda: driven.step(memory.event(list(driven.core.slabs))))

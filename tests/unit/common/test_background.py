@@ -1,0 +1,82 @@
+"""What runs unseen and fails ends its owner, with the reason."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from slackwater.common.background import Background
+from slackwater.common.errors import Fatal
+
+
+async def raising() -> None:
+    raise ValueError("injected")
+
+
+def raising_at_once(*_: object) -> None:
+    raise ValueError("injected")
+
+
+def by_task(background: Background) -> None:
+    background.spawn(raising())
+
+
+def by_callback(background: Background) -> None:
+    asyncio.get_running_loop().call_soon(background.guarded(raising_at_once))
+
+
+def by_call_from_a_thread(background: Background) -> None:
+    loop = asyncio.get_running_loop()
+    threading.Thread(target=background.post, args=(loop, raising_at_once)).start()
+
+
+def by_thread(background: Background) -> None:
+    background.thread(raising_at_once, "raising-thread").start()
+
+
+@pytest.mark.parametrize("fail", [by_task, by_callback, by_call_from_a_thread, by_thread])
+async def test_a_failure_that_nobody_awaits_ends_its_owner(
+    fail: Callable[[Background], None],
+) -> None:
+    background = Background()
+    fail(background)
+    with pytest.raises(Fatal, match=r"^raising.* failed: ValueError\('injected'\)$"):
+        await background.alongside(asyncio.Event().wait())
+    assert background.failure is not None
+
+
+async def test_a_failure_that_came_before_is_not_forgotten() -> None:
+    background = Background()
+    background.spawn(raising())
+    await asyncio.sleep(0.01)
+    with pytest.raises(Fatal, match="injected"):
+        await background.alongside(asyncio.sleep(3600))
+
+
+async def test_work_that_ends_by_itself_has_its_result() -> None:
+    background = Background()
+    cancelled = background.spawn(asyncio.Event().wait())
+    assert await background.alongside(asyncio.sleep(0.01, "done")) == "done"
+    cancelled.cancel()
+    await asyncio.gather(cancelled, return_exceptions=True)
+    assert background.failure is None
+
+
+async def test_a_thread_is_joined_without_another_one() -> None:
+    background, go = Background(), threading.Event()
+    thread = background.thread(lambda: bool(go.wait()) or None, "waiting")
+    await thread.join()  # It was not started yet.
+    thread.start()
+    joining = asyncio.ensure_future(thread.join())
+    await asyncio.sleep(0.01)
+    assert not joining.done()
+    go.set()
+    await joining
+    assert not any(one.name == "waiting" for one in threading.enumerate())
+
+
+async def test_nothing_is_posted_to_a_loop_that_is_closed() -> None:
+    loop = asyncio.new_event_loop()
+    loop.close()
+    assert not Background().post(loop, raising_at_once)
