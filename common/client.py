@@ -4,7 +4,7 @@ One call is one request; Retryable failures are tried again within a budget; `Re
 exception named by what the caller does next.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from random import Random
 from typing import TypeVar
@@ -17,10 +17,11 @@ from slackwater.common.errors import Rejected, Retryable
 from slackwater.common.retry import retry
 from slackwater.common.world import live_world
 from slackwater.schemas import cluster, jobs, subjects
-from slackwater.schemas.base import Message, Ok, Refused
+from slackwater.schemas.base import AggregatorId, Message, Ok, Refused
 from slackwater.schemas.jobs import TenantInfo
 
 M = TypeVar("M", bound=Message)
+T = TypeVar("T")
 
 
 class Client:
@@ -51,7 +52,14 @@ class Client:
                 raise Rejected(reply.reason)
             return reply
 
-        return await retry(once, budget_s=self._budget_s, rng=self._rng, clock=self.clock)
+        return await self._retried(once)
+
+    async def flush(self) -> None:
+        """Return once the server knows the subscriptions made so far."""
+        await self._retried(self.bus.flush)
+
+    async def _retried(self, call: Callable[[], Awaitable[T]]) -> T:
+        return await retry(call, budget_s=self._budget_s, rng=self._rng, clock=self.clock)
 
     async def master(self, verb: str, message: Message, answer: type[M]) -> M:
         return await self.ask(subjects.command("master", subjects.MASTER, verb), message, answer)
@@ -79,6 +87,11 @@ class Client:
         """The order to empty it is off."""
         subject = subjects.command("controller", await self._cluster_of(aggregator), "restore")
         await self.ask(subject, cluster.RestoreAggregator(aggregator=aggregator), Ok)
+
+    async def lost(self, aggregator: str) -> None:
+        """It will not come back: nobody is to wait for it."""
+        subject = subjects.command("controller", await self._cluster_of(aggregator), "lost")
+        await self.ask(subject, cluster.AggregatorLost(aggregator=AggregatorId(aggregator)), Ok)
 
     async def _cluster_of(self, aggregator: str) -> str:
         for info in await self.aggregators():

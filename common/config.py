@@ -16,6 +16,7 @@ import msgspec
 
 from slackwater.common.bus.access import Credentials
 from slackwater.common.errors import ConfigRejected
+from slackwater.common.private_files import write_private
 from slackwater.schemas.base import IdText
 
 C = TypeVar("C", bound=msgspec.Struct)
@@ -60,7 +61,8 @@ def parse_config(data: Mapping[str, Any], kind: type[C], source: str) -> C:
 
 
 def write_config(path: Path, values: Mapping[str, Any]) -> None:
-    """The file that `load_config` reads back. Fields that are None are left out."""
+    """The file that `load_config` reads back, its owner's alone: it may hold a token. Fields that
+    are None are left out."""
     plain: list[str] = []
     tables: list[str] = []
     for key, value in values.items():
@@ -69,7 +71,7 @@ def write_config(path: Path, values: Mapping[str, Any]) -> None:
             tables.append("\n".join(["", f"[{_toml(key)}]", *rows]))
         elif value is not None:
             plain.append(f"{_toml(key)} = {_toml(value)}")
-    path.write_text("\n".join([*plain, *tables]) + "\n", encoding="utf-8")
+    write_private(path, "\n".join([*plain, *tables]) + "\n")
 
 
 def _toml(value: Any) -> str:

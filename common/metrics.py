@@ -7,11 +7,12 @@ the path of a request or a push touches no metric object and no lock.
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from slackwater.common.scraping import ScrapePort
 from slackwater.common.shell.definition import Level
 
 COUNTERS: Final[Mapping[str, str]] = {
@@ -21,6 +22,7 @@ COUNTERS: Final[Mapping[str, str]] = {
     "refused": "Requests refused by the shell: busy or draining",
     "fenced": "Commands refused because their sender was replaced",
     "undecodable": "Payloads that are no message of the expected type",
+    "breaches_refused": "Events left out because one like them broke the core before",
     "unanswered": "Requests without an answer in time, and answers nobody waited for",
     "facts": "Facts and telemetry received",
     "published": "Facts and telemetry sent",
@@ -38,6 +40,8 @@ GAUGES: Final[Mapping[str, str]] = {
     "step_s_sum": "Seconds spent in the core",
     "step_s_max": "The longest step of the core in seconds",
     "epoch": "This instance's epoch",
+    "breaches": "Events from outside that broke the core of this instance, as many as are kept",
+    "records_damaged": "Records that could not be read at the start and were set aside",
 }
 LEVELS: Final[Mapping[str, str]] = {
     "tenant_asked_cores": "Cores that the tenant's admitted jobs ask for, as profiled",
@@ -57,6 +61,7 @@ LEVELS: Final[Mapping[str, str]] = {
     "device_pages_per_s": "Page I/O requests a second, smoothed",
     "device_backup_waiting_pages": "Pages on their way to the backup file",
     "device_degraded": "1: the backup file fails, writes are refused",
+    "device_stuck": "1: the oldest write has not settled for 10 s",
 }
 """With labels of their own."""
 OWN: Final = "slackwater_own_total"
@@ -115,12 +120,8 @@ class Exposition:
     def __init__(self, collector: Collector, port: int) -> None:
         registry = CollectorRegistry(auto_describe=False)
         registry.register(collector)
-        self._server, self._thread = start_http_server(
-            max(0, port), addr="127.0.0.1", registry=registry
-        )
-        self.port: int = self._server.server_address[1]
+        self._scraped = ScrapePort(registry, max(0, port))
+        self.port = self._scraped.port
 
     def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join(timeout=5.0)
+        self._scraped.close()

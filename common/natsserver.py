@@ -5,6 +5,10 @@ kept in the state folder, and every later start of that folder takes it again, s
 the server where it was. Every write is on disk before it is acknowledged (`sync_interval: always`):
 by default JetStream syncs every two minutes, and a power failure loses what was acknowledged since.
 
+A guarded server asks its clients for a token, which is kept in the state folder like the port, and
+is part of the URL. Every account of the machine can connect to a loopback port, and read the
+command line of every process: the token is in files of this account alone.
+
 The child dies with the thread that started it (PR_SET_PDEATHSIG counts threads, not processes):
 start it from the main thread, or from one that outlives it.
 """
@@ -28,6 +32,7 @@ from pathlib import Path
 
 from slackwater.common import limits
 from slackwater.common.errors import ConfigRejected, Fatal, Unavailable
+from slackwater.common.private_files import kept_token, private_folder, write_private
 
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)  # Loaded here: nothing may be loaded between fork and exec.
@@ -73,18 +78,37 @@ def check_version(text: str, where: str) -> None:
 class NatsServer:
     """One nats-server child over one state folder. Not for use from several threads at once."""
 
-    def __init__(self, state_dir: Path | None = None, *, monitoring: bool = False) -> None:
+    def __init__(
+        self, state_dir: Path | None = None, *, monitoring: bool = False, guarded: bool = False
+    ) -> None:
         self._temporary = state_dir is None
         self.state_dir = state_dir or _unused_folder()
         self._monitoring = monitoring
+        self._guarded = guarded
+        self._token = ""
         self._process: subprocess.Popen[bytes] | None = None
         self.url = ""
+        """With the token, where the server is guarded: not to be shown."""
         self.monitoring_url = ""
+
+    @property
+    def address_file(self) -> Path:
+        """Holds the URL of a guarded server, for this account's commands and other clients."""
+        return self.state_dir / "url"
+
+    @property
+    def log_path(self) -> Path:
+        return self.state_dir / "nats-server.log"
 
     @property
     def pid(self) -> int:
         assert self._process is not None, "the server is not started"
         return self._process.pid
+
+    @property
+    def code(self) -> int:
+        """The exit code of its last end, negative for a signal; 0 while it runs."""
+        return (self._process.poll() if self._process is not None else None) or 0
 
     @property
     def running(self) -> bool:
@@ -129,14 +153,16 @@ class NatsServer:
             return
         binary = find_server()
         check_version(_binary_version(binary), binary)
-        self.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        private_folder(self.state_dir)
+        if self._guarded:
+            self._token = kept_token(self.state_dir / "token")
         for stale in self.state_dir.glob("*.ports"):
             stale.unlink()
         config = self.state_dir / "nats.conf"
-        config.write_text(self._config())
-        with self._log.open("ab") as log:  # What it says before it has read where to log.
+        write_private(config, self._config())
+        with self.log_path.open("ab") as log:  # What it says before it has read where to log.
             self._process = subprocess.Popen(
-                [binary, "-c", str(config), "-l", str(self._log)],
+                [binary, "-c", str(config), "-l", str(self.log_path)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -167,13 +193,11 @@ class NatsServer:
             "  sync_interval: always",
             "}",
         ]
+        if self._token:
+            lines.append(f'authorization {{ token: "{self._token}" }}')
         if self._monitoring:
             lines.append(f'http: "127.0.0.1:{kept.get("monitoring", -1)}"')
         return "\n".join(lines) + "\n"
-
-    @property
-    def _log(self) -> Path:
-        return self.state_dir / "nats-server.log"
 
     @property
     def _ports_kept(self) -> Path:
@@ -206,6 +230,9 @@ class NatsServer:
             return False  # Not listening yet.
         if not greeted:
             return False
+        if self._token:
+            url = f"nats://{self._token}@{host}:{port}"
+            write_private(self.address_file, url + "\n")
         self.url = url
         kept = self._read_kept() | {"nats": int(port)}
         if urls.get("monitoring"):
@@ -216,20 +243,24 @@ class NatsServer:
         temporary.replace(self._ports_kept)
         return True
 
-    def _failed(self, what: str) -> Exception:
+    def last_words(self) -> str:
+        """The last error in its log, else its last line."""
         try:
-            lines = self._log.read_text(errors="replace").splitlines()
+            lines = self.log_path.read_text(errors="replace").splitlines()
         except FileNotFoundError:
             lines = []
         reason = next((line for line in reversed(lines) if "[FTL]" in line or "[ERR]" in line), "")
-        reason = reason or (lines[-1] if lines else "it wrote no log")
-        text = f"nats-server over {self.state_dir} {what}: {reason.strip()}"
+        return (reason or (lines[-1] if lines else "it wrote no log")).strip()
+
+    def _failed(self, what: str) -> Exception:
+        reason = self.last_words()
+        text = f"nats-server over {self.state_dir} {what}: {reason}"
         if "address already in use" in reason:
             return Unavailable(
-                f"{text}; another process has the port of {self._ports_kept}: end it, or remove "
-                "that file to let the server choose another"
+                f"{text}; clients know the server by the port in {self._ports_kept}, which another "
+                "process has: end that one, or start over another state folder"
             )
-        return Fatal(f"{text}; see {self._log}")
+        return Fatal(f"{text}; see {self.log_path}")
 
     def _end(self, how: signal.Signals) -> None:
         process, self._process = self._process, None

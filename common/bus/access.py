@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -23,6 +24,7 @@ VARIABLES = {
     "nkey": "NATS_NKEY",
 }
 _FILES = ("creds", "nkey")
+_CARRIED = re.compile(r"//[^/@]*@")
 
 
 class Credentials(msgspec.Struct, kw_only=True, frozen=True):
@@ -96,9 +98,21 @@ class Access:
         return shown(self.url)
 
 
+def address_file() -> Path:
+    """Where `slackwater up` leaves the address of its cluster, token and all, for this account's
+    commands."""
+    base = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    return Path(base) / "slackwater" / "url"
+
+
 def shown(url: str) -> str:
-    """The URL without a password that it may carry, for messages and reports."""
-    return re.sub(r"//[^/@]*@", "//", url)
+    """The URL without a password or token that it may carry, for messages and reports."""
+    return _CARRIED.sub("//", url)
+
+
+def carries_identity(url: str) -> bool:
+    """Whether the URL says itself as whom the bus is used: that counts then, and nothing else."""
+    return _CARRIED.search(url) is not None
 
 
 def _named(name: str) -> str:

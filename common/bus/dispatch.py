@@ -140,7 +140,7 @@ class EndpointWorker:
     ) -> None:
         self.errors += 1
         self.last_error = f"{failure.code}:{failure.reason}"
-        refused = Refused(reason=failure.reason[:4096], retry_after_s=retry_after_s)
+        refused = Refused(reason=failure.reason, retry_after_s=retry_after_s)
         payload = codec.encode(refused, json=delivery.json)
         await self._answer(reply_to, payload, delivery.json, failure)
 

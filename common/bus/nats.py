@@ -20,7 +20,7 @@ from nats.nuid import NUID
 from nats.protocol.parser import AUTHORIZATION_VIOLATION
 
 from slackwater.common import codec, limits
-from slackwater.common.bus.access import Credentials, shown
+from slackwater.common.bus.access import Credentials, address_file, carries_identity, shown
 from slackwater.common.bus.base import Delivery, Endpoint, Handler, ServiceInfo, Subscription
 from slackwater.common.bus.dispatch import BusCounters, EndpointWorker, Failure, Mailbox
 from slackwater.common.bus.micro import (
@@ -91,12 +91,13 @@ class NatsBus:
         clock: Clock | None = None,
     ) -> "NatsBus":
         """Raises Unavailable if no server answers at `url` within BUS_CONNECT_S, ConfigRejected if
-        it will not have us.
+        it will not have us. A password or token in `url` counts before `credentials`.
 
         `on_closed` is called when the connection is closed for good by anything but `close()`: a
         daemon ends then, and is started anew.
         """
-        identity = credentials or Credentials()
+        carried = carries_identity(url)
+        identity = Credentials() if carried or credentials is None else credentials
         options = identity.options() | ({"tls": tls} if tls is not None else {})
         bus = cls(shown(url), name, clock or LiveClock())
         bus._on_closed = on_closed
@@ -121,12 +122,11 @@ class NatsBus:
         waits: set[asyncio.Future[Any]] = {connecting, refused}
         await asyncio.wait(waits, timeout=limits.BUS_CONNECT_S, return_when=asyncio.FIRST_COMPLETED)
         refused.cancel()
-        await bus._finish_connecting(connecting, identity)
+        who = "what this URL says of its client" if carried else str(identity)
+        await bus._finish_connecting(connecting, who)
         return bus
 
-    async def _finish_connecting(
-        self, connecting: "asyncio.Future[None]", identity: Credentials
-    ) -> None:
+    async def _finish_connecting(self, connecting: "asyncio.Future[None]", who: str) -> None:
         if not connecting.done():
             self._closing = True
             connecting.cancel()
@@ -135,10 +135,11 @@ class NatsBus:
             why = self._last_error or "no answer"
             if self._refused.is_set():
                 raise ConfigRejected(
-                    f"the nats-server at {self.url} refuses {identity} ({why}); give other "
+                    f"the nats-server at {self.url} refuses {who} ({why}); give other "
                     "credentials: NATS_USER and NATS_PASSWORD, NATS_TOKEN, NATS_CREDS or "
                     "NATS_NKEY, a command's options of these names, or [credentials] in a "
-                    "service's configuration"
+                    "service's configuration; the token of a cluster that `slackwater up` "
+                    f"started is in the URL in {address_file()}, or in nats/url of its --state-dir"
                 )
             raise Unavailable(
                 f"no nats-server answers at {self.url} ({why}); start one there, give the right "
@@ -375,7 +376,7 @@ class NatsBus:
         self.client._pending.clear()
         self.client._pending_data_size = 0
         # No answer can arrive any more: who waits for one need not wait for the deadline.
-        for answer in list(self.client._resp_map.values()):
+        for answer in (*self.client._resp_map.values(), *self.client._pongs):
             if not answer.done():
                 answer.set_exception(_ConnectionLost())
                 answer.exception()  # Seen, if nobody waits after all.

@@ -15,6 +15,8 @@ import pytest
 from slackwater.common import codec, limits
 from slackwater.common.bus.base import Delivery, Endpoint, ServiceInfo
 from slackwater.common.bus.nats import NatsBus
+from slackwater.common.client import Client
+from slackwater.common.clock import LiveClock
 from slackwater.common.errors import ConfigRejected, DeadlineExceeded, Retryable, Unavailable
 from slackwater.common.natsserver import NatsServer
 from slackwater.common.retry import retry
@@ -146,6 +148,20 @@ async def test_nothing_is_kept_for_later(own_nats_server: NatsServer) -> None:
     await bus.publish("t.beat", b"fresh")
     await _progress(lambda: bool(got))
     assert got == [b"fresh"]
+    await bus.close()
+
+
+async def test_a_flush_under_way_ends_with_its_connection(own_nats_server: NatsServer) -> None:
+    """It would wait for its whole deadline: no PONG comes from a server that is gone."""
+    bus = await NatsBus.connect(own_nats_server.url, "one")
+    os.kill(own_nats_server.pid, signal.SIGSTOP)
+    flushing = asyncio.create_task(bus.flush())
+    await asyncio.sleep(0.05)  # Its PING is sent.
+    own_nats_server.kill()
+    with pytest.raises(DeadlineExceeded, match="was lost before the answer"):
+        await flushing
+    await own_nats_server.start_async()
+    await Client(bus, LiveClock(), budget_s=10.0).flush()  # As soon as there is a connection.
     await bus.close()
 
 

@@ -1,8 +1,10 @@
 """Metrics are read when they are scraped, logs are one JSON line an event."""
 
 import asyncio
+import contextlib
 import json
 import logging as standard
+import socket
 import threading
 import urllib.request
 from types import SimpleNamespace
@@ -12,8 +14,8 @@ import pytest
 import structlog
 from prometheus_client.parser import text_string_to_metric_families
 
+from slackwater.common import limits, metrics
 from slackwater.common import logging as logs
-from slackwater.common import metrics
 from slackwater.common.shell import main
 from slackwater.common.shell.counters import Counters
 from slackwater.common.shell.definition import Level
@@ -43,6 +45,44 @@ def test_a_scrape_shows_the_counters_of_that_moment() -> None:
     assert found["slackwater_own_total", "pushes"].value == 5
     assert found["slackwater_timers", ""].value == 3
     assert found["slackwater_steps_total", ""].labels == {"service": "master", "id": "main"}
+
+
+def test_connections_that_ask_nothing_take_few_threads_and_keep_no_scrape_out() -> None:
+    """Some say nothing, some say half of a request, some never read their answer."""
+    collector = metrics.ShellCollector("master", "main", Counters().all, dict)
+    exposition = metrics.Exposition(collector, -1)
+    before, idle = threading.active_count(), []
+    try:
+        for i in range(10 * limits.SCRAPES_MAX):
+            idle.append(socket.create_connection(("127.0.0.1", exposition.port), timeout=5))
+            idle[-1].sendall((b"", b"GET /metrics HTT", b"GET /metrics HTTP/1.0\r\n\r\n")[i % 3])
+            assert threading.active_count() <= before + limits.SCRAPES_MAX
+        url = f"http://127.0.0.1:{exposition.port}/metrics"
+        with urllib.request.urlopen(url, timeout=20) as answer:
+            assert b"slackwater_steps_total" in answer.read()
+        assert threading.active_count() <= before + limits.SCRAPES_MAX
+    finally:
+        for sock in idle:
+            sock.close()
+        exposition.close()
+
+
+def test_a_connection_that_asks_nothing_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one whose bytes come now and then."""
+    monkeypatch.setattr(limits, "SCRAPE_S", 0.2)
+    collector = metrics.ShellCollector("master", "main", dict, dict)
+    exposition = metrics.Exposition(collector, -1)
+    try:
+        with socket.create_connection(("127.0.0.1", exposition.port), timeout=5) as peer:
+            peer.settimeout(0.05)
+            with contextlib.suppress(ConnectionError):
+                while True:
+                    peer.sendall(b"x")
+                    with contextlib.suppress(TimeoutError):
+                        if not peer.recv(1):
+                            break
+    finally:
+        exposition.close()
 
 
 def test_a_services_own_levels_are_shown_with_their_labels_as_they_are_then() -> None:

@@ -1,0 +1,110 @@
+"""What one machine's cluster stands on: private files, a lock, restarts counted within a while."""
+
+import multiprocessing
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from slackwater.cli import where
+from slackwater.common import limits
+from slackwater.common.bus.access import carries_identity, shown
+from slackwater.common.embedded.restarts import RecentEnds, described, too_often
+from slackwater.common.errors import ConfigRejected, Unavailable
+from slackwater.common.holding import Holding
+from slackwater.common.private_files import kept_token, private_folder, write_private
+
+DAY_S = 86_400.0
+
+
+def _mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_a_secret_is_private_whatever_was_there_before(tmp_path: Path) -> None:
+    path = tmp_path / "url"
+    path.write_text("old")
+    path.chmod(0o666)
+    (tmp_path / "url.new").write_text("a write that was cut short")
+    (tmp_path / "url.new").chmod(0o666)
+    write_private(path, "new")
+    assert (path.read_text(), _mode(path)) == ("new", 0o600)
+    assert [each.name for each in tmp_path.iterdir()] == ["url"]
+    open_to_all = tmp_path / "folder"
+    open_to_all.mkdir(mode=0o755)
+    assert _mode(private_folder(open_to_all)) == 0o700
+
+
+def test_a_token_is_kept_and_is_nobody_elses(tmp_path: Path) -> None:
+    token = kept_token(tmp_path / "token")
+    assert len(bytes.fromhex(token)) == 32
+    assert _mode(tmp_path / "token") == 0o600
+    (tmp_path / "token").chmod(0o644)
+    assert kept_token(tmp_path / "token") == token
+    assert _mode(tmp_path / "token") == 0o600
+    assert kept_token(tmp_path / "other") != token
+    (tmp_path / "short").write_text("abc")
+    with pytest.raises(ConfigRejected, match=r"short: a token has 32 or more .* remove it"):
+        kept_token(tmp_path / "short")
+
+
+def test_an_address_shows_no_token() -> None:
+    url = "nats://0123abcd@127.0.0.1:4222"
+    assert carries_identity(url)
+    assert shown(url) == "nats://127.0.0.1:4222"
+    assert not carries_identity(shown(url))
+
+
+def _take(path: Path, answer: "multiprocessing.Queue[str]") -> None:
+    answer.put(Holding(path).take())
+
+
+def test_a_lock_names_its_holder_and_goes_with_it(tmp_path: Path) -> None:
+    ours = Holding(tmp_path / "lock")
+    assert ours.take() == ""
+    assert Holding(tmp_path / "lock").take() == str(os.getpid())
+    ours.release()
+    spawning = multiprocessing.get_context("spawn")
+    answer: multiprocessing.Queue[str] = spawning.Queue()
+    other = spawning.Process(target=_take, args=(tmp_path / "lock", answer))
+    other.start()
+    assert answer.get(timeout=60) == ""
+    other.join()
+    assert ours.take() == "", "its process has ended"
+    ours.release()
+
+
+def test_ends_are_counted_within_a_while_and_not_for_ever() -> None:
+    """Twenty-one ends in a year are no reason to give up, in a minute they are."""
+    ends = RecentEnds()
+    most = limits.RESTARTS_MAX
+    assert all(ends.add(n * 17 * DAY_S) == 1 for n in range(most + 1))
+    in_a_minute = RecentEnds()
+    counted = [in_a_minute.add(1000.0 + n * 2.0) for n in range(most + 1)]
+    assert counted[-1] == most + 1
+    assert too_often(21, described(-9)) == "ended 21 times within 60 s, the last time with signal 9"
+
+
+def test_commands_use_the_address_that_up_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("SLACKWATER_URL", "NATS_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    with pytest.raises(Unavailable, match="no cluster is known"):
+        where.resolve(None)
+    own = "nats://0123abcd@127.0.0.1:4222"
+    with where.remembered(own) as other:
+        assert other == ""
+        assert _mode(tmp_path / "slackwater" / "url") == 0o600
+        assert where.resolve(None) == own
+        assert where.resolve("nats://127.0.0.1:4222/") == own
+        assert where.resolve("nats://127.0.0.1:4223") == "nats://127.0.0.1:4223"
+        with where.remembered("nats://second@127.0.0.1:4223") as other:
+            assert other == str(os.getpid())
+            assert where.resolve(None) == own
+        assert where.resolve(None) == own
+        monkeypatch.setenv("SLACKWATER_URL", "nats://127.0.0.1:4222")
+        assert where.resolve(None) == own
+    assert where.resolve(None) == "nats://127.0.0.1:4222"
