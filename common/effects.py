@@ -5,6 +5,7 @@ imperative. The shell stores every `Persist` of a step before it carries out the
 effects; the order within the others is kept.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -137,6 +138,9 @@ class Recovered:
     epoch: int
     records: dict[str, dict[str, Record]]
     """bucket -> key -> record"""
+    damaged: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """bucket -> keys whose records are there and cannot be read. What they were about goes on
+    elsewhere: nothing may be begun anew, given away or dropped under such a key."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,15 @@
 """A whole cluster on one machine: what `slackwater up` and `loadgen replay` start.
 
-The services' CPU shares are fitted to the machine: an aggregator is a slot of `cpu_share` cores,
-and together they get at most half of the cores, so that what a job loses is its neighbours' doing
-and not the machine's.
+An aggregator is a slot of `cpu_share` cores. Fractions of a core emulate a pool. They are fitted
+to the machine: together they get at most half of the cores, so that what a job loses is its
+neighbours' doing and not the machine's. Likewise with memory: together they may hold
+half of what this process may have.
 
 Aggregators listen for both transports, tcp on the loopback interface, with one secret per cluster,
 so that Agents and handovers have the choice that they have between real hosts.
 """
 
+import asyncio
 import os
 import secrets
 import sys
@@ -19,25 +21,31 @@ from typing import Any, Final, Literal
 import structlog
 
 from slackwater.common import limits, threads
+from slackwater.common.cgroup import memory_bytes
 from slackwater.common.config import write_config
+from slackwater.common.embedded.announcing import announce
 from slackwater.common.embedded.supervisor import Supervisor
 from slackwater.common.embedded.unit import UnitSpec
 from slackwater.common.errors import ConfigRejected
 
 CPU_SHARE: Final = 0.1
-"""Of one core: an aggregator's on a development machine."""
+"""Of one core: an aggregator's of an emulated pool on a development machine."""
+MEMORY_BYTES_MIN: Final = 1024 * 1024
 _ANY_FREE_PORT: Final = "127.0.0.1:0"
 _TOKEN_BYTES: Final = 32
 _log = structlog.get_logger()
 
 
 def fit_cpu_share(requested: float, aggregators: int, cores: int) -> float:
-    """The share of each of `aggregators`: `requested` cores, or less, so that all of them together
-    use at most half of `cores`. Raises ConfigRejected when less than CPU_SHARE_MIN is left."""
+    """The share of each of `aggregators`. A fraction of a core emulates a pool: `requested`, or
+    less, so that all of them together use at most half of `cores`. Whole cores are as asked for: a
+    slot of them stretches nothing. Raises ConfigRejected when less than CPU_SHARE_MIN is left."""
     if aggregators < 1 or not requested > 0:
         raise ConfigRejected(
             f"{aggregators} aggregators with a share of {requested} cores: both must be positive"
         )
+    if requested >= 1.0:
+        return requested
     share = min(requested, cores / 2 / aggregators)
     if share < limits.CPU_SHARE_MIN:
         most = int(cores / 2 / limits.CPU_SHARE_MIN)
@@ -51,6 +59,17 @@ def fit_cpu_share(requested: float, aggregators: int, cores: int) -> float:
     return share
 
 
+def memory_budget(requested_bytes: int) -> int:
+    """What all aggregators together may hold: so much, or half of this process's memory. Raises
+    ConfigRejected when nothing could be held in it."""
+    if 0 < requested_bytes < MEMORY_BYTES_MIN:
+        raise ConfigRejected(
+            f"{requested_bytes} bytes of memory for all aggregators: give {MEMORY_BYTES_MIN} or "
+            "more, or 0 for half of what this process may have"
+        )
+    return requested_bytes or memory_bytes() // 2
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterOptions:
     """What to start. The mappings go into the services' configuration files as they are."""
@@ -60,6 +79,12 @@ class ClusterOptions:
     lenders: int = 0
     """Lenders of memory (slabd), each posing as a machine of its own: node m1, m2, ..."""
     cpu_share: float = CPU_SHARE
+    """Of each aggregator; 1 or more for jobs that really train."""
+    charge_ns_per_byte: float = 0.0
+    """What aggregators charge a fold for each byte, instead of what it took (AggregatorConfig); 0:
+    they measure."""
+    memory_bytes: int = 0
+    """What all aggregators together may hold; 0: half of what this process may have."""
     state_dir: Path | None = None
     """Where records outlive the cluster; None: a temporary folder."""
     log_dir: Path | None = None
@@ -100,6 +125,7 @@ class EmbeddedCluster:
 
     @property
     def url(self) -> str:
+        """With the token that the bus asks for: not to be shown."""
         return self.supervisor.url
 
     async def __aenter__(self) -> "EmbeddedCluster":
@@ -116,16 +142,19 @@ class EmbeddedCluster:
         except BaseException:
             await supervisor.stop()
             raise
+        self._announcing = asyncio.create_task(announce(url, lambda: supervisor.units))
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        self._announcing.cancel()
+        await asyncio.gather(self._announcing, return_exceptions=True)
         await self.supervisor.stop()
 
     def _spec(self, service: str, id: str, fields: Mapping[str, Any], url: str) -> UnitSpec:
         name = f"{service}-{id}"
         supervisor = self.supervisor
         state_dir = supervisor.state_dir / name
-        state_dir.mkdir(parents=True, exist_ok=True)
+        state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         config = supervisor.run_dir / f"{name}.toml"
         write_config(config, {"id": id, "url": url, "state_dir": state_dir, **fields})
         return UnitSpec(
@@ -144,6 +173,7 @@ class EmbeddedCluster:
             },
             restarts_max=self.options.restarts_max,
             restart_wait_s_max=self.options.restart_wait_s_max,
+            oom_score_adj=limits.OOM_SCORE_AGGREGATOR if service == "aggregator" else 0,
         )
 
 
@@ -172,6 +202,11 @@ def service_stages(
         "tcp_address": _ANY_FREE_PORT,
         "cluster_token": cluster_token,
     }
+    if options.charge_ns_per_byte:
+        aggregator["charge_ns_per_byte"] = options.charge_ns_per_byte
+    if not options.aggregator.get("device"):  # A GPU's memory is not the host's.
+        budget = memory_budget(options.memory_bytes)
+        aggregator |= {"memory_bytes_max": budget, "node_memory_bytes_max": budget}
     if options.transport in ("shm", "verbs", "tcp"):
         aggregator["transport"] = options.transport
     first = [

@@ -11,16 +11,28 @@ import contextlib
 import os
 import secrets
 import shutil
+import signal
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import structlog
 
 from slackwater.common import limits
+from slackwater.common.bus.access import shown
+from slackwater.common.cgroup import MemoryKills
 from slackwater.common.embedded.orphans import MARKER, Reaper
+from slackwater.common.embedded.restarts import RecentEnds, described, too_often
 from slackwater.common.embedded.unit import State, Unit, UnitSpec, UnitStatus
-from slackwater.common.errors import Fatal, Rejected, SlackwaterError, Unavailable
+from slackwater.common.errors import (
+    ConfigRejected,
+    Fatal,
+    Rejected,
+    SlackwaterError,
+    Unavailable,
+)
+from slackwater.common.holding import Holding
 from slackwater.common.natsserver import NatsServer
 
 NATS = "nats"
@@ -45,18 +57,28 @@ class Supervisor:
         self._nats: NatsServer | None = None
         self._nats_pid = 0
         self._nats_restarts = 0
+        self._holding: Holding | None = None
         self._stages: list[list[Unit]] = []
+        self._memory_kills = MemoryKills()
         self._tasks: list[asyncio.Task[None]] = []
         self._closed = False
         self.failed: asyncio.Event = asyncio.Event()
         """Set when a unit, or the bus server, will not be started again."""
         self.failure: SlackwaterError | None = None
+        self.failed_log: Path | None = None
+        """Of what failed; it may go with the supervisor."""
         self._reaper.open()
         atexit.register(self.abandon)
 
     @property
     def url(self) -> str:
         return self._nats.url if self._nats is not None else ""
+
+    @property
+    def address_file(self) -> Path:
+        """Holds the URL, token and all."""
+        assert self._nats is not None, "the bus server is not started"
+        return self._nats.address_file
 
     @property
     def units(self) -> dict[str, Unit]:
@@ -69,7 +91,7 @@ class Supervisor:
         nats, running = self._nats, self._nats.running
         state: State = "ready" if running else "restarting"
         pid = nats.pid if running else 0
-        own = UnitStatus(NATS, state, pid, self._nats_restarts, 0, nats.url)
+        own = UnitStatus(NATS, state, pid, self._nats_restarts, 0, shown(nats.url))
         return [own, *(unit.status for unit in self.units.values())]
 
     def orphans(self) -> list[int]:
@@ -79,9 +101,16 @@ class Supervisor:
     # Start ----------------------------------------------------------------------------------------
 
     async def start_nats(self) -> str:
-        """The URL. The server is started anew, on the same port, whenever it ends."""
-        self.state_dir.mkdir(parents=True, exist_ok=True)
-        self._nats = NatsServer(self.state_dir / NATS)
+        """The URL, with the token that the server asks for. The server is started anew, on the
+        same port, whenever it ends."""
+        self.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._holding = Holding(self.state_dir / "lock")
+        if holder := self._holding.take():
+            raise Unavailable(
+                f"{self.state_dir} is in use by the cluster of process {holder}: end that one, or "
+                "name another folder"
+            )
+        self._nats = NatsServer(self.state_dir / NATS, guarded=True)
         await self._nats.start_async()
         self._nats_pid = self._nats.pid
         self._tasks.append(asyncio.ensure_future(self._watch_nats(self._nats)))
@@ -91,7 +120,8 @@ class Supervisor:
     async def start_units(self, specs: Sequence[UnitSpec]) -> None:
         """Start all at once, as one stage (ended together, before the stages that came earlier),
         and return when all are ready. Raises Fatal or ConfigRejected for the first that fails."""
-        stage = [Unit(spec, self.run_dir, {MARKER: self._marker}) for spec in specs]
+        marker = {MARKER: self._marker}
+        stage = [Unit(spec, self.run_dir, marker, self._memory_kills) for spec in specs]
         self._stages.append(stage)
         for unit in stage:
             unit.start()
@@ -166,6 +196,8 @@ class Supervisor:
         if self._nats is not None:
             self._nats.stop()
             self._nats = None
+        if self._holding is not None:
+            self._holding.release()
         self._reaper.close()
         shutil.rmtree(self.run_dir, ignore_errors=True)
         atexit.unregister(self.abandon)
@@ -193,32 +225,44 @@ class Supervisor:
     async def _follow(self, unit: Unit) -> None:
         await unit.ended.wait()
         if unit.state == "failed":
-            self._fail(unit.failure())
+            self._fail(unit.failure(), unit.log_path)
 
-    def _fail(self, error: SlackwaterError) -> None:
+    def _fail(self, error: SlackwaterError, log: Path) -> None:
         if self.failure is None:
-            self.failure = error
+            self.failure, self.failed_log = error, log
             self.failed.set()
 
     async def _watch_nats(self, nats: NatsServer) -> None:
-        """Start the bus server again whenever it ends, also when it ends while it starts."""
+        """Start the bus server again whenever it ends, also when it ends while it starts, as often
+        within a while as any other unit."""
+        ends, why = RecentEnds(), ""
         while True:
             if nats.running:
                 await _gone(nats.pid)
                 await asyncio.sleep(0.001)  # Until it is reaped: `running` asks for that.
                 continue
             self._nats_restarts += 1
-            if self._nats_restarts > self._restarts_max:
-                self._fail(Fatal(f"nats-server ended {self._nats_restarts} times; see its log"))
+            killed = nats.code == -signal.SIGKILL
+            how = described(nats.code, killed and self._memory_kills.rose())
+            recent = ends.add(time.monotonic())
+            if recent > self._restarts_max:
+                said = why or f"its log ends with: {nats.last_words()}"
+                self._fail(Fatal(f"{NATS}-server {too_often(recent, how)}; {said}"), nats.log_path)
                 return
+            _log.warning("unit.restart", unit=NATS, ended=how, wait_s=limits.RESTART_WAIT_S)
             await asyncio.sleep(limits.RESTART_WAIT_S)
             try:
                 await nats.start_async()
+            except ConfigRejected as error:
+                self._fail(error, nats.log_path)
+                return
             except (Fatal, Unavailable) as error:
-                _log.warning("unit.restart", unit=NATS, reason=str(error))
+                why = str(error)
+                _log.warning("unit.restart", unit=NATS, reason=why)
                 continue
+            why = ""
             self._nats_pid = nats.pid
-            _log.warning("unit.restarted", unit=NATS, url=nats.url)
+            _log.warning("unit.restarted", unit=NATS, url=shown(nats.url))
 
 
 async def _gone(pid: int) -> None:

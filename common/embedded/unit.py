@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,12 +19,16 @@ from typing import IO, Final, Literal
 import structlog
 
 from slackwater.common import limits
+from slackwater.common.cgroup import MemoryKills
 from slackwater.common.embedded import launch
 from slackwater.common.embedded.notify import FdStore, NotifySocket
+from slackwater.common.embedded.restarts import RecentEnds, described, too_often
 from slackwater.common.errors import ConfigRejected, Fatal, SlackwaterError
 from slackwater.common.failpoints import VARIABLE
 
 State = Literal["stopped", "starting", "ready", "restarting", "stopping", "failed"]
+EX_BREACHED: Final = 70
+"""An event from outside broke it, and will be refused: that counts toward no limit."""
 EX_CONFIG: Final = 78
 _LOG_TAIL_BYTES: Final = 4096
 _CHECK_S: Final = 0.2
@@ -51,6 +54,8 @@ class UnitSpec:
     """Before the first restart; doubled by every further end in quick succession."""
     restart_wait_s_max: float = limits.RESTART_WAIT_S_MAX
     """Where the doubling stops."""
+    oom_score_adj: int = 0
+    """How gladly the kernel kills it when memory runs out; 0: as it kills the supervisor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +76,13 @@ class UnitStatus:
 class Unit:
     """Use from the loop's thread only; `start` from the main thread (see launch.py)."""
 
-    def __init__(self, spec: UnitSpec, run_dir: Path, marker: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        spec: UnitSpec,
+        run_dir: Path,
+        marker: Mapping[str, str],
+        memory_kills: MemoryKills | None = None,
+    ) -> None:
         self.spec = spec
         self.log_path = run_dir / f"{spec.name}.log"
         self.state: State = "stopped"
@@ -82,6 +93,7 @@ class Unit:
         self.ended = asyncio.Event()
         """Set once the unit is stopped or failed: nothing will start it again."""
         self._marker = marker
+        self._memory_kills = memory_kills or MemoryKills()
         self._store = FdStore()
         self._notify = NotifySocket(run_dir / f"{spec.name}.sock", self._store, self._told)
         self._process: subprocess.Popen[bytes] | None = None
@@ -89,7 +101,7 @@ class Unit:
         self._text = ""
         self._told_s = 0.0
         self._ready_s = 0.0
-        self._ends: deque[float] = deque()
+        self._ends = RecentEnds()
         self._quick_ends = 0
         self._stopping = False
         self._was_ready = False
@@ -100,6 +112,11 @@ class Unit:
     @property
     def pid(self) -> int:
         return self._process.pid if self._process is not None else 0
+
+    @property
+    def recent_ends(self) -> int:
+        """Within RESTART_WINDOW_S before the last one."""
+        return len(self._ends)
 
     @property
     def status(self) -> UnitStatus:
@@ -192,7 +209,8 @@ class Unit:
                 with self.log_path.open("ab") as log:
                     self._spawn(log)
                 code = await self._watch()
-                if not self._may_restart(code):
+                how = described(code, code == -signal.SIGKILL and self._memory_kills.rose())
+                if not self._may_restart(code, how):
                     break
                 self.restarts += 1
                 self.state = "restarting"
@@ -200,7 +218,7 @@ class Unit:
                     self.spec.restart_wait_s_max,
                     self.spec.restart_wait_s * 2.0**self._quick_ends,
                 )
-                _log.warning("unit.restart", unit=self.spec.name, code=code, wait_s=wait_s)
+                _log.warning("unit.restart", unit=self.spec.name, ended=how, wait_s=wait_s)
                 await asyncio.sleep(wait_s)
                 if self._stopping:
                     break
@@ -223,7 +241,8 @@ class Unit:
             self._armed = ""
         if spec.watchdog_s > 0:
             environment["WATCHDOG_USEC"] = str(int(spec.watchdog_s * 1e6))
-        inner = [str(os.getpid()), ",".join(map(str, fds)), "--", *spec.command]
+        adjust = str(spec.oom_score_adj)
+        inner = [str(os.getpid()), ",".join(map(str, fds)), adjust, "--", *spec.command]
         self.state, self._text, self._told_s = "starting", "", time.monotonic()
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", launch.__file__, *inner],
@@ -251,6 +270,7 @@ class Unit:
                     async with asyncio.timeout(_CHECK_S):
                         await gone.wait()
                 except TimeoutError:
+                    self._memory_kills.look(time.monotonic())
                     aborted_s = self._check_silence(aborted_s)
         finally:
             loop.remove_reader(pidfd)
@@ -291,7 +311,7 @@ class Unit:
             case "STOPPING", "1":
                 self.state = "stopping"
 
-    def _may_restart(self, code: int) -> bool:
+    def _may_restart(self, code: int, how: str) -> bool:
         """Restart=on-failure, within bounds; says why not."""
         now_s = time.monotonic()
         self._was_ready = self._was_ready or self._ready_s > 0
@@ -301,16 +321,15 @@ class Unit:
         if code == 0 or self._stopping:
             return False
         if code == EX_CONFIG:
-            self._fail(f"ended with code {code}: starting it again would not help")
+            self._fail(f"ended with {how}: starting it again would not help")
             return False
-        self._ends.append(now_s)
-        while self._ends[0] < now_s - limits.RESTART_WINDOW_S:
-            self._ends.popleft()
+        if code == EX_BREACHED:
+            self._quick_ends = 0
+            return True
+        ends = self._ends.add(now_s)
         most = self.spec.restarts_max if self._was_ready else limits.FIRST_STARTS_MAX - 1
-        if len(self._ends) > most:
-            how = f"code {code}" if code > 0 else f"signal {-code}"
-            within = f"ended {len(self._ends)} times within {limits.RESTART_WINDOW_S:.0f} s"
-            self._fail(f"{within}, the last time with {how}")
+        if ends > most:
+            self._fail(too_often(ends, how))
             return False
         return True
 

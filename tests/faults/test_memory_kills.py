@@ -56,9 +56,11 @@ class Device:
                     "--size", str(PAGES * PAGE_BYTES), "--socket", str(self.socket),
                     "--backup", str(self.folder / "backup"), "--slab-size", str(SLAB_BYTES),
                     "--node", "here", "--hot", "5", "--resilience", self.resilience,
-                    "--url", self.url, "--transport", self.transport,
+                    "--transport", self.transport,
                 ],
-                env={**os.environ, "SLACKWATER_CLUSTER_TOKEN": TOKEN},
+                env={
+                    **os.environ, "SLACKWATER_URL": self.url, "SLACKWATER_CLUSTER_TOKEN": TOKEN
+                },
                 stdout=log,
                 stderr=log,
             )  # fmt: skip

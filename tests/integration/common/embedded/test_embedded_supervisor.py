@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ import pytest
 from slackwater.common import codec
 from slackwater.common.embedded import UnitSpec
 from slackwater.common.errors import ConfigRejected, Fatal
-from slackwater.schemas.base import Message, Ok
+from slackwater.common.store.nats import NatsStore
+from slackwater.schemas.base import Message, Ok, Refused
 from slackwater.schemas.service import Drain, GetHealth, GetInfo, Health, Info
 
 pytestmark = pytest.mark.live
@@ -131,6 +133,43 @@ async def test_a_service_that_never_gets_ready_fails_the_start(lab: Any) -> None
     slow = UnitSpec(name="slow", command=("/bin/sleep", "100"), start_s=0.3)
     with pytest.raises(Fatal, match="signal 6"):
         await lab.supervisor.start_units([slow])
+
+
+async def test_a_message_that_breaks_the_core_costs_one_restart_and_counts_toward_no_limit(
+    lab: Any,
+) -> None:
+    """Its record could not be read back. Unbounded sums are the toy's own fault."""
+    await lab.supervisor.start_units([replace(lab.spec(), restarts_max=0)])
+    unit = lab.supervisor.units["t1"]
+    for command in ("c1", "c2"):
+        await lab.ask("add", lab.toy.Add(command=command, account="a", amount=2**63 - 1))
+    for number in range(3):
+        breaking = lab.toy.Add(command=f"b{number}", account="a", amount=100)
+        for _ in range(4):  # An honest sender repeats it.
+            refused = await lab.until_done("add", breaking)
+            assert isinstance(refused, Refused)
+            assert "Account cannot be stored" in refused.reason
+        assert unit.restarts == number + 1
+    assert (await lab.until_done("add", lab.toy.Add(command="d", account="b", amount=1))).total == 1
+    assert (await lab.stored())["a"].commands == ("c1", "c2")
+
+
+async def test_a_service_starts_without_a_damaged_record_and_says_so(lab: Any) -> None:
+    await lab.supervisor.start_units([lab.spec()])
+    for account in ("a", "b"):
+        await lab.ask("add", lab.toy.Add(command="c", account=account, amount=5))
+    store = NatsStore(lab.bus)
+    bucket = await store.bucket("toys-t1")
+    await bucket.put("a", b"damaged", expected_last=await bucket.last_sequence())
+    lab.supervisor.kill("t1", signal.SIGKILL)
+    again = lab.toy.Add(command="c", account="b", amount=5)
+    assert (await lab.until_done("add", again)).total == 5
+    health = await _answers(lab, "health", GetHealth(), Health)
+    assert (health.state, "set aside: a" in health.reason) == ("degraded", True)
+    copies, _ = await (await store.bucket("damaged")).load()
+    assert [(key[:10], entry.value) for key, entry in copies.items()] == [
+        ("toys-t1.a.", b"damaged")
+    ]
 
 
 async def test_an_instance_that_was_replaced_ends(lab: Any) -> None:

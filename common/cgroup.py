@@ -1,0 +1,115 @@
+"""The memory that this process may have, and whom the kernel killed for want of it.
+
+A cgroup with a limit below the machine's memory, ours or one around it, is the machine as far as we
+are concerned. Its count of processes that were killed for memory tells such a kill from a kill by
+somebody; where the cgroup does not count, the machine's count stands in.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+UNLIMITED: Final = 2**60
+"""Version 1 says 2**63 rounded to pages where there is no limit."""
+PROC: Final = Path("/proc")
+CGROUPS: Final = Path("/sys/fs/cgroup")
+LOOK_S: Final = 1.0
+FOR_MEMORY: Final = "killed by the kernel for memory"
+_KIB: Final = 1024
+
+
+class Group(NamedTuple):
+    """Where a cgroup's figures are."""
+
+    folder: Path
+    limit_file: str
+    usage_file: str
+    cache_field: str
+    """Of memory.stat: the page cache that could go."""
+    kills_file: str
+    """Has a line `oom_kill N`."""
+
+    def limit_bytes(self) -> int:
+        """Raises OSError, ValueError: the root group has no such file."""
+        text = (self.folder / self.limit_file).read_text().strip()
+        return UNLIMITED if text == "max" else int(text)
+
+
+_VERSION_2: Final = ("memory.max", "memory.current", "inactive_file", "memory.events")
+_VERSION_1: Final = (
+    "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file", "memory.oom_control",
+)  # fmt: skip
+
+
+def groups(proc: Path = PROC, cgroups: Path = CGROUPS) -> list[Group]:
+    """Our cgroup and those around it: version 2 (also mounted as `unified`), else version 1."""
+    try:
+        entries = (proc / "self" / "cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    for entry in entries:
+        _, controllers, path = entry.split(":", 2)
+        inner = Path(path.lstrip("/"))
+        if controllers == "":
+            names, roots = _VERSION_2, [cgroups, cgroups / "unified"]
+        elif "memory" in controllers.split(","):
+            names, roots = _VERSION_1, [cgroups / "memory"]
+        else:
+            continue
+        for root in roots:
+            around = [root / folder for folder in (inner, *inner.parents)]
+            found = [Group(one, *names) for one in around if (one / names[0]).exists()]
+            if found:
+                return found
+    return []
+
+
+def numbers(path: Path) -> Iterator[tuple[str, int]]:
+    """`name number ...` of each line. Raises OSError."""
+    for line in path.read_text().splitlines():
+        words = line.split()
+        if len(words) >= 2 and words[1].isdigit():
+            yield words[0], int(words[1])
+
+
+def memory_bytes(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
+    """What this process may have: the machine's memory, or the least limit around us."""
+    found = [dict(numbers(proc / "meminfo"))["MemTotal:"] * _KIB]
+    for group in groups(proc, cgroups):
+        try:
+            found.append(group.limit_bytes())
+        except (OSError, ValueError):
+            continue
+    return min(found)
+
+
+class MemoryKills:
+    """Processes that the kernel killed for memory, of our cgroup and those in it. Whoever starts
+    processes looks now and then; that the count rose about when one was killed tells why."""
+
+    def __init__(self, proc: Path = PROC, cgroups: Path = CGROUPS) -> None:
+        files = [group.folder / group.kills_file for group in groups(proc, cgroups)[:1]]
+        self._files = [*files, proc / "vmstat"]
+        self._older = self._newer = self.count()
+        self._looked_s = 0.0
+
+    def count(self) -> int:
+        """Since the machine's start; 0 where nobody counts."""
+        for path in self._files:
+            try:
+                found = dict(numbers(path))
+            except OSError:
+                continue
+            if "oom_kill" in found:
+                return found["oom_kill"]
+        return 0
+
+    def look(self, now_s: float) -> None:
+        """Cheap to call often: a look lasts LOOK_S."""
+        if now_s - self._looked_s >= LOOK_S:
+            self._looked_s = now_s
+            self._older, self._newer = self._newer, self.count()
+
+    def rose(self) -> bool:
+        """Since the last look but one: the last may have come after a kill that is told now."""
+        return self.count() > self._older

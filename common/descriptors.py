@@ -1,0 +1,10 @@
+"""Descriptors of a process that has many regions or channels."""
+
+import resource
+
+
+def allow_all() -> None:
+    """As many as its user may have: the soft limit is a default for programs that use `select`."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
