@@ -7,6 +7,8 @@ integers here; whoever passes one keeps its memory alive for as long as the call
 # numba infers the compiled functions' types itself, and its decorators mislead the type checker.
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,import-untyped,untyped-decorator"
 
+import contextlib
+import mmap
 from typing import Any, Final
 
 import numpy as np
@@ -56,8 +58,15 @@ POLL_HANGUP: Final = 16
 
 
 def allocate(nbytes: int) -> tuple[memoryview, int]:
-    """(zeroed bytes, their address): they live as long as the view."""
-    array = np.zeros(nbytes, np.uint8)
+    """(zeroed bytes, their address): they live as long as the view.
+
+    Pages that nobody touches are not there, and all of them are given back with the last view. A
+    C library's heap promises neither: it clears what it hands out again, and keeps what it has.
+    """
+    pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):  # A kernel without large pages has none to refuse.
+        pages.madvise(mmap.MADV_NOHUGEPAGE)
+    array = np.frombuffer(pages, np.uint8)
     return array.data, int(array.ctypes.data)
 
 

@@ -3,6 +3,10 @@
 numba keeps what it compiled until the function's own file changes. What it compiled in from other
 files, constants of a record's layout among them, would stay as it was: after an upgrade a service
 would run machine code that reads yesterday's layout. And what is in the cache is loaded at once.
+
+For that, private parts of numba are replaced. They were read in the versions PATCHED, which is what
+pyproject.toml asks for; another version is refused. To move on: compare the parts that
+tests/unit/common/test_numba_private.py names, then change both.
 """
 
 import hashlib
@@ -10,8 +14,9 @@ import re
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+import numba
 from numba import njit
 from numba.core.caching import (
     Cache,
@@ -25,9 +30,33 @@ from numba.core.runtime.nrt import rtsys
 import slackwater
 from slackwater.common.errors import ConfigRejected
 
-__all__ = ["borrowing", "digest_of_imports", "inlined", "njit", "on_compiling"]
+__all__ = [
+    "PATCHED",
+    "borrowing",
+    "check_version",
+    "digest_of_imports",
+    "inlined",
+    "njit",
+    "on_compiling",
+]
 
 PACKAGE = Path(slackwater.__file__).parent
+PATCHED: Final = ((0, 68), (0, 69))
+"""From the first to before the second."""
+
+
+def check_version(found: str) -> None:
+    """Raises ConfigRejected for a numba whose private parts may be others."""
+    first, end = PATCHED
+    if not first <= tuple(map(int, re.findall(r"\d+", found)[:2])) < end:
+        low, high = (".".join(map(str, version)) for version in PATCHED)
+        raise ConfigRejected(
+            f"numba {found} is installed, private parts of it are known from {low} to before "
+            f"{high}: pip install 'numba>={low},<{high}'"
+        )
+
+
+check_version(numba.__version__)
 
 
 def borrowing(**options: Any) -> Any:

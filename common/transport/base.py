@@ -10,7 +10,7 @@ memory fit the same interface. All pass tests/unit/common/transport/test_conform
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol, runtime_checkable
 
-from slackwater.common.transport.pacing import Pace
+from slackwater.common.transport.pacing import Pace, Parts
 from slackwater.common.transport.region import Region
 
 Address = str
@@ -71,10 +71,13 @@ class Channel(Protocol):
         """The next frame. Raises Unavailable when the peer is gone and none is left."""
         ...
 
-    async def handover(self, region: Region, note: bytes, pace: Pace | None = None) -> None:
+    async def handover(
+        self, region: Region, note: bytes, pace: Pace | None = None, parts: Parts | None = None
+    ) -> None:
         """Make the region's bytes the peer's own (it arrives there through its `on_handover`):
-        the memfd itself on one host, a copy otherwise, at the `pace` that is given. Returns when
-        the peer has accepted it."""
+        the memfd itself on one host, a copy otherwise, at the `pace` that is given. Of a copy only
+        `parts` are sent, where they are given, and the rest arrives as zeros. Returns when the peer
+        has accepted it."""
         ...
 
     async def close(self) -> None:
@@ -103,6 +106,24 @@ class Offering(Protocol):
     def offer(self, region: Region) -> bytes:
         """As `grant`; what the peer needs to open the region leaves with the next frame. For a
         region that is to be opened at once."""
+        ...
+
+
+@runtime_checkable
+class Roomy(Protocol):
+    """What a channel may offer besides: memory at the peer before anything is handed over."""
+
+    async def make_room(self, region: Region) -> int:
+        """For a handover of this region; as long as the channel lives. Raises what `handover`
+        does."""
+        ...
+
+    def give_back(self, room: int) -> None: ...
+
+    async def hand_over_into(
+        self, room: int, region: Region, note: bytes, pace: Pace | None, parts: Parts | None
+    ) -> None:
+        """As `handover`, into a room, which is used up, also where this fails."""
         ...
 
 
@@ -139,9 +160,15 @@ class Laned(Protocol):
 
 
 Accept = Callable[[bytes], None]
-"""Called with a peer's hello before the channel exists; raises AccessRefused to turn it away."""
+"""Called with a peer's hello before the channel exists; raises AccessRefused to turn it away,
+Unavailable where it may come back later; is that within ADMIT_WAIT_S, it is asked again then."""
 OnChannel = Callable[[Channel], Awaitable[None]]
 """Runs as a task. It may return and keep its channel; if it raises, the channel is closed."""
+OnPrepare = Callable[[bytes, int], Callable[[], None]]
+"""Called with a peer's hello and the bytes of a region that it wants to hand over, before memory is
+taken for it. Raises AccessRefused where this peer hands nothing over, Rejected or Unavailable where
+there is no room. What it returns is called once: just before `on_handover`, or when the region will
+not come."""
 OnHandover = Callable[[Region, bytes], Awaitable[None]]
 """Called with a region that a peer handed over and its note; raises Rejected to refuse it. The
 region is its own once it returns; if it raises, or the channel ends before, the region is closed.
@@ -169,8 +196,16 @@ class Fabric(Protocol):
     def kind(self) -> str: ...
 
     async def listen(
-        self, address: Address, accept: Accept, on_channel: OnChannel, on_handover: OnHandover
-    ) -> Listener: ...
+        self,
+        address: Address,
+        accept: Accept,
+        on_channel: OnChannel,
+        on_handover: OnHandover | None,
+        on_prepare: OnPrepare | None = None,
+    ) -> Listener:
+        """Without `on_handover` no region is taken in; without `on_prepare` every peer that was
+        accepted may hand one over."""
+        ...
 
     async def connect(
         self,

@@ -10,7 +10,7 @@ import asyncio
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Iterable
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from slackwater.common import limits
 from slackwater.common.errors import (
@@ -22,12 +22,16 @@ from slackwater.common.errors import (
     Unavailable,
 )
 from slackwater.common.transport import wire
-from slackwater.common.transport.base import OnHandover, RemoteRegion
+from slackwater.common.transport.base import OnHandover, OnPrepare, RemoteRegion
 from slackwater.common.transport.inbox import Credit, Inbox
 from slackwater.common.transport.mapping import Mapping
 from slackwater.common.transport.region import Region
+from slackwater.common.transport.rooms import Arriving, GiveBack, no_account
 
 KEY_BYTES: Final = 32
+LABEL_BYTES_MAX: Final = 200
+"""Of a region's label on the wire; it is for people."""
+T = TypeVar("T")
 STALL_TICKS: Final = 4
 """In a row without progress: what is Watched has stalled."""
 
@@ -109,10 +113,16 @@ class SocketChannel(ABC):
     """Base of the shm, the tcp and the verbs channel."""
 
     def __init__(
-        self, hello: bytes, on_handover: OnHandover | None, *, stall_s: float = limits.STALL_S
+        self,
+        hello: bytes,
+        on_handover: OnHandover | None,
+        on_prepare: OnPrepare | None = None,
+        *,
+        stall_s: float = limits.STALL_S,
     ) -> None:
         self._hello = hello
         self._on_handover = on_handover
+        self._on_prepare = on_prepare
         self._loop = asyncio.get_running_loop()
         self._inbox = Inbox()
         self._credit = Credit()
@@ -121,7 +131,7 @@ class SocketChannel(ABC):
         """The peer's regions that are open here."""
         self._waiting: dict[int, asyncio.Future[Answer]] = {}
         self._requests = 0
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._asked_for_room: set[asyncio.Task[Answer]] = set()
         self._handovers = 0
         self._lost: str | None = None
@@ -156,8 +166,9 @@ class SocketChannel(ABC):
         raise DecodeRejected(f"nothing was prepared under handle {handle}")
 
     @abstractmethod
-    def _adopt(self, header: wire.Header, label: str) -> Region:
-        """The region that a HANDOVER speaks of. Raises DecodeRejected, Rejected."""
+    def _adopt(self, header: wire.Header, label: str) -> tuple[Region, GiveBack]:
+        """The region that a HANDOVER speaks of, and its room. Raises DecodeRejected, Rejected,
+        Unavailable."""
 
     @abstractmethod
     async def open(self, key: bytes) -> RemoteRegion: ...
@@ -259,10 +270,17 @@ class SocketChannel(ABC):
             if answer.done() and not answer.cancelled():
                 answer.exception()  # Seen, also where a cancellation overtook it.
 
-    async def _ask_for_room(self, nbytes: int, label: bytes) -> Answer:
+    async def _ask_for_room(self, nbytes: int, label: bytes, *, ahead: bool = False) -> Answer:
         """Have the peer prepare a handover. Room that comes for a caller who is gone is given
-        back."""
-        asking = self._loop.create_task(self._ask(wire.PREPARE, number=nbytes, body=label))
+        back. `ahead`: nobody waits for it yet."""
+        ask = self._ask(
+            wire.PREPARE,
+            handle=int(ahead),
+            number=nbytes,
+            body=label,
+            deadline_s=limits.HANDOVER_S if ahead else limits.CHANNEL_REQUEST_S,
+        )
+        asking = self._loop.create_task(ask)
         self._asked_for_room.add(asking)  # It ends with the channel, as whatever waits does.
         asking.add_done_callback(self._asked_for_room.discard)
         try:
@@ -318,7 +336,7 @@ class SocketChannel(ABC):
                 if header.number:
                     self._withdraw(header.number)
             case wire.PREPARE:
-                self._begin_prepare(header, body.decode("utf-8", "replace"))
+                self._begin_prepare(header, body[:LABEL_BYTES_MAX].decode("utf-8", "replace"))
             case wire.GOODBYE:
                 self.lose("the peer closed the channel")
             case wire.HANDOVER:
@@ -331,13 +349,17 @@ class SocketChannel(ABC):
 
     def _begin_prepare(self, header: wire.Header, label: str) -> None:
         try:
-            if self._on_handover is None:
-                raise Rejected("this side takes no regions: it named no on_handover")
             self._serve_prepare(header, label)
         except DecodeRejected:
             raise
         except SlackwaterError as error:
             self._push(wire.pack_refusal(error, offset=header.offset))
+
+    def _ask_room(self, nbytes: int) -> GiveBack:
+        """Before memory is taken for a handover. Raises AccessRefused, Rejected, Unavailable."""
+        if self._on_handover is None:
+            raise Rejected("this side takes no regions: it named no on_handover")
+        return no_account if self._on_prepare is None else self._on_prepare(self._hello, nbytes)
 
     def forget(self, remote: object) -> None:
         """It was closed here."""
@@ -346,45 +368,43 @@ class SocketChannel(ABC):
     def _take_handover(self, header: wire.Header, body: bytes) -> None:
         if header.handle > len(body):
             raise DecodeRejected(f"a label of {header.handle} bytes in {len(body)}")
-        label = body[: header.handle].decode("utf-8", "replace")
+        label = body[: min(header.handle, LABEL_BYTES_MAX)].decode("utf-8", "replace")
         note = body[header.handle :]
         try:
-            region = self._adopt(header, label)
-        except Rejected as error:
+            arriving = Arriving(*self._adopt(header, label))
+        except (Rejected, Unavailable) as error:
             if isinstance(error, DecodeRejected):
                 raise
             self._push(wire.pack_refusal(error, offset=header.offset))
             return
-        if self._on_handover is None:
-            region.close()
-            none = Rejected("this side takes no regions: it named no on_handover")
-            self._push(wire.pack_refusal(none, offset=header.offset))
-        elif self._handovers >= limits.HANDOVERS_MAX:
-            region.close()
+        if self._handovers >= limits.HANDOVERS_MAX:
+            arriving.end()
             busy = Unavailable(f"{self._handovers} handovers are under way", retry_after_s=0.1)
             self._push(wire.pack_refusal(busy, offset=header.offset))
-        else:
-            self._handovers += 1
-            self._spawn(self._run_handover(self._on_handover, region, note, header.offset))
+            return
+        self._handovers += 1
+        task = self._spawn(self._run_handover(arriving, note, header.offset))
+        task.add_done_callback(lambda _task: self._handover_ended(arriving))
 
-    async def _run_handover(
-        self, on_handover: OnHandover, region: Region, note: bytes, request: int
-    ) -> None:
-        """Only when the callback has returned is the region its program's; else it is closed."""
-        accepted = False
+    async def _run_handover(self, arriving: Arriving, note: bytes, request: int) -> None:
+        """Only when the callback has returned is the region its program's."""
+        on_handover = self._on_handover
+        assert on_handover is not None  # Else no room was given.
         try:
-            await on_handover(region, note)
-            accepted = True
+            arriving.give_back()
+            await on_handover(arriving.region, note)
+            arriving.accepted = True
             self._reply(wire.pack(wire.ACCEPTED, offset=request))
         except SlackwaterError as error:
             self._reply(wire.pack_refusal(error, offset=request))
         except Exception as error:
             self._reply(wire.pack_refusal(Unavailable("on_handover failed"), offset=request))
             self._report("on_handover failed", error)
-        finally:
-            self._handovers -= 1
-            if not accepted:
-                region.close()
+
+    def _handover_ended(self, arriving: Arriving) -> None:
+        """Also of a task that was cancelled before it began."""
+        self._handovers -= 1
+        arriving.end()
 
     def _reply(self, record: bytes) -> None:
         if not self.closed:
@@ -425,10 +445,11 @@ class SocketChannel(ABC):
                 return
         self._watch = self._loop.call_later(self._tick_s, self._tick)
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
         task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     def _report(self, what: str, error: Exception) -> None:
         self._loop.call_exception_handler(

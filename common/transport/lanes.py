@@ -107,7 +107,7 @@ class Answered:
     def __init__(self, first: int, served: Served, violated: Callable[[str], None]) -> None:
         self._first = first
         self._served = served
-        self._violated = violated
+        self._violated: Callable[[str], None] | None = violated
         self._ends: dict[int, ServingEnd] = {}
 
     def __len__(self) -> int:
@@ -128,7 +128,7 @@ class Answered:
     def _lost(self, end: DataStream, error: Exception | None) -> None:
         if self._ends.get(end.index) is end:
             del self._ends[end.index]
-        if isinstance(error, SlackwaterError):
+        if isinstance(error, SlackwaterError) and self._violated is not None:
             self._violated(str(error))
 
     def tick(self) -> None:
@@ -146,3 +146,4 @@ class Answered:
         ends, self._ends = self._ends, {}
         for end in ends.values():
             end.close()
+        self._violated = None  # The channel's: it is to be collected at once.

@@ -1,13 +1,16 @@
 """Accepting connections: bounded, each with a deadline to say who it is, and closed as one.
 
-A connection that does not greet in time, greets with garbage, or is one too many is closed; the
-others do not notice. The channels that were accepted belong to the listener and end with it.
+A connection that does not greet in time or greets with garbage is closed; the others do not notice.
+Where there are too many, the peer that has the most of them loses its oldest: whoever greets at
+once is heard, however many others connect and say nothing. The channels that were accepted belong
+to the listener and end with it.
 """
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable
-from typing import Final
+from collections.abc import Awaitable, Callable, Hashable
+from functools import partial
+from typing import Any, Final
 
 from slackwater.common import limits
 from slackwater.common.errors import AccessRefused, DecodeRejected, Rejected, Unavailable
@@ -19,6 +22,14 @@ BACKLOG: Final = 512
 _FULL_WAIT_S: Final = 0.5
 
 OnGreeting = Callable[[Greeting, wire.Header, bytes], Awaitable[None]]
+PeerOf = Callable[[socket.socket, Any], Hashable]
+"""Whose connection it is: by the socket, and the address that came with it."""
+
+
+def by_host(_sock: socket.socket, address: Any) -> Hashable:
+    """By the host's address, whatever the port."""
+    host: Hashable = address[0]
+    return host
 
 
 class Door:
@@ -26,7 +37,6 @@ class Door:
 
     `on_greeting` gets the first record of each connection, within `greet_s` in all; it keeps the
     stream, or raises Rejected or Unavailable: then the peer is told why and the connection closed.
-    `ready` is awaited first, and does not count.
     """
 
     def __init__(
@@ -36,49 +46,79 @@ class Door:
         *,
         greet_s: float,
         passes_fds: bool,
-        ready: Callable[[], Awaitable[None]] | None = None,
+        peer_of: PeerOf = by_host,
     ) -> None:
         self._sock = sock
-        self._ready = ready
+        self._peer_of = peer_of
         self._on_greeting = on_greeting
         self._greet_s = greet_s
         self._passes_fds = passes_fds
         self._loop = asyncio.get_running_loop()
-        self._greetings: set[asyncio.Task[None]] = set()
+        self._greetings: dict[asyncio.Task[None], Greeting] = {}
+        self._by_peer: dict[Hashable, dict[asyncio.Task[None], None]] = {}
+        """The same, of each peer the oldest first."""
         self._again: asyncio.TimerHandle | None = None
+        self._full = False
         self._loop.add_reader(sock.fileno(), self._on_readable)
 
     def _on_readable(self) -> None:
         try:
-            sock, _ = self._sock.accept()
+            sock, address = self._sock.accept()
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
             return
         except OSError as error:
             # Out of descriptors: the connection stays in the backlog, so look again a little later.
             self._loop.remove_reader(self._sock.fileno())
             self._again = self._loop.call_later(_FULL_WAIT_S, self._listen_again)
-            self._loop.call_exception_handler(
-                {"message": "transport: cannot accept a connection", "exception": error}
-            )
+            if not self._full:  # Said once, however often it is tried.
+                self._loop.call_exception_handler(
+                    {"message": "transport: cannot accept a connection", "exception": error}
+                )
+            self._full = True
             return
-        if len(self._greetings) >= limits.GREETINGS_MAX:
+        self._full = False
+        try:
+            peer = self._peer_of(sock, address)
+        except OSError:  # It left already.
             sock.close()
             return
+        if len(self._greetings) >= limits.GREETINGS_MAX:
+            self._drop_oldest()
         sock.setblocking(False)
-        task = self._loop.create_task(self._greet(sock))
-        self._greetings.add(task)
-        task.add_done_callback(self._greetings.discard)
+        greeting = Greeting(sock, passes_fds=self._passes_fds)
+        task = self._loop.create_task(self._greet(greeting))
+        self._greetings[task] = greeting
+        self._by_peer.setdefault(peer, {})[task] = None
+        task.add_done_callback(partial(self._forget, peer))
+
+    def _drop_oldest(self) -> None:
+        """Of the peer that has the most."""
+        peer = max(self._by_peer, key=lambda peer: len(self._by_peer[peer]))
+        task = next(iter(self._by_peer[peer]))
+        greeting = self._greetings[task]
+        self._forget(peer, task)
+        self._cancel(task, greeting)
+
+    def _cancel(self, task: "asyncio.Task[None]", greeting: Greeting) -> None:
+        if not task.done():  # Else the stream is its channel's.
+            greeting.stream.close()  # A task that has not begun would not.
+            task.cancel()
+
+    def _forget(self, peer: Hashable, task: "asyncio.Task[None]") -> None:
+        if self._greetings.pop(task, None) is None:
+            return
+        of_peer = self._by_peer[peer]
+        del of_peer[task]
+        if not of_peer:
+            del self._by_peer[peer]
 
     def _listen_again(self) -> None:
         self._again = None
         self._loop.add_reader(self._sock.fileno(), self._on_readable)
 
-    async def _greet(self, sock: socket.socket) -> None:
-        greeting = Greeting(sock, passes_fds=self._passes_fds)
+    async def _greet(self, greeting: Greeting) -> None:
         stream = greeting.stream
         try:
-            if self._ready is not None:
-                await self._ready()
             async with asyncio.timeout(self._greet_s):
                 header, body = await greeting.first_record()
                 await self._on_greeting(greeting, header, body)
@@ -102,10 +142,11 @@ class Door:
         else:
             self._loop.remove_reader(self._sock.fileno())
         self._sock.close()
-        for task in self._greetings:
-            task.cancel()
-        if self._greetings:
-            await asyncio.wait(self._greetings, timeout=limits.CLOSE_S)
+        greetings = dict(self._greetings)
+        for task, greeting in greetings.items():
+            self._cancel(task, greeting)
+        if greetings:
+            await asyncio.wait(greetings, timeout=limits.CLOSE_S)
 
 
 class Accepted:
@@ -118,14 +159,26 @@ class Accepted:
         self._channels: dict[Channel, None] = {}
         self._tasks: dict[asyncio.Task[None], None] = {}
 
-    def admit(self, hello: bytes) -> None:
-        """Raises Unavailable when there are too many channels, AccessRefused as `accept` does."""
+    async def admit(self, hello: bytes) -> None:
+        """Raises Unavailable when there are too many channels, and as `accept` does."""
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + limits.ADMIT_WAIT_S
+        while True:
+            try:
+                self._look_at(hello)
+                return
+            except Unavailable as error:
+                if loop.time() + error.retry_after_s > until_s:
+                    raise
+                await asyncio.sleep(error.retry_after_s)
+
+    def _look_at(self, hello: bytes) -> None:
         self._channels = {channel: None for channel in self._channels if not channel.closed}
         if len(self._channels) >= limits.CHANNELS_MAX:
             raise Unavailable(f"{limits.CHANNELS_MAX} channels are open here: try again later")
         try:
             self._accept(hello)
-        except AccessRefused:
+        except (AccessRefused, Unavailable):
             raise
         except Rejected as error:
             raise AccessRefused(str(error)) from error

@@ -11,12 +11,17 @@ import ctypes
 import mmap
 import os
 import weakref
-from typing import Final
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 LARGE_PAGE: Final = 2 * 1024 * 1024
 _MAP_FIXED: Final = 0x10
+_MREMAP_MAYMOVE: Final = 1
+_MREMAP_FIXED: Final = 2
 _MADV_POPULATE_WRITE: Final = 23
 _MADV_COLLAPSE: Final = 25
 _FAILED: Final = ctypes.c_void_p(-1).value
@@ -25,6 +30,10 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = (
     ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long,
+)  # fmt: skip
+_libc.mremap.restype = ctypes.c_void_p
+_libc.mremap.argtypes = (
+    ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p,
 )  # fmt: skip
 _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
@@ -43,16 +52,16 @@ class Mapping:
         ends.atexit = False  # The process's end unmaps everything.
         self.view: memoryview = np.ctypeslib.as_array(memory).data
 
-    def populate(self) -> None:
-        """Take the pages into this process's tables now. A kernel that cannot (before 5.14) faults
-        page by page later."""
-        _libc.madvise(self.address, self.nbytes, _MADV_POPULATE_WRITE)
+    def populate(self, first: int = 0, nbytes: int = 0) -> None:
+        """Take the pages, of so many bytes or of all, into this process's tables now. A kernel that
+        cannot (before 5.14) faults page by page later."""
+        _libc.madvise(self.address + first, nbytes or self.nbytes, _MADV_POPULATE_WRITE)
 
-    def enlarge(self) -> None:
+    def enlarge(self, first: int = 0, nbytes: int = 0) -> None:
         """Ask for large pages, which copies the small ones: about a second per GB. A kernel that
         cannot, or has none left, leaves it as it is."""
-        if self.nbytes >= LARGE_PAGE:
-            _libc.madvise(self.address, self.nbytes, _MADV_COLLAPSE)
+        if (nbytes or self.nbytes) >= LARGE_PAGE:
+            _libc.madvise(self.address + first, nbytes or self.nbytes, _MADV_COLLAPSE)
 
     def close(self) -> None:
         """Unmap now, or when the last view (a numpy array's, say) is collected."""
@@ -60,6 +69,32 @@ class Mapping:
             self.view.release()
         except BufferError:
             return
+
+
+class Window:
+    """Consecutive addresses on which pieces of other shared mappings are shown, each a second time,
+    one behind the other. The memory that is shown stays at least until something else is."""
+
+    def __init__(self, lengths: Sequence[int]) -> None:
+        """Bytes of each piece: whole pages, but for the last. Raises OSError."""
+        ends = list(accumulate(lengths, initial=0))
+        if any(end % mmap.PAGESIZE for end in ends[:-1]):
+            raise ValueError(f"pieces of {lengths} bytes: all but the last must be whole pages")
+        private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        self._at = _checked(_libc.mmap(None, ends[-1], 0, private, -1, 0))
+        self._pieces = list(zip(ends, lengths, strict=False))
+        memory = (ctypes.c_ubyte * ends[-1]).from_address(self._at)
+        weakref.finalize(memory, _unmap, self._at, ends[-1]).atexit = False
+        self.bytes: NDArray[np.uint8] = np.ctypeslib.as_array(memory)
+
+    def show(self, piece: int, array: NDArray[Any]) -> None:
+        """From now on that memory, which begins at a page of a shared mapping. Raises OSError."""
+        first, nbytes = self._pieces[piece]
+        if array.nbytes != nbytes or array.ctypes.data % mmap.PAGESIZE:
+            raise ValueError(f"{array.nbytes} bytes at {array.ctypes.data:#x}, {nbytes} fit")
+        flags = _MREMAP_MAYMOVE | _MREMAP_FIXED
+        # Of no old bytes: a shared mapping is mapped once more, and stays where it is.
+        _checked(_libc.mremap(array.ctypes.data, 0, nbytes, flags, self._at + first))
 
 
 def _map(fd: int, nbytes: int) -> tuple[int, tuple[int, int]]:

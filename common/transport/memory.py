@@ -28,14 +28,16 @@ from slackwater.common.transport.base import (
     Channel,
     OnChannel,
     OnHandover,
+    OnPrepare,
     RemoteRegion,
 )
 from slackwater.common.transport.channel import KEY_BYTES, as_bytes, check_access, foreign
 from slackwater.common.transport.hello import check_hello_size
 from slackwater.common.transport.inbox import Credit, Inbox
 from slackwater.common.transport.listening import Accepted
-from slackwater.common.transport.pacing import Pace
+from slackwater.common.transport.pacing import Pace, Parts
 from slackwater.common.transport.region import Region
+from slackwater.common.transport.rooms import Arriving, GiveBack, no_account
 
 
 class MemoryNetwork:
@@ -45,6 +47,8 @@ class MemoryNetwork:
     def __init__(self, *, seed: int = 0, latency_s: float = 0.0, shared: bool = False) -> None:
         self.latency_s = latency_s
         self.shared = shared
+        self.copied_bytes = 0
+        """Bytes that handovers sent."""
         self._random = random.Random(seed)
         self._listeners: dict[Address, MemoryListener] = {}
         self._cut: set[Address] = set()
@@ -113,11 +117,16 @@ class MemoryChannel:
     """Where the listening end listens."""
 
     def __init__(
-        self, network: MemoryNetwork, hello: bytes, on_handover: OnHandover | None, mapped: bool
+        self,
+        network: MemoryNetwork,
+        hello: bytes,
+        on_handover: OnHandover | None,
+        mapped: bool,
+        on_prepare: OnPrepare | None = None,
     ) -> None:
         self._network = network
         self._hello = hello
-        self._on_handover = on_handover
+        self._on_handover, self._on_prepare = on_handover, on_prepare
         self._mapped = mapped
         self._loop = asyncio.get_running_loop()
         self._inbox = Inbox()
@@ -221,23 +230,22 @@ class MemoryChannel:
 
     # Handover ------------------------------------------------------------------------------------
 
-    async def handover(self, region: Region, note: bytes, pace: Pace | None = None) -> None:
+    async def handover(
+        self, region: Region, note: bytes, pace: Pace | None = None, parts: Parts | None = None
+    ) -> None:
         if region.closed:
             raise Rejected(f"region {region.label} is closed: only an open one can be handed over")
         await self._way()
         if region.closed:
             raise Rejected(f"region {region.label} was closed while it was handed over")
-        if not region.in_place:
-            copy = region.whole()
-        elif self._network.shared:
-            copy = Region.adopt(os.dup(region.fileno()), region.label)
-        else:
-            if pace is not None:
-                await pace(region.nbytes)
-            copy = Region.create(region.nbytes, region.label)
-            copy.buffer[:] = region.buffer
+        give_back = self.peer.ask_room(region.nbytes)
+        try:
+            copy = await self._copied(region, pace, parts)
+        except BaseException:
+            give_back()
+            raise
         answer: asyncio.Future[None] = self._loop.create_future()
-        self.peer.take(copy, bytes(note), answer)
+        self.peer.take(Arriving(copy, give_back), bytes(note), answer)
         done, _ = await asyncio.wait(
             {answer, self._ended},
             timeout=limits.HANDOVER_S,
@@ -250,29 +258,49 @@ class MemoryChannel:
         if not done:
             raise DeadlineExceeded(f"the peer did not take it within {limits.HANDOVER_S:g} s")
 
-    def take(self, region: Region, note: bytes, answer: "asyncio.Future[None]") -> None:
-        """A region arrives. `answer` gets the outcome, unless the channel ends before."""
+    async def _copied(self, region: Region, pace: Pace | None, parts: Parts | None) -> Region:
+        """What arrives at the peer."""
+        if not region.in_place:
+            return region.whole()
+        if self._network.shared:
+            return Region.adopt(os.dup(region.fileno()), region.label)
+        wanted = ((0, region.nbytes),) if parts is None else parts
+        if pace is not None:
+            await pace(sum(nbytes for _, nbytes in wanted))
+        copy = Region.create(region.nbytes, region.label)
+        for first, nbytes in wanted:
+            copy.buffer[first : first + nbytes] = region.buffer[first : first + nbytes]
+            self._network.copied_bytes += nbytes
+        return copy
+
+    def ask_room(self, nbytes: int) -> GiveBack:
+        """Before a region arrives. Raises AccessRefused, Rejected, Unavailable."""
         if self._on_handover is None:
-            region.close()
-            answer.set_exception(Rejected("this side takes no regions: it named no on_handover"))
-        elif self._handovers >= limits.HANDOVERS_MAX:
-            region.close()
+            raise Rejected("this side takes no regions: it named no on_handover")
+        return no_account if self._on_prepare is None else self._on_prepare(self.hello, nbytes)
+
+    def take(self, arriving: Arriving, note: bytes, answer: "asyncio.Future[None]") -> None:
+        """A region arrives. `answer` gets the outcome, unless the channel ends before."""
+        if self.closed or self._handovers >= limits.HANDOVERS_MAX:
+            arriving.end()
             answer.set_exception(Unavailable(f"{self._handovers} handovers are under way"))
-        else:
-            self._handovers += 1
-            self._spawn(self._run_handover(self._on_handover, region, note, answer))
+            return
+        self._handovers += 1
+        task = self._spawn(self._run_handover(arriving, note, answer))
+        task.add_done_callback(lambda _task: self._handover_ended(arriving))
+
+    def _handover_ended(self, arriving: Arriving) -> None:
+        self._handovers -= 1
+        arriving.end()
 
     async def _run_handover(
-        self,
-        on_handover: OnHandover,
-        region: Region,
-        note: bytes,
-        answer: "asyncio.Future[None]",
+        self, arriving: Arriving, note: bytes, answer: "asyncio.Future[None]"
     ) -> None:
-        accepted = False
+        assert self._on_handover is not None  # Else no room was given.
         try:
-            await on_handover(region, note)
-            accepted = True
+            arriving.give_back()
+            await self._on_handover(arriving.region, note)
+            arriving.accepted = True
             answer.set_result(None)
         except SlackwaterError as error:
             answer.set_exception(error)
@@ -283,10 +311,6 @@ class MemoryChannel:
             self._loop.call_exception_handler(
                 {"message": "transport: on_handover failed", "exception": error}
             )
-        finally:
-            self._handovers -= 1
-            if not accepted:
-                region.close()
 
     # The way and its end -------------------------------------------------------------------------
 
@@ -336,10 +360,11 @@ class MemoryChannel:
         if tasks:
             await asyncio.wait(tasks, timeout=limits.CLOSE_S)
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
         task = self._loop.create_task(work)
         self._tasks[task] = None
         task.add_done_callback(self._tasks.pop)
+        return task
 
 
 class MemoryListener:
@@ -348,11 +373,12 @@ class MemoryListener:
         network: MemoryNetwork,
         address: Address,
         accepted: Accepted,
-        on_handover: OnHandover,
+        on_handover: OnHandover | None,
+        on_prepare: OnPrepare | None,
     ) -> None:
         self._network = network
         self._accepted = accepted
-        self._on_handover = on_handover
+        self._on_handover, self._on_prepare = on_handover, on_prepare
         self._ends: list[MemoryChannel] = []
         self._address = network.enter(self, address)
 
@@ -363,10 +389,13 @@ class MemoryListener:
     def prepare(self, region: Region) -> None:
         """A region is reached as it is."""
 
-    def admit(self, mine: MemoryChannel) -> None:
+    async def admit(self, mine: MemoryChannel) -> None:
         """Make the other end of a channel. Raises AccessRefused, Unavailable."""
-        self._accepted.admit(mine.hello)
-        theirs = MemoryChannel(self._network, mine.hello, self._on_handover, mine._mapped)
+        await self._accepted.admit(mine.hello)
+        self._network.find(self.address)  # It may have gone, or been cut off, meanwhile.
+        theirs = MemoryChannel(
+            self._network, mine.hello, self._on_handover, mine._mapped, self._on_prepare
+        )
         mine.peer, theirs.peer = theirs, mine
         mine.address = theirs.address = self.address
         self._ends = [end for end in self._ends if not end.closed]
@@ -395,9 +424,15 @@ class MemoryFabric:
         self._mapped = mapped
 
     async def listen(
-        self, address: Address, accept: Accept, on_channel: OnChannel, on_handover: OnHandover
+        self,
+        address: Address,
+        accept: Accept,
+        on_channel: OnChannel,
+        on_handover: OnHandover | None,
+        on_prepare: OnPrepare | None = None,
     ) -> MemoryListener:
-        return MemoryListener(self._network, address, Accepted(accept, on_channel), on_handover)
+        accepted = Accepted(accept, on_channel)
+        return MemoryListener(self._network, address, accepted, on_handover, on_prepare)
 
     async def connect(
         self,
@@ -412,7 +447,7 @@ class MemoryFabric:
         try:
             async with asyncio.timeout(deadline_s):
                 await asyncio.sleep(self._network.latency_s)
-                self._network.find(address).admit(channel)
+                await self._network.find(address).admit(channel)
                 await asyncio.sleep(self._network.latency_s)
         except TimeoutError:
             channel.lose("connecting took too long")

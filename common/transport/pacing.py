@@ -6,13 +6,15 @@ share the link with pieces that are short and far apart.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from slackwater.common.clock import Clock
 
 Pace = Callable[[int], Awaitable[None]]
 """Returns when so many bytes may be sent."""
+Parts = Sequence[tuple[int, int]]
+"""(offset, bytes) of what is to be sent of a region."""
 PIECE_BYTES: Final = 256 * 1024
 """What a push or pull may have to wait behind on the link: 2 ms at 1 Gbit/s."""
 PIECES: Final = 8
@@ -35,11 +37,17 @@ class Bandwidth:
 
 
 async def paced(
-    view: memoryview, pace: Pace | None, write: Callable[[int, memoryview], Awaitable[None]]
+    view: memoryview,
+    pace: Pace | None,
+    write: Callable[[int, memoryview], Awaitable[None]],
+    parts: Parts | None = None,
 ) -> None:
-    """`write(offset, piece)` of all of `view`; in one piece where nothing sets a pace."""
+    """`write(offset, piece)` of these parts of `view`, of all of it where none are given; each part
+    in one piece where nothing sets a pace."""
+    wanted = ((0, len(view)),) if parts is None else parts
     if pace is None:
-        await write(0, view)
+        for start, nbytes in wanted:
+            await write(start, view[start : start + nbytes])
         return
     room = asyncio.Semaphore(PIECES)
 
@@ -51,10 +59,11 @@ async def paced(
 
     try:
         async with asyncio.TaskGroup() as group:
-            for start in range(0, len(view), PIECE_BYTES):
-                piece = view[start : start + PIECE_BYTES]
-                await room.acquire()
-                await pace(len(piece))
-                group.create_task(send(start, piece))
+            for first, nbytes in wanted:
+                for start in range(first, first + nbytes, PIECE_BYTES):
+                    piece = view[start : min(start + PIECE_BYTES, first + nbytes)]
+                    await room.acquire()
+                    await pace(len(piece))
+                    group.create_task(send(start, piece))
     except BaseExceptionGroup as failed:  # As one write would fail.
         raise failed.exceptions[0] from failed

@@ -44,9 +44,7 @@ class Region:
     def create(cls, nbytes: int, label: str, *, prefault: bool = False) -> "Region":
         """Raises Rejected when the size is not positive, MemoryError when there is no room.
 
-        `prefault` takes the pages now (about 1 s per GB, the interpreter lock released): the first
-        touch of a fresh page is some ten times slower than a later one, and a machine without room
-        says so here and not by a signal in the middle of a write.
+        `prefault` takes the pages now.
         """
         if nbytes <= 0:
             raise Rejected(f"region {label}: {nbytes} bytes, at least 1 is needed")
@@ -54,22 +52,35 @@ class Region:
         try:
             fd = os.memfd_create(label[:60], os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             os.ftruncate(fd, nbytes)
-            if prefault:
-                os.posix_fallocate(fd, 0, nbytes)
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SIZE_SEALS)
             region = cls(fd, nbytes, label)
-            if prefault:
-                region.populate()
-            return region
         except (OSError, OverflowError, ValueError) as error:
             if fd >= 0:
                 os.close(fd)
             raise MemoryError(f"region {label}: {nbytes} bytes: {error}") from error
+        if prefault:
+            try:
+                region.prefault()
+            except MemoryError:
+                region.close()
+                raise
+        return region
 
     @classmethod
     def adopt(cls, fd: int, label: str) -> "Region":
         """Take over a descriptor (from a peer or the descriptor store); it is ours from now on."""
         return cls(fd, os.fstat(fd).st_size, label)
+
+    def prefault(self) -> None:
+        """Take every page now (about 1 s per GB, the interpreter lock released): the first touch of
+        a fresh page is some ten times slower than a later one, and a machine without room says so
+        here and not by a signal in the middle of a write. Raises MemoryError."""
+        try:
+            os.posix_fallocate(self._fd, 0, self.nbytes)
+        except OSError as error:
+            why = f"region {self.label}: {self.nbytes} bytes: {error}"
+            raise MemoryError(why) from error
+        self.populate()
 
     def populate(self) -> None:
         """Map every page into this process now, the interpreter lock released: a first touch costs
@@ -79,6 +90,19 @@ class Region:
             return
         self._map.enlarge()
         self._map.populate()
+
+    def take_pages(self, first: int, nbytes: int) -> None:
+        """As `create` prefaults and `populate` maps, of a part that begins at a large page. Raises
+        MemoryError."""
+        if self.closed:
+            return
+        nbytes = min(nbytes, self.nbytes - first)
+        try:
+            os.posix_fallocate(self._fd, first, nbytes)
+        except OSError as error:
+            raise MemoryError(f"region {self.label}: {self.nbytes} bytes: {error}") from error
+        self._map.enlarge(first, nbytes)
+        self._map.populate(first, nbytes)
 
     # Memory elsewhere (gpu.py): for a memfd there is nothing to do -----------------------------
 

@@ -43,12 +43,21 @@ class Served:
 
     def __init__(self) -> None:
         self.ends: dict[int, ServingEnd] = {}
+        self.open = False
         self._regions: dict[int, tuple[Region, Callable[[], None]]] = {}
         self._handle = 0
         # Pages that nobody touches are not there: of 2 MiB a channel with few regions has one.
         table, self.table_address = abi.allocate(serving.ENTRIES * serving.ENTRY_BYTES)
+        done, self.done_address = abi.allocate(8 * serving.REMEMBERED)
         self._words = table.cast("q")
-        self._done, self.done_address = abi.allocate(8 * serving.REMEMBERED)
+        self.memory = table, done
+        """Behind the addresses: kept by each end, too, as long as its thread may run."""
+
+    def begin(self) -> None:
+        """The channel is complete: what its peer asks on the streams is served from now on."""
+        self.open = True
+        for end in self.ends.values():
+            end.listen()
 
     def add(self, region: Region) -> int:
         """A handle for the region, or 0 when there are too many."""
@@ -71,10 +80,11 @@ class Served:
 
     def remove(self, handle: int) -> None:
         """When this returns, nobody touches the region by this handle any more. From any thread."""
+        words = self._words  # Before it is looked up: `close` may come in between.
         region, forget = self._regions.pop(handle, (None, None))
         if region is None or forget is None:
             return
-        self._words[handle % serving.ENTRIES * _ENTRY_WORDS] = 0
+        words[handle % serving.ENTRIES * _ENTRY_WORDS] = 0
         for end in tuple(self.ends.values()):
             end.fence()
         region.forget_when_closed(forget)
@@ -82,9 +92,12 @@ class Served:
     def region(self, handle: int) -> Region | None:
         return self._regions.get(handle, (None, None))[0]
 
-    def clear(self) -> None:
+    def close(self) -> None:
+        """The channel is over: no region is reached, and the table goes with its last thread."""
         for handle in tuple(self._regions):
             self.remove(handle)
+        self.memory = memoryview(b""), memoryview(b"")
+        self._words = memoryview(b"").cast("q")
 
 
 class ServingEnd:
@@ -105,6 +118,7 @@ class ServingEnd:
         self.closed = False
         self._sock = sock
         self._served = served
+        self._memory = served.memory
         self._done_address = served.done_address
         if lane:
             self._done, self._done_address = abi.allocate(8 * serving.REMEMBERED)
@@ -119,11 +133,19 @@ class ServingEnd:
         self._words[serving.END // 8] = len(rest)
         self._block[serving.STAGING_AT : serving.STAGING_AT + len(rest)] = rest
         served.ends[index] = self
+        self._waits = False
+        if served.open:
+            self.listen()
+
+    def listen(self) -> None:
+        """Serve, from the first byte on."""
+        if self.closed or self._waits or self._thread is not None:
+            return
         self._waits = True
-        if rest:
+        if self._words[serving.END // 8]:
             self._loop.call_soon(self._begin)
         else:
-            self._loop.add_reader(sock.fileno(), self._begin)
+            self._loop.add_reader(self._sock.fileno(), self._begin)
 
     def fence(self) -> None:
         serving.fence(self._address)

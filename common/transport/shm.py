@@ -21,6 +21,7 @@ from slackwater.common.errors import (
     AccessRefused,
     DecodeRejected,
     Rejected,
+    SlackwaterError,
     Unavailable,
 )
 from slackwater.common.transport import wire
@@ -30,10 +31,12 @@ from slackwater.common.transport.base import (
     Channel,
     OnChannel,
     OnHandover,
+    OnPrepare,
     RemoteRegion,
 )
 from slackwater.common.transport.channel import (
     KEY_BYTES,
+    LABEL_BYTES_MAX,
     SocketChannel,
     as_bytes,
     check_access,
@@ -47,8 +50,9 @@ from slackwater.common.transport.hello import check_hello, check_hello_size, con
 from slackwater.common.transport.host import host_identity, split_identity
 from slackwater.common.transport.listening import Accepted, Door
 from slackwater.common.transport.mapping import Mapping
-from slackwater.common.transport.pacing import Pace
+from slackwater.common.transport.pacing import Pace, Parts
 from slackwater.common.transport.region import Region, check_foreign
+from slackwater.common.transport.rooms import GiveBack
 from slackwater.common.transport.socket_files import (
     bind,
     checked,
@@ -112,8 +116,9 @@ class ShmChannel(SocketChannel):
         hello: bytes,
         on_handover: OnHandover | None,
         device: Device | None = None,
+        on_prepare: OnPrepare | None = None,
     ) -> None:
-        super().__init__(hello, on_handover)
+        super().__init__(hello, on_handover, on_prepare)
         self._stream = stream
         self._device = device
         self._lent: dict[bytes, list[Callable[[], None]]] = {}
@@ -195,10 +200,12 @@ class ShmChannel(SocketChannel):
         check_access(remote, offset, nbytes)
         return remote
 
-    async def handover(self, region: Region, note: bytes, pace: Pace | None = None) -> None:
+    async def handover(
+        self, region: Region, note: bytes, pace: Pace | None = None, parts: Parts | None = None
+    ) -> None:
         if region.closed:
             raise Rejected(f"region {region.label} is closed: only an open one can be handed over")
-        label = region.label.encode()[:200]
+        label = region.label.encode()[:LABEL_BYTES_MAX]
         if len(note) > _NOTE_BYTES_MAX:
             raise Rejected(f"a note of {len(note)} bytes, at most {_NOTE_BYTES_MAX} fit")
         whole = region if region.in_place else await asyncio.to_thread(region.whole)
@@ -301,13 +308,18 @@ class ShmChannel(SocketChannel):
         finally:
             self._staging -= 1
 
-    def _adopt(self, header: wire.Header, label: str) -> Region:
+    def _adopt(self, header: wire.Header, label: str) -> tuple[Region, GiveBack]:
         fd = self._stream.claim_fd()
+        give_back: GiveBack | None = None
         try:
-            check_foreign(fd)
-            return Region.adopt(fd, label)
-        except (AccessRefused, OSError) as error:
+            give_back = self._ask_room(check_foreign(fd))
+            return Region.adopt(fd, label), give_back
+        except (SlackwaterError, OSError) as error:
             os.close(fd)
+            if give_back is not None:
+                give_back()
+            if isinstance(error, Unavailable):
+                raise
             raise Rejected(f"region {label} cannot be taken: {error}") from error
 
     def _connections(self) -> Iterable[tuple[Stream, bool]]:
@@ -385,7 +397,12 @@ class ShmFabric:
         self._uids = allowed_uids | {os.geteuid(), 0}
 
     async def listen(
-        self, address: Address, accept: Accept, on_channel: OnChannel, on_handover: OnHandover
+        self,
+        address: Address,
+        accept: Accept,
+        on_channel: OnChannel,
+        on_handover: OnHandover | None,
+        on_prepare: OnPrepare | None = None,
     ) -> ShmListener:
         """Replaces the socket file of a dead process. Raises ConfigRejected where a living one
         listens, or the path cannot be used."""
@@ -396,14 +413,17 @@ class ShmFabric:
             stream = greeting.stream
             self._check_peer(stream.sock)
             check_hello(header)
-            accepted.admit(body)
-            channel = ShmChannel(stream, body, on_handover, self._device)
+            await accepted.admit(body)
+            channel = ShmChannel(stream, body, on_handover, self._device, on_prepare)
             stream.push(wire.pack(wire.WELCOME))
             stream.start(channel)
             accepted.begin(channel)
 
         sock = bind(path)
-        door = Door(sock, greet, greet_s=limits.CONNECT_S, passes_fds=True)
+        door = Door(
+            sock, greet, greet_s=limits.CONNECT_S, passes_fds=True,
+            peer_of=lambda sock, _: credentials(sock),
+        )  # fmt: skip
         return ShmListener(path, self._host, door, accepted, os.stat(path).st_ino)
 
     async def connect(

@@ -73,6 +73,10 @@ class Stream:
     def start(self, owner: Owner) -> None:
         """Give every record from now on to `owner`, beginning with those that wait."""
         self.owner = self.parser.sink = owner
+        if not self.closed:
+            self._resume()
+
+    def _resume(self) -> None:
         self.parser.paused = False
         try:
             self.parser.run()
@@ -98,7 +102,9 @@ class Stream:
             raise Unavailable("the connection ended, or its peer does not read")
         self.pause()
         self.closed = True
-        return self._sock, self.parser.rest()
+        rest = self.parser.rest()
+        self.parser.stop()
+        return self._sock, rest
 
     def claim_fd(self) -> int:
         """The descriptor that came with the present record. Raises DecodeRejected."""
@@ -274,6 +280,7 @@ class Stream:
         if self.closed:
             return
         self.closed = True
+        self.parser.stop()
         if self._reading:
             self._loop.remove_reader(self._fd)
         if self._writing:
@@ -325,3 +332,19 @@ class Greeting:
         if not isinstance(error, DecodeRejected):
             error = Unavailable(f"the connection ended before its first record: {error}")
         self._first.set_exception(error)
+
+
+class Linger:
+    """Owner of a stream whose channel is closed: waits for the peer's end, takes nothing."""
+
+    def __init__(self) -> None:
+        self.ended = asyncio.Event()
+
+    def begin(self, header: wire.Header) -> None:
+        wire.check_length(header, limits.FRAME_BYTES_MAX + 1024)
+
+    def end(self, header: wire.Header, body: bytes) -> None:
+        """Too late."""
+
+    def lost(self, stream: Stream, error: Exception | None) -> None:
+        self.ended.set()

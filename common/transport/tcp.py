@@ -10,13 +10,22 @@ import contextlib
 import importlib
 import secrets
 import socket
-import sys
+import threading
+from concurrent.futures import Future
+from functools import cache
 from typing import Any, Final
 
 from slackwater.common import limits
 from slackwater.common.errors import AccessRefused, ConfigRejected, Unavailable
 from slackwater.common.transport import wire
-from slackwater.common.transport.base import Accept, Address, Channel, OnChannel, OnHandover
+from slackwater.common.transport.base import (
+    Accept,
+    Address,
+    Channel,
+    OnChannel,
+    OnHandover,
+    OnPrepare,
+)
 from slackwater.common.transport.hello import check_hello, check_hello_size, connect_error
 from slackwater.common.transport.listening import BACKLOG, Accepted, Door
 from slackwater.common.transport.region import Region
@@ -50,10 +59,31 @@ def tune(sock: socket.socket, stall_s: float) -> None:
 
 
 async def _loaded() -> None:
-    """The compiled code is there. A thread loads it: that takes a second, once."""
-    for name in _COMPILED:
-        if name not in sys.modules:
-            await asyncio.to_thread(importlib.import_module, name)
+    """The compiled code is there. One thread loads it: that takes a second, or many where it must
+    be compiled. Whoever comes meanwhile waits for that thread, and the event loop for nothing."""
+    loading = _loading()
+    if not loading.done():
+        await asyncio.shield(asyncio.wrap_future(loading))
+    loading.result()
+
+
+@cache
+def _loading() -> "Future[None]":
+    loaded: Future[None] = Future()
+    loaded.set_running_or_notify_cancel()
+
+    def load() -> None:
+        try:
+            for name in _COMPILED:
+                importlib.import_module(name)
+        except BaseException as error:
+            _loading.cache_clear()  # The next one tries again.
+            loaded.set_exception(error)
+            return
+        loaded.set_result(None)
+
+    threading.Thread(target=load, name="load-compiled", daemon=True).start()
+    return loaded
 
 
 async def dial(address: Address, first: bytes, stall_s: float) -> Greeting:
@@ -124,9 +154,15 @@ class TcpListener:
 class _Sessions:
     """The accepting side: who may join which channel."""
 
-    def __init__(self, accepted: Accepted, on_handover: OnHandover, tuning: TcpTuning) -> None:
+    def __init__(
+        self,
+        accepted: Accepted,
+        on_handover: OnHandover | None,
+        on_prepare: OnPrepare | None,
+        tuning: TcpTuning,
+    ) -> None:
         self._accepted = accepted
-        self._on_handover = on_handover
+        self._on_handover, self._on_prepare = on_handover, on_prepare
         self._tuning = tuning
         self._channels: dict[bytes, TcpChannel] = {}
 
@@ -147,17 +183,19 @@ class _Sessions:
                 channel.attach_control(stream, header.number)
             case _:
                 check_hello(header)
-                self._begin(stream, header, body)
+                await self._begin(stream, header, body)
 
-    def _begin(self, stream: Stream, header: wire.Header, hello: bytes) -> None:
+    async def _begin(self, stream: Stream, header: wire.Header, hello: bytes) -> None:
+        await self._accepted.admit(hello)
+        await _loaded()  # Not for strangers: it is a hundred megabytes.
         if len(self._channels) >= limits.CHANNELS_MAX:
             raise Unavailable(f"{limits.CHANNELS_MAX} channels are open here: try again later")
-        self._accepted.admit(hello)
         streams = max(1, min(header.offset, limits.STREAMS_MAX))
         session = secrets.token_bytes(SESSION_BYTES)
         channel = TcpChannel(
-            hello, session, self._on_handover, self._tuning, streams, None, self._changed
-        )
+            hello, session, self._on_handover, self._tuning, streams, None, self._changed,
+            self._on_prepare,
+        )  # fmt: skip
         self._channels[session] = channel
         stream.push(wire.pack(wire.WELCOME, offset=streams, body=session))
         channel.attach_control(stream, 0)
@@ -186,7 +224,12 @@ class TcpFabric:
         self._tuning = tuning or TcpTuning()
 
     async def listen(
-        self, address: Address, accept: Accept, on_channel: OnChannel, on_handover: OnHandover
+        self,
+        address: Address,
+        accept: Accept,
+        on_channel: OnChannel,
+        on_handover: OnHandover | None,
+        on_prepare: OnPrepare | None = None,
     ) -> TcpListener:
         """Raises ConfigRejected when the address cannot be used."""
         host, port = split_address(address)
@@ -197,10 +240,8 @@ class TcpFabric:
             raise ConfigRejected(f"cannot listen on {address}: {error}") from error
         sock.setblocking(False)
         accepted = Accepted(accept, on_channel)
-        sessions = _Sessions(accepted, on_handover, self._tuning)
-        door = Door(
-            sock, sessions.greet, greet_s=self._tuning.greet_s, passes_fds=False, ready=_loaded
-        )
+        sessions = _Sessions(accepted, on_handover, on_prepare, self._tuning)
+        door = Door(sock, sessions.greet, greet_s=self._tuning.greet_s, passes_fds=False)
         name = f"[{host}]" if ":" in host else host
         return TcpListener(door, accepted, sessions, f"{name}:{sock.getsockname()[1]}")
 

@@ -17,14 +17,16 @@ from typing import TYPE_CHECKING, Final
 
 from slackwater.common import limits
 from slackwater.common.errors import (
+    AccessRefused,
     DecodeRejected,
     Rejected,
     SlackwaterError,
     Unavailable,
 )
 from slackwater.common.transport import wire
-from slackwater.common.transport.base import Lane, OnHandover, RemoteRegion
+from slackwater.common.transport.base import Lane, OnHandover, OnPrepare, RemoteRegion
 from slackwater.common.transport.channel import (
+    LABEL_BYTES_MAX,
     OpenedRegion,
     SocketChannel,
     as_bytes,
@@ -32,9 +34,10 @@ from slackwater.common.transport.channel import (
     check_range,
     foreign,
 )
-from slackwater.common.transport.pacing import Pace, paced
+from slackwater.common.transport.pacing import Pace, Parts, paced
 from slackwater.common.transport.region import Region
-from slackwater.common.transport.stream import Stream
+from slackwater.common.transport.rooms import GiveBack, Rooms, once
+from slackwater.common.transport.stream import Linger, Stream
 
 if TYPE_CHECKING:
     from slackwater.common.transport.served import DataStream
@@ -71,22 +74,6 @@ class TcpRemoteRegion(OpenedRegion):
         self.handle = handle
 
 
-class _Linger:
-    """Owner of a stream whose channel is closed: waits for the peer's end, takes nothing."""
-
-    def __init__(self) -> None:
-        self.ended = asyncio.Event()
-
-    def begin(self, header: wire.Header) -> None:
-        wire.check_length(header, limits.FRAME_BYTES_MAX + 1024)
-
-    def end(self, header: wire.Header, body: bytes) -> None:
-        """Too late."""
-
-    def lost(self, stream: Stream, error: Exception | None) -> None:
-        self.ended.set()
-
-
 class TcpChannel(SocketChannel):
     """`redial` is None at the accepting side. `on_change` is told when all streams are there for
     the first time, and of the end."""
@@ -100,8 +87,9 @@ class TcpChannel(SocketChannel):
         streams: int,
         redial: Redial | None,
         on_change: Callable[["TcpChannel"], None] = lambda _channel: None,
+        on_prepare: OnPrepare | None = None,
     ) -> None:
-        super().__init__(hello, on_handover, stall_s=tuning.stall_s)
+        super().__init__(hello, on_handover, on_prepare, stall_s=tuning.stall_s)
         self.session = session
         self.streams = streams
         self.complete = False
@@ -124,7 +112,7 @@ class TcpChannel(SocketChannel):
         self._lanes_asked = Asked(streams + 1)
         self._lanes_answered = Answered(streams + 1, self._served, self.violated)
         self._keys: dict[bytes, set[int]] = {}
-        self._prepared: dict[int, Region] = {}
+        self._rooms = Rooms(self._served)
         self._retained: deque[bytes] = deque()
         self._sent_ordinal = self._received_ordinal = self._told_ordinal = 0
         self._by_eof: set[int] = set()
@@ -172,6 +160,7 @@ class TcpChannel(SocketChannel):
         self._take_over(sock, rest, index)
         if not self.complete and all(self._data):
             self.complete = True
+            self._served.begin()
             self._on_change(self)
         self._check_complete()
 
@@ -342,25 +331,40 @@ class TcpChannel(SocketChannel):
             self._served.remove(handle)
         super().revoke(key)
 
-    async def handover(self, region: Region, note: bytes, pace: Pace | None = None) -> None:
+    async def handover(
+        self, region: Region, note: bytes, pace: Pace | None = None, parts: Parts | None = None
+    ) -> None:
         """A copy: the peer makes room, we write into it, the peer's program takes it."""
+        room = await self.make_room(region, ahead=False)
+        await self.hand_over_into(room, region, note, pace, parts)
+
+    async def make_room(self, region: Region, *, ahead: bool = True) -> int:
         if region.closed:
             raise Rejected(f"region {region.label} is closed: only an open one can be handed over")
-        label = region.label.encode()[:200]
+        label = region.label.encode()[:LABEL_BYTES_MAX]
+        answer = await self._ask_for_room(region.nbytes, label, ahead=ahead)
+        return answer.header.handle
+
+    def give_back(self, room: int) -> None:
+        self._reply(wire.pack(wire.REVOKED, number=room))
+
+    async def hand_over_into(
+        self, room: int, region: Region, note: bytes, pace: Pace | None, parts: Parts | None
+    ) -> None:
+        label = region.label.encode()[:LABEL_BYTES_MAX]
         if len(note) > limits.FRAME_BYTES_MAX:
+            self.give_back(room)
             raise Rejected(f"a note of {len(note)} bytes, at most {limits.FRAME_BYTES_MAX} fit")
-        answer = await self._ask_for_room(region.nbytes, label)
-        handle = answer.header.handle
         whole = await asyncio.to_thread(region.whole) if not region.in_place else region
         try:
             await paced(
                 memoryview(whole.buffer),
                 pace,
-                lambda offset, piece: self._transfers.run(wire.WRITE, handle, offset, piece),
+                lambda offset, piece: self._transfers.run(wire.WRITE, room, offset, piece),
+                parts,
             )
         except BaseException:
-            if not self.closed:
-                self._push(wire.pack(wire.REVOKED, number=handle))
+            self.give_back(room)
             raise
         finally:
             if whole is not region:
@@ -368,7 +372,7 @@ class TcpChannel(SocketChannel):
         await self._ask(
             wire.HANDOVER,
             handle=len(label),
-            number=handle,
+            number=room,
             body=label + note,
             deadline_s=limits.HANDOVER_S,
         )
@@ -386,9 +390,7 @@ class TcpChannel(SocketChannel):
         self._control_record(header, body)
 
     def _withdraw(self, handle: int) -> None:
-        prepared = self._prepared.pop(handle, None)
-        if prepared is not None:
-            prepared.close()
+        self._rooms.withdraw(handle)
 
     def _serve_open(self, header: wire.Header, key: bytes, region: Region) -> None:
         handle = self._served.add(region)
@@ -403,24 +405,15 @@ class TcpChannel(SocketChannel):
         self._push(record)
 
     def _serve_prepare(self, header: wire.Header, label: str) -> None:
-        if len(self._prepared) >= limits.HANDOVERS_MAX:
-            raise Unavailable(f"{len(self._prepared)} handovers are under way")
-        try:
-            region = Region.create(header.number, label)
-        except MemoryError as error:
-            raise Rejected(str(error)) from error
-        handle = self._served.add(region)
-        self._prepared[handle] = region
-        self._push(
-            wire.pack(wire.OPENED, handle=handle, number=region.nbytes, offset=header.offset)
-        )
+        give_back = once(self._ask_room(header.number))
+        asked = self._spawn(self._rooms.answer(header, label, give_back, self._reply))
+        asked.add_done_callback(lambda done: give_back() if done.cancelled() else None)
 
-    def _adopt(self, header: wire.Header, label: str) -> Region:
-        region = self._prepared.pop(header.number, None)
-        if region is None:
-            raise DecodeRejected(f"a handover of {header.number}, which was not prepared")
-        self._served.remove(header.number)
-        return region
+    def _adopt(self, header: wire.Header, label: str) -> tuple[Region, GiveBack]:
+        room = self._rooms.take(header.number)
+        if room is None:
+            raise AccessRefused(f"a handover of {header.number}: no room is there, or any more")
+        return room
 
     def _connections(self) -> "Iterable[tuple[Stream | DataStream, bool]]":
         for stream in (self._control, *self._data):
@@ -457,10 +450,8 @@ class TcpChannel(SocketChannel):
                 stream.close()
         self._control, self._data = None, [None] * len(self._data)
         self._transfers.lose(self._lost or "")
-        self._served.clear()
-        for region in self._prepared.values():
-            region.close()
-        self._prepared.clear()
+        self._rooms.close()
+        self._served.close()
         self._retained.clear()
         self._on_change(self)
 
@@ -485,7 +476,7 @@ class TcpChannel(SocketChannel):
             region.close()
 
     async def _say_goodbye(self, control: Stream) -> None:
-        linger = _Linger()
+        linger = Linger()
         control.start(linger)
         control.push(wire.pack(wire.GOODBYE))
         with contextlib.suppress(TimeoutError):  # The peer does not read: so it loses the rest.

@@ -58,6 +58,8 @@ RANGE: Final = struct.Struct("<QQ")
 """Offset, count of bytes."""
 HEADER_BYTES: Final = HEADER.size
 STAGING_BYTES: Final = 64 * 1024
+FIRST_STAGING_BYTES: Final = 4 * 1024
+"""Until a peer sends more at once: most connections are idle, or only greet."""
 READ_BYTES: Final = 256 * 1024
 """The most that one system call receives: larger reads were slower on loopback."""
 REASON_BYTES_MAX: Final = 1024
@@ -97,7 +99,7 @@ def pack_refusal(error: SlackwaterError, *, number: int = 0, offset: int = 0) ->
 
 def refusal(header: Header, body: bytes) -> SlackwaterError:
     """The error that a REFUSED record stands for, to be raised at the one who asked."""
-    why = body.decode("utf-8", "replace") or "refused without a reason"
+    why = body[:REASON_BYTES_MAX].decode("utf-8", "replace") or "refused without a reason"
     return _REFUSALS.get(header.handle, Unavailable)(why)
 
 
@@ -120,7 +122,8 @@ class Parser:
         self.sink = sink
         self.paused = False
         """Set by a sink in `end`: what follows waits for `run`."""
-        self._staging = memoryview(bytearray(STAGING_BYTES))
+        self._stopped = False
+        self._staging = memoryview(b"")
         self._start = self._end = 0
         self._header = Header(0, 0, 0, 0, 0)
         self._body: bytearray | None = None
@@ -134,10 +137,18 @@ class Parser:
         """A record was begun and is not complete."""
         return self._body is not None or self._end > self._start
 
+    def stop(self) -> None:
+        """Give out no record from now on, whatever has come: the stream is over."""
+        self._stopped = True
+        self._staging, self._start, self._end = memoryview(b""), 0, 0
+        self._body = None
+
     def room(self) -> memoryview:
         """Where the next bytes belong. Never empty unless paused with the staging full."""
         if self._body is not None:
             return memoryview(self._body)[self._filled : self._filled + READ_BYTES]
+        if not self._staging:
+            self._staging = memoryview(bytearray(FIRST_STAGING_BYTES))
         if self._start == self._end:
             self._start = self._end = 0
         elif self._start:
@@ -150,6 +161,9 @@ class Parser:
         """`count` bytes were put into `room()`. Raises DecodeRejected."""
         if self._body is None:
             self._end += count
+            if self._end == FIRST_STAGING_BYTES == len(self._staging):
+                first, self._staging = self._staging, memoryview(bytearray(STAGING_BYTES))
+                self._staging[: self._end] = first
         else:
             self._filled += count
             if self._filled == len(self._body):
@@ -158,7 +172,7 @@ class Parser:
 
     def run(self) -> None:
         """Give out what is complete in the staging area. Raises DecodeRejected."""
-        while not self.paused and self._body is None:
+        while not self.paused and not self._stopped and self._body is None:
             if self._end - self._start < HEADER_BYTES:
                 return
             header = Header._make(HEADER.unpack_from(self._staging, self._start))

@@ -26,8 +26,9 @@ from slackwater.common.errors import (
     Unavailable,
 )
 from slackwater.common.transport import wire
-from slackwater.common.transport.base import OnHandover, RemoteRegion
+from slackwater.common.transport.base import OnHandover, OnPrepare, RemoteRegion
 from slackwater.common.transport.channel import (
+    LABEL_BYTES_MAX,
     OpenedRegion,
     SocketChannel,
     Watched,
@@ -35,8 +36,9 @@ from slackwater.common.transport.channel import (
     check_access,
     foreign,
 )
-from slackwater.common.transport.pacing import Pace, paced
+from slackwater.common.transport.pacing import Pace, Parts, paced
 from slackwater.common.transport.region import Region
+from slackwater.common.transport.rooms import GiveBack
 from slackwater.common.transport.stream import Stream
 from slackwater.common.transport.verbs import library as ibv
 from slackwater.common.transport.verbs.control import ControlStream
@@ -46,7 +48,6 @@ from slackwater.common.transport.verbs.queue_pair import EndPoint, QueuePair, Wo
 
 _PLACE: Final = struct.Struct("<Q")
 """The address of an opened region; its label follows."""
-_LABEL_BYTES_MAX: Final = 200
 _BOTH: Final = ibv.REMOTE_READ | ibv.REMOTE_WRITE
 _REFUSALS: Final = (ibv.REMOTE_ACCESS, ibv.REMOTE_INVALID_REQUEST, ibv.REMOTE_OPERATION)
 
@@ -87,7 +88,12 @@ class VerbsChannel(SocketChannel):
     """Made over a bootstrap connection; `meet` the peer's queue pair, then `start`."""
 
     def __init__(
-        self, domain: Domain, stream: Stream, hello: bytes, on_handover: OnHandover | None
+        self,
+        domain: Domain,
+        stream: Stream,
+        hello: bytes,
+        on_handover: OnHandover | None,
+        on_prepare: OnPrepare | None = None,
     ) -> None:
         """Raises Unavailable, Rejected where the device has no resources left."""
         local_ip = str(stream.sock.getsockname()[0])
@@ -101,11 +107,11 @@ class VerbsChannel(SocketChannel):
         except BaseException:
             domain.release()
             raise
-        super().__init__(hello, on_handover)
+        super().__init__(hello, on_handover, on_prepare)
         self._domain, self._stream = domain, stream
         self._exposed: dict[bytes, Exposure] = {}
         self._opening: dict[bytes, list[int]] = {}
-        self._prepared: dict[int, tuple[Region, Exposure]] = {}
+        self._prepared: dict[int, tuple[Region, Exposure, GiveBack]] = {}
         self._preparing = 0
         self._started = False
         self._verdict: tuple[Part, AccessRefused] | None = None
@@ -164,11 +170,13 @@ class VerbsChannel(SocketChannel):
         check_access(remote, offset, len(view))
         await self._mover.run(opcode, remote, offset, view)
 
-    async def handover(self, region: Region, note: bytes, pace: Pace | None = None) -> None:
+    async def handover(
+        self, region: Region, note: bytes, pace: Pace | None = None, parts: Parts | None = None
+    ) -> None:
         """A copy: the peer makes room, we write into it, the peer's program takes it."""
         if region.closed:
             raise Rejected(f"region {region.label} is closed: only an open one can be handed over")
-        label = region.label.encode()[:_LABEL_BYTES_MAX]
+        label = region.label.encode()[:LABEL_BYTES_MAX]
         if len(note) > limits.FRAME_BYTES_MAX:
             raise Rejected(f"a note of {len(note)} bytes, at most {limits.FRAME_BYTES_MAX} fit")
         answer = await self._ask_for_room(region.nbytes, label)
@@ -179,6 +187,7 @@ class VerbsChannel(SocketChannel):
                 memoryview(whole.buffer),
                 pace,
                 lambda offset, piece: self._mover.run(ibv.WRITE, room, offset, piece),
+                parts,
             )
         except BaseException:
             if not self.closed:
@@ -253,16 +262,25 @@ class VerbsChannel(SocketChannel):
     def _serve_prepare(self, header: wire.Header, label: str) -> None:
         if self._preparing + len(self._prepared) >= limits.HANDOVERS_MAX:
             raise Unavailable(f"{limits.HANDOVERS_MAX} handovers are under way")
+        give_back = self._ask_room(header.number)
         self._preparing += 1
-        self._spawn(self._prepare(header, label))
+        task = self._spawn(self._prepare(header, label, give_back))
+        task.add_done_callback(lambda task: self._prepare_ended(task, give_back))
 
-    async def _prepare(self, header: wire.Header, label: str) -> None:
+    def _prepare_ended(self, task: "asyncio.Task[bool]", give_back: GiveBack) -> None:
+        """Also of a task that was cancelled before it began."""
+        self._preparing -= 1
+        if task.cancelled() or task.exception() is not None or not task.result():
+            give_back()
+
+    async def _prepare(self, header: wire.Header, label: str, give_back: GiveBack) -> bool:
+        """Whether the room is kept."""
         region: Region | None = None
         kept = False
         try:
             region = Region.create(header.number, label)
             exposure = await self._expose_region(region)
-            self._prepared[exposure.rkey] = region, exposure
+            self._prepared[exposure.rkey] = region, exposure, give_back
             kept = True
             self._reply(_opened(region, exposure, header.offset))
         except SlackwaterError as error:
@@ -270,22 +288,25 @@ class VerbsChannel(SocketChannel):
         except MemoryError as error:
             self._reply(wire.pack_refusal(Rejected(str(error)), offset=header.offset))
         finally:
-            self._preparing -= 1
             if region is not None and not kept:
                 region.close()
+        return kept
 
     def _withdraw(self, handle: int) -> None:
-        region, exposure = self._prepared.pop(handle, (None, None))
-        if region is not None and exposure is not None:
+        prepared = self._prepared.pop(handle, None)
+        if prepared is not None:
+            region, exposure, give_back = prepared
             exposure.close()
             region.close()
+            give_back()
 
-    def _adopt(self, header: wire.Header, label: str) -> Region:
-        region, exposure = self._prepared.pop(header.number, (None, None))
-        if region is None or exposure is None:
+    def _adopt(self, header: wire.Header, label: str) -> tuple[Region, GiveBack]:
+        prepared = self._prepared.pop(header.number, None)
+        if prepared is None:
             raise DecodeRejected(f"a handover of {header.number}, which was not prepared")
+        region, exposure, give_back = prepared
         exposure.close()  # It is ours alone from here on.
-        return region
+        return region, give_back
 
     # The end --------------------------------------------------------------------------------------
 
@@ -365,7 +386,7 @@ class VerbsChannel(SocketChannel):
 
 
 def _opened(region: Region, exposure: Exposure, request: int) -> bytes:
-    label = region.label.encode()[:_LABEL_BYTES_MAX]
+    label = region.label.encode()[:LABEL_BYTES_MAX]
     return wire.pack(
         wire.OPENED,
         handle=exposure.rkey,

@@ -181,6 +181,7 @@ class ControlStream:
     def hide(self) -> None:
         """The peer can write here no more. Before the queue pair goes."""
         self._closed = True
+        self._parser.stop()
         if self._exposure is not None:
             self._exposure.close()
         self._wake()

@@ -19,7 +19,14 @@ from dataclasses import dataclass
 from slackwater.common import limits
 from slackwater.common.errors import ConfigRejected, DecodeRejected, Unavailable
 from slackwater.common.transport import wire
-from slackwater.common.transport.base import Accept, Address, Channel, OnChannel, OnHandover
+from slackwater.common.transport.base import (
+    Accept,
+    Address,
+    Channel,
+    OnChannel,
+    OnHandover,
+    OnPrepare,
+)
 from slackwater.common.transport.hello import check_hello, check_hello_size, connect_error
 from slackwater.common.transport.listening import BACKLOG, Accepted, Door
 from slackwater.common.transport.region import Region
@@ -85,16 +92,27 @@ class VerbsFabric:
             device.hold()
         return device
 
-    def _channel(self, greeting: Greeting, hello: bytes, take: OnHandover | None) -> VerbsChannel:
+    def _channel(
+        self,
+        greeting: Greeting,
+        hello: bytes,
+        take: OnHandover | None,
+        prepare: OnPrepare | None = None,
+    ) -> VerbsChannel:
         """Raises ConfigRejected, Unavailable, Rejected."""
         device = self.hold_device(str(greeting.stream.sock.getsockname()[0]))
         try:
-            return VerbsChannel(device.domain(), greeting.stream, hello, take)
+            return VerbsChannel(device.domain(), greeting.stream, hello, take, prepare)
         finally:
             device.release()  # The channel holds it by its domain.
 
     async def listen(
-        self, address: Address, accept: Accept, on_channel: OnChannel, on_handover: OnHandover
+        self,
+        address: Address,
+        accept: Accept,
+        on_channel: OnChannel,
+        on_handover: OnHandover | None,
+        on_prepare: OnPrepare | None = None,
     ) -> VerbsListener:
         """Raises ConfigRejected when address or device cannot be used."""
         host, port = split_address(address)
@@ -111,8 +129,8 @@ class VerbsFabric:
         async def greet(greeting: Greeting, header: wire.Header, body: bytes) -> None:
             tune(greeting.stream.sock, limits.STALL_S)
             check_hello(header)
-            accepted.admit(body)
-            channel = self._channel(greeting, body, on_handover)
+            await accepted.admit(body)
+            channel = self._channel(greeting, body, on_handover, on_prepare)
             try:
                 await _welcome(greeting, channel)
             except BaseException:

@@ -15,7 +15,14 @@ import uvloop
 
 from slackwater.common.errors import ConfigRejected
 from slackwater.common.transport import tcp
-from slackwater.common.transport.base import Address, Channel, Fabric, Listener, OnHandover
+from slackwater.common.transport.base import (
+    Address,
+    Channel,
+    Fabric,
+    Listener,
+    OnHandover,
+    OnPrepare,
+)
 from slackwater.common.transport.gpu import Device, DeviceRegion, device_named
 from slackwater.common.transport.memory import MemoryFabric, MemoryNetwork
 from slackwater.common.transport.region import Region
@@ -66,11 +73,16 @@ class Party:
     channels: "asyncio.Queue[Channel]" = field(default_factory=asyncio.Queue)
     received: list[tuple[Region, bytes]] = field(default_factory=list)
     on_handover: OnHandover | None = None
+    on_prepare: OnPrepare | None = None
     listener: Listener | None = None
 
     async def start(self) -> "Party":
         self.listener = await self.fabric.listen(
-            self.start_address, self.accept, self._keep, self.on_handover or self._take
+            self.start_address,
+            self.accept,
+            self._keep,
+            self.on_handover or self._take,
+            self.on_prepare,
         )
         return self
 

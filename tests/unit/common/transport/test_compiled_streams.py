@@ -45,6 +45,7 @@ def serving_end(rest: bytes = b"") -> Iterator[End]:
     region = Region.create(NBYTES, "served")
     region.buffer[:] = bytes(range(250)) * (NBYTES // 250)
     served = Served()
+    served.begin()
     lost: list[Exception | None] = []
     serving = ServingEnd(ours, rest, 0, served, lambda _end, error: lost.append(error))
     end = End(served, region, served.add(region), peer, serving, lost)
@@ -52,7 +53,7 @@ def serving_end(rest: bytes = b"") -> Iterator[End]:
         yield end
     finally:
         serving.close()
-        served.clear()
+        served.close()
         region.close()
         peer.close()
 
@@ -201,6 +202,7 @@ async def test_a_write_that_is_sent_again_is_acknowledged_and_not_applied() -> N
 
 async def test_handles_of_taken_back_regions_are_not_given_again_soon() -> None:
     served = Served()
+    served.begin()
     region = Region.create(64, "r")
     handles = []
     for _ in range(50):

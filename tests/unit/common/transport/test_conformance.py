@@ -13,6 +13,7 @@ from slackwater.common.errors import (
     DecodeRejected,
     Rejected,
     Retryable,
+    SlackwaterError,
     Unavailable,
 )
 from slackwater.common.transport.region import Region
@@ -373,6 +374,23 @@ async def test_handover_gives_the_bytes_label_and_note(
         await near.close()
 
 
+async def test_a_handover_of_parts_leaves_the_rest_zero(party: Make, make_region: Make) -> None:
+    """Where the memory itself is handed over, all of it arrives."""
+    async with party() as listener:
+        near, _far = await listener.connect()
+        data = bytes(pattern(700_000, seed=6))
+        region = make_region(data)
+        parts = ((0, 4096), (300_001, 290_000), (699_999, 1))
+        await near.handover(region, b"", None, parts)
+        region.close()
+        [(taken, _)] = listener.received
+        expected = bytearray(len(data))
+        for first, nbytes in parts:
+            expected[first : first + nbytes] = data[first : first + nbytes]
+        assert bytes(taken.buffer) in (bytes(expected), data)
+        await near.close()
+
+
 async def test_a_refused_handover_says_why_and_keeps_the_givers_bytes(
     party: Make, make_region: Make
 ) -> None:
@@ -391,6 +409,78 @@ async def test_a_refused_handover_says_why_and_keeps_the_givers_bytes(
         with pytest.raises(Rejected, match="closed"):
             await near.handover(region, b"")
         assert not near.closed
+        await near.close()
+
+
+class Account:
+    """The room that peers have asked for and not given back."""
+
+    def __init__(self, refusal: SlackwaterError | None = None) -> None:
+        self.asked: list[tuple[bytes, int]] = []
+        self.taken = 0
+        self._refusal = refusal
+
+    def prepare(self, hello: bytes, nbytes: int) -> Callable[[], None]:
+        self.asked.append((hello, nbytes))
+        if self._refusal is not None:
+            raise self._refusal
+        self.taken += nbytes
+
+        def give_back() -> None:
+            self.taken -= nbytes
+
+        return give_back
+
+
+@pytest.mark.parametrize("refusal", [AccessRefused("not you"), Unavailable("no room")])
+async def test_a_peer_that_may_not_hand_over_is_refused_before_memory_is_taken(
+    party: Make, make_region: Make, refusal: SlackwaterError
+) -> None:
+    account = Account(refusal)
+    async with party(on_prepare=account.prepare) as listener:
+        near, _ = await listener.connect(b"me")
+        region = make_region(bytes(5000))
+        with pytest.raises(type(refusal) if isinstance(refusal, Unavailable) else Rejected):
+            await near.handover(region, b"")
+        assert account.asked == [(b"me", region.nbytes)]
+        assert not listener.received
+        assert not near.closed
+        region.close()
+        await near.close()
+
+
+@pytest.mark.parametrize("outcome", ["taken", "refused", "cut"])
+async def test_the_room_of_a_handover_is_given_back_once(
+    party: Make, make_region: Make, outcome: str
+) -> None:
+    """Before the program is given the region, which it counts itself; or when it will not come."""
+    account = Account()
+    taken_then: list[int] = []
+    closing: list[asyncio.Task[None]] = []
+
+    async def take(region: Region, _note: bytes) -> None:
+        taken_then.append(account.taken)
+        if outcome == "refused":
+            raise Rejected("not this one")
+        if outcome == "cut":
+            closing.append(asyncio.create_task(listener.channels.get_nowait().close()))
+            await asyncio.sleep(60)
+        region.close()
+
+    async with party(on_handover=take, on_prepare=account.prepare) as listener:
+        near = await listener.fabric.connect(listener.listener.address, b"", deadline_s=5)
+        while listener.channels.empty():  # noqa: ASYNC110 (kept by the listener's task)
+            await asyncio.sleep(0.001)
+        region = make_region(bytes(5000))
+        if outcome == "taken":
+            await near.handover(region, b"")
+        else:
+            with pytest.raises((Rejected, Unavailable)):
+                await near.handover(region, b"")
+        await asyncio.gather(*closing)
+        assert taken_then == [0]
+        assert account.taken == 0
+        region.close()
         await near.close()
 
 

@@ -5,6 +5,7 @@ channel through it is its control stream, then come the data streams.
 """
 
 import asyncio
+import os
 import socket
 import struct
 from collections.abc import AsyncIterator
@@ -17,7 +18,7 @@ import pytest
 from slackwater.common import limits
 from slackwater.common.errors import AccessRefused, Rejected, SlackwaterError, Unavailable
 from slackwater.common.transport import wire
-from slackwater.common.transport.base import Channel
+from slackwater.common.transport.base import Channel, Roomy
 from slackwater.common.transport.region import Region
 from slackwater.common.transport.tcp import TcpFabric
 from slackwater.common.transport.tcp_channel import TcpTuning
@@ -337,10 +338,10 @@ async def test_a_handover_that_is_cancelled_leaves_no_room_taken() -> None:
             both.proxy.flow.clear()
             giving = asyncio.create_task(both.near.handover(region, b""))
             both.proxy.flow.set()
-            await until(lambda: bool(both.far._prepared) or bool(both.taken))  # type: ignore[attr-defined]
+            await until(lambda: bool(both.far._rooms) or bool(both.taken))  # type: ignore[attr-defined]
             giving.cancel()
             await asyncio.gather(giving, return_exceptions=True)
-            await until(lambda: not both.far._prepared)  # type: ignore[attr-defined]
+            await until(lambda: not both.far._rooms)  # type: ignore[attr-defined]
         with pytest.raises(Rejected, match="huge"):
             await both.near._ask(wire.PREPARE, number=2**62, body=b"huge")  # type: ignore[attr-defined]
         region.close()
@@ -352,12 +353,30 @@ async def test_room_that_comes_for_a_giver_who_is_gone_is_given_back() -> None:
         region = Region.create(4096, "r")
         both.proxy.answers.clear()
         giving = asyncio.create_task(both.near.handover(region, b""))
-        await until(lambda: bool(both.far._prepared))  # type: ignore[attr-defined]
+        await until(lambda: bool(both.far._rooms))  # type: ignore[attr-defined]
         giving.cancel()
         await asyncio.gather(giving, return_exceptions=True)
         both.proxy.answers.set()
-        await until(lambda: not both.far._prepared)  # type: ignore[attr-defined]
+        await until(lambda: not both.far._rooms)  # type: ignore[attr-defined]
         assert not both.near.closed
+        region.close()
+
+
+async def test_room_that_was_made_before_is_used_once_or_given_back() -> None:
+    """Its pages are there before anything is sent; what goes into it is what a handover sends."""
+    async with through_a_proxy(PATIENT) as both:
+        near, far = both.near, both.far
+        assert isinstance(near, Roomy)
+        region = Region.create(5 * 1024 * 1024, "r")
+        region.buffer[:3] = b"abc"
+        first, second = await near.make_room(region), await near.make_room(region)
+        assert len(far._rooms) == 2  # type: ignore[attr-defined]
+        near.give_back(second)
+        await near.hand_over_into(first, region, b"note", None, ((0, 2),))
+        (taken,) = both.taken
+        assert (bytes(taken.buffer[:3]), taken.nbytes) == (b"ab\0", region.nbytes)
+        assert os.fstat(taken.fileno()).st_blocks * 512 >= region.nbytes
+        assert not far._rooms  # type: ignore[attr-defined]
         region.close()
 
 
@@ -472,7 +491,6 @@ BAD_CONTROL = {
     "progress too far": wire.pack(wire.PROGRESS, number=5, offset=5, body=bytes(8)),
     "ordinals too far": wire.pack(wire.PROGRESS, body=wire.WORD.pack(9)),
     "short progress": wire.pack(wire.PROGRESS, body=b"123"),
-    "handover of nothing": wire.pack(wire.HANDOVER, handle=0, number=3),
     "label beyond body": wire.pack(wire.HANDOVER, handle=30, number=3, body=b"short"),
 }
 BAD_DATA = {
@@ -604,8 +622,8 @@ async def test_greetings_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     async with through_a_proxy(PATIENT) as both:
         silent = [await Raw(port_of(both)).__aenter__() for _ in range(3)]
         await asyncio.sleep(0.05)
-        async with Raw(port_of(both)) as one_too_many:
-            assert await one_too_many.ended(PATIENT.greet_s / 2)
+        async with Raw(port_of(both)):  # One too many: the oldest makes room for it.
+            assert await silent[0].ended(PATIENT.greet_s / 2)
         for raw in silent:
             await raw.__aexit__()
         await asyncio.sleep(0.05)
