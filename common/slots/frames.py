@@ -32,8 +32,9 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from slackwater.common import limits
+from slackwater.common.codec import shortened
 from slackwater.common.errors import DecodeRejected
-from slackwater.schemas.base import Count, Text
+from slackwater.schemas.base import Count, MaybeId, Rank, Seconds, Text
 from slackwater.schemas.placement import Endpoint
 
 _RING: Final = 1
@@ -56,11 +57,11 @@ class Hello(_Control, frozen=True, kw_only=True, tag="hello"):
     """Who connects. `token` is JobPlan.token for an Agent, the cluster's own for an aggregator."""
 
     role: Literal["agent", "aggregator"]
-    job: Text = ""
-    rank: Count = 0
+    job: MaybeId = ""
+    rank: Rank = 0
     layout_epoch: Count = 0
-    token: Text = ""
-    sender: Text = ""
+    token: Annotated[str, msgspec.Meta(max_length=256)] = ""
+    sender: Annotated[str, msgspec.Meta(max_length=128)] = ""
 
 
 class Attach(_Control, frozen=True, kw_only=True, tag="attach"):
@@ -95,7 +96,7 @@ class Denied(_Control, frozen=True, kw_only=True, tag="denied"):
 
     bucket: Count
     why: Text
-    retry_after_s: float = 0.1
+    retry_after_s: Seconds = 0.1
 
 
 class Offer(_Control, frozen=True, kw_only=True, tag="offer"):
@@ -182,7 +183,7 @@ def decode_hello(payload: bytes) -> Hello:
     try:
         return _hello_decoder.decode(payload)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise DecodeRejected(f"a hello that is none: {error}") from error
+        raise DecodeRejected(shortened(f"a hello that is none: {error}")) from error
 
 
 _DOORBELLS: Final[dict[int, tuple[struct.Struct, type[Ring | Done | Part]]]] = {
@@ -202,7 +203,7 @@ def decode(frame: bytes) -> Iterator[Ring | Done | Part | Control]:
         try:
             yield _decoder.decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise DecodeRejected(f"a control frame that is none: {error}") from error
+            raise DecodeRejected(shortened(f"a control frame that is none: {error}")) from error
         return
     if kind not in _DOORBELLS:
         raise DecodeRejected(f"a frame of unknown type {kind}")

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import Final
 
+import msgspec
+
 from slackwater.common import limits
 from slackwater.common.slots.rules import RULES
 from slackwater.schemas.jobs import DType, TensorSpec
@@ -29,6 +31,11 @@ PARAMETER_BYTES: Final = 4
 """Parameters and optimiser states are float32 whatever the gradients' dtype."""
 GRADIENT_BYTES: Final[dict[DType, int]] = {"float32": 4, "float16": 2, "bfloat16": 2}
 
+UPDATE_PASSES: Final = 2
+"""The update reads and writes parameters and state: charged like so many more workers."""
+PART_BYTES: Final = 2 * 1024 * 1024
+"""A tensor's parts are multiples of this: of pages, whatever the dtype of gradients, so that they
+can be mapped behind one another."""
 TINY_PART: Final = 16
 """A tensor of at most this part of a bucket goes along with the large one before it ..."""
 TINY_MAX: Final = 4
@@ -55,7 +62,9 @@ def element_count(tensor: TensorSpec) -> int:
 
 
 def plan_buckets(
-    tensors: tuple[TensorSpec, ...], bucket_bytes: int = limits.BUCKET_BYTES
+    tensors: tuple[TensorSpec, ...],
+    bucket_bytes: int = limits.BUCKET_BYTES,
+    divide_bytes: int = 0,
 ) -> tuple[BucketLayout, ...]:
     """Every tensor is in exactly one bucket, in order; a bucket of several tensors has at most
     `bucket_bytes`, save that a tensor of that size or more takes the tiny ones behind it along.
@@ -63,6 +72,9 @@ def plan_buckets(
 
     A bias goes with its weight: a bucket of its own would cost more than its sum, and dealing
     buckets round robin would put every large weight of a network on the same server.
+
+    With `divide_bytes`, a tensor of more than that is divided into buckets of that size: each can
+    be moved while the others are folded.
     """
     buckets: list[BucketLayout] = []
     first = elements = 0
@@ -80,16 +92,49 @@ def plan_buckets(
         elements += size
     if elements:
         buckets.append(_bucket(len(buckets), first, len(tensors), elements))
-    return tuple(buckets)
+    if not divide_bytes:
+        return tuple(buckets)
+    step = max(1, divide_bytes // PART_BYTES) * PART_BYTES // PARAMETER_BYTES
+    return tuple(_divided(tensors, buckets, step))
 
 
-def _bucket(index: int, first: int, end: int, elements: int) -> BucketLayout:
-    return BucketLayout(index=index, first=first, count=end - first, elements=elements)
+def _divided(
+    tensors: tuple[TensorSpec, ...], buckets: list[BucketLayout], step: int
+) -> list[BucketLayout]:
+    """The first tensor of a bucket in parts of `step` elements; the last has the tiny ones too."""
+    made: list[BucketLayout] = []
+    for bucket in buckets:
+        whole, start = element_count(tensors[bucket.first]), 0
+        while whole - start > step:
+            made.append(_bucket(len(made), bucket.first, bucket.first + 1, step, start))
+            start += step
+        left, end = bucket.elements - start, bucket.first + bucket.count
+        made.append(_bucket(len(made), bucket.first, end, left, start))
+    return made
+
+
+def _bucket(index: int, first: int, end: int, elements: int, start: int = 0) -> BucketLayout:
+    return BucketLayout(index=index, first=first, count=end - first, elements=elements, start=start)
 
 
 def bucket_tensors(bucket: BucketLayout, tensors: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
-    """The bucket's own, out of the job's list."""
-    return tensors[bucket.first : bucket.first + bucket.count]
+    """The bucket's own, out of the job's list; of one that is divided, the part as a flat one."""
+    own = tensors[bucket.first : bucket.first + bucket.count]
+    if not own:
+        return own
+    whole, part = element_count(own[0]), bucket.elements - sum(map(element_count, own[1:]))
+    unit = PART_BYTES // PARAMETER_BYTES
+    last = bucket.start > 0 and bucket.start + part == whole
+    inside = 0 < part <= whole - bucket.start and bucket.start % unit == 0
+    if part == whole or not inside or not (last or part % unit == 0):
+        return own  # It is whole, or the layout is not of this list.
+    return (msgspec.structs.replace(own[0], shape=(part,)), *own[1:])
+
+
+def folded_bytes(parameter_bytes: int, workers: int) -> int:
+    """Bytes that one fold goes through, as they are charged: the parameters' size once for each
+    worker's gradient and UPDATE_PASSES times for the update, whatever its rule and dtype."""
+    return parameter_bytes * (workers + UPDATE_PASSES)
 
 
 def pages(nbytes: int) -> int:

@@ -243,10 +243,16 @@ class Bucket:
         killed in the middle), nothing is waited for: they push only where they were sent to, so
         the version that others have pushed for will never be complete here.
         """
-        sent_on = self.move is not None and self.move.location_epoch == self.location_epoch
-        idle = sent_on or self.bound is not None or all(word <= self.version for word in pushed)
+        idle = (
+            self.sent_on or self.bound is not None or all(word <= self.version for word in pushed)
+        )
         idle &= not self.parts.at_work
         return self.phase == "empty" or (self.phase == "ready" and idle)
+
+    @property
+    def sent_on(self) -> bool:
+        """Some workers were told where it goes: they push there and nowhere else."""
+        return self.move is not None and self.move.location_epoch == self.location_epoch
 
     def freeze(self) -> None:
         """After a committed version, or while it is idle."""

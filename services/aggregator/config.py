@@ -32,13 +32,24 @@ class AggregatorConfig(ServiceConfig, kw_only=True, frozen=True):
     cluster_token: str = ""
     """The secret that aggregators show one another. Required where other hosts can connect."""
     memory_bytes_max: Annotated[int, msgspec.Meta(ge=0)] = 0
-    """Bytes that all regions together may take; 0: half of the machine's memory, or the device's.
-    """
+    """Bytes that all regions together may take; 0: half of what the process may have (the machine's
+    memory, or its cgroup's limit), or of the device's."""
+    node_memory_bytes_max: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """Bytes that the regions of all aggregators of this node may take together, by which
+    controllers place jobs; 0: each may fill its own."""
     migration_bytes_s: Annotated[int, msgspec.Meta(ge=0)] = 256 * 1024 * 1024
     """Bytes a second that copies of buckets to other hosts may take of the link, all together; 0:
     no cap. On one host nothing is copied."""
     device: Annotated[str, msgspec.Meta(pattern=r"^(|cuda|cuda:[0-9]+|double)$")] = ""
     """Hold and fold buckets in a GPU's memory: `cuda` or `cuda:1`; `double` plays one; empty: none.
     """
+    restart_window_s: Annotated[float, msgspec.Meta(ge=0.0, le=86_400.0)] = 0.0
+    """Seconds without a heartbeat for which its supervisor keeps its memory and starts it anew: its
+    buckets wait for it so long. 0: the supervisor says itself what it does, as `slackwater up`."""
     telemetry_s: Annotated[float, msgspec.Meta(gt=0.0, le=3600.0)] = 2.0
     """Seconds between two reports of what tasks cost."""
+    charge_ns_per_byte: Annotated[float, msgspec.Meta(ge=0.0, le=1000.0)] = 0.0
+    """Nanoseconds of CPU time that a task is charged for each byte that its fold goes through: its
+    parameters' bytes, once for each worker and twice for the update. A job's duty is an input then,
+    and not of the moment; a fold that takes longer is counted (undercharged). 0: what is measured.
+    """

@@ -10,7 +10,7 @@ which were sent on already come back. Bytes that are here are always kept.
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import assert_never
 
@@ -26,11 +26,12 @@ from slackwater.common.effects import (
     Recovered,
     Reply,
     Requested,
-    ShellEvent,
     TimerFired,
 )
+from slackwater.common.errors import Rejected
 from slackwater.common.slots.layout import bucket_tensors, element_count
 from slackwater.common.slots.region import SlotRegion
+from slackwater.common.slots.rules import RULES
 from slackwater.schemas import subjects
 from slackwater.schemas.base import AggregatorId, JobId, Message, Ok, Refused
 from slackwater.schemas.cluster import ARRIVED_MAX, WorkersAt
@@ -40,75 +41,22 @@ from slackwater.schemas.placement import (
     BucketsHeld,
     DropJob,
     HostBuckets,
+    JobPlan,
     ListBuckets,
     MigrateInit,
     PlanTurns,
     TensorCopyDone,
     WorkerDone,
 )
-from slackwater.schemas.telemetry import TasksObserved
 from slackwater.services.aggregator.bucket import Bucket, Key, Move
-
-# Events of our own --------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class RegionsMade:
-    """For the command `token`; or why not one was made."""
-
-    job: JobId
-    token: int
-    failure: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class RegionsDropped:
-    token: int
-
-
-@dataclass(frozen=True, slots=True)
-class BucketSeeded:
-    """By a worker, at a version above 0: the bytes had been lost, the optimiser starts afresh."""
-
-    key: Key
-    rank: int
-
-
-@dataclass(frozen=True, slots=True)
-class WorkersArrived:
-    """Every worker has pushed here since the bucket came."""
-
-    key: Key
-    location_epoch: int
-
-
-@dataclass(frozen=True, slots=True)
-class BucketCopied:
-    """The new aggregator has it; it is no longer here. `answered`: from which iteration each rank
-    may go on."""
-
-    key: Key
-    move: Move
-    version: int
-    initialized: bool
-    nbytes: int
-    copy_s: float
-    answered: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class TasksMeasured:
-    reports: tuple[TasksObserved, ...]
-
-
-Event = (
-    ShellEvent
-    | RegionsMade
-    | RegionsDropped
-    | BucketSeeded
-    | WorkersArrived
-    | BucketCopied
-    | TasksMeasured
+from slackwater.services.aggregator.events import (
+    BucketCopied,
+    BucketSeeded,
+    Event,
+    RegionsDropped,
+    RegionsMade,
+    TasksMeasured,
+    WorkersArrived,
 )
 
 
@@ -118,6 +66,14 @@ class Departed:
 
     fact: BucketCopied
     until_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Locked:
+    """A bucket whose region is here and cannot be taken over yet."""
+
+    held: BucketHeld
+    nbytes: int
 
 
 @dataclass(slots=True)
@@ -135,9 +91,14 @@ class AggregatorCore:
     def __init__(self, id: str, memory_bytes_max: int) -> None:
         self.id = AggregatorId(id)
         self.buckets: dict[Key, Bucket] = {}
+        self.locked: dict[Key, Locked] = {}
         self.departed: OrderedDict[Key, Departed] = OrderedDict()
         self._memory_bytes_max = memory_bytes_max
         self._held_bytes = 0
+        self._prepared_bytes = 0
+        self._by_job: dict[JobId, dict[Key, Bucket]] = {}
+        self._left: OrderedDict[JobId, tuple[JobPlan, float]] = OrderedDict()
+        """Jobs of which a bucket went on, and until when that is remembered."""
         self._making: dict[JobId, _Making] = {}
         self._making_bytes = 0
         self._handles = 0
@@ -186,7 +147,27 @@ class AggregatorCore:
 
     @property
     def jobs(self) -> int:
-        return len({job for job, _ in self.buckets})
+        return len(self._by_job)
+
+    def plan_of(self, job: JobId, now_s: float) -> JobPlan | None:
+        """Of a job that has a bucket here, or had one lately that went on."""
+        for bucket in self._by_job.get(job, {}).values():
+            return bucket.plan
+        plan, until_s = self._left.get(job, (None, 0.0))
+        return plan if until_s > now_s else None
+
+    def prepare(self, nbytes: int) -> Callable[[], None]:
+        """Count the bytes of a region that is about to come; the answer counts them no more. Raises
+        Rejected."""
+        reason = self.no_room_for(nbytes)
+        if reason:
+            raise Rejected(reason)
+        self._prepared_bytes += nbytes
+
+        def give_back() -> None:
+            self._prepared_bytes -= nbytes
+
+        return give_back
 
     def next_handle(self) -> int:
         self._handles += 1
@@ -194,7 +175,9 @@ class AggregatorCore:
 
     def no_room_for(self, nbytes: int, count: int = 1) -> str:
         """Why a region of this size cannot be taken in; empty: it can."""
-        free = self._memory_bytes_max - self._held_bytes - self._making_bytes
+        taken = self._held_bytes + self._making_bytes + self._prepared_bytes
+        taken += sum(locked.nbytes for locked in self.locked.values())
+        free = self._memory_bytes_max - taken
         if nbytes > free:
             return (
                 f"{self.id}: {nbytes} bytes are asked for, {max(0, free)} of "
@@ -207,10 +190,15 @@ class AggregatorCore:
             )
         return ""
 
+    def awaits(self, key: Key) -> bool:
+        """Whether a region that was locked is still wanted: the bucket did not begin anew."""
+        return key not in self.buckets and key[0] not in self._making
+
     def add(self, bucket: Bucket) -> None:
         """It is here: made, taken over from another aggregator, or found after a restart."""
         assert bucket.key not in self.buckets
         self.buckets[bucket.key] = bucket
+        self._by_job.setdefault(bucket.key[0], {})[bucket.key] = bucket
         self._held_bytes += bucket.nbytes
         self.departed.pop(bucket.key, None)
 
@@ -219,6 +207,10 @@ class AggregatorCore:
         if bucket is not None:
             bucket.phase = "gone"
             self._held_bytes -= bucket.nbytes
+            siblings = self._by_job[key[0]]
+            del siblings[key]
+            if not siblings:
+                del self._by_job[key[0]]
         return bucket
 
     def went(self, key: Key, now_s: float) -> BucketCopied | None:
@@ -274,6 +266,11 @@ class AggregatorCore:
             for bucket in self.buckets.values()
             if job in ("", bucket.plan.job)
         )
+        held += tuple(
+            locked.held
+            for key, locked in self.locked.items()
+            if job in ("", key[0]) and key not in self.buckets
+        )
         return BucketsHeld(aggregator=self.id, incarnation=self._incarnation, held=held)
 
     def _host(self, token: int, message: HostBuckets, now_s: float) -> list[Effect]:
@@ -291,6 +288,10 @@ class AggregatorCore:
             key = (message.plan.job, layout.index)
             bucket = self.buckets.get(key)
             if bucket is None:
+                locked = self.locked.get(key)
+                if locked is not None and epoch <= locked.held.location_epoch:
+                    reason = f"{self.id}: another process has locked the region of bucket {key}"
+                    return [*effects, Reply(token, Refused(reason=reason, retry_after_s=1.0))]
                 gone = self.went(key, now_s)
                 if gone is None or gone.move.location_epoch < epoch:
                     new.append(position)
@@ -335,11 +336,11 @@ class AggregatorCore:
     def _drop(self, token: int, message: DropJob) -> list[Effect]:
         job = JobId(message.job)
         ceilings: dict[int, int] | None = None
+        epochs = message.up_to_epochs
+        if epochs is not None and len(epochs) != len(message.buckets or ()):
+            reason = "drop: up_to_epochs must be parallel to buckets"
+            return [Reply(token, Refused(reason=reason))]
         if message.buckets is not None:
-            epochs = message.up_to_epochs
-            if epochs is not None and len(epochs) != len(message.buckets):
-                reason = "drop: up_to_epochs must be parallel to buckets"
-                return [Reply(token, Refused(reason=reason))]
             high = epochs if epochs is not None else (2**53,) * len(message.buckets)
             ceilings = dict(zip(message.buckets, high, strict=True))
         keys = tuple(
@@ -399,6 +400,11 @@ class AggregatorCore:
             self.departed.popitem(last=False)
         self.departed.pop(event.key, None)
         self.departed[event.key] = Departed(event, now_s + limits.DEPARTED_S)
+        if event.plan is not None:
+            while len(self._left) >= limits.DEPARTED_MAX:
+                self._left.popitem(last=False)
+            self._left.pop(event.key[0], None)
+            self._left[event.key[0]] = event.plan, now_s + limits.DEPARTED_S
         return [
             self._copy_done(event),
             Log(
@@ -431,6 +437,9 @@ class AggregatorCore:
         bucket = self.buckets.get(key)
         if bucket is None:
             return []
+        seeded = Log("bucket.reseeded", {"job": key[0], "bucket": key[1], "rank": rank}, "warning")
+        if not RULES[bucket.plan.update.name].states:
+            return [seeded]  # There was none to lose.
         event = JobEvent(
             job=key[0],
             fact="optimizer-state-lost",
@@ -441,7 +450,7 @@ class AggregatorCore:
         )
         return [
             Publish(subjects.event("job", key[0], "optimizer-state-lost"), event),
-            Log("bucket.reseeded", {"job": key[0], "bucket": key[1], "rank": rank}, "warning"),
+            seeded,
         ]
 
 
@@ -453,8 +462,8 @@ def _fault(message: HostBuckets) -> str:
     """Why the command cannot be carried out as it is; empty: it can."""
     if len(message.buckets) != len(message.at_epochs):
         return f"host: {len(message.at_epochs)} epochs for {len(message.buckets)} buckets"
-    if message.plan.workers > limits.WORKERS_MAX:
-        return f"host: {message.plan.workers} workers, at most {limits.WORKERS_MAX}"
+    if len({layout.index for layout in message.buckets}) < len(message.buckets):
+        return "host: a bucket is named twice; name each once"
     for layout in message.buckets:
         own = bucket_tensors(layout, message.tensors)
         if len(own) != layout.count or sum(map(element_count, own)) != layout.elements:

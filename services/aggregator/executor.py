@@ -18,6 +18,7 @@ from typing import Any, Final, Protocol, TypeVar
 from slackwater.common import failpoints, limits
 from slackwater.common.clock import Clock
 from slackwater.common.failpoints import failpoint
+from slackwater.common.slots.layout import folded_bytes
 from slackwater.common.slots.region import SlotRegion
 from slackwater.common.transport.gpu import Device
 from slackwater.schemas.base import JobId
@@ -104,6 +105,14 @@ class _Measured:
     profile: Profile
     nbytes: int
     executions: int = 0
+    undercharged: int = 0
+    charge_s: float = 0.0
+    """Of one execution, by its bytes; 0: charged as measured."""
+
+    @property
+    def charged_s(self) -> float:
+        """Of the next execution, as far as it is known."""
+        return self.charge_s or self.profile.cpu_s
 
 
 @dataclass(slots=True)
@@ -124,6 +133,7 @@ class Executor:
         ended: Told,
         team: Team | None = None,
         ended_ahead: Callable[[Bucket], None] | None = None,
+        charge_ns_per_byte: float = 0.0,
     ) -> None:
         self._owner = owner
         self._off_loop = off_loop
@@ -132,6 +142,11 @@ class Executor:
         self._ended_ahead = ended_ahead
         self._team = team
         self._cpu_share = cpu_share
+        self._charge_ns_per_byte = charge_ns_per_byte
+        self.executions = 0
+        """Folds since the start."""
+        self.undercharged = 0
+        """Those that took more CPU time than they were charged, by `charge_ns_per_byte`."""
         self._schedule: SlotSchedule[Task] = SlotSchedule(cpu_share)
         self.turns = Turns()
         """Whose task is next, by the controller's plan."""
@@ -160,9 +175,7 @@ class Executor:
         now_s, key = self._clock.now_s(), task.bucket.key
         deadline_s = inf
         if self.turns.planned(key):
-            measured = self._measured.get(key)
-            cpu_s = measured.profile.cpu_s if measured else task.slots.task_cpu_ns / 1e9
-            slot_s = cpu_s / self._cpu_share
+            slot_s = self._measured_of(task).charged_s / self._cpu_share
             deadline_s = self.turns.arrived(key, now_s, slot_s)
         self._schedule.arrived(task, now_s, deadline_s)
         if self._cpu_share >= 1.0:  # The kernel's thread may be at work: it sees it at once.
@@ -325,7 +338,7 @@ class Executor:
             await self._clock.sleep_until(at_s)
 
     def _charge(self, task: Task, outcome: Outcome) -> float:
-        charged_s = outcome.cpu_s
+        charged_s = 0.0 if self._charge_ns_per_byte else outcome.cpu_s
         if task.bucket.phase != "gone":  # Else it is forgotten, and to stay so.
             charged_s = self._measure(task, outcome)
         account = self._accounts.setdefault(task.bucket.key[0], _Account())
@@ -334,21 +347,37 @@ class Executor:
         return charged_s
 
     def _measure(self, task: Task, outcome: Outcome) -> float:
-        """What it is charged, by what its bucket's tasks cost."""
-        measured = self._measured.get(task.bucket.key)
-        if measured is None:
-            profile = Profile(kept_s=task.slots.task_cpu_ns / 1e9)
-            measured = _Measured(profile, task.slots.geometry.parameter_bytes)
-            self._measured[task.bucket.key] = measured
+        """What it is charged: by its bytes, or by what its bucket's tasks cost."""
+        measured = self._measured_of(task)
         charged_s = outcome.cpu_s
         if outcome.refused is None:  # Else no execution: it stopped, or looked twice.
             measured.executions += 1
+            self.executions += 1
             charged_s = measured.profile.charge(outcome.cpu_s)
+        if measured.charge_s:
+            charged_s = measured.charge_s if outcome.owned else 0.0
+            if outcome.refused is None and outcome.cpu_s > charged_s:
+                measured.undercharged += 1
+                self.undercharged += 1
         if measured.profile.kept_s:  # It goes where the region goes.
             kept_ns = max(1, round(measured.profile.kept_s * 1e9))
             if task.slots.task_cpu_ns != kept_ns:
                 task.slots.task_cpu_ns = kept_ns
         return charged_s
+
+    def _measured_of(self, task: Task) -> _Measured:
+        measured = self._measured.get(task.bucket.key)
+        if measured is None:
+            geometry = task.slots.geometry
+            measured = _Measured(
+                Profile(kept_s=task.slots.task_cpu_ns / 1e9), geometry.parameter_bytes
+            )
+            if self._charge_ns_per_byte:
+                workers = geometry.workers if task.alone is None else 1
+                nbytes = folded_bytes(geometry.parameter_bytes, workers)
+                measured.charge_s = nbytes * self._charge_ns_per_byte / 1e9
+            self._measured[task.bucket.key] = measured
+        return measured
 
     def forget(self, key: Key) -> None:
         """The bucket is not here any more."""
@@ -374,11 +403,13 @@ class Executor:
                         job=job,
                         bucket=bucket,
                         executions=measured.executions,
-                        cpu_s=measured.profile.cpu_s,
+                        cpu_s=measured.charged_s,
                         nbytes=measured.nbytes,
+                        real_cpu_s=measured.profile.cpu_s,
+                        undercharged=measured.undercharged,
                     )
                 )
-                measured.executions = 0
+                measured.executions = measured.undercharged = 0
         return costs
 
 

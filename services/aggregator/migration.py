@@ -36,6 +36,10 @@ it told some workers, and is given the order again, it knows by the epoch that w
 it waits for no push any more, and freezes the bucket with those that are in. They stand: words and
 slots go along, and whoever pushed too late for that pushes again at B.
 
+A copy between hosts sends what counts alone (common/slots/live.py): words, one buffer of
+parameters, one of each optimiser state, and the slots whose pushes wait. The receiver's other slots
+and buffers are fresh.
+
 Copies between hosts keep to a cap of bandwidth that all of an aggregator's share, on channels of
 their own: pushes and pulls wait for none of them, but for the bucket's own that is frozen.
 
@@ -47,33 +51,42 @@ by way of the controller's table, until it is where the owner is.
 """
 
 import asyncio
+import contextlib
 import hmac
 import random
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Annotated, Any, Protocol
 
 import msgspec
 import structlog
 
 from slackwater.common import limits
 from slackwater.common.clock import Clock
+from slackwater.common.codec import shortened
 from slackwater.common.errors import AccessRefused, Rejected, Retryable, Unavailable
 from slackwater.common.failpoints import failpoint
 from slackwater.common.retry import next_wait_s
 from slackwater.common.slots.frames import Hello, encode_hello
+from slackwater.common.slots.live import live_parts, parts_bytes
 from slackwater.common.slots.region import SlotRegion, owner_word
-from slackwater.common.transport.base import Channel, Fabric
+from slackwater.common.transport.base import Channel, Fabric, Roomy
 from slackwater.common.transport.negotiate import connect_best
 from slackwater.common.transport.pacing import Bandwidth
 from slackwater.common.transport.region import Region
-from slackwater.schemas.base import Count, JobId, Name, Record
+from slackwater.schemas.base import Count, Epoch, IdText, Index, JobId, Name, Record
 from slackwater.schemas.placement import Endpoint
 from slackwater.services.aggregator.bucket import Bucket, Key, Move
+from slackwater.services.aggregator.leaving import Departures
 from slackwater.services.aggregator.regions import COPIED, Held, Regions, region_name
 
 _log = structlog.get_logger()
 SHARED = "shm"
 """The transport over which a region is handed over without a second memory."""
+_TURN_S = 30.0
+"""A bucket that could not leave for so long lets others try."""
+_LOOK_S = 0.25
+"""Between two looks at a bucket that might leave though no version flips."""
 _SOON_S = 0.2
 _SOON_ATTEMPTS = 20
 
@@ -82,20 +95,20 @@ class HandoverNote(Record, kw_only=True, frozen=True):
     """What B must know beside the region itself."""
 
     token: Name
-    source: Name
+    source: IdText
     job: JobId
-    bucket: Count
+    bucket: Index
     layout_epoch: Count
-    location_epoch: Count
-    pushed: tuple[Count, ...]
+    location_epoch: Epoch
+    pushed: Annotated[tuple[Count, ...], msgspec.Meta(max_length=limits.WORKERS_MAX)]
     """The pushed words when A froze: a copy may have caught later ones without their slots."""
     copied: bool = False
     """Also on one host this is a copy: A has the bucket on a device."""
 
 
 class _Order(Record, kw_only=True, frozen=True):
-    migration: Name
-    location_epoch: Count
+    migration: IdText
+    location_epoch: Epoch
     to: Endpoint
 
 
@@ -113,6 +126,11 @@ def standing_order(slots: SlotRegion) -> Move | None:
     return Move(order.migration, order.location_epoch, order.to)
 
 
+def _live_bytes(held: Held) -> int:
+    """What a copy of it would send now."""
+    return parts_bytes(live_parts(held.slots, held.region.nbytes, held.slots.all_pushed()))
+
+
 class Destination(Protocol):
     """What the adopting side asks of the data plane."""
 
@@ -127,8 +145,22 @@ class Destination(Protocol):
     def adopted(self, held: Held) -> None: ...
 
 
-Copied = Callable[[Bucket, Held, Move, float], None]
-"""The new aggregator has it: (bucket, its region, the order, seconds it took)."""
+Copied = Callable[[Bucket, Held, Move, int, float], None]
+"""The new aggregator has it: (bucket, its region, the order, bytes and seconds that it took)."""
+
+
+@dataclass(slots=True)
+class _Readiness:
+    """Of a bucket that is to leave: what was done for it while it trains on."""
+
+    move: Move
+    done: bool = False
+    """It may leave, if it fits."""
+    unhindered: bool = False
+    """It may leave at once: nothing is copied, or the target does not answer."""
+    channel: Channel | None = None
+    room: int = 0
+    """At the target, on `channel`; 0: none."""
 
 
 class Handovers:
@@ -146,6 +178,11 @@ class Handovers:
         self._copied = copied
         self._pace = Bandwidth(bytes_s, clock).take if bytes_s else None
         self._room = asyncio.Semaphore(limits.MOVES_AT_ONCE)
+        self._rooms = asyncio.Semaphore(limits.MOVES_AT_ONCE)
+        self.departures = Departures(bytes_s)
+        self._changed = asyncio.Event()
+        """A copy has ended: others may fit."""
+        self._ready: dict[Key, _Readiness] = {}
         self._tasks: dict[Key, asyncio.Task[None]] = {}
         self._channels: dict[str, tuple[Fabric, Channel]] = {}
         self._connecting: dict[str, asyncio.Lock] = {}
@@ -153,13 +190,42 @@ class Handovers:
     def start(self, bucket: Bucket, held: Held, fail: Callable[[BaseException], None]) -> None:
         """The bucket is frozen: offer it until it is taken, or `cancel`led."""
         assert bucket.move is not None
+        readiness = self._ready.pop(bucket.key, None) or _Readiness(bucket.move)
         self.cancel(bucket.key)
-        task = asyncio.get_running_loop().create_task(self._offer(bucket, held, bucket.move))
-        self._tasks[bucket.key] = task
+        if not readiness.unhindered:  # At once: others are asked about in this turn of the loop.
+            self.departures.began(bucket.key, _live_bytes(held), self._clock.now_s())
+        self._run(bucket.key, self._offer(bucket, held, bucket.move, readiness), fail)
+
+    def prepare(
+        self, bucket: Bucket, held: Held, leave: Callable[[], bool],
+        fail: Callable[[BaseException], None],
+    ) -> None:  # fmt: skip
+        """The bucket is to leave: see to a channel and to room at its target while it trains on,
+        and call `leave` then, and whenever it might leave though no version flips."""
+        assert bucket.move is not None
+        self.cancel(bucket.key)
+        readiness = self._ready[bucket.key] = _Readiness(bucket.move)
+        self._run(bucket.key, self._prepare(bucket, held, readiness, leave), fail)
+
+    def may_leave(self, bucket: Bucket, held: Held) -> bool:
+        """Asked of a bucket that stands still."""
+        readiness = self._ready.get(bucket.key)
+        if readiness is None or not readiness.done:
+            return readiness is None
+        if readiness.unhindered:
+            return True
+        nbytes = _live_bytes(held)
+        return self.departures.may_leave(bucket.key, nbytes, self._clock.now_s())
+
+    def _run(
+        self, key: Key, work: Coroutine[Any, Any, None], fail: Callable[[BaseException], None]
+    ) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks[key] = task
 
         def ended(done: asyncio.Task[None]) -> None:
-            if self._tasks.get(bucket.key) is done:
-                del self._tasks[bucket.key]
+            if self._tasks.get(key) is done:
+                del self._tasks[key]
             if not done.cancelled() and (error := done.exception()) is not None:
                 fail(error)
 
@@ -169,6 +235,63 @@ class Handovers:
         task = self._tasks.pop(key, None)
         if task is not None:
             task.cancel()
+        self._give_back(self._ready.pop(key, None))
+        self._end(key, copied=False)
+
+    def _give_back(self, readiness: _Readiness | None) -> None:
+        if readiness is None or not readiness.room or readiness.channel is None:
+            return
+        room, readiness.room = readiness.room, 0
+        if isinstance(readiness.channel, Roomy):
+            readiness.channel.give_back(room)
+
+    def _end(self, key: Key, *, copied: bool) -> None:
+        """It is not under way any more."""
+        self.departures.ended(key, self._clock.now_s(), copied=copied)
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def _prepare(
+        self, bucket: Bucket, held: Held, readiness: _Readiness, leave: Callable[[], bool]
+    ) -> None:
+        try:
+            fabric, channel = await self._channel(readiness.move.to)
+            readiness.unhindered = fabric.kind == SHARED and held.region.in_place
+        except (Retryable, Rejected):
+            readiness.unhindered = True  # Frozen, it is offered until it is taken.
+        if readiness.unhindered:
+            readiness.done = True
+            await self._until_left(leave)
+            return
+        readiness.channel = channel
+        left = False
+        while not left:  # One whose workers do not push keeps nobody else from leaving.
+            async with self._rooms:
+                left = await self._take_turn(channel, held, readiness, leave)
+
+    async def _take_turn(
+        self, channel: Channel, held: Held, readiness: _Readiness, leave: Callable[[], bool]
+    ) -> bool:
+        """Be among those that may leave, for a while; whether it has left."""
+        try:
+            if isinstance(channel, Roomy):
+                readiness.room = await channel.make_room(held.region)
+        except (Retryable, Rejected):
+            readiness.unhindered = True
+        readiness.done = True
+        try:
+            async with asyncio.timeout(None if readiness.unhindered else _TURN_S):
+                await self._until_left(leave)
+            return True
+        except TimeoutError:
+            readiness.done = False
+            self._give_back(readiness)
+            return False
+
+    async def _until_left(self, leave: Callable[[], bool]) -> None:
+        while not leave():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), _LOOK_S)
 
     async def close(self) -> None:
         tasks = tuple(self._tasks.values())
@@ -178,18 +301,20 @@ class Handovers:
         for _, channel in self._channels.values():
             await channel.close()
 
-    async def _offer(self, bucket: Bucket, held: Held, move: Move) -> None:
+    async def _offer(self, bucket: Bucket, held: Held, move: Move, readiness: _Readiness) -> None:
         begun_s = self._clock.now_s()
         theirs = owner_word(move.to.aggregator)
-        attempt = 0
+        attempt = nbytes = 0
         while True:
             attempt += 1
             try:
                 async with self._room:
-                    await self._hand_over(held, move, theirs)
+                    nbytes = await self._hand_over(bucket.key, held, move, readiness)
                 break
             except (Retryable, Rejected) as error:
+                self._end(bucket.key, copied=False)
                 if held.slots.owner != self._me:
+                    nbytes = held.region.nbytes
                     break  # Taken; only the answer was lost.
                 if attempt in (1, 10) or attempt % 100 == 0:
                     _log.warning(
@@ -201,24 +326,27 @@ class Handovers:
                 if attempt <= _SOON_ATTEMPTS:  # A target that was killed is back by then.
                     wait_s = min(wait_s, _SOON_S)
                 await self._clock.sleep_until(self._clock.now_s() + wait_s)
+        self._end(bucket.key, copied=True)
         failpoint("aggregator.copy.after")
         if held.slots.transfer & COPIED:
             held.slots.owner = (
                 theirs  # Our memory is history. A shared one may be elsewhere by now.
             )
-        self._copied(bucket, held, move, self._clock.now_s() - begun_s)
+        self._copied(bucket, held, move, nbytes, self._clock.now_s() - begun_s)
 
-    async def _hand_over(self, held: Held, move: Move, theirs: int) -> None:
+    async def _hand_over(self, key: Key, held: Held, move: Move, readiness: _Readiness) -> int:
+        """How many bytes that took: those that were sent, or all that one memory has."""
         fabric, channel = await self._channel(move.to)
-        slots = held.slots
+        slots, theirs = held.slots, owner_word(move.to.aggregator)
         with held.locked():
             if slots.owner != self._me:
-                return
+                return held.region.nbytes
             shared = fabric.kind == SHARED and held.region.in_place
             copied = slots.transfer & COPIED if shared else COPIED
             if copied:
                 slots.set_order(encode_order(move))
             slots.transfer = theirs | copied
+        pushed = tuple(slots.all_pushed())
         note = HandoverNote(
             token=self._token,
             source=self._id,
@@ -226,11 +354,23 @@ class Handovers:
             bucket=slots.bucket.index,
             layout_epoch=slots.layout_epoch,
             location_epoch=slots.location_epoch,
-            pushed=tuple(slots.all_pushed()),
+            pushed=pushed,
             copied=not held.region.in_place,
         )
         failpoint("aggregator.copy.before")
-        await channel.handover(held.region, msgspec.msgpack.encode(note), self._pace)
+        encoded = msgspec.msgpack.encode(note)
+        if not copied:
+            self._end(key, copied=False)
+            await channel.handover(held.region, encoded)
+            return held.region.nbytes
+        parts = live_parts(slots, held.region.nbytes, pushed)
+        self.departures.began(key, parts_bytes(parts), self._clock.now_s())
+        room, readiness.room = readiness.room, 0
+        if room and channel is readiness.channel and isinstance(channel, Roomy):
+            await channel.hand_over_into(room, held.region, encoded, self._pace, parts)
+        else:
+            await channel.handover(held.region, encoded, self._pace, parts)
+        return parts_bytes(parts)
 
     async def _channel(self, to: Endpoint) -> tuple[Fabric, Channel]:
         """Raises Unavailable, AccessRefused, ConfigRejected, DeadlineExceeded."""
@@ -288,7 +428,7 @@ class Adoptions:
         try:
             note = msgspec.msgpack.decode(payload, type=HandoverNote)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise Rejected(f"a note that is none: {error}") from error
+            raise Rejected(shortened(f"a note that is none: {error}")) from error
         if not hmac.compare_digest(note.token.encode(), self._token.encode()):
             raise AccessRefused("the note's token is not this cluster's")
         return note
@@ -323,7 +463,8 @@ class Adoptions:
                 raise Rejected(f"{note.source} has taken bucket {held.key} back")
             self._own(slots, note, shared=shared)
             if not shared:
-                slots.copied_bytes += held.region.nbytes
+                parts = live_parts(slots, held.region.nbytes, note.pushed)
+                slots.copied_bytes += parts_bytes(parts)
 
     def _own(self, slots: SlotRegion, note: HandoverNote, *, shared: bool) -> None:
         if not shared:

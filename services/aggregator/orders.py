@@ -15,20 +15,28 @@ from slackwater.common.clock import Clock
 from slackwater.common.errors import DeadlineExceeded, Rejected, Unavailable
 from slackwater.common.failpoints import failpoint
 from slackwater.common.shell.definition import Port
-from slackwater.schemas.placement import HostBuckets, JobPlan, PlanTurns
+from slackwater.common.slots.region import SlotRegion
+from slackwater.schemas.placement import BucketHeld, HostBuckets, JobPlan, PlanTurns
 from slackwater.services.aggregator.bucket import Bucket, Key, Move
-from slackwater.services.aggregator.core import (
-    AggregatorCore,
-    BucketCopied,
-    RegionsDropped,
-    RegionsMade,
-)
+from slackwater.services.aggregator.core import AggregatorCore, Locked
+from slackwater.services.aggregator.events import BucketCopied, RegionsDropped, RegionsMade
 from slackwater.services.aggregator.executor import Executor, OffLoop, warm
 from slackwater.services.aggregator.migration import Handovers, standing_order
 from slackwater.services.aggregator.plane import DataPlane
 from slackwater.services.aggregator.regions import Held, Regions
 
 _log = structlog.get_logger()
+
+
+def _as_locked(slots: SlotRegion) -> BucketHeld:
+    return BucketHeld(
+        job=slots.plan.job,
+        bucket=slots.bucket.index,
+        layout_epoch=slots.layout_epoch,
+        location_epoch=slots.location_epoch,
+        version=slots.version,
+        moving=True,
+    )
 
 
 class Orders:
@@ -55,6 +63,12 @@ class Orders:
     async def begin(self, port: Port, recovered: Sequence[Held]) -> None:
         """Take over what was found, and go on where it stopped."""
         self._fail, self._post = port.fail, port.post
+        self._resume(recovered)
+        self._show_locked()
+        if self._regions.locked:
+            self._background(self._take_over_later())
+
+    def _resume(self, recovered: Sequence[Held]) -> None:
         for held in recovered:
             bucket = self._add(held, arrived=True)
             if held.slots.transfer:
@@ -67,6 +81,33 @@ class Orders:
             if bucket.move is not None:
                 self.frozen(bucket, held)
             self._plane.fold_if_complete(bucket, held)
+
+    def _show_locked(self) -> None:
+        """The controller is to wait for them, and not to begin them anew."""
+        self._core.locked = {
+            held.key: Locked(_as_locked(held.slots), held.region.nbytes)
+            for held in self._regions.locked.values()
+        }
+
+    async def _take_over_later(self) -> None:
+        """What another process had locked at the start, as soon as it lets go."""
+        while self._regions.locked:
+            await self._clock.sleep_until(self._clock.now_s() + limits.RETRY_WAIT_S_MAX)
+            for held in await self._regions.unlocked():
+                await self._take_over(held)
+            self._show_locked()
+
+    async def _take_over(self, held: Held) -> None:
+        settled = await self._regions.settle(held)
+        wanted = self._core.awaits(held.key)
+        _log.info("region.unlocked", name=held.name, wanted=wanted)
+        if wanted:
+            self._regions.add_recovered(held, settled)
+            self._resume([settled])
+        elif settled is not held:
+            settled.close()
+        if settled is not held or not wanted:
+            await self._regions.let_go(held)
 
     async def close(self) -> None:
         await self.handovers.close()
@@ -142,6 +183,7 @@ class Orders:
 
     def _remove(self, key: Key, what: str) -> Held | None:
         self.handovers.cancel(key)
+        self.handovers.departures.forget(key)
         self._executor.forget(key)
         bucket = self._core.remove(key)
         if bucket is not None:
@@ -194,25 +236,40 @@ class Orders:
             return
         bucket.move = move
         if bucket.phase != "moving":
-            self._plane.leave_if_idle(bucket, held)
+            self._prepare(bucket, held)
             return
         self.handovers.cancel(key)  # Another target, or found again after a restart.
         bucket.location_epoch = move.location_epoch
         self._plane.redirect_all(bucket, held, move)
 
+    def _prepare(self, bucket: Bucket, held: Held) -> None:
+        assert self._fail is not None
+        if bucket.sent_on:  # Its workers push elsewhere already.
+            self._plane.leave_if_idle(bucket, held)
+            return
+
+        def leave() -> bool:
+            gone = self._regions.held.get(bucket.key) is not held or bucket.move is None
+            return gone or self._plane.leave_if_idle(bucket, held)
+
+        self.handovers.prepare(bucket, held, leave, self._fail)
+
+    def may_leave(self, bucket: Bucket, held: Held) -> bool:
+        return bucket.sent_on or self.handovers.may_leave(bucket, held)
+
     def frozen(self, bucket: Bucket, held: Held) -> None:
         assert self._fail is not None
         self.handovers.start(bucket, held, self._fail)
 
-    def copied(self, bucket: Bucket, held: Held, move: Move, copy_s: float) -> None:
+    def copied(self, bucket: Bucket, held: Held, move: Move, nbytes: int, copy_s: float) -> None:
         """Its new aggregator has it. Workers may still read the last version here."""
         if self._core.buckets.get(bucket.key) is not bucket:
             return
         assert self._post is not None
         self._core.remove(bucket.key)
         self._executor.forget(bucket.key)
+        self.handovers.departures.forget(bucket.key)
         self._regions.held.pop(bucket.key, None)
-        nbytes = held.region.nbytes
         self._plane.port.count("buckets_migrated")
         self._plane.port.count("bytes_migrated", nbytes)
         self._post(
@@ -224,6 +281,7 @@ class Orders:
                 nbytes,
                 copy_s,
                 bucket.all_answered,
+                bucket.plan,
             )
         )
         self._background(self._linger(held))

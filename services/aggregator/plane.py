@@ -7,6 +7,7 @@ The core hears only of what concerns the controller.
 
 import hmac
 from collections.abc import Callable, Iterable, Sequence
+from typing import Final
 
 import structlog
 
@@ -17,6 +18,7 @@ from slackwater.common.errors import (
     Rejected,
     Unavailable,
 )
+from slackwater.common.rare_log import RareLog
 from slackwater.common.shell.definition import Port
 from slackwater.common.slots.frames import (
     Denied,
@@ -35,25 +37,26 @@ from slackwater.schemas.base import JobId
 from slackwater.schemas.placement import JobPlan
 from slackwater.services.aggregator.ahead import Ahead
 from slackwater.services.aggregator.bucket import Bucket, Key, Move, Verdict
-from slackwater.services.aggregator.core import (
-    AggregatorCore,
-    BucketSeeded,
-    WorkersArrived,
-)
+from slackwater.services.aggregator.core import AggregatorCore
+from slackwater.services.aggregator.events import BucketSeeded, WorkersArrived
 from slackwater.services.aggregator.executor import Outcome, Task
+from slackwater.services.aggregator.leaving import Departures
 from slackwater.services.aggregator.regions import Held, Regions
 from slackwater.services.aggregator.session import Session, by_number
 
 _log = structlog.get_logger()
+_QUOTED: Final = 100
+"""Characters of a name that a stranger gave."""
 
 
 class DataPlane:
     """`submit` runs a fold and calls `folded`, `submit_ahead` a part of one and calls
-    `folded_ahead`; `frozen` takes a bucket that leaves, `taken` one that turned out to be another
-    aggregator's."""
+    `folded_ahead`; `may_leave` says whether a bucket that stands still may go now; `frozen` takes a
+    bucket that leaves, `taken` one that turned out to be another aggregator's."""
 
     submit: Callable[[Task], None]
     submit_ahead: Callable[[Bucket, SlotRegion, Ahead], None]
+    may_leave: Callable[[Bucket, Held], bool]
     frozen: Callable[[Bucket, Held], None]
     taken: Callable[[Bucket], None]
 
@@ -64,7 +67,10 @@ class DataPlane:
         self._port: Port | None = None
         self._sessions: dict[int, Session] = {}
         self._sessions_begun = 0
+        self.departures = Departures()
+        """Told of flips and pushes; the shell shares it with those who ask it."""
         self._peers = 0
+        self.strangers = RareLog(_log, lambda: self.port.now_s())
 
     def begin(self, port: Port) -> None:
         self._port = port
@@ -77,7 +83,7 @@ class DataPlane:
     # Channels -------------------------------------------------------------------------------------
 
     def accept(self, payload: bytes) -> None:
-        """A listener's question before a channel exists. Raises AccessRefused."""
+        """A listener's question before a channel exists. Raises AccessRefused, Unavailable."""
         try:
             hello = decode_hello(payload)
         except DecodeRejected as error:
@@ -87,9 +93,18 @@ class DataPlane:
         if hello.role == "aggregator":
             self._check_token(hello, self._cluster_token)
             return
-        plan = self._plan(hello.job)
-        if plan is not None:  # Of a job that is not here (yet), nothing will be granted.
-            self._check_agent(hello, plan)
+        plan = self._core.plan_of(JobId(hello.job), self.port.now_s())
+        if plan is None:  # Its token cannot be looked at; it may be on its way here.
+            why = f"{self._core.id} has no bucket of job {hello.job[:_QUOTED]}"
+            raise Unavailable(why, retry_after_s=limits.ADMIT_LOOK_S)
+        self._check_agent(hello, plan)
+
+    def prepare(self, payload: bytes, nbytes: int) -> Callable[[], None]:
+        """A listener's question before memory is taken for a region that a peer hands over. The
+        peer's token was right, or there would be no channel. Raises AccessRefused, Rejected."""
+        if decode_hello(payload).role != "aggregator":
+            raise AccessRefused("only aggregators hand regions over")
+        return self._core.prepare(nbytes)
 
     async def serve(self, channel: Channel) -> None:
         """A listener's new channel, until it ends."""
@@ -114,12 +129,6 @@ class DataPlane:
         for bucket in session.handles.values():
             bucket.detach(session.rank, session.number)
 
-    def _plan(self, job: str) -> JobPlan | None:
-        for (held_job, _), bucket in self._core.buckets.items():
-            if held_job == job:
-                return bucket.plan
-        return None
-
     def _check_agent(self, hello: Hello, plan: JobPlan) -> None:
         self._check_token(hello, plan.token)
         if hello.layout_epoch != plan.layout_epoch:
@@ -132,7 +141,8 @@ class DataPlane:
 
     def _check_token(self, hello: Hello, expected: str) -> None:
         if not hmac.compare_digest(hello.token.encode(), expected.encode()):
-            raise AccessRefused(f"{hello.role} {hello.job or hello.sender}: the token is wrong")
+            who = (hello.job or hello.sender)[:_QUOTED]
+            raise AccessRefused(f"{hello.role} {who}: the token is wrong")
 
     # What a session asks --------------------------------------------------------------------------
 
@@ -210,7 +220,10 @@ class DataPlane:
             self._away(session, bucket)
             return
         pushed = held.slots.all_pushed()
-        match bucket.rang(session.rank, iteration, pushed):
+        verdict = bucket.rang(session.rank, iteration, pushed)
+        if verdict in (Verdict.WAIT, Verdict.FOLD):
+            self.departures.pushed(bucket.key, self.port.now_s())
+        match verdict:
             case Verdict.DONE:
                 session.done(bucket)
             case Verdict.FOLD:
@@ -236,6 +249,7 @@ class DataPlane:
         held = self._regions.held.get(bucket.key)
         if held is not None:  # Else its ring will hear where the bucket is.
             bucket.partly(session.rank, part.iteration, part.elements)
+            self.departures.pushed(bucket.key, self.port.now_s())
             self._fold_ahead(bucket, held, held.slots.all_pushed())
 
     # Folding --------------------------------------------------------------------------------------
@@ -267,6 +281,8 @@ class DataPlane:
         if bucket.phase == "gone" or held is None or held.slots is not task.slots:
             return
         applied = held.slots.applied() if bucket.bound is not None else ()
+        if outcome.version > bucket.version:
+            self.departures.flipped(bucket.key, self.port.now_s())
         going_on = bucket.fold_ended(outcome.version, applied)
         if not outcome.owned:
             _log.warning("bucket.taken", job=bucket.key[0], bucket=bucket.key[1])
@@ -340,8 +356,11 @@ class DataPlane:
     # Leaving --------------------------------------------------------------------------------------
 
     def leave_if_idle(self, bucket: Bucket, held: Held) -> bool:
-        """If it is ordered to leave and no push waits for an update: freeze it where it is."""
+        """If it is ordered to leave, no push waits for an update, and its time has come: freeze it
+        where it is."""
         if bucket.move is None or not bucket.may_freeze(held.slots.all_pushed()):
+            return False
+        if not self.may_leave(bucket, held):
             return False
         bucket.freeze()
         self.redirect_all(bucket, held, bucket.move)

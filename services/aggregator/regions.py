@@ -3,7 +3,8 @@
 Every region's memfd lies in the supervisor's descriptor store before anybody is told of it, so a
 kill -9 loses no byte. A region that is found again says itself what it is; one whose owner word
 names another aggregator was handed over, and one whose maker was killed in the middle does not
-open: both are let go.
+open: both are let go. One that another process has locked, as everybody can who maps it, waits; the
+others do not.
 """
 
 import asyncio
@@ -14,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Final
 
 import structlog
@@ -35,7 +37,7 @@ from slackwater.services.aggregator.ledger import NAME, Ledger
 _log = structlog.get_logger()
 COPIED = 1
 """The bit of the transfer word that says that two memories exist."""
-_LOCK_ATTEMPTS: Final = 40
+_LOCK_ATTEMPTS: Final = 10
 
 
 @dataclass(slots=True, eq=False)
@@ -74,15 +76,21 @@ class Held:
             fcntl.lockf(self.region.fileno(), fcntl.LOCK_UN)
 
 
-async def _until_unlocked(held: Held) -> None:
-    """Whoever holds the lock stores three words: it is released at once, or its holder hangs.
-    Raises Unavailable."""
-    for _ in range(_LOCK_ATTEMPTS):
-        with contextlib.suppress(Unavailable), held.locked():
-            return
-        await asyncio.sleep(limits.RETRY_WAIT_S_MIN)
-    with held.locked():
-        return
+def lock_holder(region: Region) -> int:
+    """The process that has locked it; 0: the kernel does not say, as of another namespace's."""
+    status = os.fstat(region.fileno())
+    device = status.st_dev
+    file = f"{os.major(device):02x}:{os.minor(device):02x}:{status.st_ino}"
+    try:
+        locks = Path("/proc/locks").read_text()
+    except OSError as error:  # Then its name is not told: that is all.
+        _log.info("locks.unreadable", reason=str(error))
+        return 0
+    for line in locks.splitlines():
+        fields = line.split()
+        if file in fields and fields[4].isdecimal():
+            return int(fields[4])
+    return 0
 
 
 def region_name(region: Region, slots: SlotRegion) -> str:
@@ -108,6 +116,8 @@ class Regions:
         self._pin = pin
         self.me = owner_word(aggregator)
         self.held: dict[Key, Held] = {}
+        self.locked: dict[str, Held] = {}
+        """By name: those that another process does not let us take over yet."""
         self.recovered = 0
         """Taken over from this aggregator's former life."""
         self._aggregator = aggregator
@@ -127,26 +137,73 @@ class Regions:
             if name == NAME:
                 self._go_on_counting(fd)
         for name, fd in process.stored:
-            if name == NAME:
-                continue
-            held = await self._open(name, fd)
-            if held is None:
+            held = self._open(name, fd) if name != NAME else None
+            if held is not None:
+                self.locked[name] = held
+            elif name != NAME:
                 await self._notify.remove(name)
-                continue
-            other = self.held.get(held.key)
-            stale = other
-            if other is not None and held.slots.location_epoch < other.slots.location_epoch:
-                stale, held = held, other
-            if stale is not None:
-                await self._notify.remove(stale.name)
-                stale.close()
-            self.held[held.key] = settled = await self.settle(held)
-            if settled is not held:  # What the store has would be an old version soon.
-                await self._notify.remove(held.name)
-                held.close()
+        for attempt in range(_LOCK_ATTEMPTS):
+            if attempt:  # Another aggregator stores three words and is done, or it hangs.
+                await asyncio.sleep(limits.RETRY_WAIT_S_MIN)
+            for held in await self.unlocked():
+                await self._recover(held)
+            if not self.locked:
+                break
+        for held in self.locked.values():
+            _log.warning(
+                "region.locked", name=held.name, job=held.key[0], bucket=held.key[1],
+                by_process=lock_holder(held.region), remedy="end that process; it is tried again",
+            )  # fmt: skip
         self.recovered = len(self.held)
-        self._kept.update(held.name for held in self.held.values() if held.region.in_place)
         return list(self.held.values())
+
+    async def unlocked(self) -> list[Held]:
+        """Those of the locked that are so no more, and are ours: to be taken over."""
+        found = []
+        for name, held in tuple(self.locked.items()):
+            try:
+                with held.locked() as slots:
+                    ours = slots.owner == self.me
+                    if ours and not slots.transfer & COPIED:
+                        slots.transfer = 0  # Nobody else has it, nobody will take it.
+            except Unavailable:
+                continue
+            del self.locked[name]
+            if not ours:
+                _log.info("region.elsewhere", name=name)
+                await self.let_go(held)
+                continue
+            if self._ledger.has(held.slots):  # It was being dropped when we were killed.
+                held.slots.count_anew()
+            found.append(held)
+        return found
+
+    async def _recover(self, held: Held) -> None:
+        """Before anybody uses any: of two of one bucket the newer stays."""
+        other = self.held.get(held.key)
+        if other is not None and held.slots.location_epoch < other.slots.location_epoch:
+            await self.let_go(held)
+            return
+        if other is not None:
+            await self.forget(other, moved=True)
+            other.close()
+        settled = await self.settle(held)
+        self.add_recovered(held, settled)
+        if settled is not held:  # What the store has would be an old version soon.
+            await self.let_go(held)
+
+    def add_recovered(self, held: Held, settled: Held) -> None:
+        """A region of our former life is ours again; `let_go` of it where it settled elsewhere."""
+        self.held[settled.key] = settled
+        self.recovered += 1
+        if settled is held:
+            self._kept[held.name] += 1
+
+    async def let_go(self, held: Held) -> None:
+        """What the store kept for us is not wanted."""
+        async with self._telling:
+            await self._notify.remove(held.name)
+        held.close()
 
     def _go_on_counting(self, fd: int) -> None:
         try:
@@ -154,8 +211,7 @@ class Regions:
         except ValueError as error:
             _log.warning("counters.unreadable", reason=str(error))
 
-    async def _open(self, name: str, fd: int) -> Held | None:
-        """Raises Unavailable when another process does not finish taking it over."""
+    def _open(self, name: str, fd: int) -> Held | None:
         region = Region.adopt(fd, name)
         try:
             slots = SlotRegion.open(region.buffer)
@@ -163,19 +219,7 @@ class Regions:
             _log.warning("region.unreadable", name=name, reason=str(error))
             region.close()
             return None
-        held = Held(region, slots, name)
-        await _until_unlocked(held)
-        with held.locked():
-            ours = slots.owner == self.me
-            if ours and not slots.transfer & COPIED:
-                slots.transfer = 0  # Nobody else has it, nobody will take it: it is ours again.
-        if not ours:
-            _log.info("region.elsewhere", name=name)
-            held.close()
-            return None
-        if self._ledger.has(slots):  # It was being dropped when we were killed.
-            slots.count_anew()
-        return held
+        return Held(region, slots, name)
 
     # Making and keeping ---------------------------------------------------------------------------
 
@@ -287,7 +331,8 @@ class Regions:
 
     def close(self) -> None:
         """The process ends; the descriptor store keeps them."""
-        for held in self.held.values():
+        for held in (*self.held.values(), *self.locked.values()):
             held.close()
         self.held.clear()
+        self.locked.clear()
         self._ledger.close()

@@ -4,9 +4,8 @@ import asyncio
 from collections.abc import Iterable
 from typing import Protocol
 
-import structlog
-
 from slackwater.common.errors import DecodeRejected, Unavailable
+from slackwater.common.rare_log import RareLog
 from slackwater.common.slots.frames import (
     ENTRIES_MAX,
     Attach,
@@ -24,8 +23,6 @@ from slackwater.common.slots.frames import (
 from slackwater.common.transport.base import Channel
 from slackwater.services.aggregator.bucket import Bucket
 
-_log = structlog.get_logger()
-
 
 class Plane(Protocol):
     """What a session asks."""
@@ -36,6 +33,9 @@ class Plane(Protocol):
     def rang(self, session: "Session", bucket: Bucket, iteration: int) -> None: ...
     def partly(self, session: "Session", bucket: Bucket, part: Part) -> None: ...
     def left(self, session: "Session") -> None: ...
+
+    @property
+    def strangers(self) -> RareLog: ...
 
 
 class Session:
@@ -65,7 +65,9 @@ class Session:
         except Unavailable:
             self._over.set()  # Agents come and go.
         except DecodeRejected as error:
-            _log.warning("channel.refused", job=self.hello.job, rank=self.rank, reason=str(error))
+            self._plane.strangers.warning(
+                "channel.refused", job=self.hello.job, rank=self.rank, reason=str(error)
+            )
         finally:
             self._plane.left(self)
             self._over.set()
@@ -135,7 +137,9 @@ class Session:
             self._channel.send(frame)
         except Unavailable as error:
             if not self._channel.closed:
-                _log.warning("channel.full", job=self.hello.job, rank=self.rank, reason=str(error))
+                self._plane.strangers.warning(
+                    "channel.full", job=self.hello.job, rank=self.rank, reason=str(error)
+                )
             self._over.set()
 
 

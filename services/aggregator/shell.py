@@ -1,7 +1,6 @@
 """The aggregator's shell: its listeners, its subjects, its memory at the start and at the end."""
 
 import os
-import resource
 import socket
 from collections.abc import Container, Mapping
 from functools import partial
@@ -10,7 +9,8 @@ from typing import Final
 
 import psutil
 
-from slackwater.common import limits
+from slackwater.common import descriptors, limits
+from slackwater.common.cgroup import memory_bytes
 from slackwater.common.errors import ConfigRejected
 from slackwater.common.shell.definition import Port, ServiceDefinition
 from slackwater.common.transport.base import Fabric, Listener
@@ -29,7 +29,8 @@ from slackwater.schemas.placement import (
 )
 from slackwater.schemas.telemetry import TasksObserved
 from slackwater.services.aggregator.config import AggregatorConfig
-from slackwater.services.aggregator.core import AggregatorCore, TasksMeasured
+from slackwater.services.aggregator.core import AggregatorCore
+from slackwater.services.aggregator.events import TasksMeasured
 from slackwater.services.aggregator.executor import (
     Executor,
     KernelThread,
@@ -74,10 +75,10 @@ class Aggregator:
         self._team = Team(helpers) if helpers > 0 else None
         off_loop: OffLoop = at_once if virtual else in_thread
         device = device_named(config.device) if config.device else None
-        room = psutil.virtual_memory().total if device is None else device.total_bytes
-        memory = config.memory_bytes_max or room // 2
+        room = memory_bytes() if device is None else device.total_bytes
+        self._memory_bytes = config.memory_bytes_max or room // 2
         self._node = NodeId(config.node or socket.gethostname().split(".")[0])
-        self.core = AggregatorCore(config.id, memory)
+        self.core = AggregatorCore(config.id, self._memory_bytes)
         self.regions = Regions(config.id, off_loop, device, pin="tcp" in self._listen)
         self.plane = DataPlane(self.core, self.regions, config.cluster_token)
         self.executor = Executor(
@@ -88,6 +89,7 @@ class Aggregator:
             self.plane.folded,
             self._team,
             self.plane.folded_ahead,
+            config.charge_ns_per_byte,
         )
         self.orders = Orders(self.core, self.regions, self.plane, self.executor, clock, off_loop)
         self.orders.handovers = Handovers(
@@ -97,6 +99,8 @@ class Aggregator:
         self._adoptions = Adoptions(config.id, config.cluster_token, self.regions, self.orders)
         self.plane.submit = self.executor.submit
         self.plane.submit_ahead = self.executor.submit_ahead
+        self.plane.departures = self.orders.handovers.departures
+        self.plane.may_leave = self.orders.may_leave
         self.plane.frozen = self.orders.frozen
         self.plane.taken = self.orders.taken
         self._incarnation = 0
@@ -106,9 +110,7 @@ class Aggregator:
     async def start(self, port: Port) -> None:
         """Find the memory again first: whoever connects may be answered at once."""
         self._incarnation = port.epoch
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        if soft < hard:  # Every region needs two descriptors.
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        descriptors.allow_all()  # Every region needs two descriptors.
         recovered = await self.regions.recover(port.process)
         self.plane.begin(port)
         await self.orders.begin(port, recovered)
@@ -118,6 +120,7 @@ class Aggregator:
                 self.plane.accept,
                 self.plane.serve,
                 partial(self._adoptions.adopt, shared=kind == SHARED),
+                self.plane.prepare,
             )
             self._listeners.append((kind, listener))
 
@@ -177,11 +180,17 @@ class Aggregator:
             jobs=self.core.jobs,
             held_bytes=self.core.held_bytes,
             busy_s=self.executor.busy_s,
+            executions=self.executor.executions,
+            undercharged=self.executor.undercharged,
             bytes_in=bytes_in,
             bytes_out=bytes_out,
             regions_recovered=self.regions.recovered,
+            regions_locked=len(self.regions.locked),
             arrived=self.core.arrived(now_s),
             migration_bytes_s=self._config.migration_bytes_s,
+            memory_bytes=self._memory_bytes,
+            restart_window_s=self._config.restart_window_s,
+            node_memory_bytes=self._config.node_memory_bytes_max,
         )
 
     def definition(self) -> ServiceDefinition:

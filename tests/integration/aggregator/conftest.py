@@ -3,7 +3,6 @@ that plays master and controller: it places, moves and hosts exactly when a test
 
 import asyncio
 import os
-import socket
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable
@@ -12,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.integration.aggregator.wire import Wire, free_port
 
 from slackwater.agent import Agent
 from slackwater.common import codec, limits
@@ -42,11 +42,6 @@ PATIENCE = float(os.environ.get("SLACKWATER_TEST_PATIENCE", "1"))
 """Stretches the deadlines of what processes are waited for: an emulated machine is slow."""
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
-
-
 @dataclass
 class Job:
     spec: JobSpec
@@ -63,6 +58,7 @@ class Director:
     def __init__(self, bus: NatsBus, homes: list[str]) -> None:
         self.bus = bus
         self.homes = homes
+        self.divide_bytes = 0
         self.jobs: dict[str, Job] = {}
         self.beats: dict[str, AggregatorHeartbeat] = {}
         self.facts: list[Any] = []
@@ -123,7 +119,7 @@ class Director:
         return JobRegistered(job=message.job, cluster=ClusterId("c1"), workers=job.plan.workers)
 
     def _plan(self, spec: JobSpec, tensors: tuple[TensorSpec, ...]) -> Job:
-        buckets = plan_buckets(tensors)
+        buckets = plan_buckets(tensors, divide_bytes=self.divide_bytes)
         plan = placement.JobPlan(
             job=JobId(spec.id),
             workers=spec.workers,
@@ -477,3 +473,24 @@ def check_result(lab: Lab) -> Callable[[Training, int], Any]:
             assert sum(beat.bytes_out for beat in beats) == gradients
 
     return check
+
+
+@pytest.fixture
+async def wires(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[list[Wire]]:
+    """Two aggregators that everybody, each other included, reaches over tcp through a `Wire`."""
+    await lab.aggregators("a1", "a2", transport="tcp")
+    made: list[Wire] = []
+    addresses = {}
+    for id in lab.director.homes:
+        (address,) = [where for kind, where in lab.director.beats[id].addresses if kind == "tcp"]
+        wire = Wire()
+        addresses[id] = await wire.open(int(address.rpartition(":")[2]))
+        made.append(wire)
+
+    def endpoint(id: str) -> placement.Endpoint:
+        return placement.Endpoint(aggregator=AggregatorId(id), addresses=(("tcp", addresses[id]),))
+
+    monkeypatch.setattr(lab.director, "endpoint", endpoint)
+    yield made
+    for wire in made:
+        await wire.close()

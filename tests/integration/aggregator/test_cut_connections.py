@@ -5,122 +5,23 @@ within its deadline.
 """
 
 import asyncio
-import contextlib
 import random
 import signal
-import socket
-import struct
 import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.integration.aggregator.wire import Wire
 
 from slackwater.common import limits
 from slackwater.common.errors import DeadlineExceeded
-from slackwater.schemas.base import AggregatorId
-from slackwater.schemas.placement import Endpoint
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(180)]
 PROGRAM = Path(__file__).with_name("worker_program.py")
 RESETS = 150
 KILLS = 5
-
-
-class Wire:
-    """Before an aggregator's tcp address: forwards, resets, refuses."""
-
-    def __init__(self) -> None:
-        self.refuses = False
-        self.carried = 0
-        self.links: list[tuple[asyncio.StreamWriter, asyncio.StreamWriter]] = []
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    async def open(self, port: int) -> str:
-        async def link(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            self._tasks.add(asyncio.current_task())  # type: ignore[arg-type]
-            try:
-                await self._carry(port, reader, writer)
-            except OSError:
-                reset(writer)  # The aggregator is not there.
-
-        self._server = await asyncio.start_server(link, "127.0.0.1", 0)
-        return f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
-
-    async def _carry(
-        self, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
-        if self.refuses:
-            reset(writer)
-            return
-        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", port)
-        ends = (writer, far_writer)
-        self.links.append(ends)
-        pumps = [
-            asyncio.create_task(self._pump(reader, far_writer)),
-            asyncio.create_task(self._pump(far_reader, writer)),
-        ]
-        try:
-            await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for pump in pumps:
-                pump.cancel()
-            for end in ends:
-                end.close()
-            if ends in self.links:
-                self.links.remove(ends)
-
-    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError):
-            while data := await reader.read(262_144):
-                self.carried += len(data)
-                writer.write(data)
-                await writer.drain()
-
-    def reset(self, index: int) -> None:
-        for end in self.links.pop(index):
-            reset(end)
-
-    def cut(self) -> None:
-        """All of it, until `refuses` is taken back."""
-        self.refuses = True
-        while self.links:
-            self.reset(0)
-
-    async def close(self) -> None:
-        self._server.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-
-def reset(writer: asyncio.StreamWriter) -> None:
-    sock = writer.get_extra_info("socket")
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    writer.transport.abort()
-
-
-@pytest.fixture
-async def wires(lab: Any, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[list[Wire]]:
-    """Two aggregators that everybody, each other included, reaches over tcp through a `Wire`."""
-    await lab.aggregators("a1", "a2", transport="tcp")
-    made: list[Wire] = []
-    addresses = {}
-    for id in lab.director.homes:
-        (address,) = [where for kind, where in lab.director.beats[id].addresses if kind == "tcp"]
-        wire = Wire()
-        addresses[id] = await wire.open(int(address.rpartition(":")[2]))
-        made.append(wire)
-
-    def endpoint(id: str) -> Endpoint:
-        return Endpoint(aggregator=AggregatorId(id), addresses=(("tcp", addresses[id]),))
-
-    monkeypatch.setattr(lab.director, "endpoint", endpoint)
-    yield made
-    for wire in made:
-        await wire.close()
 
 
 async def keep_moving(lab: Any, job: Any, rng: random.Random) -> None:

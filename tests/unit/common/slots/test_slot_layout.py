@@ -3,6 +3,7 @@
 from itertools import pairwise
 from math import prod
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -118,3 +119,30 @@ def test_version_selects_the_buffer() -> None:
     assert geometry.parameters_offset(5) == geometry.parameters_offset(1)
     assert geometry.parameters_offset(4) != geometry.parameters_offset(5)
     assert geometry.state_offset(6, 0) != geometry.state_offset(7, 0)
+
+
+def test_a_large_tensor_is_divided_and_the_tiny_ones_stay_with_its_end() -> None:
+    """Parts begin at pages of their regions whatever the gradients' dtype; undivided ones stay as
+    they are; a layout that fits no such division is not taken for one."""
+    tensors = (
+        TensorSpec(name="small", shape=(70_000,)),
+        TensorSpec(name="fc", shape=(3_000, 1_000)),
+        TensorSpec(name="bias", shape=(1_000,)),
+        TensorSpec(name="next", shape=(600_000,)),
+    )
+    buckets = plan_buckets(tensors, divide_bytes=5_000_000)
+    assert [(b.first, b.count, b.elements, b.start) for b in buckets] == [
+        (0, 1, 70_000, 0),
+        (1, 1, 1_048_576, 0),
+        (1, 1, 1_048_576, 1_048_576),
+        (1, 2, 3_000_000 - 2 * 1_048_576 + 1_000, 2 * 1_048_576),
+        (3, 1, 600_000, 0),
+    ]
+    assert [b.index for b in buckets] == list(range(5))
+    own = [bucket_tensors(bucket, tensors) for bucket in buckets]
+    assert [t.shape for t in own[3]] == [(902_848,), (1_000,)]
+    assert [t.name for t in own[1]] == ["fc"]
+    assert sum(prod(t.shape) for each in own for t in each) == sum(prod(t.shape) for t in tensors)
+    wrong = msgspec.structs.replace(buckets[1], elements=1_000_000)
+    assert bucket_tensors(wrong, tensors) == tensors[1:2]
+    assert plan_buckets(tensors, divide_bytes=64_000_000) == plan_buckets(tensors)

@@ -12,6 +12,7 @@ from slackwater.schemas.base import AggregatorId, ClusterId, JobId, Message, Ok,
 from slackwater.schemas.cluster import WorkersAt
 from slackwater.schemas.jobs import JobEvent, TensorSpec, UpdateRule
 from slackwater.schemas.placement import (
+    BucketHeld,
     BucketsHeld,
     DropJob,
     Endpoint,
@@ -24,8 +25,8 @@ from slackwater.schemas.placement import (
 )
 from slackwater.schemas.service import Drain
 from slackwater.services.aggregator.bucket import Bucket, Move
-from slackwater.services.aggregator.core import (
-    AggregatorCore,
+from slackwater.services.aggregator.core import AggregatorCore, Locked
+from slackwater.services.aggregator.events import (
     BucketCopied,
     BucketSeeded,
     RegionsDropped,
@@ -39,12 +40,12 @@ BUCKETS = plan_buckets(TENSORS)
 MEMORY = 50_000_000
 
 
-def plan(layout_epoch: int = 0) -> JobPlan:
+def plan(layout_epoch: int = 0, update: UpdateRule | None = None) -> JobPlan:
     return JobPlan(
         job=JOB,
         workers=2,
         gradient_dtype="float32",
-        update=UpdateRule(),
+        update=update or UpdateRule(),
         layout_epoch=layout_epoch,
         token="",
     )
@@ -212,7 +213,7 @@ def test_a_failure_to_make_them_leaves_nothing_and_can_be_repeated() -> None:
     assert "no memory" in answer.reason
     assert driver.held() == {}
     assert driver.ask(host(0)) is None
-    assert isinstance(driver.made(3), Ok)
+    assert isinstance(driver.made(driver._token), Ok)
 
 
 def test_a_layout_that_is_not_the_tensors_is_refused() -> None:
@@ -287,6 +288,45 @@ def test_migrate_init_is_stored_once_and_a_newer_one_replaces_it() -> None:
     assert driver.core.buckets[JOB, 0].move == Move("m1", 2, to("a3")), "late"
 
 
+def test_a_locked_bucket_is_told_of_and_does_not_begin_anew_at_its_epoch() -> None:
+    """The controller takes it for one that moves, and waits; where it gives up, it says so by a
+    higher epoch. Its memory counts meanwhile."""
+    driver = Driver()
+    driver.host(1)
+    there = BucketHeld(job=JOB, bucket=0, layout_epoch=0, location_epoch=3, version=7, moving=True)
+    free = driver.core.no_room_for(0)
+    assert not free
+    driver.core.locked = {(JOB, 0): Locked(there, 2**62)}
+    assert driver.core.no_room_for(1)
+    driver.core.locked = {(JOB, 0): Locked(there, 0)}
+    assert driver.held() == {0: (3, True), 1: (0, False)}
+    answer = driver.ask(host(0, epoch=3))
+    assert isinstance(answer, Refused)
+    assert "locked" in answer.reason
+    assert answer.retry_after_s > 0
+    assert driver.core.awaits((JOB, 0))
+    assert driver.ask(host(0, epoch=4)) is None
+    assert not driver.core.awaits((JOB, 0)), "it is being made anew"
+    assert isinstance(driver.made(driver._token), Ok)
+    assert not driver.core.awaits((JOB, 0))
+    assert driver.held() == {0: (4, False), 1: (0, False)}
+
+
+def test_the_token_of_a_job_is_known_a_while_after_it_went() -> None:
+    """Its workers come by to hear where; nobody else's word is taken for theirs."""
+    driver = Driver()
+    driver.host(0)
+    plan = driver.core.plan_of(JOB, driver.now_s)
+    assert plan is not None
+    driver.core.remove((JOB, 0))
+    assert driver.core.plan_of(JOB, driver.now_s) is None
+    went = BucketCopied((JOB, 0), Move("m1", 1, to("a2")), 41, True, 1000, 0.5, (), plan)
+    driver.core.step(went, 10.0)
+    assert driver.core.plan_of(JOB, 10.0 + limits.DEPARTED_S - 1) is plan
+    assert driver.core.plan_of(JOB, 10.0 + limits.DEPARTED_S + 1) is None
+    assert driver.core.jobs == 0
+
+
 def copied(epoch: int = 1) -> BucketCopied:
     return BucketCopied((JOB, 0), Move("m1", epoch, to("a2")), 41, True, 1000, 0.5)
 
@@ -355,7 +395,8 @@ def test_lists_that_are_not_parallel_are_refused() -> None:
 
 def test_facts_name_job_bucket_and_epoch() -> None:
     driver = Driver()
-    driver.host(1)
+    assert driver.ask(host(1, job=plan(update=UpdateRule(name="momentum")))) is None
+    assert isinstance(driver.made(driver._token), Ok)
     driver.run(driver.core.step(WorkersArrived((JOB, 1), 4), 0.0))
     driver.run(driver.core.step(BucketSeeded((JOB, 1), 0), 0.0))
     arrived, lost = driver.published
@@ -366,6 +407,14 @@ def test_facts_name_job_bucket_and_epoch() -> None:
     assert driver.core.arrived(10.0) == ()
     assert (lost.fact, lost.job) == ("optimizer-state-lost", "j1")
     assert "starts afresh" in lost.reason
+
+
+def test_a_rule_without_state_loses_none() -> None:
+    """Its bucket is filled from a worker's parameters, and is what it was."""
+    driver = Driver()
+    driver.host(1)
+    driver.run(driver.core.step(BucketSeeded((JOB, 1), 0), 0.0))
+    assert not driver.published
 
 
 def test_what_is_no_command_for_it_is_refused() -> None:
@@ -381,3 +430,21 @@ def test_lists_can_be_narrowed_to_a_job(job: str) -> None:
     answer = driver.ask(ListBuckets(job=job))
     assert isinstance(answer, BucketsHeld)
     assert len(answer.held) == (0 if job == "j9" else 1)
+
+
+def test_a_drop_with_epochs_for_other_buckets_is_refused_and_drops_nothing() -> None:
+    driver = Driver()
+    driver.host(0, 1)
+    for buckets, epochs in (((0,), (1, 1)), ((), (1,)), (None, (1,))):
+        refused = driver.ask(DropJob(job=JOB, buckets=buckets, up_to_epochs=epochs))
+        assert isinstance(refused, Refused)
+        assert "parallel" in refused.reason
+    assert len(driver.core.buckets) == 2
+
+
+def test_a_bucket_that_is_named_twice_is_refused_before_a_region_is_made() -> None:
+    driver = Driver()
+    refused = driver.ask(host(0, 0))
+    assert isinstance(refused, Refused)
+    assert "named twice" in refused.reason
+    assert [done.action for done in driver.done] == []

@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 
@@ -37,7 +38,9 @@ class Entry:
 class Slot:
     """An executor whose kernels take the CPU time that the test says; `ended` in order."""
 
-    def __init__(self, cpu_share: float = SHARE, **cpu_s: float) -> None:
+    def __init__(
+        self, cpu_share: float = SHARE, charge_ns_per_byte: float = 0.0, **cpu_s: float
+    ) -> None:
         self.clock = sim_world(1).clock
         self.begun_s = self.clock.now_s()
         self.cpu_s = cpu_s
@@ -45,7 +48,14 @@ class Slot:
         self.executed: list[Task] = []
         self.told_of: list[tuple[Task, int]] = []
         """Each with the number of its execution."""
-        self.executor = Executor(0, self.clock, cpu_share, self.kernel, self.told)
+        self.executor = Executor(
+            0,
+            self.clock,
+            cpu_share,
+            self.kernel,
+            self.told,
+            charge_ns_per_byte=charge_ns_per_byte,
+        )
 
     async def kernel(self, work: Callable[..., Any], *arguments: Any) -> Any:
         if work.__name__ != "execute":  # A share of whole cores: all that is ready.
@@ -61,7 +71,7 @@ class Slot:
         slots: Any = SimpleNamespace(
             task_cpu_ns=round(self.cpu_s[job] * 1e9),
             cpu_s=self.cpu_s[job],
-            geometry=SimpleNamespace(parameter_bytes=1 << 30, elements=1),
+            geometry=SimpleNamespace(parameter_bytes=1 << 30, elements=1, workers=2),
             kernels=None,
         )
         bucket: Any = Entry(job)
@@ -221,6 +231,50 @@ async def test_what_a_task_costs_by_now_is_told_and_goes_with_its_region() -> No
     assert task.slots.task_cpu_ns == 2_000_000
     (cost,) = slot.executor.observed()
     assert cost.cpu_s == 0.002
+    running.cancel()
+
+
+CHARGE_NS = 0.025
+CHARGED_S = 4 * (1 << 30) * CHARGE_NS / 1e9
+"""Of one of the test's tasks: two workers and the update."""
+
+
+@simulated
+async def test_what_a_busy_machine_adds_to_a_fold_changes_no_slot_that_is_charged_by_bytes() -> (
+    None
+):
+    """Folds take between a tenth and three times of what they are charged."""
+    random, slot = Random(7), Slot(charge_ns_per_byte=CHARGE_NS, a=0.0)
+    running = asyncio.ensure_future(slot.executor.run())
+    taken_s = [CHARGED_S * random.uniform(0.1, 3.0) for _ in range(3 * limits.PROFILE_EXECUTIONS)]
+    for turn, each_s in enumerate(taken_s):
+        slot.cpu_s["a"] = each_s
+        await slot.at(2.0 * turn, "a")
+    await slot.at(2.0 * len(taken_s))
+    duty_s = CHARGED_S / SHARE
+    assert slot.ended == [("a", round(2.0 * turn + duty_s, 3)) for turn in range(len(taken_s))]
+    assert slot.executor.busy_s == pytest.approx(len(taken_s) * duty_s)
+    (spent,) = slot.executor.accounts()
+    assert spent.slot_s == pytest.approx(len(taken_s) * duty_s)
+    assert spent.cpu_s == pytest.approx(sum(taken_s))
+    (cost,) = slot.executor.observed()
+    assert cost.cpu_s == pytest.approx(CHARGED_S)
+    assert min(taken_s) <= cost.real_cpu_s <= sorted(taken_s)[len(taken_s) // 2]
+    running.cancel()
+
+
+@simulated
+async def test_a_machine_too_slow_for_its_charge_is_counted_and_told() -> None:
+    slot = Slot(charge_ns_per_byte=CHARGE_NS, fast=CHARGED_S * 0.9, slow=CHARGED_S * 1.1)
+    running = asyncio.ensure_future(slot.executor.run())
+    for turn in range(5):
+        await slot.at(4.0 * turn, "fast", "slow")
+    await slot.at(30.0)
+    assert (slot.executor.executions, slot.executor.undercharged) == (10, 5)
+    told = {each.job: each for each in slot.executor.observed()}
+    assert (told[JobId("fast")].undercharged, told[JobId("slow")].undercharged) == (0, 5)
+    assert told[JobId("slow")].real_cpu_s == pytest.approx(CHARGED_S * 1.1)
+    assert told[JobId("slow")].cpu_s == pytest.approx(CHARGED_S)
     running.cancel()
 
 

@@ -1,0 +1,70 @@
+"""What an aggregator's core is told beside what every shell tells: past tense."""
+
+from dataclasses import dataclass
+
+from slackwater.common.effects import ShellEvent
+from slackwater.schemas.base import JobId
+from slackwater.schemas.placement import JobPlan
+from slackwater.schemas.telemetry import TasksObserved
+from slackwater.services.aggregator.bucket import Key, Move
+
+
+@dataclass(frozen=True, slots=True)
+class RegionsMade:
+    """For the command `token`; or why not one was made."""
+
+    job: JobId
+    token: int
+    failure: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RegionsDropped:
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
+class BucketSeeded:
+    """By a worker, at a version above 0: the bytes had been lost, the optimiser starts afresh."""
+
+    key: Key
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkersArrived:
+    """Every worker has pushed here since the bucket came."""
+
+    key: Key
+    location_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class BucketCopied:
+    """The new aggregator has it; it is no longer here. `answered`: from which iteration each rank
+    may go on."""
+
+    key: Key
+    move: Move
+    version: int
+    initialized: bool
+    nbytes: int
+    copy_s: float
+    answered: tuple[int, ...] = ()
+    plan: JobPlan | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TasksMeasured:
+    reports: tuple[TasksObserved, ...]
+
+
+Event = (
+    ShellEvent
+    | RegionsMade
+    | RegionsDropped
+    | BucketSeeded
+    | WorkersArrived
+    | BucketCopied
+    | TasksMeasured
+)
