@@ -8,10 +8,10 @@ the reason, and is followed by another try; only a job that is nowhere is placed
 on the least loaded of what there is.
 """
 
-from slackwater.schemas.base import AggregatorId, Message, Refused
+from slackwater.schemas.base import REASON_CHARS_MAX, AggregatorId, Message, Refused
 from slackwater.schemas.cluster import AggregatorsAllocated, AllocateAggregators
 from slackwater.schemas.placement import BucketPlace
-from slackwater.services.controller import hosting, leaving, moving, scaling
+from slackwater.services.controller import hosting, leaving, moving, room, scaling
 from slackwater.services.controller.policies.view import (
     NEW,
     ClusterView,
@@ -24,6 +24,8 @@ from slackwater.services.controller.snapshot import cluster_view, job_view
 from slackwater.services.controller.state import RETRY_S_MAX, Cause, Job, State, Wish, numbered
 
 FIRST_EPOCH = 1
+FULL_MAX = 32
+"""Aggregators without room that one attempt leaves out."""
 
 
 def want(
@@ -33,6 +35,7 @@ def want(
     now_s: float,
     *,
     standalone: bool = False,
+    protected: str = "",
     request: str = "",
     endured_s: float = 0.0,
 ) -> None:
@@ -45,6 +48,7 @@ def want(
         next_s=now_s,
         wait_s=state.config.retry_s,
         standalone=standalone,
+        protected=protected,
         request=request,
         endured_s=endured_s,
     )
@@ -133,7 +137,8 @@ def _case(state: State, job: Job, wish: Wish, now_s: float) -> tuple[ClusterView
             b for b, p in enumerate(job.record.places) if state.gone(p.aggregator, now_s)
         )
         forced = wish.refused and state.adapts(job)
-        return cluster_view(state, job, forced=forced), job_view(state, job, lost, lost)
+        view = cluster_view(state, job, forced=forced, without=wish.full)
+        return view, job_view(state, job, lost, lost)
     if wish.cause in leaving.CAUSES:
         return leaving.case(state, job, wish)
     if wish.cause == "start":
@@ -142,7 +147,8 @@ def _case(state: State, job: Job, wish: Wish, now_s: float) -> tuple[ClusterView
         if forced and not view.aggregators:
             view = cluster_view(state, job)
         return view, job_view(state, job)
-    return cluster_view(state, job), job_view(state, job, buckets, standalone=wish.standalone)
+    view = cluster_view(state, job, without=wish.full)
+    return view, job_view(state, job, buckets, standalone=wish.standalone)
 
 
 def _fresh(state: State, job: Job, wish: Wish) -> list[AggregatorId]:
@@ -187,8 +193,9 @@ def _name(plan: Plan, subject: JobView, fresh: list[AggregatorId]) -> list[Aggre
 
 
 def _wait(state: State, job: Job, reason: str) -> None:
+    reason = reason[:REASON_CHARS_MAX]  # As the record cuts it: the same is not stored again.
     if job.record.reason != reason:
-        state.change(job, reason=reason[:1024])
+        state.change(job, reason=reason)
 
 
 # Asking the master --------------------------------------------------------------------------------
@@ -232,7 +239,7 @@ def allocated(state: State, job: Job | None, answer: Message, now_s: float) -> N
 
 
 def _refused(state: State, job: Job, wish: Wish, answer: Refused, now_s: float) -> None:
-    _wait(state, job, f"more aggregators were refused: {answer.reason}"[:1024])
+    _wait(state, job, f"more aggregators were refused: {answer.reason}")
     wish.refused = True
     wish.next_s = now_s + wish.wait_s
     hopeless = answer.retry_after_s == 0.0
@@ -254,7 +261,10 @@ def _refused(state: State, job: Job, wish: Wish, answer: Refused, now_s: float) 
 def _apply(
     state: State, job: Job, wish: Wish, homes: list[AggregatorId], plan: Plan, now_s: float
 ) -> None:
-    job.wish = None
+    fitting = _with_room(state, job, wish, homes, now_s)
+    if fitting is None:
+        return
+    homes, job.wish = fitting, None
     for entry in state.aggregators.values():
         if entry.reserved_for == job.id:
             entry.reserved_for = None  # In the plan, or unused and swept up.
@@ -264,6 +274,28 @@ def _apply(
         _place_again(state, job, homes, now_s)
     else:
         _reassign(state, job, wish, homes, now_s)
+
+
+def _with_room(
+    state: State, job: Job, wish: Wish, homes: list[AggregatorId], now_s: float
+) -> list[AggregatorId] | None:
+    """`homes` where the job's regions fit by their bytes; else None: another attempt leaves out
+    what is full, and when nothing fits the job waits with that reason."""
+    short = room.short(state, job, homes)
+    if not short:
+        return homes
+    if wish.cause == "start" and (dealt := room.repacked(state, job, homes)):
+        return dealt
+    if wish.cause != "start" and not short.keys() <= wish.full and len(wish.full) < FULL_MAX:
+        wish.full |= short.keys()
+        decide(state, job, now_s)
+        return None
+    if wish.cause != "start":
+        wish.wait_s = min(2 * wish.wait_s, RETRY_S_MAX)
+    wish.full = frozenset()
+    job.refusals.pop(f"allocate/{job.id}", None)  # It has aggregators; they have no memory.
+    _wait(state, job, "; ".join(short.values()))
+    return None
 
 
 def _place_first(
@@ -305,14 +337,13 @@ def _place_again(state: State, job: Job, homes: list[AggregatorId], now_s: float
         reason="",
         places=places,
         temporary=tuple(sorted(temporary)),
-        optimizer_state_lost=True,
         assigned_s=now_s,
     )
     for bucket in lost:
         job.confirmed.pop(homes[bucket], None)
     state.tell(
         job,
-        "optimizer-state-lost",
+        "rehosted",
         now_s,
         buckets=str(len(lost)),
         lost=",".join(sorted(gone)),
@@ -324,10 +355,13 @@ def _place_again(state: State, job: Job, homes: list[AggregatorId], now_s: float
 
 def _reassign(state: State, job: Job, wish: Wish, homes: list[AggregatorId], now_s: float) -> None:
     record = job.record
+    if wish.protected:
+        state.change(job, protected=wish.protected)
     if homes != [place.aggregator for place in record.places]:
         why: moving.MigrationCause = "profiled"
         if wish.cause == "reverted":
             why = "expanded" if wish.standalone else "reverted"
+            why = "protected" if wish.protected else why
         elif wish.cause == "interfered" or wish.cause == "drained":
             why = wish.cause
         moving.begin(state, job, homes, why, now_s)

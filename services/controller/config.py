@@ -18,7 +18,10 @@ class ControllerConfig(ServiceConfig, kw_only=True, frozen=True):
     """The cluster: its controller answers under this id."""
     policy: str = "cyclic"
     """Placement of a job that names none: `cyclic`, `static`, or an entry point's name."""
-    loss_limit: Annotated[float, msgspec.Meta(gt=0.0, lt=1.0)] = 0.1
+    divide_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """Bytes; a larger tensor of a synchronous job is divided into buckets of this size, each of
+    which migrates between two pushes; they are placed one by one. 0: a tensor is never divided."""
+    loss_limit: Annotated[float, msgspec.Meta(gt=0.0, le=0.999)] = 0.1
     """LossLimit: the share of its standalone speed that a job may lose by sharing."""
     pack_alone: bool = False
     """A job alone in its cluster gets as few aggregators as its policy finds enough; false: it
@@ -26,7 +29,8 @@ class ControllerConfig(ServiceConfig, kw_only=True, frozen=True):
     usable_reduced: Fraction = 0.67
     """Fraction of an aggregator's cycle that may be filled once a job has lost speed there."""
     reverts_max: Annotated[int, msgspec.Meta(ge=0, le=100)] = 3
-    """A job is reverted at most so often in its life."""
+    """A job is reverted at most so often in its life. Where nobody may be reverted any more, the
+    job that loses gets its own aggregators; 0: no assignment is undone for a loss."""
     congested_at: Annotated[float, msgspec.Meta(ge=0.0, le=1000.0)] = 2.0
     """Times as long as when the job was profiled: a byte to or from an aggregator that takes so
     much longer, while the job loses more than loss_limit, has a congested link; 0: no link has."""
@@ -34,9 +38,12 @@ class ControllerConfig(ServiceConfig, kw_only=True, frozen=True):
     """Seconds for which an aggregator with a congested link is left alone after the last sign."""
     unprofiled_after_s: Duration = 20.0
     """Seconds that a new job waits for its temporary aggregators; then fewer, or shared ones."""
+    hung_after_s: Duration = 60.0
+    """Seconds without an iteration after which a job gives up the aggregators that it has for its
+    profiling alone: it shares, unprofiled."""
     rehost_after_s: Duration = 15.0
-    """Seconds without a heartbeat after which an aggregator's buckets go elsewhere, their
-    optimiser state lost. More than LOST_AFTER_S: a supervised restart loses nothing."""
+    """Seconds without a sign of an aggregator after which its buckets go elsewhere, their optimiser
+    state lost. Its supervisor's word that it starts it anew is a sign."""
     migration_s: Duration = 15.0
     """Seconds between two looks at who holds what while a migration has not finished."""
     worker_done_s: Duration = 5.0

@@ -11,8 +11,9 @@ it is confirmed: a lost message costs time, a crash nothing.
     assigning   wishes, plans, approvals              hosting     regions made, found, dropped
     moving      migrations                            reconcile   what is held against the records
     watching    reverts and recycling                 members     aggregators, ours and others
+    idling      jobs that keep aggregators and do not iterate
     leaving     interference, draining: links that are congested, aggregators that are emptied
-    turns       what their slots are told
+    turns       what their slots are told           room       whether regions fit into memory
 """
 
 from random import Random
@@ -38,6 +39,8 @@ from slackwater.schemas.base import AggregatorId, JobId, Message, Ok, Record, Re
 from slackwater.schemas.cluster import (
     AggregatorDrain,
     AggregatorHeartbeat,
+    AggregatorLost,
+    AggregatorRestarts,
     DrainAggregator,
     RestoreAggregator,
 )
@@ -58,10 +61,12 @@ from slackwater.services.controller import (
     assigning,
     draining,
     hosting,
+    idling,
     interference,
     members,
     moving,
     reconcile,
+    room,
     scaling,
     turns,
     watching,
@@ -93,6 +98,7 @@ class Controller:
             case TimerFired():
                 self._tick(now_s)
             case Recovered():
+                self.state.unreadable = event.damaged.get(state.bucket, frozenset())
                 self._recover(event.epoch, event.records, now_s)
             case Draining():
                 pass  # Another instance finds all of it in the records.
@@ -127,6 +133,7 @@ class Controller:
         scaling.begin(state, now_s)
         interference.tick(state, now_s)
         draining.tick(state, now_s)
+        idling.tick(state, now_s)
         members.lose_and_retry(state, now_s)
         watching.recycle(state, now_s)
         members.sweep(state, now_s)
@@ -151,12 +158,17 @@ class Controller:
                 state.out.append(Reply(token, draining.order(state, message, now_s)))
             case RestoreAggregator():
                 state.out.append(Reply(token, draining.restore(state, message, now_s)))
+            case AggregatorLost():
+                state.out.append(Reply(token, members.lost(state, message, now_s)))
             case _:
                 reason = f"{type(message).__name__} is not a controller's to answer"
                 state.out.append(Reply(token, Refused(reason=reason)))
 
     def _place(self, token: int, message: PlaceJob, now_s: float) -> None:
         state, spec = self.state, message.spec
+        if spec.id in state.unreadable:
+            state.out.append(Reply(token, hosting.unreadable(state, spec.id)))
+            return
         known = state.jobs.get(JobId(spec.id))
         if known is not None:
             state.out.append(Reply(token, _again(known, message)))
@@ -170,13 +182,19 @@ class Controller:
         if too_large:
             state.out.append(Reply(token, Refused(reason=too_large)))
             return
-        job = state.jobs[JobId(spec.id)] = Job(record, settled_s=now_s)
+        job = Job(record, settled_s=now_s)
+        if too_much := room.never(state, job, message.aggregators_max):
+            state.out.append(Reply(token, Refused(reason=too_much)))
+            return
+        state.jobs[job.id] = job
         state.change(job)
         state.out.append(Reply(token, Ok()))
         assigning.want(state, job, "start", now_s)
 
     def _record(self, message: PlaceJob, now_s: float) -> JobPlacement:
         spec = message.spec
+        synchronous = spec.consistency == "synchronous"
+        divide_bytes = self.state.config.divide_bytes if synchronous else 0
         plan = JobPlan(
             job=JobId(spec.id),
             workers=spec.workers,
@@ -191,13 +209,16 @@ class Controller:
             spec=spec,
             tensors=message.tensors,
             plan=plan,
-            buckets=plan_buckets(message.tensors),
+            buckets=plan_buckets(message.tensors, divide_bytes=divide_bytes),
             submitted_s=now_s,
             loss_limit=message.loss_limit,
         )
 
     def _release(self, token: int, id: JobId, now_s: float) -> None:
         state = self.state
+        if id in state.unreadable:  # Its buckets are still there, and must go some day.
+            state.out.append(Reply(token, hosting.unreadable(state, id)))
+            return
         job = state.jobs.get(id)
         if job is not None and job.record.phase != "released":
             job.wish = None
@@ -214,6 +235,9 @@ class Controller:
         state = self.state
         if isinstance(message, AggregatorHeartbeat):
             members.heard(state, message, now_s)
+            return
+        if isinstance(message, AggregatorRestarts):
+            members.restarts(state, message, now_s)
             return
         job = state.jobs.get(getattr(message, "job", JobId("")))
         if job is None or job.record.phase == "released":

@@ -103,7 +103,7 @@ def progress(state: State, id: AggregatorId, now_s: float) -> DrainProgress:
                 nbytes=_bytes(job, id),
                 keeps_state=_keeps_state(job),
                 phase=job.record.phase,
-                reason=_why(job)[:1024],
+                reason=_why(job),
             )
             for job in jobs[:LISTED_MAX]
         ),
@@ -166,7 +166,7 @@ def _tell(state: State, id: AggregatorId, fact: str, now_s: float, **detail: str
         fact,
         now_s,
         request=state.drains[id].request,
-        jobs=",".join(job.id for job in jobs)[:4096],
+        jobs=",".join(job.id for job in jobs),
         buckets=str(sum(len(_here(job, id)) for job in jobs)),
         nbytes=str(sum(_bytes(job, id) for job in jobs)),
         **detail,

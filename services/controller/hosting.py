@@ -7,11 +7,12 @@ first asked what it holds (reconcile.py): hosting anew what is lost would hide t
 
 from typing import Any
 
+from slackwater.common.limits import LOST_AFTER_S
 from slackwater.schemas.base import AggregatorId, Message, Refused
 from slackwater.schemas.placement import DropJob, HostBuckets, Located
 from slackwater.services.controller.policies.demand import slack_s
 from slackwater.services.controller.snapshot import positions_of
-from slackwater.services.controller.state import Asked, Job, State
+from slackwater.services.controller.state import RETRY_S_MAX, Asked, Job, State
 
 
 def host(state: State, job: Job, now_s: float) -> None:
@@ -122,11 +123,38 @@ def why_waiting(job: Job) -> str:
     why = asked or record.reason
     if record.phase == "waiting":
         return f"waits for aggregators: {why or 'they are being asked for'}"
-    return f"trains on where it is: {why}" if why else ""
+    if why:
+        return f"trains on where it is: {why}"
+    return f"has aggregators of its own: {record.protected}" if record.protected else ""
+
+
+def why_standing(state: State, job: Job, now_s: float) -> str:
+    """Of a job that cannot go on because an aggregator is away; empty: none is."""
+    away = sorted(id for id in job.homes() if not state.alive(id) and state.aggregators.get(id))
+    if not away:
+        return ""
+    entry = state.aggregators[away[0]]
+    awaited_s = state.awaited_until_s(entry) - now_s
+    if entry.given_up or awaited_s <= 0.0:
+        return f"aggregator {entry.id} is gone: what was there begins anew elsewhere"
+    times, said_s = entry.restarts
+    if times and now_s - said_s <= LOST_AFTER_S:
+        return f"waits for aggregator {entry.id}, which is being restarted ({_nth(times)} time)"
+    return (
+        f"waits for aggregator {entry.id}, silent for {now_s - entry.seen_s:.0f} s; what is there "
+        f"begins anew elsewhere in {awaited_s:.0f} s"
+    )
+
+
+def _nth(number: int) -> str:
+    teens = number % 100 in (11, 12, 13)
+    return f"{number}{'th' if teens else {1: 'st', 2: 'nd', 3: 'rd'}.get(number % 10, 'th')}"
 
 
 def locate(state: State, job: Job | None, id: str, now_s: float) -> Message:
     """The mapping table (appendix A), once all of it is true."""
+    if id in state.unreadable:
+        return unreadable(state, id)
     if job is None or job.record.phase == "released":
         return Refused(reason=f"cluster {state.cluster} has no job {id}: it ended, or never began")
     record = job.record
@@ -144,6 +172,15 @@ def locate(state: State, job: Job | None, id: str, now_s: float) -> Message:
         places=tuple(job.place(bucket) for bucket in range(len(record.places))),
         endpoints=tuple(state.aggregators[a].endpoint() for a in sorted(homes)),
     )
+
+
+def unreadable(state: State, id: str) -> Refused:
+    """Its tensors are where they were; a person can restore the record of where that is."""
+    reason = (
+        f"cluster {state.cluster}: the record of job {id} is damaged; restore key {id} of bucket "
+        f"{state.bucket}, or delete it to give the job up, and start the controller again"
+    )
+    return Refused(reason=reason, retry_after_s=RETRY_S_MAX)
 
 
 def let_go(state: State, job: Job, now_s: float) -> None:

@@ -42,7 +42,7 @@ def case(state: State, job: Job, wish: Wish) -> tuple[ClusterView, JobView]:
     """The snapshot and the buckets that leave. Once the master has refused more aggregators, those
     that there are take them, fit or not."""
     forced = wish.refused and state.adapts(job)
-    view = cluster_view(state, job, forced=forced, without=avoided(state))
+    view = cluster_view(state, job, forced=forced, without=avoided(state) | wish.full)
     away = buckets(state, job, wish.cause)
     return view, job_view(state, job, away, away)
 

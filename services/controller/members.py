@@ -9,9 +9,9 @@ crash between a decision and its approval leaks nothing.
 from itertools import islice
 
 from slackwater.common.effects import Publish
-from slackwater.common.limits import LOST_AFTER_S
+from slackwater.common.limits import HEARTBEAT_S, LOST_AFTER_S
 from slackwater.schemas import subjects
-from slackwater.schemas.base import AggregatorId, JobId, Message, Refused
+from slackwater.schemas.base import AggregatorId, JobId, Message, Ok, Refused
 from slackwater.schemas.cluster import (
     TENANTS_MAX,
     WAITING_CHARS_MAX,
@@ -19,6 +19,8 @@ from slackwater.schemas.cluster import (
     AdoptAggregators,
     AggregatorHeartbeat,
     AggregatorList,
+    AggregatorLost,
+    AggregatorRestarts,
     ClusterReport,
     DeallocateAggregators,
     ListAggregators,
@@ -26,7 +28,7 @@ from slackwater.schemas.cluster import (
 )
 from slackwater.schemas.placement import WorkerDone
 from slackwater.services.controller import assigning, hosting, moving
-from slackwater.services.controller.snapshot import free_slots, shared
+from slackwater.services.controller.snapshot import free_parts, shared
 from slackwater.services.controller.state import Asked, State, numbered
 
 
@@ -36,6 +38,7 @@ def heard(state: State, heartbeat: AggregatorHeartbeat, now_s: float) -> None:
         return  # Of an instance that was replaced.
     news = not entry.alive or heartbeat.incarnation != entry.incarnation
     entry.heartbeat, entry.seen_s, entry.alive = heartbeat, now_s, True
+    entry.restarts, entry.given_up = (0, 0.0), False
     _workers_arrived(state, heartbeat, now_s)
     if not news:
         return
@@ -58,6 +61,34 @@ def _workers_arrived(state: State, heartbeat: AggregatorHeartbeat, now_s: float)
                 target=AggregatorId(heartbeat.id),
             )
             moving.worker_done(state, job, done, now_s)
+
+
+def restarts(state: State, said: AggregatorRestarts, now_s: float) -> None:
+    """Its supervisor says what it does while the aggregator cannot speak for itself."""
+    if said.given_up:
+        give_up(state, said.aggregator, now_s)
+        return
+    entry = state.aggregator(said.aggregator, now_s)
+    entry.restarts = said.restarts, now_s
+
+
+def give_up(state: State, id: AggregatorId, now_s: float) -> None:
+    """Nobody waits for it any longer: the next tick moves its buckets elsewhere."""
+    entry = state.aggregator(id, now_s)
+    if not entry.given_up:
+        state.log("aggregator.given_up", "warning", aggregator=id)
+    entry.given_up, entry.alive = True, False
+
+
+def lost(state: State, message: AggregatorLost, now_s: float) -> Message:
+    """An operator's word. One that is heard is to be drained instead."""
+    entry = state.aggregator(message.aggregator, now_s)
+    if entry.alive and now_s - entry.seen_s <= 2 * HEARTBEAT_S:
+        return Refused(
+            reason=f"aggregator {entry.id} is alive: `slackwater drain {entry.id}` empties it"
+        )
+    give_up(state, entry.id, now_s)
+    return Ok()
 
 
 def tick(state: State, now_s: float) -> None:
@@ -122,6 +153,8 @@ def sweep(state: State, now_s: float) -> None:
         entry = state.aggregators[id]
         if not entry.ours or not entry.request or entry.request in granting:
             continue
+        if entry.guarded:
+            continue
         if entry.avoided and entry.alive:
             continue  # Whoever got it would have its link, or lose what was brought there.
         if entry.reserved_for is not None:
@@ -175,12 +208,11 @@ def adopted(state: State, id: AggregatorId, answer: Message) -> None:
 
 
 def report(state: State, now_s: float) -> None:
-    """Free CPU: the sum of F_n / C_n times cpu_share over the shared aggregators."""
-    free_cpu = 0.0
-    slots = free_slots(state)
-    for entry in (each for each in shared(state) if not each.avoided):
-        free_s, cycle_s = slots[entry.id]
-        free_cpu += entry.cpu_share * (max(0.0, free_s / cycle_s) if cycle_s else 1.0)
+    """Free CPU: over the shared aggregators, what their policy finds free of each cpu_share."""
+    free = free_parts(state)
+    free_cpu = sum(
+        (e.cpu_share * max(0.0, free[e.id]) for e in shared(state) if not e.avoided), 0.0
+    )
     counted = tuple(
         job.id
         for job in state.living()
@@ -188,7 +220,7 @@ def report(state: State, now_s: float) -> None:
     )
     message = ClusterReport(
         cluster=state.cluster,
-        waiting=_waiting(state),
+        waiting=_waiting(state, now_s),
         free_cpu=free_cpu,
         aggregators=tuple(id for id in sorted(state.aggregators) if state.aggregators[id].ours),
         jobs=counted,
@@ -215,9 +247,12 @@ def _tenants(state: State) -> tuple[TenantUse, ...]:
     return tuple(found[name] for name in sorted(found)[:TENANTS_MAX])
 
 
-def _waiting(state: State) -> dict[JobId, str]:
+def _waiting(state: State, now_s: float) -> dict[JobId, str]:
     """Jobs that wait for something of this cluster, and why: the master tells their users."""
-    reasons = ((job.id, hosting.why_waiting(job)) for job in state.living())
+    reasons = (
+        (job.id, hosting.why_standing(state, job, now_s) or hosting.why_waiting(job))
+        for job in state.living()
+    )
     some = islice(((id, why[:WAITING_CHARS_MAX]) for id, why in reasons if why), WAITING_JOBS_MAX)
     return dict(some)
 

@@ -24,7 +24,16 @@ from slackwater.schemas.placement import (
 from slackwater.services.controller.hosting import settle
 from slackwater.services.controller.state import Job, State, numbered
 
-MigrationCause = Literal["profiled", "reverted", "expanded", "recycled", "interfered", "drained"]
+MigrationCause = Literal[
+    "profiled",
+    "reverted",
+    "expanded",
+    "protected",
+    "recycled",
+    "interfered",
+    "drained",
+    "unprofiled",
+]
 
 
 def begin(
@@ -162,11 +171,20 @@ def _progress(
 
 def finish(state: State, job: Job, now_s: float) -> None:
     record = job.record
+    profiling = state.adapts(job) and record.profile is None
     _tell(state, job, "finished", now_s)
     settle(state, job, now_s)  # The old homes too.
-    state.change(job, phase="steady", places=record.target, target=(), migration="", temporary=())
+    state.change(
+        job,
+        phase="profiling" if profiling else "steady",
+        places=record.target,
+        target=(),
+        migration="",
+        temporary=(),
+    )
     _reset(job, now_s)
-    state.tell(job, "steady", now_s, aggregators=",".join(sorted(job.homes())))
+    if not profiling:
+        state.tell(job, "steady", now_s, aggregators=",".join(sorted(job.homes())))
 
 
 def abandon(state: State, job: Job, places: tuple[BucketPlace, ...], now_s: float) -> None:

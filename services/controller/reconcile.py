@@ -9,7 +9,7 @@ was asked: between two answers in the other order it may have travelled.
 
 from slackwater.schemas.base import AggregatorId, JobId, Message
 from slackwater.schemas.placement import BucketHeld, BucketPlace, BucketsHeld, DropJob
-from slackwater.services.controller import hosting, moving
+from slackwater.services.controller import hosting, idling, moving
 from slackwater.services.controller.state import Aggregator, Asked, Job, State
 
 
@@ -26,10 +26,12 @@ def compare(
     held: dict[JobId, dict[int, BucketHeld]] = {}
     for each in answer.held:
         held.setdefault(each.job, {})[each.bucket] = each
+    entry.guarded = not state.unreadable.isdisjoint(held)
     for job in list(state.jobs.values()):
         if job.record.phase == "released":
             held.pop(job.id, None)  # let_go drops it.
         elif aggregator in job.involved():
+            idling.compare(job, aggregator, held.get(job.id, {}).values(), now_s)
             _compare_job(state, job, entry, asked, held.pop(job.id, {}), first, now_s)
     if entry.ours and state.pool_known:
         _drop_strays(state, aggregator, held, now_s)
@@ -39,7 +41,7 @@ def _drop_strays(
     state: State, aggregator: AggregatorId, strays: dict[JobId, dict[int, BucketHeld]], now_s: float
 ) -> None:
     """Of jobs that are not here, or no longer: an older life's leftovers."""
-    for id in sorted(strays):
+    for id in sorted(strays.keys() - state.unreadable):
         _drop(state, id, aggregator, list(strays[id].values()), now_s)
 
 
@@ -138,11 +140,11 @@ def _begin_anew(
             state, job, bucket, BucketPlace(aggregator=aggregator, location_epoch=epoch)
         )
     job.confirmed.pop(aggregator, None)
-    state.change(job, optimizer_state_lost=True)
+    state.change(job, places=job.record.places)
     hosting.settle(state, job, now_s)
     state.tell(
         job,
-        "optimizer-state-lost",
+        "rehosted",
         now_s,
         buckets=str(len(lost)),
         lost=aggregator,

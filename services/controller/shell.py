@@ -6,6 +6,8 @@ from slackwater.schemas import subjects
 from slackwater.schemas.cluster import (
     AggregatorDrain,
     AggregatorHeartbeat,
+    AggregatorLost,
+    AggregatorRestarts,
     DrainAggregator,
     RestoreAggregator,
 )
@@ -51,9 +53,11 @@ def definition(config: ControllerConfig, world: World) -> ServiceDefinition:
             "locate": LocateJob,
             "empty": DrainAggregator,
             "restore": RestoreAggregator,
+            "lost": AggregatorLost,
         },
         subscriptions={
             subjects.telemetries("aggregator", what="heartbeat"): AggregatorHeartbeat,
+            subjects.telemetries("aggregator", what="restarts"): AggregatorRestarts,
             subjects.events("job", fact="profiled"): JobProfiled,
             subjects.events("job", fact="window"): WindowMeasured,
             subjects.events("migration", fact="copied"): TensorCopyDone,

@@ -4,7 +4,6 @@ from slackwater.common.limits import POOL_MAX
 from slackwater.schemas.base import AggregatorId
 from slackwater.schemas.placement import JobPlacement
 from slackwater.services.controller.policies.demand import positions
-from slackwater.services.controller.policies.scheme import Packing
 from slackwater.services.controller.policies.view import AggregatorView, ClusterView, JobView
 from slackwater.services.controller.state import Aggregator, Job, State
 
@@ -18,8 +17,10 @@ def shared(state: State, policy: str = "") -> list[Aggregator]:
     used: set[AggregatorId] = set()
     for job in state.living():
         private.update(job.record.temporary)
-        if sharing and state.policy_name(job) == name:
+        if sharing and state.policy_name(job) == name and not job.record.protected:
             used |= job.homes()
+            if job.record.cause == "unprofiled":  # It may never leave where it is (idling.py).
+                used |= job.involved()
         else:
             private |= job.homes()
     return [
@@ -46,19 +47,21 @@ def cluster_view(
 ) -> ClusterView:
     """The cluster as `job`'s placement is decided in; without one, as jobs of `policy` (empty: the
     cluster's) share it. `others` stand in for the jobs as they are (while several are being
-    reassigned)."""
+    reassigned). A protected job sees nobody, and nobody sees it."""
     policy = state.policy_name(job) if job is not None else policy or state.config.policy
     crowded, reduced = _crowded(state), state.config.usable_reduced
+    alone = job is not None and bool(job.record.protected) and not forced
     aggregators = tuple(
         AggregatorView(entry.id, entry.cpu_share, reduced if entry.id in crowded else 1.0)
         for entry in shared(state, policy)
-        if entry.id not in without and (job is None or forced or not entry.avoided)
+        if entry.id not in without and (job is None or forced or not entry.avoided) and not alone
     )
     if others is None:
         others = tuple(
             _settled_view(state, other)
             for other in state.living()
             if other is not job
+            and not (alone or other.record.protected)
             and other.record.places
             # One that is on its way to shared ones counts there: two decided within a second would
             # else each take the same room.
@@ -129,8 +132,6 @@ def _cpu_s(record: JobPlacement) -> tuple[float, ...]:
     return tuple(cpu_s * record.spec.workers for cpu_s in record.profile.task_cpu_s)
 
 
-def free_slots(state: State) -> dict[AggregatorId, tuple[float, float]]:
-    """(F_n, C_n) of every shared aggregator; C_n is 0 where no profiled job is."""
-    view = cluster_view(state, None)
-    packing = Packing(view)
-    return {aggregator.id: packing.free_s(aggregator.id) for aggregator in view.aggregators}
+def free_parts(state: State) -> dict[AggregatorId, float]:
+    """Of every aggregator that the cluster's jobs share: the part that their policy finds free."""
+    return state.policy_named(state.config.policy).free(cluster_view(state, None))

@@ -7,6 +7,7 @@ Only the records (`JobPlacement`) are durable; everything else is learned again 
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from math import inf
 from random import Random
 from typing import Any, Final, Literal
 
@@ -49,8 +50,12 @@ class Wish:
     request: str = ""
     """The allocation request that is not answered with aggregators yet."""
     standalone: bool = False
+    protected: str = ""
+    """Why the job's aggregators are to be its own from now on."""
     endured_s: float = 0.0
     """Of "interfered": the iteration under congestion."""
+    full: frozenset[AggregatorId] = frozenset()
+    """Aggregators without memory for what this attempt would have brought there."""
 
 
 @dataclass(slots=True)
@@ -73,6 +78,10 @@ class Job:
     """Moving bucket -> when its old aggregator was found not to hold it."""
     synced_s: float = 0.0
     wish: Wish | None = None
+    updates: dict[AggregatorId, int] = field(default_factory=dict)
+    """Aggregator -> the sum of the versions that it held of the job (idling.py)."""
+    iterated_s: float = 0.0
+    """When a version was last seen to have grown."""
     settled_s: float = 0.0
     """Since when the job's placement is what it is."""
     dropped: set[AggregatorId] = field(default_factory=set)
@@ -80,12 +89,20 @@ class Job:
     _moved: tuple[JobPlacement, list[int]] | None = None
     settled_view: tuple[JobPlacement, JobView] | None = None
     """How a policy sees the record when nothing of it is open (snapshot.py)."""
+    sizes: tuple[int, ...] | None = None
+    """Of its regions, in bytes (room.py)."""
+    held: tuple[JobPlacement, dict[AggregatorId, int]] | None = None
+    """Bytes that are held for it, by aggregator, by that record (room.py)."""
     refusals: dict[str, str] = field(default_factory=dict)
     """Of commands for this job, by key: why the last attempt was refused."""
     escapes: int = 0
     """Times that it left a congested link since its speed was last above the limit."""
     window: WindowMeasured | None = None
     """The last that was heard of it."""
+    doubted_s: float = -inf
+    """When a window last showed a loss beyond the limit that the next one is to confirm."""
+    doubts: int = 0
+    """Such windows in succession."""
 
     @property
     def id(self) -> JobId:
@@ -167,8 +184,14 @@ class Aggregator:
 
     congested_s: float | None = None
     """When its link was last seen congested (interference.py); None: it is not."""
+    guarded: bool = False
+    """It holds buckets of a job whose record is damaged: it is not given back."""
     leaving: bool = False
     """It is being emptied, by an operator's order (draining.py)."""
+    restarts: tuple[int, float] = (0, 0.0)
+    """What its supervisor said last: how often it started it anew, and when that was said."""
+    given_up: bool = False
+    """Its supervisor, or an operator, said that it will not come back."""
 
     @property
     def avoided(self) -> bool:
@@ -224,6 +247,8 @@ class State:
         """A record changed since."""
         self.turns_told = 0
         self.drains: dict[AggregatorId, AggregatorDrain] = {}
+        self.unreadable: frozenset[str] = frozenset()
+        """Jobs whose records are damaged: nothing of theirs is made, given away or dropped."""
         self.out: list[Effect] = []
         self.policies: dict[str, Policy] = {}
         self.memories: dict[str, Memory] = {}
@@ -254,11 +279,18 @@ class State:
         return entry is not None and entry.alive
 
     def gone(self, id: AggregatorId, now_s: float) -> bool:
-        """Away for so long that its buckets go elsewhere."""
+        """Away for so long that its buckets go elsewhere. As long as its supervisor starts it anew
+        it may be back with all that they hold."""
         entry = self.aggregators.get(id)
         if entry is None or entry.alive:
             return False
-        return now_s - entry.seen_s > max(self.config.rehost_after_s, LOST_AFTER_S)
+        return entry.given_up or now_s > self.awaited_until_s(entry)
+
+    def awaited_until_s(self, entry: Aggregator) -> float:
+        """Until when an aggregator that is away is waited for, if no further sign comes."""
+        window_s = entry.heartbeat.restart_window_s if entry.heartbeat is not None else 0.0
+        patience_s = max(self.config.rehost_after_s, LOST_AFTER_S)
+        return max(entry.seen_s + max(window_s, patience_s), entry.restarts[1] + patience_s)
 
     def living(self) -> Iterator[Job]:
         """Jobs that have not ended, in the order of their ids."""

@@ -6,7 +6,7 @@ import msgspec
 
 from slackwater.common.config import ServiceConfig
 from slackwater.common.limits import JOBS_MAX
-from slackwater.schemas.base import IdText
+from slackwater.schemas.base import IdText, LossLimit
 
 Duration = Annotated[float, msgspec.Meta(gt=0.0)]
 
@@ -19,7 +19,7 @@ class Tenant(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=Tr
 
     cpu_fraction: Annotated[float, msgspec.Meta(gt=0.0, le=1.0)] = 1.0
     """Part of the pool's CPU."""
-    loss_limit: Annotated[float, msgspec.Meta(ge=0.0, lt=1.0)] = 0.0
+    loss_limit: LossLimit = 0.0
     """LossLimit of each of its jobs; 0: that of the cluster."""
     queued_max: Annotated[int, msgspec.Meta(ge=1, le=JOBS_MAX)] = JOBS_MAX
     """Jobs that wait to be started; one more is refused."""

@@ -95,6 +95,8 @@ class Master:
             case TimerFired():
                 self._tick(now_s)
             case Recovered():
+                self.state.unreadable = event.damaged.get(JOBS_BUCKET, frozenset())
+                self.state.pool.unreadable = event.damaged.get(NODES_BUCKET, frozenset())
                 self._recover(event.epoch, event.records, now_s)
             case Draining():
                 pass  # The shell refuses what is new; what is begun needs nothing from here.

@@ -13,7 +13,7 @@ from slackwater.schemas.placement import PlaceJob
 from slackwater.services.master.admission import limits_of, refusal
 from slackwater.services.master.jobs import Job, unfit, unknown
 from slackwater.services.master.running import advance, answer_waiting
-from slackwater.services.master.state import RETRY_S, State, held_back
+from slackwater.services.master.state import JOBS_BUCKET, RETRY_S, State, held_back
 from slackwater.services.master.waiting import NO_CONTROLLER
 
 
@@ -24,6 +24,11 @@ def admit(state: State, spec: JobSpec, now_s: float) -> Refused | None:
         if known.record.spec == spec:
             return None  # A retry: the first answer stands.
         return Refused(reason=f"job {id} exists with another spec; choose another id")
+    if id in state.unreadable:
+        return Refused(
+            reason=f"the record of job {id} is damaged; restore key {id} of bucket {JOBS_BUCKET}, "
+            "or delete it and start the master again; or choose another id"
+        )
     if state.live >= limits.JOBS_MAX:
         reason = f"{limits.JOBS_MAX} jobs are pending or running already"
         return Refused(reason=reason, retry_after_s=5.0)
@@ -101,7 +106,12 @@ def _place(state: State, job: Job, now_s: float) -> None:
     assert job.record.cluster is not None
     subject = subjects.command("controller", job.record.cluster, "place")
     tenant = limits_of(state.config.tenants, job.record.spec.tenant)
-    message = PlaceJob(spec=job.spec, tensors=job.tensors, loss_limit=tenant.loss_limit)
+    message = PlaceJob(
+        spec=job.spec,
+        tensors=job.tensors,
+        loss_limit=tenant.loss_limit,
+        aggregators_max=state.config.aggregators_max,
+    )
     state.ask(job, "place", subject, message)
 
 

@@ -55,6 +55,8 @@ class Pool:
         self._full_logged = False
         self._cleaning: set[AggregatorId] = set()
         """Free ones that are being asked what they still hold."""
+        self.unreadable: frozenset[str] = frozenset()
+        """Those whose records are damaged: they are somebody's, and neither given nor emptied."""
 
     def recover(self, records: dict[str, AggregatorRecord], epoch: int) -> None:
         self._epoch = epoch
@@ -108,7 +110,7 @@ class Pool:
         return [self._event(record, "returned", now_s)] if back else []
 
     def _clean(self, id: AggregatorId, heartbeat: AggregatorHeartbeat) -> list[Effect]:
-        if heartbeat.buckets == 0 or id in self._cleaning:
+        if heartbeat.buckets == 0 or id in self._cleaning or id in self.unreadable:
             return []
         self._cleaning.add(id)
         subject = subjects.command("aggregator", id, "held")
@@ -245,7 +247,10 @@ class Pool:
         return sorted(
             id
             for id, member in self._members.items()
-            if member.alive and member.heartbeat.buckets == 0 and id not in self._records
+            if member.alive
+            and member.heartbeat.buckets == 0
+            and id not in self._records
+            and id not in self.unreadable
         )
 
     def _event(self, record: AggregatorRecord, fact: str, now_s: float) -> Publish:

@@ -49,6 +49,8 @@ class State:
         self.epoch = 0
         self.begun_s = 0.0
         """Since when this master listens."""
+        self.unreadable: frozenset[str] = frozenset()
+        """Jobs whose records are damaged: their ids are not free."""
         self.out: list[Effect] = []
         # Indices of `jobs`, so that no step is longer the more of them there are.
         self.queued = Queued()

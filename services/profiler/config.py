@@ -21,9 +21,15 @@ class ProfilerConfig(ServiceConfig, kw_only=True, frozen=True):
     profile_s: Annotated[float, msgspec.Meta(ge=0.0)] = 0.0
     """Seconds of training that a profile needs at least: short iterations differ by their moment (2
     in the embedded demonstration)."""
-    window_iterations: Annotated[int, msgspec.Meta(ge=1, le=4096)] = 100
-    """Iterations of one monitor window (20 in the embedded demonstration)."""
-    window_s: Duration = 300.0
+    profile_iterations_max: Annotated[int, msgspec.Meta(ge=1, le=4096)] = 100
+    """A profile whose halves differ by more than 5 % is extended, up to so many iterations: it is
+    said with them, whatever they say."""
+    profile_s_max: Duration = 30.0
+    """Seconds of training after which a profile is not extended either."""
+    window_iterations: Annotated[int, msgspec.Meta(ge=1, le=4096)] = 50
+    """Iterations of one monitor window (20 in the embedded demonstration). Two in succession decide
+    that a job loses too much."""
+    window_s: Duration = 150.0
     """Seconds after which a slow job's window ends with fewer iterations, ten at least."""
     host_period_s: Duration = 5.0
     """Seconds between two measurements of the host's load."""

@@ -1,13 +1,14 @@
 """The profiler's core: from what Agents and aggregators report, jobs' profiles and monitor windows.
 
 Pure, and without durable state: a profiler that was killed learns everything again from the next
-reports. A profile is said when every rank has enough iterations under one placement and every
-bucket's cost is known; because the bus may lose it, it is said again at twice, four times ... the
-iterations and with every window. Costs are per bucket and not per placement: a task's CPU time is
-measured alone, wherever it runs.
+reports. A profile is said when every rank has enough iterations under one placement, of which both
+halves say the same, and every bucket's cost is known; because the bus may lose it, it is said again
+at twice, four times ... the iterations and with every window. Costs are per bucket and not per
+placement: a task's CPU time is measured alone, wherever it runs.
 """
 
 from dataclasses import dataclass, field
+from typing import Final
 
 from slackwater.common.effects import (
     Do,
@@ -22,9 +23,9 @@ from slackwater.common.effects import (
 )
 from slackwater.common.limits import JOBS_MAX
 from slackwater.schemas import subjects
-from slackwater.schemas.base import JobId, Message
+from slackwater.schemas.base import BUCKETS_MAX, JobId, Message
 from slackwater.schemas.jobs import TERMINAL_STATES, JobEvent
-from slackwater.schemas.placement import BUCKETS_MAX, Profile
+from slackwater.schemas.placement import Profile
 from slackwater.schemas.telemetry import (
     HostLoad,
     IterationsObserved,
@@ -34,6 +35,9 @@ from slackwater.schemas.telemetry import (
 )
 from slackwater.services.profiler.config import ProfilerConfig
 from slackwater.services.profiler.windows import Iterations
+
+AGREEING: Final = 0.05
+"""Halves of a profile that differ by no more than this part say the same."""
 
 
 @dataclass(slots=True)
@@ -160,16 +164,18 @@ class Profiler:
                 last_iteration=window.last_iteration,
                 iterations=window.iterations,
                 iteration_s=window.iteration_s,
+                quieter_half_s=window.quieter_half_s,
+                spanned_s=window.spanned_s,
                 links=job.iterations.links.take(),
                 used_cpu=used_cpu,
                 used_slots=used_slots,
             )
             self._out.append(Publish(subjects.event("job", id, "window"), fact))
-            job.say_at = min(job.say_at, job.iterations.profiled()[0])
-        count, iteration_s = job.iterations.profiled()
-        if count < max(job.say_at, self._config.profile_iterations) or not self._costed(job):
+            job.say_at = min(job.say_at, job.iterations.profiled)
+        count = job.iterations.profiled
+        if count < max(job.say_at, config.profile_iterations) or not self._costed(job):
             return
-        if count * iteration_s < self._config.profile_s:
+        if not self._enough(job.iterations):
             return
         push_s_per_byte, pull_s_per_byte = job.iterations.links.usual()
         positions = job.iterations.positions()
@@ -177,7 +183,7 @@ class Profiler:
             positions=positions if len(positions) == len(job.costs_s) else (),
             push_s_per_byte=push_s_per_byte,
             pull_s_per_byte=pull_s_per_byte,
-            iteration_s=iteration_s,
+            iteration_s=job.iterations.iteration_s(),
             task_cpu_s=tuple(job.costs_s[bucket] for bucket in range(len(job.costs_s))),
             iterations=count,
         )
@@ -188,6 +194,14 @@ class Profiler:
             )
         )
         job.say_at = 2 * count
+
+    def _enough(self, iterations: Iterations) -> bool:
+        """Whether the profile has lasted long enough for its two halves to say the same."""
+        config, lasted_s = self._config, iterations.profiled_s
+        if lasted_s < config.profile_s:
+            return False
+        at_most = iterations.profiled >= config.profile_iterations_max
+        return at_most or lasted_s >= config.profile_s_max or iterations.agrees(AGREEING)
 
     def _costed(self, job: _Job) -> bool:
         """Every bucket's cost is known."""

@@ -4,21 +4,24 @@ Section 3.3.1: a job is characterised by its iteration duration D_j and its task
 placement is told by the sum of its buckets' location epochs, which grows with every migration, so
 that what was measured under an older one is thrown away and the new one is profiled by itself
 (4.3.3.1: re-profiling after every reassignment). Synchronous ranks differ only by noise; the
-slowest rank's median is the job's.
+slowest rank's mean is the job's.
+
+A profile is a yardstick, and noise only lengthens iterations: D_j is the mean of the quietest part.
+A window is a measurement, of throughput: its mean.
 """
 
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
-from statistics import median
 
+from slackwater.common.iterations import mean_s, quieter_half_s, quietest_s
 from slackwater.schemas.telemetry import LinkTimes
 from slackwater.services.profiler.links import LinkSums
 
 KEPT_MAX = 4096
 SLOW_ITERATIONS_MIN = 10
-"""No window has fewer, unless it is configured so: a median wants some."""
+"""No window has fewer, unless it is configured so: a mean wants some."""
 
 
 @dataclass(slots=True)
@@ -36,6 +39,9 @@ class Window:
     last_iteration: int
     iterations: int
     iteration_s: float
+    quieter_half_s: float
+    spanned_s: float
+    """From the begin of its first iteration to the end of the last one that was reported."""
 
 
 class Iterations:
@@ -88,20 +94,41 @@ class Iterations:
             entry.profile_s.append(duration_s)
             entry.window_s.append(duration_s)
 
-    def profiled(self) -> tuple[int, float]:
-        """(iterations that every rank has, D_j over all of them)."""
+    @property
+    def profiled(self) -> int:
+        """Iterations that every rank has."""
         if not self._complete():
-            return 0, 0.0
-        count = min(len(entry.profile_s) for entry in self._ranks.values())
-        if count == 0:
-            return 0, 0.0
-        return count, max(median(entry.profile_s) for entry in self._ranks.values())
+            return 0
+        return min(len(entry.profile_s) for entry in self._ranks.values())
+
+    @property
+    def profiled_s(self) -> float:
+        """Seconds of training of the rank that has most."""
+        return max((sum(entry.profile_s) for entry in self._ranks.values()), default=0.0)
+
+    def iteration_s(self) -> float:
+        """D_j, of the slowest rank; 0: some rank has no iteration yet."""
+        if not self.profiled:
+            return 0.0
+        return max(quietest_s(entry.profile_s) for entry in self._ranks.values())
+
+    def agrees(self, within: float) -> bool:
+        """Whether D_j of the first half and of the second differ by no more than that part."""
+        if self.profiled < 2:
+            return False
+        halves_s = [0.0, 0.0]
+        for entry in self._ranks.values():
+            measured_s = list(entry.profile_s)
+            middle = len(measured_s) // 2
+            for half, part_s in enumerate((measured_s[:middle], measured_s[middle:])):
+                halves_s[half] = max(halves_s[half], quietest_s(part_s))
+        return max(halves_s) <= min(halves_s) * (1.0 + within)
 
     def positions(self) -> tuple[float, ...]:
         """Per bucket, which part of D_j passes at least between its push and its next pull, by
         the rank that has least; empty: not every rank said it under this placement."""
         gaps_s = [entry.gaps_s for entry in self._ranks.values()]
-        _, iteration_s = self.profiled()
+        iteration_s = self.iteration_s()
         if iteration_s <= 0.0 or not gaps_s or not all(gaps_s):
             return ()
         if len({len(each) for each in gaps_s}) > 1:
@@ -119,11 +146,14 @@ class Iterations:
             if not slow or ready < min(iterations, SLOW_ITERATIONS_MIN):
                 return None
             iterations = ready
-        slowest_s = 0.0
+        slowest_s = quieter_s = spanned_s = 0.0
         for entry in self._ranks.values():
-            slowest_s = max(slowest_s, median(entry.window_s.popleft() for _ in range(iterations)))
+            spanned_s = max(spanned_s, sum(entry.window_s))
+            window_s = [entry.window_s.popleft() for _ in range(iterations)]
+            slowest_s = max(slowest_s, mean_s(window_s))
+            quieter_s = max(quieter_s, quieter_half_s(window_s))
         last = min(entry.last_iteration - len(entry.window_s) for entry in self._ranks.values())
-        return Window(last_iteration=max(0, last), iterations=iterations, iteration_s=slowest_s)
+        return Window(max(0, last), iterations, slowest_s, quieter_s, spanned_s)
 
     def _complete(self) -> bool:
         """Every rank that the job is known to have was heard under this placement."""

@@ -30,7 +30,8 @@ from slackwater.common import limits
 from slackwater.schemas.base import JobId
 from slackwater.services.worker.core import Found
 
-_LAUNCH: Final = """\
+_LAUNCH: Final = f"""\
+{{ echo {limits.OOM_SCORE_JOB} > /proc/$$/oom_score_adj; }} 2>/dev/null
 set -C
 cat /proc/sys/kernel/random/boot_id /proc/$$/stat > "$0process" || exit 75
 trap : TERM INT
@@ -116,11 +117,11 @@ class RankFiles:
         try:
             code = int(self.path("exit").read_text())
         except (FileNotFoundError, ValueError):
-            return CODE_UNKNOWN, self._last_line() or "killed together with its process group"
+            return CODE_UNKNOWN, self.last_line() or "killed together with its process group"
         if code > 128:
             code = 128 - code  # The shell's way to say: by this signal.
         if code != 0:
-            return code, self._last_line() or f"exit code {code}, and nothing in the log"
+            return code, self.last_line() or f"exit code {code}, and nothing in the log"
         return 0, self._result()
 
     def _result(self) -> str:
@@ -133,13 +134,16 @@ class RankFiles:
             return (
                 f'{{"error": "a result of {len(payload)} bytes, over {limits.RESULT_BYTES_MAX}"}}'
             )
+        if not payload.strip():  # The program is done, and has nothing to say.
+            return ""
         try:
             msgspec.json.decode(payload)
         except (msgspec.DecodeError, UnicodeDecodeError):
             return '{"error": "the result is no JSON text"}'
         return payload.decode()
 
-    def _last_line(self) -> str:
+    def last_line(self) -> str:
+        """Of its log that says something."""
         try:
             with self.path("log").open("rb") as log:
                 log.seek(max(0, self.path("log").stat().st_size - _LOG_TAIL_BYTES))

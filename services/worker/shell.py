@@ -2,12 +2,15 @@
 
 import asyncio
 import os
+import signal
 import subprocess
+import time
 from collections.abc import Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from slackwater.common.cgroup import FOR_MEMORY, LOOK_S, MemoryKills
 from slackwater.common.errors import Fatal
 from slackwater.common.shell.definition import Port, ServiceDefinition
 from slackwater.common.world import World
@@ -33,8 +36,9 @@ class _Watched:
 class Processes:
     """Handlers of the core's `Do`."""
 
-    def __init__(self, config: WorkerConfig) -> None:
+    def __init__(self, config: WorkerConfig, memory_kills: MemoryKills | None = None) -> None:
         self._config = config
+        self._memory_kills = memory_kills or MemoryKills()
         self._state_dir = Path(config.state_dir)
         self._watched: dict[tuple[str, int], _Watched] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -48,6 +52,12 @@ class Processes:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def look_for_kills(self, port: Port) -> None:
+        """Keep in mind how often the kernel killed for memory until a moment ago."""
+        while True:
+            self._memory_kills.look(time.monotonic())
+            await asyncio.sleep(LOOK_S)
 
     # Handlers -------------------------------------------------------------------------------------
 
@@ -119,6 +129,8 @@ class Processes:
         if child is not None:
             child.wait()
         code, result = files.outcome()
+        if code == -signal.SIGKILL and self._memory_kills.rose():
+            result = f"{FOR_MEMORY}; its log ends with: {files.last_line() or 'nothing'}"
         self._post(ProcessExited(JobId(files.job), files.rank, code, result))
 
     async def _identified(
@@ -186,4 +198,5 @@ def definition(config: WorkerConfig, world: World) -> ServiceDefinition:
         heartbeat=heartbeat,
         on_start=processes.start,
         on_stop=processes.stop,
+        tasks=(processes.look_for_kills,),
     )

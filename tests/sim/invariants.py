@@ -10,10 +10,10 @@ no allocation leaked                      `LeakWatch`, `check_settled`, `check_e
 """
 
 from dataclasses import dataclass, field
-from statistics import median
 
 from tests.sim.system import SHARE, Job, System
 
+from slackwater.common.iterations import mean_s
 from slackwater.loadgen.simulator.pool.checker import Overdue, overfilled
 from slackwater.schemas.base import AggregatorId, JobId
 from slackwater.services.controller.core import Controller
@@ -22,9 +22,9 @@ from slackwater.services.controller.state import Job as Placed
 
 WINDOW = 20
 """Iterations of one monitor window here."""
-WINDOWS = 3
+WINDOWS = 4
 """How many may pass under one placement: one begins before the placement has settled, one is the
-measurement, and the remedy takes a part of the third."""
+measurement, one confirms it, and the remedy takes a part of the fourth."""
 GRACE_S = 30.0
 """After a fault, until what it caused is over: rehosting, retries with their waits."""
 LEAKED_AFTER_S = 30.0
@@ -186,12 +186,12 @@ class LossWatch:
         lasted_s = [s for at_s, s in job.iterations_s if at_s - s >= since_s]
         if len(lasted_s) < WINDOW:
             return
-        loss = 1.0 - profile.iteration_s / median(lasted_s[-WINDOW:])
+        loss = 1.0 - profile.iteration_s / mean_s(lasted_s[-WINDOW:])
         self.looks += 1
         self.beyond += loss > state.config.loss_limit
         if len(lasted_s) < (WINDOWS + 1) * WINDOW:
             return
-        windows = [median(lasted_s[-n * WINDOW :][:WINDOW]) for n in range(1, WINDOWS + 1)]
+        windows = [mean_s(lasted_s[-n * WINDOW :][:WINDOW]) for n in range(1, WINDOWS + 1)]
         least = 1.0 - profile.iteration_s / min(windows)
         waiting = [each.id for each in near if each.wish is not None and each.wish.refused]
         assert least <= state.config.loss_limit + 0.02 or waiting, (

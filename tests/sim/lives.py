@@ -181,6 +181,7 @@ class Lives:
         orders.make = own(orders.make)
         orders._background = own_tasks(orders._background)
         orders.handovers.start = own_tasks(orders.handovers.start)
+        orders.handovers.prepare = own_tasks(orders.handovers.prepare)
 
     def passed(self, name: str) -> None:
         """A failpoint. Whose life ends here does nothing more: not even this task."""

@@ -381,6 +381,7 @@ class System(Services):
                 },
                 on_start=processes.start,
                 on_stop=processes.stop,
+                tasks=(),
             )
 
         self.definitions["worker"] = worker

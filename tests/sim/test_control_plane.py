@@ -99,6 +99,23 @@ def test_figure_10_an_alexnet_that_slows_is_reverted_and_gets_an_aggregator_of_i
     ]  # fmt: skip
 
 
+def test_with_one_aggregator_a_job_that_never_iterates_does_not_keep_another_from_training() -> (
+    None
+):
+    async def main() -> None:
+        async with plane(6, 1, hung_after_s=20.0, unprofiled_after_s=5.0) as made:
+            hung = job("hung", 1e6, [0.015, 0.01], servers=1)  # A rank stands in a debugger.
+            made.spawn(made.run_job(hung, 2.0))
+            second = job("second", 1.0, [0.015, 0.01], iterations=20, servers=1)
+            made.spawn(made.run_job(second, 6.0))
+            await settle(made, 150.0)
+            assert "unprofiled" in made.facts("hung")
+            assert "completed" in made.facts("second")
+            assert made.allocated() == {"a0"}
+
+    run_simulated(main())
+
+
 def test_the_static_policy_gives_every_job_its_own_servers_and_moves_nothing() -> None:
     async def main() -> None:
         async with plane(4, 6, policy="static") as made:

@@ -18,6 +18,7 @@ import pytest
 from tests.sim.lenders import MEMORY_BYTES, SLAB_BYTES, SPAN_PAGES, Lender, SlowDisk
 
 from slackwater.common import codec
+from slackwater.common.background import Background
 from slackwater.common.bus.base import Delivery
 from slackwater.common.effects import Publish
 from slackwater.common.errors import Retryable, SlackwaterError
@@ -47,10 +48,12 @@ class Life:
     """One life of the device's process."""
 
     def __init__(self, system: "System", number: int) -> None:
-        strategy = resilience(system.resilience)
+        self.background = Background()
+        strategy = resilience(system.resilience, self.background)
         places = 4 * shelf.WAYS if system.ahead else 0
         table = make_table(PAGES, strategy.span_pages(SLAB_BYTES), slots=64, places=places)
-        self.device = Device(table, SlowDisk(system.file, table), strategy)
+        disk = SlowDisk(system.file, table, background=self.background)
+        self.device = Device(table, disk, strategy, self.background)
         self.ahead = ReadAhead(self.device)
         settings = DeviceSettings(
             id=DeviceId("d1"), node="client", spans=len(table.state), width=strategy.width,
@@ -96,6 +99,7 @@ class Life:
 
     async def kill(self) -> None:
         """Not a line of it runs any more; its channels break."""
+        assert self.background.failure is None
         ends = (*self.users, self._ticking, *self.ahead._fetches)
         for task in ends:
             task.cancel()

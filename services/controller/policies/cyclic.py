@@ -8,6 +8,8 @@ one, it gets its standalone arrangement, which is known to lose nothing (best fi
 them to the brim).
 """
 
+from dataclasses import replace
+
 from slackwater.schemas.base import AggregatorId
 from slackwater.services.controller.policies.scheme import Packing, place_tasks
 from slackwater.services.controller.policies.view import (
@@ -36,9 +38,17 @@ class Cyclic:
     def assign(self, view: ClusterView, job: JobView, memory: Memory) -> tuple[Plan, Memory]:
         return self._assign(view, job), memory
 
+    def free(self, view: ClusterView) -> dict[AggregatorId, float]:
+        """F_n / C_n; all of an aggregator on which no profiled job is."""
+        packing, found = Packing(view), {}
+        for aggregator in view.aggregators:
+            free_s, cycle_s = packing.free_s(aggregator.id)
+            found[aggregator.id] = free_s / cycle_s if cycle_s else 1.0
+        return found
+
     def _assign(self, view: ClusterView, job: JobView) -> Plan:
         if view.forced:
-            return _spread_least_loaded(view, job)
+            return _spread_least_loaded(view, job, self.free(replace(view, jobs=(*view.jobs, job))))
         if not job.task_cpu_s:
             return _keep(view, job, temporary=True) or round_robin(view, job, temporary=True)
         if job.standalone:
@@ -117,8 +127,9 @@ def _keep(view: ClusterView, job: JobView, *, temporary: bool) -> Plan | None:
 
 
 def _grow(view: ClusterView, job: JobView) -> Plan:
-    """As many aggregators as the job asked for, those that it has alone among them."""
-    own = sorted({current for current in job.current if current is not None})
+    """As many aggregators as the job asked for, those that it has to itself among them."""
+    used = {place for other in view.jobs if other.id != job.id for place in other.places}
+    own = sorted({current for current in job.current if current is not None} - used)
     new = max(0, job.servers - len(own))
     if new > view.new_max:
         return Plan(reason=f"{new} more aggregators are needed, {view.new_max} may be asked")
@@ -131,17 +142,12 @@ def _grow(view: ClusterView, job: JobView) -> Plan:
     )
 
 
-def _spread_least_loaded(view: ClusterView, job: JobView) -> Plan:
+def _spread_least_loaded(view: ClusterView, job: JobView, free: dict[AggregatorId, float]) -> Plan:
     """Nothing fits and nothing more can be had: each open bucket to the least utilised one."""
     if not view.aggregators:
         return Plan(reason="the cluster has no aggregator that is alive")
     welcome = [a for a in view.aggregators if a.id not in job.excluded] or view.aggregators
-    packing = Packing(view)
-    packing.put(job)
-    load = {}
-    for aggregator in sorted(welcome, key=lambda a: a.id):
-        free_s, cycle_s = packing.free_s(aggregator.id)
-        load[aggregator.id] = 1.0 - free_s / cycle_s if cycle_s else 0.0
+    load = {id: 1.0 - free[id] for id in sorted(aggregator.id for aggregator in welcome)}
     iteration_s = job.iteration_s or 1.0
     shares = {aggregator.id: aggregator.cpu_share for aggregator in view.aggregators}
     places: list[AggregatorId] = []

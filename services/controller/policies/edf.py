@@ -34,6 +34,7 @@ from slackwater.services.controller.policies.view import (
     JobView,
     Order,
     loss_limit,
+    unused,
 )
 
 LOOKS_MAX: Final = 128
@@ -44,6 +45,9 @@ class Edf(Cyclic):
     """Registered as `edf`."""
 
     order: Order = "deadline"
+
+    def free(self, view: ClusterView) -> dict[AggregatorId, float]:
+        return unused(view)
 
     def place(self, view: ClusterView, job: JobView) -> tuple[dict[int, str], int]:
         placed, new = place_by_deadline(view, job)

@@ -115,6 +115,11 @@ class Policy(Protocol):
 
     def assign(self, view: ClusterView, job: JobView, memory: Memory) -> tuple[Plan, Memory]: ...
 
+    def free(self, view: ClusterView) -> dict[AggregatorId, float]:
+        """The part of each aggregator that the policy could still give away, below 0 where it is
+        overfull: by it clusters are compared, and the least loaded aggregator is emptied."""
+        ...
+
 
 class PlanRefused(Rejected):
     """A policy's plan breaks a rule that holds whatever the policy."""
@@ -171,6 +176,18 @@ def _check_capacity(plan: Plan, view: ClusterView, job: JobView) -> None:
             raise PlanRefused(
                 f"job {job.id}: aggregator {place} would be used to {load.utilisation:.3f}"
             )
+
+
+def unused(view: ClusterView) -> dict[AggregatorId, float]:
+    """The usable part of each aggregator less what its jobs use of it, each in its own time."""
+    free = {aggregator.id: aggregator.usable for aggregator in view.aggregators}
+    shares = {aggregator.id: aggregator.cpu_share for aggregator in view.aggregators}
+    for job in view.jobs:
+        if job.iteration_s > 0.0:  # An unprofiled job weighs nothing yet.
+            for place, cpu_s in job.cpu_by_place_s().items():
+                if place in free:
+                    free[place] -= cpu_s / shares[place] / job.iteration_s
+    return free
 
 
 def loss_limit(job: JobView, view: ClusterView) -> float:

@@ -63,7 +63,11 @@ SHARE = 0.1
 class Pool:
     """A master and aggregators that do at once what they are told; `lie` may answer instead."""
 
-    def __init__(self, aggregators: int, room: int = 99) -> None:
+    def __init__(self, aggregators: int, room: int = 99, memory_bytes: int = 0) -> None:
+        self.memory_bytes = memory_bytes
+        """Of each aggregator; 0: they do not say."""
+        self.node_memory_bytes = 0
+        """Of all of them together; 0: each for itself."""
         self.all = [AggregatorId(f"a{n}") for n in range(aggregators)]
         self.records: dict[AggregatorId, AggregatorRecord] = {}
         self.held: dict[AggregatorId, dict[tuple[JobId, int], int]] = {a: {} for a in self.all}
@@ -199,6 +203,8 @@ class Harness:
                     incarnation=self.pool.incarnations[AggregatorId(id)], at_s=self.now_s,
                     node=NodeId("n"), cpu_share=SHARE, addresses=(("shm", id),), buckets=0,
                     jobs=0, held_bytes=0, busy_s=0.0, bytes_in=0, bytes_out=0, arrived=arrived,
+                    memory_bytes=self.pool.memory_bytes,
+                    node_memory_bytes=self.pool.node_memory_bytes,
                 )
             )  # fmt: skip
 
@@ -246,18 +252,22 @@ class Harness:
                     )
                 )
 
-    def window(self, id: str, iteration_s: float, iterations: int = 20, **used: float) -> None:
+    def window(
+        self, id: str, iteration_s: float, iterations: int = 20, times: int = 2, **used: float
+    ) -> None:
+        """Two in succession: the second confirms the first."""
         epoch = sum(place.location_epoch for place in self.stored[id].places)
-        self.see(
-            WindowMeasured(
-                job=JobId(id),
-                location_epoch=epoch,
-                last_iteration=100,
-                iterations=iterations,
-                iteration_s=iteration_s,
-                **used,
+        for _ in range(times):
+            self.see(
+                WindowMeasured(
+                    job=JobId(id),
+                    location_epoch=epoch,
+                    last_iteration=100,
+                    iterations=iterations,
+                    iteration_s=iteration_s,
+                    **used,
+                )
             )
-        )
 
     def homes(self, id: str) -> list[str]:
         return [place.aggregator for place in self.stored[id].places]

@@ -1,6 +1,7 @@
 """The controller's core, event by event: records before orders, feedback, what a restart finds."""
 
 from collections.abc import Callable
+from random import Random
 from typing import Any
 
 import msgspec
@@ -9,6 +10,7 @@ from tests.unit.services.controller.harness import Crashed, Harness, Pool, last,
 
 from slackwater.common.effects import (
     Publish,
+    Recovered,
     Request,
     Requested,
 )
@@ -27,7 +29,7 @@ from slackwater.schemas.cluster import (
     ClusterReport,
     WorkersAt,
 )
-from slackwater.schemas.jobs import JobEvent
+from slackwater.schemas.jobs import Consistency, JobEvent, JobSpec, TensorSpec
 from slackwater.schemas.placement import (
     BucketHeld,
     BucketsHeld,
@@ -37,10 +39,12 @@ from slackwater.schemas.placement import (
     Located,
     LocateJob,
     MigrateInit,
+    PlaceJob,
     PlanTurns,
     ReleaseJob,
 )
 from slackwater.schemas.telemetry import WindowMeasured
+from slackwater.services.controller.core import Controller
 
 # A job's life -----------------------------------------------------------------------------------
 
@@ -88,6 +92,26 @@ def test_the_same_order_twice_is_one_job_and_other_tensors_are_named() -> None:
     other = harness.ask(placed("j", 3))
     assert isinstance(other, Refused)
     assert "3 tensors, but 2" in other.reason
+
+
+@pytest.mark.parametrize(
+    ("consistency", "divide_bytes", "starts"),
+    [
+        ("synchronous", 4_194_304, [0, 1_048_576, 2_097_152]),
+        ("synchronous", 0, [0]),
+        ("asynchronous", 4_194_304, [0]),  # Its updates are copied out whole.
+    ],
+)
+def test_large_tensors_are_divided_where_the_configuration_says_so(
+    consistency: Consistency, divide_bytes: int, starts: list[int]
+) -> None:
+    harness = Harness(Pool(4), divide_bytes=divide_bytes)
+    spec = JobSpec(id="j", servers=2, workers=2, consistency=consistency)
+    assert harness.ask(PlaceJob(spec=spec, tensors=(TensorSpec(name="w", shape=(3_000, 1_000)),)))
+    record = harness.stored["j"]
+    assert [bucket.start for bucket in record.buckets] == starts
+    assert sum(bucket.elements for bucket in record.buckets) == 3_000_000
+    assert len(record.places) == len(starts)
 
 
 def test_a_record_that_could_not_be_stored_at_its_fullest_is_refused_at_once() -> None:
@@ -246,7 +270,10 @@ def test_windows_from_before_the_last_change_or_of_another_placement_say_nothing
             iteration_s=1.5,
         )
     )  # fmt: skip
+    harness.window("old", 1.2, spanned_s=80.0)  # With the iterations that stood still.
     assert "reverted" not in harness.said("new")
+    harness.window("old", 1.2, spanned_s=30.0)
+    assert "reverted" in harness.said("new")
 
 
 def test_a_lone_job_is_never_reverted() -> None:
@@ -365,7 +392,7 @@ def test_a_controller_that_was_killed_in_a_migration_finds_out_what_arrived() ->
     harness.pass_time(30)
     assert harness.stored["new"].phase == "steady"
     assert harness.stored["new"].places == record.target
-    assert not harness.stored["new"].optimizer_state_lost
+    assert "rehosted" not in harness.said("new")
 
 
 def test_an_aggregator_that_returns_with_its_regions_is_told_again_and_nothing_is_lost() -> None:
@@ -389,8 +416,7 @@ def test_an_aggregator_that_returns_empty_hosts_anew_at_a_higher_epoch() -> None
     harness.beat("a0")
     record = harness.stored["j"]
     assert [p.location_epoch for p in record.places] == [2, 1]
-    assert record.optimizer_state_lost
-    assert "optimizer-state-lost" in harness.said("j")
+    assert "rehosted" in harness.said("j")
     assert harness.pool.held[AggregatorId("a0")] == {(JobId("j"), 0): 2}
 
 
@@ -402,7 +428,7 @@ def test_what_stays_away_is_hosted_elsewhere_and_given_back_as_it_is() -> None:
     assert harness.homes("j") == ["a0", "a1"]
     harness.pass_time(10, "a0")
     assert harness.homes("j") == ["a2", "a1"]
-    assert harness.stored["j"].optimizer_state_lost
+    assert "rehosted" in harness.said("j")
     assert harness.pool.held[AggregatorId("a2")] == {(JobId("j"), 0): 2}
     assert set(harness.pool.records) == {"a1", "a2"}
 
@@ -504,7 +530,7 @@ def test_a_crash_between_storing_and_saying_loses_nothing_wherever_it_comes(cras
     }
     assert sum(map(len, harness.pool.held.values())) == len(held)  # Nothing is held twice.
     assert set(harness.pool.records) == set(harness.homes("a")) | set(harness.homes("b"))
-    assert not any(record.optimizer_state_lost for record in harness.stored.values())
+    assert not any("rehosted" in harness.said(id) for id in harness.stored)
 
     def leave() -> None:
         for id in jobs:
@@ -574,3 +600,25 @@ def test_plans_of_turns_pass_over_a_job_whose_aggregators_are_all_away() -> None
     harness.place("v2", [0.02, 0.01])
     assert harness.homes("v2")
     assert away.isdisjoint(harness.homes("v2"))
+
+
+def test_a_job_whose_record_is_damaged_is_neither_placed_anew_nor_dropped() -> None:
+    """What is on its aggregators is all that is left of it."""
+    harness, job = Harness(Pool(4)), "j"
+    harness.place(job, [0.02, 0.01, 0.005])
+    message = placed(job, 3)
+    homes = {a: dict(held) for a, held in harness.pool.held.items() if held}
+    assert homes
+    harness.epoch += 1
+    harness.core = Controller(harness.config, Random(7))
+    harness.step(Recovered(harness.epoch, {}, {"placements_c0": frozenset({job})}))
+    harness.beat()
+    for _ in range(100):
+        harness.tick()
+        harness.beat()
+    assert {a: held for a, held in harness.pool.held.items() if held} == homes
+    for asked in (message, LocateJob(job=job), ReleaseJob(job=job)):
+        answer = harness.ask(asked)
+        assert isinstance(answer, Refused)
+        assert f"the record of job {job} is damaged; restore key {job}" in answer.reason
+        assert answer.retry_after_s > 0

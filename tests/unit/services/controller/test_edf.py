@@ -17,6 +17,7 @@ from slackwater.loadgen import models
 from slackwater.loadgen.simulator.pool.slots import SlotJob, SlotTask, alone_s, losses
 from slackwater.schemas.base import AggregatorId, JobId
 from slackwater.services.controller.policies import load_policy
+from slackwater.services.controller.policies.cyclic import Cyclic
 from slackwater.services.controller.policies.demand import (
     Demand,
     Load,
@@ -73,6 +74,17 @@ def test_a_job_of_5_and_one_of_12_share_without_stretching_anybody() -> None:
     resident = job("j1", 5.0, [1.0], [0.9], ["a"])
     newcomer = job("j2", 12.0, [3.0], [0.9])
     assert place_by_deadline(view(["a"], [resident]), newcomer) == ({0: "a"}, 0)
+
+
+def test_free_time_is_what_deadlines_leave_and_not_what_a_cycle_would() -> None:
+    """Two jobs of duty .45, of D .55 and 1: a cycle of 1 counts the short one once."""
+    jobs = [
+        job("short", 0.55, [0.45 * 0.55], [0.9], ["a"]),
+        job("long", 1.0, [0.45], [0.9], ["a"]),
+    ]
+    cluster = view(["a", "b"], jobs)
+    assert Edf().free(cluster) == pytest.approx({"a": 0.1, "b": 1.0})
+    assert Cyclic().free(cluster) == pytest.approx({"a": 1.0 - 0.45 * 0.55 - 0.45, "b": 1.0})
 
 
 def test_an_aggregator_fills_to_its_whole_time_and_no_further() -> None:

@@ -4,7 +4,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from slackwater.common import limits, metrics
+from slackwater.common import codec, limits, metrics
 from slackwater.common.effects import (
     Answered,
     Effect,
@@ -55,6 +55,7 @@ from slackwater.services.master.config import MasterConfig, Tenant
 from slackwater.services.master.core import Master
 from slackwater.services.master.shell import tenant_levels
 
+MOST = MasterConfig().aggregators_max
 TENSORS = (TensorSpec(name="w", shape=(8, 4)), TensorSpec(name="b", shape=(4,)))
 T = TypeVar("T")
 
@@ -378,7 +379,7 @@ def test_ranks_wait_for_the_controller_and_learn_the_cluster() -> None:
     harness.report("c1", 0.5)
     harness.report("c0", 0.5)
     first = harness.ask(RegisterJob(job="a", rank=0, tensors=TENSORS))
-    assert orders(first) == [PlaceJob(spec=spec("a"), tensors=TENSORS)]
+    assert orders(first) == [PlaceJob(spec=spec("a"), tensors=TENSORS, aggregators_max=MOST)]
     assert harness.job("a").cluster == "c0"  # Ties go to the lowest id.
     second = harness.ask(RegisterJob(job="a", rank=1, tensors=TENSORS))
     assert second == []
@@ -409,7 +410,7 @@ def test_a_program_started_by_hand_is_admitted_with_its_spec_and_finishes_by_its
     harness.report("c0", 1.0)
     by_hand = spec("h", program=())
     effects = harness.ask(RegisterJob(job="h", rank=0, tensors=TENSORS, spec=by_hand))
-    assert orders(effects) == [PlaceJob(spec=by_hand, tensors=TENSORS)]
+    assert orders(effects) == [PlaceJob(spec=by_hand, tensors=TENSORS, aggregators_max=MOST)]
     harness.step(Answered("place/h", Ok()))
     assert harness.answer(FinishJob(job="h", rank=0, result="1")) == Ok()
     done = harness.ask(FinishJob(job="h", rank=1))
@@ -638,7 +639,9 @@ def test_agents_of_a_job_that_is_held_back_are_told_to_come_again() -> None:
     assert harness.why("hand").startswith("waits for 2 aggregators")
     assert facts(harness.ask(ask)) == []  # Told once.
     harness.see(heartbeat("a1", harness.now_s))
-    assert orders(harness.ask(ask)) == [PlaceJob(spec=by_hand, tensors=TENSORS)]
+    assert orders(harness.ask(ask)) == [
+        PlaceJob(spec=by_hand, tensors=TENSORS, aggregators_max=MOST)
+    ]
 
 
 def test_a_tenants_loss_limit_goes_with_its_jobs_to_their_controller() -> None:
@@ -663,3 +666,29 @@ def test_the_number_of_clusters_that_take_jobs_is_logged_when_it_changes() -> No
         effects = harness.ask(RegisterJob(job=id, rank=0, tensors=TENSORS))
         logged += [e.fields["open"] for e in effects if isinstance(e, Log)]
     assert logged == [["c0"]]  # One is enough, and stays enough.
+
+
+def test_a_worker_s_longest_refusal_becomes_a_record_that_can_be_read_back() -> None:
+    """The reason is put before it; a longer one than readers take ended every later start."""
+    harness = Harness()
+    submitted(harness, "a")
+    harness.node()
+    harness.step(Answered("start/a", Refused(reason="x" * 4096)))
+    record = harness.job("a")
+    assert record.reason.startswith("it cannot be started: xxx")
+    assert codec.decode_record(codec.encode_record(record, 1), JobRecord, "a")[0] == record
+
+
+def test_a_job_whose_record_is_damaged_keeps_its_id_and_its_aggregators() -> None:
+    harness = Harness()
+    found = {"jobs": frozenset({"a"}), "nodes": frozenset({"a1"})}
+    harness.step(Recovered(9, {"jobs": {}, "nodes": {}}, found))
+    answer = harness.answer(SubmitJob(spec=spec("a")))
+    assert isinstance(answer, Refused)
+    assert "the record of job a is damaged; restore key a of bucket jobs" in answer.reason
+    for id in ("a1", "a2"):
+        harness.see(heartbeat(id, harness.now_s))
+        assert orders(harness.see(heartbeat(id, harness.now_s, buckets=2 * (id == "a1")))) == []
+    given = harness.answer(AllocateAggregators(request="r", cluster=ClusterId("c1"), count=1))
+    assert isinstance(given, AggregatorsAllocated)
+    assert given.aggregators == ("a2",)

@@ -1,6 +1,5 @@
 """Profiles and windows from reports that are lost, repeated, late, and from two placements."""
 
-from statistics import median
 from typing import TypeVar
 
 import pytest
@@ -8,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slackwater.common.effects import Effect, Observed, Publish
+from slackwater.common.iterations import quietest_s
 from slackwater.schemas.base import AggregatorId, JobId
 from slackwater.schemas.telemetry import (
     IterationsObserved,
@@ -67,13 +67,43 @@ def said(effects: list[Effect], kind: type[T]) -> list[T]:
 def test_a_profile_needs_all_ranks_all_costs_and_leaves_the_warm_up_out() -> None:
     core = profiler()
     core.step(costs(0), 0.0)
-    slow_start = [9.0, 9.0, 1.0, 1.1, 1.2, 1.3, 1.4]
+    slow_start = [9.0, 9.0, 1.0, 1.01, 1.02, 1.03, 1.04]
     assert core.step(report(0, 1, slow_start), 0.0) == []
-    assert core.step(report(1, 1, [9.0, 9.0, 2.0, 2.1, 2.2, 2.3, 2.4]), 0.0) == []
+    assert core.step(report(1, 1, [9.0, 9.0, 2.0, 2.01, 2.02, 2.03, 2.04]), 0.0) == []
     (fact,) = said(core.step(costs(1), 0.0), JobProfiled)
     assert fact.location_epoch == 2
-    assert fact.profile.iteration_s == 2.2  # The slowest rank's median.
+    assert fact.profile.iteration_s == pytest.approx(2.01)  # The slowest rank's quietest three.
     assert fact.profile.task_cpu_s == (0.01, 0.02)
+
+
+def test_a_profile_is_extended_until_both_its_halves_say_the_same() -> None:
+    """A core is taken for the first 8 iterations that count: 10 are not enough."""
+    core = Profiler(ProfilerConfig(warm_up_iterations=2, profile_iterations=10))
+    core.step(costs(0, 1), 0.0)
+    profiles: list[JobProfiled] = []
+    for iteration in range(1, 60):
+        lasted_s = 0.17 if iteration <= 10 else 0.134
+        effects = core.step(report(0, iteration, [lasted_s], workers=1), 0.0)
+        profiles += said(effects, JobProfiled)
+    first = profiles[0].profile
+    assert first.iteration_s == pytest.approx(0.134)
+    assert 10 < first.iterations <= 30
+    assert profiles[-1].profile.iteration_s == pytest.approx(0.134)
+
+
+@pytest.mark.parametrize(("limits", "count"), [({}, 100), ({"profile_s_max": 40.0}, 25)])
+def test_a_profile_that_never_agrees_is_said_all_the_same(
+    limits: dict[str, float], count: int
+) -> None:
+    """Ever slower: 1 s, 1.05 s, 1.1 s, ..."""
+    core = Profiler(ProfilerConfig(warm_up_iterations=0, **{"profile_s_max": 1e6, **limits}))
+    core.step(costs(0, 1), 0.0)
+    profiles: list[JobProfiled] = []
+    for iteration in range(1, 101):
+        lasted_s = 1.0 + 0.05 * (iteration - 1)
+        effects = core.step(report(0, iteration, [lasted_s], workers=1), 0.0)
+        profiles += said(effects, JobProfiled)
+    assert profiles[0].profile.iterations == count
 
 
 def test_a_profile_that_may_be_lost_is_said_again_at_twice_the_iterations() -> None:
@@ -100,6 +130,28 @@ def test_windows_follow_each_other_and_a_migration_begins_a_new_one() -> None:
         (3, 56, 2.0),
         (3, 76, 2.0),
     ]
+
+
+def test_a_window_says_what_a_stall_in_every_seventh_iteration_costs() -> None:
+    core = profiler()
+    core.step(costs(0, 1), 0.0)
+    windows: list[WindowMeasured] = []
+    for first in range(1, 702, 7):
+        effects = core.step(report(0, first, [0.134] * 6 + [0.334], workers=1), 0.0)
+        windows += said(effects, WindowMeasured)
+    lost = [1.0 - 0.134 / window.iteration_s for window in windows]
+    assert len(lost) == 35
+    assert sum(lost) / len(lost) == pytest.approx(1.0 - 0.134 / 0.163, abs=0.01)
+    assert min(lost) > 0.1, "any one of them is seen"
+
+
+def test_a_window_spans_all_that_passed_since_its_first_iteration_began() -> None:
+    """One iteration of 20 paused for 9 s, and a fast report holds 5 iterations of the next one."""
+    core = profiler()
+    core.step(report(0, 1, [1.0, 1.0], workers=1), 0.0)
+    effects = core.step(report(0, 3, [1.0] * 19 + [9.0] + [1.0] * 5, workers=1), 0.0)
+    (window,) = said(effects, WindowMeasured)
+    assert (window.iteration_s, window.spanned_s) == (1.0, 33.0)
 
 
 def test_a_restarted_profiler_learns_again_from_what_is_reported_next() -> None:
@@ -143,8 +195,8 @@ def test_repeated_and_lost_reports_never_count_an_iteration_twice(
             if index >= highest:
                 counted.append(durations_s[index])
                 highest = index + 1
-    expected = (len(counted), median(counted)) if counted else (0, 0.0)
-    assert iterations.profiled() == expected
+    assert iterations.profiled == len(counted)
+    assert iterations.iteration_s() == (quietest_s(counted) if counted else 0.0)
 
 
 def test_a_window_says_what_the_job_used_of_all_aggregators_since_the_last() -> None:
@@ -168,11 +220,12 @@ def test_a_slow_jobs_window_ends_by_time_with_ten_iterations_at_least() -> None:
     """Congested, a hundred iterations could take an hour."""
     iterations = Iterations(warm_up=0)
     iterations.add(0, 1, [40.0] * 9, 1, 1)
-    assert iterations.window(100, within_s=300.0) is None, "nine do not make a median"
+    assert iterations.window(100, within_s=300.0) is None, "nine do not make a mean"
     iterations.add(0, 10, [40.0, 50.0, 40.0], 1, 1)
     window = iterations.window(100, within_s=300.0)
     assert window is not None
-    assert (window.iterations, window.last_iteration, window.iteration_s) == (12, 12, 40.0)
+    assert (window.iterations, window.last_iteration) == (12, 12)
+    assert window.iteration_s == pytest.approx(490.0 / 12)
     assert iterations.window(100, within_s=300.0) is None
     iterations.add(0, 13, [1.0] * 99, 1, 1)
     assert iterations.window(100, within_s=300.0) is None, "a quick one has all of its hundred"

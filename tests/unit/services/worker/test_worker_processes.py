@@ -38,6 +38,16 @@ def test_a_program_that_ends_well_leaves_its_result(tmp_path: Path) -> None:
     assert find(tmp_path) == (Found(found.job, 0, "reported"),)
 
 
+@pytest.mark.parametrize("written", ["", " ", "\\n"])
+def test_an_empty_result_is_no_result(tmp_path: Path, written: str) -> None:
+    """An Agent that is closed without a result leaves an empty file."""
+    command = f"printf '{written}' > $SLACKWATER_RESULT"
+    files, child = launch(tmp_path, "/bin/sh", "-c", command)
+    child.wait(30)
+    assert files.path("result.json").exists()
+    assert files.outcome() == (0, "")
+
+
 def test_a_failure_is_explained_by_the_last_line_of_the_log(tmp_path: Path) -> None:
     files, child = launch(tmp_path, "/bin/sh", "-c", "echo one; echo 'no such model' >&2; exit 64")
     child.wait(30)
