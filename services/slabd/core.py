@@ -4,6 +4,7 @@ Gu, dissertation, 2.5: memory in use by everything else is averaged (EWMA, beta 
 HeadRoom stays free. Slabs are added on the average, and given up on the instantaneous value: those
 that are not mapped first, then E mapped ones by batch eviction (eviction.py). A slab that was taken
 by force, or whose device was lost, is never lent again: its memory is let go and a fresh one made.
+One that was given back is made anew (slabs.py) before it is free, and counts once meanwhile.
 """
 
 import hmac
@@ -65,7 +66,6 @@ from slackwater.services.slabd.events import (
     SlabGone,
     SlabMade,
     SlabsFound,
-    SlabZeroed,
 )
 from slackwater.services.slabd.eviction import Round, candidates
 from slackwater.services.slabd.sizing import Sizing
@@ -98,9 +98,6 @@ class LenderCore:
                 return self._heard(session, message, now_s)
             case SlabMade(slab=slab, failure=failure):
                 return self._made(slab, failure, now_s)
-            case SlabZeroed(slab=slab):
-                self._set_free(self.slabs[slab])
-                return [] if self.lending else self._give_up(1, now_s)
             case SlabGone(slab=slab):
                 self.slabs.pop(slab, None)
                 return []
@@ -115,8 +112,8 @@ class LenderCore:
                 return self._timer(key, now_s)
             case Requested(token=token, message=message):
                 return self._command(token, message, now_s)
-            case Recovered(records=records):
-                self.lending = not drained.found(self.id, records)
+            case Recovered(records=records, damaged=damaged):
+                self.lending = not drained.found(self.id, records, damaged)
                 return []
             case Draining() | Answered() | Observed():
                 return []
@@ -240,8 +237,9 @@ class LenderCore:
     def _let_go(slab: Slab, *, forced: bool = False) -> Effect:
         """Its memory goes back to the machine. By force, the channel ends first where memory is not
         mapped: nothing may be read from it meanwhile."""
-        session, slab.state = slab.session, "leaving"
-        return Do("let_go", {"slab": slab.id, "session": session, "forced": forced})
+        slab.state = "leaving"
+        given = {"slab": slab.id, "session": slab.session, "generation": slab.generation}
+        return Do("let_go", {**given, "forced": forced})
 
     def _revoke(self, slab: Slab, reason: str, now_s: float) -> list[Effect]:
         """Without its device's consent."""
@@ -355,8 +353,9 @@ class LenderCore:
         if found.state != "lent":
             return []
         fact = self._fact(found, "returned", now_s)
-        found.state = "zeroing"
-        return [Do("zero", {"slab": slab, "session": session}), *fact]
+        found.state = "renewing"
+        given = {"slab": slab, "session": session, "generation": generation}
+        return [Do("renew", given), *fact]
 
     def _session_closed(self, session: int, now_s: float) -> list[Effect]:
         """Its slabs are kept for a claim, if it wanted that; a slab under eviction is not."""

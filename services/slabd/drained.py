@@ -18,9 +18,13 @@ def bucket(id: str) -> str:
     return f"lender_{id}"
 
 
-def found(id: LenderId, records: Mapping[str, Mapping[str, Record]]) -> bool:
-    """Among what the shell recovered."""
-    return _KEY in records.get(bucket(id), {})
+def found(
+    id: LenderId,
+    records: Mapping[str, Mapping[str, Record]],
+    damaged: Mapping[str, frozenset[str]],
+) -> bool:
+    """Among what the shell recovered. A damaged order stands: what it says is that it is there."""
+    return any(_KEY in found.get(bucket(id), ()) for found in (records, damaged))
 
 
 def keep(id: LenderId, now_s: float) -> Persist:

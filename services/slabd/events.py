@@ -25,13 +25,10 @@ class SlabsFound:
 
 @dataclass(frozen=True, slots=True)
 class SlabMade:
+    """Or one that was returned is as good as new."""
+
     slab: SlabId
     failure: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class SlabZeroed:
-    slab: SlabId
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +60,6 @@ Event = (
     | MemorySampled
     | SlabsFound
     | SlabMade
-    | SlabZeroed
     | SlabGone
     | SessionOpened
     | SessionClosed

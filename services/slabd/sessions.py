@@ -14,6 +14,7 @@ import structlog
 from slackwater.common import codec, limits
 from slackwater.common.errors import AccessRefused, DecodeRejected, Rejected, Unavailable
 from slackwater.common.memory import frames, trailer
+from slackwater.common.rare_log import RareLog
 from slackwater.common.shell.definition import Port
 from slackwater.common.transport.base import Channel, Offering
 from slackwater.common.transport.region import Region
@@ -45,6 +46,7 @@ class Sessions:
 
     def begin(self, port: Port) -> None:
         self._port = port
+        self._strangers = RareLog(_log, port.now_s)
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -78,7 +80,7 @@ class Sessions:
             return
         except DecodeRejected as error:
             port.count("frames_refused")
-            _log.warning("device.refused", device=hello.device, reason=str(error))
+            self._strangers.warning("device.refused", device=hello.device, reason=str(error))
         finally:
             await channel.close()
             del self._sessions[number]
@@ -123,6 +125,11 @@ class Sessions:
             key=key,
         )
         self.send(session, message)
+
+    def maps(self, session: int) -> bool:
+        """Whether its device sees the lender's memory itself."""
+        found = self._sessions.get(session)
+        return found is not None and found.kind in self._mapping
 
     def revoke(self, session: int, slab: SlabId) -> None:
         found = self._sessions.get(session)

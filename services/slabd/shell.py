@@ -1,7 +1,8 @@
 """The lender's shell: listeners, the look at memory once a second, what others see of it."""
 
+import asyncio
+import contextlib
 import os
-import resource
 import socket
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -11,13 +12,15 @@ from typing import Final, get_args
 
 import structlog
 
-from slackwater.common import resident
-from slackwater.common.errors import ConfigRejected, Rejected
+from slackwater.common import codec, descriptors, resident
+from slackwater.common.bus.base import Delivery
+from slackwater.common.errors import ConfigRejected, DecodeRejected, Rejected
 from slackwater.common.shell.definition import Level, Port, ServiceDefinition
 from slackwater.common.transport.base import Fabric, Listener
 from slackwater.common.transport.negotiate import live_fabrics
 from slackwater.common.transport.region import Region
 from slackwater.common.world import World
+from slackwater.schemas import subjects
 from slackwater.schemas.base import NodeId
 from slackwater.schemas.memory import (
     EvictNow,
@@ -62,6 +65,7 @@ class Slabd:
             raise ConfigRejected(f"slabd: slab_bytes {config.slab_bytes} is no multiple of {_PAGE}")
         self._config = config
         self._clock = world.clock
+        self._bus = world.bus
         self._fabrics = (
             dict(fabrics) if fabrics is not None else live_fabrics(config.transport or None)
         )
@@ -81,9 +85,7 @@ class Slabd:
         """Find the memory again before anybody can ask for it."""
         self._incarnation = port.epoch
         self._port = port
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        if soft < hard:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        descriptors.allow_all()
         port.post(await self.slabs.recover(port.process))
         self.sessions.begin(port)
         for kind, address in self._addresses.items():
@@ -91,7 +93,7 @@ class Slabd:
                 address,
                 partial(self.sessions.accept, kind),
                 partial(self.sessions.serve, kind),
-                _no_regions,
+                None,  # A lender takes no regions: it lends its own.
             )
             self._listeners.append((kind, listener))
         self.slabs.prepare = self._prepare
@@ -117,6 +119,24 @@ class Slabd:
         while True:
             port.post(self._monitor.sample(self.slabs.resident_bytes()))
             await self._clock.sleep_until(self._clock.now_s() + self._config.sample_s)
+
+    async def yield_to_namesake(self, port: Port) -> None:
+        """To devices two lenders of one id are one. The older of them ends, and is not started
+        again: it would be the newer one then. Raises ConfigRejected."""
+        newer: asyncio.Future[SlabdHeartbeat] = asyncio.get_running_loop().create_future()
+
+        async def hear(delivery: Delivery) -> None:
+            with contextlib.suppress(DecodeRejected):
+                beat = codec.decode(delivery.payload, SlabdHeartbeat, json=delivery.json)
+                if beat.incarnation > port.epoch and not newer.done():
+                    newer.set_result(beat)
+
+        await self._bus.subscribe(subjects.telemetry("slabd", self._config.id, "heartbeat"), hear)
+        node = (await newer).node
+        raise ConfigRejected(
+            f"slabd: a newer lender of id {self._config.id} runs on node {node}: this one ends; "
+            "give one of them another id"
+        )
 
     async def stop(self) -> None:
         for _, listener in self._listeners:
@@ -182,13 +202,8 @@ class Slabd:
             levels=self.levels,
             on_start=self.start,
             on_stop=self.stop,
-            tasks=(self.watch,),
+            tasks=(self.watch, self.yield_to_namesake),
         )
-
-
-async def _no_regions(region: Region, note: bytes) -> None:
-    region.close()
-    raise ConfigRejected("a lender takes no regions: it lends its own")
 
 
 def _addresses(config: SlabdConfig) -> dict[str, str]:

@@ -3,10 +3,14 @@
 Every slab is a memfd in the supervisor's descriptor store before it is offered, so a kill of the
 daemon takes no byte from a device. The order when one goes: the fence word, then the key (and
 where memory is not mapped, the channel), then the data. Nothing here decides.
+
+Mapped memory cannot be taken out of the hands of whoever keeps its mapping. So it is never lent
+again, not even zeroed: it goes back to the machine, and fresh memory takes its place.
 """
 
 import asyncio
 import os
+import threading
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
@@ -20,7 +24,7 @@ from slackwater.common.shell.process import Process
 from slackwater.common.sparse import punch
 from slackwater.common.transport.region import Region
 from slackwater.schemas.memory import SlabId
-from slackwater.services.slabd.events import SlabGone, SlabMade, SlabsFound, SlabZeroed
+from slackwater.services.slabd.events import SlabGone, SlabMade, SlabsFound
 from slackwater.services.slabd.sessions import Sessions
 
 OffLoop = Callable[[Callable[[], None]], Awaitable[None]]
@@ -45,6 +49,11 @@ class Slabs:
         self._notify = SdNotify()
         self._telling = asyncio.Lock()
         self.regions: dict[SlabId, Region] = {}
+        self._passing: set[Region] = set()
+        """Memory that is being made or freed: in the set until it is there, or closed."""
+        self._turn = threading.Lock()
+        self._mapped: set[SlabId] = set()
+        """Devices may have mapped these."""
         self.prepare: Callable[[Region], None] = lambda region: None
         """What else is done to a slab before it is offered: a NIC registers it."""
 
@@ -66,13 +75,17 @@ class Slabs:
                 region.close()
                 continue
             self.regions[identity.slab] = region
+            if trailer.fence_state(word) != trailer.FREE:
+                self._mapped.add(identity.slab)  # Nobody knows how it was lent.
             await self.off_loop(region.populate)
             found.append((word, identity))
         return SlabsFound(tuple(found))
 
     def resident_bytes(self) -> int:
         """What our slabs take of the machine at present."""
-        return sum(os.fstat(r.fileno()).st_blocks * 512 for r in self.regions.values())
+        with self._turn:
+            ours = (*self.regions.values(), *self._passing)
+            return sum(os.fstat(region.fileno()).st_blocks * 512 for region in ours)
 
     def close(self) -> None:
         """The process ends; the descriptor store keeps them."""
@@ -82,44 +95,66 @@ class Slabs:
 
     # Handlers of the core's effects ---------------------------------------------------------------
 
-    async def make(self, slab: SlabId) -> SlabMade:
+    async def make(self, slab: SlabId, generation: int = 0) -> SlabMade:
+        """`generation`: how often it was lent, in other memory."""
         made: list[Region] = []
 
         def create() -> None:
             nbytes = self._slab_bytes + trailer.TRAILER_BYTES
-            region = Region.create(nbytes, f"slab.{slab}", prefault=True)
-            identity = trailer.SlabIdentity(slab=slab, slab_bytes=self._slab_bytes)
-            trailer.write(region.buffer, trailer.FREE, identity)
+            region = Region.create(nbytes, f"slab.{slab}")
             made.append(region)
+            self._pass(region)
+            region.prefault()
+            self._set_free(slab, region, generation)
             self.prepare(region)
 
         try:
             await self.off_loop(create)
-        except MemoryError as error:
-            return SlabMade(slab, str(error))
-        region = made[0]
-        try:
             async with self._telling:
-                await self._notify.store(region.fileno(), f"slab.{slab}")
+                await self._notify.store(made[0].fileno(), f"slab.{slab}")
                 await self._notify.barrier()
-        except DeadlineExceeded as error:
-            region.close()
+        except (MemoryError, DeadlineExceeded) as error:
+            for region in made:
+                self._close(region)
             return SlabMade(slab, str(error))
-        self.regions[slab] = region
+        with self._turn:
+            self._passing.discard(made[0])
+            self.regions[slab] = made[0]
         return SlabMade(slab)
+
+    def _set_free(self, slab: SlabId, region: Region, generation: int) -> None:
+        identity = trailer.SlabIdentity(
+            slab=slab, slab_bytes=self._slab_bytes, generation=generation
+        )
+        trailer.write(region.buffer, trailer.FREE, identity)
+
+    def _pass(self, region: Region) -> None:
+        with self._turn:
+            self._passing.add(region)
+
+    def _close(self, region: Region) -> None:
+        with self._turn:
+            self._passing.discard(region)
+        region.close()
 
     def lend(self, session: int, request: int, identity: trailer.SlabIdentity) -> None:
         """The trailer first: from the moment the device has a key, the memory says whose it is."""
         region = self.regions[identity.slab]
         trailer.write(region.buffer, trailer.LENT, identity)
+        if self._sessions.maps(session):
+            self._mapped.add(identity.slab)
         self._sessions.grant(session, request, identity, region)
 
-    async def zero(self, slab: SlabId, session: int) -> SlabZeroed:
-        """Returned in good order: the next device must not read what this one wrote."""
+    async def renew(self, slab: SlabId, session: int, generation: int) -> SlabMade:
+        """Returned in good order: the next device must not see what this one wrote, nor this one
+        what the next one writes. Where only a key led to the memory, zeros will do."""
         region = self.regions[slab]
-        _, identity = trailer.read(region.buffer)
-        trailer.write_fence(region.buffer, trailer.REVOKED, identity.generation)
+        trailer.write_fence(region.buffer, trailer.REVOKED, generation)
         self._sessions.revoke(session, slab)
+        if slab in self._mapped:
+            self._take_out(slab)
+            await self._free(slab, region)
+            return await self.make(slab, generation)
 
         def clear() -> None:
             data = np.frombuffer(region.buffer, np.uint8)[: self._slab_bytes]
@@ -127,22 +162,27 @@ class Slabs:
                 data[first : first + _PIECE_BYTES] = 0
 
         await self.off_loop(clear)
-        free = trailer.SlabIdentity(
-            slab=slab, slab_bytes=self._slab_bytes, generation=identity.generation
-        )
-        trailer.write(region.buffer, trailer.FREE, free)
-        return SlabZeroed(slab)
+        self._set_free(slab, region, generation)
+        return SlabMade(slab)
 
-    async def let_go(self, slab: SlabId, session: int, forced: bool) -> SlabGone:
-        region = self.regions.pop(slab)
-        word = trailer.read_fence(region.buffer)
-        trailer.write_fence(region.buffer, trailer.REVOKED, trailer.generation_of(word))
+    async def let_go(self, slab: SlabId, session: int, generation: int, forced: bool) -> SlabGone:
+        region = self._take_out(slab)
+        trailer.write_fence(region.buffer, trailer.REVOKED, generation)
         await self._sessions.fence_off(session, slab, forced)
+        await self._free(slab, region)
+        return SlabGone(slab)
 
+    def _take_out(self, slab: SlabId) -> Region:
+        region = self.regions.pop(slab)
+        self._pass(region)
+        self._mapped.discard(slab)
+        return region
+
+    async def _free(self, slab: SlabId, region: Region) -> None:
         def free() -> None:
             # Punched first: a device that still maps it must not keep the pages alive.
             punch(region.fileno(), 0, self._slab_bytes)
-            region.close()
+            self._close(region)
 
         await self.off_loop(free)
         try:
@@ -150,7 +190,6 @@ class Slabs:
                 await self._notify.remove(f"slab.{slab}")
         except DeadlineExceeded as error:
             _log.warning("slab.not-forgotten", slab=slab, reason=str(error))
-        return SlabGone(slab)
 
     def handlers(self) -> dict[str, Callable[..., Any]]:
-        return {"make": self.make, "lend": self.lend, "zero": self.zero, "let_go": self.let_go}
+        return {"make": self.make, "lend": self.lend, "renew": self.renew, "let_go": self.let_go}

@@ -49,7 +49,6 @@ from slackwater.services.slabd.events import (
     SlabGone,
     SlabMade,
     SlabsFound,
-    SlabZeroed,
 )
 from slackwater.services.slabd.eviction import candidates, light_probability
 
@@ -252,14 +251,16 @@ def test_a_dead_device_never_blocks_the_lender() -> None:
     assert slab not in lender.core.slabs
 
 
-def test_a_returned_slab_is_zeroed_before_it_is_lent_again() -> None:
+def test_a_returned_slab_is_made_anew_before_it_is_lent_again() -> None:
     lender = lending(1)
     lender.join(1)
     [slab] = lender.borrow(1)
     lender.feed(Heard(1, UnmapSlab(slab=slab, generation=1)))
-    assert lender.took("zero") == [{"slab": slab, "session": 1}]
+    assert lender.took("renew") == [{"slab": slab, "session": 1, "generation": 1}]
+    lender.sample(0.0, times=5)
+    assert list(lender.core.slabs) == [slab], "it counts once meanwhile"
     assert not lender.borrow(1), "not yet"
-    lender.feed(SlabZeroed(slab))
+    lender.feed(SlabMade(slab))
     assert lender.borrow(1) == [slab]
     assert lender.core.slabs[slab].generation == 2
 
@@ -544,3 +545,10 @@ def test_the_formula_without_extra_is_the_random_choice() -> None:
 def test_no_more_than_twice_e_are_asked() -> None:
     slabs: Sequence[SlabId] = [SlabId(f"{n:012x}") for n in range(50)]
     assert len(candidates(slabs, 3, 10, random.Random(1))) == 6
+
+
+def test_a_damaged_order_to_drain_still_stands() -> None:
+    """Who cannot read what the operator ordered must not lend again."""
+    lender = Lender()
+    lender.core.step(Recovered(2, {}, {"lender_s1": frozenset({"drained"})}), 0.0)
+    assert not lender.core.lending

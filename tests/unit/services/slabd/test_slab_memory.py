@@ -1,11 +1,14 @@
 """A lender's memory itself: what is done to a slab before it is offered, what is told of it."""
 
+import os
 import random
 from typing import Any
 
 from slackwater.common import metrics
 from slackwater.common.clock import LiveClock
+from slackwater.common.memory import trailer
 from slackwater.common.shell.definition import Level
+from slackwater.common.shell.process import Process
 from slackwater.common.transport.region import Region
 from slackwater.common.world import World
 from slackwater.schemas.memory import SlabId
@@ -44,3 +47,53 @@ def test_the_metrics_tell_its_slabs_and_its_machine() -> None:
     assert Level("lender_pressure", {}, 0.05) in found
     names = {level.name for level in found}
     assert names == {name for name in metrics.LEVELS if name.startswith("lender_")}
+
+
+async def test_memory_that_is_being_made_or_freed_counts_as_the_lenders_own() -> None:
+    """As somebody else's it would make the lender give up a slab for it."""
+    slabs = Slabs(SLAB_BYTES, Sessions("secret"), at_once)
+    seen: list[int] = []
+    slabs.prepare = lambda region: seen.append(slabs.resident_bytes())
+    await slabs.make(SLAB)
+    assert seen == [SLAB_BYTES + trailer.TRAILER_BYTES]
+    [region] = slabs.regions.values()
+    region.when_closed(lambda: seen.append(slabs.resident_bytes()))
+    await slabs.let_go(SLAB, 0, 0, False)
+    assert seen[1:] == [0]
+
+
+async def test_no_room_for_fresh_memory_is_told() -> None:
+    slabs = Slabs(2**50, Sessions("secret"), at_once)
+    made = await slabs.make(SLAB)
+    assert made.failure
+    assert not slabs.regions
+    assert not slabs.resident_bytes()
+
+
+async def test_memory_that_was_lent_in_a_former_life_is_not_lent_again() -> None:
+    """Its device may have mapped it, whichever way it comes back."""
+    former = Slabs(SLAB_BYTES, Sessions("secret"), at_once)
+    await former.make(SLAB)
+    identity = trailer.SlabIdentity(slab=SLAB, slab_bytes=SLAB_BYTES, generation=1, hold_s=9.0)
+    trailer.write(former.regions[SLAB].buffer, trailer.LENT, identity)
+    fd = os.dup(former.regions[SLAB].fileno())
+    old = former.regions[SLAB]
+    slabs = Slabs(SLAB_BYTES, Sessions("secret"), at_once)
+    await slabs.recover(Process(stored=(("slab", fd),)))
+    assert await slabs.renew(SLAB, 0, 1) == SlabMade(SLAB)
+    inode, fresh = (os.fstat(region.fileno()).st_ino for region in (old, slabs.regions[SLAB]))
+    assert fresh != inode
+    assert trailer.read_fence(old.buffer) == trailer.fence(trailer.REVOKED, 1)
+    word, found = trailer.read(slabs.regions[SLAB].buffer)
+    assert (trailer.fence_state(word), found.generation) == (trailer.FREE, 1)
+    former.close()
+    slabs.close()
+
+
+async def test_a_device_that_writes_into_the_trailer_cannot_end_the_lender() -> None:
+    slabs = Slabs(SLAB_BYTES, Sessions("secret", frozenset(("shm",))), at_once)
+    await slabs.make(SLAB)
+    slabs.regions[SLAB].buffer[SLAB_BYTES:] = b"\xff" * trailer.TRAILER_BYTES
+    assert await slabs.renew(SLAB, 0, 3) == SlabMade(SLAB)
+    slabs.regions[SLAB].buffer[SLAB_BYTES:] = b"\xff" * trailer.TRAILER_BYTES
+    assert (await slabs.let_go(SLAB, 0, 3, True)).slab == SLAB
