@@ -7,11 +7,23 @@ import asyncio
 import contextlib
 import errno
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from slackwater.common.errors import Unavailable
 from slackwater.memory.nbd import protocol as nbd
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One request of a burst; `data` is a write's payload."""
+
+    kind: int
+    offset: int
+    length: int
+    data: bytes = b""
+    flags: int = 0
 
 
 @dataclass
@@ -49,6 +61,9 @@ class NbdClient:
         except (asyncio.IncompleteReadError, ConnectionError) as error:
             writer.close()
             raise Unavailable(f"{path} hung up during the handshake") from error
+        except Unavailable:
+            writer.close()
+            raise
         client._receiving = asyncio.ensure_future(client._receive())
         return client
 
@@ -78,7 +93,7 @@ class NbdClient:
     # Requests -------------------------------------------------------------------------------------
 
     async def read(self, offset: int, length: int) -> bytes:
-        return await self._ask(nbd.READ, offset, length, wanted=length)
+        return await self._ask(nbd.READ, offset, length)
 
     async def write(self, offset: int, data: bytes, *, fua: bool = False) -> None:
         await self._ask(nbd.WRITE, offset, len(data), data, flags=nbd.FUA if fua else 0)
@@ -100,17 +115,33 @@ class NbdClient:
         data: bytes = b"",
         *,
         flags: int = 0,
-        wanted: int = 0,
     ) -> bytes:
+        [outcome] = await self.burst([Ask(kind, offset, length, data, flags)])
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
+
+    async def burst(self, asks: Sequence[Ask]) -> list[bytes | BaseException]:
+        """Send all requests in one piece. Returns the outcome of each: a read's bytes, nothing of
+        the others, or the error. Raises Unavailable when the connection is gone before."""
         if self._receiving is None or self._receiving.done():
             raise Unavailable("the connection is gone")
-        self._cookie += 1
-        cookie = self._cookie
-        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self._waiting[cookie] = _Open(answer, wanted)
-        head = nbd.REQUEST.pack(nbd.REQUEST_MAGIC, flags, kind, cookie, offset, length)
-        self._writer.write(head + data)
-        return await answer  # Given up or not, its bytes still come: `_one` takes them out.
+        parts, answers = [], []
+        for ask in asks:
+            self._cookie += 1
+            answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+            wanted = ask.length if ask.kind == nbd.READ else 0
+            self._waiting[self._cookie] = _Open(answer, wanted)
+            parts.append(
+                nbd.REQUEST.pack(
+                    nbd.REQUEST_MAGIC, ask.flags, ask.kind, self._cookie, ask.offset, ask.length
+                )
+            )
+            parts.append(ask.data)
+            answers.append(answer)
+        self._writer.write(b"".join(parts))
+        # Given up or not, their bytes still come: `_one` takes them out.
+        return await asyncio.gather(*answers, return_exceptions=True)
 
     async def _receive(self) -> None:
         try:

@@ -216,9 +216,8 @@ async def exported(folder: Path, disk: Path, url: str, kind: str) -> AsyncIterat
         sys.executable, "-m", "slackwater.cli.main", "memory", "export", "--swap",
         "--size", str(DEVICE_BYTES), "--socket", str(swap.socket), "--backup", str(disk / kind),
         "--slab-size", str(SLAB_BYTES), "--node", "here", "--hot", "1", "--transport", kind,
-        "--url", url,
     )  # fmt: skip
-    environment = {**os.environ, "SLACKWATER_CLUSTER_TOKEN": TOKEN}
+    environment = {**os.environ, "SLACKWATER_URL": url, "SLACKWATER_CLUSTER_TOKEN": TOKEN}
     with (folder / "device.log").open("wb") as log:
         device = await asyncio.create_subprocess_exec(
             *command, stdout=PIPE, stderr=log, env=environment

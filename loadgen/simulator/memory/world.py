@@ -251,7 +251,7 @@ class World:
         match action:
             case "send":
                 self._to_device(machine, given["session"], given["message"])
-            case "make":
+            case "make" | "renew":
                 slab = given["slab"]
                 made = to_lender.SlabMade(slab)
                 self._after(times.make_s, lambda: self.lender_step(machine, made))
@@ -265,9 +265,6 @@ class World:
                     key=b"",
                 )
                 self._to_device(machine, given["session"], granted)
-            case "zero":
-                zeroed = to_lender.SlabZeroed(given["slab"])
-                self._after(times.make_s, lambda: self.lender_step(machine, zeroed))
             case "count":
                 pass  # Facts are counted where they are heard.
             case "let_go":

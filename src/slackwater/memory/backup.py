@@ -26,6 +26,7 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
+from slackwater.common.background import Background, Thread
 from slackwater.common.errors import ConfigRejected
 from slackwater.common.sparse import punch
 from slackwater.memory import kernels as k
@@ -54,6 +55,7 @@ class Backup:
         direct: bool = False,
         delay_s: float = 0.0,
         reserve: bool = False,
+        background: Background | None = None,
     ) -> None:
         """Opens or makes the file; `reserve`: with room for all of it. Raises ConfigRejected."""
         self.path = path
@@ -63,7 +65,8 @@ class Backup:
         self._fd = _open(path, int(table.words[k.PAGES]) * PAGE_BYTES, direct, reserve)
         self._direct = direct
         self._readers = ThreadPoolExecutor(_READERS, "backup-read")
-        self._thread = threading.Thread(target=self._write, name="backup-write", daemon=True)
+        self._background = background or Background()
+        self._thread: Thread | None = None
         self._ending = threading.Event()
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -74,20 +77,26 @@ class Backup:
 
     def start(self) -> None:
         self._loop = asyncio.get_running_loop()
+        self._thread = self._background.thread(self._write, "backup-write")
         self._thread.start()
 
     async def close(self) -> None:
-        """Everything that was written reaches the file first, if it takes it."""
+        """Everything that was written reaches the file first, if it takes it. Cancelled: its
+        thread hangs in the file, which stays open."""
         writeback.stop(self._table)
         self._ending.set()
-        if self._thread.ident is not None:
-            await asyncio.to_thread(self._thread.join)
-        left = int(self._table.words[k.HEAD] - self._table.words[k.TAKEN])
-        if left:
-            _log.error("backup.unwritten", path=str(self.path), pages=left)
+        if self._thread is not None:
+            await self._thread.join()
+        if self.waiting_pages:
+            _log.error("backup.unwritten", path=str(self.path), pages=self.waiting_pages)
         self._settle()
         self._readers.shutdown()
         os.close(self._fd)
+
+    @property
+    def waiting_pages(self) -> int:
+        """Taken in, and not in the file yet."""
+        return int(self._table.words[k.HEAD] - self._table.words[k.TAKEN])
 
     # Waiting --------------------------------------------------------------------------------------
 
@@ -233,36 +242,37 @@ class Backup:
                 _log.error(
                     "backup.failed", path=str(self.path), reason=os.strerror(table.words[k.FAILED])
                 )
-            self._tell()
+            if not self._background.post(self._loop, self._settle):
+                self._ending.set()  # The loop is closed: nobody waits any more.
             if why == writeback.STOPPED or (why == writeback.ERROR and self._ending.wait(_RETRY_S)):
                 return
 
     def _discard(self) -> None:
-        """Let the range at the front of the queue go; zeros where the file system cannot."""
+        """Let the range at the front of the queue go."""
         table = self._table
         slot = table.words[k.TAKEN] % table.words[k.SLOTS]
         offset = int(table.slot_page[slot]) * PAGE_BYTES
         nbytes = int(table.slot_count[slot]) * PAGE_BYTES
         try:
+            self._let_go(offset, nbytes)
+        except OSError as error:
+            writeback.backup_failed(table, error.errno or errno.EIO)
+            if self._ending.wait(_RETRY_S):
+                _log.error("backup.discard-given-up", path=str(self.path), reason=str(error))
+                writeback.discarded(table)
+            return
+        writeback.discarded(table)
+
+    def _let_go(self, offset: int, nbytes: int) -> None:
+        """A hole in the file; zeros where the file system makes none. Raises OSError."""
+        try:
             punch(self._fd, offset, nbytes)
         except OSError as error:
             if error.errno != errno.EOPNOTSUPP:
-                writeback.backup_failed(table, error.errno or errno.EIO)
-                if self._ending.wait(_RETRY_S):
-                    _log.error("backup.discard-given-up", path=str(self.path), reason=str(error))
-                    writeback.discarded(table)
-                return
+                raise
             with mmap.mmap(-1, _READ_BYTES) as zeros:
                 for at in range(0, nbytes, _READ_BYTES):
                     os.pwrite(self._fd, zeros[: min(_READ_BYTES, nbytes - at)], offset + at)
-        writeback.discarded(table)
-
-    def _tell(self) -> None:
-        assert self._loop is not None
-        try:
-            self._loop.call_soon_threadsafe(self._settle)
-        except RuntimeError:
-            self._ending.set()  # The loop is closed: nobody waits any more.
 
 
 def _open(path: Path, size: int, direct: bool, reserve: bool) -> int:

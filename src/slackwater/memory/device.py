@@ -9,12 +9,13 @@ they return, the table says so to every thread.
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import structlog
 from numpy.typing import NDArray
 
+from slackwater.common.background import Background
 from slackwater.common.errors import AccessRefused, Rejected, SlackwaterError, Unavailable
 from slackwater.memory import kernels as k
 from slackwater.memory.backup import Backup
@@ -30,7 +31,14 @@ _Read = Callable[[Pages, memoryview], Awaitable[None]]
 
 
 class Device:
-    def __init__(self, table: k.Table, backup: Backup, resilience: Resilience) -> None:
+    def __init__(
+        self,
+        table: k.Table,
+        backup: Backup,
+        resilience: Resilience,
+        background: Background | None = None,
+    ) -> None:
+        self.background = background or Background()
         self.table = table
         self.backup = backup
         self.resilience = resilience
@@ -48,7 +56,6 @@ class Device:
         self._flying: dict[int, Counter[int]] = {}
         """Span -> requests on a channel, by the list of members that they use."""
         self._landed: dict[int, list[asyncio.Future[None]]] = {}
-        self._sending: set[asyncio.Future[Any]] = set()
 
     @property
     def page_count(self) -> int:
@@ -210,9 +217,7 @@ class Device:
         last = first + int(disk[-1]) if len(disk) else -1
         held = first + np.flatnonzero(kinds == k.REMOTE)
         if len(held):
-            sending = asyncio.ensure_future(self._send(held))
-            self._sending.add(sending)
-            sending.add_done_callback(self._sending.discard)
+            sending = self.background.spawn(self._send(held))
             last = max(last, await asyncio.shield(sending))
         if last >= 0:
             await self.backup.written(last)
@@ -266,11 +271,7 @@ class Device:
                 self._land(entries, arrived=arrived)
                 self._settle(span, members)
             else:
-                holding = asyncio.ensure_future(
-                    self._hold(span, members, inside, entries, arrived=arrived)
-                )
-                self._sending.add(holding)
-                holding.add_done_callback(self._sending.discard)
+                self.background.spawn(self._hold(span, members, inside, entries, arrived=arrived))
         self.remote_written_pages += count * arrived
         return arrived
 
@@ -460,4 +461,4 @@ class Device:
 
     @property
     def backup_waiting_pages(self) -> int:
-        return int(self.table.words[k.HEAD] - self.table.words[k.TAKEN])
+        return self.backup.waiting_pages

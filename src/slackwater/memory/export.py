@@ -22,16 +22,15 @@ from typing import Any, Final
 
 import structlog
 
-from slackwater.common import codec, limits, resident
+from slackwater.common import codec, descriptors, limits, resident
+from slackwater.common.background import Background
 from slackwater.common.bus.access import Credentials
-from slackwater.common.bus.base import Delivery
 from slackwater.common.clock import Clock, LiveClock
 from slackwater.common.compiled import on_compiling
 from slackwater.common.effects import Publish
 from slackwater.common.errors import (
     ConfigRejected,
-    DecodeRejected,
-    Retryable,
+    Fatal,
     SlackwaterError,
     Unavailable,
 )
@@ -42,9 +41,12 @@ from slackwater.common.shell.definition import Port
 from slackwater.common.transport.negotiate import live_fabrics
 from slackwater.common.world import World, live_world
 from slackwater.memory import face
+from slackwater.memory import kernels as k
 from slackwater.memory.backup import Backup
 from slackwater.memory.core import DeviceCore
 from slackwater.memory.device import Device
+from slackwater.memory.discovery import find_slab_bytes, refuse_namesake
+from slackwater.memory.ending import Patience, end_by_force
 from slackwater.memory.figures import expose
 from slackwater.memory.lenders import Lenders
 from slackwater.memory.nbd.server import NbdServer
@@ -52,6 +54,7 @@ from slackwater.memory.prefetch import WINDOW_MAX
 from slackwater.memory.readahead import ReadAhead
 from slackwater.memory.resilience import resilience
 from slackwater.memory.spans import HOT, DeviceSettings
+from slackwater.memory.stall import Stall
 from slackwater.memory.store import PAGE_BYTES
 from slackwater.memory.table import counters, make_table
 from slackwater.memory.warm import warm
@@ -63,15 +66,16 @@ from slackwater.schemas.memory import (
     DeviceId,
     DeviceMap,
     DeviceRecord,
-    GetMap,
-    SlabdHeartbeat,
+    DeviceState,
     SpanInfo,
     SpanRecord,
 )
 
-_LOOK_S: Final = 2.5
-"""Longer than two heartbeats: a lender that is there has been heard by then."""
 _FACE_WAIT_S: Final = 2.0
+_WATCH_S: Final = 1.0
+_REASON_MAX: Final = 400
+_FORCE_S: Final = 5.0
+"""Threads that hang have so long after the device was given up."""
 _log = structlog.get_logger()
 
 
@@ -111,7 +115,8 @@ class Exporter:
         """Raises ConfigRejected."""
         _check(options, slab_bytes)
         self._node = _node(options)
-        strategy = resilience(options.resilience)
+        self.background = Background()
+        strategy = resilience(options.resilience, self.background)
         span_pages = strategy.span_pages(slab_bytes)
         pages = options.size_bytes // PAGE_BYTES
         self.options = options
@@ -120,17 +125,16 @@ class Exporter:
         self._clock = clock
         places = limits.AHEAD_PAGES if options.prefetch and options.socket is not None else 0
         table = make_table(pages, span_pages, backed=strategy.backup, places=places)
-        self.device = Device(
+        backup = Backup(
+            options.backup,
             table,
-            Backup(
-                options.backup,
-                table,
-                direct=options.direct,
-                delay_s=options.delay_s,
-                reserve=options.swap,
-            ),
-            strategy,
+            direct=options.direct,
+            delay_s=options.delay_s,
+            reserve=options.swap,
+            background=self.background,
         )
+        self.device = Device(table, backup, strategy, self.background)
+        self.stall = Stall(table)
         self.ahead = ReadAhead(self.device, options.prefetch)
         settings = DeviceSettings(
             id=DeviceId(options.id),
@@ -145,24 +149,29 @@ class Exporter:
         )
         self.core = DeviceCore(settings, slab_bytes, random.Random())
         self._post: Callable[[Any], None] = lambda event: None
-        hello = DeviceHello(
-            device=settings.id,
-            node=NodeId(self._node),
-            incarnation=int(clock.now_s() * 1000),
-            token=options.token,
-        )
         self.lenders = Lenders(
             self.core,
             self.device,
             live_fabrics(options.transport),
             clock,
-            codec.encode(hello),
+            self._hello(),
             publish=self._say,
             changed=lambda: self._post(face.MapChanged()),
             transport=options.transport,
         )
         self._server: NbdServer | None = None
-        self._measuring: asyncio.Task[None] | None = None
+        self._stopping = False
+        self._measuring: list[asyncio.Task[None]] = []
+
+    def _hello(self) -> bytes:
+        """What lenders are told of the device when a channel begins."""
+        message = DeviceHello(
+            device=self.core.settings.id,
+            node=NodeId(self._node),
+            incarnation=int(self._clock.now_s() * 1000),
+            token=self.options.token,
+        )
+        return codec.encode(message)
 
     # A life ---------------------------------------------------------------------------------------
 
@@ -175,18 +184,54 @@ class Exporter:
         if self._server is not None:
             self.ahead.start()
             self._server.start()
-        self._measuring = asyncio.ensure_future(self.lenders.run())
+        self._measuring = [
+            self.background.spawn(self.lenders.run()),
+            self.background.spawn(self._watch()),
+        ]
 
     async def close(self) -> None:
+        """In order, for as long as something moves. Raises Fatal, with everything closed that
+        could be, when requests or pages had to be given up."""
+        self._stopping = True
+        self._announce()
+        ending = Patience(self._progress)
         if self._server is not None:
-            await self._server.close()
-        await self.ahead.close()
-        if self._measuring is not None:
-            self._measuring.cancel()
-            await asyncio.gather(self._measuring, return_exceptions=True)
-        await self.lenders.rest()
-        await self.device.backup.close()
-        await self.lenders.close()
+            await ending.wait(self._server.close(), "requests of clients")
+        await ending.wait(self.ahead.close(), "prefetched pages")
+        for task in self._measuring:
+            task.cancel()
+        await asyncio.gather(*self._measuring, return_exceptions=True)
+        await ending.wait(self.lenders.rest(), "pages on their way to new slabs")
+        await ending.wait(self.device.backup.close(), "the backup file")
+        await ending.wait(self.lenders.close(), "lenders")
+        if ending.given_up:
+            self.background.cancel()
+            unwritten = self.device.backup_waiting_pages
+            why = (
+                f"device {self.options.id} was ended while it waited for "
+                f"{' and '.join(ending.given_up)}; {unwritten} pages are not in the backup file"
+            )
+            # Logged as well: where a thread hangs, the process is ended before the command says it.
+            _log.error("device.given-up", reason=why, unwritten_pages=unwritten)
+            raise Fatal(why)
+
+    def _progress(self) -> tuple[int, ...]:
+        words = self.device.table.words
+        requests = self._server.open_requests if self._server is not None else 0
+        moving = (k.TAIL, k.TAKEN, k.DISK_OPERATIONS)
+        return requests, *(int(words[word]) for word in moving)
+
+    async def _watch(self) -> None:
+        """Tell when the ring stands still, and when it moves again."""
+        loop = asyncio.get_running_loop()
+        while True:
+            before = self.stall.reason
+            reason = self.stall.look(loop.time())
+            if reason and not before:
+                _log.error("device.stuck", reason=reason)
+            elif before and not reason:
+                _log.info("device.moves-again")
+            await asyncio.sleep(_WATCH_S)
 
     def _backup_failed(self, reason: str) -> None:
         if reason:
@@ -227,6 +272,11 @@ class Exporter:
 
     def _say(self, effect: Publish) -> None:
         self._post(face.FactSaid(effect))
+
+    def _announce(self) -> None:
+        """Show the state at once: a device that ends may have no time for another heartbeat."""
+        subject = subjects.telemetry(face.SERVICE, self.options.id, "heartbeat")
+        self._say(Publish(subject, self.heartbeat(self._clock.now_s())))
 
     # What others see ------------------------------------------------------------------------------
 
@@ -275,8 +325,8 @@ class Exporter:
 
     def heartbeat(self, now_s: float) -> DeviceHeartbeat:
         seen = counters(self.device.table)
+        state, reason = self._condition()
         lenders = {member.lender for member in self.core.spans.all() if member.counts}
-        failed = self.device.backup.failed
         over_channels = self.device.remote_read_pages - self.device.remote_ahead_pages
         over_channels += seen["read_lane_pages"]
         hits = seen["prefetch_hit_pages"]
@@ -311,9 +361,19 @@ class Exporter:
             backup_waiting_pages=self.device.backup_waiting_pages,
             activity=round(float(self.core.activity.sum()), 3),
             export=str(self.options.socket or ""),
-            state="degraded" if failed else "serving",
-            reason=f"backup file: {os.strerror(failed)}" if failed else "",
+            state=state,
+            reason=reason[:_REASON_MAX],
         )
+
+    def _condition(self) -> tuple[DeviceState, str]:
+        """The state and its reason: what is worst comes first."""
+        if (failure := self.background.failure) is not None:
+            return "failed", str(failure)
+        if failed := self.device.backup.failed:
+            return "degraded", f"backup file: {os.strerror(failed)}"
+        if reason := self.stall.reason:
+            return "stuck", reason
+        return ("stopping", "") if self._stopping else ("serving", "")
 
 
 def _node(options: ExportOptions) -> str:
@@ -351,39 +411,6 @@ def _check(options: ExportOptions, slab_bytes: int) -> None:
         raise ConfigRejected(f"prefetch {options.prefetch}: give 0 to {limits.AHEAD_WINDOW_MAX}")
 
 
-async def refuse_namesake(url: str, id: str, credentials: Credentials | None = None) -> None:
-    """Two devices of one name would depose each other from their slab map, and be one to lenders.
-    Raises ConfigRejected when one is there, Unavailable when the bus is not."""
-    async with live_world(url, f"device-{id}", credentials=credentials) as world:
-        try:
-            await world.bus.request(
-                subjects.command(face.SERVICE, id, "map"), codec.encode(GetMap()), timeout_s=_LOOK_S
-            )
-        except Retryable:
-            return
-    raise ConfigRejected(f"id {id!r}: a device of this name is served already; give another id")
-
-
-async def find_slab_bytes(url: str, name: str, credentials: Credentials | None = None) -> int:
-    """The slab size of the cluster's lenders, as the first of them tells; 0: none is there. Raises
-    Unavailable when the bus is not there, ConfigRejected when it will not have us."""
-    heard: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-
-    async def hear(delivery: Delivery) -> None:
-        with contextlib.suppress(DecodeRejected):
-            beat = codec.decode(delivery.payload, SlabdHeartbeat, json=delivery.json)
-            if not heard.done():
-                heard.set_result(beat.slab_bytes)
-
-    async with live_world(url, name, credentials=credentials) as world:
-        await world.bus.subscribe(subjects.telemetries(service="slabd", what="heartbeat"), hear)
-        try:
-            async with asyncio.timeout(_LOOK_S):
-                return await heard
-        except TimeoutError:
-            return 0
-
-
 async def export(
     options: ExportOptions,
     url: str,
@@ -391,13 +418,14 @@ async def export(
     credentials: Credentials | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT. `ready` is called, and systemd told, once clients may
-    connect."""
+    connect. Raises Fatal when a part of the device fails, or when it cannot end in order."""
     _check(options, options.slab_bytes or limits.SLAB_BYTES_DEFAULT)
     notify = SdNotify.from_environment()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
+    descriptors.allow_all()  # Channels and lanes: of each lender a few, and one for each client.
     if options.swap:
         prepare_for_swap()  # Threads inherit it: so before there are any.
     try:
@@ -423,16 +451,22 @@ async def export(
             scraped = expose(
                 options.id, options.metrics_port, lambda: exporter.heartbeat(clock.now_s())
             )
-        shown = asyncio.ensure_future(exporter.show(url, stop, credentials))
+        shown = exporter.background.spawn(exporter.show(url, stop, credentials))
         ready(exporter)
         notify.ready()
-        await stop.wait()
+        await exporter.background.alongside(stop.wait())
     finally:
-        stop.set()
         notify.stopping()
         if scraped is not None:
             await asyncio.to_thread(scraped.close)
-        await exporter.close()
+        closing = asyncio.ensure_future(exporter.close())
+        await asyncio.sleep(0)  # Its state is said before the face ends.
+        stop.set()
+        try:
+            await closing
+        except Fatal:
+            end_by_force(_FORCE_S)
+            raise
         if shown is not None:
             await asyncio.gather(shown, return_exceptions=True)
         notify.close()

@@ -146,5 +146,6 @@ def definition(
             subjects.telemetries(service="slabd", what="heartbeat"): SlabdHeartbeat,
         },
         handlers={"seen": seen},
+        needs_all_records=True,  # A part of the slab map would be pages lost without a word.
         heartbeat=heartbeat,
     )

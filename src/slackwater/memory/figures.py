@@ -42,6 +42,7 @@ def levels(beat: DeviceHeartbeat) -> Iterator[Level]:
     yield Level("device_pages_per_s", {}, beat.activity)
     yield Level("device_backup_waiting_pages", {}, float(beat.backup_waiting_pages))
     yield Level("device_degraded", {}, float(beat.state == "degraded"))
+    yield Level("device_stuck", {}, float(beat.state == "stuck"))
 
 
 def expose(id: str, port: int, beat: Callable[[], DeviceHeartbeat]) -> metrics.Exposition:

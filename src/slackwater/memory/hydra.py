@@ -11,11 +11,12 @@ import asyncio
 from collections import deque
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from slackwater.common.background import Background
 from slackwater.common.errors import AccessRefused, Unavailable
 from slackwater.memory import fragments, gather
 from slackwater.memory.coding import Bytes, Code
@@ -24,13 +25,14 @@ from slackwater.memory.gather import Members, Near
 from slackwater.memory.late_binding import ReadPlan, WritePlan
 from slackwater.memory.store import Pages, PagesLost, RemoteMember
 
+T = TypeVar("T")
 DELTA: Final = 1
 """Members asked beyond k (FAST'22, section 4.1.2)."""
 _ROUNDS_MAX: Final = 8
 """Attempts to rebuild pages that are written again each time."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Write:
     """One that not every member has answered yet."""
 
@@ -46,7 +48,14 @@ class Hydra:
 
     backup = True
 
-    def __init__(self, name: str, code: Code, *, extra: int = DELTA) -> None:
+    def __init__(
+        self,
+        name: str,
+        code: Code,
+        *,
+        extra: int = DELTA,
+        background: Background | None = None,
+    ) -> None:
         self.name = name
         self.code = code
         self.width = code.width
@@ -58,13 +67,16 @@ class Hydra:
         """Requests that a member did not answer."""
         self.lost_pages = 0
         """That could not be made whole."""
+        self.background = background or Background()
         self._extra = extra
         self._pages = 0
         self._generation = 0
         self._ledger: dict[int, Generations] = {}
         """Span -> by page: the newest write; negative: it does not count yet; 0: none does."""
         self._near: dict[int, Near] = {}
-        self._writes: dict[int, list[_Write]] = {}
+        self._writes: dict[int, dict[int, _Write]] = {}
+        """Span -> by generation. They settle in any order: a channel has several streams, and
+        acknowledgements keep their order on each alone. No page is in two of them."""
         self._tasks: dict[int, set[asyncio.Task[Any]]] = {}
 
     def span_pages(self, slab_bytes: int) -> int:
@@ -200,7 +212,7 @@ class Hydra:
             pages, self._generation, WritePlan(able, self.needed),
             loop.create_future(), loop.create_future(),
         )  # fmt: skip
-        self._writes.setdefault(span, []).append(write)
+        self._writes.setdefault(span, {})[write.generation] = write
         for index in able:
             member = members[index]
             assert member is not None
@@ -238,14 +250,15 @@ class Hydra:
             ledger[ours] = write.generation if write.plan.acknowledged else 0
             write.decided.set_result(None)
         if write.plan.settled:
-            self._writes[span].remove(write)
+            del self._writes[span][write.generation]
             if not self._writes[span]:
                 del self._writes[span]
             write.settled.set_result(None)
 
     async def settled(self, span: int, pages: Pages) -> None:
         while True:
-            mine = [w for w in self._writes.get(span, ()) if np.isin(w.pages, pages).any()]
+            flying = self._writes.get(span, {}).values()
+            mine = [write for write in flying if np.isin(write.pages, pages).any()]
             if not mine:
                 return
             await asyncio.wait([w.settled for w in mine])
@@ -255,8 +268,8 @@ class Hydra:
         if tasks:
             await asyncio.wait(tasks)
 
-    def _begin(self, span: int, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        task = asyncio.get_running_loop().create_task(work)
+    def _begin(self, span: int, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        task = self.background.spawn(work)
         running = self._tasks.setdefault(span, set())
         running.add(task)
 

@@ -30,6 +30,7 @@ import msgspec
 import structlog
 
 from slackwater.common import limits
+from slackwater.common.background import Background
 from slackwater.common.bus.access import Credentials
 from slackwater.common.errors import (
     ConfigRejected,
@@ -182,11 +183,12 @@ class _KeeperThread(threading.Thread):
     def run(self) -> None:
         try:
             asyncio.run(self._live())
-        except (SlackwaterError, OSError) as error:
-            if self.ready.done():
-                _log.error("spill.ended", reason=str(error))
-            else:
+        except Exception as error:
+            if not self.ready.done():
                 self.ready.set_exception(error)
+                return
+            expected = isinstance(error, SlackwaterError | OSError)
+            _log.error("spill.ended", reason=repr(error), exc_info=None if expected else error)
 
     def stop(self) -> None:
         if self._loop is not None:
@@ -197,11 +199,11 @@ class _KeeperThread(threading.Thread):
     async def _live(self) -> None:
         self._ending = asyncio.Event()
         self._loop = asyncio.get_running_loop()
-        async with _opened(self._tiers, self._folders) as tiers:
+        async with _opened(self._tiers, self._folders) as (tiers, background):
             self._store = SpillStore(tiers, self._blobs_max)
             server = await asyncio.start_unix_server(self._serve, self._path)
             self.ready.set_result(None)
-            await self._ending.wait()
+            await background.alongside(self._ending.wait())
             server.close()
             for writer in self._writers.values():
                 writer.close()  # Its reader sees the end.
@@ -288,13 +290,14 @@ def _check(tiers: Tiers) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _opened(tiers: Tiers, folders: list[str]) -> AsyncIterator[list[Tier]]:
-    """`folders` gets what is to be removed at the end. Raises ConfigRejected, Unavailable,
-    OSError."""
+async def _opened(tiers: Tiers, folders: list[str]) -> AsyncIterator[tuple[list[Tier], Background]]:
+    """The tiers, and what runs for them unseen. `folders` gets what is to be removed at the end.
+    Raises ConfigRejected, Unavailable, OSError, and Fatal when something could not be ended."""
     made: list[Tier] = [MemoryTier(tiers.memory_bytes)] if tiers.memory_bytes else []
+    background = Background()
     async with contextlib.AsyncExitStack() as stack:
         if not (tiers.remote_bytes or tiers.disk_bytes):
-            yield made
+            yield made, background
             return
         folder = Path(tempfile.mkdtemp(prefix="slackwater-spill-", dir=tiers.folder))
         folders.append(str(folder))
@@ -312,10 +315,11 @@ async def _opened(tiers: Tiers, folders: list[str]) -> AsyncIterator[list[Tier]]
             known = tiers.credentials or Credentials.from_environment(os.environ)
             await asyncio.to_thread(warm)
             device = await stack.enter_async_context(device_within(options, tiers.url, known))
+            background = device.background
             made.append(RemoteTier(device))
         if tiers.disk_bytes:
             made.append(DiskTier(folder / "disk", tiers.disk_bytes))
-        yield made
+        yield made, background
 
 
 def _end(owner: int, thread: _KeeperThread, folders: list[str], socks: _Socks) -> None:

@@ -42,6 +42,7 @@ from slackwater.schemas.memory import LenderId, SlabdHeartbeat, SlabMapped
 
 TICK_S: Final = 1.0
 _STOP_S: Final = 2.0
+_TELL_AGAIN_S: Final = 10.0
 _log = structlog.get_logger()
 
 
@@ -71,7 +72,10 @@ class Lenders:
         self._changed = changed
         self._transport = transport
         self._loop = asyncio.get_running_loop()
+        self._background = device.background
         self._channels: dict[LenderId, Channel] = {}
+        self._told_s: dict[LenderId, float] = {}
+        """When it was logged last that a lender cannot be reached."""
         self._slabs: dict[int, RemoteSlab] = {}
         self._unpopulated: list[RemoteSlab] = []
         self._populating = False
@@ -92,7 +96,7 @@ class Lenders:
             "admit": self._admit,
             "suspend": self._suspend,
             "leave": self._leave,
-            "save": lambda: self._loop.call_soon(self._changed),
+            "save": lambda: self._loop.call_soon(self._background.guarded(self._changed)),
         }
 
     # A life ---------------------------------------------------------------------------------------
@@ -148,11 +152,13 @@ class Lenders:
             case StartTimer(key=key, at_s=at_s):
                 self._cancel(key)
                 delay_s = max(0.0, at_s - self._clock.now_s())
-                self._timers[key] = self._loop.call_later(delay_s, self._fire, key)
+                self._timers[key] = self._loop.call_later(
+                    delay_s, self._background.guarded(self._fire), key
+                )
             case CancelTimer(key=key):
                 self._cancel(key)
             case Publish():  # What is sent to lenders leaves before.
-                self._loop.call_soon(self._publish, effect)
+                self._loop.call_soon(self._background.guarded(self._publish), effect)
             case Log(event=event, fields=fields, level=level):
                 getattr(_log, level)(event, **fields)
             case _:
@@ -168,17 +174,10 @@ class Lenders:
         self.feed(TimerFired(key))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = self._loop.create_task(work)
+        task = self._background.spawn(work)
         self._tasks.add(task)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._tasks.discard)
         return task
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._loop.call_exception_handler(
-                {"message": "remote memory: a task failed", "exception": error, "task": task}
-            )
 
     # Channels -------------------------------------------------------------------------------------
 
@@ -191,10 +190,11 @@ class Lenders:
             fabric, address = choose(self._fabrics, addresses, forced=self._transport)
             channel = await fabric.connect(address, self._hello, deadline_s=limits.CONNECT_S)
         except SlackwaterError as error:
-            _log.warning("lender.unreachable", lender=lender, reason=str(error))
+            self._tell_unreachable(lender, str(error))
             self.feed(Disconnected(lender, str(error)))
             return
         self._channels[lender] = channel
+        self._told_s.pop(lender, None)
         reason = "the channel was closed"
         try:
             self.feed(Connected(lender))
@@ -209,6 +209,13 @@ class Lenders:
             # First nothing may use the channel, then it goes, with the memory mapped through it.
             self.feed(Disconnected(lender, reason))
             await channel.close()
+
+    def _tell_unreachable(self, lender: LenderId, reason: str) -> None:
+        """Now and then: it is tried several times a second."""
+        now_s = self._clock.now_s()
+        if lender not in self._told_s or now_s - self._told_s[lender] >= _TELL_AGAIN_S:
+            self._told_s[lender] = now_s
+            _log.warning("lender.unreachable", lender=lender, reason=reason)
 
     def _send(self, lender: LenderId, message: Message) -> None:
         channel = self._channels.get(lender)

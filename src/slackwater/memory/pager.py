@@ -25,6 +25,7 @@ import structlog
 from numpy.typing import NDArray
 
 from slackwater.common import limits
+from slackwater.common.background import Background
 from slackwater.common.errors import Retryable, SlackwaterError
 from slackwater.common.sparse import punch
 from slackwater.memory.prefetch import WINDOW_MAX, Leap
@@ -41,7 +42,8 @@ Bytes = NDArray[np.uint8]
 
 
 class Pager:
-    """`serve` until the program goes. Raises what makes it impossible to go on."""
+    """`serve` until the program goes, alongside `background`: what makes it impossible to go on is
+    told there."""
 
     def __init__(
         self,
@@ -52,6 +54,8 @@ class Pager:
         cache_pages: int,
         window: int = WINDOW_MAX,
         patience_s: float = limits.ARRAY_STORE_S,
+        *,
+        background: Background,
     ) -> None:
         """`memory`: the pager's own view of the array's bytes, in the file `memory_fd`."""
         pages = len(memory) // PAGE_BYTES
@@ -77,7 +81,8 @@ class Pager:
         self._written = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()
-        self._over: asyncio.Future[None] = self._loop.create_future()
+        self._background = background
+        self._over = asyncio.Event()
         self.missed = 0
         """Faults that waited for the store."""
         self.touched = 0
@@ -86,10 +91,11 @@ class Pager:
         self.evicted = 0
 
     async def serve(self) -> None:
-        self._loop.add_reader(self._faults.fd, self._on_faults)
+        """Return after `stop`."""
+        self._loop.add_reader(self._faults.fd, self._background.guarded(self._on_faults))
         self._start(self._write_back())
         try:
-            await self._over
+            await self._over.wait()
         finally:
             self._loop.remove_reader(self._faults.fd)
             for task in self._tasks:
@@ -97,22 +103,12 @@ class Pager:
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def stop(self) -> None:
-        if not self._over.done():
-            self._over.set_result(None)
+        self._over.set()
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        task = self._loop.create_task(work)
+        task = self._background.spawn(work)
         self._tasks.add(task)
-        task.add_done_callback(self._ended)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._fail(error)
-
-    def _fail(self, error: BaseException) -> None:
-        if not self._over.done():
-            self._over.set_exception(error)
+        task.add_done_callback(self._tasks.discard)
 
     # Faults ---------------------------------------------------------------------------------------
 
@@ -121,10 +117,9 @@ class Pager:
             for fault in self._faults.faults():
                 self._fault(fault)
         except OSError as error:
-            if error.errno == errno.ESRCH:  # The program is gone.
-                self.stop()
-            else:
-                self._fail(error)
+            if error.errno != errno.ESRCH:
+                raise
+            self.stop()  # The program is gone.
 
     def _fault(self, fault: Fault) -> None:
         page = self._faults.page(fault)

@@ -23,6 +23,7 @@ import numpy as np
 import structlog
 
 from slackwater.common import limits
+from slackwater.common.background import Background
 from slackwater.common.bus.access import Credentials
 from slackwater.common.errors import SlackwaterError
 from slackwater.memory.device import Device
@@ -114,15 +115,13 @@ class PagerProcess:
         self._beats = socket.socket(fileno=beats)
         self._faults = faults
         self._memory = memory
+        self._background = Background()
 
     async def run(self) -> None:
         reader, writer = await asyncio.open_unix_connection(sock=self._control)
-        beating = asyncio.ensure_future(self._beat())
+        beating = self._background.spawn(self._beat())
         try:
-            begin = msgspec.json.decode(await reader.readline(), type=Begin)
-            await asyncio.to_thread(warm)
-            async with device(begin) as store:
-                await self._page(begin, store, reader, writer)
+            await self._background.alongside(self._live(reader, writer))
         except (SlackwaterError, OSError) as error:
             _log.error("pager.failed", reason=str(error))
             with contextlib.suppress(OSError):
@@ -132,6 +131,12 @@ class PagerProcess:
         finally:
             beating.cancel()
             writer.close()
+
+    async def _live(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        begin = msgspec.json.decode(await reader.readline(), type=Begin)
+        await asyncio.to_thread(warm)
+        async with device(begin) as store:
+            await store.background.alongside(self._page(begin, store, reader, writer))
 
     async def _beat(self) -> None:
         """From the loop that does the work: when that is stuck, so is this."""
@@ -159,8 +164,9 @@ class PagerProcess:
             begin.cache_bytes // PAGE_BYTES,
             window=begin.window,
             patience_s=begin.patience_s,
+            background=self._background,
         )
-        answering = asyncio.ensure_future(self._answer(pager, store, reader, writer))
+        answering = self._background.spawn(self._answer(pager, store, reader, writer))
         try:
             writer.write(encode(Answer()))
             await pager.serve()
@@ -175,11 +181,12 @@ class PagerProcess:
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
     ) -> None:
-        while line := await reader.readline():
-            request = msgspec.json.decode(line, type=Request)
-            writer.write(encode(await self._one(pager, store, request)))
-            if isinstance(request, Close):
-                break
+        with contextlib.suppress(ConnectionError):  # The program is gone.
+            while line := await reader.readline():
+                request = msgspec.json.decode(line, type=Request)
+                writer.write(encode(await self._one(pager, store, request)))
+                if isinstance(request, Close):
+                    break
         pager.stop()
 
     async def _one(self, pager: Pager, store: Device, request: Request) -> Answer:

@@ -51,7 +51,8 @@ class ReadAhead:
         """Compiled code may ring from now on."""
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._table.shelf.words[shelf.BELL] = self._bell
-        asyncio.get_running_loop().add_reader(self._bell, self._rung)
+        rung = self._device.background.guarded(self._rung)
+        asyncio.get_running_loop().add_reader(self._bell, rung)
 
     async def close(self) -> None:
         """No client is there any more."""
@@ -85,7 +86,7 @@ class ReadAhead:
         """Requests are being served that had to wait; what is fetched ahead goes behind them."""
         if not self._due and self._table.shelf.words[shelf.NOTED]:
             self._due = True
-            asyncio.get_running_loop().call_soon(self.look)
+            asyncio.get_running_loop().call_soon(self._device.background.guarded(self.look))
 
     def _rung(self) -> None:
         assert self._bell is not None
@@ -135,7 +136,7 @@ class ReadAhead:
             return
         order = np.flatnonzero(got)[np.argsort(pages[got])]
         work = self._fetch(pages[order], places[order], tickets[order])
-        task = asyncio.get_running_loop().create_task(work)
+        task = self._device.background.spawn(work)
         self._fetches.add(task)
         self._coming.update(dict.fromkeys(reserved, task))
 

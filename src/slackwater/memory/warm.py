@@ -15,7 +15,7 @@ from slackwater.memory import filling, fragments, gather, shelf, stocking, write
 from slackwater.memory import kernels as k
 from slackwater.memory.nbd import lanes, serve
 from slackwater.memory.nbd import protocol as nbd
-from slackwater.memory.nbd.state import make_connection
+from slackwater.memory.nbd.state import lane_buffer, make_connection
 from slackwater.memory.replication import Copies
 from slackwater.memory.store import PAGE_BYTES
 from slackwater.memory.table import make_table, page_range
@@ -65,6 +65,7 @@ def _serve(table: k.Table, data: memoryview) -> None:
         state = make_connection(ours.fileno(), 8 * PAGE_BYTES, PAGE_BYTES, chunked=True)
         theirs.sendall(nbd.REQUEST.pack(nbd.REQUEST_MAGIC, 0, nbd.DISCONNECT, 0, 0, 0))
         serve.serve(table, state)
-        lanes.install(table, state.lanes, 0, 1, theirs.fileno())
+        buffer = lane_buffer()
+        lanes.install(table, state.lanes, 0, 1, theirs.fileno(), buffer.ctypes.data)
         lanes.drain(table, state)
         serve.send(state, k.address(data), 16)

@@ -9,15 +9,16 @@ from slackwater.common import limits
 from slackwater.common.bus.access import Credentials
 from slackwater.common.clock import LiveClock
 from slackwater.memory.device import Device
-from slackwater.memory.export import Exporter, ExportOptions, find_slab_bytes
+from slackwater.memory.discovery import find_slab_bytes
+from slackwater.memory.export import Exporter, ExportOptions
 
 
 @contextlib.asynccontextmanager
 async def device_within(
     options: ExportOptions, url: str, credentials: Credentials
 ) -> AsyncIterator[Device]:
-    """`url` "": no cluster, pages go to the backup file alone. Raises ConfigRejected,
-    Unavailable."""
+    """`url` "": no cluster, pages go to the backup file alone. Run what uses it alongside its
+    `background`. Raises ConfigRejected, Unavailable."""
     slab_bytes = options.slab_bytes
     if not slab_bytes and url:
         slab_bytes = await find_slab_bytes(url, f"device-{options.id}", credentials)
@@ -28,7 +29,7 @@ async def device_within(
     await exporter.start()
     try:
         if url:
-            shown = asyncio.ensure_future(exporter.show(url, stop, credentials))
+            shown = exporter.background.spawn(exporter.show(url, stop, credentials))
         yield exporter.device
     finally:
         stop.set()

@@ -109,13 +109,14 @@ class Cluster:
             while not true():  # noqa: ASYNC110  # A look from outside has no event to wait for.
                 await asyncio.sleep(0.005)
 
-    async def mapped(self, spans: int) -> None:
+    async def mapped(self, spans: int, seconds: float = 20.0) -> None:
         """All of the device's spans are in remote memory (touch them first), and what the file had
         of them is as well: a page that is written while it is on its way stays on the disk."""
         exporter = self.exporter
         assert exporter is not None
         await self.until(
-            lambda: exporter.device.mapped_spans == spans and not exporter.lenders._refills
+            lambda: exporter.device.mapped_spans == spans and not exporter.lenders._refills,
+            seconds,
         )
 
     async def close(self) -> None:
@@ -128,6 +129,7 @@ class Cluster:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, *self._lives, return_exceptions=True)
+        assert self.exporter is None or self.exporter.background.failure is None
 
 
 @pytest.fixture(scope="session", autouse=True)

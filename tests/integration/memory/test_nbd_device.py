@@ -10,7 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+import structlog
 
 from slackwater.common import limits
 from slackwater.common.errors import ConfigRejected, Unavailable
@@ -19,8 +21,7 @@ from slackwater.loadgen.memory.nbd_client import NbdClient
 from slackwater.memory import kernels as k
 from slackwater.memory import writeback
 from slackwater.memory.nbd import protocol as nbd
-from slackwater.memory.table import counters
-from slackwater.schemas.memory import SlabId
+from slackwater.memory.table import counters, page_range
 
 MIB = 1024 * 1024
 KINDS = pytest.mark.parametrize("kind", ["shm", "tcp"])
@@ -143,10 +144,40 @@ async def test_a_stopped_device_cannot_read_what_was_taken_from_it(cluster: Make
         lender = c.lenders[0]
         [slab] = lender.core.having("lent")
         exporter.lenders.feed = lambda event: None  # Deaf from now on.
-        await lender.slabs.let_go(SlabId(slab.id), slab.session, forced=True)
+        await lender.slabs.let_go(slab.id, slab.session, slab.generation, forced=True)
         await check(client, checker, range(0, 8))
         assert counters(exporter.device.table)["fenced"] > 0
         await client.close()
+
+
+async def test_a_lender_that_cannot_be_reached_is_logged_once_in_a_while(
+    cluster: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with cluster("shm") as c:
+        await c.lend(1)
+        lender, tried = c.lenders[0], 0
+        real = lender.heartbeat
+        nowhere = (("shm", str(c.folder / "nobody")),)
+        monkeypatch.setattr(
+            lender, "heartbeat",
+            lambda now_s: msgspec.structs.replace(real(now_s), addresses=nowhere),
+        )  # fmt: skip
+        with structlog.testing.capture_logs() as logs:
+            exporter = await c.export(1 * MIB)
+            connect = exporter.lenders._actions["connect"]
+
+            def count(**arguments: Any) -> None:
+                nonlocal tried
+                tried += 1
+                connect(**arguments)
+
+            exporter.lenders._actions["connect"] = count
+            async with asyncio.timeout(20):
+                while tried < 4:
+                    await exporter.device.write_pages(page_range(0, 1), memoryview(bytes(4096)))
+                    await asyncio.sleep(0.02)
+        told = [log for log in logs if log["event"] == "lender.unreachable"]
+        assert len(told) == 1
 
 
 async def test_a_cluster_without_room_serves_from_disk(cluster: Make) -> None:
@@ -322,6 +353,9 @@ async def test_hostile_clients_get_errors_and_stop_nobody(cluster: Make, raw: Ma
                 assert answer(sock) == (nbd.EINVAL, 5)
                 sock.sendall(request(99, 0, 4096, 6))
                 assert answer(sock) == (nbd.EINVAL, 6)
+                head = nbd.REQUEST_MAGIC, 1 << 9, nbd.WRITE, 8, 0, 512  # A flag nobody knows.
+                sock.sendall(nbd.REQUEST.pack(*head) + bytes(512))
+                assert answer(sock) == (nbd.EINVAL, 8)
                 sock.sendall(request(nbd.TRIM, 4096, 2**32 - 4096, 7))
                 assert answer(sock) == (nbd.EINVAL, 7)
                 sock.sendall(request(nbd.WRITE, 0, 2**32 - 1))  # No payload of that size is taken.
@@ -354,17 +388,54 @@ async def test_a_client_that_never_reads_stops_only_itself(cluster: Make, raw: M
         lazy.close()
 
 
-async def test_clients_beyond_the_bound_are_turned_away(cluster: Make) -> None:
+async def test_clients_beyond_the_bound_are_turned_away_and_told(
+    cluster: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "NBD_CONNECTIONS_MAX", 8)
     async with cluster("shm") as c:
         exporter = await c.export(1 * MIB)
-        clients = [await NbdClient.connect(exporter.options.socket) for _ in range(16)]
-        with pytest.raises(Unavailable):
+        clients = [await NbdClient.connect(exporter.options.socket) for _ in range(8)]
+        with pytest.raises(Unavailable, match="8 clients are served, and no more"):
             await NbdClient.connect(exporter.options.socket)
         for client in clients:
             await client.close()
         await c.until(lambda: exporter._server.clients == 0)
         again = await NbdClient.connect(exporter.options.socket)
         await again.close()
+
+
+async def test_clients_that_never_shake_hands_keep_nobody_out(
+    cluster: Make, raw: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are not counted as served, and the oldest of too many is cut off."""
+    monkeypatch.setattr(limits, "NBD_CONNECTIONS_MAX", 1)
+    monkeypatch.setattr(limits, "NBD_HANDSHAKES_MAX", 4)
+    async with cluster("shm") as c:
+        exporter = await c.export(1 * MIB)
+        with contextlib.ExitStack() as stack:
+            idle = [
+                stack.enter_context(await asyncio.to_thread(raw, exporter.options.socket))
+                for _ in range(8)
+            ]
+            client = await NbdClient.connect(exporter.options.socket)
+            await client.write(0, b"g" * 4096)
+            await asyncio.to_thread(ended, idle[0])
+            await client.close()
+
+
+async def test_no_thread_of_a_connection_outlives_its_device(cluster: Make) -> None:
+    async with cluster("shm") as c:
+        exporter = await c.export(1 * MIB)
+        clients = [await NbdClient.connect(exporter.options.socket) for _ in range(3)]
+        for client in clients:
+            await client.write(512, b"g" * 512)
+        of_clients = [t for t in threading.enumerate() if t.name.startswith("nbd")]
+        assert len(of_clients) == 6
+        for client in clients:
+            await client.close()
+        await exporter.close()
+        c.exporter = None
+        assert not any(thread.is_alive() for thread in of_clients)
 
 
 async def test_a_backup_of_another_size_or_in_use_is_refused(cluster: Make, tmp_path: Path) -> None:
@@ -485,7 +556,7 @@ async def test_a_slab_that_is_taken_away_amid_a_large_write(cluster: Make, raw: 
             table = exporter.device.table
             await c.until(lambda: counters(table)["written_mapped_pages"] >= 127)
             exporter.lenders.feed = lambda event: None  # Deaf from now on.
-            await lender.slabs.let_go(SlabId(slab.id), slab.session, forced=True)
+            await lender.slabs.let_go(slab.id, slab.session, slab.generation, forced=True)
             await asyncio.to_thread(sock.sendall, data[MIB // 2 :])
             assert await asyncio.to_thread(answer, sock) == (0, 1)
         assert counters(table)["fenced"] > 0

@@ -314,6 +314,33 @@ def test_the_slow_are_not_waited_for() -> None:
     simulated(run())
 
 
+@pytest.mark.parametrize("name", ["8+2", "2-copies"])
+def test_a_later_write_may_settle_before_an_earlier_one(name: str) -> None:
+    """A channel has several streams, and acknowledgements keep their order on each alone."""
+
+    async def run() -> None:
+        span, loop = Span(name), asyncio.get_running_loop()
+        failures: list[dict[str, Any]] = []
+        loop.set_exception_handler(lambda _, context: failures.append(context))
+        members = [member for member in span.members if member is not None]
+        for member in members:
+            member.delay_s = lambda: 5.0
+        early = asyncio.ensure_future(span.write(page_range(0, 2), some(2, 1)))
+        await asyncio.sleep(0.01)
+        for member in members:
+            member.delay_s = lambda: 0.001
+        await span.write(page_range(2, 3), some(3, 2))
+        async with asyncio.timeout(60):
+            await span.hydra.settled(SPAN, page_range(2, 3))
+            assert loop.time() < 1.0
+            await early
+            await span.hydra.settled(SPAN, page_range(0, PAGES))
+        assert await span.read(page_range(0, 5)) == some(2, 1) + some(3, 2)
+        assert failures == []
+
+    simulated(run())
+
+
 def test_data_fragments_are_asked_first_and_one_parity() -> None:
     async def run() -> None:
         span = Span()

@@ -47,7 +47,8 @@ class Played:
             ours.fileno(), 2 * SPAN_PAGES * PAGE_BYTES, 4 * 1024 * 1024, chunked=chunked
         )
         self.chunked = chunked
-        lanes.install(self.table, self.state.lanes, 0, ROAD, lane.fileno())
+        self.buffer = s.lane_buffer()
+        lanes.install(self.table, self.state.lanes, 0, ROAD, lane.fileno(), self.buffer.ctypes.data)
         self.items: list[list[int]] = []
         self.ended = -1
         self.thread = threading.Thread(target=self._run)

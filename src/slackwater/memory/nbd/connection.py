@@ -41,8 +41,8 @@ Item = NDArray[np.int64]
 
 
 class Connection:
-    """`on_end` is called on the event loop when client and items are done. `number` is of this
-    client alone."""
+    """`on_end` is called on the event loop when client and items are done; `admit` by the client's
+    thread, whether it may be served. `number` is of this client alone."""
 
     def __init__(
         self,
@@ -52,6 +52,7 @@ class Connection:
         ahead: ReadAhead,
         number: int,
         turn: asyncio.Lock,
+        admit: "Callable[[Connection], bool]",
         on_end: "Callable[[Connection], None]",
     ) -> None:
         self._sock = sock
@@ -60,6 +61,7 @@ class Connection:
         self._ahead = ahead
         self._number = number
         self._turn = turn
+        self._admit_us = admit
         self._on_end = on_end
         self._loop = asyncio.get_running_loop()
         self._answers: queue.SimpleQueue[tuple[bytes, Item] | None] = queue.SimpleQueue()
@@ -70,10 +72,15 @@ class Connection:
         self._left = False
         self._chunked = False
         self._allocation = False
-        self._thread = threading.Thread(target=self._run, name="nbd", daemon=True)
-        self._answering: threading.Thread | None = None
+        self._background = device.background
+        self._thread = self._background.thread(self._run, "nbd")
+        self._answering = self._background.thread(self._answer, "nbd-answers")
         self._lanes = LaneSet(device)
         self.state: s.Connection | None = None
+
+    @property
+    def open_requests(self) -> int:
+        return self._open
 
     def start(self) -> None:
         self._thread.start()
@@ -86,6 +93,11 @@ class Connection:
             self._left = True
             self._room.notify_all()
 
+    def give_up(self) -> None:
+        """Nothing that was begun is waited for any more."""
+        for task in self._tasks:
+            task.cancel()
+
     # The client's thread --------------------------------------------------------------------------
 
     def _run(self) -> None:
@@ -97,12 +109,16 @@ class Connection:
             reason = f"{error.strerror or error}"
         except (Rejected, TimeoutError) as error:
             reason = str(error)
-        _log.info("nbd.closed", reason=reason)
-        self._loop.call_soon_threadsafe(self._ended)
+        except BaseException as error:
+            reason = repr(error)
+            raise
+        finally:
+            _log.info("nbd.closed", reason=reason)
+            self._post(self._ended)
 
     def _shake_hands(self) -> bool:
         """True: on to the transmission. Raises Rejected for what is no NBD client."""
-        sock, shake = self._sock, Handshake(self._export)
+        sock, shake = self._sock, Handshake(self._export, lambda: self._admit_us(self))
         sock.settimeout(limits.NBD_HANDSHAKE_S)
         sock.sendall(shake.greeting())
         why = shake.client_flags(*nbd.CLIENT_FLAGS.unpack(self._exactly(nbd.CLIENT_FLAGS.size)))
@@ -142,9 +158,7 @@ class Connection:
             chunked=self._chunked,
             stream=self._number,
         )
-        threading.Thread(
-            target=self._answer, args=(state,), name="nbd-answers", daemon=True
-        ).start()
+        self._answering.start()
         try:
             return self._converse(state)
         finally:
@@ -167,16 +181,19 @@ class Connection:
                 case _:
                     return "the connection was closed"
 
+    def _post(self, function: Callable[..., object], *arguments: Any) -> None:
+        self._background.post(self._loop, function, *arguments)
+
     def _look_at_lanes(self, state: s.Connection) -> None:
         shared = state.lanes.shared
         if shared[s.SWEEP]:
             self._lanes.sweep(state.lanes)
         if shared[s.TELL]:
             shared[s.TELL] = 0
-            self._loop.call_soon_threadsafe(self._device.backup.settle_soon)
+            self._post(self._device.backup.settle_soon)
         if road := int(shared[s.WANTED]):
             shared[s.WANTED] = 0
-            self._loop.call_soon_threadsafe(self._lanes.want, road, state.lanes)
+            self._post(self._lanes.want, road, state.lanes)
 
     def _see_to_writes(self, state: s.Connection) -> None:
         """The client is gone; what it had taken in is on lanes still."""
@@ -185,14 +202,14 @@ class Connection:
             again = lanes.drain(self._device.table, state)
             items = state.items[: state.words[s.ITEMS]]
             self._begin_lost(items[_lost(items)].copy())
-        self._loop.call_soon_threadsafe(self._device.backup.settle_soon)
+        self._post(self._device.backup.settle_soon)
 
     def _begin_lost(self, items: Item) -> None:
         """They begin at once: nothing but the disk is waited for."""
         with self._room:
             self._open += len(items)
         for item in items:
-            self._loop.call_soon_threadsafe(lambda one: self._spawn(self._land_lost(one)), item)
+            self._post(lambda one: self._spawn(self._land_lost(one)), item)
 
     def _hand_over(self, state: s.Connection) -> bool:
         """Items go to the event loop; too many at once, and the client waits."""
@@ -214,7 +231,7 @@ class Connection:
             if not self._admit(items[first : first + count]):
                 return False
             part = slice(first, first + count)
-            self._loop.call_soon_threadsafe(self._begin, items[part], payloads[part])
+            self._post(self._begin, items[part], payloads[part])
             first += count
         return True
 
@@ -231,8 +248,10 @@ class Connection:
             self._open_bytes += nbytes
             return not self._left
 
-    def _answer(self, state: s.Connection) -> None:
+    def _answer(self) -> None:
         """The thread that sends what items have come to."""
+        state = self.state
+        assert state is not None
         while (entry := self._answers.get()) is not None:
             answer, items = entry
             sent = loop_.send(state, k.address(answer), len(answer))
@@ -274,7 +293,7 @@ class Connection:
         return self._ahead.coming(int(item[s.ITEM_OFFSET]) // PAGE_BYTES, count)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = self._loop.create_task(work)
+        task = self._background.spawn(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -408,7 +427,7 @@ class Connection:
 
     def _ended(self) -> None:
         """The client is gone: what it began goes on, its answers are for nobody."""
-        self._loop.create_task(self._finish())
+        self._background.spawn(self._finish())
 
     async def _finish(self) -> None:
         while self._tasks:
@@ -417,8 +436,8 @@ class Connection:
         self._answers.put(None)
         with contextlib.suppress(OSError):  # Wakes the thread that sends to one who does not read.
             self._sock.shutdown(socket.SHUT_RDWR)
-        if self._answering is not None:
-            await asyncio.to_thread(self._answering.join)
+        await self._answering.join()
+        await self._thread.join()
         self._sock.close()
         self._on_end(self)
 

@@ -4,6 +4,7 @@ One export; its name is not looked at where a client gives another than the defa
 unknown one is refused as the protocol wants it.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -35,6 +36,8 @@ class Handshake:
     """`transmitting` once an option has ended the negotiation, `over` once the client gave up."""
 
     export: Export
+    admit: Callable[[], bool] = lambda: True
+    """Asked when the client would be served: whether there is room for it."""
     zeroes: bool = True
     """The 124 zero bytes behind an old EXPORT_NAME's answer; a client may do without."""
     chunked: bool = False
@@ -57,7 +60,7 @@ class Handshake:
     def option(self, option: int, body: bytes) -> bytes:
         match option:
             case nbd.OPT_EXPORT_NAME:
-                if not self._known(body):
+                if not (self._known(body) and self.admit()):
                     self.over = True  # This option has no way to say no.
                     return b""
                 self.transmitting = True
@@ -117,6 +120,9 @@ class Handshake:
         if not self._known(name):
             why = f"no export {name[:64]!r}; there is {self.export.name!r}".encode()
             return nbd.option_reply(option, nbd.REP_ERR_UNKNOWN, why)
+        if option == nbd.OPT_GO and not self.admit():
+            told = f"{limits.NBD_CONNECTIONS_MAX} clients are served, and no more: end one of them"
+            return nbd.option_reply(option, nbd.REP_ERR_POLICY, told.encode())
         export = nbd.EXPORT.pack(nbd.INFO_EXPORT, self.export.size_bytes, FLAGS)
         sizes = nbd.BLOCK_SIZE.pack(
             nbd.INFO_BLOCK_SIZE, 1, PAGE_BYTES, limits.NBD_REQUEST_BYTES_MAX

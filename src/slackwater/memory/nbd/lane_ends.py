@@ -34,7 +34,7 @@ assert wire.REASON_BYTES_MAX + wire.HEADER_BYTES <= s.LANE_STAGING_BYTES
 
 @borrowing()
 def base(lanes, i):
-    return lanes.data.ctypes.data + i * s.LANE_BYTES
+    return lanes.words[i, s.BUFFER]
 
 
 @borrowing()
@@ -79,26 +79,32 @@ def _gathers(w):
 @borrowing()
 def push(lanes):
     """Send the requests that wait."""
-    for i in range(s.LANES):
+    for i in range(lanes.shared[s.USED]):
         w = lanes.words[i]
         if w[s.STATE] == s.UP and w[s.WAITING] and not _gathers(w):
             _push(lanes, i)
 
 
 @borrowing()
+def put_head(c, at, cookie, offset, length):
+    """The head of the answer to a read, which goes right before its data in a lane's buffer."""
+    s.head(c, c.lanes.head, 0, nbd.READ, cookie, 0, offset, length)
+    abi.copy(at, c.lanes.head.ctypes.data, s.head_bytes(c))
+
+
+@borrowing()
 def send_large(c):
     """Send large answers that were checked. False: the client is gone."""
-    for i in range(s.LANES):
+    for i in range(c.lanes.shared[s.USED]):
         w = c.lanes.words[i]
         if w[s.WHOLE] != s.CHECKED:
             continue
         row = c.lanes.asked[i, w[s.HEAD] & (s.DEPTH - 1)]
         length, cookie, offset = row[s.LENGTH], row[s.COOKIE], row[s.OFFSET]
-        large = i * s.LANE_BYTES + s.LARGE_AT
         room = s.head_bytes(c)
-        s.head(c, c.lanes.data, large - room, nbd.READ, cookie, 0, offset, length)
+        start = base(c.lanes, i) + s.LARGE_AT - room
+        put_head(c, start, cookie, offset, length)
         abi.lock(c.sync.ctypes.data)
-        start = c.lanes.data.ctypes.data + large - room
         sent = abi.send_all(c.words[s.FD], start, room + length)
         abi.unlock(c.sync.ctypes.data)
         w[s.WHOLE] = 0
@@ -156,7 +162,7 @@ def _receive(lanes, i, now_ns):
 def _listen(lanes, fds, count):
     """Lanes on which something is due, behind `count` descriptors; how many there are then, -1: one
     is broken, and there is no need to wait."""
-    for i in range(s.LANES):
+    for i in range(lanes.shared[s.USED]):
         w = lanes.words[i]
         if w[s.HEAD] == w[s.TAIL]:
             continue
@@ -184,7 +190,7 @@ def wait(c, client, limit_ns):
         return 0
     now_ns = abi.now_ns(clock)
     came = 0
-    for i in range(s.LANES):
+    for i in range(lanes.shared[s.USED]):
         w = lanes.words[i]
         if w[s.HEAD] == w[s.TAIL]:
             continue

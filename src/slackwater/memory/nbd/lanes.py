@@ -41,12 +41,14 @@ assert s.HEAD_BYTES <= wire.HEADER_BYTES
 
 
 @borrowing(cache=True)
-def install(t, lanes, i, road, fd):
-    """Lane `i`, which is none, leads along this road from now on."""
+def install(t, lanes, i, road, fd, buffer):
+    """Lane `i`, which is none, leads along this road from now on. `buffer`: the address of
+    LANE_BYTES that are its own."""
     kernels.lock(t)
     w = lanes.words[i]
     w[:] = 0
-    w[s.ROAD], w[s.LANE_FD], w[s.LOST_AT] = road, fd, -1
+    w[s.ROAD], w[s.LANE_FD], w[s.LOST_AT], w[s.BUFFER] = road, fd, -1, buffer
+    lanes.shared[s.USED] = max(lanes.shared[s.USED], i + 1)
     w[s.STATE] = s.UP
     kernels.unlock(t)
 
@@ -61,7 +63,7 @@ def way(t, lanes, first, count):
     road = t.road[span]
     if road == 0 or (first + count - 1) // t.words[kernels.SPAN_PAGES] != span:
         return -1
-    for i in range(s.LANES):
+    for i in range(lanes.shared[s.USED]):
         w = lanes.words[i]
         if w[s.ROAD] == road and w[s.STATE] == s.UP:
             return i
@@ -262,10 +264,9 @@ def _small(t, c, i, row, at):
         _give_back(c.lanes, c, i, row, 0)
         return
     cookie, offset, length = row[s.COOKIE], row[s.OFFSET], row[s.LENGTH]
-    data = c.lanes.data
-    begin = at - data.ctypes.data - s.head_bytes(c)
-    s.head(c, data, begin, nbd.READ, cookie, 0, offset, length)
-    s.part(c, data.ctypes.data + begin, s.head_bytes(c) + length)
+    begin = at - s.head_bytes(c)
+    ends.put_head(c, begin, cookie, offset, length)
+    s.part(c, begin, s.head_bytes(c) + length)
     _count(t, row)
     ends.over(c.lanes, i)
 
@@ -354,7 +355,7 @@ def settle(t, c):
     """Deal with every answer that is here, and with lanes that broke. True: there is more, once
     answers were sent and items taken."""
     again = False
-    for i in range(s.LANES):
+    for i in range(c.lanes.shared[s.USED]):
         if c.lanes.words[i, s.STATE] in (s.UP, s.BROKEN) and _settle_one(t, c, i):
             again = True
     return again
@@ -379,7 +380,7 @@ def drain(t, c):
     lanes = c.lanes
     c.words[s.ITEMS] = c.words[s.OUT] = c.words[s.PARTS] = 0
     while lanes.shared[s.UNDER_WAY]:
-        for i in range(s.LANES):
+        for i in range(lanes.shared[s.USED]):
             w = lanes.words[i]
             if w[s.HEAD] < w[s.TAIL] and not _writes(lanes, i):
                 lanes.shared[s.UNDER_WAY] -= w[s.TAIL] - w[s.HEAD]
@@ -392,7 +393,7 @@ def drain(t, c):
         settle(t, c)
         kernels.unlock(t)
         c.words[s.OUT] = c.words[s.PARTS] = 0
-        for i in range(s.LANES):
+        for i in range(lanes.shared[s.USED]):
             if lanes.words[i, s.WHOLE] == s.CHECKED:
                 lanes.words[i, s.WHOLE] = 0
                 ends.over(lanes, i)

@@ -33,6 +33,7 @@ REP_SERVER: Final = 2
 REP_INFO: Final = 3
 REP_META_CONTEXT: Final = 4
 REP_ERR_UNSUP: Final = 2**31 + 1
+REP_ERR_POLICY: Final = 2**31 + 2
 REP_ERR_INVALID: Final = 2**31 + 3
 REP_ERR_UNKNOWN: Final = 2**31 + 6
 REP_ERR_TOO_BIG: Final = 2**31 + 9
@@ -63,8 +64,11 @@ WRITE_ZEROES: Final = 6
 BLOCK_STATUS: Final = 7
 
 FUA: Final = 1
+NO_HOLE: Final = 2
 DONT_FRAGMENT: Final = 4
 REQ_ONE: Final = 8
+FLAGS_KNOWN: Final = FUA | NO_HOLE | DONT_FRAGMENT | REQ_ONE
+"""Of commands. FAST_ZERO is not offered, and so refused."""
 
 # The one context of BLOCK_STATUS
 ALLOCATION: Final = b"base:allocation"

@@ -136,8 +136,10 @@ def _take(t, c, at, offset, length, flags):
 
 
 @borrowing()
-def _refusal(c, kind, offset, length):
+def _refusal(c, kind, flags, offset, length):
     """The error of a request that no export of this size can serve; 0: none."""
+    if flags & ~nbd.FLAGS_KNOWN:
+        return nbd.EINVAL
     if kind == nbd.FLUSH:
         return 0
     if kind == nbd.READ and length > c.words[s.LENGTH_MAX]:
@@ -154,7 +156,7 @@ def _refusal(c, kind, offset, length):
 @inlined()
 def _one(t, c, at, kind, flags, offset, length):
     """One whole request. 0: it is dealt with; else what must happen first."""
-    error = _refusal(c, kind, offset, length)
+    error = _refusal(c, kind, flags, offset, length)
     if error == 0 and t.words[kernels.FAILED] and kind == nbd.WRITE:
         error = t.words[kernels.FAILED]
         if error != nbd.ENOSPC:
@@ -200,7 +202,7 @@ def _streams(t, c, flags, offset, length):
         length >= STREAM_BYTES
         and offset % PAGE_BYTES == 0
         and length % PAGE_BYTES == 0
-        and _refusal(c, nbd.WRITE, offset, length) == 0
+        and _refusal(c, nbd.WRITE, flags, offset, length) == 0
         and not t.words[kernels.FAILED]
     )
     c.words[s.WAY] = -1
@@ -238,6 +240,8 @@ def parse(t, c):
                 return GARBAGE  # Its payload cannot be taken in, and what follows not be found.
             whole += length
             if waiting < whole:
+                if c.words[s.ITEMS]:  # Their payloads lie in the buffer, which a stream moves.
+                    return HAS_ITEMS
                 return STREAM if _streams(t, c, flags, offset, length) else MORE
         status = _one(t, c, at, kind, flags, offset, length)
         if status:

@@ -6,7 +6,9 @@ import itertools
 import os
 import socket
 import stat
+import threading
 from pathlib import Path
+from typing import Final
 
 import structlog
 
@@ -18,6 +20,7 @@ from slackwater.memory.nbd.handshake import Export
 from slackwater.memory.readahead import ReadAhead
 from slackwater.memory.store import PAGE_BYTES
 
+_ACCEPT_AGAIN_S: Final = 1.0
 _log = structlog.get_logger()
 
 
@@ -30,45 +33,74 @@ class NbdServer:
         self._ahead = ahead
         self._numbers = itertools.count()
         self._export = Export(name, device.page_count * PAGE_BYTES)
-        self._connections: set[Connection] = set()
+        self._connections: dict[Connection, None] = {}
+        """The oldest first; those that shake hands among them."""
+        self._served: set[Connection] = set()
+        self._room = threading.Lock()
         self._turn = asyncio.Lock()
         self._quiet = asyncio.Event()
         self._quiet.set()
         self._sock = _listen(path)
         self._inode = os.stat(path).st_ino
         self._loop = asyncio.get_running_loop()
+        self._again: asyncio.TimerHandle | None = None
 
     @property
     def clients(self) -> int:
         return len(self._connections)
 
+    @property
+    def open_requests(self) -> int:
+        """Begun by the program for clients, and not answered."""
+        return sum(connection.open_requests for connection in self._connections)
+
     def start(self) -> None:
-        self._loop.add_reader(self._sock.fileno(), self._accept)
+        accept = self._device.background.guarded(self._accept)
+        self._loop.add_reader(self._sock.fileno(), accept)
 
     def _accept(self) -> None:
         try:
             sock, _ = self._sock.accept()
         except (BlockingIOError, ConnectionAbortedError):
             return
-        if len(self._connections) >= limits.NBD_CONNECTIONS_MAX:
-            _log.warning("nbd.refused", reason=f"{limits.NBD_CONNECTIONS_MAX} clients are served")
-            sock.close()
+        except OSError as error:  # No descriptor is left, say: those who are here are served on.
+            _log.error("nbd.not-accepted", reason=error.strerror)
+            self._loop.remove_reader(self._sock.fileno())
+            self._again = self._loop.call_later(_ACCEPT_AGAIN_S, self.start)
             return
+        shaking = [one for one in self._connections if one not in self._served]
+        for oldest in shaking[: max(0, len(shaking) + 1 - limits.NBD_HANDSHAKES_MAX)]:
+            oldest.hang_up()
         connection = Connection(
             sock, self._export, self._device, self._ahead, next(self._numbers), self._turn,
-            self._ended,
+            self._admit, self._ended,
         )  # fmt: skip
-        self._connections.add(connection)
+        self._connections[connection] = None
         self._quiet.clear()
         connection.start()
 
+    def _admit(self, connection: Connection) -> bool:
+        """Whether a client that has shaken hands is served; asked by its own thread."""
+        with self._room:
+            if len(self._served) >= limits.NBD_CONNECTIONS_MAX:
+                reason = f"{limits.NBD_CONNECTIONS_MAX} clients are served"
+                _log.warning("nbd.refused", reason=reason)
+                return False
+            self._served.add(connection)
+            return True
+
     def _ended(self, connection: Connection) -> None:
-        self._connections.discard(connection)
+        self._connections.pop(connection, None)
+        with self._room:
+            self._served.discard(connection)
         if not self._connections:
             self._quiet.set()
 
     async def close(self) -> None:
-        """No new client; those that are here are cut off, what they began is finished."""
+        """No new client; those that are here are cut off, what they began is finished. Cancelled:
+        it is given up."""
+        if self._again is not None:
+            self._again.cancel()
         self._loop.remove_reader(self._sock.fileno())
         self._sock.close()
         with contextlib.suppress(FileNotFoundError):
@@ -76,7 +108,12 @@ class NbdServer:
                 self.path.unlink()
         for connection in tuple(self._connections):
             connection.hang_up()
-        await self._quiet.wait()
+        try:
+            await self._quiet.wait()
+        except asyncio.CancelledError:
+            for connection in self._connections:
+                connection.give_up()
+            raise
 
 
 def _listen(path: Path) -> socket.socket:
@@ -96,7 +133,7 @@ def _listen(path: Path) -> socket.socket:
     old = os.umask(0o177)
     try:
         sock.bind(str(path))
-        sock.listen(limits.NBD_CONNECTIONS_MAX)
+        sock.listen(limits.NBD_HANDSHAKES_MAX)
         sock.setblocking(False)
     except OSError as error:
         sock.close()

@@ -6,6 +6,7 @@ Requests that the loop cannot finish become items, a row of numbers each, for th
 # numba infers the compiled functions' types itself, and its decorators mislead the type checker.
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,import-untyped"
 
+import mmap
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -86,7 +87,8 @@ BLOCKED: Final = 14  # the socket takes no more at present
 BULK_AT: Final = 15  # address of the body that follows the requests that wait
 BULK_LEFT: Final = 16  # ... bytes of it that have not left
 LOST_AT: Final = 17  # the last entry of a piece that was not acknowledged
-LANE_WORDS: Final = 18
+BUFFER: Final = 18  # address of its LANE_BYTES
+LANE_WORDS: Final = 19
 
 CHECKED: Final = 2
 
@@ -112,6 +114,7 @@ WANTED: Final = 1  # a road that pages lie at, and no lane leads along
 SWEEP: Final = 2  # some are to be closed
 TELL: Final = 3  # entries came off the ring that somebody may wait for
 CLOCK: Final = 4
+USED: Final = 7  # all lanes that there ever were have lower numbers
 POLL: Final = 8
 SHARED_WORDS: Final = POLL + 1 + LANES
 
@@ -122,13 +125,14 @@ LARGE_BYTES: Final = 1024 * 1024
 REQUESTS_AT: Final = LANE_STAGING_BYTES
 LARGE_AT: Final = REQUESTS_AT + REQUESTS_BYTES + 4096
 LANE_BYTES: Final = LARGE_AT + LARGE_BYTES
+"""A lane's buffer: answers that came, requests that wait, a large answer."""
 
 
 class Lanes(NamedTuple):
     words: NDArray[np.int64]  # by lane
     asked: NDArray[np.int64]  # by lane, number
     shared: NDArray[np.int64]
-    data: NDArray[np.uint8]  # by lane: answers that came, requests that wait, a large answer
+    head: NDArray[np.uint8]  # of an answer, until it is put before its data
 
 
 class Connection(NamedTuple):
@@ -159,11 +163,17 @@ def make_connection(
             np.zeros((LANES, LANE_WORDS), np.int64),
             np.zeros((LANES, DEPTH, ASKED_WORDS), np.int64),
             np.zeros(SHARED_WORDS, np.int64),
-            np.zeros(LANES * LANE_BYTES, np.uint8),
+            np.zeros(HEAD_BYTES, np.uint8),
         ),
         np.zeros((PARTS_MAX + 1, 2), np.int64),
         np.zeros(7, np.int64),
     )
+
+
+def lane_buffer() -> NDArray[np.uint8]:
+    """A lane's, zeroed; its pages come into being as they are touched, and go with it."""
+    private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    return np.frombuffer(mmap.mmap(-1, LANE_BYTES, private), np.uint8)
 
 
 @borrowing()

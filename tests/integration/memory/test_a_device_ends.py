@@ -1,0 +1,189 @@
+"""A device that cannot go on says so and ends: a part fails unseen, or its ring stands still."""
+
+import asyncio
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slackwater.common.errors import Fatal, Unavailable
+from slackwater.loadgen.memory.nbd_client import NbdClient
+from slackwater.memory import export
+from slackwater.memory.device import Device
+from slackwater.memory.ending import Patience
+from slackwater.memory.hydra import Hydra
+from slackwater.memory.stall import Stall
+
+MIB = 1024 * 1024
+Make = Callable[..., Any]
+
+
+async def test_a_task_that_fails_is_the_devices_state_and_end(
+    cluster: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One member's acknowledgement raises, in a task that nobody awaits."""
+
+    def arrived(self: Hydra, *_: object) -> None:
+        raise ValueError("injected")
+
+    async with cluster("tcp") as c:
+        await c.lend(2, slabs=2)
+        exporter = await c.export(MIB // 2, resilience="2-copies")
+        client = await NbdClient.connect(exporter.options.socket)
+        await client.write(0, bytes(4096))
+        await c.mapped(1)
+        monkeypatch.setattr(Hydra, "_arrived", arrived)
+        writing = asyncio.ensure_future(client.write(0, bytes(4096)))
+        with pytest.raises(Fatal, match=r"Hydra\._post failed: ValueError\('injected'\)"):
+            await exporter.background.alongside(asyncio.sleep(20))
+        beat = exporter.heartbeat(0.0)
+        assert (beat.state, "injected" in beat.reason) == ("failed", True)
+        monkeypatch.setattr(export, "Patience", partial(Patience, stuck_s=0.1))
+        c.exporter = None
+        with pytest.raises(Fatal, match="while it waited for requests of clients"):
+            await exporter.close()
+        await c.until(lambda: exporter._server.clients == 0)
+        with pytest.raises(Unavailable):
+            await writing
+        await client.close()
+        assert exporter.options.backup.stat().st_size == MIB // 2
+
+
+async def test_a_ring_that_stands_still_is_shown_until_it_moves(
+    cluster: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go = asyncio.Event()
+    hold = Device._hold
+
+    async def held(*arguments: Any, **named: Any) -> None:
+        await go.wait()
+        await hold(*arguments, **named)
+
+    monkeypatch.setattr(Device, "_hold", held)
+    monkeypatch.setattr(export, "Stall", partial(Stall, stuck_s=0.1))
+    monkeypatch.setattr(export, "_WATCH_S", 0.02)
+    async with cluster("shm") as c:
+        await c.lend(2, slabs=2)
+        exporter = await c.export(MIB // 2, resilience="2-copies")
+        client = await NbdClient.connect(exporter.options.socket)
+        await client.write(0, bytes(4096))
+        await c.until(lambda: exporter.device.mapped_spans == 1)
+        await client.write(4096, b"g" * 4096)
+        await c.until(lambda: exporter.heartbeat(0.0).state == "stuck")
+        assert "has waited for lenders of span 0" in exporter.heartbeat(0.0).reason
+        go.set()
+        await c.until(lambda: exporter.heartbeat(0.0).state == "serving")
+        await client.close()
+
+
+async def test_patience_lasts_as_long_as_something_moves() -> None:
+    moved = 0
+
+    async def slow() -> None:
+        nonlocal moved
+        for _ in range(10):
+            await asyncio.sleep(0.05)
+            moved += 1
+
+    async def never() -> None:
+        await asyncio.Event().wait()
+
+    patience = Patience(lambda: moved, stuck_s=0.3)
+    await patience.wait(slow(), "the slow one")
+    assert patience.given_up == []
+    for name in ("the first", "the second"):
+        await patience.wait(never(), name)
+    assert patience.given_up == ["the first", "the second"]
+
+
+PROGRAM = """
+    import asyncio, sys, threading
+    from slackwater.common import limits
+    limits.RING_STUCK_S = 1.0
+    from slackwater.memory.backup import Backup
+    from slackwater.memory.device import Device
+    from slackwater.memory.lenders import Lenders
+
+    async def failing_task(self):
+        raise ValueError("injected into a task")
+
+    def failing_thread(self):
+        raise ValueError("injected into a thread")
+
+    async def never(*_):
+        await asyncio.Event().wait()
+
+    def hanging_thread(self):
+        threading.Event().wait()
+
+    {patch}
+    from slackwater.cli.main import main
+    sys.argv = [
+        "slackwater", "memory", "export", "--size", "1M", "--slab-size", "1M", "--socket",
+        {socket!r}, "--url", "nats://127.0.0.1:9",
+    ]
+    main()
+"""
+
+
+def exported(folder: Path, patch: str) -> "subprocess.Popen[str]":
+    text = textwrap.dedent(PROGRAM).format(patch=patch, socket=str(folder / "nbd"))
+    return subprocess.Popen(
+        [sys.executable, "-c", text], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+@pytest.mark.parametrize(
+    ("patch", "reason"),
+    [
+        ("Lenders.run = failing_task", "injected into a task"),
+        ("Backup._write = failing_thread", "injected into a thread"),
+    ],
+)
+def test_the_process_exits_with_an_error_when_a_part_of_it_fails(
+    tmp_path: Path, patch: str, reason: str
+) -> None:
+    """A process starts and loads its compiled code: some seconds."""
+    process = exported(tmp_path, patch)
+    _, told = process.communicate(timeout=100)
+    assert process.returncode == 1
+    assert "background.failed" in told
+    assert f"failed: ValueError('{reason}')" in told.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("number", "patch", "given_up"),
+    [
+        (signal.SIGTERM, "Device.write_pages = Device.write_if = never", "requests of clients"),
+        (signal.SIGINT, "Backup._write = hanging_thread", "the backup file"),
+    ],
+)
+async def test_a_signal_ends_a_device_that_is_stuck(
+    tmp_path: Path, number: int, patch: str, given_up: str
+) -> None:
+    """It says what was not flushed. A process starts and waits in vain: some seconds."""
+    process = exported(tmp_path, patch)
+    assert process.stdout is not None
+    await asyncio.to_thread(process.stdout.readline)
+    client = await NbdClient.connect(tmp_path / "nbd")
+    writes: list[asyncio.Task[None]] = []
+    try:
+        writes = [asyncio.ensure_future(client.write(n * 4096 + 512, b"x" * 512)) for n in range(4)]
+        await asyncio.sleep(0.2)
+        process.send_signal(number)
+        _, told = await asyncio.to_thread(process.communicate, timeout=60)
+    finally:
+        process.kill()
+        await asyncio.gather(*writes, return_exceptions=True)
+        await client.close()
+    assert process.returncode == 1
+    assert "device.given-up" in told
+    assert "was ended while it waited for " in told
+    assert given_up in told
+    assert "pages are not in the backup file" in told
