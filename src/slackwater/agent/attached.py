@@ -29,6 +29,7 @@ from slackwater.common.slots.layout import (
     PUSHED,
     RANK_STRIDE,
     Geometry,
+    pages,
 )
 from slackwater.common.slots.region import Hyper, SlotRegion
 from slackwater.common.slots.rules import Floats
@@ -44,7 +45,6 @@ ELEMENT: Final[dict[str, np.dtype[Any]]] = {
     "bfloat16": np.dtype(np.uint16),
 }
 """bfloat16 travels as its bits: numpy knows no such type."""
-_LINE_BYTES: Final = 64
 _WORDS: Final = struct.Struct("<3Q")
 """Pushed iteration, bytes pushed, bytes pulled: side by side in a rank's block."""
 
@@ -145,12 +145,14 @@ class Staging:
 
     def __init__(self, elements: int, dtype: str) -> None:
         gradient_bytes = elements * ELEMENT[dtype].itemsize
-        first = -(-gradient_bytes // _LINE_BYTES) * _LINE_BYTES
-        region = Region.create(first + 2 * 4 * elements, "staging")
+        first, step = pages(gradient_bytes), pages(4 * elements)  # A window can show pages.
+        region = Region.create(first + 2 * step, "staging")
         weakref.finalize(self, region.close)
         self.gradient: Array = np.frombuffer(region.buffer, ELEMENT[dtype], elements)
-        flat = np.frombuffer(region.buffer, np.float32, 2 * elements, first)
-        self.parameters = [flat[:elements], flat[elements:]]
+        self.parameters = [
+            np.frombuffer(region.buffer, np.float32, elements, first + parity * step)
+            for parity in range(2)
+        ]
 
 
 class Staged:

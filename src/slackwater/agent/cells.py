@@ -135,10 +135,16 @@ class Cell:
         """The newest parameters that this worker has: what it can seed a bare region with."""
         if self.source is not None:
             return [self.parameters(position) for position in range(len(self.tensors))]
-        return [
-            initial[t.name] if t.name in initial else np.broadcast_to(np.float32(0.0), t.shape)
-            for t in self.tensors
-        ]
+        return [self._initial(spec, initial) for spec in self.tensors]
+
+    def _initial(self, spec: TensorSpec, initial: Mapping[str, Array]) -> Floats:
+        given = initial.get(spec.name)
+        if given is None:
+            return np.broadcast_to(np.float32(0.0), spec.shape)
+        if given.shape == spec.shape:
+            return given
+        first = self.layout.start
+        return given.reshape(-1)[first : first + prod(spec.shape)]
 
     def take_refusal(self, rank: int) -> GradientRefused | None:
         """The refused tensor must be pushed again; the bucket's others still stand in the slot."""

@@ -25,9 +25,11 @@ from typing import Any, Self
 from slackwater.agent.attached import Array
 from slackwater.agent.cells import Cell, check_gradient, read_tensors
 from slackwater.agent.dialing import forced_transport
+from slackwater.agent.divided import Divided
+from slackwater.agent.identity import access, identify
 from slackwater.agent.session import Session
 from slackwater.common import limits
-from slackwater.common.bus.access import Access, Credentials
+from slackwater.common.bus.access import Credentials
 from slackwater.common.errors import GradientRefused, Rejected
 from slackwater.common.slots.rules import RULES, Floats, Hyper
 from slackwater.common.transport.gpu import Device, copy_into, device_named
@@ -69,26 +71,23 @@ class Agent:
         Raises Rejected when the job cannot be had as described, DeadlineExceeded when it does not
         come about in time, Unavailable when nobody listens, ConfigRejected for `credentials`.
         """
-        self._identify(job, rank, workers)
+        identity = identify(job, rank, workers)
+        self.job, self.rank, self.workers, self._result_path = identity
         self._dtype, self._deadline_s, self._closed = gradient_dtype, deadline_s, False
         self._device = device_named(device) if device else None
         specs, values = read_tensors(tensors, groups or {}, self._device)
+        self._specs = specs
+        wanted = JobSpec(
+            id=self.job, model=model, workers=self.workers, servers=servers,
+            iterations=iterations, gradient_dtype=gradient_dtype, update=update or UpdateRule(),
+            consistency=consistency or "synchronous", staleness=staleness or 0,
+        )  # fmt: skip
         self._session = Session(
-            JobSpec(
-                id=self.job,
-                model=model,
-                workers=self.workers,
-                servers=servers,
-                iterations=iterations,
-                gradient_dtype=gradient_dtype,
-                update=update or UpdateRule(),
-                consistency=consistency or "synchronous",
-                staleness=staleness or 0,
-            ),
+            wanted,
             self.rank,
             specs,
             values,
-            _access(url, credentials),
+            access(url, credentials),
             submitted=self._result_path is not None,
             transport=forced_transport(transport, os.environ.get("SLACKWATER_TRANSPORT")),
             deadline_s=deadline_s,
@@ -97,16 +96,6 @@ class Agent:
         self._session.open()
         self._check_consistency(consistency, staleness)
         self._begin()
-
-    def _identify(self, job: str | None, rank: int | None, workers: int | None) -> None:
-        environment = os.environ
-        self.job: str = _given(job, environment.get("SLACKWATER_JOB"), "job")
-        self.rank = int(_given(rank, environment.get("SLACKWATER_RANK", "0"), "rank"))
-        self.workers = int(_given(workers, environment.get("SLACKWATER_WORKERS", "1"), "workers"))
-        if not 0 <= self.rank < self.workers:
-            raise Rejected(f"rank {self.rank} of {self.workers} workers; ranks count from 0")
-        started_by_us = environment.get("SLACKWATER_JOB") == self.job
-        self._result_path = environment.get("SLACKWATER_RESULT") if started_by_us else None
 
     def _check_consistency(self, consistency: str | None, staleness: int | None) -> None:
         plan = self._session.plan
@@ -141,6 +130,7 @@ class Agent:
             for cell in self._cells
             for position, spec in enumerate(cell.tensors)
         }
+        self._divided = self._find_divided()
         self._iteration = min(cell.iteration for cell in self._cells)
         newest = max(cell.iteration for cell in self._cells)
         self._retried = newest if newest > self._iteration else None
@@ -155,6 +145,24 @@ class Agent:
         self._behind = sum(cell.confirmed <= self._iteration for cell in self._cells)
         self._session.progress.first_iteration = self._iteration + 1
         self._ended_s = time.monotonic()
+
+    def _find_divided(self) -> dict[str, Divided]:
+        """Raises Rejected."""
+        parts: dict[str, list[Cell]] = {}
+        for cell in self._cells:
+            parts.setdefault(cell.tensors[0].name, []).append(cell)
+        divided = {
+            spec.name: Divided(spec, parts[spec.name])
+            for spec in self._specs
+            if len(parts.get(spec.name, ())) > 1
+        }
+        if divided and self._device is not None:
+            self._session.close(None)
+            raise Rejected(
+                f"job {self.job}: tensor {next(iter(divided))} is divided, which it cannot be on a "
+                "device: give the Agent none, or the controller divide_bytes = 0"
+            )
+        return divided
 
     # Push and pull --------------------------------------------------------------------------------
 
@@ -185,14 +193,25 @@ class Agent:
         Waits while the slot still holds the iteration before. After a GradientRefused, pushing the
         same iteration again is a retry: what was counted already is not counted twice.
         """
+        divided = self._divided.get(name)
         cell, position = self._place(name)
-        spec = cell.tensors[position]
+        spec = divided.spec if divided is not None else cell.tensors[position]
         if self._device is not None:
             gradient = _arrived(gradient, self._device)
         if gradient is not None:
             wrong = check_gradient(gradient, spec, self._dtype)
             if wrong:
                 raise GradientRefused(self.job, name, self.rank, cell.iteration + 1, wrong)
+        if divided is None:
+            self._push(cell, position, gradient, hyper)
+            return
+        flat = None if gradient is None else gradient.reshape(-1)
+        for part, first, end in divided.pieces:
+            self._push(part, 0, None if flat is None else flat[first:end], hyper)
+
+    def _push(
+        self, cell: Cell, position: int, gradient: Array | None, hyper: Mapping[str, float]
+    ) -> None:
         if self._is_counted(cell, position):
             self._standing.discard((cell.index, position))
             return
@@ -212,18 +231,25 @@ class Agent:
     def gradient_buffer(self, name: str) -> Any:
         """The tensor's place in the slot: produce the gradient there, then push(name). Ask for it
         anew in every iteration: a bucket that moved has another slot."""
+        cells = self._cells_of(name)
+        if any(not cell.settled or cell.refused is not None for cell in cells):
+            self._settle(cells)
+        if name in self._divided:
+            return self._divided[name].gradient()
         cell, position = self._place(name)
-        if not cell.settled or cell.refused is not None:
-            self._settle((cell,))
         view = cell.gradients[position]
         cell.lent[position] = view
         return self._presented(view)
 
     def pull(self, name: str, out: Any = None) -> Any:
         """The tensor's parameters after its last pushed iteration: a read-only view, or `out`."""
-        cell, position = self._place(name)
-        self._confirm((cell,))
-        view = cell.parameters(position)
+        self._confirm(self._places_of(name))
+        if name in self._divided:
+            view = self._divided[name].parameters()
+            view.flags.writeable = False
+        else:
+            cell, position = self._place(name)
+            view = cell.parameters(position)
         if out is None:
             return self._presented(view)
         whole = self._device is not None and self._device.is_array(out)
@@ -233,8 +259,10 @@ class Agent:
     def parameters_buffer(self, name: str) -> Any:
         """As `pull`, but without numpy's protection: for a binding whose tensors know none. Over
         shared memory it is the master copy, which is not to be written to."""
+        self._confirm(self._places_of(name))
+        if name in self._divided:
+            return self._divided[name].parameters()
         cell, position = self._place(name)
-        self._confirm((cell,))
         return self._presented(cell.buffer(position))
 
     def _presented(self, array: Any) -> Any:
@@ -245,9 +273,9 @@ class Agent:
         """Until the last pushed iteration of these tensors (None: of all) has been applied.
         Returns how many iterations have been waited for whole."""
         if names is None:
-            self._confirm(self._cells)
+            self._confirm((cell, at) for cell in self._cells for at in range(len(cell.tensors)))
         else:
-            self._confirm(tuple({id(c): c for c, _ in map(self._place, names)}.values()))
+            self._confirm(place for name in names for place in self._places_of(name))
         return self._iteration
 
     def ready(self, names: Iterable[str]) -> bool:
@@ -255,7 +283,8 @@ class Agent:
         waited for counts towards an iteration."""
         return all(
             (cell.version >= cell.iteration and cell.refused is None) or self._stands(cell)
-            for cell, _ in map(self._place, names)
+            for name in names
+            for cell in self._cells_of(name)
         )
 
     def step(self, gradients: Mapping[str, Array], **hyper: float) -> dict[str, Floats]:
@@ -288,6 +317,18 @@ class Agent:
             return self._places[name]
         except KeyError:
             raise Rejected(f"job {self.job} has no tensor {name!r}") from None
+
+    def _cells_of(self, name: str) -> tuple[Cell, ...]:
+        """One, unless the tensor is divided."""
+        divided = self._divided.get(name)
+        return divided.cells if divided is not None else (self._place(name)[0],)
+
+    def _places_of(self, name: str) -> Iterable[tuple[Cell, int]]:
+        """(bucket, which of its tensors): one, unless the tensor is divided."""
+        divided = self._divided.get(name)
+        if divided is None:
+            return (self._place(name),)
+        return tuple((cell, 0) for cell in divided.cells)  # A part is its bucket's first.
 
     def _is_counted(self, cell: Cell, position: int) -> bool:
         """While an iteration is being repeated: this tensor's push of it stands."""
@@ -330,15 +371,19 @@ class Agent:
                 self._retried = refused.iteration
                 raise refused
 
-    def _confirm(self, cells: Sequence[Cell]) -> None:
-        for cell in cells:
-            if len(cell.missing) < len(cell.tensors):
+    def _confirm(self, places: Iterable[tuple[Cell, int]]) -> None:
+        """A tensor that is not pushed yet is waited for as of the iteration before, whether or not
+        others of its bucket are pushed already."""
+        named: dict[int, Cell] = {}
+        for cell, position in places:
+            if position not in cell.missing:
                 names = [cell.tensors[position].name for position in sorted(cell.missing)]
                 raise Rejected(
                     f"job {self.job}: iteration {cell.iteration + 1} cannot be waited for before "
                     f"these tensors, which share a bucket, are pushed: {', '.join(names[:5])}"
                 )
-        cells = [cell for cell in cells if not self._stands(cell)]
+            named[cell.index] = cell
+        cells = [cell for cell in named.values() if not self._stands(cell)]
         needed_s = time.monotonic()
         self._settle(cells)
         for cell in cells:
@@ -404,17 +449,3 @@ def _arrived(gradient: Any, device: Device) -> Any:
     if gradient is None:
         device.await_program()
     return device.wrap(gradient) if device.is_array(gradient) else gradient
-
-
-def _access(url: str | None, credentials: Credentials | None) -> Access:
-    """What the program gives counts before the environment."""
-    found = _given(url, os.environ.get("SLACKWATER_URL"), "url")
-    return Access(found, credentials or Credentials.from_environment(os.environ))
-
-
-def _given(value: Any, fallback: Any, name: str) -> Any:
-    if value is not None:
-        return value
-    if fallback is None:
-        raise Rejected(f"Agent: no {name}; give it, or set SLACKWATER_{name.upper()}")
-    return fallback

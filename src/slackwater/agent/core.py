@@ -141,9 +141,9 @@ Effect = (
     | Fail
 )
 
-_ARRIVAL_WAITS_S: Final = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2)
-"""After a redirect, between attempts to attach where the bucket is being copied to; then the
-controller is asked."""
+_ARRIVAL_WAITS_S: Final = (0.002, 0.005, *(0.01,) * 10, *(0.02,) * 20, 0.1, 0.2)
+"""After a redirect, between attempts to attach where the bucket is being copied to: as short as
+what an iteration may lose by it. Then the controller is asked."""
 _SOON_S: Final = 0.2
 _SOON_ATTEMPTS: Final = 20
 _LOCATE_AFTER_FAILURES: Final = 2

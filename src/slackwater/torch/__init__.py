@@ -11,9 +11,9 @@ lie in the job's regions, `optimizer` when which is pushed and pulled. `prepared
 that: a data set whose samples are prepared once.
 """
 
-import os
 from typing import TYPE_CHECKING, Any
 
+from slackwater.agent.identity import RANK, WORKERS, number
 from slackwater.torch.optimizer import Optimizer
 
 if TYPE_CHECKING:
@@ -35,9 +35,9 @@ def __getattr__(name: str) -> Any:
 
 def rank() -> int:
     """Which worker of the job this process is; 0 where nobody said."""
-    return int(os.environ.get("SLACKWATER_RANK", "0"))
+    return number(RANK, 0)
 
 
 def size() -> int:
     """How many workers the job has; 1 where nobody said."""
-    return int(os.environ.get("SLACKWATER_WORKERS", "1"))
+    return number(WORKERS, 1)

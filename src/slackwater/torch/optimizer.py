@@ -15,7 +15,7 @@ import atexit
 import os
 import sys
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Any, Literal
 
@@ -112,9 +112,8 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]  # mypy does not r
 
         def before(tensors: list[Trained]) -> Callable[..., None]:
             def forward(module: torch.nn.Module, arguments: Any) -> None:
-                optimizer = this()
-                if optimizer is not None and any(t.stale for t in tensors):
-                    optimizer._adopt(tensors)
+                if (optimizer := this()) is not None:
+                    optimizer._wait_for(tensors)
 
             return forward
 
@@ -270,10 +269,16 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]  # mypy does not r
     def synchronize(self) -> None:
         """Wait until every step taken so far is in the model."""
         if self._joined:
-            self._adopt([tensor for tensor in self._all if tensor.stale])
+            self._wait_for(self._all)
 
-    def _adopt(self, tensors: Iterable[Trained]) -> None:
-        tensors = list(tensors)
+    def _wait_for(self, tensors: Iterable[Trained]) -> None:
+        """Those that are stale: others may be pushed by now, while a second forward of the same
+        step comes by what the first one left out."""
+        stale = [tensor for tensor in tensors if tensor.stale]
+        if stale:
+            self._adopt(stale)
+
+    def _adopt(self, tensors: Sequence[Trained]) -> None:
         for tensor in tensors:
             fault = tensor.fault
             if fault:

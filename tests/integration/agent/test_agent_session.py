@@ -296,7 +296,7 @@ def test_what_cannot_be_is_said_at_the_start(cluster: Any) -> None:
         ({"tensors": {}}, "without tensors"),
         ({"tensors": {"w": (0,)}}, "extents must be whole"),
         ({"tensors": {"w": np.zeros(3)}}, "parameters are float32"),
-        ({"job": None}, "no job"),
+        ({"job": None}, "not a worker of a job"),
     ]:
         with pytest.raises(Rejected, match=said):
             agent(**options)

@@ -1,112 +1,84 @@
-"""The binding without a cluster: an Agent that is its own aggregator, by the plain definition of
-the rules, and that makes reading too early or too late visible."""
+"""The binding without a cluster: the real Agent on an aggregator in this process, which makes
+reading too early or too late visible."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import numpy as np
 import pytest
-
-from slackwater.agent.attached import ELEMENT
-from slackwater.common.slots.rules import RULES, Hyper, scalars, step, widen
 
 pytest.importorskip("torch", reason="needs the extra `torch`: make setup-torch")
 
+from tests.in_process import InProcess
 
-class LocalAgent:
-    """One worker. Two parameter buffers take turns; the one that is to be written next is spoiled
-    as soon as it may be, so that whoever still reads it is found out."""
+from slackwater.agent import Agent
 
-    made: "LocalAgent"
-    failing: Exception | None = None
 
-    def __init__(
-        self,
-        *,
-        tensors: dict[str, Any],
-        groups: dict[str, int],
-        gradient_dtype: str,
-        update: Any,
-        submitted_rule: str = "",
-        job: str = "local",
-        deadline_s: float = 1.0,
-    ) -> None:
-        self.job = job
-        self.rule = submitted_rule or update.name
-        self.iteration = 0
-        self.update, self.groups, self.deadline_s = update, groups, deadline_s
-        self.tensors = list(tensors)
-        self.buffers = {
-            name: [np.array(value, np.float32), np.full(value.shape, np.nan, np.float32)]
-            for name, value in tensors.items()
-        }
-        self.slots = {
-            name: np.zeros(value.shape, ELEMENT[gradient_dtype]) for name, value in tensors.items()
-        }
-        self.states: dict[str, Any] = {
-            name: tuple(np.zeros(value.shape, np.float32) for _ in range(RULES[self.rule].states))
-            for name, value in tensors.items()
-        }
-        self.version = dict.fromkeys(tensors, 0)
-        self.pushed = dict.fromkeys(tensors, 0)
+class LoggedAgent(Agent):
+    """Remembers what the binding did."""
+
+    def __init__(self, **options: Any) -> None:
         self.log: list[str] = []
-        self.hypers: list[tuple[str, dict[str, float]]] = []
         self.closed: Any = None
         self.left = False
-        LocalAgent.made = self
+        Local.agents.append(self)
+        super().__init__(**{"job": "local", "deadline_s": 10.0} | options)
 
-    def gradient_buffer(self, name: str) -> Any:
-        return self.slots[name]
-
-    def push(self, name: str, gradient: None, **hyper: float) -> None:
-        assert gradient is None
+    def push(self, name: str, gradient: Any = None, **hyper: float) -> None:
         self.log.append(f"push {name}")
-        assert self.pushed[name] == self.version[name], "the slot is not free yet"
-        self.pushed[name] += 1
-        self.hypers.append((name, hyper))
+        super().push(name, gradient, **hyper)
 
-    def wait(self, names: Iterable[str]) -> int:
-        for name in names:
-            self.log.append(f"wait {name}")
-            if self.pushed[name] > self.version[name]:
-                self._update(name)
-        self.iteration = min(self.version.values())
-        return self.iteration
-
-    def _update(self, name: str) -> None:
-        if LocalAgent.failing is not None:
-            raise LocalAgent.failing
-        old, new = self.version[name] & 1, 1 - (self.version[name] & 1)
-        hyper = next(h for n, h in reversed(self.hypers) if n == name)
-        k = scalars(Hyper(**{"learning_rate": 0.0} | hyper), self.version[name] + 1, 1)
-        parameters, self.states[name] = step(
-            self.rule, widen(self.slots[name]), self.buffers[name][old], self.states[name], k
-        )
-        self.buffers[name][new][...] = parameters
-        self.version[name] += 1
-        self.slots[name].fill(77)
-
-    def parameters_buffer(self, name: str) -> Any:
-        version = self.version[name]
-        if version:
-            self.buffers[name][1 - (version & 1)].fill(np.nan)
-        return self.buffers[name][version & 1]
+    def wait(self, names: Iterable[str] | None = None) -> int:
+        names = list(self.tensors if names is None else names)
+        self.log += [f"wait {name}" for name in names]
+        return super().wait(names)
 
     def close(self, result: Any = None) -> None:
         self.closed = result
+        super().close(result)
 
     def __exit__(self, *details: Any) -> None:
         self.left = True
+        super().__exit__(*details)
+
+    # What a test looks at -------------------------------------------------------------------------
+
+    def group(self, name: str) -> int:
+        cell, position = self._places[name]
+        return cell.tensors[position].group
+
+    def master(self, name: str) -> Any:
+        """The newest parameters, as the aggregator has them."""
+        cell, position = self._places[name]
+        return cell.buffer(position)
+
+    def version(self, name: str) -> int:
+        return self._places[name][0].version
+
+
+class Local:
+    """The cluster, and the Agents that were made."""
+
+    agents: list[LoggedAgent] = []  # noqa: RUF012  # Emptied for each test.
+
+    def __init__(self, cluster: InProcess) -> None:
+        self.cluster = cluster
+
+    @property
+    def made(self) -> LoggedAgent:
+        return self.agents[-1]
 
 
 @pytest.fixture(autouse=True)
-def local(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[LocalAgent]]:
+def local(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Local]:
+    """`request.param`: from which size on a tensor has a bucket of its own."""
     import slackwater.torch.optimizer as binding
 
-    monkeypatch.setattr(binding, "Agent", LocalAgent)
+    cluster = InProcess(**({"bucket_bytes": request.param} if hasattr(request, "param") else {}))
+    cluster.take_part(monkeypatch)
+    monkeypatch.setattr(binding, "Agent", LoggedAgent)
     kept: list[Any] = []  # As the interpreter keeps them.
     monkeypatch.setattr(binding.atexit, "register", kept.append)
     monkeypatch.setattr(binding, "_watch_for_crash", lambda: None)
-    LocalAgent.failing = None
-    yield LocalAgent
-    LocalAgent.failing = None
+    Local.agents = []
+    yield Local(cluster)
+    Local.agents = []
