@@ -8,9 +8,11 @@ kernel's measured speed, and then by what a cluster's profiler says of a job of 
 """
 
 import time
+from dataclasses import dataclass
 
 import numpy as np
 
+from slackwater.common.slots.layout import folded_bytes
 from slackwater.common.slots.rules import Hyper, scalars
 from slackwater.loadgen import models
 from slackwater.loadgen.replay.workload import COMPUTE_S, UPDATE
@@ -27,6 +29,7 @@ PROBE_S = 5.0
 """It trains at least so long, however short its iterations: profiling takes time."""
 ELEMENTS = 8 * 2**20
 WORKERS = 2
+ELEMENT_BYTES = 4
 REPEATS = 7
 BYTES_SCALE_MAX = 1.0
 
@@ -56,3 +59,24 @@ def bytes_scale(cpu_share: float, time_scale: float = 1.0, duty: float = DUTY) -
     budget_s = duty * cpu_share * COMPUTE_S[REFERENCE] * time_scale
     elements = models.parameters(models.tensors(REFERENCE))
     return min(BYTES_SCALE_MAX, round(budget_s / (fold_s_per_element() * elements), 3))
+
+
+@dataclass(frozen=True, slots=True)
+class Charge:
+    """What a fold is charged for each byte that it goes through (AggregatorConfig), and the scale
+    of the tensors with which that keeps a job as busy as it shall be."""
+
+    ns_per_byte: float
+    bytes_scale: float
+
+
+def charge(cpu_share: float, compute_s: float, duty: float, margin: float) -> Charge:
+    """A charge of `margin` times what a fold costs on this machine now, and the scale at which a
+    2-worker job of REFERENCE that computes for `compute_s` keeps `duty` of a `cpu_share` server
+    busy."""
+    per_element_s = margin * fold_s_per_element()
+    elements = models.parameters(models.tensors(REFERENCE))
+    scale = min(BYTES_SCALE_MAX, round(duty * cpu_share * compute_s / per_element_s / elements, 4))
+    # Rounding the scale, or its bound, shall not change the duty.
+    per_element_s = duty * cpu_share * compute_s / scale / elements
+    return Charge(1e9 * per_element_s / folded_bytes(ELEMENT_BYTES, WORKERS), scale)

@@ -58,7 +58,7 @@ remedy shows, one that counts."""
 TIME_SCALE: Final = 0.5
 """Of computing times; those of a cell that iterates faster than FAST_S stay as they are."""
 FAST_S: Final = 0.2
-PHASES: Final = Phases(baseline_iterations=12, only_stable=True)
+PHASES: Final = Phases(only_stable=True)
 
 
 @dataclass(frozen=True)
@@ -212,7 +212,7 @@ def result(cell: Cell, outcome: Outcome) -> CellResult:
         verified=outcome.verified,
         reverts=sum(row.reverts for row in figures),
         migrations=sum(row.migrations for row in figures),
-        doubts=unfinished(figures) + outcome.mismatches,
+        doubts=unfinished(figures) + list(outcome.mismatches.values()),
     )
     if cell.figure == "figure 7":
         if losses:

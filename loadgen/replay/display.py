@@ -1,13 +1,13 @@
-"""The live display of a replay: jobs and their speeds, the scaling timeline (aggregators in use
-against servers asked for), and what happened last."""
+"""The live display of a replay: what each job does and how fast, the scaling timeline (aggregators
+in use against servers asked for), and what happened last. Off a terminal: a line an event."""
 
 from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from slackwater.loadgen.replay.story import story
-from slackwater.loadgen.replay.timeline import Timeline
+from slackwater.loadgen.replay.story import story, whereabouts
+from slackwater.loadgen.replay.timeline import JobTrack, Timeline
 
 RECENT = 8
 WIDTH = 72
@@ -16,35 +16,54 @@ _BARS = " ▁▂▃▄▅▆▇█"
 
 
 def render(phase: str, timeline: Timeline, now_s: float) -> RenderableType:
-    """Pure: a picture of the timeline at `now_s`."""
+    """A picture of the timeline at `now_s`. Pure."""
     table = Table(title=f"{phase} · {now_s - timeline.started_s:.0f} s", title_justify="left")
     table.add_column("job")
-    table.add_column("state")
+    table.add_column("what it does", min_width=34)
     table.add_column("progress", width=24)
     table.add_column("iterations", justify="right")
     table.add_column("it/s", justify="right")
-    table.add_column("last event")
+    table.add_column("of its speed alone", justify="right")
+    homes = whereabouts(timeline)
     for id, track in timeline.tracks.items():
-        last = track.facts[-1][1] if track.facts else ""
+        speed = track.speed(now_s) if track.ended_s is None else 0.0
+        alone_s = track.alone_s
         table.add_row(
             id,
-            track.state,
+            doing(id, track, timeline, homes),
             ProgressBar(total=track.spec.iterations, completed=track.reported, width=22),
             f"{track.reported}/{track.spec.iterations}",
-            f"{track.speed(now_s):.2f}" if track.ended_s is None else "-",
-            last,
+            f"{speed:.2f}" if speed else "-",
+            f"{min(1.0, speed * alone_s):.0%}" if speed and alone_s else "-",
         )
-    totals = Text(
-        f"aggregators in use {timeline.in_use} · servers asked for {timeline.required_now} · "
-        f"moved {timeline.bytes_moved / 1e6:,.0f} MB · "
-        f"migrations {sum(m.fact == 'finished' for m in timeline.migrations.values())}"
-    )
-    return Group(table, *scaling(timeline, now_s), totals, *happenings(timeline))
+    return Group(table, *scaling(timeline, now_s), *happenings(timeline))
+
+
+def doing(id: str, track: JobTrack, timeline: Timeline, homes: dict[str, tuple[str, ...]]) -> str:
+    """A job's state in words that need no glossary."""
+    if track.ended_s is not None:
+        return track.state
+    where = homes.get(id, ())
+    if not where:
+        return "is starting" if track.state == "running" else "waits for its turn"
+    if any(m.job == id and m.ended_s is None for m in timeline.migrations.values()):
+        return f"is being moved to {', '.join(where)}"
+    if track.profile is None:
+        return f"is measured alone on {', '.join(where)}"
+    others = [
+        other
+        for other, places in homes.items()
+        if other != id and timeline.tracks[other].ended_s is None and set(places) & set(where)
+    ]
+    if others:
+        return f"shares {', '.join(where)} with {', '.join(others)}"
+    return f"has {', '.join(where)} for itself"
 
 
 def scaling(timeline: Timeline, now_s: float) -> list[Text]:
     """Aggregators in use and servers asked for over the replay so far, one column a moment; below,
-    marks where an assignment was reverted (x), an aggregator added (+) or released (-)."""
+    marks where a slow-down was found (!), a job was moved away (x), an aggregator added (+) or
+    released (-)."""
     begun_s, span_s = timeline.started_s, max(now_s - timeline.started_s, 1e-9)
     moments_s = [begun_s + span_s * (column + 1) / WIDTH for column in range(WIDTH)]
     lines = []
@@ -71,14 +90,11 @@ def _level(steps: list[tuple[float, int]], at_s: float) -> int:
 
 def happenings(timeline: Timeline) -> list[Text]:
     """The newest events, oldest first."""
-    return [
-        Text(f"{each.at_s - timeline.started_s:6.1f} s  {each.text}", style="dim")
-        for each in story(timeline)[-RECENT:]
-    ]
+    return [Text(each, style="dim") for each in news(timeline, 0)[-RECENT:]]
 
 
 def line(phase: str, timeline: Timeline, now_s: float) -> str:
-    """The same for a log or a pipe: one line."""
+    """How far the jobs are, in one line."""
     jobs = ", ".join(
         f"{id} {track.reported}/{track.spec.iterations}"
         for id, track in timeline.tracks.items()
@@ -90,9 +106,8 @@ def line(phase: str, timeline: Timeline, now_s: float) -> str:
     )
 
 
-def news(phase: str, timeline: Timeline, told: int) -> list[str]:
-    """What happened since `told` events were, for a log."""
+def news(timeline: Timeline, told: int) -> list[str]:
+    """What happened since `told` events were, a line each."""
     return [
-        f"{phase} {each.at_s - timeline.started_s:.1f} s: {each.text}"
-        for each in story(timeline)[told:]
+        f"{each.at_s - timeline.started_s:6.1f} s  {each.text}" for each in story(timeline)[told:]
     ]

@@ -1,22 +1,30 @@
 """From timelines to figures: CPU reduction, losses of training speed, duty cycles. Pure.
 
 Definitions. *Standalone*: the job alone, on as many aggregators as it asked servers for, under the
-same CPU shares; its speed is the median iteration. *Loss* is 1 - standalone / shared, where shared
-is the median iteration in steady windows: those under a placement that the controller kept. Left
-out are the job's own profiling and migrations, and, for every job of the cluster, the time between
-an assignment and its revert; the *whole-life* loss has them all in. Of jobs that are to be
-compared while all of them share, only the *stable* time counts: all are placed for good, none has
-ended (figures 8 and 9 of the paper).
+same CPU shares. *Static*: a twin on servers of its own, beside the jobs that share, in the very
+seconds that the job's own figures are from; what else the machine does slows both. *Loss* is that
+of samples per second: 1 - static / shared (standalone where no twin was played), both the mean
+iteration, in which the slowest twentieth counts as much as the slowest of the others
+(common/iterations.py); shared is the mean over steady windows: those under a placement that the
+controller kept. Left out are the job's own profiling and migrations, and, for every job of the
+cluster, the time between an assignment and its revert; the *whole-life* loss has them all in. Of
+jobs that are to be compared while all of them share, only the *stable* time counts: all are placed
+for good, none has ended (figures 8 and 9 of the paper).
 """
 
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from slackwater.common.iterations import mean_s
 from slackwater.loadgen.replay.timeline import Iteration, JobTrack, Timeline, integral
 
 WARM_UP_ITERATIONS = 2
+UNDERCHARGED_MAX = 0.2
+"""With more of its folds undercharged, the machine was too slow for the charge."""
 LOSS_LIMIT = 0.1
+UNDONE = frozenset({"reverted", "expanded", "protected"})
+"""Causes of migrations that take back, for a loss, what an assignment had saved."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +42,7 @@ class JobFigures:
     steady_iterations: int
     loss: float | None
     loss_whole_life: float | None
-    loss_against_static: float | None
+    loss_against_standalone: float | None
     duty: float | None
     cpu_s: float
     migrations: int
@@ -42,17 +50,33 @@ class JobFigures:
     reason: str
 
 
-def median_iteration_s(track: JobTrack) -> float | None:
+def mean_iteration_s(track: JobTrack) -> float | None:
     """Of a run under one placement from its start, without the warm-up."""
-    durations = [i.duration_s for i in track.iterations if i.number > WARM_UP_ITERATIONS]
-    return median(durations)
+    durations_s = [i.duration_s for i in track.iterations if i.number > WARM_UP_ITERATIONS]
+    return mean_s(durations_s) if durations_s else None
+
+
+def beside(track: JobTrack, kept: Sequence[Iteration]) -> float | None:
+    """The mean iteration of a job in the time that another one's iterations span; None: it has none
+    there."""
+    if not kept:
+        return None
+    from_s, to_s = kept[0].at_s - kept[0].duration_s, kept[-1].at_s
+    durations_s = [
+        each.duration_s
+        for each in track.iterations
+        if each.number > WARM_UP_ITERATIONS
+        and each.at_s - each.duration_s >= from_s
+        and each.at_s <= to_s
+    ]
+    return mean_s(durations_s) if durations_s else None
 
 
 def undone_intervals(timeline: Timeline, cluster: str) -> list[tuple[float, float]]:
-    """From an assignment that was later reverted to the end of its revert."""
+    """From an assignment that was later undone to the end of what undid it."""
     found = []
     for migration in timeline.migrations.values():
-        if migration.cause != "reverted" or timeline.tracks[migration.job].cluster != cluster:
+        if migration.cause not in UNDONE or timeline.tracks[migration.job].cluster != cluster:
             continue
         before = [
             other.started_s
@@ -111,7 +135,7 @@ def steady(
 
 
 def loss(standalone_s: float | None, shared_s: float | None) -> float | None:
-    """Lost share of training speed; negative where sharing is faster."""
+    """Lost share of samples per second; negative where sharing is faster."""
     if standalone_s is None or shared_s is None:
         return None
     return 1.0 - standalone_s / shared_s
@@ -132,14 +156,15 @@ def job_figures(
     window_iterations: int,
     within: tuple[float, float] | None = None,
 ) -> list[JobFigures]:
-    """One row per job; `standalone` by model, `static` by job id, both median seconds."""
+    """One row per job; `standalone` and `static` by job id, both mean seconds."""
     rows = []
     for id, track in timeline.tracks.items():
         kept = steady(timeline, track, within)
         enough = len(kept) >= window_iterations
-        shared_s = statistics.median(i.duration_s for i in kept) if enough else None
+        shared_s = mean_s([i.duration_s for i in kept]) if enough else None
         life = [i.duration_s for i in track.iterations if i.number > WARM_UP_ITERATIONS]
-        alone_s = standalone.get(track.spec.model)
+        alone_s, beside_s = standalone.get(id), static.get(id)
+        yardstick_s = beside_s or alone_s
         mine = [m for m in timeline.migrations.values() if m.job == id]
         rows.append(
             JobFigures(
@@ -150,19 +175,38 @@ def job_figures(
                 iterations=track.reported,
                 standalone_s=alone_s,
                 shared_s=shared_s,
-                static_s=static.get(id),
+                static_s=beside_s,
                 steady_iterations=len(kept),
-                loss=loss(alone_s, shared_s),
-                loss_whole_life=loss(alone_s, statistics.fmean(life) if life else None),
-                loss_against_static=loss(static.get(id), shared_s),
+                loss=loss(yardstick_s, shared_s),
+                loss_whole_life=loss(yardstick_s, statistics.fmean(life) if life else None),
+                loss_against_standalone=loss(alone_s, shared_s),
                 duty=duty(track, cpu_share),
                 cpu_s=track.cpu_s,
                 migrations=len(mine),
-                reverts=sum(m.cause == "reverted" and m.fact == "finished" for m in mine),
+                reverts=sum(m.cause in UNDONE and m.fact == "finished" for m in mine),
                 reason=track.reason,
             )
         )
     return rows
+
+
+def missing(timeline: Timeline, figures: Sequence[JobFigures]) -> list[str]:
+    """The case study's events that did not come."""
+    counts = {
+        "assignment was undone": sum(row.reverts for row in figures),
+        "aggregator was released": sum(e.fact == "released" for e in timeline.allocations),
+        "bucket migrated": sum(
+            m.fact == "finished" and m.copied > 0 for m in timeline.migrations.values()
+        ),
+    }
+    return [f"no {what}" for what, count in counts.items() if count == 0]
+
+
+def undercharged(timeline: Timeline) -> float:
+    """Part of the folds that took more CPU time than they were charged."""
+    beats = timeline.heartbeats.values()
+    folds = sum(each.executions for each in beats)
+    return sum(each.undercharged for each in beats) / folds if folds else 0.0
 
 
 def cpu_reduction_ratio(timeline: Timeline, until_s: float, from_s: float = 0.0) -> float | None:

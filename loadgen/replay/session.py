@@ -1,7 +1,8 @@
 """One workload on one live cluster: submit on time, watch the bus, return the timeline."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 
 import structlog
 
@@ -12,6 +13,7 @@ from slackwater.common.errors import DeadlineExceeded, DecodeRejected, Retryable
 from slackwater.loadgen.replay.timeline import Observed, Timeline
 from slackwater.loadgen.replay.workload import Workload
 from slackwater.schemas import subjects
+from slackwater.schemas.jobs import JobSpec
 
 log = structlog.get_logger()
 PATTERNS = (
@@ -25,6 +27,8 @@ PATTERNS = (
 TICK_S = 0.25
 START_S = 30.0
 """What starting a job may take, on top of its computing."""
+RUNNING_S = 60.0
+"""And its first iterations, in a job that runs beside others."""
 SLOWDOWN_MAX = 6.0
 """A job that computes for C seconds alone is given up after SLOWDOWN_MAX x C + START_S."""
 SETTLE_S = 15.0
@@ -52,6 +56,44 @@ async def replay(
 ) -> Timeline:
     """Raises DeadlineExceeded naming the jobs that have not ended (they are cancelled first), or
     the cluster's `failure`."""
+    async with observed(client) as timeline:
+        submitting = asyncio.ensure_future(_submit_on_time(client, workload, timeline))
+        try:
+            await _until_ended(client, workload, timeline, submitting, on_tick, failure)
+            await _until_released(client, timeline, on_tick)
+            on_tick(timeline, client.clock.now_s())  # What happened last is to be seen, too.
+        except BaseException:
+            submitting.cancel()
+            await asyncio.shield(_cancel_all(client, timeline))
+            raise
+    return timeline
+
+
+@asynccontextmanager
+async def endless(client: Client, jobs: Sequence[JobSpec]) -> AsyncIterator[Timeline]:
+    """Run jobs until the block ends, which cancels them. It begins when each has iterated."""
+    async with observed(client) as timeline:
+        give_up_s = client.clock.now_s() + START_S + RUNNING_S
+        try:
+            for spec in jobs:
+                timeline.expect(spec, client.clock.now_s())
+                await client.submit(spec)
+            while not all(track.iterations for track in timeline.tracks.values()):
+                if client.clock.now_s() > give_up_s:
+                    left = [id for id, track in timeline.tracks.items() if not track.iterations]
+                    raise DeadlineExceeded(
+                        f"{', '.join(left)} did not iterate within {START_S + RUNNING_S:.0f} s; "
+                        "give the cluster more CPU"
+                    )
+                await client.clock.sleep_until(client.clock.now_s() + TICK_S)
+            yield timeline
+        finally:
+            await asyncio.shield(_cancel_all(client, timeline))
+
+
+@asynccontextmanager
+async def observed(client: Client) -> AsyncIterator[Timeline]:
+    """What the bus tells while the block runs."""
     clock = client.clock
     timeline = Timeline(started_s=clock.now_s())
 
@@ -63,19 +105,12 @@ async def replay(
         timeline.observe(message, clock.now_s())
 
     subscriptions = [await client.bus.subscribe(pattern, observe) for pattern in PATTERNS]
-    await client.bus.flush()
-    submitting = asyncio.ensure_future(_submit_on_time(client, workload, timeline))
+    await client.flush()
     try:
-        await _until_ended(client, workload, timeline, submitting, on_tick, failure)
-        await _until_released(client, timeline, on_tick)
-    except BaseException:
-        submitting.cancel()
-        await asyncio.shield(_cancel_all(client, timeline))
-        raise
+        yield timeline
     finally:
         for subscription in subscriptions:
             await subscription.unsubscribe()
-    return timeline
 
 
 async def _submit_on_time(client: Client, workload: Workload, timeline: Timeline) -> None:

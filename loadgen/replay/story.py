@@ -1,19 +1,24 @@
-"""What an onlooker should notice in a replay: the events of the paper's case study (Gu et al. 2021,
-figure 10), told from the timeline. Pure."""
+"""What an onlooker should notice in a replay, in sentences: the events of the paper's case study
+(Gu et al. 2021, figure 10), told from the timeline. Pure."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from slackwater.loadgen.replay.timeline import Timeline
+from slackwater.loadgen.replay.measures import LOSS_LIMIT, UNDONE
+from slackwater.loadgen.replay.timeline import Migration, Timeline
 from slackwater.schemas.cluster import AllocationEvent
 from slackwater.schemas.jobs import JobEvent
+from slackwater.schemas.placement import MigrationEvent
 
-Kind = Literal["arrival", "shared", "slow-down", "reverted", "added", "released", "exit"]
+Kind = Literal[
+    "arrival", "shared", "slow-down", "reverted", "relieved", "added", "released", "exit"
+]
 LABELS: Final[dict[Kind, str]] = {
     "arrival": "job arrives",
-    "shared": "placed on shared aggregators",
+    "shared": "job gets its place",
     "slow-down": "slow-down found",
-    "reverted": "assignment reverted",
+    "reverted": "job moved away",
+    "relieved": "speed is back",
     "added": "aggregator added",
     "released": "aggregator released",
     "exit": "job ends",
@@ -26,45 +31,134 @@ class Happening:
     at_s: float
     kind: Kind
     text: str
+    job: str = ""
+    """Whose it is; empty: the pool's."""
+
+
+@dataclass
+class _Teller:
+    """Walks through the facts in order, and knows who is where."""
+
+    timeline: Timeline
+    homes: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    last: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    told: list[Happening] = field(default_factory=list)
+
+    def settle(self, job: str, where: tuple[str, ...]) -> None:
+        self.homes[job] = self.last[job] = where
+
+    def tell(self, at_s: float, kind: Kind, text: str, job: str = "") -> None:
+        self.told.append(Happening(at_s, kind, text, job))
+
+    def neighbours(self, job: str, where: tuple[str, ...]) -> list[str]:
+        return [
+            other for other, homes in self.homes.items() if other != job and set(homes) & set(where)
+        ]
+
+    def of_job(self, fact: JobEvent, at_s: float) -> None:
+        job, detail = fact.job, fact.detail
+        named = tuple(filter(None, detail.get("aggregators", "").split(",")))
+        match fact.fact:
+            case "located" | "steady":
+                self.settle(job, named)
+            case "assigned":
+                if detail.get("cause") == "profiled":
+                    others = self.neighbours(job, named)
+                    who = f"shares {_and(named)} with {_and(others)}" if others else (
+                        f"gets {_and(named)} for itself"
+                    )  # fmt: skip
+                    self.tell(at_s, "shared", f"{job} was measured alone, and {who}", job)
+                self.settle(job, named)
+            case "reverted" | "expanded" | "protected":
+                self._loss(fact, named, at_s)
+            case "completed" | "failed" | "cancelled":
+                self.homes.pop(job, None)
+
+    def _loss(self, fact: JobEvent, where: tuple[str, ...], at_s: float) -> None:
+        mover, loser = fact.job, fact.detail.get("loser", fact.job)
+        lost = float(fact.detail.get("loss", "0"))
+        text = f"{loser} runs {lost:.1%} slower than alone (limit {LOSS_LIMIT:.0%})"
+        if fact.fact == "expanded":
+            self.tell(at_s, "slow-down", f"{text} on {_and(where)}: it gets more", mover)
+            return
+        bursts = self.neighbours(loser, where)
+        if bursts:
+            text += f": bursts of {_and(bursts)} on {_and(where)} hurt it"
+        if mover != loser:
+            text += f"; {mover}, the newest there, has to leave"
+        self.tell(at_s, "slow-down", text, mover)
+
+    def moved(self, migration: Migration) -> None:
+        if migration.cause not in UNDONE or migration.fact != "finished":
+            return
+        assert migration.ended_s is not None
+        text = (
+            f"{migration.job} is moved from {_and(migration.sources)} to "
+            f"{_and(migration.targets)} while it trains"
+        )
+        self.tell(migration.ended_s, "reverted", text, migration.job)
+
+    def of_pool(self, fact: AllocationEvent, at_s: float) -> None:
+        """Temporary aggregators of profiling come and go unmentioned."""
+        if fact.temporary_for:
+            return
+        if fact.fact == "allocated":
+            self.tell(at_s, "added", f"{fact.aggregator} is added")
+        elif fact.fact == "released":
+            self.tell(at_s, "released", f"{fact.aggregator} is released: nobody needs it")
+
+    def relieved(self) -> None:
+        """The first window that a job measured after it was moved says what that did for it."""
+        for migration in self.timeline.migrations.values():
+            track = self.timeline.tracks[migration.job]
+            if migration.cause not in UNDONE or migration.ended_s is None or not track.alone_s:
+                continue
+            for window in track.windows:
+                if window.begun_s >= migration.ended_s:
+                    lost = 1.0 - track.alone_s / window.iteration_s
+                    text = f"{migration.job} loses {max(0.0, lost):.1%} since it was moved"
+                    self.tell(window.at_s, "relieved", text, migration.job)
+                    break
 
 
 def story(timeline: Timeline) -> list[Happening]:
-    """By time. Temporary aggregators of profiling come and go unmentioned."""
-    told: list[Happening] = []
+    """By time."""
+    return sorted(_through(timeline).told, key=lambda each: each.at_s)
+
+
+def whereabouts(timeline: Timeline) -> dict[str, tuple[str, ...]]:
+    """Each job's aggregators; of one that ended, its last."""
+    return _through(timeline).last
+
+
+def _through(timeline: Timeline) -> _Teller:
+    teller = _Teller(timeline)
     for id, track in timeline.tracks.items():
-        told.append(Happening(track.submitted_s, "arrival", f"{id} arrives"))
-        if track.ended_s is not None:
-            told.append(Happening(track.ended_s, "exit", f"{id} {track.state}"))
+        spec = track.spec
+        text = f"{id} arrives: {_count(spec.workers, 'worker')}, asks for "
+        teller.tell(track.submitted_s, "arrival", text + _count(spec.servers, "server"), id)
     for at_s, fact in timeline.events:
-        if isinstance(fact, JobEvent) and fact.job in timeline.tracks:
-            told += _of_job(fact, at_s)
-        elif isinstance(fact, AllocationEvent) and not fact.temporary_for:
-            told += _of_pool(fact, at_s)
-    for migration in timeline.migrations.values():
-        if migration.cause in ("reverted", "expanded") and migration.fact == "finished":
-            assert migration.ended_s is not None
-            where = ", ".join(migration.targets)
-            text = f"{migration.job}: {migration.cause}, now on {where}"
-            told.append(Happening(migration.ended_s, "reverted", text))
-    return sorted(told, key=lambda each: each.at_s)
+        match fact:
+            case JobEvent() if fact.job in timeline.tracks:
+                teller.of_job(fact, at_s)
+            case AllocationEvent():
+                teller.of_pool(fact, at_s)
+            case MigrationEvent() if fact.fact != "started" and fact.job in timeline.tracks:
+                teller.moved(timeline.migrations[fact.migration])
+    for id, track in timeline.tracks.items():  # Its fact may have been lost: the master knows.
+        if track.ended_s is not None:
+            why = f" ({track.reason})" if track.reason else ""
+            text = f"{id} {track.state} after {track.reported} iterations{why}"
+            teller.tell(track.ended_s, "exit", text, id)
+    teller.relieved()
+    return teller
 
 
-def _of_job(fact: JobEvent, at_s: float) -> list[Happening]:
-    detail = fact.detail
-    match fact.fact:
-        case "assigned" if detail.get("cause") == "profiled":
-            text = f"{fact.job} placed on {detail.get('aggregators', '').replace(',', ', ')}"
-            return [Happening(at_s, "shared", text)]
-        case "reverted" | "expanded":
-            lost = float(detail.get("loss", "0"))
-            text = f"{detail.get('loser', fact.job)} lost {lost:.1%}: {fact.job} must go"
-            return [Happening(at_s, "slow-down", text)]
-    return []
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("s" if number != 1 else "")
 
 
-def _of_pool(fact: AllocationEvent, at_s: float) -> list[Happening]:
-    if fact.fact == "allocated":
-        return [Happening(at_s, "added", f"{fact.aggregator} added")]
-    if fact.fact == "released":
-        return [Happening(at_s, "released", f"{fact.aggregator} released")]
-    return []
+def _and(names: tuple[str, ...] | list[str]) -> str:
+    if len(names) < 2:
+        return "".join(names)
+    return ", ".join(names[:-1]) + " and " + names[-1]

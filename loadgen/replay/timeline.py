@@ -10,7 +10,12 @@ from slackwater.schemas.base import Message
 from slackwater.schemas.cluster import AggregatorHeartbeat, AllocationEvent
 from slackwater.schemas.jobs import TERMINAL_STATES, JobEvent, JobSpec
 from slackwater.schemas.placement import MigrationEvent, Profile, TensorCopyDone
-from slackwater.schemas.telemetry import IterationsObserved, JobProfiled, TasksObserved
+from slackwater.schemas.telemetry import (
+    IterationsObserved,
+    JobProfiled,
+    TasksObserved,
+    WindowMeasured,
+)
 
 Observed = (
     JobEvent
@@ -18,6 +23,7 @@ Observed = (
     | MigrationEvent
     | TensorCopyDone
     | JobProfiled
+    | WindowMeasured
     | IterationsObserved
     | AggregatorHeartbeat
     | TasksObserved
@@ -33,6 +39,19 @@ class Iteration:
     duration_s: float
 
 
+@dataclass(frozen=True)
+class MonitorWindow:
+    """What the profiler measured of a job in one window: it was heard at `at_s`."""
+
+    at_s: float
+    iterations: int
+    iteration_s: float
+
+    @property
+    def begun_s(self) -> float:
+        return self.at_s - self.iterations * self.iteration_s
+
+
 @dataclass
 class JobTrack:
     spec: JobSpec
@@ -46,10 +65,19 @@ class JobTrack:
     """Rank 0's, in order."""
     profile: Profile | None = None
     """The first one: standalone, on temporary aggregators."""
+    windows: list[MonitorWindow] = field(default_factory=list)
     facts: list[tuple[float, str, dict[str, str]]] = field(default_factory=list)
     reported: int = 0
     cpu_s: float = 0.0
     """CPU seconds that aggregators spent on it, as they account for them."""
+
+    @property
+    def alone_s(self) -> float | None:
+        """The iteration when nobody shares: the least of the profile and of all windows, because
+        nobody is faster shared than alone. None: not profiled yet."""
+        if self.profile is None:
+            return None
+        return min([self.profile.iteration_s, *(each.iteration_s for each in self.windows)])
 
     def speed(self, now_s: float, over_s: float = 5.0) -> float:
         """Iterations per second over the last `over_s` seconds (0 when none ended)."""
@@ -109,6 +137,10 @@ class Timeline:
                 track = self.tracks.get(message.job)
                 if track is not None and track.profile is None:
                     track.profile = message.profile
+            case WindowMeasured():
+                if (track := self.tracks.get(message.job)) is not None:
+                    found = MonitorWindow(now_s, message.iterations, message.iteration_s)
+                    track.windows.append(found)
             case IterationsObserved():
                 self._iterations(message, now_s)
             case AggregatorHeartbeat():

@@ -67,16 +67,21 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
 
     def with_policy(self, policy: Aggregation, prefix: str) -> "Workload":
         """The same jobs under another policy and other ids."""
-        renamed = tuple(
+        jobs = tuple(
+            msgspec.structs.replace(job, spec=msgspec.structs.replace(job.spec, aggregation=policy))
+            for job in self.renamed(prefix).jobs
+        )
+        return msgspec.structs.replace(self, jobs=jobs, name=f"{prefix} {self.name}")
+
+    def renamed(self, prefix: str) -> "Workload":
+        """The same jobs under other ids, to be played once more."""
+        jobs = tuple(
             msgspec.structs.replace(
-                job,
-                spec=msgspec.structs.replace(
-                    job.spec, id=f"{prefix}-{job.spec.id}", aggregation=policy
-                ),
+                job, spec=msgspec.structs.replace(job.spec, id=f"{prefix}-{job.spec.id}")
             )
             for job in self.jobs
         )
-        return msgspec.structs.replace(self, jobs=renamed, name=f"{prefix} {self.name}")
+        return msgspec.structs.replace(self, jobs=jobs)
 
     def shortened(self, iterations: int, spacing_s: float) -> "Workload":
         """The same jobs in the same order, closer together and with at most `iterations`

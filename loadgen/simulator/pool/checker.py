@@ -33,9 +33,9 @@ from slackwater.services.controller.state import Job
 SLOT_EPSILON_S: Final = 1e-7
 LEAKED_AFTER_S: Final = 60.0
 """An aggregator that serves nobody is given back once it was seen empty."""
-WINDOWS: Final = 3
+WINDOWS: Final = 4
 """How many may pass under one placement: one begins before the placement has settled, one is the
-measurement, and the remedy takes a part of the third."""
+measurement, one confirms it, and the remedy takes a part of the fourth."""
 
 
 class Broken(Fatal):

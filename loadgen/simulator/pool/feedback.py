@@ -113,7 +113,8 @@ class Feedback:
         if self._deadlines:
             return {job.id: 0.0 for job in state.living() if _shares(job)}
         packing = Packing(cluster_view(state, None))
-        return {
+        own = {job.id: 0.0 for job in state.living() if _shares(job) and job.record.protected}
+        return own | {
             id: max(0.0, 1.0 - _profile(state.jobs[id]).iteration_s / duration_s)
             for id, duration_s in packing.durations_s().items()
         }

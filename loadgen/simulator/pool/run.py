@@ -65,7 +65,7 @@ class PoolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     feedback: Mode = "scheme"
     """What monitor windows tell the controllers: the loss that the scheme reckons, the one that
     the slots show when they are played out, or nothing."""
-    window_iterations: Iterations = 100
+    window_iterations: Iterations = 50
     kills: Daily = 0.0
     """Aggregators killed a day."""
     stragglers: Daily = 0.0
@@ -282,7 +282,7 @@ class PoolRun:
                 self._located(message, now_s)
             case JobEvent(fact="steady"):
                 self._feedback.changed(message.cluster)
-            case JobEvent(fact="reverted" | "expanded"):
+            case JobEvent(fact="reverted" | "expanded" | "protected"):
                 self._rows[message.job].reverts += 1
             case _:
                 pass

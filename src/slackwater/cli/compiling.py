@@ -11,6 +11,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from slackwater.cli import outcome
+from slackwater.common.errors import Rejected
 
 
 def folds() -> None:
@@ -74,13 +75,26 @@ def timed(part: str) -> float:
     return process_time() - began_s
 
 
+def _chosen(parts: list[str]) -> list[str]:
+    """Raises Rejected: no such part."""
+    unknown = [part for part in parts if part not in PARTS]
+    if unknown:
+        raise Rejected(f"part {unknown[0]!r}: choose {', '.join(PARTS)}")
+    return parts or list(PARTS)
+
+
 def compile_all(
+    parts: Annotated[
+        list[str] | None, typer.Argument(help=f"Of {', '.join(PARTS)}; by default all.")
+    ] = None,
     json: Annotated[bool, typer.Option(help="Print JSON for scripts.")] = False,
 ) -> None:
     """Compile what services, devices and policies would compile when they first need it.
 
     Takes a minute of processor time on a new installation or after an upgrade, else seconds.
     """
+    with outcome.reported():
+        chosen = _chosen(parts or [])
     took_s: dict[str, float] = {}
     columns = (TextColumn("compiling"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     spawn = multiprocessing.get_context("spawn")
@@ -88,13 +102,13 @@ def compile_all(
         Progress(*columns, disable=json, transient=True) as progress,
         ProcessPoolExecutor(mp_context=spawn, max_tasks_per_child=1) as pool,
     ):
-        bar = progress.add_task("", total=len(PARTS))
-        parts = {pool.submit(timed, part): part for part in PARTS}
-        for done in as_completed(parts):
-            took_s[parts[done]] = done.result()
+        bar = progress.add_task("", total=len(chosen))
+        begun = {pool.submit(timed, part): part for part in chosen}
+        for done in as_completed(begun):
+            took_s[begun[done]] = done.result()
             progress.advance(bar)
     if json:
         outcome.print_json({"compiled_cpu_s": took_s})
     else:
-        told = ", ".join(f"{part} {took_s[part]:.1f} s" for part in PARTS)
+        told = ", ".join(f"{part} {took_s[part]:.1f} s" for part in chosen)
         outcome.out.print(f"compiled and kept (processor time): {told}")

@@ -26,6 +26,9 @@ def drain(
     ] = "",
     wait: Annotated[bool, typer.Option("--wait", help="Until it is empty, or time is up.")] = False,
     cancel: Annotated[bool, typer.Option("--cancel", help="Take the order back.")] = False,
+    lost: Annotated[
+        bool, typer.Option("--lost", help="Its machine is gone: do not wait for its return.")
+    ] = False,
     url: Url = None,
     json: Json = False,
 ) -> None:
@@ -33,6 +36,10 @@ def drain(
     if cancel:
         with_client(url, lambda client: client.restore(aggregator))
         out.print(f"{aggregator} serves again")
+        return
+    if lost:
+        with_client(url, lambda client: client.lost(aggregator))
+        out.print(f"{aggregator} is not waited for: what was there begins anew elsewhere")
         return
     with reported():
         if not 1.0 <= within <= 86_400.0:

@@ -8,8 +8,10 @@ from slackwater.common import threads
 
 def main() -> None:
     os.environ.update(threads.one_each(os.environ))
+    from slackwater.cli.outcome import logs_to_stderr
     from slackwater.cli.workloads import app
 
+    logs_to_stderr()
     app()
 
 

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from slackwater.cli import compiling, drain, memory, model, operate, show, where
+from slackwater.cli import compiling, drain, memory, model, operate, show, up, where
+from slackwater.cli.outcome import logs_to_stderr
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -33,7 +34,7 @@ def run(
 
 
 app.callback()(where.identify)
-app.command()(operate.up)
+app.command()(up.up)
 app.command()(operate.submit)
 app.command()(operate.cancel)
 app.command()(operate.doctor)
@@ -50,6 +51,7 @@ app.add_typer(memory.app, name="memory")
 
 
 def main() -> None:
+    logs_to_stderr()
     app()
 
 

@@ -13,6 +13,7 @@ from slackwater.cli.outcome import out, print_json, reported
 from slackwater.cli.show import Json, Url
 from slackwater.cli.sizes import size_bytes
 from slackwater.cli.where import credentials, resolve
+from slackwater.common.bus.access import shown
 from slackwater.common.errors import ConfigRejected
 from slackwater.schemas.base import ID_PATTERN
 
@@ -107,7 +108,8 @@ async def _heard(device: str, url: str) -> "AsyncIterator[Counters]":
         await client.bus.subscribe(subjects.telemetry("device", device, "heartbeat"), hear)
         await asyncio.sleep(_BEAT_S)
         if not beats:
-            raise Unavailable(f"device {device} is not heard at {url}; see `slackwater memory top`")
+            at = shown(url)
+            raise Unavailable(f"device {device} is not heard at {at}; see `slackwater memory top`")
         yield counters
 
 

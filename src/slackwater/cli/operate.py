@@ -1,8 +1,6 @@
-"""What changes a cluster: starting one, submitting and cancelling jobs; and what a host can do."""
+"""What changes a cluster: submitting and cancelling jobs; and what a host can do."""
 
-import asyncio
 import re
-import signal
 from pathlib import Path
 from typing import Annotated
 
@@ -10,67 +8,12 @@ import msgspec
 import typer
 from rich.table import Table
 
-from slackwater.cli import where
 from slackwater.cli.outcome import DATA_ERROR, err, out, print_json, reported
 from slackwater.cli.show import Json, Url, with_client
-from slackwater.cli.sizes import size_bytes
 from slackwater.common.errors import Rejected
 from slackwater.loadgen.replay.workload import COMPUTE_S, emulated
 from slackwater.schemas.base import ID_PATTERN
 from slackwater.schemas.jobs import Consistency, JobSpec
-
-
-def up(
-    controllers: Annotated[int, typer.Option(min=1, help="Aggregator clusters.")] = 2,
-    aggregators: Annotated[int, typer.Option(min=1, help="Warm aggregators in the pool.")] = 10,
-    cpu_share: Annotated[
-        float, typer.Option(help="Cores that one aggregator may keep busy; shrinks to fit.")
-    ] = 0.1,
-    policy: Annotated[str, typer.Option(help="cyclic or static.")] = "cyclic",
-    lenders: Annotated[int, typer.Option(min=0, help="Lenders of idle memory (slabd).")] = 0,
-    slab_size: Annotated[str, typer.Option(help="Of the lenders, e.g. 64M.")] = "1G",
-    lend: Annotated[str, typer.Option(help="What each lender may lend at most.")] = "4G",
-    state_dir: Annotated[
-        Path | None, typer.Option(help="Keep records and logs here (else they go at the end).")
-    ] = None,
-    json: Json = False,
-) -> None:
-    """Keep a cluster running on this machine until Ctrl-C."""
-    from slackwater.common.embedded import ClusterOptions, EmbeddedCluster
-
-    options = ClusterOptions(
-        controllers=controllers,
-        aggregators=aggregators,
-        cpu_share=cpu_share,
-        policy=policy,
-        lenders=lenders,
-        slabd={
-            "slab_bytes": size_bytes(slab_size, "--slab-size"),
-            "lend_bytes_max": size_bytes(lend, "--lend"),
-        },
-        state_dir=state_dir,
-    )
-
-    async def keep() -> None:
-        stop = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, stop.set)
-        async with EmbeddedCluster(options) as cluster:
-            where.remember(cluster.url)
-            logs = str(cluster.supervisor.run_dir)
-            try:
-                if json:
-                    print_json({"url": cluster.url, "run_dir": logs})
-                else:
-                    out.print(f"cluster at [bold]{cluster.url}[/bold], logs in {logs}")
-                    out.print("try: slackwater top | tap | submit --id j1 --model vgg19")
-                await stop.wait()
-            finally:
-                where.forget(cluster.url)
-
-    with reported():
-        asyncio.run(keep())
 
 
 def submit(

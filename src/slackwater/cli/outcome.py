@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
 import msgspec
+import structlog
 import typer
 from rich.console import Console
 
@@ -38,6 +39,11 @@ INTERRUPTED: Final = 130
 
 out = Console(width=None if sys.stdout.isatty() else 120)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def logs_to_stderr() -> None:
+    """What a command logs while it runs does not mix with its answer on stdout."""
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
 
 
 def exit_code(error: SlackwaterError) -> int:
@@ -65,6 +71,9 @@ def reported() -> Iterator[None]:
         raise typer.Exit(exit_code(error)) from error
     except FileNotFoundError as error:
         err.print(f"error: {error.filename}: no such file", markup=False)
+        raise typer.Exit(DATA_ERROR) from error
+    except FileExistsError as error:
+        err.print(f"error: {error.filename}: a file, not a folder; name another", markup=False)
         raise typer.Exit(DATA_ERROR) from error
     except (PermissionError, IsADirectoryError, NotADirectoryError) as error:
         err.print(f"error: {error.filename}: {error.strerror}; name another", markup=False)

@@ -1,97 +1,110 @@
-"""`loadgen replay`: the built-in experiment, or a trace, on a live cluster."""
+"""`loadgen replay`: a trace on a live cluster."""
 
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-from rich.live import Live
 
-from slackwater.cli.outcome import FAILED, INCONCLUSIVE, err, out, print_json, reported, run
+from slackwater.cli.outcome import FAILED, err, out, print_json, reported, run
+from slackwater.cli.progress import progress
 from slackwater.cli.show import Json, Url
-from slackwater.cli.where import credentials
+from slackwater.cli.where import credentials, resolve
 from slackwater.common.bus.access import shown
 from slackwater.common.client import connect
 from slackwater.common.embedded import ClusterOptions, EmbeddedCluster, fit_cpu_share
 from slackwater.common.errors import Rejected
-from slackwater.loadgen.replay import calibrate, display, experiment, report, workload
+from slackwater.loadgen.replay import calibrate, experiment, report, workload
 from slackwater.loadgen.replay.experiment import OnPhase, Outcome
-from slackwater.loadgen.replay.timeline import Timeline
+from slackwater.loadgen.replay.report import Summary
 from slackwater.loadgen.replay.workload import Workload
 from slackwater.loadgen.traces import read
 from slackwater.loadgen.traces.select import select
 from slackwater.schemas.jobs import Aggregation
 
-LINE_EVERY_S = 5.0
+BYTES_SCALE_HELP = "Shrinks tensors; by default chosen by this machine's folding speed."
+TRANSPORT_HELP = "shm, verbs, tcp or auto: of Agents and aggregators, and among these."
+POLICY_HELP = "cyclic (the paper's), edf (deadlines) or static (own servers)."
 PROFILING = {"profile_iterations": 5, "profile_s": 2.0}
 Transport = Literal["auto", "shm", "verbs", "tcp"]
 
 
 def replay(
-    trace: Annotated[
-        Path | None, typer.Argument(help="A job trace; without one, the built-in experiment.")
-    ] = None,
+    trace: Annotated[Path, typer.Argument(help="A job trace.")],
     url: Url = None,
     time_scale: Annotated[
-        float, typer.Option(help="Shrinks arrivals and durations (built-in: compute times too).")
+        float, typer.Option(help="Shrinks arrivals and durations: 0.001 plays 1000 s in one.")
     ] = 1.0,
     compute_scale: Annotated[
-        float, typer.Option(help="Shrinks a trace job's computing per iteration.")
+        float, typer.Option(help="Shrinks a job's computing per iteration.")
     ] = 0.5,
-    bytes_scale: Annotated[
-        float | None,
-        typer.Option(help="Shrinks tensors; by default chosen by this machine's folding speed."),
-    ] = None,
+    bytes_scale: Annotated[float | None, typer.Option(help=BYTES_SCALE_HELP)] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="At most so many of the trace.")] = None,
     min_gpus: Annotated[int, typer.Option(min=0, help="Only jobs of so many GPUs.")] = 0,
-    policy: Annotated[
-        str, typer.Option(help="cyclic (the paper's), edf (deadlines) or static (own servers).")
-    ] = "cyclic",
+    policy: Annotated[str, typer.Option(help=POLICY_HELP)] = "cyclic",
     aggregators: Annotated[int, typer.Option(min=1, help="Pool of the embedded cluster.")] = 10,
-    controllers: Annotated[int, typer.Option(min=1)] = 2,
+    controllers: Annotated[
+        int, typer.Option(min=1, help="Aggregator clusters of the embedded cluster.")
+    ] = 2,
     cpu_share: Annotated[float, typer.Option(help="Cores of one aggregator.")] = 0.1,
     window: Annotated[int, typer.Option(min=2, help="Iterations of a monitor window.")] = 20,
-    transport: Annotated[
-        str,
-        typer.Option(help="shm, verbs, tcp or auto: of Agents and aggregators, and among these."),
-    ] = "auto",
-    seed: int = 1,
-    report_dir: Annotated[Path, typer.Option("--report", help="Folder.")] = Path("reports/run"),
+    transport: Annotated[str, typer.Option(help=TRANSPORT_HELP)] = "auto",
+    seed: Annotated[int, typer.Option(help="Draws models where the trace names none.")] = 1,
+    report_dir: Annotated[Path, typer.Option("--report", help="Folder.")] = Path("reports/replay"),
     json: Json = False,
 ) -> None:
-    """Replay a workload against a live cluster (an embedded one without --url) and report."""
+    """Replay a trace against a live cluster (an embedded one without --url) and report.
+
+    Losses are against each job's own profile. `loadgen experiment` has baselines and a verdict.
+    """
     options: dict[str, Any] = {k: shown(str(v)) for k, v in locals().items() if k != "options"}
     started_s = time.monotonic()
     with reported():
-        chosen, forced = _policy(policy), _transport(transport, url)
-        _above_zero(time_scale, compute_scale, 1.0 if bytes_scale is None else bytes_scale)
-        scale_of_compute = time_scale if trace is None else compute_scale
-        scale = bytes_scale or _calibrated(scale_of_compute, cpu_share, aggregators)
-        cluster = ClusterOptions(
-            controllers=controllers,
-            aggregators=aggregators,
-            cpu_share=cpu_share,
-            log_dir=report_dir / "logs",
-            profiler={"window_iterations": window, **PROFILING},
-            transport=forced,
+        chosen, forced = policy_named(policy), _transport(transport, url)
+        above_zero(time_scale, compute_scale, 1.0 if bytes_scale is None else bytes_scale)
+        rows = select(read(trace).jobs, min_gpus=min_gpus, jobs=jobs)
+        report_dir.mkdir(parents=True, exist_ok=True)  # Before anything long begins.
+        scale = bytes_scale or _calibrated(compute_scale, cpu_share, aggregators)
+        work = workload.from_trace(
+            rows, time_scale=time_scale, compute_scale=compute_scale, bytes_scale=scale, seed=seed
         )
-        built_in = trace is None and url is None and chosen != "static"
-        with _progress() as on_phase:
-            if built_in and bytes_scale is None:
-                probing = experiment.profiled_scale(cluster, scale, scale_of_compute, on_phase)
-                scale = run(probing)
-            work = _workload(trace, time_scale, compute_scale, scale, jobs, min_gpus, seed, chosen)
-            options |= {"bytes_scale": scale, "workload": work}
-            err.print(f"bytes scale {scale:.3f}, {len(work.jobs)} jobs, seed {seed}")
-            outcome = run(_run(work, cluster, url, window, built_in, on_phase))
-        wall_s = time.monotonic() - started_s
-        _conclude(outcome, options, report_dir, built_in, wall_s, json)
+        work = work if chosen == "cyclic" else work.with_policy(chosen, chosen)
+        cluster = ClusterOptions(
+            controllers=controllers, aggregators=aggregators, cpu_share=cpu_share,
+            log_dir=report_dir / "logs", transport=forced,
+            profiler={"window_iterations": window, **PROFILING},
+        )  # fmt: skip
+        options |= {"bytes_scale": scale, "workload": work}
+        err.print(f"bytes scale {scale:.3f}, {len(work.jobs)} jobs, seed {seed}")
+        with progress() as on_phase:
+            outcome = run(_run(work, cluster, url, window, on_phase))
+        doubts = report.unfinished(outcome.figures) + list(outcome.mismatches.values())
+        summary = report.summarize(
+            outcome, doubts=doubts, experiment=False, wall_s=time.monotonic() - started_s
+        )
+        conclude(outcome, summary, report_dir, options, json)
+    if doubts:
+        raise typer.Exit(FAILED)
 
 
-def _above_zero(*scales: float) -> None:
+def conclude(
+    outcome: Outcome, summary: Summary, folder: Path, options: dict[str, Any], json: bool
+) -> None:
+    """Write the report, and say what is in it."""
+    report.write(folder, summary, outcome.figures, outcome.timeline, options)
+    if json:
+        print_json(summary)
+    else:
+        for table in report.tables(summary, outcome.figures):
+            out.print(table)
+        out.print(f"report: {folder}")
+    for doubt in summary.inconclusive:
+        word = "failed" if summary.conclusive is None else "inconclusive"
+        err.print(f"{word}: {doubt}", markup=False)
+
+
+def above_zero(*scales: float) -> None:
     """Before anything is started."""
     if not all(scale > 0 for scale in scales):
         raise Rejected("--time-scale, --compute-scale and --bytes-scale must be above 0")
@@ -103,7 +116,7 @@ def _calibrated(compute_scale: float, cpu_share: float, aggregators: int) -> flo
     return calibrate.bytes_scale(share, compute_scale)
 
 
-def _policy(name: str) -> Aggregation:
+def policy_named(name: str) -> Aggregation:
     if name == "cyclic":
         return "cyclic"
     if name == "edf":
@@ -129,108 +142,12 @@ def _transport(name: str, url: str | None) -> Transport:
     raise Rejected(f"--transport {name!r}: choose shm, verbs, tcp or auto")
 
 
-def _workload(
-    trace: Path | None,
-    time_scale: float,
-    compute_scale: float,
-    bytes_scale: float,
-    jobs: int | None,
-    min_gpus: int,
-    seed: int,
-    policy: Aggregation,
-) -> Workload:
-    if trace is None:
-        work = workload.shared_aggregation(
-            time_scale=time_scale, bytes_scale=bytes_scale, seed=seed
-        )
-    else:
-        work = workload.from_trace(
-            select(read(trace).jobs, min_gpus=min_gpus, jobs=jobs),
-            time_scale=time_scale,
-            compute_scale=compute_scale,
-            bytes_scale=bytes_scale,
-            seed=seed,
-        )
-    return work if policy == "cyclic" else work.with_policy(policy, policy)
-
-
 async def _run(
-    work: Workload,
-    options: ClusterOptions,
-    url: str | None,
-    window: int,
-    built_in: bool,
-    on_phase: OnPhase,
+    work: Workload, options: ClusterOptions, url: str | None, window: int, on_phase: OnPhase
 ) -> Outcome:
-    if built_in:
-        return await experiment.shared_experiment(work, options, window, on_phase)
     if url is not None:
-        async with connect(url, "loadgen", credentials()) as client:
-            infos = await client.aggregators()
-            share = max((i.heartbeat.cpu_share for i in infos if i.heartbeat), default=1.0)
+        async with connect(resolve(url), "loadgen", credentials()) as client:
+            share = await experiment.cpu_share(client)
             return await experiment.play(client, work, share, window, on_phase)
     async with EmbeddedCluster(options) as cluster, connect(cluster.url, "loadgen") as client:
         return await experiment.play(client, work, cluster.cpu_share, window, on_phase)
-
-
-@contextmanager
-def _progress() -> Iterator[OnPhase]:
-    """A live display on a terminal; elsewhere each event, and a line every few seconds."""
-    if err.is_terminal:
-        with Live(console=err, refresh_per_second=4) as live:
-            yield lambda phase, timeline, now_s: live.update(display.render(phase, timeline, now_s))
-        return
-    said_s, told, heard = float("-inf"), 0, ""
-
-    def say(phase: str, timeline: Timeline, now_s: float) -> None:
-        nonlocal said_s, told, heard
-        told, heard = told if phase == heard else 0, phase
-        for news in display.news(phase, timeline, told):
-            told += 1
-            err.print(news, markup=False)
-        if now_s - said_s >= LINE_EVERY_S:
-            said_s = now_s
-            err.print(display.line(phase, timeline, now_s), markup=False)
-
-    yield say
-
-
-def _conclude(
-    outcome: Outcome,
-    options: dict[str, Any],
-    folder: Path,
-    built_in: bool,
-    wall_s: float,
-    json: bool,
-) -> None:
-    doubts = report.doubts_about(
-        outcome.timeline,
-        outcome.figures,
-        control_loss=outcome.control_loss,
-        verified=outcome.verified,
-        experiment=built_in,
-    )
-    doubts += outcome.mismatches
-    summary = report.summarize(
-        outcome.timeline,
-        outcome.figures,
-        until_s=outcome.until_s,
-        cpu_share=outcome.cpu_share,
-        control_loss=outcome.control_loss,
-        verified=outcome.verified,
-        doubts=doubts,
-        wall_s=wall_s,
-    )
-    report.write(folder, summary, outcome.figures, outcome.timeline, options)
-    if json:
-        print_json(summary)
-    else:
-        for table in report.tables(summary, outcome.figures):
-            out.print(table)
-        out.print(f"report: {folder}")
-    for doubt in doubts:
-        err.print(f"inconclusive: {doubt}", markup=False)
-    if summary.failed:
-        raise typer.Exit(FAILED)
-    if doubts:
-        raise typer.Exit(INCONCLUSIVE)

@@ -108,7 +108,7 @@ def job(id: str, url: Url = None, json: Json = False) -> None:
     if record.reason:
         out.print(f"{record.state}: {record.reason}", markup=False, highlight=False, soft_wrap=True)
     for rank, result in sorted(record.results.items()):
-        out.print(f"rank {rank}: {result}", markup=False)
+        out.print(f"rank {rank}: {result or 'done, without a result'}", markup=False)
 
 
 def aggregators(url: Url = None, json: Json = False) -> None:

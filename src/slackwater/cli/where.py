@@ -2,46 +2,52 @@
 `slackwater up` left its address of; --user and the like, else the NATS CLI's variables."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from slackwater.common.bus.access import VARIABLES, Credentials
+from slackwater.common.bus.access import VARIABLES, Credentials, address_file, shown
 from slackwater.common.errors import Unavailable
+from slackwater.common.holding import Holding
+from slackwater.common.private_files import write_private
 
 _identity: ContextVar[Credentials | None] = ContextVar("identity", default=None)
 
 
-def address_file() -> Path:
-    base = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
-    return Path(base) / "slackwater" / "url"
-
-
-def remember(url: str) -> None:
+@contextmanager
+def remembered(url: str) -> Iterator[str]:
+    """Commands of this account find the cluster at `url` without being told, as long as this
+    lasts. Yields the pid of the process whose cluster they go on finding instead, or nothing."""
     path = address_file()
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(url)
-
-
-def forget(url: str) -> None:
-    """Only our own address: another `up` may have come since."""
-    path = address_file()
-    if path.is_file() and path.read_text() == url:
-        path.unlink()
+    holding = Holding(path.with_name("lock"))
+    holder = holding.take()
+    if holder:
+        yield holder
+        return
+    try:
+        write_private(path, url + "\n")
+        yield ""
+    finally:
+        path.unlink(missing_ok=True)
+        holding.release()
 
 
 def resolve(url: str | None) -> str:
-    """Raises Unavailable when no cluster is known."""
-    found = url or os.environ.get("SLACKWATER_URL") or os.environ.get("NATS_URL")
-    if not found and address_file().is_file():
-        found = address_file().read_text().strip()
-    if not found:
+    """The URL with the token, if this account's `slackwater up` left one for it. Raises
+    Unavailable when no cluster is known."""
+    given = url or os.environ.get("SLACKWATER_URL") or os.environ.get("NATS_URL")
+    known = address_file().read_text().strip() if address_file().is_file() else ""
+    if given and given.rstrip("/") != shown(known):
+        return given
+    if not known:
         raise Unavailable(
             "no cluster is known: start one with `slackwater up`, or give --url or SLACKWATER_URL"
         )
-    return found
+    return known
 
 
 def identify(

@@ -17,6 +17,8 @@ from slackwater.loadgen.generate import generate as generated
 from slackwater.loadgen.traces import write
 
 ON_DEMAND: Final = {
+    "demo": ("slackwater.cli.demo", "show"),
+    "experiment": ("slackwater.cli.experiment", "play"),
     "replay": ("slackwater.cli.replay", "replay"),
     "memory": ("slackwater.cli.memory_workloads", "memory"),
     "simulate": ("slackwater.loadgen.simulator.command", "simulate_command"),

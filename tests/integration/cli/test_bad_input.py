@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from slackwater.common.natsserver import NatsServer
+from slackwater.loadgen.samples import PHILLY
 
 pytestmark = pytest.mark.live
 
@@ -217,16 +218,46 @@ def test_unknown_service_is_a_usage_error(tmp_path: Path) -> None:
 
 
 def test_scales_must_be_positive_before_anything_starts() -> None:
-    for given in (("--time-scale", "0"), ("--time-scale", "nan"), ("--bytes-scale", "0")):
-        done = run("loadgen", "replay", *given)
+    replay, experiment = ("replay", str(PHILLY)), ("experiment", "sharing")
+    for given in (
+        (*replay, "--time-scale", "0"), (*replay, "--time-scale", "nan"),
+        (*replay, "--bytes-scale", "0"), (*experiment, "--time-scale", "-1"),
+    ):  # fmt: skip
+        done = run("loadgen", *given)
         assert done.returncode == 65
         assert "must be above 0" in one_line(done)
 
 
+def test_an_experiment_that_nobody_knows_or_that_shares_nothing() -> None:
+    done = run("loadgen", "experiment", "caring")
+    assert done.returncode == 65
+    assert "experiment 'caring': choose sharing" in one_line(done)
+    done = run("loadgen", "experiment", "sharing", "--policy", "static")
+    assert done.returncode == 65
+    assert "it is the baseline" in one_line(done)
+
+
+def test_a_report_that_cannot_be_written_is_said_before_anything_starts(tmp_path: Path) -> None:
+    taken = tmp_path / "file"
+    taken.write_text("")
+    for command in (("demo",), ("experiment", "sharing"), ("replay", str(PHILLY))):
+        done = run("loadgen", *command, "--report", str(taken / "report"))
+        assert done.returncode == 65
+        assert "Not a directory; name another" in done.stderr.splitlines()[-1]
+
+
+def test_a_part_to_compile_that_nobody_knows() -> None:
+    done = run("slackwater", "compile", "everything")
+    assert done.returncode == 65
+    assert "part 'everything': choose pages, folds, goodput, streams" in one_line(done)
+
+
 def test_a_transport_that_nobody_knows_or_that_cannot_be_forced() -> None:
-    done = run("loadgen", "replay", "--transport", "rdma")
+    done = run("loadgen", "replay", str(PHILLY), "--transport", "rdma")
     assert done.returncode == 65
     assert "--transport 'rdma': choose shm, verbs, tcp or auto" in one_line(done)
-    done = run("loadgen", "replay", "--transport", "tcp", "--url", "nats://127.0.0.1:9")
+    done = run(
+        "loadgen", "replay", str(PHILLY), "--transport", "tcp", "--url", "nats://127.0.0.1:9"
+    )
     assert done.returncode == 65
     assert "running cluster" in one_line(done)

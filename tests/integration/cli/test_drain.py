@@ -8,6 +8,7 @@ import pytest
 
 from slackwater.common.client import connect
 from slackwater.common.embedded import ClusterOptions, EmbeddedCluster
+from slackwater.common.errors import Rejected
 from slackwater.loadgen.replay.workload import emulated
 from slackwater.schemas.cluster import AggregatorInfo, DrainProgress
 
@@ -45,6 +46,10 @@ async def test_a_drained_aggregator_is_empty_and_the_job_ends_as_if_nothing_had_
         while not (homes := await held()):  # noqa: ASYNC110 (told by another program)
             await asyncio.sleep(0.2)
         leaving = min(homes)
+        with pytest.raises(Rejected, match=f"{leaving} is alive: `slackwater drain"):
+            await client.lost(leaving)
+        with pytest.raises(Rejected, match="there is no aggregator a9"):
+            await client.lost("a9")
         code, progress = await drain(cluster.url, leaving, "--id", "o1", "--within", "60", "--wait")
         assert (code, progress.drain.state, progress.left) == (0, "drained", ())
         again = await client.drain(leaving, "o1", 60.0)

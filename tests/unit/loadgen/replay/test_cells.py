@@ -20,7 +20,7 @@ def row(job: str, loss: float | None, duty: float = 0.3) -> JobFigures:
     return JobFigures(
         job=job, model="vgg19", cluster="c1", state="completed", iterations=60, standalone_s=0.5,
         shared_s=None if loss is None else 0.5 / (1 - loss), static_s=0.5, steady_iterations=20,
-        loss=loss, loss_whole_life=0.1, loss_against_static=0.0, duty=duty, cpu_s=1.0,
+        loss=loss, loss_whole_life=0.1, loss_against_standalone=0.0, duty=duty, cpu_s=1.0,
         migrations=1, reverts=0, reason="",
     )  # fmt: skip
 

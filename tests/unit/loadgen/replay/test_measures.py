@@ -96,28 +96,39 @@ def test_repeated_telemetry_counts_once(timeline: Timeline) -> None:
     ]
 
 
-def test_loss_leaves_out_what_the_controller_undid(timeline: Timeline) -> None:
+@pytest.mark.parametrize("cause", ["reverted", "expanded", "protected"])
+def test_loss_leaves_out_what_the_controller_undid(timeline: Timeline, cause: str) -> None:
     """b's assignment at 10 s slowed both to half; reverted at 30 s. Steady: before and after."""
     fact("a", "steady", 0.0, timeline)
     fact("b", "assigned", 10.0, timeline)
     iterated("a", 1, [1.0] * 10, 10.0, timeline)
     migrated("b", "m1", "profiled", 10.0, 11.0, timeline)
     iterated("a", 11, [2.0] * 10, 30.0, timeline)
-    migrated("b", "m2", "reverted", 30.0, 31.0, timeline)
+    migrated("b", "m2", cause, 30.0, 31.0, timeline)
     iterated("a", 21, [1.05] * 10, 42.0, timeline)
-    rows = measures.job_figures(timeline, {"vgg19": 1.0}, {"a": 1.0}, 0.1, 5)
+    rows = measures.job_figures(timeline, {"a": 1.0, "b": 1.0}, {}, 0.1, 5)
     (a, b) = rows
-    assert a.loss == pytest.approx(1 - 1 / 1.05)  # the median of eight 1.0 and ten 1.05
+    assert a.loss == pytest.approx(1 - 1 / (18.5 / 18))  # Eight 1.0 and ten 1.05.
     assert a.loss_whole_life is not None
     assert a.loss_whole_life > 0.25
     assert (a.reverts, b.reverts) == (0, 1)
     assert b.loss is None, "b reported no iteration"
 
 
+def test_a_loss_is_that_of_samples_per_second(timeline: Timeline) -> None:
+    """The median iteration of a job that stalls in every seventh one loses nothing."""
+    fact("a", "steady", 0.0, timeline)
+    iterated("a", 1, ([0.134] * 6 + [0.334]) * 20, 30.0, timeline)
+    (a, _) = measures.job_figures(timeline, {"a": 0.134}, {}, 0.1, 5)
+    assert a.loss == pytest.approx(1 - 0.134 / 0.163, abs=0.01)
+    mean_s = measures.mean_iteration_s(timeline.tracks["a"])
+    assert mean_s == pytest.approx(0.163, abs=0.001)
+
+
 def test_too_few_steady_iterations_are_no_figure(timeline: Timeline) -> None:
     fact("a", "steady", 0.0, timeline)
     iterated("a", 1, [1.0] * 6, 6.0, timeline)
-    (a, _) = measures.job_figures(timeline, {"vgg19": 1.0}, {}, 0.1, 5)
+    (a, _) = measures.job_figures(timeline, {"a": 1.0}, {}, 0.1, 5)
     assert a.shared_s is None
     assert a.steady_iterations == 4
 

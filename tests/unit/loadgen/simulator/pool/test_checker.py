@@ -111,7 +111,7 @@ def test_a_job_that_loses_more_than_its_limit_for_longer_than_feedback_takes_is_
         PoolJob("short", "alexnet", 2, 600.0, ENDS_S),
     ]
     PoolRun("cyclic", jobs, CHECKED).run()
-    with pytest.raises(Broken, match=r"short lost 0\.11\d for 3 windows"):
+    with pytest.raises(Broken, match=r"short lost 0\.11\d for 4 windows"):
         PoolRun("cyclic", jobs, msgspec.structs.replace(CHECKED, feedback="none")).run()
 
 

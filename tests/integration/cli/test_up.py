@@ -1,0 +1,311 @@
+"""`slackwater up` on a machine that others use, too: who gets in, what it says, how it ends."""
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from slackwater.cli import up
+from slackwater.common.embedded import ClusterOptions
+from slackwater.common.errors import Fatal
+
+# A cluster takes seconds to start, on a busy machine many.
+pytestmark = [pytest.mark.live, pytest.mark.timeout(180)]
+COMMAND = [sys.executable, "-m", "slackwater.cli.main"]
+SMALL = ("--controllers", "1", "--aggregators", "1")
+OWN = ("SLACKWATER_", "NATS_")
+NOBODY = 65534
+
+
+@dataclass
+class Running:
+    """One `slackwater up --json` and what it said."""
+
+    process: subprocess.Popen[bytes]
+    folder: Path
+    environment: dict[str, str]
+    said: dict[str, Any]
+
+    @property
+    def state_dir(self) -> Path:
+        return self.folder / "state"
+
+    @property
+    def token(self) -> str:
+        return (self.state_dir / "nats" / "token").read_text().strip()
+
+    @property
+    def port(self) -> int:
+        return int(self.said["url"].rsplit(":", 1)[1])
+
+    def slackwater(self, *words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*COMMAND, *words], capture_output=True, text=True, timeout=60, env=self.environment
+        )
+
+    def kill(self, unit: str) -> None:
+        """kill -9 the process whose configuration has that name; return when another has it."""
+        first = self._pid(unit)
+        os.kill(first, signal.SIGKILL)
+        deadline_s = time.monotonic() + 60.0
+        while self._pid(unit) in (0, first):
+            assert time.monotonic() < deadline_s, f"{unit} did not come back"
+            time.sleep(0.05)
+
+    def _pid(self, unit: str) -> int:
+        for child in psutil.Process(self.process.pid).children():
+            try:
+                if any(word.endswith(f"{unit}.toml") for word in child.cmdline()):
+                    return child.pid
+            except psutil.Error:
+                continue
+        return 0
+
+
+def _start(folder: Path, *words: str, environment: dict[str, str] | None = None) -> Running:
+    """Its stdout and stderr go to files of `folder`; returns once it has said where it is."""
+    folder.mkdir(exist_ok=True)
+    environment = environment or {k: v for k, v in os.environ.items() if not k.startswith(OWN)} | {
+        "XDG_STATE_HOME": str(folder / "home"),
+        "TMPDIR": str(folder),
+    }
+    with (folder / "out").open("wb") as out, (folder / "err").open("wb") as err:
+        process = subprocess.Popen(
+            [*COMMAND, "up", *SMALL, "--json", "--state-dir", str(folder / "state"), *words],
+            stdout=out, stderr=err, env=environment, start_new_session=True,
+        )  # fmt: skip
+    deadline_s = time.monotonic() + 100.0
+    while not (text := (folder / "out").read_text()).endswith("}\n"):
+        assert process.poll() is None, (folder / "err").read_text()
+        assert time.monotonic() < deadline_s, "it did not start"
+        time.sleep(0.05)
+    return Running(process, folder, environment, json.loads(text))
+
+
+def _end(running: Running) -> int:
+    running.process.send_signal(signal.SIGINT)
+    return running.process.wait(60)
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Running]:
+    folder = Path(tempfile.mkdtemp(prefix="up-"))  # Sockets' paths must be short.
+    started = _start(folder)
+    try:
+        yield started
+    finally:
+        _end(started)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _raw(port: int, *lines: str) -> str:
+    """What the bus answers to somebody who only knows its port."""
+    with socket.create_connection(("127.0.0.1", port), 5.0) as connection:
+        connection.settimeout(5.0)
+        assert connection.recv(4096).startswith(b"INFO ")
+        connection.sendall("".join(f"{line}\r\n" for line in lines).encode())
+        answer = b""
+        while b"-ERR" not in answer and (more := connection.recv(4096)):
+            answer += more
+    return answer.decode()
+
+
+def test_nobody_publishes_on_the_bus_of_up_without_its_token(running: Running) -> None:
+    """Any account of the machine can connect to a loopback port: it may do nothing there."""
+    publish = ("PUB sw.v1.cmd.master.main.drain 2", "{}")
+    for greeting in ("{}", '{"auth_token": "wrong"}', '{"user": "a", "pass": "b"}'):
+        said = _raw(running.port, f"CONNECT {greeting}", *publish)
+        assert "Authorization Violation" in said
+    assert "Authorization Violation" in _raw(running.port, *publish)
+    assert running.slackwater("jobs").returncode == 0, "the master is there, not drained"
+
+
+def test_the_token_is_in_files_of_this_account_alone(running: Running) -> None:
+    """In the files, and in no command line, which /proc shows to everybody."""
+    secret = running.token
+    assert len(secret) >= 64
+    holding = []
+    for base in (running.folder, Path(running.said["run_dir"])):
+        for path in base.rglob("*"):
+            if path.is_file() and secret.encode() in path.read_bytes():
+                holding.append(path)
+                assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
+    names = {path.name for path in holding}
+    assert {"token", "url", "nats.conf", "master-m1.toml"} <= names
+    assert stat.S_IMODE((running.state_dir / "nats").stat().st_mode) == 0o700
+    assert stat.S_IMODE(running.state_dir.stat().st_mode) == 0o700
+    up = psutil.Process(running.process.pid)
+    for process in (up, *up.children(recursive=True)):
+        assert secret not in " ".join(process.cmdline())
+    assert secret not in (running.folder / "out").read_text()
+    assert secret not in (running.folder / "err").read_text()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can try as another account")
+def test_another_account_cannot_read_the_token(running: Running) -> None:
+    running.folder.chmod(0o755)  # The state folder is to hold by itself.
+    files = [running.state_dir / "nats" / name for name in ("token", "url", "nats.conf")]
+    files.append(Path(running.said["address_file"]))
+    for path in files:
+        assert running.token in path.read_text()
+        done = subprocess.run(["/bin/cat", str(path)], user=NOBODY, group=NOBODY,
+                              extra_groups=[], capture_output=True)  # fmt: skip
+        assert done.returncode != 0, path
+        assert b"denied" in done.stderr
+
+
+def test_commands_find_the_cluster_and_its_token_by_themselves(running: Running) -> None:
+    assert running.slackwater("jobs").returncode == 0
+    assert running.slackwater("jobs", "--url", running.said["url"]).returncode == 0
+    address = Path(running.said["address_file"]).read_text().strip()
+    elsewhere = running.environment | {"XDG_STATE_HOME": str(running.folder / "none")}
+    words = [*COMMAND, "jobs", "--url"]
+    done = subprocess.run([*words, running.said["url"]], env=elsewhere, capture_output=True)
+    assert done.returncode == 78
+    assert b"refuses a client without credentials" in done.stderr
+    assert b"none/slackwater/url" in done.stderr, "it says where the token would be"
+    done = subprocess.run([*words[:-1]], env=elsewhere | {"SLACKWATER_URL": address})
+    assert done.returncode == 0
+    others = {"NATS_USER": "of", "NATS_PASSWORD": "another"}
+    done = subprocess.run([*words[:-1]], env=running.environment | others)
+    assert done.returncode == 0, "credentials for another cluster do not stand in the way"
+
+
+def test_a_second_up_on_the_same_folder_is_refused_by_name(running: Running) -> None:
+    done = running.slackwater("up", *SMALL, "--state-dir", str(running.state_dir))
+    assert done.returncode == 69
+    (line,) = done.stderr.strip().splitlines()
+    assert f"is in use by the cluster of process {running.process.pid}" in line
+    assert "ports.json" not in line
+    assert running.slackwater("jobs").returncode == 0
+
+
+def test_a_second_up_leaves_the_commands_with_the_first(running: Running) -> None:
+    folder = Path(tempfile.mkdtemp(prefix="up-"))
+    try:
+        second = _start(folder, environment=running.environment)
+        assert f"the cluster of process {running.process.pid}" in (folder / "err").read_text()
+        address = second.said["address_file"]
+        assert address == str(second.state_dir / "nats" / "url")
+        assert Path(address).read_text().startswith(f"nats://{second.token}@")
+        assert _end(second) == 0
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    done = running.slackwater("jobs")
+    assert done.returncode == 0, done.stderr
+
+
+def test_json_of_up_stays_one_document_when_a_service_is_restarted(running: Running) -> None:
+    running.kill("profiler-p1")
+    assert json.loads((running.folder / "out").read_text()) == running.said
+    assert "unit.restart" in (running.folder / "err").read_text()
+
+
+def test_the_logs_of_services_are_kept_under_the_state_folder() -> None:
+    folder = Path(tempfile.mkdtemp(prefix="up-"))
+    try:
+        started = _start(folder)
+        assert _end(started) == 0
+        logs = {path.name for path in (folder / "state" / "logs").iterdir()}
+        assert {"master-m1.log", "controller-c1.log", "aggregator-a1.log"} <= logs
+        assert not Path(started.said["address_file"]).exists()
+        assert not Path(started.said["run_dir"]).exists()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_a_state_folder_that_is_a_file_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = subprocess.run(
+        [*COMMAND, "up", "--state-dir", str(tmp_path / "file")], capture_output=True, text=True
+    )
+    assert done.returncode == 65
+    (line,) = done.stderr.strip().splitlines()
+    assert line.endswith(f"{tmp_path}/file: a file, not a folder; name another")
+
+
+async def _until_killed(
+    keeping: "asyncio.Future[None]", found: Callable[[], bool], times: int
+) -> None:
+    """kill -9 of the bus server, so often, once the cluster can be found."""
+    killed: set[int] = set()
+    while len(killed) < times and not keeping.done():
+        await asyncio.sleep(0.05)
+        if not found():
+            continue
+        for child in psutil.Process().children():
+            if child.pid not in killed and child.name() == "nats-server":
+                killed.add(child.pid)
+                child.kill()
+
+
+def test_up_ends_with_the_reason_when_its_bus_is_gone_for_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed more often within a while than it is started anew: the unit, what it said last, and a
+    log that outlives the cluster are named."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    options = ClusterOptions(controllers=1, aggregators=1, restarts_max=1)
+    address = tmp_path / "slackwater" / "url"
+
+    async def run() -> None:
+        keeping = asyncio.ensure_future(up.keep(options, json=False))
+        await _until_killed(keeping, address.exists, 2)
+        await asyncio.wait_for(keeping, 60)
+
+    with pytest.raises(Fatal) as caught:
+        asyncio.run(run())
+    said = str(caught.value)
+    assert "nats-server ended 2 times within 60 s, the last time with signal 9" in said
+    kept = Path(said.rsplit("its log: ", 1)[1])
+    assert kept.name == "nats-server.log"
+    assert "Server is ready" in kept.read_text()
+    assert not address.exists()
+
+
+def _job(running: Running, id: str) -> dict[str, Any]:
+    """The record of a job that ended."""
+    deadline_s = time.monotonic() + 120.0
+    while True:
+        record: dict[str, Any] = json.loads(running.slackwater("job", id, "--json").stdout)
+        if record.get("state") in ("completed", "failed"):
+            return record
+        assert time.monotonic() < deadline_s, record
+        time.sleep(0.2)
+
+
+def test_a_job_beyond_the_hosts_memory_is_refused_with_numbers() -> None:
+    """Three aggregators share one budget. A job that needs more than all of it fails at once, by
+    the reason, no process is killed, and the next job runs."""
+    folder = Path(tempfile.mkdtemp(prefix="up-"))
+    try:
+        started = _start(folder, "--aggregators", "3", "--memory", "96M")
+        words = ("--workers", "4", "--servers", "64", "--iterations", "3")
+        assert started.slackwater("submit", "--id", "s4", "--model", "bert-large", *words)
+        record = _job(started, "s4")
+        assert record["state"] == "failed"
+        assert (
+            "job s4 needs 2.1 GB on its 3 aggregators, 100.7 MB are free of 100.7 MB"
+            in (record["reason"])
+        )
+        small = ("--bytes-scale", "0.01", "--compute-s", "0.01", "--iterations", "3")
+        assert started.slackwater("submit", "--id", "s5", "--model", "alexnet", *small)
+        assert _job(started, "s5")["state"] == "completed"
+        assert "unit.restart" not in (folder / "err").read_text()
+        assert _end(started) == 0
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
