@@ -10,41 +10,55 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 # Every service is a process: without kept bytecode each start compiles all it imports.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup setup-torch kernels run test thorough vm-test gpu-test lint type format bench lock size sim faults clean
+.PHONY: help setup setup-dev setup-torch kernels run test thorough nightly experiment vm-test gpu-test lint type format bench lock size sim faults clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
 
-setup: $(STAMP) ## create .venv and install everything, pinned
+setup: $(STAMP) ## create .venv and install what running needs, pinned
 
-$(STAMP): requirements.lock pyproject.toml
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
-	touch $(STAMP)
+$(STAMP): requirements.lock pyproject.toml deploy/install.py
+	@test -x $(BIN)/python || { echo "creating .venv"; $(PYTHON) -m venv .venv; }
+	@$(BIN)/python deploy/install.py $(BIN)/python requirements.lock
+	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+setup-dev: $(STAMP)-dev ## and what tests, lint and types need
+
+$(STAMP)-dev: $(STAMP) requirements-dev.lock
+	@$(BIN)/python deploy/install.py $(BIN)/python requirements-dev.lock
+	@touch $@
 
 setup-torch: $(STAMP)-torch ## PyTorch for slackwater.torch and its tests: the CPU build, pinned, 900 MB
 
 $(STAMP)-torch: $(STAMP) requirements-torch.lock
-	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes \
-	  -r requirements-torch.lock || \
+	@$(BIN)/python deploy/install.py $(BIN)/python requirements-torch.lock || \
 	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes \
 	  --extra-index-url $(TORCH_INDEX) -r requirements-torch.lock
-	touch $(STAMP)-torch
+	@touch $@
 
-kernels: setup
-	$(BIN)/slackwater compile
+kernels: setup ## compile all that is compiled when it is first needed
+	@$(BIN)/slackwater compile
 
-run: kernels ## a live cluster shares aggregation between training jobs; ends with a report
-	$(BIN)/loadgen replay --report $(REPORT)
+run: setup ## what it does, shown in two minutes: a live cluster and six jobs of a real trace
+	@$(BIN)/slackwater compile folds streams
+	@$(BIN)/loadgen demo --report $(REPORT)
 
-test: setup-torch kernels ## unit, simulation, integration and fault tests
-	$(BIN)/python -m pytest -q -n 4 --dist worksteal -m 'not slow' tests
+test: setup-dev setup-torch kernels ## unit, simulation, integration and fault tests
+	$(BIN)/python -m pytest -q -n 4 --dist worksteal -m 'not slow and not nightly' tests
 
-thorough: setup-torch kernels ## what `make test` leaves out: more seeds, whole published tables
-	$(BIN)/python -m pytest -q -n 4 --dist worksteal -m slow tests
+thorough: setup-dev setup-torch kernels ## what `make test` leaves out: more seeds, published tables
+	$(BIN)/python -m pytest -q -n 4 --dist worksteal -m 'slow and not nightly' tests
 
-vm-test: setup ## verbs (RDMA) and swap in an emulated machine; PARTS="conformance refusals live swap"
+nightly: setup-dev setup-torch kernels ## what is long and seldom fails, the experiment, all seeds
+	$(BIN)/python -m pytest -q -n 4 --dist worksteal -m nightly --timeout 1800 tests
+	$(MAKE) sim experiment
+
+experiment: setup ## the paper's figure 10 with its controls; a quiet machine, some minutes
+	@$(BIN)/slackwater compile folds streams
+	@$(BIN)/loadgen experiment sharing
+
+vm-test: setup-dev ## verbs (RDMA) and swap in an emulated machine; PARTS="conformance refusals live swap"
 	$(BIN)/python tests/vm/guest.py $(PARTS:%=--part %)
 
 gpu-test: ## device memory on this machine's GPU, then the figures (docs/guide/operator.md)
@@ -52,32 +66,34 @@ gpu-test: ## device memory on this machine's GPU, then the figures (docs/guide/o
 	$(GPU_PYTHON) -m pytest -q -m gpu tests/unit/common/transport tests/integration/aggregator
 	$(GPU_PYTHON) benchmarks/gpu.py --json benchmarks/results/gpu.json
 
-sim: setup ## 200 seeds of ten virtual minutes of the whole system; a virtual day of the pool
+sim: setup-dev ## 200 seeds of ten virtual minutes of the whole system; a virtual day of the pool
 	$(BIN)/python -m tests.sim.test_whole_system --seeds 200
 	$(BIN)/python -m pytest -q -m slow tests/sim tests/unit/loadgen/simulator/pool
 
-lint: setup ## style and spelling
+lint: setup-dev ## style and spelling
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/codespell
 
-type: setup ## mypy, strict
+type: setup-dev ## mypy, strict
 	$(BIN)/mypy
 
-format: setup ## let ruff rewrite what it can
+format: setup-dev ## let ruff rewrite what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: setup ## every benchmark: a figure, its peer in the same run, and their ratio
+bench: setup-dev setup-torch ## every benchmark: a figure, its peer in the same run, and their ratio
 	for b in benchmarks/[a-z]*.py; do echo "== $$b"; $(BIN)/python $$b || exit 1; done
 
-lock: ## pin the newest allowed versions of every dependency
-	$(BIN)/pip-compile --quiet --generate-hashes --allow-unsafe --strip-extras --extra dev \
-	  --no-emit-index-url --no-emit-find-links --no-emit-trusted-host \
-	  --output-file requirements.lock pyproject.toml
-	echo 'torch==$(TORCH)' | $(BIN)/pip-compile --quiet --generate-hashes --allow-unsafe \
-	  --strip-extras --no-emit-index-url --no-emit-find-links --no-emit-trusted-host \
-	  --constraint requirements.lock --output-file requirements-torch.lock -
+PIP_COMPILE := $(BIN)/pip-compile --quiet --generate-hashes --allow-unsafe --strip-extras \
+  --no-emit-index-url --no-emit-find-links --no-emit-trusted-host
+
+lock: setup-dev ## pin the newest allowed versions of every dependency
+	$(PIP_COMPILE) --all-build-deps --output-file requirements.lock pyproject.toml
+	$(PIP_COMPILE) --extra dev --constraint requirements.lock \
+	  --output-file requirements-dev.lock pyproject.toml
+	echo 'torch==$(TORCH)' | $(PIP_COMPILE) --constraint requirements-dev.lock \
+	  --output-file requirements-torch.lock -
 
 size: ## lines of product code by folder
 	@for d in schemas common services loadgen src/slackwater/agent src/slackwater/torch src/slackwater/cli; do \
