@@ -26,7 +26,7 @@ from slackwater.loadgen.replay.measures import (
     duty,
     job_figures,
     loss,
-    median_iteration_s,
+    mean_iteration_s,
 )
 from slackwater.loadgen.replay.timeline import Timeline
 from slackwater.loadgen.replay.workload import COMPUTE_S, PlannedJob, Workload, emulated
@@ -78,16 +78,16 @@ async def sweep_one(client: Client, target: float, share: float, time_scale: flo
     tag = f"d{round(100 * target)}"
     work = three_jobs(scale, time_scale, tag)
     alone = standalone_workload(work, "vgg19", WINDOW).with_policy("static", tag)
-    alone_s = median_iteration_s(
+    alone_s = mean_iteration_s(
         next(iter((await session.replay(client, alone, quietly)).tracks.values()))
     )
     assert alone_s is not None
     shared = await session.replay(client, work, quietly)
     packed_work = work.shortened(WINDOW + 2, 0.5).with_policy("packed", "packed")
     packed = await session.replay(client, packed_work, quietly)
-    figures = job_figures(shared, {"vgg19": alone_s}, {}, share, WINDOW)
+    figures = job_figures(shared, dict.fromkeys(shared.tracks, alone_s), {}, share, WINDOW)
     losses = [row.loss for row in figures if row.loss is not None]
-    lost = [loss(alone_s, median_iteration_s(track)) or 0.0 for track in packed.tracks.values()]
+    lost = [loss(alone_s, mean_iteration_s(track)) or 0.0 for track in packed.tracks.values()]
     duties = [d for track in shared.tracks.values() if (d := duty(track, share)) is not None]
     return Row(
         target=target,

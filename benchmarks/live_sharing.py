@@ -44,7 +44,9 @@ err = Console(stderr=True)
 
 def play(cell: Cell, options: argparse.Namespace) -> CellResult:
     """Raises SlackwaterError when it cannot be played at all."""
-    share = fit_cpu_share(CPU_SHARE, AGGREGATORS, len(os.sched_getaffinity(0)))
+    # Twins of the models run beside the cell, on servers of their own.
+    beside = 0 if cell.figure == "figure 7" else cell.servers * len(set(cell.models))
+    share = fit_cpu_share(CPU_SHARE, AGGREGATORS + beside, len(os.sched_getaffinity(0)))
     time_scale = options.time_scale or cell.time_scale
     window = cell.window(time_scale)
     scale = options.bytes_scale or profiled(share, time_scale)

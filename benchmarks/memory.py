@@ -17,6 +17,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import secrets
 import shutil
 import statistics
@@ -67,6 +68,8 @@ Sample = dict[str, float]
 Samples = dict[tuple[str, str], list[Sample]]
 """By job and server."""
 RAMP_S = 0.3
+LENDER = re.compile(r"s\d+")
+"""Its id, and the name of its configuration."""
 
 
 def milliseconds(seconds: float) -> str:
@@ -117,8 +120,8 @@ def sample(folder: Path, name: str, sock: Path, job: str, size: int, seconds: fl
     spent = {key: value - before.get(key, 0.0) for key, value in cpu_s(folder).items()}
     requests = max(1.0, found["requests"] * (seconds + RAMP_S) / seconds)
     found["cpu"] = spent.get(sock.stem, 0.0) / requests * 1e6
-    ids = (f"s{number}" for number in range(LENDERS))
-    found["lender_cpu"] = sum(spent.get(id, 0.0) for id in ids) / requests * 1e6
+    lent = sum(used for name, used in spent.items() if LENDER.fullmatch(name))
+    found["lender_cpu"] = lent / requests * 1e6
     return found
 
 
@@ -144,6 +147,7 @@ def device(
     token: str,
     backup: Path,
     prefetch: int = 8,
+    slab_bytes: int = SLAB_BYTES,
 ) -> Iterator[Path]:
     name = transport if prefetch else f"{transport}-bare"
     sock = folder / f"nbd-{name}"
@@ -151,10 +155,10 @@ def device(
         [
             sys.executable, "-m", "slackwater.cli.main", "memory", "export", "--size", str(size),
             "--socket", str(sock), "--backup", str(backup / f"backup-{name}"),
-            "--id", f"d-{name}", "--node", "here", "--transport", transport, "--url", url,
-            "--slab-size", str(SLAB_BYTES), "--prefetch", str(prefetch),
+            "--id", f"d-{name}", "--node", "here", "--transport", transport,
+            "--slab-size", str(slab_bytes), "--prefetch", str(prefetch),
         ],
-        env={**os.environ, "SLACKWATER_CLUSTER_TOKEN": token},
+        env={**os.environ, "SLACKWATER_URL": url, "SLACKWATER_CLUSTER_TOKEN": token},
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     try:
@@ -173,8 +177,8 @@ def await_socket(sock: Path, process: subprocess.Popen[bytes]) -> None:
         time.sleep(0.05)
 
 
-async def until_mapped(client: Client, name: str, sock: Path, size: int) -> None:
-    """Write until every span of the device is in remote memory, and once more."""
+async def until_mapped(client: Client, name: str, sock: Path, size: int) -> DeviceHeartbeat:
+    """Write until every span of the device is in remote memory, and once more; its state then."""
     beats: list[DeviceHeartbeat] = []
 
     async def hear(delivery: Delivery) -> None:
@@ -187,6 +191,7 @@ async def until_mapped(client: Client, name: str, sock: Path, size: int) -> None
             await asyncio.to_thread(fio, sock, "write 1M depth 4", size, 2.0)
     await asyncio.to_thread(fio, sock, "write 1M depth 4", size, 3.0)
     await subscription.unsubscribe()
+    return beats[-1]
 
 
 @contextlib.contextmanager

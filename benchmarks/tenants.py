@@ -28,7 +28,7 @@ from slackwater.common.embedded import ClusterOptions, EmbeddedCluster
 from slackwater.common.embedded.cluster import CPU_SHARE
 from slackwater.loadgen.replay import calibrate, session
 from slackwater.loadgen.replay.experiment import probed_scale
-from slackwater.loadgen.replay.measures import LOSS_LIMIT, median_iteration_s
+from slackwater.loadgen.replay.measures import LOSS_LIMIT, mean_iteration_s
 from slackwater.loadgen.replay.workload import PlannedJob, Workload, emulated
 from slackwater.schemas import subjects
 from slackwater.schemas.jobs import TERMINAL_STATES, Aggregation, JobEvent, JobSpec
@@ -166,7 +166,7 @@ async def compare(options: argparse.Namespace) -> list[Outcome]:
     )
     async with EmbeddedCluster(made) as cluster, connect(cluster.url, "bench") as client:
         timeline = await session.replay(client, alone, lambda *_: None)
-        alone_s = median_iteration_s(timeline.tracks["alone"])
+        alone_s = mean_iteration_s(timeline.tracks["alone"])
     if alone_s is None:
         raise SystemExit("the job that was alone told of no iteration")
     outcomes = []
