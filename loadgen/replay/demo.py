@@ -39,6 +39,8 @@ FAST_COMPUTE_S: Final = {"googlenet": 0.113}
 REFERENCE: Final = "vgg19"
 DUTY: Final = 0.38
 """Part of one server that VGG19's updates keep busy; the others follow by their bytes."""
+POLICY: Final = "cyclic"
+"""The paper's: it places what its reckoning allows, and finds out what that costs (ADR 16)."""
 CPU_SHARE: Final = 0.08
 AGGREGATORS: Final = 10
 CHARGE_MARGIN: Final = 3.0

@@ -16,8 +16,9 @@ class ControllerConfig(ServiceConfig, kw_only=True, frozen=True):
 
     id: IdText = "c0"
     """The cluster: its controller answers under this id."""
-    policy: str = "cyclic"
-    """Placement of a job that names none: `cyclic`, `static`, or an entry point's name."""
+    policy: str = "edf"
+    """Placement of a job that names none: `edf`, `cyclic` (the paper's), `static`, or an entry
+    point's name."""
     divide_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0
     """Bytes; a larger tensor of a synchronous job is divided into buckets of this size, each of
     which migrates between two pushes; they are placed one by one. 0: a tensor is never divided."""

@@ -57,6 +57,7 @@ def show(
             controllers=CONTROLLERS,
             aggregators=demo.AGGREGATORS,
             cpu_share=demo.CPU_SHARE,
+            policy=demo.POLICY,
             charge_ns_per_byte=charge.ns_per_byte,
             log_dir=report_dir / "logs",
             master={"cluster_scaling_s": CLUSTER_SCALING_S},

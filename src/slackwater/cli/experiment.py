@@ -15,6 +15,7 @@ from slackwater.common.bus.access import shown
 from slackwater.common.embedded import ClusterOptions, fit_cpu_share
 from slackwater.common.errors import Rejected
 from slackwater.loadgen.replay import calibrate, experiment, report, workload
+from slackwater.schemas.jobs import Aggregation
 
 NAMES: Final = ("sharing",)
 AGGREGATORS: Final = 10
@@ -35,7 +36,7 @@ def play(
     time_scale: Annotated[
         float, typer.Option(help="Shrinks arrivals, durations and computing.")
     ] = 1.0,
-    policy: Annotated[str, typer.Option(help=POLICY_HELP)] = "cyclic",
+    policy: Annotated[str, typer.Option(help=f"{POLICY_HELP}.")] = "cyclic",
     window: Annotated[int, typer.Option(min=2, help="Iterations of a monitor window.")] = 20,
     seed: Annotated[int, typer.Option(help="Of the jobs' gradients.")] = 1,
     report_dir: Annotated[Path, typer.Option("--report", help="Folder.")] = Path("reports/sharing"),
@@ -56,9 +57,7 @@ def play(
             raise Rejected("--policy static shares nothing: it is the baseline; choose another")
         above_zero(time_scale)
         report_dir.mkdir(parents=True, exist_ok=True)  # Before anything long begins.
-        cluster, work = _prepared(time_scale, window, seed, report_dir)
-        if chosen != "cyclic":
-            work = work.with_policy(chosen, chosen)
+        cluster, work = _prepared(chosen, time_scale, window, seed, report_dir)
         options["workload"] = work
         err.print(
             f"bytes scale {work.bytes_scale:.3f}, a fold is charged "
@@ -77,7 +76,7 @@ def play(
 
 
 def _prepared(
-    time_scale: float, window: int, seed: int, report_dir: Path
+    policy: Aggregation, time_scale: float, window: int, seed: int, report_dir: Path
 ) -> tuple[ClusterOptions, workload.Workload]:
     """The cluster, and the workload with tensors that keep its servers as busy as the paper's."""
     plan = workload.shared_aggregation(time_scale=time_scale, bytes_scale=1.0, seed=seed)
@@ -89,6 +88,7 @@ def _prepared(
         controllers=2,
         aggregators=AGGREGATORS,
         cpu_share=CPU_SHARE,
+        policy=policy,
         charge_ns_per_byte=charge.ns_per_byte,
         log_dir=report_dir / "logs",
         master={"cluster_scaling_s": CLUSTER_SCALING_S},

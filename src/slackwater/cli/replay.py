@@ -25,7 +25,7 @@ from slackwater.schemas.jobs import Aggregation
 
 BYTES_SCALE_HELP = "Shrinks tensors; by default chosen by this machine's folding speed."
 TRANSPORT_HELP = "shm, verbs, tcp or auto: of Agents and aggregators, and among these."
-POLICY_HELP = "cyclic (the paper's), edf (deadlines) or static (own servers)."
+POLICY_HELP = "edf (deadlines), cyclic (the paper's) or static (own servers)"
 PROFILING = {"profile_iterations": 5, "profile_s": 2.0}
 Transport = Literal["auto", "shm", "verbs", "tcp"]
 
@@ -42,7 +42,9 @@ def replay(
     bytes_scale: Annotated[float | None, typer.Option(help=BYTES_SCALE_HELP)] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="At most so many of the trace.")] = None,
     min_gpus: Annotated[int, typer.Option(min=0, help="Only jobs of so many GPUs.")] = 0,
-    policy: Annotated[str, typer.Option(help=POLICY_HELP)] = "cyclic",
+    policy: Annotated[
+        str | None, typer.Option(help=f"{POLICY_HELP}; by default the cluster's own.")
+    ] = None,
     aggregators: Annotated[int, typer.Option(min=1, help="Pool of the embedded cluster.")] = 10,
     controllers: Annotated[
         int, typer.Option(min=1, help="Aggregator clusters of the embedded cluster.")
@@ -61,7 +63,8 @@ def replay(
     options: dict[str, Any] = {k: shown(str(v)) for k, v in locals().items() if k != "options"}
     started_s = time.monotonic()
     with reported():
-        chosen, forced = policy_named(policy), _transport(transport, url)
+        chosen = None if policy is None else policy_named(policy)
+        forced = _transport(transport, url)
         above_zero(time_scale, compute_scale, 1.0 if bytes_scale is None else bytes_scale)
         rows = select(read(trace).jobs, min_gpus=min_gpus, jobs=jobs)
         report_dir.mkdir(parents=True, exist_ok=True)  # Before anything long begins.
@@ -69,7 +72,7 @@ def replay(
         work = workload.from_trace(
             rows, time_scale=time_scale, compute_scale=compute_scale, bytes_scale=scale, seed=seed
         )
-        work = work if chosen == "cyclic" else work.with_policy(chosen, chosen)
+        work = work if chosen is None else work.with_policy(chosen, chosen)
         cluster = ClusterOptions(
             controllers=controllers, aggregators=aggregators, cpu_share=cpu_share,
             log_dir=report_dir / "logs", transport=forced,

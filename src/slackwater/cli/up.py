@@ -36,7 +36,13 @@ def up(
             help="What all aggregators together may hold, e.g. 8G; by default half of the machine."
         ),
     ] = None,
-    policy: Annotated[str, typer.Option(help="cyclic, edf or static.")] = "cyclic",
+    policy: Annotated[
+        str,
+        typer.Option(
+            help="How jobs share aggregators: edf (deadlines), cyclic (the paper's), static (own "
+            "servers) or an installed policy's name."
+        ),
+    ] = "edf",
     lenders: Annotated[int, typer.Option(min=0, help="Lenders of idle memory (slabd).")] = 0,
     slab_size: Annotated[str, typer.Option(help="Of the lenders, e.g. 64M.")] = "1G",
     lend: Annotated[str, typer.Option(help="What each lender may lend at most.")] = "4G",
