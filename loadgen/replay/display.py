@@ -10,20 +10,22 @@ from slackwater.loadgen.replay.story import story, whereabouts
 from slackwater.loadgen.replay.timeline import JobTrack, Timeline
 
 RECENT = 8
-WIDTH = 72
-"""Columns of the scaling timeline, the whole replay so far."""
+WIDTH = 56
+"""Columns of the scaling timeline, the whole replay so far: all of it fits into 80."""
+BAR_WIDTH = 10
 _BARS = " ▁▂▃▄▅▆▇█"
 
 
 def render(phase: str, timeline: Timeline, now_s: float) -> RenderableType:
     """A picture of the timeline at `now_s`. Pure."""
-    table = Table(title=f"{phase} · {now_s - timeline.started_s:.0f} s", title_justify="left")
-    table.add_column("job")
-    table.add_column("what it does", min_width=34)
-    table.add_column("progress", width=24)
-    table.add_column("iterations", justify="right")
-    table.add_column("it/s", justify="right")
-    table.add_column("of its speed alone", justify="right")
+    title = f"{phase} · {now_s - timeline.started_s:.0f} s"
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("job", no_wrap=True)
+    table.add_column("what it does", min_width=26)
+    table.add_column("progress", width=BAR_WIDTH)
+    table.add_column("iterations", justify="right", no_wrap=True)
+    table.add_column("it/s", justify="right", no_wrap=True)
+    table.add_column("of alone", justify="right", no_wrap=True)
     homes = whereabouts(timeline)
     for id, track in timeline.tracks.items():
         speed = track.speed(now_s) if track.ended_s is None else 0.0
@@ -31,7 +33,7 @@ def render(phase: str, timeline: Timeline, now_s: float) -> RenderableType:
         table.add_row(
             id,
             doing(id, track, timeline, homes),
-            ProgressBar(total=track.spec.iterations, completed=track.reported, width=22),
+            ProgressBar(total=track.spec.iterations, completed=track.reported, width=BAR_WIDTH),
             f"{track.reported}/{track.spec.iterations}",
             f"{speed:.2f}" if speed else "-",
             f"{min(1.0, speed * alone_s):.0%}" if speed and alone_s else "-",
@@ -79,7 +81,10 @@ def scaling(timeline: Timeline, now_s: float) -> list[Text]:
     for each in story(timeline):
         mark = {"added": "+", "released": "-", "reverted": "x", "slow-down": "!"}.get(each.kind)
         if mark is not None:
-            marks[min(WIDTH - 1, int((each.at_s - begun_s) / span_s * WIDTH))] = mark
+            column = min(WIDTH - 1, int((each.at_s - begun_s) / span_s * WIDTH))
+            while marks[column] != " " and column < WIDTH - 1:
+                column += 1  # Beside what happened in the same moment.
+            marks[column] = mark
     lines.append(Text(f"{'':18} {''.join(marks)}", style="yellow"))
     return lines
 

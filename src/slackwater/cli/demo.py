@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
+from rich.console import JustifyMethod
 from rich.table import Table
 
 from slackwater.cli.outcome import FAILED, err, out, print_json, reported, run
@@ -126,7 +127,7 @@ def _facts(summary: DemoSummary) -> list[tuple[str, str]]:
 
 
 def _rows(jobs: tuple[DemoJob, ...]) -> tuple[list[str], list[list[str]]]:
-    header = ["job", "GPUs", "servers asked for", "ran on", "it/s alone", "it/s shared",
+    header = ["job", "GPUs", "servers asked", "ran on", "it/s alone", "it/s shared",
               "speed lost", "moved away", "parameters"]  # fmt: skip
     return header, [
         [
@@ -139,18 +140,26 @@ def _rows(jobs: tuple[DemoJob, ...]) -> tuple[list[str], list[list[str]]]:
     ]  # fmt: skip
 
 
+def table(jobs: tuple[DemoJob, ...]) -> Table:
+    """What is printed at the end, for terminals of 80 columns and more."""
+    header, rows = _rows(jobs)
+    made = Table(
+        title="What each job asked for, and what it cost", title_justify="left",
+        box=None, pad_edge=False, padding=(0, 2, 0, 0),
+    )  # fmt: skip
+    for index, column in enumerate(header):
+        justify: JustifyMethod = "left" if index in (0, 3, 7, 8) else "right"
+        made.add_column("\n".join(column.rsplit(" ", 1)), justify=justify, no_wrap=True)
+    for row in rows:
+        made.add_row(*row)
+    return made
+
+
 def _say(folder: Path, summary: DemoSummary, json: bool) -> None:
     if json:
         print_json(summary)
     else:
-        header, rows = _rows(summary.jobs)
-        table = Table(title="What each job asked for, and what it cost", title_justify="left")
-        for index, column in enumerate(header):
-            left = index in (0, 3, 7, 8)
-            table.add_column(column, justify="left" if left else "right")
-        for row in rows:
-            table.add_row(*row)
-        out.print(table)
+        out.print(table(summary.jobs), "")
         for value, what in _facts(summary):
             out.print(f"  {value:>8}  {what}", markup=False, highlight=False)
         out.print()
@@ -171,7 +180,7 @@ def _next(folder: Path) -> str:
 The report: {folder}/index.html (opens in a browser, needs no server)
 
 What to type next:
-  {prefix}slackwater up                      a cluster on this machine, until Ctrl-C
-  {prefix}slackwater top                     what its jobs and aggregators do, in another terminal
-  {prefix}loadgen experiment sharing         the paper's experiment with its controls, some minutes
-  {prefix}slackwater --help                  all the rest"""
+  {prefix}slackwater up               a cluster on this machine, until Ctrl-C
+  {prefix}slackwater top              its jobs and aggregators, live
+  {prefix}loadgen experiment sharing  the paper's experiment, some minutes
+  {prefix}slackwater --help           all the rest"""

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from rich.console import Console
 from rich.live import Live
 
 from slackwater.cli.outcome import err
@@ -15,7 +16,9 @@ from slackwater.loadgen.replay.timeline import Timeline
 def progress() -> Iterator[OnPhase]:
     """What a replay calls at each tick. A phase is named once, where it begins."""
     if err.is_terminal:
-        with Live(console=err, refresh_per_second=4) as live:
+        # Not `err`: it leaves wrapping to the terminal, which would cut a table's last columns.
+        screen = Console(stderr=True, highlight=False)
+        with Live(console=screen, refresh_per_second=4) as live:
             yield lambda phase, timeline, now_s: live.update(display.render(phase, timeline, now_s))
         return
     told, heard = 0, ""

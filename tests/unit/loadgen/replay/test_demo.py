@@ -6,7 +6,9 @@ from math import floor
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from slackwater.cli.demo import table
 from slackwater.loadgen import models
 from slackwater.loadgen.replay import calibrate, demo, page
 from slackwater.loadgen.replay.experiment import Outcome
@@ -124,6 +126,18 @@ class _Links(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.found += [value or "" for name, value in attrs if name in ("src", "href")]
+
+
+def test_the_table_fits_into_80_columns(work: Workload) -> None:
+    console = Console(width=80, force_terminal=False)
+    with console.capture() as captured:
+        longest = figures(job="inception4-5", loss=-0.123, reverts=10)
+        console.print(table(summary(work, longest).jobs))
+    text = captured.get()
+    assert "inception4-5" in text
+    assert "10 times" in text
+    assert "parameters" in text
+    assert "…" not in text
 
 
 def test_the_report_opens_without_a_server(tmp_path: Path) -> None:

@@ -111,6 +111,17 @@ def test_the_display_says_what_each_job_does_and_shows_the_scaling() -> None:
     assert levels.count("▆") > 10, "three of the four asked for, for 15 of 50 seconds"
 
 
+def test_the_display_fits_into_80_columns() -> None:
+    timeline = case_study()
+    console = Console(width=80, force_terminal=False)
+    with console.capture() as captured:
+        console.print(display.render("sharing", timeline, 150.0))
+    text = captured.get()
+    assert "of alone" in text, "the last column"
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= 80
+
+
 def test_news_are_what_was_not_told_yet() -> None:
     timeline = case_study()
     assert len(display.news(timeline, 0)) == 9
