@@ -52,7 +52,9 @@ async def _fuzz(seed: int, count: int) -> None:
     assert await service == 0
 
 
-@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "seed", [1, pytest.param(2, marks=[pytest.mark.slow, pytest.mark.timeout(600)])]
+)
 def test_no_command_breaks_an_aggregator_or_stays_unanswered(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -210,25 +210,34 @@ class Director:
 
     async def move(self, job: Job, bucket: int, to: str, within_s: float = 30.0) -> None:
         """MIGRATE_INIT until the bucket is there, whoever is killed meanwhile."""
-        old = job.places[bucket]
-        epoch = old.location_epoch + 1
+        epoch = job.places[bucket].location_epoch + 1
         self._migrations += 1
-        async with asyncio.timeout(within_s * PATIENCE):
-            while True:
-                message = placement.MigrateInit(
-                    cluster=ClusterId("c1"),
-                    migration=f"m{self._migrations}",
-                    job=job.plan.job,
-                    buckets=(bucket,),
-                    epochs=(epoch,),
-                    to=self.endpoint(to),
-                )
-                await self.insist(old.aggregator, "migrate", message)
-                if await self._arrived(job, bucket, to, epoch):
-                    break
+        try:
+            async with asyncio.timeout(within_s * PATIENCE):
+                await self._insist_on(job, bucket, to, epoch)
+        except TimeoutError:
+            there = {home: (await self.held(home, job)).get(bucket) for home in self.homes}
+            raise AssertionError(
+                f"bucket {bucket} is not at {to}, epoch {epoch}: {there}"
+            ) from None
         job.places[bucket] = placement.BucketPlace(
             aggregator=AggregatorId(to), location_epoch=epoch
         )
+
+    async def _insist_on(self, job: Job, bucket: int, to: str, epoch: int) -> None:
+        old = job.places[bucket]
+        while True:
+            message = placement.MigrateInit(
+                cluster=ClusterId("c1"),
+                migration=f"m{self._migrations}",
+                job=job.plan.job,
+                buckets=(bucket,),
+                epochs=(epoch,),
+                to=self.endpoint(to),
+            )
+            await self.insist(old.aggregator, "migrate", message)
+            if await self._arrived(job, bucket, to, epoch):
+                return
 
     async def _arrived(self, job: Job, bucket: int, to: str, epoch: int) -> bool:
         for _ in range(10):
