@@ -45,13 +45,13 @@ run: setup ## what it does, shown in two minutes: a live cluster and six jobs of
 	@$(BIN)/loadgen demo --report $(REPORT)
 
 test: setup-dev setup-torch kernels ## unit, simulation, integration and fault tests
-	$(BIN)/python -m pytest -q -n 4 --dist worksteal -m 'not slow and not nightly' tests
+	$(BIN)/python -m pytest -q -n 3 --dist worksteal -m 'not slow and not nightly' tests
 
 thorough: setup-dev setup-torch kernels ## what `make test` leaves out: more seeds, published tables
-	$(BIN)/python -m pytest -q -n 4 --dist worksteal -m 'slow and not nightly' tests
+	$(BIN)/python -m pytest -q -n 3 --dist worksteal -m 'slow and not nightly' tests
 
 nightly: setup-dev setup-torch kernels ## what is long and seldom fails, the experiment, all seeds
-	$(BIN)/python -m pytest -q -n 4 --dist worksteal -m nightly --timeout 1800 tests
+	$(BIN)/python -m pytest -q -n 3 --dist worksteal -m nightly --timeout 1800 tests
 	$(MAKE) sim experiment
 
 experiment: setup ## the paper's figure 10 with its controls; a quiet machine, some minutes

@@ -32,11 +32,11 @@ from slackwater.services.worker.core import Found
 
 _LAUNCH: Final = f"""\
 {{ echo {limits.OOM_SCORE_JOB} > /proc/$$/oom_score_adj; }} 2>/dev/null
+stopped=
+trap stopped=143 TERM INT
 set -C
-cat /proc/sys/kernel/random/boot_id /proc/$$/stat > "$0process" || exit 75
-trap : TERM INT
-"$@"
-code=$?
+cat /proc/sys/kernel/random/boot_id /proc/$$/stat > "$0process" || exit ${{stopped:-75}}
+if [ "$stopped" ]; then code=$stopped; else "$@"; code=$?; fi
 set +C
 echo $code > "$0exit.new" && mv "$0exit.new" "$0exit"
 exit $code
