@@ -103,7 +103,9 @@ class Ledger:
         self._state = state
         self._taken: dict[AggregatorId, int] = {}
         self._taken_of: dict[NodeId, int] = {}
-        self._known: dict[NodeId, int] = {}
+        # The state stands still while a placement is dealt: each sum is reckoned once.
+        self._held_by: dict[AggregatorId, int] = {}
+        self._held_of: dict[NodeId, tuple[int, int]] = {}
 
     def take(self, id: AggregatorId, nbytes: int, of_node: int) -> bool:
         """Whether so much is free there, and on its node; it is taken then."""
@@ -130,6 +132,13 @@ class Ledger:
 
     def node_free(self, node: NodeId) -> tuple[float, int]:
         """The same of a node, all its aggregators together."""
+        if node not in self._held_of:
+            self._held_of[node] = self._told_of(node)
+        held, total = self._held_of[node]
+        return total - held - self._taken_of.get(node, 0), total
+
+    def _told_of(self, node: NodeId) -> tuple[int, int]:
+        """(bytes held, of how many) on a node."""
         total = told = theirs = 0
         for entry in self._state.aggregators.values():
             heartbeat = entry.heartbeat
@@ -139,22 +148,19 @@ class Ledger:
                     told += heartbeat.held_bytes
                 else:
                     theirs += heartbeat.held_bytes
-        held = max(told, self._recorded(node)) + theirs
-        return total - held - self._taken_of.get(node, 0), total
+        return max(told, self._recorded(node)) + theirs, total
 
     def _held(self, id: AggregatorId) -> int:
         """By the records, which know what a heartbeat does not say yet."""
-        jobs = self._state.jobs.values()
-        held = sum(_held(job).get(id, 0) for job in jobs if id in job.involved())
-        return held + self._taken.get(id, 0)
+        if id not in self._held_by:
+            jobs = self._state.jobs.values()
+            held = sum(_held(job).get(id, 0) for job in jobs if id in job.involved())
+            self._held_by[id] = held
+        return self._held_by[id] + self._taken.get(id, 0)
 
     def _recorded(self, node: NodeId) -> int:
-        """Of all our jobs there; a bucket that moves between two aggregators of it counts once."""
-        if node not in self._known:
-            self._known[node] = self._reckon(node)
-        return self._known[node]
-
-    def _reckon(self, node: NodeId) -> int:
+        """The bytes of all our jobs there; a bucket that moves between two aggregators of the node
+        counts once."""
         held = 0
         for job in self._state.jobs.values():
             record, sizes = job.record, _sizes(job)
