@@ -1,4 +1,4 @@
-"""What a device over tcp costs by the number of lenders that its spans lie at, beside nbdkit.
+"""Measure a device over tcp by the number of lenders that its spans lie at, beside nbdkit.
 
 A span goes to a machine that the device does not use yet, so a device of nine slabs in a cluster of
 nine machines has nine lenders. For each number of them: lenders in processes of their own, a device
@@ -77,7 +77,7 @@ def figures(name: str, seen: dict[str, Rounds]) -> list[Row]:
 
 
 def costs(name: str, folder: Path) -> list[Row]:
-    """What the device has open, and a lender's threads, with one client."""
+    """Count what the device has open, and a lender's threads, with one client."""
     of: dict[str, psutil.Process] = {}
     for process in psutil.process_iter(["cmdline"]):
         for word in process.info["cmdline"] or []:

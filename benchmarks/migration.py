@@ -163,9 +163,9 @@ class Pauses:
     calm_s: list[float]
     """Iterations without a migration."""
     touched_s: list[list[float]]
-    """Of each migration, the iterations that it touched."""
+    """The iterations that each migration touched, in seconds."""
     nbytes: int
-    """Of one migration: what its buckets' aggregators say that left."""
+    """Bytes of one migration, as its aggregators tell them."""
 
     @property
     def usual_s(self) -> float:
@@ -173,12 +173,12 @@ class Pauses:
 
     @property
     def added_s(self) -> list[float]:
-        """What each migration added, all its iterations together."""
+        """Seconds that each migration added to all its iterations together."""
         return [sum(spans) - self.usual_s * len(spans) for spans in self.touched_s]
 
     @property
     def worst_s(self) -> list[float]:
-        """What each migration added to one iteration at most."""
+        """Seconds that each migration added to one iteration at most."""
         return [max(spans) - self.usual_s for spans in self.touched_s]
 
     @property
@@ -219,7 +219,7 @@ async def pauses(lab: Lab, job: Job, workers: Workers, moves: int, between: int)
 
 
 def link_bytes_s(nbytes: int = 2**28) -> float:
-    """What one bare socket of this host carries, its sender and receiver in threads."""
+    """Measure one bare socket of this host, its sender and receiver in threads."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         sender = socket.create_connection(listener.getsockname())
         receiver, _ = listener.accept()

@@ -42,7 +42,7 @@ class Failure:
 
 
 class Background:
-    """What one owner has begun. Its methods belong to the owner's loop, but for `post`."""
+    """Tasks that one owner has begun. Its methods belong to the owner's loop, but for `post`."""
 
     def __init__(self) -> None:
         self.failure: Failure | None = None

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 UNLIMITED: Final = 2**60
-"""Version 1 says 2**63 rounded to pages where there is no limit."""
+"""Larger values mean no limit: version 1 writes 2**63, rounded to pages."""
 PROC: Final = Path("/proc")
 CGROUPS: Final = Path("/sys/fs/cgroup")
 LOOK_S: Final = 1.0
@@ -25,7 +25,7 @@ class Group(NamedTuple):
     limit_file: str
     usage_file: str
     cache_field: str
-    """Of memory.stat: the page cache that could go."""
+    """Field of memory.stat that holds the page cache that could go, in bytes."""
     kills_file: str
     """Has a line `oom_kill N`."""
 
@@ -73,7 +73,7 @@ def numbers(path: Path) -> Iterator[tuple[str, int]]:
 
 
 def memory_bytes(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
-    """What this process may have: the machine's memory, or the least limit around us."""
+    """Return the bytes that this process may have: the machine's, or the least limit around it."""
     found = [dict(numbers(proc / "meminfo"))["MemTotal:"] * _KIB]
     for group in groups(proc, cgroups):
         try:

@@ -145,7 +145,7 @@ def decode_record(value: bytes, kind: type[R], key: str) -> tuple[R, int]:
 
 
 def _fault(record: Record, error: Exception) -> str:
-    """What is wrong with which field, and the value that is there."""
+    """Say what is wrong with which field, and the value that is there."""
     text = str(error)
     found: Any = record
     for step in _PATH_STEPS.findall(text.partition(" - at ")[2]):
@@ -168,7 +168,7 @@ def _refusal(why: str, text: str) -> DecodeRejected:
 
 
 def shortened(text: str) -> str:
-    """Of a text in which a peer may be quoted: one line, at most DECODE_TEXT_MAX characters."""
+    """Cut a text that may quote a peer to one line of at most DECODE_TEXT_MAX characters."""
     return " ".join(text[: 4 * DECODE_TEXT_MAX].split())[:DECODE_TEXT_MAX]
 
 

@@ -29,6 +29,9 @@ PROBE_S = 5.0
 """It trains at least so long, however short its iterations: profiling takes time."""
 ELEMENTS = 8 * 2**20
 WORKERS = 2
+CHARGE_MARGIN = 3.0
+"""A fold is charged so many times what it costs on this machine when it is alone: the real one fits
+into its slot beside other work, too."""
 ELEMENT_BYTES = 4
 REPEATS = 7
 BYTES_SCALE_MAX = 1.0
@@ -70,11 +73,13 @@ class Charge:
     bytes_scale: float
 
 
-def charge(cpu_share: float, compute_s: float, duty: float, margin: float) -> Charge:
-    """A charge of `margin` times what a fold costs on this machine now, and the scale at which a
-    2-worker job of REFERENCE that computes for `compute_s` keeps `duty` of a `cpu_share` server
-    busy."""
-    per_element_s = margin * fold_s_per_element()
+def charge(cpu_share: float, compute_s: float, duty: float) -> Charge:
+    """Return a charge of CHARGE_MARGIN times what a fold costs on this machine now.
+
+    Its scale is the one at which a 2-worker job of REFERENCE that computes for `compute_s` keeps
+    `duty` of a `cpu_share` server busy.
+    """
+    per_element_s = CHARGE_MARGIN * fold_s_per_element()
     elements = models.parameters(models.tensors(REFERENCE))
     scale = min(BYTES_SCALE_MAX, round(duty * cpu_share * compute_s / per_element_s / elements, 4))
     # Rounding the scale, or its bound, shall not change the duty.

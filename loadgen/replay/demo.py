@@ -43,9 +43,6 @@ POLICY: Final = "cyclic"
 """The paper's: it places what its reckoning allows, and finds out what that costs (ADR 16)."""
 CPU_SHARE: Final = 0.08
 AGGREGATORS: Final = 10
-CHARGE_MARGIN: Final = 3.0
-"""A fold is charged so many times what it costs on this machine when it is alone: the real one fits
-into its slot beside other work, too."""
 WINDOW: Final = 32
 WINDOW_S: Final = 4.0
 PROFILER: Final = {

@@ -43,6 +43,8 @@ from slackwater.loadgen.replay.workload import (
 )
 from slackwater.schemas.jobs import JobRecord, JobSpec
 
+CLUSTER_SCALING_S = 3600.0
+"""One aggregator cluster stays open while it has room, the paper's hybrid scaling."""
 BASELINE_SPACING_S = 1.0
 CONTROL_ITERATIONS = 10
 CONTROL_DUTY = 1.3

@@ -26,8 +26,6 @@ from slackwater.loadgen.samples import PHILLY
 from slackwater.loadgen.traces import read
 
 CONTROLLERS: Final = 2
-CLUSTER_SCALING_S: Final = 3600.0
-"""One aggregator cluster stays open while it has room, the paper's hybrid scaling."""
 INTRODUCTION: Final = """\
 Data-parallel jobs sum their gradients on CPU servers. Each job usually reserves servers of its own
 for its bursts, and they idle in between. Slackwater lets jobs share them, watches what that costs
@@ -52,7 +50,7 @@ def show(
         err.print(INTRODUCTION, markup=False)
         err.print("Measuring how fast this machine sums gradients ...", markup=False)
         share = fit_cpu_share(demo.CPU_SHARE, demo.AGGREGATORS, len(os.sched_getaffinity(0)))
-        charge = calibrate.charge(share, demo.COMPUTE_S, demo.DUTY, demo.CHARGE_MARGIN)
+        charge = calibrate.charge(share, demo.COMPUTE_S, demo.DUTY)
         work = demo.workload(read(PHILLY).jobs, charge.bytes_scale, seed)
         options = ClusterOptions(
             controllers=CONTROLLERS,
@@ -61,7 +59,7 @@ def show(
             policy=demo.POLICY,
             charge_ns_per_byte=charge.ns_per_byte,
             log_dir=report_dir / "logs",
-            master={"cluster_scaling_s": CLUSTER_SCALING_S},
+            master={"cluster_scaling_s": experiment.CLUSTER_SCALING_S},
             controller={"pack_alone": True},
             profiler=dict(demo.PROFILER),
         )

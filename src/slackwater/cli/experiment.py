@@ -20,15 +20,12 @@ from slackwater.schemas.jobs import Aggregation
 NAMES: Final = ("sharing",)
 AGGREGATORS: Final = 10
 CPU_SHARE: Final = 0.1
-CLUSTER_SCALING_S: Final = 3600.0
-"""One aggregator cluster stays open while it has room, the paper's hybrid scaling."""
 PROFILER: Final = {"profile_iterations": 8, "profile_s": 2.0}
 WINDOW_S: Final = 8.0
 """A window of VGG19's is full with ten of its iterations."""
 DUTY: Final = 0.327
 """VGG19's. AlexNet's is 1.05 then, so that it asks for a second server as in figure 10, and three
 VGG19 keep one aggregator .98 busy."""
-CHARGE_MARGIN: Final = 3.0
 
 
 def play(
@@ -83,7 +80,7 @@ def _prepared(
     servers = AGGREGATORS + sum(spec.servers for spec in experiment.twins(plan))
     share = fit_cpu_share(CPU_SHARE, servers, len(os.sched_getaffinity(0)))
     compute_s = workload.COMPUTE_S[calibrate.REFERENCE] * time_scale
-    charge = calibrate.charge(share, compute_s, DUTY, CHARGE_MARGIN)
+    charge = calibrate.charge(share, compute_s, DUTY)
     cluster = ClusterOptions(
         controllers=2,
         aggregators=AGGREGATORS,
@@ -91,7 +88,7 @@ def _prepared(
         policy=policy,
         charge_ns_per_byte=charge.ns_per_byte,
         log_dir=report_dir / "logs",
-        master={"cluster_scaling_s": CLUSTER_SCALING_S},
+        master={"cluster_scaling_s": experiment.CLUSTER_SCALING_S},
         profiler={**PROFILER, "window_iterations": window, "window_s": WINDOW_S * time_scale},
     )
     work = workload.shared_aggregation(

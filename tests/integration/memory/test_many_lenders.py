@@ -65,9 +65,10 @@ class Spread:
         words = client.state.lanes.words
         return words[words[:, s.STATE] == s.UP, s.TAIL].tolist()
 
-    def others(self) -> int:
-        """Pages that the event loop read so far."""
-        return int(self.exporter.device.remote_read_pages)
+    def counts(self) -> tuple[int, int, int, int]:
+        """Pages read and written on lanes, requests of lanes, pages that the event loop read."""
+        seen, others = self.seen(), int(self.exporter.device.remote_read_pages)
+        return seen["read_lane_pages"], seen["written_lane_pages"], sum(self.lanes()), others
 
     def seen(self) -> dict[str, int]:
         return counters(self.exporter.device.table)
@@ -79,19 +80,15 @@ async def test_every_one_of_sixteen_lenders_is_asked_on_a_lane(cluster: Make) ->
     async with cluster("tcp") as c:
         spread = await Spread.make(c, count)
         await spread.until_lanes(count)
-        pages, found = len(spread.pages), (0, 0, 0, 0)
-        async with asyncio.timeout(30):  # What comes late on a busy machine is asked for elsewhere.
-            while found != (pages, pages, 2 * pages, 0):
-                before = spread.seen(), sum(spread.lanes()), spread.others()
-                await spread.write_all()
-                await spread.read_all()
-                after = spread.seen(), sum(spread.lanes()), spread.others()
-                found = (
-                    after[0]["read_lane_pages"] - before[0]["read_lane_pages"],
-                    after[0]["written_lane_pages"] - before[0]["written_lane_pages"],
-                    after[1] - before[1],
-                    after[2] - before[2],
-                )
+        pages, rounds = len(spread.pages), []
+        for _ in range(6):
+            before = spread.counts()
+            await spread.write_all()
+            await spread.read_all()
+            after = spread.counts()
+            rounds.append(tuple(now - was for now, was in zip(after, before, strict=True)))
+        # A busy machine was seen to take a lane away for a moment: half the rounds must be whole.
+        assert rounds.count((pages, pages, 2 * pages, 0)) >= 3, rounds
         assert min(spread.lanes()) > 0
         await spread.client.close()
 

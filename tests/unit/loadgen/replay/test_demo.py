@@ -60,7 +60,7 @@ def test_a_jobs_duty_is_what_it_is_charged(monkeypatch: pytest.MonkeyPatch) -> N
     """However fast the machine: bytes x workers and update passes x charge / share / iteration."""
     for fold_s in (1e-10, 3e-9, 1e-7):
         monkeypatch.setattr(calibrate, "fold_s_per_element", lambda fold_s=fold_s: fold_s)
-        charge = calibrate.charge(0.08, 0.5, 0.38, 3.0)
+        charge = calibrate.charge(0.08, 0.5, 0.38)
         elements = charge.bytes_scale * models.parameters(models.tensors("vgg19"))
         charged_s = elements * 4 * (2 + 2) * charge.ns_per_byte / 1e9
         assert charged_s / 0.08 / 0.5 == pytest.approx(0.38)
