@@ -8,7 +8,9 @@ from typing import Annotated
 import typer
 
 from slackwater.cli import compiling, drain, memory, model, operate, show, up, where
+from slackwater.cli.doctor import doctor
 from slackwater.cli.outcome import logs_to_stderr
+from slackwater.cli.submit import submit
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -35,9 +37,9 @@ def run(
 
 app.callback()(where.identify)
 app.command()(up.up)
-app.command()(operate.submit)
+app.command()(submit)
 app.command()(operate.cancel)
-app.command()(operate.doctor)
+app.command()(doctor)
 app.command(name="compile")(compiling.compile_all)
 app.command()(show.jobs)
 app.command()(show.job)

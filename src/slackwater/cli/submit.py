@@ -1,0 +1,115 @@
+"""`slackwater submit`: hand a job to the cluster."""
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from slackwater.cli.outcome import out, print_json, reported
+from slackwater.cli.show import Json, Url, with_client
+from slackwater.common.errors import Rejected
+from slackwater.loadgen.replay.workload import COMPUTE_S, emulated
+from slackwater.schemas.base import ID_PATTERN
+from slackwater.schemas.jobs import Consistency, JobSpec
+
+
+def submit(
+    id: Annotated[str, typer.Option(help="The job's id; submitting it again changes nothing.")],
+    program: Annotated[
+        list[str] | None,
+        typer.Argument(help="The command that each worker runs, after --, as its node finds it."),
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="An emulated network, e.g. vgg19.")] = None,
+    file: Annotated[Path | None, typer.Option(help="A JobSpec as JSON instead.")] = None,
+    workers: Annotated[int, typer.Option(min=1, max=64)] = 2,
+    servers: Annotated[int, typer.Option(min=1, max=64)] = 2,
+    iterations: Annotated[int, typer.Option(min=1)] = 100,
+    compute_s: Annotated[
+        float | None, typer.Option(help="Seconds of computing per iteration.")
+    ] = None,
+    bytes_scale: Annotated[float, typer.Option(help="Share of the real tensors' sizes.")] = 0.2,
+    consistency: Annotated[
+        str, typer.Option(help="synchronous, asynchronous or stale-synchronous.")
+    ] = "synchronous",
+    staleness: Annotated[
+        int, typer.Option(min=0, max=1000, help="Of stale-synchronous: iterations ahead, at most.")
+    ] = 0,
+    tenant: Annotated[str, typer.Option(help="On whose account it runs.")] = "",
+    seed: int = 0,
+    url: Url = None,
+    json: Json = False,
+) -> None:
+    """Submit a job; returns once it is stored."""
+    mode = _consistency(consistency)
+    with reported():
+        if file is not None:
+            spec = _from_file(file, id)
+        elif program:
+            spec = JobSpec(
+                id=id, model=model or "", workers=workers, servers=servers, seed=seed,
+                iterations=iterations, program=tuple(program),
+                consistency=mode, staleness=staleness,
+            )  # fmt: skip
+        elif model is not None:
+            spec = emulated(
+                id,
+                model,
+                workers=workers,
+                servers=servers,
+                iterations=iterations,
+                compute_s=compute_s if compute_s is not None else COMPUTE_S.get(model, 1.0),
+                bytes_scale=bytes_scale,
+                seed=seed,
+                consistency=mode,
+                staleness=staleness,
+            )
+        else:
+            raise Rejected("nothing to submit: give --model NAME, --file SPEC.json or -- PROGRAM")
+        if tenant:
+            spec = msgspec.structs.replace(spec, tenant=tenant)
+        _check(spec, bytes_scale, compute_s)
+    _store(spec, url, json)
+
+
+def _store(spec: JobSpec, url: str | None, json: bool) -> None:
+    with_client(url, lambda client: client.submit(spec))
+    if json:
+        print_json(spec)
+    else:
+        out.print(f"job {spec.id} is stored")
+
+
+def _from_file(file: Path, id: str) -> JobSpec:
+    """Raises Rejected."""
+    try:
+        spec = msgspec.json.decode(file.read_bytes(), type=JobSpec)
+    except msgspec.MsgspecError as error:
+        raise Rejected(f"{file}: {error}") from error
+    if spec.id != id:
+        raise Rejected(f"--id {id}: {file} says id {spec.id}; use one id")
+    return spec
+
+
+def _check(spec: JobSpec, bytes_scale: float, compute_s: float | None) -> None:
+    """What would only fail once the job runs, or at the master. Raises Rejected."""
+    if re.fullmatch(ID_PATTERN, spec.id) is None:
+        raise Rejected(
+            f"--id {spec.id!r}: an id has letters, digits, - and _, at most 63 in all, and begins "
+            "with a letter or digit"
+        )
+    if len(spec.tenant) > 64:
+        raise Rejected(f"--tenant: a name has at most 64 characters, this one {len(spec.tenant)}")
+    if not 0 < bytes_scale <= 1:
+        raise Rejected(f"--bytes-scale {bytes_scale:g}: give a number above 0 and at most 1")
+    if compute_s is not None and compute_s < 0:
+        raise Rejected(f"--compute-s {compute_s:g}: give 0 or more seconds")
+
+
+def _consistency(given: str) -> Consistency:
+    try:
+        mode: Consistency = msgspec.convert(given, Consistency)
+    except msgspec.ValidationError as error:
+        raise typer.BadParameter(f"--consistency {given!r}: {error}") from error
+    return mode
