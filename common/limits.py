@@ -353,6 +353,10 @@ SERIES_BINS: Final = 400
 # Performance models
 MODEL_WORKERS_MAX: Final = 100_000
 """Workers of one job in the queueing model (one step of the recursion each)."""
+MODEL_BLOCKS: Final = 200
+"""Cruise divides training data into 200 blocks (section 3.4.6)."""
+MODEL_TIME_LIMIT_S: Final = 60.0
+"""Seconds that the search for a configuration of different machines may take."""
 MODEL_STEP_S_MIN: Final = 1e-12
 MODEL_MACHINES_MAX: Final = 100_000
 """Machines that the cost model shares out between workers and servers."""

@@ -40,9 +40,6 @@ from slackwater.common.models.cost import (
 )
 
 Floats = NDArray[np.float64]
-BLOCKS: Final = 200
-"""The paper divides training data into 200 blocks (section 3.4.6)."""
-TIME_LIMIT_S: Final = 60.0
 SMOOTHINGS_MAX: Final = 50
 SMOOTHING_GAIN: Final = 1e-9
 
@@ -62,8 +59,8 @@ def different_optimum(
     training: Training,
     machines: Sequence[Machine],
     *,
-    blocks: int = BLOCKS,
-    time_limit_s: float = TIME_LIMIT_S,
+    blocks: int = limits.MODEL_BLOCKS,
+    time_limit_s: float = limits.MODEL_TIME_LIMIT_S,
     gap: float = 1e-4,
     whole_blocks: bool = False,
 ) -> Configuration:

@@ -11,9 +11,9 @@ import typer
 from rich.console import JustifyMethod
 from rich.table import Table
 
+from slackwater.cli.options import Json
 from slackwater.cli.outcome import FAILED, err, out, print_json, reported, run
 from slackwater.cli.progress import progress
-from slackwater.cli.show import Json
 from slackwater.common.client import connect
 from slackwater.common.embedded import ClusterOptions, EmbeddedCluster, fit_cpu_share
 from slackwater.loadgen.replay import calibrate, demo, experiment, page, report

@@ -3,8 +3,8 @@
 import typer
 from rich.table import Table
 
+from slackwater.cli.options import Json
 from slackwater.cli.outcome import DATA_ERROR, err, out, print_json
-from slackwater.cli.show import Json
 
 
 def doctor(json: Json = False) -> None:

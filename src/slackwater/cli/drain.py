@@ -7,8 +7,9 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from slackwater.cli.options import Json, Url
 from slackwater.cli.outcome import FAILED, err, out, print_json, reported
-from slackwater.cli.show import Json, Url, with_client
+from slackwater.cli.show import with_client
 from slackwater.common.client import Client
 from slackwater.common.errors import Rejected
 from slackwater.schemas.cluster import DrainProgress

@@ -7,10 +7,10 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from slackwater.cli.options import Json
 from slackwater.cli.outcome import INCONCLUSIVE, err, reported, run
 from slackwater.cli.progress import progress
 from slackwater.cli.replay import POLICY_HELP, above_zero, conclude, policy_named
-from slackwater.cli.show import Json
 from slackwater.common.bus.access import shown
 from slackwater.common.embedded import ClusterOptions, fit_cpu_share
 from slackwater.common.errors import Rejected

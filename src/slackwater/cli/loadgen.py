@@ -3,16 +3,18 @@ before anything loads a library that would take all cores."""
 
 import os
 
-from slackwater.common import threads
+from slackwater.cli import interrupting
 
 
 def main() -> None:
+    interrupting.at_once()
+    from slackwater.common import threads
+
     os.environ.update(threads.one_each(os.environ))
-    from slackwater.cli.outcome import logs_to_stderr
+    from slackwater.cli.program import run
     from slackwater.cli.workloads import app
 
-    logs_to_stderr()
-    app()
+    run(app, "loadgen")
 
 
 if __name__ == "__main__":

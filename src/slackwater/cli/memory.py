@@ -14,8 +14,10 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 
+from slackwater.cli.options import Json, Url
 from slackwater.cli.outcome import out, print_json, reported
-from slackwater.cli.show import REFRESH_S, Json, Url, with_client
+from slackwater.cli.program import group
+from slackwater.cli.show import REFRESH_S, with_client
 from slackwater.cli.sizes import human, size_bytes
 from slackwater.cli.where import credentials, resolve
 from slackwater.common import codec, limits
@@ -42,11 +44,7 @@ from slackwater.schemas.memory import (
 if TYPE_CHECKING:
     from slackwater.memory.export import Exporter
 
-app = typer.Typer(
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    help="Remote memory: block devices in the idle memory of other machines.",
-)
+app = group("Remote memory: block devices in the idle memory of other machines.")
 _LISTEN_S = 2.2
 """Longer than two heartbeats: who is there has been heard by then."""
 _WHO = "`slackwater memory top`"

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
+from slackwater.cli.options import Json, Url
 from slackwater.cli.outcome import out, print_json, reported
-from slackwater.cli.show import Json, Url
 from slackwater.cli.sizes import size_bytes
 from slackwater.cli.where import credentials, resolve
 from slackwater.common.bus.access import shown

@@ -7,51 +7,40 @@ slackwater model configure --instances 1e6 --batch 1000 --model-bytes 2.5e8
 slackwater model configure ... --machine 28x.0006:1.6e8 --machine 4x.00025:6.3e8
 """
 
-from typing import Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 from rich.table import Table
 
-from slackwater.cli.outcome import out, print_json, reported
+from slackwater.cli.options import Json
+from slackwater.cli.outcome import USAGE, Usage, out, print_json, reported
+from slackwater.cli.program import group
 from slackwater.common import limits
-from slackwater.common.errors import Rejected
-from slackwater.common.models.cost import (
-    Configuration,
-    Machine,
-    Training,
-    even_configuration,
-    even_optimum,
-    pays,
-)
-from slackwater.common.models.cost_programme import BLOCKS, TIME_LIMIT_S, different_optimum
-from slackwater.common.models.queueing import Method, Solution, StepTimes, sharing_above, solve
 
-app = typer.Typer(
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    help="Performance models: throughput of asynchronous SGD, configuration of a cluster.",
-)
+if TYPE_CHECKING:  # They load numpy and scipy: seconds on a cold machine, for a --help.
+    from slackwater.common.models.cost import Configuration, Machine
+    from slackwater.common.models.queueing import Method, Solution, StepTimes
 
-Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+app = group("Performance models: throughput of asynchronous SGD, configuration of a cluster.")
 
 
 def _numbers(text: str, option: str) -> list[float]:
     try:
         return [float(part) for part in text.split(",")]
     except ValueError:
-        raise Rejected(
-            f"{option} is {text!r}; give a number, or one per worker: .03,.03,.2"
-        ) from None
+        raise Usage(f"{option} is {text!r}; give a number, or one per worker: .03,.03,.2") from None
 
 
-def _steps(times: dict[str, str], workers: int) -> list[StepTimes]:
+def _steps(times: dict[str, str], workers: int) -> "list[StepTimes]":
     """One entry per worker; a single number stands for all workers."""
+    from slackwater.common.models.queueing import StepTimes
+
     columns = {name: _numbers(text, f"--{name.replace('_', '-')}") for name, text in times.items()}
     longest = max(len(column) for column in columns.values())
     count = workers or longest
     for name, column in columns.items():
         if len(column) not in (1, count):
-            raise Rejected(
+            raise Usage(
                 f"--{name.replace('_', '-')} has {len(column)} values for {count} workers; give "
                 "one, or one per worker"
             )
@@ -76,16 +65,18 @@ def throughput(
     json: Json = False,
 ) -> None:
     """Mini-batches per second of asynchronous SGD with a parameter server (Lin et al.)."""
-    with reported():
+    from slackwater.common.models.queueing import sharing_above, solve
+
+    with reported(rejected=USAGE):
         if not 0 <= workers <= limits.MODEL_WORKERS_MAX or not 0 <= overlap_above < 1:
-            raise Rejected(
+            raise Usage(
                 f"--workers {workers} --overlap-above {overlap_above}; give 1 to "
                 f"{limits.MODEL_WORKERS_MAX} workers and a utilisation from 0 to below 1"
             )
         times = {"worker_s": worker_s, "server_s": server_s, "uplink_s": uplink_s,
                  "downlink_s": downlink_s}  # fmt: skip
         steps = _steps(times, workers)
-        chosen = cast(Method, method)  # Checked by solve.
+        chosen = cast("Method", method)  # Checked by solve.
         solution = solve(steps, chosen, servers=servers, sharing=sharing_above(overlap_above))
         alone = solve(steps[:1], chosen, servers=servers).throughput
         if json:
@@ -94,7 +85,7 @@ def throughput(
             _show_throughput(solution, alone)
 
 
-def _throughput_document(solution: Solution, servers: int, alone: float) -> dict[str, Any]:
+def _throughput_document(solution: "Solution", servers: int, alone: float) -> dict[str, Any]:
     return {
         "workers": solution.workers,
         "servers": servers,
@@ -108,7 +99,7 @@ def _throughput_document(solution: Solution, servers: int, alone: float) -> dict
     }
 
 
-def _show_throughput(solution: Solution, alone: float) -> None:
+def _show_throughput(solution: "Solution", alone: float) -> None:
     table = Table(title=f"{solution.workers} workers, {solution.method} ({solution.solver})")
     table.add_column("figure")
     table.add_column("value", justify="right")
@@ -136,39 +127,66 @@ def configure(
     now_workers: Annotated[
         int, typer.Option(help="Workers now (machines alike): is a change worth it?")
     ] = 0,
-    blocks: Annotated[int, typer.Option(help="Blocks the data moves in.")] = BLOCKS,
-    time_limit_s: Annotated[float, typer.Option(help="Of the programme.")] = TIME_LIMIT_S,
+    blocks: Annotated[int, typer.Option(help="Blocks the data moves in.")] = limits.MODEL_BLOCKS,
+    time_limit_s: Annotated[
+        float, typer.Option(help="Of the programme.")
+    ] = limits.MODEL_TIME_LIMIT_S,
     json: Json = False,
 ) -> None:
     """Workers, servers and shares with the shortest epoch (Cruise)."""
-    with reported():
-        training = Training(instances=instances, batch=batch, model_bytes=model_bytes)
+    with reported(rejected=USAGE):
         kinds = [_kind(text) for text in machine or ()]
         if bool(kinds) == bool(machines):
-            raise Rejected("give either --machines with their times, or --machine for each kind")
-        gain = None
-        if len({kind for _, kind in kinds}) > 1:
-            if now_workers:
-                raise Rejected("--now-workers is for machines alike; leave it out")
-            cluster = [kind for count, kind in kinds for _ in range(count)]
-            found = different_optimum(training, cluster, blocks=blocks, time_limit_s=time_limit_s)
-            solver = "milp"
+            raise Usage("give either --machines with their times, or --machine for each kind")
+        if not kinds:
+            kinds = [_machines(machines, instance_s, bytes_per_s)]
+        different = len({kind for _, kind in kinds}) > 1
+        if different and now_workers:
+            raise Usage("--now-workers is for machines alike; leave it out")
+        numbers = {"instances": instances, "batch": batch, "model_bytes": model_bytes}
+        if different:
+            document = _of_different(numbers, kinds, blocks, time_limit_s)
         else:
-            alike = kinds[0][1] if kinds else Machine(instance_s, bytes_per_s)
-            count = machines or sum(number for number, _ in kinds)
-            found = even_optimum(training, alike, count)
-            solver = "closed-form"
-            if now_workers:
-                now = even_configuration(training, alike, count, now_workers)
-                gain = (1 - found.epoch_s / now.epoch_s, pays(now.epoch_s, found.epoch_s))
-        document = _configuration_document(found, solver, gain)
+            document = _of_alike(numbers, kinds, now_workers)
         if json:
             print_json(document)
         else:
             _show_configuration(document)
 
 
-def _kind(text: str) -> tuple[int, Machine]:
+def _of_different(
+    numbers: dict[str, float], kinds: "list[tuple[int, Machine]]", blocks: int, limit_s: float
+) -> dict[str, Any]:
+    from slackwater.common.models.cost import Training
+    from slackwater.common.models.cost_programme import different_optimum
+
+    cluster = [kind for count, kind in kinds for _ in range(count)]
+    found = different_optimum(Training(**numbers), cluster, blocks=blocks, time_limit_s=limit_s)
+    return _configuration_document(found, "milp", None)
+
+
+def _of_alike(
+    numbers: dict[str, float], kinds: "list[tuple[int, Machine]]", now_workers: int
+) -> dict[str, Any]:
+    from slackwater.common.models import cost
+
+    training, alike = cost.Training(**numbers), kinds[0][1]
+    count = sum(number for number, _ in kinds)
+    found = cost.even_optimum(training, alike, count)
+    gain = None
+    if now_workers:
+        now = cost.even_configuration(training, alike, count, now_workers)
+        gain = (1 - found.epoch_s / now.epoch_s, cost.pays(now.epoch_s, found.epoch_s))
+    return _configuration_document(found, "closed-form", gain)
+
+
+def _machines(count: int, instance_s: float, bytes_per_s: float) -> "tuple[int, Machine]":
+    from slackwater.common.models.cost import Machine
+
+    return count, Machine(instance_s, bytes_per_s)
+
+
+def _kind(text: str) -> "tuple[int, Machine]":
     count, cross, times = text.partition("x")
     try:
         instance_s, rate = map(float, times.split(":"))
@@ -176,12 +194,12 @@ def _kind(text: str) -> tuple[int, Machine]:
     except ValueError:
         number, cross = 0, ""
     if not cross or number < 1:
-        raise Rejected(f"--machine {text!r}: write COUNTxINSTANCE_S:BYTES_PER_S, as 28x.001:1.6e8")
-    return number, Machine(instance_s, rate)
+        raise Usage(f"--machine {text!r}: write COUNTxINSTANCE_S:BYTES_PER_S, as 28x.001:1.6e8")
+    return _machines(number, instance_s, rate)
 
 
 def _configuration_document(
-    found: Configuration, solver: str, gain: tuple[float, bool] | None
+    found: "Configuration", solver: str, gain: tuple[float, bool] | None
 ) -> dict[str, Any]:
     document: dict[str, Any] = {
         "workers": found.worker_count,

@@ -1,7 +1,8 @@
 """What changes the jobs of a cluster."""
 
+from slackwater.cli.options import Json, Url
 from slackwater.cli.outcome import out, print_json
-from slackwater.cli.show import Json, Url, with_client
+from slackwater.cli.show import with_client
 
 
 def cancel(id: str, url: Url = None, json: Json = False) -> None:

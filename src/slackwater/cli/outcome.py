@@ -30,15 +30,20 @@ from slackwater.common.errors import (
 T = TypeVar("T")
 
 FAILED: Final = 1
+USAGE: Final = 2
 INCONCLUSIVE: Final = 3
 DATA_ERROR: Final = 65
 UNAVAILABLE: Final = 69
 TRY_LATER: Final = 75
 CONFIG_ERROR: Final = 78
-INTERRUPTED: Final = 130
 
 out = Console(width=None if sys.stdout.isatty() else 120)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+class Usage(Rejected):
+    """The command line itself is at fault: an option's value, or options that exclude each other
+    or would do nothing."""
 
 
 def logs_to_stderr() -> None:
@@ -48,6 +53,8 @@ def logs_to_stderr() -> None:
 
 def exit_code(error: SlackwaterError) -> int:
     match error:
+        case Usage():
+            return USAGE
         case Unavailable():
             return UNAVAILABLE
         case Retryable():
@@ -61,14 +68,15 @@ def exit_code(error: SlackwaterError) -> int:
 
 
 @contextmanager
-def reported() -> Iterator[None]:
+def reported(rejected: int = DATA_ERROR) -> Iterator[None]:
     """Expected errors become one line on stderr and an exit code; anything else is a bug and
-    keeps its traceback."""
+    keeps its traceback. `rejected`: the code where only options can be refused."""
     try:
         yield
     except SlackwaterError as error:
         err.print(f"error: {error}", markup=False)
-        raise typer.Exit(exit_code(error)) from error
+        code = exit_code(error)
+        raise typer.Exit(rejected if code == DATA_ERROR else code) from error
     except FileNotFoundError as error:
         err.print(f"error: {error.filename}: no such file", markup=False)
         raise typer.Exit(DATA_ERROR) from error
@@ -78,9 +86,6 @@ def reported() -> Iterator[None]:
     except (PermissionError, IsADirectoryError, NotADirectoryError) as error:
         err.print(f"error: {error.filename}: {error.strerror}; name another", markup=False)
         raise typer.Exit(DATA_ERROR) from error
-    except KeyboardInterrupt as error:
-        err.print("interrupted")
-        raise typer.Exit(INTERRUPTED) from error
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:

@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from slackwater.cli.options import Json, Url
 from slackwater.cli.outcome import FAILED, err, out, print_json, reported, run
 from slackwater.cli.progress import progress
-from slackwater.cli.show import Json, Url
 from slackwater.cli.where import credentials, resolve
 from slackwater.common.bus.access import shown
 from slackwater.common.client import connect

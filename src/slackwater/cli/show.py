@@ -11,6 +11,8 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
+from slackwater.cli.options import Json as Json
+from slackwater.cli.options import Url as Url
 from slackwater.cli.outcome import out, print_json, reported
 from slackwater.cli.where import credentials, resolve
 from slackwater.common.bus.base import Delivery
@@ -19,8 +21,6 @@ from slackwater.schemas.cluster import AggregatorInfo
 from slackwater.schemas.jobs import JobRecord, JobSpec, JobState, TenantInfo
 
 T = TypeVar("T")
-Url = Annotated[str | None, typer.Option(help="The bus, e.g. nats://127.0.0.1:4222.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
 REFRESH_S = 1.0
 
 

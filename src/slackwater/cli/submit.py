@@ -7,8 +7,9 @@ from typing import Annotated
 import msgspec
 import typer
 
+from slackwater.cli.options import Json, Url
 from slackwater.cli.outcome import out, print_json, reported
-from slackwater.cli.show import Json, Url, with_client
+from slackwater.cli.show import with_client
 from slackwater.common.errors import Rejected
 from slackwater.loadgen.replay.workload import COMPUTE_S, emulated
 from slackwater.schemas.base import ID_PATTERN
@@ -31,7 +32,8 @@ def submit(
     ] = None,
     bytes_scale: Annotated[float, typer.Option(help="Share of the real tensors' sizes.")] = 0.2,
     consistency: Annotated[
-        str, typer.Option(help="synchronous, asynchronous or stale-synchronous.")
+        Consistency,
+        typer.Option(help="When a gradient is applied, and whom a worker waits for."),
     ] = "synchronous",
     staleness: Annotated[
         int, typer.Option(min=0, max=1000, help="Of stale-synchronous: iterations ahead, at most.")
@@ -42,7 +44,6 @@ def submit(
     json: Json = False,
 ) -> None:
     """Submit a job; returns once it is stored."""
-    mode = _consistency(consistency)
     with reported():
         if file is not None:
             spec = _from_file(file, id)
@@ -50,7 +51,7 @@ def submit(
             spec = JobSpec(
                 id=id, model=model or "", workers=workers, servers=servers, seed=seed,
                 iterations=iterations, program=tuple(program),
-                consistency=mode, staleness=staleness,
+                consistency=consistency, staleness=staleness,
             )  # fmt: skip
         elif model is not None:
             spec = emulated(
@@ -62,7 +63,7 @@ def submit(
                 compute_s=compute_s if compute_s is not None else COMPUTE_S.get(model, 1.0),
                 bytes_scale=bytes_scale,
                 seed=seed,
-                consistency=mode,
+                consistency=consistency,
                 staleness=staleness,
             )
         else:
@@ -105,11 +106,3 @@ def _check(spec: JobSpec, bytes_scale: float, compute_s: float | None) -> None:
         raise Rejected(f"--bytes-scale {bytes_scale:g}: give a number above 0 and at most 1")
     if compute_s is not None and compute_s < 0:
         raise Rejected(f"--compute-s {compute_s:g}: give 0 or more seconds")
-
-
-def _consistency(given: str) -> Consistency:
-    try:
-        mode: Consistency = msgspec.convert(given, Consistency)
-    except msgspec.ValidationError as error:
-        raise typer.BadParameter(f"--consistency {given!r}: {error}") from error
-    return mode

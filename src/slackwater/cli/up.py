@@ -8,8 +8,8 @@ from typing import Annotated, Final
 import typer
 
 from slackwater.cli import where
+from slackwater.cli.options import Json
 from slackwater.cli.outcome import err, out, print_json, reported
-from slackwater.cli.show import Json
 from slackwater.cli.sizes import size_bytes
 from slackwater.common.bus.access import address_file, shown
 from slackwater.common.embedded import ClusterOptions, EmbeddedCluster, Supervisor

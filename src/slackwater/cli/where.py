@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from slackwater.cli import usage
 from slackwater.common.bus.access import VARIABLES, Credentials, address_file, shown
 from slackwater.common.errors import Unavailable
 from slackwater.common.holding import Holding
@@ -51,16 +52,33 @@ def resolve(url: str | None) -> str:
 
 
 def identify(
-    user: Annotated[str, typer.Option(envvar=VARIABLES["user"], help="Of the bus.")] = "",
+    user: Annotated[
+        str, typer.Option(envvar=VARIABLES["user"], help="Talk to the bus as this user.")
+    ] = "",
     password: Annotated[
         str,
-        typer.Option(envvar=VARIABLES["password"], help="Of that user; better in the variable."),
+        typer.Option(
+            envvar=VARIABLES["password"],
+            help="Give that user's password; others cannot see it in the variable.",
+        ),
     ] = "",
-    token: Annotated[str, typer.Option(envvar=VARIABLES["token"], help="Instead of a user.")] = "",
-    creds: Annotated[str, typer.Option(envvar=VARIABLES["creds"], help="A .creds file.")] = "",
-    nkey: Annotated[str, typer.Option(envvar=VARIABLES["nkey"], help="An nkey seed file.")] = "",
+    token: Annotated[
+        str, typer.Option(envvar=VARIABLES["token"], help="Give a token instead of a user.")
+    ] = "",
+    creds: Annotated[
+        str, typer.Option(envvar=VARIABLES["creds"], help="Use a .creds file of NATS.")
+    ] = "",
+    nkey: Annotated[
+        str, typer.Option(envvar=VARIABLES["nkey"], help="Use an nkey seed file of NATS.")
+    ] = "",
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=usage.version, is_eager=True, help="Print the version and exit."
+        ),
+    ] = False,
 ) -> None:
-    """The options before a command: as whom it talks to the bus, as the NATS CLI names it."""
+    """Take the options before a command: as whom it talks to the bus, as the NATS CLI names it."""
     _identity.set(Credentials(user=user, password=password, token=token, creds=creds, nkey=nkey))
 
 

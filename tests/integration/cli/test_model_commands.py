@@ -82,6 +82,6 @@ def test_people_get_a_table() -> None:
 )
 def test_bad_input_is_one_line(words: list[str], named: str) -> None:
     result = CliRunner().invoke(app, words)
-    assert result.exit_code == 65
+    assert result.exit_code == 2
     assert named in result.stderr
     assert result.stderr.count("\n") == 1

@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from slackwater.cli import show
-from slackwater.cli.main import app
+from slackwater.cli.commands import app
 from slackwater.schemas.jobs import TenantInfo
 
 

@@ -1,0 +1,25 @@
+"""The commands of `slackwater`, and where each is written."""
+
+from slackwater.cli.program import program
+
+app = program(
+    "Put a deep-learning cluster's slack to work: run the services, submit jobs, see what they do.",
+    {
+        "up": "slackwater.cli.up:up",
+        "run": "slackwater.cli.serve:serve",
+        "submit": "slackwater.cli.submit:submit",
+        "cancel": "slackwater.cli.operate:cancel",
+        "jobs": "slackwater.cli.show:jobs",
+        "job": "slackwater.cli.show:job",
+        "aggregators": "slackwater.cli.show:aggregators",
+        "drain": "slackwater.cli.drain:drain",
+        "tenants": "slackwater.cli.show:tenants",
+        "top": "slackwater.cli.show:top",
+        "tap": "slackwater.cli.show:tap",
+        "doctor": "slackwater.cli.doctor:doctor",
+        "compile": "slackwater.cli.compiling:compile_all",
+        "completion": "slackwater.cli.completion:completion",
+        "model": "slackwater.cli.model:app",
+        "memory": "slackwater.cli.memory:app",
+    },
+)
