@@ -72,7 +72,18 @@ class Client:
         await self.master("cancel", jobs.CancelJob(job=job), Ok)
 
     async def job(self, job: str) -> jobs.JobRecord:
-        return (await self.master("get", jobs.GetJob(job=job), jobs.JobInfo)).job
+        return (await self.job_info(job)).job
+
+    async def job_info(self, job: str) -> jobs.JobInfo:
+        """The record, and how far the job is."""
+        return await self.master("get", jobs.GetJob(job=job), jobs.JobInfo)
+
+    async def job_page(
+        self, state: jobs.JobState | None = None, tenant: str | None = None, offset: int = 0
+    ) -> jobs.JobList:
+        """Those that are active first, with how far they are; at most LIST_JOBS_MAX."""
+        message = jobs.ListJobs(state=state, tenant=tenant, offset=offset, order="active")
+        return await self.master("list", message, jobs.JobList)
 
     async def jobs(self, state: jobs.JobState | None = None) -> tuple[jobs.JobRecord, ...]:
         return (await self.master("list", jobs.ListJobs(state=state), jobs.JobList)).jobs

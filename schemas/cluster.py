@@ -40,6 +40,7 @@ Aggregators = Annotated[tuple[AggregatorId, ...], msgspec.Meta(max_length=1024)]
 ARRIVED_MAX: Final = 512
 WAITING_JOBS_MAX: Final = 200
 WAITING_CHARS_MAX: Final = 512
+PLACED_JOBS_MAX: Final = 500
 TENANTS_MAX: Final = 1000
 
 
@@ -286,6 +287,25 @@ class TenantUse(Record, kw_only=True, frozen=True):
         )
 
 
+class PlacedJob(Record, kw_only=True, frozen=True, array_like=True):
+    """Where a job is and what it loses, as its controller knows it."""
+
+    at: Annotated[
+        tuple[Annotated[int, msgspec.Meta(ge=0, lt=1024)], ...], msgspec.Meta(max_length=1024)
+    ]
+    """Its aggregators: places in `ClusterReport.aggregators`."""
+    phase: Name = ""
+    """Of its placement: hosting, profiling, moving or steady."""
+    moves: Count = 0
+    """Migrations so far."""
+    loss: Finite | None = None
+    """Of the speed that it was profiled to, in its last monitor window; below 0: it is faster."""
+
+    def __post_init__(self) -> None:
+        if self.loss is not None:
+            bound(self, "loss")
+
+
 class ClusterReport(Message, kw_only=True, frozen=True, tag="cluster.report"):
     """sw.v1.tel.controller.<cluster>.report: what the master's best-fit choice needs."""
 
@@ -303,6 +323,14 @@ class ClusterReport(Message, kw_only=True, frozen=True, tag="cluster.report"):
     """Jobs that wait -> why; no more of them than fit into a message."""
     tenants: Annotated[tuple[TenantUse, ...], msgspec.Meta(max_length=TENANTS_MAX)] = ()
     """Of those that have jobs in the cluster; no more than fit into a message."""
+    placed: Annotated[dict[JobId, PlacedJob], msgspec.Meta(max_length=PLACED_JOBS_MAX)] = (
+        msgspec.field(default_factory=dict)
+    )
+    """Jobs that have their places. Where there are more, each report tells of the next ones."""
+    drains: Annotated[dict[AggregatorId, Name], msgspec.Meta(max_length=1024)] = msgspec.field(
+        default_factory=dict
+    )
+    """Aggregators that are being emptied -> draining, late or drained."""
     at_s: Seconds
 
     def __post_init__(self) -> None:
@@ -317,6 +345,8 @@ class AggregatorInfo(Record, kw_only=True, frozen=True):
     record: AggregatorRecord
     alive: bool
     heartbeat: AggregatorHeartbeat | None = None
+    drain: Name = ""
+    """draining, late or drained: it is being emptied by an operator's order; empty: it is not."""
 
 
 class AggregatorList(Message, kw_only=True, frozen=True, tag="aggregator.list-reply"):

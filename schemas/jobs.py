@@ -10,6 +10,8 @@ import msgspec
 
 from slackwater.schemas.base import (
     COUNT_MAX,
+    SECONDS_MAX,
+    AggregatorId,
     ClusterId,
     Count,
     Finite,
@@ -148,6 +150,47 @@ class JobRecord(Record, kw_only=True, frozen=True):
         cut_texts(self)
 
 
+class RankProgress(Record, kw_only=True, frozen=True):
+    """How far one rank is."""
+
+    rank: Rank
+    iteration: Count = 0
+    """The last that ended."""
+    speed: Seconds = 0.0
+    """Iterations a second, over the last seconds."""
+    heard_s: Seconds = 0.0
+    """When its Agent last reported."""
+
+
+class JobProgress(Record, kw_only=True, frozen=True):
+    """How far a job is, how fast, and where: known to the master that leads, and not stored."""
+
+    iteration: Count = 0
+    """The last that ended on every rank."""
+    iterations: Count = 0
+    """How many it does; 0: its program counts for itself."""
+    speed: Seconds = 0.0
+    """Iterations a second of its slowest rank, over the last seconds; 0: not known."""
+    eta_s: Seconds | None = None
+    """Seconds until its last iteration at this speed; None: not known."""
+    loss: Finite | None = None
+    """Of its profiled speed, in its last monitor window; below 0: faster; None: not measured."""
+    phase: Name = ""
+    """Of its placement: hosting, profiling, moving or steady; empty: it has none."""
+    moves: Count = 0
+    """Migrations so far."""
+    aggregators: Annotated[tuple[AggregatorId, ...], msgspec.Meta(max_length=1024)] = ()
+    updated_s: Seconds = 0.0
+    """When an Agent of it last reported; 0: none did to this master."""
+    ranks: Annotated[tuple[RankProgress, ...], msgspec.Meta(max_length=64)] = ()
+    """Those that have reported; only in the answer to GetJob."""
+
+    def __post_init__(self) -> None:
+        for name in ("speed", "eta_s"):
+            if getattr(self, name) is not None:
+                bound(self, name, most=SECONDS_MAX)
+
+
 # Requests to the master ------------------------------------------------------------------------
 
 
@@ -166,10 +209,17 @@ class GetJob(Message, kw_only=True, frozen=True, tag="job.get"):
 
 
 class ListJobs(Message, kw_only=True, frozen=True, tag="job.list"):
-    """Newest first, without results, at most LIST_JOBS_MAX from `offset` on."""
+    """Newest first, without results, at most LIST_JOBS_MAX from `offset` on.
+
+    `order` active: those that run, then those that wait, in the order of their submission, then
+    those that ended, the latest first.
+    """
 
     state: JobState | None = None
     offset: Count = 0
+    tenant: Annotated[str, msgspec.Meta(max_length=64)] | None = None
+    """Only this tenant's."""
+    order: Literal["newest", "active"] = "newest"
 
 
 class RegisterJob(Message, kw_only=True, frozen=True, tag="job.register"):
@@ -219,11 +269,20 @@ class JobRegistered(Message, kw_only=True, frozen=True, tag="job.registered"):
 
 class JobInfo(Message, kw_only=True, frozen=True, tag="job.info"):
     job: JobRecord
+    progress: JobProgress | None = None
+    """None: no Agent and no controller has said anything of it to this master."""
 
 
 class JobList(Message, kw_only=True, frozen=True, tag="job.list-reply"):
     jobs: Annotated[tuple[JobRecord, ...], msgspec.Meta(max_length=10_000)]
     total: Count = 0
+    """Jobs that match, on all pages."""
+    progress: Annotated[dict[JobId, JobProgress], msgspec.Meta(max_length=10_000)] = msgspec.field(
+        default_factory=dict
+    )
+    """Of those of the page of which something is known."""
+    counts: dict[JobState, Count] = msgspec.field(default_factory=dict)
+    """State -> jobs, of the tenant that was asked for, whatever the state that was."""
 
 
 class TenantInfo(Record, kw_only=True, frozen=True):

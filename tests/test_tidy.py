@@ -34,7 +34,7 @@ PURE_BANNED = {"asyncio", "os", "time", "socket", "subprocess", "threading", "na
 
 PURE_MODULES = {
     "core", "config", "schedule", "turns", "clusters", "pool", "snapshot", "state", "events",
-    "eviction", "drained",
+    "eviction", "drained", "progress",
 }  # fmt: skip
 """Of a service: what decides beside its policies, and may run under the simulator's event heap."""
 

@@ -6,6 +6,7 @@ good is adopted. Both follow from the present state and are simply asked again u
 crash between a decision and its approval leaks nothing.
 """
 
+from bisect import bisect_right
 from itertools import islice
 
 from slackwater.common.effects import Publish
@@ -13,6 +14,7 @@ from slackwater.common.limits import HEARTBEAT_S, LOST_AFTER_S
 from slackwater.schemas import subjects
 from slackwater.schemas.base import AggregatorId, JobId, Message, Ok, Refused
 from slackwater.schemas.cluster import (
+    PLACED_JOBS_MAX,
     TENANTS_MAX,
     WAITING_CHARS_MAX,
     WAITING_JOBS_MAX,
@@ -24,12 +26,13 @@ from slackwater.schemas.cluster import (
     ClusterReport,
     DeallocateAggregators,
     ListAggregators,
+    PlacedJob,
     TenantUse,
 )
 from slackwater.schemas.placement import WorkerDone
 from slackwater.services.controller import assigning, hosting, moving
 from slackwater.services.controller.snapshot import free_parts, shared
-from slackwater.services.controller.state import Asked, State, numbered
+from slackwater.services.controller.state import Asked, Job, State, numbered
 
 
 def heard(state: State, heartbeat: AggregatorHeartbeat, now_s: float) -> None:
@@ -218,26 +221,60 @@ def report(state: State, now_s: float) -> None:
         for job in state.living()
         if job.record.profile is not None and job.record.places and not job.record.temporary
     )
+    ours = tuple(id for id in sorted(state.aggregators) if state.aggregators[id].ours)
     message = ClusterReport(
         cluster=state.cluster,
         waiting=_waiting(state, now_s),
         free_cpu=free_cpu,
-        aggregators=tuple(id for id in sorted(state.aggregators) if state.aggregators[id].ours),
+        aggregators=ours,
         jobs=counted,
         tenants=_tenants(state),
+        placed=_placed(state, ours),
+        drains={id: drain.state for id, drain in state.drains.items()},
         at_s=now_s,
     )
     state.out.append(Publish(subjects.telemetry("controller", state.cluster, "report"), message))
+
+
+def _placed(state: State, ours: tuple[AggregatorId, ...]) -> dict[JobId, PlacedJob]:
+    """Where jobs are and what they lose: the next ones behind those of the last report."""
+    ids = sorted(id for id, job in state.jobs.items() if _has_places(job))
+    if len(ids) > PLACED_JOBS_MAX:
+        begin = bisect_right(ids, state.placed_told)
+        ids = (ids[begin:] + ids[:begin])[:PLACED_JOBS_MAX]
+        state.placed_told = ids[-1]
+    index = {id: number for number, id in enumerate(ours)}
+    found = {}
+    for id in ids:
+        job = state.jobs[id]
+        found[id] = PlacedJob(
+            at=tuple(sorted(index[home] for home in job.homes() if home in index)),
+            phase=job.record.phase,
+            moves=job.record.moves,
+            loss=_loss(job),
+        )
+    return found
+
+
+def _has_places(job: Job) -> bool:
+    return bool(job.record.places) and job.record.phase != "released"
+
+
+def _loss(job: Job) -> float | None:
+    """Of its profiled speed, by its last window; None: there was none."""
+    profile, window = job.record.profile, job.window
+    if profile is None or window is None or window.iteration_s <= 0.0:
+        return None
+    return 1.0 - profile.iteration_s / window.iteration_s
 
 
 def _tenants(state: State) -> tuple[TenantUse, ...]:
     """What each tenant's jobs used and lost, by their last windows."""
     found: dict[str, TenantUse] = {}
     for job in state.living():
-        profile, window = job.record.profile, job.window
-        if profile is None or window is None or window.iteration_s <= 0.0:
+        window, loss = job.window, _loss(job)
+        if window is None or loss is None:
             continue
-        loss = 1.0 - profile.iteration_s / window.iteration_s
         limit = job.record.loss_limit or state.config.loss_limit
         name = job.record.spec.tenant
         found[name] = found.get(name, TenantUse(tenant=name)) + TenantUse(

@@ -246,6 +246,8 @@ class State:
         self.turns_stale = True
         """A record changed since."""
         self.turns_told = 0
+        self.placed_told = JobId("")
+        """The last job of whose places the master was told, where not all fit into a report."""
         self.drains: dict[AggregatorId, AggregatorDrain] = {}
         self.unreadable: frozenset[str] = frozenset()
         """Jobs whose records are damaged: nothing of theirs is made, given away or dropped."""

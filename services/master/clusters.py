@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from math import ceil, floor
 
 from slackwater.common.limits import CLUSTERS_MAX, LOST_AFTER_S, MODELS_KNOWN_MAX
-from slackwater.schemas.base import ClusterId, JobId
+from slackwater.schemas.base import AggregatorId, ClusterId, JobId
 from slackwater.schemas.cluster import ClusterReport, TenantUse
 from slackwater.schemas.jobs import JobSpec
 from slackwater.schemas.placement import Profile
@@ -114,6 +114,15 @@ class Clusters:
         """Why the job waits there, by the controller's last report; empty: it does not."""
         entry = self._reports.get(cluster)
         return entry[0].waiting.get(job, "") if entry is not None else ""
+
+    def drains(self, now_s: float) -> dict[AggregatorId, str]:
+        """Aggregators that are being emptied: draining, late or drained."""
+        return {
+            id: state
+            for cluster, (report, _) in self._reports.items()
+            if self.alive(cluster, now_s)
+            for id, state in report.drains.items()
+        }
 
     def uses(self, now_s: float) -> dict[str, TenantUse]:
         """By tenant, summed over the clusters that live."""

@@ -9,9 +9,11 @@ receiver takes a repeated command for the one it has carried out.
     running     started, ended, and what is ordered         nodes       worker nodes and their slots
     pool        aggregators and their allocations           queued      jobs that wait for slots
     state       what is known                               waiting     why a job waits
+    progress    how far jobs are, and how fast
 """
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Collection
 from typing import Any
 
 from slackwater.common import limits
@@ -58,7 +60,7 @@ from slackwater.schemas.jobs import (
 from slackwater.schemas.telemetry import IterationsObserved, JobProfiled
 from slackwater.services.master import placing, running
 from slackwater.services.master.config import MasterConfig
-from slackwater.services.master.jobs import Job, dead, unknown
+from slackwater.services.master.jobs import Job, active_first, dead, newest_first, unknown
 from slackwater.services.master.pool import BUCKET as NODES_BUCKET
 from slackwater.services.master.state import JOBS_BUCKET, State, tenants
 from slackwater.services.master.waiting import brief, shown
@@ -77,7 +79,7 @@ class Master:
             FinishJob: self._finish,
             WorkerExited: self._worker_exited,
             ListTenants: self._tenants,
-            ListAggregators: lambda token, _, __: self.state.reply(token, pool.listing()),
+            ListAggregators: self._aggregators,
             AllocateAggregators: self._approve(pool.allocate),
             DeallocateAggregators: self._approve(pool.deallocate),
             AdoptAggregators: self._approve(pool.adopt),
@@ -149,15 +151,33 @@ class Master:
             state.reply(token, Refused(reason=unknown(message.job)))
             return
         (record,) = shown(state, [job], now_s)
-        state.reply(token, JobInfo(job=record))
+        progress = job.progress.shown(record.spec, now_s, by_rank=True, ended=job.ended)
+        state.reply(token, JobInfo(job=record, progress=progress))
 
     def _list(self, token: int, message: ListJobs, now_s: float) -> None:
         state = self.state
-        found = [job for job in state.jobs.values() if message.state in (None, job.record.state)]
-        found.sort(key=lambda job: (-job.record.submitted_s, job.id))
+        all_of: Collection[Job] = state.jobs.values()
+        if message.tenant is not None:
+            all_of = [job for job in all_of if job.record.spec.tenant == message.tenant]
+        found = [job for job in all_of if message.state in (None, job.record.state)]
+        found.sort(key=active_first if message.order == "active" else newest_first)
         page = found[message.offset : message.offset + limits.LIST_JOBS_MAX]
-        records = shown(state, page, now_s)
-        state.reply(token, JobList(jobs=tuple(map(brief, records)), total=len(found)))
+        records = tuple(map(brief, shown(state, page, now_s)))
+        told = (
+            (job.id, job.progress.shown(job.record.spec, now_s, by_rank=False, ended=job.ended))
+            for job in page
+        )
+        answer = JobList(
+            jobs=records,
+            total=len(found),
+            progress={id: progress for id, progress in told if progress is not None},
+            counts=dict(Counter(job.record.state for job in all_of)),
+        )
+        state.reply(token, answer)
+
+    def _aggregators(self, token: int, message: ListAggregators, now_s: float) -> None:
+        state = self.state
+        state.reply(token, state.pool.listing(state.clusters.drains(now_s)))
 
     def _tenants(self, token: int, message: ListTenants, now_s: float) -> None:
         self.state.reply(token, TenantList(tenants=tuple(tenants(self.state, now_s))))
@@ -222,6 +242,7 @@ class Master:
                     running.start_waiting(state, now_s)
             case ClusterReport():
                 state.clusters.heard(message, now_s)
+                self._placed(message)
             case JobProfiled():
                 job = state.jobs.get(message.job)
                 if job is not None:
@@ -232,10 +253,17 @@ class Master:
                     state.change(job, now_s, optimizer_state_lost=True)
             case IterationsObserved():
                 job = state.jobs.get(message.job)
-                if job is not None:
+                if job is not None and message.rank < job.record.spec.workers:
                     job.heard_s = now_s
+                    job.progress.reported(message, now_s)
             case _:
                 state.out.append(Log("unexpected", {"type": type(message).__name__}, "warning"))
+
+    def _placed(self, report: ClusterReport) -> None:
+        for id, placed in report.placed.items():
+            job = self.state.jobs.get(id)
+            if job is not None and job.record.cluster == report.cluster:
+                job.progress.told(placed, report.aggregators)
 
     def _tick(self, now_s: float) -> None:
         state = self.state

@@ -16,6 +16,7 @@ from slackwater.schemas.jobs import (
 )
 from slackwater.services.master.config import MasterConfig
 from slackwater.services.master.nodes import Nodes
+from slackwater.services.master.progress import Progress
 
 
 @dataclass(slots=True)
@@ -36,6 +37,7 @@ class Job:
     refusals: dict[str, str] = field(default_factory=dict)
     """Requests -> why the last one was refused, until one is carried out."""
     heard_s: float = 0.0
+    progress: Progress = field(default_factory=Progress)
     missing_since_s: dict[int, float] = field(default_factory=dict)
 
     @property
@@ -66,6 +68,18 @@ class Job:
 
 def waits_for_slots(record: JobRecord) -> bool:
     return record.state == "pending" and bool(record.spec.program)
+
+
+def newest_first(job: Job) -> tuple[float, JobId]:
+    return -job.record.submitted_s, job.id
+
+
+def active_first(job: Job) -> tuple[int, float, JobId]:
+    """Those that run, then those that wait, as submitted; then those that ended, latest first."""
+    record = job.record
+    if job.ended:
+        return 2, -record.finished_s, job.id
+    return int(record.state == "pending"), record.submitted_s, job.id
 
 
 def unknown(job: str) -> str:

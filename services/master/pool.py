@@ -10,7 +10,10 @@ anew elsewhere. A free one that holds anything is not given to anybody; the mast
 there, by the location epochs it was told, so that nothing newer can be hit.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
 
 import msgspec
 
@@ -34,6 +37,7 @@ from slackwater.schemas.placement import BucketHeld, BucketsHeld, DropJob, ListB
 BUCKET = "nodes"
 RETRY_S = 1.0
 CLEAN_BUDGET_S = 5.0
+NO_DRAINS: Final[Mapping[AggregatorId, str]] = MappingProxyType({})
 
 
 @dataclass(slots=True)
@@ -210,7 +214,8 @@ class Pool:
             effects += [Persist(BUCKET, id, record), self._event(record, "adopted", now_s)]
         return effects, Ok()
 
-    def listing(self) -> AggregatorList:
+    def listing(self, drains: Mapping[AggregatorId, str] = NO_DRAINS) -> AggregatorList:
+        """`drains`: which are being emptied, and how far that is."""
         ids = sorted(self._records.keys() | self._members.keys())
         infos = []
         for id in ids[:POOL_MAX]:
@@ -220,6 +225,7 @@ class Pool:
                     record=self._records.get(id) or AggregatorRecord(id=id),
                     alive=member is not None and member.alive,
                     heartbeat=member.heartbeat if member else None,
+                    drain=drains.get(id, ""),
                 )
             )
         return AggregatorList(aggregators=tuple(infos))

@@ -273,11 +273,15 @@ class Harness:
     def homes(self, id: str) -> list[str]:
         return [place.aggregator for place in self.stored[id].places]
 
-    def waiting(self) -> dict[str, str]:
-        """What the next report says of jobs that wait."""
+    def report(self) -> ClusterReport:
+        """The next one."""
         effects = [effect for effect in self.tick() if isinstance(effect, Publish)]
         (report,) = [e.message for e in effects if isinstance(e.message, ClusterReport)]
-        return dict(report.waiting)
+        return report
+
+    def waiting(self) -> dict[str, str]:
+        """What the next report says of jobs that wait."""
+        return dict(self.report().waiting)
 
     def said(self, id: str) -> list[str]:
         return [fact.fact for fact in self.facts if fact.job == id]

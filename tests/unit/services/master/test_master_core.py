@@ -2,6 +2,7 @@
 
 from typing import Any, TypeVar
 
+import msgspec
 import pytest
 
 from slackwater.common import codec, limits, metrics
@@ -18,12 +19,24 @@ from slackwater.common.effects import (
     Requested,
     TimerFired,
 )
-from slackwater.schemas.base import ClusterId, JobId, Message, NodeId, Ok, Record, Refused
+from slackwater.schemas.base import (
+    AggregatorId,
+    ClusterId,
+    JobId,
+    Message,
+    NodeId,
+    Ok,
+    Record,
+    Refused,
+)
 from slackwater.schemas.cluster import (
     AggregatorHeartbeat,
+    AggregatorList,
     AggregatorsAllocated,
     AllocateAggregators,
     ClusterReport,
+    ListAggregators,
+    PlacedJob,
     StartWorkers,
     StopWorkers,
     TenantUse,
@@ -50,7 +63,7 @@ from slackwater.schemas.jobs import (
     TensorSpec,
 )
 from slackwater.schemas.placement import PlaceJob, Profile, ReleaseJob
-from slackwater.schemas.telemetry import JobProfiled
+from slackwater.schemas.telemetry import IterationsObserved, JobProfiled
 from slackwater.services.master.config import MasterConfig, Tenant
 from slackwater.services.master.core import Master
 from slackwater.services.master.shell import tenant_levels
@@ -692,3 +705,129 @@ def test_a_job_whose_record_is_damaged_keeps_its_id_and_its_aggregators() -> Non
     given = harness.answer(AllocateAggregators(request="r", cluster=ClusterId("c1"), count=1))
     assert isinstance(given, AggregatorsAllocated)
     assert given.aggregators == ("a2",)
+
+
+# How far jobs are ---------------------------------------------------------------------------------
+
+
+def iterated(harness: Harness, id: str, first: int = 1, ended: int = 10) -> None:
+    """Both ranks of a job report that so many iterations ended."""
+    for rank in range(2):
+        harness.see(
+            IterationsObserved(
+                job=JobId(id), rank=rank, first_iteration=first, durations_s=(0.1,) * ended,
+                location_epoch=0, bytes_pushed=0, bytes_pulled=0,
+            )
+        )  # fmt: skip
+
+
+def running_job(harness: Harness, id: str = "j1", iterations: int = 300) -> None:
+    harness.node()
+    harness.ask(SubmitJob(spec=JobSpec(id=id, workers=2, program=("x",), iterations=iterations)))
+    harness.ask(RegisterJob(job=id, rank=0, tensors=TENSORS))
+
+
+def test_progress_is_given_beside_the_record_and_never_stored() -> None:
+    harness = Harness()
+    harness.report("c0", 1.0)
+    running_job(harness)
+    before = dict(harness.stored["jobs"])
+    iterated(harness, "j1")
+    assert harness.stored["jobs"] == before
+    info, listed = harness.answer(GetJob(job="j1")), harness.answer(ListJobs())
+    assert isinstance(info, JobInfo)
+    assert isinstance(listed, JobList)
+    assert info.progress is not None
+    assert (info.progress.iteration, info.progress.iterations) == (10, 300)
+    assert [rank.iteration for rank in info.progress.ranks] == [10, 10]
+    assert listed.progress[JobId("j1")] == msgspec.structs.replace(info.progress, ranks=())
+
+
+def test_a_new_master_learns_progress_with_the_next_reports() -> None:
+    harness = Harness()
+    harness.report("c0", 1.0)
+    running_job(harness)
+    iterated(harness, "j1")
+    harness.restart()
+    info = harness.answer(GetJob(job="j1"))
+    assert isinstance(info, JobInfo)
+    assert info.progress is None
+    iterated(harness, "j1", first=11)
+    info = harness.answer(GetJob(job="j1"))
+    assert isinstance(info, JobInfo)
+    assert info.progress is not None
+    assert info.progress.iteration == 20
+
+
+def test_only_a_jobs_own_controller_says_where_it_is() -> None:
+    harness = Harness()
+    harness.report("c0", 1.0)
+    running_job(harness)
+    for cluster, loss in (("c0", 0.03), ("c1", 0.9)):
+        harness.see(
+            ClusterReport(
+                cluster=ClusterId(cluster), free_cpu=1.0, jobs=(), at_s=harness.now_s,
+                aggregators=(AggregatorId("a1"), AggregatorId("a2")),
+                placed={JobId("j1"): PlacedJob(at=(1,), phase="steady", loss=loss)},
+            )
+        )  # fmt: skip
+    info = harness.answer(GetJob(job="j1"))
+    assert isinstance(info, JobInfo)
+    assert info.progress is not None
+    assert (info.progress.aggregators, info.progress.loss) == (("a2",), 0.03)
+
+
+def test_reports_of_ranks_that_a_job_does_not_have_are_not_kept() -> None:
+    harness = Harness()
+    running_job(harness)
+    for rank in range(2, 1000):
+        harness.see(
+            IterationsObserved(
+                job=JobId("j1"), rank=rank, first_iteration=1, durations_s=(0.1,),
+                location_epoch=0, bytes_pushed=0, bytes_pulled=0,
+            )
+        )  # fmt: skip
+    assert not harness.core.state.jobs[JobId("j1")].progress.ranks
+
+
+def test_a_list_in_the_order_that_people_want() -> None:
+    """Those that run, those that wait, those that ended, the latest first; and how many of each."""
+    harness = Harness()
+    harness.node(slots=2)
+    for number, id in enumerate(("old", "older", "runs", "waits", "waits2")):
+        harness.now_s += number
+        spec = JobSpec(id=id, workers=1, program=("x",), tenant="t" if "waits" in id else "")
+        harness.ask(SubmitJob(spec=spec))
+        if id == "older":
+            harness.ask(CancelJob(job="older"))
+            harness.now_s += 1
+            harness.ask(CancelJob(job="old"))
+        if id == "runs":
+            harness.ask(SubmitJob(spec=JobSpec(id="runs2", workers=1, program=("x",))))
+    found = harness.answer(ListJobs(order="active"))
+    assert isinstance(found, JobList)
+    assert [job.spec.id for job in found.jobs] == [
+        "runs", "runs2", "waits", "waits2", "old", "older",
+    ]  # fmt: skip
+    assert found.counts == {"running": 2, "pending": 2, "cancelled": 2}
+    of_tenant = harness.answer(ListJobs(order="active", tenant="t", state="running"))
+    assert isinstance(of_tenant, JobList)
+    assert (of_tenant.jobs, of_tenant.counts) == ((), {"pending": 2})
+
+
+def test_a_draining_aggregator_is_told_as_such() -> None:
+    harness = Harness()
+    harness.see(
+        ClusterReport(
+            cluster=ClusterId("c0"), free_cpu=1.0, jobs=(), at_s=harness.now_s,
+            aggregators=(AggregatorId("a1"),), drains={AggregatorId("a1"): "late"},
+        )
+    )  # fmt: skip
+    beat = AggregatorHeartbeat(
+        service="aggregator", id="a1", incarnation=1, at_s=0.0, node=NodeId("n1"), cpu_share=0.1,
+        addresses=(), buckets=0, jobs=0, held_bytes=0, busy_s=0.0, bytes_in=0, bytes_out=0,
+    )  # fmt: skip
+    harness.see(beat)
+    listed = harness.answer(ListAggregators())
+    assert isinstance(listed, AggregatorList)
+    assert [info.drain for info in listed.aggregators] == ["late"]

@@ -1,0 +1,113 @@
+"""How far a job is and how fast: learned from its Agents' reports, and never stored.
+
+An Agent reports about once a second. A report costs the master one addition, so that thousands of
+jobs may report. Only the master that leads hears them; the next one knows as much after a second.
+Where the job is and what it loses comes with its controller's reports.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from math import exp
+from typing import Final
+
+from slackwater.schemas.base import COUNT_MAX, AggregatorId
+from slackwater.schemas.cluster import PlacedJob
+from slackwater.schemas.jobs import JobProgress, JobSpec, RankProgress
+from slackwater.schemas.telemetry import IterationsObserved
+
+SMOOTHED_S: Final = 10.0
+"""A speed is one of about so many seconds."""
+PATIENCE_S: Final = 2.0
+"""A rank that was silent for longer, and for longer than two of its iterations, slows down."""
+
+
+@dataclass(slots=True)
+class _Rank:
+    iteration: int = 0
+    """The last that ended."""
+    heard_s: float = 0.0
+    count: float = 0.0
+    """Recent iterations: older ones count less."""
+    span_s: float = 0.0
+    """How long these took."""
+
+    def reported(self, message: IterationsObserved, now_s: float) -> None:
+        ended = len(message.durations_s)
+        self.iteration = min(COUNT_MAX, max(0, message.first_iteration + ended - 1))
+        self.heard_s = now_s
+        took_s = sum(message.durations_s)
+        kept = exp(-took_s / SMOOTHED_S)
+        self.count = self.count * kept + ended
+        self.span_s = self.span_s * kept + took_s
+
+    def speed(self, now_s: float) -> float:
+        """Iterations a second; it falls while an iteration is overdue."""
+        if not self.count or self.span_s <= 0.0:
+            return 0.0
+        overdue_s = now_s - self.heard_s - max(PATIENCE_S, 2 * self.span_s / self.count)
+        if overdue_s <= 0.0:
+            return self.count / self.span_s
+        kept = exp(-overdue_s / SMOOTHED_S)
+        return self.count * kept / (self.span_s * kept + overdue_s)
+
+
+@dataclass(slots=True)
+class Progress:
+    """One job's."""
+
+    ranks: dict[int, _Rank] = field(default_factory=dict)
+    placed: PlacedJob | None = None
+    aggregators: tuple[AggregatorId, ...] = ()
+
+    def reported(self, message: IterationsObserved, now_s: float) -> None:
+        rank = self.ranks.get(message.rank)
+        if rank is None:
+            rank = self.ranks[message.rank] = _Rank()
+        rank.reported(message, now_s)
+
+    def told(self, placed: PlacedJob, aggregators: tuple[AggregatorId, ...]) -> None:
+        """By the job's controller, whose aggregators are `aggregators`."""
+        self.placed = placed
+        self.aggregators = tuple(aggregators[at] for at in placed.at if at < len(aggregators))
+
+    def shown(self, spec: JobSpec, now_s: float, by_rank: bool, ended: bool) -> JobProgress | None:
+        """None: nothing is known. The job is as far and as fast as its slowest rank. One that ended
+        has no speed, and is nowhere."""
+        placed = self.placed
+        if not self.ranks and placed is None:
+            return None
+        whole = len(self.ranks) == spec.workers
+        iteration = min((r.iteration for r in self.ranks.values()), default=0) if whole else 0
+        speed = min((r.speed(now_s) for r in self.ranks.values()), default=0.0) if whole else 0.0
+        total = own_iterations(spec)
+        left = max(0, total - iteration)
+        if ended:
+            speed, placed = 0.0, None
+        return JobProgress(
+            iteration=iteration,
+            iterations=total,
+            speed=speed,
+            eta_s=left / speed if total and speed > 0.0 else None,
+            loss=placed.loss if placed is not None else None,
+            phase=placed.phase if placed is not None else "",
+            moves=self.placed.moves if self.placed is not None else 0,
+            aggregators=self.aggregators if placed is not None else (),
+            updated_s=max((r.heard_s for r in self.ranks.values()), default=0.0),
+            ranks=tuple(self._by_rank(now_s, ended)) if by_rank else (),
+        )
+
+    def _by_rank(self, now_s: float, ended: bool) -> Iterator[RankProgress]:
+        for number in sorted(self.ranks):
+            rank = self.ranks[number]
+            yield RankProgress(
+                rank=number,
+                iteration=rank.iteration,
+                speed=0.0 if ended else rank.speed(now_s),
+                heard_s=rank.heard_s,
+            )
+
+
+def own_iterations(spec: JobSpec) -> int:
+    """How many the job does in all; 0: nobody said. A program that counts for itself is submitted
+    without a number, which reads as 1."""
+    return spec.iterations if spec.iterations > 1 else 0
