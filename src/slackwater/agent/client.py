@@ -14,6 +14,7 @@ An iteration, as it is measured and reported, is the time between two successive
 the program had waited for all of the job's tensors.
 """
 
+import atexit
 import json
 import os
 import time
@@ -26,7 +27,10 @@ from slackwater.agent.attached import Array
 from slackwater.agent.cells import Cell, check_gradient, read_tensors
 from slackwater.agent.dialing import forced_transport
 from slackwater.agent.divided import Divided
-from slackwater.agent.identity import access, identify
+from slackwater.agent.ending import at_exit
+from slackwater.agent.identity import access, identify, plainly, tell_how_to_submit
+from slackwater.agent.local import JOB as LOCAL
+from slackwater.agent.local import Local
 from slackwater.agent.session import Session
 from slackwater.common import limits
 from slackwater.common.bus.access import Credentials
@@ -38,7 +42,8 @@ from slackwater.schemas.jobs import Consistency, DType, JobSpec, UpdateRule
 
 class Agent:
     """One worker of one job. What is not given is taken from the environment, where the worker
-    service puts it: SLACKWATER_JOB, _RANK, _WORKERS, _URL, _TRANSPORT; NATS_USER and the like."""
+    service puts it: SLACKWATER_JOB, _RANK, _WORKERS, _URL, _TRANSPORT; NATS_USER and the like.
+    Without a job, here or there, the program trains alone, by the same rules (local.py)."""
 
     def __init__(
         self,
@@ -71,31 +76,59 @@ class Agent:
         Raises Rejected when the job cannot be had as described, DeadlineExceeded when it does not
         come about in time, Unavailable when nobody listens, ConfigRejected for `credentials`.
         """
-        identity = identify(job, rank, workers)
+        identity = identify(job, rank, workers, url)
         self.job, self.rank, self.workers, self._result_path = identity
         self._dtype, self._deadline_s, self._closed = gradient_dtype, deadline_s, False
         self._device = device_named(device) if device else None
         specs, values = read_tensors(tensors, groups or {}, self._device)
         self._specs = specs
         wanted = JobSpec(
-            id=self.job, model=model, workers=self.workers, servers=servers,
+            id=self.job or LOCAL, model=model, workers=self.workers, servers=servers,
             iterations=iterations, gradient_dtype=gradient_dtype, update=update or UpdateRule(),
             consistency=consistency or "synchronous", staleness=staleness or 0,
         )  # fmt: skip
-        self._session = Session(
+        self._session = self._session_of(
             wanted,
-            self.rank,
-            specs,
             values,
-            access(url, credentials),
-            submitted=self._result_path is not None,
-            transport=forced_transport(transport, os.environ.get("SLACKWATER_TRANSPORT")),
-            deadline_s=deadline_s,
-            device=self._device,
+            url,
+            credentials,
+            forced_transport(transport, os.environ.get("SLACKWATER_TRANSPORT")),
         )
         self._session.open()
         self._check_consistency(consistency, staleness)
         self._begin()
+        self._leave = at_exit(self.close, self._give_up)
+
+    def _session_of(
+        self,
+        spec: JobSpec,
+        values: dict[str, Array],
+        url: str | None,
+        credentials: Credentials | None,
+        transport: str | None,
+    ) -> Session | Local:
+        """With the cluster; alone where no job is named, here or in the environment. Raises
+        Rejected."""
+        if self.job:
+            return Session(
+                spec,
+                self.rank,
+                self._specs,
+                values,
+                access(url, credentials),
+                submitted=self._result_path is not None,
+                transport=transport,
+                deadline_s=self._deadline_s,
+                device=self._device,
+            )
+        if self._device is not None:
+            raise plainly(
+                "without a job there is no aggregator, and parameters are in host memory: give the "
+                "Agent no device, or name a job"
+            )
+        self.job = spec.id
+        tell_how_to_submit()
+        return Local(spec, self._specs, values)
 
     def _check_consistency(self, consistency: str | None, staleness: int | None) -> None:
         plan = self._session.plan
@@ -411,7 +444,8 @@ class Agent:
 
     def close(self, result: Any = None) -> None:
         """Done: the result (anything that JSON can say, at most 4 KiB) goes to the master, with
-        the exit code where the worker service started this program. Idempotent."""
+        the exit code where the worker service started this program. Called at exit, unless an
+        exception ends the program. Idempotent."""
         if self._closed:
             return
         text = "" if result is None else json.dumps(result)
@@ -420,11 +454,20 @@ class Agent:
                 f"a result of {len(text.encode())} bytes, at most {limits.RESULT_BYTES_MAX}"
             )
         self._closed = True
+        atexit.unregister(self._leave)
         if self._result_path is not None:
             fresh = Path(self._result_path + ".new")
             fresh.write_text(text)
             fresh.replace(self._result_path)
         self._session.close(text if self._result_path is None else None)
+
+    def _give_up(self, error: BaseException | None) -> None:
+        """Not done: whoever started the program learns it from how it ends."""
+        if self._closed:
+            return
+        self._closed = True
+        atexit.unregister(self._leave)
+        self._session.close(None)
 
     def __enter__(self) -> Self:
         return self
@@ -437,10 +480,8 @@ class Agent:
     ) -> None:
         if kind is None:
             self.close()
-        elif not self._closed:
-            # Not done: whoever started the program learns it from how it ends.
-            self._closed = True
-            self._session.close(None)
+        else:
+            self._give_up(error)
 
 
 def _arrived(gradient: Any, device: Device) -> Any:

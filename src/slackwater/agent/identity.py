@@ -1,7 +1,8 @@
 """Which worker of which job this process is: what the program gives, else the environment.
 
-A program that is started without either is told in one line how to start it. So is one whose
-environment is damaged: a traceback through this library would only hide that line.
+A program that is started without either trains alone, in its own process (local.py), and is told in
+one line how to submit it. One whose environment is damaged ends with one line that names the
+variable, and exit code 78: a traceback through this library would only hide that line.
 """
 
 import os
@@ -19,46 +20,84 @@ RANK: Final = "SLACKWATER_RANK"
 WORKERS: Final = "SLACKWATER_WORKERS"
 URL: Final = "SLACKWATER_URL"
 RESULT: Final = "SLACKWATER_RESULT"
+LAUNCHERS: Final = (("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS"))
+"""Where torchrun and Slurm's srun say which of how many processes this is."""
+BAD_CONFIGURATION: Final = 78
+"""Exit code of a program whose environment cannot be understood (sysexits.h: EX_CONFIG)."""
 
 
 class Identity(NamedTuple):
     job: str
+    """Empty: no job, the program trains alone."""
     rank: int
     workers: int
     result_path: str | None
     """Where the worker service wants the result; None: it did not start this process."""
 
 
-def identify(job: str | None, rank: int | None, workers: int | None) -> Identity:
+def identify(
+    job: str | None, rank: int | None, workers: int | None, url: str | None = None
+) -> Identity:
     """What is None is taken from the environment. Raises Rejected."""
     environment = os.environ
     found = job if job is not None else environment.get(JOB)
-    if found is None:
-        raise plainly(
-            f"this process is not a worker of a job: {JOB} is not set. Start it with "
-            f"`slackwater submit --id NAME -- {_command()}`; or start each worker yourself, and "
-            "give job=, rank=, workers= and url="
-        )
-    own_rank = number(RANK, 0, rank)
-    own_workers = number(WORKERS, 1, workers)
+    own_rank, own_workers = rank_of(rank), workers_of(workers)
     if not 0 <= own_rank < own_workers:
-        raise Rejected(f"rank {own_rank} of {own_workers} workers; ranks count from 0")
+        raise plainly(
+            f"rank {own_rank} of {own_workers} workers; ranks count from 0. Where the program "
+            f"gives none, {RANK} and {WORKERS} say it, else {_launchers()}"
+        )
+    if found is None:
+        if own_workers > 1 or url is not None:
+            what = f"{own_workers} workers" if own_workers > 1 else f"url={url}"
+            raise plainly(
+                f"{what}, but no job: give job=, or set {JOB}, the same for all its workers; "
+                f"or start it with `slackwater submit -- {_command()}`"
+            )
+        return Identity("", 0, 1, None)
     started_by_us = environment.get(JOB) == found
     return Identity(
         found, own_rank, own_workers, environment.get(RESULT) if started_by_us else None
     )
 
 
-def number(variable: str, default: int, given: int | None = None) -> int:
-    """What the program gave, else the variable, else the default. Raises Rejected."""
-    said = given if given is not None else os.environ.get(variable, default)
+def rank_of(given: int | None = None) -> int:
+    """What the program gave, else SLACKWATER_RANK, else the launcher's, else 0. Raises Rejected."""
+    return _number(RANK, _launched(0), 0, given)
+
+
+def workers_of(given: int | None = None) -> int:
+    """As `rank_of`, else 1."""
+    return _number(WORKERS, _launched(1), 1, given)
+
+
+def _launched(which: int) -> str | None:
+    """The variable of the launcher that started this process; None: there is none, or the worker
+    service did."""
+    environment = os.environ
+    if RANK in environment or WORKERS in environment:
+        return None
+    return next((v[which] for v in LAUNCHERS if all(name in environment for name in v)), None)
+
+
+def _number(variable: str, launcher: str | None, default: int, given: int | None) -> int:
+    if given is not None:
+        return int(given)
+    name = launcher or variable
+    said = os.environ.get(name)
+    if said is None:
+        return default
     try:
         return int(said)
     except ValueError:
         raise plainly(
-            f"{variable} is {said!r}: it must be a whole number; the worker service sets it, "
-            "unset it where you start the program yourself"
+            f"{name} is {said!r}: it must be a whole number; whoever starts the job's processes "
+            "sets it, unset it where you start the program yourself"
         ) from None
+
+
+def _launchers() -> str:
+    return " or ".join(f"{rank} and {workers}" for rank, workers in LAUNCHERS)
 
 
 def access(url: str | None, credentials: Credentials | None) -> Access:
@@ -73,6 +112,14 @@ def access(url: str | None, credentials: Credentials | None) -> Access:
     return Access(found, credentials or Credentials.from_environment(environment))
 
 
+def tell_how_to_submit() -> None:
+    """One line to stderr: this program trains alone."""
+    sys.stderr.write(
+        "slackwater: no job is named, so this process trains alone; to train on a cluster: "
+        f"`slackwater submit -- {_command()}`\n"
+    )
+
+
 def _command() -> str:
     """As the program was started, where that can be seen."""
     words = sys.argv if sys.argv and sys.argv[0].endswith(".py") else ["train.py"]
@@ -80,15 +127,16 @@ def _command() -> str:
 
 
 def plainly(why: str) -> Rejected:
-    """An error that, if nobody catches it, ends the program with this line and no traceback."""
+    """An error that, if nobody catches it, ends the program with this line, no traceback, and exit
+    code 78."""
     error = Rejected(why)
     previous = sys.excepthook
 
     def say(kind: type[BaseException], raised: BaseException, trace: TracebackType | None) -> None:
         if raised is error:
             sys.stderr.write(f"slackwater: {raised}\n")
-        else:
-            previous(kind, raised, trace)
+            raise SystemExit(BAD_CONFIGURATION)
+        previous(kind, raised, trace)
 
     sys.excepthook = say
     return error

@@ -13,7 +13,7 @@ that: a data set whose samples are prepared once.
 
 from typing import TYPE_CHECKING, Any
 
-from slackwater.agent.identity import RANK, WORKERS, number
+from slackwater.agent.identity import rank_of, workers_of
 from slackwater.torch.optimizer import Optimizer
 
 if TYPE_CHECKING:
@@ -35,9 +35,9 @@ def __getattr__(name: str) -> Any:
 
 def rank() -> int:
     """Which worker of the job this process is; 0 where nobody said."""
-    return number(RANK, 0)
+    return rank_of()
 
 
 def size() -> int:
     """How many workers the job has; 1 where nobody said."""
-    return number(WORKERS, 1)
+    return workers_of()

@@ -12,24 +12,19 @@ pushed, parameters that the program writes to, and parameters that were read wit
 """
 
 import atexit
-import os
-import sys
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from types import TracebackType
 from typing import Any, Literal
 
 import msgspec
 import torch
 
 from slackwater.agent import Agent
-from slackwater.common.errors import Rejected, SlackwaterError
+from slackwater.agent.ending import at_exit
+from slackwater.common.errors import Rejected
 from slackwater.schemas.jobs import DType, UpdateRule
 from slackwater.torch.rules import hyper_of, rule_of
 from slackwater.torch.tensors import Trained, dtype_of_gradients, initial_values, needed, trained
-
-_crashed: list[type[BaseException]] = []
-"""What the program ended with, if it did not just end."""
 
 
 class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]  # mypy does not read torch.
@@ -79,8 +74,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]  # mypy does not r
         self._joined = True
         self._adopt(self._all)
         self._handles = self._hook(model)
-        _watch_for_crash()
-        atexit.register(self._leave)
+        self._leave = at_exit(self.close, self._give_up)
 
     def _start(self, rule: str, dtype: DType | None, options: dict[str, Any]) -> Agent:
         agent = Agent(
@@ -167,18 +161,8 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]  # mypy does not r
         for tensor in self._all:
             tensor.let_go()
 
-    def _leave(self) -> None:
-        """The interpreter ends."""
-        if _crashed:
-            self._agent.__exit__(_crashed[0], None, None)
-            return
-        try:
-            self.close()
-        except SlackwaterError as error:
-            # An error at exit would not change the exit code, by which the job is judged.
-            sys.stderr.write(f"slackwater: {error}\n")
-            sys.stderr.flush()
-            os._exit(1)
+    def _give_up(self, error: BaseException) -> None:
+        self._agent.__exit__(type(error), error, None)
 
     # Backward: push -------------------------------------------------------------------------------
 
@@ -310,18 +294,3 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]  # mypy does not r
 
     def __getstate__(self) -> dict[str, Any]:
         raise Rejected("this optimiser is one worker of a job: it cannot be copied or pickled")
-
-
-def _watch_for_crash() -> None:
-    """At exit one cannot ask whether the program failed: remember what it raised."""
-    previous = sys.excepthook
-    if getattr(previous, "__module__", "") == __name__:
-        return
-
-    def remember(
-        kind: type[BaseException], error: BaseException, trace: TracebackType | None
-    ) -> None:
-        _crashed.append(kind)
-        previous(kind, error, trace)
-
-    sys.excepthook = remember

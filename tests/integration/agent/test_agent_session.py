@@ -1,8 +1,12 @@
 """An Agent against a small cluster that can be told to move, refuse, break and forget: whatever
 happens, its parameters are those of plain arithmetic, and no iteration is counted twice."""
 
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -296,7 +300,7 @@ def test_what_cannot_be_is_said_at_the_start(cluster: Any) -> None:
         ({"tensors": {}}, "without tensors"),
         ({"tensors": {"w": (0,)}}, "extents must be whole"),
         ({"tensors": {"w": np.zeros(3)}}, "parameters are float32"),
-        ({"job": None}, "not a worker of a job"),
+        ({"job": None}, "but no job: give job="),
     ]:
         with pytest.raises(Rejected, match=said):
             agent(**options)
@@ -305,3 +309,32 @@ def test_what_cannot_be_is_said_at_the_start(cluster: Any) -> None:
         first.wait()
         with pytest.raises(Rejected, match="gradients are float32, this program's float16"):
             agent(gradient_dtype="float16")
+
+
+ENDS = """
+import sys
+import numpy as np
+from slackwater import Agent
+
+agent = Agent(job="j1", tensors={{"w": (2,)}}, url="{url}")
+agent.step({{"w": np.ones(2, np.float32)}})
+{end}
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "done"),
+    [("", 0, True), ("sys.exit(0)", 0, True), ("raise ValueError('bad data')", 1, False)],
+)
+def test_a_script_that_just_ends_is_done_and_one_that_fails_is_not(
+    cluster: Any, tmp_path: Path, end: str, code: int, done: bool
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(ENDS.format(url=cluster.url, end=end))
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("SLACKWATER_")}
+    command = [sys.executable, str(script)]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == code, ended.stderr
+    assert [(f.rank, f.result) for f in cluster.finished] == ([(0, "")] if done else [])
+    if not done:
+        assert ended.stderr.splitlines()[-1] == "ValueError: bad data"

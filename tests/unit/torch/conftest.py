@@ -71,14 +71,15 @@ class Local:
 @pytest.fixture(autouse=True)
 def local(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Local]:
     """`request.param`: from which size on a tensor has a bucket of its own."""
+    import slackwater.agent.ending as ending
     import slackwater.torch.optimizer as binding
 
     cluster = InProcess(**({"bucket_bytes": request.param} if hasattr(request, "param") else {}))
     cluster.take_part(monkeypatch)
     monkeypatch.setattr(binding, "Agent", LoggedAgent)
     kept: list[Any] = []  # As the interpreter keeps them.
-    monkeypatch.setattr(binding.atexit, "register", kept.append)
-    monkeypatch.setattr(binding, "_watch_for_crash", lambda: None)
+    monkeypatch.setattr(ending.atexit, "register", kept.append)
+    monkeypatch.setattr(ending, "_watch", lambda: None)
     Local.agents = []
     yield Local(cluster)
     Local.agents = []
