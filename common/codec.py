@@ -10,10 +10,12 @@ A stored record travels in an envelope of its own: type, schema version, the wri
 CRC32 over all of it. JetStream does not notice a flipped bit in a stored value; this does.
 """
 
+import difflib
 import math
 import re
 import zlib
 from collections import Counter
+from collections.abc import Iterable
 from functools import cache
 from typing import Any, TypeVar, overload
 
@@ -88,6 +90,45 @@ def decode(payload: bytes, kind: Any, json: bool = False) -> Any:
     if path is not None:
         raise _refusal("non-finite", f"not a {_name(kind)}: {path} is not a finite number")
     return message
+
+
+def check_keys(payload: bytes, message: Any) -> None:
+    """Refuse the JSON that `message` was decoded from if it has a key that none of its structs
+    knows. Raises DecodeRejected, which names the nearest."""
+    found = _unknown_key(msgspec.json.decode(payload), message, "")
+    if found is not None:
+        raise _refusal("content", f"not a {type(message).__name__}: {found}")
+
+
+def unknown_key(at: str, key: str, known: Iterable[str]) -> str:
+    """What is wrong with the key, which stands under the prefix `at`."""
+    names = list(known)
+    near = difflib.get_close_matches(key, names, n=1, cutoff=0.0)
+    return (
+        f"unknown key {at}{key}; the nearest is {at}{near[0] if near else '-'} "
+        f"(all: {', '.join(names)})"
+    )
+
+
+def _unknown_key(raw: Any, value: Any, at: str) -> str | None:
+    inner: Iterable[tuple[Any, Any, str]] = ()
+    if isinstance(value, msgspec.Struct) and isinstance(raw, dict):
+        kind = type(value)
+        names = dict(zip(kind.__struct_encode_fields__, kind.__struct_fields__, strict=True))
+        tag = kind.__struct_config__.tag_field
+        for key in raw:
+            if key not in names and key != tag:
+                return unknown_key(at, key, names)
+        inner = (
+            (raw[key], getattr(value, name), f"{at}{key}.")
+            for key, name in names.items()
+            if key in raw
+        )
+    elif isinstance(value, (tuple, list)) and isinstance(raw, list):
+        inner = ((*pair, at) for pair in zip(raw, value, strict=False))
+    elif isinstance(value, dict) and isinstance(raw, dict):
+        inner = ((raw[key], found, f"{at}{key}.") for key, found in value.items() if key in raw)
+    return next(filter(None, (_unknown_key(*each) for each in inner)), None)
 
 
 def looks_like_json(payload: bytes) -> bool:

@@ -4,7 +4,6 @@ An unknown key is an error that names the nearest known one: a misspelt limit th
 ignored is a limit that does not exist.
 """
 
-import difflib
 import json
 import re
 import tomllib
@@ -15,6 +14,7 @@ from typing import Any, Final, Literal, TypeVar
 import msgspec
 
 from slackwater.common.bus.access import Credentials
+from slackwater.common.codec import unknown_key
 from slackwater.common.errors import ConfigRejected
 from slackwater.common.private_files import write_private
 from slackwater.schemas.base import IdText
@@ -92,11 +92,7 @@ def _check_keys(data: Mapping[str, Any], kind: type[msgspec.Struct], source: str
     fields = {field.encode_name: field for field in info.fields}
     for key, value in data.items():
         if key not in fields:
-            near = difflib.get_close_matches(key, fields, n=1, cutoff=0.0)
-            raise ConfigRejected(
-                f"{source}: unknown key {at}{key}; the nearest is {at}{near[0] if near else '-'} "
-                f"(all: {', '.join(fields)})"
-            )
+            raise ConfigRejected(f"{source}: {unknown_key(at, key, fields)}")
         inner = fields[key].type
         if isinstance(inner, msgspec.inspect.StructType) and isinstance(value, Mapping):
             _check_keys(value, inner.cls, source, f"{at}{key}.")

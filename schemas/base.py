@@ -90,11 +90,28 @@ class Ok(Message, kw_only=True, frozen=True, tag="ok"):
     """The command is done (or was done before: commands are idempotent by id)."""
 
 
+BAD_REQUEST: Final = 400
+NOT_FOUND: Final = 404
+CONFLICT: Final = 409
+TOO_MANY: Final = 429
+INTERNAL: Final = 500
+UNAVAILABLE: Final = 503
+NO_ANSWER: Final = 504
+
+
 class Refused(Message, kw_only=True, frozen=True, tag="refused"):
     """The command is not done: why, and when to try again (0: never)."""
 
     reason: Text
     retry_after_s: Seconds = 0.0
+    code: Annotated[int, msgspec.Meta(ge=0, le=599)] = 0
+    """The kind of refusal by HTTP's codes; 0: see `status`."""
 
     def __post_init__(self) -> None:
         cut_texts(self)
+
+    @property
+    def status(self) -> int:
+        """The code that operators' tools show. Without one of its own a refusal is UNAVAILABLE if
+        trying again helps, and BAD_REQUEST if not."""
+        return self.code or (UNAVAILABLE if self.retry_after_s > 0.0 else BAD_REQUEST)

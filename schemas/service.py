@@ -36,6 +36,12 @@ class EpochRecord(Record, kw_only=True, frozen=True):
     since_s: Seconds = 0.0
 
 
+class LeaseRecord(Record, kw_only=True, frozen=True):
+    """A key of the bucket `leases`: who leads, for as long as the key lives."""
+
+    owner: Annotated[str, msgspec.Meta(max_length=256)]
+
+
 class Breach(Record, kw_only=True, frozen=True):
     """An event from outside that broke a core."""
 

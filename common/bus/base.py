@@ -5,12 +5,13 @@ on more. Payloads are encoded and decoded by `common.codec`, never here.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from slackwater.common.histogram import LATENCY_S, Histogram
 
 
-@dataclass(frozen=True, slots=True)
-class Delivery:
+class Delivery(NamedTuple):
     """One message as it came in. `json` is true where the sender wrote (and wants) JSON."""
 
     subject: str
@@ -18,8 +19,41 @@ class Delivery:
     json: bool = False
 
 
+class Failed(NamedTuple):
+    """An answer that says why the request was not done: for the requester `payload`, for operators'
+    tools code and reason."""
+
+    payload: bytes
+    code: int
+    reason: str
+
+
 Handler = Callable[[Delivery], Awaitable[None]]
-Responder = Callable[[Delivery], Awaitable[bytes]]
+Answer = bytes | Failed
+Responder = Callable[[Delivery], Answer | Awaitable[Answer]]
+"""An answer that needs no waiting is returned as it is, and costs no task."""
+
+
+class EndpointFigures:
+    """What an endpoint did since the process began."""
+
+    __slots__ = ("codes", "last_error", "requests", "took_s")
+
+    def __init__(self) -> None:
+        self.requests = 0
+        self.codes: dict[int, int] = {}
+        """Requests that were not done, by code."""
+        self.last_error = ""
+        self.took_s = Histogram(LATENCY_S)
+        """From the request's arrival to its answer."""
+
+    @property
+    def errors(self) -> int:
+        return sum(self.codes.values())
+
+    def failed(self, failure: Failed) -> None:
+        self.codes[failure.code] = self.codes.get(failure.code, 0) + 1
+        self.last_error = f"{failure.code}:{failure.reason}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +65,7 @@ class Endpoint:
     respond: Responder
     metadata: Mapping[str, str]
     concurrency: int
+    figures: EndpointFigures = field(default_factory=EndpointFigures, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

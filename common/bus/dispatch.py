@@ -6,16 +6,18 @@ mailbox and drops its oldest message when the handler is too slow. Both count wh
 """
 
 import asyncio
+import inspect
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from time import perf_counter
+from typing import Final
 
 from slackwater.common import codec, limits
-from slackwater.common.bus.base import Delivery, Endpoint, Handler
+from slackwater.common.bus.base import Answer, Delivery, Endpoint, Failed, Handler
 from slackwater.common.errors import Rejected, Retryable
-from slackwater.schemas.base import Refused
+from slackwater.schemas.base import INTERNAL, Refused
 
 _log = logging.getLogger("slackwater.bus")
 _PACE_KEPT: Final = 64
@@ -41,49 +43,58 @@ class BusCounters:
     reconnects: int = 0
 
 
-class Failure(NamedTuple):
-    """Why a request was not done, as operators' tools show it: 400, 500 or 503."""
-
-    code: int
-    reason: str
+Send = Callable[[str, Answer, bool], Awaitable[None]]
+"""(reply address, answer, as JSON)."""
 
 
-Answer = Callable[[str, bytes, bool, Failure | None], Awaitable[None]]
-"""(reply address, payload, as JSON, failure): send the answer to a request."""
+def failure(refused: Refused, json: bool) -> Failed:
+    """The answer that a refusal is."""
+    return Failed(codec.encode(refused, json=json), refused.status, refused.reason)
 
 
 class EndpointWorker:
-    """One endpoint's requests in progress, and its figures for the STATS of NATS micro."""
+    """One endpoint's requests in progress. Its figures are those of the STATS of NATS micro."""
 
-    def __init__(self, endpoint: Endpoint, answer: Answer, counters: BusCounters) -> None:
+    def __init__(self, endpoint: Endpoint, send: Send, counters: BusCounters) -> None:
         self.endpoint = endpoint
-        self._answer = answer
+        self.figures = endpoint.figures
+        self._respond = endpoint.respond
+        self._concurrency = endpoint.concurrency
+        self._send = send
         self._counters = counters
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], Awaitable[Answer]] = {}
         self._loop = asyncio.get_running_loop()
-        self.requests = 0
-        self.errors = 0
-        self.busy_s = 0.0
-        self.last_error = ""
         self._ended_s: deque[float] = deque(maxlen=_PACE_KEPT)
         """When the last requests ended."""
         self._turned_away = 0
         """Less those that were let in since."""
 
-    def begin(self, delivery: Delivery, reply_to: str) -> bool:
-        """Begin the work on a request; false: the endpoint is full, call `turn_away`."""
-        self.requests += 1
-        if len(self._tasks) >= self.endpoint.concurrency:
-            return False
-        self._turned_away = max(0, self._turned_away - 1)
-        self._tasks.add(self._loop.create_task(self._work(delivery, reply_to)))
-        return True
+    def begin(self, delivery: Delivery, reply_to: str) -> Answer | None:
+        """Begin the work on a request. The answer, where it is there at once; else it is sent when
+        it is there. A full endpoint's answer is a refusal, before any work is done."""
+        self.figures.requests += 1
+        if len(self._tasks) >= self._concurrency:
+            return self._turn_away(delivery)
+        if self._turned_away:
+            self._turned_away -= 1
+        began_s = perf_counter()
+        try:
+            answer = self._respond(delivery)
+        except Exception as error:
+            answer = self._failed(delivery, error)
+        if not isinstance(answer, (bytes, Failed)):
+            task = self._loop.create_task(self._finish(answer, delivery, reply_to, began_s))
+            self._tasks[task] = answer
+            return None
+        self._end(answer, began_s)
+        return answer
 
-    async def turn_away(self, delivery: Delivery, reply_to: str) -> None:
-        """Tell the requester to come back: explicit, at once, and before any work is done."""
+    def _turn_away(self, delivery: Delivery) -> Failed:
         self._counters.overloaded += 1
-        reason = f"{self.endpoint.name} is busy with {self.endpoint.concurrency} requests"
-        await self._refuse(delivery, reply_to, Failure(503, reason), self._come_again_s())
+        reason = f"{self.endpoint.name} is busy with {self._concurrency} requests"
+        refused = failure(Refused(reason=reason, retry_after_s=self._come_again_s()), delivery.json)
+        self.figures.failed(refused)
+        return refused
 
     def _come_again_s(self) -> float:
         """When there should be room, at the pace of late, for those that were turned away before as
@@ -101,48 +112,53 @@ class EndpointWorker:
         await self.cancel()
 
     async def cancel(self) -> None:
-        tasks = list(self._tasks)
+        tasks = dict(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self._tasks.clear()  # One that was cancelled before it began has not removed itself.
+        for unbegun in tasks.values():  # Of a task that was cancelled before it began.
+            if inspect.iscoroutine(unbegun):
+                unbegun.close()
+        self._tasks.clear()
 
-    async def _work(self, delivery: Delivery, reply_to: str) -> None:
-        began_s = self._loop.time()
+    async def _finish(
+        self, awaited: Awaitable[Answer], delivery: Delivery, reply_to: str, began_s: float
+    ) -> None:
         try:
-            payload = await self.endpoint.respond(delivery)
-        except Rejected as error:
-            await self._refuse(delivery, reply_to, Failure(400, str(error)), 0.0)
-        except Retryable as error:
-            failure = Failure(503, str(error))
-            # Never 0, which would read as "do not try again".
-            retry_after_s = max(error.retry_after_s, limits.RETRY_WAIT_S_MIN)
-            await self._refuse(delivery, reply_to, failure, retry_after_s)
-        except Exception as error:
-            # A bug of ours: the requester gets an answer, the log the traceback.
-            self._counters.failed += 1
-            _log.exception("endpoint %s failed", self.endpoint.name)
-            failure = Failure(500, f"internal error: {type(error).__name__}: {error}")
-            await self._refuse(delivery, reply_to, failure, 0.0)
-        else:
-            await self._answer(reply_to, payload, delivery.json, None)
+            try:
+                answer = await awaited
+            except Exception as error:
+                answer = self._failed(delivery, error)
+            self._end(answer, began_s)
+            await self._send(reply_to, answer, delivery.json)
         finally:
-            ended_s = self._loop.time()
-            self.busy_s += ended_s - began_s
-            self._ended_s.append(ended_s)
             # Here and not in a callback of the task, which would cost one more turn of the loop.
             task = asyncio.current_task()
             assert task is not None
-            self._tasks.discard(task)
+            self._tasks.pop(task, None)
 
-    async def _refuse(
-        self, delivery: Delivery, reply_to: str, failure: Failure, retry_after_s: float
-    ) -> None:
-        self.errors += 1
-        self.last_error = f"{failure.code}:{failure.reason}"
-        refused = Refused(reason=failure.reason, retry_after_s=retry_after_s)
-        payload = codec.encode(refused, json=delivery.json)
-        await self._answer(reply_to, payload, delivery.json, failure)
+    def _end(self, answer: Answer, began_s: float) -> None:
+        # The loop's clock, which a simulation moves, may tick in milliseconds.
+        self.figures.took_s.add(perf_counter() - began_s)
+        self._ended_s.append(self._loop.time())
+        if type(answer) is Failed:
+            self.figures.failed(answer)
+
+    def _failed(self, delivery: Delivery, error: Exception) -> Failed:
+        match error:
+            case Rejected():
+                refused = Refused(reason=str(error))
+            case Retryable():
+                # Never 0, which would read as "do not try again".
+                retry_after_s = max(error.retry_after_s, limits.RETRY_WAIT_S_MIN)
+                refused = Refused(reason=str(error), retry_after_s=retry_after_s)
+            case _:
+                # A bug of ours: the requester gets an answer, the log the traceback.
+                self._counters.failed += 1
+                _log.error("endpoint %s failed", self.endpoint.name, exc_info=error)
+                reason = f"internal error: {type(error).__name__}: {error}"
+                refused = Refused(reason=reason, code=INTERNAL)
+        return failure(refused, delivery.json)
 
 
 class Mailbox:

@@ -7,14 +7,22 @@ whole-system simulation is this bus on a loop whose time jumps (`simloop.py`).
 
 import asyncio
 import random
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 from slackwater.common import codec, limits
-from slackwater.common.bus.base import Delivery, Endpoint, Handler, ServiceInfo, Subscription
-from slackwater.common.bus.dispatch import BusCounters, EndpointWorker, Failure, Mailbox
+from slackwater.common.bus.base import (
+    Answer,
+    Delivery,
+    Endpoint,
+    Failed,
+    Handler,
+    ServiceInfo,
+    Subscription,
+)
+from slackwater.common.bus.dispatch import BusCounters, EndpointWorker, Mailbox
 from slackwater.common.bus.micro import QUEUE_GROUP, VERBS, MicroService
 from slackwater.common.clock import Clock, LiveClock
 from slackwater.common.errors import DeadlineExceeded, Rejected, Unavailable
@@ -204,7 +212,6 @@ class MemoryBus:
         self._inbox: dict[str, asyncio.Future[bytes]] = {}
         self._mailboxes: dict[_Interest, Mailbox] = {}
         self._workers: dict[_Interest, EndpointWorker] = {}
-        self._spawned: set[asyncio.Task[None]] = set()
 
     @property
     def connected(self) -> bool:
@@ -248,7 +255,7 @@ class MemoryBus:
         workers = []
         for endpoint in endpoints:
             self._check_open(endpoint.subject)
-            worker = EndpointWorker(endpoint, self._answer, self.counters)
+            worker = EndpointWorker(endpoint, self._send_answer, self.counters)
             take = self._taking(worker)
             self._workers[self._listen(endpoint.subject, QUEUE_GROUP, take)] = worker
             workers.append(worker)
@@ -292,9 +299,10 @@ class MemoryBus:
             self._broker.deliver(self.name, interest.bus, subject, payload, take)
         return bool(found)
 
-    async def _answer(
-        self, reply_to: str, payload: bytes, json: bool, failure: Failure | None
-    ) -> None:
+    async def _send_answer(self, reply_to: str, answer: Answer, json: bool) -> None:
+        self._answer(reply_to, answer)
+
+    def _answer(self, reply_to: str, answer: Answer) -> None:
         requester = self._broker.inboxes.get(reply_to)
         if requester is None:
             return  # Nobody asks, or nobody waits any longer.
@@ -302,6 +310,7 @@ class MemoryBus:
             self.counters.dropped += 1
             return
         self.counters.answered += 1
+        payload = answer.payload if isinstance(answer, Failed) else answer
         take = partial(requester._receive_answer, reply_to, payload)
         self._broker.deliver(self.name, requester, reply_to, payload, take)
 
@@ -323,22 +332,17 @@ class MemoryBus:
 
     def _taking(self, worker: EndpointWorker) -> Callable[[Delivery, str], None]:
         def take(delivery: Delivery, reply_to: str) -> None:
-            if not worker.begin(delivery, reply_to):
-                self._spawn(worker.turn_away(delivery, reply_to))
+            answer = worker.begin(delivery, reply_to)
+            if answer is not None:
+                self._answer(reply_to, answer)
 
         return take
 
     def _showing(self, service: MicroService, verb: str) -> Callable[[Delivery, str], None]:
         def show(_: Delivery, reply_to: str) -> None:
-            self._spawn(self._answer(reply_to, service.answer(verb), True, None))
+            self._answer(reply_to, service.answer(verb))
 
         return show
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """For answers that need no worker; they end within one turn of the loop."""
-        task = asyncio.get_running_loop().create_task(work)
-        self._spawned.add(task)
-        task.add_done_callback(self._spawned.discard)
 
     def _check_sending(self, subject: str, payload: bytes) -> None:
         if len(payload) > limits.MESSAGE_BYTES_MAX:

@@ -63,15 +63,16 @@ def _endpoint(worker: EndpointWorker) -> dict[str, Any]:
 
 
 def _stats(worker: EndpointWorker) -> dict[str, Any]:
-    busy_ns = round(worker.busy_s * 1e9)
+    figures = worker.figures
+    busy_ns = round(figures.took_s.sum * 1e9)
     return {
         "name": worker.endpoint.name,
         "subject": worker.endpoint.subject,
         "queue_group": QUEUE_GROUP,
-        "num_requests": worker.requests,
-        "num_errors": worker.errors,
-        "last_error": worker.last_error,
+        "num_requests": figures.requests,
+        "num_errors": figures.errors,
+        "last_error": figures.last_error,
         "processing_time": busy_ns,
-        "average_processing_time": busy_ns // max(1, worker.requests),
+        "average_processing_time": busy_ns // max(1, figures.requests),
         "data": {"concurrency": worker.endpoint.concurrency},
     }

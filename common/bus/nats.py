@@ -21,8 +21,16 @@ from nats.protocol.parser import AUTHORIZATION_VIOLATION
 
 from slackwater.common import codec, limits
 from slackwater.common.bus.access import Credentials, address_file, carries_identity, shown
-from slackwater.common.bus.base import Delivery, Endpoint, Handler, ServiceInfo, Subscription
-from slackwater.common.bus.dispatch import BusCounters, EndpointWorker, Failure, Mailbox
+from slackwater.common.bus.base import (
+    Answer,
+    Delivery,
+    Endpoint,
+    Failed,
+    Handler,
+    ServiceInfo,
+    Subscription,
+)
+from slackwater.common.bus.dispatch import BusCounters, EndpointWorker, Mailbox
 from slackwater.common.bus.micro import (
     ERROR_CODE_HEADER,
     ERROR_HEADER,
@@ -222,7 +230,7 @@ class NatsBus:
         workers = []
         for endpoint in endpoints:
             worker = EndpointWorker(endpoint, self._answer, self.counters)
-            subscription = await self._listen(endpoint.subject, _taking(worker), QUEUE_GROUP)
+            subscription = await self._listen(endpoint.subject, self._taking(worker), QUEUE_GROUP)
             self._endpoints[subscription] = worker
             workers.append(worker)
         service = MicroService(info, NUID().next().decode(), workers, self._clock.now_s())
@@ -297,29 +305,38 @@ class NatsBus:
             self.counters.errors += 1  # The connection is closed, and the subscription with it.
         await mailbox.cancel()
 
-    async def _answer(
-        self, reply_to: str, payload: bytes, json: bool, failure: Failure | None
-    ) -> None:
+    async def _answer(self, reply_to: str, answer: Answer, json: bool) -> None:
         if not reply_to:
             return  # Somebody published to a command's subject: done, but nobody asks.
         headers = None
-        if json or failure is not None:
+        if isinstance(answer, Failed):
             headers = dict(_JSON_HEADERS) if json else {}
-            if failure is not None:
-                headers[ERROR_HEADER] = " ".join(failure.reason.split())[:256]
-                headers[ERROR_CODE_HEADER] = str(failure.code)
+            headers[ERROR_HEADER] = " ".join(answer.reason.split())[:256]
+            headers[ERROR_CODE_HEADER] = str(answer.code)
+            answer = answer.payload
+        elif json:
+            headers = _JSON_HEADERS
         if not self.client.is_connected:
             self.counters.dropped += 1  # The requester's deadline passes, and it asks again.
             return
         self.counters.answered += 1
         try:
-            await self.client.publish(reply_to, payload, headers=headers)
+            await self.client.publish(reply_to, answer, headers=headers)
         except nats.errors.Error:
             self.counters.dropped += 1
 
+    def _taking(self, worker: EndpointWorker) -> Callable[[Msg], Awaitable[None]]:
+        async def take(message: Msg) -> None:
+            delivery = Delivery(message.subject, message.data, _is_json(message))
+            answer = worker.begin(delivery, message.reply)
+            if answer is not None:
+                await self._answer(message.reply, answer, delivery.json)
+
+        return take
+
     def _showing(self, service: MicroService, verb: str) -> Callable[[Msg], Awaitable[None]]:
         async def show(message: Msg) -> None:
-            await self._answer(message.reply, service.answer(verb), False, None)
+            await self._answer(message.reply, service.answer(verb), False)
 
         return show
 
@@ -411,15 +428,6 @@ class _Subscribed:
 
     async def unsubscribe(self) -> None:
         await self._bus._forget(self._subscription)
-
-
-def _taking(worker: EndpointWorker) -> Callable[[Msg], Awaitable[None]]:
-    async def take(message: Msg) -> None:
-        delivery = Delivery(message.subject, message.data, _is_json(message))
-        if not worker.begin(delivery, message.reply):
-            await worker.turn_away(delivery, message.reply)
-
-    return take
 
 
 def _is_json(message: Msg) -> bool:

@@ -4,6 +4,7 @@ No metric object and no lock is touched on the path of a request.
 """
 
 from slackwater.common import limits
+from slackwater.common.bus.base import EndpointFigures
 
 
 class Counters:
@@ -11,6 +12,7 @@ class Counters:
 
     __slots__ = (
         "breaches_refused",
+        "endpoints",
         "facts",
         "fenced",
         "own",
@@ -18,7 +20,6 @@ class Counters:
         "published",
         "records",
         "refused",
-        "requests",
         "requests_failed",
         "requests_sent",
         "step_s_max",
@@ -31,7 +32,8 @@ class Counters:
     def __init__(self) -> None:
         self.steps = 0
         self.records = 0
-        self.requests: dict[str, int] = {}
+        self.endpoints: dict[str, EndpointFigures] = {}
+        """By verb."""
         self.refused = 0
         self.fenced = 0
         self.undecodable = 0
@@ -53,10 +55,11 @@ class Counters:
 
     def all(self) -> dict[str, int]:
         """Every counter by its name in `stats`."""
+        requests = {verb: figures.requests for verb, figures in self.endpoints.items()}
         shell = {
             "steps": self.steps,
             "records": self.records,
-            "requests": sum(self.requests.values()),
+            "requests": sum(requests.values()),
             "refused": self.refused,
             "fenced": self.fenced,
             "undecodable": self.undecodable,
@@ -68,4 +71,4 @@ class Counters:
             "requests_sent": self.requests_sent,
             "requests_failed": self.requests_failed,
         }
-        return shell | {f"requests_{verb}": n for verb, n in self.requests.items()} | self.own
+        return shell | {f"requests_{verb}": n for verb, n in requests.items()} | self.own

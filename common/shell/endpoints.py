@@ -13,7 +13,15 @@ from typing import Any
 import structlog
 
 from slackwater.common import codec, failpoints, limits
-from slackwater.common.bus.base import Delivery, Endpoint, Handler
+from slackwater.common.bus.base import (
+    Answer,
+    Delivery,
+    Endpoint,
+    EndpointFigures,
+    Failed,
+    Handler,
+    Responder,
+)
 from slackwater.common.clock import Clock
 from slackwater.common.effects import Observed, Reply, Requested
 from slackwater.common.errors import DecodeRejected, Rejected
@@ -22,7 +30,7 @@ from slackwater.common.shell.counters import Counters
 from slackwater.common.shell.fencing import Fence
 from slackwater.common.shell.steps import Steps
 from slackwater.schemas import subjects
-from slackwater.schemas.base import Message, Refused
+from slackwater.schemas.base import CONFLICT, INTERNAL, NO_ANSWER, Message, Refused
 
 _log = structlog.get_logger()
 
@@ -30,10 +38,10 @@ _log = structlog.get_logger()
 class _Waiting:
     """A request whose answer is not here yet."""
 
-    __slots__ = ("answer", "due_s", "future", "kind")
+    __slots__ = ("answer", "due_s", "future", "message")
 
-    def __init__(self, kind: str, due_s: float) -> None:
-        self.kind, self.due_s = kind, due_s
+    def __init__(self, message: Message, due_s: float) -> None:
+        self.message, self.due_s = message, due_s
         self.answer: Message | None = None
         self.future: asyncio.Future[None] | None = None
 
@@ -69,24 +77,28 @@ class Intake:
 
     def endpoint(self, verb: str, kind: Any, concurrency: int) -> Endpoint:
         """The endpoint whose requests of type `kind` become `Requested` events."""
-        self._counters.requests[verb] = 0
 
-        async def respond(delivery: Delivery) -> bytes:
-            self._counters.requests[verb] += 1
+        def respond(delivery: Delivery) -> Answer | Awaitable[Answer]:
             message = self._admit(delivery, kind)
-            if not isinstance(message, Refused):
-                message = await self._ask_core(message)
-            return self._encode(message, delivery.json)
+            if type(message) is Refused:
+                return self._encode(message, delivery.json)
+            self._token = token = self._token + 1
+            waiting = _Waiting(message, self._clock.now_s() + limits.REPLY_S)
+            self._waiting[token] = waiting
+            self._steps.post(Requested(token, message))
+            if waiting.answer is not None:
+                return self._encode(waiting.answer, delivery.json)
+            return self._answered_later(token, waiting, delivery.json)
 
         return self._declare(verb, kind, respond, concurrency)
 
     def direct(self, verb: str, kind: Any, answer: Callable[[], Message]) -> Endpoint:
         """An endpoint that the shell answers itself, also while the service drains."""
 
-        async def respond(delivery: Delivery) -> bytes:
+        def respond(delivery: Delivery) -> Answer:
             try:
                 if delivery.payload:  # A person may send nothing at all.
-                    codec.decode(delivery.payload, kind, json=delivery.json)
+                    _request(delivery, kind)
             except DecodeRejected as error:
                 return self._encode(self._undecodable(delivery, error), delivery.json)
             return self._encode(answer(), delivery.json)
@@ -129,9 +141,10 @@ class Intake:
             if oldest.due_s > now_s:
                 return
             self._counters.unanswered += 1
-            _log.warning("request.unanswered", request=oldest.kind, after_s=limits.REPLY_S)
+            request = type(oldest.message).__name__
+            _log.warning("request.unanswered", request=request, after_s=limits.REPLY_S)
             reason = f"{self._service} {self._id} has not answered within {limits.REPLY_S} s"
-            self.reply(Reply(token, Refused(reason=reason, retry_after_s=1.0)))
+            self.reply(Reply(token, Refused(reason=reason, retry_after_s=1.0, code=NO_ANSWER)))
 
     def refuse_all(self, reason: str) -> None:
         """Nothing will answer them any more."""
@@ -142,15 +155,17 @@ class Intake:
         self,
         verb: str,
         kind: Any,
-        respond: Callable[[Delivery], Awaitable[bytes]],
+        respond: Responder,
         concurrency: int = limits.ENDPOINT_CONCURRENCY,
     ) -> Endpoint:
+        figures = self._counters.endpoints[verb] = EndpointFigures()
         return Endpoint(
             name=verb,
             subject=subjects.command(self._service, self._id, verb),
             respond=respond,
             metadata={"request": getattr(kind, "__name__", str(kind))},
             concurrency=concurrency,
+            figures=figures,
         )
 
     def _admit(self, delivery: Delivery, kind: Any) -> Any:
@@ -160,7 +175,7 @@ class Intake:
         if self._steps.full:
             return self._refuse("has too many records on their way to disk", 0.5)
         try:
-            message = codec.decode(delivery.payload, kind, json=delivery.json)
+            message = _request(delivery, kind)
         except DecodeRejected as error:
             return self._undecodable(delivery, error)
         higher = self._fence.refuses(message)
@@ -168,16 +183,12 @@ class Intake:
             self._counters.fenced += 1
             return self._refuse(
                 f"fenced: {message.sender} commands with epoch {message.epoch}, but epoch {higher} "
-                "was heard: a newer instance has taken over"
+                "was heard: a newer instance has taken over",
+                code=CONFLICT,
             )
         return message
 
-    async def _ask_core(self, message: Message) -> Message:
-        self._token = token = self._token + 1
-        waiting = self._waiting[token] = _Waiting(
-            type(message).__name__, self._clock.now_s() + limits.REPLY_S
-        )
-        self._steps.post(Requested(token, message))
+    async def _answered_later(self, token: int, waiting: _Waiting, json: bool) -> Answer:
         if waiting.answer is None:
             waiting.future = asyncio.get_running_loop().create_future()
             try:
@@ -185,24 +196,38 @@ class Intake:
             finally:
                 self._waiting.pop(token, None)
         assert waiting.answer is not None
-        return waiting.answer
+        return self._encode(waiting.answer, json)
 
-    def _encode(self, message: Message, json: bool) -> bytes:
+    def _encode(self, message: Message, json: bool) -> Answer:
         failpoint(self._reply_before)
         try:
-            payload = codec.encode(self._stamp(message), json=json)
+            stamped = self._stamp(message)
+            payload = codec.encode(stamped, json=json)
         except Rejected as error:
-            payload = codec.encode(self._stamp(Refused(reason=str(error))), json=json)
+            stamped = self._stamp(Refused(reason=str(error), code=INTERNAL))
+            payload = codec.encode(stamped, json=json)
         if failpoints.any_armed():  # A moment later, the bus has the answer.
             asyncio.get_running_loop().call_later(0.002, failpoint, self._reply_after)
+        if isinstance(stamped, Refused):
+            return Failed(payload, stamped.status, stamped.reason)
         return payload
 
-    def _refuse(self, why: str, retry_after_s: float = 0.0) -> Refused:
+    def _refuse(self, why: str, retry_after_s: float = 0.0, code: int = 0) -> Refused:
         self._counters.refused += 1
-        return Refused(reason=f"{self._service} {self._id} {why}", retry_after_s=retry_after_s)
+        reason = f"{self._service} {self._id} {why}"
+        return Refused(reason=reason, retry_after_s=retry_after_s, code=code)
 
     def _undecodable(self, delivery: Delivery, error: DecodeRejected) -> Refused:
         self._counters.undecodable += 1
         if self._counters.undecodable <= limits.UNDECODABLE_LOGGED_MAX:
             _log.warning("undecodable", subject=delivery.subject, reason=str(error))
         return Refused(reason=str(error))
+
+
+def _request(delivery: Delivery, kind: Any) -> Any:
+    """Raises DecodeRejected. JSON is typed by hand: a key that would be ignored is refused. Between
+    services a newer release may say more than this one knows."""
+    message = codec.decode(delivery.payload, kind, json=delivery.json)
+    if delivery.json:
+        codec.check_keys(delivery.payload, message)
+    return message

@@ -163,6 +163,8 @@ class Steps:
         counters.steps += 1
         counters.step_s_sum += spent_s
         counters.step_s_max = max(counters.step_s_max, spent_s)
+        if effects and not values and not self._waiting:
+            effects = self._carry_out(effects)
         if not effects:
             return
         step = Step()
@@ -178,6 +180,14 @@ class Steps:
             failpoint(self._persist_before)
             for effect, value in values:
                 self._writers[effect.bucket].write(effect.key, value, step)
+
+    def _carry_out(self, effects: Sequence[Effect]) -> Sequence[Effect]:
+        """Those that wait for nothing. Return the first that must be awaited, and all after it."""
+        for at, effect in enumerate(effects):
+            if type(effect) is Publish:
+                return effects[at:]
+            self._perform(effect)
+        return ()
 
     def _encoded(self, effects: Sequence[Effect]) -> list[tuple[Persist, bytes | None]]:
         """The step's records as bytes that can be read back. Raises Rejected."""

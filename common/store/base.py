@@ -9,7 +9,9 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from slackwater.common.errors import Rejected
+from slackwater.common import codec
+from slackwater.common.errors import DecodeRejected, Rejected
+from slackwater.schemas.service import LeaseRecord
 
 EPOCH_KEY: Final = "_epoch"
 """The record that fences a bucket: each new writing instance begins by writing it."""
@@ -88,3 +90,18 @@ class Lease(Protocol):
         ...
 
     async def release(self) -> None: ...
+
+
+def lease_value(owner: str) -> bytes:
+    return codec.encode_record(LeaseRecord(owner=owner), epoch=0)
+
+
+def lease_owner(value: bytes) -> str:
+    """Whose lease it is; empty: the value is damaged, nobody's until it expires. Release 0.1.0
+    wrote the bare name, which no msgpack map begins like."""
+    if value[:1] < b"\x80":
+        return value.decode()
+    try:
+        return codec.decode_record(value, LeaseRecord, "lease")[0].owner
+    except DecodeRejected:
+        return ""

@@ -14,7 +14,15 @@ from typing import Literal, Protocol
 from slackwater.common import limits
 from slackwater.common.clock import Clock, LiveClock
 from slackwater.common.errors import DeadlineExceeded, Rejected, Unavailable
-from slackwater.common.store.base import EPOCH_KEY, Bucket, Entry, Lease, SequenceConflict
+from slackwater.common.store.base import (
+    EPOCH_KEY,
+    Bucket,
+    Entry,
+    Lease,
+    SequenceConflict,
+    lease_owner,
+    lease_value,
+)
 
 Fate = Literal["good", "lost", "unanswered"]
 """lost: the write timed out and was not applied; unanswered: it timed out, and it was."""
@@ -228,11 +236,9 @@ class MemoryLease:
         await asyncio.sleep(0)
         stream = self._storage.stream(self._bucket)
         found = stream.live(self._key)
-        if (found is None and not taking) or (
-            found is not None and found.value != self._owner.encode()
-        ):
+        if (found is None and not taking) or (found is not None and not self._is_ours(found)):
             return False
-        stream.write(self._key, self._owner.encode())
+        stream.write(self._key, lease_value(self._owner))
         stream.expires_s[self._key] = self._storage.clock.now_s() + self._ttl_s
         return True
 
@@ -240,6 +246,9 @@ class MemoryLease:
         await asyncio.sleep(0)
         stream = self._storage.stream(self._bucket)
         found = stream.live(self._key)
-        if found is not None and found.value == self._owner.encode():
+        if found is not None and self._is_ours(found):
             del stream.expires_s[self._key]
             stream.write(self._key, None)
+
+    def _is_ours(self, found: Entry) -> bool:
+        return found.value is not None and lease_owner(found.value) == self._owner

@@ -27,7 +27,15 @@ from slackwater.common.errors import (
     SlackwaterError,
     Unavailable,
 )
-from slackwater.common.store.base import EPOCH_KEY, Bucket, Entry, Lease, SequenceConflict
+from slackwater.common.store.base import (
+    EPOCH_KEY,
+    Bucket,
+    Entry,
+    Lease,
+    SequenceConflict,
+    lease_owner,
+    lease_value,
+)
 from slackwater.common.store.pull import StreamReader
 
 A = TypeVar("A")
@@ -256,13 +264,14 @@ class NatsBucket:
 
 
 class NatsLease:
-    """A key whose value is its owner's name: `nats kv get BUCKET KEY` says who leads."""
+    """A key whose value names its owner: `nats kv get BUCKET KEY` says who leads."""
 
     def __init__(self, bus: NatsBus, bucket: str, key: str, owner: str, ttl_s: float) -> None:
         self._bus = bus
         self._bucket = bucket
         self._key = key
         self._owner = owner
+        self._value = lease_value(owner)
         self._ttl = f"{math.ceil(ttl_s)}s"  # The server counts whole seconds.
         self._sequence = 0
 
@@ -273,27 +282,28 @@ class NatsLease:
     async def take(self) -> bool:
         """True: the lease is ours. Takes it over from ourselves, from nobody else."""
         found = await _get(self._bus, self._bucket, self._key)
-        if found is not None and found.value is not None and found.value != self._owner.encode():
+        if found is not None and found.value is not None and not self._is_ours(found.value):
             return False
         self._sequence = 0 if found is None else found.sequence
-        return await self._write(self._owner.encode(), {_TTL: self._ttl})
+        return await self._write(self._value, {_TTL: self._ttl})
 
     async def renew(self) -> bool:
-        if await self._write(self._owner.encode(), {_TTL: self._ttl}):
+        if await self._write(self._value, {_TTL: self._ttl}):
             return True
         # The sequence moved. It may have been a write of ours whose acknowledgement was lost.
-        return await self._still_ours() and await self._write(
-            self._owner.encode(), {_TTL: self._ttl}
-        )
+        return await self._still_ours() and await self._write(self._value, {_TTL: self._ttl})
 
     async def release(self) -> None:
         headers = {_OPERATION: "DEL", _TTL: self._ttl}
         if not await self._write(b"", headers) and await self._still_ours():
             await self._write(b"", headers)
 
+    def _is_ours(self, value: bytes) -> bool:
+        return lease_owner(value) == self._owner
+
     async def _still_ours(self) -> bool:
         found = await _get(self._bus, self._bucket, self._key)
-        if found is None or found.value != self._owner.encode():
+        if found is None or found.value is None or not self._is_ours(found.value):
             return False
         self._sequence = found.sequence
         return True

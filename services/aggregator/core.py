@@ -33,7 +33,7 @@ from slackwater.common.slots.layout import bucket_tensors, element_count
 from slackwater.common.slots.region import SlotRegion
 from slackwater.common.slots.rules import RULES
 from slackwater.schemas import subjects
-from slackwater.schemas.base import AggregatorId, JobId, Message, Ok, Refused
+from slackwater.schemas.base import NOT_FOUND, AggregatorId, JobId, Message, Ok, Refused
 from slackwater.schemas.cluster import ARRIVED_MAX, WorkersAt
 from slackwater.schemas.jobs import JobEvent
 from slackwater.schemas.placement import (
@@ -375,7 +375,7 @@ class AggregatorCore:
                 effects.append(self._copy_done(gone))
         if unknown:
             reason = f"{self.id} does not hold buckets {unknown[:20]} of job {message.job}"
-            return [*effects, Reply(token, Refused(reason=reason))]
+            return [*effects, Reply(token, Refused(reason=reason, code=NOT_FOUND))]
         return [*effects, Reply(token, Ok())]
 
     def _order(self, bucket: Bucket, move: Move) -> list[Effect]:

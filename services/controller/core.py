@@ -35,7 +35,7 @@ from slackwater.common.effects import (
 )
 from slackwater.common.errors import Rejected
 from slackwater.common.slots.layout import plan_buckets
-from slackwater.schemas.base import AggregatorId, JobId, Message, Ok, Record, Refused
+from slackwater.schemas.base import CONFLICT, AggregatorId, JobId, Message, Ok, Record, Refused
 from slackwater.schemas.cluster import (
     AggregatorDrain,
     AggregatorHeartbeat,
@@ -304,9 +304,11 @@ def _again(known: Job, message: PlaceJob) -> Message:
         return Refused(reason=f"job {spec.id} is ending", retry_after_s=0.5)
     difference = first_difference(known.record.tensors, message.tensors)
     if difference:
-        return Refused(reason=f"job {spec.id}: {difference}")
+        return Refused(reason=f"job {spec.id}: {difference}", code=CONFLICT)
     if known.record.spec != spec:
-        return Refused(reason=f"job {spec.id} is placed with another spec; choose another id")
+        return Refused(
+            reason=f"job {spec.id} is placed with another spec; choose another id", code=CONFLICT
+        )
     return Ok()
 
 

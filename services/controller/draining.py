@@ -22,7 +22,7 @@ import msgspec
 from slackwater.common.effects import Persist
 from slackwater.common.slots.layout import Geometry
 from slackwater.common.slots.rules import RULES
-from slackwater.schemas.base import AggregatorId, Message, Ok, Refused
+from slackwater.schemas.base import NOT_FOUND, AggregatorId, Message, Ok, Refused
 from slackwater.schemas.cluster import (
     AggregatorDrain,
     DrainAggregator,
@@ -45,7 +45,9 @@ def order(state: State, message: DrainAggregator, now_s: float) -> Message:
     entry = state.aggregators.get(id)
     if entry is None or not entry.ours:
         return Refused(
-            reason=f"aggregator {id} does not serve cluster {state.cluster}: nothing of it is there"
+            reason=f"aggregator {id} does not serve cluster {state.cluster}: nothing of it is "
+            "there",
+            code=NOT_FOUND,
         )
     known = state.drains.get(id)
     if known is None or known.request != message.request:

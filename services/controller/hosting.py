@@ -8,7 +8,7 @@ first asked what it holds (reconcile.py): hosting anew what is lost would hide t
 from typing import Any
 
 from slackwater.common.limits import LOST_AFTER_S
-from slackwater.schemas.base import AggregatorId, Message, Refused
+from slackwater.schemas.base import NOT_FOUND, AggregatorId, Message, Refused
 from slackwater.schemas.placement import DropJob, HostBuckets, Located
 from slackwater.services.controller.policies.demand import slack_s
 from slackwater.services.controller.snapshot import positions_of
@@ -156,7 +156,10 @@ def locate(state: State, job: Job | None, id: str, now_s: float) -> Message:
     if id in state.unreadable:
         return unreadable(state, id)
     if job is None or job.record.phase == "released":
-        return Refused(reason=f"cluster {state.cluster} has no job {id}: it ended, or never began")
+        return Refused(
+            reason=f"cluster {state.cluster} has no job {id}: it ended, or never began",
+            code=NOT_FOUND,
+        )
     record = job.record
     if record.phase in ("waiting", "hosting"):
         return Refused(reason=f"job {id}: {why_waiting(job)}", retry_after_s=0.2)

@@ -12,7 +12,7 @@ from itertools import islice
 from slackwater.common.effects import Publish
 from slackwater.common.limits import HEARTBEAT_S, LOST_AFTER_S
 from slackwater.schemas import subjects
-from slackwater.schemas.base import AggregatorId, JobId, Message, Ok, Refused
+from slackwater.schemas.base import CONFLICT, AggregatorId, JobId, Message, Ok, Refused
 from slackwater.schemas.cluster import (
     PLACED_JOBS_MAX,
     TENANTS_MAX,
@@ -88,7 +88,8 @@ def lost(state: State, message: AggregatorLost, now_s: float) -> Message:
     entry = state.aggregator(message.aggregator, now_s)
     if entry.alive and now_s - entry.seen_s <= 2 * HEARTBEAT_S:
         return Refused(
-            reason=f"aggregator {entry.id} is alive: `slackwater drain {entry.id}` empties it"
+            reason=f"aggregator {entry.id} is alive: `slackwater drain {entry.id}` empties it",
+            code=CONFLICT,
         )
     give_up(state, entry.id, now_s)
     return Ok()

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from slackwater.common.limits import JOBS_MAX
-from slackwater.schemas.base import JobId, Refused
+from slackwater.schemas.base import TOO_MANY, JobId, Refused
 from slackwater.schemas.jobs import JobSpec
 from slackwater.services.master.config import Admission, Tenant
 
@@ -82,6 +82,7 @@ def refusal(
             reason=f"{pending} jobs of {named(spec.tenant)} wait already (queued_max); submit it "
             "when one of them runs",
             retry_after_s=RETRY_S,
+            code=TOO_MANY,
         )
     if admission == "standalone" and spec.servers > aggregators_max:
         return Refused(

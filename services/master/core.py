@@ -30,7 +30,7 @@ from slackwater.common.effects import (
     StartTimer,
     TimerFired,
 )
-from slackwater.schemas.base import AggregatorId, JobId, Message, Ok, Record, Refused
+from slackwater.schemas.base import NOT_FOUND, AggregatorId, JobId, Message, Ok, Record, Refused
 from slackwater.schemas.cluster import (
     AdoptAggregators,
     AggregatorHeartbeat,
@@ -138,7 +138,7 @@ class Master:
     def _cancel(self, token: int, message: CancelJob, now_s: float) -> None:
         job = self.state.jobs.get(JobId(message.job))
         if job is None:
-            self.state.reply(token, Refused(reason=unknown(message.job)))
+            self.state.reply(token, Refused(reason=unknown(message.job), code=NOT_FOUND))
             return
         if not job.ended:
             running.end(self.state, job, "cancelled", "cancelled by its user", now_s)
@@ -148,7 +148,7 @@ class Master:
         state = self.state
         job = state.jobs.get(JobId(message.job))
         if job is None:
-            state.reply(token, Refused(reason=unknown(message.job)))
+            state.reply(token, Refused(reason=unknown(message.job), code=NOT_FOUND))
             return
         (record,) = shown(state, [job], now_s)
         progress = job.progress.shown(record.spec, now_s, by_rank=True, ended=job.ended)
@@ -191,7 +191,7 @@ class Master:
         job = self.state.jobs.get(JobId(message.job))
         if job is None or message.rank >= job.record.spec.workers:
             reason = f"{unknown(message.job)}, or it has no rank {message.rank}"
-            self.state.reply(token, Refused(reason=reason))
+            self.state.reply(token, Refused(reason=reason, code=NOT_FOUND))
             return
         if job.by_hand:  # Of the others, the worker node reports the end.
             running.rank_ended(self.state, job, message.rank, message.result, now_s)

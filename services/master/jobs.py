@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from slackwater.schemas.base import JobId, Refused
+from slackwater.schemas.base import CONFLICT, NOT_FOUND, JobId, Refused
 from slackwater.schemas.jobs import (
     TERMINAL_STATES,
     JobRecord,
@@ -89,20 +89,20 @@ def unknown(job: str) -> str:
 def unfit(job: Job | None, message: RegisterJob) -> Refused | None:
     """Why this rank cannot be one of the job's."""
     if job is None:
-        return Refused(reason=unknown(message.job))
+        return Refused(reason=unknown(message.job), code=NOT_FOUND)
     spec = job.record.spec
     if job.ended:
         reason = f"job {spec.id} is {job.record.state}: {job.record.reason or 'it ended'}"
-        return Refused(reason=f"{reason}; submit it under another id")
+        return Refused(reason=f"{reason}; submit it under another id", code=CONFLICT)
     if message.rank >= spec.workers:
         reason = f"job {spec.id}: rank {message.rank} of {spec.workers} workers"
         return Refused(reason=f"{reason}; ranks count from 0")
     if message.spec is not None and message.spec != spec:
         reason = f"job {spec.id}: rank {message.rank} has another spec than the first rank's"
-        return Refused(reason=f"{reason}; start all ranks with one spec")
+        return Refused(reason=f"{reason}; start all ranks with one spec", code=CONFLICT)
     difference = first_difference(job.tensors, message.tensors) if job.tensors else ""
     if difference:
-        return Refused(reason=f"job {spec.id}, rank {message.rank}: {difference}")
+        return Refused(reason=f"job {spec.id}, rank {message.rank}: {difference}", code=CONFLICT)
     return None
 
 

@@ -7,7 +7,7 @@ section 3.3.3, step one; see clusters.py), whose controller does the rest.
 from slackwater.common import limits
 from slackwater.common.effects import Log
 from slackwater.schemas import subjects
-from slackwater.schemas.base import ClusterId, JobId, Refused
+from slackwater.schemas.base import CONFLICT, NOT_FOUND, ClusterId, JobId, Refused
 from slackwater.schemas.jobs import JobRecord, JobRegistered, JobSpec, RegisterJob
 from slackwater.schemas.placement import PlaceJob
 from slackwater.services.master.admission import limits_of, refusal
@@ -23,11 +23,14 @@ def admit(state: State, spec: JobSpec, now_s: float) -> Refused | None:
     if known is not None:
         if known.record.spec == spec:
             return None  # A retry: the first answer stands.
-        return Refused(reason=f"job {id} exists with another spec; choose another id")
+        return Refused(
+            reason=f"job {id} exists with another spec; choose another id", code=CONFLICT
+        )
     if id in state.unreadable:
         return Refused(
             reason=f"the record of job {id} is damaged; restore key {id} of bucket {JOBS_BUCKET}, "
-            "or delete it and start the master again; or choose another id"
+            "or delete it and start the master again; or choose another id",
+            code=CONFLICT,
         )
     if state.live >= limits.JOBS_MAX:
         reason = f"{limits.JOBS_MAX} jobs are pending or running already"
@@ -53,7 +56,7 @@ def register(state: State, token: int, message: RegisterJob, now_s: float) -> No
     job = state.jobs.get(id)
     refusal = unfit(job, message)
     if job is None or refusal is not None:
-        state.reply(token, refusal or Refused(reason=unknown(id)))
+        state.reply(token, refusal or Refused(reason=unknown(id), code=NOT_FOUND))
         return
     job.heard_s = now_s
     if job.record.state == "pending" and job.by_hand:

@@ -10,7 +10,7 @@ from typing import Any
 from slackwater.common import limits
 from slackwater.common.effects import Log, Persist
 from slackwater.schemas import subjects
-from slackwater.schemas.base import JobId, Message, Refused
+from slackwater.schemas.base import CONFLICT, JobId, Message, Refused
 from slackwater.schemas.cluster import StartWorkers, StopWorkers
 from slackwater.schemas.jobs import JobState
 from slackwater.schemas.placement import ReleaseJob
@@ -104,7 +104,9 @@ def rank_ended(state: State, job: Job, rank: int, result: str, now_s: float) -> 
 
 def end(state: State, job: Job, final: JobState, reason: str, now_s: float, **changes: Any) -> None:
     state.change(job, now_s, final, state=final, reason=reason, finished_s=now_s, **changes)
-    answer_waiting(state, job, Refused(reason=f"job {job.record.spec.id} is {final}"))
+    answer_waiting(
+        state, job, Refused(reason=f"job {job.record.spec.id} is {final}", code=CONFLICT)
+    )
     advance(state, job)
     start_waiting(state, now_s)
 

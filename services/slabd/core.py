@@ -30,7 +30,7 @@ from slackwater.common.effects import (
 )
 from slackwater.common.memory import trailer
 from slackwater.schemas import subjects
-from slackwater.schemas.base import Message, Ok, Refused
+from slackwater.schemas.base import CONFLICT, NOT_FOUND, Message, Ok, Refused
 from slackwater.schemas.memory import (
     SLABS_PER_MESSAGE,
     Activity,
@@ -420,7 +420,7 @@ class LenderCore:
                 wrong = [slab for slab in slabs if self._state(slab) not in ("lent", "held")]
                 if wrong:
                     why = f"slab {wrong[0]} is not lent by {self.id}; see `slackwater memory map`"
-                    return [Reply(token, Refused(reason=why))]
+                    return [Reply(token, Refused(reason=why, code=NOT_FOUND))]
                 return self._evict_now(token, slabs, count, now_s)
             case SetLending(lending=lending):
                 return [*self._set_lending(lending, now_s), Reply(token, Ok())]
@@ -443,7 +443,9 @@ class LenderCore:
         begun = len(gone) + len(lent) + count
         if begun == 0:
             why = f"lender {self.id} lends nothing that is not being evicted already"
-            return [Reply(token, Refused(reason=f"{why}; see `slackwater memory map`"))]
+            return [
+                Reply(token, Refused(reason=f"{why}; see `slackwater memory map`", code=CONFLICT))
+            ]
         return [*effects, *self._begin_round(count, now_s), Reply(token, EvictBegun(slabs=begun))]
 
     def _set_lending(self, lending: bool, now_s: float) -> list[Effect]:

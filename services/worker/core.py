@@ -27,7 +27,7 @@ from slackwater.common.effects import (
     TimerFired,
 )
 from slackwater.schemas import subjects
-from slackwater.schemas.base import Count, JobId, Message, NodeId, Ok, Refused
+from slackwater.schemas.base import TOO_MANY, Count, JobId, Message, NodeId, Ok, Refused
 from slackwater.schemas.cluster import StartWorkers, StopWorkers, WorkerExited
 
 RankState = Literal["intended", "running", "exited", "reported"]
@@ -155,7 +155,7 @@ class WorkerCore:
         running = sum(1 for _ in self._with("running"))
         if running + len(new) > self._slots:
             reason = f"{self._node}: {running} of {self._slots} slots run, {len(new)} more asked"
-            return [Reply(token, Refused(reason=reason, retry_after_s=1.0))]
+            return [Reply(token, Refused(reason=reason, retry_after_s=1.0, code=TOO_MANY))]
         if new and not message.program:
             reason = f"job {job} has no program; its user starts it by hand"
             return [Reply(token, Refused(reason=reason))]

@@ -13,7 +13,7 @@ FOLDER: Final = Path(__file__).parent
 STORED: Final = frozenset(
     {
         "AggregatorDrain", "AggregatorRecord", "BreachesRecord", "DeviceRecord", "EpochRecord",
-        "JobPlacement", "JobRecord", "LenderRecord",
+        "JobPlacement", "JobRecord", "LeaseRecord", "LenderRecord",
     }
 )  # fmt: skip
 """The records that are values of a bucket's keys; the others are parts of these and of messages."""

@@ -9,7 +9,8 @@ import nats.micro.service
 import pytest
 
 from slackwater.common import codec, limits
-from slackwater.common.bus.base import Bus, Delivery, Endpoint, ServiceInfo
+from slackwater.common.bus.base import Answer, Bus, Delivery, Endpoint, ServiceInfo
+from slackwater.common.bus.dispatch import failure
 from slackwater.common.bus.memory import MemoryBroker
 from slackwater.common.bus.nats import NatsBus
 from slackwater.common.errors import DeadlineExceeded, Rejected, Unavailable
@@ -288,7 +289,7 @@ async def test_errors_are_answers(connect: Connect, unique: str) -> None:
     busy = await ask(client, f"{unique}.act", Ok(epoch=1))
     assert busy == Refused(reason="later", retry_after_s=3.0)
     bug = await ask(client, f"{unique}.act", Ok(epoch=2))
-    assert bug == Refused(reason="internal error: ValueError: a bug")
+    assert bug == Refused(reason="internal error: ValueError: a bug", code=500)
     assert server.counters.failed == 1  # type: ignore[attr-defined]
 
 
@@ -410,7 +411,56 @@ async def test_services_show_themselves_as_micro_services(connect: Connect, uniq
     assert (good.num_requests, good.num_errors, bad.num_requests, bad.num_errors) == (3, 0, 1, 1)
     assert bad.last_error == "400:never"
     assert good.processing_time > 0
+    assert good.average_processing_time == good.processing_time // 3
     assert (await show("$SRV.PING"))["type"] == "io.nats.micro.v1.ping_response"
+
+
+async def test_refusals_are_counted_and_told_by_their_code(connect: Connect, unique: str) -> None:
+    """An answer that needs no waiting and one that does; what was answered well counts as such."""
+    server, client = await connect("server"), await connect("client")
+    info = ServiceInfo(unique, "1.2.3", "a service for tests", {})
+    refusals = [
+        Refused(reason="not so"),
+        Refused(reason="later", retry_after_s=2.0),
+        Refused(reason="there is none", code=404),
+    ]
+
+    def at_once(delivery: Delivery) -> Answer:
+        wanted = codec.decode(delivery.payload, Ok).epoch
+        return failure(refusals[wanted], False) if wanted < 3 else codec.encode(Ok())
+
+    async def in_time(delivery: Delivery) -> Answer:
+        await asyncio.sleep(0.002)
+        return at_once(delivery)
+
+    subjects = [f"{unique}.now", f"{unique}.later"]
+    await server.serve(
+        info,
+        [Endpoint(name[-3:], name, respond, {}, 8)
+         for name, respond in zip(subjects, (at_once, in_time), strict=True)],
+    )  # fmt: skip
+    for subject in subjects:
+        for wanted, refused in enumerate(refusals):
+            assert await ask(client, subject, Ok(epoch=wanted)) == refused
+            if isinstance(client, NatsBus):
+                answer = await client.call(subject, codec.encode(Ok(epoch=wanted)), timeout_s=5.0)
+                assert answer.headers == {
+                    "Nats-Service-Error": refused.reason,
+                    "Nats-Service-Error-Code": str(refused.status),
+                }
+        assert await ask(client, subject, Ok(epoch=3)) == Ok()
+        if isinstance(client, NatsBus):
+            answer = await client.call(subject, codec.encode(Ok(epoch=3)), timeout_s=5.0)
+            assert answer.headers is None
+    times = 2 if isinstance(client, NatsBus) else 1
+    raw = await client.request(f"$SRV.STATS.{unique}", b"", timeout_s=5.0)
+    stats = nats.micro.service.ServiceStats.from_dict(msgspec.json.decode(raw))
+    for one in stats.endpoints:
+        assert (one.num_requests, one.num_errors) == (4 * times, 3 * times)
+        assert one.last_error == "404:there is none"
+    waited = stats.endpoints[1]
+    assert waited.average_processing_time > 2_000_000  # Nanoseconds.
+    assert waited.processing_time % 1_000_000  # Its grain is not a millisecond.
 
 
 # The end -----------------------------------------------------------------------------------------

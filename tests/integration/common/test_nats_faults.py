@@ -8,6 +8,7 @@ import time
 from contextlib import aclosing
 from functools import partial
 
+import msgspec
 import nats
 import psutil
 import pytest
@@ -313,7 +314,9 @@ async def test_operators_read_buckets_with_their_own_tools(nats_bus: NatsBus, un
     with pytest.raises(nats.js.errors.KeyNotFoundError):
         await shown.get("b")
     leases = await stream.key_value(f"{unique}_leases")
-    assert (await leases.get("master")).value == b"m1"
+    value = (await leases.get("master")).value
+    assert value is not None
+    assert msgspec.msgpack.decode(value)["record"] == {"owner": "m1"}
 
 
 async def test_a_lease_survives_the_servers_restart(own_nats_server: NatsServer) -> None:

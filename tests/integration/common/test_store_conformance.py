@@ -7,12 +7,13 @@ from contextlib import aclosing
 
 import pytest
 
-from slackwater.common import limits
+from slackwater.common import codec, limits
 from slackwater.common.bus.nats import NatsBus
 from slackwater.common.errors import Rejected
 from slackwater.common.store.base import EPOCH_KEY, Bucket, Entry, SequenceConflict, Store
 from slackwater.common.store.memory import MemoryStorage
 from slackwater.common.store.nats import NatsStore
+from slackwater.schemas.service import LeaseRecord
 
 Connect = Callable[[str], Awaitable[Store]]
 
@@ -371,3 +372,33 @@ async def test_a_lease_moves_no_other_bucket(connect: Connect, unique: str) -> N
     await lease.renew()
     await lease.release()
     assert await bucket.put("b", b"2", expected_last=1) == 2
+
+
+async def test_a_lease_is_a_record_like_all_others(connect: Connect, unique: str) -> None:
+    """Read by its type; the bare name that 0.1.0 wrote is its owner's too, who renews it."""
+    one, other = await connect("one"), await connect("other")
+    first = await one.lease(unique, "master", "m1", 2.0)
+    assert first is not None
+    bucket = await one.bucket(unique)
+    found = await bucket.get("master")
+    assert found is not None
+    assert found.value is not None
+    assert codec.decode_record(found.value, LeaseRecord, "master") == (LeaseRecord(owner="m1"), 0)
+    await bucket.put("master", b"m1", expected_last=await bucket.last_sequence())
+    assert await other.lease(unique, "master", "m2", 2.0) is None
+    again = await other.lease(unique, "master", "m1", 2.0)
+    assert again is not None
+    assert await again.renew()
+
+
+async def test_a_damaged_lease_is_nobodys(connect: Connect, unique: str) -> None:
+    store = await connect("one")
+    await store.lease(unique, "master", "m1", 2.0)
+    bucket = await store.bucket(unique)
+    found = await bucket.get("master")
+    assert found is not None
+    assert found.value is not None
+    damaged = found.value[:-1] + b"?"
+    await bucket.put("master", damaged, expected_last=await bucket.last_sequence())
+    assert await store.lease(unique, "master", "m?", 2.0) is None
+    assert await store.lease(unique, "master", "m1", 2.0) is None

@@ -176,6 +176,63 @@ def test_bytes_that_are_no_message_are_refused_and_counted(payload: bytes) -> No
     simulate(main())
 
 
+@pytest.mark.parametrize(
+    ("verb", "payload", "told"),
+    [
+        ("add", b'{"t":"ledger.add","command":"x","account":"a","ammount":1,"amount":1}',
+         "not a Add: unknown key ammount; the nearest is amount (all: v, sender, epoch, command,"),
+        ("stats", b'{"t":"service.stats","nosuch":1}', "unknown key nosuch; the nearest is"),
+    ],
+)  # fmt: skip
+def test_a_key_that_nobody_knows_is_refused_where_a_person_typed_it(
+    verb: str, payload: bytes, told: str
+) -> None:
+    """In msgpack it may be a newer release's, and is left alone."""
+
+    async def main() -> None:
+        service = await Running(sim_world(5)).ready()
+        subject = subjects.command("ledger", "l1", verb)
+        raw = await service.client.bus.request(subject, payload, timeout_s=5.0)
+        refused = codec.decode(raw, Refused, json=True)
+        assert told in refused.reason
+        newer = msgspec.msgpack.encode(msgspec.json.decode(payload))
+        raw = await service.client.bus.request(subject, newer, timeout_s=5.0)
+        assert msgspec.msgpack.decode(raw)["t"] != "refused"
+        await service.end()
+
+    simulate(main())
+
+
+def test_operators_tools_see_what_was_refused_and_how_long_it_took() -> None:
+    """What `nats micro ping | info | stats` ask, after what a shell and a core refuse."""
+
+    async def main() -> None:
+        service = await Running(sim_world(5)).ready()
+        bus = service.client.bus
+        await service.add("good")
+        await bus.request(subjects.command("ledger", "l1", "add"), b"?", timeout_s=5.0)
+        await service.ask("later", Later(wait_s=-1.0))
+        shown = {}
+        for verb in ("PING", "INFO", "STATS"):
+            raw = await bus.request(f"$SRV.{verb}.ledger", b"", timeout_s=5.0)
+            shown[verb] = msgspec.json.decode(raw)
+        assert len({(one["name"], one["id"], one["version"]) for one in shown.values()}) == 1
+        names = [each["name"] for each in shown["INFO"]["endpoints"]]
+        assert names[-4:] == ["health", "info", "stats", "drain"]
+        figures = {each["name"]: each for each in shown["STATS"]["endpoints"]}
+        assert [*figures] == names
+        add, later = figures["add"], figures["later"]
+        assert (add["num_requests"], add["num_errors"]) == (2, 1)
+        assert add["last_error"].startswith("400:not a Add: ")
+        assert (later["num_requests"], later["num_errors"]) == (1, 1)
+        assert later["last_error"].startswith("504:ledger l1 has not answered")
+        assert add["processing_time"] > 0
+        assert figures["health"]["num_errors"] == 0
+        await service.end()
+
+    simulate(main())
+
+
 def test_timers_requests_and_actions_come_back_as_events() -> None:
     async def main() -> None:
         sim = sim_world(6)
