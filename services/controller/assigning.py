@@ -155,7 +155,7 @@ def _fresh(state: State, job: Job, wish: Wish) -> list[AggregatorId]:
     """Aggregators that may serve as the plan's new ones without asking anybody."""
     reserved = [
         entry.id
-        for id, entry in sorted(state.aggregators.items())
+        for entry in state.aggregators.values()
         if entry.reserved_for == job.id and entry.alive and not entry.avoided
     ]
     fresh = reserved + scaling.idle(state)

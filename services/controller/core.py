@@ -14,6 +14,7 @@ it is confirmed: a lost message costs time, a crash nothing.
     idling      jobs that keep aggregators and do not iterate
     leaving     interference, draining: links that are congested, aggregators that are emptied
     turns       what their slots are told           room       whether regions fit into memory
+    index       which jobs have anything where      waiting    jobs for which there is no aggregator
 """
 
 from random import Random
@@ -110,7 +111,7 @@ class Controller:
         for record in records.get(state.bucket, {}).values():
             assert isinstance(record, JobPlacement)
             job = Job(record, settled_s=now_s, synced_s=now_s)
-            state.jobs[job.id] = job
+            state.know(job)
             for aggregator in sorted(job.involved()):
                 entry = state.aggregator(aggregator, now_s)
                 # Ours, and by our own record; the master's list adds by which allocation.
@@ -186,7 +187,7 @@ class Controller:
         if too_much := room.never(state, job, message.aggregators_max):
             state.out.append(Reply(token, Refused(reason=too_much)))
             return
-        state.jobs[job.id] = job
+        state.know(job)
         state.change(job)
         state.out.append(Reply(token, Ok()))
         assigning.want(state, job, "start", now_s)

@@ -111,7 +111,7 @@ def relieved(state: State, job: Job) -> None:
 
 def tick(state: State, now_s: float) -> None:
     """What was not seen for so long counts no more: the next window would say it again."""
-    for id, entry in sorted(state.aggregators.items()):
+    for id, entry in state.aggregators.items():
         since_s = entry.congested_s
         if since_s is not None and (
             not entry.alive or now_s - since_s >= state.config.congestion_s

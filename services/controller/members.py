@@ -146,18 +146,19 @@ def listed(state: State, asked: Asked, answer: Message, now_s: float) -> None:
 def sweep(state: State, now_s: float) -> None:
     if not state.pool_known:
         return
-    used = {a for job in state.jobs.values() for a in job.involved()}
-    private = {a for job in state.living() for a in job.record.temporary}
-    granting = {
-        numbered(job.id, "a", job.record.asks)
-        for job in state.living()
-        if f"allocate/{job.id}" in state.asked
-    }
-    for id in sorted(state.aggregators):
+    used, private = state.index.involved, state.index.temporary
+    due = [
+        id
+        for id, entry in state.aggregators.items()
+        if entry.ours and (id not in used or (entry.temporary and id not in private))
+    ]
+    if not due:
+        return
+    asking = [JobId(key.split("/")[1]) for key in state.asked if key.startswith("allocate/")]
+    granting = {numbered(id, "a", state.jobs[id].record.asks) for id in asking if id in state.jobs}
+    for id in due:
         entry = state.aggregators[id]
-        if not entry.ours or not entry.request or entry.request in granting:
-            continue
-        if entry.guarded:
+        if not entry.request or entry.request in granting or entry.guarded:
             continue
         if entry.avoided and entry.alive:
             continue  # Whoever got it would have its link, or lose what was brought there.
@@ -222,7 +223,7 @@ def report(state: State, now_s: float) -> None:
         for job in state.living()
         if job.record.profile is not None and job.record.places and not job.record.temporary
     )
-    ours = tuple(id for id in sorted(state.aggregators) if state.aggregators[id].ours)
+    ours = tuple(id for id, entry in state.aggregators.items() if entry.ours)
     message = ClusterReport(
         cluster=state.cluster,
         waiting=_waiting(state, now_s),

@@ -30,10 +30,10 @@ def idle(state: State) -> list[AggregatorId]:
     """Ours and of no use to anybody; without a period they are being given back already."""
     if not state.config.scaling_s:
         return []
-    used = {a for job in state.jobs.values() for a in job.involved()}
+    used = state.index.involved
     return [
         id
-        for id, entry in sorted(state.aggregators.items())
+        for id, entry in state.aggregators.items()
         if entry.ours
         and entry.alive
         and entry.request

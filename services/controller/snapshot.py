@@ -11,28 +11,8 @@ from slackwater.services.controller.state import Aggregator, Job, State
 def shared(state: State, policy: str = "") -> list[Aggregator]:
     """The aggregators that the jobs of `policy` (empty: the cluster's) share: ours, alive, no job's
     temporary ones, none of another policy."""
-    name = policy or state.config.policy
-    sharing = not state.policy_named(name).private
-    private: set[AggregatorId] = set()
-    used: set[AggregatorId] = set()
-    for job in state.living():
-        private.update(job.record.temporary)
-        if sharing and state.policy_name(job) == name and not job.record.protected:
-            used |= job.homes()
-            if job.record.cause == "unprofiled":  # It may never leave where it is (idling.py).
-                used |= job.involved()
-        else:
-            private |= job.homes()
-    return [
-        entry
-        for id, entry in sorted(state.aggregators.items())
-        if entry.ours and entry.alive and id in used and id not in private
-    ]
-
-
-def _crowded(state: State) -> set[AggregatorId]:
-    """Where a job that still runs has lost speed: less than all of the cycle is usable."""
-    return {aggregator for job in state.living() for aggregator in job.record.crowded}
+    entries = (state.aggregators[id] for id in state.index.shared(policy or state.config.policy))
+    return [entry for entry in entries if entry.ours and entry.alive]
 
 
 def cluster_view(
@@ -49,7 +29,7 @@ def cluster_view(
     cluster's) share it. `others` stand in for the jobs as they are (while several are being
     reassigned). A protected job sees nobody, and nobody sees it."""
     policy = state.policy_name(job) if job is not None else policy or state.config.policy
-    crowded, reduced = _crowded(state), state.config.usable_reduced
+    crowded, reduced = state.index.crowded, state.config.usable_reduced
     alone = job is not None and bool(job.record.protected) and not forced
     aggregators = tuple(
         AggregatorView(entry.id, entry.cpu_share, reduced if entry.id in crowded else 1.0)
@@ -57,17 +37,8 @@ def cluster_view(
         if entry.id not in without and (job is None or forced or not entry.avoided) and not alone
     )
     if others is None:
-        others = tuple(
-            _settled_view(state, other)
-            for other in state.living()
-            if other is not job
-            and not (alone or other.record.protected)
-            and other.record.places
-            # One that is on its way to shared ones counts there: two decided within a second would
-            # else each take the same room.
-            and (other.moving or not other.record.temporary)
-            and state.policy_name(other) == policy
-        )
+        settled = (state.jobs[id] for id in ([] if alone else state.index.settled(policy)))
+        others = tuple(_settled_view(state, other) for other in settled if other is not job)
     shares = [entry.cpu_share for entry in state.aggregators.values() if entry.cpu_share > 0]
     return ClusterView(
         aggregators=aggregators,

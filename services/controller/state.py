@@ -22,6 +22,7 @@ from slackwater.schemas.jobs import JobEvent
 from slackwater.schemas.placement import BucketPlace, Endpoint, JobPlacement, PlanTurns
 from slackwater.schemas.telemetry import WindowMeasured
 from slackwater.services.controller.config import ControllerConfig
+from slackwater.services.controller.index import Index, Whereabouts
 from slackwater.services.controller.policies import load_policy
 from slackwater.services.controller.policies.view import JobView, Memory, Policy
 
@@ -29,6 +30,10 @@ ASK_BUDGET_S = 10.0
 """The shell retries this long; the tick asks again after that."""
 RETRY_S_MAX = 60.0
 
+_INDEXED: Final = frozenset(
+    {"phase", "places", "target", "temporary", "protected", "cause", "crowded"}
+)
+"""Parts of a record from which the index follows (index.py)."""
 _TURNS_FOLLOW: Final = frozenset({"phase", "places", "target", "temporary", "profile"})
 """Parts of a record from which the plans of slots follow."""
 
@@ -85,7 +90,7 @@ class Job:
     settled_s: float = 0.0
     """Since when the job's placement is what it is."""
     dropped: set[AggregatorId] = field(default_factory=set)
-    _where: tuple[JobPlacement, frozenset[AggregatorId], frozenset[AggregatorId]] | None = None
+    _where: Whereabouts | None = None
     _moved: tuple[JobPlacement, list[int]] | None = None
     settled_view: tuple[JobPlacement, JobView] | None = None
     """How a policy sees the record when nothing of it is open (snapshot.py)."""
@@ -134,7 +139,7 @@ class Job:
 
     def homes(self) -> frozenset[AggregatorId]:
         """The aggregators that the job's buckets are on, or going to."""
-        return self._whereabouts()[1]
+        return self.whereabouts().homes
 
     def hosted_by(self, aggregator: AggregatorId, incarnation: int, before_s: float) -> bool:
         """Whether that incarnation had confirmed by then."""
@@ -142,18 +147,12 @@ class Job:
         return found == incarnation >= 0 and at_s <= before_s
 
     def involved(self) -> frozenset[AggregatorId]:
-        return self._whereabouts()[2]
+        return self.whereabouts().involved
 
-    def _whereabouts(
-        self,
-    ) -> tuple[JobPlacement, frozenset[AggregatorId], frozenset[AggregatorId]]:
-        """(the record, homes, involved): reckoned once per record, asked for every job at every
-        tick."""
-        if self._where is None or self._where[0] is not self.record:
-            places = {place.aggregator for place in self.record.places}
-            targets = {place.aggregator for place in self.record.target}
-            everywhere = places | targets | set(self.record.temporary)
-            self._where = (self.record, frozenset(targets or places), frozenset(everywhere))
+    def whereabouts(self) -> Whereabouts:
+        """Reckoned once per record, asked for every job at every tick."""
+        if self._where is None or self._where.record is not self.record:
+            self._where = Whereabouts.of(self.record)
         return self._where
 
 
@@ -228,7 +227,9 @@ class State:
         self.drains_bucket = f"drains_{config.id}"
         self.epoch = 0
         self.jobs: dict[JobId, Job] = {}
+        self.index = Index()
         self.aggregators: dict[AggregatorId, Aggregator] = {}
+        """In the order of their ids."""
         self.asked: dict[str, Asked] = {}
         self.pool_known = False
         """Whether the master's list of our aggregators was seen since the start."""
@@ -274,6 +275,7 @@ class State:
         """The entry; a new one has the benefit of the doubt for as long as one just heard."""
         if id not in self.aggregators:
             self.aggregators[id] = Aggregator(id, seen_s=now_s)
+            self.aggregators = dict(sorted(self.aggregators.items()))
         return self.aggregators[id]
 
     def alive(self, id: AggregatorId) -> bool:
@@ -296,23 +298,34 @@ class State:
 
     def living(self) -> Iterator[Job]:
         """Jobs that have not ended, in the order of their ids."""
-        for id in sorted(self.jobs):
-            if self.jobs[id].record.phase != "released":
-                yield self.jobs[id]
+        for id in tuple(self.index.living):
+            yield self.jobs[id]
 
     def users(self, aggregator: AggregatorId) -> list[Job]:
-        return [job for job in self.living() if aggregator in job.homes()]
+        return [self.jobs[id] for id in self.index.users((aggregator,))]
 
     # Effects --------------------------------------------------------------------------------------
+
+    def know(self, job: Job) -> None:
+        """A new job, or one that was found in the records."""
+        self.jobs[job.id] = job
+        self._follow(job)
+
+    def _follow(self, job: Job) -> None:
+        name = self.policy_name(job)
+        self.index.follow(job.whereabouts(), name, shares=not self.policy_named(name).private)
 
     def change(self, job: Job, **changes: Any) -> None:
         """Store the job's changed record; this precedes all that depends on it."""
         job.record = msgspec.structs.replace(job.record, epoch=self.epoch, **changes)
         self.turns_stale = self.turns_stale or not changes.keys().isdisjoint(_TURNS_FOLLOW)
+        if not changes.keys().isdisjoint(_INDEXED):
+            self._follow(job)
         self.out.append(Persist(self.bucket, job.id, job.record))
 
     def forget(self, job: Job) -> None:
         del self.jobs[job.id]
+        self.index.forget(job.id)
         self.turns_stale = True
         self.out.append(Persist(self.bucket, job.id, None))
 

@@ -235,8 +235,7 @@ def _confirmed(job: Job, steadily: float, limit: float, changed_s: float, now_s:
 
 def _neighbours(state: State, job: Job) -> list[Job]:
     """The jobs that share an aggregator with this one."""
-    homes = job.homes()
-    return [other for other in state.living() if other is not job and other.homes() & homes]
+    return [state.jobs[id] for id in state.index.users(job.homes()) if id != job.id]
 
 
 def _forgive(state: State, job: Job) -> None:
@@ -380,7 +379,8 @@ def _empty_out(
 ) -> list[tuple[Job, list[AggregatorId]]] | None:
     """New homes for all that is there, or None: it stays."""
     present = [entry.id for entry in shared(state)]
-    jobs = [job for job in state.living() if job.homes() & set(present) and state.adapts(job)]
+    users = [state.jobs[id] for id in state.index.users(present)]
+    jobs = [job for job in users if state.adapts(job)]
     if any(job.record.profile is None for job in jobs):
         return None
     if len(jobs) == 1 and _keeps_all(state, jobs[0]):

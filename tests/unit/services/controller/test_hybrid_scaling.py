@@ -29,7 +29,7 @@ def job(made: State, home: str) -> Job:
     )  # fmt: skip
     place = BucketPlace(aggregator=AggregatorId(home))
     record = JobPlacement(spec=spec, tensors=(), plan=plan, buckets=(), places=(place,))
-    made.jobs[JobId("j")] = Job(record)
+    made.know(Job(record))
     return made.jobs[JobId("j")]
 
 
