@@ -126,8 +126,19 @@ POOL_MAX: Final = 1024
 """Aggregators that one master knows."""
 CLUSTERS_MAX: Final = 256
 WORKER_NODES_MAX: Final = 4096
-WORKER_JOBS_KEPT: Final = 1000
-"""Jobs whose logs a worker machine keeps after they ended."""
+WORKER_PRUNE_S: Final = 30.0
+"""Between two looks at the files of jobs that ended."""
+LOG_TAIL_BYTES: Final = 8192
+"""The end of a rank's log, in which the reason of a failure is looked for."""
+LOG_LINE_CHARS: Final = 1000
+LOG_PIECE_BYTES: Final = 128 * 1024
+"""Of a rank's log, in one answer."""
+LOG_WAIT_S: Final = 3.0
+"""A request for what a rank will print waits no longer."""
+LOG_READERS_MAX: Final = 256
+"""Such requests at one worker service; one more is told when to come again."""
+LOG_DRAIN_S: Final = 2.0
+"""After a rank's end, what it printed last is waited for so long."""
 
 # The Agent library
 AGENT_WAIT_S: Final = 120.0
@@ -386,6 +397,8 @@ assert VERBS_IN_FLIGHT_BYTES * 2 <= VERBS_STAGING_BYTES
 assert BUCKETS_HELD_MAX <= FD_STORE_MAX
 assert BUCKETS_HELD_MAX * (REGION_NAME_MAX + 1) <= 120 * 1024
 assert MOVES_AT_ONCE <= HANDOVERS_MAX
+assert LOG_PIECE_BYTES * 2 <= MESSAGE_BYTES_MAX  # As JSON, in base64, too.
+assert LOG_WAIT_S < REQUEST_TIMEOUT_S
 assert ADMIT_LOOK_S < ADMIT_WAIT_S < CONNECT_S
 assert RESUME_EOF_S <= RESUME_S <= STALL_S
 assert SLABS_HELD_MAX <= FD_STORE_MAX

@@ -22,3 +22,11 @@ class WorkerConfig(ServiceConfig, kw_only=True, frozen=True):
     """Between SIGTERM and SIGKILL; a drain has 5 s for all of it."""
     keep_jobs: bool = False
     """Leave job processes running when this service is stopped (a kill -9 always does)."""
+    log_bytes_max: Annotated[int, msgspec.Meta(ge=8 * 1024**2, le=2**40)] = 16 * 1024**2
+    """Bytes that are kept of what one rank prints; the oldest go first."""
+    jobs_kept_max: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 1000
+    """Ended jobs whose files are kept; the oldest go first, here and by the next two."""
+    jobs_kept_s: Annotated[float, msgspec.Meta(gt=0.0)] = 1_209_600.0
+    """How long they are kept."""
+    jobs_kept_bytes: Annotated[int, msgspec.Meta(ge=0)] = 4 * 1024**3
+    """Bytes of their files together."""

@@ -29,6 +29,7 @@ from slackwater.common.effects import (
 from slackwater.schemas import subjects
 from slackwater.schemas.base import TOO_MANY, Count, JobId, Message, NodeId, Ok, Refused
 from slackwater.schemas.cluster import StartWorkers, StopWorkers, WorkerExited
+from slackwater.schemas.logs import LogPiece, ReadLog
 
 RankState = Literal["intended", "running", "exited", "reported"]
 
@@ -63,6 +64,21 @@ class ProcessExited:
     result: str
 
 
+@dataclass(frozen=True, slots=True)
+class LogRead:
+    """What somebody asked for of a rank's log."""
+
+    token: int
+    piece: LogPiece
+
+
+@dataclass(frozen=True, slots=True)
+class JobsPruned:
+    """Their files are no longer here."""
+
+    jobs: frozenset[str]
+
+
 @dataclass(slots=True)
 class _Rank:
     job: JobId
@@ -71,8 +87,12 @@ class _Rank:
     code: int = 0
     result: str = ""
 
+    @property
+    def over(self) -> bool:
+        return self.state in ("exited", "reported")
 
-Event = ShellEvent | ProcessesFound | ProcessExited
+
+Event = ShellEvent | ProcessesFound | ProcessExited | LogRead | JobsPruned
 
 
 class WorkerCore:
@@ -99,6 +119,13 @@ class WorkerCore:
                 return self._start(token, message)
             case Requested(token=token, message=StopWorkers() as message):
                 return [*self._stop(JobId(message.job), now_s), Reply(token, Ok())]
+            case Requested(token=token, message=ReadLog() as message):
+                return [self._read(token, message)]
+            case LogRead(token=token, piece=piece):
+                return [Reply(token, piece)]
+            case JobsPruned(jobs=pruned):
+                self._ranks = {key: one for key, one in self._ranks.items() if key[0] not in pruned}
+                return [Log("jobs.pruned", {"jobs": len(pruned)})]
             case Requested(token=token, message=message):
                 return [Reply(token, Refused(reason=f"{type(message).__name__}: not for workers"))]
             case ProcessExited():
@@ -165,6 +192,17 @@ class WorkerCore:
             effects.append(_run(job, rank, message.workers, message.program))
         # The processes are started (their intentions are on disk) before the master hears of it.
         return [*effects, Reply(token, Ok())]
+
+    def _read(self, token: int, message: ReadLog) -> Effect:
+        if not self._ready:
+            reason = "the worker service is still reading what runs here"
+            return Reply(token, Refused(reason=reason, retry_after_s=limits.RETRY_WAIT_S_MIN))
+        rank = self._ranks.get((JobId(message.job), message.rank))
+        if rank is None:
+            reason = f"{self._node} has no log of job {message.job}, rank {message.rank}"
+            return Reply(token, Refused(reason=reason))
+        arguments = {"token": token, "asked": message, "code": rank.code, "over": rank.over}
+        return Do("read_log", arguments)
 
     def _stop(self, job: JobId, now_s: float) -> list[Effect]:
         """SIGTERM to every process group of the job, SIGKILL to what is left after the bound."""

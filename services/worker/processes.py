@@ -8,9 +8,10 @@ service that was killed finds the rest: `rank<k>.` followed by
     intent.json   what was asked for, written before anything is started
     process       boot id and the kernel's line about the leader; its creation is the lock that
                   keeps a rank from being started twice
-    log           stdout and stderr
+    log           stdout and stderr, and log-<n> what came before it (see ranklog.py)
+    logger        boot id and the kernel's line about the process that writes them
     result.json   written by the program (SLACKWATER_RESULT)
-    exit          the exit code
+    exit          the exit code; where the disk is full, an empty exit-<code> instead
     reported      the master has stored it
 """
 
@@ -29,6 +30,7 @@ import msgspec
 from slackwater.common import limits
 from slackwater.schemas.base import JobId
 from slackwater.services.worker.core import Found
+from slackwater.services.worker.ranklog import RankLog
 
 _LAUNCH: Final = f"""\
 {{ echo {limits.OOM_SCORE_JOB} > /proc/$$/oom_score_adj; }} 2>/dev/null
@@ -38,13 +40,16 @@ set -C
 cat /proc/sys/kernel/random/boot_id /proc/$$/stat > "$0process" || exit ${{stopped:-75}}
 if [ "$stopped" ]; then code=$stopped; else "$@"; code=$?; fi
 set +C
-echo $code > "$0exit.new" && mv "$0exit.new" "$0exit"
+{{ echo $code > "$0exit.new" && mv "$0exit.new" "$0exit"; }} 2>/dev/null || : > "$0exit-$code"
 exit $code
 """
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
-_LOG_TAIL_BYTES: Final = 8192
 CODE_UNKNOWN: Final = -9
 """Leader and program were killed together: nobody was left to write the code."""
+
+
+_LOGGERS: Final[list[subprocess.Popen[bytes]]] = []
+"""Children of this process, to be waited for."""
 
 
 class Intent(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,6 +78,15 @@ class Identity:
         return fields[0] != "Z" and int(fields[19]) == self.start_ticks
 
 
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """How much is kept of jobs that ended: so many, for so long, of so many bytes together."""
+
+    jobs: int
+    seconds: float
+    nbytes: int
+
+
 class RankFiles:
     """The files of one rank under `state_dir`."""
 
@@ -84,27 +98,50 @@ class RankFiles:
     def path(self, what: str) -> Path:
         return self.folder / (self._prefix + what)
 
-    def launch(self, intent: Intent, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    @property
+    def log(self) -> RankLog:
+        return RankLog(self.path("log"))
+
+    def launch(
+        self, intent: Intent, environment: Mapping[str, str], log_bytes_max: int
+    ) -> subprocess.Popen[bytes]:
         """Write the intention, then start the program. Raises OSError (no room, no processes)."""
         self.folder.mkdir(parents=True, exist_ok=True)
         _write(self.path("intent.json"), msgspec.json.encode(intent))
         program = list(intent.program)
         if program[0] == "python":
             program[0] = sys.executable
-        with self.path("log").open("ab") as log:
+        reading, printing = os.pipe()
+        try:
+            logger = self.log.open_logger(log_bytes_max, reading)
+            _LOGGERS.append(logger)
+            stat = Path(f"/proc/{logger.pid}/stat").read_text()
+            _write(self.path("logger"), (_BOOT_ID.read_text() + stat).encode())
             return subprocess.Popen(
                 ["/bin/sh", "-c", _LAUNCH, str(self.folder / self._prefix), *program],
                 env={**os.environ, **environment},
                 stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
+                stdout=printing,
+                stderr=printing,
                 start_new_session=True,
             )
+        finally:
+            os.close(reading)
+            os.close(printing)
+            _LOGGERS[:] = [each for each in _LOGGERS if each.poll() is None]
+
+    def logged(self) -> bool:
+        """Whether all that was printed is in the log: nobody writes it any more."""
+        logger = self._identity("logger")
+        return logger is None or not logger.alive()
 
     def identity(self) -> Identity | None:
         """None while the leader has not written it (or never did)."""
+        return self._identity("process")
+
+    def _identity(self, what: str) -> Identity | None:
         try:
-            boot_id, _, line = self.path("process").read_text().partition("\n")
+            boot_id, _, line = self.path(what).read_text().partition("\n")
         except FileNotFoundError:
             return None
         fields = line.rpartition(")")[2].split()
@@ -114,15 +151,31 @@ class RankFiles:
 
     def outcome(self) -> tuple[int, str]:
         """The exit code, and the program's result or the reason of its failure."""
+        code = self.code()
+        if code is None:
+            return CODE_UNKNOWN, self.log.last_line() or "killed together with its process group"
+        if code != 0:
+            return code, self.log.last_line() or f"exit code {code}, and nothing in the log"
+        return 0, self._result()
+
+    def code(self) -> int | None:
+        """The exit code, negative for a signal; None: it has not ended, or could not write it."""
         try:
             code = int(self.path("exit").read_text())
         except (FileNotFoundError, ValueError):
-            return CODE_UNKNOWN, self.last_line() or "killed together with its process group"
-        if code > 128:
-            code = 128 - code  # The shell's way to say: by this signal.
-        if code != 0:
-            return code, self.last_line() or f"exit code {code}, and nothing in the log"
-        return 0, self._result()
+            name = self._prefix + "exit-"
+            codes = [each.name.removeprefix(name) for each in self.folder.glob(name + "*")]
+            if not codes:
+                return None
+            code = int(codes[0])
+        return 128 - code if code > 128 else code  # The shell's way to say: by this signal.
+
+    def ended_s(self) -> float:
+        """When it wrote its exit code; 0: it did not."""
+        for path in (self.path("exit"), *self.folder.glob(self._prefix + "exit-*")):
+            if path.exists():
+                return path.stat().st_mtime
+        return 0.0
 
     def _result(self) -> str:
         path = self.path("result.json")
@@ -142,16 +195,6 @@ class RankFiles:
             return '{"error": "the result is no JSON text"}'
         return payload.decode()
 
-    def last_line(self) -> str:
-        """Of its log that says something."""
-        try:
-            with self.path("log").open("rb") as log:
-                log.seek(max(0, self.path("log").stat().st_size - _LOG_TAIL_BYTES))
-                lines = log.read().decode(errors="replace").split("\n")
-        except FileNotFoundError:
-            return ""
-        return next((line.strip()[:1000] for line in reversed(lines) if line.strip()), "")
-
     def forget(self) -> None:
         """The master has stored the outcome: remember only that this rank was here."""
         _write(self.path("reported"), b"")
@@ -169,7 +212,7 @@ class RankFiles:
         if self.path("reported").exists():
             return Found(job, self.rank, "reported")
         identity = self.identity()
-        if identity is None and not self.path("exit").exists():
+        if identity is None and self.code() is None:
             return Found(job, self.rank, "intended", intent.workers, intent.program)
         if identity is not None and identity.alive():
             return Found(job, self.rank, "running")
@@ -178,8 +221,7 @@ class RankFiles:
 
 
 def find(state_dir: Path) -> tuple[Found, ...]:
-    """Every rank that has files here, by job and rank; prunes jobs that ended long ago."""
-    _prune(state_dir)
+    """Every rank that has files here, by job and rank."""
     return tuple(files.found() for files in _ranks(state_dir))
 
 
@@ -190,16 +232,22 @@ def _ranks(state_dir: Path) -> Iterator[RankFiles]:
             yield RankFiles(state_dir, intent.parent.name, int(rank))
 
 
-def _prune(state_dir: Path) -> None:
-    """Keep the files of the JOBS_KEPT jobs that were active last, and of all that are not done."""
-    folders = sorted(
-        (state_dir / "jobs").glob("*/"), key=lambda folder: folder.stat().st_mtime, reverse=True
-    )
-    for folder in folders[limits.WORKER_JOBS_KEPT :]:
-        intents = list(folder.glob("rank*.intent.json"))
-        reported = list(folder.glob("rank*.reported"))
-        if len(intents) == len(reported):
+def prune(state_dir: Path, keep: Keep, now_s: float) -> frozenset[str]:
+    """Remove the files of ended jobs beyond what is to be kept, those first that ended first. The
+    jobs whose files were removed."""
+    folders = []
+    for folder in (state_dir / "jobs").glob("*/"):
+        names = [entry.name for entry in os.scandir(folder)]
+        intents = sum(name.endswith(".intent.json") for name in names)
+        if intents and intents == sum(name.endswith(".reported") for name in names):
+            folders.append((folder.stat().st_mtime, folder))
+    removed, nbytes = set(), 0
+    for number, (ended_s, folder) in enumerate(sorted(folders, reverse=True), 1):
+        nbytes += sum(entry.stat().st_size for entry in os.scandir(folder))
+        if number > keep.jobs or nbytes > keep.nbytes or now_s - ended_s > keep.seconds:
             shutil.rmtree(folder)
+            removed.add(folder.name)
+    return frozenset(removed)
 
 
 def _write(path: Path, payload: bytes) -> None:

@@ -10,15 +10,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from slackwater.common import limits
 from slackwater.common.cgroup import FOR_MEMORY, LOOK_S, MemoryKills
 from slackwater.common.errors import Fatal
 from slackwater.common.shell.definition import Port, ServiceDefinition
 from slackwater.common.world import World
 from slackwater.schemas.base import JobId, NodeId
 from slackwater.schemas.cluster import StartWorkers, StopWorkers, WorkerHeartbeat
+from slackwater.schemas.logs import ReadLog
 from slackwater.services.worker.config import WorkerConfig
-from slackwater.services.worker.core import ProcessesFound, ProcessExited, WorkerCore
-from slackwater.services.worker.processes import Identity, Intent, RankFiles, find
+from slackwater.services.worker.core import JobsPruned, ProcessesFound, ProcessExited, WorkerCore
+from slackwater.services.worker.logreader import LogReader
+from slackwater.services.worker.processes import Identity, Intent, Keep, RankFiles, find, prune
 
 _POLL_S = 0.005
 _LAUNCH_S = 10.0
@@ -40,6 +43,7 @@ class Processes:
         self._config = config
         self._memory_kills = memory_kills or MemoryKills()
         self._state_dir = Path(config.state_dir)
+        self._keep = Keep(config.jobs_kept_max, config.jobs_kept_s, config.jobs_kept_bytes)
         self._watched: dict[tuple[str, int], _Watched] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._port: Port | None = None
@@ -59,9 +63,19 @@ class Processes:
             self._memory_kills.look(time.monotonic())
             await asyncio.sleep(LOOK_S)
 
+    async def prune(self, port: Port) -> None:
+        """Remove the files of jobs that ended long ago, as long as the service lasts."""
+        while True:
+            await asyncio.sleep(limits.WORKER_PRUNE_S)
+            jobs = await asyncio.to_thread(prune, self._state_dir, self._keep, port.now_s())
+            if jobs:
+                port.post(JobsPruned(jobs))
+
     # Handlers -------------------------------------------------------------------------------------
 
     def find(self) -> ProcessesFound:
+        assert self._port is not None
+        prune(self._state_dir, self._keep, self._port.now_s())
         return ProcessesFound(find(self._state_dir))
 
     def run(self, job: JobId, rank: int, workers: int, program: tuple[str, ...]) -> None:
@@ -77,7 +91,7 @@ class Processes:
             "PYTHONUNBUFFERED": "1",  # The last line of a log is the reason of a failure.
         }
         try:
-            child = files.launch(intent, environment)
+            child = files.launch(intent, environment, self._config.log_bytes_max)
         except OSError as error:
             reason = f"cannot start {program[0]}: {error}"
             self._post(ProcessExited(job, rank, 127, reason))
@@ -128,9 +142,10 @@ class Processes:
             del self._watched[files.job, files.rank]
         if child is not None:
             child.wait()
+        await _logged(files)
         code, result = files.outcome()
         if code == -signal.SIGKILL and self._memory_kills.rose():
-            result = f"{FOR_MEMORY}; its log ends with: {files.last_line() or 'nothing'}"
+            result = f"{FOR_MEMORY}; its log ends with: {files.log.last_line() or 'nothing'}"
         self._post(ProcessExited(JobId(files.job), files.rank, code, result))
 
     async def _identified(
@@ -146,6 +161,16 @@ class Processes:
                 raise Fatal(f"job {files.job}, rank {files.rank}: /bin/sh did not come up")
             await asyncio.sleep(_POLL_S)
         return identity
+
+
+async def _logged(files: RankFiles) -> None:
+    """Returns once what the rank printed is in its log. Who left its group may print for ever."""
+    loop = asyncio.get_running_loop()
+    until_s = loop.time() + limits.LOG_DRAIN_S
+    while not files.logged():
+        if loop.time() > until_s:
+            return
+        await asyncio.sleep(_POLL_S)
 
 
 async def _ended(identity: Identity) -> None:
@@ -170,6 +195,12 @@ def definition(config: WorkerConfig, world: World) -> ServiceDefinition:
     core = WorkerCore(node, config.slots, config.stop_grace_s, config.keep_jobs)
     processes = Processes(config)
 
+    logs = LogReader(Path(config.state_dir))
+
+    async def opened(port: Port) -> None:
+        logs.stopping = port.stopping
+        await processes.start(port)
+
     def heartbeat(now_s: float) -> WorkerHeartbeat:
         return WorkerHeartbeat(
             service="worker",
@@ -186,7 +217,8 @@ def definition(config: WorkerConfig, world: World) -> ServiceDefinition:
         id=config.id,
         core=core,
         description="Starts and stops the processes of jobs on one machine.",
-        endpoints={"start": StartWorkers, "stop": StopWorkers},
+        endpoints={"start": StartWorkers, "stop": StopWorkers, "log": ReadLog},
+        concurrency={"log": limits.LOG_READERS_MAX},
         handlers={
             "find": processes.find,
             "run": processes.run,
@@ -194,9 +226,10 @@ def definition(config: WorkerConfig, world: World) -> ServiceDefinition:
             "signal": processes.signal,
             "forget": processes.forget,
             "await_end": processes.await_end,
+            "read_log": logs.read,
         },
         heartbeat=heartbeat,
-        on_start=processes.start,
+        on_start=opened,
         on_stop=processes.stop,
-        tasks=(processes.look_for_kills,),
+        tasks=(processes.look_for_kills, processes.prune),
     )

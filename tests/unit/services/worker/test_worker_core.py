@@ -14,7 +14,15 @@ from slackwater.common.effects import (
 )
 from slackwater.schemas.base import JobId, NodeId, Ok, Refused
 from slackwater.schemas.cluster import StartWorkers, StopWorkers, WorkerExited
-from slackwater.services.worker.core import Found, ProcessesFound, ProcessExited, WorkerCore
+from slackwater.schemas.logs import LogPiece, ReadLog
+from slackwater.services.worker.core import (
+    Found,
+    JobsPruned,
+    LogRead,
+    ProcessesFound,
+    ProcessExited,
+    WorkerCore,
+)
 
 START = StartWorkers(job="j1", ranks=(0, 1), workers=2, program=("python", "train.py"))
 J1 = JobId("j1")
@@ -124,3 +132,29 @@ def test_a_drain_stops_the_jobs_unless_told_to_keep_them() -> None:
         (reply,) = worker.step(Requested(2, START), 1.1)
         assert isinstance(reply, Reply)
         assert isinstance(reply.message, Refused)
+
+
+def test_a_log_is_read_of_ranks_that_ran_here_and_of_no_others() -> None:
+    worker = core()
+    worker.step(Requested(1, START), 1.0)
+    asked = ReadLog(job="j1", rank=1, tail=10)
+    (read,) = worker.step(Requested(2, asked), 1.0)
+    assert read == Do("read_log", {"token": 2, "asked": asked, "code": 0, "over": False})
+    worker.step(ProcessExited(J1, 1, 3, "why"), 2.0)
+    (read,) = worker.step(Requested(3, asked), 2.0)
+    assert read == Do("read_log", {"token": 3, "asked": asked, "code": 3, "over": True})
+    piece = LogPiece(job="j1", rank=1, start=0, data=b"why\n", end=4, ended=True, code=3)
+    assert worker.step(LogRead(3, piece), 2.0) == [Reply(3, piece)]
+    refusal = worker.step(Requested(4, ReadLog(job="j2", rank=0)), 2.0)
+    assert refusal == [Reply(4, Refused(reason="n1 has no log of job j2, rank 0"))]
+
+
+def test_ranks_of_jobs_whose_files_are_gone_are_forgotten() -> None:
+    """A service that lives for months does not grow with the jobs that it ever ran."""
+    worker = core()
+    worker.step(Requested(1, START), 1.0)
+    worker.step(JobsPruned(frozenset({"j1"})), 2.0)
+    assert worker.running() == ()
+    (refused,) = worker.step(Requested(2, ReadLog(job="j1", rank=0)), 2.0)
+    assert isinstance(refused, Reply)
+    assert isinstance(refused.message, Refused)

@@ -11,6 +11,8 @@ import pytest
 from slackwater.services.worker.core import Found
 from slackwater.services.worker.processes import CODE_UNKNOWN, Intent, RankFiles, find
 
+LOG_BYTES_MAX = 8 * 1024**2
+
 
 def launch(
     state_dir: Path, *program: str, rank: int = 0
@@ -18,7 +20,17 @@ def launch(
     files = RankFiles(state_dir, "j1", rank)
     intent = Intent(job="j1", rank=rank, workers=1, program=program)
     environment = {"SLACKWATER_RESULT": str(files.path("result.json"))}
-    return files, files.launch(intent, environment)
+    return files, files.launch(intent, environment, LOG_BYTES_MAX)
+
+
+def ended(files: RankFiles, child: "subprocess.Popen[bytes]") -> int:
+    """Its code, once all that it printed is in its log."""
+    code = child.wait(30)
+    for _ in range(2000):
+        if files.logged():
+            return code
+        time.sleep(0.005)
+    raise AssertionError("what it printed is not in its log")
 
 
 def identified(files: RankFiles) -> None:
@@ -57,20 +69,20 @@ def test_an_empty_result_is_no_result(tmp_path: Path, written: str) -> None:
     """An Agent that is closed without a result leaves an empty file."""
     command = f"printf '{written}' > $SLACKWATER_RESULT"
     files, child = launch(tmp_path, "/bin/sh", "-c", command)
-    child.wait(30)
+    ended(files, child)
     assert files.path("result.json").exists()
     assert files.outcome() == (0, "")
 
 
 def test_a_failure_is_explained_by_the_last_line_of_the_log(tmp_path: Path) -> None:
     files, child = launch(tmp_path, "/bin/sh", "-c", "echo one; echo 'no such model' >&2; exit 64")
-    child.wait(30)
+    ended(files, child)
     assert files.outcome() == (64, "no such model")
 
 
 def test_a_program_that_does_not_exist_fails_with_its_name(tmp_path: Path) -> None:
     files, child = launch(tmp_path, "/nonexistent/trainer")
-    child.wait(30)
+    ended(files, child)
     code, reason = files.outcome()
     assert code == 127
     assert "/nonexistent/trainer" in reason
@@ -82,7 +94,7 @@ def test_a_program_that_does_not_exist_fails_with_its_name(tmp_path: Path) -> No
 )
 def test_an_unusable_result_is_said_to_be_so(tmp_path: Path, written: str, said: str) -> None:
     files, child = launch(tmp_path, "/bin/sh", "-c", f'printf %s "{written}" > $SLACKWATER_RESULT')
-    child.wait(30)
+    ended(files, child)
     assert said in files.outcome()[1]
 
 
@@ -107,7 +119,7 @@ def test_a_group_that_was_killed_whole_has_no_code_but_an_end(tmp_path: Path) ->
     files, child = launch(tmp_path, "/bin/sleep", "60")
     identified(files)
     os.killpg(child.pid, signal.SIGKILL)
-    child.wait(30)
+    ended(files, child)
     (found,) = find(tmp_path)
     assert (found.state, found.code) == ("exited", CODE_UNKNOWN)
     assert "killed" in found.result
@@ -122,13 +134,13 @@ def test_another_process_with_the_same_pid_is_not_ours(tmp_path: Path) -> None:
     assert not type(identity)(identity.boot_id, identity.pid, identity.start_ticks - 1).alive()
     assert not type(identity)("another boot", identity.pid, identity.start_ticks).alive()
     files.signal_group(identity, kill=True)
-    child.wait(30)
+    ended(files, child)
     assert not identity.alive()
 
 
 def test_an_intention_without_a_process_is_found_as_such(tmp_path: Path) -> None:
     files, child = launch(tmp_path, "/bin/true")
-    child.wait(30)
+    ended(files, child)
     files.path("process").unlink()
     files.path("exit").unlink()
     (found,) = find(tmp_path)

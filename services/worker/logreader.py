@@ -1,0 +1,58 @@
+"""Answers for what ranks printed: a bounded piece a request, at once or when there is some."""
+
+import asyncio
+from pathlib import Path
+from typing import Final
+
+from slackwater.common import limits
+from slackwater.schemas.logs import LogPiece, ReadLog
+from slackwater.services.worker.core import LogRead
+from slackwater.services.worker.processes import RankFiles
+from slackwater.services.worker.ranklog import Piece
+
+_LOOK_S: Final = 0.05
+
+
+class LogReader:
+    """Handler of the core's `read_log`."""
+
+    def __init__(self, state_dir: Path) -> None:
+        self._state_dir = state_dir
+        self.stopping = asyncio.Event()
+
+    async def read(self, token: int, asked: ReadLog, over: bool, code: int) -> LogRead:
+        """`over`: the rank was known to have ended, with `code`, when the request came."""
+        loop = asyncio.get_running_loop()
+        files = RankFiles(self._state_dir, asked.job, asked.rank)
+        offset = files.log.tail(asked.tail) if asked.offset is None else asked.offset
+        until_s = loop.time() + min(asked.wait_s, limits.LOG_WAIT_S)
+        while True:
+            newest = files.log.newest()
+            ended = over or (files.code() is not None and files.logged())
+            piece = files.log.read(offset, limits.LOG_PIECE_BYTES)
+            if piece.data or ended or loop.time() >= until_s or self.stopping.is_set():
+                return LogRead(token, _answer(asked, files, piece, ended, code if over else None))
+            await asyncio.sleep(_LOOK_S)
+            while loop.time() < until_s and not self.stopping.is_set():
+                if files.log.newest() != newest or files.path("exit").exists():
+                    break
+                await asyncio.sleep(_LOOK_S)
+
+
+def _answer(
+    asked: ReadLog, files: RankFiles, piece: Piece, ended: bool, code: int | None
+) -> LogPiece:
+    last = ended and piece.start + len(piece.data) >= piece.end
+    if last and code is None:
+        code = files.code()
+    return LogPiece(
+        job=asked.job,
+        rank=asked.rank,
+        start=piece.start,
+        data=piece.data,
+        begin=piece.begin,
+        end=piece.end,
+        ended=last,
+        code=(code or 0) if last else 0,
+        ended_s=files.ended_s() if last else 0.0,
+    )
