@@ -4,8 +4,11 @@ fio reads single pages at depth 1, one after the other, every seventh, and in ra
 them are in two lenders. The local cache is the same device over shm: its pages lie in memory that
 it maps, and compiled code answers there as it does for a page that was prefetched. The hit rate is
 of the pages that were not at hand: those that prefetching had brought or was bringing; the accuracy
-is of the pages that were prefetched; both as the device's heartbeats tell. Rounds are interleaved,
-figures are medians.
+is of the pages that were prefetched; both as the device's heartbeats tell. What was prefetched for
+one job is written, and so forgotten, before the next. Rounds are interleaved, figures are medians.
+
+Then scans that take turns on one connection, as programs do that swap: two, four and eight of them,
+one after the other, by every seventh page and backwards by threes.
 
     python benchmarks/memory_readahead.py [--rounds 5] [--seconds 3] [--size 128] [--json FILE]
 """
@@ -17,6 +20,8 @@ import secrets
 import shutil
 import statistics
 import tempfile
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from figures import Figure, Row, paired, show, this_command, write_json
@@ -26,6 +31,7 @@ from memory import LENDERS, SCANS, SLAB_BYTES, Samples, device, sample, until_ma
 from slackwater.common import codec
 from slackwater.common.bus.base import Delivery
 from slackwater.common.client import Client, connect
+from slackwater.loadgen.memory.nbd_client import NbdClient
 from slackwater.schemas import subjects
 from slackwater.schemas.memory import DeviceHeartbeat
 
@@ -35,6 +41,10 @@ DEVICES = {"tcp": ("tcp", 8), "tcp-bare": ("tcp", 0), "shm": ("shm", 8)}
 MOST = 3.0
 """Times a page of the local cache, at the median."""
 LEAST = 0.95
+TURNS = (2, 4, 8)
+"""Scans that take turns on one connection."""
+STEPS = (1, 7, -3)
+PAGE_BYTES = 4096
 
 
 class Heard:
@@ -78,6 +88,7 @@ async def measure(arguments: argparse.Namespace, folder: Path) -> list[Row]:
             await until_mapped(client, name, servers[name], size)
         for _ in range(arguments.rounds):
             for job in SCANS:
+                await forget(servers["tcp"], size)
                 before = await heard.counted()
                 for name, sock in servers.items():
                     found = await asyncio.to_thread(
@@ -86,7 +97,58 @@ async def measure(arguments: argparse.Namespace, folder: Path) -> list[Row]:
                     samples.setdefault((job, name), []).append(found)
                 moved = [b - a for a, b in zip(before, await heard.counted(), strict=True)]
                 samples[job, "tcp"][-1] |= rates(*moved)
-    return [row for job in SCANS for row in rows(samples, job)]
+            for scans in TURNS:
+                await forget(servers["tcp"], size)
+                before = await heard.counted()
+                for name, sock in servers.items():
+                    found = await take_turns(sock, scans, size, arguments.seconds)
+                    samples.setdefault((turns(scans), name), []).append(found)
+                moved = [b - a for a, b in zip(before, await heard.counted(), strict=True)]
+                samples[turns(scans), "tcp"][-1] |= rates(*moved)
+    of_turns = [row for scans in TURNS for row in turn_rows(samples, turns(scans))]
+    return [row for job in SCANS for row in rows(samples, job)] + of_turns
+
+
+async def forget(sock: Path, size: int) -> None:
+    """Write every page: none that was prefetched is left."""
+    client = await NbdClient.connect(sock)
+    for offset in range(0, size, MIB):
+        await client.write(offset, bytes(MIB))
+    await client.close()
+
+
+def turns(scans: int) -> str:
+    return f"{scans} scans in turns"
+
+
+def walk(pages: int, step: int) -> Iterator[int]:
+    """All of so many pages, again and again."""
+    while True:
+        for first in range(abs(step)):
+            passing = range(first, pages, abs(step))
+            yield from passing if step > 0 else reversed(passing)
+
+
+async def take_turns(sock: Path, scans: int, size: int, seconds: float) -> dict[str, float]:
+    """Scans of as many parts of the device, a page of each in turn, on one connection."""
+    part = size // PAGE_BYTES // scans
+    walks = [(i * part, walk(part, STEPS[i % len(STEPS)])) for i in range(scans)]
+    client = await NbdClient.connect(sock)
+    took_us: list[float] = []
+    end_s = time.perf_counter() + seconds
+    while (now_s := time.perf_counter()) < end_s:
+        for first, pages in walks:
+            await client.read((first + next(pages)) * PAGE_BYTES, PAGE_BYTES)
+            before_s, now_s = now_s, time.perf_counter()
+            took_us.append(1e6 * (now_s - before_s))
+    await client.close()
+    return {"p50": statistics.median(took_us)}
+
+
+def turn_rows(samples: Samples, job: str) -> list[Row]:
+    ours, bare, _ = ([one["p50"] for one in samples[job, name]] for name in DEVICES)
+    median = paired(f"{job}: median page", ours, bare, "us", "no prefetching", None, True)
+    return [median, *rate_rows(samples, job, goal=LEAST)]
 
 
 def rates(hits: int, waited: int, prefetched: int, late: int) -> dict[str, float]:
@@ -112,10 +174,16 @@ def rows(samples: Samples, job: str) -> list[Row]:
             "us", "no prefetching", None, True,
         ),
     ]  # fmt: skip
+    return made + rate_rows(samples, job, goal=LEAST if scan else None)
+
+
+def rate_rows(samples: Samples, job: str, goal: float | None) -> list[Row]:
+    """`goal`: of the hit rate."""
+    made: list[Row] = []
     for rate in ("hit rate", "accuracy", "late", "prefetched"):
         middle = statistics.median(one[rate] for one in samples[job, "tcp"])
-        goal = LEAST if rate == "hit rate" and scan else None
-        made.append(Figure(f"{job}: {rate}", middle, 100.0, "%", "all pages", goal=goal))
+        wanted = goal if rate == "hit rate" else None
+        made.append(Figure(f"{job}: {rate}", middle, 100.0, "%", "all pages", goal=wanted))
     return made
 
 

@@ -1,10 +1,11 @@
 """Which pages to fetch before they are asked for: Leap's majority-trend prefetcher. Pure.
 
-Maruf and Chowdhury, Leap (USENIX ATC'20), sections 3.1 to 3.3. A stream (a thread, an array, a
-connection) has a history of the differences between pages that it asked for one after the other. A
-difference that makes up more than half of the newest w entries is its trend, where w starts at an
-eighth of the history and doubles: a short window finds a new trend soon, a long one sees through
-noise. How many pages are fetched along it follows from how many of the last ones were of use.
+Maruf and Chowdhury, Leap (USENIX ATC'20), sections 3.1 to 3.3. A stream (a thread, an array, the
+pages of a device that lie on one line) has a history of the differences between pages that it asked
+for one after the other. A difference that makes up more than half of the newest w entries is its
+trend, where w starts at an eighth of the history and doubles: a short window finds a new trend
+soon, a long one sees through noise. How many pages are fetched along it follows from how many of
+the last ones were of use.
 
 Two things differ from the paper. Windows that the history does not fill yet are not looked at (the
 public kernel compares entries that were never written). And the next window is chosen when a stream
@@ -111,16 +112,22 @@ class Leap:
         page that is asked for is consumed: let its copy go at once."""
         return self.decide(stream, wanted) if self.log(stream, page) else ()
 
-    def log(self, stream: Hashable, page: int) -> bool:
-        """The stream asks for this page. True: `decide` is due; of several that came together it is
-        enough to do so after the last."""
+    def log(self, stream: Hashable | None, page: int) -> bool:
+        """The stream (None: nobody's) asks for this page. True: `decide` is due; of several that
+        came together it is enough to do so after the last."""
         hit = page in self._unused
         self.counters.accesses += 1
         self.counters.hits += hit
         self._unused.pop(page, None)
+        if stream is None:
+            return False
         state = self._enter(stream, page)
         state.hits += hit
         return not hit or page == state.trigger
+
+    def recall(self, stream: Hashable, page: int) -> None:
+        """The stream asked for this page, which was nobody's then: it is history alone."""
+        self._enter(stream, page)
 
     def decide(
         self, stream: Hashable, wanted: Callable[[Sequence[int]], Sequence[int]] = tuple

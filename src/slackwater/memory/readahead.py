@@ -1,6 +1,7 @@
 """Leap in front of a device: what its clients read is followed, and the next pages are fetched.
 
-Each client has a history of its own (prefetch.py decides). Requests are noted by whoever parses
+What clients read is split into streams by address (streams.py), each with a history of its own
+(prefetch.py decides). Requests are noted by whoever parses
 them, mostly compiled code; the notes are read here, when a request had to wait anyway, or when a
 client came to the first page of the newest window. Prefetched pages lie on the table's shelf, where
 compiled code finds them: a page that was fetched in time is answered without the interpreter.
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 from slackwater.common import limits
 from slackwater.common.errors import SlackwaterError
 from slackwater.memory import kernels as k
-from slackwater.memory import shelf, stocking
+from slackwater.memory import shelf, stocking, streams
 from slackwater.memory.device import Device
 from slackwater.memory.prefetch import WINDOW_MAX, Leap
 from slackwater.memory.store import PAGE_BYTES, Pages
@@ -38,7 +39,7 @@ class ReadAhead:
         self._table = device.table
         places = int(self._table.shelf.words[shelf.PLACES])
         self._leap = Leap(device.page_count, window_max=window, unused_max=max(1, places // 2))
-        self._notes = np.zeros((shelf.NOTES, 3), np.int64)
+        self._notes = np.zeros((shelf.NOTES, shelf.NOTE_WORDS), np.int64)
         self._coming: dict[int, asyncio.Task[None]] = {}
         """Page -> what brings it."""
         self._fetches: set[asyncio.Task[None]] = set()
@@ -95,13 +96,17 @@ class ReadAhead:
         self.look()
 
     def look(self) -> None:
-        """Take the notes. Requests of one client that came together are one decision."""
+        """Take the notes. Requests of one stream that came together are one decision."""
         self._due = False
         count = stocking.take_notes(self._table, self._notes)
         due: dict[int, int] = {}
         for stream, page, pages in self._notes[:count].tolist():
             if stream == shelf.DROPPED:
                 self._leap.drop([page])
+            elif pages == 0:
+                self._leap.recall(stream, page)
+            elif stream == streams.NOBODY:
+                self._leap.log(None, page)
             elif self._leap.log(stream, page) or stream in due:
                 due[stream] = pages
         for stream, pages in due.items():

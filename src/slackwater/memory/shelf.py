@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from slackwater.common import abi
 from slackwater.common.compiled import borrowing
+from slackwater.memory import streams
 from slackwater.memory.store import PAGE_BYTES
 
 WAYS: Final = 8
@@ -57,7 +58,8 @@ class Shelf(NamedTuple):
     ticket: NDArray[np.int64]  # by place; 0: it is free
     state: NDArray[np.uint8]
     data: NDArray[np.uint8]
-    notes: NDArray[np.int64]  # (stream, first page, pages)
+    notes: NDArray[np.int64]  # (stream, first page, pages); no pages: it was noted as nobody's
+    streams: streams.Streams
 
 
 @borrowing()

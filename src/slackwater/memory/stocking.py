@@ -6,7 +6,7 @@
 from typing import Final
 
 from slackwater.common.compiled import borrowing
-from slackwater.memory import kernels, shelf
+from slackwater.memory import kernels, shelf, streams
 from slackwater.memory.store import PAGE_BYTES
 
 FOLLOWED_PAGES: Final = 16
@@ -14,25 +14,23 @@ FOLLOWED_PAGES: Final = 16
 
 
 @borrowing()
-def follow(t, stream, offset, length):
+def follow(t, offset, length):
     """A client asks for these bytes (under the mutex). Noted where only a channel leads to them:
-    mapped memory and the disk need no prefetching."""
+    mapped memory and the disk need no prefetching. True: they continue a scan."""
     if t.shelf.words[shelf.PLACES] == 0:
-        return
+        return False
     first = offset // PAGE_BYTES
     count = (offset + length - 1) // PAGE_BYTES - first + 1
     span = first // t.words[kernels.SPAN_PAGES]
-    if count <= FOLLOWED_PAGES and t.state[span] == kernels.MAPPED and t.base[span] == 0:
-        shelf.note(t.shelf, stream, first, count)
-
-
-@borrowing()
-def leaps(t, offset, length, last, step):
-    """Whether a read that is as far from the `last` page as that was from the one before is the
-    prefetcher's business; it must have been noted."""
-    follows = step != 0 and offset // PAGE_BYTES - last == step
-    shelf.thin(t.shelf)
-    return follows and length <= FOLLOWED_PAGES * PAGE_BYTES and t.shelf.words[shelf.PLACES] != 0
+    if count > FOLLOWED_PAGES or t.state[span] != kernels.MAPPED or t.base[span] != 0:
+        return False
+    known = t.shelf.streams
+    name = streams.assign(known, first)
+    if known.words[streams.BEGUN]:
+        shelf.note(t.shelf, name, known.words[streams.FIRST], 0)
+        shelf.note(t.shelf, name, known.words[streams.SECOND], 0)
+    shelf.note(t.shelf, name, first, count)
+    return known.words[streams.FOLLOWS] != 0
 
 
 @borrowing(cache=True)

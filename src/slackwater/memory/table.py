@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from slackwater.common import limits
 from slackwater.common.errors import ConfigRejected
 from slackwater.memory import kernels as k
-from slackwater.memory import shelf
+from slackwater.memory import shelf, streams
 from slackwater.memory.store import PAGE_BYTES, Pages
 
 Where = NDArray[np.int64]
@@ -90,7 +90,8 @@ def _make_shelf(places: int) -> shelf.Shelf:
         ticket=np.zeros(room, np.int64),
         state=np.zeros(room, np.uint8),
         data=np.frombuffer(mmap.mmap(-1, room * PAGE_BYTES), np.uint8),
-        notes=np.zeros((shelf.NOTES, 3), np.int64),
+        notes=np.zeros((shelf.NOTES, shelf.NOTE_WORDS), np.int64),
+        streams=streams.make_streams(),
     )
 
 

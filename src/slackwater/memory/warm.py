@@ -36,7 +36,7 @@ def warm() -> None:
     k.forget_pages(table, pages)
     stocking.reserve(table, pages, kinds, np.zeros(2, np.int64))
     stocking.put(table, kinds, np.zeros(2, np.int64), k.address(data), np.zeros(2, np.bool_))
-    stocking.take_notes(table, np.zeros((shelf.NOTES, 3), np.int64))
+    stocking.take_notes(table, np.zeros((shelf.NOTES, shelf.NOTE_WORDS), np.int64))
     k.count_present(table, 0)
     filling.mark(table, 0, 2)
     filling.put(table, 0, 2, k.address(data), False)

@@ -69,6 +69,21 @@ async def test_scans_over_tcp_hit_more_than_95_percent(
         await client.close()
 
 
+@pytest.mark.parametrize("scans", [2, 4, 8])
+async def test_scans_that_take_turns_on_one_connection_hit(cluster: Make, scans: int) -> None:
+    """As several programs do that swap. Every second one goes backwards."""
+    async with cluster("tcp") as c:
+        exporter, client = await prepared(c)
+        count = PAGES // scans
+        await scan(client, (
+            first + (i if first // count % 2 else count - 1 - i)
+            for i in range(count)
+            for first in range(0, PAGES, count)
+        ))  # fmt: skip
+        assert rates(exporter)[0] > 0.95, counters(exporter.device.table)
+        await client.close()
+
+
 async def test_random_order_prefetches_next_to_nothing(cluster: Make) -> None:
     async with cluster("tcp") as c:
         exporter, client = await prepared(c)

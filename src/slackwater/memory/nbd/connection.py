@@ -42,7 +42,7 @@ Item = NDArray[np.int64]
 
 class Connection:
     """`on_end` is called on the event loop when client and items are done; `admit` by the client's
-    thread, whether it may be served. `number` is of this client alone."""
+    thread, whether it may be served."""
 
     def __init__(
         self,
@@ -50,7 +50,6 @@ class Connection:
         export: Export,
         device: Device,
         ahead: ReadAhead,
-        number: int,
         turn: asyncio.Lock,
         admit: "Callable[[Connection], bool]",
         on_end: "Callable[[Connection], None]",
@@ -59,7 +58,6 @@ class Connection:
         self._export = export
         self._device = device
         self._ahead = ahead
-        self._number = number
         self._turn = turn
         self._admit_us = admit
         self._on_end = on_end
@@ -156,7 +154,6 @@ class Connection:
             self._export.size_bytes,
             limits.NBD_REQUEST_BYTES_MAX,
             chunked=self._chunked,
-            stream=self._number,
         )
         self._answering.start()
         try:

@@ -114,10 +114,11 @@ def _written(c, at, offset, length, flags, first, done):
 
 
 @inlined()
-def _ask(t, c, at, offset, length):
-    """A read that must be waited for: whether a lane was asked."""
-    last, step = c.words[s.LAST], c.words[s.STEP]
-    if stocking.leaps(t, offset, length, last, step):
+def _ask(t, c, at, offset, length, follows):
+    """A read that must be waited for: whether a lane was asked. One that continues a scan is the
+    prefetcher's business."""
+    shelf.thin(t.shelf)
+    if follows:
         return False
     return lanes.ask(t, c.lanes, s.cookie_of(c, at), offset, length)
 
@@ -173,11 +174,8 @@ def _one(t, c, at, kind, flags, offset, length):
         cut = aligned and length > PIECE_BYTES and not whole
         if cut and _read_piece(t, c, at, offset, length):
             return SEND_FIRST
-        stocking.follow(t, c.words[s.STREAM_ID], offset, length)
-        there = aligned and (_read(t, c, at, offset, length) or _ask(t, c, at, offset, length))
-        c.words[s.STEP] = offset // PAGE_BYTES - c.words[s.LAST]
-        c.words[s.LAST] = offset // PAGE_BYTES
-        if there:
+        follows = stocking.follow(t, offset, length)
+        if aligned and (_read(t, c, at, offset, length) or _ask(t, c, at, offset, length, follows)):
             return 0
     elif kind == nbd.WRITE and aligned:
         if kernels.room(t) < length // PAGE_BYTES:

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import itertools
 import os
 import socket
 import stat
@@ -31,7 +30,6 @@ class NbdServer:
         self.path = path
         self._device = device
         self._ahead = ahead
-        self._numbers = itertools.count()
         self._export = Export(name, device.page_count * PAGE_BYTES)
         self._connections: dict[Connection, None] = {}
         """The oldest first; those that shake hands among them."""
@@ -72,8 +70,7 @@ class NbdServer:
         for oldest in shaking[: max(0, len(shaking) + 1 - limits.NBD_HANDSHAKES_MAX)]:
             oldest.hang_up()
         connection = Connection(
-            sock, self._export, self._device, self._ahead, next(self._numbers), self._turn,
-            self._admit, self._ended,
+            sock, self._export, self._device, self._ahead, self._turn, self._admit, self._ended,
         )  # fmt: skip
         self._connections[connection] = None
         self._quiet.clear()

@@ -34,13 +34,10 @@ AT: Final = 13  # ... and where on the device it belongs
 LATE: Final = 14  # ... and its last entry that must reach the disk; -1: none
 SCRATCH: Final = 15
 STREAMED: Final = 16  # the last request was
-STREAM_ID: Final = 17  # of what this client reads, to the prefetcher
-LAST: Final = 18  # page that it began to read at
-STEP: Final = 19  # ... and how far that was from the one before
-PARTS: Final = 20  # answers that wait to be sent where they lie
-WAY: Final = 21  # of a streamed write: the lane that it leaves on; -1: mapped memory
-BEGUN: Final = 22  # ... and the entries of the ring that there were before it
-WORDS: Final = 23
+PARTS: Final = 17  # answers that wait to be sent where they lie
+WAY: Final = 18  # of a streamed write: the lane that it leaves on; -1: mapped memory
+BEGUN: Final = 19  # ... and the entries of the ring that there were before it
+WORDS: Final = 20
 
 # An item
 ITEM_KIND: Final = 0  # a command, or one of these:
@@ -146,13 +143,11 @@ class Connection(NamedTuple):
     message: NDArray[np.int64]  # struct msghdr
 
 
-def make_connection(
-    fd: int, size: int, length_max: int, *, chunked: bool, stream: int = 0
-) -> Connection:
+def make_connection(fd: int, size: int, length_max: int, *, chunked: bool) -> Connection:
     """Buffers hold the largest request whole; their pages come into being as they are touched."""
     words = np.zeros(WORDS, np.int64)
     words[FD], words[SIZE], words[LENGTH_MAX], words[CHUNKED] = fd, size, length_max, chunked
-    words[LATE], words[STREAM_ID] = -1, stream
+    words[LATE] = -1
     return Connection(
         words,
         np.zeros(abi.MUTEX_BYTES, np.uint8),
