@@ -11,7 +11,7 @@ refused when it is made; what is lost later ends in SIGBUS with a line on stderr
 bytes: a page that neither remote memory nor backup could give, or, when the pager is killed, all.
 
 Not for direct I/O or registration with a NIC or GPU: a device does not fault. A child of fork does
-not have it.
+not have it: its methods raise, and touching it ends the child with a reason (forked.py).
 """
 
 import contextlib
@@ -41,7 +41,7 @@ from numpy.typing import DTypeLike, NDArray
 from slackwater.common import limits
 from slackwater.common.bus.access import Credentials
 from slackwater.common.errors import ConfigRejected, Rejected, Unavailable
-from slackwater.memory import watcher
+from slackwater.memory import forked, watcher
 from slackwater.memory.pager_process import (
     Answer,
     Begin,
@@ -103,11 +103,13 @@ class RemoteArray:
         self._size = -(-nbytes // PAGE_BYTES) * PAGE_BYTES
         self._lock = threading.Lock()
         self._words = np.zeros(watcher.WORDS, np.int64)
+        self._maker = os.getpid()
         self._kept = contextlib.ExitStack()
         self._release = weakref.finalize(self, self._kept.close)
         """Closes what is left when the array is closed, forgotten, or the program ends."""
-        address = self._map_memory()
+        self._address = address = self._map_memory()
         self._start(address)
+        forked.watch_forks(self)
         begin = Begin(
             address=address,
             nbytes=self._size,
@@ -154,7 +156,7 @@ class RemoteArray:
     def _start(self, address: int) -> None:
         control, theirs = socket.socketpair()
         beats, their_beats = socket.socketpair()
-        self._control = control
+        self._control, self._beats = control, beats
         self._lines = control.makefile("rb")
         self._kept.enter_context(control)
         self._kept.enter_context(self._lines)
@@ -174,7 +176,7 @@ class RemoteArray:
         message = np.frombuffer(_DEAD, np.uint8).copy()
         known = (self._process.pid, self._memory, self._faults, DO_WAKE, area, self._words, message)
         self._watcher = threading.Thread(
-            target=_watch, args=(beats.detach(), *known), name="array-watcher", daemon=True
+            target=_watch, args=(beats, *known), name="array-watcher", daemon=True
         )
         self._watcher.start()
         self._until_watched()
@@ -192,7 +194,9 @@ class RemoteArray:
 
     @property
     def array(self) -> NDArray[Any]:
-        """All of it. A view like any other: made anew, so that the array can be forgotten."""
+        """All of it. A view like any other: made anew, so that the array can be forgotten. Raises
+        Rejected in a forked process."""
+        self._refuse_child()
         flat = np.frombuffer(self._map, self.dtype, math.prod(self.shape))
         return flat.reshape(self.shape)
 
@@ -243,8 +247,9 @@ class RemoteArray:
 
     def close(self) -> None:
         """Gives everything back. No view of the array may be left: it would be torn away from under
-        its holder. Raises Rejected if there is one, and nothing happens."""
-        if self._map.closed:
+        its holder. Raises Rejected if there is one, and nothing happens. In a forked process it
+        does nothing."""
+        if self._map.closed or os.getpid() != self._maker:
             return
         try:
             self._map.close()
@@ -264,10 +269,31 @@ class RemoteArray:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    # A forked process -----------------------------------------------------------------------------
+
+    @property
+    def area(self) -> tuple[int, int] | None:
+        """(address, bytes); None: it is closed."""
+        return None if self._map.closed else (self._address, self._size)
+
+    def forked(self) -> None:
+        """Called in a forked process. It keeps no end of the sockets: the pager ends with the
+        program that made the array."""
+        self._beats.close()
+        self._release()
+
+    def _refuse_child(self) -> None:
+        if os.getpid() != self._maker:
+            raise Rejected(
+                f"this process was forked from {self._maker}, whose array it is: make the array in "
+                "each process, or share samples by slackwater.memory.keeper.Keeper"
+            )
+
     # The pager ------------------------------------------------------------------------------------
 
     def _ask(self, request: Request, wait_s: float = _ANSWER_S) -> Answer:
-        """Raises Unavailable: the pager is dead, or cannot do it."""
+        """Raises Unavailable: the pager is dead, or cannot do it. Rejected in a forked process."""
+        self._refuse_child()
         with self._lock:
             try:
                 self._control.settimeout(wait_s)
@@ -305,12 +331,10 @@ class RemoteArray:
         self._release()
 
 
-def _watch(beats: int, *known: Any) -> None:
+def _watch(beats: socket.socket, *known: Any) -> None:
     """Closes `beats` in the end. Knows nothing of the array, so that it does not keep it alive."""
-    try:
-        watcher.watch(beats, *known)
-    finally:
-        os.close(beats)
+    with beats:
+        watcher.watch(beats.fileno(), *known)
 
 
 def _check(kind: np.dtype[Any], nbytes: int, cache_bytes: int) -> None:
