@@ -79,10 +79,17 @@ class Client:
         return await self.master("get", jobs.GetJob(job=job), jobs.JobInfo)
 
     async def job_page(
-        self, state: jobs.JobState | None = None, tenant: str | None = None, offset: int = 0
+        self,
+        state: jobs.JobState | None = None,
+        tenant: str | None = None,
+        offset: int = 0,
+        whole: bool = False,
     ) -> jobs.JobList:
-        """Those that are active first, with how far they are; at most LIST_JOBS_MAX."""
-        message = jobs.ListJobs(state=state, tenant=tenant, offset=offset, order="active")
+        """Those that are active first, with how far they are; at most LIST_JOBS_MAX. `whole`: with
+        their programs and results."""
+        message = jobs.ListJobs(
+            state=state, tenant=tenant, offset=offset, order="active", whole=whole
+        )
         return await self.master("list", message, jobs.JobList)
 
     async def jobs(self, state: jobs.JobState | None = None) -> tuple[jobs.JobRecord, ...]:

@@ -118,6 +118,8 @@ RESULT_BYTES_MAX: Final = 4096
 TENSORS_MAX: Final = 20_000
 LIST_JOBS_MAX: Final = 500
 """Jobs in one answer; an operator pages on with `offset`."""
+LIST_BYTES_MAX: Final = 256 * 1024
+"""Of whole records in one answer; the rest of a message is for how far the jobs are."""
 MODELS_KNOWN_MAX: Final = 256
 """Models whose profiled demand the master remembers."""
 
@@ -379,7 +381,7 @@ MODEL_BLOCKS_MAX: Final = 4096
 assert BREACHES_KEPT * (BREACH_BYTES_MAX + 4 * BREACH_ERROR_CHARS + 1024) <= RECORD_BYTES_MAX
 assert REQUEST_TIMEOUT_S < RETRY_BUDGET_S
 assert HEARTBEAT_S * 3 <= LOST_AFTER_S <= LEASE_S
-assert RECORD_BYTES_MAX <= MESSAGE_BYTES_MAX
+assert RECORD_BYTES_MAX <= LIST_BYTES_MAX < MESSAGE_BYTES_MAX
 assert RECORD_BYTES_MAX < STORE_READ_BYTES_MAX
 assert LEASE_TTL_S_MIN <= LEASE_S
 assert ENDPOINT_CONCURRENCY <= ADMISSIONS_MAX <= STEPS_WAITING_MAX // 2

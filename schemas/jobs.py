@@ -209,7 +209,8 @@ class GetJob(Message, kw_only=True, frozen=True, tag="job.get"):
 
 
 class ListJobs(Message, kw_only=True, frozen=True, tag="job.list"):
-    """Newest first, without results, at most LIST_JOBS_MAX from `offset` on.
+    """Newest first, without results and with the first word of programs only (`whole`: with all of
+    it), at most LIST_JOBS_MAX from `offset` on, fewer where they fill a message.
 
     `order` active: those that run, then those that wait, in the order of their submission, then
     those that ended, the latest first.
@@ -220,6 +221,7 @@ class ListJobs(Message, kw_only=True, frozen=True, tag="job.list"):
     tenant: Annotated[str, msgspec.Meta(max_length=64)] | None = None
     """Only this tenant's."""
     order: Literal["newest", "active"] = "newest"
+    whole: bool = False
 
 
 class RegisterJob(Message, kw_only=True, frozen=True, tag="job.register"):

@@ -63,7 +63,7 @@ from slackwater.services.master.config import MasterConfig
 from slackwater.services.master.jobs import Job, active_first, dead, newest_first, unknown
 from slackwater.services.master.pool import BUCKET as NODES_BUCKET
 from slackwater.services.master.state import JOBS_BUCKET, State, tenants
-from slackwater.services.master.waiting import brief, shown
+from slackwater.services.master.waiting import brief, fitting, shown
 
 
 class Master:
@@ -162,10 +162,11 @@ class Master:
         found = [job for job in all_of if message.state in (None, job.record.state)]
         found.sort(key=active_first if message.order == "active" else newest_first)
         page = found[message.offset : message.offset + limits.LIST_JOBS_MAX]
-        records = tuple(map(brief, shown(state, page, now_s)))
+        some = shown(state, page, now_s)
+        records = tuple(fitting(some) if message.whole else map(brief, some))
         told = (
             (job.id, job.progress.shown(job.record.spec, now_s, by_rank=False, ended=job.ended))
-            for job in page
+            for job in page[: len(records)]
         )
         answer = JobList(
             jobs=records,

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
+from slackwater.common.limits import LIST_BYTES_MAX
 from slackwater.schemas.jobs import JobRecord
 from slackwater.services.master.clusters import Clusters
 from slackwater.services.master.jobs import Job
@@ -69,6 +70,16 @@ def _no_cluster(clusters: Clusters, now_s: float) -> str:
         f"{NO_CONTROLLER} ({len(clusters.known)} were heard before); start one with "
         "`slackwater run controller`"
     )
+
+
+def fitting(records: Iterable[JobRecord]) -> Iterator[JobRecord]:
+    """As many whole records as fit into an answer: one at least."""
+    nbytes = 0
+    for number, record in enumerate(records):
+        nbytes += len(msgspec.msgpack.encode(record))
+        if number and nbytes > LIST_BYTES_MAX:
+            return
+        yield record
 
 
 def brief(record: JobRecord) -> JobRecord:

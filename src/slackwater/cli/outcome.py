@@ -19,6 +19,7 @@ import structlog
 import typer
 from rich.console import Console
 
+from slackwater.cli.documents import whole
 from slackwater.common.errors import (
     ConfigRejected,
     Rejected,
@@ -105,6 +106,6 @@ def run(work: Coroutine[Any, Any, T]) -> T:
 
 
 def print_json(value: Any) -> None:
-    """One document on stdout, for scripts."""
-    text = msgspec.json.format(msgspec.json.encode(value), indent=2)
+    """One document on stdout, for scripts, with every field of every record."""
+    text = msgspec.json.format(msgspec.json.encode(whole(value)), indent=2)
     sys.stdout.write(text.decode() + "\n")

@@ -1,0 +1,148 @@
+"""`slackwater job ID`: all that is known of one job."""
+
+import shlex
+from collections.abc import Iterator
+from typing import Final
+
+from slackwater.cli import documents, figures, tables
+from slackwater.cli.outcome import out, print_json
+from slackwater.cli.show import Json, Url, with_client
+from slackwater.cli.tables import Row
+from slackwater.common.client import Client
+from slackwater.schemas.jobs import TERMINAL_STATES, JobInfo, JobProgress, JobRecord
+
+LABEL: Final = 13
+INDENT: Final = "  "
+RANK_HEADS: Final = ("RANK", "PROGRESS", "SPEED", "LAST REPORT")
+EMULATED: Final = "slackwater.loadgen.emulate"
+
+
+def job(id: str, url: Url = None, json: Json = False) -> None:
+    """Show one job: what it asked for, how far and where it is, why it waits, what it gave."""
+
+    async def seen(client: Client) -> tuple[JobInfo, list[str], float]:
+        info = await client.job_info(id)
+        past = [] if json else await history(client, info)
+        return info, past, client.clock.now_s()
+
+    info, past, now_s = with_client(url, seen)
+    if json:
+        print_json(documents.job(info.job, info.progress))
+        return
+    width = out.width if out.is_terminal else None
+    tables.show([*described(info, now_s, width), *past])
+
+
+async def history(client: Client, info: JobInfo) -> list[str]:
+    """What happened to the job, and when, as lines at the end of its description."""
+    record = info.job
+    steps = [(record.submitted_s, "submitted")]
+    if record.started_s:
+        steps.append((record.started_s, "started" + (f" on {record.node}" if record.node else "")))
+    if record.finished_s:
+        steps.append((record.finished_s, record.state))
+    return ["History:", *(f"{INDENT}{figures.at(at_s)}  {what}" for at_s, what in steps)]
+
+
+def described(info: JobInfo, now_s: float, width: int | None = None) -> list[str]:
+    """Label by label; ranks in a table. `width`: of a terminal."""
+    record, progress = info.job, info.progress
+    found = [
+        f"{label + ':':<{LABEL}} {text}".rstrip() for label, text in _facts(record, progress, now_s)
+    ]
+    rows = list(_ranks(record, progress, now_s))
+    if rows:
+        found += ["Ranks:", *(INDENT + line for line in _rank_table(rows, width))]
+    return found
+
+
+def _rank_table(rows: list[Row], width: int | None) -> list[str]:
+    room = None if width is None else width - len(INDENT)
+    return tables.lines(RANK_HEADS, rows, room, note="RESULT")
+
+
+def _facts(
+    record: JobRecord, progress: JobProgress | None, now_s: float
+) -> Iterator[tuple[str, str]]:
+    spec, ended = record.spec, record.state in TERMINAL_STATES
+    yield "Job", spec.id
+    yield "State", _state(record, now_s)
+    if record.reason:
+        yield (
+            ("Reason" if ended else "Waits" if record.state == "pending" else "Why"),
+            record.reason,
+        )
+    yield "Program", _program(record)
+    if spec.model:
+        yield "Model", spec.model
+    if spec.tenant:
+        yield "Tenant", spec.tenant
+    asked = [_count(spec.workers, "worker"), _count(spec.servers, "server")]
+    if spec.iterations > 1:
+        asked.append(f"{spec.iterations:,} iterations")
+    yield "Asked for", ", ".join(asked)
+    yield "Mode", figures.mode(spec)
+    if record.node:
+        yield "Node", record.node
+    if record.cluster:
+        yield "Cluster", record.cluster
+    if progress is not None:
+        yield from _going(progress, ended)
+    if record.optimizer_state_lost:
+        yield "Lost", "its optimiser state, when an aggregator was lost: momenta began anew at 0"
+
+
+def _state(record: JobRecord, now_s: float) -> str:
+    match record.state:
+        case "pending":
+            return f"pending, for {figures.lasted(now_s - record.submitted_s)}"
+        case "running":
+            return f"running, for {figures.lasted(now_s - record.started_s)}"
+        case state:
+            ended = f"{state}, {figures.lasted(now_s - record.finished_s)} ago"
+            ran_s = record.finished_s - record.started_s
+            return f"{ended}, after {figures.lasted(ran_s)}" if record.started_s else ended
+
+
+def _program(record: JobRecord) -> str:
+    program = record.spec.program
+    if EMULATED in program:
+        return "emulated: real messages and bytes, the computing is a wait"
+    return shlex.join(program) if program else "started by its user"
+
+
+def _going(progress: JobProgress, ended: bool) -> Iterator[tuple[str, str]]:
+    where = ", ".join(sorted(progress.aggregators, key=tables.natural))
+    if where:
+        moved = f"; moved {_count(progress.moves, 'time')}" if progress.moves else ""
+        phase = f" ({progress.phase}{moved})" if progress.phase else ""
+        yield "Aggregators", where + phase
+    if progress.updated_s:
+        parts = [figures.done(progress)]
+        if not ended and progress.speed:
+            parts.append(figures.speed(progress.speed))
+        if not ended and progress.eta_s is not None:
+            parts.append(f"{figures.lasted(progress.eta_s)} left")
+        yield "Progress", ", ".join(parts)
+    if progress.loss is not None:
+        yield "Loss", f"{figures.loss(progress.loss)} of its profiled speed"
+
+
+def _ranks(record: JobRecord, progress: JobProgress | None, now_s: float) -> Iterator[Row]:
+    heard = {rank.rank: rank for rank in progress.ranks} if progress is not None else {}
+    if not heard and not record.results:
+        return
+    for number in range(record.spec.workers):
+        rank, result = heard.get(number), record.results.get(str(number))
+        cells = [str(number), "", "", ""]
+        if rank is not None:
+            total = progress.iterations if progress is not None else 0
+            cells[1] = f"{rank.iteration:,}" + (f"/{total:,}" if total else "")
+            cells[2] = figures.speed(rank.speed)
+            cells[3] = f"{figures.lasted(now_s - rank.heard_s)} ago"
+        ended = "" if result is None else (result or "done, without a result")
+        yield Row(tuple(cells), ended)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"

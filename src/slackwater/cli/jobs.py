@@ -1,0 +1,212 @@
+"""`slackwater jobs`: what runs, how far it is, and what the others wait for."""
+
+from collections.abc import Callable, Sequence
+from math import inf
+from typing import Annotated, Any, Final, Literal, get_args
+
+import msgspec
+import typer
+
+from slackwater.cli import documents, figures, tables
+from slackwater.cli.outcome import err, out, print_json
+from slackwater.cli.show import Json, Url, with_client
+from slackwater.cli.tables import Row
+from slackwater.common.client import Client
+from slackwater.schemas.base import JobId
+from slackwater.schemas.jobs import TERMINAL_STATES, JobProgress, JobRecord, JobState
+
+ENDED_SHOWN: Final = 10
+"""Ended jobs that are listed unless all are asked for."""
+HEADS: Final = ("JOB", "STATE", "AGE", "PROGRESS", "SPEED", "LOSS", "ETA", "AGGREGATORS")
+WIDE: Final = (
+    *HEADS, "MODEL", "MODE", "SHAPE", "TENANT", "NODE", "CLUSTER", "PHASE", "MOVES",
+)  # fmt: skip
+Sort = Literal["active", "id", "state", "age", "progress", "speed", "loss", "eta"]
+Output = Literal["table", "wide", "name", "json"]
+
+
+class Job(msgspec.Struct, frozen=True):
+    """One job as the master tells of it."""
+
+    record: JobRecord
+    progress: JobProgress | None
+
+    @property
+    def id(self) -> str:
+        return self.record.spec.id
+
+    @property
+    def ended(self) -> bool:
+        return self.record.state in TERMINAL_STATES
+
+    def age_s(self, now_s: float) -> float:
+        """Since it was submitted; of one that ended, since then."""
+        return now_s - (self.record.finished_s if self.ended else self.record.submitted_s)
+
+
+class Listed(msgspec.Struct, frozen=True):
+    """Jobs in the order in which they are shown, and how many more there are."""
+
+    jobs: tuple[Job, ...]
+    hidden: int
+    """Those that match and are left out."""
+    counts: dict[JobState, int]
+    at_s: float
+
+
+def jobs(
+    state: Annotated[
+        str | None, typer.Option(help="pending, running, completed, failed or cancelled.")
+    ] = None,
+    tenant: Annotated[str | None, typer.Option(help="Only this tenant's jobs.")] = None,
+    sort: Annotated[
+        str, typer.Option(help="active, id, state, age, progress, speed, loss or eta.")
+    ] = "active",
+    limit: Annotated[int, typer.Option(min=0, help="Show so many jobs at most (0: all).")] = 0,
+    everything: Annotated[
+        bool, typer.Option("--all", help=f"Show all ended jobs, not only the last {ENDED_SHOWN}.")
+    ] = False,
+    output: Annotated[
+        str, typer.Option("--output", "-o", help="table, wide (more columns), name or json.")
+    ] = "table",
+    url: Url = None,
+    json: Json = False,
+) -> None:
+    """List jobs: those that run, those that wait, then the last that ended.
+
+    AGE counts from the submission, or from the end of a job that ended. PROGRESS is the last
+    iteration that ended on every rank, of all that it does; a program that counts for itself has
+    no total. SPEED and ETA are those of its slowest rank over the last seconds. LOSS is the part
+    of its profiled speed that it loses by sharing AGGREGATORS with others. WHY says what a job
+    waits for, or why it failed. On a pipe the columns are whole and aligned with blanks.
+    """
+    wanted: JobState | None = _choice("--state", state, JobState) if state is not None else None
+    order: Sort = _choice("--sort", sort, Sort)
+    shape: Output = "json" if json else _choice("--output", output, Output)
+    every = everything or shape == "json" or (wanted in TERMINAL_STATES)
+
+    async def listed(client: Client) -> Listed:
+        return await read(client, wanted, tenant, whole=shape == "json", every=every)
+
+    found = arranged(with_client(url, listed), order, limit)
+    if shape == "json":
+        print_json([documents.job(job.record, job.progress) for job in found.jobs])
+    elif shape == "name":
+        tables.show([job.id for job in found.jobs])
+    else:
+        width = out.width if out.is_terminal else None
+        tables.show(table(found, wide=shape == "wide", width=width))
+        if note := ending(found, wanted, tenant):
+            _beside(note)
+
+
+async def read(
+    client: Client,
+    state: JobState | None = None,
+    tenant: str | None = None,
+    *,
+    whole: bool = False,
+    every: bool = False,
+) -> Listed:
+    """All active jobs and the last that ended (`every`: all of them), page by page."""
+    found: dict[str, Job] = {}
+    offset, ended = 0, 0
+    while True:
+        page = await client.job_page(state, tenant, offset, whole)
+        for record in page.jobs:
+            job = Job(record, page.progress.get(JobId(record.spec.id)))
+            ended += job.ended
+            if every or not job.ended or ended <= ENDED_SHOWN:
+                found[job.id] = job
+        offset += len(page.jobs)
+        enough = not every and ended >= ENDED_SHOWN
+        if not page.jobs or offset >= page.total or enough:
+            return Listed(
+                tuple(found.values()), page.total - len(found), page.counts, client.clock.now_s()
+            )
+
+
+def arranged(listed: Listed, order: Sort, limit: int = 0) -> Listed:
+    """Sorted; those that are alike by their ids, a2 before a10. No more than `limit`."""
+    key = _KEYS.get(order)
+    jobs: Sequence[Job] = listed.jobs
+    if key is not None:
+        jobs = sorted(jobs, key=lambda job: (key(job, listed.at_s), tables.natural(job.id)))
+    shown = jobs[:limit] if limit else jobs
+    return msgspec.structs.replace(
+        listed, jobs=tuple(shown), hidden=listed.hidden + len(jobs) - len(shown)
+    )
+
+
+def table(listed: Listed, *, wide: bool, width: int | None) -> list[str]:
+    """Empty where there are no jobs. `width`: of a terminal."""
+    if not listed.jobs:
+        return []
+    rows = [row(job, listed.at_s, wide) for job in listed.jobs]
+    return tables.lines(WIDE if wide else HEADS, rows, width, note="WHY")
+
+
+def row(job: Job, now_s: float, wide: bool = False) -> Row:
+    record, progress = job.record, job.progress
+    cells = [
+        job.id,
+        record.state,
+        figures.lasted(job.age_s(now_s)),
+        figures.done(progress),
+        figures.speed(progress.speed) if progress else "",
+        figures.loss(progress.loss) if progress else "",
+        figures.eta(progress),
+        ",".join(sorted(progress.aggregators, key=tables.natural)) if progress else "",
+    ]
+    if wide:
+        spec = record.spec
+        cells += [
+            spec.model, figures.mode(spec), f"{spec.servers}s-{spec.workers}w", spec.tenant,
+            record.node or "", record.cluster or "", progress.phase if progress else "",
+            str(progress.moves) if progress else "",
+        ]  # fmt: skip
+    return Row(tuple(cells), record.reason)
+
+
+def ending(listed: Listed, state: JobState | None, tenant: str | None) -> str:
+    """A sentence about what the table does not show; empty: it shows all."""
+    of = f" {state}" if state else ""
+    whose = f" of tenant {tenant}" if tenant else ""
+    if not listed.jobs and not listed.hidden:
+        return f"There are no{of} jobs{whose}; `slackwater submit` starts one."
+    if not listed.hidden:
+        return ""
+    return f"{listed.hidden:,} more{of} jobs{whose} are not shown; --all shows those that ended."
+
+
+def _beside(note: str) -> None:
+    """For a person: on a pipe it is no row of the table."""
+    err.print(note, markup=False)
+
+
+def _choice(option: str, given: str, of: Any) -> Any:
+    """Raises BadParameter, with the choices."""
+    choices = get_args(of)
+    if given not in choices:
+        raise typer.BadParameter(f"{option} {given!r}: choose one of {', '.join(choices)}")
+    return given
+
+
+def _ratio(job: Job, now_s: float) -> float:
+    progress = job.progress
+    if progress is None:
+        return 0.0
+    return -(progress.iteration / progress.iterations if progress.iterations else 0.0)
+
+
+_KEYS: Final[dict[Sort, Callable[[Job, float], Any]]] = {
+    "id": lambda job, now_s: 0,
+    "state": lambda job, now_s: job.record.state,
+    "age": lambda job, now_s: job.age_s(now_s),
+    "progress": _ratio,
+    "speed": lambda job, now_s: -(job.progress.speed if job.progress else 0.0),
+    "loss": lambda job, now_s: -(job.progress.loss or 0.0 if job.progress else 0.0),
+    "eta": lambda job, now_s: (
+        inf if job.progress is None or job.progress.eta_s is None else job.progress.eta_s
+    ),
+}
