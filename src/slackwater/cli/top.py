@@ -19,8 +19,9 @@ import typer
 
 from slackwater.cli import documents, figures, pool, tables
 from slackwater.cli import jobs as listing
+from slackwater.cli.interrupting import INTERRUPTED
 from slackwater.cli.jobs import Listed
-from slackwater.cli.outcome import INTERRUPTED, out, print_json
+from slackwater.cli.outcome import out, print_json
 from slackwater.cli.show import REFRESH_S, Json, Url, with_client
 from slackwater.common.client import Client
 from slackwater.common.errors import Retryable
