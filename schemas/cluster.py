@@ -354,16 +354,21 @@ class AggregatorList(Message, kw_only=True, frozen=True, tag="aggregator.list-re
 
 
 class StartWorkers(Message, kw_only=True, frozen=True, tag="worker.start"):
-    """Master to worker service: run the job's program, one process per rank. Idempotent."""
+    """Master to worker service: run the job's program, one process per rank. Idempotent: a rank
+    whose process of this attempt, or of a later one, was started already stays as it is."""
 
     job: IdText
     ranks: Annotated[tuple[Rank, ...], msgspec.Meta(max_length=64)]
     workers: Workers
     program: Annotated[tuple[Text, ...], msgspec.Meta(max_length=64)]
+    attempts: Annotated[tuple[Count, ...], msgspec.Meta(max_length=64)] = ()
+    """Parallel to `ranks`: how often each was started before; empty: never."""
 
     def __post_init__(self) -> None:
         if len(set(self.ranks)) < len(self.ranks):
             raise ValueError("ranks: one is named twice; name each rank once")
+        if len(self.attempts) not in (0, len(self.ranks)):
+            raise ValueError("attempts: give one for each of `ranks`, or none")
 
 
 class StopWorkers(Message, kw_only=True, frozen=True, tag="worker.stop"):
@@ -377,4 +382,8 @@ class WorkerExited(Message, kw_only=True, frozen=True, tag="worker.exited"):
     rank: Rank
     node: NodeId
     code: Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
+    """Its exit code; below 0: the signal that killed it."""
     result: Text = ""
+    """What it left as its result; of one that failed the last line of its log."""
+    attempt: Count = 0
+    """Which of the rank's processes, from 0."""

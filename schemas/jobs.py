@@ -124,6 +124,9 @@ class JobSpec(Record, kw_only=True, frozen=True):
     seed: Count = 0
     aggregation: Aggregation | None = None  # None: the cluster's configured policy
     tenant: Annotated[str, msgspec.Meta(max_length=64)] = ""
+    restarts: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 0
+    """How often, of all ranks together, one that dies is started again; it goes on where the job
+    is."""
 
 
 class JobRecord(Record, kw_only=True, frozen=True):
@@ -141,6 +144,10 @@ class JobRecord(Record, kw_only=True, frozen=True):
         default_factory=dict
     )
     """What each rank reported when it ended: rank -> a JSON text of at most 4 KiB."""
+    restarts: Annotated[dict[Name, Count], msgspec.Meta(max_length=64)] = msgspec.field(
+        default_factory=dict
+    )
+    """Rank -> how often it was started again. Its processes are numbered by it, from 0."""
     optimizer_state_lost: bool = False
     released: bool = False
     """It ended, its controller and its worker node know, and nothing of it is left there."""

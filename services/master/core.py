@@ -9,7 +9,7 @@ receiver takes a repeated command for the one it has carried out.
     running     started, ended, and what is ordered         nodes       worker nodes and their slots
     pool        aggregators and their allocations           queued      jobs that wait for slots
     state       what is known                               waiting     why a job waits
-    progress    how far jobs are, and how fast
+    progress    how far jobs are, and how fast              restarting  ranks that died
 """
 
 from collections import Counter
@@ -58,7 +58,7 @@ from slackwater.schemas.jobs import (
     TenantList,
 )
 from slackwater.schemas.telemetry import IterationsObserved, JobProfiled
-from slackwater.services.master import placing, running
+from slackwater.services.master import placing, restarting, running
 from slackwater.services.master.config import MasterConfig
 from slackwater.services.master.jobs import Job, active_first, dead, newest_first, unknown
 from slackwater.services.master.pool import BUCKET as NODES_BUCKET
@@ -94,6 +94,8 @@ class Master:
                 self._observe(event.message, now_s)
             case Answered():
                 self._answered(event.key, event.message, now_s)
+            case TimerFired(key=key) if key != "tick":
+                restarting.rested(self.state, key)
             case TimerFired():
                 self._tick(now_s)
             case Recovered():
@@ -204,9 +206,7 @@ class Master:
             if message.code == 0:
                 running.rank_ended(self.state, job, message.rank, message.result, now_s)
             else:
-                reason = f"rank {message.rank} on {message.node} ended with code {message.code}"
-                detail = f": {message.result[:1024]}" if message.result else ""
-                running.end(self.state, job, "failed", reason + detail, now_s)
+                restarting.rank_died(self.state, job, message, now_s)
         self.state.reply(token, Ok())
 
     # What comes back, and what is observed --------------------------------------------------------

@@ -39,6 +39,8 @@ class Job:
     heard_s: float = 0.0
     progress: Progress = field(default_factory=Progress)
     missing_since_s: dict[int, float] = field(default_factory=dict)
+    resting: set[int] = field(default_factory=set)
+    """Ranks that died and are not to be started again yet."""
 
     @property
     def id(self) -> JobId:
@@ -59,6 +61,11 @@ class Job:
     @property
     def by_hand(self) -> bool:
         return not self.record.spec.program
+
+    def awaited(self, rank: int) -> bool:
+        """Whether it died, and its node has not started it again yet."""
+        again = self.record.restarts.get(str(rank), 0)
+        return bool(again) and f"again-{rank}-{again}" not in self.told
 
     @property
     def queued(self) -> bool:
@@ -124,20 +131,22 @@ def dead(job: Job, nodes: Nodes, config: MasterConfig, begun_s: float, now_s: fl
     if quiet_s > config.node_silent_s:
         return f"worker node {record.node} was not heard for {config.node_silent_s:g} s"
     if "start" in job.told and seen_s is not None:
-        return _vanished(job, nodes, config.rank_missing_s, now_s)
+        return _vanished(job, nodes, config.rank_missing_s, seen_s)
     return ""
 
 
-def _vanished(job: Job, nodes: Nodes, missing_s: float, now_s: float) -> str:
-    """A rank that its node does not run and that has not ended has vanished."""
+def _vanished(job: Job, nodes: Nodes, missing_s: float, seen_s: float) -> str:
+    """A rank that its node, heard at `seen_s`, has not run for so long and that has not ended has
+    vanished. While the node is silent nobody knows: its service may be about to tell the end."""
     record = job.record
     assert record.node is not None
     runs = nodes.runs(record.node)
     for rank in range(record.spec.workers):
-        if str(rank) in record.results or (job.id, rank) in runs:
+        ended = str(rank) in record.results
+        if ended or (job.id, rank) in runs or job.awaited(rank):
             job.missing_since_s.pop(rank, None)
             continue
-        since_s = job.missing_since_s.setdefault(rank, now_s)
-        if now_s - since_s > missing_s:
+        since_s = job.missing_since_s.setdefault(rank, seen_s)
+        if seen_s - since_s > missing_s:
             return f"rank {rank} vanished from {record.node} and reported no end"
     return ""

@@ -12,7 +12,7 @@ from slackwater.common.effects import Log, Persist
 from slackwater.schemas import subjects
 from slackwater.schemas.base import CONFLICT, JobId, Message, Refused
 from slackwater.schemas.cluster import StartWorkers, StopWorkers
-from slackwater.schemas.jobs import JobState
+from slackwater.schemas.jobs import JobRecord, JobState
 from slackwater.schemas.placement import ReleaseJob
 from slackwater.services.master.admission import Hold, named
 from slackwater.services.master.jobs import Job
@@ -126,13 +126,13 @@ def advance(state: State, job: Job) -> None:
     record = job.record
     id = record.spec.id
     if record.state == "running" and record.node is not None:
-        message = StartWorkers(
-            job=id,
-            ranks=tuple(r for r in range(record.spec.workers) if str(r) not in record.results),
-            workers=record.spec.workers,
-            program=record.spec.program,
-        )
-        state.ask(job, "start", _worker(state, job, "start"), message)
+        subject = _worker(state, job, "start")
+        ranks = tuple(r for r in range(record.spec.workers) if str(r) not in record.results)
+        state.ask(job, "start", subject, _start(record, ranks))
+        for rank in ranks:
+            again = record.restarts.get(str(rank), 0)
+            if again and rank not in job.resting:
+                state.ask(job, f"again-{rank}-{again}", subject, _start(record, (rank,)))
     if job.ended and not record.released:
         if record.node is not None and record.state != "completed":
             state.ask(job, "stop", _worker(state, job, "stop"), StopWorkers(job=id))
@@ -142,12 +142,23 @@ def advance(state: State, job: Job) -> None:
         _settle(state, job)
 
 
+def _start(record: JobRecord, ranks: tuple[int, ...]) -> StartWorkers:
+    attempts = tuple(record.restarts.get(str(rank), 0) for rank in ranks)
+    return StartWorkers(
+        job=record.spec.id,
+        ranks=ranks,
+        workers=record.spec.workers,
+        program=record.spec.program,
+        attempts=attempts if any(attempts) else (),
+    )
+
+
 def carried_out(state: State, job: Job, what: str, refused: Refused | None, now_s: float) -> None:
-    """The answer to start, stop or release."""
+    """The answer to start, again, stop or release."""
     if refused is None:
         job.told.add(what)
         _settle(state, job)
-    elif what == "start" and refused.retry_after_s == 0.0 and not job.ended:
+    elif what.startswith(("start", "again")) and refused.retry_after_s == 0.0 and not job.ended:
         end(state, job, "failed", f"it cannot be started: {refused.reason}", now_s)
     else:
         fields = {"what": what, "job": job.id, "reason": refused.reason}

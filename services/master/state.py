@@ -145,7 +145,8 @@ class State:
         job.asked.add(what)
         key = f"{what}/{job.record.spec.id}"
         # Start, stop: in order, or a start that is repeated late would follow the stop.
-        lane = f"worker/{job.record.spec.id}" if what in ("start", "stop") else ""
+        ordered = what.startswith(("start", "again", "stop"))
+        lane = f"worker/{job.record.spec.id}" if ordered else ""
         self.out.append(
             Request(subject, message, key, lane=lane, budget_s=ASK_BUDGET_S, hear_refusals=True)
         )

@@ -1,9 +1,10 @@
 """The worker service's core: which job processes must run here, and what the master must learn.
 
-Pure. A rank is started once in its life: `StartWorkers` may come any number of times, from a master
-that was restarted, too. That a rank ended is told to the master until it says that it has stored
-it. The truth about processes is on disk, written by the processes themselves (see processes.py), so
-that a service which was killed and came back finds what ran, what ended and what was only intended.
+Pure. Each attempt of a rank is started once: `StartWorkers` may come any number of times, from a
+master that was restarted, too. That a rank ended is told to the master until it says that it has
+stored it. The truth about processes is on disk, written by the processes themselves (see
+processes.py), so that a service which was killed and came back finds what ran, what ended and what
+was only intended.
 """
 
 from collections.abc import Iterator, Sequence
@@ -45,6 +46,8 @@ class Found:
     program: tuple[str, ...] = ()
     code: int = 0
     result: str = ""
+    attempt: int = 0
+    """How often it was started before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,7 @@ class ProcessExited:
     rank: int
     code: int
     result: str
+    attempt: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +90,12 @@ class _Rank:
     state: RankState
     code: int = 0
     result: str = ""
+    attempt: int = 0
+
+    @property
+    def named(self) -> dict[str, object]:
+        """For whoever looks after its files."""
+        return {"job": self.job, "rank": self.rank, "attempt": self.attempt}
 
     @property
     def over(self) -> bool:
@@ -156,14 +166,14 @@ class WorkerCore:
         self._ready = True
         effects: list[Effect] = []
         for each in found:
-            rank = _Rank(each.job, each.rank, each.state, each.code, each.result)
+            rank = _Rank(each.job, each.rank, each.state, each.code, each.result, each.attempt)
             self._ranks[each.job, each.rank] = rank
             if each.state == "intended":
                 # The service died between the intention and the process.
                 rank.state = "running"
-                effects.append(_run(each.job, each.rank, each.workers, each.program))
+                effects.append(_run(rank, each.workers, each.program))
             elif each.state == "running":
-                effects.append(Do("watch", {"job": each.job, "rank": each.rank}))
+                effects.append(Do("watch", rank.named))
             elif each.state == "exited":
                 effects.append(self._report(rank))
         running = sum(1 for _ in self._with("running"))
@@ -178,7 +188,13 @@ class WorkerCore:
             return [Reply(token, Refused(reason=reason, retry_after_s=limits.RETRY_WAIT_S_MIN))]
         if self._draining:
             return [Reply(token, Refused(reason=f"{self._node} drains", retry_after_s=1.0))]
-        new = [rank for rank in message.ranks if (job, rank) not in self._ranks]
+        attempts = message.attempts or (0,) * len(message.ranks)
+        asked = zip(message.ranks, attempts, strict=True)
+        new = [
+            _Rank(job, rank, "running", attempt=attempt)
+            for rank, attempt in asked
+            if self._may_start(self._ranks.get((job, rank)), attempt)
+        ]
         running = sum(1 for _ in self._with("running"))
         if running + len(new) > self._slots:
             reason = f"{self._node}: {running} of {self._slots} slots run, {len(new)} more asked"
@@ -188,8 +204,8 @@ class WorkerCore:
             return [Reply(token, Refused(reason=reason))]
         effects: list[Effect] = []
         for rank in new:
-            self._ranks[job, rank] = _Rank(job, rank, "running")
-            effects.append(_run(job, rank, message.workers, message.program))
+            self._ranks[job, rank.rank] = rank
+            effects.append(_run(rank, message.workers, message.program))
         # The processes are started (their intentions are on disk) before the master hears of it.
         return [*effects, Reply(token, Ok())]
 
@@ -201,8 +217,15 @@ class WorkerCore:
         if rank is None:
             reason = f"{self._node} has no log of job {message.job}, rank {message.rank}"
             return Reply(token, Refused(reason=reason))
-        arguments = {"token": token, "asked": message, "code": rank.code, "over": rank.over}
-        return Do("read_log", arguments)
+        arguments = {"token": token, "asked": message, "attempt": rank.attempt}
+        return Do("read_log", {**arguments, "code": rank.code, "over": rank.over})
+
+    @staticmethod
+    def _may_start(known: _Rank | None, attempt: int) -> bool:
+        """Another attempt is asked for by a master that has stored how the one before ended."""
+        if known is None:
+            return True
+        return attempt > known.attempt and known.state in ("exited", "reported")
 
     def _stop(self, job: JobId, now_s: float) -> list[Effect]:
         """SIGTERM to every process group of the job, SIGKILL to what is left after the bound."""
@@ -216,7 +239,7 @@ class WorkerCore:
 
     def _exited(self, event: ProcessExited) -> list[Effect]:
         rank = self._ranks.get((event.job, event.rank))
-        if rank is None or rank.state != "running":
+        if rank is None or rank.state != "running" or rank.attempt != event.attempt:
             return []
         rank.state, rank.code, rank.result = "exited", event.code, event.result
         fields = {"job": rank.job, "rank": rank.rank, "code": rank.code}
@@ -229,12 +252,17 @@ class WorkerCore:
 
     def _report(self, rank: _Rank) -> Request:
         message = WorkerExited(
-            job=rank.job, rank=rank.rank, node=self._node, code=rank.code, result=rank.result
+            job=rank.job,
+            rank=rank.rank,
+            node=self._node,
+            code=rank.code,
+            result=rank.result,
+            attempt=rank.attempt,
         )
         return Request(
             subject=subjects.command("master", subjects.MASTER, "worker-exited"),
             message=message,
-            key=f"report/{rank.job}/{rank.rank}",
+            key=f"report/{rank.job}/{rank.rank}/{rank.attempt}",
             lane=rank.job,
             timeout_s=limits.REQUEST_TIMEOUT_S,
             budget_s=limits.RETRY_BUDGET_S,
@@ -252,7 +280,7 @@ class WorkerCore:
                 StartTimer(key, now_s + wait_s),
             ]
         rank.state = "reported"
-        return [Do("forget", {"job": rank.job, "rank": rank.rank})]
+        return [Do("forget", rank.named)]
 
     def _fired(self, key: str) -> list[Effect]:
         what, _, job = key.partition("/")
@@ -265,9 +293,10 @@ class WorkerCore:
         return [self._report(rank)] if rank is not None and rank.state == "exited" else []
 
     def _by_key(self, key: str) -> _Rank | None:
-        _, job, rank = key.split("/")
-        return self._ranks.get((JobId(job), int(rank)))
+        _, job, number, attempt = key.split("/")
+        rank = self._ranks.get((JobId(job), int(number)))
+        return rank if rank is not None and rank.attempt == int(attempt) else None
 
 
-def _run(job: JobId, rank: int, workers: int, program: tuple[str, ...]) -> Do:
-    return Do("run", {"job": job, "rank": rank, "workers": workers, "program": program})
+def _run(rank: _Rank, workers: int, program: tuple[str, ...]) -> Do:
+    return Do("run", {**rank.named, "workers": workers, "program": program})

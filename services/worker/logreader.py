@@ -20,10 +20,12 @@ class LogReader:
         self._state_dir = state_dir
         self.stopping = asyncio.Event()
 
-    async def read(self, token: int, asked: ReadLog, over: bool, code: int) -> LogRead:
+    async def read(
+        self, token: int, asked: ReadLog, attempt: int, over: bool, code: int
+    ) -> LogRead:
         """`over`: the rank was known to have ended, with `code`, when the request came."""
         loop = asyncio.get_running_loop()
-        files = RankFiles(self._state_dir, asked.job, asked.rank)
+        files = RankFiles(self._state_dir, asked.job, asked.rank, attempt)
         offset = files.log.tail(asked.tail) if asked.offset is None else asked.offset
         until_s = loop.time() + min(asked.wait_s, limits.LOG_WAIT_S)
         while True:

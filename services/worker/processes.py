@@ -13,6 +13,10 @@ service that was killed finds the rest: `rank<k>.` followed by
     result.json   written by the program (SLACKWATER_RESULT)
     exit          the exit code; where the disk is full, an empty exit-<code> instead
     reported      the master has stored it
+
+All but the intention and the log are of one attempt: of a rank that was started again n times they
+are called `rank<k>.<n>.`, and those of the attempts before are removed once the intention of this
+one is written. So an attempt is started once, whoever is killed in between.
 """
 
 import os
@@ -44,6 +48,8 @@ set +C
 exit $code
 """
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+_OF_ALL_ATTEMPTS: Final = ("intent.json", "log")
+_OF_AN_ATTEMPT: Final = ("process", "logger", "result.json", "exit", "exit-*", "reported")
 CODE_UNKNOWN: Final = -9
 """Leader and program were killed together: nobody was left to write the code."""
 
@@ -57,6 +63,7 @@ class Intent(msgspec.Struct, frozen=True, kw_only=True):
     rank: int
     workers: int
     program: tuple[str, ...]
+    attempt: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,15 +95,16 @@ class Keep:
 
 
 class RankFiles:
-    """The files of one rank under `state_dir`."""
+    """The files of one rank under `state_dir`, of its process number `attempt`."""
 
-    def __init__(self, state_dir: Path, job: str, rank: int) -> None:
-        self.job, self.rank = job, rank
+    def __init__(self, state_dir: Path, job: str, rank: int, attempt: int = 0) -> None:
+        self.job, self.rank, self.attempt = job, rank, attempt
         self.folder = state_dir / "jobs" / job
-        self._prefix = f"rank{rank}."
+        self._prefix = f"rank{rank}.{attempt}." if attempt else f"rank{rank}."
 
     def path(self, what: str) -> Path:
-        return self.folder / (self._prefix + what)
+        prefix = f"rank{self.rank}." if what in _OF_ALL_ATTEMPTS else self._prefix
+        return self.folder / (prefix + what)
 
     @property
     def log(self) -> RankLog:
@@ -108,6 +116,7 @@ class RankFiles:
         """Write the intention, then start the program. Raises OSError (no room, no processes)."""
         self.folder.mkdir(parents=True, exist_ok=True)
         _write(self.path("intent.json"), msgspec.json.encode(intent))
+        self._remove_former()
         program = list(intent.program)
         if program[0] == "python":
             program[0] = sys.executable
@@ -135,6 +144,13 @@ class RankFiles:
         logger = self._identity("logger")
         return logger is None or not logger.alive()
 
+    def _remove_former(self) -> None:
+        for attempt in range(self.attempt):
+            former = RankFiles(self.folder.parents[1], self.job, self.rank, attempt)
+            for what in _OF_AN_ATTEMPT:
+                for path in self.folder.glob(former._prefix + what):
+                    path.unlink()
+
     def identity(self) -> Identity | None:
         """None while the leader has not written it (or never did)."""
         return self._identity("process")
@@ -153,9 +169,9 @@ class RankFiles:
         """The exit code, and the program's result or the reason of its failure."""
         code = self.code()
         if code is None:
-            return CODE_UNKNOWN, self.log.last_line() or "killed together with its process group"
+            return CODE_UNKNOWN, self.log.last_line()
         if code != 0:
-            return code, self.log.last_line() or f"exit code {code}, and nothing in the log"
+            return code, self.log.last_line()
         return 0, self._result()
 
     def code(self) -> int | None:
@@ -209,15 +225,20 @@ class RankFiles:
     def found(self) -> Found:
         job = JobId(self.job)
         intent = msgspec.json.decode(self.path("intent.json").read_bytes(), type=Intent)
+        attempt = intent.attempt
+        if attempt != self.attempt:
+            return RankFiles(self.folder.parents[1], self.job, self.rank, attempt).found()
         if self.path("reported").exists():
-            return Found(job, self.rank, "reported")
+            return Found(job, self.rank, "reported", attempt=attempt)
         identity = self.identity()
         if identity is None and self.code() is None:
-            return Found(job, self.rank, "intended", intent.workers, intent.program)
+            return Found(
+                job, self.rank, "intended", intent.workers, intent.program, attempt=attempt
+            )
         if identity is not None and identity.alive():
-            return Found(job, self.rank, "running")
+            return Found(job, self.rank, "running", attempt=attempt)
         code, result = self.outcome()
-        return Found(job, self.rank, "exited", code=code, result=result)
+        return Found(job, self.rank, "exited", code=code, result=result, attempt=attempt)
 
 
 def find(state_dir: Path) -> tuple[Found, ...]:

@@ -78,9 +78,11 @@ class Processes:
         prune(self._state_dir, self._keep, self._port.now_s())
         return ProcessesFound(find(self._state_dir))
 
-    def run(self, job: JobId, rank: int, workers: int, program: tuple[str, ...]) -> None:
-        files = RankFiles(self._state_dir, job, rank)
-        intent = Intent(job=job, rank=rank, workers=workers, program=program)
+    def run(
+        self, job: JobId, rank: int, attempt: int, workers: int, program: tuple[str, ...]
+    ) -> None:
+        files = RankFiles(self._state_dir, job, rank, attempt)
+        intent = Intent(job=job, rank=rank, workers=workers, program=program, attempt=attempt)
         environment = {
             **self._config.credentials.environment(),
             "SLACKWATER_URL": self._config.url,
@@ -94,12 +96,12 @@ class Processes:
             child = files.launch(intent, environment, self._config.log_bytes_max)
         except OSError as error:
             reason = f"cannot start {program[0]}: {error}"
-            self._post(ProcessExited(job, rank, 127, reason))
+            self._post(ProcessExited(job, rank, 127, reason, attempt))
             return
         self._spawn(self._follow(files, child))
 
-    def watch(self, job: JobId, rank: int) -> None:
-        self._spawn(self._follow(RankFiles(self._state_dir, job, rank), None))
+    def watch(self, job: JobId, rank: int, attempt: int) -> None:
+        self._spawn(self._follow(RankFiles(self._state_dir, job, rank, attempt), None))
 
     def signal(self, job: JobId, rank: int, kill: bool) -> None:
         watched = self._watched.get((job, rank))
@@ -111,8 +113,8 @@ class Processes:
         while self._tasks:
             await asyncio.wait(set(self._tasks))
 
-    def forget(self, job: JobId, rank: int) -> None:
-        RankFiles(self._state_dir, job, rank).forget()
+    def forget(self, job: JobId, rank: int, attempt: int) -> None:
+        RankFiles(self._state_dir, job, rank, attempt).forget()
 
     # A process's life -----------------------------------------------------------------------------
 
@@ -146,16 +148,21 @@ class Processes:
         code, result = files.outcome()
         if code == -signal.SIGKILL and self._memory_kills.rose():
             result = f"{FOR_MEMORY}; its log ends with: {files.log.last_line() or 'nothing'}"
-        self._post(ProcessExited(JobId(files.job), files.rank, code, result))
+        self._post(ProcessExited(JobId(files.job), files.rank, code, result, files.attempt))
 
     async def _identified(
         self, files: RankFiles, child: subprocess.Popen[bytes] | None
     ) -> Identity | None:
-        """Who leads the rank; None if its launch failed before it could say."""
+        """Who leads the rank; None if its launch failed before it could say. A child that ended at
+        once may have found another at work, which a service started that was killed since."""
         deadline_s = asyncio.get_running_loop().time() + _LAUNCH_S
         while (identity := files.identity()) is None:
             if child is None or child.poll() is not None:
-                return files.identity()
+                written = files.path("process").exists() and files.code() is None
+                if not written or asyncio.get_running_loop().time() > deadline_s:
+                    return files.identity()
+                await asyncio.sleep(_POLL_S)
+                continue
             if asyncio.get_running_loop().time() > deadline_s:
                 child.kill()
                 raise Fatal(f"job {files.job}, rank {files.rank}: /bin/sh did not come up")

@@ -272,6 +272,7 @@ class Rank:
     result: str = ""
     task: asyncio.Task[None] | None = None
     over: asyncio.Event = field(default_factory=asyncio.Event)
+    attempt: int = 0
 
 
 class Processes:
@@ -290,16 +291,20 @@ class Processes:
     def find(self) -> ProcessesFound:
         return ProcessesFound(
             tuple(
-                Found(JobId(r.job), r.rank, r.state, r.workers, r.program, r.code, r.result)
+                Found(
+                    JobId(r.job), r.rank, r.state, r.workers, r.program, r.code, r.result, r.attempt
+                )
                 for _, r in sorted(self._system.ranks.items())
             )
         )
 
-    def run(self, job: JobId, rank: int, workers: int, program: tuple[str, ...]) -> None:
-        entry = Rank(job, rank, workers, program)
+    def run(
+        self, job: JobId, rank: int, attempt: int, workers: int, program: tuple[str, ...]
+    ) -> None:
+        entry = Rank(job, rank, workers, program, attempt=attempt)
         self._system.ranks[job, rank] = entry
         entry.task = self._system.spawn(self._live(entry))
-        self.watch(job, rank)
+        self.watch(job, rank, attempt)
 
     async def _live(self, entry: Rank) -> None:
         program = Program(self._system, self._system.jobs[entry.job], entry.rank)
@@ -314,13 +319,15 @@ class Processes:
             entry.state = "exited"
             entry.over.set()
 
-    def watch(self, job: JobId, rank: int) -> None:
+    def watch(self, job: JobId, rank: int, attempt: int) -> None:
         self._system.spawn(self._follow(self._system.ranks[job, rank]))
 
     async def _follow(self, entry: Rank) -> None:
         await entry.over.wait()
         assert self._port is not None
-        self._port.post(ProcessExited(JobId(entry.job), entry.rank, entry.code, entry.result))
+        self._port.post(
+            ProcessExited(JobId(entry.job), entry.rank, entry.code, entry.result, entry.attempt)
+        )
 
     def signal(self, job: JobId, rank: int, kill: bool) -> None:
         task = self._system.ranks[job, rank].task
@@ -330,7 +337,7 @@ class Processes:
     async def await_end(self) -> None:
         pass
 
-    def forget(self, job: JobId, rank: int) -> None:
+    def forget(self, job: JobId, rank: int, attempt: int) -> None:
         self._system.ranks[job, rank].state = "reported"
 
 

@@ -233,7 +233,7 @@ def test_the_first_failure_fails_the_job_stops_the_others_and_keeps_the_reason()
         WorkerExited(job="a", rank=1, node=NodeId("n1"), code=3, result="ValueError: bad")
     )
     assert orders(effects) == [StopWorkers(job="a")]
-    assert harness.job("a").reason == "rank 1 on n1 ended with code 3: ValueError: bad"
+    assert harness.job("a").reason == "rank 1 on n1 ended with exit code 3: ValueError: bad"
     harness.ask(WorkerExited(job="a", rank=0, node=NodeId("n1"), code=-15))
     assert harness.job("a").state == "failed"
     harness.step(Answered("stop/a", Ok()))

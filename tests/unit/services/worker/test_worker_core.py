@@ -35,8 +35,13 @@ def core(slots: int = 4, keep_jobs: bool = False, found: tuple[Found, ...] = ())
     return worker
 
 
-def run(rank: int) -> Do:
-    return Do("run", {"job": "j1", "rank": rank, "workers": 2, "program": ("python", "train.py")})
+def run(rank: int, attempt: int = 0) -> Do:
+    program = ("python", "train.py")
+    return Do("run", {**named(rank, attempt), "workers": 2, "program": program})
+
+
+def named(rank: int, attempt: int = 0) -> dict[str, object]:
+    return {"job": "j1", "rank": rank, "attempt": attempt}
 
 
 def signal(rank: int, kill: bool) -> Do:
@@ -83,7 +88,7 @@ def test_an_exit_is_told_until_the_master_has_stored_it() -> None:
     later = worker.step(Answered(request.key, Refused(reason="no leader")), 3.0)
     assert StartTimer(request.key, 5.0) in later
     assert worker.step(TimerFired(request.key), 5.0) == [request]
-    assert worker.step(Answered(request.key, Ok()), 6.0) == [Do("forget", {"job": "j1", "rank": 1})]
+    assert worker.step(Answered(request.key, Ok()), 6.0) == [Do("forget", named(1))]
     assert worker.step(Answered(request.key, Ok()), 6.1) == []
     assert worker.step(ProcessExited(J1, 1, 3, "again"), 7.0) == []
     assert worker.step(Requested(9, START), 8.0) == [Reply(9, Ok())]  # Ended ranks stay ended.
@@ -103,8 +108,8 @@ def test_after_a_kill_of_the_service_each_rank_goes_on_where_its_files_say() -> 
         ),
         0.0,
     )
-    assert Do("watch", {"job": "j1", "rank": 0}) in effects
-    assert the_request(list(effects)).key == "report/j1/1"
+    assert Do("watch", named(0)) in effects
+    assert the_request(list(effects)).key == "report/j1/1/0"
     assert run(3) in effects
     assert worker.running() == ((J1, 0), (J1, 3))
 
@@ -139,10 +144,11 @@ def test_a_log_is_read_of_ranks_that_ran_here_and_of_no_others() -> None:
     worker.step(Requested(1, START), 1.0)
     asked = ReadLog(job="j1", rank=1, tail=10)
     (read,) = worker.step(Requested(2, asked), 1.0)
-    assert read == Do("read_log", {"token": 2, "asked": asked, "code": 0, "over": False})
+    told = {"asked": asked, "attempt": 0}
+    assert read == Do("read_log", {**told, "token": 2, "code": 0, "over": False})
     worker.step(ProcessExited(J1, 1, 3, "why"), 2.0)
     (read,) = worker.step(Requested(3, asked), 2.0)
-    assert read == Do("read_log", {"token": 3, "asked": asked, "code": 3, "over": True})
+    assert read == Do("read_log", {**told, "token": 3, "code": 3, "over": True})
     piece = LogPiece(job="j1", rank=1, start=0, data=b"why\n", end=4, ended=True, code=3)
     assert worker.step(LogRead(3, piece), 2.0) == [Reply(3, piece)]
     refusal = worker.step(Requested(4, ReadLog(job="j2", rank=0)), 2.0)
@@ -158,3 +164,33 @@ def test_ranks_of_jobs_whose_files_are_gone_are_forgotten() -> None:
     (refused,) = worker.step(Requested(2, ReadLog(job="j1", rank=0)), 2.0)
     assert isinstance(refused, Reply)
     assert isinstance(refused.message, Refused)
+
+
+def test_a_rank_that_died_is_started_again_once_for_each_attempt() -> None:
+    worker = core()
+    worker.step(Requested(1, START), 0.0)
+    again = StartWorkers(job="j1", ranks=(1,), workers=2, program=START.program, attempts=(1,))
+    assert worker.step(Requested(2, again), 1.0) == [Reply(2, Ok())], "it still runs"
+    report = the_request(list(worker.step(ProcessExited(J1, 1, -9, ""), 2.0)))
+    assert worker.step(Requested(3, again), 3.0) == [run(1, 1), Reply(3, Ok())]
+    assert worker.step(Requested(4, again), 3.1) == [Reply(4, Ok())]
+    assert worker.step(Requested(5, START), 3.2) == [Reply(5, Ok())], "a late order"
+    assert worker.step(Answered(report.key, Ok()), 3.3) == [], "of the attempt before"
+    assert worker.step(ProcessExited(J1, 1, -9, ""), 3.4) == [], "of the attempt before"
+    second = the_request(list(worker.step(ProcessExited(J1, 1, 1, "bad", 1), 4.0)))
+    assert isinstance(second.message, WorkerExited)
+    assert (second.message.attempt, second.message.code) == (1, 1)
+    assert worker.step(Answered(second.key, Ok()), 5.0) == [Do("forget", named(1, 1))]
+    third = StartWorkers(job="j1", ranks=(0, 1), workers=2, program=("x",), attempts=(0, 2))
+    assert worker.step(Requested(6, third), 6.0)[:-1] == [
+        Do("run", {**named(1, 2), "workers": 2, "program": ("x",)})
+    ]
+
+
+def test_a_restart_that_was_only_intended_is_carried_out_by_the_next_service() -> None:
+    worker = WorkerCore(NodeId("n1"), 8, 5.0, False)
+    worker.step(Recovered(epoch=2, records={}), 0.0)
+    found = Found(J1, 1, "intended", 2, ("python", "train.py"), attempt=3)
+    assert run(1, 3) in worker.step(ProcessesFound((found,)), 0.0)
+    order = StartWorkers(job="j1", ranks=(1,), workers=2, program=("x",), attempts=(3,))
+    assert worker.step(Requested(1, order), 0.1) == [Reply(1, Ok())]

@@ -15,10 +15,10 @@ LOG_BYTES_MAX = 8 * 1024**2
 
 
 def launch(
-    state_dir: Path, *program: str, rank: int = 0
+    state_dir: Path, *program: str, rank: int = 0, attempt: int = 0
 ) -> tuple[RankFiles, "subprocess.Popen[bytes]"]:
-    files = RankFiles(state_dir, "j1", rank)
-    intent = Intent(job="j1", rank=rank, workers=1, program=program)
+    files = RankFiles(state_dir, "j1", rank, attempt)
+    intent = Intent(job="j1", rank=rank, workers=1, program=program, attempt=attempt)
     environment = {"SLACKWATER_RESULT": str(files.path("result.json"))}
     return files, files.launch(intent, environment, LOG_BYTES_MAX)
 
@@ -121,8 +121,7 @@ def test_a_group_that_was_killed_whole_has_no_code_but_an_end(tmp_path: Path) ->
     os.killpg(child.pid, signal.SIGKILL)
     ended(files, child)
     (found,) = find(tmp_path)
-    assert (found.state, found.code) == ("exited", CODE_UNKNOWN)
-    assert "killed" in found.result
+    assert (found.state, found.code, found.result) == ("exited", CODE_UNKNOWN, "")
 
 
 def test_another_process_with_the_same_pid_is_not_ours(tmp_path: Path) -> None:
@@ -145,3 +144,31 @@ def test_an_intention_without_a_process_is_found_as_such(tmp_path: Path) -> None
     files.path("exit").unlink()
     (found,) = find(tmp_path)
     assert (found.state, found.program) == ("intended", ("/bin/true",))
+
+
+def test_each_attempt_has_files_of_its_own_and_the_log_of_all(tmp_path: Path) -> None:
+    first, child = launch(tmp_path, "/bin/sh", "-c", "echo first; exit 3")
+    child.wait(30)
+    first.forget()
+    second, child = launch(tmp_path, "/bin/sh", "-c", "echo second", attempt=1)
+    child.wait(30)
+    (found,) = find(tmp_path)
+    assert (found.state, found.code, found.attempt) == ("exited", 0, 1)
+    assert second.path("log").read_text() == "first\nsecond\n"
+    assert not first.path("reported").exists()
+    assert not first.path("process").exists()
+    second.forget()
+    (found,) = find(tmp_path)
+    assert (found.state, found.attempt) == ("reported", 1)
+
+
+def test_a_restart_that_was_only_intended_is_found_as_such(tmp_path: Path) -> None:
+    """Killed between the intention and the removal of what the attempt before had left."""
+    first, child = launch(tmp_path, "/bin/sh", "-c", "exit 3")
+    child.wait(30)
+    second, child = launch(tmp_path, "/bin/true", attempt=1)
+    child.wait(30)
+    for what in ("process", "exit"):
+        second.path(what).rename(first.path(what))
+    (found,) = find(tmp_path)
+    assert (found.state, found.attempt) == ("intended", 1)
