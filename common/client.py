@@ -64,9 +64,10 @@ class Client:
     async def master(self, verb: str, message: Message, answer: type[M]) -> M:
         return await self.ask(subjects.command("master", subjects.MASTER, verb), message, answer)
 
-    async def submit(self, spec: jobs.JobSpec) -> None:
-        """Returns once the job is stored. Idempotent by the job's id."""
-        await self.master("submit", jobs.SubmitJob(spec=spec), jobs.JobAccepted)
+    async def submit(self, spec: jobs.JobSpec) -> jobs.JobRecord | None:
+        """Returns once the job is stored; the record of one that was there already, else None.
+        Idempotent by the job's id."""
+        return (await self.master("submit", jobs.SubmitJob(spec=spec), jobs.JobAccepted)).known
 
     async def cancel(self, job: str) -> None:
         await self.master("cancel", jobs.CancelJob(job=job), Ok)

@@ -266,6 +266,9 @@ class ListTenants(Message, kw_only=True, frozen=True, tag="tenant.list"):
 
 class JobAccepted(Message, kw_only=True, frozen=True, tag="job.accepted"):
     job: IdText
+    known: JobRecord | None = None
+    """The record of a job that was there already, with this spec: nothing was started. None: it is
+    new."""
 
 
 class JobRegistered(Message, kw_only=True, frozen=True, tag="job.registered"):

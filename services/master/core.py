@@ -132,8 +132,12 @@ class Master:
     # People's requests ----------------------------------------------------------------------------
 
     def _submit(self, token: int, message: SubmitJob, now_s: float) -> None:
+        known = self.state.jobs.get(JobId(message.spec.id))
         refusal = placing.admit(self.state, message.spec, now_s)
-        self.state.reply(token, refusal or JobAccepted(job=message.spec.id))
+        accepted = JobAccepted(
+            job=message.spec.id, known=brief(known.record) if known is not None else None
+        )
+        self.state.reply(token, refusal or accepted)
         if refusal is None and message.spec.program:
             running.start_waiting(self.state, now_s)
 

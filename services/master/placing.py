@@ -23,9 +23,7 @@ def admit(state: State, spec: JobSpec, now_s: float) -> Refused | None:
     if known is not None:
         if known.record.spec == spec:
             return None  # A retry: the first answer stands.
-        return Refused(
-            reason=f"job {id} exists with another spec; choose another id", code=CONFLICT
-        )
+        return Refused(reason=_another_spec(known), code=CONFLICT)
     if id in state.unreadable:
         return Refused(
             reason=f"the record of job {id} is damaged; restore key {id} of bucket {JOBS_BUCKET}, "
@@ -44,6 +42,14 @@ def admit(state: State, spec: JobSpec, now_s: float) -> Refused | None:
     state.know(job)
     state.change(job, now_s, "pending")
     return None
+
+
+def _another_spec(known: Job) -> str:
+    remedy = "choose another id"
+    if known.ended:
+        remedy += f", or `slackwater rerun {known.id}` runs it again as it was, or "
+        remedy += f"`slackwater delete {known.id}` makes the id free"
+    return f"job {known.id} exists with another spec and is {known.record.state}; {remedy}"
 
 
 def register(state: State, token: int, message: RegisterJob, now_s: float) -> None:

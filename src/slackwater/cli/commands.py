@@ -9,6 +9,7 @@ app = program(
         "run": "slackwater.cli.serve:serve",
         "submit": "slackwater.cli.submit:submit",
         "cancel": "slackwater.cli.operate:cancel",
+        "wait": "slackwater.cli.waiting:wait",
         "jobs": "slackwater.cli.jobs:jobs",
         "job": "slackwater.cli.job:job",
         "aggregators": "slackwater.cli.pool:aggregators",

@@ -1,6 +1,7 @@
 """`loadgen replay`: a trace on a live cluster."""
 
 import os
+import re
 import time
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -12,7 +13,7 @@ from slackwater.cli.outcome import FAILED, err, out, print_json, reported, run
 from slackwater.cli.progress import progress
 from slackwater.cli.where import credentials, resolve
 from slackwater.common.bus.access import shown
-from slackwater.common.client import connect
+from slackwater.common.client import Client, connect
 from slackwater.common.embedded import ClusterOptions, EmbeddedCluster, fit_cpu_share
 from slackwater.common.errors import Rejected
 from slackwater.loadgen.replay import calibrate, experiment, report, workload
@@ -21,6 +22,7 @@ from slackwater.loadgen.replay.report import Summary
 from slackwater.loadgen.replay.workload import Workload
 from slackwater.loadgen.traces import read
 from slackwater.loadgen.traces.select import select
+from slackwater.schemas.base import ID_PATTERN
 from slackwater.schemas.jobs import Aggregation
 
 BYTES_SCALE_HELP = "Shrinks tensors; by default chosen by this machine's folding speed."
@@ -28,6 +30,9 @@ TRANSPORT_HELP = "shm, verbs, tcp or auto: of Agents and aggregators, and among 
 POLICY_HELP = "edf (deadlines), cyclic (the paper's) or static (own servers)"
 PROFILING = {"profile_iterations": 5, "profile_s": 2.0}
 Transport = Literal["auto", "shm", "verbs", "tcp"]
+Prefix = Annotated[
+    str, typer.Option(help="Begins the jobs' ids: a trace can be played again under another.")
+]
 
 
 def replay(
@@ -52,6 +57,7 @@ def replay(
     cpu_share: Annotated[float, typer.Option(help="Cores of one aggregator.")] = 0.1,
     window: Annotated[int, typer.Option(min=2, help="Iterations of a monitor window.")] = 20,
     transport: Annotated[str, typer.Option(help=TRANSPORT_HELP)] = "auto",
+    prefix: Prefix = "",
     seed: Annotated[int, typer.Option(help="Draws models where the trace names none.")] = 1,
     report_dir: Annotated[Path, typer.Option("--report", help="Folder.")] = Path("reports/replay"),
     json: Json = False,
@@ -72,7 +78,7 @@ def replay(
         work = workload.from_trace(
             rows, time_scale=time_scale, compute_scale=compute_scale, bytes_scale=scale, seed=seed
         )
-        work = work if chosen is None else work.with_policy(chosen, chosen)
+        work = _named(work, chosen, prefix)
         cluster = ClusterOptions(
             controllers=controllers, aggregators=aggregators, cpu_share=cpu_share,
             log_dir=report_dir / "logs", transport=forced,
@@ -129,6 +135,35 @@ def policy_named(name: str) -> Aggregation:
     raise Rejected(f"--policy {name!r}: choose cyclic, edf or static")
 
 
+def _named(work: Workload, policy: Aggregation | None, prefix: str) -> Workload:
+    """The jobs under their policy and their ids. Raises Rejected where an id would not be one."""
+    work = work if policy is None else work.with_policy(policy, policy)
+    renamed = work.renamed(prefix) if prefix else work
+    for job in renamed.jobs:
+        if re.fullmatch(ID_PATTERN, job.spec.id) is None:
+            raise Rejected(
+                f"--prefix {prefix!r}: {job.spec.id!r} is not a job's id, which has letters, "
+                "digits, - and _, at most 63 in all, and begins with a letter or digit"
+            )
+    return renamed
+
+
+async def _refuse_known(client: Client, work: Workload) -> None:
+    """Before anything is submitted: jobs that are there already would not run again. Raises
+    Rejected."""
+    ids = {job.spec.id for job in work.jobs}
+    offset, total = 0, 1
+    while offset < total:
+        page = await client.job_page(offset=offset)
+        total, offset = page.total, offset + max(1, len(page.jobs))
+        for record in page.jobs:
+            if record.spec.id in ids:
+                raise Rejected(
+                    f"job {record.spec.id} exists on this cluster and is {record.state}: give "
+                    "--prefix NAME to play the trace under other ids"
+                )
+
+
 def _transport(name: str, url: str | None) -> Transport:
     """Of the embedded cluster. Raises Rejected."""
     match name:
@@ -150,6 +185,7 @@ async def _run(
 ) -> Outcome:
     if url is not None:
         async with connect(resolve(url), "loadgen", credentials()) as client:
+            await _refuse_known(client, work)
             share = await experiment.cpu_share(client)
             return await experiment.play(client, work, share, window, on_phase)
     async with EmbeddedCluster(options) as cluster, connect(cluster.url, "loadgen") as client:

@@ -2,11 +2,12 @@
 
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import msgspec
 import typer
 
+from slackwater.cli.naming import new_id, said
 from slackwater.cli.options import Json, Url
 from slackwater.cli.outcome import out, print_json, reported
 from slackwater.cli.show import with_client
@@ -15,9 +16,20 @@ from slackwater.loadgen.replay.workload import COMPUTE_S, emulated
 from slackwater.schemas.base import ID_PATTERN
 from slackwater.schemas.jobs import Consistency, JobSpec
 
+ITERATIONS: Final = 100
+"""Of an emulated job that is given no number."""
+Id = Annotated[
+    str,
+    typer.Option(help="The job's id; submitted again it changes nothing. By default one is made."),
+]
+Iterations = Annotated[
+    int | None,
+    typer.Option(min=1, help="Of an emulation 100 by default; a program may count for itself."),
+]
+
 
 def submit(
-    id: Annotated[str, typer.Option(help="The job's id; submitting it again changes nothing.")],
+    id: Id = "",
     program: Annotated[
         list[str] | None,
         typer.Argument(help="The command that each worker runs, after --, as its node finds it."),
@@ -26,7 +38,7 @@ def submit(
     file: Annotated[Path | None, typer.Option(help="A JobSpec as JSON instead.")] = None,
     workers: Annotated[int, typer.Option(min=1, max=64)] = 2,
     servers: Annotated[int, typer.Option(min=1, max=64)] = 2,
-    iterations: Annotated[int, typer.Option(min=1)] = 100,
+    iterations: Iterations = None,
     compute_s: Annotated[
         float | None, typer.Option(help="Seconds of computing per iteration.")
     ] = None,
@@ -44,13 +56,14 @@ def submit(
     json: Json = False,
 ) -> None:
     """Submit a job; returns once it is stored."""
+    id = id or ("" if file is not None else new_id(model, program))
     with reported():
         if file is not None:
             spec = _from_file(file, id)
         elif program:
             spec = JobSpec(
                 id=id, model=model or "", workers=workers, servers=servers, seed=seed,
-                iterations=iterations, program=tuple(program),
+                iterations=iterations or 1, program=tuple(program),
                 consistency=consistency, staleness=staleness,
             )  # fmt: skip
         elif model is not None:
@@ -59,7 +72,7 @@ def submit(
                 model,
                 workers=workers,
                 servers=servers,
-                iterations=iterations,
+                iterations=iterations or ITERATIONS,
                 compute_s=compute_s if compute_s is not None else COMPUTE_S.get(model, 1.0),
                 bytes_scale=bytes_scale,
                 seed=seed,
@@ -75,11 +88,11 @@ def submit(
 
 
 def _store(spec: JobSpec, url: str | None, json: bool) -> None:
-    with_client(url, lambda client: client.submit(spec))
+    known = with_client(url, lambda client: client.submit(spec))
     if json:
         print_json(spec)
     else:
-        out.print(f"job {spec.id} is stored")
+        out.print(said(spec, known), markup=False, highlight=False, soft_wrap=True)
 
 
 def _from_file(file: Path, id: str) -> JobSpec:
@@ -88,7 +101,7 @@ def _from_file(file: Path, id: str) -> JobSpec:
         spec = msgspec.json.decode(file.read_bytes(), type=JobSpec)
     except msgspec.MsgspecError as error:
         raise Rejected(f"{file}: {error}") from error
-    if spec.id != id:
+    if id and spec.id != id:
         raise Rejected(f"--id {id}: {file} says id {spec.id}; use one id")
     return spec
 

@@ -1,0 +1,41 @@
+"""Ids for jobs that are submitted without one, and what is said of a submission."""
+
+import re
+import secrets
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Final
+
+from slackwater.schemas.jobs import TERMINAL_STATES, JobRecord, JobSpec
+
+STEM_CHARS_MAX: Final = 40
+SUFFIX_BYTES: Final = 3
+
+
+def new_id(model: str | None, program: Sequence[str] | None) -> str:
+    """A readable one: the model or the script, and a suffix that tells it from others."""
+    return readable(model or _script(program or ()), secrets.token_hex(SUFFIX_BYTES))
+
+
+def readable(name: str, suffix: str) -> str:
+    """Of any name, what an id may hold: train_v2.py becomes train-v2-SUFFIX."""
+    stem = re.sub(r"\.(py|sh)$", "", name.rpartition("/")[2])
+    words = "-".join(re.findall(r"[A-Za-z0-9]+", stem))[:STEM_CHARS_MAX].strip("-").lower()
+    return f"{words or 'job'}-{suffix}"
+
+
+def _script(program: Sequence[str]) -> str:
+    """Its first word that names a script, else its first."""
+    scripts = [word for word in program if word.endswith((".py", ".sh"))]
+    modules = [word for flag, word in pairwise(program) if flag == "-m"]
+    return next(iter([*scripts, *modules, *program]), "")
+
+
+def said(spec: JobSpec, known: JobRecord | None) -> str:
+    """What a submission did. `known`: the record of a job that was there already."""
+    if known is None:
+        return f"job {spec.id} is stored"
+    done = f"job {spec.id} was stored before and is {known.state}: nothing new was started"
+    if known.state in TERMINAL_STATES:
+        return f"{done}; `slackwater rerun {spec.id}` runs it again"
+    return done

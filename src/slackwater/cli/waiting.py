@@ -1,0 +1,139 @@
+"""`slackwater wait`: until jobs are what a script needs them to be."""
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from typing import Annotated, Final, Literal, get_args
+
+import msgspec
+import typer
+
+from slackwater.cli.options import Json, Url
+from slackwater.cli.outcome import FAILED, TRY_LATER, err, out, print_json
+from slackwater.cli.show import with_client
+from slackwater.common.bus.base import Delivery
+from slackwater.common.client import Client
+from slackwater.common.errors import Retryable
+from slackwater.schemas import subjects
+from slackwater.schemas.jobs import TERMINAL_STATES, JobRecord
+
+POLL_S: Final = 2.0
+"""The bus may lose a fact: the records are looked at this often."""
+Wanted = Literal["ended", "running", "completed", "failed", "cancelled"]
+Verdict = Literal["reached", "never", "waits"]
+
+
+class Waited(msgspec.Struct, frozen=True):
+    """What became of one job."""
+
+    job: str
+    state: str
+    verdict: Verdict
+    reason: str
+
+
+def wait(
+    jobs: Annotated[list[str], typer.Argument(metavar="JOB", help="Ids of jobs.")],
+    wanted: Annotated[
+        str, typer.Option("--for", help="ended, running, completed, failed or cancelled.")
+    ] = "ended",
+    timeout: Annotated[
+        float, typer.Option(min=0, help="Seconds to wait for (0: as long as it takes).")
+    ] = 0.0,
+    url: Url = None,
+    json: Json = False,
+) -> None:
+    """Wait until jobs have reached a state.
+
+    Exits with 0 once all have, with 1 as soon as one has ended in another state and can no longer
+    reach it, with 75 when the time is over. `running` is reached by a job that has been started,
+    though it may have ended since.
+    """
+    if wanted not in get_args(Wanted):
+        choices = ", ".join(get_args(Wanted))
+        raise typer.BadParameter(f"--for {wanted!r}: choose one of {choices}")
+
+    async def waited(client: Client) -> list[Waited]:
+        return await until(client, jobs, wanted, timeout)  # type: ignore[arg-type]
+
+    found = with_client(url, waited)
+    if json:
+        print_json(found)
+    verdicts = {each.verdict for each in found}
+    for each in found if not json else ():
+        _say(each, wanted)
+    if "never" in verdicts:
+        raise typer.Exit(FAILED)
+    if "waits" in verdicts:
+        err.print(f"not reached within {timeout:g} s", markup=False)
+        raise typer.Exit(TRY_LATER)
+
+
+async def until(
+    client: Client, jobs: Sequence[str], wanted: Wanted, timeout_s: float
+) -> list[Waited]:
+    """What became of each, once all have reached it, one never can, or the time is over (0: there
+    is no limit). Raises Rejected: there is no such job."""
+    ids = list(dict.fromkeys(jobs))
+    news = asyncio.Event()
+
+    async def heard(_: Delivery) -> None:
+        news.set()
+
+    async with AsyncExitStack() as stack:
+        for id in ids:
+            subscription = await client.bus.subscribe(subjects.events("job", id), heard)
+            stack.push_async_callback(subscription.unsubscribe)
+        await client.flush()
+        deadline_s = client.clock.now_s() + timeout_s if timeout_s else None
+        records = {id: await client.job(id) for id in ids}
+        while True:
+            found = [_waited(records[id], wanted) for id in ids]
+            left_s = POLL_S if deadline_s is None else deadline_s - client.clock.now_s()
+            verdicts = {each.verdict for each in found}
+            if "waits" not in verdicts or "never" in verdicts or left_s <= 0:
+                return found
+            await _news(news, min(POLL_S, left_s))
+            for each in found:
+                if each.verdict == "waits":
+                    records[each.job] = await _looked(client, records[each.job])
+
+
+async def _looked(client: Client, before: JobRecord) -> JobRecord:
+    """The record; that of before while no master answers: jobs go on then."""
+    try:
+        return await client.job(before.spec.id)
+    except Retryable:
+        return before
+
+
+async def _news(news: asyncio.Event, within_s: float) -> None:
+    try:
+        await asyncio.wait_for(news.wait(), within_s)
+    except TimeoutError:
+        return
+    news.clear()
+
+
+def _waited(record: JobRecord, wanted: Wanted) -> Waited:
+    return Waited(record.spec.id, record.state, verdict(record, wanted), record.reason)
+
+
+def verdict(record: JobRecord, wanted: Wanted) -> Verdict:
+    ended = record.state in TERMINAL_STATES
+    if wanted == "ended":
+        return "reached" if ended else "waits"
+    if wanted == "running" and record.started_s:
+        return "reached"
+    if record.state == wanted:
+        return "reached"
+    return "never" if ended else "waits"
+
+
+def _say(each: Waited, wanted: str) -> None:
+    text = f"job {each.job} is {each.state}"
+    if each.verdict == "never":
+        text += f": it cannot become {wanted} any more"
+    if each.reason and each.verdict != "reached":
+        text += f" ({each.reason})"
+    out.print(text, markup=False, highlight=False, soft_wrap=True)
