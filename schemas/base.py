@@ -41,6 +41,10 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=COUNT_MAX)]
 Positive = Annotated[int, msgspec.Meta(ge=1, le=COUNT_MAX)]
 Epoch = Annotated[int, msgspec.Meta(ge=0, le=2**32)]
 """A location epoch that others tell. Records take more, so that one higher can be stored."""
+RUNS_MAX: Final = 4000
+"""How often one job may be run again."""
+Run = Annotated[int, msgspec.Meta(ge=0, le=RUNS_MAX)]
+"""Which run of a job, from 0: what belongs to a former one is not taken for this one's."""
 BUCKETS_MAX: Final = 20_000
 Index = Annotated[int, msgspec.Meta(ge=0, lt=BUCKETS_MAX)]
 """Of a bucket, or of a tensor: a bucket has one at least."""

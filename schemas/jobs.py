@@ -10,6 +10,7 @@ import msgspec
 
 from slackwater.schemas.base import (
     COUNT_MAX,
+    RUNS_MAX,
     SECONDS_MAX,
     AggregatorId,
     ClusterId,
@@ -24,6 +25,7 @@ from slackwater.schemas.base import (
     Positive,
     Rank,
     Record,
+    Run,
     Seconds,
     Text,
     Workers,
@@ -149,6 +151,10 @@ class JobRecord(Record, kw_only=True, frozen=True):
     )
     """Rank -> how often it was started again. Its processes are numbered by it, from 0."""
     optimizer_state_lost: bool = False
+    run: Run = 0
+    """How often it was run again."""
+    deleted: bool = False
+    """It ended, and nobody is shown it any more. Its id is free."""
     released: bool = False
     """It ended, its controller and its worker node know, and nothing of it is left there."""
     epoch: Count = 0
@@ -208,6 +214,20 @@ class SubmitJob(Message, kw_only=True, frozen=True, tag="job.submit"):
 
 
 class CancelJob(Message, kw_only=True, frozen=True, tag="job.cancel"):
+    job: IdText
+
+
+class RerunJob(Message, kw_only=True, frozen=True, tag="job.rerun"):
+    """Run a job that ended once more, as it was submitted. Answered by JobInfo once it is stored,
+    or Refused. Idempotent by `run`, which is one more than that of the job's record."""
+
+    job: IdText
+    run: Annotated[int, msgspec.Meta(ge=1, le=RUNS_MAX)]
+
+
+class DeleteJob(Message, kw_only=True, frozen=True, tag="job.delete"):
+    """Forget a job that ended; its id is free. Idempotent."""
+
     job: IdText
 
 

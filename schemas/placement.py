@@ -24,6 +24,7 @@ from slackwater.schemas.base import (
     Name,
     Rank,
     Record,
+    Run,
     Seconds,
     Text,
     Workers,
@@ -97,22 +98,24 @@ Tensors = Annotated[tuple[TensorSpec, ...], msgspec.Meta(min_length=1, max_lengt
 
 
 class PlaceJob(Message, kw_only=True, frozen=True, tag="placement.place"):
-    """Master to controller: this job is yours. Idempotent by job id. `loss_limit`: its tenant's; 0:
-    the cluster's. `aggregators_max`: of the cluster; 0: any number."""
+    """Master to controller: this job is yours. Idempotent by job id and run. `loss_limit`: its
+    tenant's; 0: the cluster's. `aggregators_max`: of the cluster; 0: any number."""
 
     spec: JobSpec
     tensors: Tensors
     loss_limit: LossLimit = 0.0
     aggregators_max: Annotated[int, msgspec.Meta(ge=0, le=1024)] = 0
+    run: Run = 0
 
     def __post_init__(self) -> None:
         check_elements(self.tensors)
 
 
 class ReleaseJob(Message, kw_only=True, frozen=True, tag="placement.release"):
-    """Master to controller: the job ended; drop its tensors."""
+    """Master to controller: this run of the job ended, and those before it; drop its tensors."""
 
     job: IdText
+    run: Run = 0
 
 
 class LocateJob(Message, kw_only=True, frozen=True, tag="placement.locate"):
@@ -197,6 +200,8 @@ class DropJob(Message, kw_only=True, frozen=True, tag="bucket.drop"):
     job: IdText
     buckets: Indices | None = None
     up_to_epochs: Epochs | None = None
+    up_to_epoch: Epoch | None = None
+    """The same for all of its buckets: those of a later run are spared."""
 
 
 class MigrateInit(Message, kw_only=True, frozen=True, tag="migrate.init"):
@@ -338,6 +343,7 @@ class JobPlacement(Record, kw_only=True, frozen=True):
     submitted_s: Seconds = 0.0
     loss_limit: LossLimit = 0.0
     """LossLimit of its tenant; 0: the cluster's."""
+    run: Run = 0
     epoch: Count = 0
 
     def __post_init__(self) -> None:

@@ -343,10 +343,12 @@ class AggregatorCore:
         if message.buckets is not None:
             high = epochs if epochs is not None else (2**53,) * len(message.buckets)
             ceilings = dict(zip(message.buckets, high, strict=True))
+        most = message.up_to_epoch
         keys = tuple(
             key
             for key, bucket in self.buckets.items()
             if key[0] == job
+            and (most is None or bucket.location_epoch <= most)
             and (ceilings is None or bucket.location_epoch <= ceilings.get(key[1], -1))
         )
         if not keys:

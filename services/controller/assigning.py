@@ -21,7 +21,15 @@ from slackwater.services.controller.policies.view import (
     validate,
 )
 from slackwater.services.controller.snapshot import cluster_view, job_view
-from slackwater.services.controller.state import RETRY_S_MAX, Cause, Job, State, Wish, numbered
+from slackwater.services.controller.state import (
+    RETRY_S_MAX,
+    RUN_EPOCHS,
+    Cause,
+    Job,
+    State,
+    Wish,
+    numbered,
+)
 
 FIRST_EPOCH = 1
 FULL_MAX = 32
@@ -62,7 +70,7 @@ def derive(state: State, job: Job, now_s: float) -> None:
         return
     if record.phase == "waiting":
         # The same request as before a restart: it may have been granted.
-        request = numbered(job.id, "a", record.asks) if record.asks else ""
+        request = numbered(job.id, "a", record.asks, record.run) if record.asks else ""
         want(state, job, "start", now_s, request=request)
     elif record.phase == "profiling" and record.profile is not None:
         want(state, job, "profiled", now_s)
@@ -204,7 +212,7 @@ def _wait(state: State, job: Job, reason: str) -> None:
 def _ask(state: State, job: Job, wish: Wish, count: int, now_s: float) -> None:
     if not wish.request:
         state.change(job, asks=job.record.asks + 1)
-        wish.request = numbered(job.id, "a", job.record.asks)
+        wish.request = numbered(job.id, "a", job.record.asks, job.record.run)
     patience_s = state.config.unprofiled_after_s
     impatient = wish.hopeless or now_s - wish.since_s >= patience_s
     wish.at_least = 1 if wish.cause == "start" and impatient and state.adapts(job) else 0
@@ -301,11 +309,12 @@ def _with_room(
 def _place_first(
     state: State, job: Job, homes: list[AggregatorId], temporary: bool, now_s: float
 ) -> None:
+    first = RUN_EPOCHS * job.record.run + FIRST_EPOCH
     state.change(
         job,
         phase="hosting",
         reason="",
-        places=tuple(BucketPlace(aggregator=a, location_epoch=FIRST_EPOCH) for a in homes),
+        places=tuple(BucketPlace(aggregator=a, location_epoch=first) for a in homes),
         temporary=tuple(sorted(set(homes))) if temporary else (),
         assigned_s=now_s,
         cause="" if temporary or not state.adapts(job) else "unprofiled",

@@ -154,7 +154,7 @@ class Controller:
             case PlaceJob():
                 self._place(token, message, now_s)
             case ReleaseJob():
-                self._release(token, JobId(message.job), now_s)
+                self._told_to_release(token, message, now_s)
             case DrainAggregator():
                 state.out.append(Reply(token, draining.order(state, message, now_s)))
             case RestoreAggregator():
@@ -172,6 +172,8 @@ class Controller:
             return
         known = state.jobs.get(JobId(spec.id))
         if known is not None:
+            if known.record.run < message.run:
+                self._release(known, now_s)
             state.out.append(Reply(token, _again(known, message)))
             return
         if len(state.jobs) >= limits.JOBS_MAX:
@@ -203,7 +205,7 @@ class Controller:
             update=spec.update,
             consistency=spec.consistency,
             staleness=spec.staleness,
-            layout_epoch=LAYOUT_EPOCH,
+            layout_epoch=LAYOUT_EPOCH + message.run,
             token=f"{self.state.rng.getrandbits(128):032x}",
         )
         return JobPlacement(
@@ -213,22 +215,27 @@ class Controller:
             buckets=plan_buckets(message.tensors, divide_bytes=divide_bytes),
             submitted_s=now_s,
             loss_limit=message.loss_limit,
+            run=message.run,
         )
 
-    def _release(self, token: int, id: JobId, now_s: float) -> None:
-        state = self.state
+    def _told_to_release(self, token: int, message: ReleaseJob, now_s: float) -> None:
+        state, id = self.state, JobId(message.job)
         if id in state.unreadable:  # Its buckets are still there, and must go some day.
             state.out.append(Reply(token, hosting.unreadable(state, id)))
             return
         job = state.jobs.get(id)
-        if job is not None and job.record.phase != "released":
+        if job is not None and job.record.run <= message.run:
+            self._release(job, now_s)
+            members.sweep(state, now_s)
+        state.out.append(Reply(token, Ok()))  # Unknown: it was released before.
+
+    def _release(self, job: Job, now_s: float) -> None:
+        state = self.state
+        if job.record.phase != "released":
             job.wish = None
             hosting.settle(state, job, now_s)
             state.change(job, phase="released")
-        state.out.append(Reply(token, Ok()))  # Unknown: it was released before.
-        if job is not None:
-            hosting.let_go(state, job, now_s)
-            members.sweep(state, now_s)
+        hosting.let_go(state, job, now_s)
 
     # What is observed -----------------------------------------------------------------------------
 
@@ -303,6 +310,8 @@ def _again(known: Job, message: PlaceJob) -> Message:
     spec = message.spec
     if known.record.phase == "released":
         return Refused(reason=f"job {spec.id} is ending", retry_after_s=0.5)
+    if message.run < known.record.run:
+        return Refused(reason=f"job {spec.id}: this is run {known.record.run}, a later one")
     difference = first_difference(known.record.tensors, message.tensors)
     if difference:
         return Refused(reason=f"job {spec.id}: {difference}", code=CONFLICT)
@@ -315,7 +324,7 @@ def _again(known: Job, message: PlaceJob) -> Message:
 
 def _too_large(record: JobPlacement) -> str:
     """Refuse now what could not be stored later, at its fullest: moving, profiled."""
-    place = BucketPlace(aggregator=AggregatorId("a" * 24), location_epoch=1 << 16)
+    place = BucketPlace(aggregator=AggregatorId("a" * 24), location_epoch=1 << 31)
     places = (place,) * len(record.buckets)
     costs = tuple(0.1 for _ in record.buckets)
     fullest = JobPlacement(

@@ -12,7 +12,7 @@ from slackwater.schemas.base import NOT_FOUND, AggregatorId, Message, Refused
 from slackwater.schemas.placement import DropJob, HostBuckets, Located
 from slackwater.services.controller.policies.demand import slack_s
 from slackwater.services.controller.snapshot import positions_of
-from slackwater.services.controller.state import RETRY_S_MAX, Asked, Job, State
+from slackwater.services.controller.state import RETRY_S_MAX, RUN_EPOCHS, Asked, Job, State
 
 
 def host(state: State, job: Job, now_s: float) -> None:
@@ -196,7 +196,9 @@ def let_go(state: State, job: Job, now_s: float) -> None:
         waiting = True
         if entry.alive:
             key = f"drop/{job.id}/{aggregator}"
-            state.ask_aggregator(key, "drop", aggregator, DropJob(job=job.id), now_s)
+            last = RUN_EPOCHS * (job.record.run + 1) - 1
+            message = DropJob(job=job.id, up_to_epoch=last)
+            state.ask_aggregator(key, "drop", aggregator, message, now_s)
     if not waiting:
         for aggregator in sorted(job.involved()):
             state.aggregator(aggregator, now_s).changed_s = now_s

@@ -155,7 +155,8 @@ def sweep(state: State, now_s: float) -> None:
     if not due:
         return
     asking = [JobId(key.split("/")[1]) for key in state.asked if key.startswith("allocate/")]
-    granting = {numbered(id, "a", state.jobs[id].record.asks) for id in asking if id in state.jobs}
+    records = [(id, state.jobs[id].record) for id in asking if id in state.jobs]
+    granting = {numbered(id, "a", record.asks, record.run) for id, record in records}
     for id in due:
         entry = state.aggregators[id]
         if not entry.request or entry.request in granting or entry.guarded:

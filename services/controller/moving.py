@@ -52,7 +52,7 @@ def begin(
         job,
         phase="moving",
         target=target,
-        migration=numbered(job.id, "m", job.record.moves + 1),
+        migration=numbered(job.id, "m", job.record.moves + 1, job.record.run),
         moves=job.record.moves + 1,
         cause=cause,
         reason="",

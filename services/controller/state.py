@@ -16,7 +16,7 @@ import msgspec
 from slackwater.common.effects import Do, Effect, Log, Persist, Publish, Request
 from slackwater.common.limits import LOST_AFTER_S
 from slackwater.schemas import subjects
-from slackwater.schemas.base import AggregatorId, ClusterId, JobId, Message
+from slackwater.schemas.base import RUNS_MAX, AggregatorId, ClusterId, JobId, Message
 from slackwater.schemas.cluster import AggregatorDrain, AggregatorFact, AggregatorHeartbeat
 from slackwater.schemas.jobs import JobEvent
 from slackwater.schemas.placement import BucketPlace, Endpoint, JobPlacement, PlanTurns
@@ -29,6 +29,10 @@ from slackwater.services.controller.policies.view import JobView, Memory, Policy
 ASK_BUDGET_S = 10.0
 """The shell retries this long; the tick asks again after that."""
 RETRY_S_MAX = 60.0
+RUN_EPOCHS: Final = 1 << 20
+"""Location epochs of one run of a job. So whatever an aggregator still holds of a former run, or
+says of it late, is older than all of this one's."""
+assert RUN_EPOCHS * (RUNS_MAX + 1) <= 1 << 32
 
 _INDEXED: Final = frozenset(
     {"phase", "places", "target", "temporary", "protected", "cause", "crowded"}
@@ -376,8 +380,10 @@ class State:
         self.out.append(Log(event, {"cluster": self.cluster, **fields}, level))
 
 
-def numbered(job: JobId, kind: str, number: int) -> str:
-    """An id for the job's n-th request or migration: legible, unique, at most 63 characters."""
+def numbered(job: JobId, kind: str, number: int, run: int = 0) -> str:
+    """An id for the n-th request or migration of a job's run: legible, unique, at most 63
+    characters."""
+    kind = f"r{run}{kind}" if run else kind
     if len(job) <= 40:
         return f"{job}-{kind}{number}"
     digest = hashlib.blake2s(job.encode(), digest_size=4).hexdigest()
