@@ -15,6 +15,7 @@ from slackwater.common.bus.base import Bus
 from slackwater.common.clock import Clock
 from slackwater.common.errors import Rejected, Retryable
 from slackwater.common.retry import retry
+from slackwater.common.store.history import History
 from slackwater.common.world import live_world
 from slackwater.schemas import cluster, jobs, subjects
 from slackwater.schemas.base import AggregatorId, Message, Ok, Refused
@@ -33,10 +34,13 @@ class Client:
         clock: Clock,
         budget_s: float = limits.REQUEST_TIMEOUT_S,
         rng: Random | None = None,
+        history: History | None = None,
     ) -> None:
-        """`rng`: of the waits between attempts; give the world's."""
+        """`rng`: of the waits between attempts; give the world's. `history`: for who reads facts
+        that were kept."""
         self.bus = bus
         self.clock = clock
+        self._history = history
         self._budget_s = budget_s
         self._rng = rng or Random()
 
@@ -53,6 +57,11 @@ class Client:
             return reply
 
         return await self._retried(once)
+
+    @property
+    def history(self) -> History:
+        assert self._history is not None, "this client was made without a history"
+        return self._history
 
     async def flush(self) -> None:
         """Return once the server knows the subscriptions made so far."""
@@ -135,4 +144,4 @@ async def connect(
     """Raises Unavailable, naming the URL, when nobody listens there, ConfigRejected when whoever
     listens there will not have us."""
     async with live_world(url, name, credentials=credentials) as world:
-        yield Client(world.bus, world.clock, rng=world.rng)
+        yield Client(world.bus, world.clock, rng=world.rng, history=world.history)

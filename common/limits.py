@@ -39,6 +39,12 @@ with 64 MiB waiting."""
 STORE_READ_BYTES_MAX: Final = 4 * 1024 * 1024
 STORE_WATCH_S: Final = 2.0
 """A watch asks anew after this long without a change: it survives a server's restart."""
+FACTS_LOOK_S: Final = 60.0
+"""Between two looks of the leading master at the stream of facts."""
+FACTS_RETRY_S: Final = 5.0
+"""The same while it cannot be made, or the bus is away."""
+FACTS_SHOWN_MAX: Final = 100_000
+"""Facts that one command reads of it at most, the newest."""
 TOMBSTONE_S: Final = 3600
 """A deleted key is remembered this long (for watchers), then leaves no trace."""
 LEASE_TTL_S_MIN: Final = 1.0

@@ -1,4 +1,4 @@
-"""Everything a service has of the outside, in one value: clock, bus, store and randomness.
+"""Everything a service has of the outside, in one value: clock, bus, store, kept facts, randomness.
 
 A shell is given a `World` and reaches for nothing else. The live one talks to a NATS server; the
 simulated ones of a system share one broker, one storage and one virtual clock, and differ in name
@@ -18,6 +18,9 @@ from slackwater.common.bus.nats import NatsBus
 from slackwater.common.clock import Clock, LiveClock
 from slackwater.common.simloop import SimClock, SimLoop
 from slackwater.common.store.base import Store
+from slackwater.common.store.history import History
+from slackwater.common.store.history_memory import MemoryHistory
+from slackwater.common.store.history_nats import NatsHistory
 from slackwater.common.store.memory import MemoryStorage, StoreFaults
 from slackwater.common.store.nats import NatsStore
 
@@ -28,6 +31,7 @@ class World:
     clock: Clock
     bus: Bus
     store: Store
+    history: History
     rng: random.Random
 
 
@@ -51,7 +55,8 @@ async def live_world(
     )
     try:
         rng = random.Random(None if seed is None else f"{seed}/{name}")
-        yield World(name, clock, bus, NatsStore(bus, replicas=replicas), rng)
+        store = NatsStore(bus, replicas=replicas)
+        yield World(name, clock, bus, store, NatsHistory(bus), rng)
     finally:
         await bus.close()
 
@@ -73,6 +78,7 @@ class SimWorld:
         self.clock = SimClock(loop)
         self.broker = MemoryBroker(seed, clock=self.clock, faults=faults, trace=trace)
         self.storage = MemoryStorage(clock=self.clock, faults=store_faults)
+        self.history = MemoryHistory(self.broker)
 
     def client(self, name: str) -> World:
         """The world as `name` sees it. A client that starts anew after a crash gets a new one."""
@@ -81,6 +87,7 @@ class SimWorld:
             self.clock,
             self.broker.connect(name),
             self.storage.connect(name),
+            self.history,
             self.rng(name),
         )
 

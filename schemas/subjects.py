@@ -40,6 +40,11 @@ def events(noun: str = "*", id: str = "*", fact: str = "*") -> str:
     return f"{PREFIX}.evt.{noun}.{id}.{fact}"
 
 
+def facts() -> str:
+    """The pattern of all facts."""
+    return f"{PREFIX}.evt.>"
+
+
 def telemetries(service: str = "*", id: str = "*", what: str = "*") -> str:
     """A pattern over telemetry."""
     return f"{PREFIX}.tel.{service}.{id}.{what}"

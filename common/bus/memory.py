@@ -105,6 +105,8 @@ class MemoryBroker:
         self._routes: dict[str, list[_Interest]] = {}
         self._buses: list[MemoryBus] = []
         self._asked = 0
+        self.captures: list[tuple[tuple[str, ...], Callable[[str, bytes], None]]] = []
+        """Who keeps what is published to subjects of a pattern."""
         self.inboxes: dict[str, MemoryBus] = {}
         """Who waits for which answer."""
 
@@ -146,6 +148,11 @@ class MemoryBroker:
             else:
                 loop.call_soon(arrive)
 
+    def capture(self, subject: str, payload: bytes) -> None:
+        for pattern, take in self.captures:
+            if matches(pattern, subject.split(".")):
+                take(subject, payload)
+
     def new_inbox(self, name: str) -> str:
         self._asked += 1
         return f"{name}/{self._asked}"
@@ -155,7 +162,7 @@ class MemoryBroker:
         found = self._routes.get(subject)
         if found is None:
             tokens = subject.split(".")
-            found = [one for one in self._interests if _matches(one.pattern, tokens)]
+            found = [one for one in self._interests if matches(one.pattern, tokens)]
             if len(self._routes) >= _ROUTES_MAX:
                 self._routes.clear()
             self._routes[subject] = found
@@ -220,6 +227,7 @@ class MemoryBus:
     async def publish(self, subject: str, payload: bytes) -> None:
         self._check_sending(subject, payload)
         self.counters.published += 1
+        self._broker.capture(subject, payload)
         self._send(subject, payload, "", codec.looks_like_json(payload))
 
     async def request(
@@ -369,7 +377,7 @@ class _Subscribed:
         await self._bus._forget(self._interest)
 
 
-def _matches(pattern: tuple[str, ...], tokens: list[str]) -> bool:
+def matches(pattern: tuple[str, ...], tokens: list[str]) -> bool:
     """NATS subjects: `*` is one token, a last `>` one or more."""
     if pattern[-1] == ">":
         pattern = pattern[:-1]

@@ -14,7 +14,7 @@ import base64
 import math
 from collections.abc import AsyncIterator
 from contextlib import aclosing
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import msgspec
 from nats.aio.msg import Msg
@@ -24,8 +24,6 @@ from slackwater.common.bus.nats import NatsBus
 from slackwater.common.errors import (
     DeadlineExceeded,
     Rejected,
-    SlackwaterError,
-    Unavailable,
 )
 from slackwater.common.store.base import (
     EPOCH_KEY,
@@ -36,9 +34,15 @@ from slackwater.common.store.base import (
     lease_owner,
     lease_value,
 )
+from slackwater.common.store.jetstream import (
+    NAME_IN_USE,
+    NO_MESSAGE,
+    ApiError,
+    ask,
+    mapped,
+    parse,
+)
 from slackwater.common.store.pull import StreamReader
-
-A = TypeVar("A")
 
 _OPERATION: Final = "KV-Operation"
 _EXPECTED_LAST: Final = "Nats-Expected-Last-Sequence"
@@ -49,20 +53,11 @@ _TTL: Final = "Nats-TTL"
 _HEADER_BYTES_MAX: Final = 4096  # The server counts headers in a message's size.
 _WRONG_LAST_SEQUENCE: Final = (10071, 10164)
 _NEVER: Final = 2**53
-_NO_MESSAGE: Final = 10037
-_NO_STREAM: Final = 10059
-_NAME_IN_USE: Final = 10058
-
-
-class _ApiError(msgspec.Struct):
-    code: int = 0
-    err_code: int = 0
-    description: str = ""
 
 
 class _PubAck(msgspec.Struct):
     seq: int = 0
-    error: _ApiError | None = None
+    error: ApiError | None = None
 
 
 class _State(msgspec.Struct):
@@ -71,7 +66,7 @@ class _State(msgspec.Struct):
 
 class _StreamInfo(msgspec.Struct):
     state: _State = msgspec.field(default_factory=_State)
-    error: _ApiError | None = None
+    error: ApiError | None = None
 
 
 class _Stored(msgspec.Struct):
@@ -82,7 +77,7 @@ class _Stored(msgspec.Struct):
 
 class _MessageFound(msgspec.Struct):
     message: _Stored | None = None
-    error: _ApiError | None = None
+    error: ApiError | None = None
 
 
 class NatsStore:
@@ -134,10 +129,10 @@ class NatsStore:
             "max_consumers": -1,
             **options,
         }
-        answer = await _ask(self._bus, f"STREAM.CREATE.KV_{name}", config, _StreamInfo)
-        if answer.error is not None and answer.error.err_code != _NAME_IN_USE:
+        answer = await ask(self._bus, f"STREAM.CREATE.KV_{name}", config, _StreamInfo)
+        if answer.error is not None and answer.error.err_code != NAME_IN_USE:
             # In use: made before, with other options (by an operator); those stand.
-            raise _mapped(f"bucket {name}", answer.error)
+            raise mapped(f"bucket {name}", answer.error)
 
 
 class NatsBucket:
@@ -158,7 +153,7 @@ class NatsBucket:
         has nothing more: a reader that is told "nothing waits" may only not have been told yet.
         """
         entries: dict[str, Entry] = {}
-        reader = StreamReader(self._bus, self._name)
+        reader = StreamReader(self._bus, f"KV_{self._name}")
         try:
             async with asyncio.timeout(limits.RETRY_BUDGET_S):
                 while True:
@@ -196,13 +191,13 @@ class NatsBucket:
         ack = await _publish(self._bus, f"$KV.{self._name}.{EPOCH_KEY}", b"", headers, where)
         assert ack.error is not None, "a write was taken that expected an impossible sequence"
         if ack.error.err_code not in _WRONG_LAST_SEQUENCE:
-            raise _mapped(where, ack.error)
+            raise mapped(where, ack.error)
         last = _sequence_in(ack.error.description)
         if last is not None:
             return last
-        info = await _ask(self._bus, f"STREAM.INFO.KV_{self._name}", None, _StreamInfo)
+        info = await ask(self._bus, f"STREAM.INFO.KV_{self._name}", None, _StreamInfo)
         if info.error is not None:
-            raise _mapped(where, info.error)
+            raise mapped(where, info.error)
         return info.state.last_seq
 
     async def put(self, key: str, value: bytes, *, expected_last: int, fence: int = 0) -> int:
@@ -219,7 +214,7 @@ class NatsBucket:
 
     async def watch(self) -> AsyncIterator[Entry]:
         begun_at = await self.last_sequence()
-        reader = StreamReader(self._bus, self._name)
+        reader = StreamReader(self._bus, f"KV_{self._name}")
         try:
             async with aclosing(reader.follow()) as messages:
                 async for message in messages:
@@ -247,14 +242,14 @@ class NatsBucket:
             if last is None:
                 last = await self.last_sequence()
             raise SequenceConflict(self._name, expected_last, last)
-        raise _mapped(where, ack.error)
+        raise mapped(where, ack.error)
 
     async def _has_after(self, sequence: int) -> bool:
         question = {"seq": sequence + 1, "next_by_subj": f"$KV.{self._name}.>"}
         verb = f"STREAM.MSG.GET.KV_{self._name}"
-        answer = await _ask(self._bus, verb, question, _MessageFound)
-        if answer.error is not None and answer.error.err_code != _NO_MESSAGE:
-            raise _mapped(f"bucket {self._name}", answer.error)
+        answer = await ask(self._bus, verb, question, _MessageFound)
+        if answer.error is not None and answer.error.err_code != NO_MESSAGE:
+            raise mapped(f"bucket {self._name}", answer.error)
         return answer.error is None
 
     def _entry(self, message: Msg) -> Entry:
@@ -317,29 +312,23 @@ class NatsLease:
             return True
         if ack.error.err_code in _WRONG_LAST_SEQUENCE:
             return False
-        raise _mapped(where, ack.error)
+        raise mapped(where, ack.error)
 
 
 async def _get(bus: NatsBus, bucket: str, key: str) -> Entry | None:
     """Asked of the stream's leader, never of a replica: after a timeout this tells the truth."""
     subject = f"$KV.{bucket}.{key}"
     question = {"last_by_subj": subject}
-    answer = await _ask(bus, f"STREAM.MSG.GET.KV_{bucket}", question, _MessageFound)
+    answer = await ask(bus, f"STREAM.MSG.GET.KV_{bucket}", question, _MessageFound)
     if answer.error is not None:
-        if answer.error.err_code == _NO_MESSAGE:
+        if answer.error.err_code == NO_MESSAGE:
             return None
-        raise _mapped(f"bucket {bucket}, key {key}", answer.error)
+        raise mapped(f"bucket {bucket}, key {key}", answer.error)
     assert answer.message is not None, "the server answered without a message or an error"
     headers = base64.b64decode(answer.message.hdrs).decode("utf-8", "replace")
     deleted = _is_deletion(_parsed(headers))
     value = None if deleted else base64.b64decode(answer.message.data)
     return Entry(key, value, answer.message.seq)
-
-
-async def _ask(bus: NatsBus, verb: str, question: Any, kind: type[A]) -> A:
-    payload = b"" if question is None else msgspec.json.encode(question)
-    answer = await bus.call(f"$JS.API.{verb}", payload, timeout_s=limits.STORE_TIMEOUT_S)
-    return _parse(answer.data, kind, verb)
 
 
 async def _publish(
@@ -353,24 +342,7 @@ async def _publish(
             "the last sequence back: it may have been written",
             error.retry_after_s,
         ) from error
-    return _parse(answer.data, _PubAck, where)
-
-
-def _parse(payload: bytes, kind: type[A], where: str) -> A:
-    try:
-        return msgspec.json.decode(payload, type=kind)
-    except msgspec.DecodeError as error:
-        raise Unavailable(f"{where}: the server's answer is not understood: {error}") from error
-
-
-def _mapped(where: str, error: _ApiError) -> SlackwaterError:
-    """The one place where JetStream's errors become ours."""
-    text = f"{where}: {error.description} (JetStream error {error.err_code})"
-    if error.err_code == _NO_STREAM:
-        return Rejected(f"{text}; the bucket was removed: restore it, or start with an empty one")
-    if error.code >= 500:
-        return Unavailable(text)  # Not led, not in time, out of space: the write is not done.
-    return Rejected(text)
+    return parse(answer.data, _PubAck, where)
 
 
 def _is_deletion(headers: dict[str, str] | None) -> bool:

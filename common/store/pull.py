@@ -1,14 +1,16 @@
-"""Reading a bucket's stream by pulling: every live entry, then (if wanted) every change.
+"""Reading a stream by pulling: all that is there, then (if wanted) all that comes.
 
 The consumer is ephemeral and kept in the server's memory, so a restarted server has forgotten it.
 The reader therefore keeps its own place and makes a new consumer behind it whenever the old one
-does not answer or a message is missing: a reader survives any restart. With one message per key,
-"everything after my place" is also "the last value of every key that I have not seen".
+does not answer or a message is missing: a reader survives any restart. In a bucket's stream, with
+one message per key, "everything after my place" is also "the last value of every key that I have
+not seen".
 """
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from datetime import UTC, datetime
 from typing import Any, Final
 
 import msgspec
@@ -27,15 +29,25 @@ _INACTIVE_S: Final = 30.0
 
 class _ConsumerMade(msgspec.Struct):
     name: str = ""
+    num_pending: int = 0
     error: dict[str, Any] | None = None
 
 
 class StreamReader:
-    """One pull consumer of a bucket. Close it in the end."""
+    """One pull consumer of a stream. Close it in the end.
 
-    def __init__(self, bus: NatsBus, bucket: str) -> None:
+    `patterns`: of the subjects that are read; none: all. `since_s`: messages are read from then on.
+    """
+
+    def __init__(
+        self, bus: NatsBus, stream: str, patterns: Sequence[str] = (), since_s: float = 0.0
+    ) -> None:
         self._bus = bus
-        self._stream = f"KV_{bucket}"
+        self._stream = stream
+        self._patterns = patterns
+        self._since_s = since_s
+        self.pending = 0
+        """Messages that were there when the consumer was made, and were not read yet."""
         self.place = 0  # The sequence of the last message read.
         self._consumer = ""
         self._delivered = 0  # What the consumer has delivered: a gap means that one was lost.
@@ -59,10 +71,14 @@ class StreamReader:
                         async for message in batch:
                             yield message
                 except Retryable as error:
-                    self._consumer = ""
+                    self.lost()
                     await asyncio.sleep(min(error.retry_after_s, limits.RETRY_WAIT_S_MAX))
         finally:
             forget()
+
+    def lost(self) -> None:
+        """Its consumer is given up: what comes next is read by a new one."""
+        self._consumer = ""
 
     async def close(self) -> None:
         if self._inbox is not None:
@@ -128,20 +144,26 @@ class StreamReader:
         if metadata.sequence.consumer != self._delivered + 1:
             raise Unavailable(f"{self._stream}: a message was lost", limits.RETRY_WAIT_S_MIN)
         self._delivered += 1
+        self.pending -= 1
         self.place = metadata.sequence.stream
         return True
 
     async def _make_consumer(self) -> None:
         if self._inbox is None:
             self._inbox = await self._bus.open_inbox(self._arrived.put_nowait)
-        config = {
-            "deliver_policy": "by_start_sequence",
-            "opt_start_seq": self.place + 1,
+        config: dict[str, Any] = {
             "ack_policy": "none",
             "mem_storage": True,
             "num_replicas": 1,
             "inactive_threshold": int(_INACTIVE_S * 1e9),
         }
+        if self.place or not self._since_s:
+            config |= {"deliver_policy": "by_start_sequence", "opt_start_seq": self.place + 1}
+        else:
+            since = datetime.fromtimestamp(self._since_s, UTC).isoformat()
+            config |= {"deliver_policy": "by_start_time", "opt_start_time": since}
+        if self._patterns:
+            config["filter_subjects"] = list(self._patterns)
         answer = await self._bus.call(
             f"$JS.API.CONSUMER.CREATE.{self._stream}",
             msgspec.json.encode({"stream_name": self._stream, "config": config}),
@@ -151,3 +173,4 @@ class StreamReader:
         if made.error is not None:
             raise Unavailable(f"{self._stream}: no reader: {made.error.get('description')}")
         self._consumer, self._delivered = made.name, 0
+        self.pending = made.num_pending

@@ -53,3 +53,11 @@ class MasterConfig(ServiceConfig, kw_only=True, frozen=True):
     """The jobs of a worker node that was not heard for so many seconds have failed."""
     rank_missing_s: Duration = 15.0
     """A rank that its node no longer runs has failed when no end of it is reported in this time."""
+    facts_bytes: Annotated[int, msgspec.Meta(ge=64 * 1024, le=2**40)] = 64 * 1024**2
+    """Bytes of facts that the bus keeps for `slackwater events`; the oldest go first."""
+    facts_s: Duration = 604_800.0
+    """How long they are kept."""
+    facts_per_subject: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 256
+    """Facts of one kind about one job, aggregator or other thing."""
+    facts_replicas: Annotated[int, msgspec.Meta(ge=1, le=5)] = 1
+    """Servers of a NATS cluster that have a copy of them."""

@@ -34,6 +34,7 @@ from slackwater.schemas.jobs import (
 from slackwater.schemas.telemetry import IterationsObserved, JobProfiled
 from slackwater.services.master.config import MasterConfig
 from slackwater.services.master.core import Master
+from slackwater.services.master.factkeeper import keep_facts
 from slackwater.services.master.pool import BUCKET as NODES_BUCKET
 from slackwater.services.master.state import JOBS_BUCKET, tenants
 
@@ -81,6 +82,7 @@ def definition(config: MasterConfig, world: World) -> ServiceDefinition:
             subjects.events("job", fact="optimizer-state-lost"): JobEvent,
         },
         levels=levels,
+        tasks=(keep_facts(world, config),),
     )
 
 

@@ -6,6 +6,7 @@ import random
 import signal
 import time
 from contextlib import aclosing
+from dataclasses import replace
 from functools import partial
 
 import msgspec
@@ -18,12 +19,23 @@ from slackwater.common.bus.base import Delivery, Endpoint, ServiceInfo
 from slackwater.common.bus.nats import NatsBus
 from slackwater.common.client import Client
 from slackwater.common.clock import LiveClock
-from slackwater.common.errors import ConfigRejected, DeadlineExceeded, Retryable, Unavailable
+from slackwater.common.errors import (
+    ConfigRejected,
+    DeadlineExceeded,
+    Rejected,
+    Retryable,
+    SlackwaterError,
+    Unavailable,
+)
 from slackwater.common.natsserver import NatsServer
 from slackwater.common.retry import retry
 from slackwater.common.store.base import Bucket, Entry, SequenceConflict
+from slackwater.common.store.history import Keeping, Kept, NothingKept
+from slackwater.common.store.history_nats import NatsHistory
+from slackwater.common.store.jetstream import ask
 from slackwater.common.store.nats import NatsStore
 from slackwater.common.world import live_world
+from slackwater.schemas import subjects
 from slackwater.schemas.base import Ok, Refused
 
 pytestmark = pytest.mark.live
@@ -374,3 +386,94 @@ async def _progress(condition) -> None:  # type: ignore[no-untyped-def]
     async with asyncio.timeout(20.0):
         while not condition():  # noqa: ASYNC110 (of counters, which wake nobody)
             await asyncio.sleep(0.005)
+
+
+# Facts that are kept -----------------------------------------------------------------------------
+
+KEEPING = Keeping(nbytes=1024**2, seconds=3600.0, per_subject=10_000)
+
+
+async def test_a_follower_of_facts_goes_on_through_kills_of_the_server(
+    own_nats_server: NatsServer,
+) -> None:
+    """Each fact that was kept comes once, in order. What is published while the server is away is
+    refused, and what a kill takes before it is on disk was told to nobody as kept."""
+    bus = await NatsBus.connect(own_nats_server.url, "publisher")
+    reader = NatsHistory(await NatsBus.connect(own_nats_server.url, "reader"))
+    await reader.keep(KEEPING)
+    subject = subjects.event("job", "j1", "window")
+    came: asyncio.Queue[Kept] = asyncio.Queue()
+    found: list[Kept] = []
+
+    async def follow() -> None:
+        async with aclosing(reader.read([subjects.events("job", "j1")], follow=True)) as facts:
+            async for fact in facts:
+                await came.put(fact)
+
+    following = asyncio.create_task(follow())
+    try:
+        for kill in range(3):
+            for number in range(20):
+                await retry(
+                    partial(bus.publish, subject, b"%d" % (100 * kill + number)),
+                    budget_s=20.0,
+                    rng=random.Random(1),
+                )
+            last = b"%d" % (100 * kill + 19)
+            async with asyncio.timeout(30):
+                while not found or found[-1].payload != last:
+                    found.append(await came.get())
+            await asyncio.to_thread(own_nats_server.kill)
+            await asyncio.to_thread(own_nats_server.start)
+        sequences = [fact.sequence for fact in found]
+        assert sequences == sorted(set(sequences))
+        told = [int(fact.payload) for fact in found]
+        assert told == [100 * kill + number for kill in range(3) for number in range(20)]
+    finally:
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+        await bus.close()
+        await reader._bus.close()
+
+
+async def test_a_stream_of_facts_without_room_is_refused_and_facts_pass(
+    own_nats_server: NatsServer,
+) -> None:
+    """The disk has less than is asked for: the reason names the stream, nothing else changes."""
+    bus = await NatsBus.connect(own_nats_server.url, "test")
+    history = NatsHistory(bus)
+    with pytest.raises(SlackwaterError, match="stream facts: insufficient storage"):
+        await history.keep(replace(KEEPING, nbytes=2**50))
+    got: asyncio.Queue[bytes] = asyncio.Queue()
+
+    async def take(delivery: Delivery) -> None:
+        await got.put(delivery.payload)
+
+    await bus.subscribe(subjects.facts(), take)
+    await bus.publish(subjects.event("job", "j1", "running"), b"1")
+    async with asyncio.timeout(10):
+        assert await got.get() == b"1"
+    assert await history.keep(KEEPING), "with room it is made"
+    await bus.close()
+
+
+async def test_another_stream_of_the_same_subjects_is_named(own_nats_server: NatsServer) -> None:
+    """An operator's own capture of facts: what to do about it is said."""
+    bus = await NatsBus.connect(own_nats_server.url, "test")
+    config = {"name": "mine", "subjects": ["sw.v1.evt.job.>"], "storage": "memory"}
+    await ask(bus, "STREAM.CREATE.mine", config, dict)
+    with pytest.raises(Rejected, match="another stream captures facts"):
+        await NatsHistory(bus).keep(KEEPING)
+    await bus.close()
+
+
+async def test_a_removed_stream_of_facts_is_made_anew(own_nats_server: NatsServer) -> None:
+    bus = await NatsBus.connect(own_nats_server.url, "test")
+    history = NatsHistory(bus)
+    assert await history.keep(KEEPING)
+    await ask(bus, "STREAM.DELETE.facts", None, dict)
+    async with aclosing(history.read()) as facts:
+        with pytest.raises(NothingKept):
+            await anext(facts)
+    assert await history.keep(KEEPING)
+    await bus.close()

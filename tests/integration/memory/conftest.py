@@ -13,6 +13,7 @@ import pytest
 from slackwater.common.bus.memory import MemoryBroker
 from slackwater.common.clock import LiveClock
 from slackwater.common.shell import run_service
+from slackwater.common.store.history_memory import MemoryHistory
 from slackwater.common.store.memory import MemoryStorage
 from slackwater.common.transport import tcp
 from slackwater.common.world import World
@@ -58,7 +59,7 @@ class Cluster:
 
         return World(
             name, self.clock, self.broker.connect(name), self.storage.connect(name),
-            random.Random(name),
+            MemoryHistory(self.broker), random.Random(name),
         )  # fmt: skip
 
     async def lend(self, count: int, slabs: int = 4, **config: Any) -> None:
