@@ -15,7 +15,7 @@ import math
 import re
 import zlib
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any, TypeVar, overload
 
@@ -80,15 +80,18 @@ def decode(payload: bytes, kind: Any, json: bool = False) -> Any:
             f"a message of {len(payload)} bytes is over the limit of {limits.MESSAGE_BYTES_MAX}; "
             "nothing of it was read",
         )
+    read, floats = _reader(kind, json)
     try:
-        message = _decoder(kind, json).decode(payload)
+        message = read(payload)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         _check_version(_header(payload, json))
         raise _refusal("content", f"not a {_name(kind)}: {error}") from error
-    _check_version(message)
-    path = _non_finite(message, "$")
-    if path is not None:
-        raise _refusal("non-finite", f"not a {_name(kind)}: {path} is not a finite number")
+    if getattr(message, "v", SCHEMA_VERSION) > SCHEMA_VERSION:
+        _check_version(message)
+    if floats:
+        path = _non_finite(message, "$")
+        if path is not None:
+            raise _refusal("non-finite", f"not a {_name(kind)}: {path} is not a finite number")
     return message
 
 
@@ -233,6 +236,12 @@ def _check_version(message: Any, where: str = "") -> None:
 @cache
 def _decoder(kind: Any, json: bool) -> Any:
     return msgspec.json.Decoder(kind) if json else msgspec.msgpack.Decoder(kind)
+
+
+@cache
+def _reader(kind: Any, json: bool) -> tuple[Callable[[bytes], Any], bool]:
+    """Decodes `kind`; whether a float of it could be other than finite."""
+    return _decoder(kind, json).decode, _holds_float(msgspec.inspect.type_info(kind), set())
 
 
 def _name(kind: Any) -> str:

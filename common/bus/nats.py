@@ -321,7 +321,9 @@ class NatsBus:
             return
         self.counters.answered += 1
         try:
-            await self.client.publish(reply_to, answer, headers=headers)
+            # Not `publish`: the server itself named the subject, which need not be looked at, and
+            # what is too large for a message was refused when it was encoded.
+            await self.client._send_publish(reply_to, "", answer, len(answer), headers)
         except nats.errors.Error:
             self.counters.dropped += 1
 

@@ -64,11 +64,8 @@ class Breaches:
         self._clock = clock
         self._epoch = epoch
         self._version = version("slackwater")
-        self._kept: tuple[Breach, ...] = ()
-
-    def __len__(self) -> int:
-        """How many are kept."""
-        return len(self._kept)
+        self.kept: tuple[Breach, ...] = ()
+        """What broke this instance, the newest last."""
 
     @property
     def where(self) -> str:
@@ -80,18 +77,18 @@ class Breaches:
             found = await (await store.bucket(BUCKET)).get(self._key)
             if found is not None and found.value is not None:
                 record, _ = codec.decode_record(found.value, BreachesRecord, self.where)
-                self._kept = record.breaches
+                self.kept = record.breaches
         except (Retryable, DecodeRejected) as error:
             _log.warning("breaches.unread", where=self.where, reason=str(error))
 
     def refuses(self, event: Any) -> str:
         """Why the event does not reach the core; empty: it does."""
-        if not self._kept or not from_outside(event):
+        if not self.kept or not from_outside(event):
             return ""
         now_s = self._clock.now_s()
         counting = [
             each
-            for each in self._kept
+            for each in self.kept
             if each.version == self._version and abs(now_s - each.at_s) < limits.BREACH_TERM_S
         ]
         if not counting:
@@ -125,9 +122,9 @@ class Breaches:
             reason=breach.error,
             exc_info=error,
         )
-        others = tuple(each for each in self._kept if each.digest != breach.digest)
-        self._kept = (*others, breach)[-limits.BREACHES_KEPT :]
-        value = codec.encode_record(BreachesRecord(breaches=self._kept), self._epoch())
+        others = tuple(each for each in self.kept if each.digest != breach.digest)
+        self.kept = (*others, breach)[-limits.BREACHES_KEPT :]
+        value = codec.encode_record(BreachesRecord(breaches=self.kept), self._epoch())
         for _ in range(limits.EPOCH_ATTEMPTS_MAX):
             try:
                 bucket = await store.bucket(BUCKET)

@@ -66,6 +66,10 @@ class Intake:
         self._stamp = stamp
         self._fence = Fence()
         self._token = 0
+        self._asked = 0
+        """The request that is being given to the core; 0: none."""
+        self._answer: Message | None = None
+        """To that request, if it came at once."""
         self._waiting: dict[int, _Waiting] = {}
         self.draining = False
         self._reply_before = f"{service}.reply.before"
@@ -82,12 +86,14 @@ class Intake:
             message = self._admit(delivery, kind)
             if type(message) is Refused:
                 return self._encode(message, delivery.json)
-            self._token = token = self._token + 1
+            self._token = self._asked = token = self._token + 1
+            self._steps.post(Requested(token, message))
+            self._asked = 0
+            answer, self._answer = self._answer, None
+            if answer is not None:
+                return self._encode(answer, delivery.json)
             waiting = _Waiting(message, self._clock.now_s() + limits.REPLY_S)
             self._waiting[token] = waiting
-            self._steps.post(Requested(token, message))
-            if waiting.answer is not None:
-                return self._encode(waiting.answer, delivery.json)
             return self._answered_later(token, waiting, delivery.json)
 
         return self._declare(verb, kind, respond, concurrency)
@@ -125,6 +131,9 @@ class Intake:
 
     def reply(self, effect: Reply) -> None:
         """The core's answer. A second one, or one that comes too late, is dropped and counted."""
+        if effect.token == self._asked:
+            self._asked, self._answer = 0, effect.message
+            return
         waiting = self._waiting.pop(effect.token, None)
         if waiting is None:
             self._counters.unanswered += 1

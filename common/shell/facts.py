@@ -26,6 +26,7 @@ class Facts:
         clock: Clock,
         counters: Counters,
         gauges: Callable[[], dict[str, float]],
+        steps_waiting: Callable[[], int],
         doubts: Callable[[], str],
         drain: Callable[[], None],
     ) -> None:
@@ -35,6 +36,7 @@ class Facts:
         self._clock = clock
         self._counters = counters
         self._gauges = gauges
+        self._steps_waiting = steps_waiting
         self._doubts = doubts
         self._drain = drain
         self._started_s = clock.now_s()
@@ -73,7 +75,7 @@ class Facts:
             id=self._definition.id,
             uptime_s=self._uptime_s(),
             bus_connected=self._bus.connected,
-            steps_waiting=int(self._gauges()["steps_waiting"]),
+            steps_waiting=self._steps_waiting(),
             reason=doubts,
         )
 

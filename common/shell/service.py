@@ -121,6 +121,7 @@ class Shell:
             clock,
             counters,
             self.gauges,
+            lambda: self._steps.waiting,
             self._doubts,
             stop.set,
         )
@@ -448,7 +449,7 @@ class Shell:
             "step_s_sum": self.counters.step_s_sum,
             "step_s_max": self.counters.step_s_max,
             "epoch": float(self._epoch),
-            "breaches": float(len(self._breaches)),
+            "breaches": float(len(self._breaches.kept)),
             "records_damaged": float(sum(map(len, self._damaged.values()))),
         }
 

@@ -14,9 +14,9 @@ whose answer needs no record is answered within the call that brought it in.
 """
 
 import asyncio
-import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from time import perf_counter
 from typing import Any
 
 from slackwater.common import limits
@@ -131,10 +131,12 @@ class Steps:
             return
         self._busy = True
         try:
-            self._release()
+            if self._waiting:
+                self._release()
             while self._inbox and not self._deaf and not self._paused:
                 self._step(self._inbox.popleft())
-                self._release()
+                if self._waiting:
+                    self._release()
         except Exception as error:  # A broken invariant: the process ends and is started anew.
             self._paused = True
             self._fail(error)
@@ -142,11 +144,12 @@ class Steps:
             self._busy = False
 
     def _step(self, event: Any) -> None:
-        refusal = self._breaches.refuses(event)
-        if refusal and (event := self._refused(event, refusal)) is None:
-            return
+        if self._breaches.kept:
+            refusal = self._breaches.refuses(event)
+            if refusal and (event := self._refused(event, refusal)) is None:
+                return
         counters = self._counters
-        begun_s = time.perf_counter()
+        begun_s = perf_counter()
         try:
             effects = self._core.step(event, self._clock.now_s())
             values = self._encoded(effects)
@@ -159,10 +162,11 @@ class Steps:
             self._inbox.clear()
             self.breached(event, error)
             return
-        spent_s = time.perf_counter() - begun_s
+        spent_s = perf_counter() - begun_s
         counters.steps += 1
         counters.step_s_sum += spent_s
-        counters.step_s_max = max(counters.step_s_max, spent_s)
+        if spent_s > counters.step_s_max:
+            counters.step_s_max = spent_s
         if effects and not values and not self._waiting:
             effects = self._carry_out(effects)
         if not effects:

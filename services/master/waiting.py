@@ -14,6 +14,7 @@ from slackwater.common.limits import LIST_BYTES_MAX
 from slackwater.schemas.jobs import JobRecord
 from slackwater.services.master.clusters import Clusters
 from slackwater.services.master.jobs import Job
+from slackwater.services.master.nodes import Room
 from slackwater.services.master.running import waits_here
 from slackwater.services.master.state import State
 
@@ -24,21 +25,27 @@ NO_CONTROLLER = "waits for a cluster of aggregators: no controller is heard"
 
 def shown(state: State, page: Iterable[Job], now_s: float) -> Iterator[JobRecord]:
     """The records of `page`; those that wait say why."""
-    room = state.nodes.room(now_s)
-    room.ahead = state.queued.first(room.largest, state.closed)
-    if room.ahead in state.held:
-        room.ahead_for = state.held[room.ahead].cause
+    room: Room | None = None
     for job in page:
         record = job.record
         if job.ended:
             why = record.reason
         elif job.queued:
+            room = room or _room(state, now_s)
             why = waits_here(state, room, job) or "its slots are free, it is about to start"
         elif job.id in state.held:
             why = state.held[job.id].reason
         else:
             why = _why(job, state.clusters, now_s)
         yield msgspec.structs.replace(record, reason=why[:REASON_CHARS_MAX])
+
+
+def _room(state: State, now_s: float) -> Room:
+    room = state.nodes.room(now_s)
+    room.ahead = state.queued.first(room.largest, state.closed)
+    if room.ahead in state.held:
+        room.ahead_for = state.held[room.ahead].cause
+    return room
 
 
 def _why(job: Job, clusters: Clusters, now_s: float) -> str:
