@@ -174,6 +174,9 @@ class RankProgress(Record, kw_only=True, frozen=True):
     heard_s: Seconds = 0.0
     """When its Agent last reported."""
 
+    def __post_init__(self) -> None:
+        bound(self, "speed", most=SECONDS_MAX)
+
 
 class JobProgress(Record, kw_only=True, frozen=True):
     """How far a job is, how fast, and where: known to the master that leads, and not stored."""
@@ -313,7 +316,9 @@ class JobList(Message, kw_only=True, frozen=True, tag="job.list-reply"):
         default_factory=dict
     )
     """Of those of the page of which something is known."""
-    counts: dict[JobState, Count] = msgspec.field(default_factory=dict)
+    counts: Annotated[dict[JobState, Count], msgspec.Meta(max_length=16)] = msgspec.field(
+        default_factory=dict
+    )
     """State -> jobs, of the tenant that was asked for, whatever the state that was."""
 
 
