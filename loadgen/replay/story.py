@@ -4,6 +4,8 @@
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+from slackwater.common import sentences
+from slackwater.common.sentences import count, named
 from slackwater.loadgen.replay.measures import LOSS_LIMIT, UNDONE
 from slackwater.loadgen.replay.timeline import Migration, Timeline
 from slackwater.schemas.cluster import AllocationEvent
@@ -50,51 +52,27 @@ class _Teller:
     def tell(self, at_s: float, kind: Kind, text: str, job: str = "") -> None:
         self.told.append(Happening(at_s, kind, text, job))
 
-    def neighbours(self, job: str, where: tuple[str, ...]) -> list[str]:
-        return [
-            other for other, homes in self.homes.items() if other != job and set(homes) & set(where)
-        ]
-
     def of_job(self, fact: JobEvent, at_s: float) -> None:
         job, detail = fact.job, fact.detail
-        named = tuple(filter(None, detail.get("aggregators", "").split(",")))
+        where = named(detail, "aggregators")
         match fact.fact:
             case "located" | "steady":
-                self.settle(job, named)
+                self.settle(job, where)
             case "assigned":
                 if detail.get("cause") == "profiled":
-                    others = self.neighbours(job, named)
-                    who = f"shares {_and(named)} with {_and(others)}" if others else (
-                        f"gets {_and(named)} for itself"
-                    )  # fmt: skip
-                    self.tell(at_s, "shared", f"{job} was measured alone, and {who}", job)
-                self.settle(job, named)
+                    self.tell(at_s, "shared", sentences.sentence(fact), job)
+                self.settle(job, where)
             case "reverted" | "expanded" | "protected":
-                self._loss(fact, named, at_s)
+                self.tell(at_s, "slow-down", sentences.loss(fact, LOSS_LIMIT), job)
             case "completed" | "failed" | "cancelled":
                 self.homes.pop(job, None)
-
-    def _loss(self, fact: JobEvent, where: tuple[str, ...], at_s: float) -> None:
-        mover, loser = fact.job, fact.detail.get("loser", fact.job)
-        lost = float(fact.detail.get("loss", "0"))
-        text = f"{loser} runs {lost:.1%} slower than alone (limit {LOSS_LIMIT:.0%})"
-        if fact.fact == "expanded":
-            self.tell(at_s, "slow-down", f"{text} on {_and(where)}: it gets more", mover)
-            return
-        bursts = self.neighbours(loser, where)
-        if bursts:
-            text += f": bursts of {_and(bursts)} on {_and(where)} hurt it"
-        if mover != loser:
-            text += f"; {mover}, the newest there, has to leave"
-        self.tell(at_s, "slow-down", text, mover)
 
     def moved(self, migration: Migration) -> None:
         if migration.cause not in UNDONE or migration.fact != "finished":
             return
         assert migration.ended_s is not None
-        text = (
-            f"{migration.job} is moved from {_and(migration.sources)} to "
-            f"{_and(migration.targets)} while it trains"
+        text = sentences.migration(
+            migration.job, migration.fact, migration.sources, migration.targets
         )
         self.tell(migration.ended_s, "reverted", text, migration.job)
 
@@ -103,9 +81,9 @@ class _Teller:
         if fact.temporary_for:
             return
         if fact.fact == "allocated":
-            self.tell(at_s, "added", f"{fact.aggregator} is added")
+            self.tell(at_s, "added", sentences.allocation(fact))
         elif fact.fact == "released":
-            self.tell(at_s, "released", f"{fact.aggregator} is released: nobody needs it")
+            self.tell(at_s, "released", sentences.allocation(fact))
 
     def relieved(self) -> None:
         """The first window that a job measured after it was moved says what that did for it."""
@@ -135,8 +113,8 @@ def _through(timeline: Timeline) -> _Teller:
     teller = _Teller(timeline)
     for id, track in timeline.tracks.items():
         spec = track.spec
-        text = f"{id} arrives: {_count(spec.workers, 'worker')}, asks for "
-        teller.tell(track.submitted_s, "arrival", text + _count(spec.servers, "server"), id)
+        text = f"{id} arrives: {count(spec.workers, 'worker')}, asks for "
+        teller.tell(track.submitted_s, "arrival", text + count(spec.servers, "server"), id)
     for at_s, fact in timeline.events:
         match fact:
             case JobEvent() if fact.job in timeline.tracks:
@@ -147,18 +125,7 @@ def _through(timeline: Timeline) -> _Teller:
                 teller.moved(timeline.migrations[fact.migration])
     for id, track in timeline.tracks.items():  # Its fact may have been lost: the master knows.
         if track.ended_s is not None:
-            why = f" ({track.reason})" if track.reason else ""
-            text = f"{id} {track.state} after {track.reported} iterations{why}"
+            text = sentences.ended(id, track.state, track.reason, track.reported)
             teller.tell(track.ended_s, "exit", text, id)
     teller.relieved()
     return teller
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" + ("s" if number != 1 else "")
-
-
-def _and(names: tuple[str, ...] | list[str]) -> str:
-    if len(names) < 2:
-        return "".join(names)
-    return ", ".join(names[:-1]) + " and " + names[-1]

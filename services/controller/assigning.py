@@ -391,6 +391,7 @@ def _tell_assigned(state: State, job: Job, now_s: float) -> None:
         temporary=",".join(job.record.temporary),
         migration=job.record.migration,
         cause=job.record.cause,
+        beside=",".join(id for id in state.index.users(job.homes()) if id != job.id),
     )
 
 

@@ -333,6 +333,8 @@ def _tell_loss(
         iteration_s=f"{window.iteration_s:.6g}",
         standalone_s=f"{victim.record.profile.iteration_s:.6g}",
         aggregators=",".join(where),
+        beside=",".join(id for id in state.index.users(where) if id != victim.id),
+        limit=f"{victim.record.loss_limit or state.config.loss_limit:g}",
     )
 
 

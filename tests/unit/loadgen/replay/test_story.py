@@ -44,11 +44,20 @@ def case_study() -> Timeline:
     tell(timeline, "alexnet", "located", 111.5, aggregators="a3,a4")
     profile = Profile(iteration_s=0.10, task_cpu_s=(0.01,))
     timeline.observe(JobProfiled(job=JobId("alexnet"), location_epoch=1, profile=profile), 111.9)
-    tell(timeline, "alexnet", "assigned", 112.0, cause="profiled", aggregators="a1,a2")
+    tell(
+        timeline,
+        "alexnet",
+        "assigned",
+        112.0,
+        cause="profiled",
+        aggregators="a1,a2",
+        beside="vgg19",
+    )
     window(timeline, "alexnet", 0.13, 126.0)
     tell(
         timeline, "alexnet", "reverted", 127.0,
         cause="profiled", loss="0.2212", loser="alexnet", aggregators="a1,a2",
+        beside="vgg19",
     )  # fmt: skip
     pool("allocated", 3, 127.5)
     for fact, at_s in (("started", 127.6), ("finished", 128.0)):

@@ -1,0 +1,57 @@
+"""Every fact that services publish, by the noun and the past tense of its subject."""
+
+from typing import Any, Final, TypeAlias, get_args
+
+from slackwater.schemas.base import Message
+from slackwater.schemas.cluster import AggregatorFact, AllocationEvent
+from slackwater.schemas.jobs import JobEvent
+from slackwater.schemas.memory import SlabEvent, SpanEvent
+from slackwater.schemas.placement import MigrationEvent, TensorCopyDone, WorkerDone
+from slackwater.schemas.telemetry import JobProfiled, WindowMeasured
+
+Fact: TypeAlias = (
+    JobEvent
+    | JobProfiled
+    | WindowMeasured
+    | AllocationEvent
+    | AggregatorFact
+    | MigrationEvent
+    | TensorCopyDone
+    | WorkerDone
+    | SlabEvent
+    | SpanEvent
+)
+
+
+def _all(kind: type[Message], *facts: str) -> dict[str, type[Any]]:
+    return dict.fromkeys(facts, kind)
+
+
+def _said(kind: type[Message]) -> dict[str, type[Any]]:
+    """Those that the message's own type lists."""
+    return _all(kind, *get_args(kind.__annotations__["fact"]))
+
+
+FACTS: Final[dict[str, dict[str, type[Any]]]] = {
+    "job": {
+        **_all(JobEvent, "pending", "waiting", "running", "placed"),
+        **_all(JobEvent, "completed", "failed", "cancelled"),
+        **_all(JobEvent, "located", "measured", "assigned", "steady", "rehosted"),
+        **_all(JobEvent, "reverted", "expanded", "protected", "interfered"),
+        **_all(JobEvent, "corrected", "unprofiled", "optimizer-state-lost"),
+        "profiled": JobProfiled,
+        "window": WindowMeasured,
+    },
+    "aggregator": {
+        **_said(AllocationEvent),
+        **_all(AggregatorFact, "congested", "cleared"),
+        **_all(AggregatorFact, "draining", "late", "drained", "restored", "vanished"),
+    },
+    "migration": {
+        **_said(MigrationEvent),
+        "copied": TensorCopyDone,
+        "worker-done": WorkerDone,
+    },
+    "slab": _said(SlabEvent),
+    "device": _said(SpanEvent),
+}
