@@ -101,6 +101,10 @@ def _of_job(fact: JobEvent) -> str:
     return f"{fact.job} {fact.fact}" + (f": {why}" if why else "")
 
 
+def _on(node: str) -> str:
+    return f" on {node}" if node else ""
+
+
 def _where(fact: JobEvent) -> str:
     return listed(named(fact.detail, "aggregators")) or "no aggregator"
 
@@ -145,12 +149,13 @@ def _corrected(fact: JobEvent) -> str:
 
 _JOB: Final[dict[str, Callable[[JobEvent], str]]] = {
     "pending": lambda fact: f"{fact.job} is submitted",
-    "waiting": lambda fact: f"{fact.job} waits: {fact.reason.removeprefix('waits ')}",
-    "running": lambda fact: f"{fact.job} runs",
+    "waiting": lambda fact: f"{fact.job} waits {fact.reason.removeprefix('waits ')}".rstrip(),
+    "running": lambda fact: f"{fact.job} runs" + _on(fact.detail.get("node", "")),
     "placed": lambda fact: f"{fact.job} is sent to cluster {fact.cluster}",
     "completed": lambda fact: ended(fact.job, "completed"),
     "failed": lambda fact: ended(fact.job, "failed", fact.reason),
     "cancelled": lambda fact: ended(fact.job, "cancelled", fact.reason),
+    "rank-restarted": lambda fact: f"{fact.job}: {fact.reason}",
     "located": _located,
     "measured": _measured,
     "assigned": _assigned,

@@ -59,9 +59,15 @@ class History(Protocol):
         ...
 
     def read(
-        self, patterns: Sequence[str] = (), *, since_s: float = 0.0, follow: bool = False
+        self,
+        patterns: Sequence[str] = (),
+        *,
+        since_s: float = 0.0,
+        after: int = 0,
+        follow: bool = False,
     ) -> AsyncGenerator[Kept, None]:
-        """Facts whose subject fits one of `patterns` (none: all) that the bus had since then, in
-        their order; with `follow` those that come, too, until the generator is closed, each once,
-        whatever becomes of the server meanwhile. Raises NothingKept."""
+        """Facts whose subject fits one of `patterns` (none: all) that the bus had since then, or
+        after that sequence, which counts before, in their order; with `follow` those that come,
+        too, until the generator is closed, each once, whatever becomes of the server meanwhile.
+        Raises NothingKept."""
         ...

@@ -34,7 +34,12 @@ class MemoryHistory:
         return before != keeping
 
     async def read(
-        self, patterns: Sequence[str] = (), *, since_s: float = 0.0, follow: bool = False
+        self,
+        patterns: Sequence[str] = (),
+        *,
+        since_s: float = 0.0,
+        after: int = 0,
+        follow: bool = False,
     ) -> AsyncGenerator[Kept, None]:
         await asyncio.sleep(0)
         self._check()
@@ -43,7 +48,7 @@ class MemoryHistory:
         wanted = [tuple(pattern.split(".")) for pattern in patterns]
         came = asyncio.Event()
         self._wakes.append(came.set)
-        place = 0
+        place = after
         try:
             while True:
                 came.clear()
@@ -52,7 +57,7 @@ class MemoryHistory:
                     place = fact.sequence
                     tokens = fact.subject.split(".")
                     fits = not wanted or any(matches(pattern, tokens) for pattern in wanted)
-                    if fits and fact.at_s >= since_s:
+                    if fits and (after or fact.at_s >= since_s):
                         yield fact
                 if not follow:
                     return

@@ -72,11 +72,17 @@ class NatsHistory:
         return True
 
     async def read(
-        self, patterns: Sequence[str] = (), *, since_s: float = 0.0, follow: bool = False
+        self,
+        patterns: Sequence[str] = (),
+        *,
+        since_s: float = 0.0,
+        after: int = 0,
+        follow: bool = False,
     ) -> AsyncGenerator[Kept, None]:
         if await self._found() is None:
             raise NothingKept
         reader = StreamReader(self._bus, STREAM, patterns, since_s)
+        reader.place = after
         try:
             messages = reader.follow() if follow else _there(reader)
             async with aclosing(messages):

@@ -134,6 +134,7 @@ class State:
                     at_s=now_s,
                     cluster=record.cluster,
                     reason=reason or record.reason,
+                    detail={"node": record.node} if record.node else {},
                 ),
             )
         )

@@ -12,6 +12,8 @@ app = program(
         "wait": "slackwater.cli.waiting:wait",
         "jobs": "slackwater.cli.jobs:jobs",
         "job": "slackwater.cli.job:job",
+        "events": "slackwater.cli.events:events",
+        "logs": "slackwater.cli.logs:logs",
         "aggregators": "slackwater.cli.pool:aggregators",
         "drain": "slackwater.cli.drain:drain",
         "tenants": "slackwater.cli.pool:tenants",

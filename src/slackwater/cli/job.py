@@ -5,15 +5,22 @@ from collections.abc import Iterator
 from typing import Final
 
 from slackwater.cli import documents, figures, tables
+from slackwater.cli.events import recent_events
+from slackwater.cli.logs import last_lines
 from slackwater.cli.outcome import out, print_json
 from slackwater.cli.show import Json, Url, with_client
 from slackwater.cli.tables import Row
 from slackwater.common.client import Client
+from slackwater.common.store.history import NothingKept
 from slackwater.schemas.jobs import TERMINAL_STATES, JobInfo, JobProgress, JobRecord
 
 LABEL: Final = 13
 INDENT: Final = "  "
 RANK_HEADS: Final = ("RANK", "PROGRESS", "SPEED", "LAST REPORT")
+EVENTS: Final = 10
+LINES: Final = 3
+"""Of each rank's log."""
+RANKS: Final = 4
 EMULATED: Final = "slackwater.loadgen.emulate"
 
 
@@ -34,8 +41,25 @@ def job(id: str, url: Url = None, json: Json = False) -> None:
 
 
 async def history(client: Client, info: JobInfo) -> list[str]:
-    """What happened to the job, and when, as lines at the end of its description."""
+    """What happened to the job, and when, and what it printed last: lines at the end of its
+    description."""
     record = info.job
+    past = await _steps(client, record)
+    printed: list[str] = []
+    shown = min(record.spec.workers, RANKS) if record.spec.program and record.node else 0
+    for rank in range(shown):
+        lines = await last_lines(client, record, rank, LINES)
+        printed += [f"{INDENT}rank {rank} | {line}" for line in lines]
+    return [*past, *(["Log:", *printed] if printed else [])]
+
+
+async def _steps(client: Client, record: JobRecord) -> list[str]:
+    try:
+        told = await recent_events(client, record.spec.id, EVENTS)
+    except NothingKept:
+        told = []
+    if told:
+        return ["Events:", *(INDENT + each for each in told)]
     steps = [(record.submitted_s, "submitted")]
     if record.started_s:
         steps.append((record.started_s, "started" + (f" on {record.node}" if record.node else "")))

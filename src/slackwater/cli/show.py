@@ -7,6 +7,8 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 import typer
 
+from slackwater.cli.documents import TIMES
+from slackwater.cli.durations import clock
 from slackwater.cli.options import Json as Json
 from slackwater.cli.options import Url as Url
 from slackwater.cli.outcome import out, print_json, reported
@@ -49,12 +51,12 @@ def tap(
         while count == 0 or number < count:
             delivery = await seen.get()
             number += 1
-            _print_delivery(delivery, json)
+            _print_delivery(delivery, json, client.clock.now_s())
 
     with_client(url, listen)
 
 
-def _print_delivery(delivery: Delivery, json: bool) -> None:
+def _print_delivery(delivery: Delivery, json: bool, now_s: float) -> None:
     kind: Literal["json", "msgpack"] = "json" if delivery.json else "msgpack"
     try:
         decoder: Any = msgspec.json if kind == "json" else msgspec.msgpack
@@ -64,6 +66,16 @@ def _print_delivery(delivery: Delivery, json: bool) -> None:
     if json:
         print_json({"subject": delivery.subject, "message": body})
     else:
-        text = msgspec.json.encode(body, enc_hook=repr).decode()
-        out.print(f"[bold]{delivery.subject}[/bold] ", end="")
+        text = msgspec.json.encode(_by_clock(body, now_s), enc_hook=repr).decode()
+        out.print(f"{clock(now_s, now_s)} [bold]{delivery.subject}[/bold] ", end="")
         out.print(text, markup=False, highlight=True, soft_wrap=True)
+
+
+def _by_clock(body: Any, now_s: float) -> Any:
+    """A message with times of the day instead of seconds since 1970."""
+    if not isinstance(body, dict):
+        return body
+    return {
+        key: clock(value, now_s) if key in TIMES and isinstance(value, float) else value
+        for key, value in body.items()
+    }

@@ -7,10 +7,12 @@ from typing import Annotated, Final
 import msgspec
 import typer
 
+from slackwater.cli.attending import attend
 from slackwater.cli.naming import new_id, said
 from slackwater.cli.options import Json, Url
-from slackwater.cli.outcome import out, print_json, reported
+from slackwater.cli.outcome import err, out, print_json, reported
 from slackwater.cli.show import with_client
+from slackwater.common.client import Client
 from slackwater.common.errors import Rejected
 from slackwater.loadgen.replay.workload import COMPUTE_S, emulated
 from slackwater.schemas.base import ID_PATTERN
@@ -52,10 +54,17 @@ def submit(
     ] = 0,
     tenant: Annotated[str, typer.Option(help="On whose account it runs.")] = "",
     seed: int = 0,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Print its logs until it ends; exit as it does.")
+    ] = False,
     url: Url = None,
     json: Json = False,
 ) -> None:
-    """Submit a job; returns once it is stored."""
+    """Submit a job; returns once it is stored.
+
+    With --wait: once it has ended, with 0 if it completed, else with the exit code of the first
+    rank that failed (1 where that is a signal, or the job was cancelled). Ctrl-C leaves it running.
+    """
     id = id or ("" if file is not None else new_id(model, program))
     with reported():
         if file is not None:
@@ -84,15 +93,26 @@ def submit(
         if tenant:
             spec = msgspec.structs.replace(spec, tenant=tenant)
         _check(spec, bytes_scale, compute_s)
-    _store(spec, url, json)
+    _store(spec, url, json, wait)
 
 
-def _store(spec: JobSpec, url: str | None, json: bool) -> None:
+def _store(spec: JobSpec, url: str | None, json: bool, wait: bool) -> None:
+    if wait:
+        code = with_client(url, lambda client: _attended(client, spec, json))
+        if code:
+            raise typer.Exit(code)
+        return
     known = with_client(url, lambda client: client.submit(spec))
     if json:
         print_json(spec)
     else:
         out.print(said(spec, known), markup=False, highlight=False, soft_wrap=True)
+
+
+async def _attended(client: Client, spec: JobSpec, json: bool) -> int:
+    known = await client.submit(spec)
+    err.print(said(spec, known), markup=False)
+    return await attend(client, spec, json)
 
 
 def _from_file(file: Path, id: str) -> JobSpec:

@@ -162,6 +162,8 @@ async def test_facts_are_read_by_subject_and_from_a_time_on(site: Site) -> None:
     assert await site.told(subjects.events("job", "nobody")) == []
     assert await site.told(since_s=between_s) == [b"3", b"4"]
     assert await site.told(subjects.events("job"), since_s=between_s) == [b"3"]
+    async with aclosing(site.history.read([subjects.events("job")], after=1)) as facts:
+        assert [fact.payload async for fact in facts] == [b"2", b"3"]
 
 
 async def test_more_facts_than_one_read_asks_for(site: Site) -> None:

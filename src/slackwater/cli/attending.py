@@ -1,0 +1,58 @@
+"""`slackwater submit --wait`: stay with a job until it ends, and end as it did."""
+
+import asyncio
+
+from slackwater.cli import logs, waiting
+from slackwater.cli.outcome import FAILED, err
+from slackwater.common.client import Client
+from slackwater.common.errors import Rejected, Retryable, SlackwaterError
+from slackwater.schemas.jobs import JobRecord, JobSpec
+from slackwater.schemas.logs import LogPiece
+
+CODE_MAX = 125
+"""Above are those of a shell: not found, or by a signal."""
+
+
+async def attend(client: Client, spec: JobSpec, json: bool) -> int:
+    """Print what the job's ranks print; its exit code: 0 completed, else that of the first rank
+    that failed where a program can give it, else 1."""
+    try:
+        if spec.program:
+            record = await logs.started(client, spec.id, patient=True)
+            out = logs.printer(spec.workers, json)
+            await logs.follow_all(client, record, range(spec.workers), -1, out)
+    except Rejected as error:
+        err.print(str(error), markup=False)
+    except asyncio.CancelledError:
+        err.print(
+            f"job {spec.id} goes on: `slackwater logs -f {spec.id}` shows it again, "
+            f"`slackwater cancel {spec.id}` ends it",
+            markup=False,
+        )
+        raise
+    await waiting.until(client, [spec.id], "ended", 0.0)
+    record = await client.job(spec.id)
+    if record.state == "completed":
+        return 0
+    why = f": {record.reason}" if record.reason else ""
+    err.print(f"job {spec.id} {record.state}{why}", markup=False)
+    return FAILED if record.state == "cancelled" else await _code(client, record)
+
+
+async def _code(client: Client, record: JobRecord) -> int:
+    """When one rank fails, the others are told to end: theirs come later, and are signals."""
+    found: list[LogPiece] = []
+    for rank in range(record.spec.workers if record.node else 0):
+        try:
+            piece = await logs.Worker(client, record, rank).piece(None, 0, patient=False)
+        except (Rejected, Retryable) as error:
+            _unknown(rank, error)
+            continue
+        if piece.ended and piece.code:
+            found.append(piece)
+    first = min(found, key=lambda piece: piece.ended_s or float("inf"), default=None)
+    return first.code if first is not None and 1 <= first.code <= CODE_MAX else FAILED
+
+
+def _unknown(rank: int, error: SlackwaterError) -> None:
+    err.print(f"rank {rank}: its exit code is not known: {error}", markup=False)

@@ -1,0 +1,154 @@
+"""`slackwater events`: what happened, in sentences with clock times."""
+
+import re
+import sys
+from collections import deque
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Annotated, Any, Final
+
+import msgspec
+import typer
+
+from slackwater.cli import durations, figures
+from slackwater.cli.documents import whole
+from slackwater.cli.outcome import err, out, reported
+from slackwater.cli.show import Json, Url, with_client
+from slackwater.common import codec, limits
+from slackwater.common.client import Client
+from slackwater.common.errors import DecodeRejected, Rejected
+from slackwater.common.sentences import ROUTINE, sentence
+from slackwater.common.store.history import Kept
+from slackwater.schemas import subjects
+from slackwater.schemas.base import ID_PATTERN, Message
+from slackwater.schemas.facts import Fact
+
+LIMIT: Final = 100
+Since = Annotated[str, typer.Option(help="Only what happened in the last 90s, 10m, 1h30m or 2d.")]
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """`fact`: None where it cannot be read, as one of a newer version."""
+
+    kept: Kept
+    fact: Message | None
+    text: str
+
+    @property
+    def routine(self) -> bool:
+        return self.kept.subject.rsplit(".", 1)[-1] in ROUTINE
+
+
+def events(
+    job: Annotated[str, typer.Argument(metavar="[JOB]", help="Of this job alone.")] = "",
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on with what happens from now on.")
+    ] = False,
+    since: Since = "",
+    limit: Annotated[
+        int, typer.Option(min=0, help="The newest so many of what is kept (0: all).")
+    ] = LIMIT,
+    all: Annotated[
+        bool, typer.Option("--all", help="What comes again and again, too: windows, copies.")
+    ] = False,
+    url: Url = None,
+    json: Json = False,
+) -> None:
+    """What happened: jobs and aggregators, moves, losses, remote memory.
+
+    The bus keeps facts for a week by default. `slackwater tap` prints them as they are.
+    """
+    with reported():
+        check_id(job)
+        since_s = durations.seconds(since, "--since") if since else 0.0
+
+    async def tell(client: Client) -> None:
+        from_s = client.clock.now_s() - since_s if since else 0.0
+        most = limit or limits.FACTS_SHOWN_MAX
+        past = await recent(client, job, most, from_s, routine=all)
+        for each in past:
+            show(each, client.clock.now_s(), json)
+        if not past and not follow and not json:
+            err.print("nothing happened" + (f" to {job}" if job else ""), markup=False)
+        if follow:
+            after = past[-1].kept.sequence if past else 0
+            async for each in _told(client, job, from_s, after, follow=True):
+                if all or not each.routine:
+                    show(each, client.clock.now_s(), json)
+
+    with_client(url, tell)
+
+
+async def recent(
+    client: Client, job: str, count: int, since_s: float = 0.0, *, routine: bool = False
+) -> list[Told]:
+    """The newest so many facts that are kept, of `job` or all, the oldest first. Raises NothingKept
+    where none are."""
+    found: deque[Told] = deque(maxlen=count)
+    async for each in _told(client, job, since_s, 0, follow=False):
+        if routine or not each.routine:
+            found.append(each)
+    return list(found)
+
+
+async def recent_events(client: Client, job: str, count: int) -> list[str]:
+    """The newest so many sentences about a job, with their clock times."""
+    now_s = client.clock.now_s()
+    return [line(each, now_s) for each in await recent(client, job, count)]
+
+
+def line(told: Told, now_s: float) -> str:
+    return f"{durations.clock(told.kept.at_s, now_s)} {told.text}"
+
+
+def show(told: Told, now_s: float, json: bool) -> None:
+    """Prints one line."""
+    if json:
+        sys.stdout.write(msgspec.json.encode(_document(told)).decode() + "\n")
+        sys.stdout.flush()
+    else:
+        out.print(line(told, now_s), markup=False, highlight=False, soft_wrap=True)
+
+
+def _document(told: Told) -> dict[str, Any]:
+    kept = told.kept
+    return {
+        "at_s": kept.at_s,
+        "at": figures.at(kept.at_s),
+        "sequence": kept.sequence,
+        "subject": kept.subject,
+        "text": told.text,
+        "fact": None if told.fact is None else whole(told.fact),
+    }
+
+
+def read(kept: Kept) -> Told:
+    try:
+        fact: Any = codec.decode(kept.payload, Fact)
+    except DecodeRejected as error:
+        return Told(kept, None, f"{kept.subject}: {error}")
+    return Told(kept, fact, sentence(fact))
+
+
+async def _told(
+    client: Client, job: str, since_s: float, after: int, *, follow: bool
+) -> AsyncGenerator[Told, None]:
+    kept = client.history.read(_patterns(job), since_s=since_s, after=after, follow=follow)
+    async with aclosing(kept) as facts:
+        async for each in facts:
+            told = read(each)
+            if not job or getattr(told.fact, "job", job) == job:
+                yield told
+
+
+def _patterns(job: str) -> Sequence[str]:
+    """A migration's subject has its own id: its fact says whose it is."""
+    return (subjects.events("job", job), subjects.events("migration")) if job else ()
+
+
+def check_id(job: str) -> None:
+    """Raises Rejected where this cannot be a job's id."""
+    if job and re.fullmatch(ID_PATTERN, job) is None:
+        raise Rejected(f"job {job!r}: no job has such an id; `slackwater jobs --all` lists them")
