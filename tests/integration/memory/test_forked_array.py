@@ -116,13 +116,11 @@ def test_a_child_that_outlives_the_program_does_not_keep_its_pager() -> None:
                 if time.monotonic() > deadline_s:
                     os._exit(5)
                 time.sleep(0.05)
-            os.write(4, b"gone")
+            os.write(writer, b"gone")
             os._exit(0)
         os.kill(os.getpid(), 9)
     reader, writer = os.pipe()
-    os.dup2(writer, 4)
     assert forked(work) == -9
     os.close(writer)
-    os.close(4)
     assert os.read(reader, 10) == b"gone"
     """)
