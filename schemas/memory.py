@@ -208,6 +208,21 @@ DeviceState = Literal["serving", "degraded", "stuck", "stopping", "failed"]
 more."""
 
 
+LatencyCause = Literal["hit", "late", "lender", "disk", "write"]
+"""What a request waited for. `hit`: a read of pages that were at hand; `late`: of such as
+prefetching was bringing; `lender`, `disk`: the farthest that its pages came from. `write`: until it
+counts."""
+
+
+class LatencyInfo(Record, kw_only=True, frozen=True):
+    """How long requests took lately, each percentile right to a fifth of itself."""
+
+    cause: LatencyCause
+    requests: Count
+    p50_us: Finite
+    p99_us: Finite
+
+
 class DeviceHeartbeat(Heartbeat, kw_only=True, frozen=True, tag="device.heartbeat"):
     """A block device (or another address space in remote memory) and its counters since start."""
 
@@ -244,6 +259,8 @@ class DeviceHeartbeat(Heartbeat, kw_only=True, frozen=True, tag="device.heartbea
     """That a read found damaged, or of another write, and made up for out of others."""
     lost_pages: Count = 0
     """Of which too few fragments were left: read from the backup file."""
+    latency: Annotated[tuple[LatencyInfo, ...], msgspec.Meta(max_length=16)] = ()
+    """Of NBD requests in the last ten seconds or so."""
     export: Annotated[str, msgspec.Meta(max_length=512)] = ""
     state: DeviceState = "serving"
     reason: Text = ""

@@ -34,6 +34,7 @@ from slackwater.schemas.memory import (
     EvictBegun,
     EvictNow,
     GetMap,
+    LatencyCause,
     ListSlabs,
     SetLending,
     SlabdHeartbeat,
@@ -50,6 +51,13 @@ _LISTEN_S = 2.2
 _WHO = "`slackwater memory top`"
 _SLAB_PATTERN = r"[0-9a-f]{12}"
 M = TypeVar("M", bound=Message)
+_WAITED: dict[LatencyCause, str] = {
+    "hit": "nothing (read)",
+    "late": "prefetching",
+    "lender": "lender",
+    "disk": "disk",
+    "write": "write to count",
+}
 _FORGOTTEN_S = 60.0
 """Who has not been heard for so long is not shown any more."""
 
@@ -206,7 +214,28 @@ def _tables(seen: Seen, now_s: float) -> RenderableType:
             f"{mine.backup_waiting_pages:,}",
             seen.silence(mine, now_s) or mine.reason or mine.state,
         )  # fmt: skip
-    return Group(lenders, devices)
+    return Group(lenders, devices, _latency_table(list(seen.devices.values())))
+
+
+def _latency_table(beats: list[DeviceHeartbeat]) -> Table:
+    """Of the last seconds, by what requests waited for; below 80 columns, and plain."""
+    table = Table(title="latency", title_justify="left", box=None, pad_edge=False)
+    table.add_column("device", no_wrap=True, max_width=30)
+    table.add_column("waited for")
+    for column in ("requests", "p50", "p99"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for beat in sorted(beats, key=lambda beat: beat.id):
+        for info in beat.latency:
+            times = (_duration(info.p50_us), _duration(info.p99_us))
+            table.add_row(beat.id, _WAITED[info.cause], f"{info.requests:,}", *times)
+    return table
+
+
+def _duration(us: float) -> str:
+    """Of three digits."""
+    if us < 1e3:
+        return f"{us:.3g} us"
+    return f"{us / 1e3:.3g} ms" if us < 1e6 else f"{us / 1e6:.3g} s"
 
 
 def _prefetched(beat: DeviceHeartbeat) -> str:

@@ -19,6 +19,7 @@ from slackwater.common.background import Background
 from slackwater.common.errors import AccessRefused, Rejected, SlackwaterError, Unavailable
 from slackwater.memory import kernels as k
 from slackwater.memory.backup import Backup
+from slackwater.memory.latency import Latencies
 from slackwater.memory.remote import RemoteSlab
 from slackwater.memory.roads import Roads
 from slackwater.memory.store import PAGE_BYTES, Pages, PagesLost, Resilience
@@ -51,6 +52,7 @@ class Device:
         self.remote_ahead_pages = 0
         self.remote_written_pages = 0
         self.roads = Roads()
+        self.latency = Latencies()
         self._span_pages = int(table.words[k.SPAN_PAGES])
         self._members: dict[int, list[RemoteSlab | None]] = {}
         self._flying: dict[int, Counter[int]] = {}
@@ -70,13 +72,20 @@ class Device:
         return int(np.flatnonzero(where)[0])
 
     async def read_pages(self, pages: Pages, target: memoryview) -> None:
+        await self.read_from(pages, target)
+
+    async def read_from(self, pages: Pages, target: memoryview) -> int:
+        """As `read_pages`; the farthest that pages came from: k.DISK, k.REMOTE, k.DONE."""
         where = np.empty(len(pages), np.int64)
         if not k.read_pages(self.table, pages, k.address(target), where, True):
-            return
+            return k.DONE
+        place = k.REMOTE
         for _ in range(_ATTEMPTS_MAX):
             missing = np.flatnonzero(where)
             if not len(missing):
-                return
+                return place
+            if (where == k.DISK).any():
+                place = k.DISK
             await self._fetch(pages, target, where, missing)
             missing = np.flatnonzero(where)
             self._look_again(pages, target, where, missing)

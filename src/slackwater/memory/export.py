@@ -48,6 +48,7 @@ from slackwater.memory.device import Device
 from slackwater.memory.discovery import find_slab_bytes, refuse_namesake
 from slackwater.memory.ending import Patience, end_by_force
 from slackwater.memory.figures import expose
+from slackwater.memory.latency import infos
 from slackwater.memory.lenders import Lenders
 from slackwater.memory.nbd.server import NbdServer
 from slackwater.memory.prefetch import WINDOW_MAX
@@ -360,10 +361,16 @@ class Exporter:
             lost_pages=self.device.resilience.lost_pages,
             backup_waiting_pages=self.device.backup_waiting_pages,
             activity=round(float(self.core.activity.sum()), 3),
+            latency=infos(self.device.latency.recent(now_s)),
             export=str(self.options.socket or ""),
             state=state,
             reason=reason[:_REASON_MAX],
         )
+
+    def expose(self) -> Exposition:
+        """To Prometheus. Raises ConfigRejected."""
+        port, times = self.options.metrics_port, self.device.latency
+        return expose(self.options.id, port, lambda: self.heartbeat(self._clock.now_s()), times)
 
     def _condition(self) -> tuple[DeviceState, str]:
         """The state and its reason: what is worst comes first."""
@@ -448,9 +455,7 @@ async def export(
     try:
         await exporter.start()
         if options.metrics_port:
-            scraped = expose(
-                options.id, options.metrics_port, lambda: exporter.heartbeat(clock.now_s())
-            )
+            scraped = exporter.expose()
         shown = exporter.background.spawn(exporter.show(url, stop, credentials))
         ready(exporter)
         notify.ready()

@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 import structlog
@@ -22,12 +23,13 @@ from numpy.typing import NDArray
 from slackwater.common import limits
 from slackwater.common.errors import SlackwaterError
 from slackwater.memory import kernels as k
-from slackwater.memory import shelf, stocking, streams
+from slackwater.memory import latency, shelf, stocking, streams
 from slackwater.memory.device import Device
 from slackwater.memory.prefetch import WINDOW_MAX, Leap
 from slackwater.memory.store import PAGE_BYTES, Pages
 
 _log = structlog.get_logger()
+_CAUSES: Final = {k.DONE: latency.HIT, k.REMOTE: latency.LENDER, k.DISK: latency.DISK}
 _Places = NDArray[np.int64]
 
 
@@ -72,14 +74,15 @@ class ReadAhead:
             return False
         return any(page in self._coming for page in range(first, first + count))
 
-    async def read_pages(self, pages: Pages, target: memoryview) -> None:
-        """As the device's; what is on its way is not asked for twice."""
-        if self._coming:
-            late = [page for page in pages.tolist() if page in self._coming]
-            if late:
-                self.late_pages += len(late)
-                await asyncio.wait({self._coming[page] for page in late})
-        await self._device.read_pages(pages, target)
+    async def read_pages(self, pages: Pages, target: memoryview) -> int:
+        """As the device's; what is on its way is not asked for twice. What it waited for: a cause
+        (latency.py)."""
+        late = [page for page in pages.tolist() if page in self._coming] if self._coming else []
+        if late:
+            self.late_pages += len(late)
+            await asyncio.wait({self._coming[page] for page in late})
+        place = await self._device.read_from(pages, target)
+        return latency.LATE if late and place == k.DONE else _CAUSES[place]
 
     # Prefetching ----------------------------------------------------------------------------------
 

@@ -1,8 +1,12 @@
 """`slackwater memory top`: who is shown, and what is said of those that are silent."""
 
-from slackwater.cli.memory import Seen
+import io
+
+from rich.console import Console
+
+from slackwater.cli.memory import Seen, _latency_table
 from slackwater.schemas.base import NodeId
-from slackwater.schemas.memory import SlabdHeartbeat
+from slackwater.schemas.memory import DeviceHeartbeat, LatencyCause, LatencyInfo, SlabdHeartbeat
 
 
 def beat(id: str) -> SlabdHeartbeat:
@@ -24,3 +28,31 @@ def test_a_silent_lender_is_told_and_forgotten_after_a_while() -> None:
     assert list(seen.lenders) == ["s1", "s2"]
     seen.forget(165.0)
     assert list(seen.lenders) == ["s2"]
+
+
+def test_latency_by_cause_fits_80_columns() -> None:
+    """Plain: no lines but the figures', the longest of ids and of figures among them."""
+    times: list[tuple[LatencyCause, float, float]] = [
+        ("hit", 0.9, 99.4),
+        ("lender", 12_345.0, 1.5e6),
+        ("write", 57.34, 70e6),
+    ]
+    device = DeviceHeartbeat(
+        service="device", id="d" * 40, incarnation=0, at_s=0.0, node=NodeId("m1"),
+        resilience="disk", size_bytes=1, spans=1, mapped_spans=0, lenders=0, read_pages=0,
+        read_remote_pages=0, written_pages=0, written_remote_pages=0, backup_waiting_pages=0,
+        activity=0.0, latency=tuple(
+            LatencyInfo(cause=cause, requests=123_456_789, p50_us=p50, p99_us=p99)
+            for cause, p50, p99 in times
+        ),
+    )  # fmt: skip
+    console = Console(width=80, file=io.StringIO())
+    console.print(_latency_table([device]))
+    assert isinstance(console.file, io.StringIO)
+    lines = console.file.getvalue().splitlines()
+    assert len(lines) == 2 + len(times)
+    assert [" ".join(line.split()[1:]) for line in lines[2:]] == [
+        "nothing (read) 123,456,789 0.9 us 99.4 us",
+        "lender 123,456,789 12.3 ms 1.5 s",
+        "write to count 123,456,789 57.3 us 70 s",
+    ]

@@ -9,9 +9,11 @@ import pytest
 from slackwater.common import metrics
 from slackwater.common.clock import LiveClock
 from slackwater.common.errors import ConfigRejected
+from slackwater.memory import latency
 from slackwater.memory.export import Exporter, ExportOptions
 from slackwater.memory.figures import COUNTED, counted, expose, levels
 from slackwater.memory.hydra import Hydra
+from slackwater.memory.latency import Latencies
 from slackwater.schemas.base import NodeId
 from slackwater.schemas.memory import DeviceHeartbeat
 
@@ -24,18 +26,27 @@ BEAT = DeviceHeartbeat(
 
 
 async def test_a_scrape_shows_the_heartbeats_figures() -> None:
-    exposition = expose("d1", -1, lambda: BEAT)
+    times = Latencies()
+    latency.add(times.loop, latency.DISK, 3_000_000, 2)
+    latency.add(times.loop, latency.DISK, 1_000, 1)
+    exposition = expose("d1", -1, lambda: BEAT, times)
     try:
         url = f"http://127.0.0.1:{exposition.port}/metrics"
         said = await asyncio.to_thread(lambda: urllib.request.urlopen(url, timeout=5).read())
         with pytest.raises(ConfigRejected, match=f"metrics port {exposition.port}: .*in use"):
-            expose("d2", exposition.port, lambda: BEAT)
+            expose("d2", exposition.port, lambda: BEAT, times)
     finally:
         await asyncio.to_thread(exposition.close)
     lines = said.decode().splitlines()
     assert 'slackwater_device_spans{id="d1",service="device",state="mapped"} 3.0' in lines
     assert 'slackwater_device_degraded{id="d1",service="device"} 1.0' in lines
     assert 'slackwater_own_total{id="d1",name="prefetched_pages",service="device"} 9.0' in lines
+    family = "slackwater_device_request_seconds"
+    disk = 'cause="disk",id="d1"'
+    assert f'{family}_bucket{{{disk},le="1.024e-06",service="device"}} 1.0' in lines
+    assert f'{family}_bucket{{{disk},le="0.0041943",service="device"}} 3.0' in lines
+    assert f'{family}_count{{{disk},service="device"}} 3.0' in lines
+    assert f'{family}_count{{cause="hit",id="d1",service="device"}} 0.0' in lines
 
 
 def test_all_of_them_are_declared() -> None:

@@ -11,6 +11,7 @@ import contextlib
 import queue
 import socket
 import threading
+import time
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 from slackwater.common import limits
 from slackwater.common.errors import Rejected, SlackwaterError
 from slackwater.memory import kernels as k
+from slackwater.memory import latency
 from slackwater.memory.device import Device
 from slackwater.memory.nbd import lanes
 from slackwater.memory.nbd import protocol as nbd
@@ -154,6 +156,7 @@ class Connection:
             self._export.size_bytes,
             limits.NBD_REQUEST_BYTES_MAX,
             chunked=self._chunked,
+            counted=self._device.latency.open(),
         )
         self._answering.start()
         try:
@@ -161,6 +164,7 @@ class Connection:
         finally:
             self._see_to_writes(state)
             self._lanes.close()
+            self._device.latency.close(state.times)
 
     def _converse(self, state: s.Connection) -> str:
         while True:
@@ -300,7 +304,7 @@ class Connection:
         )
         buffer = np.empty(len(pages) * PAGE_BYTES, np.uint8).data
         try:
-            await self._ahead.read_pages(pages, buffer)
+            cause = await self._ahead.read_pages(pages, buffer)
         except (OSError, SlackwaterError):  # Each by itself: some may be well.
             for item in items:
                 self._spawn(self._one(item, b""))
@@ -312,6 +316,7 @@ class Connection:
             answers.append(nbd.data_head(cookie, offset, length, chunked=self._chunked))
             answers.append(buffer[start : start + length])
             start += length
+        self._time(items, cause)
         self._reply(b"".join(answers), items)
 
     async def _land(self, items: Item) -> None:
@@ -328,6 +333,7 @@ class Connection:
         except (OSError, SlackwaterError) as failure:
             error = failure
         answers = [self._outcome(item, error) for item in items]
+        self._time(items, latency.WRITE)
         self._reply(b"".join(answers), items)
 
     async def _land_lost(self, item: Item) -> None:
@@ -340,6 +346,8 @@ class Connection:
         except (OSError, SlackwaterError) as failure:
             error = failure
         whole = item[s.ITEM_KIND] == s.LOST  # Else a later piece is answered, behind this one.
+        if whole:
+            self._time(item[None], latency.WRITE)
         self._reply(self._outcome(item, error) if whole else b"", item[None])
 
     async def _one(self, item: Item, payload: bytes) -> None:
@@ -363,9 +371,12 @@ class Connection:
         device = self._device
         match int(item[s.ITEM_KIND]):
             case nbd.READ:
-                return bytes(await read_bytes(self._ahead, offset, length))
+                data, cause = await read_bytes(self._ahead, offset, length)
+                self._time(item[None], cause)
+                return bytes(data)
             case nbd.WRITE:
                 await write_bytes(device, self._turn, offset, payload)
+                self._time(item[None], latency.WRITE)
             case nbd.FLUSH:
                 await device.flush()
                 return b""
@@ -416,6 +427,11 @@ class Connection:
             number = error.errno
         chunks = int(item[s.ITEM_KIND]) in (nbd.READ, nbd.BLOCK_STATUS)
         return nbd.failed(cookie, number, str(error), chunked=self._chunked and chunks)
+
+    def _time(self, items: Item, cause: int) -> None:
+        now_ns = time.monotonic_ns()
+        for item in items:
+            latency.add(self._device.latency.loop, cause, now_ns - int(item[s.ITEM_BEGAN]), 1)
 
     def _reply(self, answer: bytes, items: Item) -> None:
         """Of these items: they are open until it is sent, so a client that does not read is not

@@ -31,12 +31,13 @@ def within(offset: int, length: int) -> tuple[int, int]:
     return first, max(0, (offset + length) // PAGE_BYTES - first)
 
 
-async def read_bytes(ahead: ReadAhead, offset: int, length: int) -> memoryview:
+async def read_bytes(ahead: ReadAhead, offset: int, length: int) -> tuple[memoryview, int]:
+    """Them, and what was waited for."""
     pages = covering(offset, length)
     buffer = np.empty(len(pages) * PAGE_BYTES, np.uint8).data
-    await ahead.read_pages(pages, buffer)
+    cause = await ahead.read_pages(pages, buffer)
     start = offset % PAGE_BYTES
-    return buffer[start : start + length]
+    return buffer[start : start + length], cause
 
 
 async def write_bytes(device: Device, turn: asyncio.Lock, offset: int, payload: memoryview) -> None:

@@ -28,7 +28,7 @@ from typing import Final
 from slackwater.common import abi
 from slackwater.common.compiled import borrowing, inlined
 from slackwater.common.transport import wire
-from slackwater.memory import kernels, shelf
+from slackwater.memory import kernels, latency, shelf
 from slackwater.memory.nbd import lane_ends as ends
 from slackwater.memory.nbd import protocol as nbd
 from slackwater.memory.nbd import state as s
@@ -109,6 +109,7 @@ def _enter(t, lanes, i, kind, cookie, offset, length, first, stamp):
     row[s.FIRST] = first
     row[s.STAMP] = stamp
     row[s.PART] = 0
+    row[s.ASKED_NS] = lanes.shared[s.TURN_NS]
     w[s.TAIL] += 1
     w[s.QUEUED] += 1
     lanes.shared[s.UNDER_WAY] += 1
@@ -214,6 +215,7 @@ def _give_back(lanes, c, i, row, refused):
         s.item(c, kind, row[s.COOKIE], row[s.OFFSET], row[s.LENGTH], refused, row[s.FIRST], road)
         if row[s.PART]:
             lanes.words[i, s.LOST_AT] = row[s.FIRST] + row[s.LENGTH] // PAGE_BYTES - 1
+    c.items[c.words[s.ITEMS] - 1, s.ITEM_BEGAN] = row[s.ASKED_NS]
     ends.over(lanes, i)
 
 
@@ -224,7 +226,14 @@ def _still(t, row):
 
 
 @borrowing()
-def _count(t, row):
+def _time(c, row, cause):
+    """It is answered in this turn."""
+    latency.add(c.times, cause, c.lanes.shared[s.TURN_NS] - row[s.ASKED_NS], 1)
+
+
+@borrowing()
+def _count(t, c, row):
+    _time(c, row, latency.LENDER)
     pages = row[s.LENGTH] // PAGE_BYTES
     t.words[kernels.READ] += pages
     t.words[kernels.READ_LANE] += pages
@@ -253,6 +262,7 @@ def _acknowledged(t, c, i, row):
         c.items[c.words[s.ITEMS] - 1, s.ITEM_LATE] = lost_at
     elif row[s.PART] == 0:
         c.words[s.OUT] = s.head(c, c.outward, c.words[s.OUT], nbd.WRITE, row[s.COOKIE], 0, 0, 0)
+        _time(c, row, latency.WRITE)
     ends.over(c.lanes, i)
 
 
@@ -267,7 +277,7 @@ def _small(t, c, i, row, at):
     begin = at - s.head_bytes(c)
     ends.put_head(c, begin, cookie, offset, length)
     s.part(c, begin, s.head_bytes(c) + length)
-    _count(t, row)
+    _count(t, c, row)
     ends.over(c.lanes, i)
 
 
@@ -338,7 +348,7 @@ def _settle_one(t, c, i):
             w[s.WHOLE] = 0
             if _still(t, row):
                 w[s.WHOLE] = s.CHECKED
-                _count(t, row)
+                _count(t, c, row)
                 return True
             _give_back(lanes, c, i, row, 0)
         elif w[s.REST] or w[s.WHOLE]:

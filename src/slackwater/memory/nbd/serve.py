@@ -74,6 +74,7 @@ def _read(t, c, at, offset, length):
         t.activity[(first + i) // t.words[kernels.SPAN_PAGES]] += 1
         shelf.consume(t.shelf, first + i)
     t.words[kernels.READ] += count
+    c.words[s.READS] += 1
     c.words[s.OUT] = begin + length
     return True
 
@@ -109,6 +110,7 @@ def _written(c, at, offset, length, flags, first, done):
     """Answer a write whose pages were taken in, or have somebody wait for what they wait for."""
     if done and c.words[s.LATE] < 0 and not flags & nbd.FUA:
         c.words[s.OUT] = _head(c, nbd.WRITE, at, 0, 0, 0)
+        c.words[s.WRITES] += 1
     else:
         _item(c, s.LANDING, at, offset, length, flags, first)
 
@@ -464,6 +466,7 @@ def serve(t, c):
     c.words[s.ITEMS] = 0
     shared = c.lanes.shared
     while True:
+        s.begin_turn(c)
         kernels.lock(t)
         status = _advance(t, c)
         again = shared[s.UNDER_WAY] != 0 and lanes.settle(t, c)
@@ -476,6 +479,7 @@ def serve(t, c):
             ends.push(c.lanes)
         if not _flush(c) or (again and not ends.send_large(c)):
             return CLOSED
+        s.time_answered(c)
         if called:
             shelf.ring(t.shelf)
         if status in (DISCONNECTED, GARBAGE):

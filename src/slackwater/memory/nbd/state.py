@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from slackwater.common import abi, limits
 from slackwater.common.compiled import borrowing, inlined
+from slackwater.memory import latency
 from slackwater.memory.nbd import protocol as nbd
 
 # Words of a connection
@@ -37,7 +38,9 @@ STREAMED: Final = 16  # the last request was
 PARTS: Final = 17  # answers that wait to be sent where they lie
 WAY: Final = 18  # of a streamed write: the lane that it leaves on; -1: mapped memory
 BEGUN: Final = 19  # ... and the entries of the ring that there were before it
-WORDS: Final = 20
+READS: Final = 20  # answered at once, and not timed yet
+WRITES: Final = 21
+WORDS: Final = 22
 
 # An item
 ITEM_KIND: Final = 0  # a command, or one of these:
@@ -51,7 +54,8 @@ ITEM_FLAGS: Final = 4
 ITEM_FIRST: Final = 5  # entry of the ring; -1: none was made
 ITEM_AT: Final = 6  # of the payload in the receive buffer; of a LOST one, its road
 ITEM_LATE: Final = 7  # the last entry, before these, that must reach the disk; -1: none
-ITEM_WORDS: Final = 8
+ITEM_BEGAN: Final = 8  # when it was taken, or asked for on a lane: nanoseconds
+ITEM_WORDS: Final = 9
 ITEMS_MAX: Final = 64
 
 SLACK_BYTES: Final = 64 * 1024
@@ -103,7 +107,8 @@ FIRST: Final = 4  # of a write, its first entry in the ring
 STAMP: Final = 5  # of a read, how often its pages had been changed
 BEFORE: Final = 5  # of a write, its first entry; of a streamed one's pieces, BEGUN
 PART: Final = 6  # others come behind this piece
-ASKED_WORDS: Final = 7
+ASKED_NS: Final = 7
+ASKED_WORDS: Final = 8
 
 # Words of all lanes together
 UNDER_WAY: Final = 0
@@ -112,7 +117,8 @@ SWEEP: Final = 2  # some are to be closed
 TELL: Final = 3  # entries came off the ring that somebody may wait for
 CLOCK: Final = 4
 USED: Final = 7  # all lanes that there ever were have lower numbers
-POLL: Final = 8
+TURN_NS: Final = 8  # when this turn began: what came before it was taken is as old
+POLL: Final = 9
 SHARED_WORDS: Final = POLL + 1 + LANES
 
 LANE_STAGING_BYTES: Final = 256 * 1024
@@ -141,9 +147,12 @@ class Connection(NamedTuple):
     lanes: Lanes
     parts: NDArray[np.int64]  # (address, bytes); the first is what lies in `outward`
     message: NDArray[np.int64]  # struct msghdr
+    times: latency.Histogram
 
 
-def make_connection(fd: int, size: int, length_max: int, *, chunked: bool) -> Connection:
+def make_connection(
+    fd: int, size: int, length_max: int, *, chunked: bool, counted: latency.Histogram | None = None
+) -> Connection:
     """Buffers hold the largest request whole; their pages come into being as they are touched."""
     words = np.zeros(WORDS, np.int64)
     words[FD], words[SIZE], words[LENGTH_MAX], words[CHUNKED] = fd, size, length_max, chunked
@@ -162,6 +171,7 @@ def make_connection(fd: int, size: int, length_max: int, *, chunked: bool) -> Co
         ),
         np.zeros((PARTS_MAX + 1, 2), np.int64),
         np.zeros(7, np.int64),
+        latency.histogram() if counted is None else counted,
     )
 
 
@@ -240,4 +250,20 @@ def item(c, kind, cookie, offset, length, flags, first, at):
     row[ITEM_FIRST] = first
     row[ITEM_AT] = at
     row[ITEM_LATE] = -1
+    row[ITEM_BEGAN] = c.lanes.shared[TURN_NS]
     c.words[ITEMS] += 1
+
+
+@borrowing()
+def begin_turn(c):
+    c.lanes.shared[TURN_NS] = abi.now_ns(c.lanes.shared.ctypes.data + CLOCK * 8)
+
+
+@borrowing()
+def time_answered(c):
+    """What was answered at once in this turn has left."""
+    if c.words[READS] or c.words[WRITES]:
+        took_ns = abi.now_ns(c.lanes.shared.ctypes.data + CLOCK * 8) - c.lanes.shared[TURN_NS]
+        latency.add(c.times, latency.HIT, took_ns, c.words[READS])
+        latency.add(c.times, latency.WRITE, took_ns, c.words[WRITES])
+        c.words[READS] = c.words[WRITES] = 0
