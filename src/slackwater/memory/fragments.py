@@ -13,13 +13,17 @@ another page, span or member is as bad as a damaged one. An 8 + 2 page takes 10 
 # numba infers the compiled functions' types itself, and its decorators mislead the type checker.
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,import-untyped"
 
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
 from numpy.typing import NDArray
 
+from slackwater.common import abi
 from slackwater.common.compiled import njit
-from slackwater.memory.coding import Bytes, Code
+from slackwater.memory.coding import Bytes, Code, checksum
 from slackwater.memory.store import Pages
 
 HEADER_BYTES: Final = 16
@@ -64,7 +68,7 @@ def pack(
     slots = np.empty((len(pages), slot_bytes(code)), np.uint8)
     slots[:, HEADER_BYTES:] = fragments
     numbers = np.ascontiguousarray(generations)
-    _seal(slots, span, tag_of(code, index), np.ascontiguousarray(pages), numbers)
+    _seal(slots, span, tag_of(code, index), np.ascontiguousarray(pages), numbers, checksum())
     return slots
 
 
@@ -72,7 +76,7 @@ def generations_of(code: Code, index: int, span: int, pages: Pages, slots: Bytes
     """Of the write that each slot holds a whole fragment of; 0: it holds none."""
     found = np.empty(len(pages), np.int64)
     whole = np.ascontiguousarray(slots)
-    _check(whole, span, tag_of(code, index), np.ascontiguousarray(pages), found)
+    _check(whole, span, tag_of(code, index), np.ascontiguousarray(pages), found, checksum())
     return found
 
 
@@ -80,9 +84,30 @@ def tag_of(code: Code, index: int) -> int:
     return _VERSION | code.needed << 8 | code.width << 16 | index << 24
 
 
+@intrinsic
+def _call_sum(_context: Any, function: Any, begin: Any, at: Any, nbytes: Any) -> Any:
+    signature = types.uint32(types.uintp, types.uint32, types.uintp, types.uint64)
+
+    def codegen(_ctx: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        number, pointer, count = ir.IntType(32), ir.IntType(8).as_pointer(), ir.IntType(64)
+        kind = ir.FunctionType(number, [number, pointer, count])
+        function = builder.inttoptr(args[0], kind.as_pointer())
+        return builder.call(function, [args[1], builder.inttoptr(args[2], pointer), args[3]])
+
+    return signature, codegen
+
+
+_sum: Any = _call_sum
+
+
 @njit(nogil=True, cache=True)
-def _crc(slot, begin):
-    """CRC-32 of a slot's fragment, as zlib.crc32(fragment, begin); its length divides by eight."""
+def _crc(slot, begin, sums):
+    """CRC-32 of a slot's fragment, as zlib.crc32(fragment, begin); its length divides by eight.
+    `sums`: the address of a function that does it; 0: there is none."""
+    if sums:
+        body = abi.ADDRESS(slot.ctypes.data + HEADER_BYTES)
+        length = types.uint64(len(slot) - HEADER_BYTES)
+        return np.int64(_sum(abi.ADDRESS(sums), types.uint32(begin), body, length))
     crc = ~begin & _LOW
     for i in range(HEADER_BYTES, len(slot), 8):
         one = crc ^ (
@@ -112,40 +137,38 @@ def _begin(span, tag, page, generation):
 
 
 @njit(nogil=True, cache=True)
-def _seal(slots, span, tag, pages, generations):
+def seal(slot, span, tag, page, generation, sums):
+    """Write the header of a slot whose fragment is in place."""
+    crc = _crc(slot, _begin(span, tag, page, generation), sums)
+    at = slot.ctypes.data
+    abi.put(at, generation)
+    abi.put(at + 8, crc | tag << 32)
+
+
+@njit(nogil=True, cache=True)
+def _seal(slots, span, tag, pages, generations, sums):
     for i in range(len(pages)):
-        slot = slots[i]
-        crc = _crc(slot, _begin(span, tag, pages[i], generations[i]))
-        for j in range(8):
-            slot[j] = generations[i] >> 8 * j & 255
-        for j in range(4):
-            slot[8 + j] = crc >> 8 * j & 255
-            slot[12 + j] = tag >> 8 * j & 255
+        seal(slots[i], span, tag, pages[i], generations[i], sums)
 
 
 @njit(nogil=True, cache=True)
 def first_word(slot):
     """The generation that a slot tells."""
-    generation = np.int64(0)
-    for j in range(8):
-        generation |= np.int64(slot[j]) << 8 * j
-    return generation
+    return abi.get(slot.ctypes.data)
 
 
 @njit(nogil=True, cache=True)
-def whole_slot(slot, span, tag, page, generation):
+def whole_slot(slot, span, tag, page, generation, sums):
     """It holds what a slot of this place and write must."""
-    crc = told = np.int64(0)
-    for j in range(4):
-        crc |= np.int64(slot[8 + j]) << 8 * j
-        told |= np.int64(slot[12 + j]) << 8 * j
-    return told == tag and crc == _crc(slot, _begin(span, tag, page, generation))
+    word = abi.get(slot.ctypes.data + 8)
+    crc = _crc(slot, _begin(span, tag, page, generation), sums)
+    return word >> 32 & _LOW == tag and word & _LOW == crc
 
 
 @njit(nogil=True, cache=True)
-def _check(slots, span, tag, pages, found):
+def _check(slots, span, tag, pages, found, sums):
     for i in range(len(pages)):
         slot = slots[i]
         generation = first_word(slot)
-        whole = generation > 0 and whole_slot(slot, span, tag, pages[i], generation)
+        whole = generation > 0 and whole_slot(slot, span, tag, pages[i], generation, sums)
         found[i] = generation if whole else 0

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from slackwater.common import abi
 from slackwater.common.compiled import njit
-from slackwater.memory.coding import Code, Recipe
+from slackwater.memory.coding import Code, Recipe, checksum
 from slackwater.memory.fragments import (
     HEADER_BYTES,
     Generations,
@@ -89,7 +89,7 @@ def read(
     into = np.frombuffer(target, np.uint8)
     failed: int = _read(
         found.base, found.tags, slot_bytes(code), span, pages, expected, into,
-        recipe.places, recipe.lost, recipe.tables, recipe.multiply,
+        recipe.places, recipe.lost, recipe.tables, recipe.multiply, checksum(),
     )  # fmt: skip
     intact = all(member is not None and member.intact() for member in used)
     return failed if intact else GONE
@@ -101,7 +101,7 @@ def _view(member: RemoteMember | None) -> memoryview | None:
 
 @njit(nogil=True, cache=True)
 def _read(
-    base, tags, slot_length, span, pages, expected, into, places, lost, tables, multiply
+    base, tags, slot_length, span, pages, expected, into, places, lost, tables, multiply, sums
 ):  # fmt: skip
     needed, length = len(base), slot_length - HEADER_BYTES
     slots = np.empty((needed, slot_length), np.uint8)
@@ -118,7 +118,7 @@ def _read(
             abi.copy(slot.ctypes.data, base[row] + pages[i] * slot_length, slot_length)
             if first_word(slot) != expected[i]:
                 return row
-            if not whole_slot(slot, span, tags[row], pages[i], expected[i]):
+            if not whole_slot(slot, span, tags[row], pages[i], expected[i], sums):
                 return row
             if places[row] >= 0:
                 abi.copy(page + places[row] * length, sources[row], length)

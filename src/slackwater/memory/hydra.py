@@ -18,11 +18,12 @@ from numpy.typing import NDArray
 
 from slackwater.common.background import Background
 from slackwater.common.errors import AccessRefused, Unavailable
-from slackwater.memory import fragments, gather
+from slackwater.memory import fragments, gather, scatter
 from slackwater.memory.coding import Bytes, Code
 from slackwater.memory.fragments import Generations
 from slackwater.memory.gather import Members, Near
 from slackwater.memory.late_binding import ReadPlan, WritePlan
+from slackwater.memory.scatter import Target
 from slackwater.memory.store import Pages, PagesLost, RemoteMember
 
 T = TypeVar("T")
@@ -74,6 +75,7 @@ class Hydra:
         self._ledger: dict[int, Generations] = {}
         """Span -> by page: the newest write; negative: it does not count yet; 0: none does."""
         self._near: dict[int, Near] = {}
+        self._targets: dict[int, Target] = {}
         self._writes: dict[int, dict[int, _Write]] = {}
         """Span -> by generation. They settle in any order: a channel has several streams, and
         acknowledgements keep their order on each alone. No page is in two of them."""
@@ -92,6 +94,7 @@ class Hydra:
     def forget(self, span: int) -> None:
         self._ledger.pop(span, None)
         self._near.pop(span, None)
+        self._targets.pop(span, None)
 
     # Reads ----------------------------------------------------------------------------------------
 
@@ -204,9 +207,10 @@ class Hydra:
         if len(able) < self.needed:
             raise PagesLost(f"span {span}: {len(able)} of {self.needed} members", pages)
         self._generation += 1
-        generations = np.full(len(pages), self._generation, np.int64)
         self.ledger(span)[pages] = -self._generation
-        parts = self.code.encode(np.frombuffer(source, np.uint8).reshape(len(pages), -1))
+        slots = scatter.write(
+            self.code, self._target(span, members), span, pages, self._generation, source
+        )
         loop = asyncio.get_running_loop()
         write = _Write(
             pages, self._generation, WritePlan(able, self.needed),
@@ -216,15 +220,19 @@ class Hydra:
         for index in able:
             member = members[index]
             assert member is not None
-            slots = fragments.pack(self.code, index, span, pages, generations, parts[index])
             if member.mapped is not None:
-                self._slots(member)[pages] = slots
                 self._arrived(span, write, index, member.intact())
             else:
-                self._begin(span, self._post(span, write, index, member, slots))
+                self._begin(span, self._post(span, write, index, member, slots[index]))
         await asyncio.shield(write.decided)
         if not write.plan.acknowledged:
             raise PagesLost(f"span {span}: fewer than {self.needed} members took the pages", pages)
+
+    def _target(self, span: int, members: Members) -> Target:
+        found = self._targets.get(span)
+        if found is None or not scatter.holds(found, members):
+            found = self._targets[span] = scatter.target(self.code, members)
+        return found
 
     async def _post(
         self, span: int, write: _Write, index: int, member: RemoteMember, slots: Bytes

@@ -10,7 +10,7 @@ import numpy as np
 
 from slackwater.common import limits
 from slackwater.common.errors import ConfigRejected
-from slackwater.memory.coding import Bytes, Recipe
+from slackwater.memory.coding import Bytes, Parities, Recipe
 from slackwater.memory.store import PAGE_BYTES
 
 
@@ -42,3 +42,6 @@ class Copies:
     def recipe(self, chosen: Sequence[int]) -> Recipe:
         assert len(chosen) == 1, chosen
         return Recipe(np.zeros(1, np.int64), np.zeros(0, np.int64), np.zeros(0, np.uint8), 0)
+
+    def parities(self) -> Parities:
+        return Parities(np.zeros(0, np.uint8), 0)

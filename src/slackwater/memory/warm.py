@@ -16,6 +16,7 @@ from slackwater.memory import (
     fragments,
     gather,
     latency,
+    scatter,
     shelf,
     stocking,
     writeback,
@@ -61,6 +62,7 @@ def warm() -> None:
     code, whole = Copies(2), np.zeros((2, PAGE_BYTES), np.uint8)
     slots = fragments.pack(code, 0, 0, pages, kinds, whole)
     fragments.generations_of(code, 0, 0, pages, slots)
+    scatter.write(code, scatter.target(code, (None, None)), 0, pages, 1, data)
     nobody = gather.Near((), (), (), pages, pages, code.recipe((0,)))
     gather.read(code, nobody, 0, pages, np.zeros(2, np.int64), data)
     _serve(table, data)

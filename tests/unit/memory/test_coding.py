@@ -4,6 +4,8 @@ import itertools
 import struct
 import zlib
 from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -11,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slackwater.common.errors import ConfigRejected
-from slackwater.memory import fragments
+from slackwater.memory import fragments, scatter
 from slackwater.memory.coding import Code, ErasureCode
 from slackwater.memory.replication import Copies
-from slackwater.memory.store import PAGE_BYTES
+from slackwater.memory.store import PAGE_BYTES, RemoteMember
 
 # GF(256) as the textbook has it: slow, obvious, without tables. The reference for ISA-L.
 POLYNOMIAL = 0x11D
@@ -137,6 +139,50 @@ def test_whatever_is_lost(k: int, r: int, count: int, seed: int, data: st.DataOb
     chosen = data.draw(st.permutations(range(k + r)))[:k]
     fragments = code.encode(pages)
     assert (code.decode(chosen, fragments[chosen]) == pages).all()
+
+
+class Mapped:
+    """A slab in this process."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.memory = np.full(nbytes, 0xA5, np.uint8)
+        self.mapped = self.memory.data
+
+
+@settings(max_examples=60)
+@given(
+    code=st.sampled_from([ErasureCode(8, 2), ErasureCode(4, 3), ErasureCode(1, 1), Copies(3)]),
+    places=st.lists(st.integers(0, 9), min_size=1, max_size=6, unique=True),
+    kinds=st.lists(st.sampled_from(["mapped", "away", "none"]), min_size=10, max_size=10),
+    generation=st.integers(1, 2**52),
+    seed=st.integers(0, 99),
+    sums=st.booleans(),
+)
+def test_one_call_makes_what_coding_and_packing_make(
+    code: Code, places: list[int], kinds: list[str], generation: int, seed: int, sums: bool
+) -> None:
+    """Bit by bit, with ISA-L's CRC and without; nothing else of the slabs is touched."""
+    pages, data = np.array(places, np.int64), some_pages(len(places), seed)
+    length = fragments.slot_bytes(code)
+    slabs = [Mapped(10 * length) if kind == "mapped" else None for kind in kinds[: code.width]]
+    away = cast(RemoteMember, SimpleNamespace(mapped=None))
+    members = [
+        cast(RemoteMember, slab) if slab else (away if kind == "away" else None)
+        for slab, kind in zip(slabs, kinds, strict=False)
+    ]
+    into = scatter.target(code, members)
+    if not sums:
+        into = into._replace(sums=0)
+    slots = scatter.write(code, into, 7, pages, generation, data.reshape(-1).data)
+    generations, parts = np.full(len(pages), generation), code.encode(data)
+    for index, slab in enumerate(slabs):
+        right = fragments.pack(code, index, 7, pages, generations, parts[index])
+        if members[index] is not None:
+            assert (slots[index] == right).all()
+        if slab is not None:
+            whole = np.full((10, length), 0xA5, np.uint8)
+            whole[pages] = right
+            assert (slab.memory.reshape(10, length) == whole).all()
 
 
 @pytest.mark.parametrize(("k", "r"), [(0, 2), (8, 0), (3, 2), (32, 8)])
