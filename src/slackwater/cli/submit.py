@@ -29,6 +29,10 @@ Iterations = Annotated[
     typer.Option(min=1, help="Of an emulation 100 by default; a program may count for itself."),
 ]
 
+Wait = Annotated[
+    bool, typer.Option("--wait", help="Print its logs until it ends, and exit as it did.")
+]
+
 
 def submit(
     id: Id = "",
@@ -54,17 +58,12 @@ def submit(
     ] = 0,
     tenant: Annotated[str, typer.Option(help="On whose account it runs.")] = "",
     seed: int = 0,
-    wait: Annotated[
-        bool, typer.Option("--wait", help="Print its logs until it ends; exit as it does.")
-    ] = False,
+    wait: Wait = False,
     url: Url = None,
     json: Json = False,
 ) -> None:
-    """Submit a job; returns once it is stored.
-
-    With --wait: once it has ended, with 0 if it completed, else with the exit code of the first
-    rank that failed (1 where that is a signal, or the job was cancelled). Ctrl-C leaves it running.
-    """
+    """Submit a job; returns once it is stored, with --wait once it has ended: with 0, or the exit
+    code of the first rank that failed (1: by a signal, or cancelled). Ctrl-C leaves it running."""
     id = id or ("" if file is not None else new_id(model, program))
     with reported():
         if file is not None:
