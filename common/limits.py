@@ -136,6 +136,9 @@ CLUSTERS_MAX: Final = 256
 WORKER_NODES_MAX: Final = 4096
 WORKER_PRUNE_S: Final = 30.0
 """Between two looks at the files of jobs that ended."""
+WORKER_ROOM_BYTES: Final = 32 * 1024 * 1024
+"""Free on the disk of a worker service, or it starts no job: its files would not fit."""
+WORKER_ROOM_S: Final = 1.0
 LOG_TAIL_BYTES: Final = 8192
 """The end of a rank's log, in which the reason of a failure is looked for."""
 LOG_LINE_CHARS: Final = 1000

@@ -83,6 +83,13 @@ class JobsPruned:
     jobs: frozenset[str]
 
 
+@dataclass(frozen=True, slots=True)
+class RoomLooked:
+    """Whether the disk has room for another job's files: why not, or nothing."""
+
+    short: str
+
+
 @dataclass(slots=True)
 class _Rank:
     job: JobId
@@ -102,7 +109,7 @@ class _Rank:
         return self.state in ("exited", "reported")
 
 
-Event = ShellEvent | ProcessesFound | ProcessExited | LogRead | JobsPruned
+Event = ShellEvent | ProcessesFound | ProcessExited | LogRead | JobsPruned | RoomLooked
 
 
 class WorkerCore:
@@ -114,6 +121,7 @@ class WorkerCore:
         self._ranks: dict[tuple[JobId, int], _Rank] = {}
         self._ready = False
         self._draining = False
+        self._short = ""
 
     def running(self) -> tuple[tuple[JobId, Count], ...]:
         """Job and rank of every process, for the heartbeat."""
@@ -133,6 +141,9 @@ class WorkerCore:
                 return [self._read(token, message)]
             case LogRead(token=token, piece=piece):
                 return [Reply(token, piece)]
+            case RoomLooked(short=short):
+                self._short = short
+                return [Log("disk.full", {"reason": short}, "warning")] if short else []
             case JobsPruned(jobs=pruned):
                 self._ranks = {key: one for key, one in self._ranks.items() if key[0] not in pruned}
                 return [Log("jobs.pruned", {"jobs": len(pruned)})]
@@ -198,6 +209,10 @@ class WorkerCore:
         running = sum(1 for _ in self._with("running"))
         if running + len(new) > self._slots:
             reason = f"{self._node}: {running} of {self._slots} slots run, {len(new)} more asked"
+            return [Reply(token, Refused(reason=reason, retry_after_s=1.0, code=TOO_MANY))]
+        if new and self._short:
+            # A refusal for good would fail each queued job that is sent here, one after the other.
+            reason = f"{self._node}: {self._short}"
             return [Reply(token, Refused(reason=reason, retry_after_s=1.0, code=TOO_MANY))]
         if new and not message.program:
             reason = f"job {job} has no program; its user starts it by hand"

@@ -19,7 +19,13 @@ from slackwater.schemas.base import JobId, NodeId
 from slackwater.schemas.cluster import StartWorkers, StopWorkers, WorkerHeartbeat
 from slackwater.schemas.logs import ReadLog
 from slackwater.services.worker.config import WorkerConfig
-from slackwater.services.worker.core import JobsPruned, ProcessesFound, ProcessExited, WorkerCore
+from slackwater.services.worker.core import (
+    JobsPruned,
+    ProcessesFound,
+    ProcessExited,
+    RoomLooked,
+    WorkerCore,
+)
 from slackwater.services.worker.logreader import LogReader
 from slackwater.services.worker.processes import Identity, Intent, Keep, RankFiles, find, prune
 
@@ -70,6 +76,16 @@ class Processes:
             jobs = await asyncio.to_thread(prune, self._state_dir, self._keep, port.now_s())
             if jobs:
                 port.post(JobsPruned(jobs))
+
+    async def look_for_room(self, port: Port) -> None:
+        """Tell the core when the disk gets full, and when it has room again."""
+        told = ""
+        while True:
+            found = short_of_room(self._state_dir)
+            if found != told:
+                told = found
+                port.post(RoomLooked(found))
+            await asyncio.sleep(limits.WORKER_ROOM_S)
 
     # Handlers -------------------------------------------------------------------------------------
 
@@ -170,6 +186,18 @@ class Processes:
         return identity
 
 
+def short_of_room(state_dir: Path) -> str:
+    """Why no job is to be started here; empty: there is room."""
+    disk = os.statvfs(state_dir)
+    free, least = disk.f_bavail * disk.f_frsize, limits.WORKER_ROOM_BYTES
+    if free >= least:
+        return ""
+    return (
+        f"{free / 1e6:.0f} MB are free in {state_dir}, {least / 1e6:.0f} MB are needed to start a "
+        "job: make room there, or lower jobs_kept_bytes or log_bytes_max"
+    )
+
+
 async def _logged(files: RankFiles) -> None:
     """Returns once what the rank printed is in its log. Who left its group may print for ever."""
     loop = asyncio.get_running_loop()
@@ -238,5 +266,5 @@ def definition(config: WorkerConfig, world: World) -> ServiceDefinition:
         heartbeat=heartbeat,
         on_start=opened,
         on_stop=processes.stop,
-        tasks=(processes.look_for_kills, processes.prune),
+        tasks=(processes.look_for_kills, processes.look_for_room, processes.prune),
     )

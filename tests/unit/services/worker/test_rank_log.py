@@ -10,8 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from slackwater.common import limits
 from slackwater.services.worker.processes import Intent, Keep, RankFiles, find, prune
 from slackwater.services.worker.ranklog import RankLog
+from slackwater.services.worker.shell import short_of_room
 
 LOG_BYTES_MAX = 8 * 1024**2
 
@@ -263,3 +265,12 @@ def test_a_child_that_left_its_group_does_not_hold_up_the_end(tmp_path: Path) ->
     assert not files.logged()
     eventually(lambda: files.log.end() > 0, "the line is there")
     assert files.outcome()[0] == 0
+
+
+def test_a_disk_that_gets_full_is_noticed_and_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "WORKER_ROOM_BYTES", 0)
+    assert short_of_room(tmp_path) == ""
+    monkeypatch.setattr(limits, "WORKER_ROOM_BYTES", 2**70)
+    assert "lower jobs_kept_bytes or log_bytes_max" in short_of_room(tmp_path)

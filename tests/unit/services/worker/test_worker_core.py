@@ -21,6 +21,7 @@ from slackwater.services.worker.core import (
     LogRead,
     ProcessesFound,
     ProcessExited,
+    RoomLooked,
     WorkerCore,
 )
 
@@ -194,3 +195,18 @@ def test_a_restart_that_was_only_intended_is_carried_out_by_the_next_service() -
     assert run(1, 3) in worker.step(ProcessesFound((found,)), 0.0)
     order = StartWorkers(job="j1", ranks=(1,), workers=2, program=("x",), attempts=(3,))
     assert worker.step(Requested(1, order), 0.1) == [Reply(1, Ok())]
+
+
+def test_a_full_disk_puts_new_jobs_off_and_fails_none() -> None:
+    """A worker that fails at once whatever it is sent would empty the queue."""
+    worker = core()
+    worker.step(RoomLooked("3 MB are free in /var"), 1.0)
+    (refused,) = worker.step(Requested(1, START), 1.0)
+    assert isinstance(refused, Reply)
+    assert isinstance(refused.message, Refused)
+    assert refused.message.retry_after_s > 0
+    assert refused.message.reason == "n1: 3 MB are free in /var"
+    worker.step(RoomLooked(""), 2.0)
+    assert worker.step(Requested(2, START), 2.0) == [run(0), run(1), Reply(2, Ok())]
+    worker.step(RoomLooked("3 MB are free in /var"), 3.0)
+    assert worker.step(Requested(3, START), 3.0) == [Reply(3, Ok())], "it runs already"
