@@ -33,6 +33,15 @@ class _ConsumerMade(msgspec.Struct):
     error: dict[str, Any] | None = None
 
 
+class _State(msgspec.Struct):
+    last_seq: int = 0
+
+
+class _StreamFound(msgspec.Struct):
+    state: _State = msgspec.field(default_factory=_State)
+    error: dict[str, Any] | None = None
+
+
 class StreamReader:
     """One pull consumer of a stream. Close it in the end.
 
@@ -148,9 +157,19 @@ class StreamReader:
         self.place = metadata.sequence.stream
         return True
 
+    async def _last(self) -> int:
+        if not self.place:
+            return 0
+        subject, timeout_s = f"$JS.API.STREAM.INFO.{self._stream}", limits.STORE_TIMEOUT_S
+        answer = await self._bus.call(subject, b"", timeout_s=timeout_s)
+        found = msgspec.json.decode(answer.data, type=_StreamFound)
+        return self.place if found.error is not None else found.state.last_seq
+
     async def _make_consumer(self) -> None:
         if self._inbox is None:
             self._inbox = await self._bus.open_inbox(self._arrived.put_nowait)
+        if self.place > await self._last():
+            self.place = 0  # The stream was made anew.
         config: dict[str, Any] = {
             "ack_policy": "none",
             "mem_storage": True,

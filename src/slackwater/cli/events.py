@@ -126,7 +126,8 @@ def _document(told: Told) -> dict[str, Any]:
 
 def read(kept: Kept) -> Told:
     try:
-        fact: Any = codec.decode(kept.payload, Fact)
+        json = codec.looks_like_json(kept.payload)
+        fact: Any = codec.decode(kept.payload, Fact, json)
     except DecodeRejected as error:
         return Told(kept, None, f"{kept.subject}: {error}")
     return Told(kept, fact, sentence(fact))

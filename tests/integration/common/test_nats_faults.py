@@ -477,3 +477,22 @@ async def test_a_removed_stream_of_facts_is_made_anew(own_nats_server: NatsServe
             await anext(facts)
     assert await history.keep(KEEPING)
     await bus.close()
+
+
+async def test_a_follower_goes_on_in_a_stream_that_was_made_anew(
+    own_nats_server: NatsServer,
+) -> None:
+    """Its sequences begin at 1 again: a reader that kept its place would wait for a long time."""
+    bus = await NatsBus.connect(own_nats_server.url, "test")
+    history = NatsHistory(bus)
+    await history.keep(KEEPING)
+    subject = subjects.event("job", "j1", "running")
+    for payload in (b"1", b"2", b"3"):
+        await bus.publish(subject, payload)
+    async with aclosing(history.read(follow=True)) as facts, asyncio.timeout(30):
+        assert [(await anext(facts)).payload for _ in range(3)] == [b"1", b"2", b"3"]
+        await ask(bus, "STREAM.DELETE.facts", None, dict)
+        await history.keep(KEEPING)
+        await bus.publish(subject, b"4")
+        assert (await anext(facts)).payload == b"4"
+    await bus.close()
