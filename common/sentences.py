@@ -10,7 +10,9 @@ from slackwater.schemas.memory import SlabEvent, SpanEvent
 from slackwater.schemas.placement import MigrationEvent, TensorCopyDone, WorkerDone
 from slackwater.schemas.telemetry import JobProfiled, WindowMeasured
 
-ROUTINE: Final = frozenset({"window", "copied", "worker-done", "profiled", "steady", "placed"})
+ROUTINE: Final = frozenset(
+    {"window", "copied", "worker-done", "profiled", "measured", "steady", "placed"}
+)
 """Facts that come again and again, or say what others said; shown to whoever asks for all."""
 _CAUSES: Final = {
     "profiled": "as it was measured",

@@ -17,12 +17,8 @@ async def attend(client: Client, spec: JobSpec, json: bool) -> int:
     """Print what the job's ranks print; its exit code: 0 completed, else that of the first rank
     that failed where a program can give it, else 1."""
     try:
-        if spec.program:
-            record = await logs.started(client, spec.id, patient=True)
-            out = logs.printer(spec.workers, json)
-            await logs.follow_all(client, record, range(spec.workers), -1, out)
-    except Rejected as error:
-        err.print(str(error), markup=False)
+        await _followed(client, spec, json)
+        await waiting.until(client, [spec.id], "ended", 0.0)
     except asyncio.CancelledError:
         err.print(
             f"job {spec.id} goes on: `slackwater logs -f {spec.id}` shows it again, "
@@ -30,13 +26,24 @@ async def attend(client: Client, spec: JobSpec, json: bool) -> int:
             markup=False,
         )
         raise
-    await waiting.until(client, [spec.id], "ended", 0.0)
     record = await client.job(spec.id)
     if record.state == "completed":
         return 0
     why = f": {record.reason}" if record.reason else ""
     err.print(f"job {spec.id} {record.state}{why}", markup=False)
     return FAILED if record.state == "cancelled" else await _code(client, record)
+
+
+async def _followed(client: Client, spec: JobSpec, json: bool) -> None:
+    """A job without a program prints where its user starts it."""
+    if not spec.program:
+        return
+    try:
+        record = await logs.started(client, spec.id, patient=True)
+        out = logs.printer(spec.workers, json)
+        await logs.follow_all(client, record, range(spec.workers), -1, out)
+    except Rejected as error:  # It ended before it was started: the record says more.
+        err.print(str(error), markup=False)
 
 
 async def _code(client: Client, record: JobRecord) -> int:

@@ -1,0 +1,214 @@
+"""Following logs, over the bus in memory and in virtual time: who is asked, what comes."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import aclosing
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slackwater.cli import logs
+from slackwater.common import codec, limits
+from slackwater.common.bus.base import Delivery, Endpoint, ServiceInfo
+from slackwater.common.client import Client
+from slackwater.common.errors import Rejected, SlackwaterError, Unavailable
+from slackwater.common.simloop import run_simulated
+from slackwater.common.world import SimWorld, World
+from slackwater.schemas import subjects
+from slackwater.schemas.base import Message, NodeId, Refused
+from slackwater.schemas.cluster import WorkerHeartbeat
+from slackwater.schemas.jobs import JobInfo, JobRecord, JobSpec
+from slackwater.schemas.logs import LogPiece, ReadLog
+from slackwater.services.worker.ranklog import RankLog
+
+INFO = ServiceInfo("x", "1.0.0", "answers in a test", {})
+SPEC = JobSpec(id="j1", program=("train",), workers=1)
+RUNNING = JobRecord(spec=SPEC, state="running", node=NodeId("n1"))
+ENDED = JobRecord(spec=SPEC, state="completed", node=NodeId("n1"))
+
+
+class Site:
+    """A master that knows one job, and a worker service with the log of its rank."""
+
+    def __init__(self, record: JobRecord, log: RankLog, piece_bytes: Sequence[int] = (1000,)):
+        self.sim = SimWorld(1)
+        self.record, self.log, self.piece_bytes = record, log, piece_bytes
+        self.asked: list[ReadLog] = []
+        self.client = self._client(self.sim.client("cli"))
+
+    @staticmethod
+    def _client(world: World) -> Client:
+        return Client(world.bus, world.clock, rng=world.rng, history=world.history)
+
+    async def master(self) -> None:
+        await self._serve("master", subjects.command("master", "main", "get"), self._job)
+
+    async def worker(self, id: str = "n1") -> None:
+        await self._serve(f"worker-{id}", subjects.command("worker", id, "log"), self._log)
+
+    async def beat(self, id: str, node: str) -> None:
+        bus = self.sim.client(f"beat-{id}").bus
+        subject = subjects.telemetry("worker", id, "heartbeat")
+        beat = WorkerHeartbeat(
+            service="worker", id=id, incarnation=0, at_s=1.0, node=NodeId(node), slots=4
+        )
+        while True:
+            await bus.publish(subject, codec.encode(beat))
+            await asyncio.sleep(limits.HEARTBEAT_S)
+
+    async def read(self, *, follow: bool = False, by_line: bool = False, tail: int = -1) -> bytes:
+        reading = logs.read(self.client, self.record, 0, tail, follow, by_line)
+        async with aclosing(reading) as pieces:
+            found = [piece async for piece in pieces]
+        return b"\n".join(found) if by_line else b"".join(found)
+
+    async def _serve(self, name: str, subject: str, answer: Callable[[Delivery], Message]) -> None:
+        async def respond(delivery: Delivery) -> bytes:
+            return codec.encode(answer(delivery))
+
+        await self.sim.client(name).bus.serve(INFO, [Endpoint("x", subject, respond, {}, 8)])
+
+    def _job(self, delivery: Delivery) -> Message:
+        return JobInfo(job=self.record)
+
+    def _log(self, delivery: Delivery) -> Message:
+        asked = codec.decode(delivery.payload, ReadLog)
+        size = self.piece_bytes[len(self.asked) % len(self.piece_bytes)]
+        self.asked.append(asked)
+        if asked.job != "j1":
+            return Refused(reason="n1 has no log of it")
+        place = self.log.tail(asked.tail) if asked.offset is None else asked.offset
+        piece = self.log.read(place, size)
+        ended = piece.start + len(piece.data) >= piece.end
+        return LogPiece(
+            job="j1", rank=0, start=piece.start, data=piece.data, begin=piece.begin,
+            end=piece.end, ended=ended,
+        )  # fmt: skip
+
+
+def simulated(site: Callable[[], Site], program: Callable[[Site], Awaitable[None]]) -> None:
+    async def run() -> None:
+        await program(site())
+
+    run_simulated(run())
+
+
+def written(folder: Path, payload: bytes) -> RankLog:
+    path = folder / "rank0.log"
+    path.write_bytes(payload)
+    return RankLog(path)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    payload=st.binary(max_size=300),
+    sizes=st.lists(st.integers(1, 90), min_size=1, max_size=6),
+    by_line=st.booleans(),
+    follow=st.booleans(),
+)
+def test_pieces_of_any_size_give_what_was_printed(
+    tmp_path_factory: pytest.TempPathFactory,
+    payload: bytes,
+    sizes: list[int],
+    by_line: bool,
+    follow: bool,
+) -> None:
+    log = written(tmp_path_factory.getbasetemp(), payload)
+
+    async def program(site: Site) -> None:
+        await site.master()
+        await site.worker()
+        found = await site.read(by_line=by_line, follow=follow)
+        assert found == (payload.removesuffix(b"\n") if by_line else payload)
+
+    simulated(lambda: Site(ENDED, log, sizes), program)
+
+
+def test_a_worker_service_of_another_name_is_found_by_its_heartbeat(tmp_path: Path) -> None:
+    log = written(tmp_path, b"one\ntwo\n")
+
+    async def program(site: Site) -> None:
+        await site.worker("gpu-7")
+        beating = [
+            asyncio.ensure_future(site.beat(*each)) for each in (("w9", "n9"), ("gpu-7", "n1"))
+        ]
+        assert await site.read(tail=1) == b"two\n"
+        for each in beating:
+            each.cancel()
+
+    simulated(lambda: Site(ENDED, log), program)
+
+
+def test_a_machine_that_is_away_is_named_with_where_its_log_is(tmp_path: Path) -> None:
+    log = written(tmp_path, b"")
+
+    async def program(site: Site) -> None:
+        with pytest.raises(Unavailable, match=r"node n1 does not answer.*jobs/j1 of its state_dir"):
+            await site.read()
+
+    simulated(lambda: Site(ENDED, log), program)
+
+
+def test_a_follower_waits_for_a_machine_that_comes_back(tmp_path: Path) -> None:
+    log = written(tmp_path, b"back\n")
+
+    async def program(site: Site) -> None:
+        await site.master()
+        reading = asyncio.ensure_future(site.read(follow=True))
+        await asyncio.sleep(30.0)
+        assert not reading.done()
+        await site.worker()
+        assert await reading == b"back\n"
+
+    simulated(lambda: Site(ENDED, log), program)
+
+
+def test_a_rank_that_died_is_followed_until_the_job_has_ended(tmp_path: Path) -> None:
+    """It is started again, and goes on in the same log."""
+    log = written(tmp_path, b"first life\n")
+
+    async def program(site: Site) -> None:
+        await site.master()
+        await site.worker()
+        reading = asyncio.ensure_future(site.read(follow=True))
+        await asyncio.sleep(5.0)
+        assert not reading.done()
+        written(tmp_path, b"first life\nsecond life\n")
+        site.record = ENDED
+        assert await reading == b"first life\nsecond life\n"
+
+    simulated(lambda: Site(RUNNING, log), program)
+
+
+@pytest.mark.parametrize(
+    ("record", "why"),
+    [
+        (JobRecord(spec=JobSpec(id="j1")), "has no program: its user started it by hand"),
+        (JobRecord(spec=SPEC, reason="waits for a slot"), "not started yet: waits for a slot"),
+        (JobRecord(spec=SPEC, state="cancelled"), "cancelled before it was started"),
+    ],
+    ids=["by hand", "waits", "cancelled"],
+)
+def test_a_job_without_a_log_says_why(tmp_path: Path, record: JobRecord, why: str) -> None:
+    async def program(site: Site) -> None:
+        await site.master()
+        with pytest.raises(Rejected, match=why):
+            await logs.started(site.client, "j1", patient=False)
+
+    simulated(lambda: Site(record, written(tmp_path, b"")), program)
+
+
+def test_a_log_that_was_removed_is_said_to_be(tmp_path: Path) -> None:
+    gone = JobRecord(
+        spec=JobSpec(id="j0", program=("train",)), state="completed", node=NodeId("n1")
+    )
+
+    async def program(site: Site) -> None:
+        await site.worker()
+        with pytest.raises(SlackwaterError, match="n1 has no log of it"):
+            await site.read()
+        assert await logs.last_lines(site.client, gone, 0, 3) == []
+
+    simulated(lambda: Site(gone, written(tmp_path, b"")), program)
