@@ -106,11 +106,16 @@ def check_keys(payload: bytes, message: Any) -> None:
 def unknown_key(at: str, key: str, known: Iterable[str]) -> str:
     """What is wrong with the key, which stands under the prefix `at`."""
     names = list(known)
-    near = difflib.get_close_matches(key, names, n=1, cutoff=0.0)
     return (
-        f"unknown key {at}{key}; the nearest is {at}{near[0] if near else '-'} "
+        f"unknown key {at}{key}; the nearest is {at}{nearest(key, names)} "
         f"(all: {', '.join(names)})"
     )
+
+
+def nearest(key: str, known: Iterable[str]) -> str:
+    """The known key that somebody who wrote `key` most likely meant."""
+    near = difflib.get_close_matches(key, [*known], n=1, cutoff=0.0)
+    return near[0] if near else "-"
 
 
 def _unknown_key(raw: Any, value: Any, at: str) -> str | None:

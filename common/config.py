@@ -9,10 +9,11 @@ import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 import msgspec
 
+from slackwater.common import fields
 from slackwater.common.bus.access import Credentials
 from slackwater.common.codec import unknown_key
 from slackwater.common.errors import ConfigRejected
@@ -33,11 +34,16 @@ class ServiceConfig(msgspec.Struct, kw_only=True, frozen=True):
     """The bus."""
     state_dir: str = ""
     """A folder of this instance's own for files and sockets; empty: it needs none."""
-    metrics_port: int = 0
+    metrics_port: Annotated[int, msgspec.Meta(ge=-1, le=65_535)] = 0
     """Prometheus metrics on this loopback port; 0: none, -1: any free port (it is logged)."""
     credentials: Credentials = Credentials()
     """As whom the bus is used: `user` and `password`, or `token`, or `creds`, or `nkey`."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """Log what is at least so important."""
+
+    def faults(self) -> list[str]:
+        """What is wrong with keys that are right one by one: each a sentence with the remedy."""
+        return []
 
 
 def load_config(path: Path | str, kind: type[C]) -> C:
@@ -57,7 +63,7 @@ def parse_config(data: Mapping[str, Any], kind: type[C], source: str) -> C:
     try:
         return msgspec.convert(data, kind)
     except msgspec.ValidationError as error:
-        raise ConfigRejected(f"{source}: {_explain(str(error), data)}") from error
+        raise ConfigRejected(f"{source}: {explained(str(error), data, kind)}") from error
 
 
 def write_config(path: Path, values: Mapping[str, Any]) -> None:
@@ -67,46 +73,51 @@ def write_config(path: Path, values: Mapping[str, Any]) -> None:
     tables: list[str] = []
     for key, value in values.items():
         if isinstance(value, Mapping):
-            rows = [f"{_toml(k)} = {_toml(v)}" for k, v in value.items() if v is not None]
-            tables.append("\n".join(["", f"[{_toml(key)}]", *rows]))
+            rows = [f"{toml(k)} = {toml(v)}" for k, v in value.items() if v is not None]
+            tables.append("\n".join(["", f"[{toml(key)}]", *rows]))
         elif value is not None:
-            plain.append(f"{_toml(key)} = {_toml(value)}")
+            plain.append(f"{toml(key)} = {toml(value)}")
     write_private(path, "\n".join([*plain, *tables]) + "\n")
 
 
-def _toml(value: Any) -> str:
+def toml(value: Any) -> str:
     """JSON's strings, numbers, booleans and arrays are TOML's too (DEL must be escaped)."""
     if isinstance(value, Path):
         value = str(value)
     if isinstance(value, Mapping):
-        rows = ", ".join(f"{_toml(k)} = {_toml(v)}" for k, v in value.items() if v is not None)
+        rows = ", ".join(f"{toml(k)} = {toml(v)}" for k, v in value.items() if v is not None)
         return f"{{ {rows} }}"
     if isinstance(value, (list, tuple)):
-        return f"[{', '.join(_toml(item) for item in value)}]"
+        return f"[{', '.join(toml(item) for item in value)}]"
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _check_keys(data: Mapping[str, Any], kind: type[msgspec.Struct], source: str, at: str) -> None:
-    info = msgspec.inspect.type_info(kind)
-    assert isinstance(info, msgspec.inspect.StructType)
-    fields = {field.encode_name: field for field in info.fields}
+    known = fields.fields_of(kind)
     for key, value in data.items():
-        if key not in fields:
-            raise ConfigRejected(f"{source}: {unknown_key(at, key, fields)}")
-        inner = fields[key].type
+        if key not in known:
+            raise ConfigRejected(f"{source}: {unknown_key(at, key, known)}")
+        inner = known[key].type
         if isinstance(inner, msgspec.inspect.StructType) and isinstance(value, Mapping):
             _check_keys(value, inner.cls, source, f"{at}{key}.")
 
 
-def _explain(text: str, data: Mapping[str, Any]) -> str:
-    """msgspec's message with the field's name and the value that is in the file."""
+def explained(text: str, data: Mapping[str, Any], kind: type[msgspec.Struct]) -> str:
+    """msgspec's message about `data` with the field's name, the value that is there, and what to
+    give instead."""
     found = re.search(r"^(.*) - at `\$\.?(.*)`$", text)
     if found is None:
         return text[:1].lower() + text[1:]
+    path = re.findall(r"[^.\[\]]+", found[2])
     value: Any = data
-    for part in re.findall(r"[^.\[\]]+", found[2]):
+    for part in path:
         if isinstance(value, Mapping) and part in value:
             value = value[part]
-        elif isinstance(value, list) and part.isdigit():
+        elif isinstance(value, (list, tuple)) and part.isdigit():
             value = value[int(part)]
-    return f"{found[2]} = {str(value)[:200]!r}: {found[1][:1].lower()}{found[1][1:]}"
+    expected = fields.type_at(kind, path)
+    if expected is None or "contains unknown" in found[1]:
+        why = f"{found[1][:1].lower()}{found[1][1:]}"
+    else:
+        why = f"give {fields.wanted(expected)}"
+    return f"{found[2]} = {fields.shown(value)}: {why}"

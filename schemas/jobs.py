@@ -96,12 +96,19 @@ class UpdateRule(Record, kw_only=True, frozen=True):
     """
 
     name: Literal["sgd", "momentum", "nesterov", "adam", "adamw", "adagrad"] = "sgd"
+    """The rule."""
     learning_rate: Single = 0.01
+    """The step, for every rule."""
     momentum: Single = 0.9
+    """The share of the last update that goes into the next: momentum and nesterov."""
     beta1: Decay = 0.9
+    """Decay of the mean of gradients: adam and adamw."""
     beta2: Decay = 0.999
+    """Decay of the mean of squared gradients: adam and adamw."""
     epsilon: Single = 1e-8
+    """Added to divisors: adam, adamw and adagrad."""
     weight_decay: Single = 0.0
+    """The share of the parameters that is taken off, with the gradient or, by adamw, beside it."""
 
 
 class JobSpec(Record, kw_only=True, frozen=True):
@@ -114,18 +121,31 @@ class JobSpec(Record, kw_only=True, frozen=True):
     """
 
     id: IdText
+    """The job's id, unique in the cluster."""
     model: Annotated[str, msgspec.Meta(max_length=128)] = ""
+    """The network's name, for people and for reports."""
     workers: Workers = 1
+    """Processes that train, one per rank."""
     servers: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
+    """Parameter servers that it would reserve for itself; its standalone speed is profiled so."""
     iterations: Positive = 1
+    """Iterations that it trains for."""
     program: Annotated[tuple[Text, ...], msgspec.Meta(max_length=64)] = ()
+    """The command line of one rank, as words; empty: its user starts it by hand."""
     gradient_dtype: DType = "float32"
+    """What gradients are sent as."""
     update: UpdateRule = msgspec.field(default_factory=UpdateRule)
+    """How a gradient changes the parameters, unless the program says it itself."""
     consistency: Consistency = "synchronous"
+    """When a gradient is applied, and whom a worker waits for."""
     staleness: Staleness = 0
+    """Iterations that a worker may be ahead of the slowest, if stale-synchronous."""
     seed: Count = 0
-    aggregation: Aggregation | None = None  # None: the cluster's configured policy
+    """The seed of what an emulated program draws."""
+    aggregation: Aggregation | None = None
+    """How it shares aggregators; null: as its cluster is configured."""
     tenant: Annotated[str, msgspec.Meta(max_length=64)] = ""
+    """The tenant on whose account it runs; empty: none."""
     restarts: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 0
     """How often, of all ranks together, one that dies is started again; it goes on where the job
     is."""

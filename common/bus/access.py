@@ -31,9 +31,11 @@ class Credentials(msgspec.Struct, kw_only=True, frozen=True):
     """One of: user and password, a token, a .creds file, an nkey seed file; none of it: nobody."""
 
     user: str = ""
-    """With `password`."""
+    """The user's name; with `password`."""
     password: str = ""
+    """That user's password."""
     token: str = ""
+    """A token, instead of a user."""
     creds: str = ""
     """A .creds file (JWT and seed)."""
     nkey: str = ""

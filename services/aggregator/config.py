@@ -53,3 +53,15 @@ class AggregatorConfig(ServiceConfig, kw_only=True, frozen=True):
     parameters' bytes, once for each worker and twice for the update. A job's duty is an input then,
     and not of the moment; a fold that takes longer is counted (undercharged). 0: what is measured.
     """
+
+    def faults(self) -> list[str]:
+        found = []
+        if self.transport in ("", "shm") and not self.shm_path and not self.state_dir:
+            found.append("set shm_path, or state_dir for its socket")
+        named = [kind for kind in ("tcp", "verbs") if getattr(self, f"{kind}_address")]
+        if named and self.transport != "shm" and not self.cluster_token:
+            found.append(
+                f"{named[0]}_address needs a cluster_token: without one, anybody on the network "
+                "could hand over regions"
+            )
+        return found

@@ -1,6 +1,6 @@
 """A lender's configuration."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 
@@ -9,6 +9,7 @@ from slackwater.common.config import ServiceConfig
 from slackwater.schemas.base import IdText
 
 Bytes = Annotated[int, msgspec.Meta(ge=0)]
+_PAGE: Final = 4096
 Deadline = Annotated[float, msgspec.Meta(gt=0.0, le=60.0)]
 
 
@@ -52,3 +53,18 @@ class SlabdConfig(ServiceConfig, kw_only=True, frozen=True):
     """Use this kind alone; empty: every kind that the host has."""
     cluster_token: str = ""
     """The secret that devices show. Required with `tcp_address`."""
+
+    def faults(self) -> list[str]:
+        found = []
+        if self.slab_bytes % _PAGE:
+            found.append(f"slab_bytes {self.slab_bytes}: give a multiple of {_PAGE}")
+        if self.transport in ("", "shm") and not self.shm_path and not self.state_dir:
+            found.append("set shm_path, or state_dir for its socket")
+        if self.tcp_address and self.transport != "shm" and not self.cluster_token:
+            found.append(
+                "tcp_address needs a cluster_token: without one, anybody on the network could "
+                "borrow this machine's memory"
+            )
+        if self.transport in ("tcp", "verbs") and not self.tcp_address:
+            found.append(f'transport = "{self.transport}" needs a tcp_address')
+        return found

@@ -19,6 +19,7 @@ app = program(
         "tenants": "slackwater.cli.pool:tenants",
         "top": "slackwater.cli.top:top",
         "tap": "slackwater.cli.show:tap",
+        "config": "slackwater.cli.configuring:app",
         "doctor": "slackwater.cli.doctor:doctor",
         "compile": "slackwater.cli.compiling:compile_all",
         "completion": "slackwater.cli.completion:completion",

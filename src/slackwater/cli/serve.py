@@ -3,11 +3,11 @@
 import runpy
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
-Service = Literal["master", "controller", "aggregator", "profiler", "worker", "slabd"]
+from slackwater.cli.config_file import Service
 
 
 def serve(

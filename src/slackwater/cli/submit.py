@@ -8,6 +8,7 @@ import msgspec
 import typer
 
 from slackwater.cli.attending import attend
+from slackwater.cli.job_file import read_job
 from slackwater.cli.naming import new_id, said
 from slackwater.cli.options import Json, Url
 from slackwater.cli.outcome import err, out, print_json, reported
@@ -116,10 +117,7 @@ async def _attended(client: Client, spec: JobSpec, json: bool) -> int:
 
 def _from_file(file: Path, id: str) -> JobSpec:
     """Raises Rejected."""
-    try:
-        spec = msgspec.json.decode(file.read_bytes(), type=JobSpec)
-    except msgspec.MsgspecError as error:
-        raise Rejected(f"{file}: {error}") from error
+    spec = read_job(file)
     if id and spec.id != id:
         raise Rejected(f"--id {id}: {file} says id {spec.id}; use one id")
     return spec

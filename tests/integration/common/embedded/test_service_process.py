@@ -34,7 +34,10 @@ def _run(tmp_path: Path, values: dict[str, Any], **environment: str) -> tuple[in
     ("values", "said"),
     [
         ({"id": "t1", "buckt": "x"}, "unknown key buckt; the nearest is bucket"),
-        ({"id": "t1", "metrics_port": "many"}, "metrics_port = 'many': expected `int`"),
+        (
+            {"id": "t1", "metrics_port": "many"},
+            "metrics_port = 'many': give a whole number",
+        ),
         ({"id": "not an id"}, "id = 'not an id'"),
         ({}, "missing required field `id`"),
     ],

@@ -1,0 +1,171 @@
+"""A service's configuration file: a sample with every key, and all that is wrong with one.
+
+Both are made from the service's own configuration struct; nothing is written twice.
+"""
+
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from typing import Any, Final, Literal, get_args, get_type_hints
+
+import msgspec
+from msgspec import inspect as types
+
+from slackwater.common import fields
+from slackwater.common.codec import nearest
+from slackwater.common.config import ServiceConfig, toml
+
+Service = Literal["master", "controller", "aggregator", "profiler", "worker", "slabd"]
+SERVICES: Final[tuple[Service, ...]] = get_args(Service)
+_WIDTH: Final = 96
+_TOLD: Final = re.compile(r"^#\s*service:\s*(\w+)\s*$", re.MULTILINE)
+_HEADER: Final = re.compile(r"^\s*\[+\s*([^\]]+?)\s*\]+\s*(#.*)?$")
+_KEY: Final = re.compile(r"^\s*([A-Za-z0-9_.\"'-]+?)\s*=")
+
+
+class Fault(msgspec.Struct, frozen=True):
+    """One thing that is wrong with a file. `line` 0: with the file as a whole."""
+
+    line: int
+    key: str
+    why: str
+
+
+def config_type(service: Service) -> type[ServiceConfig]:
+    module = import_module(f"slackwater.services.{service}.config")
+    kind: type[ServiceConfig] = getattr(module, f"{service.capitalize()}Config")
+    return kind
+
+
+def service_of(text: str, name: str) -> Service | None:
+    """Whose file it is: a line `# service: master` says so, else its name, as master.toml or
+    aggregator-a1.toml; None: neither does."""
+    told = _TOLD.search(text)
+    words = [told[1]] if told else re.split(r"[^a-z]+", name.lower())
+    found = [service for service in SERVICES if service in words]
+    return found[0] if len(found) == 1 else None
+
+
+# What is wrong ----------------------------------------------------------------------------------
+
+
+def faults(text: str, kind: type[ServiceConfig]) -> list[Fault]:
+    """All that is wrong with the text of a file, in its order; empty: it can be used."""
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        at = re.search(r"at line (\d+)", str(error))
+        return [Fault(int(at[1]) if at else 0, "", f"not TOML: {error}")]
+    lines = _lines(text)
+    found = sorted(_of_table(data, kind, "", lines), key=lambda fault: fault.line)
+    if not found:
+        return [Fault(0, "", why) for why in msgspec.convert(data, kind).faults()]
+    return found
+
+
+def _of_table(
+    data: Mapping[str, Any], kind: type[msgspec.Struct], at: str, lines: Mapping[str, int]
+) -> Iterator[Fault]:
+    known, hints = fields.fields_of(kind), get_type_hints(kind, include_extras=True)
+    for key, value in data.items():
+        path = f"{at}{key}"
+        line = lines.get(path, 0)
+        if key not in known:
+            near = nearest(key, known)
+            why = f"unknown; the nearest is {at}{near}: give {fields.wanted(known[near].type)}"
+            yield Fault(line, path, why)
+            continue
+        inner = known[key].type
+        if isinstance(inner, types.StructType) and isinstance(value, dict):
+            yield from _of_table(value, inner.cls, f"{path}.", lines)
+        elif (many := _struct_of(inner)) and isinstance(value, dict):
+            for name, one in value.items():
+                if isinstance(one, dict):
+                    yield from _of_table(one, many, f"{path}.{name}.", lines)
+        else:
+            try:
+                msgspec.convert(value, hints[key])
+            except msgspec.ValidationError:
+                yield Fault(line, path, f"{fields.shown(value)}: give {fields.wanted(inner)}")
+
+
+def _struct_of(type: types.Type) -> type[msgspec.Struct] | None:
+    """The struct of which a dictionary has several."""
+    match type:
+        case types.DictType(value_type=types.StructType(cls=kind)):
+            return kind
+    return None
+
+
+def _lines(text: str) -> dict[str, int]:
+    """Where each key stands, by its path. A table's header counts for the table."""
+    found: dict[str, int] = {}
+    table = ""
+    for number, line in enumerate(text.splitlines(), 1):
+        if header := _HEADER.match(line):
+            table = _path(header[1])
+            found.setdefault(table, number)
+            table += "."
+        elif key := _KEY.match(line):
+            path = table + _path(key[1])
+            for end in range(len(path.split("."))):
+                found.setdefault(".".join(path.split(".")[: end + 1]), number)
+    return found
+
+
+def _path(key: str) -> str:
+    return ".".join(part.strip().strip("\"'") for part in key.split("."))
+
+
+# A sample ---------------------------------------------------------------------------------------
+
+
+def sample(service: Service) -> str:
+    """Every key with its purpose, what it takes and its default. A key is behind # where the
+    default does."""
+    kind = config_type(service)
+    parts = [
+        f"# service: {service}",
+        *_comment(
+            f"Every key of the {service}'s configuration. A key behind # has the default that is "
+            "shown; remove the # to change it."
+        ),
+    ]
+    must: dict[str, Any] = {"id": kind().id}  # type: ignore[call-arg]
+    if kind().faults():  # type: ignore[call-arg]
+        must["state_dir"] = f"/var/lib/slackwater/{service}"
+    tables: list[str] = []
+    docs = fields.docs(kind)
+    for name, field in fields.fields_of(kind).items():
+        many = _struct_of(field.type)
+        inner = field.type.cls if isinstance(field.type, types.StructType) else many
+        if inner is not None:
+            header = f"{name}.default" if many else name
+            tables += ["", *_comment(docs.get(name, "")), f"#[{header}]", *_keys(inner)]
+        else:
+            value = must.get(name, field.default)
+            parts += ["", *_key(name, field.type, docs.get(name, ""), value, name not in must)]
+    return "\n".join([*parts, *tables]) + "\n"
+
+
+def _keys(kind: type[msgspec.Struct]) -> Iterator[str]:
+    docs = fields.docs(kind)
+    for name, field in fields.fields_of(kind).items():
+        yield from _key(name, field.type, docs.get(name, ""), field.default, True)
+
+
+def _key(name: str, type: types.Type, doc: str, value: Any, behind: bool) -> Iterator[str]:
+    taken = fields.wanted(type)
+    yield from _comment(f"{doc} Takes {taken}." if doc else f"Takes {taken}.")
+    yield f"{'#' if behind else ''}{name} = {toml(value)}"
+
+
+def _comment(text: str) -> list[str]:
+    lines, line = [], "#"
+    for word in text.split():
+        if len(line) + 1 + len(word) > _WIDTH:
+            lines.append(line)
+            line = "#"
+        line += f" {word}"
+    return [*lines, line] if text else []

@@ -1,0 +1,70 @@
+"""Job files: a `JobSpec` as JSON or TOML, as `slackwater submit --file` reads it and `slackwater
+config schema job` describes it."""
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from slackwater.common import fields
+from slackwater.common.config import parse_config
+from slackwater.common.errors import ConfigRejected, Rejected
+from slackwater.schemas.jobs import JobSpec, UpdateRule
+
+
+def read_job(file: Path) -> JobSpec:
+    """Raises Rejected, naming the file, the key, its value and what it has to be."""
+    data = _decoded(file)
+    if not isinstance(data, dict):
+        raise Rejected(f"{file}: give a table of keys, as `slackwater config schema job` has them")
+    try:
+        return parse_config(data, JobSpec, str(file))
+    except ConfigRejected as error:  # Somebody's job, not a service's configuration.
+        raise Rejected(str(error)) from error
+
+
+def _decoded(file: Path) -> Any:
+    text = file.read_bytes()
+    try:
+        if file.suffix == ".toml":
+            return tomllib.loads(text.decode())
+        return msgspec.json.decode(text)
+    except (msgspec.MsgspecError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        kind = "TOML" if file.suffix == ".toml" else "JSON (a TOML file ends in .toml)"
+        raise Rejected(f"{file}: not {kind}: {error}") from error
+    except RecursionError as error:
+        raise Rejected(f"{file}: too deeply nested for a job") from error
+
+
+def job_schema() -> dict[str, Any]:
+    """The JSON schema of a job file, each key with its description."""
+    _, found = msgspec.json.schema_components([JobSpec], ref_template="#/$defs/{name}")
+    kinds = {kind.__name__: kind for kind in (JobSpec, UpdateRule)}
+    described = {name: _described(schema, kinds[name]) for name, schema in found.items()}
+    whole = described.pop(JobSpec.__name__)
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **whole,
+        "description": "A job, as `slackwater submit --file` takes it.",
+        "$defs": described,
+    }
+
+
+def _described(schema: dict[str, Any], kind: type[msgspec.Struct]) -> dict[str, Any]:
+    docs = fields.docs(kind)
+    properties = {
+        name: {**_for_any_reader(each), "description": docs[name]}
+        for name, each in schema["properties"].items()
+    }
+    summary = " ".join(schema["description"].split())
+    return {
+        **schema, "description": summary, "properties": properties, "additionalProperties": False,
+    }  # fmt: skip
+
+
+def _for_any_reader(schema: dict[str, Any]) -> dict[str, Any]:
+    """JSON Schema has ECMAScript's expressions, in which the end is a $."""
+    if "pattern" not in schema:
+        return schema
+    return {**schema, "pattern": schema["pattern"].replace(r"\Z", "$")}
