@@ -106,6 +106,8 @@ def explained(text: str, data: Mapping[str, Any], kind: type[msgspec.Struct]) ->
     """msgspec's message about `data` with the field's name, the value that is there, and what to
     give instead."""
     found = re.search(r"^(.*) - at `\$\.?(.*)`$", text)
+    if missing := re.search(r"missing required field `(.*?)`", text):
+        return f"key {found[2] + '.' if found else ''}{missing[1]} is missing; add it"
     if found is None:
         return text[:1].lower() + text[1:]
     path = re.findall(r"[^.\[\]]+", found[2])

@@ -49,7 +49,7 @@ def test_the_schema_describes_every_key() -> None:
         ("job.json", "[]", "give a table of keys"),
         ("job.json", "[" * 100_000, "too deeply nested"),
         ("job.toml", "id = ", "not TOML"),
-        ("job.toml", 'program = ["true"]', "missing required field `id`"),
+        ("job.toml", 'program = ["true"]', "key id is missing"),
     ],
 )
 def test_a_wrong_file_is_told_the_key_the_value_and_the_remedy(

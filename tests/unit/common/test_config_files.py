@@ -49,7 +49,7 @@ def test_a_good_file(tmp_path: Path) -> None:
         ('id = "a"\nhosts = ["x", 2]', "hosts[1] = 2: give a text"),
         ('id = "a.b"', "id = 'a.b': give letters, digits, - and _"),
         ('id = "a"\nlog_level = "loud"', "log_level = 'loud': give one of 'debug', 'error', "),
-        ("share = 1.0", "missing required field `id`"),
+        ("share = 1.0", "key id is missing"),
         ("id = ", "not TOML"),
         ('id = "a"\nid = "b"', "not TOML"),
     ],

@@ -39,7 +39,7 @@ def _run(tmp_path: Path, values: dict[str, Any], **environment: str) -> tuple[in
             "metrics_port = 'many': give a whole number",
         ),
         ({"id": "not an id"}, "id = 'not an id'"),
-        ({}, "missing required field `id`"),
+        ({}, "key id is missing"),
     ],
 )
 def test_a_wrong_configuration_is_one_line_and_code_78(
