@@ -16,7 +16,8 @@ and eviction go on while the bus is away. What only operators and placement's fi
     EvictDone     DONE        ->
 
 and beyond the paper: UnmapSlab (a cold slab goes back), ClaimSlab (a device finds its slab again
-after the channel, the lender's daemon or the device itself was gone for a moment), SlabsLost.
+after the channel, the lender's daemon or the device itself was gone for a moment), SlabsLost,
+EvictLater (a slab is needed until its fragments are made again elsewhere).
 """
 
 from typing import Annotated, Literal, NewType
@@ -150,17 +151,29 @@ class Activity(Message, kw_only=True, frozen=True, tag="memory.activity"):
     activity: Annotated[
         tuple[tuple[SlabId, Finite], ...], msgspec.Meta(max_length=SLABS_PER_MESSAGE)
     ]
+    needed: SlabIds = ()
+    """Of these: their spans could not be read without the disk if they went. Take others."""
 
 
 class EvictSlabs(Message, kw_only=True, frozen=True, tag="memory.evict"):
-    """EVICT: answer DONE within `deadline_s`, or the slabs are taken by force."""
+    """EVICT: answer DONE within `deadline_s`, or the slabs are taken by force. A device that must
+    make them again elsewhere first may answer EvictLater, and has `later_s` instead (0: it may
+    not)."""
 
     slabs: SlabIds
     deadline_s: Seconds
+    later_s: Seconds = 0.0
 
 
 class EvictDone(Message, kw_only=True, frozen=True, tag="memory.done"):
     """DONE: nothing reads or writes these slabs any more."""
+
+    slabs: SlabIds
+
+
+class EvictLater(Message, kw_only=True, frozen=True, tag="memory.evict-later"):
+    """Device to lender: without these, spans could not be read without the disk. DONE follows once
+    others have their fragments."""
 
     slabs: SlabIds
 
@@ -175,7 +188,7 @@ class SlabsLost(Message, kw_only=True, frozen=True, tag="memory.slabs-lost"):
         cut_texts(self)
 
 
-ToLender = QueryMemory | MapSlab | UnmapSlab | ClaimSlab | Activity | EvictDone
+ToLender = QueryMemory | MapSlab | UnmapSlab | ClaimSlab | Activity | EvictDone | EvictLater
 ToDevice = FreeMemory | SlabMapped | NotMapped | CheckActivity | EvictSlabs | SlabsLost
 
 

@@ -39,6 +39,7 @@ from slackwater.schemas.memory import (
     DeviceHello,
     EvictBegun,
     EvictDone,
+    EvictLater,
     EvictNow,
     EvictSlabs,
     FreeMemory,
@@ -55,18 +56,8 @@ from slackwater.schemas.memory import (
     ToLender,
     UnmapSlab,
 )
-from slackwater.services.slabd import drained
+from slackwater.services.slabd import drained, events
 from slackwater.services.slabd.config import SlabdConfig
-from slackwater.services.slabd.events import (
-    Event,
-    Heard,
-    MemorySampled,
-    SessionClosed,
-    SessionOpened,
-    SlabGone,
-    SlabMade,
-    SlabsFound,
-)
 from slackwater.services.slabd.eviction import Round, candidates
 from slackwater.services.slabd.sizing import Sizing
 from slackwater.services.slabd.slab import Slab
@@ -90,23 +81,23 @@ class LenderCore:
         self._rounds: dict[int, Round] = {}
         self._last_round = 0
 
-    def step(self, event: Event, now_s: float) -> Sequence[Effect]:
+    def step(self, event: events.Event, now_s: float) -> Sequence[Effect]:
         match event:
-            case MemorySampled():
+            case events.MemorySampled():
                 return self._sampled(event, now_s)
-            case Heard(session=session, message=message):
+            case events.Heard(session=session, message=message):
                 return self._heard(session, message, now_s)
-            case SlabMade(slab=slab, failure=failure):
+            case events.SlabMade(slab=slab, failure=failure):
                 return self._made(slab, failure, now_s)
-            case SlabGone(slab=slab):
+            case events.SlabGone(slab=slab):
                 self.slabs.pop(slab, None)
                 return []
-            case SlabsFound(found=found):
+            case events.SlabsFound(found=found):
                 return self._found(found, now_s)
-            case SessionOpened(session=session, hello=hello):
+            case events.SessionOpened(session=session, hello=hello):
                 self.sessions[session] = hello
                 return []
-            case SessionClosed(session=session):
+            case events.SessionClosed(session=session):
                 return self._session_closed(session, now_s)
             case TimerFired(key=key):
                 return self._timer(key, now_s)
@@ -132,7 +123,7 @@ class LenderCore:
 
     # Memory (2.5.1) -------------------------------------------------------------------------------
 
-    def _sampled(self, event: MemorySampled, now_s: float) -> list[Effect]:
+    def _sampled(self, event: events.MemorySampled, now_s: float) -> list[Effect]:
         staying = len(self.slabs) - len(self.having("leaving", "evicting"))
         excess = self.sizing.sampled(event, staying)
         if excess > 0:
@@ -200,6 +191,7 @@ class LenderCore:
             found = self.slabs.get(slab)
             if found is not None and found.session == session:
                 current.answers[slab] = activity
+        current.needed.update(current.answers.keys() & message.needed)
         if len(current.answers) < len(current.candidates):
             return []
         return [CancelTimer(f"round.{message.round}"), *self._end_round(message.round, now_s)]
@@ -218,7 +210,8 @@ class LenderCore:
             found.state, found.asked_s = "evicting", now_s
             effects.append(StartTimer(f"evict.{slab}", now_s + self._config.evict_s))
         for session, part in self._by_session(chosen):
-            message = EvictSlabs(slabs=part, deadline_s=self._config.evict_s)
+            evict_s, later_s = self._config.evict_s, self._config.evict_later_s
+            message = EvictSlabs(slabs=part, deadline_s=evict_s, later_s=later_s)
             effects.insert(0, self._send(session, message))
         return effects
 
@@ -232,6 +225,13 @@ class LenderCore:
             facts += self._fact(found, "evicted", now_s, took_s=now_s - found.asked_s)
             effects += [CancelTimer(f"evict.{slab}"), self._let_go(found)]
         return effects + facts
+
+    def _later(self, slabs: Sequence[SlabId], session: int) -> list[Effect]:
+        """Coded pages are made again elsewhere first: once only, whatever the device says."""
+        mine = [found for slab in slabs if (found := self.slabs.get(slab)) is not None]
+        asked = [slab for slab in mine if slab.session == session and slab.state == "evicting"]
+        wait_s = self._config.evict_later_s
+        return [StartTimer(f"evict.{slab.id}", slab.asked_s + wait_s) for slab in asked]
 
     @staticmethod
     def _let_go(slab: Slab, *, forced: bool = False) -> Effect:
@@ -252,7 +252,7 @@ class LenderCore:
             return self._end_round(int(rest), now_s)
         slab = self.slabs.get(SlabId(rest))
         if kind == "evict" and slab is not None and slab.state == "evicting":
-            return self._revoke(slab, f"no DONE within {self._config.evict_s:g} s", now_s)
+            return self._revoke(slab, f"no DONE within {now_s - slab.asked_s:.3g} s", now_s)
         if kind == "hold" and slab is not None and slab.state == "held":
             return self._revoke(slab, "its device did not come back", now_s)
         return []
@@ -275,6 +275,8 @@ class LenderCore:
                 return self._activity(message, session, now_s)
             case EvictDone():
                 return self._done(message, session, now_s)
+            case EvictLater(slabs=slabs):
+                return self._later(slabs, session)
         assert_never(message)
 
     def _free_memory(self, request: int) -> FreeMemory:

@@ -23,11 +23,14 @@ class Round:
     need: int
     candidates: tuple[SlabId, ...]
     answers: dict[SlabId, float] = field(default_factory=dict)
+    needed: set[SlabId] = field(default_factory=set)
 
     def least_active(self) -> list[SlabId]:
         """All candidates, least active first. An owner that does not answer is most likely dead:
-        its slabs go first."""
-        return sorted(self.candidates, key=lambda slab: self.answers.get(slab, -1.0))
+        its slabs go first. Those that a coded span needs to be read go last."""
+        return sorted(
+            self.candidates, key=lambda slab: (slab in self.needed, self.answers.get(slab, -1.0))
+        )
 
 
 def light_probability(need: int, extra: int, busy: float) -> float:

@@ -20,27 +20,16 @@ from slackwater.common import limits
 from slackwater.common.effects import CancelTimer, Do, Effect, Publish, StartTimer, TimerFired
 from slackwater.common.memory import coding_sets
 from slackwater.common.memory.placement import candidates, lower
-from slackwater.memory.events import (
-    ActivityMeasured,
-    Connected,
-    Disconnected,
-    Event,
-    Fenced,
-    Heard,
-    Left,
-    LenderSeen,
-    Opened,
-    Stopping,
-)
+from slackwater.memory import events
 from slackwater.memory.spans import DeviceSettings, Member, Spans, Why
 from slackwater.memory.told import Told
 from slackwater.schemas import subjects
 from slackwater.schemas.base import Message
 from slackwater.schemas.memory import (
-    Activity,
     CheckActivity,
     ClaimSlab,
     EvictDone,
+    EvictLater,
     EvictSlabs,
     FreeMemory,
     LenderId,
@@ -83,35 +72,37 @@ class DeviceCore:
         self.departed: Counter[Why] = Counter()
         self._stopping = False
 
-    def step(self, event: Event, now_s: float) -> Sequence[Effect]:
+    def step(self, event: events.Event, now_s: float) -> Sequence[Effect]:
         match event:
-            case ActivityMeasured():
+            case events.ActivityMeasured():
                 return self._measured(event, now_s)
-            case Heard(lender=lender, message=message):
+            case events.Heard(lender=lender, message=message):
                 return self._heard(lender, message, now_s)
-            case LenderSeen(heartbeat=heartbeat):
+            case events.LenderSeen(heartbeat=heartbeat):
                 self.told.hear(heartbeat, now_s)
                 return []
-            case Connected(lender=lender):
+            case events.Connected(lender=lender):
                 return self._connected(lender)
-            case Disconnected(lender=lender, reason=reason):
+            case events.Disconnected(lender=lender, reason=reason):
                 return self._disconnected(lender, reason, now_s)
-            case Opened(member=number, failure=failure):
+            case events.Opened(member=number, failure=failure):
                 return self._opened(number, failure, now_s)
-            case Left(member=number):
+            case events.Left(member=number):
                 return self._left(number, now_s)
-            case Fenced(span=span):
+            case events.Restored(member=number):
+                return self._restored(number)
+            case events.Fenced(span=span):
                 lost = [m for m in self.spans.of(span) if m.usable]
                 return [effect for m in lost for effect in self._leave(m, "lost")]
             case TimerFired(key=key):
                 return self._timer(key, now_s)
-            case Stopping():
+            case events.Stopping():
                 return self._stop()
         assert_never(event)
 
     # Activity (2.4.1) -----------------------------------------------------------------------------
 
-    def _measured(self, event: ActivityMeasured, now_s: float) -> list[Effect]:
+    def _measured(self, event: events.ActivityMeasured, now_s: float) -> list[Effect]:
         rates = event.counts / event.period_s
         self.activity += ALPHA * (rates - self.activity)
         effects: list[Effect] = []
@@ -254,12 +245,10 @@ class DeviceCore:
             case NotMapped(request=request):
                 member = self._answered(request, lender)
                 return [] if member is None else self._not_mapped(member, message, now_s)
-            case CheckActivity(round=number, slabs=slabs):
-                known = {m.slab: float(self.activity[m.span]) for m in self.spans.on(lender)}
-                told = tuple((slab, known.get(slab, 0.0)) for slab in slabs)
-                return [self._send(lender, Activity(round=number, activity=told))]
-            case EvictSlabs(slabs=slabs):
-                return self._evict(lender, slabs, "evict")
+            case CheckActivity():
+                return [self._send(lender, self.spans.active(lender, message, self.activity))]
+            case EvictSlabs(slabs=slabs, later_s=later_s):
+                return self._evict(lender, slabs, "evict", later=later_s > 0)
             case SlabsLost(slabs=slabs):
                 return self._evict(lender, slabs, "lost")
         assert_never(message)
@@ -326,18 +315,37 @@ class DeviceCore:
 
     # Eviction and loss (2.4.4, 2.4.5) -------------------------------------------------------------
 
-    def _evict(self, lender: LenderId, slabs: Iterable[SlabId], why: Why) -> list[Effect]:
+    def _evict(
+        self, lender: LenderId, slabs: Iterable[SlabId], why: Why, *, later: bool = False
+    ) -> list[Effect]:
+        """`later`: those that their spans need go once others have their fragments."""
         known = {m.slab: m for m in self.spans.on(lender) if m.slab is not None}
         strangers = tuple(slab for slab in slabs if slab not in known)
         effects: list[Effect] = []
+        kept: list[SlabId] = []
         for slab in slabs:
-            if slab in known and known[slab].state != "leaving":
+            if later and slab in known and self.spans.needs(known[slab]):
+                known[slab].wanted = True
+                kept.append(slab)
+            elif slab in known and known[slab].state != "leaving":
                 effects += self._leave(known[slab], why)
             elif slab in known:
                 known[slab].why = why
         if strangers and why == "evict":
             effects.append(self._send(lender, EvictDone(slabs=strangers)))
+        if kept:
+            effects.append(self._send(lender, EvictLater(slabs=tuple(kept))))
         return effects
+
+    def _restored(self, number: int) -> list[Effect]:
+        """Whoever was asked for and is not needed any more goes, one after the other."""
+        member = self.spans.numbered(number)
+        if member is None or not member.usable:
+            return []
+        member.whole = True
+        wanted = [m for m in self.spans.of(member.span) if m.usable and m.wanted]
+        able = (m for m in wanted if not self.spans.needs(m))  # Each is looked at as it is asked.
+        return [effect for m in able for effect in self._leave(m, "evict")]
 
     def _leave(self, member: Member, why: Why) -> list[Effect]:
         """From here on the span does not use the slab; `Left` follows when nothing is under way."""
@@ -426,7 +434,7 @@ class DeviceCore:
     def _suspend(self, member: Member, reason: str, now_s: float) -> list[Effect]:
         """`claiming` again: the time it may be away runs on from the first loss."""
         first = member.state == "open"
-        member.state = "suspended"
+        member.state, member.whole = "suspended", False
         effects: list[Effect] = [StartTimer(f"claim.{member.number}", now_s + limits.CLAIM_RETRY_S)]
         if first:
             member.began_s = now_s
@@ -483,13 +491,9 @@ class DeviceCore:
     def _fact(
         self, member: Member, fact: Fact, now_s: float, reason: str = "", *, took_s: float = 0.0
     ) -> Effect:
+        id, lender = self.settings.id, member.lender or ""
         event = SpanEvent(
-            device=self.settings.id,
-            span=member.span,
-            fact=fact,
-            lender=member.lender or "",
-            reason=reason,
-            took_s=took_s,
+            device=id, span=member.span, fact=fact, lender=lender, reason=reason, took_s=took_s,
             at_s=now_s,
-        )
-        return Publish(subjects.event("device", self.settings.id, fact), event)
+        )  # fmt: skip
+        return Publish(subjects.event("device", id, fact), event)

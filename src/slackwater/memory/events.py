@@ -50,6 +50,13 @@ class Opened:
 
 
 @dataclass(frozen=True, slots=True)
+class Restored:
+    """The member has the fragments of all pages that were written before it came."""
+
+    member: int
+
+
+@dataclass(frozen=True, slots=True)
 class Left:
     """Nothing reads or writes the slab any more."""
 
@@ -76,6 +83,7 @@ Event = (
     | Heard
     | Opened
     | Left
+    | Restored
     | Fenced
     | Stopping
     | TimerFired

@@ -32,6 +32,7 @@ from slackwater.memory.events import (
     Left,
     LenderSeen,
     Opened,
+    Restored,
     Stopping,
 )
 from slackwater.memory.refill import Refiller
@@ -285,11 +286,15 @@ class Lenders:
     def _admit(self, member: int, span: int, index: int) -> None:
         self.device.admit(span, index, self._slabs[member])
         if self.device.resilience.width > 1:
-            self._spawn(self.regenerator.run(span, index))
+            self._spawn(self._restore(member, span, index))
         if self.device.table.state[span] == k.MAPPED and not self._resting:
             refill = self._spawn(self.refiller.run(span))
             self._refills.add(refill)
             refill.add_done_callback(self._refills.discard)
+
+    async def _restore(self, member: int, span: int, index: int) -> None:
+        if await self.regenerator.run(span, index):
+            self.feed(Restored(member))
 
     def _suspend(self, member: int, span: int, index: int) -> None:
         self.device.suspend(span, index)

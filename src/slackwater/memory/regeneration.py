@@ -48,21 +48,21 @@ class Regenerator:
         self._cap = Cap(bytes_s)
         self._turn = asyncio.Lock()
 
-    async def run(self, span: int, index: int) -> None:
-        """Give this member of the span what it lacks; for as long as it stays."""
-        before = self.regenerated_pages
+    async def run(self, span: int, index: int) -> bool:
+        """Give this member of the span what it lacks; for as long as it stays. True: it has all."""
         slab = self._device.member(span, index)
         async with self._turn:
+            before = self.regenerated_pages
             pages = self._device.written(span)
             for start in range(0, len(pages), limits.REGENERATION_PAGES):
                 if slab is None or self._device.member(span, index) is not slab:
-                    return
+                    return False
                 part = pages[start : start + limits.REGENERATION_PAGES]
                 try:
                     given = await self._device.regenerate(span, index, part)
                 except (Unavailable, AccessRefused) as error:
                     _log.warning("regeneration.ended", span=span, member=index, reason=str(error))
-                    return
+                    return False
                 self.regenerated_pages += given
                 now_s = self._clock.now_s()
                 next_s = self._cap.spend(given * PAGE_BYTES, now_s)
@@ -70,3 +70,4 @@ class Regenerator:
         count = self.regenerated_pages - before
         if count:
             _log.info("regenerated", span=span, member=index, pages=count)
+        return slab is not None and self._device.member(span, index) is slab

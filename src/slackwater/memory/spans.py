@@ -3,7 +3,12 @@
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from slackwater.schemas.memory import (
+    Activity,
+    CheckActivity,
     DeviceId,
     FreeMemory,
     LenderId,
@@ -56,6 +61,10 @@ class Member:
     refusal: str = ""
     """Of the last lender that was asked in vain."""
     why: Why = "lost"
+    whole: bool = False
+    """It has the fragment of every page of its span."""
+    wanted: bool = False
+    """Its lender asked for it, and waits until the span can do without it."""
 
     @property
     def usable(self) -> bool:
@@ -104,6 +113,23 @@ class Spans:
 
     def on(self, lender: LenderId) -> list[Member]:
         return [member for member in self._members.values() if member.lender == lender]
+
+    def needs(self, member: Member) -> bool:
+        """Some page could not be read from the others."""
+        others = sum(m.usable and m.whole for m in self.of(member.span) if m is not member)
+        return member.usable and member.whole and others < self._settings.needed
+
+    def active(
+        self, lender: LenderId, message: CheckActivity, rates: NDArray[np.float64]
+    ) -> Activity:
+        """The answer, by `rates` of spans."""
+        known = {m.slab: m for m in self.on(lender)}
+        asked = [(slab, known.get(slab)) for slab in message.slabs]
+        return Activity(
+            round=message.round,
+            activity=tuple((slab, float(rates[m.span]) if m else 0.0) for slab, m in asked),
+            needed=tuple(slab for slab, m in asked if m and self.needs(m)),
+        )
 
     def fill(self, span: int, now_s: float) -> list[Member]:
         """A new member in every place that has none."""

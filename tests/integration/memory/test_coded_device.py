@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from slackwater.memory.core import DeviceCore
 from slackwater.memory.device import Device
 from slackwater.memory.hydra import Hydra
 from slackwater.memory.store import PAGE_BYTES
@@ -16,6 +17,8 @@ from slackwater.memory.table import page_range
 
 Make = Callable[..., Any]
 PAGES = 512
+SPAN_PAGES = 1985
+"""Of 8 + 2 in slabs of 1 MiB."""
 
 
 def strategy(device: Device) -> Hydra:
@@ -36,6 +39,11 @@ async def fill(c: Any, name: str, pages: int = PAGES) -> tuple[Any, bytes]:
     await c.until(lambda: device.present_pages(0) == pages)
     await device.flush()  # So that no read finds its page among the held buffers.
     return exporter, data
+
+
+def whole(core: DeviceCore, span: int) -> int:
+    """Members that have the fragments of all pages."""
+    return sum(member.usable and member.whole for member in core.spans.of(span))
 
 
 async def read(device: Device, pages: int = PAGES) -> bytes:
@@ -91,6 +99,56 @@ async def test_damage_is_made_up_for_and_too_much_comes_from_disk(cluster: Make)
         assert await read(device, 64) == data
         assert hydra.lost_pages == 1
         assert device.present_pages(0) == 63
+
+
+async def test_three_lenders_that_evict_at_once_take_no_page(cluster: Make) -> None:
+    """Each evicts two slabs, members of two spans. The device keeps what it needs until others have
+    it: no page ever has fewer than eight fragments, and none is taken by force."""
+    async with cluster("tcp") as c:
+        await c.lend(10, slabs=2)
+        exporter = await c.export(2 * SPAN_PAGES * PAGE_BYTES, resilience="8+2")
+        device, core = exporter.device, exporter.core
+        pages = np.concatenate((page_range(0, 64), page_range(SPAN_PAGES, 64)))
+        data = np.random.default_rng(3).integers(0, 256, 128 * PAGE_BYTES, np.uint8).tobytes()
+
+        async def check() -> None:
+            target = bytearray(len(data))
+            await device.read_pages(pages, memoryview(target))
+            assert target == data
+
+        for _ in range(2):
+            await device.write_pages(pages, memoryview(data))
+            await c.until(lambda: all(whole(core, span) == 10 for span in (0, 1)))
+        await c.until(lambda: device.present_pages(0) + device.present_pages(1) == 128)
+        await device.flush()
+        await c.lend(6, slabs=0)  # Where members can be made again.
+        for machine in c.machines[10:]:
+            machine.total_bytes = c.machines[0].total_bytes
+        await c.until(lambda: all(len(s.core.having("free")) == 2 for s in c.lenders[10:]))
+        fewest, step = [10], core.step
+
+        def watched(event: Any, now_s: float) -> Any:
+            effects = step(event, now_s)
+            fewest.append(min(whole(core, 0), whole(core, 1)))
+            return effects
+
+        core.step = watched
+        for machine in c.machines[:3]:
+            machine.others_bytes = machine.total_bytes
+        gone = {f"s{number}" for number in (1, 2, 3)}
+
+        def moved() -> bool:
+            left = {m.lender for m in core.spans.all()}
+            return not left & gone and whole(core, 0) == whole(core, 1) == 10
+
+        async with asyncio.timeout(30):
+            while not moved():
+                await check()
+                await asyncio.sleep(0.005)
+        await check()
+        assert min(fewest) == 8
+        assert strategy(device).lost_pages == 0
+        assert core.departed["lost"] == 0, "none was taken by force"
 
 
 @pytest.mark.parametrize(("kind", "name"), [("shm", "8+2"), ("tcp", "8+2"), ("tcp", "2-copies")])

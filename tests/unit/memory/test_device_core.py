@@ -5,6 +5,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from slackwater.common.effects import Do, Effect, Publish, StartTimer, TimerFired
 from slackwater.common.memory.coding_sets import groups
@@ -19,9 +21,10 @@ from slackwater.memory.events import (
     Left,
     LenderSeen,
     Opened,
+    Restored,
     Stopping,
 )
-from slackwater.memory.spans import DeviceSettings
+from slackwater.memory.spans import DeviceSettings, Member
 from slackwater.memory.told import SLACK
 from slackwater.schemas.base import Message, NodeId
 from slackwater.schemas.memory import (
@@ -30,6 +33,7 @@ from slackwater.schemas.memory import (
     ClaimSlab,
     DeviceId,
     EvictDone,
+    EvictLater,
     EvictSlabs,
     FreeMemory,
     LenderId,
@@ -584,3 +588,119 @@ def test_too_few_lenders_leave_a_coded_span_unmapped() -> None:
     world.use(200.0, 0)
     assert world.core.spans.state(0) == "unmapped" or len(backing(world)) == 2
     assert "refused" in world.facts
+
+
+class Coded(World):
+    """One coded span, whole, 4 + 2 of ten lenders; LATER_S is what a lender gives."""
+
+    LATER_S = 10.0
+
+    def __init__(self) -> None:
+        super().__init__(10, width=6, needed=4)
+        self.free = dict.fromkeys(self.names, 100)
+        self.use(1000, 0)
+        self.restore()
+
+    def members(self) -> list[Member]:
+        return self.core.spans.of(0)
+
+    def restore(self) -> None:
+        for member in self.members():
+            self.feed(Restored(member.number))
+
+    def evict(self, member: Member, later_s: float = LATER_S) -> None:
+        assert member.lender is not None
+        assert member.slab is not None
+        slabs = (member.slab,)
+        self.feed(Heard(member.lender, EvictSlabs(slabs=slabs, deadline_s=0.5, later_s=later_s)))
+
+    def whole(self) -> int:
+        return sum(member.usable and member.whole for member in self.members())
+
+
+def test_a_coded_span_keeps_what_it_needs_until_others_are_made() -> None:
+    """Three of six are asked for at once: two go, the third once one is made again."""
+    world = Coded()
+    first, second, third, *_ = world.members()
+    for member in (first, second, third):
+        world.evict(member)
+    assert world.whole() == 4
+    assert world.to(EvictLater) == [(third.lender, EvictLater(slabs=(third.slab,)))]
+    world.leave()
+    assert len(world.to(EvictDone)) == 2
+    assert world.whole() == 4, "the new ones lack what was written"
+    assert third.usable
+    world.restore()
+    assert not third.usable
+    world.leave()
+    assert (third.lender, EvictDone(slabs=(third.slab,))) in world.to(EvictDone)
+
+
+def test_a_lender_is_told_which_slabs_a_span_needs() -> None:
+    world = Coded()
+    first, second, third, *_ = world.members()
+    assert third.lender is not None
+    assert third.slab is not None
+
+    def needed() -> tuple[SlabId, ...]:
+        assert third.lender is not None
+        assert third.slab is not None
+        world.feed(Heard(third.lender, CheckActivity(round=1, slabs=(third.slab,))))
+        found: tuple[SlabId, ...] = world.to(Activity)[-1][1].needed
+        return found
+
+    assert needed() == ()
+    world.evict(first)
+    world.evict(second)
+    assert needed() == (third.slab,)
+
+
+def test_a_lender_that_cannot_wait_gets_its_slab() -> None:
+    """One of an older version gives no more time; what is taken by force is gone in any case."""
+    world = Coded()
+    for member in world.members()[:3]:
+        world.evict(member, later_s=0.0)
+    assert world.whole() == 3
+    assert not world.to(EvictLater)
+
+
+_CODED = st.lists(
+    st.tuples(st.sampled_from(["evict", "restore", "leave", "lose", "back", "use"]),
+              st.integers(0, 5)),
+    max_size=60,
+)  # fmt: skip
+
+
+@given(_CODED)
+def test_evictions_alone_never_cost_a_coded_span_a_page(steps: list[tuple[str, int]]) -> None:
+    """Whatever is asked for, in any order, while at most r lenders are away: the span is readable,
+    or lost members as lenders went; and whoever was asked for goes in the end."""
+    world = Coded()
+    away: list[LenderId] = []
+    for what, index in steps:
+        members = world.members()
+        if what == "evict" and index < len(members) and members[index].usable:
+            world.evict(members[index])
+        elif what == "restore" and index < len(members):
+            world.feed(Restored(members[index].number))
+        elif what == "leave":
+            world.leave()
+        elif what == "use":
+            world.use(1000, 0)
+        elif what == "lose" and index < len(members) and world.whole() > 4:
+            lender = members[index].lender
+            if lender is not None and lender not in away and members[index].usable:
+                away.append(lender)
+                world.down.add(lender)
+                world.feed(Disconnected(lender, "killed"))
+        elif what == "back" and away:
+            world.down.discard(lender := away.pop())
+            world.feed(Connected(lender))
+        assert world.whole() >= 4
+    wanted = [member for member in world.members() if member.wanted]
+    for _ in range(8):
+        world.fire("lost")
+        world.leave()
+        world.use(1000, 0, seconds=4)
+        world.restore()
+    assert not any(member.usable for member in wanted)
