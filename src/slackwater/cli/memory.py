@@ -58,6 +58,8 @@ _WAITED: dict[LatencyCause, str] = {
     "disk": "disk",
     "write": "write to count",
 }
+_TOLD_S = 10.0
+"""So long it is said that there were two lenders of one id."""
 _FORGOTTEN_S = 60.0
 """Who has not been heard for so long is not shown any more."""
 
@@ -70,9 +72,17 @@ class Seen:
     devices: dict[str, DeviceHeartbeat] = field(default_factory=dict)
     heard_s: dict[str, float] = field(default_factory=dict)
     """By service and id."""
+    older: dict[str, tuple[str, float]] = field(default_factory=dict)
+    """Of lenders that share an id with an older one: its node, and when that was seen."""
 
     def hear(self, beat: SlabdHeartbeat | DeviceHeartbeat, now_s: float) -> None:
         if isinstance(beat, SlabdHeartbeat):
+            known = self.lenders.get(beat.id, beat)
+            if known.incarnation != beat.incarnation and not self.silence(known, now_s):
+                older = min(known, beat, key=lambda one: one.incarnation)
+                self.older[beat.id] = (older.node, now_s)
+                if older is beat:
+                    return
             self.lenders[beat.id] = beat
         else:
             self.devices[beat.id] = beat
@@ -82,6 +92,11 @@ class Seen:
         """What is to be said of it; "": it was heard lately."""
         silent_s = now_s - self.heard_s[f"{beat.service}.{beat.id}"]
         return f"not heard for {silent_s:.0f} s" if silent_s > limits.LOST_AFTER_S else ""
+
+    def namesake(self, id: str, now_s: float) -> str:
+        """What is to be said of a lender's id."""
+        node, seen_s = self.older.get(id, ("", -limits.LOST_AFTER_S))
+        return f"two of this id: the older, on {node}, ends" if now_s - seen_s <= _TOLD_S else ""
 
     def forget(self, now_s: float) -> None:
         for beats in (self.lenders, self.devices):
@@ -198,7 +213,9 @@ def _tables(seen: Seen, now_s: float) -> RenderableType:
             id, beat.node, human(beat.total_bytes), human(beat.used_bytes),
             human(beat.headroom_bytes), f"{beat.free_slabs} x {human(slab)}",
             f"{beat.lent_slabs} x {human(slab)}", str(beat.devices),
-            seen.silence(beat, now_s) or ("" if beat.lending else "drained"),
+            seen.silence(beat, now_s)
+            or seen.namesake(id, now_s)
+            or ("" if beat.lending else "drained"),
         )  # fmt: skip
     devices = Table(title="devices")
     for column in (

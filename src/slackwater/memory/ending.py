@@ -7,16 +7,22 @@ limits.RING_STUCK_S: a machine must be able to shut down.
 
 import asyncio
 import os
+import signal
+import sys
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
+import structlog
+
 from slackwater.common import limits
 from slackwater.common.shell.main import EX_FAILED
 
+INTERRUPTED: Final = 128 + signal.SIGINT
 _LOOK_S: Final = 0.1
 _AGAIN_S: Final = 1.0
 """Once something was given up, what follows has so long."""
+_log = structlog.get_logger()
 
 
 class Patience:
@@ -46,6 +52,20 @@ class Patience:
         self.given_up.append(what)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+
+async def prepare(work: Callable[[], None], stop: asyncio.Event) -> None:
+    """Do what takes long, in a thread, before anything is served or held. When it is stopped
+    meanwhile the process ends at once: the thread compiles, and looks at nothing."""
+    working = asyncio.ensure_future(asyncio.to_thread(work))
+    stopped = asyncio.ensure_future(stop.wait())
+    await asyncio.wait((working, stopped), return_when=asyncio.FIRST_COMPLETED)
+    stopped.cancel()
+    if not working.done():
+        _log.warning("device.interrupted", reason="it was told to end while it compiled")
+        sys.stderr.flush()
+        os._exit(INTERRUPTED)
+    working.result()
 
 
 def end_by_force(after_s: float) -> None:

@@ -46,7 +46,7 @@ from slackwater.memory.backup import Backup
 from slackwater.memory.core import DeviceCore
 from slackwater.memory.device import Device
 from slackwater.memory.discovery import find_slab_bytes, refuse_namesake
-from slackwater.memory.ending import Patience, end_by_force
+from slackwater.memory.ending import Patience, end_by_force, prepare
 from slackwater.memory.figures import expose
 from slackwater.memory.latency import infos
 from slackwater.memory.lenders import Lenders
@@ -447,7 +447,7 @@ async def export(
         slab_bytes = limits.SLAB_BYTES_DEFAULT
         _log.warning("no-lender", slab_bytes=slab_bytes, hint="is slabd running? pages go to disk")
     on_compiling(_say_compiling)
-    await asyncio.to_thread(warm)
+    await prepare(warm, stop)
     clock = LiveClock()
     exporter = Exporter(options, slab_bytes, clock)
     shown: asyncio.Task[None] | None = None

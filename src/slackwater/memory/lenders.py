@@ -43,7 +43,6 @@ from slackwater.schemas.memory import LenderId, SlabdHeartbeat, SlabMapped
 
 TICK_S: Final = 1.0
 _STOP_S: Final = 2.0
-_TELL_AGAIN_S: Final = 10.0
 _log = structlog.get_logger()
 
 
@@ -75,8 +74,7 @@ class Lenders:
         self._loop = asyncio.get_running_loop()
         self._background = device.background
         self._channels: dict[LenderId, Channel] = {}
-        self._told_s: dict[LenderId, float] = {}
-        """When it was logged last that a lender cannot be reached."""
+        self._unreachable: set[LenderId] = set()
         self._slabs: dict[int, RemoteSlab] = {}
         self._unpopulated: list[RemoteSlab] = []
         self._populating = False
@@ -191,11 +189,11 @@ class Lenders:
             fabric, address = choose(self._fabrics, addresses, forced=self._transport)
             channel = await fabric.connect(address, self._hello, deadline_s=limits.CONNECT_S)
         except SlackwaterError as error:
-            self._tell_unreachable(lender, str(error))
+            self._tell_reached(lender, str(error))
             self.feed(Disconnected(lender, str(error)))
             return
         self._channels[lender] = channel
-        self._told_s.pop(lender, None)
+        self._tell_reached(lender)
         reason = "the channel was closed"
         try:
             self.feed(Connected(lender))
@@ -211,12 +209,14 @@ class Lenders:
             self.feed(Disconnected(lender, reason))
             await channel.close()
 
-    def _tell_unreachable(self, lender: LenderId, reason: str) -> None:
-        """Now and then: it is tried several times a second."""
-        now_s = self._clock.now_s()
-        if lender not in self._told_s or now_s - self._told_s[lender] >= _TELL_AGAIN_S:
-            self._told_s[lender] = now_s
-            _log.warning("lender.unreachable", lender=lender, reason=reason)
+    def _tell_reached(self, lender: LenderId, failure: str = "") -> None:
+        """When it is another way than before: it is tried several times a second."""
+        if failure and lender not in self._unreachable:
+            self._unreachable.add(lender)
+            _log.warning("lender.unreachable", lender=lender, reason=failure)
+        elif not failure and lender in self._unreachable:
+            self._unreachable.remove(lender)
+            _log.info("lender.reached-again", lender=lender)
 
     def _send(self, lender: LenderId, message: Message) -> None:
         channel = self._channels.get(lender)

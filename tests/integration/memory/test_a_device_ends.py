@@ -1,6 +1,7 @@
 """A device that cannot go on says so and ends: a part fails unseen, or its ring stands still."""
 
 import asyncio
+import os
 import signal
 import subprocess
 import sys
@@ -187,3 +188,21 @@ async def test_a_signal_ends_a_device_that_is_stuck(
     assert "was ended while it waited for " in told
     assert given_up in told
     assert "pages are not in the backup file" in told
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_device_that_still_compiles(tmp_path: Path, number: int) -> None:
+    """The first start of an installation compiles for up to a minute. A process starts: seconds."""
+    cache = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+    command = [sys.executable, "-m", "slackwater.cli.main", "memory", "export", "--size", "1M"]
+    command += ["--socket", str(tmp_path / "nbd"), "--slab-size", "1M"]
+    command += ["--url", "nats://127.0.0.1:9"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=cache) as process:
+        assert process.stderr is not None
+        lines = iter(process.stderr.readline, "")
+        assert any('"compiling"' in line for line in lines)
+        process.send_signal(number)
+        told = process.stderr.read()
+        assert process.wait(timeout=30) == 130
+    assert "device.interrupted" in told
+    assert not (tmp_path / "nbd").exists()

@@ -9,9 +9,9 @@ from slackwater.schemas.base import NodeId
 from slackwater.schemas.memory import DeviceHeartbeat, LatencyCause, LatencyInfo, SlabdHeartbeat
 
 
-def beat(id: str) -> SlabdHeartbeat:
+def beat(id: str, incarnation: int = 1, node: str = "m1") -> SlabdHeartbeat:
     return SlabdHeartbeat(
-        service="slabd", id=id, incarnation=1, at_s=0.0, node=NodeId("m1"), addresses=(),
+        service="slabd", id=id, incarnation=incarnation, at_s=0.0, node=NodeId(node), addresses=(),
         slab_bytes=4096, free_slabs=1, lent_slabs=0, devices=0, total_bytes=1, used_bytes=0,
         headroom_bytes=0,
     )  # fmt: skip
@@ -56,3 +56,16 @@ def test_latency_by_cause_fits_80_columns() -> None:
         "lender 123,456,789 12.3 ms 1.5 s",
         "write to count 123,456,789 57.3 us 70 s",
     ]
+
+
+def test_of_two_lenders_of_one_id_the_newer_is_shown_and_the_other_told() -> None:
+    seen = Seen()
+    for second in range(3):
+        seen.hear(beat("s1", 1, "m1"), 100.0 + second)
+        seen.hear(beat("s1", 2, "m2"), 100.5 + second)
+    assert seen.lenders["s1"].node == "m2"
+    assert seen.namesake("s1", 103.0) == "two of this id: the older, on m1, ends"
+    assert seen.namesake("s1", 120.0) == ""
+    seen.hear(beat("s1", 1, "m3"), 130.0)  # Its state was lost, and nobody else is there.
+    assert seen.lenders["s1"].node == "m3"
+    assert seen.namesake("s1", 130.0) == ""
