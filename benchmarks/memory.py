@@ -40,6 +40,11 @@ from slackwater.schemas.memory import DeviceHeartbeat
 
 SLAB_BYTES = 32 * MIB
 LENDERS = 2
+WRITES = {
+    "randwrite 4k depth 1": ("randwrite", "4k", 1),
+    "randwrite 4k depth 32": ("randwrite", "4k", 32),
+}
+"""What coding and copies are asked: memory_coded.py."""
 JOBS = {
     "randread 4k depth 32": ("randread", "4k", 32),
     "randread 4k depth 1": ("randread", "4k", 1),
@@ -78,7 +83,7 @@ def milliseconds(seconds: float) -> str:
 
 
 def fio(sock: Path, job: str, size: int, seconds: float) -> Sample:
-    mode, block, depth = (JOBS | LENDERS_JOBS | SCANS)[job]
+    mode, block, depth = (JOBS | LENDERS_JOBS | SCANS | WRITES)[job]
     done = subprocess.run(
         [
             "fio", "--name=t", "--ioengine=nbd", f"--uri=nbd+unix:///?socket={sock}",
@@ -148,8 +153,11 @@ def device(
     backup: Path,
     prefetch: int = 8,
     slab_bytes: int = SLAB_BYTES,
+    resilience: str = "disk",
 ) -> Iterator[Path]:
     name = transport if prefetch else f"{transport}-bare"
+    if resilience != "disk":
+        name += f"-{resilience.replace('+', '-')}"
     sock = folder / f"nbd-{name}"
     process = subprocess.Popen(
         [
@@ -157,6 +165,7 @@ def device(
             "--socket", str(sock), "--backup", str(backup / f"backup-{name}"),
             "--id", f"d-{name}", "--node", "here", "--transport", transport,
             "--slab-size", str(slab_bytes), "--prefetch", str(prefetch),
+            "--resilience", resilience,
         ],
         env={**os.environ, "SLACKWATER_URL": url, "SLACKWATER_CLUSTER_TOKEN": token},
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
