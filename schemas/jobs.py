@@ -300,6 +300,24 @@ class FinishJob(Message, kw_only=True, frozen=True, tag="job.finish"):
     result: Text = ""
 
 
+class AskMissing(Message, kw_only=True, frozen=True, tag="job.missing"):
+    """An Agent has waited for `waited_s` for an iteration that these ranks have not pushed: where
+    are they? Answered by MissingRanks."""
+
+    job: IdText
+    rank: Rank
+    """Who asks."""
+    iteration: Count
+    waited_s: Seconds
+    ranks: Annotated[tuple[Rank, ...], msgspec.Meta(min_length=1, max_length=64)]
+    pushed: Annotated[tuple[Count, ...], msgspec.Meta(max_length=64)]
+    """Parallel to `ranks`: the newest iteration that each has pushed."""
+
+    def __post_init__(self) -> None:
+        if len(self.pushed) != len(self.ranks):
+            raise ValueError("pushed: give one for each of `ranks`")
+
+
 class ListTenants(Message, kw_only=True, frozen=True, tag="tenant.list"):
     """Tenants that have limits or jobs."""
 
@@ -340,6 +358,18 @@ class JobList(Message, kw_only=True, frozen=True, tag="job.list-reply"):
         default_factory=dict
     )
     """State -> jobs, of the tenant that was asked for, whatever the state that was."""
+
+
+class MissingRanks(Message, kw_only=True, frozen=True, tag="job.missing-reply"):
+    reason: Text
+    """Names each of them, and how far it is."""
+    final: bool = False
+    """They will never push it: waiting on is of no use."""
+    restarting: bool = False
+    """One of them is being started again: its time does not count as waiting."""
+
+    def __post_init__(self) -> None:
+        cut_texts(self)
 
 
 class TenantInfo(Record, kw_only=True, frozen=True):

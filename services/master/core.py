@@ -10,6 +10,7 @@ receiver takes a repeated command for the one it has carried out.
     pool        aggregators and their allocations           queued      jobs that wait for slots
     state       what is known                               waiting     why a job waits
     progress    how far jobs are, and how fast              restarting  ranks that died
+    missing     ranks that others wait for
 """
 
 from collections import Counter
@@ -43,6 +44,7 @@ from slackwater.schemas.cluster import (
     WorkerHeartbeat,
 )
 from slackwater.schemas.jobs import (
+    AskMissing,
     CancelJob,
     FinishJob,
     GetJob,
@@ -58,7 +60,7 @@ from slackwater.schemas.jobs import (
     TenantList,
 )
 from slackwater.schemas.telemetry import IterationsObserved, JobProfiled
-from slackwater.services.master import placing, restarting, running
+from slackwater.services.master import missing, placing, restarting, running
 from slackwater.services.master.config import MasterConfig
 from slackwater.services.master.jobs import Job, active_first, dead, newest_first, unknown
 from slackwater.services.master.pool import BUCKET as NODES_BUCKET
@@ -78,6 +80,7 @@ class Master:
             RegisterJob: self._register,
             FinishJob: self._finish,
             WorkerExited: self._worker_exited,
+            AskMissing: self._missing,
             ListTenants: self._tenants,
             ListAggregators: self._aggregators,
             AllocateAggregators: self._approve(pool.allocate),
@@ -204,6 +207,13 @@ class Master:
             running.rank_ended(self.state, job, message.rank, message.result, now_s)
         self.state.reply(token, Ok())
 
+    def _missing(self, token: int, message: AskMissing, now_s: float) -> None:
+        state, job = self.state, self.state.jobs.get(JobId(message.job))
+        if job is None:
+            state.reply(token, Refused(reason=unknown(message.job)))
+            return
+        state.reply(token, missing.asked(state, job, message, now_s))
+
     def _worker_exited(self, token: int, message: WorkerExited, now_s: float) -> None:
         job = self.state.jobs.get(JobId(message.job))
         if job is not None and not job.ended:
@@ -224,6 +234,10 @@ class Master:
             return
         job = state.jobs.get(JobId(id))
         if job is None:
+            return
+        if what.startswith(missing.LINE):
+            job.asked.discard(what)
+            missing.line_read(job, what, message)
             return
         refused = message if isinstance(message, Refused) else None
         job.refusals.pop(what, None)

@@ -1,6 +1,7 @@
 """One job as the master sees it: who may be its rank, and by what it is known to be dead."""
 
 from dataclasses import dataclass, field
+from math import inf
 
 import msgspec
 
@@ -39,6 +40,10 @@ class Job:
     heard_s: float = 0.0
     progress: Progress = field(default_factory=Progress)
     missing_since_s: dict[int, float] = field(default_factory=dict)
+    stalled: tuple[float, str] = (-inf, "")
+    """When somebody last waited for ranks, and what was known of them."""
+    lines: dict[int, str] = field(default_factory=dict)
+    """Of ranks that others waited for, the last line of the log."""
     resting: set[int] = field(default_factory=set)
     """Ranks that died and are not to be started again yet."""
 

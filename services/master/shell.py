@@ -20,6 +20,7 @@ from slackwater.schemas.cluster import (
     WorkerHeartbeat,
 )
 from slackwater.schemas.jobs import (
+    AskMissing,
     CancelJob,
     FinishJob,
     GetJob,
@@ -66,6 +67,7 @@ def definition(config: MasterConfig, world: World) -> ServiceDefinition:
             "register": RegisterJob,
             "finish": FinishJob,
             "worker-exited": WorkerExited,
+            "missing": AskMissing,
             "allocate": AllocateAggregators,
             "deallocate": DeallocateAggregators,
             "adopt": AdoptAggregators,

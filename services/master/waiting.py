@@ -14,6 +14,7 @@ from slackwater.common.limits import LIST_BYTES_MAX
 from slackwater.schemas.jobs import JobRecord
 from slackwater.services.master.clusters import Clusters
 from slackwater.services.master.jobs import Job
+from slackwater.services.master.missing import stall
 from slackwater.services.master.nodes import Room
 from slackwater.services.master.running import waits_here
 from slackwater.services.master.state import State
@@ -56,6 +57,8 @@ def _why(job: Job, clusters: Clusters, now_s: float) -> str:
             "waits for its user to start its program, whose Agents register; "
             "a job that a worker node starts has a `program`"
         )
+    if stalled := stall(job, now_s):
+        return stalled
     if "start" in job.refusals:
         return f"waits for worker node {record.node}, which refused: {job.refusals['start']}"
     if record.cluster is None:

@@ -28,6 +28,7 @@ from slackwater.common.slots.layout import (
     BYTES_PUSHED,
     PUSHED,
     RANK_STRIDE,
+    WORD,
     Geometry,
     pages,
 )
@@ -67,6 +68,10 @@ class Attached(Protocol):
     @property
     def pushed(self) -> int:
         """The region's word: the iteration that the slot holds whole."""
+        ...
+
+    async def all_pushed(self) -> Sequence[int]:
+        """Every rank's pushed word. Raises Unavailable, AccessRefused."""
         ...
 
     def parameters(self, version: int) -> Floats: ...
@@ -109,6 +114,9 @@ class InPlace:
     @property
     def pushed(self) -> int:
         return self._region.pushed(self._rank)
+
+    async def all_pushed(self) -> Sequence[int]:
+        return self._region.all_pushed()
 
     def parameters(self, version: int) -> Floats:
         return self._parameters[version & 1]
@@ -199,6 +207,18 @@ class Staged:
     @property
     def pushed(self) -> int:
         return int(self._pushed)
+
+    async def all_pushed(self) -> Sequence[int]:
+        return await self._words_at(self._geometry.pushed_offset(0))
+
+    async def _words_at(self, first: int) -> tuple[int, ...]:
+        """Each rank's word, of rank 0 the one at `first`: one read over all ranks' blocks."""
+        words = bytearray(RANK_STRIDE * (self._geometry.workers - 1) + WORD)
+        await self.channel.read(self._remote, first, memoryview(words))
+        return tuple(
+            int.from_bytes(words[at : at + WORD], "little")
+            for at in range(0, len(words), RANK_STRIDE)
+        )
 
     def parameters(self, version: int) -> Floats:
         return self.staging.parameters[version & 1]

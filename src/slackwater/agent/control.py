@@ -17,14 +17,23 @@ from slackwater.common.errors import Retryable
 from slackwater.common.world import World
 from slackwater.schemas import subjects
 from slackwater.schemas.base import ClusterId, JobId, Ok
-from slackwater.schemas.jobs import FinishJob, JobRegistered, JobSpec, RegisterJob, TensorSpec
+from slackwater.schemas.jobs import (
+    AskMissing,
+    FinishJob,
+    JobRegistered,
+    JobSpec,
+    MissingRanks,
+    RegisterJob,
+    TensorSpec,
+)
 from slackwater.schemas.placement import Located, LocateJob
 from slackwater.schemas.telemetry import IterationsObserved
 
 _log = logging.getLogger("slackwater.agent")
 OBSERVED_S: Final = 1.0
-QUIET_S: Final = 10.0
-"""Say at least this often that this rank is there, iterations or not."""
+QUIET_S: Final = 2.0
+"""Say at least this often that this rank is there, iterations or not: others who wait for it learn
+within five seconds that it is not."""
 GAPS_UNTIL: Final = 256
 """The iteration after which nobody asks any more when buckets are needed."""
 DURATIONS_MAX: Final = 4096
@@ -98,6 +107,21 @@ class Control:
         located = await self._client(budget_s=0.0).ask(subject, message, Located)
         self._workers, self._buckets = located.plan.workers, len(located.buckets)
         return located
+
+    async def missing(
+        self, iteration: int, waited_s: float, pushed: dict[int, int]
+    ) -> MissingRanks:
+        """One attempt to learn where these ranks are, of which the newest push is known. Raises
+        Retryable, Rejected."""
+        message = AskMissing(
+            job=self._job,
+            rank=self._rank,
+            iteration=iteration,
+            waited_s=waited_s,
+            ranks=tuple(pushed),
+            pushed=tuple(pushed.values()),
+        )
+        return await self._client(budget_s=0.0).master("missing", message, MissingRanks)
 
     async def finish(self, result: str) -> None:
         """Raises Retryable when no master stores it in time."""

@@ -36,6 +36,7 @@ from slackwater.agent.core import (
     WriteSeed,
 )
 from slackwater.agent.dialing import agent_fabrics, dial
+from slackwater.agent.patience import Patience
 from slackwater.common.bus.access import Access
 from slackwater.common.errors import (
     DeadlineExceeded,
@@ -108,6 +109,9 @@ class Session:
         self._rung: deque[tuple[int, int]] = deque()
         self._flush_due = False
         self._waiter: Waiter | None = None
+        self._patience = Patience(
+            self._who(), rank, lambda asking: self._call(lambda: self._spawn(asking)), self._fail
+        )
         self._control: Control | None = None
         self._opened = threading.Event()
         self._all_here = False
@@ -122,13 +126,11 @@ class Session:
     def open(self) -> None:
         """Returns when every bucket is attached and its parameters are here."""
         self._thread.start()
-        if not self._opened.wait(self._deadline_s):
-            error = DeadlineExceeded(f"{self._who()}: {self._missing_at_start()}")
+        opened = self._opened.wait(self._deadline_s)
+        late = None if opened else DeadlineExceeded(f"{self._who()}: {self._missing_at_start()}")
+        if error := late or self.failure:
             self.close(None)
             raise error
-        if self.failure is not None:
-            self.close(None)
-            raise self.failure
 
     def ring(self, cell: Cell) -> None:
         """All tensors of the bucket's newest iteration are in its slot."""
@@ -143,16 +145,14 @@ class Session:
         self._waiter = waiter
         waiter.look()
         late: Cell | None = None
-        hopeful = self.failure is None and all(cell.refused is None for cell in cells)
-        if hopeful and not waiter.sleep(deadline_s):
-            late = next((cell for cell in cells if not cell.settled), None)
+        if self.failure is None and all(cell.refused is None for cell in cells):
+            late = self._patience.sleep(waiter, cells, deadline_s, self.plan, self._control)
         self._waiter = None
         if self.failure is not None:
             raise self.failure
         if late is not None:
-            raise DeadlineExceeded(
-                f"{self._who()}: {self._describe(late)} did not come within {deadline_s:g} s"
-            )
+            within = f"within {deadline_s:g} s{self._patience.reason}"
+            raise DeadlineExceeded(f"{self._who()}: {self._describe(late)} did not come {within}")
 
     def close(self, finish: str | None) -> None:
         """`finish`: tell the master that this rank is done, with this result."""
@@ -165,7 +165,7 @@ class Session:
                 f"{self._who()}: the master did not store its end within {self._deadline_s:g} s"
             )
 
-    def _call(self, function: Callable[[], None]) -> None:
+    def _call(self, function: Callable[[], object]) -> None:
         try:
             self._loop.call_soon_threadsafe(function)
         except RuntimeError:  # The loop is closed: its thread failed, and every wait says why.

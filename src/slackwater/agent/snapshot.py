@@ -15,7 +15,7 @@ import numpy as np
 from slackwater.agent.attached import ELEMENT, Array, InPlace, Staged, Staging, bytes_of
 from slackwater.common import limits
 from slackwater.common.errors import DeadlineExceeded, Unavailable
-from slackwater.common.slots.layout import RANK_STRIDE, WORD
+from slackwater.common.slots.layout import WORD
 from slackwater.common.slots.region import VERSION
 from slackwater.common.slots.rules import Floats
 from slackwater.common.transport.base import RemoteRegion
@@ -122,11 +122,4 @@ class StagedSnapshot(Staged):
         return int.from_bytes(word, "little")
 
     async def _applied(self, version: int) -> tuple[int, ...]:
-        """One read over all ranks' blocks."""
-        first = self._geometry.applied_offset(0, version)
-        words = bytearray(RANK_STRIDE * (self._geometry.workers - 1) + WORD)
-        await self.channel.read(self._remote, first, memoryview(words))
-        return tuple(
-            int.from_bytes(words[at : at + WORD], "little")
-            for at in range(0, len(words), RANK_STRIDE)
-        )
+        return await self._words_at(self._geometry.applied_offset(0, version))
