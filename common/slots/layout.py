@@ -46,15 +46,18 @@ WORD_STRIDE: Final = 64
 RANKS_OFFSET: Final = 2 * PAGE
 RANK_STRIDE: Final = 128
 HYPER_BYTES: Final = 64
-"""At the begin of a rank's block; pushed word, two counters and two applied words follow."""
+"""At the begin of a rank's block; pushed word, two counters, two applied words, and two of what is
+read from afar follow."""
 PUSHED: Final = HYPER_BYTES // WORD
 BYTES_PUSHED: Final = PUSHED + 1
 BYTES_PULLED: Final = PUSHED + 2
+SERVED: Final = PUSHED + 5
+WANTED: Final = PUSHED + 6
 """Words of a rank's block."""
 HEADER_BYTES: Final = 4 * PAGE
 
 assert RANKS_OFFSET + limits.WORKERS_MAX * RANK_STRIDE <= HEADER_BYTES
-assert HYPER_BYTES + 5 * WORD <= RANK_STRIDE
+assert HYPER_BYTES + 7 * WORD <= RANK_STRIDE
 
 
 def element_count(tensor: TensorSpec) -> int:
@@ -150,11 +153,14 @@ class Geometry:
     workers: int
     dtype: DType
     states: int
+    serves: bool = False
+    """A slot has room for the parameters, too, and of what they are made: of a job whose updates
+    are not synchronous (serving.py)."""
 
     @classmethod
     def of(cls, plan: JobPlan, bucket: BucketLayout) -> "Geometry":
-        states = RULES[plan.update.name].states
-        return cls(bucket.elements, plan.workers, plan.gradient_dtype, states)
+        states, serves = RULES[plan.update.name].states, plan.consistency != "synchronous"
+        return cls(bucket.elements, plan.workers, plan.gradient_dtype, states, serves)
 
     @property
     def gradient_bytes(self) -> int:
@@ -167,7 +173,14 @@ class Geometry:
     @property
     def slot_stride(self) -> int:
         """From one rank's gradient slot to the next one's."""
-        return pages(self.gradient_bytes)
+        if not self.serves:
+            return pages(self.gradient_bytes)
+        return pages(max(self.gradient_bytes, self._applied_at + WORD * self.workers))
+
+    @property
+    def _applied_at(self) -> int:
+        """In a slot that holds parameters: where the applied words begin."""
+        return -(-self.parameter_bytes // WORD) * WORD
 
     @property
     def nbytes(self) -> int:
@@ -212,6 +225,15 @@ class Geometry:
         """The newest of the rank's iterations that `version` contains. Like parameters, the words
         of two versions alternate, so that one store commits all."""
         return self.counters_offset(rank) + (2 + (version & 1)) * WORD
+
+    def served_offset(self, rank: int) -> int:
+        """The word that vouches for the parameters in the rank's slot; the next one is 1 where the
+        rank reads from afar."""
+        return self.hyper_offset(rank) + SERVED * WORD
+
+    def served_applied_offset(self, rank: int) -> int:
+        """Behind the parameters in the rank's slot: a word a rank."""
+        return self.gradient_offset(rank) + self._applied_at
 
     def _check(self, rank: int) -> None:
         if not 0 <= rank < self.workers:

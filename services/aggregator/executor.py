@@ -20,6 +20,7 @@ from slackwater.common.clock import Clock
 from slackwater.common.failpoints import failpoint
 from slackwater.common.slots.layout import folded_bytes
 from slackwater.common.slots.region import SlotRegion
+from slackwater.common.slots.serving import serve
 from slackwater.common.transport.gpu import Device
 from slackwater.schemas.base import JobId
 from slackwater.schemas.telemetry import JobCpu, TaskCost
@@ -449,8 +450,11 @@ def execute(task: Task, owner: int, team: Team | None = None) -> Outcome:
         return Outcome(slots.version, cpu_s, Refused(refusal.tensor, refusal.worker, refusal.why))
     if slots.owner != owner:
         return Outcome(slots.version, _spent_s(slots, team) - begun_s, owned=False)
+    before = slots.applied() if alone is not None else ()
     version = folding.commit(slots, alone)
     failpoint("aggregator.fold.after")
+    if alone is not None:
+        serve(slots, before, owner)
     return Outcome(version, _spent_s(slots, team) - begun_s)
 
 

@@ -32,6 +32,7 @@ from slackwater.agent.identity import access, identify, plainly, tell_how_to_sub
 from slackwater.agent.local import JOB as LOCAL
 from slackwater.agent.local import Local
 from slackwater.agent.session import Session
+from slackwater.agent.snapshot import Snapshots
 from slackwater.common import limits
 from slackwater.common.bus.access import Credentials
 from slackwater.common.errors import GradientRefused, Rejected
@@ -342,6 +343,13 @@ class Agent:
         """The oldest and the newest version among the buckets: equal after `wait()`."""
         versions = [cell.version for cell in self._cells]
         return min(versions), max(versions)
+
+    @property
+    def reads(self) -> tuple[int, int]:
+        """Of a job that is not synchronous: how often parameters were read over a network, of all
+        buckets together, and how many of these reads an update overtook."""
+        copies = [c.staging for c in self._cells if isinstance(c.staging, Snapshots)]
+        return sum(each.reads for each in copies), sum(each.torn for each in copies)
 
     # How it works ---------------------------------------------------------------------------------
 

@@ -4,9 +4,14 @@ In a job that is not synchronous others go on while this worker computes, so wha
 copy of its own. A buffer is written again only by the second update after its own, and says so: the
 copy is good if the version is the same before and after. What was applied is copied with it, so
 that a bare region can be filled without any push being applied twice or lost.
+
+A read from afar may last for many updates. So the aggregator leaves what a push led to in the slot
+that it came in, where nothing overtakes it (common/slots/serving.py). Where that is not there, at
+the begin and after a move, the newest parameters are read as above.
 """
 
 import asyncio
+import struct
 import threading
 from typing import Final
 
@@ -15,13 +20,17 @@ import numpy as np
 from slackwater.agent.attached import ELEMENT, Array, InPlace, Staged, Staging, bytes_of
 from slackwater.common import limits
 from slackwater.common.errors import DeadlineExceeded, Unavailable
-from slackwater.common.slots.layout import WORD
-from slackwater.common.slots.region import VERSION
+from slackwater.common.slots.layout import WANTED, WORD, Geometry
+from slackwater.common.slots.region import LOCATION_EPOCH, VERSION
 from slackwater.common.slots.rules import Floats
-from slackwater.common.transport.base import RemoteRegion
+from slackwater.common.slots.serving import served_word
+from slackwater.common.transport.base import Channel, RemoteRegion
 from slackwater.schemas.base import JobId
 
 _VERSION_OFFSET: Final = VERSION * WORD
+_SERVED_WANTED: Final = struct.Struct("<2Q")
+"""Side by side in a rank's block."""
+_EPOCH_OFFSET: Final = LOCATION_EPOCH * WORD
 
 
 class Snapshots(Staging):
@@ -38,6 +47,10 @@ class Snapshots(Staging):
         self.lock = threading.Lock()
         """The program's thread copies, the Agent's may want to seed another region."""
         self.fetching = asyncio.Lock()
+        self.reads = 0
+        """Of parameters from afar."""
+        self.torn = 0
+        """Those of them that an update overtook, so that they were made again."""
         self._incoming = np.zeros(elements, np.float32)
 
     @property
@@ -65,6 +78,7 @@ class Snapshot(InPlace):
         super().__init__(remote, job, bucket, rank)
         self._copies = copies
         # Views of our own outlive `close`.
+        self._block[WANTED] = 0
         self._version = self._region.version_word()
         self._applied = [self._region.applied_words(parity) for parity in range(2)]
 
@@ -95,30 +109,67 @@ class StagedSnapshot(Staged):
 
     in_pieces = False  # A push is a version by itself: it is whole at once.
 
+    @classmethod
+    async def attach(
+        cls,
+        channel: Channel,
+        remote: RemoteRegion,
+        geometry: Geometry,
+        rank: int,
+        staging: Staging,
+    ) -> "Staged":
+        """Raises Unavailable, AccessRefused."""
+        made = await super().attach(channel, remote, geometry, rank, staging)
+        # A former life of this rank may have begun to write its next push over a copy.
+        words = _SERVED_WANTED.pack(0, 1)
+        await channel.write(memoryview(words), remote, geometry.served_offset(rank))
+        return made
+
     async def fetch(self, version: int) -> None:
         """Read the newest parameters, unless those of `version` were read where the bucket was
         before. Raises Unavailable, AccessRefused."""
         copies = self.staging
         assert isinstance(copies, Snapshots)
         async with copies.fetching:
-            if copies.taken < version:
+            if copies.taken < version and not await self._take_served(version, copies):
                 await self._take(version, copies)
+
+    async def _take_served(self, version: int, copies: Snapshots) -> bool:
+        """Whether what this rank's iteration `version` led to was there for it."""
+        geometry, rank = self._geometry, self._rank
+        epoch, served = await asyncio.gather(
+            self._word(_EPOCH_OFFSET), self._word(geometry.served_offset(rank))
+        )
+        if version < 1 or served != served_word(epoch, version):
+            return False
+        words = bytearray(WORD * geometry.workers)
+        await asyncio.gather(
+            self._bring(geometry.gradient_offset(rank), bytes_of(copies.incoming)),
+            self.channel.read(
+                self._remote, geometry.served_applied_offset(rank), memoryview(words)
+            ),
+        )
+        copies.reads += 1
+        copies.arrived(version, struct.unpack(f"<{geometry.workers}Q", words))
+        return True
 
     async def _take(self, version: int, copies: Snapshots) -> None:
         geometry = self._geometry
         into = bytes_of(copies.incoming)
         for _ in range(limits.SNAPSHOTS_MAX):
-            newest = await self._version()
+            newest = await self._word(_VERSION_OFFSET)
             await self._bring(geometry.parameters_offset(newest), into)
             applied = await self._applied(newest)
-            if await self._version() == newest:
+            copies.reads += 1
+            if await self._word(_VERSION_OFFSET) == newest:
                 copies.arrived(version, applied)
                 return
+            copies.torn += 1
         raise Unavailable(f"{limits.SNAPSHOTS_MAX} updates came, each while one was being read")
 
-    async def _version(self) -> int:
+    async def _word(self, offset: int) -> int:
         word = bytearray(WORD)
-        await self.channel.read(self._remote, _VERSION_OFFSET, memoryview(word))
+        await self.channel.read(self._remote, offset, memoryview(word))
         return int.from_bytes(word, "little")
 
     async def _applied(self, version: int) -> tuple[int, ...]:

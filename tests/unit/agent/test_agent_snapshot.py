@@ -72,6 +72,9 @@ class Channel:
                 update(self.region, 1)
         await asyncio.sleep(0)
 
+    async def write(self, local: memoryview, remote: Remote, offset: int) -> None:
+        remote.view[offset : offset + len(local)] = local
+
 
 async def staged(channel: Any, copies: Snapshots) -> StagedSnapshot:
     remote: Any = Remote(channel.region)
@@ -123,7 +126,7 @@ def test_a_copy_that_an_update_overtook_is_made_again(monkeypatch: pytest.Monkey
 async def test_what_is_read_from_afar_is_whole_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Updates come between the reads: of the version, the parameters, the words, the version."""
     it, copies = region(), Snapshots(ELEMENTS, "float32")
-    channel = Channel(it, [0, 1, 2, 0, 1, 0, 0, 1])
+    channel = Channel(it, [0, 0, 0, 1, 2, 0, 1, 0, 0, 1])
     slots = await staged(channel, copies)
     await slots.fetch(1)
     assert slots.parameters(1).tolist() == [float(it.version)] * ELEMENTS
@@ -145,7 +148,7 @@ async def test_two_reads_of_one_iteration_do_not_mix() -> None:
     """The bucket moved while its parameters were on their way: they are asked for twice, and an
     update comes between."""
     it, copies = region(), Snapshots(ELEMENTS, "float32")
-    slow, fast = Channel(it, [0, 0, 2]), Channel(it, [])
+    slow, fast = Channel(it, [0, 0, 0, 0, 2]), Channel(it, [])
     old, new = await staged(slow, copies), await staged(fast, copies)
     await asyncio.gather(old.fetch(1), new.fetch(1))
     assert copies.parameters[1].tolist() == [float(sum(copies.applied[1]))] * ELEMENTS

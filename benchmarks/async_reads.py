@@ -1,0 +1,184 @@
+"""Asynchronous jobs over a slow link: reads of the parameters an iteration, and updates a second
+against what the queueing model says (Lin et al. 2018, section 3.3, exact mean value analysis).
+
+The aggregator is in a network namespace of its own, behind a link that is shaped in both directions
+(`tc`); K workers train one job over tcp. The times of one iteration are measured with one worker:
+computing is known, what is left is one transfer up and one down.
+
+    python benchmarks/async_reads.py [--workers 1 2 3 4 5 6] [--rate-mbit 100] [--mbytes 2]
+        [--compute-s 0.3] [--seconds 15] [--json FILE]
+"""
+
+import argparse
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from aggregation import Member
+from figures import Figure, Row, show, write_json
+from namespaces import BURST, HELD_S, Machine, machines, sh
+
+from slackwater.agent import Agent
+from slackwater.common import threads
+from slackwater.common.config import write_config
+from slackwater.common.embedded import Supervisor, UnitSpec
+from slackwater.common.models.queueing import StepTimes, throughputs
+
+INSIDE = "SLACKWATER_BENCHMARK_INSIDE"
+HOST = "host1"
+READS_GOAL = 1.05
+
+
+def worker(url: str, job: str, rank: int, workers: int, mbytes: float, compute_s: float) -> None:
+    """`go SECONDS`: answers iterations, reads of parameters, and those that were overtaken."""
+    elements = int(mbytes * 1e6 / 4)
+    gradient = np.full(elements, 1e-6, np.float32)
+    rng = np.random.default_rng(rank)
+    with Agent(
+        url=url, job=job, rank=rank, workers=workers, tensors={"w": (elements,)},
+        consistency="asynchronous", transport="tcp",
+    ) as agent:  # fmt: skip
+        agent.step({"w": gradient})
+        print("ready", flush=True)
+        for line in sys.stdin:
+            until_s = time.monotonic() + float(line.split()[1])
+            before, first = agent.reads, agent.iteration
+            while time.monotonic() < until_s:
+                time.sleep(compute_s * rng.uniform(0.8, 1.2))  # Equal sleeps keep their phases.
+                agent.step({"w": gradient})
+            reads, torn = (now - then for now, then in zip(agent.reads, before, strict=True))
+            print(agent.iteration - first, reads, torn, flush=True)
+
+
+def units(supervisor: Supervisor, host: Machine) -> list[UnitSpec]:
+    token = os.urandom(16).hex()
+    aggregator = {
+        "transport": "tcp", "tcp_address": f"{host.address}:4700", "cluster_token": token,
+        "cpu_share": 1.0,
+    }  # fmt: skip
+    wanted: list[tuple[str, str, dict[str, Any]]] = [
+        ("master", "m1", {"aggregators_max": 1}),
+        ("profiler", "p1", {}),
+        ("controller", "c1", {}),
+        ("aggregator", "a1", aggregator),
+    ]
+    specs = []
+    for service, id, fields in wanted:
+        state_dir = supervisor.state_dir / f"{service}-{id}"
+        state_dir.mkdir(parents=True)
+        config = supervisor.run_dir / f"{service}-{id}.toml"
+        write_config(config, {"id": id, "url": supervisor.url, "state_dir": state_dir} | fields)
+        module = f"slackwater.services.{service}"
+        specs.append(
+            UnitSpec(
+                name=f"{service}-{id}",
+                command=(sys.executable, "-m", module, "--config", str(config)),
+                environment=threads.one_each(os.environ),
+            )
+        )
+    return specs
+
+
+async def measure(
+    url: str, host: Machine, workers: int, options: argparse.Namespace
+) -> tuple[float, float, float]:
+    """Updates a second, reads an iteration, and the part of reads that was overtaken."""
+    members = [
+        Member(
+            host.command(
+                sys.executable, __file__, "--worker", url, f"reads-{workers}", str(rank),
+                str(workers), str(options.mbytes), str(options.compute_s),
+            )
+        )
+        for rank in range(workers)
+    ]  # fmt: skip
+    try:
+        await asyncio.gather(*(asyncio.to_thread(member.hear) for member in members))
+        for member in members:
+            member.tell(f"go {options.seconds}")
+        begun_s = time.monotonic()
+        told = await asyncio.gather(*(asyncio.to_thread(member.hear) for member in members))
+        took_s = time.monotonic() - begun_s
+    finally:
+        await asyncio.gather(*(asyncio.to_thread(member.end) for member in members))
+    iterations, reads, torn = (sum(map(int, column)) for column in zip(*map(str.split, told)))  # noqa: B905
+    return iterations / took_s, reads / iterations, torn / max(1, reads)
+
+
+async def run(options: argparse.Namespace, host: Machine) -> list[Row]:
+    supervisor = Supervisor()
+    rows: list[Row] = []
+    step: StepTimes | None = None
+    try:
+        url = await supervisor.start_nats()
+        await supervisor.start_units(units(supervisor, host))
+        for workers in (1, *(k for k in options.workers if k > 1)):
+            rate, reads, torn = await measure(url, host, workers, options)
+            if step is None:
+                link_s = max(0.0, 1.0 / rate - options.compute_s) / 2.0
+                step = StepTimes(
+                    worker_s=options.compute_s, uplink_s=link_s, downlink_s=link_s
+                )
+            model = float(throughputs(step, workers)[workers])
+            print(
+                f"K = {workers}: {reads:.3f} reads an iteration ({torn:.1%} overtaken), "
+                f"{rate:.2f} updates/s, model {model:.2f} ({rate / model - 1.0:+.0%})",
+                flush=True,
+            )
+            rows.append(
+                Figure(
+                    f"{workers} workers, updates per second", rate, model, "1/s", "exact model",
+                    None,
+                )
+            )  # fmt: skip
+            if reads > READS_GOAL:
+                print(f"K = {workers}: over {READS_GOAL} reads an iteration", flush=True)
+    finally:
+        await supervisor.stop()
+    return rows
+
+
+def inside(options: argparse.Namespace) -> None:
+    """The workers are behind the link: what they push and what they read each have it alone."""
+    with machines(options.rate_mbit, HOST) as hosts:
+        shaped = f"dev {HOST} root tbf rate {options.rate_mbit}mbit burst {BURST} limit 4mb"
+        sh("tc", "qdisc", "add", *shaped.split())
+        rows = asyncio.run(run(options, hosts[HOST]))
+    show(f"Asynchronous, {options.mbytes} MB, {options.rate_mbit} Mbit/s", rows)
+    if options.json is not None:
+        write_json(options.json, "python benchmarks/async_reads.py", rows)
+
+
+def main(arguments: Sequence[str]) -> int:
+    if arguments[:1] == ["--worker"]:
+        url, job, rank, workers, mbytes, compute_s = arguments[1:]
+        worker(url, job, int(rank), int(workers), float(mbytes), float(compute_s))
+        return 0
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--workers", nargs="+", type=int, default=[1, 2, 3, 4, 5, 6])
+    parser.add_argument("--rate-mbit", type=int, default=100)
+    parser.add_argument("--mbytes", type=float, default=2.0)
+    parser.add_argument("--compute-s", type=float, default=0.3)
+    parser.add_argument("--seconds", type=float, default=15.0)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args(arguments)
+    if os.environ.get(INSIDE):
+        inside(options)
+        return 0
+    command = ["/usr/bin/unshare", "--net", sys.executable, __file__, *arguments]
+    try:
+        ended = subprocess.run(command, env=os.environ | {INSIDE: "1"}, timeout=HELD_S)
+    except subprocess.TimeoutExpired:
+        print(f"not done within {HELD_S} s", file=sys.stderr)
+        return 1
+    return ended.returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
