@@ -1,8 +1,8 @@
 """Asynchronous jobs over a slow link: reads of the parameters an iteration, and updates a second
 against what the queueing model says (Lin et al. 2018, section 3.3, exact mean value analysis).
 
-The aggregator is in a network namespace of its own, behind a link that is shaped in both directions
-(`tc`); K workers train one job over tcp. The times of one iteration are measured with one worker:
+The workers are in a network namespace of their own, behind a link that is shaped in both directions
+(`tc`); K of them train one job over tcp. The times of one iteration are measured with one worker:
 computing is known, what is left is one transfer up and one down.
 
     python benchmarks/async_reads.py [--workers 1 2 3 4 5 6] [--rate-mbit 100] [--mbytes 2]
@@ -22,7 +22,8 @@ from typing import Any
 import numpy as np
 from aggregation import Member
 from figures import Figure, Row, show, write_json
-from namespaces import BURST, HELD_S, Machine, machines, sh
+from interference import INSIDE, forward, lent
+from namespaces import BURST, HELD_S, HUB, Machine, machines, sh
 
 from slackwater.agent import Agent
 from slackwater.common import threads
@@ -30,13 +31,12 @@ from slackwater.common.config import write_config
 from slackwater.common.embedded import Supervisor, UnitSpec
 from slackwater.common.models.queueing import StepTimes, throughputs
 
-INSIDE = "SLACKWATER_BENCHMARK_INSIDE"
 HOST = "host1"
 READS_GOAL = 1.05
 
 
 def worker(url: str, job: str, rank: int, workers: int, mbytes: float, compute_s: float) -> None:
-    """`go SECONDS`: answers iterations, reads of parameters, and those that were overtaken."""
+    """`go SECONDS`: answers iterations, reads of parameters, those that were overtaken, seconds."""
     elements = int(mbytes * 1e6 / 4)
     gradient = np.full(elements, 1e-6, np.float32)
     rng = np.random.default_rng(rank)
@@ -47,19 +47,20 @@ def worker(url: str, job: str, rank: int, workers: int, mbytes: float, compute_s
         agent.step({"w": gradient})
         print("ready", flush=True)
         for line in sys.stdin:
-            until_s = time.monotonic() + float(line.split()[1])
+            begun_s = time.monotonic()
+            until_s = begun_s + float(line.split()[1])
             before, first = agent.reads, agent.iteration
             while time.monotonic() < until_s:
                 time.sleep(compute_s * rng.uniform(0.8, 1.2))  # Equal sleeps keep their phases.
                 agent.step({"w": gradient})
             reads, torn = (now - then for now, then in zip(agent.reads, before, strict=True))
-            print(agent.iteration - first, reads, torn, flush=True)
+            print(agent.iteration - first, reads, torn, time.monotonic() - begun_s, flush=True)
 
 
-def units(supervisor: Supervisor, host: Machine) -> list[UnitSpec]:
+def units(supervisor: Supervisor) -> list[UnitSpec]:
     token = os.urandom(16).hex()
     aggregator = {
-        "transport": "tcp", "tcp_address": f"{host.address}:4700", "cluster_token": token,
+        "transport": "tcp", "tcp_address": f"{HUB}:4700", "cluster_token": token,
         "cpu_share": 1.0,
     }  # fmt: skip
     wanted: list[tuple[str, str, dict[str, Any]]] = [
@@ -102,13 +103,13 @@ async def measure(
         await asyncio.gather(*(asyncio.to_thread(member.hear) for member in members))
         for member in members:
             member.tell(f"go {options.seconds}")
-        begun_s = time.monotonic()
         told = await asyncio.gather(*(asyncio.to_thread(member.hear) for member in members))
-        took_s = time.monotonic() - begun_s
     finally:
         await asyncio.gather(*(asyncio.to_thread(member.end) for member in members))
-    iterations, reads, torn = (sum(map(int, column)) for column in zip(*map(str.split, told)))  # noqa: B905
-    return iterations / took_s, reads / iterations, torn / max(1, reads)
+    each = [tuple(map(float, line.split())) for line in told]
+    iterations, reads, torn = (sum(one[column] for one in each) for column in range(3))
+    rate = sum(one[0] / one[3] for one in each)  # Each by its own clock: the last one waits.
+    return rate, reads / iterations, torn / max(1.0, reads)
 
 
 async def run(options: argparse.Namespace, host: Machine) -> list[Row]:
@@ -117,14 +118,13 @@ async def run(options: argparse.Namespace, host: Machine) -> list[Row]:
     step: StepTimes | None = None
     try:
         url = await supervisor.start_nats()
-        await supervisor.start_units(units(supervisor, host))
+        forwarder = await forward(url)
+        await supervisor.start_units(units(supervisor))
         for workers in (1, *(k for k in options.workers if k > 1)):
-            rate, reads, torn = await measure(url, host, workers, options)
+            rate, reads, torn = await measure(lent(url), host, workers, options)
             if step is None:
                 link_s = max(0.0, 1.0 / rate - options.compute_s) / 2.0
-                step = StepTimes(
-                    worker_s=options.compute_s, uplink_s=link_s, downlink_s=link_s
-                )
+                step = StepTimes(worker_s=options.compute_s, uplink_s=link_s, downlink_s=link_s)
             model = float(throughputs(step, workers)[workers])
             print(
                 f"K = {workers}: {reads:.3f} reads an iteration ({torn:.1%} overtaken), "
@@ -139,6 +139,7 @@ async def run(options: argparse.Namespace, host: Machine) -> list[Row]:
             )  # fmt: skip
             if reads > READS_GOAL:
                 print(f"K = {workers}: over {READS_GOAL} reads an iteration", flush=True)
+        forwarder.close()
     finally:
         await supervisor.stop()
     return rows

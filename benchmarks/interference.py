@@ -70,7 +70,7 @@ BUS_PORT = 4222
 
 async def forward(url: str) -> asyncio.Server:
     """The embedded bus listens on loopback only: lend it the hub's address."""
-    host, port = url.removeprefix("nats://").split(":")
+    host, port = url.rpartition("/")[2].rpartition("@")[2].split(":")
 
     async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -87,6 +87,12 @@ async def forward(url: str) -> asyncio.Server:
         await asyncio.gather(pump(reader, back), pump(there, writer))
 
     return await asyncio.start_server(accept, HUB, BUS_PORT)
+
+
+def lent(url: str) -> str:
+    """The same bus, as machines reach it; with the token, where it asks for one."""
+    token, at, _ = url.rpartition("/")[2].rpartition("@")
+    return f"nats://{token}{at}{HUB}:{BUS_PORT}"
 
 
 # Background flows ---------------------------------------------------------------------------------
@@ -231,7 +237,7 @@ class Stack:
 def units(supervisor: Supervisor, hosts: dict[str, Machine]) -> list[UnitSpec]:
     """Two aggregators on each of two machines: a1 and a3 on one, a2 and a4 on the other."""
     token = os.urandom(16).hex()
-    inside = f"nats://{HUB}:{BUS_PORT}"
+    inside = lent(supervisor.url)
     wanted: list[tuple[str, str, dict[str, Any], Machine | None]] = [
         ("master", "m1", {"aggregators_max": 2 * SERVERS}, None),
         ("profiler", "p1", {"warm_up_iterations": 1, "profile_iterations": 5,
@@ -345,7 +351,7 @@ async def run(options: argparse.Namespace, hosts: dict[str, Machine]) -> list[Ro
             me = (sys.executable, __file__)
             sinking = Member(hosts["sink"].command(*me, "--sink"))
             for rank in range(WORKERS):
-                where = (f"nats://{HUB}:{BUS_PORT}", str(rank), str(options.bytes_scale))
+                where = (lent(url), str(rank), str(options.bytes_scale))
                 command = hosts[f"worker{rank}"].command(*me, "--worker", *where)
                 members.append(Member(command))
             try:
