@@ -1,4 +1,7 @@
-"""One process at a time: a lock on a file, which the kernel lets go when its process ends."""
+"""One process at a time: a lock on a file, which the kernel lets go when its process ends.
+
+A child that inherits the descriptor holds the lock as well: it is free once both have ended.
+"""
 
 import fcntl
 import os
@@ -6,7 +9,8 @@ from pathlib import Path
 
 
 class Holding:
-    """Take it with `take`; it is held until `release`, or until this process is gone."""
+    """Take it with `take`; it is held until `release`, or until this process and every child that
+    was given `fd` are gone."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -25,6 +29,11 @@ class Holding:
         os.write(fd, f"{os.getpid()}\n".encode())
         self._fd = fd
         return ""
+
+    @property
+    def fd(self) -> int:
+        """For a child that must not outlive the lock. -1: not held."""
+        return self._fd
 
     def release(self) -> None:
         """The file stays: removing it would let two others lock two files of one name."""

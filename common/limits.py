@@ -55,6 +55,10 @@ LOST_AFTER_S: Final = 6.0
 """No heartbeat for this long: the instance is lost. Longer than a supervised restart takes."""
 LEASE_S: Final = 10.0
 DRAIN_S: Final = 10.0
+LEFT_BEHIND_S: Final = 15.0
+"""How long the bus server of a supervisor that was killed is waited for."""
+UNIT_LOG_BYTES_MAX: Final = 8 * 1024 * 1024
+"""Of a supervised service's log; as much again is kept of what came before."""
 WATCHDOG_S: Final = 10.0
 RESTART_WAIT_S: Final = 0.2
 RESTARTS_MAX: Final = 20

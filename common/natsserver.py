@@ -26,7 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -79,10 +79,24 @@ class NatsServer:
     """One nats-server child over one state folder. Not for use from several threads at once."""
 
     def __init__(
-        self, state_dir: Path | None = None, *, monitoring: bool = False, guarded: bool = False
+        self,
+        state_dir: Path | None = None,
+        *,
+        monitoring: bool = False,
+        guarded: bool = False,
+        port: int = 0,
+        log_dir: Path | None = None,
+        inherits: Sequence[int] = (),
     ) -> None:
+        """`port`: 0: the one that the folder keeps, else any free one. `log_dir`: None: in the
+        state folder. `inherits`: descriptors of locks that are to last as long as the server."""
         self._temporary = state_dir is None
         self.state_dir = state_dir or _unused_folder()
+        self._port = port
+        self._log_dir = log_dir or self.state_dir
+        self._inherits = inherits
+        self._log_from = 0
+        """Where this life's part of the log begins."""
         self._monitoring = monitoring
         self._guarded = guarded
         self._token = ""
@@ -98,7 +112,7 @@ class NatsServer:
 
     @property
     def log_path(self) -> Path:
-        return self.state_dir / "nats-server.log"
+        return self._log_dir / "nats-server.log"
 
     @property
     def pid(self) -> int:
@@ -154,6 +168,7 @@ class NatsServer:
         binary = find_server()
         check_version(_binary_version(binary), binary)
         private_folder(self.state_dir)
+        self._log_dir.mkdir(parents=True, exist_ok=True)
         if self._guarded:
             self._token = kept_token(self.state_dir / "token")
         for stale in self.state_dir.glob("*.ports"):
@@ -161,11 +176,13 @@ class NatsServer:
         config = self.state_dir / "nats.conf"
         write_private(config, self._config())
         with self.log_path.open("ab") as log:  # What it says before it has read where to log.
+            self._log_from = log.tell()
             self._process = subprocess.Popen(
                 [binary, "-c", str(config), "-l", str(self.log_path)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
+                pass_fds=self._inherits,
                 preexec_fn=_DieWithParent(os.getpid()),
                 start_new_session=True,  # Ctrl-C is for our parent, who ends it when it may end.
             )
@@ -183,7 +200,7 @@ class NatsServer:
         lines = [
             f'server_name: "slackwater-{kept.get("nats", "new")}"',
             'host: "127.0.0.1"',
-            f"port: {kept.get('nats', -1)}",
+            f"port: {self._port or kept.get('nats', -1)}",
             f'ports_file_dir: "{self.state_dir}"',
             f"logfile_size_limit: {limits.NATS_LOG_BYTES_MAX}",
             "logfile_max_num: 2",
@@ -244,9 +261,12 @@ class NatsServer:
         return True
 
     def last_words(self) -> str:
-        """The last error in its log, else its last line."""
+        """The last error that it logged in this life, else its last line."""
         try:
-            lines = self.log_path.read_text(errors="replace").splitlines()
+            with self.log_path.open("rb") as log:
+                rotated = log.seek(0, os.SEEK_END) < self._log_from
+                log.seek(0 if rotated else self._log_from)
+                lines = log.read().decode(errors="replace").splitlines()
         except FileNotFoundError:
             lines = []
         reason = next((line for line in reversed(lines) if "[FTL]" in line or "[ERR]" in line), "")
@@ -255,6 +275,11 @@ class NatsServer:
     def _failed(self, what: str) -> Exception:
         reason = self.last_words()
         text = f"nats-server over {self.state_dir} {what}: {reason}"
+        if "address already in use" in reason and self._port:
+            return Unavailable(
+                f"port {self._port} is in use by another process; choose another port, or end that "
+                "process"
+            )
         if "address already in use" in reason:
             return Unavailable(
                 f"{text}; clients know the server by the port in {self._ports_kept}, which another "

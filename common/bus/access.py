@@ -23,6 +23,8 @@ VARIABLES = {
     "creds": "NATS_CREDS",
     "nkey": "NATS_NKEY",
 }
+DEFAULT_CLUSTER = "default"
+"""The name of a cluster that is given none."""
 _FILES = ("creds", "nkey")
 _CARRIED = re.compile(r"//[^/@]*@")
 
@@ -100,11 +102,16 @@ class Access:
         return shown(self.url)
 
 
-def address_file() -> Path:
+def clusters_folder() -> Path:
+    """Of this account: one folder for each cluster that `slackwater up` starts, by its name."""
+    base = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    return Path(base) / "slackwater" / "clusters"
+
+
+def address_file(name: str = DEFAULT_CLUSTER) -> Path:
     """Where `slackwater up` leaves the address of its cluster, token and all, for this account's
     commands."""
-    base = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
-    return Path(base) / "slackwater" / "url"
+    return clusters_folder() / name / "url"
 
 
 def shown(url: str) -> str:

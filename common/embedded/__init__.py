@@ -3,7 +3,9 @@
 from slackwater.common.embedded.cluster import (
     ClusterOptions,
     EmbeddedCluster,
+    controllers_for,
     fit_cpu_share,
+    whole_cores,
 )
 from slackwater.common.embedded.supervisor import Supervisor
 from slackwater.common.embedded.unit import UnitSpec, UnitStatus
@@ -14,5 +16,7 @@ __all__ = [
     "Supervisor",
     "UnitSpec",
     "UnitStatus",
+    "controllers_for",
     "fit_cpu_share",
+    "whole_cores",
 ]

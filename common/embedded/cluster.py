@@ -10,10 +10,11 @@ so that Agents and handovers have the choice that they have between real hosts.
 """
 
 import asyncio
+import itertools
 import os
 import secrets
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -28,6 +29,9 @@ from slackwater.common.embedded.supervisor import Supervisor
 from slackwater.common.embedded.unit import UnitSpec
 from slackwater.common.errors import ConfigRejected
 
+AGGREGATORS: Final = 10
+"""In an emulated pool."""
+SERVERS_OF_A_JOB: Final = 2
 CPU_SHARE: Final = 0.1
 """Of one core: an aggregator's of an emulated pool on a development machine."""
 MEMORY_BYTES_MIN: Final = 1024 * 1024
@@ -59,6 +63,19 @@ def fit_cpu_share(requested: float, aggregators: int, cores: int) -> float:
     return share
 
 
+def whole_cores(cpu_share: float, cores: int | None = None) -> int:
+    """How many aggregators a machine gets: its cores less one, which the jobs keep, and at least
+    one. Fractions of a core emulate a pool: AGGREGATORS of them."""
+    if cpu_share < 1.0:
+        return AGGREGATORS
+    return max(1, (cores if cores is not None else len(os.sched_getaffinity(0))) - 1)
+
+
+def controllers_for(aggregators: int) -> int:
+    """Two clusters where each has room for a job's own servers and another job's profiling."""
+    return 2 if aggregators >= 2 * 2 * SERVERS_OF_A_JOB else 1
+
+
 def memory_budget(requested_bytes: int) -> int:
     """What all aggregators together may hold: so much, or half of this process's memory. Raises
     ConfigRejected when nothing could be held in it."""
@@ -75,7 +92,7 @@ class ClusterOptions:
     """What to start. The mappings go into the services' configuration files as they are."""
 
     controllers: int = 2
-    aggregators: int = 10
+    aggregators: int = AGGREGATORS
     lenders: int = 0
     """Lenders of memory (slabd), each posing as a machine of its own: node m1, m2, ..."""
     cpu_share: float = CPU_SHARE
@@ -88,7 +105,13 @@ class ClusterOptions:
     state_dir: Path | None = None
     """Where records outlive the cluster; None: a temporary folder."""
     log_dir: Path | None = None
-    """Where the services' logs are copied at the end; None: nowhere."""
+    """Where all logs are written; None: in a temporary folder, which goes with the cluster."""
+    log_level: str = ""
+    """Of all services: debug, info, warning or error; empty: their default."""
+    port: int = 0
+    """Of the bus server; 0: the one that state_dir keeps, else any free one."""
+    metrics_port: int = 0
+    """Services serve their metrics on this loopback port and those after it; 0: none do."""
     policy: str = ""
     """The controllers' assignment policy; empty: their default."""
     transport: Literal["", "auto", "shm", "verbs", "tcp"] = ""
@@ -116,7 +139,8 @@ class EmbeddedCluster:
         if self.cpu_share < options.cpu_share:
             _log.info("cpu_share.shrunk", asked=options.cpu_share, used=round(self.cpu_share, 4))
         self._supervisor: Supervisor | None = None
-        self._token = secrets.token_hex(_TOKEN_BYTES)
+        token = secrets.token_hex(_TOKEN_BYTES)
+        self.stages = service_stages(options, self.cpu_share, token)
 
     @property
     def supervisor(self) -> Supervisor:
@@ -131,11 +155,11 @@ class EmbeddedCluster:
     async def __aenter__(self) -> "EmbeddedCluster":
         options = self.options
         self._supervisor = supervisor = Supervisor(
-            options.state_dir, options.log_dir, options.restarts_max
+            options.state_dir, options.log_dir, options.restarts_max, options.port
         )
         try:
             url = await supervisor.start_nats()
-            for stage in service_stages(options, self.cpu_share, self._token):
+            for stage in self.stages:
                 await supervisor.start_units(
                     [self._spec(service, id, fields, url) for service, id, fields in stage]
                 )
@@ -184,9 +208,6 @@ def _transport_of_jobs(options: ClusterOptions, service: str) -> dict[str, str]:
     return {"SLACKWATER_TRANSPORT": options.transport}
 
 
-SERVERS_OF_A_JOB = 2
-
-
 def service_stages(
     options: ClusterOptions, cpu_share: float, cluster_token: str
 ) -> list[list[tuple[str, str, dict[str, Any]]]]:
@@ -225,4 +246,17 @@ def service_stages(
             for n in range(1, options.lenders + 1)
         ),
     ]
-    return [first, [("worker", "w1", dict(options.worker))]]
+    stages = [first, [("worker", "w1", dict(options.worker))]]
+    every: dict[str, Any] = {"log_level": options.log_level} if options.log_level else {}
+    ports = itertools.count(options.metrics_port)
+    return [
+        [
+            (service, id, {**every, **_metrics(options, ports), **fields})
+            for service, id, fields in stage
+        ]
+        for stage in stages
+    ]
+
+
+def _metrics(options: ClusterOptions, ports: Iterator[int]) -> dict[str, Any]:
+    return {"metrics_port": next(ports)} if options.metrics_port else {}

@@ -82,6 +82,10 @@ class Reaper:
         return self._needle in environment.split(b"\0")
 
 
+def alive(pid: int) -> bool:
+    return _state(pid)[0] not in ("", "Z")
+
+
 def _children() -> list[int]:
     found: list[int] = []
     for task in Path("/proc/self/task").iterdir():

@@ -3,6 +3,10 @@
 Whatever happens (an error during the start, Ctrl-C, Ctrl-C again), the end is the same: no process,
 no socket and no temporary file is left. `stop` ends everything in order; `abandon` is its last
 step, synchronous and quick, and all that is left to do when somebody is in a hurry.
+
+Two locks say that it lives: one in its temporary folder, one in its state folder. The bus server
+holds both with it, so that after a kill -9 of the supervisor neither is free before the server has
+gone: nobody opens its records a second time, and nobody removes the folder under it.
 """
 
 import asyncio
@@ -12,7 +16,6 @@ import os
 import secrets
 import shutil
 import signal
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,7 +25,9 @@ import structlog
 from slackwater.common import limits
 from slackwater.common.bus.access import shown
 from slackwater.common.cgroup import MemoryKills
-from slackwater.common.embedded.orphans import MARKER, Reaper
+from slackwater.common.embedded.leftovers import own_folder, sweep
+from slackwater.common.embedded.logs import rotate
+from slackwater.common.embedded.orphans import MARKER, Reaper, alive
 from slackwater.common.embedded.restarts import RecentEnds, described, too_often
 from slackwater.common.embedded.unit import State, Unit, UnitSpec, UnitStatus
 from slackwater.common.errors import (
@@ -36,22 +41,28 @@ from slackwater.common.holding import Holding
 from slackwater.common.natsserver import NatsServer
 
 NATS = "nats"
+_LOOK_S = 0.05
 _log = structlog.get_logger()
 
 
 class Supervisor:
-    """`state_dir` (None: a temporary one) keeps the bus server's records between runs."""
+    """`state_dir` (None: a temporary one) keeps the bus server's records between runs, `log_dir`
+    (None: the temporary folder) all logs. `port`: the bus server's, 0: any free one."""
 
     def __init__(
         self,
         state_dir: Path | None = None,
         log_dir: Path | None = None,
         restarts_max: int = limits.RESTARTS_MAX,
+        port: int = 0,
     ) -> None:
         self._restarts_max = restarts_max
-        self.run_dir = Path(tempfile.mkdtemp(prefix="slackwater-"))
+        self._port = port
+        sweep()
+        self._living = own_folder()
+        self.run_dir = self._living.path.parent
         self.state_dir = state_dir if state_dir is not None else self.run_dir / "state"
-        self._log_dir = log_dir
+        self.log_dir = log_dir or self.run_dir
         self._marker = secrets.token_hex(8)
         self._reaper = Reaper(self._marker)
         self._nats: NatsServer | None = None
@@ -104,13 +115,15 @@ class Supervisor:
         """The URL, with the token that the server asks for. The server is started anew, on the
         same port, whenever it ends."""
         self.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._holding = Holding(self.state_dir / "lock")
-        if holder := self._holding.take():
-            raise Unavailable(
-                f"{self.state_dir} is in use by the cluster of process {holder}: end that one, or "
-                "name another folder"
-            )
-        self._nats = NatsServer(self.state_dir / NATS, guarded=True)
+        self.log_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._holding = await _hold(self.state_dir)
+        self._nats = NatsServer(
+            self.state_dir / NATS,
+            guarded=True,
+            port=self._port,
+            log_dir=self.log_dir,
+            inherits=(self._living.fd, self._holding.fd),
+        )
         await self._nats.start_async()
         self._nats_pid = self._nats.pid
         self._tasks.append(asyncio.ensure_future(self._watch_nats(self._nats)))
@@ -121,7 +134,9 @@ class Supervisor:
         """Start all at once, as one stage (ended together, before the stages that came earlier),
         and return when all are ready. Raises Fatal or ConfigRejected for the first that fails."""
         marker = {MARKER: self._marker}
-        stage = [Unit(spec, self.run_dir, marker, self._memory_kills) for spec in specs]
+        stage = [
+            Unit(spec, self.run_dir, marker, self._memory_kills, self.log_dir) for spec in specs
+        ]
         self._stages.append(stage)
         for unit in stage:
             unit.start()
@@ -171,7 +186,6 @@ class Supervisor:
             while self._stages and not self._closed:
                 stage = self._stages[-1]
                 await asyncio.gather(*(unit.stop() for unit in stage))
-                self._keep_logs(stage)
                 self._stages.pop()
         finally:
             self.abandon()
@@ -188,7 +202,6 @@ class Supervisor:
         for stage in reversed(self._stages):
             for unit in stage:
                 unit.abandon()
-            self._keep_logs(stage)
         self._stages.clear()
         left = self._reaper.sweep(sessions)
         if left:
@@ -200,15 +213,8 @@ class Supervisor:
             self._holding.release()
         self._reaper.close()
         shutil.rmtree(self.run_dir, ignore_errors=True)
+        self._living.release()
         atexit.unregister(self.abandon)
-
-    def _keep_logs(self, stage: list[Unit]) -> None:
-        if self._log_dir is None:
-            return
-        self._log_dir.mkdir(parents=True, exist_ok=True)
-        for unit in stage:
-            if unit.log_path.exists():
-                shutil.copy(unit.log_path, self._log_dir / unit.log_path.name)
 
     # While it runs --------------------------------------------------------------------------------
 
@@ -220,6 +226,8 @@ class Supervisor:
         while True:
             self._reaper.orphans(self._own_pids())
             self._reaper.reap({pid for unit in self.units.values() for pid in unit.sessions})
+            for unit in self.units.values():
+                rotate(unit.log_path)
             await asyncio.sleep(limits.HEARTBEAT_S)
 
     async def _follow(self, unit: Unit) -> None:
@@ -263,6 +271,25 @@ class Supervisor:
             why = ""
             self._nats_pid = nats.pid
             _log.warning("unit.restarted", unit=NATS, url=shown(nats.url))
+
+
+async def _hold(state_dir: Path) -> Holding:
+    """The folder, once what a killed supervisor left has gone. Raises Unavailable."""
+    holding = Holding(state_dir / "lock")
+    give_up_s = time.monotonic() + limits.LEFT_BEHIND_S
+    while holder := holding.take():
+        if holder.isdigit() and alive(int(holder)):
+            raise Unavailable(
+                f"{state_dir} is in use by the cluster of process {holder}: end that one, or name "
+                "another folder"
+            )
+        if time.monotonic() > give_up_s:
+            raise Unavailable(
+                f"{state_dir} is still in use by the nats-server of a cluster that was killed "
+                f"(process {holder}): end that server, or name another folder"
+            )
+        await asyncio.sleep(_LOOK_S)
+    return holding
 
 
 async def _gone(pid: int) -> None:

@@ -82,9 +82,10 @@ class Unit:
         run_dir: Path,
         marker: Mapping[str, str],
         memory_kills: MemoryKills | None = None,
+        log_dir: Path | None = None,
     ) -> None:
         self.spec = spec
-        self.log_path = run_dir / f"{spec.name}.log"
+        self.log_path = (log_dir or run_dir) / f"{spec.name}.log"
         self.state: State = "stopped"
         self.restarts = 0
         self.reason = ""

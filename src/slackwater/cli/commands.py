@@ -6,6 +6,8 @@ app = program(
     "Put a deep-learning cluster's slack to work: run the services, submit jobs, see what they do.",
     {
         "up": "slackwater.cli.up:up",
+        "down": "slackwater.cli.machine:down",
+        "status": "slackwater.cli.machine:status",
         "run": "slackwater.cli.serve:serve",
         "submit": "slackwater.cli.submit:submit",
         "cancel": "slackwater.cli.operate:cancel",

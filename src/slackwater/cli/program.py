@@ -47,7 +47,7 @@ class Group(TyperGroup):
         with interrupting.loading():
             made = getattr(import_module(module), name)
             if not isinstance(made, typer.Typer):
-                alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+                alone = where.Commands(add_completion=False, pretty_exceptions_enable=False)
                 alone.command(cmd_name)(made)
                 made = alone
             command = typer.main.get_command(made)
@@ -63,7 +63,7 @@ class Group(TyperGroup):
 
 def group(help: str, cls: type[Group] = Group, **settings: Any) -> typer.Typer:
     """Commands under one name."""
-    return typer.Typer(
+    return where.Commands(
         cls=cls, add_completion=False, pretty_exceptions_enable=False, help=help, **settings
     )
 

@@ -8,10 +8,11 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from slackwater.cli import where
 from slackwater.cli.options import Json, Url
 from slackwater.cli.outcome import FAILED, err, out, print_json, reported, run
 from slackwater.cli.progress import progress
-from slackwater.cli.where import credentials, resolve
+from slackwater.cli.where import credentials
 from slackwater.common.bus.access import shown
 from slackwater.common.client import Client, connect
 from slackwater.common.embedded import ClusterOptions, EmbeddedCluster, fit_cpu_share
@@ -70,6 +71,7 @@ def replay(
     started_s = time.monotonic()
     with reported():
         chosen = None if policy is None else policy_named(policy)
+        url = where.given(url)
         forced = _transport(transport, url)
         above_zero(time_scale, compute_scale, 1.0 if bytes_scale is None else bytes_scale)
         rows = select(read(trace).jobs, min_gpus=min_gpus, jobs=jobs)
@@ -184,7 +186,7 @@ async def _run(
     work: Workload, options: ClusterOptions, url: str | None, window: int, on_phase: OnPhase
 ) -> Outcome:
     if url is not None:
-        async with connect(resolve(url), "loadgen", credentials()) as client:
+        async with connect(url, "loadgen", credentials()) as client:
             await _refuse_known(client, work)
             share = await experiment.cpu_share(client)
             return await experiment.play(client, work, share, window, on_phase)

@@ -1,61 +1,127 @@
 """`slackwater up`: a cluster on this machine, for as long as the command runs."""
 
 import asyncio
+import os
+import re
 import signal
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
+import msgspec
 import typer
 
-from slackwater.cli import where
+from slackwater.cli import detached
+from slackwater.cli.machine import announce, running_jobs
 from slackwater.cli.options import Json
-from slackwater.cli.outcome import err, out, print_json, reported
+from slackwater.cli.outcome import err, reported
 from slackwater.cli.sizes import size_bytes
-from slackwater.common.bus.access import address_file, shown
-from slackwater.common.embedded import ClusterOptions, EmbeddedCluster, Supervisor
-from slackwater.common.errors import SlackwaterError
+from slackwater.cli.where import CLUSTER
+from slackwater.common import clusters
+from slackwater.common.bus.access import DEFAULT_CLUSTER, address_file
+from slackwater.common.clock import LiveClock
+from slackwater.common.clusters import Listed
+from slackwater.common.embedded import (
+    ClusterOptions,
+    EmbeddedCluster,
+    Supervisor,
+    controllers_for,
+    whole_cores,
+)
+from slackwater.common.errors import ConfigRejected, Rejected, SlackwaterError
 from slackwater.common.private_files import write_private
+from slackwater.schemas.base import ID_PATTERN
+from slackwater.schemas.machine import LocalCluster, ServiceStatus
 
-LOG_KEPT_BYTES: Final = 256 * 1024
-"""The end of a failed unit's log, where the logs go with the cluster."""
+TOLD_S: Final = 0.5
+"""How often what `slackwater status` shows is compared with what is."""
+LOG_LEVELS: Final = ("debug", "info", "warning", "error")
+
+_Name = Annotated[
+    str,
+    typer.Option(envvar=CLUSTER, help="Of this cluster, among those of this account here."),
+]
+_Port = Annotated[
+    int, typer.Option(min=0, max=65535, help="The bus server's; 0: the one before, or any free.")
+]
+_Detach = Annotated[
+    bool, typer.Option("--detach", "-d", help="Return once it is ready; `slackwater down` ends it.")
+]
+_Aggregators = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Aggregators in the pool; by default as many as the machine has cores, less one. "
+        "With a fraction as --cpu-share: 10.",
+        show_default=False,
+    ),
+]
+_Controllers = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Clusters of aggregators; by default 1, from 8 aggregators on 2.",
+        show_default=False,
+    ),
+]
+_Share = Annotated[
+    float,
+    typer.Option(
+        help="Cores of one aggregator. Less than 1 emulates slower ones, and shrinks until all "
+        "of them together take half of the machine."
+    ),
+]
+_Memory = Annotated[
+    str | None,
+    typer.Option(
+        help="What all aggregators together may hold, e.g. 8G; by default half of the machine."
+    ),
+]
+_Policy = Annotated[
+    str,
+    typer.Option(
+        help="How jobs share aggregators: edf (deadlines), cyclic (the paper's), static (own "
+        "servers) or an installed policy's name."
+    ),
+]
+_StateDir = Annotated[
+    Path | None,
+    typer.Option(help="Keep records and logs in this folder (else the records go at the end)."),
+]
+_Metrics = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        max=65000,
+        metavar="PORT",
+        help="Serve the services' metrics on this loopback port and those after it; 0: not at all.",
+    ),
+]
 
 
 def up(
-    controllers: Annotated[int, typer.Option(min=1, help="Aggregator clusters.")] = 2,
-    aggregators: Annotated[int, typer.Option(min=1, help="Warm aggregators in the pool.")] = 10,
-    cpu_share: Annotated[
-        float,
-        typer.Option(
-            help="Cores of one aggregator. Less than 1 emulates slower ones, and shrinks until all "
-            "of them together take half of the machine."
-        ),
-    ] = 1.0,
-    memory: Annotated[
-        str | None,
-        typer.Option(
-            help="What all aggregators together may hold, e.g. 8G; by default half of the machine."
-        ),
-    ] = None,
-    policy: Annotated[
-        str,
-        typer.Option(
-            help="How jobs share aggregators: edf (deadlines), cyclic (the paper's), static (own "
-            "servers) or an installed policy's name."
-        ),
-    ] = "edf",
+    name: _Name = DEFAULT_CLUSTER,
+    port: _Port = 0,
+    detach: _Detach = False,
+    aggregators: _Aggregators = None,
+    cpu_share: _Share = 1.0,
+    controllers: _Controllers = None,
+    memory: _Memory = None,
+    policy: _Policy = "edf",
     lenders: Annotated[int, typer.Option(min=0, help="Lenders of idle memory (slabd).")] = 0,
-    slab_size: Annotated[str, typer.Option(help="Of the lenders, e.g. 64M.")] = "1G",
+    slab_size: Annotated[str, typer.Option(help="Size of a lender's slab, e.g. 64M.")] = "1G",
     lend: Annotated[str, typer.Option(help="What each lender may lend at most.")] = "4G",
-    state_dir: Annotated[
-        Path | None, typer.Option(help="Keep records and logs here (else they go at the end).")
-    ] = None,
+    state_dir: _StateDir = None,
+    log_level: Annotated[str, typer.Option(help=f"{', '.join(LOG_LEVELS)}.")] = "info",
+    metrics: _Metrics = 0,
     json: Json = False,
 ) -> None:
-    """Keep a cluster running on this machine until Ctrl-C."""
+    """Keep a cluster running on this machine until Ctrl-C; detached: until `slackwater down`."""
     with reported():
+        count = aggregators if aggregators is not None else whole_cores(cpu_share)
+        log_dir = state_dir / "logs" if state_dir is not None else clusters.default_log_dir(name)
         options = ClusterOptions(
-            controllers=controllers,
-            aggregators=aggregators,
+            controllers=controllers if controllers is not None else controllers_for(count),
+            aggregators=count,
             cpu_share=cpu_share,
             memory_bytes=size_bytes(memory, "--memory") if memory is not None else 0,
             policy=policy,
@@ -65,61 +131,134 @@ def up(
                 "lend_bytes_max": size_bytes(lend, "--lend"),
             },
             state_dir=state_dir,
-            log_dir=state_dir / "logs" if state_dir is not None else None,
+            log_dir=log_dir.absolute(),
+            log_level=_log_level(log_level),
+            port=port,
+            metrics_port=metrics,
         )
-        asyncio.run(keep(options, json))
+        _check_name(name)
+        if detach:
+            detached.start(name, log_dir.absolute(), json)
+        else:
+            asyncio.run(keep(options, name, json))
 
 
-async def keep(options: ClusterOptions, json: bool) -> None:
-    """Until a signal, or until a part of the cluster is gone for good: then its reason is
-    raised."""
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # The last: its terminal went.
-        loop.add_signal_handler(number, stop.set)
-    async with EmbeddedCluster(options) as cluster:
-        with where.remembered(cluster.url) as other:
-            _announce(cluster, other, json)
-            supervisor = cluster.supervisor
-            waits = [asyncio.ensure_future(e.wait()) for e in (stop, supervisor.failed)]
-            try:
-                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                for wait in waits:
-                    wait.cancel()
-        if supervisor.failure is not None and not stop.is_set():
-            raise _failure(supervisor, supervisor.failure, options.log_dir)
-
-
-def _announce(cluster: EmbeddedCluster, other: str, json: bool) -> None:
-    url, logs = shown(cluster.url), str(cluster.supervisor.run_dir)
-    address = str(cluster.supervisor.address_file if other else address_file())
-    if other:
-        err.print(
-            f"commands find the cluster of process {other}; for this one: "
-            f'export SLACKWATER_URL="$(cat {address})"',
-            markup=False,
+def _check_name(name: str) -> None:
+    if re.fullmatch(ID_PATTERN, name) is None:
+        raise Rejected(
+            f"--name {name!r}: a cluster's name has letters, digits, - and _, at most 63 in all, "
+            "and begins with a letter or digit"
         )
-    if json:
-        print_json({"url": url, "address_file": address, "run_dir": logs})
-        return
-    out.print(f"cluster at [bold]{url}[/bold], logs in {logs}", soft_wrap=True)
-    out.print(f"its address with the bus's token: {address}", soft_wrap=True)
-    out.print("try: slackwater top | tap | submit --id j1 --model vgg19")
 
 
-def _failure(
-    supervisor: Supervisor, error: SlackwaterError, log_dir: Path | None
-) -> SlackwaterError:
-    """The reason of the end, with a log that is still there after it."""
-    log = supervisor.failed_log
-    assert log is not None
-    kept = (log_dir or address_file().parent) / log.name
+def _log_level(text: str) -> str:
+    if text not in LOG_LEVELS:
+        raise ConfigRejected(f"--log-level {text!r}: choose one of {', '.join(LOG_LEVELS)}")
+    return text
+
+
+async def keep(options: ClusterOptions, name: str, json: bool) -> None:
+    """Until a signal, or until a part of the cluster is gone for good: then its reason is raised.
+    Raises KeyboardInterrupt when a signal came before it was ready, or a second one."""
+    assert options.log_dir is not None
+    entry = LocalCluster(
+        name=name,
+        pid=os.getpid(),
+        started_s=LiveClock().now_s(),
+        address_file=str(address_file(name)),
+        log_dir=str(options.log_dir),
+        state_dir=str(options.state_dir.absolute()) if options.state_dir is not None else "",
+    )
+    stop = _Stop()
     try:
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("rb") as file:
-            file.seek(max(0, log.stat().st_size - LOG_KEPT_BYTES))
-            write_private(kept, file.read().decode(errors="replace"))
-    except OSError as trouble:  # A full disk, for instance, which may be why it failed.
-        return type(error)(f"the cluster ends: {error}; its log cannot be kept: {trouble}")
-    return type(error)(f"the cluster ends: {error}; its log: {kept}")
+        with clusters.listed(entry) as listed:
+            async with EmbeddedCluster(options) as cluster:
+                stop.hurries = False
+                _list_metrics(cluster, name)
+                listed.reachable(cluster.url)
+                _tell(listed, cluster.supervisor)
+                announce(listed.entry, json)
+                await _until_end(stop.asked, listed, cluster.supervisor)
+                if stop.asked.is_set():
+                    stop.hurries = True
+                    listed.tell(state="ending")
+                    await _say_what_ends(cluster.url)
+                elif cluster.supervisor.failure is not None:
+                    raise _failure(cluster.supervisor, cluster.supervisor.failure)
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
+
+
+class _Stop:
+    """SIGINT, SIGTERM and SIGHUP (its terminal went) ask for the end; while the cluster starts or
+    ends, they end it at once."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self.hurries = True
+        self._task = asyncio.current_task()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, self._heard)
+
+    def _heard(self) -> None:
+        self.asked.set()
+        if self.hurries and self._task is not None:
+            self._task.cancel()
+
+
+async def _until_end(asked: asyncio.Event, listed: Listed, supervisor: Supervisor) -> None:
+    """Until somebody asks for it or a part is gone for good; the entry says how it is."""
+    waits = [asyncio.ensure_future(e.wait()) for e in (asked, supervisor.failed)]
+    try:
+        while not any(wait.done() for wait in waits):
+            _tell(listed, supervisor)
+            await asyncio.wait(waits, timeout=TOLD_S, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
+
+
+def _tell(listed: Listed, supervisor: Supervisor) -> None:
+    services = tuple(
+        ServiceStatus(
+            name=unit.name, state=unit.state, pid=unit.pid, restarts=unit.restarts, text=unit.text
+        )
+        for unit in supervisor.status()
+    )
+    ready = all(service.state == "ready" for service in services)
+    listed.tell(
+        state="ready" if ready else "restarting",
+        services=services,
+        run_dir=str(supervisor.run_dir),
+    )
+
+
+async def _say_what_ends(url: str) -> None:
+    try:
+        jobs = await running_jobs(url)
+    except SlackwaterError:
+        return  # Its master is gone: nobody knows.
+    if jobs:
+        word = "job runs and fails" if len(jobs) == 1 else "jobs run and fail"
+        err.print(f"{len(jobs)} {word} with the cluster: {', '.join(jobs)}", markup=False)
+
+
+def _list_metrics(cluster: EmbeddedCluster, name: str) -> None:
+    """Where a Prometheus finds the services' metrics (its `file_sd_configs`)."""
+    targets: list[dict[str, Any]] = [
+        {
+            "targets": [f"127.0.0.1:{fields['metrics_port']}"],
+            "labels": {"cluster": name, "service": service, "id": id},
+        }
+        for stage in cluster.stages
+        for service, id, fields in stage
+        if fields.get("metrics_port", 0) > 0
+    ]
+    if targets:
+        path = clusters.metrics_file(name)
+        write_private(path, msgspec.json.encode(targets).decode() + "\n")
+
+
+def _failure(supervisor: Supervisor, error: SlackwaterError) -> SlackwaterError:
+    return type(error)(f"the cluster ends: {error}; its log: {supervisor.failed_log}")

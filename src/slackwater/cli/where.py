@@ -1,54 +1,97 @@
-"""Which cluster a command talks to, and as whom: --url, else SLACKWATER_URL, NATS_URL, or the one
-`slackwater up` left its address of; --user and the like, else the NATS CLI's variables."""
+"""Which cluster a command talks to, and as whom.
 
+The first that is given: `--url`, `--cluster NAME` (one that `slackwater up --name NAME` started
+here), SLACKWATER_URL, SLACKWATER_CLUSTER, NATS_URL. Else the only cluster of this account on this
+machine, or the one named `default`. As whom: --user and the like, else the NATS CLI's variables.
+"""
+
+import inspect
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from contextvars import ContextVar
-from typing import Annotated
+from functools import wraps
+from typing import Annotated, Any, TypeVar, cast
 
 import typer
 
 from slackwater.cli import usage
-from slackwater.common.bus.access import VARIABLES, Credentials, address_file, shown
-from slackwater.common.errors import Unavailable
-from slackwater.common.holding import Holding
-from slackwater.common.private_files import write_private
+from slackwater.common import clusters
+from slackwater.common.bus.access import VARIABLES, Credentials
+from slackwater.common.errors import Rejected, Unavailable
 
+CLUSTER = "SLACKWATER_CLUSTER"
+_HELP = f"The cluster, by the name that `slackwater up` gave it; else ${CLUSTER}."
+Cluster = Annotated[str, typer.Option(metavar="NAME", help=_HELP)]
+F = TypeVar("F", bound=Callable[..., Any])
 _identity: ContextVar[Credentials | None] = ContextVar("identity", default=None)
+_cluster: ContextVar[str] = ContextVar("cluster", default="")
 
 
-@contextmanager
-def remembered(url: str) -> Iterator[str]:
-    """Commands of this account find the cluster at `url` without being told, as long as this
-    lasts. Yields the pid of the process whose cluster they go on finding instead, or nothing."""
-    path = address_file()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    holding = Holding(path.with_name("lock"))
-    holder = holding.take()
-    if holder:
-        yield holder
-        return
-    try:
-        write_private(path, url + "\n")
-        yield ""
-    finally:
-        path.unlink(missing_ok=True)
-        holding.release()
+class Commands(typer.Typer):
+    """Commands that take --cluster where they take --url."""
+
+    def command(self, *words: Any, **options: Any) -> Callable[[F], F]:
+        register = super().command(*words, **options)
+
+        def taken(function: F) -> F:
+            register(_choosing(function))
+            return function
+
+        return taken
+
+
+def _choosing(function: F) -> F:
+    """The command with an option --cluster, if it has --url."""
+    parameters = dict(inspect.signature(function).parameters)
+    if "url" not in parameters:
+        return function
+
+    @wraps(function)
+    def command(*given: Any, cluster: str, **options: Any) -> Any:
+        if cluster:
+            _cluster.set(cluster)
+        return function(*given, **options)
+
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    more = inspect.Parameter("cluster", kind, default="", annotation=Cluster)
+    signature = inspect.Signature([*parameters.values(), more])
+    return cast(F, _declared(command, signature))
+
+
+def _declared(command: Any, signature: inspect.Signature) -> Any:
+    """As Typer reads it: the signature for the options, the annotations for their types."""
+    command.__signature__ = signature
+    command.__annotations__ = {name: p.annotation for name, p in signature.parameters.items()}
+    return command
+
+
+def given(url: str | None) -> str | None:
+    """What --url or --cluster names, with the token of this account's cluster there; None without
+    either. Raises Rejected."""
+    name = _cluster.get()
+    if url and name:
+        raise Rejected(f"--url {url} and --cluster {name}: give one of them")
+    if name:
+        return clusters.chosen(name)
+    return clusters.carrying(url) if url else None
 
 
 def resolve(url: str | None) -> str:
-    """The URL with the token, if this account's `slackwater up` left one for it. Raises
-    Unavailable when no cluster is known."""
-    given = url or os.environ.get("SLACKWATER_URL") or os.environ.get("NATS_URL")
-    known = address_file().read_text().strip() if address_file().is_file() else ""
-    if given and given.rstrip("/") != shown(known):
-        return given
-    if not known:
+    """The URL, with the token. Raises Unavailable when no cluster is known, Rejected when it is not
+    clear which one is meant."""
+    if found := given(url):
+        return found
+    environment = os.environ
+    name = environment.get(CLUSTER, "")
+    said = environment.get("SLACKWATER_URL") or ("" if name else environment.get("NATS_URL"))
+    if said:
+        return clusters.carrying(said)
+    found = clusters.chosen(name)
+    if not found:
         raise Unavailable(
             "no cluster is known: start one with `slackwater up`, or give --url or SLACKWATER_URL"
         )
-    return known
+    return found
 
 
 def identify(
@@ -71,6 +114,7 @@ def identify(
     nkey: Annotated[
         str, typer.Option(envvar=VARIABLES["nkey"], help="Use an nkey seed file of NATS.")
     ] = "",
+    cluster: Cluster = "",
     version: Annotated[
         bool,
         typer.Option(
@@ -78,7 +122,9 @@ def identify(
         ),
     ] = False,
 ) -> None:
-    """Take the options before a command: as whom it talks to the bus, as the NATS CLI names it."""
+    """Take the options before a command: which cluster it talks to, and as whom, as the NATS CLI
+    names it."""
+    _cluster.set(cluster)
     _identity.set(Credentials(user=user, password=password, token=token, creds=creds, nkey=nkey))
 
 

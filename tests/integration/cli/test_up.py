@@ -21,6 +21,7 @@ import pytest
 
 from slackwater.cli import up
 from slackwater.common.embedded import ClusterOptions
+from slackwater.common.embedded.orphans import alive
 from slackwater.common.errors import Fatal
 
 # A cluster takes seconds to start, on a busy machine many.
@@ -177,7 +178,9 @@ def test_commands_find_the_cluster_and_its_token_by_themselves(running: Running)
     done = subprocess.run([*words, running.said["url"]], env=elsewhere, capture_output=True)
     assert done.returncode == 78
     assert b"refuses a client without credentials" in done.stderr
-    assert b"none/slackwater/url" in done.stderr, "it says where the token would be"
+    assert b"none/slackwater/clusters/default/url" in done.stderr, (
+        "it says where the token would be"
+    )
     done = subprocess.run([*words[:-1]], env=elsewhere | {"SLACKWATER_URL": address})
     assert done.returncode == 0
     others = {"NATS_USER": "of", "NATS_PASSWORD": "another"}
@@ -186,7 +189,9 @@ def test_commands_find_the_cluster_and_its_token_by_themselves(running: Running)
 
 
 def test_a_second_up_on_the_same_folder_is_refused_by_name(running: Running) -> None:
-    done = running.slackwater("up", *SMALL, "--state-dir", str(running.state_dir))
+    done = running.slackwater(
+        "up", *SMALL, "--name", "other", "--state-dir", str(running.state_dir)
+    )
     assert done.returncode == 69
     (line,) = done.stderr.strip().splitlines()
     assert f"is in use by the cluster of process {running.process.pid}" in line
@@ -194,19 +199,135 @@ def test_a_second_up_on_the_same_folder_is_refused_by_name(running: Running) -> 
     assert running.slackwater("jobs").returncode == 0
 
 
-def test_a_second_up_leaves_the_commands_with_the_first(running: Running) -> None:
+def test_a_second_up_of_one_name_is_refused_with_the_firsts_pid(running: Running) -> None:
+    done = running.slackwater("up", *SMALL)
+    assert done.returncode == 65
+    (line,) = done.stderr.strip().splitlines()
+    assert f"cluster default runs already: process {running.process.pid}, since 20" in line
+    assert line.endswith(
+        "end it with `slackwater down --name default`, or start another with `slackwater up --name "
+        "OTHER`"
+    )
+    assert running.slackwater("jobs").returncode == 0
+
+
+def test_a_port_in_use_is_refused_by_its_number(running: Running) -> None:
+    done = running.slackwater("up", *SMALL, "--name", "other", "--port", str(running.port))
+    assert done.returncode == 69
+    (line,) = done.stderr.strip().splitlines()
+    assert f"port {running.port} is in use by another process; choose another port" in line
+    assert running.slackwater("status", "--name", "other").returncode == 65, "it left no entry"
+
+
+def test_two_clusters_side_by_side(running: Running) -> None:
+    """The second is detached, on a port of its own choice. Commands say which one they mean; `down`
+    ends one, and the other goes on. One test: each cluster costs seconds."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    words = ("--name", "blue", "--port", str(port), "--log-level", "warning")
+    done = running.slackwater("up", "--detach", "--json", *SMALL, *words)
+    assert done.returncode == 0, done.stderr
+    blue = json.loads(done.stdout)
+    assert blue["url"] == f"nats://127.0.0.1:{port}"
+    assert "blue" in blue["address_file"]
+    process = psutil.Process(blue["pid"])
+    assert os.getsid(process.pid) == process.pid, "a closed terminal is nothing to it"
+    listed = json.loads(running.slackwater("status", "--json").stdout)
+    assert [(each["name"], each["state"], each["pid"]) for each in listed] == [
+        ("blue", "ready", blue["pid"]),
+        ("default", "ready", running.process.pid),
+    ]
+    ready = [service for service in listed[0]["services"] if service["state"] == "ready"]
+    assert len(ready) == 6, "nats, master, controller, aggregator, profiler, worker"
+    program = ("--", "sleep", "60")
+    assert running.slackwater("--cluster", "blue", "submit", "--id", "j", *program).returncode == 0
+    _until_running(running, "j")
+    assert "no job j" in running.slackwater("job", "j").stderr, "`default` is meant"
+    refused = running.slackwater("down", "--name", "blue")
+    assert refused.returncode == 75
+    assert "cluster blue: 1 job runs: j; wait for them" in refused.stderr
+    assert "`slackwater down --force`" in refused.stderr
+    ended = running.slackwater("down", "--name", "blue", "--force", "--json")
+    assert (ended.returncode, json.loads(ended.stdout)) == (
+        0,
+        {"name": "blue", "pid": blue["pid"], "failed_jobs": ["j"]},
+    )
+    assert not alive(blue["pid"])
+    assert not Path(blue["address_file"]).exists()
+    assert not Path(blue["run_dir"]).exists()
+    logs = Path(blue["log_dir"])
+    assert "ready" not in (logs / "master-m1.log").read_text(), "--log-level is the services'"
+    assert "1 job runs and fails with the cluster: j" in (logs / "up.log").read_text()
+    gone = running.slackwater("jobs", "--cluster", "blue")
+    assert gone.returncode == 65
+    assert "no cluster 'blue' runs here; those that run: default" in gone.stderr
+    assert running.slackwater("jobs").returncode == 0
+
+
+def _until_running(running: Running, job: str) -> None:
+    deadline_s = time.monotonic() + 60.0
+    while True:
+        done = running.slackwater("job", job, "--cluster", "blue", "--json")
+        if json.loads(done.stdout).get("state") == "running":
+            return
+        assert time.monotonic() < deadline_s, done.stdout
+        time.sleep(0.1)
+
+
+def test_detached_it_ends_with_its_error_when_it_cannot_start(running: Running) -> None:
+    words = ("--detach", "--name", "blue", "--state-dir", str(running.state_dir))
+    done = running.slackwater("up", *SMALL, *words)
+    assert done.returncode == 69
+    assert f"is in use by the cluster of process {running.process.pid}" in done.stderr
+    assert f"the whole log: {running.state_dir}/logs/up.log" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "line"),
+    [
+        (("--name", "a b"), 65, "error: --name 'a b': a cluster's name has letters, digits"),
+        (("--log-level", "loud"), 78, "error: --log-level 'loud': choose one of debug, info"),
+        (("--cpu-share", "0"), 78, "both must be positive"),
+        (("--memory", "1K"), 78, "1024 bytes of memory for all aggregators: give 1048576 or more"),
+        (("--port", "70000"), 2, "65535"),
+    ],
+)
+def test_what_up_cannot_use_is_one_line(
+    tmp_path: Path, words: tuple[str, str], code: int, line: str
+) -> None:
+    environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path)}
+    done = subprocess.run(
+        [*COMMAND, "up", *words], capture_output=True, text=True, env=environment, timeout=60
+    )
+    assert done.returncode == code
+    assert line in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_hangup_leaves_nothing_and_a_kill_is_swept_up_by_the_next() -> None:
+    """A closed ssh session ends `up` as SIGTERM does. After kill -9 the next `up` on the same state
+    waits for the bus server that was left, opens its records and finds the job; the folder with the
+    token goes."""
     folder = Path(tempfile.mkdtemp(prefix="up-"))
     try:
-        second = _start(folder, environment=running.environment)
-        assert f"the cluster of process {running.process.pid}" in (folder / "err").read_text()
-        address = second.said["address_file"]
-        assert address == str(second.state_dir / "nats" / "url")
-        assert Path(address).read_text().startswith(f"nats://{second.token}@")
-        assert _end(second) == 0
+        first = _start(folder)
+        done = first.slackwater("submit", "--id", "kept", "--workers", "64", "--", "true")
+        assert done.returncode == 0, done.stderr
+        port, left = first.port, Path(first.said["run_dir"])
+        first.process.kill()
+        first.process.wait(60)
+        assert left.exists(), "nobody could remove it"
+        second = _start(folder)
+        assert second.port == port
+        assert not left.exists(), "it held the token"
+        assert json.loads(second.slackwater("job", "kept", "--json").stdout)["spec"]["id"] == "kept"
+        second.process.send_signal(signal.SIGHUP)
+        assert second.process.wait(60) == 0
+        assert not Path(second.said["run_dir"]).exists()
+        assert json.loads(second.slackwater("status", "--json").stdout) == []
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    done = running.slackwater("jobs")
-    assert done.returncode == 0, done.stderr
 
 
 def test_json_of_up_stays_one_document_when_a_service_is_restarted(running: Running) -> None:
@@ -221,7 +342,7 @@ def test_the_logs_of_services_are_kept_under_the_state_folder() -> None:
         started = _start(folder)
         assert _end(started) == 0
         logs = {path.name for path in (folder / "state" / "logs").iterdir()}
-        assert {"master-m1.log", "controller-c1.log", "aggregator-a1.log"} <= logs
+        assert {"master-m1.log", "aggregator-a1.log", "nats-server.log"} <= logs
         assert not Path(started.said["address_file"]).exists()
         assert not Path(started.said["run_dir"]).exists()
     finally:
@@ -259,11 +380,13 @@ def test_up_ends_with_the_reason_when_its_bus_is_gone_for_good(
     """Killed more often within a while than it is started anew: the unit, what it said last, and a
     log that outlives the cluster are named."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    options = ClusterOptions(controllers=1, aggregators=1, restarts_max=1)
-    address = tmp_path / "slackwater" / "url"
+    options = ClusterOptions(
+        controllers=1, aggregators=1, restarts_max=1, log_dir=tmp_path / "logs"
+    )
+    address = tmp_path / "slackwater" / "clusters" / "default" / "url"
 
     async def run() -> None:
-        keeping = asyncio.ensure_future(up.keep(options, json=False))
+        keeping = asyncio.ensure_future(up.keep(options, "default", json=False))
         await _until_killed(keeping, address.exists, 2)
         await asyncio.wait_for(keeping, 60)
 

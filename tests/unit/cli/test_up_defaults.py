@@ -2,12 +2,27 @@
 
 import inspect
 
+import pytest
+
 from slackwater.cli.up import up
-from slackwater.common.embedded import fit_cpu_share
+from slackwater.common.embedded import controllers_for, fit_cpu_share, whole_cores
 
 
-def test_its_aggregators_are_whole_cores_on_any_machine() -> None:
+@pytest.mark.parametrize(("cores", "aggregators"), [(1, 1), (2, 1), (3, 2), (9, 8), (64, 63)])
+def test_its_aggregators_are_whole_cores_and_leave_one_to_the_jobs(
+    cores: int, aggregators: int
+) -> None:
     """People train there. Emulated pools of fractions are what `loadgen replay` starts."""
-    defaults = inspect.signature(up).parameters
-    share, count = defaults["cpu_share"].default, defaults["aggregators"].default
-    assert fit_cpu_share(share, count, cores=1) == 1.0
+    share = inspect.signature(up).parameters["cpu_share"].default
+    assert whole_cores(share, cores) == aggregators
+    assert fit_cpu_share(share, aggregators, cores) == 1.0
+
+
+def test_fractions_are_a_pool_of_ten() -> None:
+    assert whole_cores(0.1, 2) == 10
+
+
+@pytest.mark.parametrize(("aggregators", "controllers"), [(1, 1), (2, 1), (7, 1), (8, 2), (63, 2)])
+def test_a_small_pool_is_not_split(aggregators: int, controllers: int) -> None:
+    """A job's profiling needs servers of its own beside those that are shared."""
+    assert controllers_for(aggregators) == controllers

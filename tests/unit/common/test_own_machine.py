@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from slackwater.cli import where
 from slackwater.common import limits
 from slackwater.common.bus.access import carries_identity, shown
 from slackwater.common.embedded.restarts import RecentEnds, described, too_often
-from slackwater.common.errors import ConfigRejected, Unavailable
+from slackwater.common.errors import ConfigRejected
 from slackwater.common.holding import Holding
 from slackwater.common.private_files import kept_token, private_folder, write_private
 
@@ -84,27 +83,3 @@ def test_ends_are_counted_within_a_while_and_not_for_ever() -> None:
     counted = [in_a_minute.add(1000.0 + n * 2.0) for n in range(most + 1)]
     assert counted[-1] == most + 1
     assert too_often(21, described(-9)) == "ended 21 times within 60 s, the last time with signal 9"
-
-
-def test_commands_use_the_address_that_up_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("SLACKWATER_URL", "NATS_URL"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    with pytest.raises(Unavailable, match="no cluster is known"):
-        where.resolve(None)
-    own = "nats://0123abcd@127.0.0.1:4222"
-    with where.remembered(own) as other:
-        assert other == ""
-        assert _mode(tmp_path / "slackwater" / "url") == 0o600
-        assert where.resolve(None) == own
-        assert where.resolve("nats://127.0.0.1:4222/") == own
-        assert where.resolve("nats://127.0.0.1:4223") == "nats://127.0.0.1:4223"
-        with where.remembered("nats://second@127.0.0.1:4223") as other:
-            assert other == str(os.getpid())
-            assert where.resolve(None) == own
-        assert where.resolve(None) == own
-        monkeypatch.setenv("SLACKWATER_URL", "nats://127.0.0.1:4222")
-        assert where.resolve(None) == own
-    assert where.resolve(None) == "nats://127.0.0.1:4222"

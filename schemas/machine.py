@@ -1,0 +1,41 @@
+"""What `slackwater up` leaves in its account's files, for the commands on its machine."""
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from slackwater.schemas.base import Count, IdText, Name, Record, Seconds, Text
+
+ClusterPhase = Literal["starting", "ready", "restarting", "ending"]
+"""`restarting`: a service of it is not ready."""
+
+
+class ServiceStatus(Record, kw_only=True, frozen=True):
+    """One process of the cluster."""
+
+    name: Name
+    state: Name
+    pid: Count = 0
+    """0: it does not run."""
+    restarts: Count = 0
+    text: Text = ""
+    """What it said last, or why it failed."""
+
+
+class LocalCluster(Record, kw_only=True, frozen=True):
+    """A cluster that this account has on this machine."""
+
+    name: IdText
+    pid: Count
+    """Of its `slackwater up`."""
+    state: ClusterPhase = "starting"
+    started_s: Seconds
+    url: Text = ""
+    """Without the token."""
+    address_file: Text
+    """Holds the URL with the token."""
+    log_dir: Text
+    state_dir: Text = ""
+    """Empty: its records go with it."""
+    run_dir: Text = ""
+    services: Annotated[tuple[ServiceStatus, ...], msgspec.Meta(max_length=4096)] = ()
