@@ -13,7 +13,7 @@ from slackwater.common import codec, limits
 from slackwater.common.bus.access import Credentials
 from slackwater.common.bus.base import Bus
 from slackwater.common.clock import Clock
-from slackwater.common.errors import Rejected, Retryable
+from slackwater.common.errors import NobodyThere, Rejected, Retryable
 from slackwater.common.retry import retry
 from slackwater.common.store.history import History
 from slackwater.common.world import live_world
@@ -71,7 +71,14 @@ class Client:
         return await retry(call, budget_s=self._budget_s, rng=self._rng, clock=self.clock)
 
     async def master(self, verb: str, message: Message, answer: type[M]) -> M:
-        return await self.ask(subjects.command("master", subjects.MASTER, verb), message, answer)
+        subject = subjects.command("master", subjects.MASTER, verb)
+        try:
+            return await self.ask(subject, message, answer)
+        except NobodyThere as error:
+            raise NobodyThere(
+                f"no master answers ({error}): start one with `slackwater run master`, or a whole "
+                "cluster with `slackwater up`; a standby takes over within 10 s"
+            ) from error
 
     async def submit(self, spec: jobs.JobSpec) -> jobs.JobRecord | None:
         """Returns once the job is stored; the record of one that was there already, else None.
@@ -111,10 +118,11 @@ class Client:
         message = cluster.DrainAggregator(request=request, aggregator=aggregator, within_s=within_s)
         return await self.ask(subject, message, cluster.DrainProgress)
 
-    async def restore(self, aggregator: str) -> None:
-        """The order to empty it is off."""
+    async def restore(self, aggregator: str) -> bool:
+        """The order to empty it is off. Returns whether there was one."""
         subject = subjects.command("controller", await self._cluster_of(aggregator), "restore")
-        await self.ask(subject, cluster.RestoreAggregator(aggregator=aggregator), Ok)
+        message = cluster.RestoreAggregator(aggregator=aggregator)
+        return (await self.ask(subject, message, Ok)).changed
 
     async def lost(self, aggregator: str) -> None:
         """It will not come back: nobody is to wait for it."""

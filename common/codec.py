@@ -23,13 +23,14 @@ import msgspec
 
 from slackwater.common import limits
 from slackwater.common.errors import DECODE_TEXT_MAX, DecodeRejected, Rejected, VersionRejected
-from slackwater.schemas.base import SCHEMA_VERSION, Message, Record
+from slackwater.schemas.base import AN_ID, ID_PATTERN, SCHEMA_VERSION, Message, Record
 
 T = TypeVar("T")
 R = TypeVar("R", bound=Record)
 
 CONTENT_TYPE_JSON = "application/json"
 _VALUE_TEXT_MAX = 80
+_ID_WORDS = f"`str` matching regex {ID_PATTERN!r}"
 _PATH_STEPS = re.compile(r"\.\w+|\[[^]]*\]")
 
 refusals: Counter[str] = Counter()
@@ -85,7 +86,7 @@ def decode(payload: bytes, kind: Any, json: bool = False) -> Any:
         message = read(payload)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         _check_version(_header(payload, json))
-        raise _refusal("content", f"not a {_name(kind)}: {error}") from error
+        raise _refusal("content", f"not a {_name(kind)}: {_plain(str(error))}") from error
     if getattr(message, "v", SCHEMA_VERSION) > SCHEMA_VERSION:
         _check_version(message)
     if floats:
@@ -191,6 +192,11 @@ def decode_record(value: bytes, kind: type[R], key: str) -> tuple[R, int]:
     if path is not None:
         raise _refusal("non-finite", f"key {key}: {path} is not a finite number")
     return record, envelope.epoch
+
+
+def _plain(text: str) -> str:
+    """The decoder's words, without the expression that ids are matched by."""
+    return text.replace(_ID_WORDS, AN_ID)
 
 
 def _fault(record: Record, error: Exception) -> str:

@@ -3,6 +3,7 @@
     SlackwaterError
     ├── Retryable            try again later; `retry_after_s` says when
     │   ├── Unavailable      nobody answered, or the peer is gone
+    │   │   └── NobodyThere  the bus works, and no such service is on it
     │   └── DeadlineExceeded an answer may still have been acted on
     ├── Rejected             do not try again as it is: the request itself is at fault
     │   ├── DecodeRejected   the bytes are not a message of the expected type
@@ -31,6 +32,10 @@ class Retryable(SlackwaterError):
 
 
 class Unavailable(Retryable):
+    pass
+
+
+class NobodyThere(Unavailable):
     pass
 
 

@@ -9,14 +9,12 @@ import inspect
 import textwrap
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 from msgspec import inspect as types
 
-from slackwater.schemas.base import ID_PATTERN
-
-AN_ID: Final = "letters, digits, - and _, at most 63, a letter or digit first"
+from slackwater.schemas.base import AN_ID, ID_PATTERN
 
 
 @cache

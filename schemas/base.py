@@ -17,6 +17,9 @@ ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}\Z"
 """Ids become tokens of a subject and keys of a bucket: no dot, blank or wildcard. `$` would let a
 line feed pass at the end."""
 
+AN_ID: Final = "letters, digits, - and _, at most 63, a letter or digit first"
+"""What an id is made of, to people."""
+
 IdText = Annotated[str, msgspec.Meta(pattern=ID_PATTERN)]
 JobId = NewType("JobId", IdText)
 AggregatorId = NewType("AggregatorId", IdText)
@@ -92,6 +95,9 @@ def bound(value: Any, *names: str, most: float = FINITE_MAX) -> None:
 
 class Ok(Message, kw_only=True, frozen=True, tag="ok"):
     """The command is done (or was done before: commands are idempotent by id)."""
+
+    changed: bool = True
+    """False: it was so before, and nothing had to be done."""
 
 
 BAD_REQUEST: Final = 400

@@ -25,7 +25,7 @@ from slackwater.common.bus.base import (
 from slackwater.common.bus.dispatch import BusCounters, EndpointWorker, Mailbox
 from slackwater.common.bus.micro import QUEUE_GROUP, VERBS, MicroService
 from slackwater.common.clock import Clock, LiveClock
-from slackwater.common.errors import DeadlineExceeded, Rejected, Unavailable
+from slackwater.common.errors import DeadlineExceeded, NobodyThere, Rejected, Unavailable
 
 _ROUTES_MAX = 65_536
 """Subjects whose receivers are remembered; then they are looked up anew."""
@@ -241,7 +241,7 @@ class MemoryBus:
         self._broker.inboxes[token] = self
         try:
             if not self._send(subject, payload, token, json or codec.looks_like_json(payload)):
-                raise Unavailable(f"{subject}: nobody answers there", limits.RETRY_WAIT_S_MIN)
+                raise NobodyThere(f"{subject}: nobody answers there", limits.RETRY_WAIT_S_MIN)
             async with asyncio.timeout(timeout_s):
                 return await answer
         except TimeoutError as error:

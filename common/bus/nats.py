@@ -42,6 +42,7 @@ from slackwater.common.clock import Clock, LiveClock
 from slackwater.common.errors import (
     ConfigRejected,
     DeadlineExceeded,
+    NobodyThere,
     Rejected,
     SlackwaterError,
     Unavailable,
@@ -150,8 +151,8 @@ class NatsBus:
                     f"started is in the URL in {address_file()}, or in nats/url of its --state-dir"
                 )
             raise Unavailable(
-                f"no nats-server answers at {self.url} ({why}); start one there, give the right "
-                "URL, or leave the URL out to start an embedded server"
+                f"no nats-server answers at {self.url} ({why}); start one there "
+                "(`slackwater up` starts one with a cluster), or give the right URL"
             )
         error = connecting.exception()
         if error is not None:
@@ -362,7 +363,7 @@ class NatsBus:
         """The one place where the library's errors become ours."""
         match error:
             case nats.errors.NoRespondersError():
-                return Unavailable(f"{subject}: nobody answers there", limits.RETRY_WAIT_S_MIN)
+                return NobodyThere(f"{subject}: nobody answers there", limits.RETRY_WAIT_S_MIN)
             case _ConnectionLost():
                 return DeadlineExceeded(
                     f"{subject}: the connection to {self.url} was lost before the answer; it may "

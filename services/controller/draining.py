@@ -68,9 +68,10 @@ def order(state: State, message: DrainAggregator, now_s: float) -> Message:
 
 def restore(state: State, message: RestoreAggregator, now_s: float) -> Message:
     id = AggregatorId(message.aggregator)
-    if id in state.drains:
-        _forget(state, id)
-        state.tell_aggregator(id, "restored", now_s)
+    if id not in state.drains:
+        return Ok(changed=False)
+    _forget(state, id)
+    state.tell_aggregator(id, "restored", now_s)
     return Ok()
 
 

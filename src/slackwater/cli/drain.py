@@ -2,16 +2,16 @@
 
 import asyncio
 import secrets
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
 from slackwater.cli.options import Json, Url
-from slackwater.cli.outcome import FAILED, err, out, print_json, reported
+from slackwater.cli.outcome import FAILED, Usage, err, out, print_json, reported
 from slackwater.cli.show import with_client
+from slackwater.cli.usage import an_id, typed
 from slackwater.common.client import Client
-from slackwater.common.errors import Rejected
 from slackwater.schemas.cluster import DrainProgress
 
 POLL_S = 0.5
@@ -20,31 +20,43 @@ GRACE_S = 2.0
 
 
 def drain(
-    aggregator: Annotated[str, typer.Argument(help="As `slackwater aggregators` names it.")],
-    within: Annotated[float, typer.Option(help="Seconds until its machine goes.")] = 60.0,
+    context: typer.Context,
+    aggregator: Annotated[str, typer.Argument(help="One that `slackwater aggregators` lists.")],
+    within: Annotated[
+        float,
+        typer.Option(
+            min=1, max=86_400, metavar="SECONDS", help="Seconds until its machine goes, to a day."
+        ),
+    ] = 60.0,
     request: Annotated[
-        str, typer.Option("--id", help="Of the order; given again, it is the same order.")
+        str,
+        typer.Option(
+            "--id", metavar="ID", help="Name the order; given again, it is the same order."
+        ),
     ] = "",
-    wait: Annotated[bool, typer.Option("--wait", help="Until it is empty, or time is up.")] = False,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Wait until it is empty, or time is up.")
+    ] = False,
     cancel: Annotated[bool, typer.Option("--cancel", help="Take the order back.")] = False,
     lost: Annotated[
-        bool, typer.Option("--lost", help="Its machine is gone: do not wait for its return.")
+        bool, typer.Option("--lost", help="Do not wait for its return: its machine is gone.")
     ] = False,
     url: Url = None,
     json: Json = False,
 ) -> None:
     """Empty an aggregator within a deadline, and keep it empty."""
+    with reported():
+        _check(context, aggregator, request)
     if cancel:
-        with_client(url, lambda client: client.restore(aggregator))
-        out.print(f"{aggregator} serves again")
+        changed = with_client(url, lambda client: client.restore(aggregator))
+        done = "serves again" if changed else "was not being drained: nothing changed"
+        _say({"aggregator": aggregator, "restored": changed}, f"{aggregator} {done}", json)
         return
     if lost:
         with_client(url, lambda client: client.lost(aggregator))
-        out.print(f"{aggregator} is not waited for: what was there begins anew elsewhere")
+        done = "is not waited for: what was there begins anew elsewhere"
+        _say({"aggregator": aggregator, "lost": True}, f"{aggregator} {done}", json)
         return
-    with reported():
-        if not 1.0 <= within <= 86_400.0:
-            raise Rejected(f"--within {within:g}: give 1 second to a day")
     order = request or f"{aggregator[:40]}-{secrets.token_hex(4)}"
 
     async def follow(client: Client) -> DrainProgress:
@@ -61,6 +73,25 @@ def drain(
         _show(progress)
     if wait and progress.drain.state != "drained":
         raise typer.Exit(FAILED)
+
+
+def _check(context: typer.Context, aggregator: str, request: str) -> None:
+    """Raises Usage: an id that cannot be one, or options of which some would do nothing."""
+    an_id("AGGREGATOR", aggregator)
+    if request:
+        an_id("--id", request)
+    kinds = [name for name in ("cancel", "lost") if context.params[name]]
+    others = [name for name in ("within", "request", "wait") if typed(context, name)]
+    if len(kinds) + (len(others) if kinds else 0) > 1:
+        said = ", ".join(f"--{'id' if name == 'request' else name}" for name in [*kinds, *others])
+        raise Usage(f"{said}: they exclude each other; give one")
+
+
+def _say(document: dict[str, Any], sentence: str, json: bool) -> None:
+    if json:
+        print_json(document)
+    else:
+        out.print(sentence, markup=False)
 
 
 def _goes_on(progress: DrainProgress) -> bool:

@@ -1,8 +1,8 @@
 """`slackwater submit`: hand a job to the cluster."""
 
-import re
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 import typer
@@ -10,90 +10,174 @@ import typer
 from slackwater.cli.attending import attend
 from slackwater.cli.job_file import read_job
 from slackwater.cli.naming import new_id, said
-from slackwater.cli.options import Json, Url
-from slackwater.cli.outcome import err, out, print_json, reported
+from slackwater.cli.options import Json, Seed, Url
+from slackwater.cli.outcome import Usage, err, out, print_json, reported
 from slackwater.cli.show import with_client
+from slackwater.cli.usage import an_id, typed
 from slackwater.common.client import Client
+from slackwater.common.config import explained
 from slackwater.common.errors import Rejected
 from slackwater.loadgen.replay.workload import COMPUTE_S, emulated
-from slackwater.schemas.base import ID_PATTERN
+from slackwater.schemas.base import COUNT_MAX
 from slackwater.schemas.jobs import Consistency, JobSpec
 
 ITERATIONS: Final = 100
 """Of an emulated job that is given no number."""
+SECONDS_MAX: Final = 86_400
+OF_EMULATION: Final = ("compute_s", "bytes_scale")
+OF_A_JOB: Final = (
+    "model", "workers", "servers", "iterations", "consistency", "staleness", "seed", *OF_EMULATION,
+)  # fmt: skip
 Id = Annotated[
     str,
     typer.Option(help="The job's id; submitted again it changes nothing. By default one is made."),
 ]
+Program = Annotated[
+    list[str] | None,
+    typer.Argument(help="The command that each worker runs, after --, as its node finds it."),
+]
+Model = Annotated[
+    str | None, typer.Option(help="Emulate the training of this network, for example vgg19.")
+]
+File = Annotated[
+    Path | None,
+    typer.Option(help="Read the job from a JSON or TOML file; see `slackwater config schema job`."),
+]
+Processes = Annotated[int, typer.Option(min=1, max=64, help="Run so many processes, one per rank.")]
+Servers = Annotated[
+    int,
+    typer.Option(min=1, max=64, help="Parameter servers that the job would reserve for itself."),
+]
 Iterations = Annotated[
     int | None,
-    typer.Option(min=1, help="Of an emulation 100 by default; a program may count for itself."),
+    typer.Option(
+        min=1, max=COUNT_MAX,
+        help="Iterations of training; an emulation has 100 by default, a program counts itself.",
+    ),
+]  # fmt: skip
+ComputeS = Annotated[
+    float | None,
+    typer.Option(
+        min=0, max=SECONDS_MAX,
+        help="Seconds of computing per iteration, with --model; by default the network's own.",
+    ),
+]  # fmt: skip
+BytesScale = Annotated[
+    float, typer.Option(min=0, max=1, help="Share of the network's real bytes, with --model.")
+]
+Mode = Annotated[
+    Consistency, typer.Option(help="When a gradient is applied, and whom a worker waits for.")
+]
+Staleness = Annotated[
+    int,
+    typer.Option(
+        min=0, max=1000,
+        help="Iterations that a worker may be ahead of the slowest, if stale-synchronous.",
+    ),
+]  # fmt: skip
+Tenant = Annotated[
+    str, typer.Option(help="The tenant on whose account it runs, for example vision.")
 ]
 
 Wait = Annotated[
-    bool, typer.Option("--wait", help="Print its logs until it ends, and exit as it did.")
+    bool, typer.Option("--wait", help="Print its logs until it ends, and exit as it does.")
 ]
 
 
 def submit(
+    context: typer.Context,
     id: Id = "",
-    program: Annotated[
-        list[str] | None,
-        typer.Argument(help="The command that each worker runs, after --, as its node finds it."),
-    ] = None,
-    model: Annotated[str | None, typer.Option(help="An emulated network, e.g. vgg19.")] = None,
-    file: Annotated[Path | None, typer.Option(help="A JobSpec as JSON instead.")] = None,
-    workers: Annotated[int, typer.Option(min=1, max=64)] = 2,
-    servers: Annotated[int, typer.Option(min=1, max=64)] = 2,
+    program: Program = None,
+    model: Model = None,
+    file: File = None,
+    workers: Processes = 2,
+    servers: Servers = 2,
     iterations: Iterations = None,
-    compute_s: Annotated[
-        float | None, typer.Option(help="Seconds of computing per iteration.")
-    ] = None,
-    bytes_scale: Annotated[float, typer.Option(help="Share of the real tensors' sizes.")] = 0.2,
-    consistency: Annotated[
-        Consistency,
-        typer.Option(help="When a gradient is applied, and whom a worker waits for."),
-    ] = "synchronous",
-    staleness: Annotated[
-        int, typer.Option(min=0, max=1000, help="Of stale-synchronous: iterations ahead, at most.")
-    ] = 0,
-    tenant: Annotated[str, typer.Option(help="On whose account it runs.")] = "",
-    seed: int = 0,
+    compute_s: ComputeS = None,
+    bytes_scale: BytesScale = 0.2,
+    consistency: Mode = "synchronous",
+    staleness: Staleness = 0,
+    tenant: Tenant = "",
+    seed: Seed = 0,
     wait: Wait = False,
     url: Url = None,
     json: Json = False,
 ) -> None:
-    """Submit a job; returns once it is stored, with --wait once it has ended: with 0, or the exit
-    code of the first rank that failed (1: by a signal, or cancelled). Ctrl-C leaves it running."""
-    id = id or ("" if file is not None else new_id(model, program))
+    """Submit a job, and return once it is stored.
+
+    For example: `slackwater submit --workers 2 -- python train.py`. With --wait: once it has ended,
+    with 0 if it completed, else with the exit code of the first rank that failed (1 where that is a
+    signal, or the job was cancelled). Ctrl-C leaves it running.
+    """
     with reported():
+        if typed(context, "id"):
+            an_id("--id", id)
+        given = frozenset(name for name in OF_A_JOB if typed(context, name))
+        shape: dict[str, Any] = {
+            "workers": workers, "servers": servers, "seed": seed, "consistency": consistency,
+            "staleness": staleness,
+        }  # fmt: skip
         if file is not None:
-            spec = _from_file(file, id)
+            _refuse_beside("--file", given | ({"program"} if program else set()))
+            spec = _named(read_job(file), id, file)
         elif program:
+            _refuse_beside("-- PROGRAM", given & {*OF_EMULATION})
             spec = JobSpec(
-                id=id, model=model or "", workers=workers, servers=servers, seed=seed,
-                iterations=iterations or 1, program=tuple(program),
-                consistency=consistency, staleness=staleness,
+                id=id or new_id(model, program), model=model or "", program=tuple(program),
+                iterations=iterations or 1, **shape,
             )  # fmt: skip
         elif model is not None:
-            spec = emulated(
-                id,
-                model,
-                workers=workers,
-                servers=servers,
-                iterations=iterations or ITERATIONS,
-                compute_s=compute_s if compute_s is not None else COMPUTE_S.get(model, 1.0),
-                bytes_scale=bytes_scale,
-                seed=seed,
-                consistency=consistency,
-                staleness=staleness,
-            )
+            shape |= {"iterations": iterations or ITERATIONS, "compute_s": compute_s}
+            spec = _emulated(id or new_id(model, None), model, bytes_scale=bytes_scale, **shape)
         else:
-            raise Rejected("nothing to submit: give --model NAME, --file SPEC.json or -- PROGRAM")
-        if tenant:
-            spec = msgspec.structs.replace(spec, tenant=tenant)
-        _check(spec, bytes_scale, compute_s)
+            raise Usage("nothing to submit: give --model NAME, --file FILE or -- PROGRAM")
+        spec = checked(msgspec.structs.replace(spec, tenant=tenant) if tenant else spec)
     _store(spec, url, json, wait)
+
+
+def _refuse_beside(what: str, ignored: Iterable[str]) -> None:
+    names = sorted("-- PROGRAM" if n == "program" else _option(n) for n in ignored)
+    if names:
+        raise Usage(f"{what} beside {', '.join(names)}: it says that itself; leave one out")
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _named(spec: JobSpec, id: str, file: Path) -> JobSpec:
+    if id and spec.id != id:
+        raise Usage(f"--id {id}: {file} says id {spec.id}; use one id")
+    return spec
+
+
+def _emulated(
+    id: str, model: str, *, compute_s: float | None, bytes_scale: float, **shape: Any
+) -> JobSpec:
+    if bytes_scale == 0:
+        raise Usage("--bytes-scale 0: give a number above 0 and at most 1")
+    seconds = compute_s if compute_s is not None else COMPUTE_S.get(model, 1.0)
+    try:
+        return emulated(id, model, compute_s=seconds, bytes_scale=bytes_scale, **shape)
+    except Rejected as error:
+        raise Usage(f"--model: {error}") from error
+
+
+def checked(spec: JobSpec) -> JobSpec:
+    """What would only be refused by the master, or would do nothing. Raises Usage."""
+    if len(spec.tenant) > 64:
+        raise Usage(f"--tenant: a name has at most 64 characters, this one {len(spec.tenant)}")
+    if spec.staleness and spec.consistency != "stale-synchronous":
+        raise Usage(
+            f"--staleness {spec.staleness}: a {spec.consistency} job has none; add --consistency "
+            "stale-synchronous, or leave it out"
+        )
+    if spec.program and not spec.program[0].strip():
+        raise Usage("-- PROGRAM: the program's name is empty; name what the workers run")
+    try:
+        return msgspec.convert(msgspec.to_builtins(spec), JobSpec)
+    except msgspec.ValidationError as error:
+        raise Usage(explained(str(error), msgspec.to_builtins(spec), JobSpec)) from error
 
 
 def _store(spec: JobSpec, url: str | None, json: bool, wait: bool) -> None:
@@ -113,26 +197,3 @@ async def _attended(client: Client, spec: JobSpec, json: bool) -> int:
     known = await client.submit(spec)
     err.print(said(spec, known), markup=False)
     return await attend(client, spec, json)
-
-
-def _from_file(file: Path, id: str) -> JobSpec:
-    """Raises Rejected."""
-    spec = read_job(file)
-    if id and spec.id != id:
-        raise Rejected(f"--id {id}: {file} says id {spec.id}; use one id")
-    return spec
-
-
-def _check(spec: JobSpec, bytes_scale: float, compute_s: float | None) -> None:
-    """What would only fail once the job runs, or at the master. Raises Rejected."""
-    if re.fullmatch(ID_PATTERN, spec.id) is None:
-        raise Rejected(
-            f"--id {spec.id!r}: an id has letters, digits, - and _, at most 63 in all, and begins "
-            "with a letter or digit"
-        )
-    if len(spec.tenant) > 64:
-        raise Rejected(f"--tenant: a name has at most 64 characters, this one {len(spec.tenant)}")
-    if not 0 < bytes_scale <= 1:
-        raise Rejected(f"--bytes-scale {bytes_scale:g}: give a number above 0 and at most 1")
-    if compute_s is not None and compute_s < 0:
-        raise Rejected(f"--compute-s {compute_s:g}: give 0 or more seconds")

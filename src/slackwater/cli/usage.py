@@ -10,6 +10,9 @@ import typer
 from typer.core import TyperArgument, TyperOption
 from typer.exceptions import TyperException
 
+from slackwater.cli.outcome import Usage
+from slackwater.schemas.base import AN_ID, ID_PATTERN
+
 _SHOWN_CHARS_MAX = 100
 
 
@@ -139,6 +142,18 @@ def _metavar(param: TyperOption) -> str:
     if "float" in annotation:
         return "NUMBER"
     return re.sub(r"^.*_", "", param.name.rstrip("_")).upper()
+
+
+def typed(context: typer.Context, name: str) -> bool:
+    """Whether the parameter stands in the command line: what would be ignored is refused."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def an_id(what: str, value: str) -> None:
+    """Refuse what no job, aggregator or device can be called. Raises Usage."""
+    if re.fullmatch(ID_PATTERN, value) is None:
+        raise Usage(f"{what} {shown(value)}: give {AN_ID}")
 
 
 def version(context: typer.Context, wanted: bool) -> None:

@@ -186,7 +186,7 @@ async def test_nobody_there_is_said_with_url_and_remedy(
     with pytest.raises(Unavailable) as caught:
         await NatsBus.connect(own_nats_server.url, "one")
     assert own_nats_server.url in str(caught.value)
-    assert "start one there, give the right URL, or leave the URL out" in str(caught.value)
+    assert "start one there (`slackwater up` starts one" in str(caught.value)
 
 
 async def test_connecting_waits_for_a_server_that_is_about_to_start(

@@ -11,6 +11,7 @@ from slackwater.cli.config_file import SERVICES, Service, config_type, faults, s
 from slackwater.cli.program import answered
 from slackwater.common import fields
 from slackwater.common.config import load_config
+from slackwater.schemas.base import AN_ID
 
 
 @pytest.mark.parametrize("service", SERVICES)
@@ -61,7 +62,7 @@ cpu_fraction = 2.0
 def test_every_fault_is_told_with_its_line_and_remedy(tmp_path: Path) -> None:
     found = [(fault.line, fault.key, fault.why) for fault in faults(BAD, config_type("master"))]
     assert found == [
-        (1, "id", f"'a b': give {fields.AN_ID}"),
+        (1, "id", f"'a b': give {AN_ID}"),
         (2, "agregators_max", "unknown; the nearest is aggregators_max: "
          "give a whole number from 1 to 1,024"),
         (3, "metrics_port", "70000: give a whole number from -1 to 65,535"),
