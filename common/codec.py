@@ -108,8 +108,7 @@ def unknown_key(at: str, key: str, known: Iterable[str]) -> str:
     """What is wrong with the key, which stands under the prefix `at`."""
     names = list(known)
     return (
-        f"unknown key {at}{key}; the nearest is {at}{nearest(key, names)} "
-        f"(all: {', '.join(names)})"
+        f"unknown key {at}{key}; the nearest is {at}{nearest(key, names)} (all: {', '.join(names)})"
     )
 
 

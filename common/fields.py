@@ -107,15 +107,16 @@ def _text(pattern: str | None, longest: int | None) -> str:
 def _range(type: types.IntType | types.FloatType) -> str:
     least, most = type.ge, type.le
     if least is not None and most is not None:
-        return f" from {_figure(least)} to {_figure(most)}"
+        return f" from {figure(least)} to {figure(most)}"
     bounds = {
         "of at least": least, "above": type.gt, "of at most": most, "below": type.lt,
     }  # fmt: skip
-    said = [f"{word} {_figure(bound)}" for word, bound in bounds.items() if bound is not None]
+    said = [f"{word} {figure(bound)}" for word, bound in bounds.items() if bound is not None]
     return f" {' and '.join(said)}" if said else ""
 
 
-def _figure(number: float) -> str:
+def figure(number: float) -> str:
+    """A bound, as people write it."""
     return f"{number:,d}" if isinstance(number, int) else f"{number:,g}"
 
 

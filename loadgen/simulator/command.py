@@ -29,7 +29,7 @@ from slackwater.loadgen.traces import read
 from slackwater.services.master.policies import registry
 
 DATA_ERROR: Final = 65
-CONFIG_ERROR: Final = 78
+USAGE: Final = 2
 FAILED: Final = 1
 DEFAULT_POLICY: Final = "tiresias-las"
 
@@ -189,7 +189,7 @@ def _exit(work: Any, *args: Any) -> None:
     except SlackwaterError as error:
         Console(stderr=True, highlight=False, soft_wrap=True).print(f"error: {error}", markup=False)
         code = DATA_ERROR if isinstance(error, Rejected) else FAILED
-        code = CONFIG_ERROR if isinstance(error, ConfigRejected) else code
+        code = USAGE if isinstance(error, ConfigRejected) else code
     raise typer.Exit(code)
 
 

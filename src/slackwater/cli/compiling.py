@@ -11,7 +11,6 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from slackwater.cli import outcome
-from slackwater.common.errors import Rejected
 
 
 def folds() -> None:
@@ -76,10 +75,10 @@ def timed(part: str) -> float:
 
 
 def _chosen(parts: list[str]) -> list[str]:
-    """Raises Rejected: no such part."""
+    """Raises Usage: no such part."""
     unknown = [part for part in parts if part not in PARTS]
     if unknown:
-        raise Rejected(f"part {unknown[0]!r}: choose {', '.join(PARTS)}")
+        raise outcome.Usage(f"part {unknown[0]!r}: choose {', '.join(PARTS)}")
     return parts or list(PARTS)
 
 

@@ -12,7 +12,7 @@ from rich.console import JustifyMethod
 from rich.table import Table
 
 from slackwater.cli.options import Json
-from slackwater.cli.outcome import FAILED, err, out, print_json, reported, run
+from slackwater.cli.outcome import FAILED, err, out, print_json, report_folder, reported, run
 from slackwater.cli.progress import progress
 from slackwater.common.client import connect
 from slackwater.common.embedded import ClusterOptions, EmbeddedCluster, fit_cpu_share
@@ -46,7 +46,7 @@ def show(
     a job was left where it lost more than its limit.
     """
     with reported():
-        report_dir.mkdir(parents=True, exist_ok=True)  # Before two minutes are spent.
+        report_folder(report_dir)  # Before two minutes are spent.
         err.print(INTRODUCTION, markup=False)
         err.print("Measuring how fast this machine sums gradients ...", markup=False)
         share = fit_cpu_share(demo.CPU_SHARE, demo.AGGREGATORS, len(os.sched_getaffinity(0)))

@@ -8,12 +8,11 @@ from typing import Annotated, Any, Final
 import typer
 
 from slackwater.cli.options import Json
-from slackwater.cli.outcome import INCONCLUSIVE, err, reported, run
+from slackwater.cli.outcome import INCONCLUSIVE, Usage, err, report_folder, reported, run
 from slackwater.cli.progress import progress
 from slackwater.cli.replay import POLICY_HELP, above_zero, conclude, policy_named
 from slackwater.common.bus.access import shown
 from slackwater.common.embedded import ClusterOptions, fit_cpu_share
-from slackwater.common.errors import Rejected
 from slackwater.loadgen.replay import calibrate, experiment, report, workload
 from slackwater.schemas.jobs import Aggregation
 
@@ -48,12 +47,12 @@ def play(
     started_s = time.monotonic()
     with reported():
         if name not in NAMES:
-            raise Rejected(f"experiment {name!r}: choose {', '.join(NAMES)}")
+            raise Usage(f"experiment {name!r}: choose {', '.join(NAMES)}")
         chosen = policy_named(policy)
         if chosen == "static":
-            raise Rejected("--policy static shares nothing: it is the baseline; choose another")
+            raise Usage("--policy static shares nothing: it is the baseline; choose another")
         above_zero(time_scale)
-        report_dir.mkdir(parents=True, exist_ok=True)  # Before anything long begins.
+        report_folder(report_dir)  # Before anything long begins.
         cluster, work = _prepared(chosen, time_scale, window, seed, report_dir)
         options["workload"] = work
         err.print(

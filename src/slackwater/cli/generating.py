@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from slackwater.cli.outcome import err, reported
+from slackwater.cli.outcome import Usage, err, reported
 from slackwater.common.errors import Rejected
 from slackwater.loadgen.generate import WORKLOADS
 from slackwater.loadgen.generate import generate as generated
@@ -40,6 +40,6 @@ def _knobs(words: list[str]) -> dict[str, str]:
     for word in words:
         name, separator, value = word.partition("=")
         if not separator:
-            raise Rejected(f"--set {word!r}: give NAME=VALUE")
+            raise Usage(f"--set {word!r}: give NAME=VALUE")
         knobs[name] = value
     return knobs

@@ -15,7 +15,7 @@ from rich.live import Live
 from rich.table import Table
 
 from slackwater.cli.options import Json, Url
-from slackwater.cli.outcome import out, print_json, reported
+from slackwater.cli.outcome import Usage, out, print_json, reported
 from slackwater.cli.program import group
 from slackwater.cli.show import REFRESH_S, with_client
 from slackwater.cli.sizes import human, size_bytes
@@ -23,7 +23,7 @@ from slackwater.cli.where import credentials, resolve
 from slackwater.common import codec, limits
 from slackwater.common.bus.base import Delivery
 from slackwater.common.client import Client
-from slackwater.common.errors import DecodeRejected, Rejected, Unavailable
+from slackwater.common.errors import DecodeRejected, Unavailable
 from slackwater.common.logging import configure
 from slackwater.schemas import subjects
 from slackwater.schemas.base import ID_PATTERN, Message, Ok
@@ -303,9 +303,9 @@ async def _ask(
     message: Message,
     answer: type[M],
 ) -> M:
-    """Raises Rejected for a name that cannot be one, Unavailable for one that nobody has."""
+    """Raises Usage for a name that cannot be one, Unavailable for one that nobody has."""
     if re.fullmatch(ID_PATTERN, name) is None:
-        raise Rejected(f"{what} {name!r}: a name has letters, digits, - and _; see {_WHO}")
+        raise Usage(f"{what} {name!r}: a name has letters, digits, - and _; see {_WHO}")
     service = "slabd" if what == "lender" else what
     try:
         return await client.ask(subjects.command(service, name, verb), message, answer)
@@ -400,15 +400,15 @@ def evict(
     """Make a lender take slabs back; their pages stay in the devices' backups."""
     with reported():
         if not slab and not count:
-            raise Rejected("nothing to evict: name slabs, or give --count")
+            raise Usage("nothing to evict: name slabs, or give --count")
         wrong = [one for one in slab or () if re.fullmatch(_SLAB_PATTERN, one) is None]
         if wrong:
-            raise Rejected(
+            raise Usage(
                 f"slab {wrong[0]!r}: a slab's name is 12 hexadecimal digits; `slackwater memory "
                 "map` shows them"
             )
         if len(slab or ()) > SLABS_PER_MESSAGE:
-            raise Rejected(f"{len(slab or ())} slabs: name at most {SLABS_PER_MESSAGE} at a time")
+            raise Usage(f"{len(slab or ())} slabs: name at most {SLABS_PER_MESSAGE} at a time")
     message = EvictNow(count=count, slabs=tuple(SlabId(one) for one in slab or ()))
     begun = with_client(
         url, lambda client: _ask(client, "lender", lender, "evict", message, EvictBegun)

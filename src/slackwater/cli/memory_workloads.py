@@ -10,11 +10,10 @@ import msgspec
 import typer
 
 from slackwater.cli.options import Json, Url
-from slackwater.cli.outcome import out, print_json, reported
+from slackwater.cli.outcome import Usage, out, print_json, reported
 from slackwater.cli.sizes import size_bytes
 from slackwater.cli.where import credentials, resolve
 from slackwater.common.bus.access import shown
-from slackwater.common.errors import ConfigRejected
 from slackwater.schemas.base import ID_PATTERN
 
 if TYPE_CHECKING:
@@ -47,11 +46,11 @@ def memory(
 
     with reported():
         if (socket is None) == (not cache):
-            raise ConfigRejected("name either a device's --socket, or the --cache of an array")
+            raise Usage("name either a device's --socket, or the --cache of an array")
         if size_bytes(size, "--size") < _PAGE:
-            raise ConfigRejected(f"--size {size!r}: give at least a page, {_PAGE} bytes")
+            raise Usage(f"--size {size!r}: give at least a page, {_PAGE} bytes")
         if device and re.fullmatch(ID_PATTERN, device) is None:
-            raise ConfigRejected(f"--device {device!r}: give a name of `slackwater memory top`")
+            raise Usage(f"--device {device!r}: give a name of `slackwater memory top`")
         given = {
             "workload": workload, "pages": size_bytes(size, "--size") // _PAGE,
             "seconds": seconds, "depth": depth, "seed": seed, "check": check,
@@ -59,7 +58,7 @@ def memory(
         try:
             options = msgspec.convert(given, PlayOptions)
         except msgspec.ValidationError as error:
-            raise ConfigRejected(f"{error}; see loadgen memory --help") from error
+            raise Usage(f"{error}; see loadgen memory --help") from error
         if socket is not None:
             result = asyncio.run(_device(socket, options, device, url))
         else:

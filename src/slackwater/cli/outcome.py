@@ -12,6 +12,8 @@ import signal
 import sys
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -87,6 +89,14 @@ def reported(rejected: int = DATA_ERROR) -> Iterator[None]:
     except (PermissionError, IsADirectoryError, NotADirectoryError) as error:
         err.print(f"error: {error.filename}: {error.strerror}; name another", markup=False)
         raise typer.Exit(DATA_ERROR) from error
+
+
+def report_folder(folder: Path) -> None:
+    """Make the folder, and find out before minutes are spent whether it can be written. Raises
+    OSError, of which `reported` makes a line."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with TemporaryFile(dir=folder):
+        pass
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:

@@ -10,13 +10,12 @@ import typer
 
 from slackwater.cli import where
 from slackwater.cli.options import Json, Url
-from slackwater.cli.outcome import FAILED, err, out, print_json, reported, run
+from slackwater.cli.outcome import FAILED, Usage, err, out, print_json, report_folder, reported, run
 from slackwater.cli.progress import progress
 from slackwater.cli.where import credentials
 from slackwater.common.bus.access import shown
 from slackwater.common.client import Client, connect
 from slackwater.common.embedded import ClusterOptions, EmbeddedCluster, fit_cpu_share
-from slackwater.common.errors import Rejected
 from slackwater.loadgen.replay import calibrate, experiment, report, workload
 from slackwater.loadgen.replay.experiment import OnPhase, Outcome
 from slackwater.loadgen.replay.report import Summary
@@ -75,7 +74,7 @@ def replay(
         forced = _transport(transport, url)
         above_zero(time_scale, compute_scale, 1.0 if bytes_scale is None else bytes_scale)
         rows = select(read(trace).jobs, min_gpus=min_gpus, jobs=jobs)
-        report_dir.mkdir(parents=True, exist_ok=True)  # Before anything long begins.
+        report_folder(report_dir)  # Before anything long begins.
         scale = bytes_scale or _calibrated(compute_scale, cpu_share, aggregators)
         work = workload.from_trace(
             rows, time_scale=time_scale, compute_scale=compute_scale, bytes_scale=scale, seed=seed
@@ -118,7 +117,7 @@ def conclude(
 def above_zero(*scales: float) -> None:
     """Before anything is started."""
     if not all(scale > 0 for scale in scales):
-        raise Rejected("--time-scale, --compute-scale and --bytes-scale must be above 0")
+        raise Usage("--time-scale, --compute-scale and --bytes-scale must be above 0")
 
 
 def _calibrated(compute_scale: float, cpu_share: float, aggregators: int) -> float:
@@ -134,7 +133,7 @@ def policy_named(name: str) -> Aggregation:
         return "edf"
     if name == "static":
         return "static"
-    raise Rejected(f"--policy {name!r}: choose cyclic, edf or static")
+    raise Usage(f"--policy {name!r}: choose cyclic, edf or static")
 
 
 def _named(work: Workload, policy: Aggregation | None, prefix: str) -> Workload:
@@ -167,19 +166,19 @@ async def _refuse_known(client: Client, work: Workload) -> None:
 
 
 def _transport(name: str, url: str | None) -> Transport:
-    """Of the embedded cluster. Raises Rejected."""
+    """Of the embedded cluster. Raises Usage."""
     match name:
         case "auto":
             return name
         case "shm" | "verbs" | "tcp" if url is None:
             return name
         case "shm" | "verbs" | "tcp":
-            raise Rejected(
+            raise Usage(
                 f"--transport {name} cannot be forced on a running cluster: set `transport` in its "
                 "aggregators' configuration and SLACKWATER_TRANSPORT in its worker services' "
                 "environment, or leave out --url"
             )
-    raise Rejected(f"--transport {name!r}: choose shm, verbs, tcp or auto")
+    raise Usage(f"--transport {name!r}: choose shm, verbs, tcp or auto")
 
 
 async def _run(

@@ -11,6 +11,7 @@ from typer.core import TyperArgument, TyperOption
 from typer.exceptions import TyperException
 
 from slackwater.cli.outcome import Usage
+from slackwater.common.fields import figure
 from slackwater.schemas.base import AN_ID, ID_PATTERN
 
 _SHOWN_CHARS_MAX = 100
@@ -83,11 +84,11 @@ def _expected(param: Any) -> str:
         return "a path" if kind.is_path else "a text"
     least, most = kind.parameter_info.min, kind.parameter_info.max
     if least is not None and most is not None:
-        return f"{number} from {least:,g} to {most:,g}"
+        return f"{number} from {figure(least)} to {figure(most)}"
     if least is not None:
-        return f"{number} of at least {least:,g}"
+        return f"{number} of at least {figure(least)}"
     if most is not None:
-        return f"{number} of at most {most:,g}"
+        return f"{number} of at most {figure(most)}"
     return number
 
 
