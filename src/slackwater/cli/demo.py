@@ -11,7 +11,7 @@ import typer
 from rich.console import JustifyMethod
 from rich.table import Table
 
-from slackwater.cli.options import Json
+from slackwater.cli.options import Json, Seed
 from slackwater.cli.outcome import FAILED, err, out, print_json, report_folder, reported, run
 from slackwater.cli.progress import progress
 from slackwater.common.client import connect
@@ -37,7 +37,7 @@ def show(
     report_dir: Annotated[Path, typer.Option("--report", help="Folder of the report.")] = Path(
         "reports/run"
     ),
-    seed: Annotated[int, typer.Option(help="Of the jobs' gradients.")] = 1,
+    seed: Seed = 1,
     json: Json = False,
 ) -> None:
     """Show what Slackwater does: a live cluster, six jobs of a real trace, in two minutes.

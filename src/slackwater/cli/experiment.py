@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from slackwater.cli.options import Json
+from slackwater.cli.options import Json, Seed
 from slackwater.cli.outcome import INCONCLUSIVE, Usage, err, report_folder, reported, run
 from slackwater.cli.progress import progress
 from slackwater.cli.replay import POLICY_HELP, above_zero, conclude, policy_named
@@ -34,7 +34,7 @@ def play(
     ] = 1.0,
     policy: Annotated[str, typer.Option(help=f"{POLICY_HELP}.")] = "cyclic",
     window: Annotated[int, typer.Option(min=2, help="Iterations of a monitor window.")] = 20,
-    seed: Annotated[int, typer.Option(help="Of the jobs' gradients.")] = 1,
+    seed: Seed = 1,
     report_dir: Annotated[Path, typer.Option("--report", help="Folder.")] = Path("reports/sharing"),
     json: Json = False,
 ) -> None:

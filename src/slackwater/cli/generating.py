@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from slackwater.cli.options import Seed
 from slackwater.cli.outcome import Usage, err, reported
 from slackwater.common.errors import Rejected
 from slackwater.loadgen.generate import WORKLOADS
@@ -15,7 +16,7 @@ from slackwater.loadgen.traces import write
 
 def generate(
     workload: Annotated[str, typer.Argument(help=f"One of {', '.join(sorted(WORKLOADS))}.")],
-    seed: int = 1,
+    seed: Seed = 1,
     option: Annotated[
         list[str] | None, typer.Option("--set", help="A knob as NAME=VALUE; may be repeated.")
     ] = None,

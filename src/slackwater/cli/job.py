@@ -7,6 +7,7 @@ from typing import Final
 from slackwater.cli import documents, figures, tables
 from slackwater.cli.events import recent_events
 from slackwater.cli.logs import last_lines
+from slackwater.cli.job_ids import JobId
 from slackwater.cli.outcome import out, print_json
 from slackwater.cli.show import Json, Url, with_client
 from slackwater.cli.tables import Row
@@ -24,7 +25,7 @@ RANKS: Final = 4
 EMULATED: Final = "slackwater.loadgen.emulate"
 
 
-def job(id: str, url: Url = None, json: Json = False) -> None:
+def job(id: JobId, url: Url = None, json: Json = False) -> None:
     """Show one job: what it asked for, how far and where it is, why it waits, what it gave."""
 
     async def seen(client: Client) -> tuple[JobInfo, list[str], float]:

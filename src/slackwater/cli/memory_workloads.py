@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from slackwater.cli.options import Json, Url
+from slackwater.cli.options import Json, Seed, Url
 from slackwater.cli.outcome import Usage, out, print_json, reported
 from slackwater.cli.sizes import size_bytes
 from slackwater.cli.where import credentials, resolve
@@ -34,7 +34,7 @@ def memory(
     cache: Annotated[str, typer.Option(help="Without a socket: an array with so much here.")] = "",
     seconds: Annotated[float, typer.Option(help="Measured, after everything was written.")] = 10.0,
     depth: Annotated[int, typer.Option(help="Requests at once, of a block device.")] = 16,
-    seed: int = 0,
+    seed: Seed = 0,
     check: Annotated[bool, typer.Option(help="Check every page that is read.")] = False,
     report: Annotated[Path | None, typer.Option(help="Folder to write to.")] = None,
     url: Url = None,

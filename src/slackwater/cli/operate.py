@@ -3,6 +3,7 @@
 import typer
 
 from slackwater.cli import figures
+from slackwater.cli.job_ids import JobId
 from slackwater.cli.options import Json, Url
 from slackwater.cli.outcome import FAILED, err, out, print_json
 from slackwater.cli.show import with_client
@@ -10,7 +11,7 @@ from slackwater.common.client import Client
 from slackwater.schemas.jobs import TERMINAL_STATES, JobRecord
 
 
-def cancel(id: str, url: Url = None, json: Json = False) -> None:
+def cancel(id: JobId, url: Url = None, json: Json = False) -> None:
     """Cancel a job: its processes end, its tensors are dropped.
 
     Exits with 1 where the job has completed or failed before.

@@ -4,8 +4,13 @@ from typing import Annotated
 
 import typer
 
+from slackwater.schemas.base import COUNT_MAX
+
 Url = Annotated[
     str | None,
     typer.Option(help="The bus to talk to, for example nats://127.0.0.1:4222."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
+Seed = Annotated[
+    int, typer.Option(min=0, max=COUNT_MAX, help="Draw by this seed: the same one, the same draws.")
+]

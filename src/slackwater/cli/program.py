@@ -12,8 +12,9 @@ from typer.core import TyperGroup
 from typer.exceptions import TyperException
 
 from slackwater.cli import interrupting, where
-from slackwater.cli.outcome import FAILED, USAGE, err, logs_to_stderr
+from slackwater.cli.outcome import FAILED, USAGE, err, exit_code, logs_to_stderr
 from slackwater.cli.usage import dressed, sentence, unknown_command
+from slackwater.common.errors import SlackwaterError
 
 EXIT_CODES: Final = (
     "Exit codes: 0 done, 1 failed, 2 usage, 3 inconclusive, 65 bad input, 69 nobody answers, "
@@ -110,6 +111,9 @@ def answered(app: typer.Typer, words: Sequence[str], name: str) -> int:
     except TyperException as error:
         err.print(f"error: {sentence(error, name)}", markup=False)
         return error.exit_code
+    except SlackwaterError as error:  # Of an option, before the command began.
+        err.print(f"error: {error}", markup=False)
+        return exit_code(error)
     except typer.Abort:
         return FAILED
     if code == interrupting.INTERRUPTED:

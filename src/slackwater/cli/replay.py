@@ -9,13 +9,14 @@ from typing import Annotated, Any, Literal
 import typer
 
 from slackwater.cli import where
-from slackwater.cli.options import Json, Url
+from slackwater.cli.options import Json, Seed, Url
 from slackwater.cli.outcome import FAILED, Usage, err, out, print_json, report_folder, reported, run
 from slackwater.cli.progress import progress
 from slackwater.cli.where import credentials
 from slackwater.common.bus.access import shown
 from slackwater.common.client import Client, connect
 from slackwater.common.embedded import ClusterOptions, EmbeddedCluster, fit_cpu_share
+from slackwater.common.errors import Rejected
 from slackwater.loadgen.replay import calibrate, experiment, report, workload
 from slackwater.loadgen.replay.experiment import OnPhase, Outcome
 from slackwater.loadgen.replay.report import Summary
@@ -58,7 +59,7 @@ def replay(
     window: Annotated[int, typer.Option(min=2, help="Iterations of a monitor window.")] = 20,
     transport: Annotated[str, typer.Option(help=TRANSPORT_HELP)] = "auto",
     prefix: Prefix = "",
-    seed: Annotated[int, typer.Option(help="Draws models where the trace names none.")] = 1,
+    seed: Seed = 1,
     report_dir: Annotated[Path, typer.Option("--report", help="Folder.")] = Path("reports/replay"),
     json: Json = False,
 ) -> None:
@@ -142,7 +143,7 @@ def _named(work: Workload, policy: Aggregation | None, prefix: str) -> Workload:
     renamed = work.renamed(prefix) if prefix else work
     for job in renamed.jobs:
         if re.fullmatch(ID_PATTERN, job.spec.id) is None:
-            raise Rejected(
+            raise Usage(
                 f"--prefix {prefix!r}: {job.spec.id!r} is not a job's id, which has letters, "
                 "digits, - and _, at most 63 in all, and begins with a letter or digit"
             )

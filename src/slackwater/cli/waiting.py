@@ -3,11 +3,12 @@
 import asyncio
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from typing import Annotated, Final, Literal, get_args
+from typing import Annotated, Final, Literal
 
 import msgspec
 import typer
 
+from slackwater.cli.job_ids import JobIds
 from slackwater.cli.options import Json, Url
 from slackwater.cli.outcome import FAILED, TRY_LATER, err, out, print_json
 from slackwater.cli.show import with_client
@@ -33,9 +34,9 @@ class Waited(msgspec.Struct, frozen=True):
 
 
 def wait(
-    jobs: Annotated[list[str], typer.Argument(metavar="JOB", help="Ids of jobs.")],
+    jobs: JobIds,
     wanted: Annotated[
-        str, typer.Option("--for", help="ended, running, completed, failed or cancelled.")
+        Wanted, typer.Option("--for", help="The state that all of them are to reach.")
     ] = "ended",
     timeout: Annotated[
         float, typer.Option(min=0, help="Seconds to wait for (0: as long as it takes).")
@@ -49,12 +50,9 @@ def wait(
     reach it, with 75 when the time is over. `running` is reached by a job that has been started,
     though it may have ended since.
     """
-    if wanted not in get_args(Wanted):
-        choices = ", ".join(get_args(Wanted))
-        raise typer.BadParameter(f"--for {wanted!r}: choose one of {choices}")
 
     async def waited(client: Client) -> list[Waited]:
-        return await until(client, jobs, wanted, timeout)  # type: ignore[arg-type]
+        return await until(client, jobs, wanted, timeout)
 
     found = with_client(url, waited)
     if json:

@@ -68,7 +68,7 @@ def test_an_unknown_option_is_named_with_the_help_to_read(
     [
         ("slackwater submits", "there is no command 'submits'; the nearest is submit; see"),
         ("slackwater run mistress", "SERVICE 'mistress': give one of master, controller"),
-        ("slackwater job", "ID is missing; see `slackwater job --help`"),
+        ("slackwater job", "JOB is missing; see `slackwater job --help`"),
         ("slackwater job a --jsn", "there is no option '--jsn'; the nearest is --json"),
         ("slackwater completion", "SHELL is missing: give one of bash, zsh, fish"),
         ("slackwater submit --workers 65", "--workers '65': give a whole number from 1 to 64"),
