@@ -166,7 +166,7 @@ class NatsServer:
         if self.running:
             return
         binary = find_server()
-        check_version(_binary_version(binary), binary)
+        check_version(server_version(binary), binary)
         private_folder(self.state_dir)
         self._log_dir.mkdir(parents=True, exist_ok=True)
         if self._guarded:
@@ -306,7 +306,8 @@ def _unused_folder() -> Path:
 
 
 @cache
-def _binary_version(binary: str) -> str:
+def server_version(binary: str) -> str:
+    """What the binary says of itself, as `nats-server: v2.15.1`. Raises ConfigRejected."""
     try:
         answer = subprocess.run(
             [binary, "--version"],

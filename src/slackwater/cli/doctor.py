@@ -1,26 +1,166 @@
-"""`slackwater doctor`: what a host can do."""
+"""`slackwater doctor`: what a host can do, what it lacks, and what to do about it."""
 
+import asyncio
+import os
+import resource
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+import msgspec
 import typer
-from rich.table import Table
 
-from slackwater.cli.options import Json
-from slackwater.cli.outcome import DATA_ERROR, err, out, print_json
+from slackwater.cli import tables
+from slackwater.cli.options import Json, Url
+from slackwater.cli.outcome import FAILED, print_json, reported
+from slackwater.cli.where import credentials, resolve
+from slackwater.common import cgroup
+from slackwater.common.bus.access import address_file, shown
+from slackwater.common.errors import SlackwaterError, Unavailable
+from slackwater.common.natsserver import find_server, server_version
+
+State = Literal["good", "poor", "bad", "absent"]
+DESCRIPTORS_POOR: Final = 4096
+"""A region takes one, a channel some: a host of a few dozen jobs has thousands."""
+MEMORY_POOR_BYTES: Final = 2 * 2**30
+DISK_POOR_BYTES: Final = 2**30
+DISK_BAD_BYTES: Final = 64 * 2**20
+"""JetStream stops to take records when its disk is full."""
+COMPILED: Final[Mapping[str, str]] = {
+    "folds": "common/slots/__pycache__/kernels.*.nbi",
+    "streams": "common/transport/__pycache__/serving.*.nbi",
+    "pages": "memory/__pycache__/gather.*.nbi",
+}
+"""Where numba keeps what `slackwater compile` made, below the package."""
 
 
-def doctor(json: Json = False) -> None:
-    """Say what this host can do: transports, descriptors, memory, the bus server."""
+class Check(msgspec.Struct, frozen=True):
+    """One thing that was looked at. `poor`: it works, and will be felt; `absent`: it is not there,
+    and nothing needs it yet."""
+
+    what: str
+    state: State
+    why: str
+
+
+def doctor(
+    url: Url = None,
+    state_dir: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Look at this folder's disk, as of `up --state-dir`."),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Say what this host can do: transports, limits, memory, disk, the bus, compiled kernels.
+
+    Exits with 1 where something that services need is bad.
+    """
+    with reported():
+        found = [
+            *transports(),
+            descriptors(*resource.getrlimit(resource.RLIMIT_NOFILE)),
+            memory(cgroup.memory_bytes(), cgroup.MemoryKills().count()),
+            disk(state_dir or address_file().parent, "state folder"),
+            disk(Path(tempfile.gettempdir()), "temporary folder"),
+            server(),
+            asyncio.run(bus(url)),
+            *compiled(os.environ.get("NUMBA_CACHE_DIR", "")),
+        ]
+    if json:
+        print_json(found)
+    else:
+        rows = [tables.Row((check.what, check.state, check.why)) for check in found]
+        tables.show(tables.lines(("what", "state", "why"), rows))
+    if any(check.state == "bad" for check in found):
+        raise typer.Exit(FAILED)
+
+
+def transports() -> Iterator[Check]:
+    """Every kind; without any, no byte moves."""
     from slackwater.common.transport.negotiate import probe
 
     found = probe()
-    if json:
-        print_json(found)
-        return
-    table = Table()
-    for column in ("transport", "here", "why"):
-        table.add_column(column)
+    missing: State = "absent" if any(item.usable for item in found) else "bad"
     for item in found:
-        table.add_row(item.kind, "yes" if item.usable else "no", item.why)
-    out.print(table)
-    if not any(item.usable for item in found):
-        err.print("no transport works on this host")
-        raise typer.Exit(DATA_ERROR)
+        yield Check(item.kind, "good" if item.usable else missing, item.why)
+
+
+def descriptors(soft: int, hard: int) -> Check:
+    """Services raise the soft limit to the hard one by themselves."""
+    if 0 <= hard < DESCRIPTORS_POOR:
+        why = f"at most {hard:,}: set LimitNOFILE=65536 in the unit, or `ulimit -Hn 65536`"
+        return Check("descriptors", "poor", why)
+    return Check("descriptors", "good", f"{soft:,} now, {hard:,} at most")
+
+
+def memory(may_have: int, killed: int) -> Check:
+    gib = f"{may_have / 2**30:,.1f} GiB for this cgroup or machine"
+    if may_have < MEMORY_POOR_BYTES:
+        return Check("memory", "poor", f"{gib}: give each aggregator a memory_bytes_max")
+    if killed:
+        return Check("memory", "poor", f"{gib}; {killed} processes were killed for want of it")
+    return Check("memory", "good", gib)
+
+
+def disk(folder: Path, what: str) -> Check:
+    """The folder's disk, or that of the nearest folder around it that exists."""
+    there = next(one for one in (folder.absolute(), *folder.absolute().parents) if one.is_dir())
+    free = shutil.disk_usage(there).free
+    said = f"{free / 2**30:,.1f} GiB free at {folder}"
+    if not os.access(there, os.W_OK | os.X_OK):
+        return Check(what, "bad", f"{there} cannot be written")
+    if free < DISK_BAD_BYTES:
+        return Check(what, "bad", f"{said}: the bus stops when it is full; free some")
+    return Check(what, "poor" if free < DISK_POOR_BYTES else "good", said)
+
+
+def server() -> Check:
+    """The binary of the bus, which `slackwater up` starts."""
+    try:
+        path = find_server()
+        return Check("nats-server", "good", f"{server_version(path).strip()} at {path}")
+    except SlackwaterError as error:
+        return Check("nats-server", "bad", str(error))
+
+
+async def bus(url: str | None) -> Check:
+    """The one that commands talk to: whether it answers, its version, its JetStream."""
+    from nats.errors import Error as BusError
+
+    from slackwater.common.bus.nats import NatsBus
+
+    try:
+        where = resolve(url)
+    except Unavailable as error:
+        return Check("bus", "absent", str(error))
+    try:
+        found = await NatsBus.connect(where, "doctor", credentials=credentials())
+    except SlackwaterError as error:
+        return Check("bus", "bad", str(error))
+    try:
+        said = f"nats-server {found.client.connected_server_version} at {shown(where)}"
+        try:
+            account = await found.client.jetstream().account_info()
+        except BusError as error:
+            return Check("bus", "bad", f"{said}, without JetStream ({error}): start it with one")
+        return Check("bus", "good", f"{said}, JetStream with {account.streams} streams")
+    finally:
+        await found.close()
+
+
+def compiled(elsewhere: str) -> Iterator[Check]:
+    """Whether kernels are kept on disk, in the package or in `elsewhere`."""
+    import slackwater
+
+    package = Path(slackwater.__file__).parent
+    for part, pattern in COMPILED.items():
+        kept = [package.glob(pattern)]
+        if elsewhere:
+            kept.append(Path(elsewhere).rglob(pattern.rpartition("/")[2]))
+        if any(next(found, None) for found in kept):
+            yield Check(f"kernels: {part}", "good", "compiled before")
+        else:
+            why = f"compiled when first used: `slackwater compile {part}` does it now"
+            yield Check(f"kernels: {part}", "poor", why)

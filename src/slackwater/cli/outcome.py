@@ -40,6 +40,8 @@ UNAVAILABLE: Final = 69
 TRY_LATER: Final = 75
 CONFIG_ERROR: Final = 78
 
+_PATH_SHOWN_CHARS: Final = 200
+
 out = Console(width=None if sys.stdout.isatty() else 120)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
 
@@ -86,8 +88,11 @@ def reported(rejected: int = DATA_ERROR) -> Iterator[None]:
     except FileExistsError as error:
         err.print(f"error: {error.filename}: a file, not a folder; name another", markup=False)
         raise typer.Exit(DATA_ERROR) from error
-    except (PermissionError, IsADirectoryError, NotADirectoryError) as error:
-        err.print(f"error: {error.filename}: {error.strerror}; name another", markup=False)
+    except OSError as error:
+        if error.filename is None:  # Of no file that somebody named.
+            raise
+        name = str(error.filename)[:_PATH_SHOWN_CHARS]
+        err.print(f"error: {name}: {error.strerror}; name another", markup=False)
         raise typer.Exit(DATA_ERROR) from error
 
 

@@ -12,9 +12,8 @@ from typer.core import TyperGroup
 from typer.exceptions import TyperException
 
 from slackwater.cli import interrupting, where
-from slackwater.cli.outcome import FAILED, USAGE, err, exit_code, logs_to_stderr
+from slackwater.cli.outcome import FAILED, USAGE, err, logs_to_stderr, reported
 from slackwater.cli.usage import dressed, sentence, unknown_command
-from slackwater.common.errors import SlackwaterError
 
 EXIT_CODES: Final = (
     "Exit codes: 0 done, 1 failed, 2 usage, 3 inconclusive, 65 bad input, 69 nobody answers, "
@@ -107,13 +106,13 @@ def answered(app: typer.Typer, words: Sequence[str], name: str) -> int:
             return USAGE
     try:
         command = dressed(typer.main.get_command(app))
-        code = command.main(list(words), prog_name=name, standalone_mode=False)
+        with reported():  # Of an option, before the command began.
+            code = command.main(list(words), prog_name=name, standalone_mode=False)
     except TyperException as error:
         err.print(f"error: {sentence(error, name)}", markup=False)
         return error.exit_code
-    except SlackwaterError as error:  # Of an option, before the command began.
-        err.print(f"error: {error}", markup=False)
-        return exit_code(error)
+    except typer.Exit as end:
+        return end.exit_code
     except typer.Abort:
         return FAILED
     if code == interrupting.INTERRUPTED:
