@@ -84,7 +84,8 @@ def _chosen(parts: list[str]) -> list[str]:
 
 def compile_all(
     parts: Annotated[
-        list[str] | None, typer.Argument(help=f"Of {', '.join(PARTS)}; by default all.")
+        list[str] | None,
+        typer.Argument(help=f"Parts to compile: {', '.join(PARTS)}; by default all."),
     ] = None,
     json: Annotated[bool, typer.Option(help="Print JSON for scripts.")] = False,
 ) -> None:

@@ -22,7 +22,9 @@ def check(
     file: Annotated[Path, typer.Argument(help="A service's TOML file.")],
     service: Annotated[
         Service | None,
-        typer.Option(help="Whose file it is, where neither its name nor a comment in it says so."),
+        typer.Option(
+            help="The service that reads it, where neither the file nor its name says so."
+        ),
     ] = None,
     json: Json = False,
 ) -> None:

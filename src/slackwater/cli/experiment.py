@@ -28,14 +28,18 @@ VGG19 keep one aggregator .98 busy."""
 
 
 def play(
-    name: Annotated[str, typer.Argument(help="sharing: AutoPS, figure 10.")],
+    name: Annotated[
+        str, typer.Argument(help="The experiment to play: sharing, which is figure 10 of AutoPS.")
+    ],
     time_scale: Annotated[
         float, typer.Option(help="Shrinks arrivals, durations and computing.")
     ] = 1.0,
     policy: Annotated[str, typer.Option(help=f"{POLICY_HELP}.")] = "cyclic",
     window: Annotated[int, typer.Option(min=2, help="Iterations of a monitor window.")] = 20,
     seed: Seed = 1,
-    report_dir: Annotated[Path, typer.Option("--report", help="Folder.")] = Path("reports/sharing"),
+    report_dir: Annotated[
+        Path, typer.Option("--report", metavar="FOLDER", help="Write the report to this folder.")
+    ] = Path("reports/sharing"),
     json: Json = False,
 ) -> None:
     """Play a paper's experiment live, beside its baselines and control, and say whether it proves

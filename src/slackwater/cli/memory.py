@@ -107,20 +107,29 @@ class Seen:
 
 @app.command()
 def export(
-    size: Annotated[str, typer.Option(help="Of the device, e.g. 64G.")],
+    size: Annotated[str, typer.Option(help="Bytes of the device, for example 64G.")],
     socket: Annotated[Path, typer.Option(help="Unix socket that NBD clients connect to.")],
     backup: Annotated[
         Path | None, typer.Option(help="The file behind it [default: SOCKET.backup].")
     ] = None,
     id: Annotated[str, typer.Option(help="The device's name on the bus.")] = "d1",
     node: Annotated[str, typer.Option(help="This machine, never borrowed from.")] = "",
-    slab_size: Annotated[str, typer.Option(help="[default: what the lenders have]")] = "0",
-    resilience: Annotated[str, typer.Option(help="disk, 8+2 (k + r coding), 2-copies.")] = "disk",
+    slab_size: Annotated[
+        str,
+        typer.Option(help="Bytes of a slab, for example 64M; by default what the lenders have."),
+    ] = "0",
+    resilience: Annotated[
+        str, typer.Option(help="How pages outlive a lender: disk, 8+2 (k + r coding) or 2-copies.")
+    ] = "disk",
     hot: Annotated[float, typer.Option(help="Page I/O per second that maps a slab.")] = 20.0,
-    cold: Annotated[float, typer.Option(help="... and below which one is given back.")] = 0.0,
+    cold: Annotated[
+        float, typer.Option(help="Page I/O per second below which a slab is given back.")
+    ] = 0.0,
     direct: Annotated[bool, typer.Option(help="Keep the backup out of the page cache.")] = False,
     swap: Annotated[bool, typer.Option(help="Serve this machine's own swap.")] = False,
-    transport: Annotated[str | None, typer.Option(help="shm, tcp or verbs alone.")] = None,
+    transport: Annotated[
+        str | None, typer.Option(help="Use one transport alone: shm, tcp or verbs.")
+    ] = None,
     prefetch: Annotated[
         int, typer.Option(help="Requests of a scan fetched ahead over tcp or verbs; 0: none.")
     ] = 8,
@@ -389,10 +398,13 @@ def _slab_table(lists: list[SlabList]) -> Table:
 
 @app.command()
 def evict(
-    lender: str,
-    slab: Annotated[list[str] | None, typer.Argument(help="These slabs.")] = None,
+    lender: Annotated[str, typer.Argument(help="One that `slackwater memory top` lists.")],
+    slab: Annotated[
+        list[str] | None,
+        typer.Argument(help="Slabs to evict, by their names in `slackwater memory map`."),
+    ] = None,
     count: Annotated[
-        int, typer.Option(min=0, max=4096, help="Or so many: the least active ones.")
+        int, typer.Option(min=0, max=4096, help="Evict so many instead, the least active ones.")
     ] = 0,
     url: Url = None,
     json: Json = False,
@@ -425,8 +437,8 @@ def evict(
 
 @app.command()
 def drain(
-    lender: str,
-    back: Annotated[bool, typer.Option("--back", help="Lend again.")] = False,
+    lender: Annotated[str, typer.Argument(help="One that `slackwater memory top` lists.")],
+    back: Annotated[bool, typer.Option("--back", help="Let it lend again.")] = False,
     url: Url = None,
     json: Json = False,
 ) -> None:

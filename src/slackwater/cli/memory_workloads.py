@@ -27,8 +27,10 @@ _BEAT_S = 1.2
 
 
 def memory(
-    workload: Annotated[str, typer.Argument(help="sequential, strided, random, zipf, etc or sys.")],
-    size: Annotated[str, typer.Option(help="Of the address space, e.g. 1G.")],
+    workload: Annotated[
+        str, typer.Argument(help="The pattern: sequential, strided, random, zipf, etc or sys.")
+    ],
+    size: Annotated[str, typer.Option(help="Bytes of the address space, for example 1G.")],
     socket: Annotated[Path | None, typer.Option(help="A block device's NBD socket.")] = None,
     device: Annotated[str, typer.Option(help="Its name, for hit rates by the bus.")] = "",
     cache: Annotated[str, typer.Option(help="Without a socket: an array with so much here.")] = "",

@@ -57,10 +57,13 @@ def throughput(
     workers: Annotated[int, typer.Option(help="How many (0: as many as times are given).")] = 0,
     servers: Annotated[int, typer.Option(help="Parameter servers; they share evenly.")] = 1,
     method: Annotated[
-        str, typer.Option(help="exact | fcfs | hybrid: how transfers share a link.")
+        str, typer.Option(help="How transfers share a link: exact, fcfs or hybrid.")
     ] = "exact",
     overlap_above: Annotated[
-        float, typer.Option(help="hybrid: transfers overlap on links busier than this (eq. 4).")
+        float,
+        typer.Option(
+            help="Utilisation above which transfers overlap on a link, if hybrid (eq. 4)."
+        ),
     ] = 0.8,
     json: Json = False,
 ) -> None:
@@ -118,18 +121,27 @@ def configure(
     batch: Annotated[float, typer.Option(help="B: instances of a worker's mini-batch.")],
     model_bytes: Annotated[float, typer.Option(help="M: bytes of the model.")],
     machines: Annotated[int, typer.Option(help="N machines alike.")] = 0,
-    instance_s: Annotated[float, typer.Option(help="c: seconds a worker takes per instance.")] = 0,
-    bytes_per_s: Annotated[float, typer.Option(help="b: bytes per second of a link.")] = 0,
+    instance_s: Annotated[
+        float, typer.Option(help="Seconds that a worker takes per instance (the paper's c).")
+    ] = 0,
+    bytes_per_s: Annotated[
+        float, typer.Option(help="Bytes per second of a link (the paper's b).")
+    ] = 0,
     machine: Annotated[
         list[str] | None,
-        typer.Option(help="Instead: COUNTxINSTANCE_S:BYTES_PER_S, for each kind of machine."),
+        typer.Option(
+            help="A kind of machine as COUNTxINSTANCE_S:BYTES_PER_S; repeat for each kind."
+        ),
     ] = None,
     now_workers: Annotated[
-        int, typer.Option(help="Workers now (machines alike): is a change worth it?")
+        int,
+        typer.Option(help="Workers now, of machines alike: tells whether a change is worth it."),
     ] = 0,
-    blocks: Annotated[int, typer.Option(help="Blocks the data moves in.")] = limits.MODEL_BLOCKS,
+    blocks: Annotated[
+        int, typer.Option(help="Blocks in which the data moves.")
+    ] = limits.MODEL_BLOCKS,
     time_limit_s: Annotated[
-        float, typer.Option(help="Of the programme.")
+        float, typer.Option(help="Search at most so many seconds, where machines differ.")
     ] = limits.MODEL_TIME_LIMIT_S,
     json: Json = False,
 ) -> None:

@@ -27,8 +27,8 @@ from slackwater.schemas.base import ID_PATTERN
 from slackwater.schemas.jobs import Aggregation
 
 BYTES_SCALE_HELP = "Shrinks tensors; by default chosen by this machine's folding speed."
-TRANSPORT_HELP = "shm, verbs, tcp or auto: of Agents and aggregators, and among these."
-POLICY_HELP = "edf (deadlines), cyclic (the paper's) or static (own servers)"
+TRANSPORT_HELP = "How bytes go between Agents and aggregators: shm, verbs, tcp or auto."
+POLICY_HELP = "How jobs share: edf (deadlines), cyclic (the paper's) or static (own servers)"
 PROFILING = {"profile_iterations": 5, "profile_s": 2.0}
 Transport = Literal["auto", "shm", "verbs", "tcp"]
 Prefix = Annotated[
@@ -60,7 +60,9 @@ def replay(
     transport: Annotated[str, typer.Option(help=TRANSPORT_HELP)] = "auto",
     prefix: Prefix = "",
     seed: Seed = 1,
-    report_dir: Annotated[Path, typer.Option("--report", help="Folder.")] = Path("reports/replay"),
+    report_dir: Annotated[
+        Path, typer.Option("--report", metavar="FOLDER", help="Write the report to this folder.")
+    ] = Path("reports/replay"),
     json: Json = False,
 ) -> None:
     """Replay a trace against a live cluster (an embedded one without --url) and report.

@@ -5,15 +5,19 @@ from typing import Final
 
 import typer
 
+from slackwater.cli.usage import shown
+
+BYTES_MAX: Final = 2**53
 _UNITS: Final = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
 
 
 def size_bytes(text: str, option: str) -> int:
     """Powers of 1024. Raises BadParameter."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
-    if found is None:
-        raise typer.BadParameter(f"{option} is {text!r}: write a size such as 64G or 512M")
-    return int(float(found[1]) * _UNITS[found[2].upper()])
+    nbytes = float(found[1]) * _UNITS[found[2].upper()] if found else -1.0
+    if not 0 <= nbytes <= BYTES_MAX:
+        raise typer.BadParameter(f"{option} {shown(text)}: write a size such as 64G or 512M")
+    return int(nbytes)
 
 
 def human(nbytes: float) -> str:

@@ -31,6 +31,10 @@ LEFT_OUT = {
     ("loadgen", "memory"), ("loadgen", "simulate"),
 }  # fmt: skip
 """These are drawn with an option that they do not have: they end before they begin."""
+STARTING = {
+    ("slackwater", "up"), ("loadgen", "demo"), ("loadgen", "experiment"), ("loadgen", "replay"),
+}  # fmt: skip
+"""As processes these would do what they are for."""
 TEXTS = [
     "", " ", "a", "a b", "a.b", "-", "--", "-1", "0", "1", "2", "64", "65", "nan", "inf", "-inf",
     "1e400", "1e-400", "9" * 23, "9" * 5000, "0x10", "1_000", "1,5", "١", "½", "true", "None",
@@ -161,6 +165,8 @@ def test_lines_as_processes(anywhere: Path) -> None:
     rng = random.Random(0)
     for _ in range(200):
         program, *words = line(rng)
+        if any((program, word) in STARTING for word in words):
+            continue
         words = [word for word in words if "\0" not in word]
         module = "loadgen" if program == "loadgen" else "main"
         done = subprocess.run(
