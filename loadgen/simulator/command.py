@@ -205,32 +205,22 @@ def simulate_command(
     nodes: Annotated[int, typer.Option(min=1, help="Machines of the cluster.")] = 16,
     gpus_per_node: Annotated[int, typer.Option(min=1, help="GPUs of each machine.")] = 4,
     cluster: Annotated[str, typer.Option(help="Machines of several kinds: 6x4:t4,2x8:dgx.")] = "",
-    overhead: Annotated[
-        str, typer.Option(help="Costs of placement: full, or none, where GPUs are only counted.")
-    ] = "full",
-    mode: Annotated[
-        str, typer.Option(help="How sizes change: rigid, malleable or moldable.")
-    ] = "rigid",
+    overhead: Annotated[str, typer.Option(help="Costs of placement: full or none.")] = "full",
+    mode: Annotated[str, typer.Option(help="Sizes: rigid, malleable or moldable.")] = "rigid",
     job_model: Annotated[str, typer.Option(help="How jobs progress.")] = "fixed",
     set_: Annotated[
         list[str], typer.Option("--set", help="A knob as policy.option=value; may be repeated.")
     ] = [],  # noqa: B006
-    seed: Annotated[
-        int, typer.Option(min=0, help="Draw by this seed: the same one, the same draws.")
-    ] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Draw by this seed.")] = 0,
     seeds: Annotated[int, typer.Option(min=1, help="Runs per policy, for intervals.")] = 1,
     shake_s: Annotated[float, typer.Option(help="Moves submissions between seeds.")] = 60.0,
     format: Annotated[str, typer.Option(help="Trace format, if not detected.")] = "",
     jobs: Annotated[int, typer.Option(help="Only so many jobs.")] = 0,
     min_gpus: Annotated[int, typer.Option(min=0, help="Only jobs of so many GPUs or more.")] = 0,
-    max_gpus: Annotated[
-        int, typer.Option(min=0, help="Only jobs of at most so many GPUs; 0: any number.")
-    ] = 0,
+    max_gpus: Annotated[int, typer.Option(min=0, help="Only jobs of so many GPUs or fewer.")] = 0,
     start: Annotated[str, typer.Option(help="Seconds, or a date where the trace has them.")] = "",
     end: Annotated[str, typer.Option(help="Only jobs submitted before, as --start.")] = "",
-    time_scale: Annotated[
-        float, typer.Option(help="Shrink arrivals and durations by this factor.")
-    ] = 1.0,
+    time_scale: Annotated[float, typer.Option(help="Times arrivals and durations.")] = 1.0,
     rebase: Annotated[bool, typer.Option(help="Count time from the first job kept.")] = True,
     priorities: Annotated[bool, typer.Option(help="Use the trace's priorities.")] = False,
     speeds: Annotated[str, typer.Option(help="JSON: model -> GPU type -> speed.")] = "",
@@ -238,27 +228,19 @@ def simulate_command(
     reference_gpu: Annotated[str, typer.Option(help="The type durations are for.")] = "v100",
     start_s: Annotated[float, typer.Option(help="Cost of a first start.")] = 0,
     restart_s: Annotated[float, typer.Option(help="Cost of every later one.")] = 0,
-    restart_by_model: Annotated[
-        str, typer.Option(help="Costs of a restart as model=seconds,... by model.")
-    ] = "",
+    restart_by_model: Annotated[str, typer.Option(help="Costs by model, as a=30,b=60.")] = "",
     spread_slowdown: Annotated[float, typer.Option(help="Times skew, for spread jobs.")] = 0,
     interference: Annotated[float, typer.Option(help="Speed lost by sharing a network.")] = 0,
     mtbf_s: Annotated[float, typer.Option(help="Between failures of a node; 0: none.")] = 0,
     repair_s: Annotated[float, typer.Option(help="Seconds that a repair of a node takes.")] = 3600,
     checkpoint_s: Annotated[float, typer.Option(help="Between checkpoints; 0: always safe.")] = 0,
-    quotas: Annotated[
-        str, typer.Option(help="GPUs of each tenant as tenant=GPUs,... or equal.")
-    ] = "",
-    borrowing: Annotated[
-        bool, typer.Option(help="Let tenants borrow what others do not use.")
-    ] = True,
+    quotas: Annotated[str, typer.Option(help="GPUs by tenant, as a=8,b=4, or equal.")] = "",
+    borrowing: Annotated[bool, typer.Option(help="Let tenants borrow idle GPUs.")] = True,
     min_run_s: Annotated[float, typer.Option(help="Before a job may be preempted.")] = 0,
     colocate: Annotated[int, typer.Option(help="Up to so many jobs on the same GPUs.")] = 0,
     nodes_max: Annotated[int, typer.Option(help="The cluster may grow to so many nodes.")] = 0,
     provision_s: Annotated[float, typer.Option(help="Seconds until a new node is there.")] = 0,
-    pool: Annotated[
-        str, typer.Option(help="Simulate another pool than the GPUs: aggregation or memory.")
-    ] = "",
+    pool: Annotated[str, typer.Option(help="Another pool: aggregation or memory.")] = "",
     why_at: Annotated[list[float], typer.Option(help="Note why jobs wait then.")] = [],  # noqa: B006
     report: Annotated[Path | None, typer.Option(help="Folder to write to.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,

@@ -5,13 +5,13 @@ import shutil
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import typer
 from rich.console import JustifyMethod
 from rich.table import Table
 
-from slackwater.cli.options import Json, Seed
+from slackwater.cli.options import Json, Report, Seed
 from slackwater.cli.outcome import FAILED, err, out, print_json, report_folder, reported, run
 from slackwater.cli.progress import progress
 from slackwater.common.client import connect
@@ -34,9 +34,7 @@ each job, and where sharing hurts one, moves it away while it trains.
 
 
 def show(
-    report_dir: Annotated[Path, typer.Option("--report", help="Folder of the report.")] = Path(
-        "reports/run"
-    ),
+    report_dir: Report = Path("reports/run"),
     seed: Seed = 1,
     json: Json = False,
 ) -> None:

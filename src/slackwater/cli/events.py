@@ -1,6 +1,5 @@
 """`slackwater events`: what happened, in sentences with clock times."""
 
-import re
 import sys
 from collections import deque
 from collections.abc import AsyncGenerator, Sequence
@@ -13,15 +12,16 @@ import typer
 
 from slackwater.cli import durations, figures
 from slackwater.cli.documents import whole
+from slackwater.cli.job_ids import MaybeJobId
 from slackwater.cli.outcome import err, out, reported
 from slackwater.cli.show import Json, Url, with_client
 from slackwater.common import codec, limits
 from slackwater.common.client import Client
-from slackwater.common.errors import DecodeRejected, Rejected
+from slackwater.common.errors import DecodeRejected
 from slackwater.common.sentences import ROUTINE, sentence
 from slackwater.common.store.history import Kept
 from slackwater.schemas import subjects
-from slackwater.schemas.base import ID_PATTERN, Message
+from slackwater.schemas.base import Message
 from slackwater.schemas.facts import Fact
 
 LIMIT: Final = 100
@@ -42,7 +42,7 @@ class Told:
 
 
 def events(
-    job: Annotated[str, typer.Argument(metavar="[JOB]", help="Of this job alone.")] = "",
+    job: MaybeJobId = "",
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Go on with what happens from now on.")
     ] = False,
@@ -51,17 +51,16 @@ def events(
         int, typer.Option(min=0, help="The newest so many of what is kept (0: all).")
     ] = LIMIT,
     all: Annotated[
-        bool, typer.Option("--all", help="What comes again and again, too: windows, copies.")
+        bool, typer.Option("--all", help="Show what comes again and again, too: windows, copies.")
     ] = False,
     url: Url = None,
     json: Json = False,
 ) -> None:
-    """What happened: jobs and aggregators, moves, losses, remote memory.
+    """Tell what happened: jobs and aggregators, moves, losses, remote memory.
 
     The bus keeps facts for a week by default. `slackwater tap` prints them as they are.
     """
     with reported():
-        check_id(job)
         since_s = durations.seconds(since, "--since") if since else 0.0
 
     async def tell(client: Client) -> None:
@@ -147,9 +146,3 @@ async def _told(
 def _patterns(job: str) -> Sequence[str]:
     """A migration's subject has its own id: its fact says whose it is."""
     return (subjects.events("job", job), subjects.events("migration")) if job else ()
-
-
-def check_id(job: str) -> None:
-    """Raises Rejected where this cannot be a job's id."""
-    if job and re.fullmatch(ID_PATTERN, job) is None:
-        raise Rejected(f"job {job!r}: no job has such an id; `slackwater jobs --all` lists them")

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from slackwater.cli.options import Json, Seed
+from slackwater.cli.options import Json, Report, Seed
 from slackwater.cli.outcome import INCONCLUSIVE, Usage, err, report_folder, reported, run
 from slackwater.cli.progress import progress
 from slackwater.cli.replay import POLICY_HELP, above_zero, conclude, policy_named
@@ -37,9 +37,7 @@ def play(
     policy: Annotated[str, typer.Option(help=f"{POLICY_HELP}.")] = "cyclic",
     window: Annotated[int, typer.Option(min=2, help="Iterations of a monitor window.")] = 20,
     seed: Seed = 1,
-    report_dir: Annotated[
-        Path, typer.Option("--report", metavar="FOLDER", help="Write the report to this folder.")
-    ] = Path("reports/sharing"),
+    report_dir: Report = Path("reports/sharing"),
     json: Json = False,
 ) -> None:
     """Play a paper's experiment live, beside its baselines and control, and say whether it proves

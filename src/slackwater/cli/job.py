@@ -6,8 +6,8 @@ from typing import Final
 
 from slackwater.cli import documents, figures, tables
 from slackwater.cli.events import recent_events
-from slackwater.cli.logs import last_lines
 from slackwater.cli.job_ids import JobId
+from slackwater.cli.logs import last_lines
 from slackwater.cli.outcome import out, print_json
 from slackwater.cli.show import Json, Url, with_client
 from slackwater.cli.tables import Row

@@ -43,6 +43,12 @@ def known(incomplete: str) -> list[str]:
     return [id for id in found if id.startswith(incomplete)][:JOBS_COMPLETED_MAX]
 
 
+def _checked_if_given(value: str) -> str:
+    if value:
+        _checked(value)
+    return value
+
+
 _HELP: Final = "A job's id, as `slackwater jobs` lists it."
 JobId = Annotated[
     str, typer.Argument(metavar="JOB", help=_HELP, callback=_checked, autocompletion=known)
@@ -50,3 +56,10 @@ JobId = Annotated[
 JobIds = Annotated[
     list[str], typer.Argument(metavar="JOB", help=_HELP, callback=_checked, autocompletion=known)
 ]
+MaybeJobId = Annotated[
+    str,
+    typer.Argument(
+        metavar="JOB", help="A job's id; without one, all of the cluster.",
+        callback=_checked_if_given, autocompletion=known,
+    ),
+]  # fmt: skip

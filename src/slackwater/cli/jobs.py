@@ -56,18 +56,22 @@ class Listed(msgspec.Struct, frozen=True):
 
 def jobs(
     state: Annotated[
-        str | None, typer.Option(help="pending, running, completed, failed or cancelled.")
+        str | None,
+        typer.Option(help="List pending, running, completed, failed or cancelled jobs alone."),
     ] = None,
     tenant: Annotated[str | None, typer.Option(help="Only this tenant's jobs.")] = None,
     sort: Annotated[
-        str, typer.Option(help="active, id, state, age, progress, speed, loss or eta.")
+        str, typer.Option(help="Sort by active, id, state, age, progress, speed, loss or eta.")
     ] = "active",
     limit: Annotated[int, typer.Option(min=0, help="Show so many jobs at most (0: all).")] = 0,
     everything: Annotated[
         bool, typer.Option("--all", help=f"Show all ended jobs, not only the last {ENDED_SHOWN}.")
     ] = False,
     output: Annotated[
-        str, typer.Option("--output", "-o", help="table, wide (more columns), name or json.")
+        str,
+        typer.Option(
+            "--output", "-o", help="How to list: table, wide (more columns), name or json."
+        ),
     ] = "table",
     url: Url = None,
     json: Json = False,

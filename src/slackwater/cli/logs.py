@@ -9,8 +9,8 @@ from typing import Annotated, Final
 import msgspec
 import typer
 
-from slackwater.cli.events import check_id
-from slackwater.cli.outcome import Usage, err, reported
+from slackwater.cli.job_ids import JobId
+from slackwater.cli.outcome import Usage, err
 from slackwater.cli.show import Json, Url, with_client
 from slackwater.common import codec, limits
 from slackwater.common.bus.base import Delivery
@@ -34,11 +34,11 @@ Print = Callable[[int, bytes], None]
 
 
 def logs(
-    job: Annotated[str, typer.Argument(metavar="JOB", help="Its id.")],
+    job: JobId,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Go on until the job has ended.")
     ] = False,
-    rank: Annotated[int, typer.Option(min=-1, help="Of this rank alone (-1: of all).")] = -1,
+    rank: Annotated[int, typer.Option(min=-1, help="Show this rank alone (-1: all of them).")] = -1,
     tail: Annotated[
         int, typer.Option(min=-1, help="The last so many lines of each rank (-1: all).")
     ] = -1,
@@ -50,8 +50,6 @@ def logs(
     With several ranks each line says whose it is. A machine keeps the last 16 MiB of each rank
     (`log_bytes_max` of its worker service).
     """
-    with reported():
-        check_id(job)
 
     async def show(client: Client) -> None:
         record = await started(client, job, follow)

@@ -114,10 +114,7 @@ def export(
     ] = None,
     id: Annotated[str, typer.Option(help="The device's name on the bus.")] = "d1",
     node: Annotated[str, typer.Option(help="This machine, never borrowed from.")] = "",
-    slab_size: Annotated[
-        str,
-        typer.Option(help="Bytes of a slab, for example 64M; by default what the lenders have."),
-    ] = "0",
+    slab_size: Annotated[str, typer.Option(help="Bytes of a slab; by default the lenders'.")] = "0",
     resilience: Annotated[
         str, typer.Option(help="How pages outlive a lender: disk, 8+2 (k + r coding) or 2-copies.")
     ] = "disk",
@@ -127,9 +124,7 @@ def export(
     ] = 0.0,
     direct: Annotated[bool, typer.Option(help="Keep the backup out of the page cache.")] = False,
     swap: Annotated[bool, typer.Option(help="Serve this machine's own swap.")] = False,
-    transport: Annotated[
-        str | None, typer.Option(help="Use one transport alone: shm, tcp or verbs.")
-    ] = None,
+    transport: Annotated[str | None, typer.Option(help="Use shm, tcp or verbs alone.")] = None,
     prefetch: Annotated[
         int, typer.Option(help="Requests of a scan fetched ahead over tcp or verbs; 0: none.")
     ] = 8,

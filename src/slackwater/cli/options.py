@@ -1,5 +1,6 @@
 """The options that many commands have."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -13,4 +14,7 @@ Url = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 Seed = Annotated[
     int, typer.Option(min=0, max=COUNT_MAX, help="Draw by this seed: the same one, the same draws.")
+]
+Report = Annotated[
+    Path, typer.Option("--report", metavar="FOLDER", help="Write the report to this folder.")
 ]

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from slackwater.cli import where
-from slackwater.cli.options import Json, Seed, Url
+from slackwater.cli.options import Json, Report, Seed, Url
 from slackwater.cli.outcome import FAILED, Usage, err, out, print_json, report_folder, reported, run
 from slackwater.cli.progress import progress
 from slackwater.cli.where import credentials
@@ -60,9 +60,7 @@ def replay(
     transport: Annotated[str, typer.Option(help=TRANSPORT_HELP)] = "auto",
     prefix: Prefix = "",
     seed: Seed = 1,
-    report_dir: Annotated[
-        Path, typer.Option("--report", metavar="FOLDER", help="Write the report to this folder.")
-    ] = Path("reports/replay"),
+    report_dir: Report = Path("reports/replay"),
     json: Json = False,
 ) -> None:
     """Replay a trace against a live cluster (an embedded one without --url) and report.

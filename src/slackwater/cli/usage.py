@@ -116,7 +116,7 @@ def dressed(command: Any) -> Any:
 
 def _dress_argument(param: TyperArgument) -> None:
     """Typer writes {id} and <str>, which only its own users can read."""
-    name = param.metavar or param.name.rstrip("_").upper()
+    name = (param.metavar or param.name.rstrip("_").upper()).strip("[]")
     choices = "|".join(map(str, param.type_descriptor.choices or ()))
     usage = (name if param.required else f"[{name}]") + ("..." if param.nargs != 1 else "")
     texts = {

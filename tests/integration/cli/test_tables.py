@@ -81,6 +81,9 @@ def said(words: list[str], capfd: pytest.CaptureFixture[str]) -> tuple[int, str]
         ("slackwater jobs --state RUNNING", 2, "running"),
         # Jobs by id.
         ("slackwater cancel a.b", 2, RULE),
+        ("slackwater logs a.b", 2, RULE),
+        ("slackwater events a.b", 2, RULE),
+        ("slackwater wait a.b", 2, RULE),
         ("slackwater job >", 2, RULE),
         ("slackwater job *", 2, RULE),
         # Submissions.
