@@ -43,13 +43,6 @@ def bus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield server.url
 
 
-def test_unknown_model_names_its_neighbours(tmp_path: Path) -> None:
-    done = run("slackwater", "submit", "--id", "j1", "--model", "vgg20")
-    assert done.returncode == 2
-    assert "vgg20" in one_line(done)
-    assert "vgg19" in one_line(done)
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -155,60 +148,6 @@ def test_malformed_trace_row_names_file_line_column_and_value(tmp_path: Path) ->
     assert not (tmp_path / "report").exists()
 
 
-def test_missing_trace_is_named(tmp_path: Path) -> None:
-    done = run("loadgen", "replay", str(tmp_path / "none.csv"))
-    assert done.returncode == 65
-    assert "none.csv" in one_line(done)
-
-
-def test_nobody_listens_at_the_url() -> None:
-    done = run("slackwater", "jobs", "--url", "nats://127.0.0.1:9")
-    assert done.returncode == 69
-    assert "127.0.0.1:9" in one_line(done)
-
-
-def test_no_cluster_is_known(tmp_path: Path) -> None:
-    done = run("slackwater", "jobs", XDG_STATE_HOME=str(tmp_path))
-    assert done.returncode == 69
-    assert "slackwater up" in one_line(done)
-
-
-def test_unknown_config_key_names_the_nearest(tmp_path: Path) -> None:
-    config = tmp_path / "master.toml"
-    config.write_text('id = "m1"\nurl = "nats://127.0.0.1:9"\nagregators_max = 3\n')
-    done = run("slackwater", "run", "master", "--config", str(config))
-    line = one_line(done)
-    assert done.returncode == 78
-    for part in ("master.toml", "agregators_max", "aggregators_max"):
-        assert part in line
-
-
-def test_unknown_service_is_a_usage_error(tmp_path: Path) -> None:
-    done = run("slackwater", "run", "mistress", "--config", "x.toml")
-    assert done.returncode == 2
-    assert "mistress" in done.stderr
-
-
-def test_scales_must_be_positive_before_anything_starts() -> None:
-    replay, experiment = ("replay", str(PHILLY)), ("experiment", "sharing")
-    for given in (
-        (*replay, "--time-scale", "0"), (*replay, "--time-scale", "nan"),
-        (*replay, "--bytes-scale", "0"), (*experiment, "--time-scale", "-1"),
-    ):  # fmt: skip
-        done = run("loadgen", *given)
-        assert done.returncode == 2
-        assert "must be above 0" in one_line(done)
-
-
-def test_an_experiment_that_nobody_knows_or_that_shares_nothing() -> None:
-    done = run("loadgen", "experiment", "caring")
-    assert done.returncode == 2
-    assert "experiment 'caring': choose sharing" in one_line(done)
-    done = run("loadgen", "experiment", "sharing", "--policy", "static")
-    assert done.returncode == 2
-    assert "it is the baseline" in one_line(done)
-
-
 def test_a_report_that_cannot_be_written_is_said_before_anything_starts(tmp_path: Path) -> None:
     taken = tmp_path / "file"
     taken.write_text("")
@@ -216,20 +155,3 @@ def test_a_report_that_cannot_be_written_is_said_before_anything_starts(tmp_path
         done = run("loadgen", *command, "--report", str(taken / "report"))
         assert done.returncode == 65
         assert "Not a directory; name another" in done.stderr.splitlines()[-1]
-
-
-def test_a_part_to_compile_that_nobody_knows() -> None:
-    done = run("slackwater", "compile", "everything")
-    assert done.returncode == 2
-    assert "part 'everything': choose pages, folds, goodput, streams" in one_line(done)
-
-
-def test_a_transport_that_nobody_knows_or_that_cannot_be_forced() -> None:
-    done = run("loadgen", "replay", str(PHILLY), "--transport", "rdma")
-    assert done.returncode == 2
-    assert "--transport 'rdma': choose shm, verbs, tcp or auto" in one_line(done)
-    done = run(
-        "loadgen", "replay", str(PHILLY), "--transport", "tcp", "--url", "nats://127.0.0.1:9"
-    )
-    assert done.returncode == 2
-    assert "running cluster" in one_line(done)

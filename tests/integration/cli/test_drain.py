@@ -59,3 +59,4 @@ async def test_a_drained_aggregator_is_empty_and_the_job_ends_as_if_nothing_had_
         assert leaving not in await held()
         assert record.state == "completed", record.reason
         assert not record.optimizer_state_lost
+        assert [await client.restore(leaving) for _ in range(2)] == [True, False]
