@@ -6,6 +6,7 @@ Each of these takes some seconds: commands are processes, and so is every servic
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -188,3 +189,15 @@ def test_events_tell_the_story_of_a_job(site: Site) -> None:
     newest = json.loads(site.run("events", "--limit", "1", "--json").stdout)
     assert newest["subject"].startswith("sw.v1.evt.")
     assert newest["fact"] is not None
+
+
+def test_tap_prints_raw_messages_with_times_of_the_day(site: Site) -> None:
+    tapping = site.begin("tap", "sw.v1.evt.job.*.pending", "--count", "1")
+    number = 0
+    while tapping.poll() is None and number < 20:  # Until it listens.
+        number += 1
+        site.shell(f"t{number}", "true")
+    shown, _ = tapping.communicate(timeout=60)
+    time_of_day = r"\d\d:\d\d:\d\d"
+    subject = r"sw\.v1\.evt\.job\.t\d+\.pending"
+    assert re.fullmatch(rf'{time_of_day} {subject} \{{.*"at_s":"{time_of_day}".*\}}', shown.strip())
