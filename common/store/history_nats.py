@@ -17,28 +17,40 @@ from slackwater.common.bus.nats import NatsBus
 from slackwater.common.errors import Rejected, Retryable
 from slackwater.common.store.history import STREAM, SUBJECTS, Keeping, Kept, NothingKept
 from slackwater.common.store.jetstream import (
+    EXPECTED_LAST,
     NAME_IN_USE,
+    NEVER,
     NO_STREAM,
     SUBJECTS_OVERLAP,
     ApiError,
+    PubAck,
     ask,
     mapped,
+    parse,
+    sequence_in,
 )
 from slackwater.common.store.pull import StreamReader
+from slackwater.schemas import subjects
 
 _WHERE: Final = f"stream {STREAM}"
+_PROBE: Final = f"{subjects.PREFIX}.facts.probe"
+"""Nothing that is sent there is ever taken: the answer says how the stream is."""
 _FIXED: Final[dict[str, Any]] = {
     "name": STREAM,
-    "subjects": [SUBJECTS],
+    "subjects": [SUBJECTS, _PROBE],
     "storage": "file",
     "retention": "limits",
     "discard": "old",
-    "no_ack": True,  # It never answers for somebody else.
 }
+
+
+class _State(msgspec.Struct):
+    last_seq: int = 0
 
 
 class _Found(msgspec.Struct):
     config: dict[str, Any] = {}
+    state: _State = msgspec.field(default_factory=_State)
     error: ApiError | None = None
 
 
@@ -55,16 +67,16 @@ class NatsHistory:
         }
         found = await self._found()
         if found is None:
-            # Facts need no disk's word each; a stream with copies has none of this.
-            loose = {"persist_mode": "async"} if keeping.replicas == 1 else {}
-            made = await ask(self._bus, f"STREAM.CREATE.{STREAM}", wanted | loose, _Found)
-            if made.error is None:
+            if await self._made(wanted):
                 return True
-            if made.error.err_code != NAME_IN_USE:  # Else another master was faster.
-                raise _refused(made.error)
             found = await self._found() or {}
         if all(found.get(key) == value for key, value in wanted.items()):
-            return False
+            if not await self._stuck():
+                return False
+            removed = await ask(self._bus, f"STREAM.DELETE.{STREAM}", None, _Found)
+            if removed.error is not None:
+                raise _refused(removed.error)
+            return await self._made(wanted)
         # What an operator set besides stands.
         changed = await ask(self._bus, f"STREAM.UPDATE.{STREAM}", found | wanted, _Found)
         if changed.error is not None:
@@ -96,6 +108,27 @@ class NatsHistory:
                     )
         finally:
             await reader.close()
+
+    async def _made(self, wanted: dict[str, Any]) -> bool:
+        """False: another master was faster."""
+        # Facts need no disk's word each; a stream with copies has none of this.
+        loose = {"persist_mode": "async"} if wanted["num_replicas"] == 1 else {}
+        made = await ask(self._bus, f"STREAM.CREATE.{STREAM}", wanted | loose, _Found)
+        if made.error is not None and made.error.err_code != NAME_IN_USE:
+            raise _refused(made.error)
+        return made.error is None
+
+    async def _stuck(self) -> bool:
+        """A stream that met a full disk counts what comes and keeps none of it, for as long as the
+        server lives."""
+        headers = {EXPECTED_LAST: str(NEVER)}
+        answer = await self._bus.call(
+            _PROBE, b"", timeout_s=limits.STORE_TIMEOUT_S, headers=headers
+        )
+        ack = parse(answer.data, PubAck, _WHERE)
+        counted = sequence_in(ack.error.description) if ack.error is not None else None
+        info = await ask(self._bus, f"STREAM.INFO.{STREAM}", None, _Found)
+        return counted is not None and info.error is None and counted > info.state.last_seq
 
     async def _found(self) -> dict[str, Any] | None:
         """Its configuration; None: there is no such stream."""

@@ -14,12 +14,20 @@ NO_MESSAGE: Final = 10037
 NO_STREAM: Final = 10059
 NAME_IN_USE: Final = 10058
 SUBJECTS_OVERLAP: Final = 10065
+EXPECTED_LAST: Final = "Nats-Expected-Last-Sequence"
+NEVER: Final = 2**53
+"""Expected as the last sequence, it is refused with what the last one is."""
 
 
 class ApiError(msgspec.Struct):
     code: int = 0
     err_code: int = 0
     description: str = ""
+
+
+class PubAck(msgspec.Struct):
+    seq: int = 0
+    error: ApiError | None = None
 
 
 async def ask(bus: NatsBus, verb: str, question: Any, kind: type[A]) -> A:
@@ -42,3 +50,8 @@ def mapped(where: str, error: ApiError) -> SlackwaterError:
     if error.code >= 500:
         return Unavailable(text)  # Not led, not in time, out of space: the write is not done.
     return Rejected(text)
+
+
+def sequence_in(description: str) -> int | None:
+    last = description.rsplit(" ", 1)[-1]
+    return int(last) if last.isdigit() else None

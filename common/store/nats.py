@@ -35,29 +35,26 @@ from slackwater.common.store.base import (
     lease_value,
 )
 from slackwater.common.store.jetstream import (
+    EXPECTED_LAST,
     NAME_IN_USE,
+    NEVER,
     NO_MESSAGE,
     ApiError,
+    PubAck,
     ask,
     mapped,
     parse,
+    sequence_in,
 )
 from slackwater.common.store.pull import StreamReader
 
 _OPERATION: Final = "KV-Operation"
-_EXPECTED_LAST: Final = "Nats-Expected-Last-Sequence"
 _EXPECTED_LAST_OF_KEY: Final = "Nats-Expected-Last-Subject-Sequence"
 _THAT_KEY: Final = "Nats-Expected-Last-Subject-Sequence-Subject"
 _TTL: Final = "Nats-TTL"
 
 _HEADER_BYTES_MAX: Final = 4096  # The server counts headers in a message's size.
 _WRONG_LAST_SEQUENCE: Final = (10071, 10164)
-_NEVER: Final = 2**53
-
-
-class _PubAck(msgspec.Struct):
-    seq: int = 0
-    error: ApiError | None = None
 
 
 class _State(msgspec.Struct):
@@ -187,12 +184,12 @@ class NatsBucket:
         `get` tells the truth about it.
         """
         where = f"bucket {self._name}"
-        headers = {_EXPECTED_LAST: str(_NEVER)}
+        headers = {EXPECTED_LAST: str(NEVER)}
         ack = await _publish(self._bus, f"$KV.{self._name}.{EPOCH_KEY}", b"", headers, where)
         assert ack.error is not None, "a write was taken that expected an impossible sequence"
         if ack.error.err_code not in _WRONG_LAST_SEQUENCE:
             raise mapped(where, ack.error)
-        last = _sequence_in(ack.error.description)
+        last = sequence_in(ack.error.description)
         if last is not None:
             return last
         info = await ask(self._bus, f"STREAM.INFO.KV_{self._name}", None, _StreamInfo)
@@ -227,7 +224,7 @@ class NatsBucket:
     async def _write(
         self, key: str, value: bytes, expected_last: int, fence: int, headers: dict[str, str]
     ) -> int:
-        headers[_EXPECTED_LAST] = str(expected_last)
+        headers[EXPECTED_LAST] = str(expected_last)
         if fence:
             headers[_EXPECTED_LAST_OF_KEY] = str(fence)
             headers[_THAT_KEY] = f"$KV.{self._name}.{EPOCH_KEY}"
@@ -238,7 +235,7 @@ class NatsBucket:
             return ack.seq
         if ack.error.err_code in _WRONG_LAST_SEQUENCE:
             # With a fence the number in the text may be the epoch record's: ask.
-            last = None if fence else _sequence_in(ack.error.description)
+            last = None if fence else sequence_in(ack.error.description)
             if last is None:
                 last = await self.last_sequence()
             raise SequenceConflict(self._name, expected_last, last)
@@ -333,7 +330,7 @@ async def _get(bus: NatsBus, bucket: str, key: str) -> Entry | None:
 
 async def _publish(
     bus: NatsBus, subject: str, value: bytes, headers: dict[str, str], where: str
-) -> _PubAck:
+) -> PubAck:
     try:
         answer = await bus.call(subject, value, timeout_s=limits.STORE_TIMEOUT_S, headers=headers)
     except DeadlineExceeded as error:
@@ -342,7 +339,7 @@ async def _publish(
             "the last sequence back: it may have been written",
             error.retry_after_s,
         ) from error
-    return parse(answer.data, _PubAck, where)
+    return parse(answer.data, PubAck, where)
 
 
 def _is_deletion(headers: dict[str, str] | None) -> bool:
@@ -353,8 +350,3 @@ def _is_deletion(headers: dict[str, str] | None) -> bool:
 def _parsed(headers: str) -> dict[str, str]:
     lines = (line.partition(":") for line in headers.split("\r\n")[1:])
     return {name.strip(): value.strip() for name, _, value in lines if name}
-
-
-def _sequence_in(description: str) -> int | None:
-    last = description.rsplit(" ", 1)[-1]
-    return int(last) if last.isdigit() else None

@@ -4,10 +4,13 @@ import asyncio
 import os
 import random
 import signal
+import subprocess
 import time
+from collections.abc import Iterator
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import msgspec
 import nats
@@ -496,3 +499,53 @@ async def test_a_follower_goes_on_in_a_stream_that_was_made_anew(
         await bus.publish(subject, b"4")
         assert (await anext(facts)).payload == b"4"
     await bus.close()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """16 MiB of a file system of its own."""
+    mounted = ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(tmp_path)]
+    if os.geteuid() != 0 or subprocess.run(mounted, check=False, capture_output=True).returncode:
+        pytest.skip("only root may mount a file system that can be filled")
+    try:
+        yield tmp_path
+    finally:
+        subprocess.run(["umount", "--lazy", str(tmp_path)], check=True)
+
+
+async def test_a_stream_that_met_a_full_disk_is_made_anew_once_there_is_room(
+    small_disk: Path,
+) -> None:
+    """nats-server counts what comes and keeps none of it, also when there is room again, until it
+    is restarted. What the stream had kept is the price of a new one; records are untouched."""
+    server = NatsServer(small_disk / "nats")
+    server.start()
+    bus = await NatsBus.connect(server.url, "test")
+    history, bucket = NatsHistory(bus), await NatsStore(bus).bucket("jobs")
+    await bucket.put("j1", b"a record", expected_last=0)
+    await history.keep(KEEPING)
+    subject = subjects.event("job", "j1", "running")
+
+    async def last(payload: bytes) -> bytes:
+        await bus.publish(subject, payload)
+        await bus.flush()
+        await asyncio.sleep(0.1)
+        async with aclosing(history.read()) as facts:
+            return [fact.payload async for fact in facts][-1]
+
+    try:
+        assert await last(b"before") == b"before"
+        with pytest.raises(OSError, match="No space left"):
+            (small_disk / "fill").write_bytes(bytes(16 * 1024**2))
+        for _ in range(1000):
+            await bus.publish(subject, bytes(1000))
+        assert await last(b"lost") != b"lost"
+        (small_disk / "fill").unlink()
+        assert await last(b"lost, too") != b"lost, too", "it is stuck"
+        assert await history.keep(KEEPING), "it was repaired"
+        assert await last(b"kept") == b"kept"
+        assert not await history.keep(KEEPING)
+        assert await bucket.get("j1") == Entry("j1", b"a record", 1)
+    finally:
+        await bus.close()
+        await asyncio.to_thread(server.stop)
