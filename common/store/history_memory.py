@@ -1,7 +1,7 @@
 """Facts kept in memory, by the broker of a simulated system or a test."""
 
 import asyncio
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 
 from slackwater.common import limits
@@ -16,7 +16,7 @@ class MemoryHistory:
     def __init__(self, broker: MemoryBroker) -> None:
         self._broker = broker
         self._keeping: Keeping | None = None
-        self._facts: dict[int, Kept] = {}
+        self._facts: OrderedDict[int, Kept] = OrderedDict()
         """By sequence, in its order."""
         self._of_subject: dict[str, deque[int]] = {}
         self._last = 0
