@@ -46,7 +46,8 @@ class Request:
     `Refused`, when the budget is spent) comes back as the event `Answered(key, message)`.
 
     Requests with one `lane` are sent one after the other, in order. With `hear_refusals` each
-    refusal that is retried comes as `Answered(REFUSED + key, refused)`, too.
+    refusal that is retried comes as `Answered(REFUSED + key, refused)`, too. Without
+    `retry_refusals` a refusal is the answer; only where nobody answers the shell tries again.
     """
 
     subject: str
@@ -56,6 +57,7 @@ class Request:
     timeout_s: float = 5.0
     budget_s: float = 60.0
     hear_refusals: bool = False
+    retry_refusals: bool = True
 
 
 @dataclass(frozen=True, slots=True)

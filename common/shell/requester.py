@@ -129,7 +129,8 @@ class Requester:
         async def once() -> Message:
             raw = await self._bus.request(request.subject, payload, timeout_s=request.timeout_s)
             reply = decode_any(raw)
-            if isinstance(reply, Refused) and reply.retry_after_s > 0:
+            insisting = request.retry_refusals
+            if insisting and isinstance(reply, Refused) and reply.retry_after_s > 0:
                 if request.hear_refusals:
                     self._post(Answered(REFUSED + request.key, reply))
                 raise _RefusedSoFar(reply)

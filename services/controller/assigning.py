@@ -8,6 +8,9 @@ the reason, and is followed by another try; only a job that is nowhere is placed
 on the least loaded of what there is.
 """
 
+from math import inf
+
+from slackwater.common.effects import StartTimer
 from slackwater.schemas.base import REASON_CHARS_MAX, AggregatorId, Message, Refused
 from slackwater.schemas.cluster import AggregatorsAllocated, AllocateAggregators
 from slackwater.schemas.placement import BucketPlace
@@ -30,6 +33,7 @@ from slackwater.services.controller.state import (
     Wish,
     numbered,
 )
+from slackwater.services.controller.waiting import TRIED_AT_ONCE
 
 FIRST_EPOCH = 1
 FULL_MAX = 32
@@ -71,7 +75,10 @@ def derive(state: State, job: Job, now_s: float) -> None:
     if record.phase == "waiting":
         # The same request as before a restart: it may have been granted.
         request = numbered(job.id, "a", record.asks, record.run) if record.asks else ""
-        want(state, job, "start", now_s, request=request)
+        retry_s = state.config.retry_s
+        job.wish = Wish("start", since_s=now_s, next_s=inf, wait_s=retry_s, request=request)
+        state.line.join(job.id, now_s)
+        state.line.wake()
     elif record.phase == "profiling" and record.profile is not None:
         want(state, job, "profiled", now_s)
     elif record.phase == "steady" and job.homes() & set(record.excluded):
@@ -209,6 +216,23 @@ def _wait(state: State, job: Job, reason: str) -> None:
 # Asking the master --------------------------------------------------------------------------------
 
 
+def serve(state: State, now_s: float) -> None:
+    """Try those who stand in line, until one has to wait for the master's answer."""
+    line, tried = state.line, 0
+    while line.serving and f"allocate/{line.asked}" not in state.asked:
+        if tried == TRIED_AT_ONCE:
+            state.out.append(StartTimer("serve", now_s))
+            return
+        id = line.next()
+        job = state.jobs.get(id)
+        wish = job.wish if job is not None else None
+        if job is None or wish is None or wish.cause != "start":
+            line.leave(id)
+        elif wish.need == 0 or line.known(wish.need) is None:
+            tried, line.asked = tried + 1, id
+            decide(state, job, now_s)
+
+
 def _ask(state: State, job: Job, wish: Wish, count: int, now_s: float) -> None:
     if not wish.request:
         state.change(job, asks=job.record.asks + 1)
@@ -216,6 +240,11 @@ def _ask(state: State, job: Job, wish: Wish, count: int, now_s: float) -> None:
     patience_s = state.config.unprofiled_after_s
     impatient = wish.hopeless or now_s - wish.since_s >= patience_s
     wish.at_least = 1 if wish.cause == "start" and impatient and state.adapts(job) else 0
+    wish.need = wish.at_least or count
+    known = state.line.known(wish.need) if wish.cause == "start" and wish.refused else None
+    if known is not None:  # Somebody was just told so.
+        _refused(state, job, wish, known, now_s)
+        return
     profiling = wish.cause == "start" and state.adapts(job)
     message = AllocateAggregators(
         request=wish.request,
@@ -224,7 +253,8 @@ def _ask(state: State, job: Job, wish: Wish, count: int, now_s: float) -> None:
         at_least=wish.at_least,
         temporary_for=job.id if profiling else "",
     )
-    state.ask_master(f"allocate/{job.id}", "allocate", message, now_s)
+    insist = wish.cause != "start"
+    state.ask_master(f"allocate/{job.id}", "allocate", message, now_s, insist=insist)
 
 
 def allocated(state: State, job: Job | None, answer: Message, now_s: float) -> None:
@@ -251,6 +281,8 @@ def _refused(state: State, job: Job, wish: Wish, answer: Refused, now_s: float) 
     wish.refused = True
     wish.next_s = now_s + wish.wait_s
     hopeless = answer.retry_after_s == 0.0
+    if wish.cause == "start":
+        _stand(state, job, wish, answer, now_s)
     urgent = wish.cause == "lost" or wish.cause in leaving.CAUSES
     if urgent or (wish.cause == "start" and wish.at_least == 1):
         if wish.wait_s == state.config.retry_s:
@@ -261,6 +293,15 @@ def _refused(state: State, job: Job, wish: Wish, answer: Refused, now_s: float) 
         decide(state, job, now_s)  # With fewer, at once: waiting would not help.
     elif wish.cause != "start":
         wish.wait_s = min(2 * wish.wait_s, RETRY_S_MAX)
+
+
+def _stand(state: State, job: Job, wish: Wish, answer: Refused, now_s: float) -> None:
+    """In line, until it is tried again or may do with less."""
+    state.line.join(job.id, now_s)
+    if answer.retry_after_s:
+        state.line.short(wish.need, answer)
+    patient = wish.at_least == 0 and state.adapts(job)
+    wish.next_s = max(now_s, wish.since_s + state.config.unprofiled_after_s) if patient else inf
 
 
 # Carrying a plan out ------------------------------------------------------------------------------

@@ -42,6 +42,7 @@ from slackwater.schemas.cluster import (
     AggregatorHeartbeat,
     AggregatorLost,
     AggregatorRestarts,
+    AllocationEvent,
     DrainAggregator,
     RestoreAggregator,
 )
@@ -96,13 +97,17 @@ class Controller:
                     asked = state.asked.pop(key, Asked(now_s))
                     self._answered(key.split("/"), asked, message, now_s)
                     members.sweep(state, now_s)
-            case TimerFired():
+            case TimerFired(key="tick"):
                 self._tick(now_s)
+            case TimerFired():
+                pass  # Those who stand in line go on.
             case Recovered():
                 self.state.unreadable = event.damaged.get(state.bucket, frozenset())
                 self._recover(event.epoch, event.records, now_s)
             case Draining():
                 pass  # Another instance finds all of it in the records.
+        if state.line.serving:
+            assigning.serve(state, now_s)
         return state.out
 
     def _recover(self, epoch: int, records: dict[str, dict[str, Record]], now_s: float) -> None:
@@ -120,7 +125,7 @@ class Controller:
             assert isinstance(drain, AggregatorDrain)
             draining.recover(state, drain, now_s)
         members.ask_pool(state, now_s)
-        for job in list(state.jobs.values()):
+        for job in sorted(state.jobs.values(), key=lambda job: job.record.submitted_s):
             assigning.derive(state, job, now_s)
         state.out.append(StartTimer("tick", now_s + state.config.tick_s))
 
@@ -246,6 +251,10 @@ class Controller:
             return
         if isinstance(message, AggregatorRestarts):
             members.restarts(state, message, now_s)
+            return
+        if isinstance(message, AllocationEvent):
+            if message.fact == "released":
+                state.line.wake()
             return
         job = state.jobs.get(getattr(message, "job", JobId("")))
         if job is None or job.record.phase == "released":

@@ -8,6 +8,7 @@ crash between a decision and its approval leaks nothing.
 
 from bisect import bisect_right
 from itertools import islice
+from math import inf
 
 from slackwater.common.effects import Publish
 from slackwater.common.limits import HEARTBEAT_S, LOST_AFTER_S
@@ -30,7 +31,7 @@ from slackwater.schemas.cluster import (
     TenantUse,
 )
 from slackwater.schemas.placement import WorkerDone
-from slackwater.services.controller import assigning, hosting, moving
+from slackwater.services.controller import assigning, hosting, moving, scaling
 from slackwater.services.controller.snapshot import free_parts, shared
 from slackwater.services.controller.state import Asked, Job, State, numbered
 
@@ -40,6 +41,8 @@ def heard(state: State, heartbeat: AggregatorHeartbeat, now_s: float) -> None:
     if heartbeat.incarnation < entry.incarnation:
         return  # Of an instance that was replaced.
     news = not entry.alive or heartbeat.incarnation != entry.incarnation
+    if news or (entry.heartbeat and entry.heartbeat.buckets and not heartbeat.buckets):
+        state.line.wake()  # The master may have one more to give.
     entry.heartbeat, entry.seen_s, entry.alive = heartbeat, now_s, True
     entry.restarts, entry.given_up = (0, 0.0), False
     _workers_arrived(state, heartbeat, now_s)
@@ -193,6 +196,7 @@ def _give_back(state: State, id: AggregatorId, now_s: float) -> None:
 def deallocated(state: State, id: AggregatorId, answer: Message) -> None:
     if isinstance(answer, Refused):
         return  # The sweep asks again.
+    state.line.wake()
     entry = state.aggregators[id]
     entry.ours, entry.request, entry.temporary, entry.checked = False, "", False, -1
     for job in state.living():  # Whoever has it next starts without its history.
@@ -299,20 +303,21 @@ def _waiting(state: State, now_s: float) -> dict[JobId, str]:
 
 def lose_and_retry(state: State, now_s: float) -> None:
     """What time alone makes due, job by job."""
+    if state.line:
+        openings = {*scaling.idle(state), *(entry.id for entry in shared(state))}
+        state.line.look(frozenset(openings), now_s)
     for job in list(state.jobs.values()):
         if job.record.phase == "released":
             hosting.let_go(state, job, now_s)
             continue
+        if job.record.phase == "waiting" and job.wish is not None:
+            if now_s >= job.wish.next_s:
+                job.wish.need, job.wish.next_s = 0, inf
+                state.line.again(job.id)
+            continue
         assigning.lose(state, job, now_s)
         assigning.derive(state, job, now_s)
-        wish = job.wish
-        impatient = (
-            wish is not None
-            and wish.cause == "start"
-            and wish.at_least == 0
-            and now_s - wish.since_s >= state.config.unprofiled_after_s
-        )
-        if wish is not None and (impatient or now_s >= wish.next_s):
+        if job.wish is not None and now_s >= job.wish.next_s:
             assigning.decide(state, job, now_s)
         hosting.host(state, job, now_s)
         moving.pursue(state, job, now_s)

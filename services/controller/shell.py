@@ -8,6 +8,7 @@ from slackwater.schemas.cluster import (
     AggregatorHeartbeat,
     AggregatorLost,
     AggregatorRestarts,
+    AllocationEvent,
     DrainAggregator,
     RestoreAggregator,
 )
@@ -58,6 +59,7 @@ def definition(config: ControllerConfig, world: World) -> ServiceDefinition:
         subscriptions={
             subjects.telemetries("aggregator", what="heartbeat"): AggregatorHeartbeat,
             subjects.telemetries("aggregator", what="restarts"): AggregatorRestarts,
+            subjects.events("aggregator", fact="released"): AllocationEvent,
             subjects.events("job", fact="profiled"): JobProfiled,
             subjects.events("job", fact="window"): WindowMeasured,
             subjects.events("migration", fact="copied"): TensorCopyDone,

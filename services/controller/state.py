@@ -25,6 +25,7 @@ from slackwater.services.controller.config import ControllerConfig
 from slackwater.services.controller.index import Index, Whereabouts
 from slackwater.services.controller.policies import load_policy
 from slackwater.services.controller.policies.view import JobView, Memory, Policy
+from slackwater.services.controller.waiting import Line
 
 ASK_BUDGET_S = 10.0
 """The shell retries this long; the tick asks again after that."""
@@ -56,6 +57,8 @@ class Wish:
     hopeless: bool = False
     """The master said that the number asked for can never be had."""
     at_least: int = 0
+    need: int = 0
+    """The number last asked for that would have been enough."""
     request: str = ""
     """The allocation request that is not answered with aggregators yet."""
     standalone: bool = False
@@ -235,6 +238,8 @@ class State:
         self.aggregators: dict[AggregatorId, Aggregator] = {}
         """In the order of their ids."""
         self.asked: dict[str, Asked] = {}
+        self.line = Line(config.retry_s)
+        """Jobs that are nowhere, as the master has no aggregator for them (waiting.py)."""
         self.pool_known = False
         """Whether the master's list of our aggregators was seen since the start."""
         self.pool_asked_s = 0.0
@@ -330,6 +335,7 @@ class State:
     def forget(self, job: Job) -> None:
         del self.jobs[job.id]
         self.index.forget(job.id)
+        self.line.leave(job.id)
         self.turns_stale = True
         self.out.append(Persist(self.bucket, job.id, None))
 
@@ -354,14 +360,31 @@ class State:
         """Add one to a counter that `stats` and the metrics show."""
         self.out.append(Do("count", {"name": name}))
 
-    def ask(self, key: str, subject: str, message: Message, asked: Asked, lane: str = "") -> None:
+    def ask(
+        self,
+        key: str,
+        subject: str,
+        message: Message,
+        asked: Asked,
+        *,
+        lane: str = "",
+        insist: bool = True,
+    ) -> None:
         """Send a command unless the same is on its way. Refusals are heard as they come: whoever
-        waits wants to know why before the budget is spent."""
+        waits wants to know why before the budget is spent. Without `insist` one is the answer."""
         if key in self.asked:
             return
         self.asked[key] = asked
         self.out.append(
-            Request(subject, message, key, lane=lane, budget_s=ASK_BUDGET_S, hear_refusals=True)
+            Request(
+                subject,
+                message,
+                key,
+                lane=lane,
+                budget_s=ASK_BUDGET_S,
+                hear_refusals=True,
+                retry_refusals=insist,
+            )
         )
 
     def ask_aggregator(
@@ -370,11 +393,13 @@ class State:
         """Commands about one job reach one aggregator in the order in which they were decided."""
         asked = Asked(now_s, self.aggregators[aggregator].incarnation)
         lane = f"{aggregator}/{key.split('/')[1]}"
-        self.ask(key, subjects.command("aggregator", aggregator, verb), message, asked, lane)
+        self.ask(key, subjects.command("aggregator", aggregator, verb), message, asked, lane=lane)
 
-    def ask_master(self, key: str, verb: str, message: Message, now_s: float) -> None:
+    def ask_master(
+        self, key: str, verb: str, message: Message, now_s: float, *, insist: bool = True
+    ) -> None:
         subject = subjects.command("master", subjects.MASTER, verb)
-        self.ask(key, subject, message, Asked(now_s))
+        self.ask(key, subject, message, Asked(now_s), insist=insist)
 
     def log(self, event: str, level: str = "info", **fields: Any) -> None:
         self.out.append(Log(event, {"cluster": self.cluster, **fields}, level))

@@ -141,13 +141,13 @@ def _held_back(state: State, job: Job, now_s: float) -> bool:
 
 def _choose_cluster(state: State, job: Job, now_s: float) -> ClusterId | None:
     clusters, pool = state.clusters, state.pool
-    share = pool.share()
+    share, lent = pool.share(), pool.lent()
     placed = [
         (
             other.record.cluster,
             id,
             # What it holds for its profiling is not unallocated any more.
-            max(0.0, clusters.demand_cpu(other.record.spec, share) - pool.lent(id) * share),
+            max(0.0, clusters.demand_cpu(other.record.spec, share) - lent[id] * share),
         )
         for id, other in state.placed.items()
         if other.record.cluster is not None

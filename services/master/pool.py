@@ -10,6 +10,7 @@ anew elsewhere. A free one that holds anything is not given to anybody; the mast
 there, by the location epochs it was told, so that nothing newer can be hit.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -76,9 +77,9 @@ class Pool:
         """How many more aggregators the cluster could be given now."""
         return min(self._max - self._held_by(cluster), len(self._free()))
 
-    def lent(self, job: JobId) -> int:
-        """Temporary aggregators that are allocated for the job's profiling."""
-        return sum(record.temporary_for == job for record in self._records.values())
+    def lent(self) -> Counter[JobId]:
+        """Temporary aggregators that are allocated for each job's profiling."""
+        return Counter(r.temporary_for for r in self._records.values() if r.temporary_for)
 
     @property
     def profiling(self) -> set[JobId]:

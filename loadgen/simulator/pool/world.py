@@ -30,6 +30,7 @@ from slackwater.common.effects import (
     Request,
     Requested,
     ShellEvent,
+    StartTimer,
     TimerFired,
 )
 from slackwater.schemas.base import AggregatorId, JobId, Message, NodeId, Ok, Refused
@@ -151,7 +152,7 @@ class World:
         state = self.controllers[name].state
         if state.recycle_due:
             return self.now_s
-        due_s = inf
+        due_s = state.line.next_s
         for job in state.jobs.values():
             if job.wish is not None:
                 due_s = min(due_s, job.wish.next_s)
@@ -274,6 +275,8 @@ class World:
                     for granted in message.aggregators:
                         self._put(asker, Observed("", self._heartbeat(granted)))
                 self._put(asker, Answered(key, message))
+            case StartTimer(key="serve"):
+                self._put(sender, TimerFired("serve"))
             case Publish(message=message):
                 if isinstance(message, ClusterReport):
                     self._reports[sender] = message
@@ -282,6 +285,9 @@ class World:
                     self._played[message.aggregator].owner = (
                         str(message.cluster) if message.fact in ("allocated", "adopted") else ""
                     )
+                    if message.fact == "released":
+                        for name in self.controllers:
+                            self._put(name, Observed("", message))
                 self._hear(self.now_s, message)
             case _:
                 pass  # Records are not read back, and logs not read; ticks come when due.

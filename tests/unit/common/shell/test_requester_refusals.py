@@ -28,7 +28,7 @@ class Receiver:
         return codec.encode(BUSY if self.left >= 0 else Ok())
 
 
-def answers(refusals: int, hear_refusals: bool) -> list[tuple[str, Message]]:
+def answers(refusals: int, hear_refusals: bool, again: bool = True) -> list[tuple[str, Message]]:
     async def main() -> list[tuple[str, Message]]:
         world = sim_world(1).client("asker")
         heard: list[Answered] = []
@@ -44,7 +44,14 @@ def answers(refusals: int, hear_refusals: bool) -> list[tuple[str, Message]]:
             spawn=lambda work, name: tasks.append(asyncio.ensure_future(work)),
         )
         requester.send(
-            Request("a.subject", Ok(), "start/j", budget_s=10.0, hear_refusals=hear_refusals)
+            Request(
+                "a.subject",
+                Ok(),
+                "start/j",
+                budget_s=10.0,
+                hear_refusals=hear_refusals,
+                retry_refusals=again,
+            )
         )
         await asyncio.gather(*tasks)
         return [(each.key, each.message) for each in heard]
@@ -60,3 +67,7 @@ def test_refusals_are_heard_as_they_come_and_then_the_answer() -> None:
 @pytest.mark.parametrize("hear", [True, False])
 def test_when_the_budget_ends_with_a_refusal_it_is_the_answer_as_it_was_said(hear: bool) -> None:
     assert answers(99, hear)[-1] == ("start/j", BUSY)
+
+
+def test_a_refusal_may_be_the_answer() -> None:
+    assert answers(2, True, again=False) == [("start/j", BUSY)]

@@ -14,6 +14,7 @@ from slackwater.common.effects import (
     Reply,
     Request,
     Requested,
+    StartTimer,
     TimerFired,
 )
 from slackwater.schemas.base import (
@@ -175,6 +176,8 @@ class Harness:
                     self.facts.append(effect.message)
                 if isinstance(effect, Publish) and isinstance(effect.message, AggregatorFact):
                     self.told.append(effect.message)
+                if isinstance(effect, StartTimer) and effect.key == "serve":
+                    open_events.append(TimerFired("serve"))
                 if isinstance(effect, Request):
                     self.sent.append(effect.message)
                     if isinstance(effect.message, self.hold):
