@@ -12,7 +12,7 @@ where it would cost new aggregators, once more with the exact one. Everything el
 temporary aggregators, a lone job keeps what it asked for, never more than that) is the paper's.
 """
 
-from bisect import insort
+from bisect import bisect_left, insort
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -37,6 +37,7 @@ from slackwater.services.controller.policies.view import (
     unused,
 )
 
+SLIP: Final = 1e-9
 LOOKS_MAX: Final = 128
 """Exact tests while one job is placed: a bound on the time that it takes."""
 
@@ -88,6 +89,8 @@ class Deadlines:
         self._job = job
         self._looks = looks
         self._prepared: dict[float, Tasks] = {}
+        self._wanted: dict[tuple[float, ...], float] = {}
+        self._first: dict[tuple[float, ...], Load] = {}
         self.aggregators = {
             a.id: _Aggregator(a.id, a.cpu_share, a.usable)
             for a in sorted(view.aggregators, key=lambda a: a.id)
@@ -116,11 +119,17 @@ class Deadlines:
         own = self.tasks(target.cpu_share)
         target.own = float(own.slots_s[target.chosen].sum()) / own.iteration_s
 
+    def wanted(self, cpu_share: float, tasks: list[int]) -> float:
+        """The utilisation that they ask for."""
+        key = (cpu_share, *tasks)
+        if key not in self._wanted:
+            own = self.tasks(cpu_share)
+            self._wanted[key] = float(own.slots_s[tasks].sum()) / own.iteration_s
+        return self._wanted[key]
+
     def takes(self, target: _Aggregator, tasks: list[int]) -> bool:
         """Whether every deadline there would still hold."""
-        own = self.tasks(target.cpu_share)
-        wanted = float(own.slots_s[tasks].sum()) / own.iteration_s
-        if wanted > target.free + 1e-9:
+        if self.wanted(target.cpu_share, tasks) > target.free + SLIP:
             return False
         if target.loads is None:
             target.loads = [
@@ -128,12 +137,23 @@ class Deadlines:
                 for other in target.residents
             ]
         chosen = self._with(target, tasks)
-        if schedulable((*target.loads, own.load(chosen)), target.usable):
+        if schedulable((*target.loads, self._load(target, tasks, chosen)), target.usable):
             return True
         if not self._looks:
             return False
         self._looks -= 1
+        own = self.tasks(target.cpu_share)
         return holds((*self._residents(target), Demand.of(own, chosen)))
+
+    def _load(self, target: _Aggregator, tasks: list[int], chosen: NDArray[np.bool_]) -> Load:
+        """Of the job with those tasks there: the same on all where nothing of it is yet."""
+        own = self.tasks(target.cpu_share)
+        if target.chosen is not None:
+            return own.load(chosen)
+        key = (target.cpu_share, *tasks)
+        if key not in self._first:
+            self._first[key] = own.load(chosen)
+        return self._first[key]
 
     def _residents(self, target: _Aggregator) -> tuple[Demand, ...]:
         if not target.residents:
@@ -141,7 +161,7 @@ class Deadlines:
         if target.demand is None:
             parts = [
                 Demand.of(
-                    Tasks(other, target.cpu_share, loss_limit(other, self._view)),
+                    tasks_of(other, target.cpu_share, loss_limit(other, self._view)),
                     tasks_on(other, target.id),
                 )
                 for other in target.residents
@@ -162,7 +182,13 @@ class Deadlines:
 
 def load_on(job: JobView, aggregator: str, cpu_share: float, limit: float) -> Load:
     """What a placed and profiled job asks of one of its aggregators."""
-    return Tasks(job, cpu_share, limit).load(tasks_on(job, aggregator))
+    tasks = tasks_of(job, cpu_share, limit)
+    key = ("load", aggregator, cpu_share, limit)
+    return job.reckon(key, lambda: tasks.load(tasks_on(job, aggregator)))
+
+
+def tasks_of(job: JobView, cpu_share: float, limit: float) -> Tasks:
+    return job.reckon(("tasks", cpu_share, limit), lambda: Tasks(job, cpu_share, limit))
 
 
 def tasks_on(job: JobView, aggregator: str) -> NDArray[np.bool_]:
@@ -183,15 +209,23 @@ def place_by_deadline(
     for rank, target in enumerate(state.aggregators.values()):
         ranks[target.id] = rank
         if target.id not in job.excluded:
-            insort(order, (target.free, rank, target.id))
-    for _, _, name in order:
+            order.append((target.free, rank, target.id))
+    order.sort()
+    shares = {view.new_share, *(target.cpu_share for target in state.aggregators.values())}
+
+    def with_room(tasks: list[int]) -> list[tuple[float, int, str]]:
+        """Of `order`, from where so much is free that they may fit."""
+        least = min(state.wanted(share, tasks) for share in shares) - 2.0 * SLIP
+        return order[bisect_left(order, (least, -1, "")) :]
+
+    for _, _, name in with_room(open_buckets):
         if state.takes(state.aggregators[AggregatorId(name)], open_buckets):
             return dict.fromkeys(open_buckets, name), 0
     placed: dict[int, str] = {}
     new = 0
     for bucket in open_buckets:
         chosen = None
-        for free, _, name in order:
+        for free, _, name in with_room([bucket]):
             target = state.aggregators[AggregatorId(name)]
             if free > 0.0 and state.takes(target, [bucket]):
                 chosen = target
@@ -201,7 +235,7 @@ def place_by_deadline(
             ranks[chosen.id] = len(ranks)
             new += 1
         else:
-            order.remove((chosen.free, ranks[chosen.id], chosen.id))
+            del order[bisect_left(order, (chosen.free, ranks[chosen.id], chosen.id))]
         state.put(chosen, [bucket])
         insort(order, (chosen.free, ranks[chosen.id], chosen.id))
         placed[bucket] = chosen.id

@@ -220,10 +220,13 @@ class _Shelves:
     def __init__(self) -> None:
         self._shelves: dict[tuple[int, float], list[tuple[float, int]]] = {}
         self._at: dict[int, tuple[tuple[int, float], Estimate]] = {}
+        self._durations_s: list[tuple[float, int]] = []
+        """(d_k there, rank), in order."""
 
     def put(self, rank: int, cpu_share: float, estimate: Estimate) -> None:
         key = (estimate.executions, cpu_share)
         insort(self._shelves.setdefault(key, []), (estimate.free_s, rank))
+        insort(self._durations_s, (estimate.duration_s, rank))
         self._at[rank] = (key, estimate)
 
     def take(self, rank: int) -> None:
@@ -233,9 +236,12 @@ class _Shelves:
             key, estimate = entry
             shelf = self._shelves[key]
             del shelf[bisect_left(shelf, (estimate.free_s, rank))]
+            of = self._durations_s
+            del of[bisect_left(of, (estimate.duration_s, rank))]
 
     def shorter_than(self, duration_s: float) -> list[int]:
-        return [rank for rank, (_, each) in self._at.items() if each.duration_s < duration_s]
+        of = self._durations_s
+        return [rank for _, rank in of[: bisect_left(of, (duration_s, -1))]]
 
     def best_fit(self, cpu_s: float) -> int | None:
         """Lines 16 to 21: the rank of the least sufficient; ties to the lowest."""

@@ -6,11 +6,14 @@ applied, whichever policy made it (DESIGN.md section 3).
 """
 
 from collections import defaultdict
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal, Protocol, TypeVar
 
 from slackwater.common.errors import Rejected
 from slackwater.schemas.base import AggregatorId, JobId
+
+T = TypeVar("T")
 
 NEW: Final = "new#"
 EPSILON: Final = 1e-9
@@ -47,18 +50,26 @@ class JobView:
     """Its tenant's; 0: the cluster's."""
     positions: tuple[float, ...] = ()
     """Per bucket, which part of the forward pass comes before it is pulled; empty: not profiled."""
-    _cpu_by_place_s: dict[AggregatorId, float] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
+    _reckoned: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def reckon(self, of: Hashable, how: Callable[[], T]) -> T:
+        """What follows from the view alone, and from `of`, which names it: reckoned once, since
+        every decision in the cluster asks every job."""
+        if of not in self._reckoned:
+            self._reckoned[of] = how()
+        found: T = self._reckoned[of]
+        return found
 
     def cpu_by_place_s(self) -> dict[AggregatorId, float]:
-        """CPU time of its tasks by aggregator; reckoned once, since every decision in the cluster
-        asks every job."""
-        sums_s = self._cpu_by_place_s
-        if not sums_s and self.task_cpu_s:
-            for cpu_s, place in zip(self.task_cpu_s, self.places, strict=True):
-                if place is not None:
-                    sums_s[place] = sums_s.get(place, 0.0) + cpu_s
+        """CPU time of its tasks by aggregator."""
+        found: dict[AggregatorId, float] | None = self._reckoned.get("cpu")
+        return self.reckon("cpu", self._sum_by_place_s) if found is None else found
+
+    def _sum_by_place_s(self) -> dict[AggregatorId, float]:
+        sums_s: dict[AggregatorId, float] = {}
+        for cpu_s, place in zip(self.task_cpu_s, self.places, strict=False):
+            if place is not None:
+                sums_s[place] = sums_s.get(place, 0.0) + cpu_s
         return sums_s
 
 
@@ -163,13 +174,13 @@ def validate(plan: Plan, view: ClusterView, job: JobView) -> None:
 def _check_capacity(plan: Plan, view: ClusterView, job: JobView) -> None:
     loads: dict[str, _Load] = defaultdict(_Load)
     shares = {aggregator.id: aggregator.cpu_share for aggregator in view.aggregators}
-    for other in view.jobs:
-        _add(loads, shares, other, view)
-    placed = replace(job, places=tuple(AggregatorId(place) for place in plan.places))
-    _add(loads, shares, placed, view)
     touched = {
         place for place, kept in zip(plan.places, job.places, strict=True) if kept is None
     } & shares.keys()
+    placed = replace(job, places=tuple(AggregatorId(place) for place in plan.places))
+    for other in (*view.jobs, placed):
+        if not touched.isdisjoint(other.cpu_by_place_s()):
+            _add(loads, shares, other, view)
     for place in sorted(touched):
         load = loads[place]
         if load.utilisation > 1.0 + EPSILON and load.jobs != {job.id}:
