@@ -168,8 +168,8 @@ def test_logs_after_the_end_and_what_there_is_none_of(site: Site) -> None:
     for words, code, why in (
         (("logs", "nobody"), 65, "no job nobody"),
         (("logs", "e1", "--rank", "2"), 2, "has 2"),
-        (("logs", "a.b"), 65, "no job has such an id"),
-        (("events", "a.b"), 65, "no job has such an id"),
+        (("logs", "a.b"), 2, "JOB 'a.b': give letters"),
+        (("events", "a.b"), 2, "JOB 'a.b': give letters"),
         (("events", "--since", "soon"), 2, "such as 90s, 10m"),
     ):
         refused = site.run(*words)
