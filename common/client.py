@@ -88,6 +88,14 @@ class Client:
     async def cancel(self, job: str) -> None:
         await self.master("cancel", jobs.CancelJob(job=job), Ok)
 
+    async def rerun(self, job: str, run: int) -> jobs.JobRecord:
+        """Run a job that ended again; `run` is one more than its record's. Idempotent by it."""
+        return (await self.master("rerun", jobs.RerunJob(job=job, run=run), jobs.JobInfo)).job
+
+    async def delete(self, job: str) -> None:
+        """Forget a job that ended."""
+        await self.master("delete", jobs.DeleteJob(job=job), Ok)
+
     async def job(self, job: str) -> jobs.JobRecord:
         return (await self.job_info(job)).job
 

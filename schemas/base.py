@@ -48,6 +48,8 @@ RUNS_MAX: Final = 4000
 """How often one job may be run again."""
 Run = Annotated[int, msgspec.Meta(ge=0, le=RUNS_MAX)]
 """Which run of a job, from 0: what belongs to a former one is not taken for this one's."""
+RUN_ATTEMPTS: Final = 1024
+"""Processes of one rank in one run: they are numbered on from run to run."""
 BUCKETS_MAX: Final = 20_000
 Index = Annotated[int, msgspec.Meta(ge=0, lt=BUCKETS_MAX)]
 """Of a bucket, or of a tensor: a bucket has one at least."""

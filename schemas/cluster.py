@@ -21,6 +21,7 @@ from slackwater.schemas.base import (
     NodeId,
     Rank,
     Record,
+    Run,
     Seconds,
     Text,
     Workers,
@@ -362,7 +363,8 @@ class StartWorkers(Message, kw_only=True, frozen=True, tag="worker.start"):
     workers: Workers
     program: Annotated[tuple[Text, ...], msgspec.Meta(max_length=64)]
     attempts: Annotated[tuple[Count, ...], msgspec.Meta(max_length=64)] = ()
-    """Parallel to `ranks`: how often each was started before; empty: never."""
+    """Parallel to `ranks`: how often each was started before in this run, and RUN_ATTEMPTS for each
+    run before; empty: never."""
 
     def __post_init__(self) -> None:
         if len(set(self.ranks)) < len(self.ranks):
@@ -372,7 +374,11 @@ class StartWorkers(Message, kw_only=True, frozen=True, tag="worker.start"):
 
 
 class StopWorkers(Message, kw_only=True, frozen=True, tag="worker.stop"):
+    """Master to worker service: end all processes of this run of the job, and of those before.
+    Answered once none is left."""
+
     job: IdText
+    run: Run = 0
 
 
 class WorkerExited(Message, kw_only=True, frozen=True, tag="worker.exited"):
@@ -386,4 +392,4 @@ class WorkerExited(Message, kw_only=True, frozen=True, tag="worker.exited"):
     result: Text = ""
     """What it left as its result; of one that failed the last line of its log."""
     attempt: Count = 0
-    """Which of the rank's processes, from 0."""
+    """Which of the rank's processes, from 0, as StartWorkers has it."""

@@ -10,12 +10,14 @@ receiver takes a repeated command for the one it has carried out.
     pool        aggregators and their allocations           queued      jobs that wait for slots
     state       what is known                               waiting     why a job waits
     progress    how far jobs are, and how fast              restarting  ranks that died
-    missing     ranks that others wait for
+    missing     ranks that others wait for              repeating   run again, deleted
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any
+
+import msgspec
 
 from slackwater.common import limits
 from slackwater.common.effects import (
@@ -31,7 +33,16 @@ from slackwater.common.effects import (
     StartTimer,
     TimerFired,
 )
-from slackwater.schemas.base import NOT_FOUND, AggregatorId, JobId, Message, Ok, Record, Refused
+from slackwater.schemas.base import (
+    NOT_FOUND,
+    RUN_ATTEMPTS,
+    AggregatorId,
+    JobId,
+    Message,
+    Ok,
+    Record,
+    Refused,
+)
 from slackwater.schemas.cluster import (
     AdoptAggregators,
     AggregatorHeartbeat,
@@ -46,6 +57,7 @@ from slackwater.schemas.cluster import (
 from slackwater.schemas.jobs import (
     AskMissing,
     CancelJob,
+    DeleteJob,
     FinishJob,
     GetJob,
     JobAccepted,
@@ -56,11 +68,12 @@ from slackwater.schemas.jobs import (
     ListJobs,
     ListTenants,
     RegisterJob,
+    RerunJob,
     SubmitJob,
     TenantList,
 )
 from slackwater.schemas.telemetry import IterationsObserved, JobProfiled
-from slackwater.services.master import missing, placing, restarting, running
+from slackwater.services.master import missing, placing, repeating, restarting, running
 from slackwater.services.master.config import MasterConfig
 from slackwater.services.master.jobs import Job, active_first, dead, newest_first, unknown
 from slackwater.services.master.pool import BUCKET as NODES_BUCKET
@@ -75,6 +88,8 @@ class Master:
         self._handlers: dict[type[Message], Callable[[int, Any, float], None]] = {
             SubmitJob: self._submit,
             CancelJob: self._cancel,
+            RerunJob: self._rerun,
+            DeleteJob: self._delete,
             GetJob: self._get,
             ListJobs: self._list,
             RegisterJob: self._register,
@@ -135,7 +150,7 @@ class Master:
     # People's requests ----------------------------------------------------------------------------
 
     def _submit(self, token: int, message: SubmitJob, now_s: float) -> None:
-        known = self.state.jobs.get(JobId(message.spec.id))
+        known = self.state.seen(message.spec.id)
         refusal = placing.admit(self.state, message.spec, now_s)
         accepted = JobAccepted(
             job=message.spec.id, known=brief(known.record) if known is not None else None
@@ -145,7 +160,7 @@ class Master:
             running.start_waiting(self.state, now_s)
 
     def _cancel(self, token: int, message: CancelJob, now_s: float) -> None:
-        job = self.state.jobs.get(JobId(message.job))
+        job = self.state.seen(message.job)
         if job is None:
             self.state.reply(token, Refused(reason=unknown(message.job), code=NOT_FOUND))
             return
@@ -153,9 +168,16 @@ class Master:
             running.end(self.state, job, "cancelled", "cancelled by its user", now_s)
         self.state.reply(token, Ok())
 
+    def _rerun(self, token: int, message: RerunJob, now_s: float) -> None:
+        self.state.reply(token, repeating.rerun(self.state, message, now_s))
+        running.start_waiting(self.state, now_s)
+
+    def _delete(self, token: int, message: DeleteJob, now_s: float) -> None:
+        self.state.reply(token, repeating.delete(self.state, message, now_s))
+
     def _get(self, token: int, message: GetJob, now_s: float) -> None:
         state = self.state
-        job = state.jobs.get(JobId(message.job))
+        job = state.seen(message.job)
         if job is None:
             state.reply(token, Refused(reason=unknown(message.job), code=NOT_FOUND))
             return
@@ -165,7 +187,7 @@ class Master:
 
     def _list(self, token: int, message: ListJobs, now_s: float) -> None:
         state = self.state
-        all_of: Collection[Job] = state.jobs.values()
+        all_of = [job for job in state.jobs.values() if not job.record.deleted]
         if message.tenant is not None:
             all_of = [job for job in all_of if job.record.spec.tenant == message.tenant]
         found = [job for job in all_of if message.state in (None, job.record.state)]
@@ -216,7 +238,9 @@ class Master:
 
     def _worker_exited(self, token: int, message: WorkerExited, now_s: float) -> None:
         job = self.state.jobs.get(JobId(message.job))
-        if job is not None and not job.ended:
+        run, attempt = divmod(message.attempt, RUN_ATTEMPTS)
+        if job is not None and not job.ended and run == job.record.run:
+            message = msgspec.structs.replace(message, attempt=attempt)
             if message.code == 0:
                 running.rank_ended(self.state, job, message.rank, message.result, now_s)
             else:

@@ -4,14 +4,14 @@ A job is stored before it is acknowledged. Its first registration chooses its cl
 section 3.3.3, step one; see clusters.py), whose controller does the rest.
 """
 
-from slackwater.common import limits
 from slackwater.common.effects import Log
 from slackwater.schemas import subjects
 from slackwater.schemas.base import CONFLICT, NOT_FOUND, ClusterId, JobId, Refused
 from slackwater.schemas.jobs import JobRecord, JobRegistered, JobSpec, RegisterJob
 from slackwater.schemas.placement import PlaceJob
-from slackwater.services.master.admission import limits_of, refusal
+from slackwater.services.master.admission import limits_of
 from slackwater.services.master.jobs import Job, unfit, unknown
+from slackwater.services.master.repeating import begin_again, ending
 from slackwater.services.master.running import advance, answer_waiting
 from slackwater.services.master.state import JOBS_BUCKET, RETRY_S, State, held_back
 from slackwater.services.master.waiting import NO_CONTROLLER
@@ -20,7 +20,7 @@ from slackwater.services.master.waiting import NO_CONTROLLER
 def admit(state: State, spec: JobSpec, now_s: float) -> Refused | None:
     id = JobId(spec.id)
     known = state.jobs.get(id)
-    if known is not None:
+    if known is not None and not known.record.deleted:
         if known.record.spec == spec:
             return None  # A retry: the first answer stands.
         return Refused(reason=_another_spec(known), code=CONFLICT)
@@ -30,14 +30,12 @@ def admit(state: State, spec: JobSpec, now_s: float) -> Refused | None:
             "or delete it and start the master again; or choose another id",
             code=CONFLICT,
         )
-    if state.live >= limits.JOBS_MAX:
-        reason = f"{limits.JOBS_MAX} jobs are pending or running already"
-        return Refused(reason=reason, retry_after_s=5.0)
-    config, tenant = state.config, limits_of(state.config.tenants, spec.tenant)
-    pending = state.pending[spec.tenant]
-    refused = refusal(spec, pending, tenant, config.admission, config.aggregators_max)
+    refused = state.no_room(spec) or (ending(state, known) if known is not None else None)
     if refused is not None:
         return refused
+    if known is not None:  # It was deleted.
+        begin_again(state, known, spec, now_s)
+        return None
     job = Job(JobRecord(spec=spec, submitted_s=now_s), heard_s=now_s)
     state.know(job)
     state.change(job, now_s, "pending")
@@ -54,12 +52,12 @@ def _another_spec(known: Job) -> str:
 
 def register(state: State, token: int, message: RegisterJob, now_s: float) -> None:
     id = JobId(message.job)
-    if id not in state.jobs and message.spec is not None:
+    if state.seen(id) is None and message.spec is not None:
         refusal = _admit_by_hand(state, message.spec, id, now_s)
         if refusal is not None:
             state.reply(token, refusal)
             return
-    job = state.jobs.get(id)
+    job = state.seen(id)
     refusal = unfit(job, message)
     if job is None or refusal is not None:
         state.reply(token, refusal or Refused(reason=unknown(id), code=NOT_FOUND))
@@ -120,6 +118,7 @@ def _place(state: State, job: Job, now_s: float) -> None:
         tensors=job.tensors,
         loss_limit=tenant.loss_limit,
         aggregators_max=state.config.aggregators_max,
+        run=job.record.run,
     )
     state.ask(job, "place", subject, message)
 

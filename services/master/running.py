@@ -10,7 +10,7 @@ from typing import Any
 from slackwater.common import limits
 from slackwater.common.effects import Log, Persist
 from slackwater.schemas import subjects
-from slackwater.schemas.base import CONFLICT, JobId, Message, Refused
+from slackwater.schemas.base import CONFLICT, RUN_ATTEMPTS, JobId, Message, Refused
 from slackwater.schemas.cluster import StartWorkers, StopWorkers
 from slackwater.schemas.jobs import JobRecord, JobState
 from slackwater.schemas.placement import ReleaseJob
@@ -135,15 +135,16 @@ def advance(state: State, job: Job) -> None:
                 state.ask(job, f"again-{rank}-{again}", subject, _start(record, (rank,)))
     if job.ended and not record.released:
         if record.node is not None and record.state != "completed":
-            state.ask(job, "stop", _worker(state, job, "stop"), StopWorkers(job=id))
+            state.ask(job, "stop", _worker(state, job, "stop"), StopWorkers(job=id, run=record.run))
         if record.cluster is not None:
             subject = subjects.command("controller", record.cluster, "release")
-            state.ask(job, "release", subject, ReleaseJob(job=id))
+            state.ask(job, "release", subject, ReleaseJob(job=id, run=record.run))
         _settle(state, job)
 
 
 def _start(record: JobRecord, ranks: tuple[int, ...]) -> StartWorkers:
-    attempts = tuple(record.restarts.get(str(rank), 0) for rank in ranks)
+    first = RUN_ATTEMPTS * record.run
+    attempts = tuple(first + record.restarts.get(str(rank), 0) for rank in ranks)
     return StartWorkers(
         job=record.spec.id,
         ranks=ranks,

@@ -22,6 +22,7 @@ from slackwater.schemas.cluster import (
 from slackwater.schemas.jobs import (
     AskMissing,
     CancelJob,
+    DeleteJob,
     FinishJob,
     GetJob,
     JobEvent,
@@ -29,6 +30,7 @@ from slackwater.schemas.jobs import (
     ListJobs,
     ListTenants,
     RegisterJob,
+    RerunJob,
     SubmitJob,
     TenantInfo,
 )
@@ -62,6 +64,8 @@ def definition(config: MasterConfig, world: World) -> ServiceDefinition:
         endpoints={
             "submit": SubmitJob,
             "cancel": CancelJob,
+            "rerun": RerunJob,
+            "delete": DeleteJob,
             "get": GetJob,
             "list": ListJobs,
             "register": RegisterJob,

@@ -7,7 +7,7 @@ functions on it.
 
 from collections import Counter
 from collections.abc import Iterator
-from heapq import heappush
+from heapq import heapify, heappush
 from typing import Any
 
 import msgspec
@@ -15,9 +15,9 @@ import msgspec
 from slackwater.common.effects import Effect, Persist, Publish, Reply, Request
 from slackwater.common.limits import JOBS_MAX
 from slackwater.schemas import subjects
-from slackwater.schemas.base import JobId, Message
+from slackwater.schemas.base import JobId, Message, Refused
 from slackwater.schemas.cluster import TenantUse
-from slackwater.schemas.jobs import TERMINAL_STATES, JobEvent, JobRecord, TenantInfo
+from slackwater.schemas.jobs import TERMINAL_STATES, JobEvent, JobRecord, JobSpec, TenantInfo
 from slackwater.services.master.admission import (
     DEFAULT,
     Capacity,
@@ -25,6 +25,7 @@ from slackwater.services.master.admission import (
     hold,
     limits_of,
     promised,
+    refusal,
 )
 from slackwater.services.master.clusters import Clusters
 from slackwater.services.master.config import MasterConfig
@@ -75,6 +76,25 @@ class State:
         """A job that is new, or was found in the records."""
         self.jobs[job.id] = job
         self._index(job, None, job.record)
+
+    def seen(self, id: str) -> Job | None:
+        """A job that people are shown: it was not deleted."""
+        job = self.jobs.get(JobId(id))
+        return None if job is None or job.record.deleted else job
+
+    def unsettle(self, job: Job) -> None:
+        """A settled job begins anew."""
+        self.settled.remove((job.record.finished_s, job.id))
+        heapify(self.settled)
+
+    def no_room(self, spec: JobSpec) -> Refused | None:
+        """Why no further job is taken; None: one is."""
+        if self.live >= JOBS_MAX:
+            reason = f"{JOBS_MAX} jobs are pending or running already"
+            return Refused(reason=reason, retry_after_s=5.0)
+        config, tenant = self.config, limits_of(self.config.tenants, spec.tenant)
+        pending = self.pending[spec.tenant]
+        return refusal(spec, pending, tenant, config.admission, config.aggregators_max)
 
     def reply(self, token: int, message: Message) -> None:
         self.out.append(Reply(token, message))

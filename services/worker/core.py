@@ -28,7 +28,17 @@ from slackwater.common.effects import (
     TimerFired,
 )
 from slackwater.schemas import subjects
-from slackwater.schemas.base import TOO_MANY, Count, JobId, Message, NodeId, Ok, Refused
+from slackwater.schemas.base import (
+    RUN_ATTEMPTS,
+    RUNS_MAX,
+    TOO_MANY,
+    Count,
+    JobId,
+    Message,
+    NodeId,
+    Ok,
+    Refused,
+)
 from slackwater.schemas.cluster import StartWorkers, StopWorkers, WorkerExited
 from slackwater.schemas.logs import LogPiece, ReadLog
 
@@ -119,6 +129,8 @@ class WorkerCore:
         self._stop_grace_s = stop_grace_s
         self._keep_jobs = keep_jobs
         self._ranks: dict[tuple[JobId, int], _Rank] = {}
+        self._stopping: dict[tuple[JobId, int], list[int]] = {}
+        """Job and run -> who waits to be told that its processes have ended."""
         self._ready = False
         self._draining = False
         self._short = ""
@@ -136,7 +148,7 @@ class WorkerCore:
             case Requested(token=token, message=StartWorkers() as message):
                 return self._start(token, message)
             case Requested(token=token, message=StopWorkers() as message):
-                return [*self._stop(JobId(message.job), now_s), Reply(token, Ok())]
+                return self._told_to_stop(token, message, now_s)
             case Requested(token=token, message=ReadLog() as message):
                 return [self._read(token, message)]
             case LogRead(token=token, piece=piece):
@@ -200,6 +212,11 @@ class WorkerCore:
         if self._draining:
             return [Reply(token, Refused(reason=f"{self._node} drains", retry_after_s=1.0))]
         attempts = message.attempts or (0,) * len(message.ranks)
+        run = min(attempts, default=0) // RUN_ATTEMPTS
+        for former in self._with("running", job):
+            if former.attempt // RUN_ATTEMPTS < run:
+                reason = f"{self._node}: a former process of job {job}, rank {former.rank}, ends"
+                return [Reply(token, Refused(reason=reason, retry_after_s=1.0))]
         asked = zip(message.ranks, attempts, strict=True)
         new = [
             _Rank(job, rank, "running", attempt=attempt)
@@ -242,15 +259,48 @@ class WorkerCore:
             return True
         return attempt > known.attempt and known.state in ("exited", "reported")
 
-    def _stop(self, job: JobId, now_s: float) -> list[Effect]:
+    def _told_to_stop(self, token: int, message: StopWorkers, now_s: float) -> list[Effect]:
+        """Answered once none is left, so that nobody begins the next run beside this one."""
+        job, run = JobId(message.job), message.run
+        if not self._ready:
+            reason = "the worker service is still reading what runs here"
+            return [Reply(token, Refused(reason=reason, retry_after_s=limits.RETRY_WAIT_S_MIN))]
+        if not any(self._of_run(job, run)):
+            return [Reply(token, Ok())]
+        known = (job, run) in self._stopping
+        self._stopping.setdefault((job, run), []).append(token)
+        return [] if known else self._stop(job, now_s, run)
+
+    def _of_run(self, job: JobId, run: int) -> Iterator[_Rank]:
+        """What runs of it, and of the runs before."""
+        for rank in self._with("running", job):
+            if rank.attempt < RUN_ATTEMPTS * (run + 1):
+                yield rank
+
+    def _stop(self, job: JobId, now_s: float, run: int = RUNS_MAX) -> list[Effect]:
         """SIGTERM to every process group of the job, SIGKILL to what is left after the bound."""
-        if not any(self._with("running", job)):
-            return []
         signals: list[Effect] = [
             Do("signal", {"job": job, "rank": rank.rank, "kill": False})
-            for rank in self._with("running", job)
+            for rank in self._of_run(job, run)
         ]
-        return [*signals, StartTimer(f"kill/{job}", now_s + self._stop_grace_s)]
+        return [*signals, StartTimer(f"kill/{job}/{run}", now_s + self._stop_grace_s)]
+
+    def _kill(self, job: JobId, run: int) -> list[Effect]:
+        """Nobody waits for longer: whoever wants to know whether it helped asks again."""
+        kills: list[Effect] = [
+            Do("signal", {"job": job, "rank": rank.rank, "kill": True})
+            for rank in self._of_run(job, run)
+        ]
+        waiting = self._stopping.pop((job, run), [])
+        reason = f"{self._node}: processes of job {job} are being killed"
+        retry_s = limits.RETRY_WAIT_S_MIN
+        answers = [Reply(token, Refused(reason=reason, retry_after_s=retry_s)) for token in waiting]
+        return [*kills, *answers]
+
+    def _stopped(self, job: JobId) -> list[Effect]:
+        """Answers to those who wait for its end."""
+        over = [key for key in self._stopping if key[0] == job and not any(self._of_run(*key))]
+        return [Reply(token, Ok()) for key in over for token in self._stopping.pop(key)]
 
     def _exited(self, event: ProcessExited) -> list[Effect]:
         rank = self._ranks.get((event.job, event.rank))
@@ -261,7 +311,8 @@ class WorkerCore:
         if rank.code != 0:
             fields["reason"] = rank.result
         level = "info" if rank.code == 0 else "warning"
-        return [Log("process.exited", fields, level), self._report(rank)]
+        told = Log("process.exited", fields, level)
+        return [told, self._report(rank), *self._stopped(rank.job)]
 
     # What the master must learn -------------------------------------------------------------------
 
@@ -298,12 +349,9 @@ class WorkerCore:
         return [Do("forget", rank.named)]
 
     def _fired(self, key: str) -> list[Effect]:
-        what, _, job = key.partition("/")
-        if what == "kill":
-            return [
-                Do("signal", {"job": job, "rank": rank.rank, "kill": True})
-                for rank in self._with("running", JobId(job))
-            ]
+        if key.startswith("kill/"):
+            _, job, run = key.split("/")
+            return self._kill(JobId(job), int(run))
         rank = self._by_key(key)
         return [self._report(rank)] if rank is not None and rank.state == "exited" else []
 

@@ -26,6 +26,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final
 
@@ -145,11 +146,14 @@ class RankFiles:
         return logger is None or not logger.alive()
 
     def _remove_former(self) -> None:
-        for attempt in range(self.attempt):
-            former = RankFiles(self.folder.parents[1], self.job, self.rank, attempt)
-            for what in _OF_AN_ATTEMPT:
-                for path in self.folder.glob(former._prefix + what):
-                    path.unlink()
+        """What former attempts left, however many there were."""
+        prefix = f"rank{self.rank}."
+        for path in self.folder.glob(prefix + "*") if self.attempt else ():
+            number, _, what = path.name.removeprefix(prefix).partition(".")
+            attempt, what = (int(number), what) if number.isdecimal() else (0, f"{number}.{what}")
+            of_attempt = any(fnmatchcase(what.rstrip("."), kind) for kind in _OF_AN_ATTEMPT)
+            if attempt < self.attempt and of_attempt:
+                path.unlink()
 
     def identity(self) -> Identity | None:
         """None while the leader has not written it (or never did)."""

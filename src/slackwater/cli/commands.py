@@ -11,6 +11,8 @@ app = program(
         "run": "slackwater.cli.serve:serve",
         "submit": "slackwater.cli.submit:submit",
         "cancel": "slackwater.cli.operate:cancel",
+        "rerun": "slackwater.cli.operate:rerun",
+        "delete": "slackwater.cli.operate:delete",
         "wait": "slackwater.cli.waiting:wait",
         "jobs": "slackwater.cli.jobs:jobs",
         "job": "slackwater.cli.job:job",

@@ -1,13 +1,20 @@
 """What changes the jobs of a cluster: cancel, rerun, delete."""
 
+from typing import Annotated
+
+import msgspec
 import typer
 
 from slackwater.cli import figures
-from slackwater.cli.job_ids import JobId
+from slackwater.cli.job_ids import JobId, JobIds
+from slackwater.cli.naming import said
 from slackwater.cli.options import Json, Url
-from slackwater.cli.outcome import FAILED, err, out, print_json
+from slackwater.cli.outcome import FAILED, err, exit_code, out, print_json, reported
 from slackwater.cli.show import with_client
+from slackwater.cli.usage import an_id
+from slackwater.common import limits
 from slackwater.common.client import Client
+from slackwater.common.errors import SlackwaterError
 from slackwater.schemas.jobs import TERMINAL_STATES, JobRecord
 
 
@@ -36,6 +43,73 @@ def cancel(id: JobId, url: Url = None, json: Json = False) -> None:
         err.print(f"job {id} {after.state} {_ago(after, now_s)}; nothing to cancel", markup=False)
     if not cancelled:
         raise typer.Exit(FAILED)
+
+
+def rerun(
+    id: JobId,
+    new: Annotated[
+        str, typer.Option("--id", help="Run a copy under this id; the job itself stays.")
+    ] = "",
+    url: Url = None,
+    json: Json = False,
+) -> None:
+    """Run a job that ended again, as it was submitted, under its id or another one."""
+
+    async def again(client: Client) -> tuple[JobRecord, str]:
+        record = await client.job(id)
+        if new:
+            spec = msgspec.structs.replace(record.spec, id=new)
+            known = await client.submit(spec)
+            return await client.job(new), said(spec, known)
+        patient = Client(client.bus, client.clock, budget_s=limits.RETRY_BUDGET_S)
+        record = await patient.rerun(id, record.run + 1)
+        return record, f"job {id} runs again: this is its run {record.run + 1}"
+
+    with reported():
+        if new:
+            an_id("--id", new)
+    record, text = with_client(url, again)
+    if json:
+        print_json(record)
+    else:
+        _say(text)
+
+
+def delete(
+    ids: JobIds,
+    force: Annotated[
+        bool, typer.Option("--force", help="Cancel those first that have not ended.")
+    ] = False,
+    url: Url = None,
+    json: Json = False,
+) -> None:
+    """Forget jobs that ended: they are not listed any more, and their ids are free."""
+
+    async def gone(client: Client) -> list[tuple[str, SlackwaterError | None]]:
+        return [(id, await _deleted(client, id, force)) for id in dict.fromkeys(ids)]
+
+    found = with_client(url, gone)
+    if json:
+        print_json([{"job": id, "deleted": error is None} for id, error in found])
+    for id, error in found:
+        if error is not None:
+            err.print(f"error: {error}", markup=False)
+        elif not json:
+            _say(f"job {id} is deleted")
+    worst = next((error for _, error in found if error is not None), None)
+    if worst is not None:
+        raise typer.Exit(exit_code(worst))
+
+
+async def _deleted(client: Client, id: str, force: bool) -> SlackwaterError | None:
+    """Why it was not; the others are deleted nevertheless."""
+    try:
+        if force:
+            await client.cancel(id)
+        await client.delete(id)
+    except SlackwaterError as error:
+        return error
+    return None
 
 
 def _ago(record: JobRecord, now_s: float) -> str:

@@ -1,5 +1,9 @@
 """The worker core: a rank is started once, and its end is told until the master has stored it."""
 
+from collections.abc import Sequence
+
+import msgspec
+
 from slackwater.common.effects import (
     Answered,
     Do,
@@ -12,7 +16,7 @@ from slackwater.common.effects import (
     StartTimer,
     TimerFired,
 )
-from slackwater.schemas.base import JobId, NodeId, Ok, Refused
+from slackwater.schemas.base import RUN_ATTEMPTS, JobId, NodeId, Ok, Refused
 from slackwater.schemas.cluster import StartWorkers, StopWorkers, WorkerExited
 from slackwater.schemas.logs import LogPiece, ReadLog
 from slackwater.services.worker.core import (
@@ -52,6 +56,10 @@ def signal(rank: int, kill: bool) -> Do:
 def the_request(effects: list[Effect]) -> Request:
     (request,) = [effect for effect in effects if isinstance(effect, Request)]
     return request
+
+
+def replies(effects: Sequence[Effect]) -> list[Reply]:
+    return [effect for effect in effects if isinstance(effect, Reply)]
 
 
 def test_a_start_runs_each_rank_before_it_is_acknowledged_and_a_repeat_runs_none() -> None:
@@ -122,12 +130,66 @@ def test_a_stop_asks_first_and_kills_what_is_left() -> None:
     assert effects == [
         signal(0, kill=False),
         signal(1, kill=False),
-        StartTimer("kill/j1", 15.0),
-        Reply(2, Ok()),
+        StartTimer("kill/j1/0", 15.0),
     ]
     worker.step(ProcessExited(J1, 0, -15, ""), 11.0)
-    assert worker.step(TimerFired("kill/j1"), 15.0) == [signal(1, kill=True)]
+    kill, reply = worker.step(TimerFired("kill/j1/0"), 15.0)
+    assert kill == signal(1, kill=True)
+    assert isinstance(reply, Reply)
+    assert isinstance(reply.message, Refused)
+    assert reply.message.retry_after_s > 0, "ask again whether it helped"
     assert worker.step(Requested(3, StopWorkers(job="unknown")), 16.0) == [Reply(3, Ok())]
+
+
+def test_a_stop_is_answered_once_no_process_is_left() -> None:
+    """Whoever hears the answer may begin the next run, perhaps on another node."""
+    worker = core()
+    worker.step(Requested(1, START), 0.0)
+    worker.step(Requested(2, StopWorkers(job="j1")), 1.0)
+    assert worker.step(Requested(3, StopWorkers(job="j1")), 5.0) == []  # Asked again, as if lost.
+    assert replies(worker.step(ProcessExited(J1, 0, -15, ""), 5.5)) == []
+    assert replies(worker.step(ProcessExited(J1, 1, -9, ""), 6.0)) == [
+        Reply(2, Ok()), Reply(3, Ok()),
+    ]  # fmt: skip
+    assert worker.step(Requested(4, StopWorkers(job="j1")), 7.0) == [Reply(4, Ok())]
+
+
+def test_a_service_that_does_not_know_yet_what_runs_does_not_say_that_nothing_does() -> None:
+    worker = WorkerCore(NodeId("n1"), 4, stop_grace_s=5.0, keep_jobs=False)
+    worker.step(Recovered(epoch=1, records={}), 0.0)
+    (reply,) = replies(worker.step(Requested(1, StopWorkers(job="j1")), 0.1))
+    assert isinstance(reply.message, Refused)
+    assert reply.message.retry_after_s > 0
+
+
+def test_what_is_said_late_of_a_former_run_changes_nothing_of_this_one() -> None:
+    """The job was run again: its start, its stop and the end of its grace come once more."""
+    worker = core()
+    worker.step(Requested(1, START), 0.0)
+    worker.step(Requested(2, StopWorkers(job="j1")), 1.0)
+    for rank in (0, 1):
+        worker.step(ProcessExited(J1, rank, -15, ""), 1.5)
+    again = msgspec.structs.replace(START, attempts=(RUN_ATTEMPTS, RUN_ATTEMPTS))
+    started = worker.step(Requested(3, again), 2.0)
+    assert started == [run(0, RUN_ATTEMPTS), run(1, RUN_ATTEMPTS), Reply(3, Ok())]
+    assert worker.step(Requested(4, START), 3.0) == [Reply(4, Ok())]
+    assert worker.step(Requested(5, StopWorkers(job="j1")), 3.5) == [Reply(5, Ok())]
+    assert worker.step(TimerFired("kill/j1/0"), 6.0) == []
+    assert worker.step(ProcessExited(J1, 0, -15, ""), 6.5) == []
+    assert worker.running() == ((J1, 0), (J1, 1))
+    stop = worker.step(Requested(6, StopWorkers(job="j1", run=1)), 7.0)
+    assert [effect for effect in stop if isinstance(effect, Do)] == [
+        signal(0, kill=False), signal(1, kill=False),
+    ]  # fmt: skip
+
+
+def test_a_run_does_not_begin_beside_a_process_of_the_one_before() -> None:
+    worker = core()
+    worker.step(Requested(1, START), 0.0)
+    again = msgspec.structs.replace(START, attempts=(RUN_ATTEMPTS, RUN_ATTEMPTS))
+    (reply,) = replies(worker.step(Requested(2, again), 1.0))
+    assert isinstance(reply.message, Refused)
+    assert reply.message.retry_after_s > 0
 
 
 def test_a_drain_stops_the_jobs_unless_told_to_keep_them() -> None:
