@@ -48,6 +48,14 @@ Extent = Annotated[int, msgspec.Meta(ge=1, le=ELEMENTS_MAX)]
 Single = Annotated[float, msgspec.Meta(ge=-3e38, le=3e38)]
 """What a float32 holds: kernels reckon with it."""
 Decay = Annotated[float, msgspec.Meta(ge=0.0, lt=1.0)]
+STATE_SAID: Final[dict[JobState, str]] = {
+    "pending": "is pending",
+    "running": "is running",
+    "completed": "has completed",
+    "failed": "has failed",
+    "cancelled": "was cancelled",
+}
+"""What a sentence about a job says of its state."""
 TERMINAL_STATES: frozenset[JobState] = frozenset({"completed", "failed", "cancelled"})
 
 

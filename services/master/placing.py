@@ -7,7 +7,7 @@ section 3.3.3, step one; see clusters.py), whose controller does the rest.
 from slackwater.common.effects import Log
 from slackwater.schemas import subjects
 from slackwater.schemas.base import CONFLICT, NOT_FOUND, ClusterId, JobId, Refused
-from slackwater.schemas.jobs import JobRecord, JobRegistered, JobSpec, RegisterJob
+from slackwater.schemas.jobs import STATE_SAID, JobRecord, JobRegistered, JobSpec, RegisterJob
 from slackwater.schemas.placement import PlaceJob
 from slackwater.services.master.admission import limits_of
 from slackwater.services.master.jobs import Job, unfit, unknown
@@ -47,7 +47,7 @@ def _another_spec(known: Job) -> str:
     if known.ended:
         remedy += f", or `slackwater rerun {known.id}` runs it again as it was, or "
         remedy += f"`slackwater delete {known.id}` makes the id free"
-    return f"job {known.id} exists with another spec and is {known.record.state}; {remedy}"
+    return f"job {known.id} exists with another spec and {STATE_SAID[known.record.state]}; {remedy}"
 
 
 def register(state: State, token: int, message: RegisterJob, now_s: float) -> None:

@@ -107,6 +107,8 @@ def _facts(
         asked.append(f"{spec.iterations:,} iterations")
     yield "Asked for", ", ".join(asked)
     yield "Mode", figures.mode(spec)
+    if record.run:
+        yield "Run", str(record.run + 1)
     if record.node:
         yield "Node", record.node
     if record.cluster:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Final
 
-from slackwater.schemas.jobs import TERMINAL_STATES, JobRecord, JobSpec
+from slackwater.schemas.jobs import STATE_SAID, TERMINAL_STATES, JobRecord, JobSpec
 
 STEM_CHARS_MAX: Final = 40
 SUFFIX_BYTES: Final = 3
@@ -35,7 +35,7 @@ def said(spec: JobSpec, known: JobRecord | None) -> str:
     """What a submission did. `known`: the record of a job that was there already."""
     if known is None:
         return f"job {spec.id} is stored"
-    done = f"job {spec.id} was stored before and is {known.state}: nothing new was started"
+    done = f"job {spec.id} was stored before and {STATE_SAID[known.state]}: nothing new was started"
     if known.state in TERMINAL_STATES:
         return f"{done}; `slackwater rerun {spec.id}` runs it again"
     return done

@@ -24,7 +24,7 @@ from slackwater.loadgen.replay.workload import Workload
 from slackwater.loadgen.traces import read
 from slackwater.loadgen.traces.select import select
 from slackwater.schemas.base import ID_PATTERN
-from slackwater.schemas.jobs import Aggregation
+from slackwater.schemas.jobs import STATE_SAID, Aggregation
 
 BYTES_SCALE_HELP = "Shrinks tensors; by default chosen by this machine's folding speed."
 TRANSPORT_HELP = "How bytes go between Agents and aggregators: shm, verbs, tcp or auto."
@@ -161,8 +161,9 @@ async def _refuse_known(client: Client, work: Workload) -> None:
         for record in page.jobs:
             if record.spec.id in ids:
                 raise Rejected(
-                    f"job {record.spec.id} exists on this cluster and is {record.state}: give "
-                    "--prefix NAME to play the trace under other ids"
+                    f"job {record.spec.id} exists on this cluster and "
+                    f"{STATE_SAID[record.state]}: give --prefix NAME to play the trace under "
+                    "other ids"
                 )
 
 

@@ -16,7 +16,7 @@ from slackwater.common.bus.base import Delivery
 from slackwater.common.client import Client
 from slackwater.common.errors import Retryable
 from slackwater.schemas import subjects
-from slackwater.schemas.jobs import TERMINAL_STATES, JobRecord
+from slackwater.schemas.jobs import STATE_SAID, TERMINAL_STATES, JobRecord, JobState
 
 POLL_S: Final = 2.0
 """The bus may lose a fact: the records are looked at this often."""
@@ -28,7 +28,7 @@ class Waited(msgspec.Struct, frozen=True):
     """What became of one job."""
 
     job: str
-    state: str
+    state: JobState
     verdict: Verdict
     reason: str
 
@@ -129,7 +129,7 @@ def verdict(record: JobRecord, wanted: Wanted) -> Verdict:
 
 
 def _say(each: Waited, wanted: str) -> None:
-    text = f"job {each.job} is {each.state}"
+    text = f"job {each.job} {STATE_SAID[each.state]}"
     if each.verdict == "never":
         text += f": it cannot become {wanted} any more"
     if each.reason and each.verdict != "reached":

@@ -41,4 +41,5 @@ def test_a_repeated_submission_says_that_nothing_was_started() -> None:
     live = said(spec, JobRecord(spec=spec, state="running"))
     assert live == "job k1 was stored before and is running: nothing new was started"
     ended = said(spec, JobRecord(spec=spec, state="failed", finished_s=1.0))
-    assert ended.endswith("is failed: nothing new was started; `slackwater rerun k1` runs it again")
+    assert "has failed: nothing new was started" in ended
+    assert "`slackwater rerun k1`" in ended

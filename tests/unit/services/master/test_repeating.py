@@ -198,7 +198,7 @@ def test_a_submission_says_what_is_there_and_how_to_run_it_again() -> None:
     assert same.known.state == "failed"
     refused(
         harness.answer(SubmitJob(spec=spec("a", workers=5))),
-        "is failed", "slackwater rerun a", "slackwater delete a",
+        "has failed", "slackwater rerun a", "slackwater delete a",
     )  # fmt: skip
 
 
