@@ -109,6 +109,10 @@ def _facts(
     yield "Mode", figures.mode(spec)
     if record.run:
         yield "Run", str(record.run + 1)
+    if spec.restarts:
+        by_rank = ", ".join(f"rank {r}: {n}" for r, n in sorted(record.restarts.items()))
+        made = sum(record.restarts.values())
+        yield "Restarts", f"{made} of {spec.restarts}" + (f" ({by_rank})" if by_rank else "")
     if record.node:
         yield "Node", record.node
     if record.cluster:

@@ -162,6 +162,18 @@ def test_a_job_that_failed_shows_what_its_ranks_gave() -> None:
     assert text[-1].split("  ")[-1] == "done, without a result"
 
 
+def test_a_job_that_was_run_again_and_restarted_says_so() -> None:
+    record = msgspec.structs.replace(
+        failed("k").record,
+        run=2, restarts={"1": 2, "0": 1},
+        spec=JobSpec(id="k", workers=2, restarts=5, iterations=300),
+    )  # fmt: skip
+    text = described(JobInfo(job=record), NOW_S)
+    assert "Run:          3" in text
+    assert "Restarts:     3 of 5 (rank 0: 1, rank 1: 2)" in text
+    assert "Asked for:    2 workers, 1 server, 300 iterations" in text
+
+
 # The pool -----------------------------------------------------------------------------------------
 
 
