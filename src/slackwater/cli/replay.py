@@ -52,9 +52,7 @@ def replay(
         str | None, typer.Option(help=f"{POLICY_HELP}; by default the cluster's own.")
     ] = None,
     aggregators: Annotated[int, typer.Option(min=1, help="Pool of the embedded cluster.")] = 10,
-    controllers: Annotated[
-        int, typer.Option(min=1, help="Aggregator clusters of the embedded cluster.")
-    ] = 2,
+    controllers: Annotated[int, typer.Option(min=1, help="Its aggregator clusters.")] = 2,
     cpu_share: Annotated[float, typer.Option(help="Cores of one aggregator.")] = 0.1,
     window: Annotated[int, typer.Option(min=2, help="Iterations of a monitor window.")] = 20,
     transport: Annotated[str, typer.Option(help=TRANSPORT_HELP)] = "auto",
