@@ -150,7 +150,8 @@ def _corrected(fact: JobEvent) -> str:
 
 
 _JOB: Final[dict[str, Callable[[JobEvent], str]]] = {
-    "pending": lambda fact: f"{fact.job} is submitted",
+    "pending": lambda fact: f"{fact.job} {fact.reason or 'is submitted'}",
+    "deleted": lambda fact: f"{fact.job} is deleted",
     "waiting": lambda fact: f"{fact.job} waits {fact.reason.removeprefix('waits ')}".rstrip(),
     "running": lambda fact: f"{fact.job} runs" + _on(fact.detail.get("node", "")),
     "placed": lambda fact: f"{fact.job} is sent to cluster {fact.cluster}",

@@ -95,5 +95,5 @@ def begin_again(state: State, old: Job, spec: JobSpec, now_s: float) -> Job:
     changes = msgspec.structs.asdict(fresh)
     del changes["epoch"]
     state.change(job, now_s, **changes)
-    state.tell(job, "pending", now_s, f"it runs again: run {fresh.run + 1}")
+    state.tell(job, "pending", now_s, f"runs again: this is its run {fresh.run + 1}")
     return job

@@ -146,6 +146,13 @@ def test_what_operators_ask_about_is_said() -> None:
     )
 
 
+def test_a_job_that_runs_again_is_told_as_such() -> None:
+    for reason, told in (("", "j1 is submitted"), ("runs again: this is its run 2", None)):
+        fact = JobEvent(job=JobId("j1"), fact="pending", at_s=1.0, reason=reason)
+        assert sentence(fact) == (told or f"j1 {reason}")
+    assert sentence(JobEvent(job=JobId("j1"), fact="deleted", at_s=1.0)) == "j1 is deleted"
+
+
 def test_a_fact_of_a_newer_version_is_told_by_its_own_words() -> None:
     fact = JobEvent(job=JobId("j1"), fact="juggled", at_s=1.0, detail={"balls": "3", "none": ""})
     assert sentence(fact) == "j1 juggled: balls 3"
