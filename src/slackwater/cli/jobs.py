@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from math import inf
-from typing import Annotated, Any, Final, Literal, get_args
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 import typer
@@ -55,44 +55,40 @@ class Listed(msgspec.Struct, frozen=True):
 
 
 def jobs(
-    state: Annotated[
-        str | None,
-        typer.Option(help="List pending, running, completed, failed or cancelled jobs alone."),
-    ] = None,
-    tenant: Annotated[str | None, typer.Option(help="Only this tenant's jobs.")] = None,
-    sort: Annotated[
-        str, typer.Option(help="Sort by active, id, state, age, progress, speed, loss or eta.")
-    ] = "active",
+    state: Annotated[JobState | None, typer.Option(help="List jobs in this state alone.")] = None,
+    tenant: Annotated[str | None, typer.Option(help="List this tenant's jobs alone.")] = None,
+    sort: Annotated[Sort, typer.Option(help="Sort by this; active is the order above.")] = (
+        "active"
+    ),
     limit: Annotated[int, typer.Option(min=0, help="Show so many jobs at most (0: all).")] = 0,
     everything: Annotated[
         bool, typer.Option("--all", help=f"Show all ended jobs, not only the last {ENDED_SHOWN}.")
     ] = False,
     output: Annotated[
-        str,
-        typer.Option(
-            "--output", "-o", help="How to list: table, wide (more columns), name or json."
-        ),
+        Output,
+        typer.Option("--output", "-o", help="List as a table, a wider one, ids alone, or JSON."),
     ] = "table",
     url: Url = None,
     json: Json = False,
 ) -> None:
     """List jobs: those that run, those that wait, then the last that ended.
 
-    AGE counts from the submission, or from the end of a job that ended. PROGRESS is the last
-    iteration that ended on every rank, of all that it does; a program that counts for itself has
-    no total. SPEED and ETA are those of its slowest rank over the last seconds. LOSS is the part
-    of its profiled speed that it loses by sharing AGGREGATORS with others. WHY says what a job
-    waits for, or why it failed. On a pipe the columns are whole and aligned with blanks.
+    AGE: since its submission; since the end of a job that ended.
+    PROGRESS: the last iteration that ended on every rank, of how many;
+    a program that counts for itself has no total.
+    SPEED, ETA: of its slowest rank, over the last seconds.
+    LOSS: the part of its profiled speed that it lost by sharing.
+    WHY: what it waits for, or why it failed.
+
+    On a pipe nothing is cut, and every job is one line.
     """
-    wanted: JobState | None = _choice("--state", state, JobState) if state is not None else None
-    order: Sort = _choice("--sort", sort, Sort)
-    shape: Output = "json" if json else _choice("--output", output, Output)
-    every = everything or shape == "json" or (wanted in TERMINAL_STATES)
+    every = everything or json or output == "json" or (state in TERMINAL_STATES)
+    shape: Output = "json" if json else output
 
     async def listed(client: Client) -> Listed:
-        return await read(client, wanted, tenant, whole=shape == "json", every=every)
+        return await read(client, state, tenant, whole=shape == "json", every=every)
 
-    found = arranged(with_client(url, listed), order, limit)
+    found = arranged(with_client(url, listed), sort, limit)
     if shape == "json":
         print_json([documents.job(job.record, job.progress) for job in found.jobs])
     elif shape == "name":
@@ -100,7 +96,7 @@ def jobs(
     else:
         width = out.width if out.is_terminal else None
         tables.show(table(found, wide=shape == "wide", width=width))
-        if note := ending(found, wanted, tenant):
+        if note := ending(found, state, tenant):
             _beside(note)
 
 
@@ -186,14 +182,6 @@ def ending(listed: Listed, state: JobState | None, tenant: str | None) -> str:
 def _beside(note: str) -> None:
     """For a person: on a pipe it is no row of the table."""
     err.print(note, markup=False)
-
-
-def _choice(option: str, given: str, of: Any) -> Any:
-    """Raises BadParameter, with the choices."""
-    choices = get_args(of)
-    if given not in choices:
-        raise typer.BadParameter(f"{option} {given!r}: choose one of {', '.join(choices)}")
-    return given
 
 
 def _ratio(job: Job, now_s: float) -> float:

@@ -20,10 +20,11 @@ TENANT_HEADS: Final = (
 def aggregators(url: Url = None, json: Json = False) -> None:
     """List the pool of aggregators: who uses which.
 
-    STATE is free, serving (its CLUSTER), profiling (a new job alone), draining, late or drained
-    (by `slackwater drain`), or lost: it is not heard. SHARE is the part of a core that each of
-    its tasks may have, in cores. HELD is the memory of its buckets, MOVED what went in and out
-    since it was started.
+    STATE: free, serving, profiling (a new job alone), lost (not heard),
+    or, by `slackwater drain`, draining, late or drained.
+    SHARE: cores that its tasks may take together.
+    HELD: the memory of its buckets.
+    MOVED: bytes that went in and out since it was started.
     """
     infos = with_client(url, lambda client: client.aggregators())
     if json:
@@ -64,10 +65,11 @@ def _aggregator(info: AggregatorInfo) -> Row:
 def tenants(url: Url = None, json: Json = False) -> None:
     """List tenants: what each may have, what its jobs have now, and what they lose.
 
-    CORES is what its running jobs ask for, of what they may ask for together. USED is the cores
-    that their tasks took, BUSY the aggregators that these kept busy. LOSS is that of the job that
-    lost most of its profiled speed, LIMIT what each may lose, BEYOND how many lost more. WAITING
-    is followed by how many may wait.
+    CORES: what its running jobs ask for, of what they may ask for.
+    USED, BUSY: cores that their tasks took, aggregators kept busy.
+    LOSS: of the job that lost most of its profiled speed.
+    LIMIT, BEYOND: what each may lose, how many lost more.
+    WAITING: jobs that wait, of those that may.
     """
     infos = with_client(url, lambda client: client.tenants())
     if json:

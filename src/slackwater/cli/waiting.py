@@ -46,9 +46,9 @@ def wait(
 ) -> None:
     """Wait until jobs have reached a state.
 
-    Exits with 0 once all have, with 1 as soon as one has ended in another state and can no longer
-    reach it, with 75 when the time is over. `running` is reached by a job that has been started,
-    though it may have ended since.
+    Exits with 0 once all have, with 75 when the time is over, and with 1
+    as soon as one has ended in another state and can no longer reach it.
+    A job that was started has reached `running`, though it may have ended.
     """
 
     async def waited(client: Client) -> list[Waited]:
