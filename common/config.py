@@ -23,6 +23,7 @@ from slackwater.schemas.base import IdText
 C = TypeVar("C", bound=msgspec.Struct)
 
 DEFAULT_URL: Final = "nats://127.0.0.1:4222"
+DEFAULT_METRICS_ADDRESS: Final = "127.0.0.1"
 
 
 class ServiceConfig(msgspec.Struct, kw_only=True, frozen=True):
@@ -35,7 +36,9 @@ class ServiceConfig(msgspec.Struct, kw_only=True, frozen=True):
     state_dir: str = ""
     """A folder of this instance's own for files and sockets; empty: it needs none."""
     metrics_port: Annotated[int, msgspec.Meta(ge=-1, le=65_535)] = 0
-    """Prometheus metrics on this loopback port; 0: none, -1: any free port (it is logged)."""
+    """Prometheus metrics on this port; 0: none, -1: any free port (it is logged)."""
+    metrics_address: str = DEFAULT_METRICS_ADDRESS
+    """Of this machine, where that port is; loopback: for this machine alone."""
     credentials: Credentials = Credentials()
     """As whom the bus is used: `user` and `password`, or `token`, or `creds`, or `nkey`."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"

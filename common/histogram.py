@@ -9,6 +9,8 @@ LATENCY_S: Final = (
     10.0,
 )  # fmt: skip
 """From a request that is answered at once to one that misses its deadline."""
+LOSS_RATIO: Final = (0.0, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75)
+"""Parts of a job's speed. Below 0 it ran faster than profiled."""
 
 
 class Histogram:

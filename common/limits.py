@@ -115,6 +115,8 @@ UNDECODABLE_LOGGED_MAX: Final = 100
 SCRAPES_MAX: Final = 16
 """Connections to a service's metrics at once; one more ends the oldest that asks nothing."""
 SCRAPE_S: Final = 5.0
+SCRAPE_ANSWER_S: Final = 2.0
+"""What a service's loop may take to answer a scrape; else it ends with an error."""
 STRANGER_LINES_MAX: Final = 10
 """Log lines of one kind about peers that need not be ours, within STRANGER_LINES_S; what is left
 out is counted."""

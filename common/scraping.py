@@ -10,14 +10,12 @@ import threading
 import time
 from collections.abc import Callable
 from socketserver import ThreadingMixIn
-from typing import Any, Final
+from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
 
 from slackwater.common import limits
-
-_HOST: Final = "127.0.0.1"
 
 
 class _Handler(WSGIRequestHandler):
@@ -43,12 +41,14 @@ class _Server(ThreadingMixIn, WSGIServer):
     block_on_close = False
     request_queue_size = 128
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, address: str, port: int) -> None:
+        if ":" in address:
+            self.address_family = socket.AF_INET6
         self._turn = threading.Lock()
         self._slots = threading.BoundedSemaphore(limits.SCRAPES_MAX)
         self._silent: dict[socket.socket, float] = {}
         """Connections whose request has not come, the oldest first, and since when."""
-        super().__init__((_HOST, port), _Handler)
+        super().__init__((address, port), _Handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """One thread for each, SCRAPES_MAX in all: the oldest that asks nothing makes room."""
@@ -100,9 +100,9 @@ class _Server(ThreadingMixIn, WSGIServer):
 class ScrapePort:
     """Serves what `registry` collects. Port 0: any free one."""
 
-    def __init__(self, registry: CollectorRegistry, port: int) -> None:
+    def __init__(self, registry: CollectorRegistry, address: str, port: int) -> None:
         """Raises OSError where the port cannot be had."""
-        self._server = _Server(port)
+        self._server = _Server(address, port)
         self._server.set_app(make_wsgi_app(registry))
         self.port: int = self._server.server_address[1]
         self._thread = threading.Thread(

@@ -310,6 +310,9 @@ class Profile(Record, kw_only=True, frozen=True):
     pull_s_per_byte: Seconds = 0.0
 
 
+Phase = Literal["waiting", "hosting", "profiling", "moving", "steady", "released"]
+
+
 class JobPlacement(Record, kw_only=True, frozen=True):
     """One key of the bucket `placements_<cluster>`: what a controller must not forget of a job."""
 
@@ -318,7 +321,7 @@ class JobPlacement(Record, kw_only=True, frozen=True):
     plan: JobPlan
     buckets: Layouts
     places: Places = ()
-    phase: Literal["waiting", "hosting", "profiling", "moving", "steady", "released"] = "waiting"
+    phase: Phase = "waiting"
     reason: Text = ""
     temporary: Aggregators = ()
     """Aggregators that serve this job's profiling only."""

@@ -78,6 +78,25 @@ class ServiceInfo:
     metadata: Mapping[str, str]
 
 
+@dataclass(slots=True)
+class BusCounters:
+    """Since the bus was connected."""
+
+    published: int = 0
+    received: int = 0
+    requested: int = 0
+    answered: int = 0
+    overloaded: int = 0
+    """Requests refused because their endpoint was full."""
+    dropped: int = 0
+    """Messages dropped because their subscriber was too slow, or answers without a connection."""
+    failed: int = 0
+    """Handlers that raised an error which is not ours."""
+    errors: int = 0
+    """Errors that the client library reported."""
+    reconnects: int = 0
+
+
 class Subscription(Protocol):
     async def unsubscribe(self) -> None: ...
 
@@ -87,6 +106,9 @@ class Bus(Protocol):
 
     @property
     def connected(self) -> bool: ...
+
+    @property
+    def counters(self) -> BusCounters: ...
 
     async def publish(self, subject: str, payload: bytes) -> None: ...
 

@@ -10,37 +10,17 @@ import inspect
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from time import perf_counter
 from typing import Final
 
 from slackwater.common import codec, limits
-from slackwater.common.bus.base import Answer, Delivery, Endpoint, Failed, Handler
+from slackwater.common.bus.base import Answer, BusCounters, Delivery, Endpoint, Failed, Handler
 from slackwater.common.errors import Rejected, Retryable
 from slackwater.schemas.base import INTERNAL, Refused
 
 _log = logging.getLogger("slackwater.bus")
 _PACE_KEPT: Final = 64
 """Requests whose ends say how fast an endpoint is."""
-
-
-@dataclass(slots=True)
-class BusCounters:
-    """Since the bus was connected."""
-
-    published: int = 0
-    received: int = 0
-    requested: int = 0
-    answered: int = 0
-    overloaded: int = 0
-    """Requests refused because their endpoint was full."""
-    dropped: int = 0
-    """Messages dropped because their subscriber was too slow, or answers without a connection."""
-    failed: int = 0
-    """Handlers that raised an error which is not ours."""
-    errors: int = 0
-    """Errors that the client library reported."""
-    reconnects: int = 0
 
 
 Send = Callable[[str, Answer, bool], Awaitable[None]]

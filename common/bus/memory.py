@@ -15,6 +15,7 @@ from typing import Protocol
 from slackwater.common import codec, limits
 from slackwater.common.bus.base import (
     Answer,
+    BusCounters,
     Delivery,
     Endpoint,
     Failed,
@@ -22,7 +23,7 @@ from slackwater.common.bus.base import (
     ServiceInfo,
     Subscription,
 )
-from slackwater.common.bus.dispatch import BusCounters, EndpointWorker, Mailbox
+from slackwater.common.bus.dispatch import EndpointWorker, Mailbox
 from slackwater.common.bus.micro import QUEUE_GROUP, VERBS, MicroService
 from slackwater.common.clock import Clock, LiveClock
 from slackwater.common.errors import DeadlineExceeded, NobodyThere, Rejected, Unavailable

@@ -23,6 +23,7 @@ from slackwater.common import codec, limits
 from slackwater.common.bus.access import Credentials, address_file, carries_identity, shown
 from slackwater.common.bus.base import (
     Answer,
+    BusCounters,
     Delivery,
     Endpoint,
     Failed,
@@ -30,7 +31,7 @@ from slackwater.common.bus.base import (
     ServiceInfo,
     Subscription,
 )
-from slackwater.common.bus.dispatch import BusCounters, EndpointWorker, Mailbox
+from slackwater.common.bus.dispatch import EndpointWorker, Mailbox
 from slackwater.common.bus.micro import (
     ERROR_CODE_HEADER,
     ERROR_HEADER,

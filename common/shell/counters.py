@@ -5,6 +5,7 @@ No metric object and no lock is touched on the path of a request.
 
 from slackwater.common import limits
 from slackwater.common.bus.base import EndpointFigures
+from slackwater.common.histogram import LATENCY_S, Histogram
 
 
 class Counters:
@@ -13,6 +14,7 @@ class Counters:
     __slots__ = (
         "breaches_refused",
         "endpoints",
+        "events",
         "facts",
         "fenced",
         "own",
@@ -22,15 +24,13 @@ class Counters:
         "refused",
         "requests_failed",
         "requests_sent",
+        "step_s",
         "step_s_max",
-        "step_s_sum",
-        "steps",
         "unanswered",
         "undecodable",
     )
 
     def __init__(self) -> None:
-        self.steps = 0
         self.records = 0
         self.endpoints: dict[str, EndpointFigures] = {}
         """By verb."""
@@ -40,11 +40,13 @@ class Counters:
         self.breaches_refused = 0
         self.unanswered = 0
         self.facts = 0
+        self.events: dict[tuple[str, str], int] = {}
+        """Facts that were said, by noun and fact."""
         self.published = 0
         self.publish_failed = 0
         self.requests_sent = 0
         self.requests_failed = 0
-        self.step_s_sum = 0.0
+        self.step_s = Histogram(LATENCY_S)
         self.step_s_max = 0.0
         self.own: dict[str, int] = {}
 
@@ -53,11 +55,18 @@ class Counters:
             raise ValueError(f"counter {name}: {limits.COUNTERS_MAX} names are in use already")
         self.own[name] = self.own.get(name, 0) + by
 
+    def said(self, subject: str) -> None:
+        """A fact or telemetry went out under `subject`."""
+        self.published += 1
+        _, _, plane, noun, *_, fact = subject.split(".")
+        if plane == "evt":
+            self.events[noun, fact] = self.events.get((noun, fact), 0) + 1
+
     def all(self) -> dict[str, int]:
         """Every counter by its name in `stats`."""
         requests = {verb: figures.requests for verb, figures in self.endpoints.items()}
         shell = {
-            "steps": self.steps,
+            "steps": self.step_s.count,
             "records": self.records,
             "requests": sum(requests.values()),
             "refused": self.refused,

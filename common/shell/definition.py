@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from slackwater.common.effects import Effect
+from slackwater.common.histogram import Histogram
 from slackwater.common.shell.process import Process
 from slackwater.schemas.base import Message, Record
 
@@ -54,11 +55,11 @@ class Port(Protocol):
 
 
 class Level(NamedTuple):
-    """One number of a service's own that the metrics show (`metrics.LEVELS` says what it is)."""
+    """One sample that the metrics show (`metrics.FAMILIES` says what it is)."""
 
     name: str
     labels: Mapping[str, str]
-    value: float
+    value: float | Histogram
 
 
 Handler = Callable[..., Awaitable[Any] | Any]
@@ -82,7 +83,7 @@ class ServiceDefinition:
     `needs_all_records`: its records are one whole, of which a part would mislead; without it a
     service starts with those that can be read (see recovery.py).
 
-    `levels` gives the service's own numbers that are no counters, when somebody scrapes.
+    `levels` gives the service's own samples when somebody scrapes.
 
     `on_start` opens what the core's handlers need, before the core recovers; `tasks` run from
     then on until the drain is over; `on_stop` closes it.

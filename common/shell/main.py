@@ -25,9 +25,9 @@ import uvloop
 
 from slackwater.common import failpoints, metrics
 from slackwater.common import logging as logs
-from slackwater.common.config import DEFAULT_URL, load_config
+from slackwater.common.config import DEFAULT_METRICS_ADDRESS, DEFAULT_URL, load_config
 from slackwater.common.errors import Breached, ConfigRejected, Rejected, Retryable, SlackwaterError
-from slackwater.common.shell.definition import Level, ServiceDefinition
+from slackwater.common.shell.definition import ServiceDefinition
 from slackwater.common.shell.process import Process
 from slackwater.common.shell.service import Shell
 from slackwater.common.world import World, live_world
@@ -36,8 +36,6 @@ EX_FAILED = 1
 EX_BREACHED = 70
 EX_TEMPFAIL = 75
 EX_CONFIG = 78
-SCRAPE_S = 2.0
-"""What the loop may take to answer a scrape; else it ends with an error."""
 
 C = TypeVar("C", bound=msgspec.Struct)
 Build = Callable[[C, World], ServiceDefinition | Awaitable[ServiceDefinition]]
@@ -93,8 +91,7 @@ async def _live(service: str, id: str, config: C, build: Build[C]) -> int:
         made = build(config, world)
         definition = await made if inspect.isawaitable(made) else made
         shell = Shell(definition, world, stop, process)
-        port = _field(config, "metrics_port", 0)
-        exposition = _expose(service, id, port, shell) if port else None
+        exposition = _expose(service, id, config, shell)
         try:
             return await shell.run()
         finally:
@@ -107,24 +104,13 @@ def _field(config: msgspec.Struct, name: str, default: Any) -> Any:
     return getattr(config, name, default)
 
 
-def _expose(service: str, id: str, port: int, shell: Shell) -> metrics.Exposition:
-    loop = asyncio.get_running_loop()
-
-    async def read() -> list[Level]:
-        return list(shell.levels())
-
-    def levels() -> list[Level]:
-        """A scrape is another thread's: the loop is asked."""
-        return asyncio.run_coroutine_threadsafe(read(), loop).result(SCRAPE_S)
-
-    collector = metrics.ShellCollector(service, id, shell.counters.all, shell.gauges, levels)
-    try:
-        exposition = metrics.Exposition(collector, port)
-    except OSError as error:
-        raise ConfigRejected(
-            f"metrics_port {port}: {error.strerror}; choose another, or 0 for none"
-        ) from error
-    structlog.get_logger().info("metrics", port=exposition.port)
+def _expose(service: str, id: str, config: Any, shell: Shell) -> metrics.Exposition | None:
+    port = _field(config, "metrics_port", 0)
+    if not port:
+        return None
+    address = _field(config, "metrics_address", DEFAULT_METRICS_ADDRESS)
+    exposition = metrics.expose(service, id, address, port, shell.samples)
+    structlog.get_logger().info("metrics", address=address, port=exposition.port)
     return exposition
 
 

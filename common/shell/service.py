@@ -9,13 +9,13 @@ it anew, and it rebuilds from its buckets. The same code runs live and in a simu
 
 import asyncio
 import inspect
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from typing import Any
 
 import msgspec
 import structlog
 
-from slackwater.common import limits
+from slackwater.common import limits, metrics
 from slackwater.common.bus.base import Subscription
 from slackwater.common.codec import encode
 from slackwater.common.effects import (
@@ -405,7 +405,7 @@ class Shell:
             self.counters.publish_failed += 1
             _log.warning("publish.refused", subject=effect.subject, reason=str(error))
         else:
-            self.counters.published += 1
+            self.counters.said(effect.subject)
             failpoint(self._publish_after)
 
     def _do(self, effect: Do) -> None:
@@ -434,9 +434,12 @@ class Shell:
 
     # What is shown --------------------------------------------------------------------------------
 
-    def levels(self) -> Iterable[Level]:
-        """From the loop's own thread: the core's state is read."""
-        return self.definition.levels()
+    def samples(self) -> Iterator[Level]:
+        """For the metrics, from the loop's own thread: the core's state is read."""
+        yield from metrics.of_shell(self.counters, self.gauges(), self._world.bus)
+        if self.definition.lease:
+            yield Level("leading", {}, float(self._lease is not None))
+        yield from self.definition.levels()
 
     def gauges(self) -> dict[str, float]:
         return {
@@ -446,7 +449,7 @@ class Shell:
             "requests_unanswered": float(len(self._intake)),
             "actions": float(len(self._doing)),
             "timers": float(len(self._timers)),
-            "step_s_sum": self.counters.step_s_sum,
+            "step_s_sum": self.counters.step_s.sum,
             "step_s_max": self.counters.step_s_max,
             "epoch": float(self._epoch),
             "breaches": float(len(self._breaches.kept)),

@@ -163,8 +163,7 @@ class Steps:
             self.breached(event, error)
             return
         spent_s = perf_counter() - begun_s
-        counters.steps += 1
-        counters.step_s_sum += spent_s
+        counters.step_s.add(spent_s)
         if spent_s > counters.step_s_max:
             counters.step_s_max = spent_s
         if effects and not values and not self._waiting:

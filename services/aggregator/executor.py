@@ -146,6 +146,8 @@ class Executor:
         self._charge_ns_per_byte = charge_ns_per_byte
         self.executions = 0
         """Folds since the start."""
+        self.cpu_s = 0.0
+        """CPU time of all that was executed."""
         self.undercharged = 0
         """Those that took more CPU time than they were charged, by `charge_ns_per_byte`."""
         self._schedule: SlotSchedule[Task] = SlotSchedule(cpu_share)
@@ -344,6 +346,7 @@ class Executor:
             charged_s = self._measure(task, outcome)
         account = self._accounts.setdefault(task.bucket.key[0], _Account())
         account.cpu_s += outcome.cpu_s
+        self.cpu_s += outcome.cpu_s
         account.slot_s += charged_s / self._cpu_share
         return charged_s
 

@@ -2,7 +2,7 @@
 
 import os
 import socket
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -12,7 +12,7 @@ import psutil
 from slackwater.common import descriptors, limits
 from slackwater.common.cgroup import memory_bytes
 from slackwater.common.errors import ConfigRejected
-from slackwater.common.shell.definition import Port, ServiceDefinition
+from slackwater.common.shell.definition import Level, Port, ServiceDefinition
 from slackwater.common.transport.base import Fabric, Listener
 from slackwater.common.transport.gpu import device_named
 from slackwater.common.transport.negotiate import live_fabrics
@@ -193,6 +193,27 @@ class Aggregator:
             node_memory_bytes=self._config.node_memory_bytes_max,
         )
 
+    def levels(self) -> Iterator[Level]:
+        """What the metrics show, from the same numbers as the heartbeat."""
+        beat = self.heartbeat(self._clock.now_s())
+        for name, value in {
+            "received_bytes_total": beat.bytes_in,
+            "sent_bytes_total": beat.bytes_out,
+            "slot_busy_seconds_total": beat.busy_s,
+            "fold_cpu_seconds_total": self.executor.cpu_s,
+            "folds_total": beat.executions,
+            "folds_undercharged_total": beat.undercharged,
+            "requests_late_total": self.executor.turns.cycle.late,
+            "buckets": beat.buckets,
+            "jobs": beat.jobs,
+            "held_bytes": beat.held_bytes,
+            "memory_limit_bytes": beat.memory_bytes,
+            "cpu_share_cores": beat.cpu_share,
+            "regions_recovered": beat.regions_recovered,
+            "regions_locked": beat.regions_locked,
+        }.items():
+            yield Level(f"aggregator_{name}", {}, value)
+
     def definition(self) -> ServiceDefinition:
         orders = self.orders
         return ServiceDefinition(
@@ -216,6 +237,7 @@ class Aggregator:
                 "move": orders.move,
             },
             heartbeat=self.heartbeat,
+            levels=self.levels,
             on_start=self.start,
             on_stop=self.stop,
             tasks=(self.run_slot, self.report),

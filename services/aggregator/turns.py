@@ -100,6 +100,8 @@ class CyclicTurns:
     """
 
     def __init__(self) -> None:
+        self.late = 0
+        """Requests that came after their place."""
         self._members: dict[str, _Member] = {}
 
     def plan(
@@ -134,6 +136,7 @@ class CyclicTurns:
         if expected_s == inf:
             expected_s = now_s
         if now_s > expected_s + self._tolerance_s(member, entry):
+            self.late += 1
             for other in member.tasks.values():
                 other.expected_s += now_s - expected_s
             entry.expected_s = now_s + member.every_s

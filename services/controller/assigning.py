@@ -101,6 +101,7 @@ def decide(state: State, job: Job, now_s: float) -> None:
         return
     view, subject = _case(state, job, wish, now_s)
     name = state.policy_name(job)
+    state.plans += 1
     plan, memory = state.policy_named(name).assign(view, subject, state.memories.get(name))
     try:
         validate(plan, view, subject)

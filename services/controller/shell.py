@@ -1,6 +1,14 @@
 """The controller's shell: its subjects and its bucket."""
 
-from slackwater.common.shell.definition import Port, ServiceDefinition
+from collections import Counter
+from collections.abc import Iterator
+from random import Random
+from time import perf_counter
+from typing import get_args
+
+from slackwater.common.effects import Effect, ShellEvent
+from slackwater.common.histogram import LATENCY_S, Histogram
+from slackwater.common.shell.definition import Level, Port, ServiceDefinition
 from slackwater.common.world import World
 from slackwater.schemas import subjects
 from slackwater.schemas.cluster import (
@@ -15,6 +23,7 @@ from slackwater.schemas.cluster import (
 from slackwater.schemas.placement import (
     JobPlacement,
     LocateJob,
+    Phase,
     PlaceJob,
     ReleaseJob,
     TensorCopyDone,
@@ -23,6 +32,7 @@ from slackwater.schemas.placement import (
 from slackwater.schemas.telemetry import JobProfiled, WindowMeasured
 from slackwater.services.controller.config import ControllerConfig
 from slackwater.services.controller.core import Controller
+from slackwater.services.controller.policies.scheme import loss
 
 
 class _Counting:
@@ -39,9 +49,46 @@ class _Counting:
         self._port.count(name)
 
 
+class _Measured(Controller):
+    """Keeps how long its planning takes."""
+
+    def __init__(self, config: ControllerConfig, rng: Random) -> None:
+        super().__init__(config, rng)
+        self.plan_s = Histogram(LATENCY_S)
+
+    def step(self, event: ShellEvent, now_s: float) -> list[Effect]:
+        before, begun_s = self.state.plans, perf_counter()
+        effects = super().step(event, now_s)
+        if self.state.plans != before:
+            self.plan_s.add(perf_counter() - begun_s)
+        return effects
+
+    def levels(self) -> Iterator[Level]:
+        """What the metrics show."""
+        state = self.state
+        phases = Counter(job.record.phase for job in state.jobs.values())
+        for phase in get_args(Phase):
+            yield Level("controller_jobs", {"phase": phase}, phases[phase])
+        ours = [entry for entry in state.aggregators.values() if entry.ours]
+        states = Counter(
+            "dead" if not entry.alive else "avoided" if entry.avoided else "serving"
+            for entry in ours
+        )
+        for name in ("serving", "avoided", "dead"):
+            yield Level("controller_aggregators", {"state": name}, states[name])
+        yield Level("controller_window_loss_ratio", {}, state.losses)
+        losses = [
+            loss(job.record.profile.iteration_s, job.window.iteration_s)
+            for job in state.living()
+            if job.window is not None and job.window.iteration_s and job.record.profile is not None
+        ]
+        yield Level("controller_loss_worst_ratio", {}, max(losses, default=0.0))
+        yield Level("controller_plan_duration_seconds", {}, self.plan_s)
+
+
 def definition(config: ControllerConfig, world: World) -> ServiceDefinition:
     """Raises ConfigRejected for an unknown policy."""
-    core, counting = Controller(config, world.rng), _Counting()
+    core, counting = _Measured(config, world.rng), _Counting()
     return ServiceDefinition(
         service="controller",
         id=config.id,
@@ -66,5 +113,6 @@ def definition(config: ControllerConfig, world: World) -> ServiceDefinition:
             subjects.events("migration", fact="worker-done"): WorkerDone,
         },
         handlers={"count": counting.count},
+        levels=core.levels,
         on_start=counting.start,
     )

@@ -14,6 +14,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from slackwater.common.effects import Do, Effect, Log, Persist, Publish, Request
+from slackwater.common.histogram import LOSS_RATIO, Histogram
 from slackwater.common.limits import LOST_AFTER_S
 from slackwater.schemas import subjects
 from slackwater.schemas.base import RUNS_MAX, AggregatorId, ClusterId, JobId, Message
@@ -264,6 +265,10 @@ class State:
         self.out: list[Effect] = []
         self.policies: dict[str, Policy] = {}
         self.memories: dict[str, Memory] = {}
+        self.losses = Histogram(LOSS_RATIO)
+        """Of jobs' monitor windows."""
+        self.plans = 0
+        """Times that a policy was asked for one."""
         self.policy_named(config.policy)
 
     # Lookups --------------------------------------------------------------------------------------

@@ -178,6 +178,8 @@ def measured(state: State, job: Job, window: WindowMeasured, now_s: float) -> No
     if window.location_epoch != job.location_epoch or window.iteration_s <= 0.0:
         return
     before, job.window = job.window, window
+    if job.record.profile is not None:
+        state.losses.add(loss_of(job.record.profile.iteration_s, window.iteration_s))
     if before is not None and before.location_epoch == window.location_epoch:
         shortest_s = max(before.iteration_s, window.iteration_s)
         if _lower(state, job, shortest_s, now_s):

@@ -143,6 +143,12 @@ class Pool:
             for job, stale in jobs.items()
         ]
 
+    def counts(self) -> dict[str, int]:
+        """Members by what they are: free, used by a cluster, dead."""
+        dead = len(self._members) - self.alive
+        free = len(self._free())
+        return {"free": free, "used": self.alive - free, "dead": dead}
+
     def tick(self, now_s: float) -> list[Effect]:
         effects: list[Effect] = []
         for id, member in self._members.items():

@@ -1,9 +1,12 @@
 """The master's shell: its subjects, its buckets, its lease."""
 
+from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
+from typing import get_args
 
 from slackwater.common.limits import ADMISSIONS_MAX
+from slackwater.common.metrics import NO_TENANT
 from slackwater.common.shell.definition import Level, ServiceDefinition
 from slackwater.common.world import World
 from slackwater.schemas import subjects
@@ -27,6 +30,7 @@ from slackwater.schemas.jobs import (
     GetJob,
     JobEvent,
     JobRecord,
+    JobState,
     ListJobs,
     ListTenants,
     RegisterJob,
@@ -49,7 +53,15 @@ def definition(config: MasterConfig, world: World) -> ServiceDefinition:
     core = Master(config)
 
     def levels() -> Iterator[Level]:
-        infos = tenants(core.state, world.clock.now_s())
+        state = core.state
+        states = Counter(job.record.state for job in state.jobs.values())
+        for name in get_args(JobState):
+            yield Level("master_jobs", {"state": name}, states[name])
+        yield Level("master_jobs_queued", {}, len(state.queued))
+        yield Level("master_jobs_held", {}, len(state.held))
+        for name, count in state.pool.counts().items():
+            yield Level("master_aggregators", {"state": name}, count)
+        infos = tenants(state, world.clock.now_s())
         for info in islice(infos, TENANTS_MAX):
             yield from tenant_levels(info)
 
@@ -98,10 +110,10 @@ def tenant_levels(info: TenantInfo) -> Iterator[Level]:
         "allowed_cores": info.cpu_fraction * info.pool_cpu,
         "used_cores": info.used_cpu,
         "used_aggregators": info.used_slots,
-        "loss_worst": info.loss,
+        "loss_worst_ratio": max(0.0, info.loss),
         "jobs_beyond_limit": info.beyond,
         "jobs_running": info.running,
         "jobs_waiting": info.waiting,
     }
     for name, value in shown.items():
-        yield Level(f"tenant_{name}", {"tenant": info.tenant}, value)
+        yield Level(f"tenant_{name}", {"tenant": info.tenant or NO_TENANT}, value)

@@ -78,6 +78,10 @@ class Profiler:
         self._jobs: dict[JobId, _Job] = {}
         self._out: list[Effect] = []
 
+    @property
+    def jobs(self) -> int:
+        return len(self._jobs)
+
     def step(self, event: ShellEvent | HostMeasured, now_s: float) -> list[Effect]:
         self._out = []
         match event:

@@ -1,8 +1,10 @@
 """The profiler's shell: its subjects, and the host's load by psutil."""
 
+from collections.abc import Iterator
+
 import psutil
 
-from slackwater.common.shell.definition import Port, ServiceDefinition
+from slackwater.common.shell.definition import Level, Port, ServiceDefinition
 from slackwater.common.world import World
 from slackwater.schemas import subjects
 from slackwater.schemas.jobs import JobEvent
@@ -35,11 +37,15 @@ class _Host:
 
 
 def definition(config: ProfilerConfig, world: World) -> ServiceDefinition:
-    host = _Host()
+    host, core = _Host(), Profiler(config)
+
+    def levels() -> Iterator[Level]:
+        yield Level("profiler_jobs", {}, core.jobs)
+
     return ServiceDefinition(
         service="profiler",
         id=config.id,
-        core=Profiler(config),
+        core=core,
         description="Measures iterations, task costs and host load; says profiles and windows.",
         subscriptions={
             subjects.telemetries("job", what="iterations"): IterationsObserved,
@@ -49,5 +55,6 @@ def definition(config: ProfilerConfig, world: World) -> ServiceDefinition:
             subjects.events("job", fact="cancelled"): JobEvent,
         },
         handlers={"host-load": host.load},
+        levels=levels,
         on_start=host.start,
     )

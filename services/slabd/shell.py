@@ -178,7 +178,7 @@ class Slabd:
             ("headroom", sizing.headroom_bytes),
         ):
             yield Level("lender_memory_bytes", {"of": what}, float(nbytes))
-        yield Level("lender_pressure", {}, sizing.pressure)
+        yield Level("lender_pressure_ratio", {}, sizing.pressure)
         yield Level("lender_devices", {}, float(len(self.sessions)))
 
     def definition(self) -> ServiceDefinition:

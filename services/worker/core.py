@@ -7,6 +7,7 @@ processes.py), so that a service which was killed and came back finds what ran, 
 was only intended.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, assert_never
@@ -138,6 +139,10 @@ class WorkerCore:
     def running(self) -> tuple[tuple[JobId, Count], ...]:
         """Job and rank of every process, for the heartbeat."""
         return tuple((rank.job, rank.rank) for rank in self._with("running"))
+
+    def counts(self) -> Counter[RankState]:
+        """Ranks by state."""
+        return Counter(rank.state for rank in self._ranks.values())
 
     def step(self, event: Event, now_s: float) -> Sequence[Effect]:
         match event:

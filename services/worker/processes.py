@@ -19,6 +19,7 @@ are called `rank<k>.<n>.`, and those of the attempts before are removed once the
 one is written. So an attempt is started once, whoever is killed in between.
 """
 
+import contextlib
 import os
 import shutil
 import signal
@@ -280,3 +281,12 @@ def _write(path: Path, payload: bytes) -> None:
     fresh = path.with_name(path.name + ".new")
     fresh.write_bytes(payload)
     fresh.replace(path)
+
+
+def log_bytes(state_dir: Path) -> int:
+    """Of all logs of ranks."""
+    total = 0
+    for path in (state_dir / "jobs").glob("*/rank*.log*"):
+        with contextlib.suppress(FileNotFoundError):  # Its logger began the next part just now.
+            total += path.stat().st_size
+    return total

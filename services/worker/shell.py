@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 from slackwater.common import limits
 from slackwater.common.cgroup import FOR_MEMORY, LOOK_S, MemoryKills
 from slackwater.common.errors import Fatal
-from slackwater.common.shell.definition import Port, ServiceDefinition
+from slackwater.common.shell.definition import Level, Port, ServiceDefinition
 from slackwater.common.world import World
 from slackwater.schemas.base import JobId, NodeId
 from slackwater.schemas.cluster import StartWorkers, StopWorkers, WorkerHeartbeat
@@ -27,7 +27,15 @@ from slackwater.services.worker.core import (
     WorkerCore,
 )
 from slackwater.services.worker.logreader import LogReader
-from slackwater.services.worker.processes import Identity, Intent, Keep, RankFiles, find, prune
+from slackwater.services.worker.processes import (
+    Identity,
+    Intent,
+    Keep,
+    RankFiles,
+    find,
+    log_bytes,
+    prune,
+)
 
 _POLL_S = 0.005
 _LAUNCH_S = 10.0
@@ -114,6 +122,8 @@ class Processes:
             reason = f"cannot start {program[0]}: {error}"
             self._post(ProcessExited(job, rank, 127, reason, attempt))
             return
+        assert self._port is not None
+        self._port.count("ranks_started")
         self._spawn(self._follow(files, child))
 
     def watch(self, job: JobId, rank: int, attempt: int) -> None:
@@ -164,6 +174,8 @@ class Processes:
         code, result = files.outcome()
         if code == -signal.SIGKILL and self._memory_kills.rose():
             result = f"{FOR_MEMORY}; its log ends with: {files.log.last_line() or 'nothing'}"
+        assert self._port is not None
+        self._port.count("ranks_failed" if code else "ranks_ok")
         self._post(ProcessExited(JobId(files.job), files.rank, code, result, files.attempt))
 
     async def _identified(
@@ -247,6 +259,13 @@ def definition(config: WorkerConfig, world: World) -> ServiceDefinition:
             running=core.running(),
         )
 
+    def levels() -> Iterator[Level]:
+        counts = core.counts()
+        yield Level("worker_slots", {}, config.slots)
+        yield Level("worker_ranks", {"state": "running"}, counts["running"])
+        yield Level("worker_ranks", {"state": "exited"}, counts.total() - counts["running"])
+        yield Level("worker_log_bytes", {}, log_bytes(Path(config.state_dir)))
+
     return ServiceDefinition(
         service="worker",
         id=config.id,
@@ -264,6 +283,7 @@ def definition(config: WorkerConfig, world: World) -> ServiceDefinition:
             "read_log": logs.read,
         },
         heartbeat=heartbeat,
+        levels=levels,
         on_start=opened,
         on_stop=processes.stop,
         tasks=(processes.look_for_kills, processes.look_for_room, processes.prune),

@@ -23,6 +23,7 @@ from slackwater.cli.where import credentials, resolve
 from slackwater.common import codec, limits
 from slackwater.common.bus.base import Delivery
 from slackwater.common.client import Client
+from slackwater.common.config import DEFAULT_METRICS_ADDRESS
 from slackwater.common.errors import DecodeRejected, Unavailable
 from slackwater.common.logging import configure
 from slackwater.schemas import subjects
@@ -131,6 +132,9 @@ def export(
     metrics_port: Annotated[
         int, typer.Option(min=-1, max=65_535, help="Prometheus there; 0: none, -1: any free one.")
     ] = 0,
+    metrics_address: Annotated[
+        str, typer.Option(help="Of this machine, where that port is.")
+    ] = DEFAULT_METRICS_ADDRESS,
     url: Url = None,
     json: Json = False,
 ) -> None:
@@ -154,6 +158,7 @@ def export(
         transport=transport,
         prefetch=prefetch,
         metrics_port=metrics_port,
+        metrics_address=metrics_address,
         token=os.environ.get("SLACKWATER_CLUSTER_TOKEN", ""),
     )
 

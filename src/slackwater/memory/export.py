@@ -27,6 +27,7 @@ from slackwater.common.background import Background
 from slackwater.common.bus.access import Credentials
 from slackwater.common.clock import Clock, LiveClock
 from slackwater.common.compiled import on_compiling
+from slackwater.common.config import DEFAULT_METRICS_ADDRESS
 from slackwater.common.effects import Publish
 from slackwater.common.errors import (
     ConfigRejected,
@@ -106,7 +107,8 @@ class ExportOptions:
     """Requests of a client that are fetched ahead at once, at most; 0: none. It is for pages behind
     a channel: where slabs are mapped (shm) it has nothing to do."""
     metrics_port: int = 0
-    """Prometheus on this loopback port; 0: none, -1: any free one."""
+    """Prometheus on this port; 0: none, -1: any free one."""
+    metrics_address: str = DEFAULT_METRICS_ADDRESS
 
 
 class Exporter:
@@ -369,8 +371,8 @@ class Exporter:
 
     def expose(self) -> Exposition:
         """To Prometheus. Raises ConfigRejected."""
-        port, times = self.options.metrics_port, self.device.latency
-        return expose(self.options.id, port, lambda: self.heartbeat(self._clock.now_s()), times)
+        at, times = (self.options.metrics_address, self.options.metrics_port), self.device.latency
+        return expose(self.options.id, at, lambda: self.heartbeat(self._clock.now_s()), times)
 
     def _condition(self) -> tuple[DeviceState, str]:
         """The state and its reason: what is worst comes first."""

@@ -7,7 +7,7 @@ import logging as standard
 import socket
 import threading
 import urllib.request
-from types import SimpleNamespace
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -16,41 +16,40 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from slackwater.common import limits, metrics
 from slackwater.common import logging as logs
-from slackwater.common.shell import main
-from slackwater.common.shell.counters import Counters
+from slackwater.common.errors import ConfigRejected
 from slackwater.common.shell.definition import Level
 
 
-def test_a_scrape_shows_the_counters_of_that_moment() -> None:
-    counters = Counters()
-    collector = metrics.ShellCollector(
-        "master", "main", counters.all, lambda: {"timers": 3.0, "epoch": 2.0}
-    )
-    exposition = metrics.Exposition(collector, -1)
+def exposed(samples: Callable[[], list[Level]] = list, port: int = -1) -> metrics.Exposition:
+    collector = metrics.ServiceCollector("master", "main", samples)
+    return metrics.Exposition(collector, "127.0.0.1", port)
+
+
+def test_a_scrape_shows_the_numbers_of_that_moment() -> None:
+    """The service's, and those of its process that every Prometheus client tells."""
+    levels = [Level("fenced_total", {}, 41)]
+    exposition = exposed(lambda: levels)
     try:
-        counters.steps = 41
-        counters.steps += 1
-        counters.count("pushes", 5)
+        levels[0] = Level("fenced_total", {}, 42)
         url = f"http://127.0.0.1:{exposition.port}/metrics"
         with urllib.request.urlopen(url, timeout=5) as answer:
             text = answer.read().decode()
     finally:
         exposition.close()
     found = {
-        (sample.name, sample.labels.get("name", "")): sample
+        sample.name: sample
         for family in text_string_to_metric_families(text)
         for sample in family.samples
     }
-    assert found["slackwater_steps_total", ""].value == 42
-    assert found["slackwater_own_total", "pushes"].value == 5
-    assert found["slackwater_timers", ""].value == 3
-    assert found["slackwater_steps_total", ""].labels == {"service": "master", "id": "main"}
+    assert found["slackwater_fenced_total"].value == 42
+    assert found["slackwater_fenced_total"].labels == {"service": "master", "id": "main"}
+    assert found["process_resident_memory_bytes"].value > 1e6
+    assert {"process_cpu_seconds_total", "process_open_fds"} <= found.keys()
 
 
 def test_connections_that_ask_nothing_take_few_threads_and_keep_no_scrape_out() -> None:
     """Some say nothing, some say half of a request, some never read their answer."""
-    collector = metrics.ShellCollector("master", "main", Counters().all, dict)
-    exposition = metrics.Exposition(collector, -1)
+    exposition = exposed()
     before, idle = threading.active_count(), []
     try:
         for i in range(10 * limits.SCRAPES_MAX):
@@ -59,7 +58,7 @@ def test_connections_that_ask_nothing_take_few_threads_and_keep_no_scrape_out() 
             assert threading.active_count() <= before + limits.SCRAPES_MAX
         url = f"http://127.0.0.1:{exposition.port}/metrics"
         with urllib.request.urlopen(url, timeout=20) as answer:
-            assert b"slackwater_steps_total" in answer.read()
+            assert b"slackwater_build_info" in answer.read()
         assert threading.active_count() <= before + limits.SCRAPES_MAX
     finally:
         for sock in idle:
@@ -70,8 +69,7 @@ def test_connections_that_ask_nothing_take_few_threads_and_keep_no_scrape_out() 
 def test_a_connection_that_asks_nothing_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also one whose bytes come now and then."""
     monkeypatch.setattr(limits, "SCRAPE_S", 0.2)
-    collector = metrics.ShellCollector("master", "main", dict, dict)
-    exposition = metrics.Exposition(collector, -1)
+    exposition = exposed()
     try:
         with socket.create_connection(("127.0.0.1", exposition.port), timeout=5) as peer:
             peer.settimeout(0.05)
@@ -85,36 +83,19 @@ def test_a_connection_that_asks_nothing_is_ended(monkeypatch: pytest.MonkeyPatch
         exposition.close()
 
 
-def test_a_services_own_levels_are_shown_with_their_labels_as_they_are_then() -> None:
-    levels = [Level("tenant_used_cores", {"tenant": "a"}, 1.5)]
-    collector = metrics.ShellCollector("master", "main", dict, dict, lambda: levels)
-    levels.append(Level("tenant_used_cores", {"tenant": ""}, 0.5))
-    families = {each.name: each for each in collector.collect()}
-    family = families["slackwater_tenant_used_cores"]
-    assert family.documentation == metrics.LEVELS["tenant_used_cores"]
-    assert [(sample.labels, sample.value) for sample in family.samples] == [
-        ({"service": "master", "id": "main", "tenant": "a"}, 1.5),
-        ({"service": "master", "id": "main", "tenant": ""}, 0.5),
-    ]
-
-
 async def test_a_scrape_reads_a_core_in_the_thread_of_its_loop() -> None:
-    def levels() -> list[Level]:
-        return [Level("tenant_used_cores", {"tenant": threading.current_thread().name}, 1.0)]
+    def samples() -> Iterator[Level]:
+        yield Level("tenant_used_cores", {"tenant": threading.current_thread().name}, 1.0)
 
-    shell: Any = SimpleNamespace(counters=Counters(), gauges=dict, levels=levels)
-    exposition = main._expose("master", "main", -1, shell)
+    exposition = metrics.expose("master", "main", "::1", -1, samples)
     try:
-        url = f"http://127.0.0.1:{exposition.port}/metrics"
+        with pytest.raises(ConfigRejected, match=f"metrics_port {exposition.port} of ::1: "):
+            metrics.expose("master", "main", "::1", exposition.port, samples)
+        url = f"http://[::1]:{exposition.port}/metrics"
         text = await asyncio.to_thread(lambda: urllib.request.urlopen(url, timeout=5).read())
     finally:
         exposition.close()
     assert f'tenant="{threading.current_thread().name}"'.encode() in text
-
-
-def test_every_counter_and_gauge_is_declared() -> None:
-    shown = set(Counters().all())
-    assert shown == set(metrics.COUNTERS)
 
 
 @pytest.fixture

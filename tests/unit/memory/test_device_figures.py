@@ -11,7 +11,7 @@ from slackwater.common.clock import LiveClock
 from slackwater.common.errors import ConfigRejected
 from slackwater.memory import latency
 from slackwater.memory.export import Exporter, ExportOptions
-from slackwater.memory.figures import COUNTED, counted, expose, levels
+from slackwater.memory.figures import COUNTED, expose, samples
 from slackwater.memory.hydra import Hydra
 from slackwater.memory.latency import Latencies
 from slackwater.schemas.base import NodeId
@@ -29,29 +29,29 @@ async def test_a_scrape_shows_the_heartbeats_figures() -> None:
     times = Latencies()
     latency.add(times.loop, latency.DISK, 3_000_000, 2)
     latency.add(times.loop, latency.DISK, 1_000, 1)
-    exposition = expose("d1", -1, lambda: BEAT, times)
+    exposition = expose("d1", ("127.0.0.1", -1), lambda: BEAT, times)
     try:
         url = f"http://127.0.0.1:{exposition.port}/metrics"
         said = await asyncio.to_thread(lambda: urllib.request.urlopen(url, timeout=5).read())
-        with pytest.raises(ConfigRejected, match=f"metrics port {exposition.port}: .*in use"):
-            expose("d2", exposition.port, lambda: BEAT, times)
+        with pytest.raises(ConfigRejected, match=f"metrics_port {exposition.port} of .*in use"):
+            expose("d2", ("127.0.0.1", exposition.port), lambda: BEAT, times)
     finally:
         await asyncio.to_thread(exposition.close)
     lines = said.decode().splitlines()
     assert 'slackwater_device_spans{id="d1",service="device",state="mapped"} 3.0' in lines
     assert 'slackwater_device_degraded{id="d1",service="device"} 1.0' in lines
-    assert 'slackwater_own_total{id="d1",name="prefetched_pages",service="device"} 9.0' in lines
-    family = "slackwater_device_request_seconds"
+    assert 'slackwater_device_prefetched_pages_total{id="d1",service="device"} 9.0' in lines
+    family = "slackwater_device_request_duration_seconds"
     disk = 'cause="disk",id="d1"'
     assert f'{family}_bucket{{{disk},le="1.024e-06",service="device"}} 1.0' in lines
-    assert f'{family}_bucket{{{disk},le="0.0041943",service="device"}} 3.0' in lines
+    assert f'{family}_bucket{{{disk},le="0.004194304",service="device"}} 3.0' in lines
     assert f'{family}_count{{{disk},service="device"}} 3.0' in lines
     assert f'{family}_count{{cause="hit",id="d1",service="device"}} 0.0' in lines
 
 
 def test_all_of_them_are_declared() -> None:
-    names = {level.name for level in levels(BEAT)}
-    assert names == {name for name in metrics.LEVELS if name.startswith("device_")}
+    names = {level.name for level in samples(BEAT, Latencies())}
+    assert names == {name for name in metrics.FAMILIES if name.startswith("device_")}
     assert set(COUNTED) <= set(DeviceHeartbeat.__struct_fields__)
 
 
@@ -66,7 +66,10 @@ async def test_a_device_counts_what_it_lost_and_got_back(tmp_path: Path) -> None
     hydra = exporter.device.resilience
     assert isinstance(hydra, Hydra)
     hydra.erasures, hydra.lost_pages = 6, 1
-    found = counted(exporter.heartbeat(0.0))
+    found = {
+        level.name.removeprefix("device_").removesuffix("_total"): level.value
+        for level in samples(exporter.heartbeat(0.0), exporter.device.latency)
+    }
     assert (found["slabs_evicted"], found["slabs_lost"]) == (3, 2)
     assert (found["refilled_pages"], found["regenerated_pages"]) == (4, 5)
     assert (found["repaired_fragments"], found["lost_pages"]) == (6, 1)

@@ -612,7 +612,7 @@ def test_what_a_tenant_uses_and_loses_is_summed_over_the_clusters_that_live() ->
     assert (found.measured, found.used_cpu, found.used_slots) == (3, 0.75, 6.0)
     assert (found.loss, found.beyond) == (0.12, 1)
     levels = {level.name: level.value for level in tenant_levels(found)}
-    assert set(levels) == {name for name in metrics.LEVELS if name.startswith("tenant_")}
+    assert set(levels) == {name for name in metrics.FAMILIES if name.startswith("tenant_")}
     assert levels["tenant_used_cores"] == 0.75
     assert levels["tenant_allowed_cores"] == pytest.approx(0.5 * found.pool_cpu)
     harness.now_s += limits.LOST_AFTER_S + 1.0

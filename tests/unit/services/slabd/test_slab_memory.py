@@ -44,9 +44,13 @@ def test_the_metrics_tell_its_slabs_and_its_machine() -> None:
     found = list(slabd.levels())
     assert Level("lender_slabs", {"state": "free"}, 1.0) in found
     assert Level("lender_memory_bytes", {"of": "headroom"}, 10.0 * SLAB_BYTES) in found
-    assert Level("lender_pressure", {}, 0.05) in found
+    assert Level("lender_pressure_ratio", {}, 0.05) in found
     names = {level.name for level in found}
-    assert names == {name for name in metrics.LEVELS if name.startswith("lender_")}
+    assert names == {
+        name
+        for name, family in metrics.FAMILIES.items()
+        if name.startswith("lender_") and family.kind == "gauge"
+    }
 
 
 async def test_memory_that_is_being_made_or_freed_counts_as_the_lenders_own() -> None:
