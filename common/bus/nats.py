@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import nats.errors
-from nats.aio.client import Client
+from nats.aio.client import NO_RESPONDERS_STATUS, Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription as ClientSubscription
 from nats.nuid import NUID
@@ -59,8 +59,8 @@ class _ConnectionLost(nats.errors.Error):
 
 @contextmanager
 def _cancellable() -> Iterator[None]:
-    """`asyncio.wait_for`, by which the client waits, prefers what has come, a refusal, too, to the
-    cancellation that came with it: whoever cancelled would wait for a task that goes on."""
+    """`asyncio.wait_for`, by which the client's flush waits, prefers what has come, a refusal, too,
+    to the cancellation that came with it: whoever cancelled would wait for a task that goes on."""
     task = asyncio.current_task()
     before = 0 if task is None else task.cancelling()
     try:
@@ -83,6 +83,10 @@ class NatsBus:
         self._on_closed: Callable[[], None] | None = None
         self._on_reconnect: set[Callable[[], None]] = set()
         self._last_error: Exception | None = None
+        self._inbox = ""
+        self._asked = 0
+        self._answers: dict[str, asyncio.Future[Msg]] = {}
+        """Of the questions that are not answered yet, by the last token of their inbox."""
         self._refused = asyncio.Event()
         """The server knows us, and will not have us."""
         self._subscriptions: dict[ClientSubscription, Mailbox] = {}
@@ -134,6 +138,7 @@ class NatsBus:
         refused.cancel()
         who = "what this URL says of its client" if carried else str(identity)
         await bus._finish_connecting(connecting, who)
+        await bus._open_answers()
         return bus
 
     async def _finish_connecting(self, connecting: "asyncio.Future[None]", who: str) -> None:
@@ -200,14 +205,35 @@ class NatsBus:
         """A request as NATS has it, headers and all; `request` and the store are made of it."""
         self._check_sending(subject, payload)
         self.counters.requested += 1
+        # Not the library's `request`, which makes a random name, a timer and a task's wait of each.
+        loop = asyncio.get_running_loop()
+        self._asked += 1
+        token, answer = str(self._asked), loop.create_future()
+        self._answers[token] = answer
+        late = loop.call_later(timeout_s, _end, answer, nats.errors.TimeoutError())
         try:
-            with _cancellable():
-                answer: Msg = await self.client.request(
-                    subject, payload, timeout=timeout_s, headers=headers
-                )
+            reply_to = f"{self._inbox}.{token}"
+            await self.client.publish(subject, payload, reply=reply_to, headers=headers)
+            message: Msg = await answer
+            if not message.data and _status(message) == NO_RESPONDERS_STATUS:
+                raise nats.errors.NoRespondersError
         except nats.errors.Error as error:
             raise self._mapped(error, subject, timeout_s) from error
-        return answer
+        finally:
+            late.cancel()
+            del self._answers[token]
+        return message
+
+    async def _open_answers(self) -> None:
+        """Where the answers to `call` arrive."""
+
+        async def deliver(message: Msg) -> None:
+            answer = self._answers.get(message.subject.rpartition(".")[2])
+            if answer is not None and not answer.done():  # Else it is late, or a repetition.
+                answer.set_result(message)
+
+        self._inbox = self.client.new_inbox()
+        await self._listen(f"{self._inbox}.*", deliver)
 
     async def open_inbox(self, take: Callable[[Msg], None]) -> "Inbox":
         """A subject of this connection's own: answers to `<subject>.<token>` go to `take`."""
@@ -397,10 +423,8 @@ class NatsBus:
         self.client._pending.clear()
         self.client._pending_data_size = 0
         # No answer can arrive any more: who waits for one need not wait for the deadline.
-        for answer in (*self.client._resp_map.values(), *self.client._pongs):
-            if not answer.done():
-                answer.set_exception(_ConnectionLost())
-                answer.exception()  # Seen, if nobody waits after all.
+        for answer in (*self._answers.values(), *self.client._pongs):
+            _end(answer, _ConnectionLost())
 
     async def _note_reconnect(self) -> None:
         self.counters.reconnects += 1
@@ -410,6 +434,16 @@ class NatsBus:
     async def _note_closed(self) -> None:
         if not self._closing and self._on_closed is not None:
             self._on_closed()
+
+
+def _end(answer: "asyncio.Future[Any]", error: Exception) -> None:
+    if not answer.done():
+        answer.set_exception(error)
+        answer.exception()  # Seen, if nobody waits after all.
+
+
+def _status(message: Msg) -> str:
+    return "" if message.headers is None else message.headers.get("Status", "")
 
 
 class Inbox:
