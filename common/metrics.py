@@ -90,6 +90,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "master_jobs": _gauge("Jobs that are known, by state", "state"),
     "master_jobs_queued": _gauge("Jobs that wait for slots of worker nodes"),
     "master_jobs_held": _gauge("Of those and of registered ones, jobs that may not run yet"),
+    "master_facts_unkept_total": _counter("Times that the stream of facts could not be looked to"),
     "master_aggregators": _gauge("Aggregators of the pool: free, used, or dead", "state"),
     "tenant_asked_cores": _gauge("Cores that its admitted jobs ask for, as profiled", "tenant"),
     "tenant_allowed_cores": _gauge("Cores of the pool that they may ask for", "tenant"),
@@ -134,6 +135,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "worker_slots": _gauge("Ranks that may run at once"),
     "worker_ranks": _gauge("Ranks of jobs: running, or exited and not yet forgotten", "state"),
     "worker_started_total": _counter("Ranks that were started"),
+    "worker_restarted_total": _counter("Of these, ranks that had died and began again"),
     "worker_exited_total": _counter("Ranks that ended: ok (code 0) or failed", "how"),
     "worker_log_bytes": _gauge("Logs that are kept"),
     # Profiler
@@ -181,7 +183,9 @@ OWN: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
     "drains_late": ("controller_drains_late_total", {}),
     "frames_refused": ("lender_frames_refused_total", {}),
     "frames_unsent": ("lender_frames_unsent_total", {}),
+    "facts_unkept": ("master_facts_unkept_total", {}),
     "ranks_started": ("worker_started_total", {}),
+    "ranks_restarted": ("worker_restarted_total", {}),
     "ranks_ok": ("worker_exited_total", {"how": "ok"}),
     "ranks_failed": ("worker_exited_total", {"how": "failed"}),
     **{

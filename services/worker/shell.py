@@ -124,6 +124,8 @@ class Processes:
             return
         assert self._port is not None
         self._port.count("ranks_started")
+        if attempt:
+            self._port.count("ranks_restarted")
         self._spawn(self._follow(files, child))
 
     def watch(self, job: JobId, rank: int, attempt: int) -> None:

@@ -23,6 +23,7 @@ from slackwater.common.histogram import Histogram
 from slackwater.common.shell.definition import Level, ServiceDefinition
 from slackwater.common.shell.process import Process
 from slackwater.common.shell.service import Shell
+from slackwater.common.store.history_memory import MemoryHistory
 from slackwater.common.store.memory import MemoryStorage
 from slackwater.common.world import World
 from slackwater.schemas import subjects
@@ -60,7 +61,8 @@ def scraped(service: str, samples: Callable[[], list[Level]]) -> dict[str, Any]:
 def world() -> World:
     clock = LiveClock()
     broker, storage = MemoryBroker(clock=clock), MemoryStorage(clock=clock)
-    return World("x", clock, broker.connect("x"), storage.connect("x"), random.Random(1))
+    history = MemoryHistory(broker)
+    return World("x", clock, broker.connect("x"), storage.connect("x"), history, random.Random(1))
 
 
 @pytest.mark.parametrize("service", SERVICES)
