@@ -1,6 +1,7 @@
 """One suite for every `Bus`: what services may build on, over real NATS and in memory."""
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -320,6 +321,33 @@ async def test_slow_requests_run_side_by_side_up_to_the_bound(
     assert await asyncio.gather(*asked) == [Ok()] * 4
     assert await ask(client, f"{unique}.act", Ok()) == Ok()
     assert server.counters.overloaded == 2  # type: ignore[attr-defined]
+
+
+async def test_answers_that_wait_for_nothing_take_no_slot(connect: Connect, unique: str) -> None:
+    """However many come at once: the bound is on what is under way."""
+    server, client = await connect("server"), await connect("client")
+
+    def respond(delivery: Delivery) -> Answer:
+        assert len(asyncio.all_tasks()) < 500
+        return delivery.payload
+
+    await server.serve(INFO, [Endpoint("act", f"{unique}.act", respond, {}, 1)])
+    asked = [ask(client, f"{unique}.act", Ok(epoch=number)) for number in range(200)]
+    assert await asyncio.gather(*asked) == [Ok(epoch=number) for number in range(200)]
+    assert server.counters.overloaded == 0
+
+
+async def test_a_request_that_is_cut_short_before_it_began_leaves_nothing(unique: str) -> None:
+    """No coroutine that nobody awaited, which would be a warning, and so an error here."""
+    broker = MemoryBroker(seed=1)
+    server, client = broker.connect("server"), broker.connect("client")
+    await server.serve(INFO, [endpoint(f"{unique}.act", echo)])
+    await client.publish(f"{unique}.act", b"x")
+    (worker,) = server._workers.values()
+    delivery = Delivery(f"{unique}.act", b"x")
+    assert worker.begin(delivery, "") is None
+    await server.abort()
+    gc.collect()
 
 
 async def test_one_of_several_instances_answers(connect: Connect, unique: str) -> None:

@@ -260,6 +260,26 @@ def _answering(event: Any, now_s: float) -> list[Effect]:
     return [Reply(event.token, Ok())] if isinstance(event, Requested) else []
 
 
+def test_an_answer_that_comes_at_once_costs_no_task_and_counts_once() -> None:
+    """A second answer to a request, in the same step or later, is nobody's."""
+
+    async def main() -> None:
+        service = await Running(sim_world(7)).ready()
+        service.core.step = _answering_twice  # type: ignore[method-assign]
+        assert await service.client.bus.request(
+            subjects.command("ledger", "l1", "work"), codec.encode(Ok()), timeout_s=5.0
+        )
+        assert (await service.ask("stats", GetStats())).counters["unanswered"] == 1
+        assert (await service.ask("stats", GetStats())).gauges["requests_unanswered"] == 0
+        await service.end()
+
+    simulate(main())
+
+
+def _answering_twice(event: Any, now_s: float) -> list[Effect]:
+    return [Reply(event.token, Ok())] * 2 if isinstance(event, Requested) else []
+
+
 def test_a_request_the_core_forgets_is_refused_in_the_end() -> None:
     async def main() -> None:
         service = await Running(sim_world(7)).ready()
