@@ -6,14 +6,14 @@ effects; the order within the others is kept.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any, Final
+
+import msgspec
 
 from slackwater.schemas.base import Message, Record
 
 
-@dataclass(frozen=True, slots=True)
-class Persist:
+class Persist(msgspec.Struct, frozen=True):
     """Write one record of this service's own bucket, or delete it (`record` None)."""
 
     bucket: str
@@ -21,16 +21,14 @@ class Persist:
     record: Record | None
 
 
-@dataclass(frozen=True, slots=True)
-class Publish:
+class Publish(msgspec.Struct, frozen=True):
     """A fact or telemetry. Nobody answers."""
 
     subject: str
     message: Message
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(msgspec.Struct, frozen=True):
     """The answer to the request that caused an event, by the request's token."""
 
     token: int
@@ -40,8 +38,7 @@ class Reply:
 REFUSED: Final = "refused/"
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(msgspec.Struct, frozen=True):
     """A command to another service. The shell retries it within the budget; the answer (or
     `Refused`, when the budget is spent) comes back as the event `Answered(key, message)`.
 
@@ -60,38 +57,33 @@ class Request:
     retry_refusals: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class StartTimer:
+class StartTimer(msgspec.Struct, frozen=True):
     """The event `TimerFired(key)` comes at `at_s`; a later StartTimer of the key replaces it."""
 
     key: str
     at_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class CancelTimer:
+class CancelTimer(msgspec.Struct, frozen=True):
     key: str
 
 
-@dataclass(frozen=True, slots=True)
-class Do:
+class Do(msgspec.Struct, frozen=True):
     """I/O of the service's own kind (start a process, copy a tensor): its shell knows `action`."""
 
     action: str
-    arguments: dict[str, Any] = field(default_factory=dict)
+    arguments: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Log:
+class Log(msgspec.Struct, frozen=True):
     """One structured log line."""
 
     event: str
-    fields: dict[str, Any] = field(default_factory=dict)
+    fields: dict[str, Any] = msgspec.field(default_factory=dict)
     level: str = "info"
 
 
-@dataclass(frozen=True, slots=True)
-class Stop:
+class Stop(msgspec.Struct, frozen=True):
     """End the process: its records are no longer its own, or it was told to go."""
 
     reason: str
@@ -104,49 +96,43 @@ Effect = Persist | Publish | Reply | Request | StartTimer | CancelTimer | Do | L
 # Events that the shell itself makes ---------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Requested:
+class Requested(msgspec.Struct, frozen=True):
     """A command arrived on this service's endpoint; answer it with Reply(token, ...)."""
 
     token: int
     message: Message
 
 
-@dataclass(frozen=True, slots=True)
-class Observed:
+class Observed(msgspec.Struct, frozen=True):
     """A fact or telemetry arrived on a subscription."""
 
     subject: str
     message: Message
 
 
-@dataclass(frozen=True, slots=True)
-class Answered:
+class Answered(msgspec.Struct, frozen=True):
     """The answer to Request(key=key): the reply, or Refused if the budget ran out."""
 
     key: str
     message: Message
 
 
-@dataclass(frozen=True, slots=True)
-class TimerFired:
+class TimerFired(msgspec.Struct, frozen=True):
     key: str
 
 
-@dataclass(frozen=True, slots=True)
-class Recovered:
+class Recovered(msgspec.Struct, frozen=True):
     """First event of a core's life: its own buckets' records as they were found, and its epoch."""
 
     epoch: int
     records: dict[str, dict[str, Record]]
     """bucket -> key -> record"""
-    damaged: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    damaged: Mapping[str, frozenset[str]] = msgspec.field(default_factory=dict)
     """bucket -> keys whose records are there and cannot be read. What they were about goes on
     elsewhere: nothing may be begun anew, given away or dropped under such a key."""
 
 
-@dataclass(frozen=True, slots=True)
-class Draining:
+class Draining(msgspec.Struct, frozen=True):
     """SIGTERM or `drain`: take nothing new, finish what is begun."""
 
 

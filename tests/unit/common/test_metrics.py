@@ -12,6 +12,10 @@ from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.openmetrics.exposition import generate_latest as open_metrics
+from prometheus_client.openmetrics.parser import (
+    text_string_to_metric_families as read_open_metrics,
+)
 from prometheus_client.parser import text_string_to_metric_families
 
 from slackwater.common import metrics
@@ -38,6 +42,7 @@ def scraped(service: str, samples: Callable[[], list[Level]]) -> dict[str, Any]:
     """Its families, as Prometheus' own parser reads them."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(metrics.ServiceCollector(service, "x1", samples))
+    list(read_open_metrics(open_metrics(registry).decode()))  # What newer scrapers ask for.
     text = generate_latest(registry).decode()
     found = {}
     for family in text_string_to_metric_families(text):
