@@ -26,10 +26,12 @@ def follow(t, offset, length):
         return False
     known = t.shelf.streams
     name = streams.assign(known, first)
-    if known.words[streams.BEGUN]:
-        shelf.note(t.shelf, name, known.words[streams.FIRST], 0)
-        shelf.note(t.shelf, name, known.words[streams.SECOND], 0)
-    shelf.note(t.shelf, name, first, count)
+    step = known.words[streams.BEGUN]
+    if step != 0:
+        for before in range(streams.KNOWN - 1, 0, -1):
+            shelf.note(t.shelf, name, first - before * step, 0)
+    if name != streams.NOBODY or shelf.find(t.shelf, first) >= 0:
+        shelf.note(t.shelf, name, first, count)
     return known.words[streams.FOLLOWS] != 0
 
 

@@ -28,28 +28,30 @@ RECENT: Final = 64
 NEAR_PAGES: Final = 16
 YOUNG: Final = 16
 """A stream of fewer reads leaves each of them as a beginning, too."""
-FILTER: Final = 1024
+_FILTER_BITS: Final = 12
+FILTER: Final = 1 << _FILTER_BITS
 """Counters by a hash of the page, of those that are remembered: most lookups end there."""
+KNOWN: Final = 5
+"""So many reads on a line make a stream that is told: Leap sees no trend in fewer. Random reads are
+never told, and cost nobody anything."""
 NOBODY: Final = 0
-"""The stream of a read that belongs to none."""
+"""The stream of a read that belongs to none that is told."""
 
 # Words
 CLOCK: Final = 0  # reads, so far
 LIVE: Final = 1  # streams that there are
 NEWEST: Final = 2  # place of the one that was used last
 SERIALS: Final = 3  # streams that there ever were: their names
-BEGUN: Final = 4  # this read has made its stream
-FIRST: Final = 5  # ... and these were the two before it
-SECOND: Final = 6
-FOLLOWS: Final = 7  # this read continues the trend of a stream that there was
-WORDS: Final = 8
+BEGUN: Final = 4  # this read makes its stream KNOWN: those before it were so far apart; or 0
+FOLLOWS: Final = 5  # this read continues the trend of a stream that is told
+WORDS: Final = 6
 
 # A stream
 NAME: Final = 0
 LAST: Final = 1  # page
 STEP: Final = 2
 USED: Final = 3  # when
-READS: Final = 4
+READS: Final = 4  # on its trend
 STREAM_WORDS: Final = 5
 
 
@@ -72,7 +74,7 @@ def make_streams() -> Streams:
 @borrowing()
 def _bucket(page):
     mixed = np.uint64(page) * np.uint64(0x9E37_79B9_7F4A_7C15)
-    return np.int64(mixed >> np.uint64(32)) % FILTER
+    return mixed >> np.uint64(64 - _FILTER_BITS)  # An unsigned index needs no look at its sign.
 
 
 @borrowing()
@@ -90,21 +92,22 @@ def _remember(s, page):
 @borrowing()
 def _remembered(s, page):
     found = False
-    if page >= 0 and s.filter[_bucket(page)] != 0:
-        for one in s.recent:
-            found |= one == page
-    return found
+    for one in s.recent:
+        found |= one == page
+    return found and page >= 0
 
 
 @borrowing()
 def _distance(s, page):
     """The shortest one at which two remembered reads lead to this page; 0: none does."""
-    best = np.int64(0)
-    for one in s.recent:
+    best, shortest = np.int64(0), np.int64(1) << 62
+    for i in range(np.uint64(RECENT)):
+        one = s.recent[i]
         step = page - one
-        shorter = best == 0 or abs(step) < abs(best)
-        if one >= 0 and step != 0 and shorter and _remembered(s, one - step):
-            best = step
+        if s.filter[_bucket(one - step)] == 0:
+            continue
+        if one >= 0 and step != 0 and abs(step) < shortest and _remembered(s, one - step):
+            best, shortest = step, abs(step)
     return best
 
 
@@ -148,12 +151,19 @@ def _new(s):
 
 
 @borrowing()
-def _use(s, place, page):
-    s.stream[place, LAST] = page
-    s.stream[place, USED] = s.words[CLOCK]
-    s.stream[place, READS] += 1
+def _use(s, place, page, on):
+    """Its name, if it is told. `on`: the read is on its trend."""
+    row = s.stream[place]
+    row[LAST] = page
+    row[USED] = s.words[CLOCK]
+    row[READS] += on
     s.words[NEWEST] = place
-    return s.stream[place, NAME]
+    told = row[READS] >= KNOWN
+    if on and told:
+        s.words[FOLLOWS] = 1
+        if row[READS] == KNOWN:
+            s.words[BEGUN] = row[STEP]
+    return row[NAME] if told else np.int64(NOBODY)
 
 
 @borrowing()
@@ -166,19 +176,15 @@ def assign(s, page):
     if s.words[LIVE] == 0 or row[STEP] != page - row[LAST] or row[READS] < YOUNG:
         place = _continued(s, page)
     if place >= 0 and s.stream[place, READS] >= YOUNG:
-        s.words[FOLLOWS] = 1
         _remember(s, np.int64(-1))
-        return _use(s, place, page)
+        return _use(s, place, page, 1)
     step = _distance(s, page)
     _remember(s, page)
     if place >= 0 and (step == 0 or abs(step) >= abs(s.stream[place, STEP])):
-        s.words[FOLLOWS] = 1
-        return _use(s, place, page)
+        return _use(s, place, page, 1)
     if step != 0:
         place = _new(s)
         s.stream[place, STEP] = step
-        s.words[BEGUN] = 1
-        s.words[FIRST], s.words[SECOND] = page - 2 * step, page - step
-        return _use(s, place, page)
+        return _use(s, place, page, 1)
     place = _nearest(s, page)
-    return np.int64(NOBODY) if place < 0 else _use(s, place, page)
+    return np.int64(NOBODY) if place < 0 else _use(s, place, page, 0)
