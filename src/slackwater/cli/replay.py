@@ -39,12 +39,8 @@ Prefix = Annotated[
 def replay(
     trace: Annotated[Path, typer.Argument(help="A job trace.")],
     url: Url = None,
-    time_scale: Annotated[
-        float, typer.Option(help="Shrinks arrivals and durations: 0.001 plays 1000 s in one.")
-    ] = 1.0,
-    compute_scale: Annotated[
-        float, typer.Option(help="Shrinks a job's computing per iteration.")
-    ] = 0.5,
+    time_scale: Annotated[float, typer.Option(help="Times arrivals and durations.")] = 1.0,
+    compute_scale: Annotated[float, typer.Option(help="Times a job's computing.")] = 0.5,
     bytes_scale: Annotated[float | None, typer.Option(help=BYTES_SCALE_HELP)] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="At most so many of the trace.")] = None,
     min_gpus: Annotated[int, typer.Option(min=0, help="Only jobs of so many GPUs.")] = 0,

@@ -38,7 +38,7 @@ LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 
 _Name = Annotated[
     str,
-    typer.Option(envvar=CLUSTER, help="Of this cluster, among those of this account here."),
+    typer.Option(envvar=CLUSTER, help="Name the cluster among those of this account here."),
 ]
 _Port = Annotated[
     int, typer.Option(min=0, max=65535, help="The bus server's; 0: the one before, or any free.")
@@ -73,7 +73,7 @@ _Share = Annotated[
 _Memory = Annotated[
     str | None,
     typer.Option(
-        help="What all aggregators together may hold, e.g. 8G; by default half of the machine."
+        help="Bytes that all aggregators may hold, e.g. 8G; by default half of the machine."
     ),
 ]
 _Policy = Annotated[
@@ -109,9 +109,9 @@ def up(
     policy: _Policy = "edf",
     lenders: Annotated[int, typer.Option(min=0, help="Lenders of idle memory (slabd).")] = 0,
     slab_size: Annotated[str, typer.Option(help="Size of a lender's slab, e.g. 64M.")] = "1G",
-    lend: Annotated[str, typer.Option(help="What each lender may lend at most.")] = "4G",
+    lend: Annotated[str, typer.Option(help="Bytes that each lender lends at most.")] = "4G",
     state_dir: _StateDir = None,
-    log_level: Annotated[str, typer.Option(help=f"{', '.join(LOG_LEVELS)}.")] = "info",
+    log_level: Annotated[str, typer.Option(help=f"Log {', '.join(LOG_LEVELS)}.")] = "info",
     metrics: _Metrics = 0,
     json: Json = False,
 ) -> None:
