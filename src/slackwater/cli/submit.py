@@ -75,6 +75,13 @@ Staleness = Annotated[
         help="Iterations that a worker may be ahead of the slowest, if stale-synchronous.",
     ),
 ]  # fmt: skip
+Restarts = Annotated[
+    int,
+    typer.Option(
+        min=0, max=1000,
+        help="Start a rank that dies again so often, all ranks together; it goes on where it was.",
+    ),
+]  # fmt: skip
 Tenant = Annotated[
     str, typer.Option(help="The tenant on whose account it runs, for example vision.")
 ]
@@ -97,6 +104,7 @@ def submit(
     bytes_scale: BytesScale = 0.2,
     consistency: Mode = "synchronous",
     staleness: Staleness = 0,
+    restarts: Restarts = 0,
     tenant: Tenant = "",
     seed: Seed = 0,
     wait: Wait = False,
@@ -131,8 +139,13 @@ def submit(
             spec = _emulated(id or new_id(model, None), model, bytes_scale=bytes_scale, **shape)
         else:
             raise Usage("nothing to submit: give --model NAME, --file FILE or -- PROGRAM")
-        spec = checked(msgspec.structs.replace(spec, tenant=tenant) if tenant else spec)
+        spec = checked(_given(spec, tenant=tenant, restarts=restarts))
     _store(spec, url, json, wait)
+
+
+def _given(spec: JobSpec, **options: str | int) -> JobSpec:
+    """Those options that are given count before a file's."""
+    return msgspec.structs.replace(spec, **{name: it for name, it in options.items() if it})
 
 
 def _refuse_beside(what: str, ignored: Iterable[str]) -> None:
