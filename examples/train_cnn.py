@@ -80,9 +80,13 @@ def train(options: argparse.Namespace) -> None:
     sampler = DistributedSampler(training, workers, slackwater.torch.rank())  # 3: a share each
     loader = DataLoader(training, batch_size=GLOBAL_BATCH // workers, sampler=sampler)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.9)
+    done = 0 if options.plain else optimizer.iteration  # Above 0: this rank was started again.
     for epoch in range(options.epochs):
         sampler.set_epoch(epoch)
         for images, labels in loader:
+            if done > 0:
+                done -= 1
+                continue
             optimizer.zero_grad()
             functional.cross_entropy(model(images), labels).backward()
             optimizer.step()

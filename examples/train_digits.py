@@ -86,7 +86,7 @@ def train_with_agent(rule: UpdateRule, steps: int) -> Tensors:
     images, labels = data()
     with Agent(tensors=initial_parameters(), servers=1, update=rule, model="digits") as agent:
         parameters = agent.parameters()
-        for chosen in batches(steps):
+        for chosen in batches(steps)[agent.iteration :]:  # A rank that is started again goes on.
             mine = np.array_split(chosen, agent.workers)[agent.rank]
             parameters = agent.step(gradients(parameters, images[mine], labels[mine]))
         return {name: value.copy() for name, value in parameters.items()}
