@@ -11,6 +11,7 @@ from slackwater.common import limits
 from slackwater.common.errors import DeadlineExceeded, Unavailable
 from slackwater.common.slots.layout import Geometry
 from slackwater.common.slots.region import SlotRegion
+from slackwater.common.slots.serving import serve
 from slackwater.schemas.base import JobId
 from slackwater.schemas.jobs import TensorSpec, UpdateRule
 from slackwater.schemas.placement import BucketLayout, JobPlan
@@ -168,3 +169,43 @@ async def test_what_arrives_too_late_leaves_what_was_read_alone() -> None:
     await fetching
     assert (mapped.parameters(1) == 1.0).all()
     assert copies.applied[1] == (1, 0)
+
+
+def pushed(it: SlotRegion, rank: int, iteration: int) -> None:
+    """The rank's push is applied, and what it led to is left for it."""
+    it.set_pushed(rank, iteration)
+    before = it.applied()
+    update(it, rank)
+    serve(it, before, it.owner)
+
+
+async def test_what_was_left_for_a_rank_is_read_once_whatever_comes_meanwhile() -> None:
+    """Two updates come between any two reads: without a copy none would ever be whole."""
+    it, copies = region(), Snapshots(ELEMENTS, "float32")
+    channel = Channel(it, [])
+    slots = await staged(channel, copies)
+    for iteration in range(1, 6):
+        pushed(it, 0, iteration)
+        led_to, version = it.applied(), it.version
+        channel.updates = [2] * 8
+        await slots.fetch(iteration)
+        assert slots.parameters(iteration).tolist() == [float(version)] * ELEMENTS
+        assert list(copies.applied[iteration & 1]) == led_to
+    assert (copies.reads, copies.torn) == (5, 0)
+
+
+async def test_a_copy_of_a_former_life_or_place_is_not_trusted() -> None:
+    """The rank's former life may have begun to write its next push over it; slots do not move."""
+    it, copies = region(), Snapshots(ELEMENTS, "float32")
+    slots = await staged(Channel(it, []), copies)
+    pushed(it, 0, 1)
+    it.gradient(0)[:] = 99.0
+    again = await staged(Channel(it, []), copies)
+    await again.fetch(1)
+    assert again.parameters(1).tolist() == [1.0] * ELEMENTS
+    pushed(it, 0, 2)
+    it.location_epoch += 1
+    it.gradient(0)[:] = 99.0
+    await slots.fetch(2)
+    assert slots.parameters(2).tolist() == [2.0] * ELEMENTS
+    assert (copies.reads, copies.torn) == (2, 0)
