@@ -120,9 +120,7 @@ def export(
         str, typer.Option(help="How pages outlive a lender: disk, 8+2 (k + r coding) or 2-copies.")
     ] = "disk",
     hot: Annotated[float, typer.Option(help="Page I/O per second that maps a slab.")] = 20.0,
-    cold: Annotated[
-        float, typer.Option(help="Page I/O per second below which a slab is given back.")
-    ] = 0.0,
+    cold: Annotated[float, typer.Option(help="Page I/O per second that unmaps a slab.")] = 0.0,
     direct: Annotated[bool, typer.Option(help="Keep the backup out of the page cache.")] = False,
     swap: Annotated[bool, typer.Option(help="Serve this machine's own swap.")] = False,
     transport: Annotated[str | None, typer.Option(help="Use shm, tcp or verbs alone.")] = None,
@@ -133,7 +131,7 @@ def export(
         int, typer.Option(min=-1, max=65_535, help="Prometheus there; 0: none, -1: any free one.")
     ] = 0,
     metrics_address: Annotated[
-        str, typer.Option(help="Of this machine, where that port is.")
+        str, typer.Option(help="Address of this machine for that port.")
     ] = DEFAULT_METRICS_ADDRESS,
     url: Url = None,
     json: Json = False,
