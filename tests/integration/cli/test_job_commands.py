@@ -165,7 +165,7 @@ async def test_a_trace_is_played_again_under_another_prefix(
         assert f"job {job.spec.id} exists on this cluster and is pending" in again.stderr
         assert "--prefix NAME" in again.stderr
         bad = await run(cluster, *words, "--prefix", "a.b", program="loadgen")
-        assert bad.returncode == 65
+        assert bad.returncode == 2
         assert "--prefix 'a.b'" in bad.stderr
         second = await run(cluster, *words, "--prefix", "b", program="loadgen")
         assert second.returncode == 0, second.stderr
