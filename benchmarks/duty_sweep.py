@@ -19,6 +19,7 @@ from rich.table import Table
 
 from slackwater.common.client import Client, connect
 from slackwater.common.embedded import ClusterOptions, EmbeddedCluster
+from slackwater.common.embedded.cluster import CPU_SHARE
 from slackwater.loadgen.replay import calibrate, session
 from slackwater.loadgen.replay.experiment import standalone_workload
 from slackwater.loadgen.replay.measures import (
@@ -108,6 +109,7 @@ async def sweep(duties: list[float], time_scale: float) -> list[Row]:
     options = ClusterOptions(
         controllers=1,
         aggregators=8,
+        cpu_share=CPU_SHARE,
         profiler={"window_iterations": WINDOW, "profile_iterations": 5},
     )
     async with EmbeddedCluster(options) as cluster, connect(cluster.url, "bench") as client:

@@ -154,6 +154,7 @@ async def compare(options: argparse.Namespace) -> list[Outcome]:
     made = ClusterOptions(
         controllers=1,
         aggregators=4,
+        cpu_share=CPU_SHARE,
         master={"tenants": {"good": {"loss_limit": LOSS_LIMIT}, "bad": {"cpu_fraction": 0.9}}},
         controller={"reverts_max": 0},  # What the aggregators do alone: nobody is moved away.
         profiler={"window_iterations": 12, "profile_iterations": 5},

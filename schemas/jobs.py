@@ -157,6 +157,8 @@ class JobSpec(Record, kw_only=True, frozen=True):
     restarts: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 0
     """How often, of all ranks together, one that dies is started again; it goes on where the job
     is."""
+    fractional_share: bool = False
+    """It takes aggregators of less than a core, as emulated pools have, and is slowed by them."""
 
 
 class JobRecord(Record, kw_only=True, frozen=True):

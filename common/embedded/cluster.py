@@ -95,8 +95,8 @@ class ClusterOptions:
     aggregators: int = AGGREGATORS
     lenders: int = 0
     """Lenders of memory (slabd), each posing as a machine of its own: node m1, m2, ..."""
-    cpu_share: float = CPU_SHARE
-    """Of each aggregator; 1 or more for jobs that really train."""
+    cpu_share: float = 1.0
+    """Cores of each aggregator; less emulates a pool (CPU_SHARE), for emulated jobs."""
     charge_ns_per_byte: float = 0.0
     """What aggregators charge a fold for each byte, instead of what it took (AggregatorConfig); 0:
     they measure."""

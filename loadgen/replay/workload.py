@@ -132,6 +132,7 @@ def emulated(
         aggregation=aggregation,
         consistency=consistency,
         staleness=staleness,
+        fractional_share=True,
     )
 
 

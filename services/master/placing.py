@@ -53,12 +53,14 @@ def _another_spec(known: Job) -> str:
 def register(state: State, token: int, message: RegisterJob, now_s: float) -> None:
     id = JobId(message.job)
     if state.seen(id) is None and message.spec is not None:
-        refusal = _admit_by_hand(state, message.spec, id, now_s)
+        refusal = _too_slow(state, message.spec) or _admit_by_hand(state, message.spec, id, now_s)
         if refusal is not None:
             state.reply(token, refusal)
             return
     job = state.seen(id)
     refusal = unfit(job, message)
+    if job is not None and refusal is None and job.record.cluster is None:
+        refusal = _too_slow(state, job.record.spec)
     if job is None or refusal is not None:
         state.reply(token, refusal or Refused(reason=unknown(id), code=NOT_FOUND))
         return
@@ -82,6 +84,21 @@ def placed(state: State, job: Job, refused: Refused | None) -> None:
     if job.waiting:
         answer_waiting(state, job, refused or _registered(job))
     advance(state, job)
+
+
+def _too_slow(state: State, spec: JobSpec) -> Refused | None:
+    """A program that really trains, on a pool that emulates one: it would crawl, and nobody would
+    know why."""
+    share = state.pool.smallest_share()
+    if share >= 1.0 or spec.fractional_share:
+        return None
+    return Refused(
+        reason=f"job {spec.id}: the aggregators of this cluster have {share:g} of a core each, as "
+        f"those of an emulated pool, so that an update takes {1.0 / share:.1f} times as long as on "
+        "a whole core; start the cluster with whole cores (`slackwater up` without --cpu-share), "
+        "or ask for it: `slackwater submit --allow-fractional-share`, or, where you start the "
+        "program yourself, Agent(fractional_share=True)"
+    )
 
 
 def _admit_by_hand(state: State, spec: JobSpec, id: JobId, now_s: float) -> Refused | None:

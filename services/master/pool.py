@@ -10,6 +10,7 @@ anew elsewhere. A free one that holds anything is not given to anybody; the mast
 there, by the location epochs it was told, so that nothing newer can be hit.
 """
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -72,6 +73,11 @@ class Pool:
     def share(self) -> float:
         """cpu_share of a member (they are alike on one machine); 0 while none is known."""
         return max((m.heartbeat.cpu_share for m in self._members.values()), default=0.0)
+
+    def smallest_share(self) -> float:
+        """Cores of the slowest aggregator that is heard; infinite: none is."""
+        shares = (m.heartbeat.cpu_share for m in self._members.values() if m.alive)
+        return min(shares, default=math.inf)
 
     def unallocated(self, cluster: ClusterId) -> int:
         """How many more aggregators the cluster could be given now."""

@@ -465,7 +465,10 @@ def check_settled(made: Plane) -> None:
 def job(
     id: str, compute_s: float, costs_s: list[float], iterations: int = 400, servers: int = 2
 ) -> JobModel:
-    spec = JobSpec(id=id, model=id[0], workers=2, servers=servers, iterations=iterations)
+    spec = JobSpec(
+        id=id, model=id[0], workers=2, servers=servers, iterations=iterations,
+        fractional_share=True,
+    )  # fmt: skip
     return JobModel(spec, compute_s, tuple(costs_s))
 
 

@@ -120,6 +120,7 @@ def make_job(id: str, compute_s: float, cpu_s: float, iterations: int, rng: rand
         iterations=iterations,
         program=("train", id),
         update=UpdateRule(name="sgd", learning_rate=float(WORKERS)),
+        fractional_share=True,
     )
     return Job(spec, compute_s, elements, gradients, expected)
 

@@ -66,6 +66,7 @@ class Agent:
         deadline_s: float = limits.AGENT_WAIT_S,
         model: str = "",
         iterations: int = 1,
+        fractional_share: bool = False,
     ) -> None:
         """Returns when the parameters can be pulled. `tensors`: of each its initial values
         (float32), or its shape, which means zeros; rank 0's are the job's. `transport`: insist on
@@ -73,6 +74,7 @@ class Agent:
         tensors of different groups may be pushed with different hyper-parameters. `consistency` and
         `staleness`, where given, must be what the job was submitted with. `device`: "cuda" or
         "cuda:1": gradients and parameters are arrays on that GPU (cupy's, or PyTorch's).
+        `fractional_share`: aggregators of less than a core will do (an emulated pool's).
 
         Raises Rejected when the job cannot be had as described, DeadlineExceeded when it does not
         come about in time, Unavailable when nobody listens, ConfigRejected for `credentials`.
@@ -87,6 +89,7 @@ class Agent:
             id=self.job or LOCAL, model=model, workers=self.workers, servers=servers,
             iterations=iterations, gradient_dtype=gradient_dtype, update=update or UpdateRule(),
             consistency=consistency or "synchronous", staleness=staleness or 0,
+            fractional_share=fractional_share,
         )  # fmt: skip
         self._session = self._session_of(
             wanted,

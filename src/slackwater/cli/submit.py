@@ -85,7 +85,13 @@ Restarts = Annotated[
 Tenant = Annotated[
     str, typer.Option(help="The tenant on whose account it runs, for example vision.")
 ]
-
+Fractional = Annotated[
+    bool,
+    typer.Option(
+        "--allow-fractional-share",
+        help="Let a program that really trains use aggregators of less than a core.",
+    ),
+]
 Wait = Annotated[
     bool, typer.Option("--wait", help="Print its logs until it ends, and exit as it does.")
 ]
@@ -108,6 +114,7 @@ def submit(
     tenant: Tenant = "",
     seed: Seed = 0,
     wait: Wait = False,
+    allow_fractional_share: Fractional = False,
     url: Url = None,
     json: Json = False,
 ) -> None:
@@ -139,7 +146,10 @@ def submit(
             spec = _emulated(id or new_id(model, None), model, bytes_scale=bytes_scale, **shape)
         else:
             raise Usage("nothing to submit: give --model NAME, --file FILE or -- PROGRAM")
-        spec = checked(_given(spec, tenant=tenant, restarts=restarts))
+        more = _given(
+            spec, tenant=tenant, restarts=restarts, fractional_share=allow_fractional_share
+        )
+        spec = checked(more)
     _store(spec, url, json, wait)
 
 

@@ -14,7 +14,10 @@ from slackwater.schemas.cluster import AggregatorInfo, DrainProgress
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(120)]
 OPTIONS = ClusterOptions(
-    controllers=1, aggregators=3, profiler={"profile_iterations": 3, "window_iterations": 10}
+    controllers=1,
+    aggregators=3,
+    cpu_share=0.1,
+    profiler={"profile_iterations": 3, "window_iterations": 10},
 )
 
 

@@ -181,7 +181,7 @@ def facts(effects: list[Effect]) -> list[str]:
 
 def spec(id: str, **fields: Any) -> JobSpec:
     fields = {"workers": 2, "servers": 2, "program": ("train",), "iterations": 10} | fields
-    return JobSpec(id=id, **fields)
+    return JobSpec(id=id, **{"fractional_share": True} | fields)  # As `heartbeat` has it.
 
 
 def submitted(harness: Harness, id: str, **fields: Any) -> None:
@@ -403,6 +403,46 @@ def test_ranks_wait_for_the_controller_and_learn_the_cluster() -> None:
     answers = [effect.message for effect in placed if isinstance(effect, Reply)]
     assert answers == [JobRegistered(job="a", cluster=ClusterId("c0"), workers=2)] * 2
     assert harness.answer(RegisterJob(job="a", rank=0, tensors=TENSORS)) == answers[0]
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_a_program_that_trains_is_refused_on_fractions_of_a_core(by_hand: bool) -> None:
+    """It would take ten times as long and nobody would know why. Nothing is placed or stored; one
+    that asked for it is let in."""
+    harness = Harness()
+    fields: dict[str, Any] = {"fractional_share": False, "program": () if by_hand else ("train",)}
+    if not by_hand:
+        submitted(harness, "a", **fields)
+    harness.report("c0", 1.0)
+    harness.see(heartbeat("a1", harness.now_s))
+    given = spec("a", **fields) if by_hand else None
+    register = RegisterJob(job="a", rank=0, tensors=TENSORS, spec=given)
+    refused = harness.answer(register)
+    assert isinstance(refused, Refused)
+    assert refused.retry_after_s == 0.0
+    assert "job a: the aggregators of this cluster have 0.1 of a core each" in refused.reason
+    assert "takes 10.0 times as long as on a whole core" in refused.reason
+    assert "`slackwater up` without --cpu-share" in refused.reason
+    assert "`slackwater submit --allow-fractional-share`" in refused.reason
+    assert "Agent(fractional_share=True)" in refused.reason
+    assert by_hand == isinstance(harness.answer(GetJob(job="a")), Refused)
+    asked = spec("b", program=())
+    allowed = harness.ask(RegisterJob(job="b", rank=0, tensors=TENSORS, spec=asked))
+    assert [each.spec.id for each in orders(allowed) if isinstance(each, PlaceJob)] == ["b"]
+
+
+def test_on_whole_cores_a_program_registers_without_asking() -> None:
+    harness = Harness()
+    submitted(harness, "a", fractional_share=False)
+    harness.report("c0", 1.0)
+    whole = msgspec.structs.replace(heartbeat("a1", harness.now_s), cpu_share=1.0)
+    harness.see(whole)
+    effects = harness.ask(RegisterJob(job="a", rank=0, tensors=TENSORS))
+    assert [type(each) for each in orders(effects)] == [PlaceJob]
+    harness.step(Answered("place/a", Ok()))
+    harness.see(heartbeat("a2", harness.now_s))  # A slow one joins: it is placed by now.
+    again = harness.answer(RegisterJob(job="a", rank=1, tensors=TENSORS))
+    assert isinstance(again, JobRegistered)
 
 
 def test_a_rank_with_other_tensors_is_refused_naming_rank_and_tensor() -> None:
