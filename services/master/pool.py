@@ -184,7 +184,7 @@ class Pool:
         room = self._max - self._held_by(ask.cluster)
         count = min(ask.count, room, len(free))
         if count < needed:
-            return [], self._short(ask.cluster, needed, len(free), room)
+            return [], self._short(ask, needed, len(free), room)
         effects: list[Effect] = []
         for id in free[:count]:
             record = AggregatorRecord(
@@ -245,7 +245,11 @@ class Pool:
 
     # Inside -------------------------------------------------------------------------------------
 
-    def _short(self, cluster: ClusterId, needed: int, free: int, room: int) -> Refused:
+    def _short(self, ask: AllocateAggregators, needed: int, free: int, room: int) -> Refused:
+        """Waiting would not help in a pool that is too small to profile a job beside one that asks
+        for as much, once nobody is being profiled there: nothing is given back soon."""
+        small = len(self._members) < 2 * needed and self._records
+        hopeless = ask.temporary_for and small and not self.profiling
         remedies = []
         if free < needed:
             remedies.append("`slackwater run aggregator` adds one")
@@ -253,9 +257,9 @@ class Pool:
             remedies.append("the master's aggregators_max is raised")
         asked = f"{needed} {'aggregator' if needed == 1 else 'aggregators'} asked for"
         return Refused(
-            reason=f"{asked}: {free} free in the pool, cluster {cluster} may have {room} more; "
+            reason=f"{asked}: {free} free in the pool, cluster {ask.cluster} may have {room} more; "
             f"that changes when a job ends or {' and '.join(remedies)}",
-            retry_after_s=RETRY_S,
+            retry_after_s=0.0 if hopeless else RETRY_S,
         )
 
     def _held_by(self, cluster: ClusterId) -> int:

@@ -72,16 +72,17 @@ def down(
             raise Unavailable("no cluster of this account runs on this machine")
         jobs = _jobs_of(entry, force)
         if jobs and not force:
+            run = _counted(jobs, "runs" if len(jobs) == 1 else "run")
             raise Retryable(
-                f"cluster {entry.name}: {_counted(jobs)}; wait for them (`slackwater jobs --state "
-                "running`), cancel them, or end them with it: `slackwater down --force`"
+                f"cluster {entry.name}: {run}; wait for them (`slackwater jobs --state running`), "
+                "cancel them, or end them with it: `slackwater down --force`"
             )
         _end(entry, timeout)
         sweep()
         if json:
             print_json({"name": entry.name, "pid": entry.pid, "failed_jobs": jobs})
             return
-        failed = f"; {_counted(jobs)}: failed with it" if jobs else ""
+        failed = f"; {_counted(jobs, 'ran and failed with it')}" if jobs else ""
         kept = f"; its records stay in {entry.state_dir}" if entry.state_dir else ""
         out.print(
             f"cluster {entry.name} is down{failed}{kept}; its logs: {entry.log_dir}",
@@ -141,11 +142,11 @@ def _end(entry: LocalCluster, timeout_s: float) -> None:
         time.sleep(_LOOK_S)
 
 
-def _counted(jobs: list[str]) -> str:
+def _counted(jobs: list[str], what: str) -> str:
     """`7 jobs run: a, b, c, d, e and 2 more`."""
     named = ", ".join(jobs[:NAMED_MAX])
     more = f" and {len(jobs) - NAMED_MAX} more" if len(jobs) > NAMED_MAX else ""
-    return f"{len(jobs)} {'job runs' if len(jobs) == 1 else 'jobs run'}: {named}{more}"
+    return f"{len(jobs)} {'job' if len(jobs) == 1 else 'jobs'} {what}: {named}{more}"
 
 
 def _one(entry: LocalCluster | None, json: bool) -> None:

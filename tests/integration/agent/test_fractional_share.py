@@ -1,4 +1,4 @@
-"""A program that really trains, on an emulated pool: refused, unless its submission asked for it."""
+"""A program that really trains, on an emulated pool: it is refused, unless it asked to be there."""
 
 import asyncio
 import sys

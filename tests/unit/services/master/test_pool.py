@@ -55,6 +55,29 @@ def test_a_refusal_counts_what_is_there_and_names_what_helps() -> None:
     )
 
 
+def test_a_pool_too_small_to_profile_two_jobs_says_at_once_that_waiting_does_not_help() -> None:
+    """With one aggregator in all, what the machine of two cores gets, a second job could be
+    profiled alone only after the first has ended: it shares at once. While the first is being
+    profiled it waits, for that is soon over; so it does where there is room for two."""
+
+    def refused(count: int, needed: int) -> float:
+        made = pool(count)
+        first = AllocateAggregators(request="r1", cluster=C0, count=count, temporary_for="first")
+        given = given_to(made, first)
+        second = AllocateAggregators(request="r2", cluster=C0, count=needed, temporary_for="second")
+        _, early = made.allocate(second, 1.0)
+        assert isinstance(early, Refused)
+        assert early.retry_after_s > 0
+        made.adopt(AdoptAggregators(cluster=C0, aggregators=given), 2.0)
+        _, late = made.allocate(second, 3.0)
+        assert isinstance(late, Refused)
+        return late.retry_after_s
+
+    assert refused(1, 1) == refused(2, 2) == refused(3, 2) == 0.0
+    assert refused(4, 2) > 0.0
+    assert refused(2, 1) > 0.0
+
+
 def facts(effects: list[Effect]) -> list[str]:
     messages = [effect.message for effect in effects if isinstance(effect, Publish)]
     return [f"{m.aggregator} {m.fact}" for m in messages if isinstance(m, AllocationEvent)]
