@@ -83,21 +83,15 @@ class Agent:
         self.job, self.rank, self.workers, self._result_path = identity
         self._dtype, self._deadline_s, self._closed = gradient_dtype, deadline_s, False
         self._device = device_named(device) if device else None
-        specs, values = read_tensors(tensors, groups or {}, self._device)
-        self._specs = specs
+        self._specs, values = read_tensors(tensors, groups or {}, self._device)
         wanted = JobSpec(
             id=self.job or LOCAL, model=model, workers=self.workers, servers=servers,
             iterations=iterations, gradient_dtype=gradient_dtype, update=update or UpdateRule(),
             consistency=consistency or "synchronous", staleness=staleness or 0,
             fractional_share=fractional_share,
         )  # fmt: skip
-        self._session = self._session_of(
-            wanted,
-            values,
-            url,
-            credentials,
-            forced_transport(transport, os.environ.get("SLACKWATER_TRANSPORT")),
-        )
+        forced = forced_transport(transport, os.environ.get("SLACKWATER_TRANSPORT"))
+        self._session = self._session_of(wanted, values, url, credentials, forced)
         self._session.open()
         self._check_consistency(consistency, staleness)
         self._begin()

@@ -65,8 +65,7 @@ def replay(
     started_s = time.monotonic()
     with reported():
         chosen = None if policy is None else policy_named(policy)
-        url = where.given(url)
-        forced = _transport(transport, url)
+        forced = _transport(transport, url := where.given(url))
         above_zero(time_scale, compute_scale, 1.0 if bytes_scale is None else bytes_scale)
         rows = select(read(trace).jobs, min_gpus=min_gpus, jobs=jobs)
         report_folder(report_dir)  # Before anything long begins.

@@ -290,7 +290,7 @@ def test_detached_it_ends_with_its_error_when_it_cannot_start(running: Running) 
         (("--log-level", "loud"), 78, "error: --log-level 'loud': choose one of debug, info"),
         (("--cpu-share", "0"), 78, "both must be positive"),
         (("--memory", "1K"), 78, "1024 bytes of memory for all aggregators: give 1048576 or more"),
-        (("--port", "70000"), 2, "65535"),
+        (("--port", "70000"), 2, "from 0 to 65,535"),
     ],
 )
 def test_what_up_cannot_use_is_one_line(
