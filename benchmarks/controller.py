@@ -102,7 +102,7 @@ class Bench:
         iteration_s, duty = self.rng.choice(ITERATIONS_S), self.rng.choice(DUTIES)
         cpu_s = (iteration_s * duty * SHARE / BUCKETS,) * BUCKETS
         self.profiles[id] = Profile(iteration_s=iteration_s, task_cpu_s=cpu_s, iterations=5)
-        spec = JobSpec(id=id, servers=2, workers=2)
+        spec = JobSpec(id=id, servers=2, workers=2, fractional_share=True)
         self.world.command(MASTER, RegisterJob(job=id, rank=0, tensors=TENSORS, spec=spec))
 
     def profiled(self, id: str) -> None:

@@ -169,7 +169,7 @@ def worker(url: str, rank: int, bytes_scale: float) -> None:
                 os.environ.pop("SLACKWATER_RESULT", None)
             agents[job] = Agent(
                 url=url, job=job, rank=rank, workers=WORKERS, servers=SERVERS, tensors=shapes,
-                transport="tcp",
+                transport="tcp", fractional_share=True,
             )  # fmt: skip
             print("opened", flush=True)
         elif verb == "go":
@@ -356,7 +356,10 @@ async def run(options: argparse.Namespace, hosts: dict[str, Machine]) -> list[Ro
                 members.append(Member(command))
             try:
                 await asyncio.gather(*(asyncio.to_thread(m.hear) for m in (sinking, *members)))
-                spec = JobSpec(id=STATIC, workers=WORKERS, servers=SERVERS, aggregation="static")
+                spec = JobSpec(
+                    id=STATIC, workers=WORKERS, servers=SERVERS, aggregation="static",
+                    fractional_share=True,
+                )  # fmt: skip
                 await client.submit(spec)
                 await begin(stack, STATIC)
                 await asyncio.to_thread(favour)

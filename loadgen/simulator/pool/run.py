@@ -255,7 +255,10 @@ class PoolRun:
         world = self.world
         for name in self.controllers:
             world.report(name)
-        spec = JobSpec(id=job.id, model=job.model, workers=job.workers, servers=job.servers)
+        spec = JobSpec(
+            id=job.id, model=job.model, workers=job.workers, servers=job.servers,
+            fractional_share=True,
+        )  # fmt: skip
         tensors = cost(job.model, job.workers).tensors
         world.command(MASTER, RegisterJob(job=job.id, rank=0, tensors=tensors, spec=spec))
         world.at(job.end_s, lambda: self._end(job))
