@@ -445,9 +445,8 @@ class LenderCore:
         begun = len(gone) + len(lent) + count
         if begun == 0:
             why = f"lender {self.id} lends nothing that is not being evicted already"
-            return [
-                Reply(token, Refused(reason=f"{why}; see `slackwater memory map`", code=CONFLICT))
-            ]
+            why += "; see `slackwater memory map`"
+            return [Reply(token, Refused(reason=why, code=CONFLICT))]
         return [*effects, *self._begin_round(count, now_s), Reply(token, EvictBegun(slabs=begun))]
 
     def _set_lending(self, lending: bool, now_s: float) -> list[Effect]:

@@ -46,6 +46,7 @@ from slackwater.schemas.memory import (
 if TYPE_CHECKING:
     from slackwater.memory.export import Exporter
 
+MetricsAddress = Annotated[str, typer.Option(help="Of this machine, where that port is.")]
 app = group("Remote memory: block devices in the idle memory of other machines.")
 _LISTEN_S = 2.2
 """Longer than two heartbeats: who is there has been heard by then."""
