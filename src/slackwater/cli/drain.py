@@ -5,11 +5,12 @@ import secrets
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
+from slackwater.cli import tables
 from slackwater.cli.options import Json, Url
 from slackwater.cli.outcome import FAILED, Usage, err, out, print_json, reported
 from slackwater.cli.show import with_client
+from slackwater.cli.tables import Row
 from slackwater.cli.usage import an_id, typed
 from slackwater.common.client import Client
 from slackwater.schemas.cluster import DrainProgress
@@ -107,15 +108,18 @@ def _show(progress: DrainProgress) -> None:
     )
     if not progress.left:
         return
-    table = Table()
-    for column in ("job", "buckets", "bytes", "optimiser state", "phase", "waits"):
-        table.add_column(column)
-    for job in progress.left:
-        table.add_row(
-            job.job, str(job.buckets), f"{job.nbytes / 1e6:,.1f} MB",
-            "yes" if job.keeps_state else "none", job.phase, job.reason or "-",
-        )  # fmt: skip
-    out.print(table)
+    rows = [
+        Row(
+            (
+                job.job, str(job.buckets), f"{job.nbytes / 1e6:,.1f} MB",
+                "yes" if job.keeps_state else "none", job.phase,
+            ),
+            job.reason,
+        )
+        for job in progress.left
+    ]  # fmt: skip
+    heads = ("JOB", "BUCKETS", "BYTES", "OPTIMISER STATE", "PHASE")
+    tables.show(tables.lines(heads, rows, out.width if out.is_terminal else None, note="WAITS"))
     if progress.needed_s > left_s and drain.state != "drained":
         err.print(
             f"{progress.left_bytes / 1e6:,.0f} MB take {progress.needed_s:.0f} s at its cap "

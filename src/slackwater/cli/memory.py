@@ -3,22 +3,24 @@
 import asyncio
 import os
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar
 
 import msgspec
 import typer
-from rich.console import Group, RenderableType
 from rich.live import Live
-from rich.table import Table
+from rich.text import Text
 
+from slackwater.cli import tables
 from slackwater.cli.options import Json, Url
 from slackwater.cli.outcome import Usage, out, print_json, reported
 from slackwater.cli.program import group
 from slackwater.cli.show import REFRESH_S, with_client
 from slackwater.cli.sizes import human, size_bytes
+from slackwater.cli.tables import Row
 from slackwater.cli.where import credentials, resolve
 from slackwater.common import codec, limits
 from slackwater.common.bus.base import Delivery
@@ -46,13 +48,13 @@ from slackwater.schemas.memory import (
 if TYPE_CHECKING:
     from slackwater.memory.export import Exporter
 
-MetricsAddress = Annotated[str, typer.Option(help="Of this machine, where that port is.")]
 app = group("Remote memory: block devices in the idle memory of other machines.")
 _LISTEN_S = 2.2
 """Longer than two heartbeats: who is there has been heard by then."""
 _WHO = "`slackwater memory top`"
 _SLAB_PATTERN = r"[0-9a-f]{12}"
 M = TypeVar("M", bound=Message)
+B = TypeVar("B", SlabdHeartbeat, DeviceHeartbeat)
 _WAITED: dict[LatencyCause, str] = {
     "hit": "nothing (read)",
     "late": "prefetching",
@@ -210,50 +212,70 @@ def _readable(hear: Any) -> Any:
     return listen
 
 
-def _tables(seen: Seen, now_s: float) -> RenderableType:
+LENDER_HEADS: Final = (
+    "LENDER", "NODE", "MEMORY", "IN USE", "HEADROOM", "FREE", "LENT", "DEVICES",
+)  # fmt: skip
+DEVICE_HEADS: Final = (
+    "DEVICE", "SIZE", "SPANS", "LENDERS", "I/O PER S", "REMOTE HITS", "PREFETCHED", "TO DISK",
+)  # fmt: skip
+LATENCY_HEADS: Final = ("DEVICE", "WAITED FOR", "REQUESTS", "P50", "P99")
+
+
+def _overview(seen: Seen, now_s: float, width: int | None) -> list[str]:
+    """Lenders, devices and latencies, in lines of at most `width`; None: as wide as they are."""
     seen.forget(now_s)
-    lenders = Table(title="lenders")
-    for column in ("lender", "node", "memory", "in use", "headroom", "free", "lent", "devices", ""):
-        lenders.add_column(column)
-    for id, beat in sorted(seen.lenders.items()):
-        slab = beat.slab_bytes
-        lenders.add_row(
-            id, beat.node, human(beat.total_bytes), human(beat.used_bytes),
-            human(beat.headroom_bytes), f"{beat.free_slabs} x {human(slab)}",
-            f"{beat.lent_slabs} x {human(slab)}", str(beat.devices),
-            seen.silence(beat, now_s)
-            or seen.namesake(id, now_s)
-            or ("" if beat.lending else "drained"),
-        )  # fmt: skip
-    devices = Table(title="devices")
-    for column in (
-        "device", "size", "spans", "lenders", "I/O per s", "remote hits", "prefetched", "to disk",
+    lenders = [_lender(seen, beat, now_s) for beat in _by_id(seen.lenders.values())]
+    devices = [_device(seen, beat, now_s) for beat in _by_id(seen.devices.values())]
+    return [
+        *tables.lines(LENDER_HEADS, lenders, width, note="STATE"),
         "",
-    ):  # fmt: skip
-        devices.add_column(column)
-    for id, mine in sorted(seen.devices.items()):
-        hits = mine.read_remote_pages / mine.read_pages if mine.read_pages else 0.0
-        devices.add_row(
-            id, human(mine.size_bytes), f"{mine.mapped_spans} of {mine.spans}", str(mine.lenders),
-            f"{mine.activity:,.0f}", f"{hits:.1%} of {mine.read_pages:,}", _prefetched(mine),
-            f"{mine.backup_waiting_pages:,}",
-            seen.silence(mine, now_s) or mine.reason or mine.state,
-        )  # fmt: skip
-    return Group(lenders, devices, _latency_table(list(seen.devices.values())))
+        *tables.lines(DEVICE_HEADS, devices, width, note="STATE"),
+        "",
+        *tables.lines(LATENCY_HEADS, _latencies(_by_id(seen.devices.values())), width),
+    ]
 
 
-def _latency_table(beats: list[DeviceHeartbeat]) -> Table:
-    """Of the last seconds, by what requests waited for; below 80 columns, and plain."""
-    table = Table(title="latency", title_justify="left", box=None, pad_edge=False)
-    table.add_column("device", no_wrap=True, max_width=30)
-    table.add_column("waited for")
-    for column in ("requests", "p50", "p99"):
-        table.add_column(column, justify="right", no_wrap=True)
-    for beat in sorted(beats, key=lambda beat: beat.id):
-        for info in beat.latency:
-            times = (_duration(info.p50_us), _duration(info.p99_us))
-            table.add_row(beat.id, _WAITED[info.cause], f"{info.requests:,}", *times)
-    return table
+def _by_id(beats: Iterable[B]) -> list[B]:
+    return sorted(beats, key=lambda beat: tables.natural(beat.id))
+
+
+def _lender(seen: Seen, beat: SlabdHeartbeat, now_s: float) -> Row:
+    slab = human(beat.slab_bytes)
+    silent = seen.silence(beat, now_s) or seen.namesake(beat.id, now_s)
+    return Row(
+        (
+            beat.id, beat.node, human(beat.total_bytes), human(beat.used_bytes),
+            human(beat.headroom_bytes), f"{beat.free_slabs} x {slab}",
+            f"{beat.lent_slabs} x {slab}", str(beat.devices),
+        ),
+        silent or ("lending" if beat.lending else "drained"),
+    )  # fmt: skip
+
+
+def _device(seen: Seen, beat: DeviceHeartbeat, now_s: float) -> Row:
+    hits = beat.read_remote_pages / beat.read_pages if beat.read_pages else 0.0
+    return Row(
+        (
+            beat.id, human(beat.size_bytes), f"{beat.mapped_spans} of {beat.spans}",
+            str(beat.lenders), f"{beat.activity:,.0f}", f"{hits:.1%} of {beat.read_pages:,}",
+            _prefetched(beat), f"{beat.backup_waiting_pages:,}",
+        ),
+        seen.silence(beat, now_s) or beat.reason or beat.state,
+    )  # fmt: skip
+
+
+def _latencies(beats: Iterable[DeviceHeartbeat]) -> list[Row]:
+    """Of the last seconds, by what requests waited for."""
+    return [
+        Row(
+            (
+                beat.id, _WAITED[info.cause], f"{info.requests:,}", _duration(info.p50_us),
+                _duration(info.p99_us),
+            )
+        )
+        for beat in beats
+        for info in beat.latency
+    ]  # fmt: skip
 
 
 def _duration(us: float) -> str:
@@ -291,14 +313,15 @@ def top(
         await _listen(client, seen, 0.0)
         with Live(console=out, screen=out.is_terminal) as live:
             while True:
-                live.update(_tables(seen, client.clock.now_s()))
+                shown = _overview(seen, client.clock.now_s(), out.width)
+                live.update(Text("\n".join(shown)))
                 await asyncio.sleep(REFRESH_S)
 
     if json:
         seen, _ = with_client(url, snapshot)
         print_json({"lenders": list(seen.lenders.values()), "devices": list(seen.devices.values())})
     elif once or not out.is_terminal:
-        out.print(_tables(*with_client(url, snapshot)))
+        tables.show(_overview(*with_client(url, snapshot), _width()))
     else:
         with_client(url, refresh)
 
@@ -357,39 +380,47 @@ def show_map(
 
     if device is not None:
         found = with_client(url, of_device)
-        print_json(found) if json else out.print(_device_table(found))
+        print_json(found) if json else tables.show(_spans(found))
         return
     lists = with_client(url, of_lenders)
-    print_json(lists) if json else out.print(_slab_table(lists))
+    print_json(lists) if json else tables.show(_slabs(lists))
 
 
-def _device_table(found: DeviceMap) -> Table:
-    table = Table(title=f"{found.device}: {human(found.size_bytes)} in spans of "
-                  f"{human(found.span_bytes)}")  # fmt: skip
-    for column in ("span", "state", "lender", "slab", "I/O per s", "remote pages"):
-        table.add_column(column)
+def _width() -> int | None:
+    return out.width if out.is_terminal else None
+
+
+def _spans(found: DeviceMap) -> list[str]:
+    size, span_size = human(found.size_bytes), human(found.span_bytes)
+    rows = []
     for span in found.spans:
         members = [member for member in span.members if member is not None]
-        table.add_row(
-            str(span.span), span.state, " ".join(m.lender for m in members) or "-",
-            " ".join(f"{m.slab}/{m.generation}" for m in members) or "-",
-            f"{span.activity:,.1f}", f"{span.remote_pages:,}",
+        rows.append(
+            Row(
+                (
+                    str(span.span), span.state, f"{span.activity:,.1f}",
+                    f"{span.remote_pages:,}", " ".join(m.lender for m in members),
+                    " ".join(f"{m.slab}/{m.generation}" for m in members),
+                )
+            )
         )  # fmt: skip
-    return table
+    heads = ("SPAN", "STATE", "I/O PER S", "REMOTE PAGES", "LENDER", "SLAB")
+    title = f"{found.device}: {size} in spans of {span_size}"
+    return [title, *tables.lines(heads, rows, _width())]
 
 
-def _slab_table(lists: list[SlabList]) -> Table:
-    table = Table()
-    for column in ("lender", "slab", "state", "generation", "device", "span"):
-        table.add_column(column)
-    for one in lists:
-        for slab in one.slabs:
-            owned = bool(slab.device)
-            table.add_row(
-                one.lender, slab.slab, slab.state, str(slab.generation), slab.device or "-",
-                str(slab.span) if owned else "-",
-            )  # fmt: skip
-    return table
+def _slabs(lists: list[SlabList]) -> list[str]:
+    rows = [
+        Row(
+            (
+                one.lender, slab.slab, slab.state, str(slab.generation), slab.device or "",
+                str(slab.span) if slab.device else "",
+            )
+        )
+        for one in lists
+        for slab in one.slabs
+    ]  # fmt: skip
+    return tables.lines(("LENDER", "SLAB", "STATE", "GENERATION", "DEVICE", "SPAN"), rows, _width())
 
 
 # Steering -----------------------------------------------------------------------------------------

@@ -1,10 +1,7 @@
 """`slackwater memory top`: who is shown, and what is said of those that are silent."""
 
-import io
-
-from rich.console import Console
-
-from slackwater.cli.memory import Seen, _latency_table
+from slackwater.cli import tables
+from slackwater.cli.memory import LATENCY_HEADS, Seen, _latencies
 from slackwater.schemas.base import NodeId
 from slackwater.schemas.memory import DeviceHeartbeat, LatencyCause, LatencyInfo, SlabdHeartbeat
 
@@ -46,12 +43,10 @@ def test_latency_by_cause_fits_80_columns() -> None:
             for cause, p50, p99 in times
         ),
     )  # fmt: skip
-    console = Console(width=80, file=io.StringIO())
-    console.print(_latency_table([device]))
-    assert isinstance(console.file, io.StringIO)
-    lines = console.file.getvalue().splitlines()
-    assert len(lines) == 2 + len(times)
-    assert [" ".join(line.split()[1:]) for line in lines[2:]] == [
+    lines = tables.lines(LATENCY_HEADS, _latencies([device]), 80)
+    assert len(lines) == 1 + len(times)
+    assert max(map(len, lines)) <= 80
+    assert [" ".join(line.split()[1:]) for line in lines[1:]] == [
         "nothing (read) 123,456,789 0.9 us 99.4 us",
         "lender 123,456,789 12.3 ms 1.5 s",
         "write to count 123,456,789 57.3 us 70 s",
