@@ -10,6 +10,8 @@ import msgspec
 
 from slackwater.schemas.base import (
     COUNT_MAX,
+    COUNT_MAX,
+    ID_PATTERN,
     RUNS_MAX,
     SECONDS_MAX,
     AggregatorId,
@@ -35,7 +37,8 @@ from slackwater.schemas.base import (
 )
 
 DType = Literal["float32", "float16", "bfloat16"]
-Aggregation = Literal["cyclic", "edf", "static", "packed"]
+Aggregation = Annotated[str, msgspec.Meta(pattern=ID_PATTERN)]
+"""A placement policy's name; controllers know which there are."""
 Consistency = Literal["synchronous", "asynchronous", "stale-synchronous"]
 """What is applied, and whom a worker waits for: the mean of an iteration's pushes, once all are
 in; each push by itself, as it comes; the same, and nobody is further ahead than a bound."""

@@ -185,6 +185,10 @@ class Controller:
             reason = f"cluster {state.cluster} has {limits.JOBS_MAX} jobs"
             state.out.append(Reply(token, Refused(reason=reason, retry_after_s=5.0)))
             return
+        if spec.aggregation and (stranger := state.stranger(spec.aggregation)):
+            reason = f"job {spec.id}: {stranger}; install it beside the controller or leave it out"
+            state.out.append(Reply(token, Refused(reason=reason)))
+            return
         record = self._record(message, now_s)
         too_large = _too_large(record)
         if too_large:

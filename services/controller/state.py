@@ -14,6 +14,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from slackwater.common.effects import Do, Effect, Log, Persist, Publish, Request
+from slackwater.common.errors import ConfigRejected
 from slackwater.common.histogram import LOSS_RATIO, Histogram
 from slackwater.common.limits import LOST_AFTER_S
 from slackwater.schemas import subjects
@@ -264,6 +265,8 @@ class State:
         """Jobs whose records are damaged: nothing of theirs is made, given away or dropped."""
         self.out: list[Effect] = []
         self.policies: dict[str, Policy] = {}
+        self._strangers: dict[str, str] = {}
+        """Names that are not those of policies here, and why."""
         self.memories: dict[str, Memory] = {}
         self.losses = Histogram(LOSS_RATIO)
         """Of jobs' monitor windows."""
@@ -279,7 +282,24 @@ class State:
         return self.policies[name]
 
     def policy_name(self, job: Job) -> str:
-        return job.record.spec.aggregation or self.config.policy
+        """As its spec says. A job of a policy that was known when it came and is not installed any
+        more goes on by the cluster's."""
+        name = job.record.spec.aggregation
+        if not name or (name not in self.policies and not self.knows(name)):
+            return self.config.policy
+        return name
+
+    def knows(self, name: str) -> bool:
+        if name not in self._strangers and name not in self.policies:
+            try:
+                self.policy_named(name)
+            except ConfigRejected as error:
+                self._strangers[name] = str(error)
+        return name not in self._strangers
+
+    def stranger(self, name: str) -> str:
+        """Why no job can have that policy here; empty: it can."""
+        return "" if self.knows(name) else self._strangers[name]
 
     def adapts(self, job: Job) -> bool:
         """Whether the job shares aggregators: monitored, reverted, recycled."""

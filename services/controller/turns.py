@@ -11,9 +11,8 @@ import msgspec
 from slackwater.schemas.base import AggregatorId, Message, Ok
 from slackwater.schemas.placement import JobTurns, PlanTurns
 from slackwater.services.controller.policies.demand import slack_s
-from slackwater.services.controller.policies.scheme import Packing
 from slackwater.services.controller.snapshot import cluster_view
-from slackwater.services.controller.state import Asked, State
+from slackwater.services.controller.state import Asked, Job, State
 
 
 def tell(state: State, now_s: float) -> None:
@@ -44,36 +43,25 @@ def told(state: State, aggregator: AggregatorId, asked: Asked, answer: Message) 
 def plans(state: State) -> dict[AggregatorId, PlanTurns]:
     """Of every shared aggregator whose jobs' policy orders tasks, without a number."""
     found: dict[AggregatorId, PlanTurns] = {}
-    for name in sorted({state.policy_name(job) for job in state.living()}):
-        order = state.policy_named(name).order
-        if order == "arrival":
-            continue
-        view = cluster_view(state, None, policy=name)
-        packing = Packing(view)
-        stretched_s = packing.durations_s()
-        paces: dict[AggregatorId, list[JobTurns]] = {}
-        for job in view.jobs:
-            if job.iteration_s <= 0.0:
-                continue  # Not profiled: it runs as it comes.
-            every_s = job.iteration_s
-            if order == "cyclic":  # Of a job whose aggregators are all away, nothing is stretched.
-                every_s = stretched_s.get(job.id, every_s)
-            spec = state.jobs[job.id].record.spec
-            if spec.consistency != "synchronous":
-                every_s /= spec.workers
-            for place in job.cpu_by_place_s():
-                turns = JobTurns(job=job.id, every_s=every_s, slack=_slack(job.loss_limit))
-                paces.setdefault(place, []).append(turns)
-        for aggregator in view.aggregators:
-            if aggregator.id in paces:
-                found[aggregator.id] = PlanTurns(
-                    cluster=state.cluster,
-                    number=0,
-                    cycle_s=packing.free_s(aggregator.id)[1] if order == "cyclic" else 0.0,
-                    slack=_slack(state.config.loss_limit),
-                    jobs=tuple(paces[aggregator.id]),
-                )
+    for name in state.index.policies():
+        planned = state.policy_named(name).plans(cluster_view(state, None, policy=name))
+        for id, turns in planned.items():
+            found[id] = PlanTurns(
+                cluster=state.cluster,
+                number=0,
+                cycle_s=turns.cycle_s,
+                slack=_slack(state.config.loss_limit),
+                jobs=tuple(_turns(state.jobs[job], every_s)
+                           for job, every_s in turns.every_s.items()),
+            )  # fmt: skip
     return found
+
+
+def _turns(job: Job, every_s: float) -> JobTurns:
+    spec = job.record.spec
+    if spec.consistency != "synchronous":
+        every_s /= spec.workers
+    return JobTurns(job=job.id, every_s=every_s, slack=_slack(job.record.loss_limit))
 
 
 def _slack(loss_limit: float) -> float:

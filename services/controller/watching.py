@@ -30,7 +30,6 @@ from slackwater.schemas.base import AggregatorId
 from slackwater.schemas.placement import Profile
 from slackwater.schemas.telemetry import JobProfiled, WindowMeasured
 from slackwater.services.controller import assigning, interference, moving
-from slackwater.services.controller.policies.scheme import Packing
 from slackwater.services.controller.policies.scheme import loss as loss_of
 from slackwater.services.controller.policies.view import (
     ClusterView,
@@ -124,8 +123,7 @@ def _decide_again(state: State, job: Job, now_s: float) -> None:
         _share(state, job, now_s)
         return
     for each in (job, *neighbours):
-        limit = each.record.loss_limit or state.config.loss_limit
-        if stretched := _stretched(state, each, limit):
+        if stretched := _stretched(state, each):
             assigning.want(state, stretched[0], "reverted", now_s)
             return
     view = cluster_view(state, job)
@@ -196,7 +194,7 @@ def measured(state: State, job: Job, window: WindowMeasured, now_s: float) -> No
     if begun_s < job.settled_s:
         return
     remedied = any(each.wish is not None for each in (job, *neighbours))  # Or it was refused.
-    if loss > limit and not remedied and (stretched := _stretched(state, job, limit)):
+    if loss > limit and not remedied and (stretched := _stretched(state, job)):
         # Whatever has changed since the window began: it still is.
         leaving, where = stretched
         _tell_loss(state, leaving, "reverted", job, loss, window, where, now_s)
@@ -249,27 +247,15 @@ def _forgive(state: State, job: Job) -> None:
         state.change(job, excluded=left, reason="")
 
 
-def _stretched(state: State, job: Job, limit: float) -> tuple[Job, list[AggregatorId]] | None:
-    """If slots alone make the job lose more than its limit: on which aggregators, and who leaves
-    them. Of those with whom, or without whom, all the others keep their limits, that is the one
-    who has least there; else the job itself."""
-    name, profile = state.policy_name(job), job.record.profile
-    if profile is None or state.policy_named(name).order != "cyclic":
-        return None
+def _stretched(state: State, job: Job) -> tuple[Job, list[AggregatorId]] | None:
+    """If by the policy's own reckoning the job loses more than its limit where it is: who leaves,
+    and on which aggregators that is so."""
+    name = state.policy_name(job)
     view = cluster_view(state, None, policy=name)
-    packing, homes = Packing(view), job.homes()
-    where = [
-        each.id
-        for each in view.aggregators
-        if each.id in homes
-        and loss_of(profile.iteration_s, packing.lasting_s(job.id, each.id)) > limit
-    ]
-    if not where:
+    expected = state.policy_named(name).explains(view, job.id)
+    if expected is None or expected.leaving is None:
         return None
-    found = [packing.leavers(id) for id in where]
-    there_s = {id: sum(each[id] for each in found) for id in set.intersection(*map(set, found))}
-    leaving = min(there_s, key=lambda id: (there_s[id], id), default=job.id)
-    return state.jobs[leaving], where
+    return state.jobs[expected.leaving], list(expected.where)
 
 
 def _revert(

@@ -38,15 +38,13 @@ from slackwater.services.controller.policies import load_policy
 
 POLICIES: Final = ("static", "cyclic", "edf")
 SMALLEST_GPUS: Final = 2
-OWN: Final = {"edf": {"scaling_s": 0.0, "pack_alone": True}}
-"""Where a policy's settings are not the common ones unless told: ours scales with every exit, and a
-lone job shares with itself."""
 
 Tick = Callable[[int, int, float], None]
 
 
 def settings_for(options: Options, policy: str) -> PoolSettings:
-    return settings_in(PoolSettings, options, "pool", policy, OWN.get(policy, {}))
+    own = dict(load_policy(policy).prefers)  # Unless told.
+    return settings_in(PoolSettings, options, "pool", policy, own)
 
 
 def _models(options: Options) -> tuple[str, ...]:

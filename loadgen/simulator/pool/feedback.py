@@ -2,8 +2,8 @@
 
 Live, the profiler measures windows of iterations and the controller undoes what slows a job
 (services/controller/watching.py). Here that same code gets windows of simulated iterations, whose
-duration is either the scheme's own reckoning (d_j against D_j; by deadlines nobody is stretched,
-what is promised there is the limit) or what the placement shows when it is played out slot by slot
+duration is either what the policy itself expects (d_j against D_j; by deadlines the most that a job
+can lose, whatever the phases) or what the placement shows when it is played out slot by slot
 (slots.py). Only jobs beyond their limit, and those that wait to be moved for it, are watched: what
 any other window says changes nothing.
 """
@@ -21,8 +21,6 @@ from slackwater.schemas.telemetry import WindowMeasured
 from slackwater.services.controller import turns
 from slackwater.services.controller.core import Controller
 from slackwater.services.controller.policies.demand import slack_s
-from slackwater.services.controller.policies.scheme import Packing
-from slackwater.services.controller.policies.view import Order
 from slackwater.services.controller.snapshot import cluster_view
 from slackwater.services.controller.state import Job
 
@@ -71,7 +69,6 @@ class Feedback:
         mode: Mode,
         controllers: Mapping[str, Controller],
         jobs: Mapping[JobId, PoolJob],
-        deadlines: bool,
         loss_limit: float,
         window_iterations: int,
         at: At,
@@ -79,7 +76,7 @@ class Feedback:
     ) -> None:
         self._mode: Mode = mode
         self._controllers, self._jobs = controllers, jobs
-        self._deadlines, self._limit = deadlines, loss_limit
+        self._limit = loss_limit
         self._window_iterations = window_iterations
         self._at, self._say = at, say
         self.felt: dict[JobId, Felt] = {}
@@ -110,14 +107,13 @@ class Feedback:
 
     def _reckoned(self, cluster: str) -> dict[JobId, float]:
         state = self._controllers[cluster].state
-        if self._deadlines:
-            return {job.id: 0.0 for job in state.living() if _shares(job)}
-        packing = Packing(cluster_view(state, None))
-        own = {job.id: 0.0 for job in state.living() if _shares(job) and job.record.protected}
-        return own | {
-            id: max(0.0, 1.0 - _profile(state.jobs[id]).iteration_s / duration_s)
-            for id, duration_s in packing.durations_s().items()
-        }
+        policy, view = state.policy_named(state.config.policy), cluster_view(state, None)
+        found = {job.id: 0.0 for job in state.living() if _shares(job)}
+        for job in view.jobs:
+            expected = policy.explains(view, job.id)
+            if expected is not None:
+                found[job.id] = expected.loss
+        return found
 
     def _look_later(self, cluster: str, now_s: float) -> None:
         """Once nothing has changed there for a moment."""
@@ -164,9 +160,9 @@ class Feedback:
             slack = slack_s(1.0, self._limit)
             begin_s = rng.uniform(0.0, 2.0)
             played.append(SlotJob(job.id, computing_s, tasks, profile.iteration_s, slack, begin_s))
-        told = turns.plans(self._controllers[cluster].state)
-        plans = {str(id): plan for id, plan in told.items() if id in shares}
-        order: Order = "deadline" if self._deadlines else "cyclic"
+        state = self._controllers[cluster].state
+        plans = {str(id): plan for id, plan in turns.plans(state).items() if id in shares}
+        order = state.policy_named(state.config.policy).order
         return losses(played, shares, order, PLAYED_S, plans)
 
     def play_all(self, now_s: float) -> dict[str, float]:

@@ -82,7 +82,8 @@ def manifest(
             "ones included",
             "saved": "1 - aggregator-seconds allocated / server-seconds required",
             "ratio": "allocated / required at the end of each minute in which a job runs",
-            "loss": "1 - D_j / d_j by the paper's scheme; 0 by deadlines, which stretch nobody",
+            "loss": "what the policy expects: 1 - D_j / d_j by the paper's scheme, by deadlines "
+            "the most that can be lost",
             "played": "loss of speed in the slots played out; -1: the job was not played",
         },
     }

@@ -63,7 +63,7 @@ class PoolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     pack_alone: bool = False
     """Whether a job alone in its cluster has to do with as few aggregators as it needs."""
     feedback: Mode = "scheme"
-    """What monitor windows tell the controllers: the loss that the scheme reckons, the one that
+    """What monitor windows tell the controllers: the loss that the policy expects, the one that
     the slots show when they are played out, or nothing."""
     window_iterations: Iterations = 50
     kills: Daily = 0.0
@@ -150,7 +150,6 @@ class PoolRun:
         self._policy = policy
         self._settings = settings
         self._adapts = load_policy(policy).adapts
-        self._deadlines = load_policy(policy).order == "deadline"
         self._progress = progress
         self._jobs = {JobId(job.id): job for job in jobs}
         self._rows = {
@@ -179,7 +178,6 @@ class PoolRun:
             settings.feedback,
             self.controllers,
             self._jobs,
-            self._deadlines,
             settings.loss_limit,
             settings.window_iterations,
             self.world.at,

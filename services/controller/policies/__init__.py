@@ -10,7 +10,7 @@ from slackwater.services.controller.policies.cyclic import Cyclic
 from slackwater.services.controller.policies.edf import Edf
 from slackwater.services.controller.policies.packed import Packed
 from slackwater.services.controller.policies.static import Static
-from slackwater.services.controller.policies.view import Policy
+from slackwater.services.controller.policies.view import Defaults, Policy
 
 GROUP: Final = "slackwater.placement_policies"
 POLICIES: Final[dict[str, Callable[[], Policy]]] = {
@@ -21,12 +21,31 @@ POLICIES: Final[dict[str, Callable[[], Policy]]] = {
 }
 
 
+NEEDED: Final = (
+    "adapts", "private", "order", "prefers", "assign", "free", "explains", "plans",
+)  # fmt: skip
+"""What a policy has; `view.Defaults` has all but `assign`."""
+
+
+def known_policies() -> list[str]:
+    """Every registered name."""
+    return sorted({*POLICIES, *(point.name for point in entry_points(group=GROUP))})
+
+
 def load_policy(name: str) -> Policy:
-    """Raises ConfigRejected for a name that nobody registered."""
+    """Raises ConfigRejected for a name that nobody registered, and for a class that lacks a part of
+    a policy."""
     if name in POLICIES:
         return POLICIES[name]()
     for point in entry_points(group=GROUP, name=name):
         policy: Policy = point.load()()
+        missing = [part for part in NEEDED if not hasattr(policy, part)]
+        if missing:
+            raise ConfigRejected(
+                f"the placement policy {name!r} ({point.value}) has no {', '.join(missing)}: "
+                f"derive it from {Defaults.__module__}.{Defaults.__name__}"
+            )
         return policy
-    known = sorted({*POLICIES, *(point.name for point in entry_points(group=GROUP))})
-    raise ConfigRejected(f"there is no placement policy {name!r}; known are {', '.join(known)}")
+    raise ConfigRejected(
+        f"there is no placement policy {name!r}; known are {', '.join(known_policies())}"
+    )

@@ -10,26 +10,32 @@ them to the brim).
 
 from dataclasses import replace
 
-from slackwater.schemas.base import AggregatorId
-from slackwater.services.controller.policies.scheme import Packing, place_tasks
+from slackwater.schemas.base import AggregatorId, JobId
+from slackwater.services.controller.policies.scheme import Packing, loss, place_tasks
 from slackwater.services.controller.policies.view import (
     NEW,
     ClusterView,
+    Defaults,
+    Expected,
     JobView,
     Memory,
     Order,
     Plan,
     PlanRefused,
+    Turns,
+    residents,
     validate,
 )
 
 
-class Cyclic:
+class Cyclic(Defaults):
     """Registered as `cyclic`. Another scheme for shared aggregators overrides `place`."""
 
     adapts = True
-    private = False
     order: Order = "cyclic"
+
+    def __init__(self) -> None:
+        self._last: tuple[ClusterView, Packing, dict[JobId, float]] | None = None
 
     def place(self, view: ClusterView, job: JobView) -> tuple[dict[int, str], int]:
         """Every open bucket of a profiled job -> its aggregator, and how many of them are new."""
@@ -45,6 +51,46 @@ class Cyclic:
             free_s, cycle_s = packing.free_s(aggregator.id)
             found[aggregator.id] = free_s / cycle_s if cycle_s else 1.0
         return found
+
+    def explains(self, view: ClusterView, job: JobId) -> Expected | None:
+        """1 - D_j / d_j, with the job's own slots. Where a cycle stretches it beyond its limit, the
+        cycle's longest job has ended, and what is left fits the others worse: of those with whom,
+        or without whom, all the others keep their limits, that one leaves who has least there;
+        else the job itself."""
+        packing, durations_s = self._packing(view)
+        if job not in durations_s:
+            return None
+        iteration_s, limit = packing.standalone_s(job), packing.limit(job)
+        where = tuple(
+            each.id
+            for each in view.aggregators
+            if packing.uses(job, each.id)
+            and loss(iteration_s, packing.lasting_s(job, each.id)) > limit
+        )
+        lost = max(0.0, 1.0 - iteration_s / durations_s[job])
+        if not where:
+            return Expected(lost)
+        found = [packing.leavers(id) for id in where]
+        there_s = {id: sum(each[id] for each in found) for id in set.intersection(*map(set, found))}
+        leaving = min(there_s, key=lambda id: (there_s[id], id), default=job)
+        return Expected(lost, where, leaving)
+
+    def plans(self, view: ClusterView) -> dict[AggregatorId, Turns]:
+        """Of each aggregator its cycle, and of each job there its d_j. Of a job whose aggregators
+        are all away nothing is stretched."""
+        packing, durations_s = self._packing(view)
+        every_s = {job.id: durations_s.get(job.id, job.iteration_s) for job in view.jobs}
+        return {
+            id: Turns({job: every_s[job] for job in jobs}, packing.free_s(id)[1])
+            for id, jobs in residents(view).items()
+        }
+
+    def _packing(self, view: ClusterView) -> tuple[Packing, dict[JobId, float]]:
+        """Of the view last asked for, since every job of it is asked for in turn."""
+        if self._last is None or self._last[0] is not view:
+            packing = Packing(view)
+            self._last = (view, packing, packing.durations_s())
+        return self._last[1], self._last[2]
 
     def _assign(self, view: ClusterView, job: JobView) -> Plan:
         if view.forced:

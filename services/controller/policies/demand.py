@@ -22,6 +22,7 @@ apart that would fit. So where it says no and a new aggregator is at stake, h it
 """
 
 from collections.abc import Iterable, Sequence
+from math import inf
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -31,6 +32,8 @@ from slackwater.common.limits import CHUNK_SLOT_S
 from slackwater.services.controller.policies.view import EPSILON, JobView
 
 Floats = NDArray[np.float64]
+SPARES_MAX: Final = 1000
+HALVINGS: Final = 12
 STEPS_MAX: Final = 20_000
 """Of the exact test, some milliseconds; a utilisation of nearly 1 would need ever more."""
 
@@ -114,6 +117,33 @@ def schedulable(loads: Iterable[Load], usable: float = 1.0) -> bool:
         if utilisation * load.window_s + excess_s + blocking_s > room_s:
             return False
     return True
+
+
+def spare_s(loads: Sequence[Load], longest_s: float) -> float:
+    """By how much all deadlines could be earlier, and the test would still pass: so much earlier
+    everything is done, since deadlines that move together change no order. Below 0 by how much
+    later they had to be; at most `longest_s`, or minus infinity where no delay suffices."""
+
+    def passes(earlier_s: float) -> bool:
+        # Every step of the demand moves with its window.
+        moved = [
+            load._replace(
+                window_s=load.window_s - earlier_s,
+                excess_s=load.excess_s + load.utilisation * earlier_s,
+            )
+            for load in loads
+        ]
+        return all(load.window_s > 0.0 for load in moved) and schedulable(moved)
+
+    low_s, high_s = 0.0, longest_s
+    while not passes(low_s):
+        low_s, high_s = 2.0 * low_s - longest_s, low_s
+        if low_s < -SPARES_MAX * longest_s:
+            return -inf
+    for _ in range(HALVINGS):
+        middle_s = (low_s + high_s) / 2.0
+        low_s, high_s = (middle_s, high_s) if passes(middle_s) else (low_s, middle_s)
+    return low_s
 
 
 class Demand(NamedTuple):

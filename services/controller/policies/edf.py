@@ -13,13 +13,16 @@ temporary aggregators, a lone job keeps what it asked for, never more than that)
 """
 
 from bisect import bisect_left, insort
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from math import inf
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from slackwater.schemas.base import AggregatorId
+from slackwater.schemas.base import AggregatorId, JobId
 from slackwater.services.controller.policies.cyclic import Cyclic
 from slackwater.services.controller.policies.demand import (
     Demand,
@@ -27,13 +30,19 @@ from slackwater.services.controller.policies.demand import (
     Tasks,
     holds,
     schedulable,
+    slack_s,
+    spare_s,
 )
 from slackwater.services.controller.policies.view import (
     NEW,
+    AggregatorView,
     ClusterView,
+    Expected,
     JobView,
     Order,
+    Turns,
     loss_limit,
+    residents,
     unused,
 )
 
@@ -46,9 +55,45 @@ class Edf(Cyclic):
     """Registered as `edf`."""
 
     order: Order = "deadline"
+    prefers: Mapping[str, Any] = MappingProxyType({"scaling_s": 0.0, "pack_alone": True})
+    """It scales with every exit, and a lone job shares with itself."""
+    _last_residents: tuple[ClusterView, dict[AggregatorId, list[JobId]]] | None = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._known: dict[AggregatorId, _Known] = {}
 
     def free(self, view: ClusterView) -> dict[AggregatorId, float]:
         return unused(view)
+
+    def explains(self, view: ClusterView, job: JobId) -> Expected | None:
+        """The most that the job can lose, whatever the phases. Nothing, if it has all that it asked
+        for to itself."""
+        jobs = {each.id: each for each in view.jobs}
+        subject = jobs.get(job)
+        if subject is None or subject.iteration_s <= 0.0:
+            return None
+        if self._last_residents is None or self._last_residents[0] is not view:
+            self._last_residents = (view, residents(view))
+        there = self._last_residents[1]
+        homes = [a for a in view.aggregators if job in there.get(a.id, ())]
+        alone = all(there[home.id] == [job] for home in homes)
+        if alone and len(homes) >= min(subject.servers, len(subject.places)):
+            return Expected(0.0)
+        late_s = max(
+            (self._late_s(view, home, [jobs[id] for id in there[home.id]])[job] for home in homes),
+            default=0.0,
+        )
+        limit = loss_limit(subject, view)
+        if late_s <= slack_s(subject.iteration_s, limit):
+            return Expected(min(limit, late_s / (subject.iteration_s + late_s)))
+        return Expected(late_s / (subject.iteration_s + late_s) if late_s < inf else 1.0)
+
+    def plans(self, view: ClusterView) -> dict[AggregatorId, Turns]:
+        """Of each job its own D_j: nobody is stretched."""
+        every_s = {job.id: job.iteration_s for job in view.jobs}
+        there = residents(view).items()
+        return {id: Turns({job: every_s[job] for job in jobs}) for id, jobs in there}
 
     def place(self, view: ClusterView, job: JobView) -> tuple[dict[int, str], int]:
         placed, new = place_by_deadline(view, job)
@@ -57,6 +102,51 @@ class Edf(Cyclic):
             if closer[1] < new:
                 return closer
         return placed, new
+
+    def _late_s(
+        self, view: ClusterView, home: AggregatorView, jobs: list[JobView]
+    ) -> dict[JobId, float]:
+        """As `lateness_s`; reckoned anew if somebody there is another."""
+        where = (home, view.loss_limit)
+        known = self._known.get(home.id)
+        if known is not None and known.where == where and _same(known.jobs, jobs):
+            return known.late_s
+        found = lateness_s(view, home, jobs)
+        self._known[home.id] = _Known(where, tuple(jobs), found)
+        return found
+
+
+def _same(known: Sequence[JobView], jobs: Sequence[JobView]) -> bool:
+    return len(known) == len(jobs) and all(old is new for old, new in zip(known, jobs, strict=True))
+
+
+class _Known(NamedTuple):
+    where: tuple[AggregatorView, float]
+    """And the cluster's limit."""
+    jobs: tuple[JobView, ...]
+    """As they were seen."""
+    late_s: dict[JobId, float]
+
+
+def lateness_s(
+    view: ClusterView, home: AggregatorView, jobs: Sequence[JobView]
+) -> dict[JobId, float]:
+    """Of jobs that share an aggregator, by how much each one's iteration can last longer there,
+    whatever the phases. What is used to more than all of its time slows everybody in proportion."""
+    share = home.cpu_share
+    limits = [loss_limit(job, view) for job in jobs]
+    pairs = list(zip(jobs, limits, strict=True))
+    slacks_s = {job.id: slack_s(job.iteration_s, limit) for job, limit in pairs}
+    loads = [load_on(job, home.id, share, limit) for job, limit in pairs]
+    used = sum(load.utilisation for load in loads)
+    if used > 1.0:
+        return {job.id: job.iteration_s * (used - 1.0) for job in jobs}
+    earlier_s = spare_s(loads, max(slacks_s.values()))
+    if earlier_s < 0.0 and holds(
+        [Demand.of(tasks_of(job, share, limit), tasks_on(job, home.id)) for job, limit in pairs]
+    ):
+        earlier_s = 0.0
+    return {id: max(0.0, slack - earlier_s) for id, slack in slacks_s.items()}
 
 
 @dataclass(slots=True)

@@ -5,27 +5,18 @@ jobs have to lose more than the limit, or their aggregators were never short of 
 saved" proves nothing (DESIGN.md section 1).
 """
 
-from slackwater.schemas.base import AggregatorId
 from slackwater.services.controller.policies.view import (
     NEW,
     ClusterView,
+    Defaults,
     JobView,
     Memory,
-    Order,
     Plan,
-    unused,
 )
 
 
-class Packed:
+class Packed(Defaults):
     """Registered as `packed`."""
-
-    adapts = False
-    private = False
-    order: Order = "arrival"
-
-    def free(self, view: ClusterView) -> dict[AggregatorId, float]:
-        return unused(view)
 
     def assign(self, view: ClusterView, job: JobView, memory: Memory) -> tuple[Plan, Memory]:
         if not view.aggregators and view.new_max < 1:

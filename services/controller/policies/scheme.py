@@ -123,7 +123,7 @@ class Packing:
         newcomer = self._jobs.get(job) or _Job(iteration_s)
         duration_s = newcomer.duration_with_s(aggregator, cycle_s)
         loss_max = loss(iteration_s, duration_s)
-        excess_max = loss_max - self._limit(job)
+        excess_max = loss_max - self.limit(job)
         used_s = 0.0
         for other, slots_s in target.slots_s.items():
             if other == job:
@@ -133,7 +133,7 @@ class Packing:
             stretched = neighbour.duration_with_s(aggregator, cycle_s)
             lost = loss(neighbour.iteration_s, stretched)
             loss_max = max(loss_max, lost)
-            excess_max = max(excess_max, lost - self._limit(other))
+            excess_max = max(excess_max, lost - self.limit(other))
             used_s += executions(cycle_s, stretched) * slots_s
         return Estimate(
             free_s=target.usable * cycle_s - used_s,
@@ -191,7 +191,7 @@ class Packing:
             stay = {job: self._jobs[job].iteration_s for job in slots_s if job != leaving}
             cycle_s = max(stay.values(), default=0.0)
             if all(
-                loss(each_s, max(stretched_s(cycle_s, each_s), slots_s[job])) <= self._limit(job)
+                loss(each_s, max(stretched_s(cycle_s, each_s), slots_s[job])) <= self.limit(job)
                 for job, each_s in stay.items()
             ):
                 found[leaving] = slots_s[leaving]
@@ -205,11 +205,19 @@ class Packing:
                 found[job] = max(found[job], self.lasting_s(job, name))
         return found
 
+    def standalone_s(self, job: JobId) -> float:
+        """D_j."""
+        return self._jobs[job].iteration_s
+
+    def uses(self, job: JobId, aggregator: str) -> bool:
+        return job in self._aggregators[aggregator].slots_s
+
     def qualifies(self, estimate: Estimate) -> bool:
         """Line 6 tests every job; a loss equal to the limit is out, as printed."""
         return estimate.excess_max < -EPSILON
 
-    def _limit(self, job: JobId) -> float:
+    def limit(self, job: JobId) -> float:
+        """How much of its speed it may lose."""
         return self._loss_limits.get(job, self._view.loss_limit)
 
 

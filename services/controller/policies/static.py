@@ -4,27 +4,20 @@ What ps-lite and the frameworks built on it do (AutoPS sections 2.1 and 5.1); ev
 measured against it under the same CPU shares.
 """
 
-from slackwater.schemas.base import AggregatorId
 from slackwater.services.controller.policies.cyclic import round_robin
 from slackwater.services.controller.policies.view import (
     ClusterView,
+    Defaults,
     JobView,
     Memory,
-    Order,
     Plan,
-    unused,
 )
 
 
-class Static:
+class Static(Defaults):
     """Registered as `static`."""
 
-    adapts = False
     private = True
-    order: Order = "arrival"
-
-    def free(self, view: ClusterView) -> dict[AggregatorId, float]:
-        return unused(view)
 
     def assign(self, view: ClusterView, job: JobView, memory: Memory) -> tuple[Plan, Memory]:
         if all(place is not None for place in job.current) and job.current:

@@ -6,8 +6,9 @@ applied, whichever policy made it (DESIGN.md section 3).
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, Final, Literal, Protocol, TypeVar
 
 from slackwater.common.errors import Rejected
@@ -104,6 +105,29 @@ class Plan:
 Order = Literal["arrival", "cyclic", "deadline"]
 """As they come, in the paper's cycle, or the earliest deadline first."""
 
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """How the tasks on one aggregator take turns."""
+
+    every_s: dict[JobId, float]
+    """Seconds between two executions of each of a profiled job's tasks."""
+    cycle_s: float = 0.0
+    """C_n; 0: there is no cycle, they run by deadline."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What sharing costs a job where it is, by the policy's own reckoning."""
+
+    loss: float
+    """The share of its standalone speed: what it loses, or the most that it can lose."""
+    where: tuple[AggregatorId, ...] = ()
+    """Aggregators that by themselves make it lose more than its limit."""
+    leaving: JobId | None = None
+    """Who had better leave them: the job itself, or another, without which all keep theirs."""
+
+
 Memory = Any
 """What a policy carries from one decision to the next; None at first and after a restart."""
 
@@ -130,6 +154,40 @@ class Policy(Protocol):
         """The part of each aggregator that the policy could still give away, below 0 where it is
         overfull: by it clusters are compared, and the least loaded aggregator is emptied."""
         ...
+
+    def explains(self, view: ClusterView, job: JobId) -> Expected | None:
+        """What sharing costs a job of `view.jobs`, and why; None: the policy does not know. Where
+        `leaving` is named the loss is undone without looking for the newest assignment."""
+        ...
+
+    def plans(self, view: ClusterView) -> dict[AggregatorId, Turns]:
+        """What the slots of aggregators are told; those that are left out run tasks as they come,
+        or by the deadlines that came with the buckets."""
+        ...
+
+    @property
+    def prefers(self) -> Mapping[str, Any]:
+        """Settings of `loadgen simulate --pool aggregation` under which the policy is judged unless
+        others are given."""
+        ...
+
+
+class Defaults:
+    """A policy that orders, watches and expects nothing; others override what they do."""
+
+    adapts: bool = False
+    private: bool = False
+    order: Order = "arrival"
+    prefers: Mapping[str, Any] = MappingProxyType({})
+
+    def free(self, view: ClusterView) -> dict[AggregatorId, float]:
+        return unused(view)
+
+    def explains(self, view: ClusterView, job: JobId) -> Expected | None:
+        return None
+
+    def plans(self, view: ClusterView) -> dict[AggregatorId, Turns]:
+        return {}
 
 
 class PlanRefused(Rejected):
@@ -187,6 +245,17 @@ def _check_capacity(plan: Plan, view: ClusterView, job: JobView) -> None:
             raise PlanRefused(
                 f"job {job.id}: aggregator {place} would be used to {load.utilisation:.3f}"
             )
+
+
+def residents(view: ClusterView) -> dict[AggregatorId, list[JobId]]:
+    """The profiled jobs of each of the view's aggregators that has any."""
+    found: dict[AggregatorId, list[JobId]] = {each.id: [] for each in view.aggregators}
+    for job in view.jobs:
+        if job.iteration_s > 0.0:
+            for place in job.cpu_by_place_s():
+                if place in found:
+                    found[place].append(job.id)
+    return {id: jobs for id, jobs in found.items() if jobs}
 
 
 def unused(view: ClusterView) -> dict[AggregatorId, float]:

@@ -28,7 +28,7 @@ from slackwater.schemas.jobs import STATE_SAID, Aggregation
 
 BYTES_SCALE_HELP = "Shrinks tensors; by default chosen by this machine's folding speed."
 TRANSPORT_HELP = "How bytes go between Agents and aggregators: shm, verbs, tcp or auto."
-POLICY_HELP = "How jobs share: edf (deadlines), cyclic (the paper's) or static (own servers)"
+POLICY_HELP = "How jobs share: edf, cyclic (the paper's), static (own servers) or one installed"
 PROFILING = {"profile_iterations": 5, "profile_s": 2.0}
 Transport = Literal["auto", "shm", "verbs", "tcp"]
 Prefix = Annotated[
@@ -121,13 +121,13 @@ def _calibrated(compute_scale: float, cpu_share: float, aggregators: int) -> flo
 
 
 def policy_named(name: str) -> Aggregation:
-    if name == "cyclic":
-        return "cyclic"
-    if name == "edf":
-        return "edf"
-    if name == "static":
-        return "static"
-    raise Usage(f"--policy {name!r}: choose cyclic, edf or static")
+    """Any that is registered here. Raises Usage."""
+    from slackwater.services.controller.policies import known_policies
+
+    known = known_policies()
+    if name not in known:
+        raise Usage(f"--policy {name!r}: choose one of {', '.join(known)}")
+    return name
 
 
 def _named(work: Workload, policy: Aggregation | None, prefix: str) -> Workload:

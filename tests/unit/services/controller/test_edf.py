@@ -206,7 +206,7 @@ def test_short_iterations_share_where_every_step_is_looked_at() -> None:
 
 def admitted(
     shapes: list[tuple[float, list[tuple[float, float]], float]],
-) -> tuple[list[SlotJob], dict[str, float]]:
+) -> tuple[list[SlotJob], ClusterView]:
     """Jobs (compute, tasks, begin) profiled alone and placed one after another."""
     cluster = view([], [])
     played = []
@@ -230,7 +230,7 @@ def admitted(
         played.append(
             SlotJob(name, compute_s, slots, iteration_s, slack_s(1.0, LIMIT), begin_s)
         )  # fmt: skip
-    return played, {a.id: a.cpu_share for a in cluster.aggregators}
+    return played, cluster
 
 
 @settings(max_examples=60)
@@ -248,10 +248,34 @@ def admitted(
 def test_no_admitted_job_loses_more_than_its_limit_in_the_slots(
     shapes: list[tuple[float, list[tuple[float, float]], float]],
 ) -> None:
-    played, shares = admitted(shapes)
+    """Nor more than the policy itself says that it can."""
+    played, cluster = admitted(shapes)
+    shares: dict[str, float] = {a.id: a.cpu_share for a in cluster.aggregators}
     longest_s = max(each.iteration_s for each in played)
+    policy = Edf()
     for name, lost in losses(played, shares, "deadline", 25 * longest_s).items():
-        assert lost <= LIMIT + 1e-6, (name, lost)
+        expected = policy.explains(cluster, JobId(name))
+        assert expected is not None
+        assert expected.loss <= LIMIT
+        assert lost <= (expected.loss or LIMIT) + 1e-6, (name, lost, expected)
+
+
+def test_what_cannot_be_in_time_is_expected_to_lose_more_than_the_limit() -> None:
+    """As after a placement by force: two jobs that need three quarters each lose a third."""
+    jobs = [job(name, 1.0, [0.75], [0.9], ["a"]) for name in ("j1", "j2")]
+    expected = Edf().explains(view(["a"], jobs), JobId("j1"))
+    assert expected is not None
+    assert expected.loss == pytest.approx(1 / 3)
+    crowd = [job("j1", 1.0, [0.75], [0.0], ["a"]), job("j2", 1.0, [0.2], [0.0], ["a"])]
+    expected = Edf().explains(view(["a"], crowd), JobId("j2"))
+    assert expected is not None
+    assert LIMIT < expected.loss < 1.0
+    assert Edf().explains(view(["a"], []), JobId("j1")) is None
+    alone = Edf().explains(
+        view(["a", "b"], [job("j1", 1.0, [0.3, 0.3], None, ["a", "b"])]), JobId("j1")
+    )
+    assert alone is not None
+    assert alone.loss == 0.0, "it has the two that it asked for"
 
 
 def vgg19(duty: float) -> list[tuple[float, float]]:
@@ -271,7 +295,8 @@ def test_vgg19_packed_full_loses_a_quarter_as_it_comes_and_nothing_by_deadline(
     duty: float, jobs: int
 ) -> None:
     """GOLDEN.md: 8 to 25 % at duty .25 to .5 when packed to 1.0. The same slots, another order."""
-    played, shares = admitted([(1.0, vgg19(duty), 0.13 * n) for n in range(jobs)])
+    played, cluster = admitted([(1.0, vgg19(duty), 0.13 * n) for n in range(jobs)])
+    shares: dict[str, float] = {a.id: a.cpu_share for a in cluster.aggregators}
     assert len(shares) == 1
     assert max(losses(played, shares, "arrival", 40.0).values()) > 0.2
     assert max(losses(played, shares, "deadline", 40.0).values()) < 0.01
