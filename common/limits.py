@@ -127,7 +127,6 @@ NOTIFY_S: Final = 5.0
 JOBS_MAX: Final = 10_000
 WORKERS_MAX: Final = 64
 RESULT_BYTES_MAX: Final = 4096
-TENSORS_MAX: Final = 20_000
 LIST_JOBS_MAX: Final = 500
 """Jobs in one answer; an operator pages on with `offset`."""
 LIST_BYTES_MAX: Final = 256 * 1024

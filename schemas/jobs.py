@@ -162,6 +162,8 @@ class JobSpec(Record, kw_only=True, frozen=True):
     is."""
     fractional_share: bool = False
     """It takes aggregators of less than a core, as emulated pools have, and is slowed by them."""
+    loss_limit: LossLimit = 0.0
+    """The part of its speed that sharing may cost; 0: as its tenant, or cluster, says."""
 
 
 class JobRecord(Record, kw_only=True, frozen=True):

@@ -5,7 +5,7 @@ small ones. It has one region (gradient slots, two parameter buffers, two state 
 and lives on exactly one aggregator.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 
@@ -91,15 +91,17 @@ class Endpoint(Record, kw_only=True, frozen=True):
 
 Layouts = Annotated[tuple[BucketLayout, ...], msgspec.Meta(max_length=BUCKETS_MAX)]
 Places = Annotated[tuple[BucketPlace, ...], msgspec.Meta(max_length=BUCKETS_MAX)]
-Tensors = Annotated[tuple[TensorSpec, ...], msgspec.Meta(min_length=1, max_length=20_000)]
+TENSORS_MAX: Final = 20_000
+"""Of one job."""
+Tensors = Annotated[tuple[TensorSpec, ...], msgspec.Meta(min_length=1, max_length=TENSORS_MAX)]
 
 
 # Controller endpoints --------------------------------------------------------------------------
 
 
 class PlaceJob(Message, kw_only=True, frozen=True, tag="placement.place"):
-    """Master to controller: this job is yours. Idempotent by job id and run. `loss_limit`: its
-    tenant's; 0: the cluster's. `aggregators_max`: of the cluster; 0: any number."""
+    """Master to controller: this job is yours. Idempotent by job id and run. `loss_limit`: its own,
+    or its tenant's; 0: the cluster's. `aggregators_max`: of the cluster; 0: any number."""
 
     spec: JobSpec
     tensors: Tensors

@@ -41,7 +41,7 @@ class ControllerConfig(ServiceConfig, kw_only=True, frozen=True):
     """Seconds that a new job waits for its temporary aggregators; then fewer, or shared ones."""
     hung_after_s: Duration = 60.0
     """Seconds without an iteration after which a job gives up the aggregators that it has for its
-    profiling alone: it shares, unprofiled."""
+    profiling alone: it shares, unprofiled. Half of it where others wait for aggregators."""
     rehost_after_s: Duration = 15.0
     """Seconds without a sign of an aggregator after which its buckets go elsewhere, their optimiser
     state lost. Its supervisor's word that it starts it anew is a sign."""

@@ -2,9 +2,9 @@
 
 A rank may be missing, or stand in a debugger, for as long as its user likes. What is profiled is
 not shared, so others would wait for these aggregators as long. After `hung_after_s` without an
-update the job goes to shared ones, or to one of its own that others may use too, unprofiled; it is
-profiled there once it iterates. A bucket that was pushed to by some ranks only cannot leave before
-the others push: where it is, others come too.
+update, or half of it where others wait, the job goes to shared ones, or to one of its own that
+others may use too, unprofiled; it is profiled there once it iterates. A bucket that was pushed to
+by some ranks only cannot leave before the others push: where it is, others come too.
 
 Whether a job iterates is seen by its buckets' versions, whenever its aggregators are compared with
 the records.
@@ -30,18 +30,22 @@ def compare(job: Job, aggregator: AggregatorId, held: Iterable[BucketHeld], now_
 
 
 def tick(state: State, now_s: float) -> None:
+    patience_s = state.config.hung_after_s
+    if state.line:  # Others would have them.
+        patience_s /= 2.0
     for job in list(state.living()):
         if job.record.phase != "profiling" or not job.record.temporary:
             continue
         looked_s = min(state.aggregators[home].checked_s for home in job.homes())
         idle_s = looked_s - max(job.iterated_s, job.settled_s)
-        if job.wish is None and idle_s >= state.config.hung_after_s:
+        if job.wish is None and idle_s >= patience_s:
             _let_others_in(state, job, idle_s, now_s)
 
 
 def _let_others_in(state: State, job: Job, idle_s: float, now_s: float) -> None:
     own = sorted(job.homes())
-    reason = f"no iteration for {idle_s:.0f} s (hung_after_s): it shares aggregators, unprofiled"
+    because = "hung_after_s, others wait" if state.line else "hung_after_s"
+    reason = f"no iteration for {idle_s:.0f} s ({because}): it shares aggregators, unprofiled"
     state.change(job, temporary=(), cause="unprofiled", reason=reason)
     state.tell(job, "unprofiled", now_s, aggregators=",".join(own), idle_s=f"{idle_s:.0f}")
     homes = _shared_homes(state, job) or [own[0]] * len(job.record.places)

@@ -133,7 +133,7 @@ def _place(state: State, job: Job, now_s: float) -> None:
     message = PlaceJob(
         spec=job.spec,
         tensors=job.tensors,
-        loss_limit=tenant.loss_limit,
+        loss_limit=job.spec.loss_limit or tenant.loss_limit,
         aggregators_max=state.config.aggregators_max,
         run=job.record.run,
     )

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slackwater.common.errors import Rejected
-from slackwater.common.limits import TENSORS_MAX
 from slackwater.loadgen import models
+from slackwater.schemas.placement import TENSORS_MAX
 
 MIB = 1024 * 1024
 

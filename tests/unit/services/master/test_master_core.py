@@ -710,6 +710,16 @@ def test_a_tenants_loss_limit_goes_with_its_jobs_to_their_controller() -> None:
     assert order.loss_limit == 0.05
 
 
+def test_a_loss_limit_of_a_jobs_own_comes_before_its_tenants() -> None:
+    harness = Harness(tenants={"default": Tenant(loss_limit=0.05)})
+    harness.node()
+    submitted(harness, "a", tenant="t", loss_limit=0.02)
+    harness.report("c0", 1.0)
+    (order,) = orders(harness.ask(RegisterJob(job="a", rank=0, tensors=TENSORS)))
+    assert isinstance(order, PlaceJob)
+    assert order.loss_limit == 0.02
+
+
 def test_the_number_of_clusters_that_take_jobs_is_logged_when_it_changes() -> None:
     harness = Harness(cluster_scaling_s=600.0)
     pool_of(harness, 4)
