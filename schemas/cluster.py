@@ -45,6 +45,9 @@ PLACED_JOBS_MAX: Final = 500
 TENANTS_MAX: Final = 1000
 
 
+Cores = Annotated[float, msgspec.Meta(ge=0.0, le=1e6)]
+
+
 class Heartbeat(Message, kw_only=True, frozen=True, tag="service.heartbeat"):
     """sw.v1.tel.<service>.<id>.heartbeat, once a second. `incarnation` grows at every start."""
 
@@ -91,6 +94,12 @@ class AggregatorHeartbeat(Heartbeat, kw_only=True, frozen=True, tag="aggregator.
     """What its regions together may take; 0: it does not say."""
     node_memory_bytes: Count = 0
     """The same of all aggregators of its node together; 0: each for itself."""
+    host_cores: Count = 0
+    """Of its machine; 0: nothing is said of it."""
+    host_cpu: Cores = 0.0
+    """Cores of the machine that were in use lately, by whomever."""
+    own_cpu: Cores = 0.0
+    """Of these, its own."""
     restart_window_s: Seconds = 0.0
     """How long its supervisor keeps trying when it does not come up; 0: the supervisor says so
     itself (AggregatorRestarts), or there is none."""

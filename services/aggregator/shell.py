@@ -5,6 +5,7 @@ import socket
 from collections.abc import Container, Iterator, Mapping
 from functools import partial
 from pathlib import Path
+from time import process_time
 from typing import Final
 
 import psutil
@@ -104,6 +105,9 @@ class Aggregator:
         self.plane.frozen = self.orders.frozen
         self.plane.taken = self.orders.taken
         self._incarnation = 0
+        self._virtual = virtual
+        self._host = (0, 0.0, 0.0)
+        """Cores, those in use, those of its own use; no cores: not measured."""
 
     # A life ---------------------------------------------------------------------------------------
 
@@ -131,11 +135,14 @@ class Aggregator:
         """What tasks cost, once a period."""
         due_s = self._clock.now_s()
         psutil.cpu_percent()  # The first call begins the measurement.
+        before = (self._clock.now_s(), process_time())
         while True:
             due_s = max(due_s + self._config.telemetry_s, self._clock.now_s())
             await self._clock.sleep_until(due_s)
             costs, jobs = self.executor.observed(), self.executor.accounts()
             percent = psutil.cpu_percent()
+            if not self._virtual:
+                before = self._look_at_host(percent, before)
             reports = tuple(
                 TasksObserved(
                     aggregator=AggregatorId(self._config.id),
@@ -148,6 +155,15 @@ class Aggregator:
             )
             if reports:
                 port.post(TasksMeasured(reports))
+
+    def _look_at_host(self, percent: float, before: tuple[float, float]) -> tuple[float, float]:
+        """What heartbeats say of the machine: the cores in use, and those that this process used
+        since `before` (an instant, and its CPU time until then)."""
+        now = (self._clock.now_s(), process_time())
+        cores = psutil.cpu_count() or 1
+        own = max(0.0, now[1] - before[1]) / max(now[0] - before[0], 1e-3)
+        self._host = (cores, percent / 100.0 * cores, own)
+        return now
 
     async def stop(self) -> None:
         for _, listener in self._listeners:
@@ -168,6 +184,7 @@ class Aggregator:
 
     def heartbeat(self, now_s: float) -> AggregatorHeartbeat:
         bytes_in, bytes_out = self.regions.bytes_moved()
+        host_cores, host_cpu, own_cpu = self._host
         return AggregatorHeartbeat(
             service="aggregator",
             id=self._config.id,
@@ -189,6 +206,9 @@ class Aggregator:
             arrived=self.core.arrived(now_s),
             migration_bytes_s=self._config.migration_bytes_s,
             memory_bytes=self._memory_bytes,
+            host_cores=host_cores,
+            host_cpu=host_cpu,
+            own_cpu=own_cpu,
             restart_window_s=self._config.restart_window_s,
             node_memory_bytes=self._config.node_memory_bytes_max,
         )

@@ -42,6 +42,9 @@ class ControllerConfig(ServiceConfig, kw_only=True, frozen=True):
     hung_after_s: Duration = 60.0
     """Seconds without an iteration after which a job gives up the aggregators that it has for its
     profiling alone: it shares, unprofiled. Half of it where others wait for aggregators."""
+    host_s: Annotated[float, msgspec.Meta(ge=0.0, le=3600.0)] = 60.0
+    """Seconds over which other work on aggregators' machines is watched: what takes half of them
+    or more leaves aggregators of whole cores less time for jobs that come; 0: nothing does."""
     rehost_after_s: Duration = 15.0
     """Seconds without a sign of an aggregator after which its buckets go elsewhere, their optimiser
     state lost. Its supervisor's word that it starts it anew is a sign."""

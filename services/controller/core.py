@@ -15,6 +15,7 @@ it is confirmed: a lost message costs time, a crash nothing.
     leaving     interference, draining: links that are congested, aggregators that are emptied
     turns       what their slots are told           room       whether regions fit into memory
     index       which jobs have anything where      waiting    jobs for which there is no aggregator
+    hosts       other work on aggregators' machines
 """
 
 from random import Random

@@ -45,6 +45,8 @@ def heard(state: State, heartbeat: AggregatorHeartbeat, now_s: float) -> None:
         state.line.wake()  # The master may have one more to give.
     entry.heartbeat, entry.seen_s, entry.alive = heartbeat, now_s, True
     entry.restarts, entry.given_up = (0, 0.0), False
+    if (usable := state.hosts.heard(heartbeat, now_s)) is not None:
+        state.log("host.usable", node=heartbeat.node, usable=round(usable, 3))
     _workers_arrived(state, heartbeat, now_s)
     if not news:
         return

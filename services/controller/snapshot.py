@@ -32,7 +32,11 @@ def cluster_view(
     crowded, reduced = state.index.crowded, state.config.usable_reduced
     alone = job is not None and bool(job.record.protected) and not forced
     aggregators = tuple(
-        AggregatorView(entry.id, entry.cpu_share, reduced if entry.id in crowded else 1.0)
+        AggregatorView(
+            entry.id,
+            entry.cpu_share,
+            state.hosts.usable(entry.heartbeat) * (reduced if entry.id in crowded else 1.0),
+        )
         for entry in shared(state, policy)
         if entry.id not in without and (job is None or forced or not entry.avoided) and not alone
     )

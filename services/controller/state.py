@@ -24,6 +24,7 @@ from slackwater.schemas.jobs import JobEvent
 from slackwater.schemas.placement import BucketPlace, Endpoint, JobPlacement, PlanTurns
 from slackwater.schemas.telemetry import WindowMeasured
 from slackwater.services.controller.config import ControllerConfig
+from slackwater.services.controller.hosts import Hosts
 from slackwater.services.controller.index import Index, Whereabouts
 from slackwater.services.controller.policies import load_policy
 from slackwater.services.controller.policies.view import JobView, Memory, Policy
@@ -240,6 +241,7 @@ class State:
         self.aggregators: dict[AggregatorId, Aggregator] = {}
         """In the order of their ids."""
         self.asked: dict[str, Asked] = {}
+        self.hosts = Hosts(config.host_s)
         self.line = Line(config.retry_s)
         """Jobs that are nowhere, as the master has no aggregator for them (waiting.py)."""
         self.pool_known = False

@@ -45,11 +45,11 @@ class Cyclic(Defaults):
         return self._assign(view, job), memory
 
     def free(self, view: ClusterView) -> dict[AggregatorId, float]:
-        """F_n / C_n; all of an aggregator on which no profiled job is."""
+        """F_n / C_n; all that may be used of an aggregator on which no profiled job is."""
         packing, found = Packing(view), {}
         for aggregator in view.aggregators:
             free_s, cycle_s = packing.free_s(aggregator.id)
-            found[aggregator.id] = free_s / cycle_s if cycle_s else 1.0
+            found[aggregator.id] = free_s / cycle_s if cycle_s else aggregator.usable
         return found
 
     def explains(self, view: ClusterView, job: JobId) -> Expected | None:
