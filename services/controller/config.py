@@ -60,6 +60,9 @@ class ControllerConfig(ServiceConfig, kw_only=True, frozen=True):
     on_demand_min: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 1
     """With scaling_s: a profiled job that needs fewer new aggregators than this stays on its
     temporary ones until the period ends."""
+    keep_demand: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] = 0.0
+    """With scaling_s: which part of the aggregators that were in use over the last period, on
+    average, stays allocated at its end though idle; 0: none."""
     retry_s: Duration = 5.0
     """Seconds before an allocation that was refused is asked for again; doubles up to 60."""
     tick_s: Duration = 1.0

@@ -15,7 +15,7 @@ it is confirmed: a lost message costs time, a crash nothing.
     leaving     interference, draining: links that are congested, aggregators that are emptied
     turns       what their slots are told           room       whether regions fit into memory
     index       which jobs have anything where      waiting    jobs for which there is no aggregator
-    hosts       other work on aggregators' machines
+    hosts       other work on aggregators' machines  usage     aggregators in use, over a period
 """
 
 from random import Random
@@ -87,6 +87,7 @@ class Controller:
     def step(self, event: ShellEvent, now_s: float) -> list[Effect]:
         state = self.state
         state.out = []
+        state.usage.note(len(state.index.involved), now_s)
         match event:
             case Requested():
                 self._requested(event.token, event.message, now_s)

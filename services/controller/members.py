@@ -162,6 +162,7 @@ def sweep(state: State, now_s: float) -> None:
     asking = [JobId(key.split("/")[1]) for key in state.asked if key.startswith("allocate/")]
     records = [(id, state.jobs[id].record) for id in asking if id in state.jobs]
     granting = {numbered(id, "a", record.asks, record.run) for id, record in records}
+    kept = set(scaling.idle(state)) - set(scaling.surplus(state))
     for id in due:
         entry = state.aggregators[id]
         if not entry.request or entry.request in granting or entry.guarded:
@@ -174,7 +175,7 @@ def sweep(state: State, now_s: float) -> None:
                 continue
             entry.reserved_for = None
         if id not in used:
-            if entry.temporary or state.releasing or not entry.alive:
+            if entry.temporary or (state.releasing and id not in kept) or not entry.alive:
                 _give_back(state, id, now_s)
         elif entry.temporary and id not in private:
             message = AdoptAggregators(cluster=state.cluster, aggregators=(id,))

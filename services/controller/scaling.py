@@ -4,6 +4,10 @@ Giving back and emptying aggregators with every exit moves the jobs that stay; d
 period holds idle ones for up to a period. With `scaling_s` both wait for the period's end, what is
 idle meanwhile serves the next job that needs a new aggregator, and more are allocated on demand
 when a job needs at least `on_demand_min` of them. Every (de)allocation has the master's approval.
+
+Demand is measured (usage.py): the mean number of aggregators in use over the latest period. Of it
+`keep_demand` stays allocated at the period's end, idle or not, so that the next burst of jobs finds
+it; what the next period does not need goes at its end.
 """
 
 from math import floor
@@ -17,13 +21,24 @@ def begin(state: State, now_s: float) -> None:
     period_s = state.config.scaling_s
     if period_s and floor(now_s / period_s) > floor(state.scaled_s / period_s):
         state.scaled_s = now_s
+        demand = state.usage.end(state.config.keep_demand, now_s)
+        state.log("aggregators.scaled", demand=round(demand, 3), kept=state.usage.keep)
         state.releasing, state.recycle_due, state.job_ended = True, state.job_ended, False
 
 
 def end(state: State) -> None:
     """The scaling is over once nothing more can be emptied and nothing unused is left."""
     if state.config.scaling_s and state.releasing and not state.recycle_due:
-        state.releasing = bool(idle(state))
+        state.releasing = bool(surplus(state))
+
+
+def surplus(state: State) -> list[AggregatorId]:
+    """The idle ones that go at the period's end: the others are kept for the demand measured."""
+    staying = sum(
+        entry.ours and f"deallocate/{id}" not in state.asked
+        for id, entry in state.aggregators.items()
+    )
+    return idle(state)[: max(0, staying - state.usage.keep)]
 
 
 def idle(state: State) -> list[AggregatorId]:

@@ -28,6 +28,7 @@ from slackwater.services.controller.hosts import Hosts
 from slackwater.services.controller.index import Index, Whereabouts
 from slackwater.services.controller.policies import load_policy
 from slackwater.services.controller.policies.view import JobView, Memory, Policy
+from slackwater.services.controller.usage import Usage
 from slackwater.services.controller.waiting import Line
 
 ASK_BUDGET_S = 10.0
@@ -242,6 +243,7 @@ class State:
         """In the order of their ids."""
         self.asked: dict[str, Asked] = {}
         self.hosts = Hosts(config.host_s)
+        self.usage = Usage()
         self.line = Line(config.retry_s)
         """Jobs that are nowhere, as the master has no aggregator for them (waiting.py)."""
         self.pool_known = False

@@ -56,6 +56,8 @@ class PoolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     scaling_s: Period = 600.0
     """The scaling period of the clusters' aggregators; 0: with every exit."""
     on_demand_min: Members = 1
+    keep_demand: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] = 0.0
+    """Of the mean number of aggregators in use over a period, the part that stays allocated."""
     cluster_scaling_s: Period = 3600.0
     """The period of the number of clusters."""
     profile_iterations: Iterations = 100
@@ -130,6 +132,7 @@ def _controllers(policy: str, settings: PoolSettings, seed: int) -> dict[str, Co
                 pack_alone=settings.pack_alone,
                 scaling_s=settings.scaling_s if adapts else 0.0,
                 on_demand_min=settings.on_demand_min,
+                keep_demand=settings.keep_demand,
                 resync_s=NEVER_S,
             ),
             Random(f"{seed} {name}"),

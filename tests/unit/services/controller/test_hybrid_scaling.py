@@ -2,12 +2,17 @@
 
 from random import Random
 
-from slackwater.schemas.base import AggregatorId, ClusterId, JobId
+import pytest
+from tests.unit.services.controller.harness import Harness, Pool
+from tests.unit.services.controller.harness import placed as asked_for
+
+from slackwater.schemas.base import AggregatorId, ClusterId, JobId, Ok
 from slackwater.schemas.jobs import JobSpec
-from slackwater.schemas.placement import BucketPlace, JobPlacement, JobPlan
+from slackwater.schemas.placement import BucketPlace, JobPlacement, JobPlan, ReleaseJob
 from slackwater.services.controller import scaling
 from slackwater.services.controller.config import ControllerConfig
 from slackwater.services.controller.state import Job, State, Wish
+from slackwater.services.controller.usage import Usage
 from slackwater.services.master.clusters import ClusterRoom, Clusters
 
 
@@ -104,3 +109,33 @@ def test_as_many_clusters_are_open_as_the_demand_needs_and_one_more_on_demand() 
     clusters.scale(placed(c0=0.0, c1=3.0, c2=1.0), most_cpu=10.0, now_s=7300.0)
     assert clusters.open == {"c1"}, "the others empty as their jobs end"
     assert clusters.choose([room("c1", 1.0)], 4.0) == "c1", "none suffices: the open one"
+
+
+def test_demand_is_the_mean_of_what_was_in_use_and_a_period_long() -> None:
+    usage = Usage()
+    usage.note(2, 100.0)
+    usage.note(6, 400.0)
+    usage.note(0, 500.0)
+    assert usage.end(1.0, 700.0) == pytest.approx((2 * 300 + 6 * 100) / 600)
+    assert usage.keep == 2
+    assert usage.end(0.5, 1000.0) == 0.0
+    assert usage.keep == 0
+
+
+def test_a_part_of_the_measured_demand_stays_for_the_next_burst() -> None:
+    harness = Harness(Pool(9), scaling_s=60.0, keep_demand=0.5)
+    harness.now_s = 1200.0
+    harness.place("a", [0.09, 0.09])
+    harness.place("b", [0.09, 0.09])  # Next to a there is no room: two more.
+    harness.pass_time(177)
+    assert len(harness.pool.records) == 4
+    for id in ("a", "b"):
+        harness.ask(ReleaseJob(job=id))
+    harness.pass_time(20)
+    assert len(harness.pool.records) == 2, "half of the four that were in use"
+    assert harness.ask(asked_for("next", 2)) == Ok()
+    assert harness.stored["next"].phase == "profiling"
+    assert len(harness.pool.records) == 2, "it found them"
+    harness.ask(ReleaseJob(job="next"))
+    harness.pass_time(190)
+    assert harness.pool.records == {}, "a period needed none"
