@@ -10,7 +10,6 @@ import msgspec
 
 from slackwater.schemas.base import (
     COUNT_MAX,
-    COUNT_MAX,
     ID_PATTERN,
     RUNS_MAX,
     SECONDS_MAX,
