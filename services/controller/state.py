@@ -269,8 +269,8 @@ class State:
         """Jobs whose records are damaged: nothing of theirs is made, given away or dropped."""
         self.out: list[Effect] = []
         self.policies: dict[str, Policy] = {}
-        self._strangers: dict[str, str] = {}
-        """Names that are not those of policies here, and why."""
+        self._strangers: set[str] = set()
+        """Policies of jobs in the records that are not installed any more."""
         self.memories: dict[str, Memory] = {}
         self.losses = Histogram(LOSS_RATIO)
         """Of jobs' monitor windows."""
@@ -289,21 +289,20 @@ class State:
         """As its spec says. A job of a policy that was known when it came and is not installed any
         more goes on by the cluster's."""
         name = job.record.spec.aggregation
-        if not name or (name not in self.policies and not self.knows(name)):
+        if not name or name in self._strangers:
+            return self.config.policy
+        if name not in self.policies and self.stranger(name):
+            self._strangers.add(name)
             return self.config.policy
         return name
 
-    def knows(self, name: str) -> bool:
-        if name not in self._strangers and name not in self.policies:
-            try:
-                self.policy_named(name)
-            except ConfigRejected as error:
-                self._strangers[name] = str(error)
-        return name not in self._strangers
-
     def stranger(self, name: str) -> str:
         """Why no job can have that policy here; empty: it can."""
-        return "" if self.knows(name) else self._strangers[name]
+        try:
+            self.policy_named(name)
+        except ConfigRejected as error:
+            return str(error)
+        return ""
 
     def adapts(self, job: Job) -> bool:
         """Whether the job shares aggregators: monitored, reverted, recycled."""
