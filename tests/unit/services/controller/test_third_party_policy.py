@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 from tests.unit.services.controller.harness import Harness, Pool
 
+from slackwater.cli.outcome import Usage
 from slackwater.cli.replay import policy_named
 from slackwater.common.codec import encode
-from slackwater.common.errors import ConfigRejected, Rejected
+from slackwater.common.errors import ConfigRejected
 from slackwater.common.shell.requester import decode_any
 from slackwater.loadgen.simulator.options import Options
 from slackwater.loadgen.simulator.pool.command import settings_for, simulate_pool
@@ -118,7 +119,7 @@ def test_a_job_whose_policy_is_gone_goes_on_by_the_clusters(
 
 def test_replay_and_simulate_take_it(tmp_path: Path) -> None:
     assert policy_named("twice") == "twice"
-    with pytest.raises(Rejected, match=r"choose one of .*twice"):
+    with pytest.raises(Usage, match=r"choose one of .*twice"):
         policy_named("twise")
     trace = tmp_path / "trace.csv"
     trace.write_text("job_id,submit_s,gpus,duration_s\na,0,2,4000\nb,10,2,4000\n")
