@@ -92,6 +92,13 @@ Fractional = Annotated[
         help="Let a program that really trains use aggregators of less than a core.",
     ),
 ]
+LossLimit = Annotated[
+    float,
+    typer.Option(
+        min=0, max=0.999,
+        help="Part of its speed that sharing may cost; 0: as its tenant or cluster says.",
+    ),
+]  # fmt: skip
 Wait = Annotated[
     bool, typer.Option("--wait", help="Print its logs until it ends, and exit as it does.")
 ]
@@ -112,6 +119,7 @@ def submit(
     staleness: Staleness = 0,
     restarts: Restarts = 0,
     tenant: Tenant = "",
+    loss_limit: LossLimit = 0.0,
     seed: Seed = 0,
     wait: Wait = False,
     allow_fractional_share: Fractional = False,
@@ -147,13 +155,14 @@ def submit(
         else:
             raise Usage("nothing to submit: give --model NAME, --file FILE or -- PROGRAM")
         more = _given(
-            spec, tenant=tenant, restarts=restarts, fractional_share=allow_fractional_share
-        )
+            spec, tenant=tenant, restarts=restarts, loss_limit=loss_limit,
+            fractional_share=allow_fractional_share,
+        )  # fmt: skip
         spec = checked(more)
     _store(spec, url, json, wait)
 
 
-def _given(spec: JobSpec, **options: str | int) -> JobSpec:
+def _given(spec: JobSpec, **options: str | float) -> JobSpec:
     """Those options that are given count before a file's."""
     return msgspec.structs.replace(spec, **{name: it for name, it in options.items() if it})
 
