@@ -27,7 +27,7 @@ from pathlib import Path
 import nats
 import psutil
 import uvloop
-from figures import Figure, paired, show
+from figures import Figure, paired, show, this_command, write_json
 
 from slackwater.common import codec
 from slackwater.common.client import connect
@@ -178,6 +178,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=1.0)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="slackwater-bench-") as folder:
         server = NatsServer(Path(folder) / "nats")
@@ -201,6 +202,8 @@ def main() -> None:
                 process.wait(20)
             server.stop()
     show("control plane", figures)
+    if options.json is not None:
+        write_json(options.json, this_command(), figures)
 
 
 if __name__ == "__main__":

@@ -8,14 +8,18 @@ waiting for the core and its own steps, in CPU time of the thread. The master's 
 part is not counted. Goal: 99 of 100 events that lead to a plan have it within 50 ms. Then a pool
 that is taken, with jobs that wait for it and without: a tick should cost about the same.
 
-    python benchmarks/controller.py [--policy edf] [--jobs 500] [--waiting 951] [--seconds 20]
+    python benchmarks/controller.py [--policies edf cyclic] [--jobs 500] [--waiting 951]
+        [--seconds 20] [--json FILE]
 """
 
 import argparse
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from random import Random
 from typing import Final
+
+from figures import Figure, Row, show, this_command, write_json
 
 from slackwater.common.effects import Effect, ShellEvent
 from slackwater.loadgen.simulator.pool.world import MASTER, World
@@ -158,35 +162,29 @@ def quantile(values: list[float], part: float) -> float:
     return sorted(values)[min(len(values) - 1, int(part * len(values)))] * 1e3
 
 
-def churn(policy: str, jobs: int, seconds: float) -> None:
+def churn(policy: str, jobs: int, seconds: float) -> list[Row]:
     bench = Bench(policy, 1000)
     now_s = bench.plan(1.0, jobs / 20, {"arrive": 1}, 20.0)
     while len(bench.profiles) < jobs:
         bench.arrive()
     now_s = bench.plan(now_s + 5.0, 5.0, {"window": 1}, 1.0)
-    in_use = sum(entry.ours for entry in bench.core.state.aggregators.values())
     bench.forget()
     bench.plan(now_s + 1.0, seconds, EVENTS, EVENTS_S)
-    print(f"{policy}: {len(bench.profiles)} jobs on {in_use} aggregators, {EVENTS_S} events/s")
-    for kind, found in sorted(bench.responses_s.items()):
-        steps = bench.steps_s[kind]
-        print(
-            f"  {kind:<9} {len(found):>5}  core p50 {quantile(steps, 0.5):7.2f}"
-            f" p99 {quantile(steps, 0.99):7.1f} ms   with waiting p50 {quantile(found, 0.5):7.2f}"
-            f" p99 {quantile(found, 0.99):7.1f} ms"
-        )
     planned = [each for kind in PLANNED for each in bench.responses_s.get(kind, [])]
-    worst = quantile(planned, 0.99)
-    verdict = "met" if worst <= GOAL_S * 1e3 else "missed"
-    print(
-        f"  event to plan p50 {quantile(planned, 0.5):.1f} p99 {worst:.1f} ms"
-        f" (goal {GOAL_S * 1e3:.0f}: {verdict}); core busy {bench.busy_s / seconds:.0%}"
-    )
+    what = f"{policy}, {jobs} jobs, {EVENTS_S} events/s"
+    return [
+        Figure(f"{what}: event to plan, p99", quantile(planned, 0.99), GOAL_S * 1e3, "ms",
+               "the goal", 1.0, True),
+        Figure(f"{what}: the core's thread, busy", 100 * bench.busy_s / seconds, 100.0, "%",
+               "one thread"),
+        Figure(f"{what}: tick, p99", quantile(bench.steps_s["tick"], 0.99),
+               quantile(bench.steps_s["tick"], 0.5), "ms", "its median"),
+    ]  # fmt: skip
 
 
-def waiting(policy: str, count: int) -> None:
+def waiting(policy: str, count: int) -> list[Row]:
     """Every aggregator is some job's for its profiling, which does not end; then others come."""
-    ticks_ms, longest_ms = {}, {}
+    seen = []
     for more in (0, count):
         bench = Bench(policy, 100)
         bench.profiling = False
@@ -196,26 +194,31 @@ def waiting(policy: str, count: int) -> None:
         bench.forget()
         bench.core.longest_s = 0.0
         bench.plan(4.0, 50.0, {"window": 1}, 1.0)
-        found = bench.steps_s["tick"]
         waits = sum(job.record.phase == "waiting" for job in bench.core.state.jobs.values())
-        ticks_ms[waits] = (quantile(found, 0.5), sum(found) / len(found) * 1e3)
-        longest_ms[waits] = bench.core.longest_s * 1e3
-    for waits, (median_ms, mean_ms) in ticks_ms.items():
-        print(
-            f"{policy}: {waits:>4} jobs wait: tick median {median_ms:.2f}, mean {mean_ms:.2f} ms;"
-            f" longest step {longest_ms[waits]:.1f} ms"
-        )
+        seen.append((waits, quantile(bench.steps_s["tick"], 0.5), bench.core.longest_s * 1e3))
+    (few, few_ms, few_longest_ms), (many, many_ms, many_longest_ms) = seen
+    return [
+        Figure(f"{policy}, {many} jobs wait: tick, median", many_ms, few_ms, "ms",
+               f"{few} wait", None, True),
+        Figure(f"{policy}, {many} jobs wait: longest step", many_longest_ms, few_longest_ms, "ms",
+               f"{few} wait", None, True),
+    ]  # fmt: skip
 
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    options.add_argument("--policy", default="edf")
+    options.add_argument("--policies", nargs="+", default=["edf", "cyclic"])
     options.add_argument("--jobs", type=int, default=500)
     options.add_argument("--waiting", type=int, default=951)
     options.add_argument("--seconds", type=float, default=20.0)
+    options.add_argument("--json", type=Path)
     given = options.parse_args()
-    churn(given.policy, given.jobs, given.seconds)
-    waiting(given.policy, given.waiting)
+    rows: list[Row] = []
+    for policy in given.policies:
+        rows += [*churn(policy, given.jobs, given.seconds), *waiting(policy, given.waiting)]
+    show("a controller's core", rows)
+    if given.json is not None:
+        write_json(given.json, this_command(), rows, "CPU time of the thread.")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ resident of fifty has changed, the others are known. `cold`: the first after a c
 when nothing of any resident is reckoned yet. Goal: under 20 ms among 1,000 aggregators, in one
 cluster and in 10.
 
-    python benchmarks/placement.py [--rounds 9] [--policy cyclic]
+    python benchmarks/placement.py [--rounds 9] [--policies cyclic edf] [--json FILE]
 """
 
 import argparse
@@ -16,7 +16,10 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Final
+
+from figures import Figure, Row, show, this_command, write_json
 
 from slackwater.loadgen.models import parameters, tensors
 from slackwater.schemas.base import AggregatorId, ClusterId, JobId
@@ -102,18 +105,9 @@ def seconds(
     return statistics.median(took)
 
 
-def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    options.add_argument("--rounds", type=int, default=9)
-    options.add_argument("--policy", default="cyclic")
-    given = options.parse_args()
-    policy = load_policy(given.policy)
-    job = subject("bert-large", "new", 1.2, [None])
-    print(f"{len(job.places)} tensors; policy {given.policy}; median of {given.rounds}")
-    print(
-        f"{'aggregators':>11} {'clusters':>8} {'placed ms':>10} {'cold ms':>8}"
-        f" {'as printed ms':>14} {'ratio':>6}"
-    )
+def measure(name: str, rounds: int) -> list[Row]:
+    policy, job = load_policy(name), subject("bert-large", "new", 1.2, [None])
+    rows: list[Row] = []
     for aggregators, clusters in SIZES:
         view = cluster(aggregators // clusters)
         rooms = [ClusterRoom(ClusterId(f"c{n}"), 10.0 + n) for n in range(clusters)]
@@ -122,17 +116,30 @@ def main() -> None:
             best_fit(rooms, 1.0)
             policy.assign(fresh, job, None)
 
-        cold_s = seconds(place, view, given.rounds)
+        cold_ms = seconds(place, view, rounds) * 1e3
         place(view)
-        took_s = seconds(place, view, given.rounds, CHANGED_OF)
+        took_ms = seconds(place, view, rounds, CHANGED_OF) * 1e3
         if place_tasks(view, job)[0] != as_printed(view, job):
             raise SystemExit(f"{aggregators} aggregators: the two schemes differ")
-        slow_s = seconds(lambda fresh: as_printed(fresh, job), view, 1)
-        line = f"{aggregators:>11} {clusters:>8} {took_s * 1e3:>10.1f} {cold_s * 1e3:>8.1f}"
-        line = f"{line} {slow_s * 1e3:>14.1f} {slow_s / took_s:>6.0f}"
+        slow_ms = seconds(lambda fresh: as_printed(fresh, job), view, 1) * 1e3
+        what = f"{name}, {len(job.places)} tensors, {aggregators} aggregators in {clusters}"
         if aggregators == SIZES[-1][0]:
-            line += f"  goal {GOAL_S * 1e3:.0f} ms: {'met' if took_s < GOAL_S else 'missed'}"
-        print(line)
+            goal = (GOAL_S * 1e3, "ms", "the goal", 1.0, True)
+            rows += [Figure(what, took_ms, *goal), Figure(f"{what}, cold", cold_ms, *goal)]
+        rows.append(Figure(what, took_ms, slow_ms, "ms", "as printed", None, True))
+    return rows
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    options.add_argument("--rounds", type=int, default=9)
+    options.add_argument("--policies", nargs="+", default=["cyclic", "edf"])
+    options.add_argument("--json", type=Path)
+    given = options.parse_args()
+    rows = [row for name in given.policies for row in measure(name, given.rounds)]
+    show("placement", rows)
+    if given.json is not None:
+        write_json(given.json, this_command(), rows, "CPU time of the thread.")
 
 
 if __name__ == "__main__":
