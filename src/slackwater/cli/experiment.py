@@ -7,10 +7,11 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from slackwater.cli.naming import policy_named
 from slackwater.cli.options import Json, Report, Seed
 from slackwater.cli.outcome import INCONCLUSIVE, Usage, err, report_folder, reported, run
 from slackwater.cli.progress import progress
-from slackwater.cli.replay import POLICY_HELP, above_zero, conclude, policy_named
+from slackwater.cli.replay import POLICY_HELP, above_zero, conclude
 from slackwater.common.bus.access import shown
 from slackwater.common.embedded import ClusterOptions, fit_cpu_share
 from slackwater.loadgen.replay import calibrate, experiment, report, workload

@@ -1,4 +1,5 @@
-"""Ids for jobs that are submitted without one, and what is said of a submission."""
+"""Ids for jobs that are submitted without one, what is said of a submission, and policies by
+name."""
 
 import re
 import secrets
@@ -6,7 +7,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Final
 
-from slackwater.schemas.jobs import STATE_SAID, TERMINAL_STATES, JobRecord, JobSpec
+from slackwater.cli.outcome import Usage
+from slackwater.schemas.jobs import STATE_SAID, TERMINAL_STATES, Aggregation, JobRecord, JobSpec
 
 STEM_CHARS_MAX: Final = 40
 SUFFIX_BYTES: Final = 3
@@ -39,3 +41,13 @@ def said(spec: JobSpec, known: JobRecord | None) -> str:
     if known.state in TERMINAL_STATES:
         return f"{done}; `slackwater rerun {spec.id}` runs it again"
     return done
+
+
+def policy_named(name: str) -> Aggregation:
+    """Any that is registered here. Raises Usage."""
+    from slackwater.services.controller.policies import known_policies
+
+    known = known_policies()
+    if name not in known:
+        raise Usage(f"--policy {name!r}: choose one of {', '.join(known)}")
+    return name

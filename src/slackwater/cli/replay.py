@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from slackwater.cli import where
+from slackwater.cli.naming import policy_named
 from slackwater.cli.options import Json, Report, Seed, Url
 from slackwater.cli.outcome import FAILED, Usage, err, out, print_json, report_folder, reported, run
 from slackwater.cli.progress import progress
@@ -118,16 +119,6 @@ def _calibrated(compute_scale: float, cpu_share: float, aggregators: int) -> flo
     """The bytes scale for jobs whose computing is shrunk by `compute_scale`."""
     share = fit_cpu_share(cpu_share, aggregators, len(os.sched_getaffinity(0)))
     return calibrate.bytes_scale(share, compute_scale)
-
-
-def policy_named(name: str) -> Aggregation:
-    """Any that is registered here. Raises Usage."""
-    from slackwater.services.controller.policies import known_policies
-
-    known = known_policies()
-    if name not in known:
-        raise Usage(f"--policy {name!r}: choose one of {', '.join(known)}")
-    return name
 
 
 def _named(work: Workload, policy: Aggregation | None, prefix: str) -> Workload:

@@ -12,6 +12,7 @@ import typer
 
 from slackwater.cli import detached
 from slackwater.cli.machine import announce, running_jobs
+from slackwater.cli.naming import policy_named
 from slackwater.cli.options import Json
 from slackwater.cli.outcome import err, reported
 from slackwater.cli.sizes import size_bytes
@@ -63,6 +64,7 @@ _Controllers = Annotated[
         show_default=False,
     ),
 ]
+DEFAULT_POLICY: Final = "edf"
 _Share = Annotated[
     float,
     typer.Option(
@@ -106,7 +108,7 @@ def up(
     cpu_share: _Share = 1.0,
     controllers: _Controllers = None,
     memory: _Memory = None,
-    policy: _Policy = "edf",
+    policy: _Policy = DEFAULT_POLICY,
     lenders: Annotated[int, typer.Option(min=0, help="Lenders of idle memory (slabd).")] = 0,
     slab_size: Annotated[str, typer.Option(help="Size of a lender's slab, e.g. 64M.")] = "1G",
     lend: Annotated[str, typer.Option(help="Bytes that each lender lends at most.")] = "4G",
@@ -124,7 +126,7 @@ def up(
             aggregators=count,
             cpu_share=cpu_share,
             memory_bytes=size_bytes(memory, "--memory") if memory is not None else 0,
-            policy=policy,
+            policy=policy if policy == DEFAULT_POLICY else policy_named(policy),
             lenders=lenders,
             slabd={
                 "slab_bytes": size_bytes(slab_size, "--slab-size"),

@@ -104,6 +104,7 @@ def said(words: list[str], capfd: pytest.CaptureFixture[str]) -> tuple[int, str]
         (f"{EMULATED} --tenant {'x' * 65}", 2, "a name has at most 64 characters, this one 65"),
         (f"{JOB} --model vgg20", 2, "vgg19"),
         (JOB, 2, "nothing to submit: give --model NAME, --file FILE or -- PROGRAM"),
+        (f"{EMULATED} --allow-fractional-share", 2, "beside --model vgg19: an emulated job may"),
         (f"{JOB} --compute-s 1 -- true", 2, "-- PROGRAM beside --compute-s: it says that itself"),
         (f"{JOB} --file b.json --workers 3", 2, "--file beside --workers: it says that itself"),
         (f"{JOB} --file b.json --model vgg19", 2, "--file beside --model: it says that itself"),
@@ -135,6 +136,8 @@ def said(words: list[str], capfd: pytest.CaptureFixture[str]) -> tuple[int, str]
         ("slackwater drain a1 --cancel --wait", 2, "--cancel, --wait: they exclude each other"),
         ("slackwater drain a.b", 2, f"AGGREGATOR 'a.b': {RULE}"),
         # Replays.
+        ("slackwater up --policy foo", 2, "--policy 'foo': choose one of cyclic, edf, packed, st"),
+        ("slackwater up --detach --policy foo", 2, "--policy 'foo': choose one of cyclic, edf"),
         (f"{REPLAY} --time-scale nan", 2, "must be above 0"),
         (f"{REPLAY} --time-scale 0", 2, "must be above 0"),
         (f"{REPLAY} --policy foo", 2, "--policy 'foo': choose"),
