@@ -120,7 +120,9 @@ def learn_pack_limit(history: Sequence[Observation], fallback: float = PACK_LIMI
         return fallback
     skews = [skew for skew, _ in labelled]
     borders = [skews[0] / 2]
-    borders += [(a + b) / 2 for a, b in pairwise(skews) if b > a]
+    # Between two neighbouring floats there is no third: the half-way then rounds to one of them,
+    # and only at the lower one is the higher one still above the border.
+    borders += [mid if (mid := (a + b) / 2) < b else a for a, b in pairwise(skews) if b > a]
     borders.append((skews[-1] + 1) / 2)
 
     def errors(border: float) -> int:

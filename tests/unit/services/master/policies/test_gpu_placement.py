@@ -1,7 +1,7 @@
 """Placement: the integer programme's optima, PACKLIMIT from history, few machines or holes."""
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from slackwater.loadgen.simulator.cluster import Cluster
@@ -66,6 +66,8 @@ def test_pack_limit_is_learned_from_history() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(0.01, 0.99), st.floats(0.2, 1.0)), min_size=1, max_size=30))
+@example([(0.01, 1.0), (0.010000000000000002, 0.5)])
+@example([(0.010000000000000002, 1.0), (0.010000000000000004, 0.5)])
 def test_learned_pack_limit_errs_least(points: list[tuple[float, float]]) -> None:
     history = [Observation(*point) for point in points]
     limit = learn_pack_limit(history)
