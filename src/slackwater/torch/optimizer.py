@@ -87,8 +87,9 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]  # mypy does not r
         if agent.rule != rule:
             agent.__exit__(Rejected, None, None)
             raise Rejected(
-                f"job {agent.job} was submitted with update rule {agent.rule}, this optimiser's is "
-                f"{rule}; leave `update` out of the job's spec, or make it {rule}"
+                f"job {agent.job} trains by update rule {agent.rule}, as its spec or the rank that "
+                f"registered first says; rank {agent.rank}'s optimiser is {rule}: give every rank "
+                "the same optimiser, and leave `update` out of the job's spec or make it that one"
             )
         return agent
 

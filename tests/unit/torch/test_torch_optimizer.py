@@ -434,10 +434,13 @@ def test_what_the_aggregators_refuse_comes_with_the_next_wait(local: Any) -> Non
         loss_of(ours, batches(1)[0])
 
 
-def test_the_job_is_what_was_submitted(local: Any) -> None:
+def test_another_optimiser_than_the_jobs_is_named_with_its_rank(local: Any) -> None:
+    """Regression: it said "was submitted with", though no spec named a rule and rank 0 had."""
     ours = fresh(Attending)
     local.cluster.rule = "adam"
-    with pytest.raises(Rejected, match="submitted with update rule adam, this optimiser's is mom"):
+    with pytest.raises(
+        Rejected, match=r"rule adam, as its spec or the rank that .*rank 0's .*is mom"
+    ):
         Optimizer(sgd(ours.parameters()), ours)
     assert local.made.left
 
