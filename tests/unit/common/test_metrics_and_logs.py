@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import logging as standard
+import os
 import socket
 import threading
 import urllib.request
@@ -123,3 +124,22 @@ def test_ours_and_the_libraries_lines_look_the_same(capsys: pytest.CaptureFixtur
     assert all((line["service"], line["id"], line["pid"]) == ("toy", "t1", 7) for line in lines)
     assert lines[0]["epoch"] == 3
     assert "ValueError: broken" in lines[2]["exception"]
+
+
+@pytest.mark.usefixtures("_clean")
+def test_the_journal_is_told_priorities_and_nobody_else(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: `journalctl -p warning` showed nothing, for every line had the same priority."""
+    at = os.fstat(2)
+    for stream, prefixes in ((f"{at.st_dev}:{at.st_ino}", ("<6>{", "<4>{")), ("1:2", ("{", "{"))):
+        monkeypatch.setenv("JOURNAL_STREAM", stream)
+        logs.configure("info", service="toy")
+        structlog.get_logger().info("ready")
+        standard.getLogger("nats").warning("slow %s", "consumer")
+        lines = capfd.readouterr().err.splitlines()
+        assert [line[: len(p)] for line, p in zip(lines, prefixes, strict=True)] == list(prefixes)
+        assert [json.loads(line[line.index("{") :])["event"] for line in lines] == [
+            "ready",
+            "slow consumer",
+        ]
