@@ -18,7 +18,7 @@ ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}\Z"
 line feed pass at the end."""
 
 AN_ID: Final = "letters, digits, - and _, at most 63, a letter or digit first"
-"""What an id is made of, to people."""
+"""Tells people which characters an id may have."""
 
 IdText = Annotated[str, msgspec.Meta(pattern=ID_PATTERN)]
 JobId = NewType("JobId", IdText)
@@ -47,7 +47,8 @@ Epoch = Annotated[int, msgspec.Meta(ge=0, le=2**32)]
 RUNS_MAX: Final = 4000
 """How often one job may be run again."""
 Run = Annotated[int, msgspec.Meta(ge=0, le=RUNS_MAX)]
-"""Which run of a job, from 0: what belongs to a former one is not taken for this one's."""
+"""The number of a job's run, from 0. It keeps what is left of a former run from being taken for
+this one's."""
 RUN_ATTEMPTS: Final = 1024
 """Processes of one rank in one run: they are numbered on from run to run."""
 BUCKETS_MAX: Final = 20_000

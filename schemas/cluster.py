@@ -95,11 +95,11 @@ class AggregatorHeartbeat(Heartbeat, kw_only=True, frozen=True, tag="aggregator.
     node_memory_bytes: Count = 0
     """The same of all aggregators of its node together; 0: each for itself."""
     host_cores: Count = 0
-    """Of its machine; 0: nothing is said of it."""
+    """Cores of its machine; 0: unknown."""
     host_cpu: Cores = 0.0
     """Cores of the machine that were in use lately, by whomever."""
     own_cpu: Cores = 0.0
-    """Of these, its own."""
+    """Cores of `host_cpu` that this aggregator used itself."""
     restart_window_s: Seconds = 0.0
     """How long its supervisor keeps trying when it does not come up; 0: the supervisor says so
     itself (AggregatorRestarts), or there is none."""
@@ -305,11 +305,11 @@ class PlacedJob(Record, kw_only=True, frozen=True, array_like=True):
     ]
     """Its aggregators: places in `ClusterReport.aggregators`."""
     phase: Name = ""
-    """Of its placement: hosting, profiling, moving or steady."""
+    """The phase of its placement: hosting, profiling, moving or steady."""
     moves: Count = 0
     """Migrations so far."""
     loss: Finite | None = None
-    """Of the speed that it was profiled to, in its last monitor window; below 0: it is faster."""
+    """Part of its profiled speed that it lost in its last monitor window; below 0: it is faster."""
 
     def __post_init__(self) -> None:
         if self.loss is not None:
@@ -399,6 +399,6 @@ class WorkerExited(Message, kw_only=True, frozen=True, tag="worker.exited"):
     code: Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
     """Its exit code; below 0: the signal that killed it."""
     result: Text = ""
-    """What it left as its result; of one that failed the last line of its log."""
+    """The result that it left; if it failed, the last line of its log."""
     attempt: Count = 0
-    """Which of the rank's processes, from 0, as StartWorkers has it."""
+    """The number of the rank's process, from 0, as in StartWorkers."""

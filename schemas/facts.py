@@ -28,7 +28,7 @@ def _all(kind: type[Message], *facts: str) -> dict[str, type[Any]]:
 
 
 def _said(kind: type[Message]) -> dict[str, type[Any]]:
-    """Those that the message's own type lists."""
+    """List the facts that the message's own type names."""
     return _all(kind, *get_args(kind.__annotations__["fact"]))
 
 

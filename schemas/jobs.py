@@ -57,7 +57,7 @@ STATE_SAID: Final[dict[JobState, str]] = {
     "failed": "has failed",
     "cancelled": "was cancelled",
 }
-"""What a sentence about a job says of its state."""
+"""Words for a job's state in the middle of a sentence."""
 TERMINAL_STATES: frozenset[JobState] = frozenset({"completed", "failed", "cancelled"})
 
 
@@ -143,7 +143,7 @@ class JobSpec(Record, kw_only=True, frozen=True):
     program: Annotated[tuple[Text, ...], msgspec.Meta(max_length=64)] = ()
     """The command line of one rank, as words; empty: its user starts it by hand."""
     gradient_dtype: DType = "float32"
-    """What gradients are sent as."""
+    """The type in which gradients are sent."""
     update: UpdateRule = msgspec.field(default_factory=UpdateRule)
     """How a gradient changes the parameters, unless the program says it itself."""
     consistency: Consistency = "synchronous"
@@ -224,16 +224,17 @@ class JobProgress(Record, kw_only=True, frozen=True):
     eta_s: Seconds | None = None
     """Seconds until its last iteration at this speed; None: not known."""
     loss: Finite | None = None
-    """Of its profiled speed, in its last monitor window; below 0: faster; None: not measured."""
+    """Part of its profiled speed that it lost in its last monitor window; below 0: it is faster;
+    None: not measured."""
     phase: Name = ""
-    """Of its placement: hosting, profiling, moving or steady; empty: it has none."""
+    """The phase of its placement: hosting, profiling, moving or steady; empty: it has none."""
     moves: Count = 0
     """Migrations so far."""
     aggregators: Annotated[tuple[AggregatorId, ...], msgspec.Meta(max_length=1024)] = ()
     updated_s: Seconds = 0.0
     """When an Agent of it last reported; 0: none did to this master."""
     ranks: Annotated[tuple[RankProgress, ...], msgspec.Meta(max_length=64)] = ()
-    """Those that have reported; only in the answer to GetJob."""
+    """Ranks that have reported; only in the answer to GetJob."""
 
     def __post_init__(self) -> None:
         for name in ("speed", "eta_s"):
@@ -320,7 +321,7 @@ class AskMissing(Message, kw_only=True, frozen=True, tag="job.missing"):
 
     job: IdText
     rank: Rank
-    """Who asks."""
+    """The rank that asks."""
     iteration: Count
     waited_s: Seconds
     ranks: Annotated[tuple[Rank, ...], msgspec.Meta(min_length=1, max_length=64)]
@@ -367,7 +368,7 @@ class JobList(Message, kw_only=True, frozen=True, tag="job.list-reply"):
     progress: Annotated[dict[JobId, JobProgress], msgspec.Meta(max_length=10_000)] = msgspec.field(
         default_factory=dict
     )
-    """Of those of the page of which something is known."""
+    """Progress of the page's jobs, where any is known."""
     counts: Annotated[dict[JobState, Count], msgspec.Meta(max_length=16)] = msgspec.field(
         default_factory=dict
     )

@@ -1,4 +1,4 @@
-"""What a job's processes print: the worker service of their machine answers for it in pieces."""
+"""Logs of a job's processes, which the worker service of their machine sends in pieces."""
 
 from typing import Annotated
 
@@ -8,7 +8,7 @@ from slackwater.schemas.base import IdText, Message, Rank, Seconds
 
 PLACE_MAX = 2**62
 Place = Annotated[int, msgspec.Meta(ge=0, le=PLACE_MAX)]
-"""Of a byte in all that a rank has printed since it was started."""
+"""The position of a byte in all that a rank has printed since it was started."""
 
 
 class ReadLog(Message, kw_only=True, frozen=True, tag="log.read"):
@@ -35,7 +35,7 @@ class LogPiece(Message, kw_only=True, frozen=True, tag="log.piece"):
     start: Place
     data: Annotated[bytes, msgspec.Meta(max_length=256 * 1024)] = b""
     begin: Place = 0
-    """Of what is kept."""
+    """The first byte that is still kept."""
     end: Place = 0
     ended: bool = False
     """The rank has ended, and this piece is the last."""

@@ -1,4 +1,4 @@
-"""What `slackwater up` leaves in its account's files, for the commands on its machine."""
+"""Files that `slackwater up` leaves for its account's commands on the same machine."""
 
 from typing import Annotated, Literal
 
@@ -19,7 +19,7 @@ class ServiceStatus(Record, kw_only=True, frozen=True):
     """0: it does not run."""
     restarts: Count = 0
     text: Text = ""
-    """What it said last, or why it failed."""
+    """The process's last line, or why it failed."""
 
 
 class LocalCluster(Record, kw_only=True, frozen=True):
@@ -27,7 +27,7 @@ class LocalCluster(Record, kw_only=True, frozen=True):
 
     name: IdText
     pid: Count
-    """Of its `slackwater up`."""
+    """The process id of its `slackwater up`."""
     state: ClusterPhase = "starting"
     started_s: Seconds
     url: Text = ""

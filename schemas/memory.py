@@ -152,7 +152,8 @@ class Activity(Message, kw_only=True, frozen=True, tag="memory.activity"):
         tuple[tuple[SlabId, Finite], ...], msgspec.Meta(max_length=SLABS_PER_MESSAGE)
     ]
     needed: SlabIds = ()
-    """Of these: their spans could not be read without the disk if they went. Take others."""
+    """Slabs whose spans could not be read without the disk if they were evicted, too. Take others
+    first."""
 
 
 class EvictSlabs(Message, kw_only=True, frozen=True, tag="memory.evict"):
@@ -222,9 +223,9 @@ more."""
 
 
 LatencyCause = Literal["hit", "late", "lender", "disk", "write"]
-"""What a request waited for. `hit`: a read of pages that were at hand; `late`: of such as
-prefetching was bringing; `lender`, `disk`: the farthest that its pages came from. `write`: until it
-counts."""
+"""The cause of a request's latency. `hit`: its pages were at hand; `late`: prefetching was still
+bringing some; `lender`, `disk`: the farthest place that its pages came from; `write`: the time
+until a write counts."""
 
 
 class LatencyInfo(Record, kw_only=True, frozen=True):
@@ -271,9 +272,9 @@ class DeviceHeartbeat(Heartbeat, kw_only=True, frozen=True, tag="device.heartbea
     repaired_fragments: Count = 0
     """That a read found damaged, or of another write, and made up for out of others."""
     lost_pages: Count = 0
-    """Of which too few fragments were left: read from the backup file."""
+    """Pages of which too few fragments were left: read from the backup file."""
     latency: Annotated[tuple[LatencyInfo, ...], msgspec.Meta(max_length=16)] = ()
-    """Of NBD requests in the last ten seconds or so."""
+    """Latencies of NBD requests in the last ten seconds or so."""
     export: Annotated[str, msgspec.Meta(max_length=512)] = ""
     state: DeviceState = "serving"
     reason: Text = ""

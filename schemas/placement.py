@@ -92,7 +92,7 @@ class Endpoint(Record, kw_only=True, frozen=True):
 Layouts = Annotated[tuple[BucketLayout, ...], msgspec.Meta(max_length=BUCKETS_MAX)]
 Places = Annotated[tuple[BucketPlace, ...], msgspec.Meta(max_length=BUCKETS_MAX)]
 TENSORS_MAX: Final = 20_000
-"""Of one job."""
+"""Tensors of one job."""
 Tensors = Annotated[tuple[TensorSpec, ...], msgspec.Meta(min_length=1, max_length=TENSORS_MAX)]
 
 
