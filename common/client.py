@@ -110,7 +110,7 @@ class Client:
         offset: int = 0,
         whole: bool = False,
     ) -> jobs.JobList:
-        """Those that are active first, with how far they are; at most LIST_JOBS_MAX. `whole`: with
+        """List jobs, active ones first, with how far they are; at most LIST_JOBS_MAX. `whole`: with
         their programs and results."""
         message = jobs.ListJobs(
             state=state, tenant=tenant, offset=offset, order="active", whole=whole

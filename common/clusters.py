@@ -25,7 +25,8 @@ from slackwater.common.private_files import private_folder, write_private
 from slackwater.schemas.machine import LocalCluster
 
 _TAKE_S: Final = 1.0
-"""Somebody who only looks whether a name is taken holds its lock for an instant."""
+"""Seconds to try for a name's lock: a process that only looks whether the name is taken holds it
+for an instant."""
 _LOOK_S: Final = 0.02
 
 
@@ -85,7 +86,7 @@ def listed(entry: LocalCluster) -> Iterator[Listed]:
 
 
 def known() -> list[LocalCluster]:
-    """Those whose `up` lives, by name."""
+    """List the clusters whose `up` process is alive, by name."""
     folders = sorted(clusters_folder().glob("*/lock"))
     return [entry for lock in folders if (entry := living(lock.parent.name)) is not None]
 

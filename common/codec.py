@@ -105,7 +105,7 @@ def check_keys(payload: bytes, message: Any) -> None:
 
 
 def unknown_key(at: str, key: str, known: Iterable[str]) -> str:
-    """What is wrong with the key, which stands under the prefix `at`."""
+    """Say what is wrong with an unknown key; `at` is the prefix of its path."""
     names = list(known)
     return (
         f"unknown key {at}{key}; the nearest is {at}{nearest(key, names)} (all: {', '.join(names)})"

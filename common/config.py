@@ -38,14 +38,15 @@ class ServiceConfig(msgspec.Struct, kw_only=True, frozen=True):
     metrics_port: Annotated[int, msgspec.Meta(ge=-1, le=65_535)] = 0
     """Prometheus metrics on this port; 0: none, -1: any free port (it is logged)."""
     metrics_address: str = DEFAULT_METRICS_ADDRESS
-    """Of this machine, where that port is; loopback: for this machine alone."""
+    """Address on this machine where that port listens; loopback: for this machine alone."""
     credentials: Credentials = Credentials()
     """As whom the bus is used: `user` and `password`, or `token`, or `creds`, or `nkey`."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Log what is at least so important."""
 
     def faults(self) -> list[str]:
-        """What is wrong with keys that are right one by one: each a sentence with the remedy."""
+        """Find combinations of valid keys that do not fit together, as sentences with the
+        remedy."""
         return []
 
 

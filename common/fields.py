@@ -19,7 +19,7 @@ from slackwater.schemas.base import AN_ID, ID_PATTERN
 
 @cache
 def docs(kind: type[msgspec.Struct]) -> Mapping[str, str]:
-    """What each field is for, by its name; a field without a docstring is not in it."""
+    """Return each field's docstring by its name; a field without one is left out."""
     found: dict[str, str] = {}
     for base in reversed(kind.__mro__):
         if issubclass(base, msgspec.Struct) and base is not msgspec.Struct:
@@ -52,7 +52,7 @@ def fields_of(kind: type[msgspec.Struct]) -> dict[str, types.Field]:
 
 
 def type_at(kind: type[msgspec.Struct], path: Sequence[str]) -> types.Type | None:
-    """The type of the value at `path` (keys, and positions of lists); None: there is no such."""
+    """Return the type of the value at `path` (keys, and positions of lists); None: no such path."""
     found: types.Type = types.type_info(kind)
     for part in path:
         match found:
@@ -71,7 +71,7 @@ def type_at(kind: type[msgspec.Struct], path: Sequence[str]) -> types.Type | Non
 
 
 def wanted(type: types.Type) -> str:
-    """What to give, after the word `give`."""
+    """Describe a valid value, as it reads after the word `give`."""
     match type:
         case types.BoolType():
             return "true or false"

@@ -58,7 +58,7 @@ DRAIN_S: Final = 10.0
 LEFT_BEHIND_S: Final = 15.0
 """How long the bus server of a supervisor that was killed is waited for."""
 UNIT_LOG_BYTES_MAX: Final = 8 * 1024 * 1024
-"""Of a supervised service's log; as much again is kept of what came before."""
+"""The log of a supervised service; one earlier part of the same size is kept."""
 WATCHDOG_S: Final = 10.0
 RESTART_WAIT_S: Final = 0.2
 RESTARTS_MAX: Final = 20
@@ -116,7 +116,7 @@ SCRAPES_MAX: Final = 16
 """Connections to a service's metrics at once; one more ends the oldest that asks nothing."""
 SCRAPE_S: Final = 5.0
 SCRAPE_ANSWER_S: Final = 2.0
-"""What a service's loop may take to answer a scrape; else it ends with an error."""
+"""Seconds in which a service's loop must answer a scrape, which fails otherwise."""
 STRANGER_LINES_MAX: Final = 10
 """Log lines of one kind about peers that need not be ours, within STRANGER_LINES_S; what is left
 out is counted."""
@@ -130,7 +130,7 @@ RESULT_BYTES_MAX: Final = 4096
 LIST_JOBS_MAX: Final = 500
 """Jobs in one answer; an operator pages on with `offset`."""
 LIST_BYTES_MAX: Final = 256 * 1024
-"""Of whole records in one answer; the rest of a message is for how far the jobs are."""
+"""Whole records in one answer; the rest of the message is for the jobs' progress."""
 MODELS_KNOWN_MAX: Final = 256
 """Models whose profiled demand the master remembers."""
 
@@ -148,7 +148,7 @@ LOG_TAIL_BYTES: Final = 8192
 """The end of a rank's log, in which the reason of a failure is looked for."""
 LOG_LINE_CHARS: Final = 1000
 LOG_PIECE_BYTES: Final = 128 * 1024
-"""Of a rank's log, in one answer."""
+"""A piece of a rank's log in one answer."""
 LOG_WAIT_S: Final = 3.0
 """A request for what a rank will print waits no longer."""
 LOG_READERS_MAX: Final = 256
@@ -413,7 +413,7 @@ assert VERBS_IN_FLIGHT_BYTES * 2 <= VERBS_STAGING_BYTES
 assert BUCKETS_HELD_MAX <= FD_STORE_MAX
 assert BUCKETS_HELD_MAX * (REGION_NAME_MAX + 1) <= 120 * 1024
 assert MOVES_AT_ONCE <= HANDOVERS_MAX
-assert LOG_PIECE_BYTES * 2 <= MESSAGE_BYTES_MAX  # As JSON, in base64, too.
+assert LOG_PIECE_BYTES * 2 <= MESSAGE_BYTES_MAX  # A piece is JSON with base64.
 assert LOG_WAIT_S < REQUEST_TIMEOUT_S
 assert ADMIT_LOOK_S < ADMIT_WAIT_S < CONNECT_S
 assert RESUME_EOF_S <= RESUME_S <= STALL_S

@@ -307,7 +307,8 @@ def _unused_folder() -> Path:
 
 @cache
 def server_version(binary: str) -> str:
-    """What the binary says of itself, as `nats-server: v2.15.1`. Raises ConfigRejected."""
+    """Return the binary's own version line, such as `nats-server: v2.15.1`. Raises
+    ConfigRejected."""
     try:
         answer = subprocess.run(
             [binary, "--version"],

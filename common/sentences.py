@@ -1,4 +1,4 @@
-"""What a fact says to a person: one sentence for each, wherever facts are shown. Pure."""
+"""Turn facts into sentences for people, the same ones wherever facts are shown. Pure."""
 
 from collections.abc import Callable, Sequence
 from typing import Final, assert_never
@@ -79,7 +79,8 @@ def shares(job: str, aggregators: Sequence[str], beside: Sequence[str]) -> str:
 
 
 def loss(fact: JobEvent, limit: float = 0.0) -> str:
-    """Who lost how much beside whom, and what follows. `limit`: where the fact has none."""
+    """Say which job lost how much beside which others, and what follows. `limit` counts where the
+    fact has none."""
     detail = fact.detail
     mover, loser = fact.job, detail.get("loser", fact.job)
     where, beside = named(detail, "aggregators"), named(detail, "beside")

@@ -35,7 +35,7 @@ class Credentials(msgspec.Struct, kw_only=True, frozen=True):
     user: str = ""
     """The user's name; with `password`."""
     password: str = ""
-    """That user's password."""
+    """The password of that user."""
     token: str = ""
     """A token, instead of a user."""
     creds: str = ""
@@ -103,7 +103,8 @@ class Access:
 
 
 def clusters_folder() -> Path:
-    """Of this account: one folder for each cluster that `slackwater up` starts, by its name."""
+    """Return this account's folder with one subfolder for each cluster that `slackwater up` starts,
+    by its name."""
     base = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
     return Path(base) / "slackwater" / "clusters"
 

@@ -35,7 +35,7 @@ Responder = Callable[[Delivery], Answer | Awaitable[Answer]]
 
 
 class EndpointFigures:
-    """What an endpoint did since the process began."""
+    """Counts what an endpoint did since the process began."""
 
     __slots__ = ("codes", "last_error", "requests", "took_s")
 

@@ -96,7 +96,7 @@ class EndpointWorker:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for unbegun in tasks.values():  # Of a task that was cancelled before it began.
+        for unbegun in tasks.values():  # The task was cancelled before it began.
             if inspect.iscoroutine(unbegun):
                 unbegun.close()
         self._tasks.clear()

@@ -107,7 +107,7 @@ class MemoryBroker:
         self._buses: list[MemoryBus] = []
         self._asked = 0
         self.captures: list[tuple[tuple[str, ...], Callable[[str, bytes], None]]] = []
-        """Who keeps what is published to subjects of a pattern."""
+        """Subject patterns, each with the function that keeps what is published to them."""
         self.inboxes: dict[str, MemoryBus] = {}
         """Who waits for which answer."""
 

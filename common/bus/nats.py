@@ -86,7 +86,7 @@ class NatsBus:
         self._inbox = ""
         self._asked = 0
         self._answers: dict[str, asyncio.Future[Msg]] = {}
-        """Of the questions that are not answered yet, by the last token of their inbox."""
+        """Requests that are not answered yet, by the last token of their inbox."""
         self._refused = asyncio.Event()
         """The server knows us, and will not have us."""
         self._subscriptions: dict[ClientSubscription, Mailbox] = {}

@@ -107,9 +107,9 @@ class ClusterOptions:
     log_dir: Path | None = None
     """Where all logs are written; None: in a temporary folder, which goes with the cluster."""
     log_level: str = ""
-    """Of all services: debug, info, warning or error; empty: their default."""
+    """The log level of all services: debug, info, warning or error; empty: their default."""
     port: int = 0
-    """Of the bus server; 0: the one that state_dir keeps, else any free one."""
+    """The port of the bus server; 0: the one that state_dir keeps, else any free one."""
     metrics_port: int = 0
     """Services serve their metrics on this loopback port and those after it; 0: none do."""
     policy: str = ""

@@ -22,7 +22,7 @@ def own_folder() -> Holding:
         holding = Holding(Path(tempfile.mkdtemp(prefix=PREFIX)) / LOCK)
         if not holding.take() and holding.path.exists():
             return holding
-        holding.release()  # Somebody took it for a leftover in the instant before the lock.
+        holding.release()  # Another process removed it just before the lock.
 
 
 def sweep() -> list[Path]:

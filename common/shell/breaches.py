@@ -65,7 +65,7 @@ class Breaches:
         self._epoch = epoch
         self._version = version("slackwater")
         self.kept: tuple[Breach, ...] = ()
-        """What broke this instance, the newest last."""
+        """Invariants that this instance broke, the newest last."""
 
     @property
     def where(self) -> str:

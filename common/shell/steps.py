@@ -185,7 +185,8 @@ class Steps:
                 self._writers[effect.bucket].write(effect.key, value, step)
 
     def _carry_out(self, effects: Sequence[Effect]) -> Sequence[Effect]:
-        """Those that wait for nothing. Return the first that must be awaited, and all after it."""
+        """Carry out effects that need no waiting. Return the first that must be awaited, and all
+        after it."""
         for at, effect in enumerate(effects):
             if type(effect) is Publish:
                 return effects[at:]

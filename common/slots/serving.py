@@ -51,5 +51,6 @@ def served_copy(region: SlotRegion, rank: int) -> tuple[Floats, Words]:
 
 
 def served_word(location_epoch: int, iteration: int) -> int:
-    """What vouches for a copy: a bucket that moved has none, for its slots do not go along."""
+    """Return the word that vouches for a copy. A bucket that moved has none, for its slots do not
+    go along."""
     return location_epoch << 40 | iteration

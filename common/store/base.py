@@ -97,8 +97,8 @@ def lease_value(owner: str) -> bytes:
 
 
 def lease_owner(value: bytes) -> str:
-    """Whose lease it is; empty: the value is damaged, nobody's until it expires. Release 0.1.0
-    wrote the bare name, which no msgpack map begins like."""
+    """Return the lease's owner. Empty: the value is damaged, and the lease is free once it expires.
+    Release 0.1.0 wrote the bare name, and a msgpack map never begins like one."""
     if value[:1] < b"\x80":
         return value.decode()
     try:

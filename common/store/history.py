@@ -17,7 +17,7 @@ SUBJECTS: Final = subjects.facts()
 
 
 class NothingKept(Unavailable):
-    """There is no stream of facts."""
+    """The stream of facts does not exist."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -39,7 +39,7 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Keeping:
-    """What is kept at most; the oldest goes first."""
+    """Bounds how much is kept; the oldest facts go first."""
 
     nbytes: int
     seconds: float

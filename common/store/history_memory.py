@@ -11,7 +11,7 @@ from slackwater.common.store.history import SUBJECTS, Keeping, Kept, NothingKept
 
 
 class MemoryHistory:
-    """What one broker has kept: all of its clients share it, and it outlives them."""
+    """Keeps one broker's facts: all of its clients share it, and it outlives them."""
 
     def __init__(self, broker: MemoryBroker) -> None:
         self._broker = broker

@@ -77,7 +77,7 @@ class NatsHistory:
             if removed.error is not None:
                 raise _refused(removed.error)
             return await self._made(wanted)
-        # What an operator set besides stands.
+        # Keep what else an operator has set.
         changed = await ask(self._bus, f"STREAM.UPDATE.{STREAM}", found | wanted, _Found)
         if changed.error is not None:
             raise _refused(changed.error)
@@ -131,7 +131,7 @@ class NatsHistory:
         return counted is not None and info.error is None and counted > info.state.last_seq
 
     async def _found(self) -> dict[str, Any] | None:
-        """Its configuration; None: there is no such stream."""
+        """Return the stream's configuration; None: the stream does not exist."""
         info = await ask(self._bus, f"STREAM.INFO.{STREAM}", None, _Found)
         if info.error is not None:
             if info.error.err_code == NO_STREAM:
