@@ -243,7 +243,7 @@ def _ask(state: State, job: Job, wish: Wish, count: int, now_s: float) -> None:
     wish.at_least = 1 if wish.cause == "start" and impatient and state.adapts(job) else 0
     wish.need = wish.at_least or count
     known = state.line.known(wish.need) if wish.cause == "start" and wish.refused else None
-    if known is not None:  # Somebody was just told so.
+    if known is not None:  # The master has just refused as much.
         _refused(state, job, wish, known, now_s)
         return
     profiling = wish.cause == "start" and state.adapts(job)

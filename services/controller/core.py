@@ -102,7 +102,7 @@ class Controller:
             case TimerFired(key="tick"):
                 self._tick(now_s)
             case TimerFired():
-                pass  # Those who stand in line go on.
+                pass  # Jobs that wait in line go on.
             case Recovered():
                 self.state.unreadable = event.damaged.get(state.bucket, frozenset())
                 self._recover(event.epoch, event.records, now_s)

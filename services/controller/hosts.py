@@ -36,7 +36,7 @@ class _Host:
 
 
 def fair_part(cores: float, other: float, shares: float) -> float:
-    """Which part of their shares aggregators get beside other work."""
+    """Return the part of their shares that aggregators get beside other work."""
     return min(1.0, cores / max(other + shares, 1e-9))
 
 

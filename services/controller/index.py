@@ -1,4 +1,4 @@
-"""Which jobs have anything where, by their records: kept up with every change, asked at every step.
+"""Index the jobs' records by aggregator: updated with every change, read at every step.
 
 Everything here follows from the records of the jobs (tests reckon it anew and compare). A record
 that changes takes its old entries out and puts its new ones in, so that a step costs what has
@@ -18,11 +18,11 @@ _NOWHERE: Final[frozenset[AggregatorId]] = frozenset()
 
 
 class Whereabouts(NamedTuple):
-    """What a record says of aggregators."""
+    """Lists the aggregators that a record names."""
 
     record: JobPlacement
     homes: frozenset[AggregatorId]
-    """Those that the job's buckets are on, or going to."""
+    """Aggregators that hold the job's buckets, or will once they have moved."""
     involved: frozenset[AggregatorId]
     """And those that they leave, or that are the job's temporary ones."""
 
@@ -136,7 +136,7 @@ class Index:
         return sorted(set().union(*(self._users.get(home, ()) for home in homes)))
 
     def policies(self) -> list[str]:
-        """Those by which a living job is placed, or was."""
+        """List the policies that place a living job, or did before."""
         return sorted(self._sharing)
 
     def settled(self, policy: str) -> list[JobId]:
@@ -169,7 +169,7 @@ class Index:
 
 
 def _less(counts: Counter[AggregatorId], ids: Iterable[AggregatorId]) -> None:
-    """As `subtract`; what comes to nothing is no key any more."""
+    """Subtract, and delete the keys whose count becomes 0."""
     for id in ids:
         if counts[id] == 1:
             del counts[id]

@@ -271,7 +271,8 @@ def _has_places(job: Job) -> bool:
 
 
 def _loss(job: Job) -> float | None:
-    """Of its profiled speed, by its last window; None: there was none."""
+    """Return the part of its profiled speed that it lost in its last window; None: it had no
+    window."""
     profile, window = job.record.profile, job.window
     if profile is None or window is None or window.iteration_s <= 0.0:
         return None
@@ -305,7 +306,7 @@ def _waiting(state: State, now_s: float) -> dict[JobId, str]:
 
 
 def lose_and_retry(state: State, now_s: float) -> None:
-    """What time alone makes due, job by job."""
+    """Do what time alone makes due, job by job."""
     if state.line:
         openings = {*scaling.idle(state), *(entry.id for entry in shared(state))}
         state.line.look(frozenset(openings), now_s)

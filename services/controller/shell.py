@@ -64,7 +64,7 @@ class _Measured(Controller):
         return effects
 
     def levels(self) -> Iterator[Level]:
-        """What the metrics show."""
+        """Return the levels that the metrics show."""
         state = self.state
         phases = Counter(job.record.phase for job in state.jobs.values())
         for phase in get_args(Phase):

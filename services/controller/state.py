@@ -273,7 +273,7 @@ class State:
         """Policies of jobs in the records that are not installed any more."""
         self.memories: dict[str, Memory] = {}
         self.losses = Histogram(LOSS_RATIO)
-        """Of jobs' monitor windows."""
+        """Losses in jobs' monitor windows."""
         self.plans = 0
         """Times that a policy was asked for one."""
         self.policy_named(config.policy)
@@ -286,8 +286,8 @@ class State:
         return self.policies[name]
 
     def policy_name(self, job: Job) -> str:
-        """As its spec says. A job of a policy that was known when it came and is not installed any
-        more goes on by the cluster's."""
+        """Return the policy that the job's spec names. If that policy has been uninstalled since,
+        the job goes on under the cluster's."""
         name = job.record.spec.aggregation
         if not name or name in self._strangers:
             return self.config.policy

@@ -7,7 +7,7 @@ from math import ceil
 
 @dataclass(slots=True)
 class Usage:
-    """What is measured since the period began."""
+    """Counts aggregators in use since the period began."""
 
     since_s: float = -1.0
     last_s: float = 0.0

@@ -1,4 +1,4 @@
-"""Jobs for which there is no aggregator: first come, first served, and nobody asks in vain.
+"""Jobs that wait for an aggregator: first come, first served, and without requests in vain.
 
 A new job asks the master once. Refused, it stands in line and asks no more by itself. What may
 change the answer wakes the line: an aggregator that is given back, comes or is emptied, one that
@@ -34,7 +34,7 @@ class Line:
         self.next_s = inf
         """When time alone wakes it."""
         self.asked: JobId | None = None
-        """Who was tried last, and asked the master."""
+        """The job that was tried last, and asked the master."""
 
     def __len__(self) -> int:
         return len(self._jobs)
@@ -44,7 +44,7 @@ class Line:
 
     @property
     def serving(self) -> bool:
-        """Somebody is still to be tried."""
+        """Whether a job of the line is still to be tried."""
         return bool(self._round)
 
     def join(self, job: JobId, now_s: float) -> None:
@@ -84,9 +84,10 @@ class Line:
             self._short, self._why = need, why
 
     def known(self, need: int) -> Refused | None:
-        """What the master would say, as far as it has said it since the line was woken."""
+        """Return the master's refusal if it has refused as few since the line was woken; None: ask
+        it."""
         return self._why if self._short and need >= self._short else None
 
     def next(self) -> JobId:
-        """Whoever is to be tried next, while `serving`."""
+        """Take the next job to try, while `serving`."""
         return self._round.popitem(last=False)[0]

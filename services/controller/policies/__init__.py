@@ -24,7 +24,7 @@ POLICIES: Final[dict[str, Callable[[], Policy]]] = {
 NEEDED: Final = (
     "adapts", "private", "order", "prefers", "assign", "free", "explains", "plans",
 )  # fmt: skip
-"""What a policy has; `view.Defaults` has all but `assign`."""
+"""Members that a policy must have; `view.Defaults` provides all but `assign`."""
 
 
 def known_policies() -> list[str]:

@@ -76,8 +76,8 @@ class Cyclic(Defaults):
         return Expected(lost, where, leaving)
 
     def plans(self, view: ClusterView) -> dict[AggregatorId, Turns]:
-        """Of each aggregator its cycle, and of each job there its d_j. Of a job whose aggregators
-        are all away nothing is stretched."""
+        """Return each aggregator's cycle, with the d_j of each job there. A job whose aggregators
+        are all away is not stretched."""
         packing, durations_s = self._packing(view)
         every_s = {job.id: durations_s.get(job.id, job.iteration_s) for job in view.jobs}
         return {
@@ -86,7 +86,7 @@ class Cyclic(Defaults):
         }
 
     def _packing(self, view: ClusterView) -> tuple[Packing, dict[JobId, float]]:
-        """Of the view last asked for, since every job of it is asked for in turn."""
+        """Compute the view's packing once: every job of a view is asked for in turn."""
         if self._last is None or self._last[0] is not view:
             packing = Packing(view)
             self._last = (view, packing, packing.durations_s())

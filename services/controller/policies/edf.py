@@ -90,7 +90,7 @@ class Edf(Cyclic):
         return Expected(late_s / (subject.iteration_s + late_s) if late_s < inf else 1.0)
 
     def plans(self, view: ClusterView) -> dict[AggregatorId, Turns]:
-        """Of each job its own D_j: nobody is stretched."""
+        """Return each job's own D_j: no job is stretched."""
         every_s = {job.id: job.iteration_s for job in view.jobs}
         there = residents(view).items()
         return {id: Turns({job: every_s[job] for job in jobs}) for id, jobs in there}
@@ -106,7 +106,7 @@ class Edf(Cyclic):
     def _late_s(
         self, view: ClusterView, home: AggregatorView, jobs: list[JobView]
     ) -> dict[JobId, float]:
-        """As `lateness_s`; reckoned anew if somebody there is another."""
+        """Call `lateness_s` only if the aggregator or a job there has changed."""
         where = (home, view.loss_limit)
         known = self._known.get(home.id)
         if known is not None and known.where == where and _same(known.jobs, jobs):
@@ -124,15 +124,16 @@ class _Known(NamedTuple):
     where: tuple[AggregatorView, float]
     """And the cluster's limit."""
     jobs: tuple[JobView, ...]
-    """As they were seen."""
+    """The jobs when the result was computed."""
     late_s: dict[JobId, float]
 
 
 def lateness_s(
     view: ClusterView, home: AggregatorView, jobs: Sequence[JobView]
 ) -> dict[JobId, float]:
-    """Of jobs that share an aggregator, by how much each one's iteration can last longer there,
-    whatever the phases. What is used to more than all of its time slows everybody in proportion."""
+    """Return by how much each job's iteration can last longer on a shared aggregator, whatever the
+    phases. An aggregator whose jobs need more than all of its time slows all of them in
+    proportion."""
     share = home.cpu_share
     limits = [loss_limit(job, view) for job in jobs]
     pairs = list(zip(jobs, limits, strict=True))
@@ -236,7 +237,8 @@ class Deadlines:
         return holds((*self._residents(target), Demand.of(own, chosen)))
 
     def _load(self, target: _Aggregator, tasks: list[int], chosen: NDArray[np.bool_]) -> Load:
-        """Of the job with those tasks there: the same on all where nothing of it is yet."""
+        """Return the load of the job with those tasks there; it is the same on all aggregators that
+        hold nothing of it yet."""
         own = self.tasks(target.cpu_share)
         if target.chosen is not None:
             return own.load(chosen)
@@ -271,7 +273,7 @@ class Deadlines:
 
 
 def load_on(job: JobView, aggregator: str, cpu_share: float, limit: float) -> Load:
-    """What a placed and profiled job asks of one of its aggregators."""
+    """Compute what a placed and profiled job asks of one of its aggregators."""
     tasks = tasks_of(job, cpu_share, limit)
     key = ("load", aggregator, cpu_share, limit)
     return job.reckon(key, lambda: tasks.load(tasks_on(job, aggregator)))
@@ -304,7 +306,7 @@ def place_by_deadline(
     shares = {view.new_share, *(target.cpu_share for target in state.aggregators.values())}
 
     def with_room(tasks: list[int]) -> list[tuple[float, int, str]]:
-        """Of `order`, from where so much is free that they may fit."""
+        """Return the part of `order` that has enough room for the tasks."""
         least = min(state.wanted(share, tasks) for share in shares) - 2.0 * SLIP
         return order[bisect_left(order, (least, -1, "")) :]
 

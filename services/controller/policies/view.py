@@ -54,8 +54,8 @@ class JobView:
     _reckoned: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def reckon(self, of: Hashable, how: Callable[[], T]) -> T:
-        """What follows from the view alone, and from `of`, which names it: reckoned once, since
-        every decision in the cluster asks every job."""
+        """Compute once what follows from the view alone; `of` names it. Every decision in the
+        cluster asks for every job."""
         if of not in self._reckoned:
             self._reckoned[of] = how()
         found: T = self._reckoned[of]
@@ -113,19 +113,20 @@ class Turns:
     every_s: dict[JobId, float]
     """Seconds between two executions of each of a profiled job's tasks."""
     cycle_s: float = 0.0
-    """C_n; 0: there is no cycle, they run by deadline."""
+    """C_n; 0: the aggregator has no cycle, its tasks run by deadline."""
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What sharing costs a job where it is, by the policy's own reckoning."""
+    """Says what sharing costs a job where it is, by the policy's own estimate."""
 
     loss: float
     """The share of its standalone speed: what it loses, or the most that it can lose."""
     where: tuple[AggregatorId, ...] = ()
     """Aggregators that by themselves make it lose more than its limit."""
     leaving: JobId | None = None
-    """Who had better leave them: the job itself, or another, without which all keep theirs."""
+    """The job that should leave them: the job itself, or another without which all others stay
+    within their limits."""
 
 
 Memory = Any
@@ -156,13 +157,13 @@ class Policy(Protocol):
         ...
 
     def explains(self, view: ClusterView, job: JobId) -> Expected | None:
-        """What sharing costs a job of `view.jobs`, and why; None: the policy does not know. Where
-        `leaving` is named the loss is undone without looking for the newest assignment."""
+        """Estimate what sharing costs a job of `view.jobs`, and why; None: the policy does not
+        know. If it names `leaving`, that job moves, and the newest assignment is not looked for."""
         ...
 
     def plans(self, view: ClusterView) -> dict[AggregatorId, Turns]:
-        """What the slots of aggregators are told; those that are left out run tasks as they come,
-        or by the deadlines that came with the buckets."""
+        """Return the turns of aggregators' slots. Aggregators that are left out run tasks as they
+        come, or by the deadlines that came with the buckets."""
         ...
 
     @property
