@@ -157,8 +157,8 @@ class Aggregator:
                 port.post(TasksMeasured(reports))
 
     def _look_at_host(self, percent: float, before: tuple[float, float]) -> tuple[float, float]:
-        """What heartbeats say of the machine: the cores in use, and those that this process used
-        since `before` (an instant, and its CPU time until then)."""
+        """Measure for heartbeats how many cores of the machine are in use, and how many this
+        process used since `before` (an instant, and its CPU time until then)."""
         now = (self._clock.now_s(), process_time())
         cores = psutil.cpu_count() or 1
         own = max(0.0, now[1] - before[1]) / max(now[0] - before[0], 1e-3)
@@ -214,7 +214,7 @@ class Aggregator:
         )
 
     def levels(self) -> Iterator[Level]:
-        """What the metrics show, from the same numbers as the heartbeat."""
+        """Return the metrics' levels, from the same numbers as the heartbeat."""
         beat = self.heartbeat(self._clock.now_s())
         for name, value in {
             "received_bytes_total": beat.bytes_in,

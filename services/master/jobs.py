@@ -43,7 +43,7 @@ class Job:
     stalled: tuple[float, str] = (-inf, "")
     """When somebody last waited for ranks, and what was known of them."""
     lines: dict[int, str] = field(default_factory=dict)
-    """Of ranks that others waited for, the last line of the log."""
+    """The last log line of each rank that others waited for."""
     resting: set[int] = field(default_factory=set)
     """Ranks that died and are not to be started again yet."""
 
@@ -87,7 +87,7 @@ def newest_first(job: Job) -> tuple[float, JobId]:
 
 
 def active_first(job: Job) -> tuple[int, float, JobId]:
-    """Those that run, then those that wait, as submitted; then those that ended, latest first."""
+    """Sort running jobs first, then waiting ones, as submitted, then ended ones, latest first."""
     record = job.record
     if job.ended:
         return 2, -record.finished_s, job.id

@@ -22,7 +22,7 @@ UNHEARD_S: Final = 4.5
 SILENT_S: Final = 30.0
 """A rank that has not pushed for so long is told of with the last line of its log."""
 FRESH_S: Final = 5.0
-"""Who waits asks every second."""
+"""Seconds for which a waiting Agent's question counts; it asks every second."""
 LINE: Final = "line-"
 
 

@@ -83,7 +83,7 @@ def _no_cluster(clusters: Clusters, now_s: float) -> str:
 
 
 def fitting(records: Iterable[JobRecord]) -> Iterator[JobRecord]:
-    """As many whole records as fit into an answer: one at least."""
+    """Return as many whole records as fit into an answer, one at least."""
     nbytes = 0
     for number, record in enumerate(records):
         nbytes += len(msgspec.msgpack.encode(record))

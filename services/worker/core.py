@@ -81,7 +81,7 @@ class ProcessExited:
 
 @dataclass(frozen=True, slots=True)
 class LogRead:
-    """What somebody asked for of a rank's log."""
+    """A piece of a rank's log has been read for a request."""
 
     token: int
     piece: LogPiece
@@ -89,7 +89,7 @@ class LogRead:
 
 @dataclass(frozen=True, slots=True)
 class JobsPruned:
-    """Their files are no longer here."""
+    """The jobs' files were removed."""
 
     jobs: frozenset[str]
 
@@ -277,7 +277,7 @@ class WorkerCore:
         return [] if known else self._stop(job, now_s, run)
 
     def _of_run(self, job: JobId, run: int) -> Iterator[_Rank]:
-        """What runs of it, and of the runs before."""
+        """List the job's running processes of this run and of the runs before."""
         for rank in self._with("running", job):
             if rank.attempt < RUN_ATTEMPTS * (run + 1):
                 yield rank

@@ -147,7 +147,7 @@ class RankFiles:
         return logger is None or not logger.alive()
 
     def _remove_former(self) -> None:
-        """What former attempts left, however many there were."""
+        """Remove the files of all former attempts."""
         prefix = f"rank{self.rank}."
         for path in self.folder.glob(prefix + "*") if self.attempt else ():
             number, _, what = path.name.removeprefix(prefix).partition(".")
@@ -284,7 +284,7 @@ def _write(path: Path, payload: bytes) -> None:
 
 
 def log_bytes(state_dir: Path) -> int:
-    """Of all logs of ranks."""
+    """Sum up the bytes of all ranks' logs."""
     total = 0
     for path in (state_dir / "jobs").glob("*/rank*.log*"):
         with contextlib.suppress(FileNotFoundError):  # Its logger began the next part just now.

@@ -46,7 +46,7 @@ done
 `log`, $3: its size. dd copies each read at once; it ends after 32, or when nobody is left who
 prints."""
 _OVERRUN_BYTES: Final = 32 * 64 * 1024
-"""What one dd may write: so much less than half the bound is where a part ends."""
+"""Bytes that one dd may write; a part ends this much below half the bound."""
 _LOOKS: Final = 10
 """Between two rotations there are many."""
 _SCAN_BYTES: Final = 64 * 1024

@@ -183,8 +183,9 @@ class Processes:
     async def _identified(
         self, files: RankFiles, child: subprocess.Popen[bytes] | None
     ) -> Identity | None:
-        """Who leads the rank; None if its launch failed before it could say. A child that ended at
-        once may have found another at work, which a service started that was killed since."""
+        """Wait for the identity of the rank's first process; None if its launch failed before that
+        was known. A child that ended at once may have found another running, started by a service
+        that was killed since."""
         deadline_s = asyncio.get_running_loop().time() + _LAUNCH_S
         while (identity := files.identity()) is None:
             if child is None or child.poll() is not None:
