@@ -343,8 +343,8 @@ class Agent:
 
     @property
     def reads(self) -> tuple[int, int]:
-        """Of a job that is not synchronous: how often parameters were read over a network, of all
-        buckets together, and how many of these reads an update overtook."""
+        """Count how often all buckets' parameters were read over a network, and how many of these
+        reads an update overtook. Both are 0 for a synchronous job."""
         copies = [c.staging for c in self._cells if isinstance(c.staging, Snapshots)]
         return sum(each.reads for each in copies), sum(each.torn for each in copies)
 

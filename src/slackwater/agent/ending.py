@@ -12,7 +12,7 @@ from types import TracebackType
 from slackwater.common.errors import SlackwaterError
 
 _crashed: list[BaseException] = []
-"""What the program ended with, if it did not just end."""
+"""Holds the exception that ended the program, if one did."""
 
 
 def crash() -> BaseException | None:

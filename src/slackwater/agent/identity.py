@@ -1,4 +1,4 @@
-"""Which worker of which job this process is: what the program gives, else the environment.
+"""Identify this process as a worker of a job, by the program's arguments, else by the environment.
 
 A program that is started without either trains alone, in its own process (local.py), and is told in
 one line how to submit it. One whose environment is damaged ends with one line that names the
@@ -62,12 +62,13 @@ def identify(
 
 
 def rank_of(given: int | None = None) -> int:
-    """What the program gave, else SLACKWATER_RANK, else the launcher's, else 0. Raises Rejected."""
+    """Return the rank that the program gave, else SLACKWATER_RANK, else the launcher's, else 0.
+    Raises Rejected."""
     return _number(RANK, _launched(0), 0, given)
 
 
 def workers_of(given: int | None = None) -> int:
-    """As `rank_of`, else 1."""
+    """Return the number of workers, found in the same way as `rank_of`, else 1."""
     return _number(WORKERS, _launched(1), 1, given)
 
 

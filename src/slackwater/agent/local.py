@@ -30,7 +30,7 @@ JOB: Final = "local"
 
 
 class Local:
-    """What a Session is to an Agent, without a thread, a bus or a deadline."""
+    """Serves an Agent as a Session does, without a thread, a bus or a deadline."""
 
     def __init__(
         self, spec: JobSpec, tensors: tuple[TensorSpec, ...], initial: Mapping[str, Array]
@@ -93,7 +93,7 @@ class Local:
         )
 
     def wait(self, cells: Sequence[Cell], deadline_s: float) -> None:
-        """Whatever was pushed has been applied already."""
+        """Return at once: every push has been applied already."""
         assert all(cell.settled for cell in cells), "a push was neither applied nor refused"
 
     def close(self, finish: str | None) -> None:

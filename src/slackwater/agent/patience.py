@@ -32,7 +32,8 @@ def missing(plan: JobPlan, rank: int, iteration: int, pushed: Sequence[int]) -> 
 
 
 class Patience:
-    """Of one rank. `start` runs a coroutine in the Agent's thread; `fail` ends all waits."""
+    """Ends one rank's waits that have become hopeless. `start` runs a coroutine in the Agent's
+    thread; `fail` ends all waits."""
 
     def __init__(
         self,
@@ -44,7 +45,7 @@ class Patience:
         self._who, self._rank, self._start, self._fail = who, rank, start, fail
         self._asking = False
         self.told: MissingRanks | None = None
-        """Of the ranks that the wait under way, or the last one, was for."""
+        """The last answer about the ranks that this wait, or the one before, is for."""
 
     @property
     def reason(self) -> str:

@@ -48,9 +48,9 @@ class Snapshots(Staging):
         """The program's thread copies, the Agent's may want to seed another region."""
         self.fetching = asyncio.Lock()
         self.reads = 0
-        """Of parameters from afar."""
+        """Reads of parameters over a network."""
         self.torn = 0
-        """Those of them that an update overtook, so that they were made again."""
+        """Reads that an update overtook, and that were repeated."""
         self._incoming = np.zeros(elements, np.float32)
 
     @property
