@@ -43,7 +43,7 @@ class Recipe(NamedTuple):
 
 
 class Parities(NamedTuple):
-    """How compiled code (scatter.py) makes the fragments that are no part of the page."""
+    """Tells compiled code (scatter.py) how to make the parity fragments."""
 
     tables: Bytes
     multiply: int
@@ -84,7 +84,7 @@ class Code(Protocol):
         ...
 
     def parities(self) -> Parities:
-        """What `encode` does."""
+        """Return what compiled code needs to do as `encode` does."""
         ...
 
 

@@ -338,7 +338,7 @@ class DeviceCore:
         return effects
 
     def _restored(self, number: int) -> list[Effect]:
-        """Whoever was asked for and is not needed any more goes, one after the other."""
+        """Evict, one after the other, members that were asked for and are not needed any more."""
         member = self.spans.numbered(number)
         if member is None or not member.usable:
             return []

@@ -75,7 +75,7 @@ class Device:
         await self.read_from(pages, target)
 
     async def read_from(self, pages: Pages, target: memoryview) -> int:
-        """As `read_pages`; the farthest that pages came from: k.DISK, k.REMOTE, k.DONE."""
+        """Read pages. Return the farthest place that they came from: k.DISK, k.REMOTE or k.DONE."""
         where = np.empty(len(pages), np.int64)
         if not k.read_pages(self.table, pages, k.address(target), where, True):
             return k.DONE

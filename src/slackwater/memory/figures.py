@@ -29,7 +29,7 @@ COUNTED: Final = (
     "lost_pages",
 )
 _PARTS: Final = 4
-"""Of a power of two, in the histograms: scraped are whole ones."""
+"""Parts of a power of two in the device's histograms; a scrape gets whole powers."""
 _log = structlog.get_logger()
 
 

@@ -1,4 +1,4 @@
-"""What a forked process finds where an array was: a guard that ends it with a reason.
+"""Guards a forked process against using its parent's arrays: it ends with a reason.
 
 The kernel serves an array's pages to the process that made it alone. Its child would find nothing
 at these addresses (SIGSEGV), or, worse, zeros. So each forked process maps memory of its own there,
@@ -31,7 +31,7 @@ from slackwater.memory.userfault import Userfault, open_userfault
 EXIT: Final = 1
 _STDERR: Final = 2
 _MESSAGE_BYTES: Final = 32
-"""Of a fault."""
+"""The size of a fault message."""
 _EINTR: Final = 4
 _NORESERVE: Final = 0x4000
 _FIXED_NOREPLACE: Final = 0x100000

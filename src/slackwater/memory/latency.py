@@ -73,7 +73,7 @@ def percentile_us(counts: Sequence[int], share: float) -> float:
 
 
 def infos(counted: Histogram) -> tuple[LatencyInfo, ...]:
-    """Of the causes that there were."""
+    """Summarise the causes that occurred."""
     return tuple(
         LatencyInfo(
             cause=cause,
@@ -87,7 +87,7 @@ def infos(counted: Histogram) -> tuple[LatencyInfo, ...]:
 
 
 class Latencies:
-    """Of a device: the event loop's histogram, and those of its connections."""
+    """Holds a device's latencies: the event loop's histogram, and those of its connections."""
 
     def __init__(self) -> None:
         self.loop = histogram()
@@ -114,7 +114,7 @@ class Latencies:
             return self.loop + self._ended + sum(self._open.values())
 
     def recent(self, now_s: float) -> Histogram:
-        """Of the last WINDOW_S and a little more, as often as this is called."""
+        """Return the last WINDOW_S and a little more, as precisely as calls are frequent."""
         total, looks = self.total(), self._looks
         while len(looks) > 1 and now_s - looks[1][0] >= WINDOW_S:
             looks.popleft()

@@ -1,4 +1,4 @@
-"""Which pages to fetch before they are asked for: Leap's majority-trend prefetcher. Pure.
+"""Choose pages to fetch before they are asked for, by Leap's majority-trend prefetcher. Pure.
 
 Maruf and Chowdhury, Leap (USENIX ATC'20), sections 3.1 to 3.3. A stream (a thread, an array, the
 pages of a device that lie on one line) has a history of the differences between pages that it asked

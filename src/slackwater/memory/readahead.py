@@ -75,8 +75,8 @@ class ReadAhead:
         return any(page in self._coming for page in range(first, first + count))
 
     async def read_pages(self, pages: Pages, target: memoryview) -> int:
-        """As the device's; what is on its way is not asked for twice. What it waited for: a cause
-        (latency.py)."""
+        """Read pages without asking twice for those that are on their way. Return what it waited
+        for: a cause (latency.py)."""
         late = [page for page in pages.tolist() if page in self._coming] if self._coming else []
         if late:
             self.late_pages += len(late)

@@ -1,4 +1,4 @@
-"""Which of a client's reads belong together, compiled: streams told apart by address.
+"""Tell a client's streams of reads apart by their addresses. Compiled.
 
 Leap (ATC'20, section 3.2) follows each process by itself. A block device does not know processes:
 the kernel's swap, with all programs behind it, is one connection. So a stream here is what any
@@ -79,8 +79,8 @@ def _bucket(page):
 
 @borrowing()
 def _remember(s, page):
-    """-1: this read is no beginning. An older one is forgotten in any case: a walk by columns
-    leaves lines across them."""
+    """Remember a read that may begin a stream (-1: it does not). An older one is forgotten in any
+    case: a walk by columns leaves lines across them."""
     at = s.words[CLOCK] % RECENT
     if s.recent[at] >= 0:
         s.filter[_bucket(s.recent[at])] -= 1

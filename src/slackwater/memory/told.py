@@ -27,7 +27,7 @@ class Told:
         self._slab_bytes = slab_bytes
 
     def hear(self, beat: SlabdHeartbeat, now_s: float) -> None:
-        """Of two lenders of one id the newer one counts: the older ends (slabd)."""
+        """Hear a lender. If two have one id the newer counts: the older ends (slabd)."""
         lender = LenderId(beat.id)
         known, seen_s = self.beats.get(lender, (beat, now_s))
         if beat.incarnation < known.incarnation and now_s - seen_s <= limits.LOST_AFTER_S:

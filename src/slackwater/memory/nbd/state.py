@@ -261,7 +261,7 @@ def begin_turn(c):
 
 @borrowing()
 def time_answered(c):
-    """What was answered at once in this turn has left."""
+    """Time the requests that were answered at once in this turn, now that the answers have left."""
     if c.words[READS] or c.words[WRITES]:
         took_ns = abi.now_ns(c.lanes.shared.ctypes.data + CLOCK * 8) - c.lanes.shared[TURN_NS]
         latency.add(c.times, latency.HIT, took_ns, c.words[READS])
