@@ -39,8 +39,8 @@ def config_type(service: Service) -> type[ServiceConfig]:
 
 
 def service_of(text: str, name: str) -> Service | None:
-    """Whose file it is: a line `# service: master` says so, else its name, as master.toml or
-    aggregator-a1.toml; None: neither does."""
+    """Find the service that the file is for: a line `# service: master` names it, else the file's
+    name does, as in master.toml or aggregator-a1.toml. None: neither does."""
     told = _TOLD.search(text)
     words = [told[1]] if told else re.split(r"[^a-z]+", name.lower())
     found = [service for service in SERVICES if service in words]

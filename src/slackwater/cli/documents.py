@@ -18,7 +18,7 @@ TIMES: Final = frozenset(
 
 
 def whole(value: Any) -> Any:
-    """What JSON knows, with every field of every struct."""
+    """Convert to plain JSON values, with every field of every struct."""
     if isinstance(value, msgspec.Struct):
         fields = {name: getattr(value, name) for name in value.__struct_fields__}
         if isinstance(value, JobRecord):

@@ -20,7 +20,7 @@ INDENT: Final = "  "
 RANK_HEADS: Final = ("RANK", "PROGRESS", "SPEED", "LAST REPORT")
 EVENTS: Final = 10
 LINES: Final = 3
-"""Of each rank's log."""
+"""Lines of each rank's log."""
 RANKS: Final = 4
 EMULATED: Final = "slackwater.loadgen.emulate"
 
@@ -42,7 +42,7 @@ def job(id: JobId, url: Url = None, json: Json = False) -> None:
 
 
 async def history(client: Client, info: JobInfo) -> list[str]:
-    """What happened to the job, and when, and what it printed last: lines at the end of its
+    """Tell what happened to the job and when, and what it printed last: lines at the end of its
     description."""
     record = info.job
     past = await _steps(client, record)

@@ -20,7 +20,7 @@ def read_job(file: Path) -> JobSpec:
         raise Rejected(f"{file}: give a table of keys, as `slackwater config schema job` has them")
     try:
         return parse_config(data, JobSpec, str(file))
-    except ConfigRejected as error:  # Somebody's job, not a service's configuration.
+    except ConfigRejected as error:  # The file is a job's, not a service's configuration.
         raise Rejected(str(error)) from error
 
 

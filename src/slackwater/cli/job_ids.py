@@ -12,7 +12,8 @@ from slackwater.cli.usage import shown
 from slackwater.schemas.base import AN_ID, ID_PATTERN
 
 DEADLINE_S: Final = 1.0
-"""What a shell's completion waits for a cluster: longer is felt as a hanging terminal."""
+"""Seconds that a shell's completion waits for a cluster: a longer wait feels like a hanging
+terminal."""
 JOBS_COMPLETED_MAX: Final = 100
 
 

@@ -49,7 +49,7 @@ class Listed(msgspec.Struct, frozen=True):
 
     jobs: tuple[Job, ...]
     hidden: int
-    """Those that match and are left out."""
+    """Jobs that match and are left out."""
     counts: dict[JobState, int]
     at_s: float
 
@@ -139,7 +139,7 @@ def arranged(listed: Listed, order: Sort, limit: int = 0) -> Listed:
 
 
 def table(listed: Listed, *, wide: bool, width: int | None) -> list[str]:
-    """Empty where there are no jobs. `width`: of a terminal."""
+    """Lay out the jobs; empty where there are none. `width`: columns of the terminal."""
     if not listed.jobs:
         return []
     rows = [row(job, listed.at_s, wide) for job in listed.jobs]
@@ -180,7 +180,7 @@ def ending(listed: Listed, state: JobState | None, tenant: str | None) -> str:
 
 
 def _beside(note: str) -> None:
-    """For a person: on a pipe it is no row of the table."""
+    """Print for a person: on a pipe this line would be taken for a row of the table."""
     err.print(note, markup=False)
 
 

@@ -132,8 +132,8 @@ async def follow_all(
 async def read(
     client: Client, record: JobRecord, rank: int, tail: int, follow: bool, by_line: bool
 ) -> AsyncGenerator[bytes, None]:
-    """What the rank printed; `by_line`: line by line, without the line feeds. `follow`: until it
-    has ended for good, through whatever happens to services and bus meanwhile."""
+    """Yield what the rank printed; `by_line`: line by line, without the line feeds. `follow`: until
+    it has ended for good, through whatever happens to services and bus meanwhile."""
     worker = Worker(client, record, rank)
     place: int | None = 0 if tail < 0 else None
     rest, until = b"", -1
@@ -172,7 +172,7 @@ async def _over(client: Client, record: JobRecord, rank: int) -> bool:
 
 
 class Worker:
-    """Who answers for the log of a rank: the worker service of the job's machine."""
+    """Asks the worker service of the job's machine for a rank's log."""
 
     def __init__(self, client: Client, record: JobRecord, rank: int) -> None:
         self._client, self._record, self._rank = client, record, rank
@@ -235,7 +235,7 @@ class Worker:
 
 
 async def last_lines(client: Client, record: JobRecord, rank: int, count: int) -> list[str]:
-    """Of a rank's log, at a glance: nothing where its machine does not answer at once."""
+    """Return the last lines of a rank's log; none where its machine does not answer at once."""
     asked = ReadLog(job=record.spec.id, rank=rank, tail=count)
     subject = subjects.command("worker", record.node or "", "log")
     try:

@@ -113,7 +113,8 @@ def announce(entry: LocalCluster, json: bool) -> None:
 
 
 def _jobs_of(entry: LocalCluster, force: bool) -> list[str]:
-    """What runs there; what nobody can say any more counts as nothing where `force` is given."""
+    """List the jobs that run there. With `force`, a master that cannot say counts as none
+    running."""
     if not entry.url:
         return []  # It still starts.
     try:

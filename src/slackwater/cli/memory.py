@@ -77,7 +77,7 @@ class Seen:
     heard_s: dict[str, float] = field(default_factory=dict)
     """By service and id."""
     older: dict[str, tuple[str, float]] = field(default_factory=dict)
-    """Of lenders that share an id with an older one: its node, and when that was seen."""
+    """Lenders that share an id with an older one: the older one's node, and when that was seen."""
 
     def hear(self, beat: SlabdHeartbeat | DeviceHeartbeat, now_s: float) -> None:
         if isinstance(beat, SlabdHeartbeat):
@@ -98,7 +98,7 @@ class Seen:
         return f"not heard for {silent_s:.0f} s" if silent_s > limits.LOST_AFTER_S else ""
 
     def namesake(self, id: str, now_s: float) -> str:
-        """What is to be said of a lender's id."""
+        """Say that an older lender of the same id ends; empty: the id is not shared."""
         node, seen_s = self.older.get(id, ("", -limits.LOST_AFTER_S))
         return f"two of this id: the older, on {node}, ends" if now_s - seen_s <= _TOLD_S else ""
 
@@ -265,7 +265,7 @@ def _device(seen: Seen, beat: DeviceHeartbeat, now_s: float) -> Row:
 
 
 def _latencies(beats: Iterable[DeviceHeartbeat]) -> list[Row]:
-    """Of the last seconds, by what requests waited for."""
+    """Tabulate latencies of the last seconds, by what requests waited for."""
     return [
         Row(
             (
@@ -279,7 +279,7 @@ def _latencies(beats: Iterable[DeviceHeartbeat]) -> list[Row]:
 
 
 def _duration(us: float) -> str:
-    """Of three digits."""
+    """Write a duration with three digits."""
     if us < 1e3:
         return f"{us:.3g} us"
     return f"{us / 1e3:.3g} ms" if us < 1e6 else f"{us / 1e6:.3g} s"

@@ -20,7 +20,7 @@ def new_id(model: str | None, program: Sequence[str] | None) -> str:
 
 
 def readable(name: str, suffix: str) -> str:
-    """Of any name, what an id may hold: train_v2.py becomes train-v2-SUFFIX."""
+    """Make an id of any name: train_v2.py becomes train-v2-SUFFIX."""
     stem = re.sub(r"\.(py|sh)$", "", name.rpartition("/")[2])
     words = "-".join(re.findall(r"[A-Za-z0-9]+", stem))[:STEM_CHARS_MAX].strip("-").lower()
     return f"{words or 'job'}-{suffix}"
@@ -34,7 +34,7 @@ def _script(program: Sequence[str]) -> str:
 
 
 def said(spec: JobSpec, known: JobRecord | None) -> str:
-    """What a submission did. `known`: the record of a job that was there already."""
+    """Say what a submission did. `known`: the record of a job that was there already."""
     if known is None:
         return f"job {spec.id} is stored"
     done = f"job {spec.id} was stored before and {STATE_SAID[known.state]}: nothing new was started"

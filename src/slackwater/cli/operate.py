@@ -1,4 +1,4 @@
-"""What changes the jobs of a cluster: cancel, rerun, delete."""
+"""Commands that change the jobs of a cluster: cancel, rerun, delete."""
 
 from typing import Annotated
 

@@ -89,7 +89,7 @@ def reported(rejected: int = DATA_ERROR) -> Iterator[None]:
         err.print(f"error: {error.filename}: a file, not a folder; name another", markup=False)
         raise typer.Exit(DATA_ERROR) from error
     except OSError as error:
-        if error.filename is None:  # Of no file that somebody named.
+        if error.filename is None:  # The user named no file.
             raise
         name = str(error.filename)[:_PATH_SHOWN_CHARS]
         err.print(f"error: {name}: {error.strerror}; name another", markup=False)

@@ -1,5 +1,5 @@
-"""What `slackwater` and `loadgen` have in common: commands that are imported when they are asked
-for, `-h` and `--version` everywhere, and one line for whatever was mistyped."""
+"""Parts that `slackwater` and `loadgen` share: commands that are imported when they are called,
+`-h` and `--version` everywhere, and one line for a mistyped command."""
 
 import os
 import sys
@@ -106,7 +106,7 @@ def answered(app: typer.Typer, words: Sequence[str], name: str) -> int:
             return USAGE
     try:
         command = dressed(typer.main.get_command(app))
-        with reported():  # Of an option, before the command began.
+        with reported():  # Options are read before the command.
             code = command.main(list(words), prog_name=name, standalone_mode=False)
     except TyperException as error:
         err.print(f"error: {sentence(error, name)}", markup=False)

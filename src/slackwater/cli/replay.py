@@ -152,7 +152,7 @@ async def _refuse_known(client: Client, work: Workload) -> None:
 
 
 def _transport(name: str, url: str | None) -> Transport:
-    """Of the embedded cluster. Raises Usage."""
+    """Choose the embedded cluster's transport. Raises Usage."""
     match name:
         case "auto":
             return name

@@ -22,7 +22,7 @@ from slackwater.schemas.base import COUNT_MAX
 from slackwater.schemas.jobs import Consistency, JobSpec
 
 ITERATIONS: Final = 100
-"""Of an emulated job that is given no number."""
+"""Iterations of an emulated job that is given no number."""
 SECONDS_MAX: Final = 86_400
 OF_EMULATION: Final = ("compute_s", "bytes_scale")
 OF_A_JOB: Final = (
@@ -168,7 +168,7 @@ def submit(
 
 
 def _given(spec: JobSpec, **options: str | float) -> JobSpec:
-    """Those options that are given count before a file's."""
+    """Replace what the file says by the options that are given."""
     return msgspec.structs.replace(spec, **{name: it for name, it in options.items() if it})
 
 
@@ -201,7 +201,7 @@ def _emulated(
 
 
 def checked(spec: JobSpec) -> JobSpec:
-    """What would only be refused by the master, or would do nothing. Raises Usage."""
+    """Refuse options that the master would refuse, or that would do nothing. Raises Usage."""
     if len(spec.tenant) > 64:
         raise Usage(f"--tenant: a name has at most 64 characters, this one {len(spec.tenant)}")
     if spec.staleness and spec.consistency != "stale-synchronous":

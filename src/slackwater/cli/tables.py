@@ -96,5 +96,5 @@ def _padded(row: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def _one_line(text: str) -> str:
-    """What would break a line, or speak to a terminal, becomes a blank."""
+    """Replace by a blank what would break a line, or control a terminal."""
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())

@@ -39,7 +39,7 @@ ENDS: Final = (signal.SIGTERM, signal.SIGHUP)
 
 
 class Seen(msgspec.Struct, frozen=True):
-    """What is shown."""
+    """Holds what is shown."""
 
     jobs: Listed
     aggregators: tuple[AggregatorInfo, ...]
@@ -106,7 +106,7 @@ async def _next(client: Client, seen: Seen, ended: "asyncio.Future[int]") -> See
 
 
 def screen(seen: Seen, width: int | None, height: int | None) -> list[str]:
-    """As many lines as fit: `height` rows of `width` cells; None: all, uncut."""
+    """Draw as many lines as fit: `height` rows of `width` cells; None: all, uncut."""
     head = [_title(seen, width, quits=height is not None)]
     if seen.problem:
         head.append(tables.cut(f"no answer: {seen.problem}", width or PIPED_WIDTH))
@@ -123,7 +123,7 @@ def screen(seen: Seen, width: int | None, height: int | None) -> list[str]:
 
 
 def _part(lines: Sequence[str], room: int, hidden: int) -> list[str]:
-    """Of a table, what fits, and how much does not."""
+    """Cut a table to the lines that fit, and say how many do not."""
     if len(lines) + bool(hidden) <= room or room < 2:
         shown = list(lines[: max(1, room)])
     else:

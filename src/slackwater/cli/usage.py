@@ -74,7 +74,7 @@ def _hint(param: Any) -> str:
 
 
 def _expected(param: Any) -> str:
-    """What a value of `param` has to be."""
+    """Describe the values that `param` takes."""
     kind = param.type_descriptor
     if kind.choices:
         return f"one of {', '.join(str(choice) for choice in kind.choices)}"

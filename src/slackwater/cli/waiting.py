@@ -25,7 +25,7 @@ Verdict = Literal["reached", "never", "waits"]
 
 
 class Waited(msgspec.Struct, frozen=True):
-    """What became of one job."""
+    """Says how waiting for one job ended."""
 
     job: str
     state: JobState
@@ -70,8 +70,8 @@ def wait(
 async def until(
     client: Client, jobs: Sequence[str], wanted: Wanted, timeout_s: float
 ) -> list[Waited]:
-    """What became of each, once all have reached it, one never can, or the time is over (0: there
-    is no limit). Raises Rejected: there is no such job."""
+    """Wait until all jobs have reached it, one never can, or the time is over (0: no limit). Return
+    what became of each. Raises Rejected: there is no such job."""
     ids = list(dict.fromkeys(jobs))
     news = asyncio.Event()
 

@@ -1,4 +1,4 @@
-"""Which cluster a command talks to, and as whom.
+"""Find the cluster that a command talks to, and the user it talks as.
 
 The first that is given: `--url`, `--cluster NAME` (one that `slackwater up --name NAME` started
 here), SLACKWATER_URL, SLACKWATER_CLUSTER, NATS_URL. Else the only cluster of this account on this
@@ -59,15 +59,15 @@ def _choosing(function: F) -> F:
 
 
 def _declared(command: Any, signature: inspect.Signature) -> Any:
-    """As Typer reads it: the signature for the options, the annotations for their types."""
+    """Set both that Typer reads: the signature for the options, the annotations for their types."""
     command.__signature__ = signature
     command.__annotations__ = {name: p.annotation for name, p in signature.parameters.items()}
     return command
 
 
 def given(url: str | None) -> str | None:
-    """What --url or --cluster names, with the token of this account's cluster there; None without
-    either. Raises Rejected."""
+    """Return the address that --url or --cluster names, with the token of this account's cluster
+    there; None without either. Raises Rejected."""
     name = _cluster.get()
     if url and name:
         raise Rejected(f"--url {url} and --cluster {name}: give one of them")
