@@ -67,7 +67,7 @@ class Measured:
     """Calls a second."""
     median_s: float
     cpu_s: float
-    """Of the answering process, a call."""
+    """CPU seconds of the answering process, a call."""
 
 
 async def rate(

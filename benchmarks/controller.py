@@ -134,7 +134,7 @@ class Bench:
             self.world.fact("c0", window)
 
     def play(self, until_s: float) -> None:
-        """What is planned; copies that arrive count as the core's work, too."""
+        """Play the planned events; arriving copies count as work of the core, too."""
         while self.world.next_s() <= until_s:
             before_s, busy_s = self.core.spent_s, self.busy_s
             self.world.run_next()

@@ -44,7 +44,7 @@ WRITES = {
     "randwrite 4k depth 1": ("randwrite", "4k", 1),
     "randwrite 4k depth 32": ("randwrite", "4k", 32),
 }
-"""What coding and copies are asked: memory_coded.py."""
+"""Write patterns that memory_coded.py runs with coding and with copies."""
 JOBS = {
     "randread 4k depth 32": ("randread", "4k", 32),
     "randread 4k depth 1": ("randread", "4k", 1),

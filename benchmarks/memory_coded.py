@@ -38,7 +38,7 @@ SIZE = 64 * MIB
 KINDS = ("disk", "8+2", "2-copies")
 PEER = "nbdkit -t 1"
 CALL_US = 6.0
-"""Of one page of 8 + 2, at most."""
+"""The most that one page of 8 + 2 takes."""
 CALLS = 200
 
 

@@ -1,4 +1,4 @@
-"""What `slackwater up` gives by default, aggregators of a whole core, measured on this machine.
+"""Measure aggregators of a whole core, which `slackwater up` gives by default, on this machine.
 
 Part one: jobs that share such an aggregator. A slot of a core stretches nothing, so what a job
 loses there is found by measuring alone: its profile, its windows, and then a move. Emulated jobs of
@@ -189,7 +189,7 @@ def train(rank: int, port: int, share: float) -> None:
 
 
 def steps_per_s(port: int, share: float, url: str = "", job: str = "") -> float:
-    """Of the slower rank."""
+    """Return the slower rank's speed."""
     command = [sys.executable, __file__, "--share", str(share), "--port", str(port), "--rank"]
     own = {"SLACKWATER_URL": url, "SLACKWATER_JOB": job, "SLACKWATER_WORKERS": str(WORKERS)}
     ranks = [

@@ -1,4 +1,4 @@
-"""What sharing costs the jobs, and the monitor windows that tell their controllers of it.
+"""Compute what sharing costs the jobs, and the monitor windows that tell their controllers.
 
 Live, the profiler measures windows of iterations and the controller undoes what slows a job
 (services/controller/watching.py). Here that same code gets windows of simulated iterations, whose

@@ -57,7 +57,7 @@ class PoolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """The scaling period of the clusters' aggregators; 0: with every exit."""
     on_demand_min: Members = 1
     keep_demand: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] = 0.0
-    """Of the mean number of aggregators in use over a period, the part that stays allocated."""
+    """The part of a period's mean number of aggregators in use that stays allocated."""
     cluster_scaling_s: Period = 3600.0
     """The period of the number of clusters."""
     profile_iterations: Iterations = 100
@@ -65,8 +65,8 @@ class PoolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     pack_alone: bool = False
     """Whether a job alone in its cluster has to do with as few aggregators as it needs."""
     feedback: Mode = "scheme"
-    """What monitor windows tell the controllers: the loss that the policy expects, the one that
-    the slots show when they are played out, or nothing."""
+    """Chooses what monitor windows tell the controllers: the loss that the policy expects, the one
+    that the slots show when they are played out, or nothing."""
     window_iterations: Iterations = 50
     kills: Daily = 0.0
     """Aggregators killed a day."""
