@@ -307,7 +307,7 @@ class PlacedJob(Record, kw_only=True, frozen=True, array_like=True):
     phase: Name = ""
     """The phase of its placement: hosting, profiling, moving or steady."""
     moves: Count = 0
-    """Migrations so far."""
+    """How often its buckets were migrated so far."""
     loss: Finite | None = None
     """Part of its profiled speed that it lost in its last monitor window; below 0: it is faster."""
 

@@ -157,8 +157,8 @@ class JobSpec(Record, kw_only=True, frozen=True):
     tenant: Annotated[str, msgspec.Meta(max_length=64)] = ""
     """The tenant on whose account it runs; empty: none."""
     restarts: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 0
-    """How often, of all ranks together, one that dies is started again; it goes on where the job
-    is."""
+    """How often ranks that die are started again, counted over all ranks; each goes on where the
+    job is."""
     fractional_share: bool = False
     """It takes aggregators of less than a core, as emulated pools have, and is slowed by them."""
     loss_limit: LossLimit = 0.0
@@ -202,7 +202,7 @@ class RankProgress(Record, kw_only=True, frozen=True):
 
     rank: Rank
     iteration: Count = 0
-    """The last that ended."""
+    """The last iteration that ended."""
     speed: Seconds = 0.0
     """Iterations a second, over the last seconds."""
     heard_s: Seconds = 0.0
@@ -216,9 +216,9 @@ class JobProgress(Record, kw_only=True, frozen=True):
     """How far a job is, how fast, and where: known to the master that leads, and not stored."""
 
     iteration: Count = 0
-    """The last that ended on every rank."""
+    """The last iteration that ended on every rank."""
     iterations: Count = 0
-    """How many it does; 0: its program counts for itself."""
+    """Iterations that it trains for; 0: its program counts for itself."""
     speed: Seconds = 0.0
     """Iterations a second of its slowest rank, over the last seconds; 0: not known."""
     eta_s: Seconds | None = None
@@ -372,14 +372,14 @@ class JobList(Message, kw_only=True, frozen=True, tag="job.list-reply"):
     counts: Annotated[dict[JobState, Count], msgspec.Meta(max_length=16)] = msgspec.field(
         default_factory=dict
     )
-    """State -> jobs, of the tenant that was asked for, whatever the state that was."""
+    """State -> number of jobs of the tenant that was asked for, in every state."""
 
 
 class MissingRanks(Message, kw_only=True, frozen=True, tag="job.missing-reply"):
     reason: Text
-    """Names each of them, and how far it is."""
+    """Sentence that names each of the ranks, and says how far it is."""
     final: bool = False
-    """They will never push it: waiting on is of no use."""
+    """They will never push it: waiting longer is useless."""
     restarting: bool = False
     """One of them is being started again: its time does not count as waiting."""
 

@@ -22,7 +22,7 @@ class ReadLog(Message, kw_only=True, frozen=True, tag="log.read"):
     rank: Rank
     offset: Place | None = None
     tail: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 0
-    """Counts where there is no `offset`."""
+    """Takes effect only without `offset`."""
     wait_s: Annotated[float, msgspec.Meta(ge=0.0, le=3.0)] = 0.0
 
 

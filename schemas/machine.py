@@ -16,7 +16,7 @@ class ServiceStatus(Record, kw_only=True, frozen=True):
     name: Name
     state: Name
     pid: Count = 0
-    """0: it does not run."""
+    """The process id; 0: it does not run."""
     restarts: Count = 0
     text: Text = ""
     """The process's last line, or why it failed."""
@@ -31,11 +31,11 @@ class LocalCluster(Record, kw_only=True, frozen=True):
     state: ClusterPhase = "starting"
     started_s: Seconds
     url: Text = ""
-    """Without the token."""
+    """The address of its bus, without the token."""
     address_file: Text
-    """Holds the URL with the token."""
+    """The file that holds the URL with the token."""
     log_dir: Text
     state_dir: Text = ""
-    """Empty: its records go with it."""
+    """The folder of its records; empty: they are removed with it."""
     run_dir: Text = ""
     services: Annotated[tuple[ServiceStatus, ...], msgspec.Meta(max_length=4096)] = ()
