@@ -36,8 +36,8 @@ class Client:
         rng: Random | None = None,
         history: History | None = None,
     ) -> None:
-        """`rng`: of the waits between attempts; give the world's. `history`: for who reads facts
-        that were kept."""
+        """Talks to a cluster's master. `rng` draws the waits between attempts: give the world's.
+        `history` is needed only to read kept facts."""
         self.bus = bus
         self.clock = clock
         self._history = history
@@ -81,8 +81,8 @@ class Client:
             ) from error
 
     async def submit(self, spec: jobs.JobSpec) -> jobs.JobRecord | None:
-        """Returns once the job is stored; the record of one that was there already, else None.
-        Idempotent by the job's id."""
+        """Submit a job, and return once it is stored: the record of one that was there already,
+        else None. Idempotent by the job's id."""
         return (await self.master("submit", jobs.SubmitJob(spec=spec), jobs.JobAccepted)).known
 
     async def cancel(self, job: str) -> None:
@@ -100,7 +100,7 @@ class Client:
         return (await self.job_info(job)).job
 
     async def job_info(self, job: str) -> jobs.JobInfo:
-        """The record, and how far the job is."""
+        """Return the job's record, and how far it is."""
         return await self.master("get", jobs.GetJob(job=job), jobs.JobInfo)
 
     async def job_page(
@@ -127,7 +127,7 @@ class Client:
         return await self.ask(subject, message, cluster.DrainProgress)
 
     async def restore(self, aggregator: str) -> bool:
-        """The order to empty it is off. Returns whether there was one."""
+        """Cancel the order to empty it. Return whether there was one."""
         subject = subjects.command("controller", await self._cluster_of(aggregator), "restore")
         message = cluster.RestoreAggregator(aggregator=aggregator)
         return (await self.ask(subject, message, Ok)).changed

@@ -38,14 +38,14 @@ class Listed:
         self._folder = clusters_folder() / entry.name
 
     def tell(self, **changes: object) -> None:
-        """Change the entry; written only where that changes anything."""
+        """Change the entry; it is written only if that changes anything."""
         entry = msgspec.structs.replace(self.entry, **changes)
         if entry != self.entry or not self._entry.exists():
             self.entry = entry
             write_private(self._entry, msgspec.json.encode(entry).decode() + "\n")
 
     def reachable(self, url: str) -> None:
-        """Commands find the cluster from now on."""
+        """Let commands find the cluster from now on."""
         write_private(self._folder / "url", url + "\n")
         self.tell(url=shown(url))
 
@@ -64,8 +64,8 @@ def metrics_file(name: str) -> Path:
 
 @contextmanager
 def listed(entry: LocalCluster) -> Iterator[Listed]:
-    """The name is this process's, and its cluster is listed, as long as this lasts. Raises Rejected
-    when the name is taken."""
+    """Hold the name, and list its cluster, for as long as the context lasts. Raises Rejected when
+    the name is taken."""
     folder = clusters_folder() / entry.name
     private_folder(folder)
     holding = Holding(folder / "lock")
@@ -92,7 +92,7 @@ def known() -> list[LocalCluster]:
 
 
 def living(name: str) -> LocalCluster | None:
-    """The cluster of that name, if its `up` lives; what a killed one left is removed."""
+    """Return the cluster of that name if its `up` is alive; remove what a killed one left."""
     folder = clusters_folder() / name
     if not (folder / "lock").is_file():
         return None
@@ -107,8 +107,8 @@ def living(name: str) -> LocalCluster | None:
 
 
 def selected(name: str) -> LocalCluster | None:
-    """The cluster of that name; without one the only one there is, or `default`; None when there is
-    none at all. Raises Rejected where a choice is needed, or none is of that name."""
+    """Return the cluster of that name; without a name the only one there is, or `default`; None:
+    there is none at all. Raises Rejected where a choice is needed, or none has that name."""
     entries = {entry.name: entry for entry in known()}
     if not name and not entries:
         return None
@@ -126,8 +126,8 @@ def selected(name: str) -> LocalCluster | None:
 
 
 def chosen(name: str) -> str:
-    """The address, with the token, of the cluster that `selected` finds; empty: there is none.
-    Raises Rejected, and Unavailable while it has no address."""
+    """Return the address, with the token, of the cluster that `selected` finds; empty: there is
+    none. Raises Rejected, and Unavailable while it has no address."""
     entry = selected(name)
     if entry is None:
         return ""
@@ -138,7 +138,7 @@ def chosen(name: str) -> str:
 
 
 def carrying(url: str) -> str:
-    """`url` with the token, if it is the address of one of these clusters."""
+    """Return `url` with the token if it is the address of one of these clusters."""
     for entry in known():
         if entry.url and entry.url == url.rstrip("/"):
             return address_file(entry.name).read_text().strip()

@@ -45,7 +45,7 @@ def _docs_of(kind: type[msgspec.Struct]) -> dict[str, str]:
 
 
 def fields_of(kind: type[msgspec.Struct]) -> dict[str, types.Field]:
-    """By the name that a file has."""
+    """Return the struct's fields by the names that a file has."""
     info = types.type_info(kind)
     assert isinstance(info, types.StructType)
     return {field.encode_name: field for field in info.fields}
@@ -116,11 +116,11 @@ def _range(type: types.IntType | types.FloatType) -> str:
 
 
 def figure(number: float) -> str:
-    """A bound, as people write it."""
+    """Write a bound as people do."""
     return f"{number:,d}" if isinstance(number, int) else f"{number:,g}"
 
 
 def shown(value: Any) -> str:
-    """A value of a file, in an error: not too long."""
+    """Show a file's value in an error, cut to a bounded length."""
     text = repr(value)
     return text if len(text) <= 200 else f"{text[:200]}..."

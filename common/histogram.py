@@ -8,7 +8,7 @@ LATENCY_S: Final = (
     0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0,
     10.0,
 )  # fmt: skip
-"""From a request that is answered at once to one that misses its deadline."""
+"""Bounds from a request that is answered at once to one that misses its deadline."""
 LOSS_RATIO: Final = (0.0, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75)
 """Parts of a job's speed. Below 0 it ran faster than profiled."""
 

@@ -32,7 +32,7 @@ class Holding:
 
     @property
     def fd(self) -> int:
-        """For a child that must not outlive the lock. -1: not held."""
+        """The descriptor, for a child that must not outlive the lock. -1: the lock is not held."""
         return self._fd
 
     def release(self) -> None:

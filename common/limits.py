@@ -40,11 +40,11 @@ STORE_READ_BYTES_MAX: Final = 4 * 1024 * 1024
 STORE_WATCH_S: Final = 2.0
 """A watch asks anew after this long without a change: it survives a server's restart."""
 FACTS_LOOK_S: Final = 60.0
-"""Between two looks of the leading master at the stream of facts."""
+"""Seconds between two looks of the leading master at the stream of facts."""
 FACTS_RETRY_S: Final = 5.0
-"""The same while it cannot be made, or the bus is away."""
+"""Seconds between two attempts to make it, or to reach the bus."""
 FACTS_SHOWN_MAX: Final = 100_000
-"""Facts that one command reads of it at most, the newest."""
+"""The most facts that one command reads, the newest."""
 TOMBSTONE_S: Final = 3600
 """A deleted key is remembered this long (for watchers), then leaves no trace."""
 LEASE_TTL_S_MIN: Final = 1.0
@@ -56,7 +56,7 @@ LOST_AFTER_S: Final = 6.0
 LEASE_S: Final = 10.0
 DRAIN_S: Final = 10.0
 LEFT_BEHIND_S: Final = 15.0
-"""How long the bus server of a supervisor that was killed is waited for."""
+"""Seconds to wait for the bus server of a supervisor that was killed."""
 UNIT_LOG_BYTES_MAX: Final = 8 * 1024 * 1024
 """The log of a supervised service; one earlier part of the same size is kept."""
 WATCHDOG_S: Final = 10.0
@@ -140,21 +140,22 @@ POOL_MAX: Final = 1024
 CLUSTERS_MAX: Final = 256
 WORKER_NODES_MAX: Final = 4096
 WORKER_PRUNE_S: Final = 30.0
-"""Between two looks at the files of jobs that ended."""
+"""Seconds between two looks at the files of jobs that ended."""
 WORKER_ROOM_BYTES: Final = 32 * 1024 * 1024
-"""Free on the disk of a worker service, or it starts no job: its files would not fit."""
+"""Bytes that must be free on a worker service's disk. With less it starts no job, whose files would
+not fit."""
 WORKER_ROOM_S: Final = 1.0
 LOG_TAIL_BYTES: Final = 8192
-"""The end of a rank's log, in which the reason of a failure is looked for."""
+"""The end of a rank's log that is searched for the reason of a failure."""
 LOG_LINE_CHARS: Final = 1000
 LOG_PIECE_BYTES: Final = 128 * 1024
 """A piece of a rank's log in one answer."""
 LOG_WAIT_S: Final = 3.0
-"""A request for what a rank will print waits no longer."""
+"""The longest wait of a request for what a rank will print."""
 LOG_READERS_MAX: Final = 256
-"""Such requests at one worker service; one more is told when to come again."""
+"""The most such requests at one worker service; one more is told when to come again."""
 LOG_DRAIN_S: Final = 2.0
-"""After a rank's end, what it printed last is waited for so long."""
+"""Seconds to wait, after a rank's end, for what it printed last."""
 
 # The Agent library
 AGENT_WAIT_S: Final = 120.0

@@ -212,7 +212,7 @@ _LEFT_OUT: Final = ("step_s_sum", "step_s_max")
 
 
 def of_shell(counters: Counters, gauges: Mapping[str, float], bus: Bus) -> Iterator[Level]:
-    """The samples that every service has."""
+    """Yield the samples that every service has."""
     yield Level("bus_connected", {}, float(bus.connected))
     yield Level("bus_reconnects_total", {}, bus.counters.reconnects)
     yield Level("bus_dropped_total", {}, bus.counters.dropped)
@@ -243,7 +243,7 @@ def of_process() -> Iterator[Level]:
 
 
 class ServiceCollector(Collector):
-    """One service's samples, as they are at the moment of the scrape."""
+    """Collects one service's samples as they are at the moment of the scrape."""
 
     def __init__(self, service: str, id: str, samples: Callable[[], Iterable[Level]]) -> None:
         self._labels = {"service": service, "id": id}
@@ -284,10 +284,10 @@ def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
 
 
 class Exposition:
-    """GET /metrics on `address`."""
+    """Answers GET /metrics on `address`."""
 
     def __init__(self, collector: Collector, address: str, port: int) -> None:
-        """A negative port: any free one. Raises OSError where it cannot be had."""
+        """Listen; a negative port means any free one. Raises OSError where it cannot be had."""
         registry = CollectorRegistry(auto_describe=False)
         registry.register(collector)
         ProcessCollector(registry=registry)

@@ -261,7 +261,7 @@ class NatsServer:
         return True
 
     def last_words(self) -> str:
-        """The last error that it logged in this life, else its last line."""
+        """Return the last error that it logged in this life, else its last line."""
         try:
             with self.log_path.open("rb") as log:
                 rotated = log.seek(0, os.SEEK_END) < self._log_from

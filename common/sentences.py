@@ -206,7 +206,7 @@ def _for(fact: AllocationEvent) -> str:
 def migration(
     job: str, fact: str, sources: Sequence[str], targets: Sequence[str], cause: str = ""
 ) -> str:
-    """Without a cause: what an onlooker sees of it."""
+    """Say what a migration does; without `cause` as an onlooker sees it."""
     between = f"from {listed(sources)} to {listed(targets)}"
     why = f", {_CAUSES.get(cause, cause)}" if cause else ""
     match fact:
@@ -296,12 +296,12 @@ def count(number: int, noun: str) -> str:
 
 
 def named(detail: dict[str, str], key: str) -> tuple[str, ...]:
-    """A fact's detail that lists ids."""
+    """Return a fact's detail that lists ids."""
     return tuple(filter(None, detail.get(key, "").split(",")))
 
 
 def _number(detail: dict[str, str], key: str) -> float:
-    """0 where it is not said, or was cut."""
+    """Return a number of a fact's detail; 0 where it is missing, or was cut."""
     try:
         return float(detail.get(key, "0"))
     except ValueError:

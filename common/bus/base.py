@@ -31,7 +31,7 @@ class Failed(NamedTuple):
 Handler = Callable[[Delivery], Awaitable[None]]
 Answer = bytes | Failed
 Responder = Callable[[Delivery], Answer | Awaitable[Answer]]
-"""An answer that needs no waiting is returned as it is, and costs no task."""
+"""Returns a `Failed` or bytes directly where there is nothing to wait for, which costs no task."""
 
 
 class EndpointFigures:
@@ -45,7 +45,7 @@ class EndpointFigures:
         """Requests that were not done, by code."""
         self.last_error = ""
         self.took_s = Histogram(LATENCY_S)
-        """From the request's arrival to its answer."""
+        """Seconds from requests' arrival to their answers."""
 
     @property
     def errors(self) -> int:
@@ -80,7 +80,7 @@ class ServiceInfo:
 
 @dataclass(slots=True)
 class BusCounters:
-    """Since the bus was connected."""
+    """Counts since the bus was connected."""
 
     published: int = 0
     received: int = 0

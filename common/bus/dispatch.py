@@ -24,11 +24,11 @@ _PACE_KEPT: Final = 64
 
 
 Send = Callable[[str, Answer, bool], Awaitable[None]]
-"""(reply address, answer, as JSON)."""
+"""Sends an answer, given as (reply address, answer, whether it is JSON)."""
 
 
 def failure(refused: Refused, json: bool) -> Failed:
-    """The answer that a refusal is."""
+    """Encode a refusal as an answer."""
     return Failed(codec.encode(refused, json=json), refused.status, refused.reason)
 
 
@@ -50,8 +50,8 @@ class EndpointWorker:
         """Less those that were let in since."""
 
     def begin(self, delivery: Delivery, reply_to: str) -> Answer | None:
-        """Begin the work on a request. The answer, where it is there at once; else it is sent when
-        it is there. A full endpoint's answer is a refusal, before any work is done."""
+        """Begin the work on a request. Return the answer if it is there at once; else it is sent
+        later. A full endpoint refuses before it does any work."""
         self.figures.requests += 1
         if len(self._tasks) >= self._concurrency:
             return self._turn_away(delivery)

@@ -59,8 +59,9 @@ class _ConnectionLost(nats.errors.Error):
 
 @contextmanager
 def _cancellable() -> Iterator[None]:
-    """`asyncio.wait_for`, by which the client's flush waits, prefers what has come, a refusal, too,
-    to the cancellation that came with it: whoever cancelled would wait for a task that goes on."""
+    """Raise a cancellation that the client's flush has swallowed. It waits by `asyncio.wait_for`,
+    which prefers a result or an error to a cancellation that comes with it; without this the
+    cancelled task would go on."""
     task = asyncio.current_task()
     before = 0 if task is None else task.cancelling()
     try:
@@ -225,7 +226,7 @@ class NatsBus:
         return message
 
     async def _open_answers(self) -> None:
-        """Where the answers to `call` arrive."""
+        """Subscribe to the answers to `call`."""
 
         async def deliver(message: Msg) -> None:
             answer = self._answers.get(message.subject.rpartition(".")[2])

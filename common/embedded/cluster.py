@@ -30,7 +30,7 @@ from slackwater.common.embedded.unit import UnitSpec
 from slackwater.common.errors import ConfigRejected
 
 AGGREGATORS: Final = 10
-"""In an emulated pool."""
+"""The number of aggregators in an emulated pool."""
 SERVERS_OF_A_JOB: Final = 2
 CPU_SHARE: Final = 0.1
 """Of one core: an aggregator's of an emulated pool on a development machine."""
@@ -64,8 +64,8 @@ def fit_cpu_share(requested: float, aggregators: int, cores: int) -> float:
 
 
 def whole_cores(cpu_share: float, cores: int | None = None) -> int:
-    """How many aggregators a machine gets: its cores less one, which the jobs keep, and at least
-    one. Fractions of a core emulate a pool: AGGREGATORS of them."""
+    """Return how many aggregators a machine gets: its cores less one, which the jobs keep, and at
+    least one. Fractions of a core emulate a pool: AGGREGATORS of them."""
     if cpu_share < 1.0:
         return AGGREGATORS
     return max(1, (cores if cores is not None else len(os.sched_getaffinity(0))) - 1)

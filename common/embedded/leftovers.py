@@ -17,7 +17,8 @@ LOCK: Final = "lock"
 
 
 def own_folder() -> Holding:
-    """A new temporary folder of this account alone, as the lock on the file in it."""
+    """Make a temporary folder that only this account can read; return the lock on the file in
+    it."""
     while True:
         holding = Holding(Path(tempfile.mkdtemp(prefix=PREFIX)) / LOCK)
         if not holding.take() and holding.path.exists():
@@ -26,7 +27,8 @@ def own_folder() -> Holding:
 
 
 def sweep() -> list[Path]:
-    """Remove this account's folders whose supervisor and bus server are gone; those removed."""
+    """Remove this account's folders whose supervisor and bus server are gone; return those
+    removed."""
     folders = Path(tempfile.gettempdir()).glob(f"{PREFIX}*")
     return [folder for folder in folders if _ours(folder / LOCK) and _remove(folder)]
 

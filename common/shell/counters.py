@@ -56,7 +56,7 @@ class Counters:
         self.own[name] = self.own.get(name, 0) + by
 
     def said(self, subject: str) -> None:
-        """A fact or telemetry went out under `subject`."""
+        """Count a fact or telemetry that went out under `subject`."""
         self.published += 1
         _, _, plane, noun, *_, fact = subject.split(".")
         if plane == "evt":

@@ -179,7 +179,7 @@ class Geometry:
 
     @property
     def _applied_at(self) -> int:
-        """In a slot that holds parameters: where the applied words begin."""
+        """Return where the applied words begin in a slot that holds parameters."""
         return -(-self.parameter_bytes // WORD) * WORD
 
     @property
@@ -227,12 +227,13 @@ class Geometry:
         return self.counters_offset(rank) + (2 + (version & 1)) * WORD
 
     def served_offset(self, rank: int) -> int:
-        """The word that vouches for the parameters in the rank's slot; the next one is 1 where the
-        rank reads from afar."""
+        """Return the place of the word that vouches for the parameters in the rank's slot; the next
+        word is 1 where the rank reads over a network."""
         return self.hyper_offset(rank) + SERVED * WORD
 
     def served_applied_offset(self, rank: int) -> int:
-        """Behind the parameters in the rank's slot: a word a rank."""
+        """Return where the applied words lie behind the parameters in the rank's slot, one word a
+        rank."""
         return self.gradient_offset(rank) + self._applied_at
 
     def _check(self, rank: int) -> None:

@@ -41,7 +41,8 @@ def serve(region: SlotRegion, before: Sequence[int], owner: int) -> int:
 
 
 def served_copy(region: SlotRegion, rank: int) -> tuple[Floats, Words]:
-    """The rank's slot as what it reads: parameters, and the applied words that go with them."""
+    """View the rank's slot as what it reads: parameters, and the applied words that go with
+    them."""
     geometry = region.geometry
     first = geometry.gradient_offset(rank) - geometry.slots_offset
     slot = region.slots(np.uint8)[first : first + geometry.slot_stride]

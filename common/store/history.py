@@ -29,7 +29,7 @@ class NothingKept(Unavailable):
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """`at_s`: when the bus had it, since 1970, by its clock alone."""
+    """A kept fact. `at_s`: seconds since 1970 when the bus received it, by the bus's clock."""
 
     subject: str
     payload: bytes
@@ -51,11 +51,11 @@ class Keeping:
 
 
 class History(Protocol):
-    """Raises Unavailable, DeadlineExceeded, Rejected."""
+    """Keeps facts. Its methods raise Unavailable, DeadlineExceeded and Rejected."""
 
     async def keep(self, keeping: Keeping) -> bool:
-        """Keep facts from now on, or as many as this says; True: something was changed. Repeated
-        while nothing differs, it changes nothing."""
+        """Keep facts from now on, within these bounds. Return whether this changed anything:
+        repeated, it does not."""
         ...
 
     def read(
@@ -66,8 +66,7 @@ class History(Protocol):
         after: int = 0,
         follow: bool = False,
     ) -> AsyncGenerator[Kept, None]:
-        """Facts whose subject fits one of `patterns` (none: all) that the bus had since then, or
-        after that sequence, which counts before, in their order; with `follow` those that come,
-        too, until the generator is closed, each once, whatever becomes of the server meanwhile.
-        Raises NothingKept."""
+        """Yield facts in their order whose subject matches one of `patterns` (none: all). `after`,
+        if given, counts before `since_s`. With `follow` later facts come, too, until the generator
+        is closed, each once, whatever becomes of the server meanwhile. Raises NothingKept."""
         ...

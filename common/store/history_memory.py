@@ -76,7 +76,7 @@ class MemoryHistory:
             wake()
 
     def _bound(self, subject: str = "") -> None:
-        """Let the oldest go, of one subject or all."""
+        """Remove the oldest facts, of one subject or all."""
         keeping = self._keeping
         assert keeping is not None
         for name in [subject] if subject else list(self._of_subject):

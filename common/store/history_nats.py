@@ -110,8 +110,8 @@ class NatsHistory:
             await reader.close()
 
     async def _made(self, wanted: dict[str, Any]) -> bool:
-        """False: another master was faster."""
-        # Facts need no disk's word each; a stream with copies has none of this.
+        """Make the stream; False: another master was faster."""
+        # Facts need not reach the disk one by one; a stream with copies cannot be told so.
         loose = {"persist_mode": "async"} if wanted["num_replicas"] == 1 else {}
         made = await ask(self._bus, f"STREAM.CREATE.{STREAM}", wanted | loose, _Found)
         if made.error is not None and made.error.err_code != NAME_IN_USE:
@@ -119,8 +119,8 @@ class NatsHistory:
         return made.error is None
 
     async def _stuck(self) -> bool:
-        """A stream that met a full disk counts what comes and keeps none of it, for as long as the
-        server lives."""
+        """Tell whether the stream met a full disk: then it counts what comes and keeps none of it,
+        for as long as the server lives."""
         headers = {EXPECTED_LAST: str(NEVER)}
         answer = await self._bus.call(
             _PROBE, b"", timeout_s=limits.STORE_TIMEOUT_S, headers=headers
@@ -141,7 +141,7 @@ class NatsHistory:
 
 
 async def _there(reader: StreamReader) -> AsyncGenerator[Msg, None]:
-    """All that is there now. A server that restarts meanwhile is waited for."""
+    """Yield all that is there now, and wait for a server that restarts meanwhile."""
     loop = asyncio.get_running_loop()
     until_s = loop.time() + limits.RETRY_BUDGET_S
     while True:

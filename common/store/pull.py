@@ -43,7 +43,7 @@ class _StreamFound(msgspec.Struct):
 
 
 class StreamReader:
-    """One pull consumer of a stream. Close it in the end.
+    """Reads a stream by one pull consumer. Close it in the end.
 
     `patterns`: of the subjects that are read; none: all. `since_s`: messages are read from then on.
     """
@@ -86,7 +86,7 @@ class StreamReader:
             forget()
 
     def lost(self) -> None:
-        """Its consumer is given up: what comes next is read by a new one."""
+        """Give up the consumer: a new one reads what comes next."""
         self._consumer = ""
 
     async def close(self) -> None:
