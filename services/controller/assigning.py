@@ -218,7 +218,7 @@ def _wait(state: State, job: Job, reason: str) -> None:
 
 
 def serve(state: State, now_s: float) -> None:
-    """Try those who stand in line, until one has to wait for the master's answer."""
+    """Try jobs that stand in line, until one has to wait for the master's answer."""
     line, tried = state.line, 0
     while line.serving and f"allocate/{line.asked}" not in state.asked:
         if tried == TRIED_AT_ONCE:
@@ -297,7 +297,7 @@ def _refused(state: State, job: Job, wish: Wish, answer: Refused, now_s: float) 
 
 
 def _stand(state: State, job: Job, wish: Wish, answer: Refused, now_s: float) -> None:
-    """In line, until it is tried again or may do with less."""
+    """Put the job in line, until it is tried again or may do with less."""
     state.line.join(job.id, now_s)
     if answer.retry_after_s:
         state.line.short(wish.need, answer)

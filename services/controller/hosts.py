@@ -29,7 +29,7 @@ SAMPLES_MAX: Final = 600
 @dataclass(slots=True)
 class _Host:
     said: dict[str, tuple[AggregatorHeartbeat, float]] = field(default_factory=dict)
-    """Aggregator -> what it said last, and when."""
+    """Aggregator -> its last report, and when it came."""
     samples: deque[tuple[float, float]] = field(default_factory=deque)
     """(when, cores that other work used)"""
     usable: float = 1.0
@@ -41,7 +41,8 @@ def fair_part(cores: float, other: float, shares: float) -> float:
 
 
 class Hosts:
-    """`host_s`: the seconds that are looked back; 0: other work does not count."""
+    """Keeps what machines' other work leaves to aggregators. `host_s`: the seconds that count; 0:
+    other work does not count."""
 
     def __init__(self, host_s: float) -> None:
         self._host_s = host_s
@@ -49,8 +50,8 @@ class Hosts:
         self._hosts: dict[NodeId, _Host] = {}
 
     def heard(self, said: AggregatorHeartbeat, now_s: float) -> float | None:
-        """The part of its time that an aggregator of that machine has from now on, if it is another
-        than before."""
+        """Return the part of its time that an aggregator of that machine has from now on, if that
+        has changed."""
         if not self._host_s or not said.host_cores:
             return None
         host = self._hosts.setdefault(said.node, _Host())
@@ -74,7 +75,7 @@ class Hosts:
         return part
 
     def usable(self, said: AggregatorHeartbeat | None) -> float:
-        """The part of its time that the aggregator has."""
+        """Return the part of its time that the aggregator has."""
         if said is None or said.cpu_share < 1.0 or said.node not in self._hosts:
             return 1.0
         return self._hosts[said.node].usable

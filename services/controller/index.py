@@ -24,7 +24,7 @@ class Whereabouts(NamedTuple):
     homes: frozenset[AggregatorId]
     """Aggregators that hold the job's buckets, or will once they have moved."""
     involved: frozenset[AggregatorId]
-    """And those that they leave, or that are the job's temporary ones."""
+    """Those, and aggregators that buckets leave or that are the job's temporary ones."""
 
     @classmethod
     def of(cls, record: JobPlacement) -> "Whereabouts":
@@ -76,7 +76,8 @@ class Index:
     # Changes --------------------------------------------------------------------------------------
 
     def follow(self, where: Whereabouts, policy: str, *, shares: bool) -> None:
-        """The job's record is another, or new. `shares`: whether jobs of its policy do."""
+        """Note that the job's record is new or has changed. `shares`: whether jobs of its policy
+        share."""
         record = where.record
         id = record.plan.job
         self.forget(id)
@@ -106,7 +107,7 @@ class Index:
             insort(sharing.settled, id)
 
     def forget(self, id: JobId) -> None:
-        """Nothing of the job is known any more."""
+        """Forget the job."""
         entry = self._entries.pop(id, None)
         if entry is None:
             return
@@ -132,7 +133,7 @@ class Index:
     # Questions ------------------------------------------------------------------------------------
 
     def users(self, homes: Iterable[AggregatorId]) -> list[JobId]:
-        """Living jobs that are at home on any of them, in the order of their ids."""
+        """List living jobs that are at home on any of them, in the order of their ids."""
         return sorted(set().union(*(self._users.get(home, ()) for home in homes)))
 
     def policies(self) -> list[str]:
@@ -144,7 +145,7 @@ class Index:
         return sharing.settled if sharing is not None else []
 
     def shared(self, policy: str) -> list[AggregatorId]:
-        """Aggregators that only jobs which share by `policy` are at home on, in the order of their
+        """List aggregators that hold only jobs which share by `policy`, in the order of their
         ids."""
         sharing = self._sharing.get(policy)
         if sharing is None:
@@ -156,7 +157,7 @@ class Index:
         )
 
     def everything(self) -> Mapping[str, object]:
-        """For comparison with what the records say."""
+        """Return everything, to compare it with what the records say."""
         return {
             "living": self.living,
             "involved": self.involved,

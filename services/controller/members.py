@@ -247,7 +247,7 @@ def report(state: State, now_s: float) -> None:
 
 
 def _placed(state: State, ours: tuple[AggregatorId, ...]) -> dict[JobId, PlacedJob]:
-    """Where jobs are and what they lose: the next ones behind those of the last report."""
+    """Report where jobs are and what they lose, beginning behind the jobs of the last report."""
     ids = sorted(id for id, job in state.jobs.items() if _has_places(job))
     if len(ids) > PLACED_JOBS_MAX:
         begin = bisect_right(ids, state.placed_told)

@@ -159,8 +159,8 @@ class Ledger:
         return self._held_by[id] + self._taken.get(id, 0)
 
     def _recorded(self, node: NodeId) -> int:
-        """The bytes of all our jobs there; a bucket that moves between two aggregators of the node
-        counts once."""
+        """Sum up the bytes of all our jobs there; a bucket that moves between two aggregators of
+        the node counts once."""
         held = 0
         for job in self._state.jobs.values():
             record, sizes = job.record, _sizes(job)

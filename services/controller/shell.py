@@ -50,7 +50,7 @@ class _Counting:
 
 
 class _Measured(Controller):
-    """Keeps how long its planning takes."""
+    """Measures how long its planning takes."""
 
     def __init__(self, config: ControllerConfig, rng: Random) -> None:
         super().__init__(config, rng)

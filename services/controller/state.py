@@ -161,7 +161,7 @@ class Job:
         return self.whereabouts().involved
 
     def whereabouts(self) -> Whereabouts:
-        """Reckoned once per record, asked for every job at every tick."""
+        """Compute once per record what is asked for every job at every tick."""
         if self._where is None or self._where.record is not self.record:
             self._where = Whereabouts.of(self.record)
         return self._where
@@ -297,7 +297,7 @@ class State:
         return name
 
     def stranger(self, name: str) -> str:
-        """Why no job can have that policy here; empty: it can."""
+        """Say why no job can have that policy here; empty: a job can."""
         try:
             self.policy_named(name)
         except ConfigRejected as error:
@@ -434,7 +434,7 @@ class State:
 
 
 def numbered(job: JobId, kind: str, number: int, run: int = 0) -> str:
-    """An id for the n-th request or migration of a job's run: legible, unique, at most 63
+    """Make an id for the n-th request or migration of a job's run: legible, unique, at most 63
     characters."""
     kind = f"r{run}{kind}" if run else kind
     if len(job) <= 40:

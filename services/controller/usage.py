@@ -15,7 +15,7 @@ class Usage:
     area: float = 0.0
     """Aggregators in use times the seconds for which they were."""
     keep: int = 0
-    """How many stay allocated, by the period before."""
+    """The number of aggregators that stay allocated, by the period before."""
 
     def note(self, in_use: int, now_s: float) -> None:
         if self.since_s < 0.0:
@@ -24,7 +24,7 @@ class Usage:
         self.last_s, self.in_use = now_s, in_use
 
     def end(self, part: float, now_s: float) -> float:
-        """The mean of the period, of which `part` is kept; the next one begins."""
+        """Return the period's mean, keep `part` of it, and begin the next period."""
         self.note(self.in_use, now_s)
         mean = self.area / max(now_s - self.since_s, 1e-9)
         self.keep, self.since_s, self.area = ceil(part * mean - 1e-9), now_s, 0.0

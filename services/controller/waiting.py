@@ -16,7 +16,7 @@ from typing import Final
 from slackwater.schemas.base import AggregatorId, JobId, Refused
 
 TRIED_AT_ONCE: Final = 8
-"""Jobs in one step; the others in the next, after what has come meanwhile."""
+"""Jobs that one step tries; the others are tried in the next, after what has come meanwhile."""
 FIRST_LOOK_S: Final = 1.0
 
 
@@ -32,7 +32,7 @@ class Line:
         self._why: Refused | None = None
         self._openings: frozenset[AggregatorId] = frozenset()
         self.next_s = inf
-        """When time alone wakes it."""
+        """The time at which the line wakes without a cause."""
         self.asked: JobId | None = None
         """The job that was tried last, and asked the master."""
 
@@ -48,7 +48,7 @@ class Line:
         return bool(self._round)
 
     def join(self, job: JobId, now_s: float) -> None:
-        """At its end; one that stands there keeps its place."""
+        """Join the end of the line; a job that is in it keeps its place."""
         self._jobs.setdefault(job)
         self.next_s = now_s + self._wait_s
 
@@ -59,17 +59,18 @@ class Line:
             self.next_s = inf
 
     def wake(self) -> None:
-        """Something is different: everybody is tried again."""
+        """Try all jobs again: something has changed."""
         self._short, self._why = 0, None
         self._wait_s = FIRST_LOOK_S
         self._round = OrderedDict(self._jobs)
 
     def again(self, job: JobId) -> None:
-        """It needs less than before."""
+        """Try the job again: it needs less than before."""
         self._round.setdefault(job)
 
     def look(self, openings: frozenset[AggregatorId], now_s: float) -> None:
-        """Once a tick. `openings`: where a job could go without anything new."""
+        """Look once a tick whether to wake the line. `openings`: aggregators where a job could go
+        without a new one."""
         if openings - self._openings:
             self.wake()
         elif now_s >= self.next_s:
@@ -79,7 +80,7 @@ class Line:
         self._openings = openings
 
     def short(self, need: int, why: Refused) -> None:
-        """The master has no `need` aggregators now."""
+        """Remember that the master has no `need` aggregators now."""
         if not self._short or need < self._short:
             self._short, self._why = need, why
 

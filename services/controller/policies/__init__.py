@@ -28,7 +28,7 @@ NEEDED: Final = (
 
 
 def known_policies() -> list[str]:
-    """Every registered name."""
+    """List every registered name."""
     return sorted({*POLICIES, *(point.name for point in entry_points(group=GROUP))})
 
 

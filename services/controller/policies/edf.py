@@ -122,7 +122,7 @@ def _same(known: Sequence[JobView], jobs: Sequence[JobView]) -> bool:
 
 class _Known(NamedTuple):
     where: tuple[AggregatorView, float]
-    """And the cluster's limit."""
+    """The aggregator, and the cluster's limit."""
     jobs: tuple[JobView, ...]
     """The jobs when the result was computed."""
     late_s: dict[JobId, float]
@@ -211,7 +211,7 @@ class Deadlines:
         target.own = float(own.slots_s[target.chosen].sum()) / own.iteration_s
 
     def wanted(self, cpu_share: float, tasks: list[int]) -> float:
-        """The utilisation that they ask for."""
+        """Return the utilisation that they ask for."""
         key = (cpu_share, *tasks)
         if key not in self._wanted:
             own = self.tasks(cpu_share)

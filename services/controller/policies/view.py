@@ -62,7 +62,7 @@ class JobView:
         return found
 
     def cpu_by_place_s(self) -> dict[AggregatorId, float]:
-        """CPU time of its tasks by aggregator."""
+        """Return the CPU time of its tasks, in seconds, by aggregator."""
         found: dict[AggregatorId, float] | None = self._reckoned.get("cpu")
         return self.reckon("cpu", self._sum_by_place_s) if found is None else found
 
@@ -249,7 +249,7 @@ def _check_capacity(plan: Plan, view: ClusterView, job: JobView) -> None:
 
 
 def residents(view: ClusterView) -> dict[AggregatorId, list[JobId]]:
-    """The profiled jobs of each of the view's aggregators that has any."""
+    """List the profiled jobs of each of the view's aggregators that has any."""
     found: dict[AggregatorId, list[JobId]] = {each.id: [] for each in view.aggregators}
     for job in view.jobs:
         if job.iteration_s > 0.0:
