@@ -147,7 +147,7 @@ class Executor:
         self.executions = 0
         """Folds since the start."""
         self.cpu_s = 0.0
-        """CPU time of all that was executed."""
+        """CPU seconds of all that was executed."""
         self.undercharged = 0
         """Those that took more CPU time than they were charged, by `charge_ns_per_byte`."""
         self._schedule: SlotSchedule[Task] = SlotSchedule(cpu_share)

@@ -107,7 +107,8 @@ class Aggregator:
         self._incarnation = 0
         self._virtual = virtual
         self._host = (0, 0.0, 0.0)
-        """Cores, those in use, those of its own use; no cores: not measured."""
+        """Cores of the machine, those in use, and those that this process uses; no cores: not
+        measured."""
 
     # A life ---------------------------------------------------------------------------------------
 

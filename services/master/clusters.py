@@ -116,7 +116,7 @@ class Clusters:
         return entry[0].waiting.get(job, "") if entry is not None else ""
 
     def drains(self, now_s: float) -> dict[AggregatorId, str]:
-        """Aggregators that are being emptied: draining, late or drained."""
+        """List aggregators that are being emptied: draining, late or drained."""
         return {
             id: state
             for cluster, (report, _) in self._reports.items()

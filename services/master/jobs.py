@@ -68,7 +68,7 @@ class Job:
         return not self.record.spec.program
 
     def awaited(self, rank: int) -> bool:
-        """Whether it died, and its node has not started it again yet."""
+        """Tell whether it died, and its node has not started it again yet."""
         again = self.record.restarts.get(str(rank), 0)
         return bool(again) and f"again-{rank}-{again}" not in self.told
 

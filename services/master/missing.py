@@ -20,14 +20,14 @@ from slackwater.services.master.state import State
 UNHEARD_S: Final = 4.5
 """An Agent says every two seconds that it is there, whatever its program does."""
 SILENT_S: Final = 30.0
-"""A rank that has not pushed for so long is told of with the last line of its log."""
+"""Seconds without a push after which a rank is named with the last line of its log."""
 FRESH_S: Final = 5.0
 """Seconds for which a waiting Agent's question counts; it asks every second."""
 LINE: Final = "line-"
 
 
 def asked(state: State, job: Job, message: AskMissing, now_s: float) -> MissingRanks:
-    """The answer to a rank that waits; it is remembered for whoever looks at the job."""
+    """Answer a rank that waits; the answer is remembered for whoever looks at the job."""
     if job.ended:
         why = job.record.reason or "it ended"
         return MissingRanks(reason=f"job {job.id} is {job.record.state}: {why}", final=True)
@@ -51,13 +51,13 @@ def asked(state: State, job: Job, message: AskMissing, now_s: float) -> MissingR
 
 
 def stall(job: Job, now_s: float) -> str:
-    """Why the job does not go on, as of the last seconds; empty: nobody said that it does not."""
+    """Say why the job does not go on, as heard in the last seconds; empty: no rank complained."""
     at_s, reason = job.stalled
     return reason if now_s - at_s <= FRESH_S else ""
 
 
 def line_read(job: Job, what: str, message: Message) -> None:
-    """The answer of the rank's worker node, which may know no such log."""
+    """Take the answer of the rank's worker node, which may know no such log."""
     if isinstance(message, LogPiece):
         lines = message.data.decode(errors="replace").split("\n")
         last = next((line.strip() for line in reversed(lines) if line.strip()), "")

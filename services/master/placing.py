@@ -87,8 +87,8 @@ def placed(state: State, job: Job, refused: Refused | None) -> None:
 
 
 def _too_slow(state: State, spec: JobSpec) -> Refused | None:
-    """A program that really trains, on a pool that emulates one: it would crawl, and nobody would
-    know why."""
+    """Refuse a program that really trains on an emulated pool, where it would crawl without an
+    apparent reason."""
     share = state.pool.smallest_share()
     if share >= 1.0 or spec.fractional_share:
         return None

@@ -75,7 +75,7 @@ class Pool:
         return max((m.heartbeat.cpu_share for m in self._members.values()), default=0.0)
 
     def smallest_share(self) -> float:
-        """Cores of the slowest aggregator that is heard; infinite: none is."""
+        """Return the cores of the slowest aggregator that is heard; infinite: none is."""
         shares = (m.heartbeat.cpu_share for m in self._members.values() if m.alive)
         return min(shares, default=math.inf)
 
@@ -84,7 +84,7 @@ class Pool:
         return min(self._max - self._held_by(cluster), len(self._free()))
 
     def lent(self) -> Counter[JobId]:
-        """Temporary aggregators that are allocated for each job's profiling."""
+        """Count the temporary aggregators that are allocated for each job's profiling."""
         return Counter(r.temporary_for for r in self._records.values() if r.temporary_for)
 
     @property
@@ -150,7 +150,7 @@ class Pool:
         ]
 
     def counts(self) -> dict[str, int]:
-        """Members by what they are: free, used by a cluster, dead."""
+        """Count members by state: free, used by a cluster, dead."""
         dead = len(self._members) - self.alive
         free = len(self._free())
         return {"free": free, "used": self.alive - free, "dead": dead}

@@ -16,20 +16,21 @@ from slackwater.schemas.jobs import JobProgress, JobSpec, RankProgress
 from slackwater.schemas.telemetry import IterationsObserved
 
 SMOOTHED_S: Final = 10.0
-"""A speed is one of about so many seconds."""
+"""Seconds over which a speed is measured, about."""
 PATIENCE_S: Final = 2.0
-"""A rank that was silent for longer, and for longer than two of its iterations, slows down."""
+"""Seconds of silence after which a rank's speed falls, or two of its iterations if they take
+longer."""
 
 
 @dataclass(slots=True)
 class _Rank:
     iteration: int = 0
-    """The last that ended."""
+    """The last iteration that ended."""
     heard_s: float = 0.0
     count: float = 0.0
-    """Recent iterations: older ones count less."""
+    """Recent iterations; older ones count less."""
     span_s: float = 0.0
-    """How long these took."""
+    """Seconds that these took."""
 
     def reported(self, message: IterationsObserved, now_s: float) -> None:
         ended = len(message.durations_s)
@@ -41,7 +42,7 @@ class _Rank:
         self.span_s = self.span_s * kept + took_s
 
     def speed(self, now_s: float) -> float:
-        """Iterations a second; it falls while an iteration is overdue."""
+        """Return iterations a second; the figure falls while an iteration is overdue."""
         if not self.count or self.span_s <= 0.0:
             return 0.0
         overdue_s = now_s - self.heard_s - max(PATIENCE_S, 2 * self.span_s / self.count)
@@ -53,7 +54,7 @@ class _Rank:
 
 @dataclass(slots=True)
 class Progress:
-    """One job's."""
+    """Follows one job."""
 
     ranks: dict[int, _Rank] = field(default_factory=dict)
     placed: PlacedJob | None = None
@@ -66,7 +67,7 @@ class Progress:
         rank.reported(message, now_s)
 
     def told(self, placed: PlacedJob, aggregators: tuple[AggregatorId, ...]) -> None:
-        """By the job's controller, whose aggregators are `aggregators`."""
+        """Take the report of the job's controller, whose aggregators are `aggregators`."""
         self.placed = placed
         self.aggregators = tuple(aggregators[at] for at in placed.at if at < len(aggregators))
 
@@ -108,6 +109,6 @@ class Progress:
 
 
 def own_iterations(spec: JobSpec) -> int:
-    """How many the job does in all; 0: nobody said. A program that counts for itself is submitted
-    without a number, which reads as 1."""
+    """Return how many iterations the job does in all; 0: unknown. A program that counts for itself
+    is submitted without a number, which reads as 1."""
     return spec.iterations if spec.iterations > 1 else 0

@@ -24,7 +24,7 @@ ENDING_RETRY_S: Final = 0.5
 
 
 def rerun(state: State, message: RerunJob, now_s: float) -> Message:
-    """The answer. Refused: nothing was changed."""
+    """Run the job again. Refused: nothing was changed."""
     job = state.seen(message.job)
     if job is None:
         return Refused(reason=unknown(message.job), code=NOT_FOUND)
@@ -51,7 +51,7 @@ def rerun(state: State, message: RerunJob, now_s: float) -> Message:
 
 
 def delete(state: State, message: DeleteJob, now_s: float) -> Message:
-    """The answer. Repeated, it is the same."""
+    """Forget the job; repeated, the answer is the same."""
     job = state.jobs.get(JobId(message.job))
     if job is None:
         return Refused(reason=unknown(message.job), code=NOT_FOUND)
@@ -68,7 +68,7 @@ def delete(state: State, message: DeleteJob, now_s: float) -> Message:
 
 
 def ending(state: State, job: Job) -> Refused | None:
-    """Why its id cannot be used for another run yet; None: it can."""
+    """Say why its id cannot be used for another run yet; None: it can."""
     record, id = job.record, job.record.spec.id
     if record.run >= RUNS_MAX:
         return Refused(reason=f"job {id} was run {RUNS_MAX} times; choose another id")
@@ -87,7 +87,7 @@ def ending(state: State, job: Job) -> Refused | None:
 
 
 def begin_again(state: State, old: Job, spec: JobSpec, now_s: float) -> Job:
-    """The job's next run: nothing of the former one but its number."""
+    """Make the record of the job's next run, which keeps only the number from the former one."""
     state.unsettle(old)
     job = Job(old.record, heard_s=now_s)
     state.jobs[job.id] = job

@@ -1,4 +1,5 @@
-"""A rank that died: its job fails, or the rank is started again where the job's spec allows it.
+"""Decide what follows when a rank dies: its job fails, or the rank is started again where the job's
+spec allows it.
 
 Pure. How often each rank was started again is in the job's record before anything is ordered, and
 each order names the attempt, so that whoever is killed in between, no attempt runs twice and none
@@ -18,8 +19,8 @@ from slackwater.services.master.state import State
 
 FIRST_WAIT_S: Final = 0.5
 WAIT_S_MAX: Final = 30.0
-"""Before a rank is started again: at first the one, then twice as long each time, up to the other.
-What kills a program at once would do so again."""
+"""Seconds before a rank is started again: the first, then twice as many each time, up to the
+second. A fault that kills a program at once would do so again."""
 TIMER: Final = "again"
 
 
@@ -46,7 +47,7 @@ def rank_died(state: State, job: Job, exited: WorkerExited, now_s: float) -> Non
 
 
 def rested(state: State, key: str) -> None:
-    """The timer of a rank that is to be started again."""
+    """Start the rank again when its timer fires."""
     _, id, rank = key.split("/")
     job = state.jobs.get(JobId(id))
     if job is not None and int(rank) in job.resting:
@@ -55,7 +56,7 @@ def rested(state: State, key: str) -> None:
 
 
 def death(exited: WorkerExited) -> str:
-    """How the rank ended, in words: its signal or exit code, and what it said last."""
+    """Say how the rank ended: its signal or exit code, and what it said last."""
     who, said = f"rank {exited.rank} on {exited.node}", exited.result[:1024]
     if exited.code > 0:
         said = f": {said}" if said else ", and printed nothing"

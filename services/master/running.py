@@ -155,7 +155,7 @@ def _start(record: JobRecord, ranks: tuple[int, ...]) -> StartWorkers:
 
 
 def carried_out(state: State, job: Job, what: str, refused: Refused | None, now_s: float) -> None:
-    """The answer to start, again, stop or release."""
+    """Take the answer to start, again, stop or release."""
     if refused is None:
         job.told.add(what)
         _settle(state, job)

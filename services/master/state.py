@@ -78,7 +78,7 @@ class State:
         self._index(job, None, job.record)
 
     def seen(self, id: str) -> Job | None:
-        """A job that people are shown: it was not deleted."""
+        """Tell whether people are shown the job: it was not deleted."""
         job = self.jobs.get(JobId(id))
         return None if job is None or job.record.deleted else job
 
@@ -88,7 +88,7 @@ class State:
         heapify(self.settled)
 
     def no_room(self, spec: JobSpec) -> Refused | None:
-        """Why no further job is taken; None: one is."""
+        """Say why no further job is taken; None: one is."""
         if self.live >= JOBS_MAX:
             reason = f"{JOBS_MAX} jobs are pending or running already"
             return Refused(reason=reason, retry_after_s=5.0)

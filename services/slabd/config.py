@@ -39,7 +39,7 @@ class SlabdConfig(ServiceConfig, kw_only=True, frozen=True):
     evict_s: Deadline = 0.5
     """From EVICT to DONE; later, the slab is taken by force."""
     evict_later_s: Deadline = 30.0
-    """The same, where the device has coded pages there that it must make again elsewhere first."""
+    """The same, where the device has coded pages there that it must first make again elsewhere."""
     hold_s_max: Annotated[float, msgspec.Meta(ge=0.0, le=3600.0)] = 30.0
     """A slab whose device is gone is kept for a claim at most this long."""
     pressure_max: Annotated[float, msgspec.Meta(gt=0.0, le=1.0)] = 0.1

@@ -227,7 +227,8 @@ class LenderCore:
         return effects + facts
 
     def _later(self, slabs: Sequence[SlabId], session: int) -> list[Effect]:
-        """Coded pages are made again elsewhere first: once only, whatever the device says."""
+        """Give the device time to make coded pages again elsewhere first: once only, whatever it
+        says."""
         mine = [found for slab in slabs if (found := self.slabs.get(slab)) is not None]
         asked = [slab for slab in mine if slab.session == session and slab.state == "evicting"]
         wait_s = self._config.evict_later_s

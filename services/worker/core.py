@@ -58,7 +58,7 @@ class Found:
     code: int = 0
     result: str = ""
     attempt: int = 0
-    """How often it was started before."""
+    """How often the rank was started before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class JobsPruned:
 
 @dataclass(frozen=True, slots=True)
 class RoomLooked:
-    """Whether the disk has room for another job's files: why not, or nothing."""
+    """The disk has room for another job's files, or why it has none."""
 
     short: str
 
@@ -112,7 +112,7 @@ class _Rank:
 
     @property
     def named(self) -> dict[str, object]:
-        """For whoever looks after its files."""
+        """Name the process for whoever looks after its files."""
         return {"job": self.job, "rank": self.rank, "attempt": self.attempt}
 
     @property
@@ -141,7 +141,7 @@ class WorkerCore:
         return tuple((rank.job, rank.rank) for rank in self._with("running"))
 
     def counts(self) -> Counter[RankState]:
-        """Ranks by state."""
+        """Count ranks by state."""
         return Counter(rank.state for rank in self._ranks.values())
 
     def step(self, event: Event, now_s: float) -> Sequence[Effect]:
@@ -265,7 +265,7 @@ class WorkerCore:
         return attempt > known.attempt and known.state in ("exited", "reported")
 
     def _told_to_stop(self, token: int, message: StopWorkers, now_s: float) -> list[Effect]:
-        """Answered once none is left, so that nobody begins the next run beside this one."""
+        """Answer once no process is left, so that nobody begins the next run beside this one."""
         job, run = JobId(message.job), message.run
         if not self._ready:
             reason = "the worker service is still reading what runs here"
@@ -303,7 +303,7 @@ class WorkerCore:
         return [*kills, *answers]
 
     def _stopped(self, job: JobId) -> list[Effect]:
-        """Answers to those who wait for its end."""
+        """Answer those who wait for its end."""
         over = [key for key in self._stopping if key[0] == job and not any(self._of_run(*key))]
         return [Reply(token, Ok()) for key in over for token in self._stopping.pop(key)]
 

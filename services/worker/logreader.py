@@ -14,7 +14,7 @@ _LOOK_S: Final = 0.05
 
 
 class LogReader:
-    """Handler of the core's `read_log`."""
+    """Handles the core's `read_log`."""
 
     def __init__(self, state_dir: Path) -> None:
         self._state_dir = state_dir

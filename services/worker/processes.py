@@ -57,7 +57,7 @@ CODE_UNKNOWN: Final = -9
 
 
 _LOGGERS: Final[list[subprocess.Popen[bytes]]] = []
-"""Children of this process, to be waited for."""
+"""Children of this process that it must wait for."""
 
 
 class Intent(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,7 +89,8 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """How much is kept of jobs that ended: so many, for so long, of so many bytes together."""
+    """Bounds what is kept of jobs that ended: how many, for how long, and how many bytes
+    together."""
 
     jobs: int
     seconds: float
@@ -142,7 +143,8 @@ class RankFiles:
             _LOGGERS[:] = [each for each in _LOGGERS if each.poll() is None]
 
     def logged(self) -> bool:
-        """Whether all that was printed is in the log: nobody writes it any more."""
+        """Tell whether all that was printed is in the log, because no process writes it any
+        more."""
         logger = self._identity("logger")
         return logger is None or not logger.alive()
 
@@ -180,7 +182,8 @@ class RankFiles:
         return 0, self._result()
 
     def code(self) -> int | None:
-        """The exit code, negative for a signal; None: it has not ended, or could not write it."""
+        """Return the exit code, negative for a signal; None: it has not ended, or could not write
+        it."""
         try:
             code = int(self.path("exit").read_text())
         except (FileNotFoundError, ValueError):
@@ -192,7 +195,7 @@ class RankFiles:
         return 128 - code if code > 128 else code  # The shell's way to say: by this signal.
 
     def ended_s(self) -> float:
-        """When it wrote its exit code; 0: it did not."""
+        """Return when it wrote its exit code; 0: it did not."""
         for path in (self.path("exit"), *self.folder.glob(self._prefix + "exit-*")):
             if path.exists():
                 return path.stat().st_mtime
@@ -247,7 +250,7 @@ class RankFiles:
 
 
 def find(state_dir: Path) -> tuple[Found, ...]:
-    """Every rank that has files here, by job and rank."""
+    """List every rank that has files here, by job and rank."""
     return tuple(files.found() for files in _ranks(state_dir))
 
 
@@ -259,8 +262,8 @@ def _ranks(state_dir: Path) -> Iterator[RankFiles]:
 
 
 def prune(state_dir: Path, keep: Keep, now_s: float) -> frozenset[str]:
-    """Remove the files of ended jobs beyond what is to be kept, those first that ended first. The
-    jobs whose files were removed."""
+    """Remove the files of ended jobs beyond what is to be kept, the oldest first. Return the jobs
+    whose files were removed."""
     folders = []
     for folder in (state_dir / "jobs").glob("*/"):
         names = [entry.name for entry in os.scandir(folder)]

@@ -48,7 +48,7 @@ prints."""
 _OVERRUN_BYTES: Final = 32 * 64 * 1024
 """Bytes that one dd may write; a part ends this much below half the bound."""
 _LOOKS: Final = 10
-"""Between two rotations there are many."""
+"""Attempts to read, since a rotation may come in between; many fit between two rotations."""
 _SCAN_BYTES: Final = 64 * 1024
 
 
@@ -96,7 +96,7 @@ class RankLog:
         )
 
     def read(self, offset: int, bytes_max: int) -> Piece:
-        """At most so many bytes from `offset` on, or from the first that is kept."""
+        """Read at most so many bytes from `offset` on, or from the first that is kept."""
         for _ in range(_LOOKS):
             starts, parts = self._starts(), self._parts()
             begin, end = (parts[0].start, parts[-1].end) if parts else (0, 0)
@@ -115,7 +115,7 @@ class RankLog:
         return Piece(offset, b"", offset, offset + 1)  # There may be more; not at this moment.
 
     def newest(self) -> tuple[int, int]:
-        """Changes with every byte that is printed."""
+        """Return a value that changes with every byte that is printed."""
         try:
             found = self._path.stat()
         except FileNotFoundError:
@@ -123,11 +123,11 @@ class RankLog:
         return found.st_ino, found.st_size
 
     def end(self) -> int:
-        """The place of the byte that will be printed next."""
+        """Return the place of the byte that will be printed next."""
         return self.read(0, 0).end
 
     def tail(self, lines: int) -> int:
-        """The place where the last `lines` lines begin."""
+        """Find the place where the last `lines` lines begin."""
         whole = self.read(0, 0)
         place, missing = whole.end, lines
         while missing and place > whole.begin:
@@ -144,7 +144,7 @@ class RankLog:
         return place
 
     def last_line(self) -> str:
-        """The last one that says something, cut to LOG_LINE_CHARS."""
+        """Return the last line that says something, cut to LOG_LINE_CHARS."""
         end = self.end()
         text = self._between(max(0, end - limits.LOG_TAIL_BYTES), end).decode(errors="replace")
         said = (line.strip() for line in reversed(text.split("\n")) if line.strip())
@@ -161,7 +161,7 @@ class RankLog:
         return found
 
     def _parts(self) -> list[_Part]:
-        """The oldest first. The newest may not be there."""
+        """List the parts, the oldest first. The newest may not be there."""
         for _ in range(_LOOKS):
             starts, found = self._starts(), []
             try:

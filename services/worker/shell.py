@@ -202,7 +202,7 @@ class Processes:
 
 
 def short_of_room(state_dir: Path) -> str:
-    """Why no job is to be started here; empty: there is room."""
+    """Say why no job is to be started here; empty: there is room."""
     disk = os.statvfs(state_dir)
     free, least = disk.f_bavail * disk.f_frsize, limits.WORKER_ROOM_BYTES
     if free >= least:
