@@ -71,7 +71,7 @@ class Attached(Protocol):
         ...
 
     async def all_pushed(self) -> Sequence[int]:
-        """Every rank's pushed word. Raises Unavailable, AccessRefused."""
+        """Return every rank's pushed word. Raises Unavailable, AccessRefused."""
         ...
 
     def parameters(self, version: int) -> Floats: ...
@@ -212,7 +212,7 @@ class Staged:
         return await self._words_at(self._geometry.pushed_offset(0))
 
     async def _words_at(self, first: int) -> tuple[int, ...]:
-        """Each rank's word, of rank 0 the one at `first`: one read over all ranks' blocks."""
+        """Return each rank's word, rank 0's at `first`, by one read over all ranks' blocks."""
         words = bytearray(RANK_STRIDE * (self._geometry.workers - 1) + WORD)
         await self.channel.read(self._remote, first, memoryview(words))
         return tuple(

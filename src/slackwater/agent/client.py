@@ -68,8 +68,8 @@ class Agent:
         iterations: int = 1,
         fractional_share: bool = False,
     ) -> None:
-        """Returns when the parameters can be pulled. `tensors`: of each its initial values
-        (float32), or its shape, which means zeros; rank 0's are the job's. `transport`: insist on
+        """Returns when the parameters can be pulled. `tensors` maps each name to initial values
+        (float32), or to a shape, which means zeros; rank 0's are the job's. `transport`: insist on
         "shm" or "tcp"; "auto": the best that both ends have. `deadline_s`: of every wait. `groups`:
         tensors of different groups may be pushed with different hyper-parameters. `consistency` and
         `staleness`, where given, must be what the job was submitted with. `device`: "cuda" or
@@ -105,8 +105,8 @@ class Agent:
         credentials: Credentials | None,
         transport: str | None,
     ) -> Session | Local:
-        """With the cluster; alone where no job is named, here or in the environment. Raises
-        Rejected."""
+        """Open a session with the cluster, or train alone where no job is named, here or in the
+        environment. Raises Rejected."""
         if self.job:
             return Session(
                 spec,
@@ -448,9 +448,9 @@ class Agent:
     # The end --------------------------------------------------------------------------------------
 
     def close(self, result: Any = None) -> None:
-        """Done: the result (anything that JSON can say, at most 4 KiB) goes to the master, with
-        the exit code where the worker service started this program. Called at exit, unless an
-        exception ends the program. Idempotent."""
+        """End the rank as done: the result (anything that JSON can say, at most 4 KiB) goes to the
+        master, with the exit code where the worker service started this program. Called at exit,
+        unless an exception ends the program. Idempotent."""
         if self._closed:
             return
         text = "" if result is None else json.dumps(result)
@@ -467,7 +467,7 @@ class Agent:
         self._session.close(text if self._result_path is None else None)
 
     def _give_up(self, error: BaseException | None) -> None:
-        """Not done: whoever started the program learns it from how it ends."""
+        """End without being done: whoever started the program learns that from how it ends."""
         if self._closed:
             return
         self._closed = True

@@ -32,8 +32,8 @@ from slackwater.schemas.telemetry import IterationsObserved
 _log = logging.getLogger("slackwater.agent")
 OBSERVED_S: Final = 1.0
 QUIET_S: Final = 2.0
-"""Say at least this often that this rank is there, iterations or not: others who wait for it learn
-within five seconds that it is not."""
+"""Seconds between two signs of life, with or without iterations: others who wait for this rank
+learn within five seconds when it is gone."""
 GAPS_UNTIL: Final = 256
 """The iteration after which nobody asks any more when buckets are needed."""
 DURATIONS_MAX: Final = 4096
@@ -111,8 +111,8 @@ class Control:
     async def missing(
         self, iteration: int, waited_s: float, pushed: dict[int, int]
     ) -> MissingRanks:
-        """One attempt to learn where these ranks are, of which the newest push is known. Raises
-        Retryable, Rejected."""
+        """Ask once where these ranks are; the newest push of each is known. Raises Retryable,
+        Rejected."""
         message = AskMissing(
             job=self._job,
             rank=self._rank,

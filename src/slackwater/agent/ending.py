@@ -1,4 +1,5 @@
-"""How a program ends that does not say so: its rank is done, unless an exception ended it.
+"""Ends the rank of a program that did not close its Agent: it is done, unless an exception ended
+it.
 
 At exit one cannot ask whether the program failed, so what reaches `sys.excepthook` is remembered.
 """
@@ -16,15 +17,15 @@ _crashed: list[BaseException] = []
 
 
 def crash() -> BaseException | None:
-    """The exception that ends the program; None: it just ends, or goes on."""
+    """Return the exception that ends the program; None: it just ends, or goes on."""
     return _crashed[0] if _crashed else None
 
 
 def at_exit(
     close: Callable[[], None], give_up: Callable[[BaseException], None]
 ) -> Callable[[], None]:
-    """Register one of both for the interpreter's end; returns what is to be unregistered by
-    `atexit.unregister`. A forked child ends by itself: nothing of it is this program's end."""
+    """Register one of both for the interpreter's end. Return what `atexit.unregister` takes. The
+    end of a forked child does not count as this program's end."""
     program = os.getpid()
 
     def leave() -> None:

@@ -21,14 +21,14 @@ WORKERS: Final = "SLACKWATER_WORKERS"
 URL: Final = "SLACKWATER_URL"
 RESULT: Final = "SLACKWATER_RESULT"
 LAUNCHERS: Final = (("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS"))
-"""Where torchrun and Slurm's srun say which of how many processes this is."""
+"""Variables in which torchrun and Slurm's srun give the number of this process, and of all."""
 BAD_CONFIGURATION: Final = 78
 """Exit code of a program whose environment cannot be understood (sysexits.h: EX_CONFIG)."""
 
 
 class Identity(NamedTuple):
     job: str
-    """Empty: no job, the program trains alone."""
+    """The job's id; empty: no job, the program trains alone."""
     rank: int
     workers: int
     result_path: str | None
@@ -73,8 +73,8 @@ def workers_of(given: int | None = None) -> int:
 
 
 def _launched(which: int) -> str | None:
-    """The variable of the launcher that started this process; None: there is none, or the worker
-    service did."""
+    """Name the variable of the launcher that started this process; None: no launcher did, or the
+    worker service."""
     environment = os.environ
     if RANK in environment or WORKERS in environment:
         return None
@@ -114,7 +114,7 @@ def access(url: str | None, credentials: Credentials | None) -> Access:
 
 
 def tell_how_to_submit() -> None:
-    """One line to stderr: this program trains alone."""
+    """Say in one line on stderr that this program trains alone."""
     sys.stderr.write(
         "slackwater: no job is named, so this process trains alone; to train on a cluster: "
         f"`slackwater submit -- {_command()}`\n"
@@ -128,8 +128,8 @@ def _command() -> str:
 
 
 def plainly(why: str) -> Rejected:
-    """An error that, if nobody catches it, ends the program with this line, no traceback, and exit
-    code 78."""
+    """Make an error that, if nobody catches it, ends the program with this line, no traceback, and
+    exit code 78."""
     error = Rejected(why)
     previous = sys.excepthook
 

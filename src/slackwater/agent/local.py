@@ -26,7 +26,7 @@ from slackwater.schemas.placement import JobPlan
 
 _log = logging.getLogger("slackwater.agent")
 JOB: Final = "local"
-"""The id in messages of errors: no cluster knows it."""
+"""The job's id in messages of errors; no cluster knows it."""
 
 
 class Local:
@@ -69,7 +69,7 @@ class Local:
         cell.source, cell.version = slots, 0
 
     def open(self) -> None:
-        """There is nothing to wait for."""
+        """Return at once: there is nothing to wait for."""
 
     def ring(self, cell: Cell) -> None:
         """Apply the bucket's push, or refuse it."""
@@ -97,7 +97,7 @@ class Local:
         assert all(cell.settled for cell in cells), "a push was neither applied nor refused"
 
     def close(self, finish: str | None) -> None:
-        """Views that the program has stay valid; there is nobody to tell the result."""
+        """Close. Views that the program holds stay valid; there is nobody to tell the result."""
         if finish:
             _log.info("trained alone; the result is %s", finish)
 
@@ -106,11 +106,11 @@ class _Memory:
     """A region as InPlace takes it from a channel: it goes when its last view does."""
 
     def __init__(self, nbytes: int) -> None:
-        """Raises MemoryError."""
+        """Allocate the region. Raises MemoryError."""
         region = Region.create(nbytes, JOB)
         self.nbytes = nbytes
         self.view: memoryview = region.buffer
         weakref.finalize(self, region.close)
 
     def close(self) -> None:
-        """By its last view."""
+        """Do nothing: the last view frees the region."""

@@ -49,7 +49,7 @@ class Patience:
 
     @property
     def reason(self) -> str:
-        """For the end of a sentence; empty: nothing is known."""
+        """A clause for the end of a sentence; empty: nothing is known."""
         return f": {self.told.reason}" if self.told is not None else ""
 
     @property
@@ -64,8 +64,9 @@ class Patience:
         plan: JobPlan | None,
         control: Control | None,
     ) -> Cell | None:
-        """In the program's thread: until all cells have settled, or waits have failed, None; else,
-        after `deadline_s`, the first that has not. The time of a restart does not count."""
+        """Wait in the program's thread until all cells have settled, or waits have failed: None.
+        After `deadline_s` return the first cell that has not. The time of a restart does not
+        count."""
         warned, self.told = False, None
         began_s, pause_s = time.monotonic(), ASK_AFTER_S
         until_s = began_s + deadline_s

@@ -29,7 +29,7 @@ from slackwater.schemas.base import JobId
 
 _VERSION_OFFSET: Final = VERSION * WORD
 _SERVED_WANTED: Final = struct.Struct("<2Q")
-"""Side by side in a rank's block."""
+"""The served word and the one that asks for it, side by side in a rank's block."""
 _EPOCH_OFFSET: Final = LOCATION_EPOCH * WORD
 
 
@@ -135,7 +135,7 @@ class StagedSnapshot(Staged):
                 await self._take(version, copies)
 
     async def _take_served(self, version: int, copies: Snapshots) -> bool:
-        """Whether what this rank's iteration `version` led to was there for it."""
+        """Tell whether what this rank's iteration `version` led to was there for it."""
         geometry, rank = self._geometry, self._rank
         epoch, served = await asyncio.gather(
             self._word(_EPOCH_OFFSET), self._word(geometry.served_offset(rank))
