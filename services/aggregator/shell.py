@@ -14,6 +14,7 @@ from slackwater.common import descriptors, limits
 from slackwater.common.cgroup import memory_bytes
 from slackwater.common.errors import ConfigRejected
 from slackwater.common.shell.definition import Level, Port, ServiceDefinition
+from slackwater.common.shell.namesake import yield_to_namesake
 from slackwater.common.transport.base import Fabric, Listener
 from slackwater.common.transport.gpu import device_named
 from slackwater.common.transport.negotiate import live_fabrics
@@ -66,6 +67,7 @@ class Aggregator:
     ) -> None:
         self._config = config
         self._clock = clock = world.clock
+        self._bus = world.bus
         self._fabrics = _fabrics(config, fabrics)
         self._listen = (
             dict(addresses) if addresses is not None else _addresses(config, self._fabrics)
@@ -131,6 +133,12 @@ class Aggregator:
 
     async def run_slot(self, port: Port) -> None:
         await self.executor.run()
+
+    async def yield_to_namesake(self, port: Port) -> None:
+        """Controllers heed the newest start of an id alone: an older one would keep its memory."""
+        await yield_to_namesake(
+            self._bus, "aggregator", self._config.id, port.epoch, AggregatorHeartbeat
+        )
 
     async def report(self, port: Port) -> None:
         """What tasks cost, once a period."""
@@ -261,7 +269,7 @@ class Aggregator:
             levels=self.levels,
             on_start=self.start,
             on_stop=self.stop,
-            tasks=(self.run_slot, self.report),
+            tasks=(self.run_slot, self.report, self.yield_to_namesake),
         )
 
 

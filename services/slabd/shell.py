@@ -1,7 +1,5 @@
 """The lender's shell: listeners, the look at memory once a second, what others see of it."""
 
-import asyncio
-import contextlib
 import os
 import socket
 from collections import Counter
@@ -12,15 +10,14 @@ from typing import Final, get_args
 
 import structlog
 
-from slackwater.common import codec, descriptors, resident
-from slackwater.common.bus.base import Delivery
-from slackwater.common.errors import ConfigRejected, DecodeRejected, Rejected
+from slackwater.common import descriptors, resident
+from slackwater.common.errors import ConfigRejected, Rejected
 from slackwater.common.shell.definition import Level, Port, ServiceDefinition
+from slackwater.common.shell.namesake import yield_to_namesake
 from slackwater.common.transport.base import Fabric, Listener
 from slackwater.common.transport.negotiate import live_fabrics
 from slackwater.common.transport.region import Region
 from slackwater.common.world import World
-from slackwater.schemas import subjects
 from slackwater.schemas.base import NodeId
 from slackwater.schemas.memory import (
     EvictNow,
@@ -118,22 +115,8 @@ class Slabd:
             await self._clock.sleep_until(self._clock.now_s() + self._config.sample_s)
 
     async def yield_to_namesake(self, port: Port) -> None:
-        """To devices two lenders of one id are one. The older of them ends, and is not started
-        again: it would be the newer one then. Raises ConfigRejected."""
-        newer: asyncio.Future[SlabdHeartbeat] = asyncio.get_running_loop().create_future()
-
-        async def hear(delivery: Delivery) -> None:
-            with contextlib.suppress(DecodeRejected):
-                beat = codec.decode(delivery.payload, SlabdHeartbeat, json=delivery.json)
-                if beat.incarnation > port.epoch and not newer.done():
-                    newer.set_result(beat)
-
-        await self._bus.subscribe(subjects.telemetry("slabd", self._config.id, "heartbeat"), hear)
-        node = (await newer).node
-        raise ConfigRejected(
-            f"slabd: a newer lender of id {self._config.id} runs on node {node}: this one ends; "
-            "give one of them another id"
-        )
+        """To devices two lenders of one id are one."""
+        await yield_to_namesake(self._bus, "slabd", self._config.id, port.epoch, SlabdHeartbeat)
 
     async def stop(self) -> None:
         for _, listener in self._listeners:

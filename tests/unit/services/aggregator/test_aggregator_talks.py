@@ -13,7 +13,13 @@ from structlog.testing import capture_logs
 
 from slackwater.common import codec, limits
 from slackwater.common.bus.base import Delivery
-from slackwater.common.errors import DECODE_TEXT_MAX, AccessRefused, Rejected, Unavailable
+from slackwater.common.errors import (
+    DECODE_TEXT_MAX,
+    AccessRefused,
+    ConfigRejected,
+    Rejected,
+    Unavailable,
+)
 from slackwater.common.shell import run_service
 from slackwater.common.simloop import run_simulated
 from slackwater.common.slots import folding
@@ -763,3 +769,18 @@ async def test_a_worker_that_never_reads_is_let_go(system: System) -> None:
     await workers[0].connect()
     await workers[0].attach(0, 1)
     assert [a.version for a in await iterate(workers, 0, 1)] == [1, 1]
+
+
+@simulated
+async def test_the_older_of_two_aggregators_of_one_id_ends(system: System) -> None:
+    """It says which other one it saw; the newer one serves on."""
+    await system.start("a1")
+    _, older = system._stops.pop("a1")
+    system.network = MemoryNetwork(
+        seed=2, latency_s=1e-4
+    )  # As on another machine: nobody listens at its address.
+    await system.start("a1", node="n2")
+    with pytest.raises(ConfigRejected, match=r"aggregator: .* id a1 runs on node n2"):
+        async with asyncio.timeout(20):
+            await older
+    assert isinstance(await system.ask("a1", "held", ListBuckets()), BucketsHeld)
