@@ -86,8 +86,8 @@ def _where(job: Job, rank: int, iteration: int, waited_s: float, now_s: float) -
     if unheard_s > UNHEARD_S:
         return f"rank {rank} is silent since {unheard_s:.0f} s (iteration {iteration}{last})"
     return (
-        f"rank {rank} has not pushed for {waited_s:.0f} s, though its process answers "
-        f"(iteration {iteration}{last})"
+        f"rank {rank} has not pushed for {waited_s:.0f} s, though its process was heard "
+        f"{max(0.0, unheard_s):.0f} s ago (iteration {iteration}{last})"
     )
 
 

@@ -58,7 +58,7 @@ def test_a_rank_that_is_busy_is_named_and_may_go_on() -> None:
     told = ask(harness, 3.0)
     assert (told.final, told.restarting) == (False, False)
     assert told.reason.startswith(
-        "rank 1 has not pushed for 3 s, though its process answers (iteration 13)"
+        "rank 1 has not pushed for 3 s, though its process was heard 0 s ago (iteration 13)"
     )
     harness.now_s += 6.0
     assert harness.why("a") == "", "nobody waits for it any more"
