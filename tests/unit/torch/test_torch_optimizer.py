@@ -140,6 +140,20 @@ def test_however_it_is_told_to_move_bytes(in_place: bool, overlap: bool, wait: A
     assert difference(plain, ours) < LOOSE
 
 
+def test_an_average_after_the_step_is_plain_pytorchs_where_the_step_waits() -> None:
+    """Regression: without a wait, the average is silently of the step before (training.md)."""
+    plain, ours = fresh(), fresh()
+    averages = [torch.optim.swa_utils.AveragedModel(model) for model in (plain, ours)]
+    wrapped = Optimizer(sgd(ours.parameters()), ours, wait="step")
+    for model, optimizer, average in zip(
+        (plain, ours), (sgd(plain.parameters()), wrapped), averages, strict=True
+    ):
+        for _ in range(3):
+            train(model, optimizer, steps=1)
+            average.update_parameters(model)
+    assert difference(averages[0], averages[1]) < LOOSE
+
+
 SCHEDULERS: dict[str, Callable[[Any], Any]] = {
     "step": lambda o: torch.optim.lr_scheduler.StepLR(o, 3, 0.5),
     "one cycle": lambda o: torch.optim.lr_scheduler.OneCycleLR(o, 0.3, total_steps=20),
