@@ -5,7 +5,13 @@ import inspect
 import pytest
 
 from slackwater.cli.up import up
-from slackwater.common.embedded import controllers_for, fit_cpu_share, whole_cores
+from slackwater.common.embedded import (
+    ClusterOptions,
+    controllers_for,
+    fit_cpu_share,
+    whole_cores,
+)
+from slackwater.common.embedded.cluster import service_stages
 
 
 @pytest.mark.parametrize(("cores", "aggregators"), [(1, 1), (2, 1), (3, 2), (9, 8), (64, 63)])
@@ -26,3 +32,21 @@ def test_fractions_are_a_pool_of_ten() -> None:
 def test_a_small_pool_is_not_split(aggregators: int, controllers: int) -> None:
     """A job's profiling needs servers of its own beside those that are shared."""
     assert controllers_for(aggregators) == controllers
+
+
+@pytest.mark.parametrize(
+    ("aggregators", "controllers", "bound"),
+    [(10, 1, 10), (10, 2, 8), (10, 3, 6), (2, 2, 1), (3, 2, 2), (64, 4, 58)],
+)
+def test_a_cluster_may_have_what_the_decision_record_says(
+    aggregators: int, controllers: int, bound: int
+) -> None:
+    """Regression: docs/adr/0005 said an equal part, 5 of 10, and the code did otherwise."""
+    options = ClusterOptions(controllers=controllers, aggregators=aggregators)
+    [master] = [
+        fields
+        for stage in service_stages(options, 1.0, "")
+        for service, _, fields in stage
+        if service == "master"
+    ]
+    assert master["aggregators_max"] == bound
