@@ -11,6 +11,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from slackwater.cli import outcome
+from slackwater.cli.options import Json
 
 
 def folds() -> None:
@@ -87,7 +88,7 @@ def compile_all(
         list[str] | None,
         typer.Argument(help=f"Parts to compile: {', '.join(PARTS)}; by default all."),
     ] = None,
-    json: Annotated[bool, typer.Option(help="Print JSON for scripts.")] = False,
+    json: Json = False,
 ) -> None:
     """Compile what services, devices and policies would compile when they first need it.
 
