@@ -56,6 +56,18 @@ def stall(job: Job, now_s: float) -> str:
     return reason if now_s - at_s <= FRESH_S else ""
 
 
+def unheard(job: Job, agent_silent_s: float, now_s: float) -> str:
+    """Why a job that was started by hand does not go on: nobody watches its processes."""
+    silent_s = now_s - job.heard_s
+    if not job.by_hand or silent_s <= FRESH_S:
+        return ""
+    return (
+        f"none of its ranks was heard for {silent_s:.0f} s: they ended with an error, were killed, "
+        f"or are out of reach; start them again, or it fails after {agent_silent_s:g} s "
+        "(agent_silent_s)"
+    )
+
+
 def line_read(job: Job, what: str, message: Message) -> None:
     """Take the answer of the rank's worker node, which may know no such log."""
     if isinstance(message, LogPiece):

@@ -14,7 +14,7 @@ from slackwater.common.limits import LIST_BYTES_MAX
 from slackwater.schemas.jobs import JobRecord
 from slackwater.services.master.clusters import Clusters
 from slackwater.services.master.jobs import Job
-from slackwater.services.master.missing import stall
+from slackwater.services.master.missing import stall, unheard
 from slackwater.services.master.nodes import Room
 from slackwater.services.master.running import waits_here
 from slackwater.services.master.state import State
@@ -38,6 +38,7 @@ def shown(state: State, page: Iterable[Job], now_s: float) -> Iterator[JobRecord
             why = state.held[job.id].reason
         else:
             why = _why(job, state.clusters, now_s)
+            why = why or unheard(job, state.config.agent_silent_s, now_s)
         yield msgspec.structs.replace(record, reason=why[:REASON_CHARS_MAX])
 
 

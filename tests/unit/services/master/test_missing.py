@@ -1,12 +1,12 @@
 """Ranks that others wait for are named: ended, dead, silent, or not going on."""
 
 import pytest
-from tests.unit.services.master.test_master_core import Harness, only, submitted
+from tests.unit.services.master.test_master_core import TENSORS, Harness, only, spec, submitted
 
 from slackwater.common.effects import Answered, Request
 from slackwater.schemas.base import JobId, NodeId, Ok
 from slackwater.schemas.cluster import WorkerExited
-from slackwater.schemas.jobs import AskMissing, CancelJob, MissingRanks
+from slackwater.schemas.jobs import AskMissing, CancelJob, MissingRanks, RegisterJob
 from slackwater.schemas.logs import LogPiece, ReadLog
 from slackwater.schemas.telemetry import IterationsObserved
 
@@ -110,3 +110,20 @@ def test_of_a_job_that_ended_nobody_waits_for_anything(end: str) -> None:
     told = ask(harness, 2.0)
     assert told.final
     assert told.reason.startswith(f"job a is {end}: ")
+
+
+def test_a_job_by_hand_of_which_nothing_is_heard_says_so_and_when_it_fails() -> None:
+    """Regression: for five minutes it was shown as running, without a reason."""
+    harness = Harness()
+    harness.report("c0", 1.0)
+    for rank in (0, 1):
+        harness.ask(RegisterJob(job="h", rank=rank, tensors=TENSORS, spec=spec("h", program=())))
+    harness.step(Answered("place/h", Ok()))
+    harness.now_s += 4.0
+    harness.report("c0", 1.0)
+    assert harness.why("h") == ""
+    harness.now_s += 20.0
+    harness.report("c0", 1.0)
+    assert harness.job("h").state == "running"
+    assert harness.why("h").startswith("none of its ranks was heard for 24 s: they ended with an ")
+    assert harness.why("h").endswith("it fails after 300 s (agent_silent_s)")
