@@ -42,6 +42,8 @@ def done(progress: JobProgress | None) -> str:
 def speed(iterations_s: float) -> str:
     if iterations_s <= 0.0:
         return NOTHING
+    if iterations_s < 1 / 3600:
+        return "0 it/min"  # It hangs: its figure falls towards zero for ever.
     if iterations_s < 0.1:
         return f"{iterations_s * 60:.2g} it/min"
     return f"{iterations_s:.1f} it/s" if iterations_s < 100 else f"{iterations_s:,.0f} it/s"

@@ -126,6 +126,16 @@ def test_json_leaves_nothing_out(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("iterations_s", "text"),
+    [(0.0, "-"), (6e-19, "0 it/min"), (0.001, "0.06 it/min"), (0.09, "5.4 it/min"),
+     (6.1, "6.1 it/s"), (1234.0, "1,234 it/s")],
+)  # fmt: skip
+def test_a_speed_is_readable_however_small(iterations_s: float, text: str) -> None:
+    """Regression: a job that hung for seven minutes was shown with 3.6e-17 it/min."""
+    assert figures.speed(iterations_s) == text
+
+
+@pytest.mark.parametrize(
     ("seconds", "text"),
     [(-1, "0s"), (0, "0s"), (59, "59s"), (60, "1m"), (185, "3m5s"), (2_100, "35m"),
      (9_600, "2h40m"), (36_000, "10h"), (350_000, "4d1h"), (10**7, "115d")],
