@@ -46,6 +46,8 @@ class Job:
     """The last log line of each rank that others waited for."""
     resting: set[int] = field(default_factory=set)
     """Ranks that died and are not to be started again yet."""
+    died_s: dict[int, float] = field(default_factory=dict)
+    """When ranks died last that this master had started again."""
 
     @property
     def id(self) -> JobId:

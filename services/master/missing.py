@@ -90,6 +90,13 @@ def _where(job: Job, rank: int, iteration: int, waited_s: float, now_s: float) -
     if job.awaited(rank):
         again = job.record.restarts[str(rank)]
         return f"rank {rank} died and is being started again (its attempt {again + 1})"
+    died_s = job.died_s.get(rank)
+    if died_s is not None and (known is None or known.heard_s <= died_s):
+        again = job.record.restarts[str(rank)]
+        return (
+            f"rank {rank} died {now_s - died_s:.0f} s ago, was started again (its attempt "
+            f"{again + 1}), and is not heard of yet"
+        )
     if known is None:
         return f"rank {rank} has not been heard of yet"
     line = job.lines.get(rank, "")

@@ -42,6 +42,7 @@ def rank_died(state: State, job: Job, exited: WorkerExited, now_s: float) -> Non
     told = f"{reason}; it is started again in {wait_s:g} s ({total + 1} of {allowed} restarts)"
     state.tell(job, "rank-restarted", now_s, told)
     job.resting.add(exited.rank)
+    job.died_s[exited.rank] = now_s
     job.missing_since_s.pop(exited.rank, None)
     state.out.append(StartTimer(f"{TIMER}/{job.id}/{rank}", now_s + wait_s))
 

@@ -97,7 +97,14 @@ def test_a_rank_that_is_being_started_again_is_given_its_time() -> None:
     assert (told.final, told.restarting) == (False, True)
     assert told.reason.startswith("rank 1 died and is being started again (its attempt 2)")
     harness.step(Answered("again-1-1/a", Ok()))
-    assert not ask(harness, 3.0).restarting
+    harness.now_s += 8.0
+    told = ask(harness, 10.0)
+    assert not told.restarting
+    assert told.reason.startswith(
+        "rank 1 died 8 s ago, was started again (its attempt 2), and is not heard of yet; rank 0 "
+    ), "regression: it was silent since then, as if nobody had started it"
+    harness.see(observed(1, 13))
+    assert ask(harness, 11.0).reason.startswith("rank 1 has not pushed for 11 s, though its ")
 
 
 @pytest.mark.parametrize("end", ["cancelled", "failed"])
