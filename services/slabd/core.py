@@ -227,8 +227,7 @@ class LenderCore:
         return effects + facts
 
     def _later(self, slabs: Sequence[SlabId], session: int) -> list[Effect]:
-        """Give the device time to make coded pages again elsewhere first: once only, whatever it
-        says."""
+        """Give the device time to make coded pages again elsewhere, once only, whatever it says."""
         mine = [found for slab in slabs if (found := self.slabs.get(slab)) is not None]
         asked = [slab for slab in mine if slab.session == session and slab.state == "evicting"]
         wait_s = self._config.evict_later_s

@@ -10,12 +10,13 @@ from slackwater.schemas.jobs import JobRecord, JobSpec
 from slackwater.schemas.logs import LogPiece
 
 CODE_MAX = 125
-"""Above are those of a shell: not found, or by a signal."""
+"""The largest exit code to pass on: above are a shell's own, for a command not found or a
+signal."""
 
 
 async def attend(client: Client, spec: JobSpec, json: bool) -> int:
-    """Print what the job's ranks print; its exit code: 0 completed, else that of the first rank
-    that failed where a program can give it, else 1."""
+    """Print what the job's ranks print. Return its exit code: 0 completed, else that of the first
+    rank that failed where a program can give it, else 1."""
     try:
         await _followed(client, spec, json)
         await waiting.until(client, [spec.id], "ended", 0.0)
@@ -47,7 +48,8 @@ async def _followed(client: Client, spec: JobSpec, json: bool) -> None:
 
 
 async def _code(client: Client, record: JobRecord) -> int:
-    """When one rank fails, the others are told to end: theirs come later, and are signals."""
+    """Choose the first failure's exit code: the other ranks are told to end then, so theirs come
+    later, and are signals."""
     found: list[LogPiece] = []
     for rank in range(record.spec.workers if record.node else 0):
         try:

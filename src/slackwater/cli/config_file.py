@@ -51,7 +51,7 @@ def service_of(text: str, name: str) -> Service | None:
 
 
 def faults(text: str, kind: type[ServiceConfig]) -> list[Fault]:
-    """All that is wrong with the text of a file, in its order; empty: it can be used."""
+    """List all that is wrong with the text of a file, in its order; empty: the file can be used."""
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -91,7 +91,7 @@ def _of_table(
 
 
 def _struct_of(type: types.Type) -> type[msgspec.Struct] | None:
-    """The struct of which a dictionary has several."""
+    """Return the struct of which a dictionary has several."""
     match type:
         case types.DictType(value_type=types.StructType(cls=kind)):
             return kind
@@ -99,7 +99,7 @@ def _struct_of(type: types.Type) -> type[msgspec.Struct] | None:
 
 
 def _lines(text: str) -> dict[str, int]:
-    """Where each key stands, by its path. A table's header counts for the table."""
+    """Find the line of each key, by its path. A table's header counts for the table."""
     found: dict[str, int] = {}
     table = ""
     for number, line in enumerate(text.splitlines(), 1):
@@ -122,8 +122,8 @@ def _path(key: str) -> str:
 
 
 def sample(service: Service) -> str:
-    """Every key with its purpose, what it takes and its default. A key is behind # where the
-    default does."""
+    """Write every key with its purpose, the values that it takes and its default. A key that has a
+    default is behind #."""
     kind = config_type(service)
     parts = [
         f"# service: {service}",

@@ -54,7 +54,7 @@ def start(name: str, log_dir: Path, json: bool) -> None:
 
 
 def _ready(name: str, child: "subprocess.Popen[bytes]") -> LocalCluster | None:
-    """None: it ended. Raises DeadlineExceeded."""
+    """Wait until it is ready; None: it ended. Raises DeadlineExceeded."""
     give_up_s = time.monotonic() + _READY_S
     while child.poll() is None:
         entry = clusters.living(name)

@@ -23,11 +23,12 @@ from slackwater.common.natsserver import find_server, server_version
 
 State = Literal["good", "poor", "bad", "absent"]
 DESCRIPTORS_POOR: Final = 4096
-"""A region takes one, a channel some: a host of a few dozen jobs has thousands."""
+"""Fewer are poor: a region takes one, a channel some, so a host of a few dozen jobs has thousands
+open."""
 MEMORY_POOR_BYTES: Final = 2 * 2**30
 DISK_POOR_BYTES: Final = 2**30
 DISK_BAD_BYTES: Final = 64 * 2**20
-"""JetStream stops to take records when its disk is full."""
+"""Less free is bad: JetStream stops taking records when its disk is full."""
 COMPILED: Final[Mapping[str, str]] = {
     "folds": "common/slots/__pycache__/kernels.*.nbi",
     "streams": "common/transport/__pycache__/serving.*.nbi",
@@ -78,7 +79,7 @@ def doctor(
 
 
 def transports() -> Iterator[Check]:
-    """Every kind; without any, no byte moves."""
+    """Check every kind of transport; without any, no data can be moved."""
     from slackwater.common.transport.negotiate import probe
 
     found = probe()
@@ -88,7 +89,7 @@ def transports() -> Iterator[Check]:
 
 
 def descriptors(soft: int, hard: int) -> Check:
-    """Services raise the soft limit to the hard one by themselves."""
+    """Check the descriptor limit. Services raise the soft limit to the hard one by themselves."""
     if 0 <= hard < DESCRIPTORS_POOR:
         why = f"at most {hard:,}: set LimitNOFILE=65536 in the unit, or `ulimit -Hn 65536`"
         return Check("descriptors", "poor", why)
@@ -105,7 +106,7 @@ def memory(may_have: int, killed: int) -> Check:
 
 
 def disk(folder: Path, what: str) -> Check:
-    """The folder's disk, or that of the nearest folder around it that exists."""
+    """Check the folder's disk, or that of the nearest folder around it that exists."""
     there = next(one for one in (folder.absolute(), *folder.absolute().parents) if one.is_dir())
     free = shutil.disk_usage(there).free
     said = f"{free / 2**30:,.1f} GiB free at {folder}"
@@ -117,7 +118,7 @@ def disk(folder: Path, what: str) -> Check:
 
 
 def server() -> Check:
-    """The binary of the bus, which `slackwater up` starts."""
+    """Check the binary of the bus, which `slackwater up` starts."""
     try:
         path = find_server()
         return Check("nats-server", "good", f"{server_version(path).strip()} at {path}")
@@ -126,7 +127,7 @@ def server() -> Check:
 
 
 async def bus(url: str | None) -> Check:
-    """The one that commands talk to: whether it answers, its version, its JetStream."""
+    """Check the bus that commands talk to: whether it answers, its version, its JetStream."""
     from nats.errors import Error as BusError
 
     from slackwater.common.bus.nats import NatsBus
@@ -151,7 +152,7 @@ async def bus(url: str | None) -> Check:
 
 
 def compiled(elsewhere: str) -> Iterator[Check]:
-    """Whether kernels are kept on disk, in the package or in `elsewhere`."""
+    """Check whether kernels are kept on disk, in the package or in `elsewhere`."""
     import slackwater
 
     package = Path(slackwater.__file__).parent

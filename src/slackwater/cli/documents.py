@@ -41,7 +41,7 @@ def _with_times(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def result(text: str) -> Any:
-    """A rank's result; the text itself where it is no JSON."""
+    """Parse a rank's result; text that is not JSON stays as it is."""
     try:
         return msgspec.json.decode(text) if text else None
     except msgspec.DecodeError:
@@ -49,6 +49,6 @@ def result(text: str) -> Any:
 
 
 def job(record: JobRecord, progress: JobProgress | None) -> dict[str, Any]:
-    """A job: its record, and `progress` beside it (null: nothing is known)."""
+    """Convert a job: its record, and `progress` beside it (null: nothing is known)."""
     found: dict[str, Any] = whole(record)
     return found | {"progress": whole(progress)}

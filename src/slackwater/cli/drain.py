@@ -77,7 +77,7 @@ def drain(
 
 
 def _check(context: typer.Context, aggregator: str, request: str) -> None:
-    """Raises Usage: an id that cannot be one, or options of which some would do nothing."""
+    """Refuse an id that cannot be one, and options of which some would do nothing. Raises Usage."""
     an_id("AGGREGATOR", aggregator)
     if request:
         an_id("--id", request)

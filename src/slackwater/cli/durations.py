@@ -11,7 +11,7 @@ _PART: Final = r"(\d+(?:\.\d+)?)([dhms])"
 
 
 def seconds(text: str, option: str) -> float:
-    """A number alone is seconds. Raises Usage."""
+    """Parse a duration in seconds; a number alone is seconds. Raises Usage."""
     given = text.strip().lower()
     if re.fullmatch(r"\d+(?:\.\d+)?", given):
         return float(given)
@@ -21,6 +21,6 @@ def seconds(text: str, option: str) -> float:
 
 
 def clock(at_s: float, now_s: float) -> str:
-    """A time since 1970 by the local clock; of another day, with its date."""
+    """Show a time since 1970 by the local clock; of another day, with its date."""
     then, now = (datetime.fromtimestamp(each).astimezone() for each in (at_s, now_s))
     return then.strftime("%H:%M:%S" if then.date() == now.date() else "%Y-%m-%d %H:%M:%S")

@@ -30,7 +30,8 @@ Since = Annotated[str, typer.Option(help="Only what happened in the last 90s, 10
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """`fact`: None where it cannot be read, as one of a newer version."""
+    """One kept fact with its sentence. `fact`: None where it cannot be read, because a newer
+    version wrote it."""
 
     kept: Kept
     fact: Message | None
@@ -83,8 +84,8 @@ def events(
 async def recent(
     client: Client, job: str, count: int, since_s: float = 0.0, *, routine: bool = False
 ) -> list[Told]:
-    """The newest so many facts that are kept, of `job` or all, the oldest first. Raises NothingKept
-    where none are."""
+    """Return the newest so many facts that are kept, of `job` or all, the oldest first. Raises
+    NothingKept where none are."""
     found: deque[Told] = deque(maxlen=count)
     async for each in _told(client, job, since_s, 0, follow=False):
         if routine or not each.routine:
@@ -93,7 +94,7 @@ async def recent(
 
 
 async def recent_events(client: Client, job: str, count: int) -> list[str]:
-    """The newest so many sentences about a job, with their clock times."""
+    """Return the newest so many sentences about a job, with their clock times."""
     now_s = client.clock.now_s()
     return [line(each, now_s) for each in await recent(client, job, count)]
 
@@ -144,5 +145,6 @@ async def _told(
 
 
 def _patterns(job: str) -> Sequence[str]:
-    """A migration's subject has its own id: its fact says whose it is."""
+    """Match facts about the job. A migration's subject has an id of its own: the fact itself names
+    the job."""
     return (subjects.events("job", job), subjects.events("migration")) if job else ()

@@ -12,7 +12,7 @@ _COARSE: Final = 10
 
 
 def lasted(seconds: float) -> str:
-    """Two units at most: 12s, 3m5s, 35m, 2h40m, 4d."""
+    """Show a duration in two units at most: 12s, 3m5s, 35m, 2h40m, 4d."""
     whole = max(0, int(seconds))
     for size, unit in _UNITS:
         if whole < size:
@@ -25,14 +25,14 @@ def lasted(seconds: float) -> str:
 
 
 def at(seconds: float) -> str:
-    """A time since 1970 as text, in UTC; nothing for 0, which means that it is not known."""
+    """Show a time since 1970 in UTC; empty for 0, which means that it is not known."""
     if seconds <= 0.0:
         return ""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def done(progress: JobProgress | None) -> str:
-    """7,210/20,000; without a total where the program counts for itself."""
+    """Show progress as 7,210/20,000; without a total where the program counts for itself."""
     if progress is None or not (progress.updated_s or progress.iteration):
         return NOTHING
     total = f"/{progress.iterations:,}" if progress.iterations else ""
@@ -50,7 +50,7 @@ def speed(iterations_s: float) -> str:
 
 
 def loss(of: float | None) -> str:
-    """A job that is faster than it was profiled loses nothing."""
+    """Show a loss. A job that is faster than it was profiled loses nothing."""
     return NOTHING if of is None else f"{max(0.0, of):.1%}"
 
 
@@ -59,7 +59,7 @@ def eta(progress: JobProgress | None) -> str:
 
 
 def mode(spec: JobSpec) -> str:
-    """When its updates are applied."""
+    """Say when the job's updates are applied."""
     if spec.consistency == "stale-synchronous":
         return f"stale by {spec.staleness}"
     return spec.consistency

@@ -70,7 +70,8 @@ async def _steps(client: Client, record: JobRecord) -> list[str]:
 
 
 def described(info: JobInfo, now_s: float, width: int | None = None) -> list[str]:
-    """Label by label; ranks in a table. `width`: of a terminal."""
+    """Describe the job label by label, with its ranks in a table. `width`: columns of the
+    terminal."""
     record, progress = info.job, info.progress
     found = [
         f"{label + ':':<{LABEL}} {text}".rstrip() for label, text in _facts(record, progress, now_s)

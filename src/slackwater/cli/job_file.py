@@ -14,7 +14,8 @@ from slackwater.schemas.jobs import JobSpec, UpdateRule
 
 
 def read_job(file: Path) -> JobSpec:
-    """Raises Rejected, naming the file, the key, its value and what it has to be."""
+    """Read a job file. Raises Rejected, which names the file, the key, its value and what it has to
+    be."""
     data = _decoded(file)
     if not isinstance(data, dict):
         raise Rejected(f"{file}: give a table of keys, as `slackwater config schema job` has them")
@@ -38,7 +39,7 @@ def _decoded(file: Path) -> Any:
 
 
 def job_schema() -> dict[str, Any]:
-    """The JSON schema of a job file, each key with its description."""
+    """Return the JSON schema of a job file, each key with its description."""
     _, found = msgspec.json.schema_components([JobSpec], ref_template="#/$defs/{name}")
     kinds = {kind.__name__: kind for kind in (JobSpec, UpdateRule)}
     described = {name: _described(schema, kinds[name]) for name, schema in found.items()}
@@ -64,7 +65,7 @@ def _described(schema: dict[str, Any], kind: type[msgspec.Struct]) -> dict[str, 
 
 
 def _for_any_reader(schema: dict[str, Any]) -> dict[str, Any]:
-    """JSON Schema has ECMAScript's expressions, in which the end is a $."""
+    """Rewrite an expression for JSON Schema, which has ECMAScript's: their end is a $."""
     if "pattern" not in schema:
         return schema
     return {**schema, "pattern": schema["pattern"].replace(r"\Z", "$")}

@@ -108,7 +108,7 @@ async def read(
     whole: bool = False,
     every: bool = False,
 ) -> Listed:
-    """All active jobs and the last that ended (`every`: all of them), page by page."""
+    """Read all active jobs and the last that ended (`every`: all of them), page by page."""
     found: dict[str, Job] = {}
     offset, ended = 0, 0
     while True:
@@ -127,7 +127,7 @@ async def read(
 
 
 def arranged(listed: Listed, order: Sort, limit: int = 0) -> Listed:
-    """Sorted; those that are alike by their ids, a2 before a10. No more than `limit`."""
+    """Sort the jobs, equal ones by their ids, a2 before a10, and keep no more than `limit`."""
     key = _KEYS.get(order)
     jobs: Sequence[Job] = listed.jobs
     if key is not None:
@@ -169,7 +169,7 @@ def row(job: Job, now_s: float, wide: bool = False) -> Row:
 
 
 def ending(listed: Listed, state: JobState | None, tenant: str | None) -> str:
-    """A sentence about what the table does not show; empty: it shows all."""
+    """Say what the table does not show; empty: it shows all."""
     of = f" {state}" if state else ""
     whose = f" of tenant {tenant}" if tenant else ""
     if not listed.jobs and not listed.hidden:

@@ -24,7 +24,7 @@ from slackwater.schemas.logs import LogPiece, ReadLog
 
 LOOK_S: Final = 1.0
 HEARD_S: Final = 2.5
-"""Worker services beat once a second."""
+"""Seconds to wait for a heartbeat, which worker services send every second."""
 GLANCE_S: Final = 1.0
 QUEUE_LINES: Final = 1000
 LINE_BYTES_MAX: Final = 64 * 1024
@@ -69,8 +69,8 @@ def logs(
 
 
 def printer(ranks: int, json: bool) -> Print:
-    """Writes to stdout as it comes: bytes of one rank as they are, lines of several with their
-    rank before them."""
+    """Write to stdout what comes: bytes of one rank as they are, lines of several with their rank
+    before them."""
 
     def plain(rank: int, data: bytes) -> None:
         sys.stdout.buffer.write(f"rank {rank} | ".encode() + data + b"\n" if ranks > 1 else data)
@@ -86,7 +86,7 @@ def printer(ranks: int, json: bool) -> Print:
 
 
 async def started(client: Client, job: str, patient: bool) -> JobRecord:
-    """The job's record, once it has processes; `patient`: they are waited for. Raises Rejected:
+    """Return the job's record once it has processes; `patient`: wait for them. Raises Rejected if
     there will be none."""
     told = ""
     while True:
@@ -111,7 +111,7 @@ async def started(client: Client, job: str, patient: bool) -> JobRecord:
 async def follow_all(
     client: Client, record: JobRecord, ranks: Sequence[int], tail: int, out: Print
 ) -> None:
-    """Until the job has ended, or all of these ranks have."""
+    """Print until the job has ended, or all of these ranks have."""
     lines: asyncio.Queue[tuple[int, bytes]] = asyncio.Queue(QUEUE_LINES)
 
     async def one(rank: int) -> None:
@@ -163,7 +163,8 @@ async def read(
 
 
 async def _over(client: Client, record: JobRecord, rank: int) -> bool:
-    """A rank that died may be started again; then it goes on in the same log."""
+    """Tell whether the rank has ended for good. One that died may be started again, and goes on in
+    the same log."""
     try:
         now = await client.job(record.spec.id)
     except Retryable:
@@ -177,13 +178,13 @@ class Worker:
     def __init__(self, client: Client, record: JobRecord, rank: int) -> None:
         self._client, self._record, self._rank = client, record, rank
         self._id = record.node or ""
-        """Most often it is called as its node is."""
+        """The service's id: most often the name of its node."""
         self._heard = False
         self._told = False
 
     async def piece(self, place: int | None, tail: int, patient: bool) -> LogPiece:
-        """`patient`: what will be printed is waited for, and so is a service that is away. Raises
-        Unavailable, Rejected."""
+        """Ask for a piece. `patient`: wait for what will be printed, and for a service that is
+        away. Raises Unavailable, Rejected."""
         wait_s = limits.LOG_WAIT_S if patient else 0.0
         asked = ReadLog(
             job=self._record.spec.id, rank=self._rank, offset=place, tail=max(tail, 0),
@@ -213,7 +214,7 @@ class Worker:
         )
 
     async def _hear(self) -> bool:
-        """Whether a service of another name beats for the node."""
+        """Find out whether a service of another name beats for the node."""
         heard: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
         async def beat(delivery: Delivery) -> None:

@@ -29,7 +29,7 @@ from slackwater.schemas.machine import LocalCluster
 HEADS: Final = ("CLUSTER", "STATE", "AGE", "SERVICES", "RESTARTS", "PID", "URL")
 SERVICE_HEADS: Final = ("SERVICE", "STATE", "PID", "RESTARTS")
 NAMED_MAX: Final = 5
-"""Jobs that a line names; of the others it says how many they are."""
+"""Jobs that one line names; the others are only counted."""
 _LOOK_S: Final = 0.05
 _Which = Annotated[
     str,
@@ -92,7 +92,7 @@ def down(
 
 
 async def running_jobs(url: str) -> list[str]:
-    """Ids. Raises Retryable when its master does not answer."""
+    """List the ids of running jobs. Raises Retryable when the master does not answer."""
     async with connect(url, "slackwater-cli") as client:
         return sorted(record.spec.id for record in await client.jobs("running"))
 
@@ -129,7 +129,7 @@ def _jobs_of(entry: LocalCluster, force: bool) -> list[str]:
 
 
 def _end(entry: LocalCluster, timeout_s: float) -> None:
-    """Raises DeadlineExceeded."""
+    """End the cluster and wait until it is gone. Raises DeadlineExceeded."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(entry.pid, signal.SIGTERM)
     give_up_s = time.monotonic() + timeout_s
@@ -144,7 +144,7 @@ def _end(entry: LocalCluster, timeout_s: float) -> None:
 
 
 def _counted(jobs: list[str], what: str) -> str:
-    """`7 jobs run: a, b, c, d, e and 2 more`."""
+    """Say which jobs, as in `7 jobs run: a, b, c, d, e and 2 more`."""
     named = ", ".join(jobs[:NAMED_MAX])
     more = f" and {len(jobs) - NAMED_MAX} more" if len(jobs) > NAMED_MAX else ""
     return f"{len(jobs)} {'job' if len(jobs) == 1 else 'jobs'} {what}: {named}{more}"

@@ -63,7 +63,7 @@ _WAITED: dict[LatencyCause, str] = {
     "write": "write to count",
 }
 _TOLD_S = 10.0
-"""So long it is said that there were two lenders of one id."""
+"""Seconds for which a table says that two lenders had one id."""
 _FORGOTTEN_S = 60.0
 """Who has not been heard for so long is not shown any more."""
 
@@ -222,7 +222,8 @@ LATENCY_HEADS: Final = ("DEVICE", "WAITED FOR", "REQUESTS", "P50", "P99")
 
 
 def _overview(seen: Seen, now_s: float, width: int | None) -> list[str]:
-    """Lenders, devices and latencies, in lines of at most `width`; None: as wide as they are."""
+    """Lay out lenders, devices and latencies, in lines of at most `width`; None: as wide as they
+    are."""
     seen.forget(now_s)
     lenders = [_lender(seen, beat, now_s) for beat in _by_id(seen.lenders.values())]
     devices = [_device(seen, beat, now_s) for beat in _by_id(seen.devices.values())]
@@ -334,7 +335,8 @@ async def _ask(
     message: Message,
     answer: type[M],
 ) -> M:
-    """Raises Usage for a name that cannot be one, Unavailable for one that nobody has."""
+    """Ask a lender or a device. Raises Usage for a name that cannot be one, Unavailable for one
+    that nobody has."""
     if re.fullmatch(ID_PATTERN, name) is None:
         raise Usage(f"{what} {name!r}: a name has letters, digits, - and _; see {_WHO}")
     service = "slabd" if what == "lender" else what

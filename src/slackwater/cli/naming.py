@@ -15,7 +15,7 @@ SUFFIX_BYTES: Final = 3
 
 
 def new_id(model: str | None, program: Sequence[str] | None) -> str:
-    """A readable one: the model or the script, and a suffix that tells it from others."""
+    """Make a readable id: the model or the script, and a suffix that tells it from others."""
     return readable(model or _script(program or ()), secrets.token_hex(SUFFIX_BYTES))
 
 
@@ -27,7 +27,7 @@ def readable(name: str, suffix: str) -> str:
 
 
 def _script(program: Sequence[str]) -> str:
-    """Its first word that names a script, else its first."""
+    """Return the program's first word that names a script, else its first word."""
     scripts = [word for word in program if word.endswith((".py", ".sh"))]
     modules = [word for flag, word in pairwise(program) if flag == "-m"]
     return next(iter([*scripts, *modules, *program]), "")

@@ -102,7 +102,7 @@ def delete(
 
 
 async def _deleted(client: Client, id: str, force: bool) -> SlackwaterError | None:
-    """Why it was not; the others are deleted nevertheless."""
+    """Delete a job; say why it was not deleted, so that the others are deleted nevertheless."""
     try:
         if force:
             await client.cancel(id)

@@ -121,6 +121,6 @@ def run(work: Coroutine[Any, Any, T]) -> T:
 
 
 def print_json(value: Any) -> None:
-    """One document on stdout, for scripts, with every field of every record."""
+    """Print one JSON document on stdout, for scripts, with every field of every record."""
     text = msgspec.json.format(msgspec.json.encode(whole(value)), indent=2)
     sys.stdout.write(text.decode() + "\n")

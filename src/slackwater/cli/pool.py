@@ -86,7 +86,7 @@ def tenant_table(infos: tuple[TenantInfo, ...], width: int | None) -> list[str]:
 
 
 def _tenant(info: TenantInfo) -> Row:
-    """Before the first window of iterations nobody knows what is used and lost."""
+    """Lay out a tenant's row. Before the first window of iterations use and loss are unknown."""
     used = ("", "", "")
     if info.measured:
         used = (f"{info.used_cpu:.2f}", f"{info.used_slots:.2f}", figures.loss(info.loss))

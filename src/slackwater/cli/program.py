@@ -81,12 +81,12 @@ def program(help: str, places: Mapping[str, str]) -> typer.Typer:
 
 
 def complete_variable(name: str) -> str:
-    """The variable by which a shell's completion script asks the program `name`."""
+    """Name the variable by which a shell's completion script asks the program `name`."""
     return f"_{name.replace('-', '_').upper()}_COMPLETE"
 
 
 def run(app: typer.Typer, name: str) -> None:
-    """The program: answer the command line and exit."""
+    """Run the program: answer the command line and exit."""
     logs_to_stderr()
     if complete_variable(name) in os.environ:
         from typer.completion import completion_init  # type: ignore[attr-defined]

@@ -122,7 +122,7 @@ def _calibrated(compute_scale: float, cpu_share: float, aggregators: int) -> flo
 
 
 def _named(work: Workload, policy: Aggregation | None, prefix: str) -> Workload:
-    """The jobs under their policy and their ids. Raises Rejected where an id would not be one."""
+    """Give the jobs their policy and ids. Raises Rejected where an id would not be valid."""
     work = work if policy is None else work.with_policy(policy, policy)
     renamed = work.renamed(prefix) if prefix else work
     for job in renamed.jobs:
@@ -135,8 +135,8 @@ def _named(work: Workload, policy: Aggregation | None, prefix: str) -> Workload:
 
 
 async def _refuse_known(client: Client, work: Workload) -> None:
-    """Before anything is submitted: jobs that are there already would not run again. Raises
-    Rejected."""
+    """Refuse, before anything is submitted, jobs that are there already: they would not run again.
+    Raises Rejected."""
     ids = {job.spec.id for job in work.jobs}
     offset, total = 0, 1
     while offset < total:

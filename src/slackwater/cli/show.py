@@ -72,7 +72,7 @@ def _print_delivery(delivery: Delivery, json: bool, now_s: float) -> None:
 
 
 def _by_clock(body: Any, now_s: float) -> Any:
-    """A message with times of the day instead of seconds since 1970."""
+    """Show a message with times of the day instead of seconds since 1970."""
     if not isinstance(body, dict):
         return body
     return {

@@ -17,7 +17,7 @@ GAP: Final = "  "
 NOTE_MIN: Final = 16
 """A note that has less room is left out."""
 NAME_MIN: Final = 12
-"""The first column keeps so much of a name on a narrow terminal."""
+"""Columns that the first column keeps of a name on a narrow terminal."""
 NOTHING: Final = "-"
 
 
@@ -30,8 +30,8 @@ class Row:
 def lines(
     heads: Sequence[str], rows: Sequence[Row], width: int | None = None, *, note: str = ""
 ) -> list[str]:
-    """The table, heads first. `note`: the head of the rows' notes, where they have some. `width`:
-    of a terminal; None: nobody cuts."""
+    """Lay out the table, heads first. `note`: the head of the rows' notes, where they have some.
+    `width`: columns of the terminal; None: cut nothing."""
     cells = [[_one_line(cell) or NOTHING for cell in row.cells] for row in rows]
     notes = [_one_line(row.note) for row in rows]
     if width is not None:
@@ -43,18 +43,18 @@ def lines(
 
 
 def show(text: Sequence[str]) -> None:
-    """On stdout, as it is."""
+    """Print to stdout as it is."""
     sys.stdout.write("".join(line + "\n" for line in text))
 
 
 def natural(id: str) -> list[tuple[int, int, str]]:
-    """A sort key by which a2 comes before a10."""
+    """Make a sort key by which a2 comes before a10."""
     parts = re.findall(r"[0-9]+|[^0-9]+", id)
     return [(0, int(p), "") if p.isascii() and p.isdigit() else (1, 0, p) for p in parts]
 
 
 def cut(text: str, width: int) -> str:
-    """At most `width` cells of a terminal; a cut text ends with an ellipsis."""
+    """Cut to at most `width` cells of a terminal; a cut text ends with an ellipsis."""
     if cell_len(text) <= width:
         return text
     return set_cell_size(text, width - 1).rstrip() + "…" if width > 0 else ""

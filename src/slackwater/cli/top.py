@@ -76,7 +76,7 @@ async def look(client: Client) -> Seen:
 
 
 async def watch(client: Client) -> int:
-    """Until somebody ends it. The exit code."""
+    """Show the screen until the user ends it. Return the exit code."""
     ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     seen = await look(client)
     with _signals(ended), _screen(ended):
@@ -91,7 +91,8 @@ async def watch(client: Client) -> int:
 
 
 async def _next(client: Client, seen: Seen, ended: "asyncio.Future[int]") -> Seen:
-    """The next look, or the last with what kept us from it; at once where somebody ends it."""
+    """Look once more. If that fails, or the user ends it, return the last look, with the reason of
+    a failure."""
     looking = asyncio.ensure_future(look(client))
     waited: set[asyncio.Future[Any]] = {looking, ended}
     await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
@@ -150,7 +151,7 @@ def _title(seen: Seen, width: int | None, quits: bool) -> str:
 
 
 def _draw(lines: Sequence[str]) -> None:
-    """Over what was there, so that nothing flickers."""
+    """Draw over the old screen, so that nothing flickers."""
     text = "\n".join(line + CLEAR_LINE for line in lines)
     sys.stdout.write(HOME + text + CLEAR_REST)
     sys.stdout.flush()
@@ -158,7 +159,8 @@ def _draw(lines: Sequence[str]) -> None:
 
 @contextmanager
 def _screen(ended: "asyncio.Future[int]") -> Iterator[None]:
-    """The other screen, keys as they are typed; afterwards as before, if the terminal is there."""
+    """Switch to the other screen, and read keys as they are typed; afterwards restore both, if the
+    terminal is still there."""
     loop, keys = asyncio.get_running_loop(), sys.stdin.fileno()
     before = termios.tcgetattr(keys)
     sys.stdout.write(ENTER)

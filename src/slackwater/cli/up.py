@@ -34,7 +34,7 @@ from slackwater.schemas.base import ID_PATTERN
 from slackwater.schemas.machine import LocalCluster, ServiceStatus
 
 TOLD_S: Final = 0.5
-"""How often what `slackwater status` shows is compared with what is."""
+"""Seconds between two updates of what `slackwater status` shows."""
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 
 _Name = Annotated[
@@ -160,8 +160,8 @@ def _log_level(text: str) -> str:
 
 
 async def keep(options: ClusterOptions, name: str, json: bool) -> None:
-    """Until a signal, or until a part of the cluster is gone for good: then its reason is raised.
-    Raises KeyboardInterrupt when a signal came before it was ready, or a second one."""
+    """Run until a signal comes, or until a part of the cluster is gone for good: then raise its
+    reason. Raises KeyboardInterrupt when a signal came before it was ready, or a second one."""
     assert options.log_dir is not None
     entry = LocalCluster(
         name=name,
@@ -210,7 +210,7 @@ class _Stop:
 
 
 async def _until_end(asked: asyncio.Event, listed: Listed, supervisor: Supervisor) -> None:
-    """Until somebody asks for it or a part is gone for good; the entry says how it is."""
+    """Wait until the end is asked for or a part is gone for good, and keep the entry up to date."""
     waits = [asyncio.ensure_future(e.wait()) for e in (asked, supervisor.failed)]
     try:
         while not any(wait.done() for wait in waits):
@@ -247,7 +247,7 @@ async def _say_what_ends(url: str) -> None:
 
 
 def _list_metrics(cluster: EmbeddedCluster, name: str) -> None:
-    """Where a Prometheus finds the services' metrics (its `file_sd_configs`)."""
+    """Write where a Prometheus finds the services' metrics (its `file_sd_configs`)."""
     targets: list[dict[str, Any]] = [
         {
             "targets": [f"127.0.0.1:{fields['metrics_port']}"],

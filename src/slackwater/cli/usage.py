@@ -18,7 +18,7 @@ _SHOWN_CHARS_MAX = 100
 
 
 def shown(value: object) -> str:
-    """A value that somebody typed, as an error repeats it: quoted, in one line, not too long."""
+    """Show a typed value in an error: quoted, in one line, cut to a bounded length."""
     text = repr(value) if isinstance(value, str) else str(value)
     return text if len(text) <= _SHOWN_CHARS_MAX else f"{text[:_SHOWN_CHARS_MAX]}..."
 
@@ -30,7 +30,7 @@ def unknown_command(word: str, names: Iterable[str]) -> str:
 
 
 def sentence(error: TyperException, program: str) -> str:
-    """One line for a mistake in the command line: what, which value, what to give instead."""
+    """Write one line for a mistake in the command line: what, which value, what to give instead."""
     context = getattr(error, "ctx", None)
     help = f"see `{context.command_path if context else program} --help`"
     return f"{_what(error, context)}; {help}"
@@ -62,7 +62,7 @@ def _no_option(word: str, context: Any) -> str:
 
 
 def name_of(param: Any) -> str:
-    """An option as it is typed, an argument as the usage line has it."""
+    """Name an option as it is typed, and an argument as in the usage line."""
     if isinstance(param, TyperOption):
         return str(max(param.opts, key=len))
     return str(param.metavar or param.name.upper())
@@ -93,7 +93,8 @@ def _expected(param: Any) -> str:
 
 
 def dressed(command: Any) -> Any:
-    """The same command, its parameters described for people: SECONDS, FILE, N, not <float>."""
+    """Return the same command with its parameters described for people: SECONDS, FILE, N, not
+    <float>."""
     for param in command.params:
         if isinstance(param, TyperArgument):
             _dress_argument(param)
@@ -115,7 +116,7 @@ def dressed(command: Any) -> Any:
 
 
 def _dress_argument(param: TyperArgument) -> None:
-    """Typer writes {id} and <str>, which only its own users can read."""
+    """Rewrite Typer's {id} and <str>, which say little to others than its users."""
     name = (param.metavar or param.name.rstrip("_").upper()).strip("[]")
     choices = "|".join(map(str, param.type_descriptor.choices or ()))
     usage = (name if param.required else f"[{name}]") + ("..." if param.nargs != 1 else "")
@@ -146,13 +147,14 @@ def _metavar(param: TyperOption) -> str:
 
 
 def typed(context: typer.Context, name: str) -> bool:
-    """Whether the parameter stands in the command line: what would be ignored is refused."""
+    """Tell whether the parameter stands in the command line: options that would do nothing are
+    refused."""
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
 
 
 def an_id(what: str, value: str) -> None:
-    """Refuse what no job, aggregator or device can be called. Raises Usage."""
+    """Refuse a name that no job, aggregator or device can have. Raises Usage."""
     if re.fullmatch(ID_PATTERN, value) is None:
         raise Usage(f"{what} {shown(value)}: give {AN_ID}")
 

@@ -19,7 +19,7 @@ from slackwater.schemas import subjects
 from slackwater.schemas.jobs import STATE_SAID, TERMINAL_STATES, JobRecord, JobState
 
 POLL_S: Final = 2.0
-"""The bus may lose a fact: the records are looked at this often."""
+"""Seconds between two looks at the records, since the bus may lose a fact."""
 Wanted = Literal["ended", "running", "completed", "failed", "cancelled"]
 Verdict = Literal["reached", "never", "waits"]
 
@@ -98,7 +98,7 @@ async def until(
 
 
 async def _looked(client: Client, before: JobRecord) -> JobRecord:
-    """The record; that of before while no master answers: jobs go on then."""
+    """Return the record, or the former one while no master answers: jobs go on meanwhile."""
     try:
         return await client.job(before.spec.id)
     except Retryable:

@@ -28,7 +28,7 @@ _cluster: ContextVar[str] = ContextVar("cluster", default="")
 
 
 class Commands(typer.Typer):
-    """Commands that take --cluster where they take --url."""
+    """Registers commands, with --cluster where they take --url."""
 
     def command(self, *words: Any, **options: Any) -> Callable[[F], F]:
         register = super().command(*words, **options)
@@ -41,7 +41,7 @@ class Commands(typer.Typer):
 
 
 def _choosing(function: F) -> F:
-    """The command with an option --cluster, if it has --url."""
+    """Return the command with an option --cluster, if it has --url."""
     parameters = dict(inspect.signature(function).parameters)
     if "url" not in parameters:
         return function
@@ -77,8 +77,8 @@ def given(url: str | None) -> str | None:
 
 
 def resolve(url: str | None) -> str:
-    """The URL, with the token. Raises Unavailable when no cluster is known, Rejected when it is not
-    clear which one is meant."""
+    """Return the URL, with the token. Raises Unavailable when no cluster is known, Rejected when it
+    is not clear which one is meant."""
     if found := given(url):
         return found
     environment = os.environ
