@@ -194,8 +194,8 @@ class RemoteArray:
 
     @property
     def array(self) -> NDArray[Any]:
-        """All of it. A view like any other: made anew, so that the array can be forgotten. Raises
-        Rejected in a forked process."""
+        """Return a view of all of it, like any other: made anew, so that the array can be
+        forgotten. Raises Rejected in a forked process."""
         self._refuse_child()
         flat = np.frombuffer(self._map, self.dtype, math.prod(self.shape))
         return flat.reshape(self.shape)
@@ -273,12 +273,12 @@ class RemoteArray:
 
     @property
     def area(self) -> tuple[int, int] | None:
-        """(address, bytes); None: it is closed."""
+        """Return (address, bytes); None: the array is closed."""
         return None if self._map.closed else (self._address, self._size)
 
     def forked(self) -> None:
-        """Called in a forked process. It keeps no end of the sockets: the pager ends with the
-        program that made the array."""
+        """Let go of the sockets in a forked process: the pager ends with the program that made the
+        array."""
         self._beats.close()
         self._release()
 
@@ -292,7 +292,8 @@ class RemoteArray:
     # The pager ------------------------------------------------------------------------------------
 
     def _ask(self, request: Request, wait_s: float = _ANSWER_S) -> Answer:
-        """Raises Unavailable: the pager is dead, or cannot do it. Rejected in a forked process."""
+        """Ask the pager. Raises Unavailable: the pager is dead, or cannot do it. Rejected in a
+        forked process."""
         self._refuse_child()
         with self._lock:
             try:

@@ -172,8 +172,8 @@ class ErasureCode:
 
 
 def checksum() -> int:
-    """The address of ISA-L's CRC-32 (zlib's), which is ten times as fast as one of tables; 0: ISA-L
-    is not there."""
+    """Return the address of ISA-L's CRC-32 (zlib's), which is ten times as fast as one of tables;
+    0: ISA-L is not there."""
     try:
         return _address(isal().crc32_gzip_refl)
     except (ConfigRejected, AttributeError):

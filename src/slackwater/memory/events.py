@@ -51,7 +51,7 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """The member has the fragments of all pages that were written before it came."""
+    """A member now has the fragments of all pages that were written before it came."""
 
     member: int
 

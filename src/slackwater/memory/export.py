@@ -370,7 +370,7 @@ class Exporter:
         )
 
     def expose(self) -> Exposition:
-        """To Prometheus. Raises ConfigRejected."""
+        """Serve metrics to Prometheus. Raises ConfigRejected."""
         at, times = (self.options.metrics_address, self.options.metrics_port), self.device.latency
         return expose(self.options.id, at, lambda: self.heartbeat(self._clock.now_s()), times)
 

@@ -48,7 +48,7 @@ def samples(beat: DeviceHeartbeat, latency: Latencies) -> Iterator[Level]:
 
 
 def _took(counts: list[int]) -> Histogram:
-    """By whole powers of two; each request counts at its bucket's bound."""
+    """Convert to a histogram by whole powers of two; each request counts at its bucket's bound."""
     edges = range(0, BUCKETS - 1, _PARTS)
     made = Histogram([bound_ns(at) / 1e9 for at in edges])
     for at, count in enumerate(counts):
@@ -60,7 +60,7 @@ def _took(counts: list[int]) -> Histogram:
 def expose(
     id: str, at: tuple[str, int], beat: Callable[[], DeviceHeartbeat], latency: Latencies
 ) -> metrics.Exposition:
-    """At this address and port, -1: any free one (logged). Raises ConfigRejected."""
+    """Serve metrics at this address and port, -1: any free one (logged). Raises ConfigRejected."""
     exposition = metrics.expose("device", id, *at, lambda: samples(beat(), latency))
     _log.info("metrics", address=at[0], port=exposition.port)
     return exposition

@@ -49,15 +49,15 @@ _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ct
 
 
 class Forkable(Protocol):
-    """An array, as the forked process has it."""
+    """An array as the forked process sees it."""
 
     @property
     def area(self) -> tuple[int, int] | None:
-        """(address, bytes); None: it is closed."""
+        """Return (address, bytes); None: the array is closed."""
         ...
 
     def forked(self) -> None:
-        """This process is not the one that made it: give up what is shared with that one."""
+        """Give up what is shared with the process that made the array: this one did not."""
         ...
 
 
@@ -65,7 +65,7 @@ _arrays: "weakref.WeakSet[Any]" = weakref.WeakSet()
 
 
 def watch_forks(array: Forkable) -> None:
-    """From now on a forked process is kept from this array."""
+    """Guard this array against forked processes from now on."""
     _guard(-1, np.zeros(1, np.int64), np.frombuffer(_TOUCHED, np.uint8).copy())  # It is loaded now.
     _arrays.add(array)
 
@@ -80,7 +80,7 @@ def _after_fork() -> None:
 
 
 def _keep_off(areas: Iterable[tuple[int, int]]) -> None:
-    """A guard for all of them."""
+    """Start one guard for all arrays."""
     try:
         faults = open_userfault()
     except ConfigRejected as error:  # It gave up what its parent was allowed.
@@ -108,7 +108,7 @@ def _keep_off(areas: Iterable[tuple[int, int]]) -> None:
 
 @njit(nogil=True, cache=True)
 def _guard(faults, words, message):
-    """Until somebody touches what is guarded."""
+    """Wait until somebody touches what is guarded."""
     words[0] = 1
     buffer = np.zeros(_MESSAGE_BYTES, np.uint8)
     came = -1

@@ -55,14 +55,15 @@ def histogram() -> Histogram:
 
 
 def bound_ns(bucket: int) -> float:
-    """Times in this bucket are less; of the last one: at least."""
+    """Return the bound that times in this bucket are below; times in the last bucket may be
+    longer."""
     octave, part = divmod(min(bucket, BUCKETS - 2), _PARTS)
     return float(2 ** (_FIRST + octave) * (_PARTS + part) / _PARTS)
 
 
 def percentile_us(counts: Sequence[int], share: float) -> float:
-    """The bound of the bucket in which the request lies that `share` of them are not slower than;
-    0: there are none."""
+    """Return the bound of the bucket that holds the request which a `share` of all are not slower
+    than; 0: there are no requests."""
     wanted = math.ceil(share * sum(counts))
     seen = 0
     for at, count in enumerate(counts):
@@ -97,19 +98,19 @@ class Latencies:
         self._looks: deque[tuple[float, Histogram]] = deque([(-math.inf, histogram())], _LOOKS)
 
     def open(self) -> Histogram:
-        """For a thread."""
+        """Add a histogram for a connection's thread."""
         made = histogram()
         with self._lock:
             self._open[id(made)] = made
         return made
 
     def close(self, one: Histogram) -> None:
-        """The thread has ended."""
+        """Keep the counts of a thread that has ended."""
         with self._lock:
             self._ended += self._open.pop(id(one))
 
     def total(self) -> Histogram:
-        """Since the device began."""
+        """Sum up since the device began."""
         with self._lock:
             return self.loop + self._ended + sum(self._open.values())
 

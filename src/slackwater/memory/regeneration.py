@@ -49,7 +49,8 @@ class Regenerator:
         self._turn = asyncio.Lock()
 
     async def run(self, span: int, index: int) -> bool:
-        """Give this member of the span what it lacks; for as long as it stays. True: it has all."""
+        """Give this member of the span what it lacks, for as long as it stays. Return whether it
+        has all."""
         slab = self._device.member(span, index)
         async with self._turn:
             before = self.regenerated_pages

@@ -39,7 +39,7 @@ def target(code: Code, members: Sequence[RemoteMember | None]) -> Target:
 
 
 def holds(found: Target, members: Sequence[RemoteMember | None]) -> bool:
-    """It is of these members, and those of them that were mapped still are."""
+    """Tell whether it was made of these members, and those that were mapped still are."""
     bases = found.bases.tolist()
     return found.members is members and all(
         base <= 0 or (member is not None and member.mapped is not None)

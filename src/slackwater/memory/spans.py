@@ -115,14 +115,14 @@ class Spans:
         return [member for member in self._members.values() if member.lender == lender]
 
     def needs(self, member: Member) -> bool:
-        """Some page could not be read from the others."""
+        """Tell whether some page could not be read from the others."""
         others = sum(m.usable and m.whole for m in self.of(member.span) if m is not member)
         return member.usable and member.whole and others < self._settings.needed
 
     def active(
         self, lender: LenderId, message: CheckActivity, rates: NDArray[np.float64]
     ) -> Activity:
-        """The answer, by `rates` of spans."""
+        """Return the answer, by `rates` of spans."""
         known = {m.slab: m for m in self.on(lender)}
         asked = [(slab, known.get(slab)) for slab in message.slabs]
         return Activity(

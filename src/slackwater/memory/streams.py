@@ -99,7 +99,8 @@ def _remembered(s, page):
 
 @borrowing()
 def _distance(s, page):
-    """The shortest one at which two remembered reads lead to this page; 0: none does."""
+    """Return the shortest distance at which two remembered reads lead to this page; 0: none
+    does."""
     best, shortest = np.int64(0), np.int64(1) << 62
     for i in range(np.uint64(RECENT)):
         one = s.recent[i]
@@ -113,7 +114,8 @@ def _distance(s, page):
 
 @borrowing()
 def _continued(s, page):
-    """Place of the stream whose trend leads here; of several the shortest counts. -1: none."""
+    """Return the place of the stream whose trend leads here; of several the shortest counts. -1:
+    none."""
     found = -1
     for place in range(s.words[LIVE]):
         step = page - s.stream[place, LAST]
@@ -135,7 +137,7 @@ def _nearest(s, page):
 
 @borrowing()
 def _new(s):
-    """A place for a stream."""
+    """Find a place for a stream."""
     s.words[SERIALS] += 1
     if s.words[LIVE] < STREAMS:
         s.words[LIVE] += 1
@@ -152,7 +154,7 @@ def _new(s):
 
 @borrowing()
 def _use(s, place, page, on):
-    """Its name, if it is told. `on`: the read is on its trend."""
+    """Return its name, if it is told. `on`: the read is on its trend."""
     row = s.stream[place]
     row[LAST] = page
     row[USED] = s.words[CLOCK]
@@ -168,7 +170,8 @@ def _use(s, place, page, on):
 
 @borrowing()
 def assign(s, page):
-    """The stream of a read that begins at this page, or NOBODY. BEGUN and FOLLOWS say more."""
+    """Return the stream of a read that begins at this page, or NOBODY. BEGUN and FOLLOWS say
+    more."""
     s.words[CLOCK] += 1
     s.words[BEGUN] = s.words[FOLLOWS] = 0
     place = s.words[NEWEST]  # One scan alone finds itself at once.

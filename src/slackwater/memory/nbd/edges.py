@@ -32,7 +32,7 @@ def within(offset: int, length: int) -> tuple[int, int]:
 
 
 async def read_bytes(ahead: ReadAhead, offset: int, length: int) -> tuple[memoryview, int]:
-    """Them, and what was waited for."""
+    """Read bytes. Return them, and what was waited for."""
     pages = covering(offset, length)
     buffer = np.empty(len(pages) * PAGE_BYTES, np.uint8).data
     cause = await ahead.read_pages(pages, buffer)

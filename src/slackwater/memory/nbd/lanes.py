@@ -227,7 +227,7 @@ def _still(t, row):
 
 @borrowing()
 def _time(c, row, cause):
-    """It is answered in this turn."""
+    """Time a request that is answered in this turn."""
     latency.add(c.times, cause, c.lanes.shared[s.TURN_NS] - row[s.ASKED_NS], 1)
 
 
