@@ -36,7 +36,8 @@ READS_GOAL = 1.05
 
 
 def worker(url: str, job: str, rank: int, workers: int, mbytes: float, compute_s: float) -> None:
-    """`go SECONDS`: answers iterations, reads of parameters, those that were overtaken, seconds."""
+    """Answer `go SECONDS` with iterations, reads of parameters, those that were overtaken,
+    seconds."""
     elements = int(mbytes * 1e6 / 4)
     gradient = np.full(elements, 1e-6, np.float32)
     rng = np.random.default_rng(rank)
@@ -89,7 +90,7 @@ def units(supervisor: Supervisor) -> list[UnitSpec]:
 async def measure(
     url: str, host: Machine, workers: int, options: argparse.Namespace
 ) -> tuple[float, float, float]:
-    """Updates a second, reads an iteration, and the part of reads that was overtaken."""
+    """Return updates a second, reads an iteration, and the part of reads that was overtaken."""
     members = [
         Member(
             host.command(
@@ -146,7 +147,7 @@ async def run(options: argparse.Namespace, host: Machine) -> list[Row]:
 
 
 def inside(options: argparse.Namespace) -> None:
-    """The workers are behind the link: what they push and what they read each have it alone."""
+    """Put the workers behind the link: what they push and what they read each have it alone."""
     with machines(options.rate_mbit, HOST) as hosts:
         shaped = f"dev {HOST} root tbf rate {options.rate_mbit}mbit burst {BURST} limit 4mb"
         sh("tc", "qdisc", "add", *shaped.split())

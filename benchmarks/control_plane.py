@@ -73,7 +73,7 @@ class Measured:
 async def rate(
     call: Call, answering: psutil.Process, seconds: float, in_flight: int = IN_FLIGHT
 ) -> Measured:
-    """`in_flight` callers for `seconds`."""
+    """Run `in_flight` callers for `seconds`."""
     took: list[float] = []
     before = sum(answering.cpu_times()[:2])
     begin = time.perf_counter()

@@ -45,7 +45,7 @@ GOAL_S: Final = 0.050
 
 
 class Timed(Controller):
-    """Adds up the CPU time of its steps."""
+    """Adds up the CPU seconds of its steps."""
 
     spent_s = 0.0
     longest_s = 0.0
@@ -68,7 +68,7 @@ class Bench:
     responses_s: dict[str, list[float]] = field(default_factory=dict)
     steps_s: dict[str, list[float]] = field(default_factory=dict)
     free_s: float = 0.0
-    """When the core has done all that came before."""
+    """The time at which the core has done all that came before."""
     busy_s: float = 0.0
     profiling: bool = True
 
@@ -82,7 +82,7 @@ class Bench:
             self.world.at(now_s + PROFILED_AFTER_S, lambda: self.event("profiled", message.job))
 
     def event(self, kind: str, job: str = "") -> None:
-        """Everything that follows at this instant."""
+        """Play everything that follows at this instant."""
         spent_s = self.core.spent_s
         if kind == "tick":
             self.world.tick("c0")
@@ -183,7 +183,7 @@ def churn(policy: str, jobs: int, seconds: float) -> list[Row]:
 
 
 def waiting(policy: str, count: int) -> list[Row]:
-    """Every aggregator is some job's for its profiling, which does not end; then others come."""
+    """Let jobs occupy every aggregator for a profiling that does not end; then submit others."""
     seen = []
     for more in (0, count):
         bench = Bench(policy, 100)

@@ -90,7 +90,7 @@ async def forward(url: str) -> asyncio.Server:
 
 
 def lent(url: str) -> str:
-    """The same bus, as machines reach it; with the token, where it asks for one."""
+    """Return the bus's address as machines reach it, with the token where it asks for one."""
     token, at, _ = url.rpartition("/")[2].rpartition("@")
     return f"nats://{token}{at}{HUB}:{BUS_PORT}"
 

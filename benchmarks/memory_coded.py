@@ -87,7 +87,7 @@ def rows(samples: Samples, transport: str) -> list[Row]:
 
 
 def calls() -> list[Row]:
-    """Microseconds a page: the compiled call, and what it replaced."""
+    """Measure microseconds a page: of the compiled call, and of what it replaced."""
     made: list[Row] = []
     for name, code in (("8+2", ErasureCode(8, 2)), ("2-copies", Copies(2))):
         for count in (1, 32):
@@ -111,7 +111,7 @@ def microseconds(work: Callable[[], object]) -> float:
 
 
 def compiled_and_packed(code: Code, count: int) -> tuple[Callable[[], Any], Callable[[], Any]]:
-    """Both put the fragments into slabs of this process, and have run once."""
+    """Put the fragments into slabs of this process by both; each has run once before."""
     length, pages = fragments.slot_bytes(code), np.arange(count)
     data = np.random.default_rng(1).integers(0, 256, (count, PAGE_BYTES), np.uint8)
     slabs = [np.zeros((count, length), np.uint8) for _ in range(code.width)]

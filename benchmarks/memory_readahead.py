@@ -110,7 +110,7 @@ async def measure(arguments: argparse.Namespace, folder: Path) -> list[Row]:
 
 
 async def forget(sock: Path, size: int) -> None:
-    """Write every page: none that was prefetched is left."""
+    """Write every page, so that no prefetched one is left."""
     client = await NbdClient.connect(sock)
     for offset in range(0, size, MIB):
         await client.write(offset, bytes(MIB))
@@ -122,7 +122,7 @@ def turns(scans: int) -> str:
 
 
 def walk(pages: int, step: int) -> Iterator[int]:
-    """All of so many pages, again and again."""
+    """Read all of so many pages, again and again."""
     while True:
         for first in range(abs(step)):
             passing = range(first, pages, abs(step))
@@ -130,7 +130,7 @@ def walk(pages: int, step: int) -> Iterator[int]:
 
 
 async def take_turns(sock: Path, scans: int, size: int, seconds: float) -> dict[str, float]:
-    """Scans of as many parts of the device, a page of each in turn, on one connection."""
+    """Scan as many parts of the device, a page of each in turn, on one connection."""
     part = size // PAGE_BYTES // scans
     walks = [(i * part, walk(part, STEPS[i % len(STEPS)])) for i in range(scans)]
     client = await NbdClient.connect(sock)
@@ -178,7 +178,7 @@ def rows(samples: Samples, job: str) -> list[Row]:
 
 
 def rate_rows(samples: Samples, job: str, goal: float | None) -> list[Row]:
-    """`goal`: of the hit rate."""
+    """Print a row. `goal`: of the hit rate."""
     made: list[Row] = []
     for rate in ("hit rate", "accuracy", "late", "prefetched"):
         middle = statistics.median(one[rate] for one in samples[job, "tcp"])

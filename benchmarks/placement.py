@@ -1,5 +1,5 @@
-"""Placing one BERT-sized job (393 tensors, each a task of its own): the scheme as it is built,
-beside the scheme as it is printed, which looks at every aggregator for every task.
+"""Measure the placement of one BERT-sized job (393 tensors, each a task of its own): the scheme as
+it is built, beside the scheme as it is printed, which looks at every aggregator for every task.
 
 `clusters` of equal size share the aggregators; the master chooses one by free CPU, its controller
 places the job there. Aggregators are alike, with residents of several models on each. Both give the
@@ -93,8 +93,8 @@ CHANGED_OF: Final = 50
 def seconds(
     work: Callable[[ClusterView], object], view: ClusterView, rounds: int, every: int = 1
 ) -> float:
-    """The median of CPU seconds, since nothing here waits for anything and the machine may be busy;
-    in every round one of `every` job views has not been reckoned on yet."""
+    """Return the median of CPU seconds, since nothing here waits for anything and the machine may
+    be busy; in every round one of `every` job views has not been reckoned on yet."""
     took = []
     for turn in range(rounds):
         jobs = enumerate(view.jobs, turn)

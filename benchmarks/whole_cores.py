@@ -43,7 +43,7 @@ ITERATIONS: Final = 150
 SPACING_S: Final = 5.0
 DUTY: Final = 0.25
 GOAL_DDP: Final = 1.0
-"""Steps per second, of DDP's."""
+"""Steps per second over those of DDP."""
 WORKERS: Final = 2
 STEPS: Final = 300
 WARM_STEPS: Final = 50
@@ -93,7 +93,7 @@ async def play(scenario: Scenario, scale: float) -> Timeline:
 
 
 def judged(scenario: Scenario, timeline: Timeline) -> list[Row]:
-    """A row for each job that stays as it was: its speed together over its speed alone."""
+    """Print a row for each job that stays as it was: its speed together over its speed alone."""
     rows: list[Row] = []
     last_submitted_s = max(track.submitted_s for track in timeline.tracks.values())
     change_s = _changed_s(scenario, timeline) or last_submitted_s
@@ -135,7 +135,7 @@ def tell(scenario: Scenario, timeline: Timeline, change_s: float) -> None:
 
 
 def _changed_s(scenario: Scenario, timeline: Timeline) -> float | None:
-    """When the job that outgrows its profile began to."""
+    """The time when the job that outgrows its profile began to."""
     if not scenario.outgrows:
         return None
     track = timeline.tracks[f"j{scenario.jobs - 1}"]
@@ -151,8 +151,8 @@ def _between(track: JobTrack, from_s: float, to_s: float) -> list[float]:
 
 
 def train(rank: int, port: int, share: float) -> None:
-    """One rank; prints its median step in seconds. `port`: gloo's; 0: Slackwater, as the
-    environment says."""
+    """Train as one rank, and print its median step in seconds. `port`: gloo's; 0: Slackwater, as
+    the environment says."""
     import torch
     from torch import nn
     from torch.nn import functional
@@ -218,7 +218,7 @@ def free_port() -> int:
 
 
 async def against_ddp(rounds: int) -> list[Row]:
-    """Three contenders take turns; the clusters idle meanwhile."""
+    """Let three contenders take turns; the clusters idle meanwhile."""
     whole = ClusterOptions(controllers=1, aggregators=1)
     tenth = ClusterOptions(controllers=1, aggregators=1, cpu_share=CPU_SHARE)
     found: dict[str, list[float]] = {"ddp": [], "whole": [], "tenth": []}
