@@ -34,7 +34,7 @@ LEFT_OUT = {
 STARTING = {
     ("slackwater", "up"), ("loadgen", "demo"), ("loadgen", "experiment"), ("loadgen", "replay"),
 }  # fmt: skip
-"""As processes these would do what they are for."""
+"""Commands that would start servers or load in a process of their own."""
 TEXTS = [
     "", " ", "a", "a b", "a.b", "-", "--", "-1", "0", "1", "2", "64", "65", "nan", "inf", "-inf",
     "1e400", "1e-400", "9" * 23, "9" * 5000, "0x10", "1_000", "1,5", "١", "½", "true", "None",

@@ -83,7 +83,7 @@ async def test_a_hung_rank_is_named_and_left_alone(url: str, tmp_path: Path) -> 
 
 
 def started_by_hand(folder: Path, program: str, url: str, rank: int) -> "subprocess.Popen[bytes]":
-    """As torchrun would."""
+    """Start a rank as torchrun does."""
     said = {"SLACKWATER_URL": url, "SLACKWATER_JOB": "hand", "WORLD_SIZE": "2", "RANK": str(rank)}
     return subprocess.Popen([sys.executable, program], cwd=folder, env={**os.environ, **said})
 

@@ -1,4 +1,5 @@
-"""What Prometheus reads of aggregators that serve a job, and what operators' tools are told."""
+"""Metrics that Prometheus reads of aggregators that serve a job, and answers to operators'
+tools."""
 
 import asyncio
 import urllib.request

@@ -1,5 +1,5 @@
-"""What people do with jobs, on a cluster of real processes: list, watch, wait, cancel, run again,
-delete; every answer is true, and every exit code one for scripts.
+"""Commands for jobs, on a cluster of real processes: list, watch, wait, cancel, run again, delete;
+every answer is true, and every exit code one for scripts.
 
 Each test has a cluster of its own, which takes seconds to start, and runs a dozen commands of half
 a second each; the replay of a trace takes some twenty seconds.

@@ -1,5 +1,5 @@
-"""What a person sees of a job on a real cluster: its lines, its story, its exit code; and that all
-of it goes on through kills of the worker service and of nats-server.
+"""Logs, events and exit code of a job on a real cluster, which all survive kills of the worker
+service and of nats-server.
 
 Each of these takes some seconds: commands are processes, and so is every service.
 """

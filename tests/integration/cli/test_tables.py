@@ -1,4 +1,4 @@
-"""What people type wrong, by the line: the command, its exit code, and what it says.
+"""Table of mistyped command lines: the command, its exit code, and its error message.
 
 2 is a wrong command line, 65 wrong input data, 69 nobody there, 78 a wrong configuration.
 """
@@ -72,7 +72,7 @@ def said(words: list[str], capfd: pytest.CaptureFixture[str]) -> tuple[int, str]
 @pytest.mark.parametrize(
     ("line", "code", "answer"),
     [
-        # Which cluster.
+        # The choice of a cluster.
         ("slackwater jobs", 69, "no cluster is known: start one with `slackwater up`, or give"),
         (f"slackwater jobs --url {CLOSED}", 69, f"no nats-server answers at {CLOSED}"),
         (f"slackwater jobs --url {CLOSED}", 69, "start one there (`slackwater up` starts one"),
@@ -155,7 +155,7 @@ def said(words: list[str], capfd: pytest.CaptureFixture[str]) -> tuple[int, str]
         (f"loadgen simulate {PHILLY} --policy foo", 2, "there is no policy 'foo'; choose one of"),
         (f"loadgen simulate {PHILLY} --mode foo", 2, "--mode foo: choose one of"),
         ("loadgen generate nosuch", 65, "nosuch"),
-        # What is not a path, a number, a cluster's part.
+        # Not a path, not a number, not a cluster's part.
         ("slackwater memory evict s1", 2, "nothing to evict: name slabs, or give --count"),
         ("slackwater memory map a.b --url BUS", 2, "device 'a.b': a name has letters, digits"),
         ("slackwater model throughput --worker-s abc", 2, "abc"),

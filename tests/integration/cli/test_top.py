@@ -72,7 +72,7 @@ def on_terminal(*words: str) -> Iterator[Terminal]:
 
 
 def rows(text: str) -> list[str]:
-    """Of the screen that was drawn last."""
+    """Return the rows of the screen that was drawn last."""
     drawn = text.rpartition("\x1b[H")[2].partition("\x1b[J")[0]
     return [line.replace("\x1b[K", "") for line in drawn.split("\r\n")]
 

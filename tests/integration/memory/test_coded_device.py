@@ -18,7 +18,7 @@ from slackwater.memory.table import page_range
 Make = Callable[..., Any]
 PAGES = 512
 SPAN_PAGES = 1985
-"""Of 8 + 2 in slabs of 1 MiB."""
+"""Pages of a span of 8 + 2 in slabs of 1 MiB."""
 
 
 def strategy(device: Device) -> Hydra:

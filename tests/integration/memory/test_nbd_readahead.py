@@ -71,7 +71,7 @@ async def test_scans_over_tcp_hit_more_than_95_percent(
 
 @pytest.mark.parametrize("scans", [2, 4, 8])
 async def test_scans_that_take_turns_on_one_connection_hit(cluster: Make, scans: int) -> None:
-    """As several programs do that swap. Every second one goes backwards."""
+    """Scan as several programs do that swap. Every second scan goes backwards."""
     async with cluster("tcp") as c:
         exporter, client = await prepared(c)
         count = PAGES // scans

@@ -1,4 +1,4 @@
-"""Whose push a rank waits for, and what ends its patience."""
+"""Waits for other ranks: whose push is missing, and what ends the wait."""
 
 from collections.abc import Coroutine
 from typing import Any

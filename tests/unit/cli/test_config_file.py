@@ -36,7 +36,7 @@ def test_a_sample_is_a_configuration_whether_its_keys_are_behind_a_hash_or_not(
 
 
 def _with_defaults(config: msgspec.Struct) -> dict[str, object]:
-    """Of keys that a sample shows by an example of their own: tenants.default."""
+    """Return keys that a sample shows by an example of their own: tenants.default."""
     return {"tenants": config.tenants} if hasattr(config, "tenants") else {}
 
 

@@ -1,5 +1,5 @@
-"""What holds for every command: -h, help without an argument, the version, one line for what was
-mistyped, JSON for scripts."""
+"""Conventions that hold for every command: -h, help without an argument, the version, one line for
+what was mistyped, JSON for scripts."""
 
 from importlib.metadata import version
 

@@ -1,4 +1,4 @@
-"""What the doctor says of each thing it looks at, and when it says that a host is bad."""
+"""Verdicts of the doctor on each thing it looks at, and when it calls a host bad."""
 
 import json
 from pathlib import Path
@@ -33,7 +33,7 @@ def test_memory_is_the_cgroups_and_kills_for_it_are_told() -> None:
 def test_a_disk_by_what_is_free(
     free: int, state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a folder that is not there yet, too: the disk is that of the folder around it."""
+    """A folder that is not there yet is on the disk of the folder around it."""
     monkeypatch.setattr(doctor.shutil, "disk_usage", lambda at: _Usage(free) if at.is_dir() else 0)
     assert doctor.disk(tmp_path / "not" / "there", "state folder").state == state
 

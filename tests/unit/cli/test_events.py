@@ -1,4 +1,4 @@
-"""What `events` shows of kept facts: whose they are, what is left out, what cannot be read."""
+"""Kept facts as `events` shows them: whose they are, what is left out, what cannot be read."""
 
 import msgspec
 

@@ -1,4 +1,4 @@
-"""What `--help` says: a plain sentence for every command and every option."""
+"""Texts of `--help`: a plain sentence for every command and every option."""
 
 import re
 
@@ -14,7 +14,7 @@ SENTENCES = [
 
 
 def faults(text: str) -> list[str]:
-    """What keeps a text from being a sentence that a stranger understands."""
+    """Find what keeps a text from being a sentence that a stranger understands."""
     found = []
     if not re.match(r"[A-Z0-9]", text):
         found.append("does not begin with a capital letter")

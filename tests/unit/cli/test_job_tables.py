@@ -1,4 +1,4 @@
-"""What people see of jobs and aggregators: at 80 columns, on a pipe, with a hundred of them."""
+"""Tables of jobs and aggregators: at 80 columns, on a pipe, with a hundred of them."""
 
 import json
 import re

@@ -164,7 +164,7 @@ def test_a_lock_is_free_once_the_child_that_has_it_is_gone_too(tmp_path: Path) -
     """The bus server of a supervisor that was killed still has its store open."""
     ours = Holding(tmp_path / "lock")
     assert ours.take() == ""
-    child = os.dup(ours.fd)  # As fork makes it.
+    child = os.dup(ours.fd)  # Like a forked child's.
     ours.release()
     assert Holding(tmp_path / "lock").take() == str(os.getpid())
     os.close(child)

@@ -1,5 +1,5 @@
-"""What Prometheus reads: every family follows its conventions, comes from somewhere, and is in the
-operator's guide."""
+"""Metrics that Prometheus reads: every family follows its conventions, comes from somewhere, and is
+in the operator's guide."""
 
 import ast
 import asyncio
@@ -42,7 +42,7 @@ def scraped(service: str, samples: Callable[[], list[Level]]) -> dict[str, Any]:
     """Its families, as Prometheus' own parser reads them."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(metrics.ServiceCollector(service, "x1", samples))
-    list(read_open_metrics(open_metrics(registry).decode()))  # What newer scrapers ask for.
+    list(read_open_metrics(open_metrics(registry).decode()))  # Newer scrapers ask for this.
     text = generate_latest(registry).decode()
     found = {}
     for family in text_string_to_metric_families(text):
@@ -170,7 +170,7 @@ def _sources() -> Iterator[tuple[Path, ast.Module]]:
 
 
 def test_every_own_counter_has_a_family() -> None:
-    """Whatever is given to `count`, by name or by the effect `Do`."""
+    """Every name that is given to `count`, directly or by the effect `Do`, has a family."""
     for path, tree in _sources():
         for node in ast.walk(tree):
             if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):

@@ -18,7 +18,8 @@ from slackwater.schemas.telemetry import JobProfiled, WindowMeasured
 
 ROOT = Path(__file__).resolve().parents[3]
 TELLERS = {"tell", "_tell", "tell_aggregator", "_tell_loss", "_fact", "_event", "change", "end"}
-"""What publishes a fact named by a word among its arguments, after the thing that it is about."""
+"""Functions that publish a fact: a word among their arguments names it, after the thing that it is
+about."""
 DETAIL = {
     "aggregators": "a1,a2", "beside": "vgg19", "loss": "0.2212", "limit": "0.1", "loser": "alexnet",
     "cause": "profiled", "temporary": "", "lost": "a9", "buckets": "2", "slowdown": "3.1",
@@ -122,7 +123,7 @@ def published() -> Iterator[tuple[str, str]]:
 
 
 def test_every_fact_that_is_published_is_known() -> None:
-    """What a service begins to tell must be listed, and so get its sentence."""
+    """A new fact of a service must be listed, and so gets its sentence."""
     words = {fact for facts in FACTS.values() for fact in facts}
     found = dict(published())
     unknown = {word: place for word, place in found.items() if word not in words}

@@ -689,8 +689,8 @@ _CODED = st.lists(
 
 @given(_CODED)
 def test_evictions_alone_never_cost_a_coded_span_a_page(steps: list[tuple[str, int]]) -> None:
-    """Whatever is asked for, in any order, while at most r lenders are away: the span is readable,
-    or lost members as lenders went; and whoever was asked for goes in the end."""
+    """In any order of evictions, while at most r lenders are away, the span is readable, or it lost
+    members because lenders went. Each member that was asked for goes in the end."""
     world = Coded()
     away: list[LenderId] = []
     for what, index in steps:

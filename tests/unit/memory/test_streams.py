@@ -24,7 +24,7 @@ class Line:
 
 @dataclass
 class Splitter:
-    """What streams.py does, without its filter, its clock and its shortcut."""
+    """Does what streams.py does, without its filter, its clock and its shortcut."""
 
     lines: list[Line] = field(default_factory=list)
     """The one that was used longest ago first."""
@@ -113,8 +113,8 @@ def test_every_read_goes_where_the_slow_splitter_puts_it(pages: list[int]) -> No
 
 
 def hit_rate(pages: Iterable[int]) -> tuple[float, float]:
-    """Of the reads of a connection: (hit rate, pages prefetched a read). What is asked for has come
-    when the next read begins."""
+    """Return a connection's (hit rate, pages prefetched a read). Prefetched pages have come when
+    the next read begins."""
     leap, known = Leap(PAGES), streams.make_streams()
     for page in pages:
         name, _, step = assigned(known, page)

@@ -204,7 +204,8 @@ def test_a_key_that_nobody_knows_is_refused_where_a_person_typed_it(
 
 
 def test_operators_tools_see_what_was_refused_and_how_long_it_took() -> None:
-    """What `nats micro ping | info | stats` ask, after what a shell and a core refuse."""
+    """Send the requests of `nats micro ping | info | stats` after refusals by a shell and a
+    core."""
 
     async def main() -> None:
         service = await Running(sim_world(5)).ready()

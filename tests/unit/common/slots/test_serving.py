@@ -1,4 +1,4 @@
-"""What a rank reads from afar: a copy in its own slot that no update overtakes."""
+"""Parameters that a rank reads over a network: a copy in its own slot that no update overtakes."""
 
 import random
 
@@ -23,7 +23,8 @@ def region(
     elements: int = 1024,
     workers: int = 3,
 ) -> SlotRegion:
-    """1,024 elements fill a page: there is no room behind the gradient by chance."""
+    """Make a region whose gradients fill whole pages (1,024 elements), so that no room is left
+    behind them."""
     plan = JobPlan(
         job=JobId("j"), workers=workers, gradient_dtype=dtype, layout_epoch=0, token="",
         update=UpdateRule(learning_rate=1.0), consistency=consistency, staleness=1,

@@ -283,7 +283,7 @@ class Harness:
         return report
 
     def waiting(self) -> dict[str, str]:
-        """What the next report says of jobs that wait."""
+        """Return what the next report says of jobs that wait."""
         return dict(self.report().waiting)
 
     def said(self, id: str) -> list[str]:

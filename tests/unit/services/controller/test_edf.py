@@ -261,7 +261,7 @@ def test_no_admitted_job_loses_more_than_its_limit_in_the_slots(
 
 
 def test_what_cannot_be_in_time_is_expected_to_lose_more_than_the_limit() -> None:
-    """As after a placement by force: two jobs that need three quarters each lose a third."""
+    """Placed by force, two jobs that need three quarters each lose a third."""
     jobs = [job(name, 1.0, [0.75], [0.9], ["a"]) for name in ("j1", "j2")]
     expected = Edf().explains(view(["a"], jobs), JobId("j1"))
     assert expected is not None

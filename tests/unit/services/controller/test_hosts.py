@@ -30,7 +30,8 @@ def said(
 def usable_after(
     others: list[float], own: float = 0.0, aggregators: int = 4, share: float = 2.0
 ) -> list[float]:
-    """What an aggregator of the machine may use after each second, by the other work in it."""
+    """List the cores that an aggregator of the machine may use after each second beside other
+    work."""
     hosts, found = Hosts(HOST_S), []
     for second, other in enumerate(others):
         for number in range(aggregators):
@@ -66,7 +67,8 @@ def test_it_takes_back_what_the_other_work_leaves() -> None:
 
 @given(st.lists(st.floats(0.0, 8.0), min_size=30, max_size=30))
 def test_bursts_of_less_than_half_of_the_time_decide_nothing(heights: list[float]) -> None:
-    """Of any height: every second second, and later half a minute less two seconds at once."""
+    """Bursts of any height come every second second, and later for half a minute less two seconds
+    at once."""
     quiet = [height if second % 2 else 0.0 for second, height in enumerate(heights * 4)]
     once = [0.0] * 60 + heights[:28] + [0.0] * 60
     assert set(usable_after([0.0, 0.0, *quiet])) == {1.0}

@@ -126,7 +126,7 @@ def test_a_part_of_the_measured_demand_stays_for_the_next_burst() -> None:
     harness = Harness(Pool(9), scaling_s=60.0, keep_demand=0.5)
     harness.now_s = 1200.0
     harness.place("a", [0.09, 0.09])
-    harness.place("b", [0.09, 0.09])  # Next to a there is no room: two more.
+    harness.place("b", [0.09, 0.09])  # No room is left next to a: two more.
     harness.pass_time(177)
     assert len(harness.pool.records) == 4
     for id in ("a", "b"):

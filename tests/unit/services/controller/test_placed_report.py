@@ -1,4 +1,5 @@
-"""What a controller tells the master of where jobs are: for people, and bounded by a report."""
+"""Reports in which a controller tells the master where jobs are, for people, a bounded number in
+each."""
 
 import pytest
 from tests.unit.services.controller.harness import Harness, Pool, placed

@@ -50,7 +50,7 @@ half = somebodys_policy:Half
 
 @pytest.fixture(autouse=True)
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As `pip install` leaves it: a module, and its entry points."""
+    """Lay out files as `pip install` does: a module, and its entry points."""
     (tmp_path / "somebodys_policy.py").write_text(MODULE)
     info = tmp_path / "somebodys_policy-1.dist-info"
     info.mkdir()

@@ -181,7 +181,7 @@ def facts(effects: list[Effect]) -> list[str]:
 
 def spec(id: str, **fields: Any) -> JobSpec:
     fields = {"workers": 2, "servers": 2, "program": ("train",), "iterations": 10} | fields
-    return JobSpec(id=id, **{"fractional_share": True} | fields)  # As `heartbeat` has it.
+    return JobSpec(id=id, **{"fractional_share": True} | fields)  # The same as in `heartbeat`.
 
 
 def submitted(harness: Harness, id: str, **fields: Any) -> None:
@@ -844,7 +844,8 @@ def test_reports_of_ranks_that_a_job_does_not_have_are_not_kept() -> None:
 
 
 def test_a_list_in_the_order_that_people_want() -> None:
-    """Those that run, those that wait, those that ended, the latest first; and how many of each."""
+    """Running jobs come first, then waiting ones, then ended ones, the latest first; each state is
+    counted."""
     harness = Harness()
     harness.node(slots=2)
     for number, id in enumerate(("old", "older", "runs", "waits", "waits2")):

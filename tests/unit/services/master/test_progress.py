@@ -107,7 +107,7 @@ def test_where_it_is_comes_from_its_controller() -> None:
 
 
 def test_an_agent_that_said_nothing_new_still_tells_where_it_is() -> None:
-    """What a quiet Agent repeats to a master that has just begun to lead."""
+    """Send what a quiet Agent repeats to a master that has just begun to lead."""
     progress = Progress()
     for rank in range(2):
         progress.reported(report(rank, 42), 1.0)

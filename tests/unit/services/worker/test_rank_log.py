@@ -35,7 +35,7 @@ def run(state_dir: Path, script: str, job: str = "j1") -> RankFiles:
 
 
 def whole(log: RankLog, place: int = 0, bytes_max: int = 1024**2) -> tuple[int, bytes]:
-    """What a follower gets that asks from `place` on, and where that began."""
+    """Read as a follower does that asks from `place` on; return where that began, too."""
     first, found = -1, b""
     while (piece := log.read(place, bytes_max)).data:
         first = piece.start if first < 0 else first
@@ -45,7 +45,7 @@ def whole(log: RankLog, place: int = 0, bytes_max: int = 1024**2) -> tuple[int, 
 
 
 def parts(folder: Path, *contents: bytes) -> RankLog:
-    """As a logger leaves them that has removed nothing yet, or its first byte's."""
+    """Write parts as a logger leaves them that has removed nothing yet, or only its first bytes."""
     folder.mkdir(exist_ok=True)
     for old in folder.iterdir():
         old.unlink()
@@ -162,8 +162,8 @@ def test_a_reader_who_keeps_up_sees_every_line_once_through_all_rotations(tmp_pa
 
 
 def test_a_full_disk_takes_lines_and_not_the_job(tmp_path: Path) -> None:
-    """What is printed is dropped; the program that prints it hears nothing, and its exit code is
-    kept where only a name has room."""
+    """Lines are dropped without an error to the program that prints them, and its exit code is kept
+    even if only a file name has room."""
     files = RankFiles(tmp_path, "j1", 0)
     files.folder.mkdir(parents=True)
     for name in ("log", "exit.new"):

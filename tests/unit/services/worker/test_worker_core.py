@@ -142,7 +142,7 @@ def test_a_stop_asks_first_and_kills_what_is_left() -> None:
 
 
 def test_a_stop_is_answered_once_no_process_is_left() -> None:
-    """Whoever hears the answer may begin the next run, perhaps on another node."""
+    """A caller that hears the answer may begin the next run, perhaps on another node."""
     worker = core()
     worker.step(Requested(1, START), 0.0)
     worker.step(Requested(2, StopWorkers(job="j1")), 1.0)
