@@ -16,7 +16,7 @@ import structlog
 _json = msgspec.json.Encoder(enc_hook=str, order="deterministic")
 
 PRIORITIES: Final = {"critical": 2, "error": 3, "warning": 4, "info": 6, "debug": 7}
-"""What syslog, and so sd-daemon(3), calls the levels."""
+"""Syslog's numbers of the levels, which sd-daemon(3) takes."""
 
 
 def configure(level: str = "info", **fields: Any) -> None:
