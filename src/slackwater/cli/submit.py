@@ -153,10 +153,8 @@ def submit(
             shape |= {"iterations": iterations or ITERATIONS, "compute_s": compute_s}
             spec = _emulated(id or new_id(model, None), model, bytes_scale=bytes_scale, **shape)
             if allow_fractional_share:
-                raise Usage(
-                    f"--allow-fractional-share beside --model {model}: an emulated job may use "
-                    "them anyway; leave it out"
-                )
+                what = f"--allow-fractional-share beside --model {model}"
+                raise Usage(f"{what}: an emulated job may use them anyway; leave it out")
         else:
             raise Usage("nothing to submit: give --model NAME, --file FILE or -- PROGRAM")
         more = _given(
