@@ -16,7 +16,7 @@ import structlog
 _json = msgspec.json.Encoder(enc_hook=str, order="deterministic")
 
 PRIORITIES: Final = {"critical": 2, "error": 3, "warning": 4, "info": 6, "debug": 7}
-"""Syslog's numbers of the levels, which sd-daemon(3) takes."""
+"""Syslog's numbers of the levels, as sd-daemon(3) takes them; another level is a notice, 5."""
 
 
 def configure(level: str = "info", **fields: Any) -> None:
@@ -68,6 +68,6 @@ def _is_journal() -> bool:
 def _render(with_priority: bool) -> Any:
     def render(_logger: Any, _method: str, event: dict[str, Any]) -> str:
         line = _json.encode(event).decode()
-        return f"<{PRIORITIES[event['level']]}>{line}" if with_priority else line
+        return f"<{PRIORITIES.get(event['level'], 5)}>{line}" if with_priority else line
 
     return render
