@@ -218,3 +218,9 @@ def write_json(path: Path, command: str, rows: Sequence[Row], note: str = "") ->
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(report, indent=1) + "\n")
+
+
+def accuracy(hits: float, prefetched: float) -> float:
+    """Return which part of the pages that were fetched ahead was asked for. Some that are hit in a
+    round were fetched before it: they count with both."""
+    return hits / max(1, hits, prefetched)

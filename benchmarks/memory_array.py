@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from figures import Figure, show, spread, this_command, write_json
+from figures import Figure, accuracy, show, spread, this_command, write_json
 from lending import MIB, lenders
 from numba import njit, types
 
@@ -71,7 +71,7 @@ def measure(array: Any, order: Any, figures: Any) -> dict[str, float]:
         "median": statistics.median(took_ns.tolist()) / 1e3,
         "mean": float(took_ns.mean()) / 1e3,
         "hit rate": moved.get("hits", 0) / max(1, moved.get("accesses", 0)),
-        "accuracy": moved.get("hits", 0) / max(1, moved.get("prefetched", 0)),
+        "accuracy": accuracy(moved.get("hits", 0), moved.get("prefetched", 0)),
         "waited": moved.get("missed", 0) / order.size,
     }
 

@@ -24,7 +24,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from figures import Figure, Row, paired, show, this_command, write_json
+from figures import Figure, Row, accuracy, paired, show, this_command, write_json
 from lending import MIB, lenders
 from memory import LENDERS, SCANS, SLAB_BYTES, Samples, device, sample, until_mapped
 
@@ -154,7 +154,7 @@ def turn_rows(samples: Samples, job: str) -> list[Row]:
 def rates(hits: int, waited: int, prefetched: int, late: int) -> dict[str, float]:
     return {
         "hit rate": 100 * hits / max(1, hits + waited),
-        "accuracy": 100 * hits / max(1, prefetched),
+        "accuracy": 100 * accuracy(hits, prefetched),
         "late": 100 * late / max(1, hits + waited),
         "prefetched": 100 * prefetched / max(1, hits + waited),
     }

@@ -67,3 +67,13 @@ def test_a_goal_within_the_interval_is_neither_met_nor_missed(
     [verdict] = [pages.cells(figures.as_dict(figure), "c")[4]]
     expected = {True: "yes", False: "**no**", None: "**not shown**" if goal else "reported"}
     assert verdict == expected[met]
+
+
+@pytest.mark.parametrize(
+    ("hits", "prefetched", "accuracy"), [(0, 0, 0.0), (3, 4, 0.75), (4, 4, 1.0), (2, 1, 1.0)]
+)
+def test_no_more_of_the_fetched_pages_are_hit_than_there_are(
+    hits: int, prefetched: int, accuracy: float
+) -> None:
+    """Regression: random reads, which fetch next to nothing, were said to be 200 % accurate."""
+    assert figures.accuracy(hits, prefetched) == accuracy
