@@ -64,10 +64,10 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "bus_dropped_total": _counter("Messages dropped: their subscriber was slow, or the bus away"),
     "requests_total": _counter("Requests received", "endpoint"),
     "requests_refused_total": _counter("Requests refused, by code", "endpoint", "code"),
-    "request_duration_seconds": _histogram("From a request to its answer", "endpoint"),
+    "request_duration_seconds": _histogram("Seconds from a request to its answer", "endpoint"),
     "requests_open": _gauge("Requests received that are not answered yet"),
     "fenced_total": _counter("Commands refused because their sender was replaced"),
-    "undecodable_total": _counter("Payloads that are no message of the expected type"),
+    "undecodable_total": _counter("Payloads that are not a message of the expected type"),
     "unanswered_total": _counter("Requests not answered in time, answers nobody waited for"),
     "breaches": _gauge("Messages that broke the core of this instance, as many as are kept"),
     "breaches_refused_total": _counter("Events left out because one like them broke the core"),
@@ -89,7 +89,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
     # Master
     "master_jobs": _gauge("Jobs that are known, by state", "state"),
     "master_jobs_queued": _gauge("Jobs that wait for slots of worker nodes"),
-    "master_jobs_held": _gauge("Of those and of registered ones, jobs that may not run yet"),
+    "master_jobs_held": _gauge("Queued and registered jobs that may not run yet"),
     "master_facts_unkept_total": _counter("Times that the stream of facts could not be looked to"),
     "master_aggregators": _gauge("Aggregators of the pool: free, used, or dead", "state"),
     "tenant_asked_cores": _gauge("Cores that its admitted jobs ask for, as profiled", "tenant"),
@@ -111,7 +111,9 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "controller_loss_worst_ratio": _gauge("The largest loss in the jobs' last windows"),
     "controller_plan_duration_seconds": _histogram("Time in the core, a step that planned"),
     "controller_drains_total": _counter("Orders to empty an aggregator"),
-    "controller_drains_late_total": _counter("Those that missed their deadline"),
+    "controller_drains_late_total": _counter(
+        "Orders to empty an aggregator that missed their deadline"
+    ),
     "controller_interferences_total": _counter("Jobs found slowed by a congested link"),
     # Aggregator
     "aggregator_received_bytes_total": _counter("Bytes that workers pushed"),
@@ -123,27 +125,31 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "aggregator_requests_late_total": _counter("Requests that came after their place in a cycle"),
     "aggregator_pushes_refused_total": _counter("Pushes refused: of a wrong shape, or not finite"),
     "aggregator_migrated_buckets_total": _counter("Buckets that went to another aggregator"),
-    "aggregator_migrated_bytes_total": _counter("Bytes of these"),
+    "aggregator_migrated_bytes_total": _counter("Bytes of buckets that went to another aggregator"),
     "aggregator_buckets": _gauge("Buckets held"),
     "aggregator_jobs": _gauge("Jobs that have buckets here"),
     "aggregator_held_bytes": _gauge("Memory of its regions"),
-    "aggregator_memory_limit_bytes": _gauge("What its regions together may take"),
+    "aggregator_memory_limit_bytes": _gauge("Memory that its regions together may take"),
     "aggregator_cpu_share_cores": _gauge("Cores of its slot"),
     "aggregator_regions_recovered": _gauge("Regions kept from its former life"),
-    "aggregator_regions_locked": _gauge("Those of them that another process has locked"),
+    "aggregator_regions_locked": _gauge("Recovered regions that another process has locked"),
     # Worker
     "worker_slots": _gauge("Ranks that may run at once"),
     "worker_ranks": _gauge("Ranks of jobs: running, or exited and not yet forgotten", "state"),
     "worker_started_total": _counter("Ranks that were started"),
-    "worker_restarted_total": _counter("Of these, ranks that had died and began again"),
+    "worker_restarted_total": _counter("Ranks that were started again after they had died"),
     "worker_exited_total": _counter("Ranks that ended: ok (code 0) or failed", "how"),
     "worker_log_bytes": _gauge("Logs that are kept"),
     # Profiler
     "profiler_jobs": _gauge("Jobs that it hears of"),
     # Lender
     "lender_slabs": _gauge("Slabs, by state", "state"),
-    "lender_slab_changes_total": _counter("What became of slabs", "change"),
-    "lender_memory_bytes": _gauge("Of its machine: total, used by others, kept as headroom", "of"),
+    "lender_slab_changes_total": _counter(
+        "Slabs that were lent, returned, evicted or lost, by change", "change"
+    ),
+    "lender_memory_bytes": _gauge(
+        "Memory of its machine: total, used by others, kept as headroom", "of"
+    ),
     "lender_pressure_ratio": _gauge("Part of ten seconds in which something waited for memory"),
     "lender_devices": _gauge("Devices that are connected"),
     "lender_frames_refused_total": _counter("Messages of devices that were refused"),
@@ -156,19 +162,24 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "device_degraded": _gauge("1: the backup file fails, writes are refused"),
     "device_stuck": _gauge("1: the oldest write has not settled for 10 s"),
     "device_request_duration_seconds": _histogram(
-        "Of NBD requests, by what they waited for; each counts at its bucket's bound", "cause"
+        "Seconds of NBD requests, by what they waited for; each counts at its bucket's bound",
+        "cause",
     ),
     "device_read_pages_total": _counter("Pages read"),
-    "device_read_remote_pages_total": _counter("Of these, from remote memory"),
-    "device_read_waited_pages_total": _counter("Of these, neither mapped nor held nor prefetched"),
+    "device_read_remote_pages_total": _counter("Pages read from remote memory"),
+    "device_read_waited_pages_total": _counter(
+        "Pages read that were neither mapped nor held nor prefetched"
+    ),
     "device_written_pages_total": _counter("Pages written"),
-    "device_written_remote_pages_total": _counter("Of these, to remote memory"),
+    "device_written_remote_pages_total": _counter("Pages written to remote memory"),
     "device_prefetched_pages_total": _counter("Pages fetched ahead"),
-    "device_prefetch_hit_pages_total": _counter("Of these, read by a client"),
-    "device_prefetch_late_pages_total": _counter("... which were still on their way"),
+    "device_prefetch_hit_pages_total": _counter("Prefetched pages that a client read"),
+    "device_prefetch_late_pages_total": _counter(
+        "Prefetched pages that were still on their way when read"
+    ),
     "device_slabs_evicted_total": _counter("Slabs that lenders asked back"),
     "device_slabs_lost_total": _counter("Slabs taken by force, or gone with their lender"),
-    "device_refilled_pages_total": _counter("Given to new slabs, out of the backup file"),
+    "device_refilled_pages_total": _counter("Pages given to new slabs, out of the backup file"),
     "device_regenerated_pages_total": _counter("Fragments or copies given to members"),
     "device_repaired_fragments_total": _counter("Fragments that a read made up for"),
     "device_lost_pages_total": _counter("Pages with too few fragments: read from the backup file"),
