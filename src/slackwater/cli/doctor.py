@@ -50,7 +50,10 @@ def doctor(
     url: Url = None,
     state_dir: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="Look at this folder's disk, as of `up --state-dir`."),
+        typer.Option(
+            metavar="FOLDER",
+            help="Check the disk of this folder, for example that of `up --state-dir`.",
+        ),
     ] = None,
     json: Json = False,
 ) -> None:

@@ -26,7 +26,10 @@ def drain(
     within: Annotated[
         float,
         typer.Option(
-            min=1, max=86_400, metavar="SECONDS", help="Seconds until its machine goes, to a day."
+            min=1,
+            max=86_400,
+            metavar="SECONDS",
+            help="Seconds until its machine goes, at most a day.",
         ),
     ] = 60.0,
     request: Annotated[
@@ -38,9 +41,10 @@ def drain(
     wait: Annotated[
         bool, typer.Option("--wait", help="Wait until it is empty, or time is up.")
     ] = False,
-    cancel: Annotated[bool, typer.Option("--cancel", help="Take the order back.")] = False,
+    cancel: Annotated[bool, typer.Option("--cancel", help="Cancel the order to empty it.")] = False,
     lost: Annotated[
-        bool, typer.Option("--lost", help="Do not wait for its return: its machine is gone.")
+        bool,
+        typer.Option("--lost", help="Its machine is gone for good: do not wait for its return."),
     ] = False,
     url: Url = None,
     json: Json = False,

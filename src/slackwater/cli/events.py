@@ -25,7 +25,7 @@ from slackwater.schemas.base import Message
 from slackwater.schemas.facts import Fact
 
 LIMIT: Final = 100
-Since = Annotated[str, typer.Option(help="Only what happened in the last 90s, 10m, 1h30m or 2d.")]
+Since = Annotated[str, typer.Option(help="Show what happened in the last 90s, 10m, 1h30m or 2d.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +45,14 @@ class Told:
 def events(
     job: MaybeJobId = "",
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on with what happens from now on.")
+        bool, typer.Option("--follow", "-f", help="Keep printing what happens from now on.")
     ] = False,
     since: Since = "",
     limit: Annotated[
-        int, typer.Option(min=0, help="The newest so many of what is kept (0: all).")
+        int, typer.Option(min=0, help="Show so many of the newest facts (0: all).")
     ] = LIMIT,
     all: Annotated[
-        bool, typer.Option("--all", help="Show what comes again and again, too: windows, copies.")
+        bool, typer.Option("--all", help="Show routine facts, too: windows, copies.")
     ] = False,
     url: Url = None,
     json: Json = False,

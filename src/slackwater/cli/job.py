@@ -26,7 +26,7 @@ EMULATED: Final = "slackwater.loadgen.emulate"
 
 
 def job(id: JobId, url: Url = None, json: Json = False) -> None:
-    """Show one job: what it asked for, how far and where it is, why it waits, what it gave."""
+    """Describe one job: its request, progress and place, why it waits, and its result."""
 
     async def seen(client: Client) -> tuple[JobInfo, list[str], float]:
         info = await client.job_info(id)

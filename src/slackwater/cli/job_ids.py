@@ -60,7 +60,7 @@ JobIds = Annotated[
 MaybeJobId = Annotated[
     str,
     typer.Argument(
-        metavar="JOB", help="A job's id; without one, all of the cluster.",
+        metavar="JOB", help="A job's id; without one, everything in the cluster.",
         callback=_checked_if_given, autocompletion=known,
     ),
 ]  # fmt: skip

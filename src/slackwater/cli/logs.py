@@ -36,11 +36,11 @@ Print = Callable[[int, bytes], None]
 def logs(
     job: JobId,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on until the job has ended.")
+        bool, typer.Option("--follow", "-f", help="Keep printing until the job has ended.")
     ] = False,
     rank: Annotated[int, typer.Option(min=-1, help="Show this rank alone (-1: all of them).")] = -1,
     tail: Annotated[
-        int, typer.Option(min=-1, help="The last so many lines of each rank (-1: all).")
+        int, typer.Option(min=-1, help="Show so many last lines of each rank (-1: all).")
     ] = -1,
     url: Url = None,
     json: Json = False,

@@ -40,7 +40,7 @@ _Which = Annotated[
 
 
 def status(
-    name: Annotated[str, typer.Option(help="The processes of this cluster.")] = "",
+    name: Annotated[str, typer.Option(help="Show the processes of this cluster.")] = "",
     json: Json = False,
 ) -> None:
     """List this account's clusters on this machine."""
@@ -60,11 +60,15 @@ def status(
 
 def down(
     name: _Which = "",
-    force: Annotated[bool, typer.Option(help="End it even if jobs run: they fail.")] = False,
-    timeout: Annotated[float, typer.Option(min=1, help="Seconds to wait for its end.")] = 60.0,
+    force: Annotated[
+        bool, typer.Option(help="End it even if jobs run on it, which fail then.")
+    ] = False,
+    timeout: Annotated[
+        float, typer.Option(min=1, help="Seconds to wait until it has ended.")
+    ] = 60.0,
     json: Json = False,
 ) -> None:
-    """End a cluster that `slackwater up` started; says which jobs ran."""
+    """End a cluster that `slackwater up` started, and say which jobs ran."""
     with reported():
         sweep()
         entry = clusters.selected(name)

@@ -131,10 +131,13 @@ def export(
         int, typer.Option(help="Requests of a scan fetched ahead over tcp or verbs; 0: none.")
     ] = 8,
     metrics_port: Annotated[
-        int, typer.Option(min=-1, max=65_535, help="Prometheus there; 0: none, -1: any free one.")
+        int,
+        typer.Option(
+            min=-1, max=65_535, help="Port of Prometheus metrics; 0: none, -1: any free one."
+        ),
     ] = 0,
     metrics_address: Annotated[
-        str, typer.Option(help="Address of this machine for that port.")
+        str, typer.Option(help="Address of this machine that the metrics port is opened on.")
     ] = DEFAULT_METRICS_ADDRESS,
     url: Url = None,
     json: Json = False,
@@ -470,7 +473,7 @@ def evict(
 @app.command()
 def drain(
     lender: Annotated[str, typer.Argument(help="One that `slackwater memory top` lists.")],
-    back: Annotated[bool, typer.Option("--back", help="Let it lend again.")] = False,
+    back: Annotated[bool, typer.Option("--back", help="Let the lender lend again.")] = False,
     url: Url = None,
     json: Json = False,
 ) -> None:

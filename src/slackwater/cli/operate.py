@@ -53,7 +53,7 @@ def rerun(
     url: Url = None,
     json: Json = False,
 ) -> None:
-    """Run a job that ended again, as it was submitted, under its id or another one."""
+    """Run an ended job again as it was submitted, under its id or another one."""
 
     async def again(client: Client) -> tuple[JobRecord, str]:
         record = await client.job(id)
@@ -78,7 +78,7 @@ def rerun(
 def delete(
     ids: JobIds,
     force: Annotated[
-        bool, typer.Option("--force", help="Cancel those first that have not ended.")
+        bool, typer.Option("--force", help="First cancel those that have not ended.")
     ] = False,
     url: Url = None,
     json: Json = False,

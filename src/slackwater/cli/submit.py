@@ -79,7 +79,7 @@ Restarts = Annotated[
     int,
     typer.Option(
         min=0, max=1000,
-        help="Start a rank that dies again so often, all ranks together; it goes on where it was.",
+        help="Restart ranks that die so many times in all; each goes on where the job is.",
     ),
 ]  # fmt: skip
 Tenant = Annotated[
@@ -96,7 +96,7 @@ LossLimit = Annotated[
     float,
     typer.Option(
         min=0, max=0.999,
-        help="Part of its speed that sharing may cost; 0: as its tenant or cluster says.",
+        help="Part of its speed that sharing may cost; 0: the tenant's or cluster's limit.",
     ),
 ]  # fmt: skip
 Wait = Annotated[

@@ -39,10 +39,13 @@ LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 
 _Name = Annotated[
     str,
-    typer.Option(envvar=CLUSTER, help="Name the cluster among those of this account here."),
+    typer.Option(envvar=CLUSTER, help="Name the cluster, so that several can run on this machine."),
 ]
 _Port = Annotated[
-    int, typer.Option(min=0, max=65535, help="The bus server's; 0: the one before, or any free.")
+    int,
+    typer.Option(
+        min=0, max=65535, help="Port of the bus server; 0: the one it had before, or any free one."
+    ),
 ]
 _Detach = Annotated[
     bool, typer.Option("--detach", "-d", help="Return once it is ready; `slackwater down` ends it.")
@@ -117,7 +120,7 @@ def up(
     metrics: _Metrics = 0,
     json: Json = False,
 ) -> None:
-    """Keep a cluster running on this machine until Ctrl-C; detached: until `slackwater down`."""
+    """Run a cluster on this machine until Ctrl-C; with --detach, until `slackwater down`."""
     with reported():
         count = aggregators if aggregators is not None else whole_cores(cpu_share)
         log_dir = state_dir / "logs" if state_dir is not None else clusters.default_log_dir(name)

@@ -36,7 +36,7 @@ class Waited(msgspec.Struct, frozen=True):
 def wait(
     jobs: JobIds,
     wanted: Annotated[
-        Wanted, typer.Option("--for", help="The state that all of them are to reach.")
+        Wanted, typer.Option("--for", help="The state that all jobs must reach.")
     ] = "ended",
     timeout: Annotated[
         float, typer.Option(min=0, help="Seconds to wait for (0: as long as it takes).")
