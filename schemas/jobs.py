@@ -316,7 +316,7 @@ class FinishJob(Message, kw_only=True, frozen=True, tag="job.finish"):
 
 
 class AskMissing(Message, kw_only=True, frozen=True, tag="job.missing"):
-    """An Agent has waited for `waited_s` for an iteration that these ranks have not pushed: where
+    """An Agent has waited for `waited_s` for an iteration that other ranks have not pushed: where
     are they? Answered by MissingRanks."""
 
     job: IdText
@@ -324,13 +324,8 @@ class AskMissing(Message, kw_only=True, frozen=True, tag="job.missing"):
     """The rank that asks."""
     iteration: Count
     waited_s: Seconds
-    ranks: Annotated[tuple[Rank, ...], msgspec.Meta(min_length=1, max_length=64)]
-    pushed: Annotated[tuple[Count, ...], msgspec.Meta(max_length=64)]
-    """Parallel to `ranks`: the newest iteration that each has pushed."""
-
-    def __post_init__(self) -> None:
-        if len(self.pushed) != len(self.ranks):
-            raise ValueError("pushed: give one for each of `ranks`")
+    behind: Annotated[tuple[tuple[Rank, Count], ...], msgspec.Meta(min_length=1, max_length=64)]
+    """Each rank that it waits for, and the newest iteration that this one has pushed."""
 
 
 class ListTenants(Message, kw_only=True, frozen=True, tag="tenant.list"):

@@ -25,6 +25,8 @@ _EXPIRED: Final = "408"
 _BATCH_FULL: Final = "Message Size Exceeds MaxBytes"
 _INACTIVE_S: Final = 30.0
 """The server drops a consumer that nobody asked for this long."""
+_SAME_S: Final = 0.001
+"""Times of one message differ by less: one of them is rounded."""
 
 
 class _ConsumerMade(msgspec.Struct):
@@ -40,6 +42,14 @@ class _State(msgspec.Struct):
 class _StreamFound(msgspec.Struct):
     state: _State = msgspec.field(default_factory=_State)
     error: dict[str, Any] | None = None
+
+
+class _Stored(msgspec.Struct):
+    time: datetime
+
+
+class _MessageFound(msgspec.Struct):
+    message: _Stored | None = None
 
 
 class StreamReader:
@@ -58,6 +68,7 @@ class StreamReader:
         self.pending = 0
         """Messages that were there when the consumer was made, and were not read yet."""
         self.place = 0  # The sequence of the last message read.
+        self._read_s = 0.0  # When that message was stored.
         self._consumer = ""
         self._delivered = 0  # What the consumer has delivered: a gap means that one was lost.
         self._asked = 0
@@ -155,21 +166,34 @@ class StreamReader:
         self._delivered += 1
         self.pending -= 1
         self.place = metadata.sequence.stream
+        self._read_s = metadata.timestamp.timestamp()
         return True
 
-    async def _last(self) -> int:
+    async def _given_again(self) -> bool:
+        """Tell whether the place of the last message read is free or another's: the stream was made
+        anew, or a kill took what was not on disk yet."""
         if not self.place:
-            return 0
-        subject, timeout_s = f"$JS.API.STREAM.INFO.{self._stream}", limits.STORE_TIMEOUT_S
-        answer = await self._bus.call(subject, b"", timeout_s=timeout_s)
-        found = msgspec.json.decode(answer.data, type=_StreamFound)
-        return self.place if found.error is not None else found.state.last_seq
+            return False
+        info = await self._asked_api("STREAM.INFO", b"")
+        found = msgspec.json.decode(info, type=_StreamFound)
+        if found.error is not None:
+            return False
+        if self.place > found.state.last_seq or not self._read_s:
+            return self.place > found.state.last_seq
+        answer = await self._asked_api("STREAM.MSG.GET", msgspec.json.encode({"seq": self.place}))
+        stored = msgspec.json.decode(answer, type=_MessageFound).message
+        return stored is not None and abs(stored.time.timestamp() - self._read_s) > _SAME_S
+
+    async def _asked_api(self, verb: str, payload: bytes) -> bytes:
+        subject = f"$JS.API.{verb}.{self._stream}"
+        answer = await self._bus.call(subject, payload, timeout_s=limits.STORE_TIMEOUT_S)
+        return answer.data
 
     async def _make_consumer(self) -> None:
         if self._inbox is None:
             self._inbox = await self._bus.open_inbox(self._arrived.put_nowait)
-        if self.place > await self._last():
-            self.place = 0  # The stream was made anew.
+        if await self._given_again():  # Whatever was stored since then is new.
+            self.place, self._since_s = 0, self._read_s + _SAME_S
         config: dict[str, Any] = {
             "ack_policy": "none",
             "mem_storage": True,

@@ -31,13 +31,15 @@ def asked(state: State, job: Job, message: AskMissing, now_s: float) -> MissingR
     if job.ended:
         why = job.record.reason or "it ended"
         return MissingRanks(reason=f"job {job.id} is {job.record.state}: {why}", final=True)
-    for rank in message.ranks:
+    ranks = [rank for rank, _ in message.behind]
+    for rank in ranks:
         if message.waited_s >= SILENT_S and not _over(job, rank):
             _read_line(state, job, rank)
-    final = any(_over(job, rank) for rank in message.ranks)
-    pairs = zip(message.ranks[:4], message.pushed, strict=False)
-    told = "; ".join(_where(job, rank, at, message.waited_s, now_s) for rank, at in pairs)
-    more = f" (and {len(message.ranks) - 4} more ranks)" if len(message.ranks) > 4 else ""
+    final = any(_over(job, rank) for rank in ranks)
+    told = "; ".join(
+        _where(job, rank, at, message.waited_s, now_s) for rank, at in message.behind[:4]
+    )
+    more = f" (and {len(ranks) - 4} more ranks)" if len(ranks) > 4 else ""
     waits = f"rank {message.rank} waits at iteration {message.iteration}"
     reason = f"{told}{more}; {waits}"
     if final:
@@ -46,7 +48,7 @@ def asked(state: State, job: Job, message: AskMissing, now_s: float) -> MissingR
             "that does not divide evenly), then run the job again"
         )
     job.stalled = (now_s, reason)
-    awaited = any(job.awaited(rank) for rank in message.ranks)
+    awaited = any(job.awaited(rank) for rank in ranks)
     return MissingRanks(reason=reason, final=final, restarting=awaited)
 
 

@@ -118,8 +118,7 @@ class Control:
             rank=self._rank,
             iteration=iteration,
             waited_s=waited_s,
-            ranks=tuple(pushed),
-            pushed=tuple(pushed.values()),
+            behind=tuple(pushed.items()),
         )
         return await self._client(budget_s=0.0).master("missing", message, MissingRanks)
 

@@ -98,7 +98,7 @@ def test_lenders_and_devices_that_nobody_knows(words: list[str], said: str, bus:
     [
         (["--size", "0"], "--size '0': give at least a page"),
         (["--size", "4M", "--device", "a.b"], "--device 'a.b': give a name"),
-        (["--size", "4M", "--seed=-1"], "Expected `int` >= 0 - at `$.seed`"),
+        (["--size", "4M", "--seed=-1"], "--seed '-1': give a whole number from 0"),
     ],
 )
 def test_memory_workloads_that_cannot_be_played(words: list[str], said: str) -> None:

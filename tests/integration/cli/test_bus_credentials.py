@@ -131,7 +131,7 @@ def test_a_job_trains_behind_a_password_and_nobody_else_gets_in(
     _submit(spec, server.url)
     job = _ended("j1", server.url.replace("//", "//op:s3cret@"))
     assert job["state"] == "completed", job
-    assert json.loads(job["results"]["0"]) == {"w": pytest.approx(-0.01)}
+    assert job["results"]["0"] == {"w": pytest.approx(-0.01)}
 
 
 def _until_answered(ask: Any) -> None:

@@ -30,7 +30,7 @@ def running(**spec: int) -> Harness:
 
 def ask(harness: Harness, waited_s: float, iteration: int = 14) -> MissingRanks:
     question = AskMissing(
-        job="a", rank=0, iteration=iteration, waited_s=waited_s, ranks=(1,), pushed=(13,)
+        job="a", rank=0, iteration=iteration, waited_s=waited_s, behind=((1, 13),)
     )
     answer = harness.answer(question)
     assert isinstance(answer, MissingRanks)
@@ -70,7 +70,7 @@ def test_a_silent_rank_is_named_with_its_last_line() -> None:
     harness.now_s += 31.0
     harness.node(running=(("a", 0), ("a", 1)))
     effects = harness.ask(
-        AskMissing(job="a", rank=0, iteration=14, waited_s=31.0, ranks=(1,), pushed=(13,))
+        AskMissing(job="a", rank=0, iteration=14, waited_s=31.0, behind=((1, 13),))
     )
     request = only(effects, Request)
     assert request.message == ReadLog(job="a", rank=1, tail=1)
