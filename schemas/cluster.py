@@ -374,6 +374,8 @@ class StartWorkers(Message, kw_only=True, frozen=True, tag="worker.start"):
     attempts: Annotated[tuple[Count, ...], msgspec.Meta(max_length=64)] = ()
     """Parallel to `ranks`: how often each was started before in this run, and RUN_ATTEMPTS for each
     run before; empty: never."""
+    folder: Text = ""
+    """The program runs in it; empty: in the worker service's own."""
 
     def __post_init__(self) -> None:
         if len(set(self.ranks)) < len(self.ranks):

@@ -142,6 +142,8 @@ class JobSpec(Record, kw_only=True, frozen=True):
     """Iterations that it trains for."""
     program: Annotated[tuple[Text, ...], msgspec.Meta(max_length=64)] = ()
     """The command line of one rank, as words; empty: its user starts it by hand."""
+    folder: Text = ""
+    """The folder on the node that the program runs in; empty: the worker service's own."""
     gradient_dtype: DType = "float32"
     """The type in which gradients are sent."""
     update: UpdateRule = msgspec.field(default_factory=UpdateRule)

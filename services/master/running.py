@@ -150,6 +150,7 @@ def _start(record: JobRecord, ranks: tuple[int, ...]) -> StartWorkers:
         ranks=ranks,
         workers=record.spec.workers,
         program=record.spec.program,
+        folder=record.spec.folder,
         attempts=attempts if any(attempts) else (),
     )
 

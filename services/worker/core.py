@@ -59,6 +59,8 @@ class Found:
     result: str = ""
     attempt: int = 0
     """How often the rank was started before."""
+    folder: str = ""
+    """The program runs in it; empty: in the service's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +201,7 @@ class WorkerCore:
             if each.state == "intended":
                 # The service died between the intention and the process.
                 rank.state = "running"
-                effects.append(_run(rank, each.workers, each.program))
+                effects.append(_run(rank, each.workers, each.program, each.folder))
             elif each.state == "running":
                 effects.append(Do("watch", rank.named))
             elif each.state == "exited":
@@ -242,7 +244,7 @@ class WorkerCore:
         effects: list[Effect] = []
         for rank in new:
             self._ranks[job, rank.rank] = rank
-            effects.append(_run(rank, message.workers, message.program))
+            effects.append(_run(rank, message.workers, message.program, message.folder))
         # The processes are started (their intentions are on disk) before the master hears of it.
         return [*effects, Reply(token, Ok())]
 
@@ -366,5 +368,5 @@ class WorkerCore:
         return rank if rank is not None and rank.attempt == int(attempt) else None
 
 
-def _run(rank: _Rank, workers: int, program: tuple[str, ...]) -> Do:
-    return Do("run", {**rank.named, "workers": workers, "program": program})
+def _run(rank: _Rank, workers: int, program: tuple[str, ...], folder: str) -> Do:
+    return Do("run", {**rank.named, "workers": workers, "program": program, "folder": folder})

@@ -66,6 +66,7 @@ class Intent(msgspec.Struct, frozen=True, kw_only=True):
     workers: int
     program: tuple[str, ...]
     attempt: int = 0
+    folder: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +132,7 @@ class RankFiles:
             _write(self.path("logger"), (_BOOT_ID.read_text() + stat).encode())
             return subprocess.Popen(
                 ["/bin/sh", "-c", _LAUNCH, str(self.folder / self._prefix), *program],
+                cwd=intent.folder or None,
                 env={**os.environ, **environment},
                 stdin=subprocess.DEVNULL,
                 stdout=printing,
@@ -241,8 +243,9 @@ class RankFiles:
         identity = self.identity()
         if identity is None and self.code() is None:
             return Found(
-                job, self.rank, "intended", intent.workers, intent.program, attempt=attempt
-            )
+                job, self.rank, "intended", intent.workers, intent.program, attempt=attempt,
+                folder=intent.folder,
+            )  # fmt: skip
         if identity is not None and identity.alive():
             return Found(job, self.rank, "running", attempt=attempt)
         code, result = self.outcome()

@@ -103,10 +103,18 @@ class Processes:
         return ProcessesFound(find(self._state_dir))
 
     def run(
-        self, job: JobId, rank: int, attempt: int, workers: int, program: tuple[str, ...]
+        self,
+        job: JobId,
+        rank: int,
+        attempt: int,
+        workers: int,
+        program: tuple[str, ...],
+        folder: str,
     ) -> None:
         files = RankFiles(self._state_dir, job, rank, attempt)
-        intent = Intent(job=job, rank=rank, workers=workers, program=program, attempt=attempt)
+        intent = Intent(
+            job=job, rank=rank, workers=workers, program=program, attempt=attempt, folder=folder
+        )
         environment = {
             **self._config.credentials.environment(),
             "SLACKWATER_URL": self._config.url,
@@ -119,7 +127,8 @@ class Processes:
         try:
             child = files.launch(intent, environment, self._config.log_bytes_max)
         except OSError as error:
-            reason = f"cannot start {program[0]}: {error}"
+            where = f" in {folder} (submit with --folder one that its node has)" if folder else ""
+            reason = f"cannot start {program[0]}{where}: {error}"
             self._post(ProcessExited(job, rank, 127, reason, attempt))
             return
         assert self._port is not None

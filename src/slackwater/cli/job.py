@@ -99,6 +99,8 @@ def _facts(
             record.reason,
         )
     yield "Program", _program(record)
+    if spec.folder:
+        yield "Folder", spec.folder
     if spec.model:
         yield "Model", spec.model
     if spec.tenant:

@@ -36,6 +36,13 @@ Program = Annotated[
     list[str] | None,
     typer.Argument(help="The command that each worker runs, after --, as its node finds it."),
 ]
+Folder = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FOLDER",
+        help="Run the program in this folder of its node; by default in the one you are in.",
+    ),
+]
 Model = Annotated[
     str | None, typer.Option(help="Emulate the training of this network, for example vgg19.")
 ]
@@ -108,6 +115,7 @@ def submit(
     context: typer.Context,
     id: Id = "",
     program: Program = None,
+    folder: Folder = None,
     model: Model = None,
     file: File = None,
     workers: Processes = 2,
@@ -152,14 +160,13 @@ def submit(
         elif model is not None:
             shape |= {"iterations": iterations or ITERATIONS, "compute_s": compute_s}
             spec = _emulated(id or new_id(model, None), model, bytes_scale=bytes_scale, **shape)
-            if allow_fractional_share:
-                what = f"--allow-fractional-share beside --model {model}"
-                raise Usage(f"{what}: an emulated job may use them anyway; leave it out")
+            _refuse_of_programs(model, folder, allow_fractional_share)
         else:
             raise Usage("nothing to submit: give --model NAME, --file FILE or -- PROGRAM")
         more = _given(
             spec, tenant=tenant, restarts=restarts, loss_limit=loss_limit,
             fractional_share=allow_fractional_share,
+            folder=_folder(spec, folder) if program or file is not None else "",
         )  # fmt: skip
         spec = checked(more)
     _store(spec, url, json, wait)
@@ -170,10 +177,26 @@ def _given(spec: JobSpec, **options: str | float) -> JobSpec:
     return msgspec.structs.replace(spec, **{name: it for name, it in options.items() if it})
 
 
+def _folder(spec: JobSpec, given: Path | None) -> str:
+    """A relative one begins where the user is, who named the program from there, too."""
+    return str((given or Path(spec.folder)).absolute()) if spec.program else ""
+
+
 def _refuse_beside(what: str, ignored: Iterable[str]) -> None:
     names = sorted("-- PROGRAM" if n == "program" else _option(n) for n in ignored)
     if names:
         raise Usage(f"{what} beside {', '.join(names)}: it says that itself; leave one out")
+
+
+def _refuse_of_programs(model: str, folder: Path | None, fractional_share: bool) -> None:
+    """Raises Usage for what changes nothing in an emulation."""
+    if folder is not None:
+        raise Usage(f"--folder beside --model {model}: it runs no program of yours; leave it out")
+    if fractional_share:
+        raise Usage(
+            f"--allow-fractional-share beside --model {model}: an emulated job may use them "
+            "anyway; leave it out"
+        )
 
 
 def _option(name: str) -> str:

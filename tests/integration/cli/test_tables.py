@@ -104,6 +104,7 @@ def said(words: list[str], capfd: pytest.CaptureFixture[str]) -> tuple[int, str]
         (f"{EMULATED} --tenant {'x' * 65}", 2, "a name has at most 64 characters, this one 65"),
         (f"{JOB} --model vgg20", 2, "vgg19"),
         (JOB, 2, "nothing to submit: give --model NAME, --file FILE or -- PROGRAM"),
+        (f"{EMULATED} --folder /tmp", 2, "--folder beside --model vgg19: it runs no prog"),
         (f"{EMULATED} --allow-fractional-share", 2, "beside --model vgg19: an emulated job may"),
         (f"{JOB} --compute-s 1 -- true", 2, "-- PROGRAM beside --compute-s: it says that itself"),
         (f"{JOB} --file b.json --workers 3", 2, "--file beside --workers: it says that itself"),

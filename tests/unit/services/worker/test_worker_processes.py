@@ -15,10 +15,10 @@ LOG_BYTES_MAX = 8 * 1024**2
 
 
 def launch(
-    state_dir: Path, *program: str, rank: int = 0, attempt: int = 0
+    state_dir: Path, *program: str, rank: int = 0, attempt: int = 0, folder: str = ""
 ) -> tuple[RankFiles, "subprocess.Popen[bytes]"]:
     files = RankFiles(state_dir, "j1", rank, attempt)
-    intent = Intent(job="j1", rank=rank, workers=1, program=program, attempt=attempt)
+    intent = Intent(job="j1", rank=rank, workers=1, program=program, attempt=attempt, folder=folder)
     environment = {"SLACKWATER_RESULT": str(files.path("result.json"))}
     return files, files.launch(intent, environment, LOG_BYTES_MAX)
 
@@ -62,6 +62,24 @@ def test_a_program_that_ends_well_leaves_its_result(tmp_path: Path) -> None:
     assert (found.state, found.code, found.result) == ("exited", 0, '{"a": 1}\n')
     files.forget()
     assert find(tmp_path) == (Found(found.job, 0, "reported"),)
+
+
+def test_a_program_runs_in_the_folder_that_was_asked_for(tmp_path: Path) -> None:
+    """A service that was killed before it started the program runs it there, too."""
+    folder = tmp_path / "my work"
+    folder.mkdir()
+    files, child = launch(tmp_path, "pwd", folder=str(folder))
+    assert ended(files, child) == 0
+    assert files.log.read(0, 1024).data.decode() == f"{folder}\n"
+    for name in ("process", "exit"):
+        files.path(name).unlink()
+    (found,) = find(tmp_path)
+    assert (found.state, found.folder) == ("intended", str(folder))
+
+
+def test_a_folder_that_the_node_lacks_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="elsewhere"):
+        launch(tmp_path, "pwd", folder=str(tmp_path / "elsewhere"))
 
 
 @pytest.mark.parametrize("written", ["", " ", "\\n"])
