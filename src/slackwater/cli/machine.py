@@ -16,7 +16,7 @@ from slackwater.cli import tables
 from slackwater.cli.figures import lasted
 from slackwater.cli.options import Json
 from slackwater.cli.outcome import err, out, print_json, reported
-from slackwater.cli.where import CLUSTER
+from slackwater.cli.where import CLUSTER, named
 from slackwater.common import clusters
 from slackwater.common.bus.access import address_file
 from slackwater.common.client import connect
@@ -46,7 +46,7 @@ def status(
     """List this account's clusters on this machine."""
     with reported():
         sweep()
-        if name:
+        if name := named(name):
             _one(clusters.selected(name), json)
             return
         entries = clusters.known()
@@ -71,7 +71,7 @@ def down(
     """End a cluster that `slackwater up` started, and say which jobs ran."""
     with reported():
         sweep()
-        entry = clusters.selected(name)
+        entry = clusters.selected(named(name))
         if entry is None:
             raise Unavailable("no cluster of this account runs on this machine")
         jobs = _jobs_of(entry, force)
@@ -113,7 +113,8 @@ def announce(entry: LocalCluster, json: bool) -> None:
     )
     out.print(f"its address with the bus's token: {escape(entry.address_file)}", soft_wrap=True)
     chosen = "" if len(clusters.known()) == 1 else f" --cluster {entry.name}"
-    out.print(f"try: slackwater top{chosen} | tap | submit --id j1 --model vgg19")
+    for words in ("submit --id j1 --model vgg19", "top"):
+        out.print(f"try: slackwater{chosen} {words}", markup=False, highlight=False)
 
 
 def _jobs_of(entry: LocalCluster, force: bool) -> list[str]:

@@ -16,7 +16,7 @@ from slackwater.cli.naming import policy_named
 from slackwater.cli.options import Json
 from slackwater.cli.outcome import err, reported
 from slackwater.cli.sizes import size_bytes
-from slackwater.cli.where import CLUSTER
+from slackwater.cli.where import CLUSTER, named
 from slackwater.common import clusters
 from slackwater.common.bus.access import DEFAULT_CLUSTER, address_file
 from slackwater.common.clock import LiveClock
@@ -122,6 +122,7 @@ def up(
 ) -> None:
     """Run a cluster on this machine until Ctrl-C; with --detach, until `slackwater down`."""
     with reported():
+        name = named(name)
         count = aggregators if aggregators is not None else whole_cores(cpu_share)
         log_dir = state_dir / "logs" if state_dir is not None else clusters.default_log_dir(name)
         options = ClusterOptions(

@@ -16,7 +16,7 @@ import typer
 
 from slackwater.cli import usage
 from slackwater.common import clusters
-from slackwater.common.bus.access import VARIABLES, Credentials
+from slackwater.common.bus.access import DEFAULT_CLUSTER, VARIABLES, Credentials
 from slackwater.common.errors import Rejected, Unavailable
 
 CLUSTER = "SLACKWATER_CLUSTER"
@@ -63,6 +63,15 @@ def _declared(command: Any, signature: inspect.Signature) -> Any:
     command.__signature__ = signature
     command.__annotations__ = {name: p.annotation for name, p in signature.parameters.items()}
     return command
+
+
+def named(name: str) -> str:
+    """The cluster that --name names, or --cluster before the command. Raises Rejected where they
+    differ."""
+    before = _cluster.get()
+    if before and name not in ("", before, os.environ.get(CLUSTER, DEFAULT_CLUSTER)):
+        raise Rejected(f"--cluster {before} and --name {name}: give one of them")
+    return before or name
 
 
 def given(url: str | None) -> str | None:
