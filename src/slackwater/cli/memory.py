@@ -131,10 +131,7 @@ def export(
         int, typer.Option(help="Requests of a scan fetched ahead over tcp or verbs; 0: none.")
     ] = 8,
     metrics_port: Annotated[
-        int,
-        typer.Option(
-            min=-1, max=65_535, help="Port of Prometheus metrics; 0: none, -1: any free one."
-        ),
+        int, typer.Option(min=-1, max=65_535, help="Port of metrics; 0: none, -1: any free one.")
     ] = 0,
     metrics_address: Annotated[
         str, typer.Option(help="Address of this machine that the metrics port is opened on.")

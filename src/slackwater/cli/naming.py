@@ -44,7 +44,7 @@ def said(spec: JobSpec, known: JobRecord | None) -> str:
 
 
 def policy_named(name: str) -> Aggregation:
-    """Any that is registered here. Raises Usage."""
+    """Check the policy's name. Raises Usage for one that is not registered here."""
     from slackwater.services.controller.policies import known_policies
 
     known = known_policies()
