@@ -40,7 +40,7 @@ class Job:
     heard_s: float = 0.0
     progress: Progress = field(default_factory=Progress)
     missing_since_s: dict[int, float] = field(default_factory=dict)
-    stalled: tuple[float, str] = (-inf, "")
+    stalled: tuple[float, tuple[int, ...], int, str] = (-inf, (), 0, "")
     """When somebody last waited for ranks, and what was known of them."""
     lines: dict[int, str] = field(default_factory=dict)
     """The last log line of each rank that others waited for."""

@@ -47,14 +47,17 @@ def asked(state: State, job: Job, message: AskMissing, now_s: float) -> MissingR
             "; give every rank the same number of iterations (leave out what is over of a data set "
             "that does not divide evenly), then run the job again"
         )
-    job.stalled = (now_s, reason)
+    job.stalled = (now_s, tuple(ranks), message.iteration, reason)
     awaited = any(job.awaited(rank) for rank in ranks)
     return MissingRanks(reason=reason, final=final, restarting=awaited)
 
 
 def stall(job: Job, now_s: float) -> str:
     """Say why the job does not go on, as heard in the last seconds; empty: no rank complained."""
-    at_s, reason = job.stalled
+    at_s, ranks, iteration, reason = job.stalled
+    known = [job.progress.ranks.get(rank) for rank in ranks]
+    if known and all(rank is not None and rank.iteration > iteration for rank in known):
+        return ""  # They have pushed what was waited for, and more.
     return reason if now_s - at_s <= FRESH_S else ""
 
 

@@ -95,5 +95,6 @@ def begin_again(state: State, old: Job, spec: JobSpec, now_s: float) -> Job:
     changes = msgspec.structs.asdict(fresh)
     del changes["epoch"]
     state.change(job, now_s, **changes)
-    state.tell(job, "pending", now_s, f"runs again: this is its run {fresh.run + 1}")
+    again = "" if old.record.deleted else f"runs again: this is its run {fresh.run + 1}"
+    state.tell(job, "pending", now_s, again)
     return job

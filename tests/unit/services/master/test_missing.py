@@ -64,6 +64,15 @@ def test_a_rank_that_is_busy_is_named_and_may_go_on() -> None:
     assert harness.why("a") == "", "nobody waits for it any more"
 
 
+def test_a_rank_that_went_on_is_not_named_any_more() -> None:
+    harness = running()
+    ask(harness, 3.0)
+    harness.see(observed(1, 14))
+    assert harness.why("a").startswith("rank 1 has not pushed"), "14 is what rank 0 waits for"
+    harness.see(observed(1, 15))
+    assert harness.why("a") == ""
+
+
 def test_a_silent_rank_is_named_with_its_last_line() -> None:
     """No telemetry for 31 s while rank 0 waits: the record says so, and the job goes on."""
     harness = running()

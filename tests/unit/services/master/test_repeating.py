@@ -16,7 +16,7 @@ from tests.unit.services.master.test_master_core import (
     submitted,
 )
 
-from slackwater.common.effects import Answered, Reply, Request
+from slackwater.common.effects import Answered, Publish, Reply, Request
 from slackwater.schemas.base import RUN_ATTEMPTS, JobId, Message, NodeId, Ok, Refused
 from slackwater.schemas.cluster import StartWorkers, StopWorkers, WorkerExited
 from slackwater.schemas.jobs import (
@@ -26,6 +26,7 @@ from slackwater.schemas.jobs import (
     FinishJob,
     GetJob,
     JobAccepted,
+    JobEvent,
     JobInfo,
     JobList,
     JobRecord,
@@ -151,6 +152,9 @@ def test_a_deleted_job_is_shown_to_nobody_and_its_id_is_free() -> None:
     other = spec("a", workers=1, program=("other",))
     effects = harness.ask(SubmitJob(spec=other))
     assert only(effects, Reply).message == JobAccepted(job="a")
+    told = [each.message for each in effects if isinstance(each, Publish)]
+    events = [(each.fact, each.reason) for each in told if isinstance(each, JobEvent)]
+    assert events[0] == ("pending", ""), "it is another job, and nothing runs again"
     assert harness.job("a").run == 1
     assert harness.job("a").spec == other
 
