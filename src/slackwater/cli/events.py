@@ -94,9 +94,12 @@ async def recent(
 
 
 async def recent_events(client: Client, job: str, count: int) -> list[str]:
-    """Return the newest so many sentences about a job, with their clock times."""
+    """Return the newest so many sentences about a job, with their clock times; about one that had
+    its id before and was deleted, none."""
     now_s = client.clock.now_s()
-    return [line(each, now_s) for each in await recent(client, job, count)]
+    found = await recent(client, job, count)
+    gone = [at for at, each in enumerate(found) if getattr(each.fact, "fact", "") == "deleted"]
+    return [line(each, now_s) for each in found[gone[-1] + 1 if gone else 0 :]]
 
 
 def line(told: Told, now_s: float) -> str:
