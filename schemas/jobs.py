@@ -143,7 +143,8 @@ class JobSpec(Record, kw_only=True, frozen=True):
     program: Annotated[tuple[Text, ...], msgspec.Meta(max_length=64)] = ()
     """The command line of one rank, as words; empty: its user starts it by hand."""
     folder: Text = ""
-    """The folder on the node that the program runs in; empty: the worker service's own."""
+    """The node's folder that the program runs in; empty: where `slackwater submit` is called, of a
+    job that comes by another way the worker service's own."""
     gradient_dtype: DType = "float32"
     """The type in which gradients are sent."""
     update: UpdateRule = msgspec.field(default_factory=UpdateRule)
@@ -155,7 +156,7 @@ class JobSpec(Record, kw_only=True, frozen=True):
     seed: Count = 0
     """The seed of what an emulated program draws."""
     aggregation: Aggregation | None = None
-    """How it shares aggregators; null: as its cluster is configured."""
+    """How it shares aggregators, by a placement policy's name; left out: as its cluster does."""
     tenant: Annotated[str, msgspec.Meta(max_length=64)] = ""
     """The tenant on whose account it runs; empty: none."""
     restarts: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 0

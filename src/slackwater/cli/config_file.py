@@ -1,6 +1,7 @@
-"""A service's configuration file: a sample with every key, and all that is wrong with one.
+"""A service's configuration file: a sample with every key, and all that is wrong with one; a sample
+of a job file.
 
-Both are made from the service's own configuration struct; nothing is written twice.
+All are made from the service's own configuration struct, or a job's; nothing is written twice.
 """
 
 import re
@@ -15,10 +16,17 @@ from msgspec import inspect as types
 from slackwater.common import fields
 from slackwater.common.codec import nearest
 from slackwater.common.config import ServiceConfig, toml
+from slackwater.schemas.jobs import JobSpec
 
 Service = Literal["master", "controller", "aggregator", "profiler", "worker", "slabd"]
+Sampled = Literal[Service, "job"]
 SERVICES: Final[tuple[Service, ...]] = get_args(Service)
 _WIDTH: Final = 96
+_HEAD: Final = (
+    "Every key of {}. A key behind # has the default that is shown; remove the # to change it."
+)
+_EXAMPLES: Final = {"aggregation": "edf"}
+"""Of keys whose default TOML cannot say: left out."""
 _TOLD: Final = re.compile(r"^#\s*service:\s*(\w+)\s*$", re.MULTILINE)
 _HEADER: Final = re.compile(r"^\s*\[+\s*([^\]]+?)\s*\]+\s*(#.*)?$")
 _KEY: Final = re.compile(r"^\s*([A-Za-z0-9_.\"'-]+?)\s*=")
@@ -125,17 +133,22 @@ def sample(service: Service) -> str:
     """Write every key with its purpose, the values that it takes and its default. A key that has a
     default is behind #."""
     kind = config_type(service)
-    parts = [
-        f"# service: {service}",
-        *_comment(
-            f"Every key of the {service}'s configuration. A key behind # has the default that is "
-            "shown; remove the # to change it."
-        ),
-    ]
     must: dict[str, Any] = {"id": kind().id}  # type: ignore[call-arg]
     if kind().faults():  # type: ignore[call-arg]
         must["state_dir"] = f"/var/lib/slackwater/{service}"
-    tables: list[str] = []
+    head = [f"# service: {service}", *_comment(_HEAD.format(f"the {service}'s configuration"))]
+    return _sample(kind, head, must)
+
+
+def sample_job() -> str:
+    """The same of a job file, with the keys of a program that trains."""
+    must = {"id": "train-1", "workers": 2, "program": ["python", "train.py"]}
+    return _sample(JobSpec, _comment(_HEAD.format("a job, for `slackwater submit --file`")), must)
+
+
+def _sample(kind: type[msgspec.Struct], head: list[str], must: dict[str, Any]) -> str:
+    """`must`: what is not behind a #, and its value."""
+    parts, tables = head, list[str]()
     docs = fields.docs(kind)
     for name, field in fields.fields_of(kind).items():
         many = _struct_of(field.type)
@@ -144,7 +157,7 @@ def sample(service: Service) -> str:
             header = f"{name}.default" if many else name
             tables += ["", *_comment(docs.get(name, "")), f"#[{header}]", *_keys(inner)]
         else:
-            value = must.get(name, field.default)
+            value = must.get(name, _EXAMPLES.get(name, field.default))
             parts += ["", *_key(name, field.type, docs.get(name, ""), value, name not in must)]
     return "\n".join([*parts, *tables]) + "\n"
 

@@ -7,7 +7,16 @@ from typing import Annotated, Literal
 import msgspec
 import typer
 
-from slackwater.cli.config_file import SERVICES, Service, config_type, faults, sample, service_of
+from slackwater.cli.config_file import (
+    SERVICES,
+    Sampled,
+    Service,
+    config_type,
+    faults,
+    sample,
+    sample_job,
+    service_of,
+)
 from slackwater.cli.job_file import job_schema
 from slackwater.cli.options import Json
 from slackwater.cli.outcome import CONFIG_ERROR, Usage, err, out, print_json, reported
@@ -62,16 +71,19 @@ def _text(file: Path) -> str:
 
 @app.command(name="sample")
 def print_sample(
-    service: Annotated[Service, typer.Argument(help="The service that will read it.")],
+    what: Annotated[
+        Sampled, typer.Argument(help="The service that will read it, or job for a job file.")
+    ],
     json: Json = False,
 ) -> None:
-    """Print a configuration file with every key, its purpose, unit, bounds and default.
+    """Print a configuration file, or a job file, with every key, its purpose, bounds and default.
 
-    For example: `slackwater config sample master > /etc/slackwater/master.toml`.
+    For example: `slackwater config sample master > /etc/slackwater/master.toml`, or `slackwater
+    config sample job > job.toml` for `slackwater submit --file job.toml`.
     """
-    text = sample(service)
+    text = sample_job() if what == "job" else sample(what)
     if json:
-        print_json({"service": service, "sample": text})
+        print_json({"service": what, "sample": text})
     else:
         sys.stdout.write(text)
 

@@ -48,7 +48,7 @@ Model = Annotated[
 ]
 File = Annotated[
     Path | None,
-    typer.Option(help="Read the job from a JSON or TOML file; see `slackwater config schema job`."),
+    typer.Option(help="Read the job from a JSON or TOML file; see `slackwater config sample job`."),
 ]
 Processes = Annotated[int, typer.Option(min=1, max=64, help="Run so many processes, one per rank.")]
 Servers = Annotated[

@@ -46,6 +46,7 @@ def wait(
 ) -> None:
     """Wait until jobs have reached a state.
 
+    For example: `slackwater wait train-1 --for completed && python evaluate.py`.
     Exits with 0 once all have, with 75 when the time is over, and with 1
     as soon as one has ended in another state and can no longer reach it.
     A job that was started has reached `running`, though it may have ended.

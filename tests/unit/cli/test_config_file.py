@@ -7,11 +7,40 @@ import msgspec
 import pytest
 
 from slackwater.cli.commands import app
-from slackwater.cli.config_file import SERVICES, Service, config_type, faults, sample, service_of
+from slackwater.cli.config_file import (
+    SERVICES,
+    Service,
+    config_type,
+    faults,
+    sample,
+    sample_job,
+    service_of,
+)
+from slackwater.cli.job_file import read_job
 from slackwater.cli.program import answered
 from slackwater.common import fields
 from slackwater.common.config import load_config
 from slackwater.schemas.base import AN_ID
+from slackwater.schemas.jobs import JobSpec
+
+
+def opened(text: str) -> str:
+    """With the keys that are behind a #."""
+    return "\n".join(
+        line[1:] if line.startswith("#") and line[1:2] not in ("", " ") else line
+        for line in text.splitlines()
+    )
+
+
+def test_a_sample_of_a_job_can_be_submitted_whether_its_keys_are_behind_a_hash_or_not(
+    tmp_path: Path,
+) -> None:
+    text, path = sample_job(), tmp_path / "job.toml"
+    path.write_text(text)
+    job = read_job(path)
+    path.write_text(opened(text))
+    assert read_job(path) == msgspec.structs.replace(job, aggregation="edf")
+    assert tomllib.loads(opened(text)).keys() == fields.fields_of(JobSpec).keys()
 
 
 @pytest.mark.parametrize("service", SERVICES)
@@ -20,10 +49,7 @@ def test_a_sample_is_a_configuration_whether_its_keys_are_behind_a_hash_or_not(
 ) -> None:
     kind = config_type(service)
     text = sample(service)
-    open_text = "\n".join(
-        line[1:] if line.startswith("#") and line[1:2] not in ("", " ") else line
-        for line in text.splitlines()
-    )
+    open_text = opened(text)
     for version in (text, open_text):
         assert service_of(version, "x") == service
         assert faults(version, kind) == []
