@@ -34,7 +34,9 @@ _LOOK_S: Final = 0.05
 _Which = Annotated[
     str,
     typer.Option(
-        envvar=CLUSTER, help="The cluster; by default the only one, or `default`.", show_default=""
+        envvar=CLUSTER,
+        help="The cluster; by default the only one, or `default`.",
+        show_default=False,
     ),
 ]
 

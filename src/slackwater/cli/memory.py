@@ -227,12 +227,17 @@ def _overview(seen: Seen, now_s: float, width: int | None) -> list[str]:
     seen.forget(now_s)
     lenders = [_lender(seen, beat, now_s) for beat in _by_id(seen.lenders.values())]
     devices = [_device(seen, beat, now_s) for beat in _by_id(seen.devices.values())]
+    latencies = _latencies(_by_id(seen.devices.values()))
     return [
         *tables.lines(LENDER_HEADS, lenders, width, note="STATE"),
+        *([] if lenders else ["No lender is heard; `slackwater up --lenders N` starts some."]),
         "",
-        *tables.lines(DEVICE_HEADS, devices, width, note="STATE"),
-        "",
-        *tables.lines(LATENCY_HEADS, _latencies(_by_id(seen.devices.values())), width),
+        *(
+            tables.lines(DEVICE_HEADS, devices, width, note="STATE")
+            if devices
+            else ["No device is served; `slackwater memory export` serves one."]
+        ),
+        *(["", *tables.lines(LATENCY_HEADS, latencies, width)] if latencies else []),
     ]
 
 

@@ -1,7 +1,7 @@
 """`slackwater memory top`: who is shown, and what is said of those that are silent."""
 
 from slackwater.cli import tables
-from slackwater.cli.memory import LATENCY_HEADS, Seen, _latencies
+from slackwater.cli.memory import LATENCY_HEADS, Seen, _latencies, _overview
 from slackwater.schemas.base import NodeId
 from slackwater.schemas.memory import DeviceHeartbeat, LatencyCause, LatencyInfo, SlabdHeartbeat
 
@@ -64,3 +64,9 @@ def test_of_two_lenders_of_one_id_the_newer_is_shown_and_the_other_told() -> Non
     seen.hear(beat("s1", 1, "m3"), 130.0)  # Its state was lost, and nobody else is there.
     assert seen.lenders["s1"].node == "m3"
     assert seen.namesake("s1", 130.0) == ""
+
+
+def test_nobody_there_is_said_instead_of_shown_as_headings() -> None:
+    said = _overview(Seen(), 100.0, 80)
+    assert "No lender is heard; `slackwater up --lenders N` starts some." in said
+    assert said[-1] == "No device is served; `slackwater memory export` serves one."
