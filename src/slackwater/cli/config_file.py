@@ -26,7 +26,7 @@ _HEAD: Final = (
     "Every key of {}. A key behind # has the default that is shown; remove the # to change it."
 )
 _EXAMPLES: Final = {"aggregation": "edf"}
-"""Of keys whose default TOML cannot say: left out."""
+"""Show keys whose default TOML cannot say by a value; they may be left out."""
 _TOLD: Final = re.compile(r"^#\s*service:\s*(\w+)\s*$", re.MULTILINE)
 _HEADER: Final = re.compile(r"^\s*\[+\s*([^\]]+?)\s*\]+\s*(#.*)?$")
 _KEY: Final = re.compile(r"^\s*([A-Za-z0-9_.\"'-]+?)\s*=")
@@ -141,7 +141,7 @@ def sample(service: Service) -> str:
 
 
 def sample_job() -> str:
-    """The same of a job file, with the keys of a program that trains."""
+    """Show every key of a job file, those of a program that trains without a #."""
     must = {"id": "train-1", "workers": 2, "program": ["python", "train.py"]}
     return _sample(JobSpec, _comment(_HEAD.format("a job, for `slackwater submit --file`")), must)
 

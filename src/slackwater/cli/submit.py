@@ -178,7 +178,7 @@ def _given(spec: JobSpec, **options: str | float) -> JobSpec:
 
 
 def _folder(spec: JobSpec, given: Path | None) -> str:
-    """A relative one begins where the user is, who named the program from there, too."""
+    """Return the folder that a program runs in; a relative one begins where the user is."""
     return str((given or Path(spec.folder)).absolute()) if spec.program else ""
 
 

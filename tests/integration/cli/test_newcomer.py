@@ -44,7 +44,7 @@ class Newcomer:
         } | {"XDG_STATE_HOME": str(folder / "home"), "TMPDIR": str(folder)}
 
     def slackwater(self, *words: str, code: int = 0) -> str:
-        """What it says, which has to end with that exit code."""
+        """Return what the command says, which has to end with that exit code."""
         done = subprocess.run(
             [sys.executable, "-m", "slackwater.cli.main", *words],
             capture_output=True, text=True, timeout=100, env=self._environment,
