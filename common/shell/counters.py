@@ -1,4 +1,4 @@
-"""What a shell counts: plain numbers, read by `stats` and by the metrics when somebody asks.
+"""Counts of a shell: plain numbers, read by `stats` and by the metrics when somebody asks.
 
 No metric object and no lock is touched on the path of a request.
 """
