@@ -179,8 +179,8 @@ def test_bytes_that_are_no_message_are_refused_and_counted(payload: bytes) -> No
 @pytest.mark.parametrize(
     ("verb", "payload", "told"),
     [
-        ("add", b'{"t":"ledger.add","command":"x","account":"a","ammount":1,"amount":1}',
-         "not a Add: unknown key ammount; the nearest is amount (all: v, sender, epoch, command,"),
+        ("add", b'{"t":"ledger.add","command":"x","account":"a","amounts":1,"amount":1}',
+         "not a Add: unknown key amounts; the nearest is amount (all: v, sender, epoch, command,"),
         ("stats", b'{"t":"service.stats","nosuch":1}', "unknown key nosuch; the nearest is"),
     ],
 )  # fmt: skip
