@@ -300,8 +300,15 @@ class Processes:
         )
 
     def run(
-        self, job: JobId, rank: int, attempt: int, workers: int, program: tuple[str, ...]
+        self,
+        job: JobId,
+        rank: int,
+        attempt: int,
+        workers: int,
+        program: tuple[str, ...],
+        folder: str,
     ) -> None:
+        assert not folder, "a simulated program runs nowhere"
         entry = Rank(job, rank, workers, program, attempt=attempt)
         self._system.ranks[job, rank] = entry
         entry.task = self._system.spawn(self._live(entry))

@@ -104,7 +104,7 @@ def test_a_newcomers_first_hour(newcomer: Newcomer) -> None:
 
     # A rank dies, and may be started again.
     submit = ("submit", "--workers", "2", "--servers", "1")
-    assert slackwater(*submit, "--id", "again", "--restarts", "1", *program, "400") == (
+    assert slackwater(*submit, "--id", "again", "--restarts", "1", *program, "1000") == (
         "job again is stored\n"
     )
     assert slackwater(*submit, "--id", "once", *program, "100000") == "job once is stored\n"
