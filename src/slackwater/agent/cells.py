@@ -81,7 +81,10 @@ class Cell:
         unless it is there already, because the region is the same."""
         with self.lock:
             old = self.slots
-            if old is not None and self.begun and not slots.keeps(old, self.iteration):
+            # A copy that was made before this part of the next iteration came has it not.
+            part = len(self.missing) < len(self.tensors)
+            elsewhere = old is not None and slots.gradient is not old.gradient
+            if old and elsewhere and self.begun and (part or not slots.keeps(old, self.iteration)):
                 copy_into(slots.gradient, old.gradient)
             self.slots = slots
             self.gradients = [

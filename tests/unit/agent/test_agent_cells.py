@@ -88,6 +88,21 @@ def test_a_region_that_is_still_the_same_is_not_written_again() -> None:
     assert bare.gradient.tolist() == [0, 1, 2, 3, 4, 5, 9]
 
 
+def test_a_copy_of_before_a_part_was_pushed_gets_that_part() -> None:
+    """The bucket was copied when iteration 1 was applied. A tensor of iteration 2 came into the old
+    slot before the new one was attached: the copy, whose word says 1, has the one before it."""
+    bucket = cell(Arrays())
+    bucket.put(0, W)
+    bucket.put(1, B)
+    bucket.version = 1
+    moved = Arrays(pushed=1)
+    moved.gradient[:] = [0, 1, 2, 3, 4, 5, 9]
+    bucket.put(0, W + 10)
+    bucket.adopt(moved)
+    bucket.put(1, B + 10)
+    assert moved.gradient.tolist() == [10, 11, 12, 13, 14, 15, 19]
+
+
 def test_after_a_refusal_only_the_named_tensor_is_missing() -> None:
     bucket = cell(Arrays())
     bucket.put(0, W)
