@@ -39,8 +39,8 @@ import psutil
 from figures import Figure, Row, Skipped, favour, show, spread, write_json
 
 from slackwater.agent import Agent
+from slackwater.common.domains.slots.folding import replay
 from slackwater.common.embedded import ClusterOptions, EmbeddedCluster
-from slackwater.common.slots.folding import replay
 from slackwater.schemas.jobs import UpdateRule
 
 PEERS = Path(__file__).with_name("aggregation_peers.py")

@@ -20,7 +20,7 @@ from aggregation import Member, cluster
 from figures import Figure, Row, Skipped, show, write_json
 
 from slackwater.agent import Agent
-from slackwater.common.slots.rules import RULES
+from slackwater.common.domains.slots.rules import RULES
 from slackwater.loadgen import models
 from slackwater.schemas.jobs import UpdateRule
 

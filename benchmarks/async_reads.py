@@ -26,10 +26,10 @@ from interference import INSIDE, forward, lent
 from namespaces import BURST, HELD_S, HUB, Machine, machines, sh
 
 from slackwater.agent import Agent
-from slackwater.common import threads
-from slackwater.common.config import write_config
+from slackwater.common.domains.models.queueing import StepTimes, throughputs
 from slackwater.common.embedded import Supervisor, UnitSpec
-from slackwater.common.models.queueing import StepTimes, throughputs
+from slackwater.common.native import blas_threads
+from slackwater.common.shell.config import write_config
 
 HOST = "host1"
 READS_GOAL = 1.05
@@ -81,7 +81,7 @@ def units(supervisor: Supervisor) -> list[UnitSpec]:
             UnitSpec(
                 name=f"{service}-{id}",
                 command=(sys.executable, "-m", module, "--config", str(config)),
-                environment=threads.one_each(os.environ),
+                environment=blas_threads.one_each(os.environ),
             )
         )
     return specs

@@ -33,9 +33,9 @@ from nats.js.kv import KeyValue
 from rich.console import Console
 from rich.table import Table
 
-from slackwater.common import codec, limits
-from slackwater.common.client import Client, connect
-from slackwater.common.natsserver import NatsServer
+from slackwater.common.base import codec, limits
+from slackwater.common.bus.server import NatsServer
+from slackwater.common.shell.client import Client, connect
 from slackwater.schemas import subjects
 from slackwater.schemas.base import NodeId
 from slackwater.schemas.cluster import WorkerHeartbeat

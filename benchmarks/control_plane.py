@@ -29,9 +29,9 @@ import psutil
 import uvloop
 from figures import Figure, paired, show, this_command, write_json
 
-from slackwater.common import codec
-from slackwater.common.client import connect
-from slackwater.common.natsserver import NatsServer
+from slackwater.common.base import codec
+from slackwater.common.bus.server import NatsServer
+from slackwater.common.shell.client import connect
 from slackwater.schemas import subjects
 from slackwater.schemas.jobs import GetJob, JobRecord, JobSpec, SubmitJob
 from slackwater.schemas.service import GetHealth

@@ -21,7 +21,7 @@ from typing import Final
 
 from figures import Figure, Row, show, this_command, write_json
 
-from slackwater.common.effects import Effect, ShellEvent
+from slackwater.common.base.effects import Effect, ShellEvent
 from slackwater.loadgen.simulator.pool.world import MASTER, World
 from slackwater.schemas.base import JobId, Message
 from slackwater.schemas.jobs import CancelJob, JobEvent, JobSpec, RegisterJob, TensorSpec

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.table import Table
 
-from slackwater.common.client import Client, connect
 from slackwater.common.embedded import ClusterOptions, EmbeddedCluster
 from slackwater.common.embedded.cluster import CPU_SHARE
+from slackwater.common.shell.client import Client, connect
 from slackwater.loadgen.replay import calibrate, session
 from slackwater.loadgen.replay.experiment import standalone_workload
 from slackwater.loadgen.replay.measures import (

@@ -25,13 +25,14 @@ from typing import Any
 import numpy as np
 from figures import Figure, Row, Skipped, show, write_json
 
-from slackwater.common.errors import ConfigRejected
-from slackwater.common.slots import rules
-from slackwater.common.slots.gpu_kernels import kernels_of
-from slackwater.common.slots.kernels import KERNEL_DTYPES
-from slackwater.common.slots.rules import RULES, Hyper
+from slackwater.common.base.errors import ConfigRejected
+from slackwater.common.domains.slots import rules
+from slackwater.common.domains.slots.gpu_kernels import kernels_of
+from slackwater.common.domains.slots.kernels import KERNEL_DTYPES
+from slackwater.common.domains.slots.rules import RULES, Hyper
 from slackwater.common.transport.base import Channel
-from slackwater.common.transport.gpu import DeviceArray, DeviceRegion, device_named
+from slackwater.common.transport.devices import device_named
+from slackwater.common.transport.gpu import DeviceArray, DeviceRegion
 from slackwater.common.transport.region import Region
 from slackwater.common.transport.shm import ShmFabric
 from slackwater.schemas.jobs import DType

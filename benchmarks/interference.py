@@ -39,12 +39,13 @@ from figures import Figure, Row, favour, show, spread, write_json
 from namespaces import BACKGROUND_PORT, HELD_S, HUB, Machine, machines
 
 from slackwater.agent import Agent
-from slackwater.common import codec, threads
+from slackwater.common.base import codec
+from slackwater.common.base.errors import Rejected
 from slackwater.common.bus.base import Delivery
-from slackwater.common.client import Client, connect
-from slackwater.common.config import write_config
 from slackwater.common.embedded import Supervisor, UnitSpec
-from slackwater.common.errors import Rejected
+from slackwater.common.native import blas_threads
+from slackwater.common.shell.client import Client, connect
+from slackwater.common.shell.config import write_config
 from slackwater.loadgen.emulate import Emulation, iterate
 from slackwater.loadgen.replay.workload import COMPUTE_S
 from slackwater.schemas import subjects
@@ -263,7 +264,7 @@ def units(supervisor: Supervisor, hosts: dict[str, Machine]) -> list[UnitSpec]:
             UnitSpec(
                 name=f"{service}-{id}",
                 command=where.command(*command) if where is not None else command,
-                environment=threads.one_each(os.environ),
+                environment=blas_threads.one_each(os.environ),
             )
         )
     return specs

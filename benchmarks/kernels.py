@@ -17,9 +17,9 @@ from pathlib import Path
 import numpy as np
 from figures import Figure, favour, show, write_json
 
-from slackwater.common.slots import kernels, rules
-from slackwater.common.slots.folding import CHUNK_ELEMENTS
-from slackwater.common.slots.rules import RULES, Hyper
+from slackwater.common.domains.slots import kernels, rules
+from slackwater.common.domains.slots.folding import CHUNK_ELEMENTS
+from slackwater.common.domains.slots.rules import RULES, Hyper
 from slackwater.schemas.jobs import DType
 
 WORKERS = 2

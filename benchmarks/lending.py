@@ -9,12 +9,12 @@ from pathlib import Path
 
 from figures import Figure, spread
 
-from slackwater.common import codec
+from slackwater.common.base import codec
+from slackwater.common.base.errors import Rejected
 from slackwater.common.bus.base import Delivery
-from slackwater.common.client import Client, connect
-from slackwater.common.config import write_config
 from slackwater.common.embedded import Supervisor, UnitSpec
-from slackwater.common.errors import Rejected
+from slackwater.common.shell.client import Client, connect
+from slackwater.common.shell.config import write_config
 from slackwater.memory.store import PAGE_BYTES
 from slackwater.schemas import subjects
 from slackwater.schemas.memory import EvictBegun, EvictNow, SlabdHeartbeat, SlabEvent, SpanEvent

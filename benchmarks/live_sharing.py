@@ -22,8 +22,8 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from slackwater.common.base.errors import Rejected, SlackwaterError
 from slackwater.common.embedded import ClusterOptions, fit_cpu_share
-from slackwater.common.errors import Rejected, SlackwaterError
 from slackwater.loadgen.replay import calibrate, cells, display, report
 from slackwater.loadgen.replay.cells import Cell, CellResult
 from slackwater.loadgen.replay.experiment import (

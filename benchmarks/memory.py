@@ -32,9 +32,9 @@ import psutil
 from figures import Figure, Row, Skipped, show, spread, this_command, write_json
 from lending import MIB, lenders
 
-from slackwater.common import codec
+from slackwater.common.base import codec
 from slackwater.common.bus.base import Delivery
-from slackwater.common.client import Client, connect
+from slackwater.common.shell.client import Client, connect
 from slackwater.schemas import subjects
 from slackwater.schemas.memory import DeviceHeartbeat
 

@@ -26,10 +26,10 @@ from figures import Row, Skipped, paired, show, this_command, write_json
 from lending import MIB, lenders
 from memory import WRITES, Samples, device, nbdkit, sample, until_mapped
 
-from slackwater.common.client import connect
-from slackwater.memory import fragments, scatter
-from slackwater.memory.coding import Code, ErasureCode
-from slackwater.memory.replication import Copies
+from slackwater.common.shell.client import connect
+from slackwater.memory.resilience import fragments, scatter
+from slackwater.memory.resilience.coding import Code, ErasureCode
+from slackwater.memory.resilience.replication import Copies
 from slackwater.memory.store import PAGE_BYTES
 
 LENDERS = 10

@@ -33,7 +33,7 @@ from figures import Figure, Row, Skipped, paired, show, this_command, write_json
 from lending import MIB, evict_one, lenders
 from memory_slabs import SLAB_BYTES, fill
 
-from slackwater.common.client import Client, connect
+from slackwater.common.shell.client import Client, connect
 from slackwater.loadgen.memory.workloads import workload
 from slackwater.memory import RemoteArray
 from slackwater.memory.store import PAGE_BYTES

@@ -24,11 +24,11 @@ import numpy as np
 from figures import paired, show, this_command, write_json
 from lending import MIB, lenders
 
-from slackwater.common.clock import LiveClock
-from slackwater.memory.export import Exporter, ExportOptions
+from slackwater.common.base.clock import LiveClock
+from slackwater.memory.pages.table import page_range
+from slackwater.memory.service.export import Exporter, ExportOptions
+from slackwater.memory.service.warm import warm
 from slackwater.memory.store import PAGE_BYTES
-from slackwater.memory.table import page_range
-from slackwater.memory.warm import warm
 
 SLAB_BYTES = 4 * MIB
 PAGES = 24 * MIB // PAGE_BYTES

@@ -28,9 +28,9 @@ from figures import Figure, Row, accuracy, paired, show, this_command, write_jso
 from lending import MIB, lenders
 from memory import LENDERS, SCANS, SLAB_BYTES, Samples, device, sample, until_mapped
 
-from slackwater.common import codec
+from slackwater.common.base import codec
 from slackwater.common.bus.base import Delivery
-from slackwater.common.client import Client, connect
+from slackwater.common.shell.client import Client, connect
 from slackwater.loadgen.memory.nbd_client import NbdClient
 from slackwater.schemas import subjects
 from slackwater.schemas.memory import DeviceHeartbeat

@@ -35,7 +35,7 @@ from lending import (
     slab_times,
 )
 
-from slackwater.common.client import Client, connect
+from slackwater.common.shell.client import Client, connect
 from slackwater.loadgen.memory.workloads import workload
 from slackwater.memory import RemoteArray
 from slackwater.memory.store import PAGE_BYTES

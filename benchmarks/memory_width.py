@@ -23,7 +23,7 @@ from figures import Row, Skipped, paired, show, this_command, write_json
 from lending import MIB, lenders
 from memory import GOALS, JOBS, Sample, device, nbdkit, sample, until_mapped
 
-from slackwater.common.client import connect
+from slackwater.common.shell.client import connect
 
 SPANS = 32
 SLAB_BYTES = 4 * MIB

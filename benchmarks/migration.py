@@ -36,8 +36,8 @@ from figures import Figure, Row, Skipped, favour, show, spread, write_json
 
 from slackwater.agent import Agent
 from slackwater.common.bus.nats import NatsBus
+from slackwater.common.domains.slots.rules import RULES
 from slackwater.common.embedded import Supervisor
-from slackwater.common.slots.rules import RULES
 from slackwater.loadgen import models
 from slackwater.loadgen.emulate import Emulation, iterate
 from slackwater.loadgen.replay.workload import COMPUTE_S

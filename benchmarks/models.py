@@ -14,11 +14,15 @@ from time import perf_counter
 
 from figures import Figure, interleaved, show
 
-from slackwater.common.models.cost import Machine, Training
-from slackwater.common.models.cost_programme import different_optimum
-from slackwater.common.models.group import Subtasks
-from slackwater.common.models.queueing import StepTimes, throughputs
-from slackwater.services.master.policies.harmony_grouping import Jobs, group_count, schedule
+from slackwater.common.domains.models.cost import Machine, Training
+from slackwater.common.domains.models.cost_programme import different_optimum
+from slackwater.common.domains.models.group import Subtasks
+from slackwater.common.domains.models.queueing import StepTimes, throughputs
+from slackwater.services.master.scheduling.policies.harmony_grouping import (
+    Jobs,
+    group_count,
+    schedule,
+)
 
 MB_8 = StepTimes(0.029, 0.018, 0.072, 0.072)
 WORKERS, MVA_GOAL_S = 100, 0.005

@@ -17,13 +17,13 @@ import numpy as np
 from figures import Figure, show
 from rich.console import Console
 
-from slackwater.common.models.fitness import fitness_of_worth, power_mean
-from slackwater.common.models.goodput import BatchLimits, GoodputModel
-from slackwater.common.models.throughput import ThroughputParams
+from slackwater.common.domains.models.fitness import fitness_of_worth, power_mean
+from slackwater.common.domains.models.goodput import BatchLimits, GoodputModel
+from slackwater.common.domains.models.throughput import ThroughputParams
 from slackwater.schemas.base import JobId, NodeId
-from slackwater.services.master.policies.pollux import Memory, Pollux
-from slackwater.services.master.policies.pollux_search import Ints, Problem
-from slackwater.services.master.policies.view import (
+from slackwater.services.master.scheduling.policies.pollux import Memory, Pollux
+from slackwater.services.master.scheduling.policies.pollux_search import Ints, Problem
+from slackwater.services.master.scheduling.view import (
     Allocation,
     ClusterView,
     JobView,

@@ -23,9 +23,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from slackwater.common import codec
-from slackwater.common.clock import LiveClock
-from slackwater.common.slots.layout import plan_buckets
+from slackwater.common.base import codec
+from slackwater.common.base.clock import LiveClock
+from slackwater.common.domains.slots.layout import plan_buckets
 from slackwater.loadgen.replay.workload import COMPUTE_S
 from slackwater.loadgen.simulator.pool.profiles import SERVER_CORES, cost, cpu_s, positions
 from slackwater.loadgen.simulator.pool.slots import SlotJob, SlotRun, SlotTask

@@ -22,17 +22,17 @@ from time import process_time
 import msgspec
 import numpy as np
 
-from slackwater.loadgen.simulator.cluster import Cluster
-from slackwater.loadgen.simulator.engine import Engine, Result
-from slackwater.loadgen.simulator.jobmodels.fixed import FixedModel
-from slackwater.loadgen.simulator.jobmodels.interleaved import InterleavedModel
-from slackwater.loadgen.simulator.metrics import job_figures
-from slackwater.loadgen.simulator.workload import SimJob, workload
+from slackwater.loadgen.simulator.gpu.cluster import Cluster
+from slackwater.loadgen.simulator.gpu.engine import Engine, Result
+from slackwater.loadgen.simulator.gpu.jobmodels.fixed import FixedModel
+from slackwater.loadgen.simulator.gpu.jobmodels.interleaved import InterleavedModel
+from slackwater.loadgen.simulator.gpu.metrics import job_figures
+from slackwater.loadgen.simulator.gpu.workload import SimJob, workload
 from slackwater.loadgen.traces import read
 from slackwater.schemas.base import JobId
-from slackwater.services.master.policies.colocation import Colocated
-from slackwater.services.master.policies.registry import make
-from slackwater.services.master.policies.view import JobView, Policy, View
+from slackwater.services.master.scheduling.policies.colocation import Colocated
+from slackwater.services.master.scheduling.registry import make
+from slackwater.services.master.scheduling.view import JobView, Policy, View
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMITS = (3600, 57600)

@@ -21,11 +21,11 @@ from pathlib import Path
 import msgspec
 from figures import Figure, Row, Skipped, show, this_command, write_json
 
-from slackwater.common import codec
+from slackwater.common.base import codec
 from slackwater.common.bus.base import Delivery
-from slackwater.common.client import Client, connect
 from slackwater.common.embedded import ClusterOptions, EmbeddedCluster
 from slackwater.common.embedded.cluster import CPU_SHARE
+from slackwater.common.shell.client import Client, connect
 from slackwater.loadgen.replay import calibrate, session
 from slackwater.loadgen.replay.experiment import probed_scale
 from slackwater.loadgen.replay.measures import LOSS_LIMIT, mean_iteration_s

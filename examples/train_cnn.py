@@ -23,9 +23,9 @@ from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 import slackwater.torch  # 1: the binding
-from slackwater.common.client import connect
+from slackwater.common.base.errors import SlackwaterError
 from slackwater.common.embedded import ClusterOptions, EmbeddedCluster
-from slackwater.common.errors import SlackwaterError
+from slackwater.common.shell.client import connect
 from slackwater.schemas.jobs import TERMINAL_STATES, JobSpec
 
 GLOBAL_BATCH = 60

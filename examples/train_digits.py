@@ -21,8 +21,8 @@ import numpy as np
 from sklearn.datasets import load_digits
 
 from slackwater import Agent
+from slackwater.common.base.errors import SlackwaterError
 from slackwater.common.embedded import ClusterOptions, EmbeddedCluster
-from slackwater.common.errors import SlackwaterError
 from slackwater.schemas.jobs import UpdateRule
 
 BATCH = 128

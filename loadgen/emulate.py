@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slackwater.agent import Agent
-from slackwater.common.errors import Rejected, SlackwaterError
+from slackwater.common.base.errors import Rejected, SlackwaterError
 from slackwater.loadgen import models
 from slackwater.schemas.jobs import DType, TensorSpec, UpdateRule
 

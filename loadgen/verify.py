@@ -14,10 +14,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from math import prod
 
-from slackwater.common.errors import Rejected
-from slackwater.common.slots.folding import replay as replay_updates
-from slackwater.common.slots.kernels import warm
-from slackwater.common.slots.rules import Floats
+from slackwater.common.base.errors import Rejected
+from slackwater.common.domains.slots.folding import replay as replay_updates
+from slackwater.common.domains.slots.kernels import warm
+from slackwater.common.domains.slots.rules import Floats
 from slackwater.loadgen.emulate import (
     SLICE_ELEMENTS,
     Emulation,

@@ -99,7 +99,8 @@ class MapSlab(Message, kw_only=True, frozen=True, tag="memory.map"):
 
 class SlabMapped(Message, kw_only=True, frozen=True, tag="memory.mapped"):
     """MR_INFO. The region has `slab_bytes` of data and a trailer behind them, whose fence word
-    holds this generation for as long as the slab is this device's (common/memory/trailer.py)."""
+    holds this generation for as long as the slab is this device's
+    (common/domains/memory/trailer.py)."""
 
     request: Count
     slab: SlabId

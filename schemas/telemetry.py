@@ -115,7 +115,7 @@ class JobProfiled(Message, kw_only=True, frozen=True, tag="job.profiled"):
 class WindowMeasured(Message, kw_only=True, frozen=True, tag="job.window"):
     """sw.v1.evt.job.<id>.window, from the profiler: the mean over one monitor window of
     iterations that ran wholly under one placement, by the slowest rank. The slowest twentieth of
-    them counts as much as the slowest of the others (common/iterations.py)."""
+    them counts as much as the slowest of the others (common/domains/models/iterations.py)."""
 
     job: JobId
     location_epoch: Count

@@ -20,11 +20,11 @@ import numpy as np
 
 from slackwater.agent.core import Ring, WriteSeed
 from slackwater.agent.session import Session
-from slackwater.common import limits
-from slackwater.common.errors import Rejected, SlackwaterError
-from slackwater.common.slots import frames
-from slackwater.common.slots.layout import plan_buckets
-from slackwater.common.slots.region import SlotRegion
+from slackwater.common.base import limits
+from slackwater.common.base.errors import Rejected, SlackwaterError
+from slackwater.common.domains.slots import frames
+from slackwater.common.domains.slots.layout import plan_buckets
+from slackwater.common.domains.slots.region import SlotRegion
 from slackwater.common.transport.region import Region
 from slackwater.schemas.base import AggregatorId, JobId
 from slackwater.schemas.jobs import JobSpec, TensorSpec

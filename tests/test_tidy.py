@@ -23,7 +23,7 @@ OBSCURE_STARTS = {"...", "Of", "Who", "Whose", "Whom", "Whoever", "What", "Whate
 """Words at which a reader does not know yet what a docstring is about."""
 
 OBSCURE_MAX = {
-    "schemas": 41, "common": 161, "services": 146, "loadgen": 100, "src": 99, "benchmarks": 28,
+    "schemas": 41, "common": 161, "services": 146, "loadgen": 103, "src": 96, "benchmarks": 28,
     "examples": 0, "tests": 146,
 }  # fmt: skip
 """Docstrings in each folder that begin so. These numbers may only fall: lower one with each that
@@ -43,8 +43,8 @@ PURE_BANNED = {"asyncio", "os", "time", "socket", "subprocess", "threading", "na
 """A core or policy decides; it does no I/O and reads no clock."""
 
 PURE_MODULES = {
-    "core", "config", "schedule", "turns", "clusters", "pool", "snapshot", "state", "events",
-    "eviction", "drained", "progress",
+    "core", "config", "schedule", "task_scheduling", "slot_plans", "clusters", "pool", "snapshot",
+    "state", "events", "eviction", "drain_record", "progress",
 }  # fmt: skip
 """Of a service: what decides beside its policies, and may run under the simulator's event heap."""
 
@@ -179,14 +179,16 @@ def test_the_simulator_imports_only_pure_parts_of_services() -> None:
         for imported, line in imports(path):
             words = imported.split(".")
             service = words[:2] == ["slackwater", "services"]
-            if service and words[3] not in {"policies", *PURE_MODULES}:
+            if service and words[3] not in {"policies", "scheduling", *PURE_MODULES}:
                 wrong.append(f"{name(path)}:{line} imports {imported}")
     assert not wrong, wrong
 
 
 def is_pure(path: Path) -> bool:
     parts = path.relative_to(ROOT).parts
-    served = parts[0] == "services" and ("policies" in parts or path.stem in PURE_MODULES)
+    served = parts[0] == "services" and bool(
+        {"policies", "scheduling"} & set(parts) or path.stem in PURE_MODULES
+    )
     return path.name == "core.py" or served
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from slackwater.common.errors import ConfigRejected
+from slackwater.common.base.errors import ConfigRejected
 
 VARIABLES = {
     "user": "NATS_USER",

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from slackwater.common.histogram import LATENCY_S, Histogram
+from slackwater.common.base.histogram import LATENCY_S, Histogram
 
 
 class Delivery(NamedTuple):

@@ -13,9 +13,9 @@ from collections.abc import Awaitable, Callable
 from time import perf_counter
 from typing import Final
 
-from slackwater.common import codec, limits
+from slackwater.common.base import codec, limits
+from slackwater.common.base.errors import Rejected, Retryable
 from slackwater.common.bus.base import Answer, BusCounters, Delivery, Endpoint, Failed, Handler
-from slackwater.common.errors import Rejected, Retryable
 from slackwater.schemas.base import INTERNAL, Refused
 
 _log = logging.getLogger("slackwater.bus")

@@ -2,7 +2,7 @@
 
 Messages are delivered in the order they were sent, through the event loop, never within the
 sender's call. A `Faults` hook may drop, repeat or delay each delivery, per pair of clients: the
-whole-system simulation is this bus on a loop whose time jumps (`simloop.py`).
+whole-system simulation is this bus on a loop whose time jumps (`simulated_loop.py`).
 """
 
 import asyncio
@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
-from slackwater.common import codec, limits
+from slackwater.common.base import codec, limits
+from slackwater.common.base.clock import Clock, LiveClock
+from slackwater.common.base.errors import DeadlineExceeded, NobodyThere, Rejected, Unavailable
 from slackwater.common.bus.base import (
     Answer,
     BusCounters,
@@ -25,8 +27,6 @@ from slackwater.common.bus.base import (
 )
 from slackwater.common.bus.dispatch import EndpointWorker, Mailbox
 from slackwater.common.bus.micro import QUEUE_GROUP, VERBS, MicroService
-from slackwater.common.clock import Clock, LiveClock
-from slackwater.common.errors import DeadlineExceeded, NobodyThere, Rejected, Unavailable
 
 _ROUTES_MAX = 65_536
 """Subjects whose receivers are remembered; then they are looked up anew."""

@@ -19,7 +19,16 @@ from nats.aio.subscription import Subscription as ClientSubscription
 from nats.nuid import NUID
 from nats.protocol.parser import AUTHORIZATION_VIOLATION
 
-from slackwater.common import codec, limits
+from slackwater.common.base import codec, limits
+from slackwater.common.base.clock import Clock, LiveClock
+from slackwater.common.base.errors import (
+    ConfigRejected,
+    DeadlineExceeded,
+    NobodyThere,
+    Rejected,
+    SlackwaterError,
+    Unavailable,
+)
 from slackwater.common.bus.access import Credentials, address_file, carries_identity, shown
 from slackwater.common.bus.base import (
     Answer,
@@ -39,16 +48,7 @@ from slackwater.common.bus.micro import (
     VERBS,
     MicroService,
 )
-from slackwater.common.clock import Clock, LiveClock
-from slackwater.common.errors import (
-    ConfigRejected,
-    DeadlineExceeded,
-    NobodyThere,
-    Rejected,
-    SlackwaterError,
-    Unavailable,
-)
-from slackwater.common.natsserver import check_version
+from slackwater.common.bus.server import check_version
 
 _JSON_HEADERS = {"Content-Type": codec.CONTENT_TYPE_JSON}
 

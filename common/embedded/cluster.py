@@ -21,13 +21,14 @@ from typing import Any, Final, Literal
 
 import structlog
 
-from slackwater.common import limits, threads
-from slackwater.common.cgroup import memory_bytes
-from slackwater.common.config import write_config
-from slackwater.common.embedded.announcing import announce
+from slackwater.common.base import limits
+from slackwater.common.base.errors import ConfigRejected
+from slackwater.common.embedded.announcement import announce
 from slackwater.common.embedded.supervisor import Supervisor
 from slackwater.common.embedded.unit import UnitSpec
-from slackwater.common.errors import ConfigRejected
+from slackwater.common.native import blas_threads
+from slackwater.common.native.cgroup import memory_bytes
+from slackwater.common.shell.config import write_config
 
 AGGREGATORS: Final = 10
 """The number of aggregators in an emulated pool."""
@@ -191,7 +192,7 @@ class EmbeddedCluster:
                 str(config),
             ),
             environment={
-                **(threads.one_each(os.environ) if service != "worker" else {}),
+                **(blas_threads.one_each(os.environ) if service != "worker" else {}),
                 **_transport_of_jobs(self.options, service),
                 **self.options.environment.get(name, {}),
             },

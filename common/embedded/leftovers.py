@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-from slackwater.common.holding import Holding
+from slackwater.common.base.file_lock import Holding
 
 PREFIX: Final = "slackwater-"
 LOCK: Final = "lock"

@@ -8,7 +8,7 @@ import os
 import shutil
 from pathlib import Path
 
-from slackwater.common import limits
+from slackwater.common.base import limits
 
 
 def rotate(path: Path, bytes_max: int = limits.UNIT_LOG_BYTES_MAX) -> bool:

@@ -11,8 +11,8 @@ from array import array
 from collections.abc import Callable
 from pathlib import Path
 
-from slackwater.common import limits
-from slackwater.common.errors import ConfigRejected
+from slackwater.common.base import limits
+from slackwater.common.base.errors import ConfigRejected
 
 
 class FdStore:

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from slackwater.common import limits
+from slackwater.common.base import limits
 
 MARKER: Final = "SLACKWATER_SUPERVISOR"
 _PR_SET_CHILD_SUBREAPER: Final = 36

@@ -2,8 +2,8 @@
 
 from collections import deque
 
-from slackwater.common import limits
-from slackwater.common.cgroup import FOR_MEMORY
+from slackwater.common.base import limits
+from slackwater.common.native.cgroup import FOR_MEMORY
 
 
 class RecentEnds:

@@ -22,23 +22,23 @@ from pathlib import Path
 
 import structlog
 
-from slackwater.common import limits
-from slackwater.common.bus.access import shown
-from slackwater.common.cgroup import MemoryKills
-from slackwater.common.embedded.leftovers import own_folder, sweep
-from slackwater.common.embedded.logs import rotate
-from slackwater.common.embedded.orphans import MARKER, Reaper, alive
-from slackwater.common.embedded.restarts import RecentEnds, described, too_often
-from slackwater.common.embedded.unit import State, Unit, UnitSpec, UnitStatus
-from slackwater.common.errors import (
+from slackwater.common.base import limits
+from slackwater.common.base.errors import (
     ConfigRejected,
     Fatal,
     Rejected,
     SlackwaterError,
     Unavailable,
 )
-from slackwater.common.holding import Holding
-from slackwater.common.natsserver import NatsServer
+from slackwater.common.base.file_lock import Holding
+from slackwater.common.bus.access import shown
+from slackwater.common.bus.server import NatsServer
+from slackwater.common.embedded.leftovers import own_folder, sweep
+from slackwater.common.embedded.logs import rotate
+from slackwater.common.embedded.orphans import MARKER, Reaper, alive
+from slackwater.common.embedded.restarts import RecentEnds, described, too_often
+from slackwater.common.embedded.unit import State, Unit, UnitSpec, UnitStatus
+from slackwater.common.native.cgroup import MemoryKills
 
 NATS = "nats"
 _LOOK_S = 0.05

@@ -18,13 +18,13 @@ from typing import IO, Final, Literal
 
 import structlog
 
-from slackwater.common import limits
-from slackwater.common.cgroup import MemoryKills
+from slackwater.common.base import limits
+from slackwater.common.base.errors import ConfigRejected, Fatal, SlackwaterError
+from slackwater.common.base.failpoints import VARIABLE
 from slackwater.common.embedded import launch
 from slackwater.common.embedded.notify import FdStore, NotifySocket
 from slackwater.common.embedded.restarts import RecentEnds, described, too_often
-from slackwater.common.errors import ConfigRejected, Fatal, SlackwaterError
-from slackwater.common.failpoints import VARIABLE
+from slackwater.common.native.cgroup import MemoryKills
 
 State = Literal["stopped", "starting", "ready", "restarting", "stopping", "failed"]
 EX_BREACHED: Final = 70

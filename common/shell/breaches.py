@@ -19,10 +19,10 @@ from typing import Any
 import msgspec
 import structlog
 
-from slackwater.common import codec, limits
-from slackwater.common.clock import Clock
-from slackwater.common.effects import Requested
-from slackwater.common.errors import DecodeRejected, Retryable
+from slackwater.common.base import codec, limits
+from slackwater.common.base.clock import Clock
+from slackwater.common.base.effects import Requested
+from slackwater.common.base.errors import DecodeRejected, Retryable
 from slackwater.common.store.base import SequenceConflict, Store
 from slackwater.schemas.base import Message
 from slackwater.schemas.service import Breach, BreachesRecord

@@ -3,9 +3,9 @@
 No metric object and no lock is touched on the path of a request.
 """
 
-from slackwater.common import limits
+from slackwater.common.base import limits
+from slackwater.common.base.histogram import LATENCY_S, Histogram
 from slackwater.common.bus.base import EndpointFigures
-from slackwater.common.histogram import LATENCY_S, Histogram
 
 
 class Counters:

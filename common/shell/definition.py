@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-from slackwater.common.effects import Effect
-from slackwater.common.histogram import Histogram
+from slackwater.common.base.effects import Effect
+from slackwater.common.base.histogram import Histogram
 from slackwater.common.shell.process import Process
 from slackwater.schemas.base import Message, Record
 

@@ -12,7 +12,11 @@ from typing import Any
 
 import structlog
 
-from slackwater.common import codec, failpoints, limits
+from slackwater.common.base import codec, failpoints, limits
+from slackwater.common.base.clock import Clock
+from slackwater.common.base.effects import Observed, Reply, Requested
+from slackwater.common.base.errors import DecodeRejected, Rejected
+from slackwater.common.base.failpoints import failpoint
 from slackwater.common.bus.base import (
     Answer,
     Delivery,
@@ -22,10 +26,6 @@ from slackwater.common.bus.base import (
     Handler,
     Responder,
 )
-from slackwater.common.clock import Clock
-from slackwater.common.effects import Observed, Reply, Requested
-from slackwater.common.errors import DecodeRejected, Rejected
-from slackwater.common.failpoints import failpoint
 from slackwater.common.shell.counters import Counters
 from slackwater.common.shell.fencing import Fence
 from slackwater.common.shell.steps import Steps

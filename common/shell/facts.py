@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from importlib.metadata import version
 
+from slackwater.common.base.clock import Clock
 from slackwater.common.bus.base import Bus, Endpoint, ServiceInfo
-from slackwater.common.clock import Clock
 from slackwater.common.shell.counters import Counters
 from slackwater.common.shell.definition import ServiceDefinition
 from slackwater.common.shell.endpoints import Intake

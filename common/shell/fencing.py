@@ -8,7 +8,7 @@ on the buckets' fence, never on a lease or a clock.
 
 from collections import OrderedDict
 
-from slackwater.common import limits
+from slackwater.common.base import limits
 from slackwater.schemas.base import Message
 
 

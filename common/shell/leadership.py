@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 import structlog
 
-from slackwater.common.clock import Clock
-from slackwater.common.errors import Deposed, Retryable
+from slackwater.common.base.clock import Clock
+from slackwater.common.base.errors import Deposed, Retryable
 from slackwater.common.store.base import Lease, Store
 
 BUCKET = "leases"

@@ -23,14 +23,21 @@ import msgspec
 import structlog
 import uvloop
 
-from slackwater.common import failpoints, metrics
-from slackwater.common import logging as logs
-from slackwater.common.config import DEFAULT_METRICS_ADDRESS, DEFAULT_URL, load_config
-from slackwater.common.errors import Breached, ConfigRejected, Rejected, Retryable, SlackwaterError
+from slackwater.common.base import failpoints
+from slackwater.common.base import logging as logs
+from slackwater.common.base.errors import (
+    Breached,
+    ConfigRejected,
+    Rejected,
+    Retryable,
+    SlackwaterError,
+)
+from slackwater.common.shell import metrics
+from slackwater.common.shell.config import DEFAULT_METRICS_ADDRESS, DEFAULT_URL, load_config
 from slackwater.common.shell.definition import ServiceDefinition
 from slackwater.common.shell.process import Process
 from slackwater.common.shell.service import Shell
-from slackwater.common.world import World, live_world
+from slackwater.common.shell.world import World, live_world
 
 EX_FAILED = 1
 EX_BREACHED = 70

@@ -3,9 +3,9 @@
 import asyncio
 import contextlib
 
-from slackwater.common import codec
+from slackwater.common.base import codec
+from slackwater.common.base.errors import ConfigRejected, DecodeRejected
 from slackwater.common.bus.base import Bus, Delivery
-from slackwater.common.errors import ConfigRejected, DecodeRejected
 from slackwater.schemas import subjects
 from slackwater.schemas.cluster import AggregatorHeartbeat
 from slackwater.schemas.memory import SlabdHeartbeat

@@ -18,9 +18,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from slackwater.common import limits
-from slackwater.common.clock import Clock
-from slackwater.common.errors import Deposed, Fatal, Retryable
+from slackwater.common.base import limits
+from slackwater.common.base.clock import Clock
+from slackwater.common.base.errors import Deposed, Fatal, Retryable
 from slackwater.common.store.base import EPOCH_KEY, Bucket, Entry, SequenceConflict
 
 

@@ -4,7 +4,7 @@ import os
 import socket
 from dataclasses import dataclass, field
 
-from slackwater.common.sdnotify import SdNotify, stored_descriptors
+from slackwater.common.shell.notify import SdNotify, stored_descriptors
 
 
 @dataclass(frozen=True, slots=True)

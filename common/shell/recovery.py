@@ -18,9 +18,9 @@ from dataclasses import dataclass
 
 import structlog
 
-from slackwater.common import codec, limits
-from slackwater.common.clock import Clock
-from slackwater.common.errors import DecodeRejected, Rejected, Unavailable, VersionRejected
+from slackwater.common.base import codec, limits
+from slackwater.common.base.clock import Clock
+from slackwater.common.base.errors import DecodeRejected, Rejected, Unavailable, VersionRejected
 from slackwater.common.store.base import EPOCH_KEY, Bucket, Entry, SequenceConflict, Store
 from slackwater.schemas.base import Record
 from slackwater.schemas.service import EpochRecord

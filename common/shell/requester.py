@@ -13,13 +13,13 @@ from typing import Any
 
 import msgspec
 
-from slackwater.common import codec, limits
+from slackwater.common.base import codec, limits
+from slackwater.common.base.clock import Clock
+from slackwater.common.base.effects import REFUSED, Answered, Request
+from slackwater.common.base.errors import DecodeRejected, Rejected, Retryable
+from slackwater.common.base.failpoints import failpoint
+from slackwater.common.base.retry import retry
 from slackwater.common.bus.base import Bus
-from slackwater.common.clock import Clock
-from slackwater.common.effects import REFUSED, Answered, Request
-from slackwater.common.errors import DecodeRejected, Rejected, Retryable
-from slackwater.common.failpoints import failpoint
-from slackwater.common.retry import retry
 from slackwater.common.shell.counters import Counters
 from slackwater.schemas.base import Message, Refused
 

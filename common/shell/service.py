@@ -15,10 +15,9 @@ from typing import Any
 import msgspec
 import structlog
 
-from slackwater.common import limits, metrics
-from slackwater.common.bus.base import Subscription
-from slackwater.common.codec import encode
-from slackwater.common.effects import (
+from slackwater.common.base import limits
+from slackwater.common.base.codec import encode
+from slackwater.common.base.effects import (
     CancelTimer,
     Do,
     Draining,
@@ -32,10 +31,11 @@ from slackwater.common.effects import (
     StartTimer,
     Stop,
 )
-from slackwater.common.errors import Breached, Fatal, Rejected, Retryable
-from slackwater.common.failpoints import failpoint
-from slackwater.common.retry import retry
-from slackwater.common.shell import leadership
+from slackwater.common.base.errors import Breached, Fatal, Rejected, Retryable
+from slackwater.common.base.failpoints import failpoint
+from slackwater.common.base.retry import retry
+from slackwater.common.bus.base import Subscription
+from slackwater.common.shell import leadership, metrics
 from slackwater.common.shell.breaches import Breaches
 from slackwater.common.shell.counters import Counters
 from slackwater.common.shell.definition import Level, ServiceDefinition
@@ -48,8 +48,8 @@ from slackwater.common.shell.recovery import Recovery, recover
 from slackwater.common.shell.requester import Requester
 from slackwater.common.shell.steps import Steps
 from slackwater.common.shell.timers import Timers
+from slackwater.common.shell.world import World
 from slackwater.common.store.base import Lease
-from slackwater.common.world import World
 from slackwater.schemas import subjects
 from slackwater.schemas.base import Message, Refused
 from slackwater.schemas.cluster import Heartbeat

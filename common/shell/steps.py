@@ -19,12 +19,12 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
-from slackwater.common import limits
-from slackwater.common.clock import Clock
-from slackwater.common.codec import encode_record
-from slackwater.common.effects import Answered, Effect, Persist, Publish, Reply, Requested
-from slackwater.common.errors import Fatal, Rejected
-from slackwater.common.failpoints import failpoint
+from slackwater.common.base import limits
+from slackwater.common.base.clock import Clock
+from slackwater.common.base.codec import encode_record
+from slackwater.common.base.effects import Answered, Effect, Persist, Publish, Reply, Requested
+from slackwater.common.base.errors import Fatal, Rejected
+from slackwater.common.base.failpoints import failpoint
 from slackwater.common.shell.breaches import Breaches, from_outside
 from slackwater.common.shell.counters import Counters
 from slackwater.common.shell.definition import Core

@@ -4,10 +4,10 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from slackwater.common import limits
-from slackwater.common.clock import Clock
-from slackwater.common.effects import TimerFired
-from slackwater.common.errors import Fatal
+from slackwater.common.base import limits
+from slackwater.common.base.clock import Clock
+from slackwater.common.base.effects import TimerFired
+from slackwater.common.base.errors import Fatal
 
 
 class Timers:

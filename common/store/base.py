@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from slackwater.common import codec
-from slackwater.common.errors import DecodeRejected, Rejected
+from slackwater.common.base import codec
+from slackwater.common.base.errors import DecodeRejected, Rejected
 from slackwater.schemas.service import LeaseRecord
 
 EPOCH_KEY: Final = "_epoch"

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from slackwater.common.errors import Unavailable
+from slackwater.common.base.errors import Unavailable
 from slackwater.schemas import subjects
 
 STREAM: Final = "facts"

@@ -4,9 +4,9 @@ import asyncio
 from collections import OrderedDict, deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 
-from slackwater.common import limits
+from slackwater.common.base import limits
+from slackwater.common.base.errors import Unavailable
 from slackwater.common.bus.memory import MemoryBroker, matches
-from slackwater.common.errors import Unavailable
 from slackwater.common.store.history import SUBJECTS, Keeping, Kept, NothingKept
 
 

@@ -12,9 +12,9 @@ from typing import Any, Final
 import msgspec
 from nats.aio.msg import Msg
 
-from slackwater.common import limits
+from slackwater.common.base import limits
+from slackwater.common.base.errors import Rejected, Retryable
 from slackwater.common.bus.nats import NatsBus
-from slackwater.common.errors import Rejected, Retryable
 from slackwater.common.store.history import STREAM, SUBJECTS, Keeping, Kept, NothingKept
 from slackwater.common.store.jetstream import (
     EXPECTED_LAST,

@@ -4,9 +4,9 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from slackwater.common import limits
+from slackwater.common.base import limits
+from slackwater.common.base.errors import Rejected, SlackwaterError, Unavailable
 from slackwater.common.bus.nats import NatsBus
-from slackwater.common.errors import Rejected, SlackwaterError, Unavailable
 
 A = TypeVar("A")
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Literal, Protocol
 
-from slackwater.common import limits
-from slackwater.common.clock import Clock, LiveClock
-from slackwater.common.errors import DeadlineExceeded, Rejected, Unavailable
+from slackwater.common.base import limits
+from slackwater.common.base.clock import Clock, LiveClock
+from slackwater.common.base.errors import DeadlineExceeded, Rejected, Unavailable
 from slackwater.common.store.base import (
     EPOCH_KEY,
     Bucket,

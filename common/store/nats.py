@@ -19,12 +19,12 @@ from typing import Any, Final
 import msgspec
 from nats.aio.msg import Msg
 
-from slackwater.common import limits
-from slackwater.common.bus.nats import NatsBus
-from slackwater.common.errors import (
+from slackwater.common.base import limits
+from slackwater.common.base.errors import (
     DeadlineExceeded,
     Rejected,
 )
+from slackwater.common.bus.nats import NatsBus
 from slackwater.common.store.base import (
     EPOCH_KEY,
     Bucket,

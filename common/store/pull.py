@@ -16,9 +16,9 @@ from typing import Any, Final
 import msgspec
 from nats.aio.msg import Msg
 
-from slackwater.common import limits
+from slackwater.common.base import limits
+from slackwater.common.base.errors import DeadlineExceeded, Retryable, Unavailable
 from slackwater.common.bus.nats import Inbox, NatsBus
-from slackwater.common.errors import DeadlineExceeded, Retryable, Unavailable
 
 _NO_MESSAGES: Final = "404"
 _EXPIRED: Final = "408"

@@ -12,8 +12,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Iterable
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
-from slackwater.common import limits
-from slackwater.common.errors import (
+from slackwater.common.base import limits
+from slackwater.common.base.errors import (
     AccessRefused,
     DeadlineExceeded,
     DecodeRejected,

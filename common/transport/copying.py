@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from slackwater.common import limits
+from slackwater.common.base import limits
 
 _PIECE_BYTES: Final = 8 * 1024 * 1024
 

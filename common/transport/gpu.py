@@ -12,7 +12,7 @@ that opened it has given it back or its process has ended: CUDA leaves undefined
 sees of freed memory. A process cannot open an allocation of its own by its handle: it gets the
 allocation.
 
-Two devices implement the seam: gpu_cuda.py, and gpu_double.py, host memory that plays a device's,
+Two devices implement the seam: gpu_cuda.py, and fake_gpu.py, host memory that plays a device's,
 which ships for tests and for whole systems without a GPU. Arrays of either are `DeviceArray`s:
 nothing but explicit copies gets at their numbers.
 """
@@ -28,7 +28,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from slackwater.common.errors import AccessRefused, ConfigRejected, Rejected
+from slackwater.common.base.errors import AccessRefused, Rejected
 from slackwater.common.transport.region import Region
 
 RAW_HANDLE_BYTES: Final = 64
@@ -36,7 +36,6 @@ _HANDLE: Final = struct.Struct(f"<16sQQQ{RAW_HANDLE_BYTES}s")
 """The device's identity, the owner's process, where in the allocation, how much, the raw handle."""
 _OPENED: Final = struct.Struct("<QQ")
 """Begin and end of the body; a handle follows where there is one."""
-DEVICES: Final = ("cuda", "cuda:<n>", "double")
 
 
 class DeviceMemory(Protocol):
@@ -190,30 +189,9 @@ def copy_into(target: Any, source: Any) -> None:
         np.copyto(target, source)
 
 
-# Devices by name ----------------------------------------------------------------------------------
-
-_devices: Final[dict[str, Device]] = {}
-_lock: Final = threading.RLock()
-
-
-def device_named(name: str) -> Device:
-    """One object a process and device. Raises ConfigRejected where there is none such."""
-    with _lock:
-        if name not in _devices:
-            if name == "double":
-                from slackwater.common.transport.gpu_double import DoubleDevice
-
-                _devices[name] = DoubleDevice()
-            elif name == "cuda" or (name.startswith("cuda:") and name[5:].isdecimal()):
-                from slackwater.common.transport.gpu_cuda import CudaDevice
-
-                _devices[name] = CudaDevice(int(name[5:] or 0))
-            else:
-                raise ConfigRejected(f"device {name!r} is unknown: give one of {DEVICES}, or none")
-        return _devices[name]
-
-
 # Regions ------------------------------------------------------------------------------------------
+
+_lock: Final = threading.RLock()
 
 
 class _Lease:

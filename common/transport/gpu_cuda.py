@@ -29,7 +29,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from slackwater.common.errors import AccessRefused, ConfigRejected, Fatal, Rejected
+from slackwater.common.base.errors import AccessRefused, ConfigRejected, Fatal, Rejected
 from slackwater.common.transport.gpu import (
     RAW_HANDLE_BYTES,
     Device,

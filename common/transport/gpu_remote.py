@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-from slackwater.common import limits
+from slackwater.common.base import limits
 from slackwater.common.transport import wire
 from slackwater.common.transport.copying import copy
 from slackwater.common.transport.gpu import Loan

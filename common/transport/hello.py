@@ -1,7 +1,7 @@
 """How a channel begins: what a hello must be, and what a failed connect means to the caller."""
 
-from slackwater.common import limits
-from slackwater.common.errors import (
+from slackwater.common.base import limits
+from slackwater.common.base.errors import (
     AccessRefused,
     ConfigRejected,
     DeadlineExceeded,

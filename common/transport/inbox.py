@@ -8,8 +8,8 @@ answers to other requests must still come through.
 import asyncio
 from collections import deque
 
-from slackwater.common import limits
-from slackwater.common.errors import DecodeRejected, Unavailable
+from slackwater.common.base import limits
+from slackwater.common.base.errors import DecodeRejected, Unavailable
 
 
 class Inbox:

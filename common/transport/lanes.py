@@ -3,7 +3,7 @@
 What the event loop asks on a channel's own streams costs a turn of it, and the interpreter. Whoever
 has a loop of his own in compiled code asks for a lane instead, and writes and reads records
 (wire.py) himself. It reaches what the channel has opened, and is answered as the channel's own
-streams are (serving.py).
+streams are (target_kernels.py).
 
 A lane that breaks, stalls or is closed is not mended: its asker has the channel itself to fall back
 on, and may ask for another. One that violates the protocol ends the channel. What ends the channel
@@ -16,8 +16,8 @@ import socket
 import threading
 from collections.abc import Awaitable, Callable
 
-from slackwater.common import limits
-from slackwater.common.errors import (
+from slackwater.common.base import limits
+from slackwater.common.base.errors import (
     DeadlineExceeded,
     DecodeRejected,
     SlackwaterError,
@@ -25,8 +25,8 @@ from slackwater.common.errors import (
 )
 from slackwater.common.transport import wire
 from slackwater.common.transport.channel import STALL_TICKS
-from slackwater.common.transport.served import DataStream, Served, ServingEnd
 from slackwater.common.transport.stream import Stream
+from slackwater.common.transport.target_stream import DataStream, Served, ServingEnd
 
 Dial = Callable[[int, int], Awaitable[tuple[Stream, wire.Header]]]
 """As tcp_channel's Redial."""

@@ -13,8 +13,8 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from slackwater.common import limits
-from slackwater.common.errors import (
+from slackwater.common.base import limits
+from slackwater.common.base.errors import (
     AccessRefused,
     ConfigRejected,
     DeadlineExceeded,
@@ -34,7 +34,7 @@ from slackwater.common.transport.base import (
 from slackwater.common.transport.channel import KEY_BYTES, as_bytes, check_access, foreign
 from slackwater.common.transport.hello import check_hello_size
 from slackwater.common.transport.inbox import Credit, Inbox
-from slackwater.common.transport.listening import Accepted
+from slackwater.common.transport.listeners import Accepted
 from slackwater.common.transport.pacing import Pace, Parts
 from slackwater.common.transport.region import Region
 from slackwater.common.transport.rooms import Arriving, GiveBack, no_account

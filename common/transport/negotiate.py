@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from slackwater.common.errors import ConfigRejected, Retryable, SlackwaterError, Unavailable
+from slackwater.common.base.errors import ConfigRejected, Retryable, SlackwaterError, Unavailable
 from slackwater.common.transport import gpu_cuda
 from slackwater.common.transport.base import Address, Channel, Fabric
 from slackwater.common.transport.host import host_identity, split_identity

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
-from slackwater.common.clock import Clock
+from slackwater.common.base.clock import Clock
 
 Pace = Callable[[int], Awaitable[None]]
 """Returns when so many bytes may be sent."""

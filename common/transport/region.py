@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Callable
 from typing import Final
 
-from slackwater.common.errors import AccessRefused, Rejected
+from slackwater.common.base.errors import AccessRefused, Rejected
 from slackwater.common.transport.mapping import Mapping
 
 _SIZE_SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL

@@ -17,14 +17,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from slackwater.common import limits
-from slackwater.common.errors import Rejected, SlackwaterError, Unavailable
+from slackwater.common.base import limits
+from slackwater.common.base.errors import Rejected, SlackwaterError, Unavailable
 from slackwater.common.transport import wire
 from slackwater.common.transport.mapping import LARGE_PAGE
 from slackwater.common.transport.region import Region
 
 if TYPE_CHECKING:  # Compiled code comes with it.
-    from slackwater.common.transport.served import Served
+    from slackwater.common.transport.target_stream import Served
 
 GiveBack = Callable[[], None]
 

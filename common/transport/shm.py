@@ -16,8 +16,8 @@ import socket
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from slackwater.common import limits
-from slackwater.common.errors import (
+from slackwater.common.base import limits
+from slackwater.common.base.errors import (
     AccessRefused,
     DecodeRejected,
     Rejected,
@@ -48,7 +48,7 @@ from slackwater.common.transport.gpu import Device, DeviceRegion, Loan, body_of,
 from slackwater.common.transport.gpu_remote import RemoteBody
 from slackwater.common.transport.hello import check_hello, check_hello_size, connect_error
 from slackwater.common.transport.host import host_identity, split_identity
-from slackwater.common.transport.listening import Accepted, Door
+from slackwater.common.transport.listeners import Accepted, Door
 from slackwater.common.transport.mapping import Mapping
 from slackwater.common.transport.pacing import Pace, Parts
 from slackwater.common.transport.region import Region, check_foreign

@@ -9,8 +9,8 @@ import struct
 from pathlib import Path
 from typing import Final
 
-from slackwater.common.errors import ConfigRejected
-from slackwater.common.transport.listening import BACKLOG
+from slackwater.common.base.errors import ConfigRejected
+from slackwater.common.transport.listeners import BACKLOG
 
 PATH_BYTES_MAX: Final = 107
 """What fits a sockaddr_un, with its closing zero."""

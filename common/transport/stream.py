@@ -15,8 +15,8 @@ from collections import deque
 from itertools import islice
 from typing import Any, Final, Protocol
 
-from slackwater.common import limits
-from slackwater.common.errors import DecodeRejected, Unavailable
+from slackwater.common.base import limits
+from slackwater.common.base.errors import DecodeRejected, Unavailable
 from slackwater.common.transport import wire
 
 _GATHER_MAX: Final = 256

@@ -15,8 +15,8 @@ from concurrent.futures import Future
 from functools import cache
 from typing import Any, Final
 
-from slackwater.common import limits
-from slackwater.common.errors import AccessRefused, ConfigRejected, Unavailable
+from slackwater.common.base import limits
+from slackwater.common.base.errors import AccessRefused, ConfigRejected, Unavailable
 from slackwater.common.transport import wire
 from slackwater.common.transport.base import (
     Accept,
@@ -27,7 +27,7 @@ from slackwater.common.transport.base import (
     OnPrepare,
 )
 from slackwater.common.transport.hello import check_hello, check_hello_size, connect_error
-from slackwater.common.transport.listening import BACKLOG, Accepted, Door
+from slackwater.common.transport.listeners import BACKLOG, Accepted, Door
 from slackwater.common.transport.region import Region
 from slackwater.common.transport.stream import Greeting, Stream
 from slackwater.common.transport.tcp_channel import CONTROL, TcpChannel, TcpTuning

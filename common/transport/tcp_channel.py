@@ -15,8 +15,8 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from slackwater.common import limits
-from slackwater.common.errors import (
+from slackwater.common.base import limits
+from slackwater.common.base.errors import (
     AccessRefused,
     DecodeRejected,
     Rejected,
@@ -40,7 +40,7 @@ from slackwater.common.transport.rooms import GiveBack, Rooms, once
 from slackwater.common.transport.stream import Linger, Stream
 
 if TYPE_CHECKING:
-    from slackwater.common.transport.served import DataStream
+    from slackwater.common.transport.target_stream import DataStream
 
 CONTROL: Final = -1
 """The control stream's index; data streams count from 0."""
@@ -101,7 +101,7 @@ class TcpChannel(SocketChannel):
         self._data: list[DataStream | None] = [None] * (streams + 1)
         # Compiled code: whoever makes no channel over tcp need not load it.
         from slackwater.common.transport.lanes import Answered, Asked
-        from slackwater.common.transport.served import Served
+        from slackwater.common.transport.target_stream import Served
         from slackwater.common.transport.transfers import Transfers
 
         self._asking = range(streams) if redial is not None else range(streams, streams + 1)
@@ -166,8 +166,8 @@ class TcpChannel(SocketChannel):
 
     def _take_over(self, sock: socket.socket, rest: bytes, index: int) -> None:
         """Give a data stream to compiled code."""
-        from slackwater.common.transport.asking_end import AskingEnd
-        from slackwater.common.transport.served import ServingEnd
+        from slackwater.common.transport.initiator_stream import AskingEnd
+        from slackwater.common.transport.target_stream import ServingEnd
 
         if index in self._asking:
             end = AskingEnd(sock, rest, index, self._transfers, self.lost)

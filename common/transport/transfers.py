@@ -20,10 +20,11 @@ from typing import Final
 
 import numpy as np
 
-from slackwater.common import abi, limits
-from slackwater.common.errors import SlackwaterError, Unavailable
-from slackwater.common.transport import asking
-from slackwater.common.transport.asking_end import AskingEnd
+from slackwater.common.base import limits
+from slackwater.common.base.errors import SlackwaterError, Unavailable
+from slackwater.common.native import libc
+from slackwater.common.transport import initiator_kernels
+from slackwater.common.transport.initiator_stream import AskingEnd
 
 _FULL_BYTES: Final = 256 * 1024
 """Parts share one stream up to this load: small ones then leave and arrive in fewer calls."""
@@ -34,7 +35,7 @@ _IMPATIENCE_MAX: Final = 255
 _WORD: Final = 8
 _PART: Final = struct.Struct("<8q")
 """number, kind, handle, offset, address, length, stream, abandoned"""
-_PART_WORDS: Final = asking.PART_BYTES // _WORD
+_PART_WORDS: Final = initiator_kernels.PART_BYTES // _WORD
 
 
 class _Operation:
@@ -75,7 +76,9 @@ class Transfers:
         self._credit_bytes = max(credit_bytes, part_bytes)
         self._loop = asyncio.get_running_loop()
         self._parts: dict[int, _Part] = {}
-        self._table, self.table_address = abi.allocate(asking.PARTS * asking.PART_BYTES)
+        self._table, self.table_address = libc.allocate(
+            initiator_kernels.PARTS * initiator_kernels.PART_BYTES
+        )
         self._words = self._table.cast("q")
         self._number = 0
         self._in_flight_bytes = 0
@@ -119,7 +122,7 @@ class Transfers:
         operation = _Operation(count)
         first, self._number = self._number + 1, self._number + count
         where = np.asarray(offsets, np.int64)
-        asking.enter(
+        initiator_kernels.enter(
             end.address, self.table_address,
             first, count, kind, handle, int(where.ctypes.data), _address(view), length,
         )  # fmt: skip
@@ -224,7 +227,7 @@ class Transfers:
         self._number = number = self._number + 1
         _PART.pack_into(
             self._table,
-            number % asking.PARTS * asking.PART_BYTES,
+            number % initiator_kernels.PARTS * initiator_kernels.PART_BYTES,
             *(number, kind, handle, offset, _address(view), nbytes, index, 0),
         )
         self._parts[number] = operation, view, index
@@ -257,11 +260,11 @@ class Transfers:
         self._at_once -= 1
         self._number = number = self._number + 1
         nbytes = len(view)
-        status = asking.exchange(
+        status = initiator_kernels.exchange(
             end.address, self.table_address,
             number, kind, handle, offset, _address(view), nbytes, _SETTLE_NS,
         )  # fmt: skip
-        if status == asking.ANSWERED:
+        if status == initiator_kernels.ANSWERED:
             return None
         operation = _Operation(1)
         self._parts[number] = operation, view, index
@@ -326,8 +329,8 @@ class Transfers:
             return
         for number, (owner, _, index) in self._parts.items():
             if owner is operation:
-                at = number % asking.PARTS * _PART_WORDS
-                self._words[at + asking.PART_ABANDONED // _WORD] = 1
+                at = number % initiator_kernels.PARTS * _PART_WORDS
+                self._words[at + initiator_kernels.PART_ABANDONED // _WORD] = 1
                 if index in self._ends:
                     self._ends[index].divert(number)
 
@@ -343,7 +346,7 @@ class Transfers:
             if operation.abandoned:
                 abandoned.append(number)
             else:
-                self._words[number % asking.PARTS * _PART_WORDS] = number
+                self._words[number % initiator_kernels.PARTS * _PART_WORDS] = number
                 end.ask(number)
         self.completed(abandoned)
         end.flush()

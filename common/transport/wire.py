@@ -3,14 +3,14 @@
 One header for all: kind, handle, number, offset, length; then `length` bytes of body. The parser is
 pure: it says where the next bytes belong (`room`), is told how many came (`took`), and gives whole
 records to its sink, which has checked the length before. Nothing is allocated on the word of a peer
-alone. Records with bulk bytes have streams of their own, whose parsers are compiled (serving.py,
-asking.py).
+alone. Records with bulk bytes have streams of their own, whose parsers are compiled
+(target_kernels.py, initiator_kernels.py).
 """
 
 import struct
 from typing import Final, NamedTuple, Protocol
 
-from slackwater.common.errors import (
+from slackwater.common.base.errors import (
     AccessRefused,
     DecodeRejected,
     Rejected,

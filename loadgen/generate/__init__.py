@@ -13,7 +13,7 @@ import inspect
 from collections.abc import Callable
 from random import Random
 
-from slackwater.common.errors import Rejected
+from slackwater.common.base.errors import Rejected
 from slackwater.loadgen.generate import harmony, lin, pollux, tiresias
 from slackwater.loadgen.traces.record import TraceJob
 

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from math import exp, isfinite, log
 from random import Random
 
-from slackwater.common import limits
-from slackwater.common.errors import Rejected
+from slackwater.common.base import limits
+from slackwater.common.base.errors import Rejected
 
 
 def log_uniform(rng: Random, low: float, high: float) -> float:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import islice
 from random import Random
 
-from slackwater.common.errors import Rejected
+from slackwater.common.base.errors import Rejected
 from slackwater.loadgen.generate.draws import poisson_arrivals, require_count, require_positive
 from slackwater.loadgen.traces.record import TraceJob
 

@@ -15,7 +15,7 @@ application's profile.
 from dataclasses import dataclass
 from random import Random
 
-from slackwater.common.errors import Rejected
+from slackwater.common.base.errors import Rejected
 from slackwater.loadgen.generate.draws import require_count, require_positive
 from slackwater.loadgen.traces.record import TraceJob
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from slackwater.common.errors import Unavailable
+from slackwater.common.base.errors import Unavailable
 from slackwater.memory.nbd import protocol as nbd
 
 

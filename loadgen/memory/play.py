@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from slackwater.common.errors import ConfigRejected
+from slackwater.common.base.errors import ConfigRejected
 from slackwater.loadgen.memory.checker import Checker, content
 from slackwater.loadgen.memory.latency import Latencies
 from slackwater.loadgen.memory.nbd_client import NbdClient

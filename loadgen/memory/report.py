@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from slackwater.common.errors import Rejected
+from slackwater.common.base.errors import Rejected
 from slackwater.loadgen.files import table_text, write_json
 from slackwater.loadgen.memory.play import PlayResult
 from slackwater.loadgen.plots import COLORS, figure

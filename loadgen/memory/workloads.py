@@ -20,7 +20,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from slackwater.common.errors import ConfigRejected
+from slackwater.common.base.errors import ConfigRejected
 from slackwater.memory.store import PAGE_BYTES
 
 Ints = NDArray[np.int64]

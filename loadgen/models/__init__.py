@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import cache, partial
 from math import isfinite, prod
 
-from slackwater.common.errors import Rejected
+from slackwater.common.base.errors import Rejected
 from slackwater.loadgen.models.inception import googlenet, inception3, inception4
 from slackwater.loadgen.models.language import awd_lm, bert_large
 from slackwater.loadgen.models.network import Layer, Network

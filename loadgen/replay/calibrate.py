@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from slackwater.common.slots.layout import folded_bytes
-from slackwater.common.slots.rules import Hyper, scalars
+from slackwater.common.domains.slots.layout import folded_bytes
+from slackwater.common.domains.slots.rules import Hyper, scalars
 from slackwater.loadgen import models
 from slackwater.loadgen.replay.workload import COMPUTE_S, UPDATE
 
@@ -40,7 +40,7 @@ BYTES_SCALE_MAX = 1.0
 def fold_s_per_element(workers: int = WORKERS) -> float:
     """CPU seconds that one element of an update costs, warm: that many gradients, SGD with
     momentum; the lower quartile, as the aggregators profile it."""
-    from slackwater.common.slots import kernels  # numba: not every command needs it.
+    from slackwater.common.domains.slots import kernels  # numba: not every command needs it.
 
     slots = np.full(workers * ELEMENTS, 1e-3, dtype=np.float32)
     parameters, momentum = (

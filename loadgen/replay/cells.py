@@ -14,7 +14,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from slackwater.common.errors import Rejected
+from slackwater.common.base.errors import Rejected
 from slackwater.loadgen.replay.experiment import Outcome, Phases
 from slackwater.loadgen.replay.measures import (
     LOSS_LIMIT,

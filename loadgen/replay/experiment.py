@@ -14,10 +14,10 @@ from functools import partial
 
 import msgspec
 
-from slackwater.common.client import Client, connect
+from slackwater.common.base.errors import Unavailable
+from slackwater.common.domains.models.iterations import mean_s
 from slackwater.common.embedded import ClusterOptions, EmbeddedCluster, fit_cpu_share
-from slackwater.common.errors import Unavailable
-from slackwater.common.iterations import mean_s
+from slackwater.common.shell.client import Client, connect
 from slackwater.loadgen.replay import calibrate, session
 from slackwater.loadgen.replay.measures import (
     LOSS_LIMIT,

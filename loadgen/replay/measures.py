@@ -5,18 +5,18 @@ same CPU shares. *Static*: a twin on servers of its own, beside the jobs that sh
 seconds that the job's own figures are from; what else the machine does slows both. *Loss* is that
 of samples per second: 1 - static / shared (standalone where no twin was played), both the mean
 iteration, in which the slowest twentieth counts as much as the slowest of the others
-(common/iterations.py); shared is the mean over steady windows: those under a placement that the
-controller kept. Left out are the job's own profiling and migrations, and, for every job of the
-cluster, the time between an assignment and its revert; the *whole-life* loss has them all in. Of
-jobs that are to be compared while all of them share, only the *stable* time counts: all are placed
-for good, none has ended (figures 8 and 9 of the paper).
+(common/domains/models/iterations.py); shared is the mean over steady windows: those under a
+placement that the controller kept. Left out are the job's own profiling and migrations, and, for
+every job of the cluster, the time between an assignment and its revert; the *whole-life* loss has
+them all in. Of jobs that are to be compared while all of them share, only the *stable* time counts:
+all are placed for good, none has ended (figures 8 and 9 of the paper).
 """
 
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from slackwater.common.iterations import mean_s
+from slackwater.common.domains.models.iterations import mean_s
 from slackwater.loadgen.replay.timeline import Iteration, JobTrack, Timeline, integral
 
 WARM_UP_ITERATIONS = 2

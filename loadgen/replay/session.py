@@ -6,10 +6,15 @@ from contextlib import asynccontextmanager
 
 import structlog
 
-from slackwater.common import codec, limits
+from slackwater.common.base import codec, limits
+from slackwater.common.base.errors import (
+    DeadlineExceeded,
+    DecodeRejected,
+    Retryable,
+    SlackwaterError,
+)
 from slackwater.common.bus.base import Delivery
-from slackwater.common.client import Client
-from slackwater.common.errors import DeadlineExceeded, DecodeRejected, Retryable, SlackwaterError
+from slackwater.common.shell.client import Client
 from slackwater.loadgen.replay.timeline import Observed, Timeline
 from slackwater.loadgen.replay.workload import Workload
 from slackwater.schemas import subjects

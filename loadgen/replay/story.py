@@ -4,8 +4,8 @@
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from slackwater.common import sentences
-from slackwater.common.sentences import count, named
+from slackwater.common.domains.facts import sentences
+from slackwater.common.domains.facts.sentences import count, named
 from slackwater.loadgen.replay.measures import LOSS_LIMIT, UNDONE
 from slackwater.loadgen.replay.timeline import Migration, Timeline
 from slackwater.schemas.cluster import AllocationEvent

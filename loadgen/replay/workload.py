@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from slackwater.common.errors import Rejected
+from slackwater.common.base.errors import Rejected
 from slackwater.loadgen import models
 from slackwater.loadgen.traces.record import TraceJob
 from slackwater.schemas.jobs import Aggregation, Consistency, JobSpec, Staleness, UpdateRule

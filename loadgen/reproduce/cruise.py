@@ -21,14 +21,14 @@ from pathlib import Path
 from random import Random
 from typing import Final
 
-from slackwater.common.models.cost import (
+from slackwater.common.domains.models.cost import (
     Machine,
     Training,
     even_epoch_s,
     even_optimum,
     pays,
 )
-from slackwater.common.models.cost_programme import different_optimum
+from slackwater.common.domains.models.cost_programme import different_optimum
 
 MACHINES: Final = 32
 MACHINE: Final = Machine(1e-3, 1e9)

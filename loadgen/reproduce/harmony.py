@@ -13,8 +13,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Final
 
-from slackwater.loadgen.simulator.options import Options
-from slackwater.loadgen.simulator.runner import Task, run
+from slackwater.loadgen.simulator.gpu.options import Options
+from slackwater.loadgen.simulator.gpu.runner import Task, run
 
 MACHINES: Final = 100
 SEEDS: Final = 5

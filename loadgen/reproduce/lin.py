@@ -22,17 +22,17 @@ from typing import Final
 
 import msgspec
 
-from slackwater.common.models.queueing import StepTimes, throughputs
+from slackwater.common.domains.models.queueing import StepTimes, throughputs
 from slackwater.loadgen.generate.lin import TABLE_III
-from slackwater.loadgen.simulator.engine import Engine
-from slackwater.loadgen.simulator.options import (
+from slackwater.loadgen.simulator.gpu.engine import Engine
+from slackwater.loadgen.simulator.gpu.options import (
     Options,
     build_cluster,
     build_model,
     build_policy,
     prepare,
 )
-from slackwater.loadgen.simulator.runner import Task, run
+from slackwater.loadgen.simulator.gpu.runner import Task, run
 
 NODES: Final = 100
 LOADS: Final = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7)

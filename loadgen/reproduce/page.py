@@ -179,7 +179,7 @@ def cruise(text: str) -> Iterator[Row]:
         "asserted by the test",
         "-",
         "see test",
-        "pytest tests/unit/models/test_cost_model.py",
+        "pytest tests/unit/common/domains/models/test_cost_model.py",
     )
 
 

@@ -20,15 +20,15 @@ import msgspec
 import typer
 from rich.console import Console
 
-from slackwater.common import threads
-from slackwater.loadgen.simulator.cluster import Cluster
-from slackwater.loadgen.simulator.jobmodels.applications import Application, read_applications
-from slackwater.loadgen.simulator.jobmodels.profiles import Options, ProfilesModel
-from slackwater.loadgen.simulator.metrics import quantile
-from slackwater.loadgen.simulator.outcome import Outcome as JobOutcome
-from slackwater.loadgen.simulator.outcome import Result, Scaling
-from slackwater.loadgen.simulator.single import simulate_once
-from slackwater.loadgen.simulator.workload import SimJob, workload
+from slackwater.common.native import blas_threads
+from slackwater.loadgen.simulator.gpu.cluster import Cluster
+from slackwater.loadgen.simulator.gpu.jobmodels.applications import Application, read_applications
+from slackwater.loadgen.simulator.gpu.jobmodels.profiles import Options, ProfilesModel
+from slackwater.loadgen.simulator.gpu.metrics import quantile
+from slackwater.loadgen.simulator.gpu.outcome import Outcome as JobOutcome
+from slackwater.loadgen.simulator.gpu.outcome import Result, Scaling
+from slackwater.loadgen.simulator.gpu.single import simulate_once
+from slackwater.loadgen.simulator.gpu.workload import SimJob, workload
 from slackwater.loadgen.traces import read
 
 NODES, NODE_GPUS, RESTART_S, ROUND_S = 16, 4, 30.0, 60.0
@@ -378,7 +378,7 @@ def run_cells(
     if kept is not None and kept.exists():
         results = msgspec.json.decode(kept.read_bytes(), type=dict[str, Outcome])
     missing = {cell.key: cell for cell in cells if cell.key not in results}
-    os.environ.update(threads.one_each(os.environ))  # Each process is one core's work.
+    os.environ.update(blas_threads.one_each(os.environ))  # Each process is one core's work.
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
         futures = {pool.submit(simulate, cell, str(traces)): cell for cell in missing.values()}
         for done, future in enumerate(as_completed(futures), 1):

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from slackwater.loadgen.simulator.metrics import Summary
-from slackwater.loadgen.simulator.options import Options
-from slackwater.loadgen.simulator.runner import Task, run
+from slackwater.loadgen.simulator.gpu.metrics import Summary
+from slackwater.loadgen.simulator.gpu.options import Options
+from slackwater.loadgen.simulator.gpu.runner import Task, run
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 

@@ -7,7 +7,7 @@ time; they are counted as skipped.
 
 from collections.abc import Iterator
 
-from slackwater.common import limits
+from slackwater.common.base import limits
 from slackwater.loadgen.traces.record import TraceJob
 from slackwater.loadgen.traces.sheet import Sheet
 

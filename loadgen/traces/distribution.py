@@ -6,7 +6,7 @@ these files are the samples that its simulator started from, in GPU-seconds.
 
 from pathlib import Path
 
-from slackwater.common import limits
+from slackwater.common.base import limits
 from slackwater.loadgen.traces.record import TraceRejected
 from slackwater.loadgen.traces.sheet import Sheet, load
 

@@ -8,7 +8,7 @@ the job's submission, so that it holds whatever origin is chosen.
 
 from collections.abc import Iterator
 
-from slackwater.common import limits
+from slackwater.common.base import limits
 from slackwater.loadgen.traces.record import Scalar, TraceJob
 from slackwater.loadgen.traces.sheet import Sheet
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import msgspec
 
-from slackwater.common import limits
-from slackwater.common.errors import Rejected
+from slackwater.common.base import limits
+from slackwater.common.base.errors import Rejected
 from slackwater.loadgen.traces import (
     alibaba,
     elasticflow,

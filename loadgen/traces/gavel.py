@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 
-from slackwater.common import limits
-from slackwater.common.errors import Rejected
+from slackwater.common.base import limits
+from slackwater.common.base.errors import Rejected
 from slackwater.loadgen.traces.record import Scalar, Trace, TraceJob
 from slackwater.loadgen.traces.sheet import Sheet
 

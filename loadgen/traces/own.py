@@ -28,8 +28,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from math import isfinite
 
-from slackwater.common import limits
-from slackwater.common.errors import Rejected
+from slackwater.common.base import limits
+from slackwater.common.base.errors import Rejected
 from slackwater.loadgen.traces.record import Scalar, TraceJob
 from slackwater.loadgen.traces.sheet import Sheet
 

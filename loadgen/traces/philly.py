@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from slackwater.common import limits
+from slackwater.common.base import limits
 from slackwater.loadgen.traces.record import TraceJob, TraceRejected
 from slackwater.loadgen.traces.sheet import Sheet, unix_s
 

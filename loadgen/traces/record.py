@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from slackwater.common.errors import Rejected
+from slackwater.common.base.errors import Rejected
 
 Scalar = str | int | float | bool
 

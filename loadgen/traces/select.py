@@ -10,7 +10,7 @@ from math import inf, isfinite
 
 import msgspec
 
-from slackwater.common.errors import Rejected
+from slackwater.common.base.errors import Rejected
 from slackwater.loadgen.traces.record import Trace, TraceJob
 from slackwater.loadgen.traces.sheet import unix_s
 

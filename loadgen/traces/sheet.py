@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NoReturn
 
-from slackwater.common import limits
+from slackwater.common.base import limits
 from slackwater.loadgen.traces.record import TraceRejected
 
 

@@ -6,9 +6,9 @@
 
 Synchronous training (Gu et al. 2021, section 2.1): version v + 1 is the fold of every worker's push
 of iteration v + 1, once. In the other modes each push is a version of its own, and a worker is
-answered when its push is applied and nobody is too far behind (common/slots/consistency.py). What
-is complete is read from the region's pushed words, never counted here, so that a repeated,
-reordered or lost doorbell changes nothing.
+answered when its push is applied and nobody is too far behind
+(common/domains/slots/consistency.py). What is complete is read from the region's pushed words,
+never counted here, so that a repeated, reordered or lost doorbell changes nothing.
 """
 
 from collections.abc import Sequence
@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Literal
 
-from slackwater.common.slots.consistency import acknowledged, next_rank, staleness_bound
+from slackwater.common.domains.slots.consistency import acknowledged, next_rank, staleness_bound
 from slackwater.schemas.base import JobId
 from slackwater.schemas.placement import BucketLayout, Endpoint, JobPlan
-from slackwater.services.aggregator.ahead import Ahead, Parts
+from slackwater.services.aggregator.early_fold import Ahead, Parts
 
 Key = tuple[JobId, int]
 Phase = Literal["empty", "seeding", "ready", "folding", "moving", "gone"]

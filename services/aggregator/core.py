@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import assert_never
 
-from slackwater.common import limits
-from slackwater.common.effects import (
+from slackwater.common.base import limits
+from slackwater.common.base.effects import (
     Answered,
     Do,
     Draining,
@@ -28,10 +28,10 @@ from slackwater.common.effects import (
     Requested,
     TimerFired,
 )
-from slackwater.common.errors import Rejected
-from slackwater.common.slots.layout import bucket_tensors, element_count
-from slackwater.common.slots.region import SlotRegion
-from slackwater.common.slots.rules import RULES
+from slackwater.common.base.errors import Rejected
+from slackwater.common.domains.slots.layout import bucket_tensors, element_count
+from slackwater.common.domains.slots.region import SlotRegion
+from slackwater.common.domains.slots.rules import RULES
 from slackwater.schemas import subjects
 from slackwater.schemas.base import NOT_FOUND, AggregatorId, JobId, Message, Ok, Refused
 from slackwater.schemas.cluster import ARRIVED_MAX, WorkersAt

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from slackwater.common.effects import ShellEvent
+from slackwater.common.base.effects import ShellEvent
 from slackwater.schemas.base import JobId
 from slackwater.schemas.placement import JobPlan
 from slackwater.schemas.telemetry import TasksObserved

@@ -15,20 +15,20 @@ from heapq import heappop, heappush
 from math import inf
 from typing import Any, Final, Protocol, TypeVar
 
-from slackwater.common import failpoints, limits
-from slackwater.common.clock import Clock
-from slackwater.common.failpoints import failpoint
-from slackwater.common.slots.layout import folded_bytes
-from slackwater.common.slots.region import SlotRegion
-from slackwater.common.slots.serving import serve
+from slackwater.common.base import failpoints, limits
+from slackwater.common.base.clock import Clock
+from slackwater.common.base.failpoints import failpoint
+from slackwater.common.domains.slots.layout import folded_bytes
+from slackwater.common.domains.slots.region import SlotRegion
+from slackwater.common.domains.slots.serving import serve
 from slackwater.common.transport.gpu import Device
 from slackwater.schemas.base import JobId
 from slackwater.schemas.telemetry import JobCpu, TaskCost
-from slackwater.services.aggregator.ahead import Ahead, done_by, fold_ahead
 from slackwater.services.aggregator.bucket import Bucket, Key
+from slackwater.services.aggregator.early_fold import Ahead, done_by, fold_ahead
+from slackwater.services.aggregator.fold_threads import Team
 from slackwater.services.aggregator.schedule import Ended, Profile, SlotSchedule
-from slackwater.services.aggregator.team import Team
-from slackwater.services.aggregator.turns import Turns
+from slackwater.services.aggregator.task_scheduling import Turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -432,7 +432,7 @@ def _is_large(task: Task) -> bool:
 
 def execute(task: Task, owner: int, team: Team | None = None) -> Outcome:
     """One update, in the kernel's thread; CPU time is this thread's own and its team's."""
-    from slackwater.common.slots import folding  # numba: loaded by `warm` before any push.
+    from slackwater.common.domains.slots import folding  # numba: loaded by `warm` before any push.
 
     slots, alone = task.slots, task.alone
     if task.bucket.phase == "gone":  # Dropped while it waited.
@@ -470,7 +470,7 @@ def _spent_s(slots: SlotRegion, team: Team | None) -> float:
 
 def warm(rule: str, dtype: str, workers: int, device: Device | None = None) -> None:
     """Load or compile the kernel of a job: off the event loop, before the first push."""
-    from slackwater.common.slots import folding, gpu_kernels, kernels
+    from slackwater.common.domains.slots import folding, gpu_kernels, kernels
 
     assert folding.CHUNK_ELEMENTS > 0  # What `execute` imports, imported now.
     if device is not None:

@@ -10,8 +10,8 @@ from typing import Final
 
 import numpy as np
 
-from slackwater.common.slots.layout import PAGE, WORD
-from slackwater.common.slots.region import SlotRegion
+from slackwater.common.domains.slots.layout import PAGE, WORD
+from slackwater.common.domains.slots.region import SlotRegion
 from slackwater.common.transport.region import Region
 
 NAME: Final = "counters"

@@ -36,7 +36,7 @@ it told some workers, and is given the order again, it knows by the epoch that w
 it waits for no push any more, and freezes the bucket with those that are in. They stand: words and
 slots go along, and whoever pushed too late for that pushes again at B.
 
-A copy between hosts sends what counts alone (common/slots/live.py): words, one buffer of
+A copy between hosts sends what counts alone (common/domains/slots/live.py): words, one buffer of
 parameters, one of each optimiser state, and the slots whose pushes wait. The receiver's other slots
 and buffers are fresh.
 
@@ -61,15 +61,15 @@ from typing import Annotated, Any, Protocol
 import msgspec
 import structlog
 
-from slackwater.common import limits
-from slackwater.common.clock import Clock
-from slackwater.common.codec import shortened
-from slackwater.common.errors import AccessRefused, Rejected, Retryable, Unavailable
-from slackwater.common.failpoints import failpoint
-from slackwater.common.retry import next_wait_s
-from slackwater.common.slots.frames import Hello, encode_hello
-from slackwater.common.slots.live import live_parts, parts_bytes
-from slackwater.common.slots.region import SlotRegion, owner_word
+from slackwater.common.base import limits
+from slackwater.common.base.clock import Clock
+from slackwater.common.base.codec import shortened
+from slackwater.common.base.errors import AccessRefused, Rejected, Retryable, Unavailable
+from slackwater.common.base.failpoints import failpoint
+from slackwater.common.base.retry import next_wait_s
+from slackwater.common.domains.slots.frames import Hello, encode_hello
+from slackwater.common.domains.slots.live import live_parts, parts_bytes
+from slackwater.common.domains.slots.region import SlotRegion, owner_word
 from slackwater.common.transport.base import Channel, Fabric, Roomy
 from slackwater.common.transport.negotiate import connect_best
 from slackwater.common.transport.pacing import Bandwidth
@@ -77,7 +77,7 @@ from slackwater.common.transport.region import Region
 from slackwater.schemas.base import Count, Epoch, IdText, Index, JobId, Name, Record
 from slackwater.schemas.placement import Endpoint
 from slackwater.services.aggregator.bucket import Bucket, Key, Move
-from slackwater.services.aggregator.leaving import Departures
+from slackwater.services.aggregator.departure import Departures
 from slackwater.services.aggregator.regions import COPIED, Held, Regions, region_name
 
 _log = structlog.get_logger()

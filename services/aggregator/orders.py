@@ -10,12 +10,12 @@ from typing import Any
 
 import structlog
 
-from slackwater.common import limits
-from slackwater.common.clock import Clock
-from slackwater.common.errors import DeadlineExceeded, Rejected, Unavailable
-from slackwater.common.failpoints import failpoint
+from slackwater.common.base import limits
+from slackwater.common.base.clock import Clock
+from slackwater.common.base.errors import DeadlineExceeded, Rejected, Unavailable
+from slackwater.common.base.failpoints import failpoint
+from slackwater.common.domains.slots.region import SlotRegion
 from slackwater.common.shell.definition import Port
-from slackwater.common.slots.region import SlotRegion
 from slackwater.schemas.placement import BucketHeld, HostBuckets, JobPlan, PlanTurns
 from slackwater.services.aggregator.bucket import Bucket, Key, Move
 from slackwater.services.aggregator.core import AggregatorCore, Locked

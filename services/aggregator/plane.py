@@ -11,16 +11,15 @@ from typing import Final
 
 import structlog
 
-from slackwater.common import limits
-from slackwater.common.errors import (
+from slackwater.common.base import limits
+from slackwater.common.base.errors import (
     AccessRefused,
     DecodeRejected,
     Rejected,
     Unavailable,
 )
-from slackwater.common.rare_log import RareLog
-from slackwater.common.shell.definition import Port
-from slackwater.common.slots.frames import (
+from slackwater.common.base.rare_log import RareLog
+from slackwater.common.domains.slots.frames import (
     Denied,
     Granted,
     Hello,
@@ -31,16 +30,17 @@ from slackwater.common.slots.frames import (
     SeedAsked,
     decode_hello,
 )
-from slackwater.common.slots.region import SlotRegion
+from slackwater.common.domains.slots.region import SlotRegion
+from slackwater.common.shell.definition import Port
 from slackwater.common.transport.base import Channel
 from slackwater.schemas.base import JobId
 from slackwater.schemas.placement import JobPlan
-from slackwater.services.aggregator.ahead import Ahead
 from slackwater.services.aggregator.bucket import Bucket, Key, Move, Verdict
 from slackwater.services.aggregator.core import AggregatorCore
+from slackwater.services.aggregator.departure import Departures
+from slackwater.services.aggregator.early_fold import Ahead
 from slackwater.services.aggregator.events import BucketSeeded, WorkersArrived
 from slackwater.services.aggregator.executor import Outcome, Task
-from slackwater.services.aggregator.leaving import Departures
 from slackwater.services.aggregator.regions import Held, Regions
 from slackwater.services.aggregator.session import Session, by_number
 

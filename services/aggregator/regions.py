@@ -20,13 +20,13 @@ from typing import Final
 
 import structlog
 
-from slackwater.common import limits
-from slackwater.common.errors import Rejected, Unavailable
-from slackwater.common.sdnotify import SdNotify
+from slackwater.common.base import limits
+from slackwater.common.base.errors import Rejected, Unavailable
+from slackwater.common.domains.slots.gpu_region import load_region, make_region
+from slackwater.common.domains.slots.layout import bucket_tensors
+from slackwater.common.domains.slots.region import SlotRegion, owner_word
+from slackwater.common.shell.notify import SdNotify
 from slackwater.common.shell.process import Process
-from slackwater.common.slots.gpu_region import load_region, make_region
-from slackwater.common.slots.layout import bucket_tensors
-from slackwater.common.slots.region import SlotRegion, owner_word
 from slackwater.common.transport.gpu import Device
 from slackwater.common.transport.region import Region
 from slackwater.schemas.placement import BucketLayout, HostBuckets, JobPlan, Tensors

@@ -6,11 +6,11 @@ now: a machine that is busy with other things would otherwise stretch the slot, 
 busier. The slot's own time line is kept for the same reason: a task that ends late, because a
 thread or a timer was late, does not move the slots after it.
 
-Which task is next is its turn's matter (turns.py): by deadline, then in the order in which the
-tasks became complete (the last worker's push arrived), which is the whole order where nobody has a
-deadline. A task gives way to one with a nearer deadline after a chunk: what is left of its slot
-waits like any other task. At the end of a chunk nothing else is to be decided, so that nobody is
-woken there.
+Which task is next is its turn's matter (task_scheduling.py): by deadline, then in the order in
+which the tasks became complete (the last worker's push arrived), which is the whole order where
+nobody has a deadline. A task gives way to one with a nearer deadline after a chunk: what is left of
+its slot waits like any other task. At the end of a chunk nothing else is to be decided, so that
+nobody is woken there.
 """
 
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ from heapq import heappop, heappush
 from math import ceil, inf
 from typing import Final, Generic, NamedTuple, TypeVar
 
-from slackwater.common import limits
+from slackwater.common.base import limits
 
 T = TypeVar("T")
 CALIBRATED_FROM: Final = 0.2

@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Iterable
 from typing import Protocol
 
-from slackwater.common.errors import DecodeRejected, Unavailable
-from slackwater.common.rare_log import RareLog
-from slackwater.common.slots.frames import (
+from slackwater.common.base.errors import DecodeRejected, Unavailable
+from slackwater.common.base.rare_log import RareLog
+from slackwater.common.domains.slots.frames import (
     ENTRIES_MAX,
     Attach,
     Control,

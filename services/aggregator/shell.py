@@ -10,16 +10,17 @@ from typing import Final
 
 import psutil
 
-from slackwater.common import descriptors, limits
-from slackwater.common.cgroup import memory_bytes
-from slackwater.common.errors import ConfigRejected
+from slackwater.common.base import limits
+from slackwater.common.base.errors import ConfigRejected
+from slackwater.common.native import descriptors
+from slackwater.common.native.cgroup import memory_bytes
 from slackwater.common.shell.definition import Level, Port, ServiceDefinition
 from slackwater.common.shell.namesake import yield_to_namesake
+from slackwater.common.shell.world import World
 from slackwater.common.transport.base import Fabric, Listener
-from slackwater.common.transport.gpu import device_named
+from slackwater.common.transport.devices import device_named
 from slackwater.common.transport.negotiate import live_fabrics
 from slackwater.common.transport.verbs.library import why_not
-from slackwater.common.world import World
 from slackwater.schemas.base import AggregatorId, NodeId
 from slackwater.schemas.cluster import AggregatorHeartbeat
 from slackwater.schemas.placement import (
@@ -40,11 +41,11 @@ from slackwater.services.aggregator.executor import (
     at_once,
     in_thread,
 )
+from slackwater.services.aggregator.fold_threads import Team
 from slackwater.services.aggregator.migration import SHARED, Adoptions, Handovers
 from slackwater.services.aggregator.orders import Orders
 from slackwater.services.aggregator.plane import DataPlane
 from slackwater.services.aggregator.regions import Regions
-from slackwater.services.aggregator.team import Team
 
 _SOCKET: Final = "slots.sock"
 

@@ -20,9 +20,9 @@ it is confirmed: a lost message costs time, a crash nothing.
 
 from random import Random
 
-from slackwater.common import limits
-from slackwater.common.codec import encode_record
-from slackwater.common.effects import (
+from slackwater.common.base import limits
+from slackwater.common.base.codec import encode_record
+from slackwater.common.base.effects import (
     REFUSED,
     Answered,
     Draining,
@@ -35,8 +35,8 @@ from slackwater.common.effects import (
     StartTimer,
     TimerFired,
 )
-from slackwater.common.errors import Rejected
-from slackwater.common.slots.layout import plan_buckets
+from slackwater.common.base.errors import Rejected
+from slackwater.common.domains.slots.layout import plan_buckets
 from slackwater.schemas.base import CONFLICT, AggregatorId, JobId, Message, Ok, Record, Refused
 from slackwater.schemas.cluster import (
     AggregatorDrain,
@@ -61,18 +61,18 @@ from slackwater.schemas.placement import (
 )
 from slackwater.schemas.telemetry import JobProfiled, WindowMeasured
 from slackwater.services.controller import (
-    assigning,
-    draining,
+    assignment,
+    drains,
+    feedback,
     hosting,
-    idling,
+    idle_jobs,
     interference,
-    members,
-    moving,
+    membership,
+    migrations,
     reconcile,
     room,
     scaling,
-    turns,
-    watching,
+    slot_plans,
 )
 from slackwater.services.controller.config import ControllerConfig
 from slackwater.services.controller.state import Asked, Job, State
@@ -98,7 +98,7 @@ class Controller:
                 if not key.startswith(REFUSED):
                     asked = state.asked.pop(key, Asked(now_s))
                     self._answered(key.split("/"), asked, message, now_s)
-                    members.sweep(state, now_s)
+                    membership.sweep(state, now_s)
             case TimerFired(key="tick"):
                 self._tick(now_s)
             case TimerFired():
@@ -109,7 +109,7 @@ class Controller:
             case Draining():
                 pass  # Another instance finds all of it in the records.
         if state.line.serving:
-            assigning.serve(state, now_s)
+            assignment.serve(state, now_s)
         return state.out
 
     def _recover(self, epoch: int, records: dict[str, dict[str, Record]], now_s: float) -> None:
@@ -125,29 +125,29 @@ class Controller:
                 entry.ours, entry.ours_since_s, entry.changed_s = True, now_s, now_s
         for drain in records.get(state.drains_bucket, {}).values():
             assert isinstance(drain, AggregatorDrain)
-            draining.recover(state, drain, now_s)
-        members.ask_pool(state, now_s)
+            drains.recover(state, drain, now_s)
+        membership.ask_pool(state, now_s)
         for job in sorted(state.jobs.values(), key=lambda job: job.record.submitted_s):
-            assigning.derive(state, job, now_s)
+            assignment.derive(state, job, now_s)
         state.out.append(StartTimer("tick", now_s + state.config.tick_s))
 
     def _tick(self, now_s: float) -> None:
         state = self.state
         state.out.append(StartTimer("tick", now_s + state.config.tick_s))
-        members.tick(state, now_s)
+        membership.tick(state, now_s)
         if not state.pool_known or now_s - state.pool_asked_s >= state.config.resync_s:
             state.pool_asked_s = now_s
-            members.ask_pool(state, now_s)
+            membership.ask_pool(state, now_s)
         scaling.begin(state, now_s)
         interference.tick(state, now_s)
-        draining.tick(state, now_s)
-        idling.tick(state, now_s)
-        members.lose_and_retry(state, now_s)
-        watching.recycle(state, now_s)
-        members.sweep(state, now_s)
+        drains.tick(state, now_s)
+        idle_jobs.tick(state, now_s)
+        membership.lose_and_retry(state, now_s)
+        feedback.recycle(state, now_s)
+        membership.sweep(state, now_s)
         scaling.end(state)
-        turns.tell(state, now_s)
-        members.report(state, now_s)
+        slot_plans.tell(state, now_s)
+        membership.report(state, now_s)
 
     # Requests -------------------------------------------------------------------------------------
 
@@ -163,11 +163,11 @@ class Controller:
             case ReleaseJob():
                 self._told_to_release(token, message, now_s)
             case DrainAggregator():
-                state.out.append(Reply(token, draining.order(state, message, now_s)))
+                state.out.append(Reply(token, drains.order(state, message, now_s)))
             case RestoreAggregator():
-                state.out.append(Reply(token, draining.restore(state, message, now_s)))
+                state.out.append(Reply(token, drains.restore(state, message, now_s)))
             case AggregatorLost():
-                state.out.append(Reply(token, members.lost(state, message, now_s)))
+                state.out.append(Reply(token, membership.lost(state, message, now_s)))
             case _:
                 reason = f"{type(message).__name__} is not a controller's to answer"
                 state.out.append(Reply(token, Refused(reason=reason)))
@@ -203,7 +203,7 @@ class Controller:
         state.know(job)
         state.change(job)
         state.out.append(Reply(token, Ok()))
-        assigning.want(state, job, "start", now_s)
+        assignment.want(state, job, "start", now_s)
 
     def _record(self, message: PlaceJob, now_s: float) -> JobPlacement:
         spec = message.spec
@@ -237,7 +237,7 @@ class Controller:
         job = state.jobs.get(id)
         if job is not None and job.record.run <= message.run:
             self._release(job, now_s)
-            members.sweep(state, now_s)
+            membership.sweep(state, now_s)
         state.out.append(Reply(token, Ok()))  # Unknown: it was released before.
 
     def _release(self, job: Job, now_s: float) -> None:
@@ -253,10 +253,10 @@ class Controller:
     def _observed(self, message: Message, now_s: float) -> None:
         state = self.state
         if isinstance(message, AggregatorHeartbeat):
-            members.heard(state, message, now_s)
+            membership.heard(state, message, now_s)
             return
         if isinstance(message, AggregatorRestarts):
-            members.restarts(state, message, now_s)
+            membership.restarts(state, message, now_s)
             return
         if isinstance(message, AllocationEvent):
             if message.fact == "released":
@@ -267,17 +267,17 @@ class Controller:
             return  # Another cluster's.
         match message:
             case JobProfiled():
-                watching.profiled(state, job, message, now_s)
+                feedback.profiled(state, job, message, now_s)
             case WindowMeasured():
-                watching.measured(state, job, message, now_s)
+                feedback.measured(state, job, message, now_s)
             case TensorCopyDone():
-                moving.copied(state, job, message, now_s)
+                migrations.copied(state, job, message, now_s)
             case WorkerDone():
-                moving.worker_done(state, job, message, now_s)
+                migrations.worker_done(state, job, message, now_s)
             case _:
                 state.log("unexpected", "warning", type=type(message).__name__)
         if job.record.phase == "steady":
-            members.sweep(state, now_s)
+            membership.sweep(state, now_s)
 
     # Answers --------------------------------------------------------------------------------------
 
@@ -295,23 +295,23 @@ class Controller:
         job = state.jobs.get(JobId(key[1])) if len(key) > 1 else None
         match what:
             case "pool":
-                members.listed(state, asked, answer, now_s)
+                membership.listed(state, asked, answer, now_s)
             case "allocate":
-                assigning.allocated(state, job, answer, now_s)
+                assignment.allocated(state, job, answer, now_s)
             case "deallocate":
-                members.deallocated(state, AggregatorId(key[1]), answer)
+                membership.deallocated(state, AggregatorId(key[1]), answer)
             case "adopt":
-                members.adopted(state, AggregatorId(key[1]), answer)
+                membership.adopted(state, AggregatorId(key[1]), answer)
             case "turns":
-                turns.told(state, AggregatorId(key[1]), asked, answer)
+                slot_plans.told(state, AggregatorId(key[1]), asked, answer)
             case "held":
                 reconcile.compare(state, AggregatorId(key[1]), asked, answer, now_s)
             case "host" if job is not None:
                 hosting.hosted(state, job, AggregatorId(key[2]), asked, answer, now_s)
-                moving.pursue(state, job, now_s)
+                migrations.pursue(state, job, now_s)
             case "migrate" if job is not None:
                 pair = (AggregatorId(key[2]), AggregatorId(key[3]))
-                moving.initiated(state, job, pair, answer, now_s)
+                migrations.initiated(state, job, pair, answer, now_s)
             case "drop" if job is not None and not isinstance(answer, Refused):
                 job.dropped.add(AggregatorId(key[2]))
                 if job.record.phase == "released":

@@ -7,7 +7,7 @@ first asked what it holds (reconcile.py): hosting anew what is lost would hide t
 
 from typing import Any
 
-from slackwater.common.limits import LOST_AFTER_S
+from slackwater.common.base.limits import LOST_AFTER_S
 from slackwater.schemas.base import NOT_FOUND, AggregatorId, Message, Refused
 from slackwater.schemas.placement import DropJob, HostBuckets, Located
 from slackwater.services.controller.policies.demand import slack_s

@@ -22,7 +22,7 @@ from typing import Final
 from slackwater.schemas.base import AggregatorId
 from slackwater.schemas.placement import Profile
 from slackwater.schemas.telemetry import LinkTimes, WindowMeasured
-from slackwater.services.controller import assigning
+from slackwater.services.controller import assignment
 from slackwater.services.controller.state import Job, State
 
 JUDGED_BYTES: Final = 64 * 1024
@@ -88,7 +88,7 @@ def mitigate(state: State, job: Job, window: WindowMeasured, loss: float, now_s:
         slowdown=f"{max(found.values()):.3g}",
         iteration_s=f"{window.iteration_s:.6g}",
     )
-    assigning.want(state, job, "interfered", now_s, endured_s=window.iteration_s)
+    assignment.want(state, job, "interfered", now_s, endured_s=window.iteration_s)
     return True
 
 

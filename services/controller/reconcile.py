@@ -9,7 +9,7 @@ was asked: between two answers in the other order it may have travelled.
 
 from slackwater.schemas.base import AggregatorId, JobId, Message
 from slackwater.schemas.placement import BucketHeld, BucketPlace, BucketsHeld, DropJob
-from slackwater.services.controller import hosting, idling, moving
+from slackwater.services.controller import hosting, idle_jobs, migrations
 from slackwater.services.controller.state import Aggregator, Asked, Job, State
 
 
@@ -31,7 +31,7 @@ def compare(
         if job.record.phase == "released":
             held.pop(job.id, None)  # let_go drops it.
         elif aggregator in job.involved():
-            idling.compare(job, aggregator, held.get(job.id, {}).values(), now_s)
+            idle_jobs.compare(job, aggregator, held.get(job.id, {}).values(), now_s)
             _compare_job(state, job, entry, asked, held.pop(job.id, {}), first, now_s)
     if entry.ours and state.pool_known:
         _drop_strays(state, aggregator, held, now_s)
@@ -97,7 +97,7 @@ def _compare_job(
     if lost:
         _begin_anew(state, job, entry.id, lost, now_s)
     hosting.host(state, job, now_s)
-    moving.pursue(state, job, now_s)
+    migrations.pursue(state, job, now_s)
 
 
 def _compare_moving(
@@ -115,14 +115,14 @@ def _compare_moving(
     old, new = job.record.places[bucket], job.record.target[bucket]
     if aggregator == new.aggregator:
         if here is not None and here.location_epoch >= new.location_epoch and not here.moving:
-            moving.arrived(state, job, bucket, now_s)
+            migrations.arrived(state, job, bucket, now_s)
             return False
         missing_s = job.missing_s.get(bucket)
         return here is None and missing_s is not None and missing_s <= asked.at_s
     if aggregator == old.aggregator and bucket not in job.copied:
         if here is None:
             job.missing_s.setdefault(bucket, now_s)
-            moving.ask_held(state, new.aggregator, now_s)
+            migrations.ask_held(state, new.aggregator, now_s)
         else:
             job.missing_s.pop(bucket, None)
             if not here.moving:  # The order was lost, or is not begun: say it again.
@@ -136,7 +136,7 @@ def _begin_anew(
     """The aggregator is there, the bytes are not: host again, one location epoch up."""
     for bucket in lost:
         epoch = job.target(bucket).location_epoch + 1
-        moving.retarget(
+        migrations.retarget(
             state, job, bucket, BucketPlace(aggregator=aggregator, location_epoch=epoch)
         )
     job.confirmed.pop(aggregator, None)

@@ -9,8 +9,8 @@ a heartbeat is a second old. An aggregator that does not say what it may hold ta
 import math
 from collections.abc import Sequence
 
-from slackwater.common.slots.layout import bucket_tensors
-from slackwater.common.slots.region import SlotRegion
+from slackwater.common.domains.slots.layout import bucket_tensors
+from slackwater.common.domains.slots.region import SlotRegion
 from slackwater.schemas.base import AggregatorId, NodeId
 from slackwater.schemas.placement import JobPlacement
 from slackwater.services.controller.state import Job, State

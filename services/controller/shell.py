@@ -6,10 +6,10 @@ from random import Random
 from time import perf_counter
 from typing import get_args
 
-from slackwater.common.effects import Effect, ShellEvent
-from slackwater.common.histogram import LATENCY_S, Histogram
+from slackwater.common.base.effects import Effect, ShellEvent
+from slackwater.common.base.histogram import LATENCY_S, Histogram
 from slackwater.common.shell.definition import Level, Port, ServiceDefinition
-from slackwater.common.world import World
+from slackwater.common.shell.world import World
 from slackwater.schemas import subjects
 from slackwater.schemas.cluster import (
     AggregatorDrain,

@@ -1,6 +1,6 @@
 """The frozen snapshot of the cluster that a placement policy decides from."""
 
-from slackwater.common.limits import POOL_MAX
+from slackwater.common.base.limits import POOL_MAX
 from slackwater.schemas.base import AggregatorId
 from slackwater.schemas.placement import JobPlacement
 from slackwater.services.controller.policies.demand import positions

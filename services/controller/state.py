@@ -13,10 +13,10 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from slackwater.common.effects import Do, Effect, Log, Persist, Publish, Request
-from slackwater.common.errors import ConfigRejected
-from slackwater.common.histogram import LOSS_RATIO, Histogram
-from slackwater.common.limits import LOST_AFTER_S
+from slackwater.common.base.effects import Do, Effect, Log, Persist, Publish, Request
+from slackwater.common.base.errors import ConfigRejected
+from slackwater.common.base.histogram import LOSS_RATIO, Histogram
+from slackwater.common.base.limits import LOST_AFTER_S
 from slackwater.schemas import subjects
 from slackwater.schemas.base import RUNS_MAX, AggregatorId, ClusterId, JobId, Message
 from slackwater.schemas.cluster import AggregatorDrain, AggregatorFact, AggregatorHeartbeat
@@ -24,12 +24,12 @@ from slackwater.schemas.jobs import JobEvent
 from slackwater.schemas.placement import BucketPlace, Endpoint, JobPlacement, PlanTurns
 from slackwater.schemas.telemetry import WindowMeasured
 from slackwater.services.controller.config import ControllerConfig
-from slackwater.services.controller.hosts import Hosts
+from slackwater.services.controller.host_load import Hosts
 from slackwater.services.controller.index import Index, Whereabouts
 from slackwater.services.controller.policies import load_policy
 from slackwater.services.controller.policies.view import JobView, Memory, Policy
 from slackwater.services.controller.usage import Usage
-from slackwater.services.controller.waiting import Line
+from slackwater.services.controller.waiting_jobs import Line
 
 ASK_BUDGET_S = 10.0
 """The shell retries this long; the tick asks again after that."""
@@ -189,7 +189,7 @@ class Aggregator:
     empty_s: float = -1.0
     """When it was last seen to hold nothing."""
     turns: tuple[int, PlanTurns] | None = None
-    """The incarnation that confirmed a plan of its slot, and the plan (turns.py)."""
+    """The incarnation that confirmed a plan of its slot, and the plan (slot_plans.py)."""
     turns_asked: PlanTurns | None = None
 
     congested_s: float | None = None
@@ -245,7 +245,7 @@ class State:
         self.hosts = Hosts(config.host_s)
         self.usage = Usage()
         self.line = Line(config.retry_s)
-        """Jobs that are nowhere, as the master has no aggregator for them (waiting.py)."""
+        """Jobs that are nowhere, as the master has no aggregator for them (waiting_jobs.py)."""
         self.pool_known = False
         """Whether the master's list of our aggregators was seen since the start."""
         self.pool_asked_s = 0.0

@@ -11,14 +11,15 @@ Tenants (section 6: isolation is open in the paper): what a tenant's admitted jo
 is at most its fraction of the pool's CPU, so that nobody can fill the pool; its waiting jobs are
 bounded, so that nobody can fill the queue; and the loss that its jobs may suffer by sharing goes
 with them to their controller. What a job asks for is what its model was profiled to use, else
-its servers. A job that then uses more is held to its profile by the aggregators (turns.py there).
+its servers. A job that then uses more is held to its profile by the aggregators (task_scheduling.py
+there).
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from slackwater.common.limits import JOBS_MAX
+from slackwater.common.base.limits import JOBS_MAX
 from slackwater.schemas.base import TOO_MANY, JobId, Refused
 from slackwater.schemas.jobs import JobSpec
 from slackwater.services.master.config import Admission, Tenant

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import ceil, floor
 
-from slackwater.common.limits import CLUSTERS_MAX, LOST_AFTER_S, MODELS_KNOWN_MAX
+from slackwater.common.base.limits import CLUSTERS_MAX, LOST_AFTER_S, MODELS_KNOWN_MAX
 from slackwater.schemas.base import AggregatorId, ClusterId, JobId
 from slackwater.schemas.cluster import ClusterReport, TenantUse
 from slackwater.schemas.jobs import JobSpec

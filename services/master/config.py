@@ -4,8 +4,8 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from slackwater.common.config import ServiceConfig
-from slackwater.common.limits import JOBS_MAX
+from slackwater.common.base.limits import JOBS_MAX
+from slackwater.common.shell.config import ServiceConfig
 from slackwater.schemas.base import IdText, LossLimit
 
 Duration = Annotated[float, msgspec.Meta(gt=0.0)]

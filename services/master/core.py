@@ -19,8 +19,8 @@ from typing import Any
 
 import msgspec
 
-from slackwater.common import limits
-from slackwater.common.effects import (
+from slackwater.common.base import limits
+from slackwater.common.base.effects import (
     REFUSED,
     Answered,
     Draining,
@@ -73,12 +73,18 @@ from slackwater.schemas.jobs import (
     TenantList,
 )
 from slackwater.schemas.telemetry import IterationsObserved, JobProfiled
-from slackwater.services.master import missing, placing, repeating, restarting, running
+from slackwater.services.master import (
+    cluster_assignment,
+    lifecycle,
+    missing_ranks,
+    rank_restarts,
+    rerun,
+)
 from slackwater.services.master.config import MasterConfig
+from slackwater.services.master.explain import brief, fitting, shown
 from slackwater.services.master.jobs import Job, active_first, dead, newest_first, unknown
 from slackwater.services.master.pool import BUCKET as NODES_BUCKET
 from slackwater.services.master.state import JOBS_BUCKET, State, tenants
-from slackwater.services.master.waiting import brief, fitting, shown
 
 
 class Master:
@@ -113,7 +119,7 @@ class Master:
             case Answered():
                 self._answered(event.key, event.message, now_s)
             case TimerFired(key=key) if key != "tick":
-                restarting.rested(self.state, key)
+                rank_restarts.rested(self.state, key)
             case TimerFired():
                 self._tick(now_s)
             case Recovered():
@@ -145,19 +151,19 @@ class Master:
             state.know(Job(record, heard_s=now_s))
         state.out.append(StartTimer("tick", now_s + state.config.tick_s))
         for job in list(state.unsettled.values()):
-            running.advance(state, job)
+            lifecycle.advance(state, job)
 
     # People's requests ----------------------------------------------------------------------------
 
     def _submit(self, token: int, message: SubmitJob, now_s: float) -> None:
         known = self.state.seen(message.spec.id)
-        refusal = placing.admit(self.state, message.spec, now_s)
+        refusal = cluster_assignment.admit(self.state, message.spec, now_s)
         accepted = JobAccepted(
             job=message.spec.id, known=brief(known.record) if known is not None else None
         )
         self.state.reply(token, refusal or accepted)
         if refusal is None and message.spec.program:
-            running.start_waiting(self.state, now_s)
+            lifecycle.start_waiting(self.state, now_s)
 
     def _cancel(self, token: int, message: CancelJob, now_s: float) -> None:
         job = self.state.seen(message.job)
@@ -165,15 +171,15 @@ class Master:
             self.state.reply(token, Refused(reason=unknown(message.job), code=NOT_FOUND))
             return
         if not job.ended:
-            running.end(self.state, job, "cancelled", "cancelled by its user", now_s)
+            lifecycle.end(self.state, job, "cancelled", "cancelled by its user", now_s)
         self.state.reply(token, Ok())
 
     def _rerun(self, token: int, message: RerunJob, now_s: float) -> None:
-        self.state.reply(token, repeating.rerun(self.state, message, now_s))
-        running.start_waiting(self.state, now_s)
+        self.state.reply(token, rerun.rerun(self.state, message, now_s))
+        lifecycle.start_waiting(self.state, now_s)
 
     def _delete(self, token: int, message: DeleteJob, now_s: float) -> None:
-        self.state.reply(token, repeating.delete(self.state, message, now_s))
+        self.state.reply(token, rerun.delete(self.state, message, now_s))
 
     def _get(self, token: int, message: GetJob, now_s: float) -> None:
         state = self.state
@@ -217,7 +223,7 @@ class Master:
     # Agents and worker nodes ----------------------------------------------------------------------
 
     def _register(self, token: int, message: RegisterJob, now_s: float) -> None:
-        placing.register(self.state, token, message, now_s)
+        cluster_assignment.register(self.state, token, message, now_s)
 
     def _finish(self, token: int, message: FinishJob, now_s: float) -> None:
         job = self.state.jobs.get(JobId(message.job))
@@ -226,7 +232,7 @@ class Master:
             self.state.reply(token, Refused(reason=reason, code=NOT_FOUND))
             return
         if job.by_hand:  # Of the others, the worker node reports the end.
-            running.rank_ended(self.state, job, message.rank, message.result, now_s)
+            lifecycle.rank_ended(self.state, job, message.rank, message.result, now_s)
         self.state.reply(token, Ok())
 
     def _missing(self, token: int, message: AskMissing, now_s: float) -> None:
@@ -234,7 +240,7 @@ class Master:
         if job is None:
             state.reply(token, Refused(reason=unknown(message.job)))
             return
-        state.reply(token, missing.asked(state, job, message, now_s))
+        state.reply(token, missing_ranks.asked(state, job, message, now_s))
 
     def _worker_exited(self, token: int, message: WorkerExited, now_s: float) -> None:
         job = self.state.jobs.get(JobId(message.job))
@@ -242,9 +248,9 @@ class Master:
         if job is not None and not job.ended and run == job.record.run:
             message = msgspec.structs.replace(message, attempt=attempt)
             if message.code == 0:
-                running.rank_ended(self.state, job, message.rank, message.result, now_s)
+                lifecycle.rank_ended(self.state, job, message.rank, message.result, now_s)
             else:
-                restarting.rank_died(self.state, job, message, now_s)
+                rank_restarts.rank_died(self.state, job, message, now_s)
         self.state.reply(token, Ok())
 
     # What comes back, and what is observed --------------------------------------------------------
@@ -259,9 +265,9 @@ class Master:
         job = state.jobs.get(JobId(id))
         if job is None:
             return
-        if what.startswith(missing.LINE):
+        if what.startswith(missing_ranks.LINE):
             job.asked.discard(what)
-            missing.line_read(job, what, message)
+            missing_ranks.line_read(job, what, message)
             return
         refused = message if isinstance(message, Refused) else None
         job.refusals.pop(what, None)
@@ -271,9 +277,9 @@ class Master:
             return
         job.asked.discard(what)
         if what == "place":
-            placing.placed(state, job, refused)
+            cluster_assignment.placed(state, job, refused)
         else:
-            running.carried_out(state, job, what, refused, now_s)
+            lifecycle.carried_out(state, job, what, refused, now_s)
 
     def _observe(self, message: Message, now_s: float) -> None:
         state = self.state
@@ -282,7 +288,7 @@ class Master:
                 state.out += state.pool.heard(message, now_s)
             case WorkerHeartbeat():
                 if state.nodes.heard(message, now_s):
-                    running.start_waiting(state, now_s)
+                    lifecycle.start_waiting(state, now_s)
             case ClusterReport():
                 state.clusters.heard(message, now_s)
                 self._placed(message)
@@ -317,6 +323,6 @@ class Master:
             if not job.ended:
                 reason = dead(job, state.nodes, state.config, state.begun_s, now_s)
             if reason:
-                running.end(state, job, "failed", reason, now_s)
-            running.advance(state, job)
-        running.start_waiting(state, now_s)
+                lifecycle.end(state, job, "failed", reason, now_s)
+            lifecycle.advance(state, job)
+        lifecycle.start_waiting(state, now_s)

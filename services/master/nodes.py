@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Literal, assert_never
 
-from slackwater.common.limits import WORKER_NODES_MAX
+from slackwater.common.base.limits import WORKER_NODES_MAX
 from slackwater.schemas.base import JobId, NodeId
 from slackwater.schemas.cluster import WorkerHeartbeat
 from slackwater.schemas.jobs import JobRecord

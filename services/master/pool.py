@@ -19,8 +19,8 @@ from typing import Final
 
 import msgspec
 
-from slackwater.common.effects import Effect, Log, Persist, Publish, Request
-from slackwater.common.limits import LOST_AFTER_S, POOL_MAX
+from slackwater.common.base.effects import Effect, Log, Persist, Publish, Request
+from slackwater.common.base.limits import LOST_AFTER_S, POOL_MAX
 from slackwater.schemas import subjects
 from slackwater.schemas.base import AggregatorId, ClusterId, JobId, Message, Ok, Refused
 from slackwater.schemas.cluster import (

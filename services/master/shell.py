@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import get_args
 
-from slackwater.common.limits import ADMISSIONS_MAX
-from slackwater.common.metrics import NO_TENANT
+from slackwater.common.base.limits import ADMISSIONS_MAX
 from slackwater.common.shell.definition import Level, ServiceDefinition
-from slackwater.common.world import World
+from slackwater.common.shell.metrics import NO_TENANT
+from slackwater.common.shell.world import World
 from slackwater.schemas import subjects
 from slackwater.schemas.cluster import (
     TENANTS_MAX,
@@ -41,7 +41,7 @@ from slackwater.schemas.jobs import (
 from slackwater.schemas.telemetry import IterationsObserved, JobProfiled
 from slackwater.services.master.config import MasterConfig
 from slackwater.services.master.core import Master
-from slackwater.services.master.factkeeper import keep_facts
+from slackwater.services.master.fact_stream import keep_facts
 from slackwater.services.master.pool import BUCKET as NODES_BUCKET
 from slackwater.services.master.state import JOBS_BUCKET, tenants
 

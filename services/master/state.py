@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 
-from slackwater.common.effects import Effect, Persist, Publish, Reply, Request
-from slackwater.common.limits import JOBS_MAX
+from slackwater.common.base.effects import Effect, Persist, Publish, Reply, Request
+from slackwater.common.base.limits import JOBS_MAX
 from slackwater.schemas import subjects
 from slackwater.schemas.base import JobId, Message, Refused
 from slackwater.schemas.cluster import TenantUse
@@ -32,7 +32,7 @@ from slackwater.services.master.config import MasterConfig
 from slackwater.services.master.jobs import Job, waits_for_slots
 from slackwater.services.master.nodes import Nodes, slots_held
 from slackwater.services.master.pool import Pool
-from slackwater.services.master.queued import Queued
+from slackwater.services.master.queue import Queued
 
 JOBS_BUCKET = "jobs"
 ASK_BUDGET_S = 10.0

@@ -10,7 +10,7 @@ placement: a task's CPU time is measured alone, wherever it runs.
 from dataclasses import dataclass, field
 from typing import Final
 
-from slackwater.common.effects import (
+from slackwater.common.base.effects import (
     Do,
     Effect,
     Log,
@@ -21,7 +21,7 @@ from slackwater.common.effects import (
     StartTimer,
     TimerFired,
 )
-from slackwater.common.limits import JOBS_MAX
+from slackwater.common.base.limits import JOBS_MAX
 from slackwater.schemas import subjects
 from slackwater.schemas.base import BUCKETS_MAX, JobId, Message
 from slackwater.schemas.jobs import TERMINAL_STATES, JobEvent

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import psutil
 
 from slackwater.common.shell.definition import Level, Port, ServiceDefinition
-from slackwater.common.world import World
+from slackwater.common.shell.world import World
 from slackwater.schemas import subjects
 from slackwater.schemas.jobs import JobEvent
 from slackwater.schemas.telemetry import HostLoad, IterationsObserved, TasksObserved

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
 
-from slackwater.common.iterations import mean_s, quieter_half_s, quietest_s
+from slackwater.common.domains.models.iterations import mean_s, quieter_half_s, quietest_s
 from slackwater.schemas.telemetry import LinkTimes
 from slackwater.services.profiler.links import LinkSums
 

@@ -4,8 +4,8 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from slackwater.common import limits
-from slackwater.common.config import ServiceConfig
+from slackwater.common.base import limits
+from slackwater.common.shell.config import ServiceConfig
 from slackwater.schemas.base import IdText
 
 Bytes = Annotated[int, msgspec.Meta(ge=0)]

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 from random import Random
 from typing import Final, Literal, assert_never
 
-from slackwater.common import limits
-from slackwater.common.effects import (
+from slackwater.common.base import limits
+from slackwater.common.base.effects import (
     Answered,
     CancelTimer,
     Do,
@@ -28,7 +28,7 @@ from slackwater.common.effects import (
     StartTimer,
     TimerFired,
 )
-from slackwater.common.memory import trailer
+from slackwater.common.domains.memory import trailer
 from slackwater.schemas import subjects
 from slackwater.schemas.base import CONFLICT, NOT_FOUND, Message, Ok, Refused
 from slackwater.schemas.memory import (
@@ -56,7 +56,7 @@ from slackwater.schemas.memory import (
     ToLender,
     UnmapSlab,
 )
-from slackwater.services.slabd import drained, events
+from slackwater.services.slabd import drain_record, events
 from slackwater.services.slabd.config import SlabdConfig
 from slackwater.services.slabd.eviction import Round, candidates
 from slackwater.services.slabd.sizing import Sizing
@@ -104,7 +104,7 @@ class LenderCore:
             case Requested(token=token, message=message):
                 return self._command(token, message, now_s)
             case Recovered(records=records, damaged=damaged):
-                self.lending = not drained.found(self.id, records, damaged)
+                self.lending = not drain_record.found(self.id, records, damaged)
                 return []
             case Draining() | Answered() | Observed():
                 return []
@@ -453,9 +453,9 @@ class LenderCore:
         """The shell answers once the record is durable."""
         changed, self.lending = lending != self.lending, lending
         if lending:
-            return [drained.forget(self.id)] if changed else []
+            return [drain_record.forget(self.id)] if changed else []
         given = self._give_up(len(self.slabs), now_s)
-        return [drained.keep(self.id, now_s), *given] if changed else given
+        return [drain_record.keep(self.id, now_s), *given] if changed else given
 
     # Small things ---------------------------------------------------------------------------------
 

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from slackwater.common.effects import ShellEvent
-from slackwater.common.memory import trailer
+from slackwater.common.base.effects import ShellEvent
+from slackwater.common.domains.memory import trailer
 from slackwater.schemas.memory import DeviceHello, SlabId, ToLender
 
 

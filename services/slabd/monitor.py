@@ -10,7 +10,7 @@ is worse; a kernel without it (or with it switched off) shows no pressure.
 from pathlib import Path
 from typing import Final, Protocol
 
-from slackwater.common.cgroup import CGROUPS, PROC, UNLIMITED, Group, groups, numbers
+from slackwater.common.native.cgroup import CGROUPS, PROC, UNLIMITED, Group, groups, numbers
 from slackwater.services.slabd.events import MemorySampled
 
 _KIB: Final = 1024

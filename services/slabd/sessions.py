@@ -11,10 +11,10 @@ from typing import Final
 
 import structlog
 
-from slackwater.common import codec, limits
-from slackwater.common.errors import AccessRefused, DecodeRejected, Rejected, Unavailable
-from slackwater.common.memory import frames, trailer
-from slackwater.common.rare_log import RareLog
+from slackwater.common.base import codec, limits
+from slackwater.common.base.errors import AccessRefused, DecodeRejected, Rejected, Unavailable
+from slackwater.common.base.rare_log import RareLog
+from slackwater.common.domains.memory import frames, trailer
 from slackwater.common.shell.definition import Port
 from slackwater.common.transport.base import Channel, Offering
 from slackwater.common.transport.region import Region

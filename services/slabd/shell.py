@@ -10,14 +10,14 @@ from typing import Final, get_args
 
 import structlog
 
-from slackwater.common import descriptors, resident
-from slackwater.common.errors import ConfigRejected, Rejected
+from slackwater.common.base.errors import ConfigRejected, Rejected
+from slackwater.common.native import descriptors, memlock
 from slackwater.common.shell.definition import Level, Port, ServiceDefinition
 from slackwater.common.shell.namesake import yield_to_namesake
+from slackwater.common.shell.world import World
 from slackwater.common.transport.base import Fabric, Listener
 from slackwater.common.transport.negotiate import live_fabrics
 from slackwater.common.transport.region import Region
-from slackwater.common.world import World
 from slackwater.schemas.base import NodeId
 from slackwater.schemas.memory import (
     EvictNow,
@@ -27,7 +27,7 @@ from slackwater.schemas.memory import (
     SlabdHeartbeat,
     SlabState,
 )
-from slackwater.services.slabd import drained
+from slackwater.services.slabd import drain_record
 from slackwater.services.slabd.config import SlabdConfig
 from slackwater.services.slabd.core import LenderCore
 from slackwater.services.slabd.monitor import KernelMonitor, Monitor
@@ -170,7 +170,7 @@ class Slabd:
             id=self._config.id,
             core=self.core,
             description="Lends idle memory in slabs, and takes it back when the machine needs it.",
-            buckets={drained.bucket(self._config.id): LenderRecord},
+            buckets={drain_record.bucket(self._config.id): LenderRecord},
             endpoints={"slabs": ListSlabs, "evict": EvictNow, "lending": SetLending},
             handlers={
                 **self.slabs.handlers(),
@@ -208,6 +208,6 @@ def definition(config: SlabdConfig, world: World) -> ServiceDefinition:
 def stay_in_memory() -> None:
     """A lender that is swapped out reads a page from disk to give it away; where two machines swap
     to each other, both would stand still. It lends without that, too, and says so."""
-    for lacks in (resident.lock_memory(as_touched=True), resident.become_io_flusher()):
+    for lacks in (memlock.lock_memory(as_touched=True), memlock.become_io_flusher()):
         if lacks:
             _log.warning("lender.may-be-swapped", reason=lacks)

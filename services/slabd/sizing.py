@@ -10,8 +10,8 @@ once.
 from math import ceil
 from typing import Final
 
-from slackwater.common.memory.ewma import Ewma
-from slackwater.common.memory.trailer import TRAILER_BYTES
+from slackwater.common.domains.memory.ewma import Ewma
+from slackwater.common.domains.memory.trailer import TRAILER_BYTES
 from slackwater.services.slabd.config import SlabdConfig
 from slackwater.services.slabd.events import MemorySampled
 

@@ -17,11 +17,11 @@ from typing import Any, Final
 import numpy as np
 import structlog
 
-from slackwater.common.errors import DeadlineExceeded, Rejected
-from slackwater.common.memory import trailer
-from slackwater.common.sdnotify import SdNotify
+from slackwater.common.base.errors import DeadlineExceeded, Rejected
+from slackwater.common.domains.memory import trailer
+from slackwater.common.native.hole_punch import punch
+from slackwater.common.shell.notify import SdNotify
 from slackwater.common.shell.process import Process
-from slackwater.common.sparse import punch
 from slackwater.common.transport.region import Region
 from slackwater.schemas.memory import SlabId
 from slackwater.services.slabd.events import SlabGone, SlabMade, SlabsFound

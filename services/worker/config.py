@@ -4,7 +4,7 @@ from typing import Annotated
 
 import msgspec
 
-from slackwater.common.config import ServiceConfig
+from slackwater.common.shell.config import ServiceConfig
 from slackwater.schemas.base import IdText
 
 

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, assert_never
 
-from slackwater.common import limits
-from slackwater.common.effects import (
+from slackwater.common.base import limits
+from slackwater.common.base.effects import (
     Answered,
     Do,
     Draining,

@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 from typing import Final
 
-from slackwater.common import limits
+from slackwater.common.base import limits
 from slackwater.schemas.logs import LogPiece, ReadLog
 from slackwater.services.worker.core import LogRead
 from slackwater.services.worker.processes import RankFiles

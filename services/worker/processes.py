@@ -33,7 +33,7 @@ from typing import Final
 
 import msgspec
 
-from slackwater.common import limits
+from slackwater.common.base import limits
 from slackwater.schemas.base import JobId
 from slackwater.services.worker.core import Found
 from slackwater.services.worker.ranklog import RankLog

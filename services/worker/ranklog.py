@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from slackwater.common import limits
+from slackwater.common.base import limits
 
 _LOGGER: Final = """\
 trap '' TERM INT HUP

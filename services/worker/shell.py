@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slackwater.common import limits
-from slackwater.common.cgroup import FOR_MEMORY, LOOK_S, MemoryKills
-from slackwater.common.errors import Fatal
+from slackwater.common.base import limits
+from slackwater.common.base.errors import Fatal
+from slackwater.common.native.cgroup import FOR_MEMORY, LOOK_S, MemoryKills
 from slackwater.common.shell.definition import Level, Port, ServiceDefinition
-from slackwater.common.world import World
+from slackwater.common.shell.world import World
 from slackwater.schemas.base import JobId, NodeId
 from slackwater.schemas.cluster import StartWorkers, StopWorkers, WorkerHeartbeat
 from slackwater.schemas.logs import ReadLog

@@ -15,9 +15,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from slackwater.common import limits
-from slackwater.common.client import Client, connect
+from slackwater.common.base import limits
 from slackwater.common.embedded import ClusterOptions, EmbeddedCluster
+from slackwater.common.shell.client import Client, connect
 from slackwater.loadgen.replay import session
 from slackwater.loadgen.replay.proof import mismatch
 from slackwater.loadgen.replay.timeline import Timeline

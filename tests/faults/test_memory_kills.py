@@ -19,10 +19,10 @@ from pathlib import Path
 
 import pytest
 
-from slackwater.common.client import connect
-from slackwater.common.config import write_config
+from slackwater.common.base.errors import SlackwaterError, Unavailable
 from slackwater.common.embedded import Supervisor, UnitSpec
-from slackwater.common.errors import SlackwaterError, Unavailable
+from slackwater.common.shell.client import connect
+from slackwater.common.shell.config import write_config
 from slackwater.loadgen.memory.checker import PAGE_BYTES, Checker
 from slackwater.loadgen.memory.nbd_client import NbdClient
 from slackwater.schemas import subjects

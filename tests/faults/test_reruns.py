@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from slackwater.common import limits
-from slackwater.common.client import Client, connect
+from slackwater.common.base import limits
 from slackwater.common.embedded import ClusterOptions, EmbeddedCluster
+from slackwater.common.shell.client import Client, connect
 from slackwater.loadgen.replay.proof import mismatch
 from slackwater.loadgen.replay.workload import emulated
 from slackwater.schemas.jobs import TERMINAL_STATES, JobRecord, JobSpec

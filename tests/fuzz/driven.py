@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 from tests.fuzz.messages import message
 
-from slackwater.common import codec
-from slackwater.common.effects import (
+from slackwater.common.base import codec
+from slackwater.common.base.effects import (
     Answered,
     CancelTimer,
     Do,
@@ -24,7 +24,7 @@ from slackwater.common.effects import (
     StartTimer,
     TimerFired,
 )
-from slackwater.common.errors import Rejected
+from slackwater.common.base.errors import Rejected
 from slackwater.common.shell import Core, ServiceDefinition
 from slackwater.schemas.base import Message, Ok, Record, Refused
 from slackwater.schemas.cluster import (

@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
-from slackwater.common import codec
-from slackwater.common.errors import DecodeRejected
-from slackwater.common.slots.layout import plan_buckets
+from slackwater.common.base import codec
+from slackwater.common.base.errors import DecodeRejected
+from slackwater.common.domains.slots.layout import plan_buckets
 from slackwater.schemas.jobs import TensorSpec
 from slackwater.schemas.placement import HostBuckets
 

@@ -6,11 +6,11 @@ from random import Random
 import pytest
 from tests.fuzz.messages import message
 
-from slackwater.common import codec
+from slackwater.common.base import codec
 from slackwater.common.shell import run_service
-from slackwater.common.simloop import run_simulated
+from slackwater.common.shell.simulated_loop import run_simulated
+from slackwater.common.shell.world import World, sim_world
 from slackwater.common.transport.memory import MemoryFabric, MemoryNetwork
-from slackwater.common.world import World, sim_world
 from slackwater.schemas import subjects
 from slackwater.schemas.base import Message
 from slackwater.schemas.service import GetHealth

@@ -9,10 +9,10 @@ import pytest
 from tests.fuzz.driven import Driven
 from tests.fuzz.messages import message
 
-from slackwater.common.effects import Do
+from slackwater.common.base.effects import Do
 from slackwater.common.shell import ServiceDefinition
-from slackwater.common.simloop import run_simulated
-from slackwater.common.world import sim_world
+from slackwater.common.shell.simulated_loop import run_simulated
+from slackwater.common.shell.world import sim_world
 from slackwater.schemas.base import JobId, NodeId
 from slackwater.schemas.cluster import StartWorkers, StopWorkers
 from slackwater.schemas.memory import (
@@ -29,7 +29,7 @@ from slackwater.services.master import shell as master
 from slackwater.services.master.config import MasterConfig, Tenant
 from slackwater.services.profiler import shell as profiler
 from slackwater.services.profiler.config import ProfilerConfig
-from slackwater.services.slabd import drained
+from slackwater.services.slabd import drain_record
 from slackwater.services.slabd.config import SlabdConfig
 from slackwater.services.slabd.core import LenderCore
 from slackwater.services.slabd.events import (
@@ -164,7 +164,7 @@ class Memory:
             service="slabd",
             id="s1",
             core=LenderCore(self.config, self.rng),
-            buckets={drained.bucket("s1"): LenderRecord},
+            buckets={drain_record.bucket("s1"): LenderRecord},
             endpoints={"slabs": ListSlabs, "evict": EvictNow, "lending": SetLending},
         )
 

@@ -10,7 +10,7 @@ import pytest
 from tests.golden import kinds
 from tests.golden.write import EPOCH, write
 
-from slackwater.common import codec
+from slackwater.common.base import codec
 from slackwater.schemas.base import Message, Record
 
 VERSIONS = sorted(path.stem for path in kinds.FOLDER.glob("*.json"))

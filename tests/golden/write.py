@@ -16,7 +16,7 @@ import msgspec
 from tests.golden import kinds
 from tests.golden.kinds import FOLDER
 
-from slackwater.common import codec
+from slackwater.common.base import codec
 from slackwater.schemas.base import Message, Record
 
 EXAMPLES = 3

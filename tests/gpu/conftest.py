@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 from tests.gpu.fake_cupy import fake_device
 
-from slackwater.common.errors import ConfigRejected
-from slackwater.common.transport.gpu import Device, device_named
+from slackwater.common.base.errors import ConfigRejected
+from slackwater.common.transport.devices import device_named
+from slackwater.common.transport.gpu import Device
 
 
 def no_gpu() -> str:

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slackwater.common.slots.gpu_source import KERNEL, source
-from slackwater.common.slots.kernels import KERNEL_DTYPES
+from slackwater.common.domains.slots.gpu_source import KERNEL, source
+from slackwater.common.domains.slots.kernels import KERNEL_DTYPES
 from slackwater.schemas.jobs import DType
 
 SHIM = Path(__file__).with_name("shim.hpp")

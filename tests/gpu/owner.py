@@ -8,7 +8,8 @@ import hashlib
 import sys
 
 from slackwater.common.transport.base import Channel
-from slackwater.common.transport.gpu import DeviceRegion, device_named, reap
+from slackwater.common.transport.devices import device_named
+from slackwater.common.transport.gpu import DeviceRegion, reap
 from slackwater.common.transport.region import Region
 from slackwater.common.transport.shm import ShmFabric
 

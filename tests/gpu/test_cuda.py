@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slackwater.common.errors import Rejected
-from slackwater.common.slots.gpu_kernels import kernels_of
-from slackwater.common.slots.kernels import KERNEL_DTYPES, fold_chunk
-from slackwater.common.slots.rules import RULES, Hyper, scalars
+from slackwater.common.base.errors import Rejected
+from slackwater.common.domains.slots.gpu_kernels import kernels_of
+from slackwater.common.domains.slots.kernels import KERNEL_DTYPES, fold_chunk
+from slackwater.common.domains.slots.rules import RULES, Hyper, scalars
 from slackwater.common.transport import gpu_cuda
 from slackwater.common.transport.gpu import Device, DeviceArray, DeviceRegion, copy_into
 from slackwater.common.transport.negotiate import probe

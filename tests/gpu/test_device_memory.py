@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 from tests.gpu.fake_cupy import FakeArray, FakeError, fake_device
 
-from slackwater.common.errors import AccessRefused, ConfigRejected, Fatal, Rejected
+from slackwater.common.base.errors import AccessRefused, ConfigRejected, Fatal, Rejected
 from slackwater.common.transport import gpu_cuda
+from slackwater.common.transport.devices import device_named
+from slackwater.common.transport.fake_gpu import FakeDevice
 from slackwater.common.transport.gpu import (
     Device,
     DeviceArray,
     DeviceRegion,
     borrow,
     copy_into,
-    device_named,
     reap,
 )
-from slackwater.common.transport.gpu_double import DoubleDevice
 
 
 def numbers(device: Device, values: np.ndarray) -> DeviceArray:
@@ -144,7 +144,7 @@ def test_a_device_that_nobody_knows_is_refused(make: Callable[[], Any], message:
 
 
 def test_a_full_device_is_a_memory_error_and_room_comes_back() -> None:
-    device = DoubleDevice(total_bytes=10_000)
+    device = FakeDevice(total_bytes=10_000)
     region = DeviceRegion.on(device, 8000, "r")
     with pytest.raises(MemoryError, match="do not fit"):
         DeviceRegion.on(device, 4000, "s")

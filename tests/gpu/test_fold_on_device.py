@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from slackwater.common.slots.folding import blame, check_hypers, commit, fold, replay
-from slackwater.common.slots.gpu_kernels import DTYPES
-from slackwater.common.slots.gpu_region import DeviceSlotRegion, load_region, make_region
-from slackwater.common.slots.kernels import KERNEL_DTYPES
-from slackwater.common.slots.layout import HEADER_BYTES, plan_buckets
-from slackwater.common.slots.region import Hyper, SlotRegion
-from slackwater.common.slots.rules import RULES
+from slackwater.common.domains.slots.folding import blame, check_hypers, commit, fold, replay
+from slackwater.common.domains.slots.gpu_kernels import DTYPES
+from slackwater.common.domains.slots.gpu_region import DeviceSlotRegion, load_region, make_region
+from slackwater.common.domains.slots.kernels import KERNEL_DTYPES
+from slackwater.common.domains.slots.layout import HEADER_BYTES, plan_buckets
+from slackwater.common.domains.slots.region import Hyper, SlotRegion
+from slackwater.common.domains.slots.rules import RULES
 from slackwater.common.transport.gpu import Device, DeviceRegion
 from slackwater.schemas.base import JobId
 from slackwater.schemas.jobs import DType, TensorSpec, UpdateRule

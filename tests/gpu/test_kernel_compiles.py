@@ -7,9 +7,9 @@ import re
 import pytest
 from tests.gpu.nvrtc import Nvrtc, all_found
 
-from slackwater.common.slots.gpu_source import KERNEL, OPTIONS, source
-from slackwater.common.slots.kernels import KERNEL_DTYPES
-from slackwater.common.slots.rules import RULES
+from slackwater.common.domains.slots.gpu_source import KERNEL, OPTIONS, source
+from slackwater.common.domains.slots.kernels import KERNEL_DTYPES
+from slackwater.common.domains.slots.rules import RULES
 from slackwater.schemas.jobs import DType
 
 PAIRS: list[tuple[str, DType]] = [(rule, dtype) for rule in RULES for dtype in KERNEL_DTYPES]

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_np
 from tests.gpu.host_kernels import HostKernels, slots_of
 
-from slackwater.common.slots.gpu_source import source, trace
-from slackwater.common.slots.kernels import KERNEL_DTYPES, fold_chunk
-from slackwater.common.slots.rules import RULES, Hyper, mean, scalars, step, widen
+from slackwater.common.domains.slots.gpu_source import source, trace
+from slackwater.common.domains.slots.kernels import KERNEL_DTYPES, fold_chunk
+from slackwater.common.domains.slots.rules import RULES, Hyper, mean, scalars, step, widen
 from slackwater.schemas.jobs import DType
 
 PAIRS: list[tuple[str, DType]] = [(rule, dtype) for rule in RULES for dtype in KERNEL_DTYPES]

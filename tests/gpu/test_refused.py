@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 
 from slackwater.agent import Agent
-from slackwater.agent.cells import check_gradient
-from slackwater.common.config import load_config, write_config
-from slackwater.common.errors import ConfigRejected, Rejected
-from slackwater.common.simloop import run_simulated
-from slackwater.common.transport import gpu, gpu_cuda
-from slackwater.common.transport.gpu import device_named
-from slackwater.common.world import sim_world
+from slackwater.agent.worker_bucket import check_gradient
+from slackwater.common.base.errors import ConfigRejected, Rejected
+from slackwater.common.shell.config import load_config, write_config
+from slackwater.common.shell.simulated_loop import run_simulated
+from slackwater.common.shell.world import sim_world
+from slackwater.common.transport import devices, gpu_cuda
+from slackwater.common.transport.devices import device_named
 from slackwater.schemas.jobs import TensorSpec
 from slackwater.services.aggregator.config import AggregatorConfig
 from slackwater.services.aggregator.shell import Aggregator
@@ -24,7 +24,7 @@ def without_cupy(monkeypatch: pytest.MonkeyPatch) -> None:
         raise ConfigRejected("a CUDA device needs cupy: pip install cupy-cuda13x, or cupy-cuda12x")
 
     monkeypatch.setattr(gpu_cuda, "_cupy", missing)
-    monkeypatch.setattr(gpu, "_devices", {})
+    monkeypatch.setattr(devices, "_devices", {})
 
 
 async def begin(config: AggregatorConfig) -> None:

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 from tests.gpu.owner import pattern
 
-from slackwater.common.errors import ConfigRejected, Unavailable
+from slackwater.common.base.errors import ConfigRejected, Unavailable
 from slackwater.common.transport.base import Channel
-from slackwater.common.transport.gpu import DeviceArray, device_named
+from slackwater.common.transport.devices import device_named
+from slackwater.common.transport.gpu import DeviceArray
 from slackwater.common.transport.shm import ShmFabric
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -137,7 +138,7 @@ async def test_a_second_peer_that_dies_gives_back_what_it_had(name: str, tmp_pat
     async with owner(name, tmp_path) as peer:
         code = (
             "import asyncio, os, sys\n"
-            "from slackwater.common.transport.gpu import device_named\n"
+            "from slackwater.common.transport.devices import device_named\n"
             "from slackwater.common.transport.shm import ShmFabric\n"
             "async def main():\n"
             "    fabric = ShmFabric(device=device_named(sys.argv[1]))\n"

@@ -6,7 +6,7 @@ from itertools import count
 import pytest
 
 from slackwater.common.bus.nats import NatsBus
-from slackwater.common.natsserver import NatsServer
+from slackwater.common.bus.server import NatsServer
 
 _numbers = count(1)
 

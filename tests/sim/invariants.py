@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from tests.sim.system import SHARE, Job, System
 
-from slackwater.common.iterations import mean_s
+from slackwater.common.domains.models.iterations import mean_s
 from slackwater.loadgen.simulator.pool.checker import Overdue, overfilled
 from slackwater.schemas.base import AggregatorId, JobId
 from slackwater.services.controller.core import Controller

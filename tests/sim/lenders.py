@@ -8,15 +8,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slackwater.common.embedded.notify import FdStore
-from slackwater.common.sdnotify import SdNotify
 from slackwater.common.shell import run_service
+from slackwater.common.shell.notify import SdNotify
 from slackwater.common.shell.process import Process
+from slackwater.common.shell.world import SimWorld
 from slackwater.common.transport.memory import MemoryFabric, MemoryNetwork
-from slackwater.common.world import SimWorld
 from slackwater.loadgen.memory.checker import PAGE_BYTES
-from slackwater.memory import kernels as k
-from slackwater.memory import writeback
-from slackwater.memory.backup import Backup
+from slackwater.memory.pages import kernels as k
+from slackwater.memory.pages import writeback
+from slackwater.memory.pages.backup import Backup
 from slackwater.memory.store import Pages
 from slackwater.services.slabd.config import SlabdConfig
 from slackwater.services.slabd.events import MemorySampled

@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 
-from slackwater.common import failpoints
+from slackwater.common.base import failpoints
+from slackwater.common.base.errors import Retryable
 from slackwater.common.embedded.notify import FdStore
-from slackwater.common.errors import Retryable
-from slackwater.common.sdnotify import SdNotify
 from slackwater.common.shell import run_service
+from slackwater.common.shell.notify import SdNotify
 from slackwater.common.shell.process import Process
+from slackwater.common.shell.world import SimWorld
 from slackwater.common.transport.memory import MemoryChannel, MemoryFabric, MemoryNetwork
-from slackwater.common.world import SimWorld
 from slackwater.services.aggregator import migration, regions, shell
 from slackwater.services.aggregator.config import AggregatorConfig
 from slackwater.services.aggregator.shell import Aggregator

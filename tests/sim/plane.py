@@ -15,14 +15,14 @@ from typing import Any, TypeVar
 
 from tests.sim.services import Services
 
+from slackwater.common.base.codec import decode, encode
+from slackwater.common.base.effects import Effect, Recovered, Reply, Requested
+from slackwater.common.base.errors import Rejected
 from slackwater.common.bus.memory import SeededFaults
-from slackwater.common.client import Client
-from slackwater.common.codec import decode, encode
-from slackwater.common.effects import Effect, Recovered, Reply, Requested
-from slackwater.common.errors import Rejected
 from slackwater.common.shell import ServiceDefinition
+from slackwater.common.shell.client import Client
+from slackwater.common.shell.world import World, sim_world
 from slackwater.common.store.memory import SeededStoreFaults
-from slackwater.common.world import World, sim_world
 from slackwater.schemas import subjects
 from slackwater.schemas.base import AggregatorId, JobId, NodeId, Ok
 from slackwater.schemas.cluster import AggregatorHeartbeat, AllocationEvent

@@ -5,9 +5,9 @@ import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
-from slackwater.common.errors import Retryable
+from slackwater.common.base.errors import Retryable
 from slackwater.common.shell import ServiceDefinition, run_service
-from slackwater.common.world import SimWorld, World
+from slackwater.common.shell.world import SimWorld, World
 from slackwater.schemas.base import AggregatorId, JobId
 from slackwater.services.controller.core import Controller
 from slackwater.services.master.core import Master

@@ -21,16 +21,16 @@ from tests.sim.services import Services
 
 from slackwater.agent import session as agent_session
 from slackwater.agent.session import Session
-from slackwater.common import limits
+from slackwater.common.base import limits
+from slackwater.common.base.errors import SlackwaterError
 from slackwater.common.bus.access import Access
 from slackwater.common.bus.memory import SeededFaults
-from slackwater.common.client import Client
-from slackwater.common.errors import SlackwaterError
 from slackwater.common.shell import ServiceDefinition
+from slackwater.common.shell.client import Client
 from slackwater.common.shell.definition import Port
+from slackwater.common.shell.world import World, sim_world
 from slackwater.common.store.memory import SeededStoreFaults
 from slackwater.common.transport.memory import MemoryChannel, MemoryFabric
-from slackwater.common.world import World, sim_world
 from slackwater.schemas.base import JobId, Ok
 from slackwater.schemas.jobs import (
     CancelJob,

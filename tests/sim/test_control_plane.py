@@ -7,7 +7,7 @@ import pytest
 from tests.sim.plane import SHARE, all_done, check_settled, job, plane, settle
 
 from slackwater.common.bus.memory import SeededFaults
-from slackwater.common.simloop import run_simulated
+from slackwater.common.shell.simulated_loop import run_simulated
 from slackwater.common.store.memory import SeededStoreFaults
 from slackwater.schemas.cluster import AllocationEvent
 from slackwater.schemas.jobs import (

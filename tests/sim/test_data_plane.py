@@ -18,17 +18,17 @@ import numpy as np
 import pytest
 from tests.sim.lives import POINTS, Lives, Network
 
-from slackwater.agent import attached
+from slackwater.agent import region_access
 from slackwater.agent.session import Session
-from slackwater.common import codec, limits
+from slackwater.common.base import codec, limits
+from slackwater.common.base.errors import Retryable, Unavailable
 from slackwater.common.bus.access import Access
 from slackwater.common.bus.base import Delivery
-from slackwater.common.errors import Retryable, Unavailable
-from slackwater.common.simloop import SimLoop
-from slackwater.common.slots.consistency import staleness_bound
-from slackwater.common.slots.folding import replay
+from slackwater.common.domains.slots.consistency import staleness_bound
+from slackwater.common.domains.slots.folding import replay
+from slackwater.common.shell.simulated_loop import SimLoop
+from slackwater.common.shell.world import sim_world
 from slackwater.common.transport.memory import MemoryChannel, MemoryFabric
-from slackwater.common.world import sim_world
 from slackwater.schemas import subjects
 from slackwater.schemas.base import AggregatorId, ClusterId, JobId, Message, Ok, Refused
 from slackwater.schemas.jobs import JobSpec, TensorSpec, UpdateRule
@@ -330,7 +330,7 @@ async def travel(cluster: Cluster) -> None:
 def arrange(monkeypatch: pytest.MonkeyPatch, cluster: Cluster, lossy: bool) -> None:
     """What of the real world the model replaces."""
     cluster.patch(monkeypatch)
-    monkeypatch.setattr(attached, "PIECE_BYTES", 4 * ELEMENTS // 3)
+    monkeypatch.setattr(region_access, "PIECE_BYTES", 4 * ELEMENTS // 3)
     arrive = MemoryChannel.arrive
 
     def sometimes(channel: MemoryChannel, frame: bytes) -> None:

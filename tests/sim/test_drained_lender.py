@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from tests.sim.lenders import Lender
 
-from slackwater.common.client import Client
-from slackwater.common.errors import Rejected
-from slackwater.common.simloop import run_simulated
+from slackwater.common.base.errors import Rejected
+from slackwater.common.shell.client import Client
+from slackwater.common.shell.simulated_loop import run_simulated
+from slackwater.common.shell.world import SimWorld
 from slackwater.common.transport.memory import MemoryFabric, MemoryNetwork
-from slackwater.common.world import SimWorld
 from slackwater.schemas import subjects
 from slackwater.schemas.base import Ok
 from slackwater.schemas.memory import EvictBegun, EvictNow, SetLending

@@ -5,7 +5,7 @@ from typing import Any
 
 from tests.sim import plane as control
 
-from slackwater.common.simloop import run_simulated
+from slackwater.common.shell.simulated_loop import run_simulated
 from slackwater.schemas import subjects
 from slackwater.schemas.base import AggregatorId, JobId
 from slackwater.schemas.placement import MigrationEvent

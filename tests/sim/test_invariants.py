@@ -18,11 +18,11 @@ from tests.sim.invariants import (
 )
 from tests.sim.system import SHARE, Job, System, make_job, whole_system
 
-from slackwater.common.simloop import run_simulated
-from slackwater.common.slots import folding
-from slackwater.common.slots.region import SlotRegion
+from slackwater.common.domains.slots import folding
+from slackwater.common.domains.slots.region import SlotRegion
+from slackwater.common.shell.simulated_loop import run_simulated
 from slackwater.schemas.base import JobId
-from slackwater.services.controller import members, watching
+from slackwater.services.controller import membership
 
 SHARED_S = 45.0
 """By then the second of two jobs was profiled and shares an aggregator with the first."""
@@ -169,7 +169,7 @@ def test_a_loss_that_outlasts_feedback_is_found(
             await scene.watch(200.0)
             assert scene.losses.beyond > 0
         else:
-            monkeypatch.setattr(watching, "measured", lambda *arguments: None)
+            monkeypatch.setattr(feedback, "measured", lambda *arguments: None)
             with pytest.raises(AssertionError, match="j1 loses 0"):
                 await scene.watch(200.0)
 
@@ -178,7 +178,7 @@ def test_a_loss_that_outlasts_feedback_is_found(
 
 def test_an_aggregator_that_is_kept_for_nobody_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     async def act(scene: Scene) -> None:
-        monkeypatch.setattr(members, "sweep", lambda *arguments: None)
+        monkeypatch.setattr(membership, "sweep", lambda *arguments: None)
         await scene.system.cancel(scene.job(0))
         with pytest.raises(AssertionError, match="serve nobody and are kept"):
             await scene.watch(LEAKED_AFTER_S + 20.0)

@@ -17,25 +17,25 @@ import numpy as np
 import pytest
 from tests.sim.lenders import MEMORY_BYTES, SLAB_BYTES, SPAN_PAGES, Lender, SlowDisk
 
-from slackwater.common import codec
-from slackwater.common.background import Background
+from slackwater.common.base import codec
+from slackwater.common.base.background import Background
+from slackwater.common.base.effects import Publish
+from slackwater.common.base.errors import Retryable, SlackwaterError
 from slackwater.common.bus.base import Delivery
-from slackwater.common.effects import Publish
-from slackwater.common.errors import Retryable, SlackwaterError
-from slackwater.common.simloop import run_simulated
+from slackwater.common.shell.simulated_loop import run_simulated
+from slackwater.common.shell.world import SimWorld
 from slackwater.common.transport.memory import MemoryFabric, MemoryNetwork
-from slackwater.common.world import SimWorld
 from slackwater.loadgen.memory.checker import PAGE_BYTES, Checker
-from slackwater.memory import shelf
-from slackwater.memory.core import DeviceCore
-from slackwater.memory.device import Device
-from slackwater.memory.lenders import Lenders
-from slackwater.memory.readahead import ReadAhead
-from slackwater.memory.resilience import resilience
-from slackwater.memory.spans import DeviceSettings
+from slackwater.memory.control.core import DeviceCore
+from slackwater.memory.control.lenders import Lenders
+from slackwater.memory.control.spans import DeviceSettings
+from slackwater.memory.pages import prefetch_cache
+from slackwater.memory.pages.device import Device
+from slackwater.memory.pages.table import counters, make_table, page_range
+from slackwater.memory.prefetch.readahead import ReadAhead
+from slackwater.memory.resilience.resilience import resilience
+from slackwater.memory.service.warm import warm
 from slackwater.memory.store import Pages
-from slackwater.memory.table import counters, make_table, page_range
-from slackwater.memory.warm import warm
 from slackwater.schemas import subjects
 from slackwater.schemas.base import NodeId
 from slackwater.schemas.memory import DeviceHello, DeviceId, SlabdHeartbeat
@@ -50,7 +50,7 @@ class Life:
     def __init__(self, system: "System", number: int) -> None:
         self.background = Background()
         strategy = resilience(system.resilience, self.background)
-        places = 4 * shelf.WAYS if system.ahead else 0
+        places = 4 * prefetch_cache.WAYS if system.ahead else 0
         table = make_table(PAGES, strategy.span_pages(SLAB_BYTES), slots=64, places=places)
         disk = SlowDisk(system.file, table, background=self.background)
         self.device = Device(table, disk, strategy, self.background)
@@ -80,9 +80,9 @@ class Life:
     async def read(self, reader: int, pages: Pages, target: memoryview) -> None:
         """As a client's connection does: noted, served, and then the prefetcher looks."""
         s = self.device.table.shelf
-        if s.words[shelf.PLACES]:
-            s.notes[s.words[shelf.NOTED]] = reader, pages[0], len(pages)
-            s.words[shelf.NOTED] += 1
+        if s.words[prefetch_cache.PLACES]:
+            s.notes[s.words[prefetch_cache.NOTED]] = reader, pages[0], len(pages)
+            s.words[prefetch_cache.NOTED] += 1
         self.ahead.look_soon()
         await self.ahead.read_pages(pages, target)
 

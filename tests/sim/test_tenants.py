@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from tests.sim.system import SHARE, make_job, whole_system
 
-from slackwater.common.simloop import run_simulated
+from slackwater.common.shell.simulated_loop import run_simulated
 from slackwater.services.master.state import tenants
 
 

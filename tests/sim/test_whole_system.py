@@ -27,7 +27,7 @@ from tests.sim.invariants import (
 )
 from tests.sim.system import SHARE, Job, System, make_job, whole_system
 
-from slackwater.common.simloop import run_simulated
+from slackwater.common.shell.simulated_loop import run_simulated
 
 MINUTES_S = 600.0
 GAPS_S = (*[(3.0, 25.0)] * 5, (100.0, 180.0))

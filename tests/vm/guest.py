@@ -144,10 +144,10 @@ def initrd(made: Path, job: str) -> Path:
 def compile_all() -> None:
     """Bytecode, and kernels for a plain processor here: the emulated one would take minutes."""
     lines = (
-        "from slackwater.cli.compiling import pages, streams",
+        "from slackwater.cli.compile import pages, streams",
         "pages()",
         "streams()",
-        "from slackwater.common.slots import folding, kernels",
+        "from slackwater.common.domains.slots import folding, kernels",
         "kernels.warm('momentum', 'float32', 2)",
         "kernels.warm('momentum', 'float32', 1)",
     )

@@ -21,11 +21,11 @@ from typing import Any
 
 import pytest
 
-from slackwater.common import codec
+from slackwater.common.base import codec
 from slackwater.common.bus.base import Delivery
-from slackwater.common.client import connect
-from slackwater.common.config import write_config
 from slackwater.common.embedded import Supervisor, UnitSpec
+from slackwater.common.shell.client import connect
+from slackwater.common.shell.config import write_config
 from slackwater.loadgen.memory.checker import PAGE_BYTES, content
 from slackwater.schemas import subjects
 from slackwater.schemas.memory import DeviceHeartbeat, SlabdHeartbeat

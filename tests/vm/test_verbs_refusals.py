@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from slackwater.common import limits
-from slackwater.common.errors import AccessRefused, Unavailable
+from slackwater.common.base import limits
+from slackwater.common.base.errors import AccessRefused, Unavailable
 from slackwater.common.transport import wire
 from slackwater.common.transport.region import Region
 from slackwater.common.transport.tcp import split_address

@@ -17,8 +17,8 @@ import struct
 from collections.abc import Iterable
 from typing import Final
 
-from slackwater.common import limits
-from slackwater.common.errors import (
+from slackwater.common.base import limits
+from slackwater.common.base.errors import (
     AccessRefused,
     DecodeRejected,
     Rejected,

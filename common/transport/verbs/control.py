@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from slackwater.common import limits
-from slackwater.common.errors import DecodeRejected
+from slackwater.common.base import limits
+from slackwater.common.base.errors import DecodeRejected
 from slackwater.common.transport import wire
 from slackwater.common.transport.verbs import library as ibv
 from slackwater.common.transport.verbs.device import Exposure, Memory

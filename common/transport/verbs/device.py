@@ -20,8 +20,8 @@ from typing import Any, Final
 import numpy as np
 import psutil
 
-from slackwater.common import limits
-from slackwater.common.errors import ConfigRejected, Rejected, Unavailable
+from slackwater.common.base import limits
+from slackwater.common.base.errors import ConfigRejected, Rejected, Unavailable
 from slackwater.common.transport.region import Region, region_at
 from slackwater.common.transport.verbs import library as ibv
 from slackwater.common.transport.verbs.staging import Staging

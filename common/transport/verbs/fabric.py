@@ -16,8 +16,8 @@ import asyncio
 import socket
 from dataclasses import dataclass
 
-from slackwater.common import limits
-from slackwater.common.errors import ConfigRejected, DecodeRejected, Unavailable
+from slackwater.common.base import limits
+from slackwater.common.base.errors import ConfigRejected, DecodeRejected, Unavailable
 from slackwater.common.transport import wire
 from slackwater.common.transport.base import (
     Accept,
@@ -28,7 +28,7 @@ from slackwater.common.transport.base import (
     OnPrepare,
 )
 from slackwater.common.transport.hello import check_hello, check_hello_size, connect_error
-from slackwater.common.transport.listening import BACKLOG, Accepted, Door
+from slackwater.common.transport.listeners import BACKLOG, Accepted, Door
 from slackwater.common.transport.region import Region
 from slackwater.common.transport.stream import Greeting
 from slackwater.common.transport.tcp import dial, resolve, split_address, tune

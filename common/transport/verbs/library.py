@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from slackwater.common.errors import Unavailable
+from slackwater.common.base.errors import Unavailable
 
 SYSFS: Final = Path("/sys/class/infiniband")
 DEVICE_FILES: Final = Path("/dev/infiniband")

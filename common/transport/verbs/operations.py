@@ -9,8 +9,8 @@ buffer, the caller waits until the parts under way are settled, which the NIC's 
 import asyncio
 from typing import Protocol
 
-from slackwater.common import limits
-from slackwater.common.errors import SlackwaterError
+from slackwater.common.base import limits
+from slackwater.common.base.errors import SlackwaterError
 from slackwater.common.transport.verbs import library as ibv
 from slackwater.common.transport.verbs.control import WORKS
 from slackwater.common.transport.verbs.queue_pair import QueuePair, Work

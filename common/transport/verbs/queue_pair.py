@@ -18,8 +18,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
-from slackwater.common import limits
-from slackwater.common.errors import DecodeRejected, SlackwaterError, Unavailable
+from slackwater.common.base import limits
+from slackwater.common.base.errors import DecodeRejected, SlackwaterError, Unavailable
 from slackwater.common.transport.verbs import library as ibv
 from slackwater.common.transport.verbs.device import Domain, Exposure, Registration
 

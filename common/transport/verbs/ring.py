@@ -11,7 +11,7 @@ Pure: positions count bytes since the beginning, memory and queues are somewhere
 
 from typing import Final
 
-from slackwater.common.errors import DecodeRejected
+from slackwater.common.base.errors import DecodeRejected
 
 _CREDIT: Final = 1 << 31
 _BYTES_BITS: Final = 20

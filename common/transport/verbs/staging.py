@@ -4,8 +4,8 @@ import asyncio
 from collections import deque
 from typing import Final
 
-from slackwater.common import limits
-from slackwater.common.errors import Unavailable
+from slackwater.common.base import limits
+from slackwater.common.base.errors import Unavailable
 
 PAGE_BYTES: Final = 4096
 

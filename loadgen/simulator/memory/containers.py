@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from slackwater.common.errors import Rejected
+from slackwater.common.base.errors import Rejected
 
 GIB: Final = 1024**3
 Floats = NDArray[np.float64]

@@ -2,9 +2,9 @@
 
 `disk` is the baseline: paging goes to each machine's own disk. Under the others each machine has a
 lender and a device, by their own cores (world.py): `infiniswap` draws the lenders that a device
-asks evenly, as the paper does, `weighted` as the live device does (common/memory/placement.py). All
-have the same containers on the same machines. As nobody's speed is simulated, containers want the
-same memory under each.
+asks evenly, as the paper does, `weighted` as the live device does
+(common/domains/memory/placement.py). All have the same containers on the same machines. As nobody's
+speed is simulated, containers want the same memory under each.
 """
 
 from random import Random

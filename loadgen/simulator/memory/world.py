@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from slackwater.common.effects import (
+from slackwater.common.base.effects import (
     CancelTimer,
     Do,
     Effect,
@@ -26,10 +26,10 @@ from slackwater.common.effects import (
     StartTimer,
     TimerFired,
 )
-from slackwater.common.errors import Rejected
-from slackwater.memory import events as to_device
-from slackwater.memory.core import DeviceCore
-from slackwater.memory.spans import DeviceSettings
+from slackwater.common.base.errors import Rejected
+from slackwater.memory.control import events as to_device
+from slackwater.memory.control.core import DeviceCore
+from slackwater.memory.control.spans import DeviceSettings
 from slackwater.schemas.base import Message, NodeId
 from slackwater.schemas.memory import (
     DeviceHello,

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from slackwater.common.errors import Fatal
+from slackwater.common.base.errors import Fatal
 from slackwater.loadgen.simulator.pool.feedback import Feedback
 from slackwater.loadgen.simulator.pool.world import World
 from slackwater.schemas.base import AggregatorId, JobId

@@ -18,22 +18,22 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from slackwater.common.errors import ConfigRejected, Rejected
+from slackwater.common.base.errors import ConfigRejected, Rejected
 from slackwater.loadgen import models
-from slackwater.loadgen.simulator.cluster import Cluster
-from slackwater.loadgen.simulator.jobmodels.registry import make_model
-from slackwater.loadgen.simulator.options import (
+from slackwater.loadgen.simulator.gpu.cluster import Cluster
+from slackwater.loadgen.simulator.gpu.jobmodels.registry import make_model
+from slackwater.loadgen.simulator.gpu.options import (
     Options,
     Prepared,
     build_cluster,
     prepare,
     settings_in,
 )
+from slackwater.loadgen.simulator.gpu.single import simulate_once
 from slackwater.loadgen.simulator.pool.minutes import minutes, summarize
 from slackwater.loadgen.simulator.pool.profiles import MODELS, PoolJob, draw_models, workers_of
 from slackwater.loadgen.simulator.pool.report import Reported, comparison, write_report
 from slackwater.loadgen.simulator.pool.run import PoolOutcome, PoolRun, PoolSettings
-from slackwater.loadgen.simulator.single import simulate_once
 from slackwater.services.controller.policies import load_policy
 
 POLICIES: Final = ("static", "cyclic", "edf")

@@ -1,7 +1,7 @@
 """Compute what sharing costs the jobs, and the monitor windows that tell their controllers.
 
 Live, the profiler measures windows of iterations and the controller undoes what slows a job
-(services/controller/watching.py). Here that same code gets windows of simulated iterations, whose
+(services/controller/feedback.py). Here that same code gets windows of simulated iterations, whose
 duration is either what the policy itself expects (d_j against D_j; by deadlines the most that a job
 can lose, whatever the phases) or what the placement shows when it is played out slot by slot
 (slots.py). Only jobs beyond their limit, and those that wait to be moved for it, are watched: what
@@ -18,7 +18,7 @@ from slackwater.loadgen.simulator.pool.slots import SlotJob, SlotTask, losses
 from slackwater.schemas.base import ClusterId, JobId
 from slackwater.schemas.placement import Profile
 from slackwater.schemas.telemetry import WindowMeasured
-from slackwater.services.controller import turns
+from slackwater.services.controller import slot_plans
 from slackwater.services.controller.core import Controller
 from slackwater.services.controller.policies.demand import slack_s
 from slackwater.services.controller.snapshot import cluster_view
@@ -161,7 +161,7 @@ class Feedback:
             begin_s = rng.uniform(0.0, 2.0)
             played.append(SlotJob(job.id, computing_s, tasks, profile.iteration_s, slack, begin_s))
         state = self._controllers[cluster].state
-        plans = {str(id): plan for id, plan in turns.plans(state).items() if id in shares}
+        plans = {str(id): plan for id, plan in slot_plans.plans(state).items() if id in shares}
         order = state.policy_named(state.config.policy).order
         return losses(played, shares, order, PLAYED_S, plans)
 

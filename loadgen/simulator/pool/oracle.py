@@ -19,7 +19,7 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array
 
-from slackwater.common.errors import Rejected
+from slackwater.common.base.errors import Rejected
 from slackwater.services.controller.policies.scheme import executions, loss, stretched_s
 from slackwater.services.controller.policies.view import EPSILON
 

@@ -8,8 +8,8 @@ is. The jobs arrive one after another, are profiled alone, and placed by the pol
 from dataclasses import replace
 from typing import Final
 
+from slackwater.common.domains.slots.layout import plan_buckets
 from slackwater.common.embedded.cluster import CPU_SHARE
-from slackwater.common.slots.layout import plan_buckets
 from slackwater.loadgen import models
 from slackwater.loadgen.replay.calibrate import REFERENCE
 from slackwater.loadgen.replay.cells import Cell

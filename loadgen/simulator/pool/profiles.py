@@ -17,7 +17,7 @@ from functools import cache
 from math import ceil
 from random import Random
 
-from slackwater.common.slots.layout import plan_buckets
+from slackwater.common.domains.slots.layout import plan_buckets
 from slackwater.loadgen import models
 from slackwater.loadgen.replay.workload import COMPUTE_S
 from slackwater.loadgen.simulator.pool.slots import SlotJob, SlotTask, alone_s

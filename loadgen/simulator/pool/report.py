@@ -19,7 +19,8 @@ from rich.table import Table
 
 from slackwater.loadgen.files import table_text, write_json
 from slackwater.loadgen.plots import COLORS, cdf, figure
-from slackwater.loadgen.simulator.options import Options, Prepared
+from slackwater.loadgen.simulator.gpu.options import Options, Prepared
+from slackwater.loadgen.simulator.gpu.report import origin
 from slackwater.loadgen.simulator.pool.minutes import Minutes, PoolSummary, ratios
 from slackwater.loadgen.simulator.pool.profiles import (
     CPU_NS_PER_BYTE,
@@ -28,7 +29,6 @@ from slackwater.loadgen.simulator.pool.profiles import (
     cost,
 )
 from slackwater.loadgen.simulator.pool.run import JobRow, PoolOutcome, PoolSettings
-from slackwater.loadgen.simulator.report import origin
 
 DIGITS: Final = 6
 

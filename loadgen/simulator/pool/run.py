@@ -15,7 +15,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from slackwater.common import limits
+from slackwater.common.base import limits
 from slackwater.loadgen.simulator.pool.checker import Checker
 from slackwater.loadgen.simulator.pool.faults import Faults
 from slackwater.loadgen.simulator.pool.feedback import Feedback, Mode

@@ -1,11 +1,11 @@
 """What a placement really costs: a few jobs' iterations, slot by slot.
 
 The pool's simulation counts a job's loss as its policy does. This plays the placement out on the
-aggregators' own slot schedule and rules (services/aggregator/schedule.py, turns.py), which are told
-the controller's own plans (`PlanTurns`): a job goes forward layer by layer, each waiting for its
-parameters, then backward, pushing each gradient as it is ready; the update of a task is done when
-its slot ends. Nothing is assumed about phases: each job starts when it is told to, and runs into
-the others as it happens.
+aggregators' own slot schedule and rules (services/aggregator/schedule.py, task_scheduling.py),
+which are told the controller's own plans (`PlanTurns`): a job goes forward layer by layer, each
+waiting for its parameters, then backward, pushing each gradient as it is ready; the update of a
+task is done when its slot ends. Nothing is assumed about phases: each job starts when it is told
+to, and runs into the others as it happens.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from math import inf
 
 from slackwater.schemas.placement import PlanTurns
 from slackwater.services.aggregator.schedule import SlotSchedule
-from slackwater.services.aggregator.turns import Turns
+from slackwater.services.aggregator.task_scheduling import Turns
 from slackwater.services.controller.policies.view import Order
 
 FORWARD_PART: float = 1 / 3

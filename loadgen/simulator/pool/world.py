@@ -1,9 +1,9 @@
 """The master's and the controllers' own cores under one event heap, their aggregators played.
 
 What the services' shells do is done here: a request of one core is a command to another, its reply
-comes back as an answer, a fact goes to whoever observes it (common/effects.py). Messages take no
-time and are never lost: that is the whole-system simulation's subject. Aggregators obey: they host
-what they are told to host, and a migrated bucket arrives after `copy_s`.
+comes back as an answer, a fact goes to whoever observes it (common/base/effects.py). Messages take
+no time and are never lost: that is the whole-system simulation's subject. Aggregators obey: they
+host what they are told to host, and a migrated bucket arrives after `copy_s`.
 
 Aggregators may be killed, with their memory or without, and come back. While one is away, and until
 what follows from it is over, everybody ticks and every heart beats every other second.
@@ -20,7 +20,7 @@ from math import inf
 
 import msgspec
 
-from slackwater.common.effects import (
+from slackwater.common.base.effects import (
     Answered,
     Effect,
     Observed,

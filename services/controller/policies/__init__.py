@@ -5,7 +5,7 @@ from collections.abc import Callable
 from importlib.metadata import entry_points
 from typing import Final
 
-from slackwater.common.errors import ConfigRejected
+from slackwater.common.base.errors import ConfigRejected
 from slackwater.services.controller.policies.cyclic import Cyclic
 from slackwater.services.controller.policies.edf import Edf
 from slackwater.services.controller.policies.packed import Packed

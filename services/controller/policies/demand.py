@@ -28,7 +28,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from slackwater.common.limits import CHUNK_SLOT_S
+from slackwater.common.base.limits import CHUNK_SLOT_S
 from slackwater.services.controller.policies.view import EPSILON, JobView
 
 Floats = NDArray[np.float64]

@@ -23,21 +23,22 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from slackwater.agent.attached import Array
-from slackwater.agent.cells import Cell, check_gradient, read_tensors
-from slackwater.agent.dialing import forced_transport
-from slackwater.agent.divided import Divided
-from slackwater.agent.ending import at_exit
+from slackwater.agent.address_choice import forced_transport
+from slackwater.agent.divided_tensor import Divided
+from slackwater.agent.exit_hook import at_exit
 from slackwater.agent.identity import access, identify, plainly, tell_how_to_submit
 from slackwater.agent.local import JOB as LOCAL
 from slackwater.agent.local import Local
+from slackwater.agent.region_access import Array
 from slackwater.agent.session import Session
 from slackwater.agent.snapshot import Snapshots
-from slackwater.common import limits
+from slackwater.agent.worker_bucket import Cell, check_gradient, read_tensors
+from slackwater.common.base import limits
+from slackwater.common.base.errors import GradientRefused, Rejected
 from slackwater.common.bus.access import Credentials
-from slackwater.common.errors import GradientRefused, Rejected
-from slackwater.common.slots.rules import RULES, Floats, Hyper
-from slackwater.common.transport.gpu import Device, copy_into, device_named
+from slackwater.common.domains.slots.rules import RULES, Floats, Hyper
+from slackwater.common.transport.devices import device_named
+from slackwater.common.transport.gpu import Device, copy_into
 from slackwater.schemas.jobs import Consistency, DType, JobSpec, UpdateRule
 
 

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from slackwater.agent.links import Links
-from slackwater.common import codec, limits
-from slackwater.common.client import Client
-from slackwater.common.errors import Retryable
-from slackwater.common.world import World
+from slackwater.agent.link_times import Links
+from slackwater.common.base import codec, limits
+from slackwater.common.base.errors import Retryable
+from slackwater.common.shell.client import Client
+from slackwater.common.shell.world import World
 from slackwater.schemas import subjects
 from slackwater.schemas.base import ClusterId, JobId, Ok
 from slackwater.schemas.jobs import (

@@ -16,8 +16,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from slackwater.common import limits
-from slackwater.common.slots.frames import (
+from slackwater.common.base import limits
+from slackwater.common.domains.slots.frames import (
     ENTRIES_MAX,
     Attach,
     Denied,

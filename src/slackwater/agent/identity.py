@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Final, NamedTuple
 
+from slackwater.common.base.errors import Rejected
 from slackwater.common.bus.access import Access, Credentials
-from slackwater.common.errors import Rejected
 
 JOB: Final = "SLACKWATER_JOB"
 RANK: Final = "SLACKWATER_RANK"

@@ -9,15 +9,15 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from slackwater.agent.attached import Array, InPlace
-from slackwater.agent.cells import Cell
 from slackwater.agent.control import Progress
-from slackwater.common.errors import SlackwaterError
-from slackwater.common.slots.folding import blame, check_hypers, commit, fold
-from slackwater.common.slots.frames import PushRefused
-from slackwater.common.slots.layout import bucket_tensors, plan_buckets
-from slackwater.common.slots.region import SlotRegion
-from slackwater.common.slots.rules import Hyper
+from slackwater.agent.region_access import Array, InPlace
+from slackwater.agent.worker_bucket import Cell
+from slackwater.common.base.errors import SlackwaterError
+from slackwater.common.domains.slots.folding import blame, check_hypers, commit, fold
+from slackwater.common.domains.slots.frames import PushRefused
+from slackwater.common.domains.slots.layout import bucket_tensors, plan_buckets
+from slackwater.common.domains.slots.region import SlotRegion
+from slackwater.common.domains.slots.rules import Hyper
 from slackwater.common.transport.gpu import copy_into
 from slackwater.common.transport.region import Region
 from slackwater.schemas.base import JobId

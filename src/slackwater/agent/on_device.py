@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from slackwater.agent.attached import ELEMENT, Staged, Staging, Tell
-from slackwater.common import limits
-from slackwater.common.errors import Fatal
-from slackwater.common.slots.layout import Geometry
+from slackwater.agent.region_access import ELEMENT, Staged, Staging, Tell
+from slackwater.common.base import limits
+from slackwater.common.base.errors import Fatal
+from slackwater.common.domains.slots.layout import Geometry
 from slackwater.common.transport.gpu import Device, DeviceArray, Loan
 from slackwater.common.transport.shm import ShmRemoteRegion
 

@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final
 
-from slackwater.agent.cells import Cell, Waiter
 from slackwater.agent.control import Control
-from slackwater.common.errors import Rejected, Retryable, SlackwaterError
+from slackwater.agent.worker_bucket import Cell, Waiter
+from slackwater.common.base.errors import Rejected, Retryable, SlackwaterError
 from slackwater.schemas.jobs import MissingRanks
 from slackwater.schemas.placement import JobPlan
 

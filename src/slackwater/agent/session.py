@@ -16,9 +16,7 @@ from typing import Any, Final
 
 import uvloop
 
-from slackwater.agent.attached import Array, Attached, InPlace, Staged
-from slackwater.agent.attaching import attach
-from slackwater.agent.cells import Cell, Waiter
+from slackwater.agent.address_choice import agent_fabrics, dial
 from slackwater.agent.control import Control, Progress
 from slackwater.agent.core import (
     AgentCore,
@@ -35,10 +33,11 @@ from slackwater.agent.core import (
     Send,
     WriteSeed,
 )
-from slackwater.agent.dialing import agent_fabrics, dial
 from slackwater.agent.patience import Patience
-from slackwater.common.bus.access import Access
-from slackwater.common.errors import (
+from slackwater.agent.region_access import Array, Attached, InPlace, Staged
+from slackwater.agent.region_choice import attach
+from slackwater.agent.worker_bucket import Cell, Waiter
+from slackwater.common.base.errors import (
     DeadlineExceeded,
     Fatal,
     Rejected,
@@ -46,7 +45,8 @@ from slackwater.common.errors import (
     SlackwaterError,
     Unavailable,
 )
-from slackwater.common.slots.frames import (
+from slackwater.common.bus.access import Access
+from slackwater.common.domains.slots.frames import (
     ENTRIES_MAX,
     Denied,
     Done,
@@ -61,11 +61,11 @@ from slackwater.common.slots.frames import (
     encode_hello,
     encode_rings,
 )
-from slackwater.common.slots.layout import bucket_tensors
-from slackwater.common.slots.rules import Hyper
+from slackwater.common.domains.slots.layout import bucket_tensors
+from slackwater.common.domains.slots.rules import Hyper
+from slackwater.common.shell.world import live_world
 from slackwater.common.transport.base import Channel, Fabric
 from slackwater.common.transport.gpu import Device
-from slackwater.common.world import live_world
 from slackwater.schemas.base import AggregatorId, JobId
 from slackwater.schemas.jobs import JobSpec, TensorSpec
 from slackwater.schemas.placement import Endpoint, JobPlan, Located

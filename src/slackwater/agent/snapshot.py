@@ -6,8 +6,8 @@ copy is good if the version is the same before and after. What was applied is co
 that a bare region can be filled without any push being applied twice or lost.
 
 A read from afar may last for many updates. So the aggregator leaves what a push led to in the slot
-that it came in, where nothing overtakes it (common/slots/serving.py). Where that is not there, at
-the begin and after a move, the newest parameters are read as above.
+that it came in, where nothing overtakes it (common/domains/slots/serving.py). Where that is not
+there, at the begin and after a move, the newest parameters are read as above.
 """
 
 import asyncio
@@ -17,13 +17,13 @@ from typing import Final
 
 import numpy as np
 
-from slackwater.agent.attached import ELEMENT, Array, InPlace, Staged, Staging, bytes_of
-from slackwater.common import limits
-from slackwater.common.errors import DeadlineExceeded, Unavailable
-from slackwater.common.slots.layout import WANTED, WORD, Geometry
-from slackwater.common.slots.region import LOCATION_EPOCH, VERSION
-from slackwater.common.slots.rules import Floats
-from slackwater.common.slots.serving import served_word
+from slackwater.agent.region_access import ELEMENT, Array, InPlace, Staged, Staging, bytes_of
+from slackwater.common.base import limits
+from slackwater.common.base.errors import DeadlineExceeded, Unavailable
+from slackwater.common.domains.slots.layout import WANTED, WORD, Geometry
+from slackwater.common.domains.slots.region import LOCATION_EPOCH, VERSION
+from slackwater.common.domains.slots.rules import Floats
+from slackwater.common.domains.slots.serving import served_word
 from slackwater.common.transport.base import Channel, RemoteRegion
 from slackwater.schemas.base import JobId
 

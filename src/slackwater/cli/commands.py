@@ -1,6 +1,6 @@
 """The commands of `slackwater`, and where each is written."""
 
-from slackwater.cli.program import program
+from slackwater.console.program import program
 
 app = program(
     "Put a deep-learning cluster's slack to work: run the services, submit jobs, see what they do.",
@@ -13,7 +13,7 @@ app = program(
         "cancel": "slackwater.cli.operate:cancel",
         "rerun": "slackwater.cli.operate:rerun",
         "delete": "slackwater.cli.operate:delete",
-        "wait": "slackwater.cli.waiting:wait",
+        "wait": "slackwater.cli.wait:wait",
         "jobs": "slackwater.cli.jobs:jobs",
         "job": "slackwater.cli.job:job",
         "events": "slackwater.cli.events:events",
@@ -23,10 +23,10 @@ app = program(
         "tenants": "slackwater.cli.pool:tenants",
         "top": "slackwater.cli.top:top",
         "tap": "slackwater.cli.show:tap",
-        "config": "slackwater.cli.configuring:app",
+        "config": "slackwater.cli.config:app",
         "doctor": "slackwater.cli.doctor:doctor",
-        "compile": "slackwater.cli.compiling:compile_all",
-        "completion": "slackwater.cli.completion:completion",
+        "compile": "slackwater.cli.compile:compile_all",
+        "completion": "slackwater.console.completion:completion",
         "model": "slackwater.cli.model:app",
         "memory": "slackwater.cli.memory:app",
     },

@@ -13,9 +13,9 @@ from typing import Any, Final, Literal, get_args, get_type_hints
 import msgspec
 from msgspec import inspect as types
 
-from slackwater.common import fields
-from slackwater.common.codec import nearest
-from slackwater.common.config import ServiceConfig, toml
+from slackwater.common.base import fields
+from slackwater.common.base.codec import nearest
+from slackwater.common.shell.config import ServiceConfig, toml
 from slackwater.schemas.jobs import JobSpec
 
 Service = Literal["master", "controller", "aggregator", "profiler", "worker", "slabd"]

@@ -12,14 +12,14 @@ from typing import Annotated, Final, Literal
 import msgspec
 import typer
 
-from slackwater.cli import tables
-from slackwater.cli.options import Json, Url
-from slackwater.cli.outcome import FAILED, print_json, reported
-from slackwater.cli.where import credentials, resolve
-from slackwater.common import cgroup
+from slackwater.common.base.errors import SlackwaterError, Unavailable
 from slackwater.common.bus.access import address_file, shown
-from slackwater.common.errors import SlackwaterError, Unavailable
-from slackwater.common.natsserver import find_server, server_version
+from slackwater.common.bus.server import find_server, server_version
+from slackwater.common.native import cgroup
+from slackwater.console import tables
+from slackwater.console.options import Json, Url
+from slackwater.console.outcome import FAILED, print_json, reported
+from slackwater.console.where import credentials, resolve
 
 State = Literal["good", "poor", "bad", "absent"]
 DESCRIPTORS_POOR: Final = 4096
@@ -30,7 +30,7 @@ DISK_POOR_BYTES: Final = 2**30
 DISK_BAD_BYTES: Final = 64 * 2**20
 """Less free is bad: JetStream stops taking records when its disk is full."""
 COMPILED: Final[Mapping[str, str]] = {
-    "folds": "common/slots/__pycache__/kernels.*.nbi",
+    "folds": "common/domains/slots/__pycache__/kernels.*.nbi",
     "streams": "common/transport/__pycache__/serving.*.nbi",
     "pages": "memory/__pycache__/gather.*.nbi",
 }

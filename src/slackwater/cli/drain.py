@@ -6,13 +6,13 @@ from typing import Annotated, Any
 
 import typer
 
-from slackwater.cli import tables
-from slackwater.cli.options import Json, Url
-from slackwater.cli.outcome import FAILED, Usage, err, out, print_json, reported
 from slackwater.cli.show import with_client
-from slackwater.cli.tables import Row
-from slackwater.cli.usage import an_id, typed
-from slackwater.common.client import Client
+from slackwater.common.shell.client import Client
+from slackwater.console import tables
+from slackwater.console.options import Json, Url
+from slackwater.console.outcome import FAILED, Usage, err, out, print_json, reported
+from slackwater.console.tables import Row
+from slackwater.console.usage import an_id, typed
 from slackwater.schemas.cluster import DrainProgress
 
 POLL_S = 0.5

@@ -10,16 +10,16 @@ from typing import Annotated, Any, Final
 import msgspec
 import typer
 
-from slackwater.cli import durations, figures
-from slackwater.cli.documents import whole
 from slackwater.cli.job_ids import MaybeJobId
-from slackwater.cli.outcome import err, out, reported
 from slackwater.cli.show import Json, Url, with_client
-from slackwater.common import codec, limits
-from slackwater.common.client import Client
-from slackwater.common.errors import DecodeRejected
-from slackwater.common.sentences import ROUTINE, sentence
+from slackwater.common.base import codec, limits
+from slackwater.common.base.errors import DecodeRejected
+from slackwater.common.domains.facts.sentences import ROUTINE, sentence
+from slackwater.common.shell.client import Client
 from slackwater.common.store.history import Kept
+from slackwater.console import durations, figures
+from slackwater.console.documents import whole
+from slackwater.console.outcome import err, out, reported
 from slackwater.schemas import subjects
 from slackwater.schemas.base import Message
 from slackwater.schemas.facts import Fact

@@ -4,15 +4,15 @@ import shlex
 from collections.abc import Iterator
 from typing import Final
 
-from slackwater.cli import documents, figures, tables
 from slackwater.cli.events import recent_events
 from slackwater.cli.job_ids import JobId
 from slackwater.cli.logs import last_lines
-from slackwater.cli.outcome import out, print_json
 from slackwater.cli.show import Json, Url, with_client
-from slackwater.cli.tables import Row
-from slackwater.common.client import Client
+from slackwater.common.shell.client import Client
 from slackwater.common.store.history import NothingKept
+from slackwater.console import documents, figures, tables
+from slackwater.console.outcome import out, print_json
+from slackwater.console.tables import Row
 from slackwater.schemas.jobs import TERMINAL_STATES, JobInfo, JobProgress, JobRecord
 
 LABEL: Final = 13

@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
-from slackwater.common import fields
-from slackwater.common.config import parse_config
-from slackwater.common.errors import ConfigRejected, Rejected
+from slackwater.common.base import fields
+from slackwater.common.base.errors import ConfigRejected, Rejected
+from slackwater.common.shell.config import parse_config
 from slackwater.schemas.jobs import JobSpec, UpdateRule
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Final
 
 import typer
 
-from slackwater.cli.usage import shown
+from slackwater.console.usage import shown
 from slackwater.schemas.base import AN_ID, ID_PATTERN
 
 DEADLINE_S: Final = 1.0
@@ -26,10 +26,10 @@ def _checked(value: str | list[str]) -> str | list[str]:
 
 def known(incomplete: str) -> list[str]:
     """Ids of jobs that begin so; none where no cluster answers in time."""
-    from slackwater.cli.where import resolve
+    from slackwater.common.base.errors import SlackwaterError
     from slackwater.common.bus.access import Credentials
-    from slackwater.common.client import connect
-    from slackwater.common.errors import SlackwaterError
+    from slackwater.common.shell.client import connect
+    from slackwater.console.where import resolve
 
     async def ask() -> list[str]:
         async with asyncio.timeout(DEADLINE_S):

@@ -7,11 +7,11 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 import typer
 
-from slackwater.cli import documents, figures, tables
-from slackwater.cli.outcome import err, out, print_json
 from slackwater.cli.show import Json, Url, with_client
-from slackwater.cli.tables import Row
-from slackwater.common.client import Client
+from slackwater.common.shell.client import Client
+from slackwater.console import documents, figures, tables
+from slackwater.console.outcome import err, out, print_json
+from slackwater.console.tables import Row
 from slackwater.schemas.base import JobId
 from slackwater.schemas.jobs import TERMINAL_STATES, JobProgress, JobRecord, JobState
 

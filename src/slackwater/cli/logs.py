@@ -10,12 +10,12 @@ import msgspec
 import typer
 
 from slackwater.cli.job_ids import JobId
-from slackwater.cli.outcome import Usage, err
 from slackwater.cli.show import Json, Url, with_client
-from slackwater.common import codec, limits
+from slackwater.common.base import codec, limits
+from slackwater.common.base.errors import Rejected, Retryable, SlackwaterError, Unavailable
 from slackwater.common.bus.base import Delivery
-from slackwater.common.client import Client
-from slackwater.common.errors import Rejected, Retryable, SlackwaterError, Unavailable
+from slackwater.common.shell.client import Client
+from slackwater.console.outcome import Usage, err
 from slackwater.schemas import subjects
 from slackwater.schemas.base import Refused
 from slackwater.schemas.cluster import WorkerHeartbeat

@@ -12,18 +12,18 @@ import msgspec
 import typer
 from rich.markup import escape
 
-from slackwater.cli import tables
-from slackwater.cli.figures import lasted
-from slackwater.cli.options import Json
-from slackwater.cli.outcome import err, out, print_json, reported
-from slackwater.cli.where import CLUSTER, named
-from slackwater.common import clusters
+from slackwater.common.base.clock import LiveClock
+from slackwater.common.base.errors import DeadlineExceeded, Retryable, SlackwaterError, Unavailable
 from slackwater.common.bus.access import address_file
-from slackwater.common.client import connect
-from slackwater.common.clock import LiveClock
+from slackwater.common.embedded import local_clusters
 from slackwater.common.embedded.leftovers import sweep
 from slackwater.common.embedded.orphans import alive
-from slackwater.common.errors import DeadlineExceeded, Retryable, SlackwaterError, Unavailable
+from slackwater.common.shell.client import connect
+from slackwater.console import tables
+from slackwater.console.figures import lasted
+from slackwater.console.options import Json
+from slackwater.console.outcome import err, out, print_json, reported
+from slackwater.console.where import CLUSTER, named
 from slackwater.schemas.machine import LocalCluster
 
 HEADS: Final = ("CLUSTER", "STATE", "AGE", "SERVICES", "RESTARTS", "PID", "URL")
@@ -49,9 +49,9 @@ def status(
     with reported():
         sweep()
         if name := named(name):
-            _one(clusters.selected(name), json)
+            _one(local_clusters.selected(name), json)
             return
-        entries = clusters.known()
+        entries = local_clusters.known()
         if json:
             print_json([msgspec.to_builtins(entry) for entry in entries])
         elif entries:
@@ -73,7 +73,7 @@ def down(
     """End a cluster that `slackwater up` started, and say which jobs ran."""
     with reported():
         sweep()
-        entry = clusters.selected(named(name))
+        entry = local_clusters.selected(named(name))
         if entry is None:
             raise Unavailable("no cluster of this account runs on this machine")
         jobs = _jobs_of(entry, force)
@@ -114,7 +114,7 @@ def announce(entry: LocalCluster, json: bool) -> None:
         soft_wrap=True,
     )
     out.print(f"its address with the bus's token: {escape(entry.address_file)}", soft_wrap=True)
-    chosen = "" if len(clusters.known()) == 1 else f" --cluster {entry.name}"
+    chosen = "" if len(local_clusters.known()) == 1 else f" --cluster {entry.name}"
     for words in ("submit --id j1 --model vgg19", "top"):
         out.print(f"try: slackwater{chosen} {words}", markup=False, highlight=False)
 

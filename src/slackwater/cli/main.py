@@ -1,12 +1,12 @@
 """`slackwater`: the program. Ctrl-C ends it quietly from its first line on."""
 
-from slackwater.cli import interrupting
+from slackwater.console import interrupt
 
 
 def main() -> None:
-    interrupting.at_once()
+    interrupt.at_once()
     from slackwater.cli.commands import app
-    from slackwater.cli.program import run
+    from slackwater.console.program import run
 
     run(app, "slackwater")
 

@@ -14,20 +14,20 @@ import typer
 from rich.live import Live
 from rich.text import Text
 
-from slackwater.cli import tables
-from slackwater.cli.options import Json, Url
-from slackwater.cli.outcome import Usage, out, print_json, reported
-from slackwater.cli.program import group
 from slackwater.cli.show import REFRESH_S, with_client
-from slackwater.cli.sizes import human, size_bytes
-from slackwater.cli.tables import Row
-from slackwater.cli.where import credentials, resolve
-from slackwater.common import codec, limits
+from slackwater.common.base import codec, limits
+from slackwater.common.base.errors import DecodeRejected, Unavailable
+from slackwater.common.base.logging import configure
 from slackwater.common.bus.base import Delivery
-from slackwater.common.client import Client
-from slackwater.common.config import DEFAULT_METRICS_ADDRESS
-from slackwater.common.errors import DecodeRejected, Unavailable
-from slackwater.common.logging import configure
+from slackwater.common.shell.client import Client
+from slackwater.common.shell.config import DEFAULT_METRICS_ADDRESS
+from slackwater.console import tables
+from slackwater.console.options import Json, Url
+from slackwater.console.outcome import Usage, out, print_json, reported
+from slackwater.console.program import group
+from slackwater.console.sizes import human, size_bytes
+from slackwater.console.tables import Row
+from slackwater.console.where import credentials, resolve
 from slackwater.schemas import subjects
 from slackwater.schemas.base import ID_PATTERN, Message, Ok
 from slackwater.schemas.memory import (
@@ -46,7 +46,7 @@ from slackwater.schemas.memory import (
 )
 
 if TYPE_CHECKING:
-    from slackwater.memory.export import Exporter
+    from slackwater.memory.service.export import Exporter
 
 app = group("Remote memory: block devices in the idle memory of other machines.")
 _LISTEN_S = 2.2
@@ -141,8 +141,8 @@ def export(
 ) -> None:
     """Serve a block device until Ctrl-C."""
     with reported():  # Kernels are defined, for which there must be a cache.
-        from slackwater.memory.export import ExportOptions
-        from slackwater.memory.export import export as serve
+        from slackwater.memory.service.export import ExportOptions
+        from slackwater.memory.service.export import export as serve
 
     options = ExportOptions(
         id=id,

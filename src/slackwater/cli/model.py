@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 from rich.table import Table
 
-from slackwater.cli.options import Json
-from slackwater.cli.outcome import USAGE, Usage, out, print_json, reported
-from slackwater.cli.program import group
-from slackwater.common import limits
+from slackwater.common.base import limits
+from slackwater.console.options import Json
+from slackwater.console.outcome import USAGE, Usage, out, print_json, reported
+from slackwater.console.program import group
 
 if TYPE_CHECKING:  # They load numpy and scipy: seconds on a cold machine, for a --help.
-    from slackwater.common.models.cost import Configuration, Machine
-    from slackwater.common.models.queueing import Method, Solution, StepTimes
+    from slackwater.common.domains.models.cost import Configuration, Machine
+    from slackwater.common.domains.models.queueing import Method, Solution, StepTimes
 
 app = group("Performance models: throughput of asynchronous SGD, configuration of a cluster.")
 
@@ -33,7 +33,7 @@ def _numbers(text: str, option: str) -> list[float]:
 
 def _steps(times: dict[str, str], workers: int) -> "list[StepTimes]":
     """One entry per worker; a single number stands for all workers."""
-    from slackwater.common.models.queueing import StepTimes
+    from slackwater.common.domains.models.queueing import StepTimes
 
     columns = {name: _numbers(text, f"--{name.replace('_', '-')}") for name, text in times.items()}
     longest = max(len(column) for column in columns.values())
@@ -68,7 +68,7 @@ def throughput(
     json: Json = False,
 ) -> None:
     """Mini-batches per second of asynchronous SGD with a parameter server (Lin et al.)."""
-    from slackwater.common.models.queueing import sharing_above, solve
+    from slackwater.common.domains.models.queueing import sharing_above, solve
 
     with reported(rejected=USAGE):
         if not 0 <= workers <= limits.MODEL_WORKERS_MAX or not 0 <= overlap_above < 1:
@@ -169,8 +169,8 @@ def configure(
 def _of_different(
     numbers: dict[str, float], kinds: "list[tuple[int, Machine]]", blocks: int, limit_s: float
 ) -> dict[str, Any]:
-    from slackwater.common.models.cost import Training
-    from slackwater.common.models.cost_programme import different_optimum
+    from slackwater.common.domains.models.cost import Training
+    from slackwater.common.domains.models.cost_programme import different_optimum
 
     cluster = [kind for count, kind in kinds for _ in range(count)]
     found = different_optimum(Training(**numbers), cluster, blocks=blocks, time_limit_s=limit_s)
@@ -180,7 +180,7 @@ def _of_different(
 def _of_alike(
     numbers: dict[str, float], kinds: "list[tuple[int, Machine]]", now_workers: int
 ) -> dict[str, Any]:
-    from slackwater.common.models import cost
+    from slackwater.common.domains.models import cost
 
     training, alike = cost.Training(**numbers), kinds[0][1]
     count = sum(number for number, _ in kinds)
@@ -193,7 +193,7 @@ def _of_alike(
 
 
 def _machines(count: int, instance_s: float, bytes_per_s: float) -> "tuple[int, Machine]":
-    from slackwater.common.models.cost import Machine
+    from slackwater.common.domains.models.cost import Machine
 
     return count, Machine(instance_s, bytes_per_s)
 

@@ -5,16 +5,16 @@ from typing import Annotated
 import msgspec
 import typer
 
-from slackwater.cli import figures
 from slackwater.cli.job_ids import JobId, JobIds
-from slackwater.cli.naming import said
-from slackwater.cli.options import Json, Url
-from slackwater.cli.outcome import FAILED, err, exit_code, out, print_json, reported
 from slackwater.cli.show import with_client
-from slackwater.cli.usage import an_id
-from slackwater.common import limits
-from slackwater.common.client import Client
-from slackwater.common.errors import SlackwaterError
+from slackwater.common.base import limits
+from slackwater.common.base.errors import SlackwaterError
+from slackwater.common.shell.client import Client
+from slackwater.console import figures
+from slackwater.console.names import said
+from slackwater.console.options import Json, Url
+from slackwater.console.outcome import FAILED, err, exit_code, out, print_json, reported
+from slackwater.console.usage import an_id
 from slackwater.schemas.jobs import TERMINAL_STATES, JobRecord
 
 

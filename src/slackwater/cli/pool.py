@@ -2,10 +2,10 @@
 
 from typing import Final
 
-from slackwater.cli import figures, tables
-from slackwater.cli.outcome import err, out, print_json
 from slackwater.cli.show import Json, Url, with_client
-from slackwater.cli.tables import Row
+from slackwater.console import figures, tables
+from slackwater.console.outcome import err, out, print_json
+from slackwater.console.tables import Row
 from slackwater.schemas.cluster import AggregatorInfo
 from slackwater.schemas.jobs import TenantInfo
 

@@ -7,14 +7,14 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 import typer
 
-from slackwater.cli.documents import TIMES
-from slackwater.cli.durations import clock
-from slackwater.cli.options import Json as Json
-from slackwater.cli.options import Url as Url
-from slackwater.cli.outcome import out, print_json, reported
-from slackwater.cli.where import credentials, resolve
 from slackwater.common.bus.base import Delivery
-from slackwater.common.client import Client, connect
+from slackwater.common.shell.client import Client, connect
+from slackwater.console.documents import TIMES
+from slackwater.console.durations import clock
+from slackwater.console.options import Json as Json
+from slackwater.console.options import Url as Url
+from slackwater.console.outcome import out, print_json, reported
+from slackwater.console.where import credentials, resolve
 
 T = TypeVar("T")
 REFRESH_S = 1.0

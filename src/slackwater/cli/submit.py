@@ -7,16 +7,16 @@ from typing import Annotated, Any, Final
 import msgspec
 import typer
 
-from slackwater.cli.attending import attend
 from slackwater.cli.job_file import read_job
-from slackwater.cli.naming import new_id, said
-from slackwater.cli.options import Json, Seed, Url
-from slackwater.cli.outcome import Usage, err, out, print_json, reported
 from slackwater.cli.show import with_client
-from slackwater.cli.usage import an_id, typed
-from slackwater.common.client import Client
-from slackwater.common.config import explained
-from slackwater.common.errors import Rejected
+from slackwater.cli.submit_wait import attend
+from slackwater.common.base.errors import Rejected
+from slackwater.common.shell.client import Client
+from slackwater.common.shell.config import explained
+from slackwater.console.names import new_id, said
+from slackwater.console.options import Json, Seed, Url
+from slackwater.console.outcome import Usage, err, out, print_json, reported
+from slackwater.console.usage import an_id, typed
 from slackwater.loadgen.replay.workload import COMPUTE_S, emulated
 from slackwater.schemas.base import COUNT_MAX
 from slackwater.schemas.jobs import Consistency, JobSpec

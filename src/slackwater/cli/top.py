@@ -17,14 +17,15 @@ from typing import Annotated, Any, Final
 import msgspec
 import typer
 
-from slackwater.cli import documents, figures, pool, tables
 from slackwater.cli import jobs as listing
-from slackwater.cli.interrupting import INTERRUPTED
+from slackwater.cli import pool
 from slackwater.cli.jobs import Listed
-from slackwater.cli.outcome import out, print_json
 from slackwater.cli.show import REFRESH_S, Json, Url, with_client
-from slackwater.common.client import Client
-from slackwater.common.errors import Retryable
+from slackwater.common.base.errors import Retryable
+from slackwater.common.shell.client import Client
+from slackwater.console import documents, figures, tables
+from slackwater.console.interrupt import INTERRUPTED
+from slackwater.console.outcome import out, print_json
 from slackwater.schemas.cluster import AggregatorInfo
 from slackwater.schemas.jobs import TERMINAL_STATES
 

@@ -10,26 +10,26 @@ from typing import Annotated, Any, Final
 import msgspec
 import typer
 
-from slackwater.cli import detached
+from slackwater.cli import detached_cluster
 from slackwater.cli.machine import announce, running_jobs
-from slackwater.cli.naming import policy_named
-from slackwater.cli.options import Json
-from slackwater.cli.outcome import err, reported
-from slackwater.cli.sizes import size_bytes
-from slackwater.cli.where import CLUSTER, named
-from slackwater.common import clusters
+from slackwater.common.base.clock import LiveClock
+from slackwater.common.base.errors import ConfigRejected, Rejected, SlackwaterError
+from slackwater.common.base.private_files import write_private
 from slackwater.common.bus.access import DEFAULT_CLUSTER, address_file
-from slackwater.common.clock import LiveClock
-from slackwater.common.clusters import Listed
 from slackwater.common.embedded import (
     ClusterOptions,
     EmbeddedCluster,
     Supervisor,
     controllers_for,
+    local_clusters,
     whole_cores,
 )
-from slackwater.common.errors import ConfigRejected, Rejected, SlackwaterError
-from slackwater.common.private_files import write_private
+from slackwater.common.embedded.local_clusters import Listed
+from slackwater.console.names import policy_named
+from slackwater.console.options import Json
+from slackwater.console.outcome import err, reported
+from slackwater.console.sizes import size_bytes
+from slackwater.console.where import CLUSTER, named
 from slackwater.schemas.base import ID_PATTERN
 from slackwater.schemas.machine import LocalCluster, ServiceStatus
 
@@ -124,7 +124,9 @@ def up(
     with reported():
         name = named(name)
         count = aggregators if aggregators is not None else whole_cores(cpu_share)
-        log_dir = state_dir / "logs" if state_dir is not None else clusters.default_log_dir(name)
+        log_dir = (
+            state_dir / "logs" if state_dir is not None else local_clusters.default_log_dir(name)
+        )
         options = ClusterOptions(
             controllers=controllers if controllers is not None else controllers_for(count),
             aggregators=count,
@@ -144,7 +146,7 @@ def up(
         )
         _check_name(name)
         if detach:
-            detached.start(name, log_dir.absolute(), json)
+            detached_cluster.start(name, log_dir.absolute(), json)
         else:
             asyncio.run(keep(options, name, json))
 
@@ -177,7 +179,7 @@ async def keep(options: ClusterOptions, name: str, json: bool) -> None:
     )
     stop = _Stop()
     try:
-        with clusters.listed(entry) as listed:
+        with local_clusters.listed(entry) as listed:
             async with EmbeddedCluster(options) as cluster:
                 stop.hurries = False
                 _list_metrics(cluster, name)
@@ -262,7 +264,7 @@ def _list_metrics(cluster: EmbeddedCluster, name: str) -> None:
         if fields.get("metrics_port", 0) > 0
     ]
     if targets:
-        path = clusters.metrics_file(name)
+        path = local_clusters.metrics_file(name)
         write_private(path, msgspec.json.encode(targets).decode() + "\n")
 
 

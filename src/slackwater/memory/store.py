@@ -11,7 +11,7 @@ from typing import Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from slackwater.common.errors import Unavailable
+from slackwater.common.base.errors import Unavailable
 from slackwater.schemas.memory import LenderId
 
 PAGE_BYTES: Final = 4096

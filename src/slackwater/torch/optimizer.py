@@ -20,8 +20,8 @@ import msgspec
 import torch
 
 from slackwater.agent import Agent
-from slackwater.agent.ending import at_exit
-from slackwater.common.errors import Rejected
+from slackwater.agent.exit_hook import at_exit
+from slackwater.common.base.errors import Rejected
 from slackwater.schemas.jobs import DType, UpdateRule
 from slackwater.torch.rules import hyper_of, rule_of
 from slackwater.torch.tensors import Trained, dtype_of_gradients, initial_values, needed, trained

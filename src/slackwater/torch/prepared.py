@@ -2,9 +2,9 @@
 
 Reading, decoding and resizing often cost more than training. What they gave is kept in a spill
 store: in memory as far as that goes, then in the idle memory of other machines, then on disk
-(memory/keeper.py). So each epoch after the first reads its samples back, in whatever order, by
-whichever of a DataLoader's workers. A sample for which there is no room, or that is lost with its
-lender, is prepared again.
+(memory/spill/spill_server.py). So each epoch after the first reads its samples back, in whatever
+order, by whichever of a DataLoader's workers. A sample for which there is no room, or that is lost
+with its lender, is prepared again.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from slackwater.common import limits
-from slackwater.common.errors import Rejected
-from slackwater.memory.keeper import Keeper, Tiers
+from slackwater.common.base import limits
+from slackwater.common.base.errors import Rejected
+from slackwater.memory.spill.spill_server import Keeper, Tiers
 from slackwater.torch.samples import pack, unpack
 
 

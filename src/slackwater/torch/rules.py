@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import torch
 
-from slackwater.common.errors import Rejected
+from slackwater.common.base.errors import Rejected
 
 Group = Mapping[str, Any]
 

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import torch
 
-from slackwater.common.errors import Rejected
+from slackwater.common.base.errors import Rejected
 
 _TENSOR: Final = 1
 _ARRAY: Final = 2

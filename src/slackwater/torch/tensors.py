@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from slackwater.agent.attached import Array
-from slackwater.common.errors import Rejected
+from slackwater.agent.region_access import Array
+from slackwater.common.base.errors import Rejected
 from slackwater.schemas.jobs import DType
 
 _BUFFERS_MAX = 3

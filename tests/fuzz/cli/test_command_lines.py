@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 from tests.unit.cli.commands import ALL, LEAVES, PROGRAMS
 
-from slackwater.cli.program import answered
-from slackwater.common import limits
+from slackwater.common.base import limits
+from slackwater.common.base.errors import Unavailable
 from slackwater.common.embedded import EmbeddedCluster
-from slackwater.common.errors import Unavailable
+from slackwater.console.program import answered
 from slackwater.loadgen.replay import calibrate
 
 CLOSED = "nats://127.0.0.1:9"
@@ -168,9 +168,9 @@ def test_lines_as_processes(anywhere: Path) -> None:
         if any((program, word) in STARTING for word in words):
             continue
         words = [word for word in words if "\0" not in word]
-        module = "loadgen" if program == "loadgen" else "main"
+        module = "loadgen.cli.main" if program == "loadgen" else "cli.main"
         done = subprocess.run(
-            [sys.executable, "-m", f"slackwater.cli.{module}",
+            [sys.executable, "-m", f"slackwater.{module}",
              *(word.encode("utf-8", "surrogateescape") for word in words)],
             stdin=subprocess.DEVNULL, capture_output=True, timeout=60,
         )  # fmt: skip

@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 
 from slackwater.agent import Agent
-from slackwater.common import codec
+from slackwater.common.base import codec
+from slackwater.common.base.errors import AccessRefused, Unavailable
 from slackwater.common.bus.base import Delivery, Endpoint, ServiceInfo
 from slackwater.common.bus.nats import NatsBus
-from slackwater.common.errors import AccessRefused, Unavailable
-from slackwater.common.natsserver import NatsServer
-from slackwater.common.slots import frames
-from slackwater.common.slots.layout import plan_buckets
-from slackwater.common.slots.region import SlotRegion
-from slackwater.common.slots.rules import Hyper, mean, scalars, step
+from slackwater.common.bus.server import NatsServer
+from slackwater.common.domains.slots import frames
+from slackwater.common.domains.slots.layout import plan_buckets
+from slackwater.common.domains.slots.region import SlotRegion
+from slackwater.common.domains.slots.rules import Hyper, mean, scalars, step
 from slackwater.common.transport.base import Channel, Fabric, Listener
 from slackwater.common.transport.region import Region
 from slackwater.common.transport.shm import ShmFabric

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from slackwater.agent import Agent
-from slackwater.common import client
+from slackwater.common.base.errors import GradientRefused
+from slackwater.common.domains.slots.folding import replay
 from slackwater.common.embedded import ClusterOptions, EmbeddedCluster
-from slackwater.common.errors import GradientRefused
-from slackwater.common.slots.folding import replay
+from slackwater.common.shell import client
 from slackwater.loadgen.emulate import Emulation
 from slackwater.loadgen.verify import replay_digest
 from slackwater.schemas.jobs import TERMINAL_STATES, JobRecord, JobSpec, UpdateRule

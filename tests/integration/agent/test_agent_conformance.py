@@ -19,9 +19,9 @@ from tests.in_process import InProcess
 from tests.integration.agent.conftest import StandIn
 
 from slackwater.agent import Agent
-from slackwater.common import client
+from slackwater.common.base.errors import DeadlineExceeded, GradientRefused, Rejected
 from slackwater.common.embedded import ClusterOptions, EmbeddedCluster
-from slackwater.common.errors import DeadlineExceeded, GradientRefused, Rejected
+from slackwater.common.shell import client
 from slackwater.schemas.jobs import UpdateRule
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(180)]

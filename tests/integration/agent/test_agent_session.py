@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from slackwater.agent import Agent
-from slackwater.common.errors import DeadlineExceeded, GradientRefused, Rejected, Unavailable
+from slackwater.common.base.errors import DeadlineExceeded, GradientRefused, Rejected, Unavailable
 from slackwater.schemas.jobs import UpdateRule
 
 pytestmark = pytest.mark.live

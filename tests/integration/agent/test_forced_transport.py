@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from slackwater.common.client import Client, connect
 from slackwater.common.embedded import ClusterOptions, EmbeddedCluster
+from slackwater.common.shell.client import Client, connect
 from slackwater.loadgen.replay import session
 from slackwater.loadgen.replay.proof import mismatch
 from slackwater.loadgen.replay.timeline import Timeline

@@ -6,8 +6,8 @@ import sys
 import msgspec
 import pytest
 
-from slackwater.common.client import Client, connect
 from slackwater.common.embedded import ClusterOptions, EmbeddedCluster
+from slackwater.common.shell.client import Client, connect
 from slackwater.schemas.jobs import TERMINAL_STATES, JobRecord, JobSpec
 
 # A whole cluster and a few Python processes: seconds.

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from slackwater.common.client import Client, connect
 from slackwater.common.embedded import ClusterOptions, EmbeddedCluster
+from slackwater.common.shell.client import Client, connect
 from slackwater.schemas.jobs import TERMINAL_STATES, JobRecord, JobSpec
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(120), pytest.mark.asyncio(loop_scope="module")]

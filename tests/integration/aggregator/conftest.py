@@ -14,15 +14,16 @@ import pytest
 from tests.integration.aggregator.wire import Wire, free_port
 
 from slackwater.agent import Agent
-from slackwater.common import codec, limits
+from slackwater.common.base import codec, limits
+from slackwater.common.base.errors import Retryable
 from slackwater.common.bus.base import Delivery, Endpoint, ServiceInfo
 from slackwater.common.bus.nats import NatsBus
-from slackwater.common.config import write_config
+from slackwater.common.domains.slots.folding import replay
+from slackwater.common.domains.slots.layout import plan_buckets
 from slackwater.common.embedded import Supervisor, UnitSpec
-from slackwater.common.errors import Retryable
-from slackwater.common.slots.folding import replay
-from slackwater.common.slots.layout import plan_buckets
-from slackwater.common.transport.gpu import DeviceArray, device_named
+from slackwater.common.shell.config import write_config
+from slackwater.common.transport.devices import device_named
+from slackwater.common.transport.gpu import DeviceArray
 from slackwater.schemas import placement, subjects
 from slackwater.schemas.base import AggregatorId, ClusterId, JobId, Message, Ok, Refused
 from slackwater.schemas.cluster import AggregatorHeartbeat

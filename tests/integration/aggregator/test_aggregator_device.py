@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from tests.gpu.fake_cupy import fake_device
 
-from slackwater.common.errors import ConfigRejected
-from slackwater.common.transport import gpu
-from slackwater.common.transport.gpu import device_named
+from slackwater.common.base.errors import ConfigRejected
+from slackwater.common.transport import devices
+from slackwater.common.transport.devices import device_named
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(120)]
 
@@ -59,7 +59,7 @@ async def test_agents_with_cuda_arrays_train_with_an_aggregator_that_has_none(
     """The Agents' part for CUDA, on a fake cupy: wrapped, copied into device slots, downloaded into
     the mapped region or through pinned memory, and back."""
     cuda = fake_device(monkeypatch, tmp_path)
-    monkeypatch.setitem(gpu._devices, "cuda", cuda)
+    monkeypatch.setitem(devices._devices, "cuda", cuda)
     await lab.aggregators("a1", transport=transport)
     run = training(transport=transport, devices=("cuda", ""), sizes={"w": 300_007, "b": 5_003})
     run.start()

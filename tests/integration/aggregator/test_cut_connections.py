@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from tests.integration.aggregator.wire import Wire
 
-from slackwater.common import limits
-from slackwater.common.errors import DeadlineExceeded
+from slackwater.common.base import limits
+from slackwater.common.base.errors import DeadlineExceeded
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(180)]
 PROGRAM = Path(__file__).with_name("worker_program.py")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from slackwater.agent import Agent
-from slackwater.common.errors import GradientRefused
+from slackwater.common.base.errors import GradientRefused
 from slackwater.schemas.jobs import UpdateRule
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(180)]

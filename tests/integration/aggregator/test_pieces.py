@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from slackwater.agent import attached
+from slackwater.agent import region_access
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(120)]
 
@@ -15,14 +15,14 @@ async def test_pieces_are_folded_to_the_same_bits_through_moves_and_kills(
     lab: Any, training: Callable[..., Any], check_result: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[int] = []
-    encode = attached.encode_part
+    encode = region_access.encode_part
 
     def counted(handle: int, iteration: int, elements: int) -> bytes:
         told.append(elements)
         return encode(handle, iteration, elements)
 
-    monkeypatch.setattr(attached, "PIECE_BYTES", 65_536)
-    monkeypatch.setattr(attached, "encode_part", counted)
+    monkeypatch.setattr(region_access, "PIECE_BYTES", 65_536)
+    monkeypatch.setattr(region_access, "encode_part", counted)
     await lab.aggregators("a1", "a2", transport="tcp")
     run = training("j1", sizes={"w": 300_007}, transport="tcp")
     run.start()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from slackwater.common.natsserver import NatsServer
+from slackwater.common.bus.server import NatsServer
 from slackwater.loadgen.samples import PHILLY
 
 pytestmark = pytest.mark.live
@@ -18,10 +18,10 @@ pytestmark = pytest.mark.live
 def run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """The command as its user types it, in an environment that knows no cluster."""
     program, *arguments = words
-    module = {"slackwater": "main", "loadgen": "loadgen"}[program]
+    module = {"slackwater": "cli.main", "loadgen": "loadgen.cli.main"}[program]
     env = {k: v for k, v in os.environ.items() if not k.startswith("SLACKWATER_")}
     return subprocess.run(
-        [sys.executable, "-m", f"slackwater.cli.{module}", *arguments],
+        [sys.executable, "-m", f"slackwater.{module}", *arguments],
         capture_output=True,
         text=True,
         timeout=60,

@@ -14,8 +14,8 @@ from typing import Any
 import nkeys
 import pytest
 
-from slackwater.common.config import write_config
-from slackwater.common.natsserver import NatsServer
+from slackwater.common.bus.server import NatsServer
+from slackwater.common.shell.config import write_config
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(120)]
 

@@ -14,7 +14,7 @@ def test_the_demonstration_ends_well_and_leaves_a_report(tmp_path: Path) -> None
     """Six jobs train for a hundred seconds. What a busy machine cannot show is a remark."""
     done = subprocess.run(
         [
-            sys.executable, "-m", "slackwater.cli.loadgen", "demo", "--json",
+            sys.executable, "-m", "slackwater.loadgen.cli.main", "demo", "--json",
             "--report", str(tmp_path / "report"),
         ],
         capture_output=True, text=True, timeout=280,

@@ -6,9 +6,9 @@ import sys
 import msgspec
 import pytest
 
-from slackwater.common.client import connect
+from slackwater.common.base.errors import Rejected
 from slackwater.common.embedded import ClusterOptions, EmbeddedCluster
-from slackwater.common.errors import Rejected
+from slackwater.common.shell.client import connect
 from slackwater.loadgen.replay.workload import emulated
 from slackwater.schemas.cluster import AggregatorInfo, DrainProgress
 

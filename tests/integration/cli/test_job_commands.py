@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from slackwater.common.client import Client, connect
 from slackwater.common.embedded import ClusterOptions, EmbeddedCluster
+from slackwater.common.shell.client import Client, connect
 from slackwater.loadgen.replay import workload
 from slackwater.loadgen.replay.workload import emulated
 from slackwater.loadgen.traces import read
@@ -33,9 +33,9 @@ async def cluster() -> AsyncIterator[EmbeddedCluster]:
 
 
 async def run(
-    cluster: EmbeddedCluster, *words: str, program: str = "main"
+    cluster: EmbeddedCluster, *words: str, program: str = "cli.main"
 ) -> subprocess.CompletedProcess[str]:
-    arguments = [sys.executable, "-m", f"slackwater.cli.{program}", *words]
+    arguments = [sys.executable, "-m", f"slackwater.{program}", *words]
     at = words.index("--") if "--" in words else len(words)
     arguments[3 + at : 3 + at] = ["--url", cluster.url]
     return await asyncio.to_thread(
@@ -160,14 +160,14 @@ async def test_a_trace_is_played_again_under_another_prefix(
             "replay", trace, "--time-scale", "0.02", "--bytes-scale", "0.01", "--report",
             f"{tmp_path}/report",
         ]  # fmt: skip
-        again = await run(cluster, *words, program="loadgen")
+        again = await run(cluster, *words, program="loadgen.cli.main")
         assert again.returncode == 65
         assert f"job {job.spec.id} exists on this cluster and is pending" in again.stderr
         assert "--prefix NAME" in again.stderr
-        bad = await run(cluster, *words, "--prefix", "a.b", program="loadgen")
+        bad = await run(cluster, *words, "--prefix", "a.b", program="loadgen.cli.main")
         assert bad.returncode == 2
         assert "--prefix 'a.b'" in bad.stderr
-        second = await run(cluster, *words, "--prefix", "b", program="loadgen")
+        second = await run(cluster, *words, "--prefix", "b", program="loadgen.cli.main")
         assert second.returncode == 0, second.stderr
         assert (await client.job(f"b-{job.spec.id}")).state == "completed"
 

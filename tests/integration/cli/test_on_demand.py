@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from slackwater.cli.program import answered
-from slackwater.cli.workloads import app
+from slackwater.console.program import answered
+from slackwater.loadgen.cli.commands import app
 
 
 def test_every_command_is_listed_with_the_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
@@ -20,7 +20,7 @@ def test_every_command_is_listed_with_the_exit_codes(capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize(("command", "foreign"), [("simulate", "nats"), ("audit", "nats")])
 def test_a_command_loads_no_library_of_another(command: str, foreign: str) -> None:
     program = (
-        "import sys, typer; from slackwater.cli.workloads import app; "
+        "import sys, typer; from slackwater.loadgen.cli.commands import app; "
         f"typer.main.get_command(app).get_command(None, {command!r}); "
         f"sys.exit({foreign!r} in sys.modules)"
     )

@@ -20,7 +20,7 @@ SUMMARY = [
 
 def loadgen(*words: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "slackwater.cli.loadgen", *map(str, words)],
+        [sys.executable, "-m", "slackwater.loadgen.cli.main", *map(str, words)],
         capture_output=True, text=True, timeout=60, env=os.environ | {"COLUMNS": "200"},
     )  # fmt: skip
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from tests.unit.cli.commands import PROGRAMS
 
-from slackwater.cli.program import answered
-from slackwater.common.natsserver import NatsServer
+from slackwater.common.bus.server import NatsServer
+from slackwater.console.program import answered
 from slackwater.loadgen.samples import PHILLY
 
 pytestmark = pytest.mark.live

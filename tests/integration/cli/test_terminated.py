@@ -28,7 +28,7 @@ def terminate(tmp_path: Path, folders: Path) -> None:
         "--report", str(tmp_path / "report"),
     ]  # fmt: skip
     with subprocess.Popen(
-        [sys.executable, "-m", "slackwater.cli.loadgen", *words],
+        [sys.executable, "-m", "slackwater.loadgen.cli.main", *words],
         env={**os.environ, "TMPDIR": str(folders)}, stderr=subprocess.PIPE, text=True,
     ) as replay:  # fmt: skip
         while replay.poll() is None and not list(folders.glob("slackwater-*")):

@@ -16,8 +16,8 @@ from contextlib import contextmanager
 import pytest
 
 from slackwater.cli.top import ENTER, LEAVE
-from slackwater.common.client import connect
 from slackwater.common.embedded import ClusterOptions, EmbeddedCluster
+from slackwater.common.shell.client import connect
 from slackwater.schemas.jobs import JobSpec
 
 # A cluster takes seconds to start, on a busy machine many.

@@ -20,9 +20,9 @@ import psutil
 import pytest
 
 from slackwater.cli import up
+from slackwater.common.base.errors import Fatal
 from slackwater.common.embedded import ClusterOptions
 from slackwater.common.embedded.orphans import alive
-from slackwater.common.errors import Fatal
 
 # A cluster takes seconds to start, on a busy machine many.
 pytestmark = [pytest.mark.live, pytest.mark.timeout(180)]

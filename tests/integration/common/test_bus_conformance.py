@@ -9,12 +9,12 @@ import msgspec
 import nats.micro.service
 import pytest
 
-from slackwater.common import codec, limits
+from slackwater.common.base import codec, limits
+from slackwater.common.base.errors import DeadlineExceeded, Rejected, Unavailable
 from slackwater.common.bus.base import Answer, Bus, Delivery, Endpoint, ServiceInfo
 from slackwater.common.bus.dispatch import failure
 from slackwater.common.bus.memory import MemoryBroker
 from slackwater.common.bus.nats import NatsBus
-from slackwater.common.errors import DeadlineExceeded, Rejected, Unavailable
 from slackwater.schemas.base import Message, Ok, Refused
 
 Connect = Callable[[str], Awaitable[Bus]]

@@ -8,12 +8,12 @@ from itertools import pairwise
 
 import pytest
 
-from slackwater.common import limits
+from slackwater.common.base import limits
+from slackwater.common.base.errors import Unavailable
 from slackwater.common.bus.base import Bus
 from slackwater.common.bus.memory import MemoryBroker
 from slackwater.common.bus.nats import NatsBus
-from slackwater.common.errors import Unavailable
-from slackwater.common.natsserver import NatsServer
+from slackwater.common.bus.server import NatsServer
 from slackwater.common.store.history import History, Keeping, Kept, NothingKept
 from slackwater.common.store.history_memory import MemoryHistory
 from slackwater.common.store.history_nats import NatsHistory

@@ -17,12 +17,9 @@ import nats
 import psutil
 import pytest
 
-from slackwater.common import codec, limits
-from slackwater.common.bus.base import Delivery, Endpoint, ServiceInfo
-from slackwater.common.bus.nats import NatsBus
-from slackwater.common.client import Client
-from slackwater.common.clock import LiveClock
-from slackwater.common.errors import (
+from slackwater.common.base import codec, limits
+from slackwater.common.base.clock import LiveClock
+from slackwater.common.base.errors import (
     ConfigRejected,
     DeadlineExceeded,
     Rejected,
@@ -30,14 +27,17 @@ from slackwater.common.errors import (
     SlackwaterError,
     Unavailable,
 )
-from slackwater.common.natsserver import NatsServer
-from slackwater.common.retry import retry
+from slackwater.common.base.retry import retry
+from slackwater.common.bus.base import Delivery, Endpoint, ServiceInfo
+from slackwater.common.bus.nats import NatsBus
+from slackwater.common.bus.server import NatsServer
+from slackwater.common.shell.client import Client
+from slackwater.common.shell.world import live_world
 from slackwater.common.store.base import Bucket, Entry, SequenceConflict
 from slackwater.common.store.history import Keeping, Kept, NothingKept
 from slackwater.common.store.history_nats import NatsHistory
 from slackwater.common.store.jetstream import ask
 from slackwater.common.store.nats import NatsStore
-from slackwater.common.world import live_world
 from slackwater.schemas import subjects
 from slackwater.schemas.base import Ok, Refused
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from slackwater.common.base.errors import ConfigRejected, Fatal, Unavailable
 from slackwater.common.bus.nats import NatsBus
-from slackwater.common.errors import ConfigRejected, Fatal, Unavailable
-from slackwater.common.natsserver import NatsServer, check_version, find_server, parse_version
+from slackwater.common.bus.server import NatsServer, check_version, find_server, parse_version
 
 pytestmark = pytest.mark.live
 
@@ -97,7 +97,7 @@ def test_a_server_that_ends_at_once_says_why(tmp_path: Path) -> None:
 
 def test_it_dies_with_its_parent(tmp_path: Path) -> None:
     program = (
-        "from slackwater.common.natsserver import NatsServer; import pathlib, time\n"
+        "from slackwater.common.bus.server import NatsServer; import pathlib, time\n"
         f"s = NatsServer(pathlib.Path({str(tmp_path)!r})); s.start()\n"
         "print(s.pid, flush=True); time.sleep(60)"
     )

@@ -7,9 +7,9 @@ from contextlib import aclosing
 
 import pytest
 
-from slackwater.common import codec, limits
+from slackwater.common.base import codec, limits
+from slackwater.common.base.errors import Rejected
 from slackwater.common.bus.nats import NatsBus
-from slackwater.common.errors import Rejected
 from slackwater.common.store.base import EPOCH_KEY, Bucket, Entry, SequenceConflict, Store
 from slackwater.common.store.memory import MemoryStorage
 from slackwater.common.store.nats import NatsStore

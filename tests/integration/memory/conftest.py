@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
+from slackwater.common.base.clock import LiveClock
 from slackwater.common.bus.memory import MemoryBroker
-from slackwater.common.clock import LiveClock
 from slackwater.common.shell import run_service
+from slackwater.common.shell.world import World
 from slackwater.common.store.history_memory import MemoryHistory
 from slackwater.common.store.memory import MemoryStorage
 from slackwater.common.transport import tcp
-from slackwater.common.world import World
-from slackwater.memory import lenders
-from slackwater.memory.export import Exporter, ExportOptions
-from slackwater.memory.face import FactSaid
-from slackwater.memory.warm import warm
+from slackwater.memory.control import lenders
+from slackwater.memory.service.control_service import FactSaid
+from slackwater.memory.service.export import Exporter, ExportOptions
+from slackwater.memory.service.warm import warm
 from slackwater.services.slabd.config import SlabdConfig
 from slackwater.services.slabd.events import MemorySampled
 from slackwater.services.slabd.shell import Slabd

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from slackwater.common.errors import Fatal, Unavailable
+from slackwater.common.base.errors import Fatal, Unavailable
 from slackwater.loadgen.memory.nbd_client import NbdClient
-from slackwater.memory import export
-from slackwater.memory.device import Device
-from slackwater.memory.ending import Patience
-from slackwater.memory.hydra import Hydra
-from slackwater.memory.stall import Stall
+from slackwater.memory.pages.device import Device
+from slackwater.memory.pages.stall import Stall
+from slackwater.memory.resilience.hydra import Hydra
+from slackwater.memory.service import export
+from slackwater.memory.service.shutdown import Patience
 
 MIB = 1024 * 1024
 Make = Callable[..., Any]
@@ -107,9 +107,9 @@ PROGRAM = """
     import asyncio, sys, threading
     from slackwater.common import limits
     limits.RING_STUCK_S = 1.0
-    from slackwater.memory.backup import Backup
-    from slackwater.memory.device import Device
-    from slackwater.memory.lenders import Lenders
+    from slackwater.memory.pages.backup import Backup
+    from slackwater.memory.pages.device import Device
+    from slackwater.memory.control.lenders import Lenders
 
     async def failing_task(self):
         raise ValueError("injected into a task")

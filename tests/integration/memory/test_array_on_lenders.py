@@ -10,12 +10,13 @@ import nats
 import numpy as np
 import pytest
 
-from slackwater.common.client import connect
-from slackwater.common.config import write_config
+from slackwater.common.base.errors import ConfigRejected, SlackwaterError
 from slackwater.common.embedded import Supervisor, UnitSpec
-from slackwater.common.errors import ConfigRejected, SlackwaterError
+from slackwater.common.shell.client import connect
+from slackwater.common.shell.config import write_config
 from slackwater.loadgen.memory.checker import content
-from slackwater.memory import RemoteArray, userfault
+from slackwater.memory import RemoteArray
+from slackwater.memory.array import userfault
 from slackwater.memory.store import PAGE_BYTES
 from slackwater.schemas import subjects
 from slackwater.schemas.memory import EvictBegun, EvictNow

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slackwater.memory.core import DeviceCore
-from slackwater.memory.device import Device
-from slackwater.memory.hydra import Hydra
+from slackwater.memory.control.core import DeviceCore
+from slackwater.memory.pages.device import Device
+from slackwater.memory.pages.table import page_range
+from slackwater.memory.resilience.hydra import Hydra
 from slackwater.memory.store import PAGE_BYTES
-from slackwater.memory.table import page_range
 
 Make = Callable[..., Any]
 PAGES = 512

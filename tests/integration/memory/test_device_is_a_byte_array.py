@@ -10,8 +10,8 @@ import pytest
 
 from slackwater.common.transport import transfers
 from slackwater.loadgen.memory.nbd_client import Ask, NbdClient
-from slackwater.memory import kernels as k
 from slackwater.memory.nbd import protocol as nbd
+from slackwater.memory.pages import kernels as k
 from slackwater.memory.store import PAGE_BYTES
 
 MIB = 1024 * 1024

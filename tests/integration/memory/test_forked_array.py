@@ -7,13 +7,13 @@ import textwrap
 
 import pytest
 
-from slackwater.common.errors import ConfigRejected
-from slackwater.memory import userfault
+from slackwater.common.base.errors import ConfigRejected
+from slackwater.memory.array import userfault
 
 PROGRAM = """
     import multiprocessing, os, sys, time
     import numpy as np
-    from slackwater.common.errors import Rejected
+    from slackwater.common.base.errors import Rejected
     from slackwater.memory import RemoteArray
 
     pages = RemoteArray((256, 4096), np.uint8, cache_bytes=256 * 1024)

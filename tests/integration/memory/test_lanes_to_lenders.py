@@ -9,13 +9,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from slackwater.common.errors import Unavailable
+from slackwater.common.base.errors import Unavailable
 from slackwater.common.transport.tcp import TcpFabric
 from slackwater.common.transport.tcp_channel import TcpTuning
 from slackwater.loadgen.memory.checker import PAGE_BYTES, Checker
 from slackwater.loadgen.memory.nbd_client import NbdClient
-from slackwater.memory.export import Exporter
-from slackwater.memory.table import counters
+from slackwater.memory.pages.table import counters
+from slackwater.memory.service.export import Exporter
 
 PAGES = 512
 DEPTH = 32

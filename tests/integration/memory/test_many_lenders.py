@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from tests.integration.memory.conftest import SLAB_BYTES
 
-from slackwater.common import limits
+from slackwater.common.base import limits
 from slackwater.loadgen.memory.checker import PAGE_BYTES, Checker
 from slackwater.loadgen.memory.nbd_client import NbdClient
-from slackwater.memory.export import Exporter
 from slackwater.memory.nbd import connection
 from slackwater.memory.nbd import state as s
 from slackwater.memory.nbd.lane_set import LaneSet
-from slackwater.memory.table import counters
+from slackwater.memory.pages.table import counters
+from slackwater.memory.service.export import Exporter
 
 SPAN_PAGES = SLAB_BYTES // PAGE_BYTES
 Make = Callable[..., Any]
@@ -98,7 +98,7 @@ async def test_lanes_that_are_too_few_go_to_the_lenders_that_are_used(
 ) -> None:
     """The least used one makes room; what has no lane is served all the same."""
     monkeypatch.setattr(connection, "LaneSet", lambda device: LaneSet(device, most=3))
-    monkeypatch.setattr("slackwater.common.limits.LANE_PAUSE_S", 0.05)
+    monkeypatch.setattr("slackwater.common.base.limits.LANE_PAUSE_S", 0.05)
     async with cluster("tcp") as c:
         spread = await Spread.make(c, 6)
         await spread.until_lanes(3)

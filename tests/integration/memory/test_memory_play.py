@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from slackwater.common.errors import ConfigRejected
+from slackwater.common.base.errors import ConfigRejected
 from slackwater.loadgen.memory.play import PlayOptions, play_device
 
 MIB = 1024 * 1024

@@ -14,14 +14,14 @@ import msgspec
 import pytest
 import structlog
 
-from slackwater.common import limits
-from slackwater.common.errors import ConfigRejected, Unavailable
+from slackwater.common.base import limits
+from slackwater.common.base.errors import ConfigRejected, Unavailable
 from slackwater.loadgen.memory.checker import PAGE_BYTES, Checker
 from slackwater.loadgen.memory.nbd_client import NbdClient
-from slackwater.memory import kernels as k
-from slackwater.memory import writeback
 from slackwater.memory.nbd import protocol as nbd
-from slackwater.memory.table import counters, page_range
+from slackwater.memory.pages import kernels as k
+from slackwater.memory.pages import writeback
+from slackwater.memory.pages.table import counters, page_range
 
 MIB = 1024 * 1024
 KINDS = pytest.mark.parametrize("kind", ["shm", "tcp"])

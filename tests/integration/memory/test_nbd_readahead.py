@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from slackwater.common.errors import ConfigRejected
+from slackwater.common.base.errors import ConfigRejected
 from slackwater.loadgen.memory.checker import PAGE_BYTES, content
 from slackwater.loadgen.memory.nbd_client import NbdClient
-from slackwater.memory.export import Exporter
-from slackwater.memory.table import counters
+from slackwater.memory.pages.table import counters
+from slackwater.memory.service.export import Exporter
 
 MIB = 1024 * 1024
 PAGES = 1024

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from slackwater.memory.pages.table import counters, page_range
 from slackwater.memory.store import PAGE_BYTES
-from slackwater.memory.table import counters, page_range
 
 Make = Callable[..., Any]
 PAGES = 512

@@ -18,9 +18,10 @@ import numpy as np
 import psutil
 import pytest
 
-from slackwater.common.errors import ConfigRejected, Rejected, Unavailable
+from slackwater.common.base.errors import ConfigRejected, Rejected, Unavailable
 from slackwater.loadgen.memory.checker import content
-from slackwater.memory import RemoteArray, array, userfault
+from slackwater.memory import RemoteArray
+from slackwater.memory.array import array, userfault
 from slackwater.memory.store import PAGE_BYTES
 
 CACHE_BYTES = 256 * 1024

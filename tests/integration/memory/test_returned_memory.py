@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from tests.integration.memory import conftest
 
-from slackwater.common import codec
-from slackwater.common.errors import AccessRefused
-from slackwater.common.memory import frames, trailer
+from slackwater.common.base import codec
+from slackwater.common.base.errors import AccessRefused
+from slackwater.common.domains.memory import frames, trailer
 from slackwater.common.transport.negotiate import live_fabrics
 from slackwater.schemas.base import NodeId
 from slackwater.schemas.memory import (

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from tests.integration.memory.test_array_on_lenders import MIB, lender
 
-from slackwater.common.client import Client, connect
+from slackwater.common.base.errors import Rejected
 from slackwater.common.embedded import Supervisor
-from slackwater.common.errors import Rejected
-from slackwater.memory.keeper import Keeper, Tiers
+from slackwater.common.shell.client import Client, connect
+from slackwater.memory.spill.spill_server import Keeper, Tiers
 from slackwater.schemas import subjects
 from slackwater.schemas.memory import EvictBegun, EvictNow
 
@@ -81,7 +81,7 @@ async def _evict(client: Client, id: str) -> int:
 def _forgetful(url: str, folder: Path) -> None:
     program = f"""
         from pathlib import Path
-        from slackwater.memory.keeper import Keeper, Tiers
+        from slackwater.memory.spill.spill_server import Keeper, Tiers
 
         keeper = Keeper(Tiers(memory_bytes=0, remote_bytes=1 << 20, url={url!r},
                               folder=Path({str(folder)!r}), node="here"))

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from slackwater.agent.attached import Array, Attached
-from slackwater.agent.cells import Cell, check_gradient, read_tensors
-from slackwater.common.errors import Rejected
-from slackwater.common.slots.frames import PushRefused
-from slackwater.common.slots.rules import Floats, Hyper
+from slackwater.agent.region_access import Array, Attached
+from slackwater.agent.worker_bucket import Cell, check_gradient, read_tensors
+from slackwater.common.base.errors import Rejected
+from slackwater.common.domains.slots.frames import PushRefused
+from slackwater.common.domains.slots.rules import Floats, Hyper
 from slackwater.schemas.jobs import TensorSpec, UpdateRule
 from slackwater.schemas.placement import BucketLayout
 

@@ -21,7 +21,7 @@ from slackwater.agent.core import (
     Send,
     WriteSeed,
 )
-from slackwater.common.slots.frames import (
+from slackwater.common.domains.slots.frames import (
     Attach,
     Denied,
     Done,

@@ -2,8 +2,8 @@
 
 import pytest
 
-from slackwater.agent.dialing import dial, forced_transport
-from slackwater.common.errors import Rejected, Unavailable
+from slackwater.agent.address_choice import dial, forced_transport
+from slackwater.common.base.errors import Rejected, Unavailable
 from slackwater.schemas.base import AggregatorId
 from slackwater.schemas.placement import Endpoint
 

@@ -9,7 +9,7 @@ import pytest
 
 from slackwater.agent import Agent
 from slackwater.agent.identity import identify, rank_of, workers_of
-from slackwater.common.errors import Rejected
+from slackwater.common.base.errors import Rejected
 
 SCRIPT = """
 from slackwater import Agent

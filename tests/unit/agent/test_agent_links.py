@@ -2,7 +2,7 @@
 
 import pytest
 
-from slackwater.agent.links import Link, Links, Way
+from slackwater.agent.link_times import Link, Links, Way
 from slackwater.schemas.base import AggregatorId
 
 

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from slackwater.agent.snapshot import Snapshot, Snapshots, StagedSnapshot
-from slackwater.common import limits
-from slackwater.common.errors import DeadlineExceeded, Unavailable
-from slackwater.common.slots.layout import Geometry
-from slackwater.common.slots.region import SlotRegion
-from slackwater.common.slots.serving import serve
+from slackwater.common.base import limits
+from slackwater.common.base.errors import DeadlineExceeded, Unavailable
+from slackwater.common.domains.slots.layout import Geometry
+from slackwater.common.domains.slots.region import SlotRegion
+from slackwater.common.domains.slots.serving import serve
 from slackwater.schemas.base import JobId
 from slackwater.schemas.jobs import TensorSpec, UpdateRule
 from slackwater.schemas.placement import BucketLayout, JobPlan

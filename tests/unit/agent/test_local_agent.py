@@ -7,8 +7,8 @@ import pytest
 from tests.unit.agent.test_agent_identity import started
 
 from slackwater.agent import Agent
-from slackwater.common.errors import GradientRefused, Rejected
-from slackwater.common.slots.folding import replay
+from slackwater.common.base.errors import GradientRefused, Rejected
+from slackwater.common.domains.slots.folding import replay
 from slackwater.schemas.jobs import DType, UpdateRule
 
 SHAPES: dict[str, tuple[int, ...]] = {"w": (300, 40), "b": (40,), "scale": ()}

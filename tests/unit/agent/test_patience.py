@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from slackwater.agent import patience
-from slackwater.agent.cells import Cell, Waiter
 from slackwater.agent.patience import Patience, missing
-from slackwater.common.errors import SlackwaterError
-from slackwater.common.slots.rules import Hyper
+from slackwater.agent.worker_bucket import Cell, Waiter
+from slackwater.common.base.errors import SlackwaterError
+from slackwater.common.domains.slots.rules import Hyper
 from slackwater.schemas.base import JobId
 from slackwater.schemas.jobs import Consistency, MissingRanks, TensorSpec, UpdateRule
 from slackwater.schemas.placement import BucketLayout, JobPlan

@@ -5,10 +5,11 @@ from typing import Any
 
 import typer
 
-from slackwater.cli import commands, workloads
-from slackwater.cli.usage import dressed
+from slackwater.cli import commands
+from slackwater.console.usage import dressed
+from slackwater.loadgen.cli import commands as loadgen_commands
 
-PROGRAMS: dict[str, typer.Typer] = {"slackwater": commands.app, "loadgen": workloads.app}
+PROGRAMS: dict[str, typer.Typer] = {"slackwater": commands.app, "loadgen": loadgen_commands.app}
 
 
 def walk(program: str) -> Iterator[tuple[tuple[str, ...], Any]]:

@@ -17,9 +17,9 @@ from slackwater.cli.config_file import (
     service_of,
 )
 from slackwater.cli.job_file import read_job
-from slackwater.cli.program import answered
-from slackwater.common import fields
-from slackwater.common.config import load_config
+from slackwater.common.base import fields
+from slackwater.common.shell.config import load_config
+from slackwater.console.program import answered
 from slackwater.schemas.base import AN_ID
 from slackwater.schemas.jobs import JobSpec
 

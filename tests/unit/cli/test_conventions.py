@@ -6,7 +6,7 @@ from importlib.metadata import version
 import pytest
 from tests.unit.cli.commands import ALL, LEAVES, PROGRAMS
 
-from slackwater.cli.program import answered
+from slackwater.console.program import answered
 
 WORDS = [words for words, _ in ALL]
 NO_JSON = {

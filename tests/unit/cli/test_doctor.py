@@ -8,8 +8,8 @@ import pytest
 from slackwater.cli import doctor
 from slackwater.cli.commands import app
 from slackwater.cli.doctor import Check
-from slackwater.cli.program import answered
-from slackwater.common.natsserver import NatsServer
+from slackwater.common.bus.server import NatsServer
+from slackwater.console.program import answered
 
 GIB = 2**30
 

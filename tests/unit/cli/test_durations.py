@@ -4,8 +4,8 @@ from datetime import datetime
 
 import pytest
 
-from slackwater.cli.durations import clock, seconds
-from slackwater.cli.outcome import Usage
+from slackwater.console.durations import clock, seconds
+from slackwater.console.outcome import Usage
 
 
 @pytest.mark.parametrize(

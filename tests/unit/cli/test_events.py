@@ -3,11 +3,11 @@
 import msgspec
 
 from slackwater.cli.events import line, read, recent, recent_events
-from slackwater.common import codec
-from slackwater.common.client import Client
-from slackwater.common.simloop import run_simulated
+from slackwater.common.base import codec
+from slackwater.common.shell.client import Client
+from slackwater.common.shell.simulated_loop import run_simulated
+from slackwater.common.shell.world import SimWorld
 from slackwater.common.store.history import Keeping, Kept
-from slackwater.common.world import SimWorld
 from slackwater.schemas import subjects
 from slackwater.schemas.base import AggregatorId, JobId
 from slackwater.schemas.jobs import JobEvent

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from slackwater.cli.job_file import job_schema, read_job
-from slackwater.common import fields
-from slackwater.common.errors import Rejected
+from slackwater.common.base import fields
+from slackwater.common.base.errors import Rejected
 from slackwater.schemas.jobs import JobSpec, UpdateRule
 
 SPEC = {"id": "mnist", "workers": 2, "program": ["python", "train.py"], "update": {"name": "adam"}}

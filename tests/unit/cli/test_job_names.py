@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slackwater.cli.naming import new_id, readable, said
+from slackwater.console.names import new_id, readable, said
 from slackwater.schemas.base import ID_PATTERN
 from slackwater.schemas.jobs import JobRecord, JobSpec
 

@@ -11,13 +11,13 @@ from rich.cells import cell_len
 from tests.unit.cli import jobs as made
 from tests.unit.cli.jobs import NOW_S, aggregator, failed, listed, pending, running
 
-from slackwater.cli import documents, figures, tables
 from slackwater.cli.job import described
 from slackwater.cli.jobs import arranged, ending, table
-from slackwater.cli.outcome import print_json
 from slackwater.cli.pool import aggregator_table, tenant_table
-from slackwater.cli.tables import Row, natural
 from slackwater.cli.top import Seen, screen
+from slackwater.console import documents, figures, tables
+from slackwater.console.outcome import print_json
+from slackwater.console.tables import Row, natural
 from slackwater.schemas.jobs import JobInfo, JobRecord, JobSpec, RankProgress, TenantInfo
 
 

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slackwater.cli import logs
-from slackwater.common import codec, limits
+from slackwater.common.base import codec, limits
+from slackwater.common.base.errors import Rejected, SlackwaterError, Unavailable
 from slackwater.common.bus.base import Delivery, Endpoint, ServiceInfo
-from slackwater.common.client import Client
-from slackwater.common.errors import Rejected, SlackwaterError, Unavailable
-from slackwater.common.simloop import run_simulated
-from slackwater.common.world import SimWorld, World
+from slackwater.common.shell.client import Client
+from slackwater.common.shell.simulated_loop import run_simulated
+from slackwater.common.shell.world import SimWorld, World
 from slackwater.schemas import subjects
 from slackwater.schemas.base import Message, NodeId, Refused
 from slackwater.schemas.cluster import WorkerHeartbeat

@@ -1,7 +1,7 @@
 """`slackwater memory top`: who is shown, and what is said of those that are silent."""
 
-from slackwater.cli import tables
 from slackwater.cli.memory import LATENCY_HEADS, Seen, _latencies, _overview
+from slackwater.console import tables
 from slackwater.schemas.base import NodeId
 from slackwater.schemas.memory import DeviceHeartbeat, LatencyCause, LatencyInfo, SlabdHeartbeat
 

@@ -4,11 +4,11 @@ from collections.abc import Callable
 
 import pytest
 
-from slackwater.cli.waiting import Verdict, Wanted, until, verdict
+from slackwater.cli.wait import Verdict, Wanted, until, verdict
+from slackwater.common.base.clock import LiveClock
+from slackwater.common.base.errors import Rejected, Unavailable
 from slackwater.common.bus.memory import MemoryBroker
-from slackwater.common.client import Client
-from slackwater.common.clock import LiveClock
-from slackwater.common.errors import Rejected, Unavailable
+from slackwater.common.shell.client import Client
 from slackwater.schemas.jobs import JobRecord, JobSpec, JobState
 
 
@@ -52,7 +52,7 @@ class Answers(Client):
 
 @pytest.fixture
 def client(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Answers]:
-    monkeypatch.setattr("slackwater.cli.waiting.POLL_S", 0.01)
+    monkeypatch.setattr("slackwater.cli.wait.POLL_S", 0.01)
     clock = LiveClock()
 
     def made(**looks: list[JobRecord | Exception]) -> Answers:

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from slackwater.common.background import Background
-from slackwater.common.errors import Fatal
+from slackwater.common.base.background import Background
+from slackwater.common.base.errors import Fatal
 
 
 async def raising() -> None:

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from slackwater.common import limits
-from slackwater.common.cgroup import LOOK_S, MemoryKills, memory_bytes
+from slackwater.common.base import limits
+from slackwater.common.base.errors import ConfigRejected
 from slackwater.common.embedded import ClusterOptions, UnitSpec
 from slackwater.common.embedded.cluster import memory_budget, service_stages
 from slackwater.common.embedded.unit import Unit
-from slackwater.common.errors import ConfigRejected
+from slackwater.common.native.cgroup import LOOK_S, MemoryKills, memory_bytes
 
 GIB = 1024**3
 V1 = "4:memory:/jobs/one\n1:cpu:/\n0::/\n"

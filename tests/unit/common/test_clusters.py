@@ -9,12 +9,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from slackwater.cli import where
-from slackwater.common import clusters
+from slackwater.common.base.errors import DecodeRejected, Rejected, Unavailable
+from slackwater.common.base.file_lock import Holding
 from slackwater.common.bus.access import address_file, clusters_folder
-from slackwater.common.embedded import leftovers, logs
-from slackwater.common.errors import DecodeRejected, Rejected, Unavailable
-from slackwater.common.holding import Holding
+from slackwater.common.embedded import leftovers, local_clusters, logs
+from slackwater.console import where
 from slackwater.schemas.machine import LocalCluster, ServiceStatus
 
 
@@ -38,7 +37,7 @@ def test_commands_find_the_only_cluster_and_its_token() -> None:
     with pytest.raises(Unavailable, match="no cluster is known"):
         where.resolve(None)
     own = "nats://0123abcd@127.0.0.1:4222"
-    with clusters.listed(_entry("blue")) as blue:
+    with local_clusters.listed(_entry("blue")) as blue:
         with pytest.raises(Unavailable, match="cluster blue is starting: try again"):
             where.resolve(None)
         blue.reachable(own)
@@ -54,13 +53,13 @@ def test_commands_find_the_only_cluster_and_its_token() -> None:
 def test_of_several_clusters_default_is_meant_or_one_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with clusters.listed(_entry("blue")) as blue, clusters.listed(_entry("red")) as red:
+    with local_clusters.listed(_entry("blue")) as blue, local_clusters.listed(_entry("red")) as red:
         blue.reachable("nats://b@127.0.0.1:1")
         red.reachable("nats://r@127.0.0.1:2")
         with pytest.raises(Rejected, match="2 clusters run here: blue, red; choose one"):
             where.resolve(None)
         with pytest.raises(Rejected, match="no cluster 'green' runs here; those that run: blue, r"):
-            clusters.chosen("green")
+            local_clusters.chosen("green")
         monkeypatch.setenv("SLACKWATER_CLUSTER", "red")
         assert where.resolve(None) == "nats://r@127.0.0.1:2"
         monkeypatch.setenv("NATS_URL", "nats://elsewhere:4222")
@@ -70,54 +69,54 @@ def test_of_several_clusters_default_is_meant_or_one_is_named(
         assert where.resolve(None) == "nats://b@127.0.0.1:1"
         for name in ("SLACKWATER_URL", "NATS_URL", "SLACKWATER_CLUSTER"):
             monkeypatch.delenv(name)
-        with clusters.listed(_entry("default")) as default:
+        with local_clusters.listed(_entry("default")) as default:
             default.reachable("nats://d@127.0.0.1:3")
             assert where.resolve(None) == "nats://d@127.0.0.1:3"
-            assert [entry.name for entry in clusters.known()] == ["blue", "default", "red"]
+            assert [entry.name for entry in local_clusters.known()] == ["blue", "default", "red"]
 
 
 def test_a_name_is_one_clusters_and_the_refusal_says_whose() -> None:
-    with clusters.listed(_entry("blue")):
+    with local_clusters.listed(_entry("blue")):
         with (
             pytest.raises(
                 Rejected, match=rf"cluster blue runs already: process {os.getpid()}, sin"
             ),
-            clusters.listed(_entry("blue")),
+            local_clusters.listed(_entry("blue")),
         ):
             raise AssertionError("it was let in")
-        assert clusters.living("blue") is not None, "the refused one took nothing with it"
-    with clusters.listed(_entry("blue")):
+        assert local_clusters.living("blue") is not None, "the refused one took nothing with it"
+    with local_clusters.listed(_entry("blue")):
         pass
 
 
 def test_what_a_killed_cluster_left_is_removed_by_whoever_looks() -> None:
     """Its lock went with it, its token is still there."""
     folder = clusters_folder() / "blue"
-    with clusters.listed(_entry("blue")) as listed:
+    with local_clusters.listed(_entry("blue")) as listed:
         listed.reachable("nats://secret@127.0.0.1:1")
         files = {path.name: path.read_bytes() for path in folder.iterdir()}
     for name, content in files.items():
         (folder / name).write_bytes(content)
     assert b"secret" in (folder / "url").read_bytes()
-    assert clusters.known() == []
+    assert local_clusters.known() == []
     assert [path.name for path in folder.iterdir()] == ["lock"]
 
 
 def test_an_entry_that_cannot_be_read_names_its_file() -> None:
-    with clusters.listed(_entry("blue")):
+    with local_clusters.listed(_entry("blue")):
         (clusters_folder() / "blue" / "cluster.json").write_text("{")
         with pytest.raises(DecodeRejected, match=r"blue/cluster\.json: .*; remove it"):
-            clusters.known()
+            local_clusters.known()
 
 
 def test_an_entry_is_written_only_when_it_changed() -> None:
-    with clusters.listed(_entry("blue")) as listed:
+    with local_clusters.listed(_entry("blue")) as listed:
         path = clusters_folder() / "blue" / "cluster.json"
         before = path.stat().st_ino
         listed.tell(state="starting")
         assert path.stat().st_ino == before
         listed.tell(services=(ServiceStatus(name="nats", state="ready"),))
-        (found,) = clusters.known()
+        (found,) = local_clusters.known()
         assert found == listed.entry
         assert found.services[0].state == "ready"
 
@@ -129,17 +128,17 @@ def test_an_entry_is_written_only_when_it_changed() -> None:
 def test_the_choice_never_depends_on_who_came_first(names: set[str], data: st.DataObject) -> None:
     """The only one, else `default`, else nobody; whatever the order of their starts."""
     order = data.draw(st.permutations(sorted(names)))
-    entries = [clusters.listed(_entry(name)) for name in order]
+    entries = [local_clusters.listed(_entry(name)) for name in order]
     opened = [entry.__enter__() for entry in entries]
     try:
         for number, listed in enumerate(opened):
             listed.reachable(f"nats://{order[number]}@127.0.0.1:{number + 1}")
         if len(names) == 1 or "default" in names:
             meant = "default" if "default" in names else order[0]
-            assert clusters.chosen("").startswith(f"nats://{meant}@")
+            assert local_clusters.chosen("").startswith(f"nats://{meant}@")
         else:
             with pytest.raises(Rejected, match="choose one"):
-                clusters.chosen("")
+                local_clusters.chosen("")
     finally:
         for entry in entries:
             entry.__exit__(None, None, None)

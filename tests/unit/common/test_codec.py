@@ -5,8 +5,8 @@ import struct
 import msgspec
 import pytest
 
-from slackwater.common import codec, limits
-from slackwater.common.errors import DecodeRejected, Rejected
+from slackwater.common.base import codec, limits
+from slackwater.common.base.errors import DecodeRejected, Rejected
 from slackwater.schemas.base import Ok, Refused
 from slackwater.schemas.jobs import JobRecord, JobSpec, SubmitJob, UpdateRule
 from slackwater.schemas.telemetry import IterationsObserved

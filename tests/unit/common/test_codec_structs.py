@@ -20,8 +20,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import slackwater.schemas
-from slackwater.common import codec
-from slackwater.common.errors import DecodeRejected
+from slackwater.common.base import codec
+from slackwater.common.base.errors import DecodeRejected
 from slackwater.schemas.base import Message, Record
 
 inspect = msgspec.inspect

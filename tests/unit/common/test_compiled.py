@@ -1,6 +1,7 @@
 """The cache of compiled code knows what was compiled in."""
 
 import os
+import pickle  # noqa: TID251  # As numba keeps it.
 import subprocess
 import sys
 from pathlib import Path
@@ -8,10 +9,10 @@ from pathlib import Path
 import pytest
 from numba.core.caching import CacheImpl
 
-from slackwater.common import compiled
-from slackwater.common.compiled import PACKAGE, digest_of_imports
-from slackwater.common.errors import ConfigRejected
-from slackwater.common.models import fitting
+from slackwater.common.base.errors import ConfigRejected
+from slackwater.common.domains.models import fitting
+from slackwater.common.native import compiled
+from slackwater.common.native.compiled import PACKAGE, digest_of_imports
 
 
 @pytest.fixture
@@ -66,8 +67,9 @@ def test_all_of_ours_use_it() -> None:
 def test_whoever_must_compile_may_say_so_first_and_once(tmp_path: Path) -> None:
     """Regression: the first export of an installation was silent for a minute."""
     program = (
-        "import numpy as np; from slackwater.common.compiled import on_compiling\n"
-        "from slackwater.memory import fragments; on_compiling(lambda: print('compiling'))\n"
+        "import numpy as np; from slackwater.common.native.compiled import on_compiling\n"
+        "from slackwater.memory.resilience import fragments\n"
+        "on_compiling(lambda: print('compiling'))\n"
         "slot = np.zeros(528, np.uint8); print('asked')\n"
         "fragments.first_word(slot); fragments._crc(slot, 8)"
     )
@@ -77,6 +79,25 @@ def test_whoever_must_compile_may_say_so_first_and_once(tmp_path: Path) -> None:
             [sys.executable, "-c", program], capture_output=True, text=True, env=environment
         )
         assert told.stdout == said, told.stderr
+
+
+def test_a_cache_of_types_whose_module_moved_is_made_anew(tmp_path: Path) -> None:
+    """Regression: after an upgrade that moved a module, each start ended with ModuleNotFoundError,
+    as numba unpickles a function's index before it looks whether it is outdated."""
+    program = (
+        "import numpy as np; from slackwater.memory.resilience import fragments\n"
+        "print(fragments.first_word(np.zeros(528, np.uint8)))"
+    )
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-c", program]
+    first = subprocess.run(command, capture_output=True, text=True, env=environment)
+    [index] = tmp_path.rglob("*first_word*.nbi")
+    with index.open("rb") as file:
+        version = pickle.load(file)
+    gone = b"cslackwater.memory.gone\nPage\n."  # The pickle of a class by its name.
+    index.write_bytes(pickle.dumps(version) + gone)
+    again = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert (again.stdout, again.stderr) == (first.stdout, "")
 
 
 def test_nowhere_to_keep_it_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,7 +110,8 @@ def test_nowhere_to_keep_it_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) ->
 def test_what_is_kept_is_loaded_without_all_of_numba() -> None:
     """It would import scipy's linear algebra, too: ten times what a kernel takes to load."""
     program = (
-        "import sys; from slackwater.common.slots.kernels import warm; warm('sgd', 'float32', 2);"
+        "import sys; from slackwater.common.domains.slots.kernels import warm\n"
+        "warm('sgd', 'float32', 2)\n"
         "print('numba.np.arraymath' in sys.modules, 'scipy.linalg' in sys.modules)"
     )
     for _ in range(2):  # The first may have to compile it.

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slackwater.common.config import ServiceConfig, load_config, write_config
-from slackwater.common.errors import ConfigRejected
+from slackwater.common.base.errors import ConfigRejected
+from slackwater.common.shell.config import ServiceConfig, load_config, write_config
 
 
 class Inner(msgspec.Struct, kw_only=True, frozen=True):

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slackwater.common import limits
+from slackwater.common.base import limits
+from slackwater.common.base.errors import ConfigRejected
 from slackwater.common.embedded import ClusterOptions, fit_cpu_share
 from slackwater.common.embedded.cluster import service_stages
-from slackwater.common.errors import ConfigRejected
 
 
 @pytest.mark.parametrize(

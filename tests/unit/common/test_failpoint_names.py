@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from slackwater.common import failpoints
-from slackwater.common.errors import ConfigRejected
+from slackwater.common.base import failpoints
+from slackwater.common.base.errors import ConfigRejected
 
 
 @pytest.fixture

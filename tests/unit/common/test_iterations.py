@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slackwater.common.iterations import PART_MIN, mean_s, quieter_half_s, quietest_s
+from slackwater.common.domains.models.iterations import PART_MIN, mean_s, quieter_half_s, quietest_s
 
 durations = st.lists(st.floats(0.01, 100.0), min_size=1, max_size=200)
 

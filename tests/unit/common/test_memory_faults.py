@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from slackwater.common import codec, limits
+from slackwater.common.base import codec, limits
+from slackwater.common.base.errors import DeadlineExceeded, Unavailable
 from slackwater.common.bus.base import Delivery, Endpoint, ServiceInfo
 from slackwater.common.bus.memory import SeededFaults
-from slackwater.common.errors import DeadlineExceeded, Unavailable
-from slackwater.common.simloop import run_simulated
+from slackwater.common.shell.simulated_loop import run_simulated
+from slackwater.common.shell.world import SimWorld, World
 from slackwater.common.store.base import Entry, SequenceConflict
 from slackwater.common.store.memory import SeededStoreFaults
-from slackwater.common.world import SimWorld, World
 from slackwater.schemas.base import Ok, Refused
 
 INFO = ServiceInfo("toy", "1.0.0", "a service for tests", {})

@@ -18,18 +18,18 @@ from prometheus_client.openmetrics.parser import (
 )
 from prometheus_client.parser import text_string_to_metric_families
 
-from slackwater.common import metrics
+from slackwater.common.base.clock import LiveClock
+from slackwater.common.base.effects import Effect, Publish, Reply, Requested
+from slackwater.common.base.histogram import Histogram
 from slackwater.common.bus.memory import MemoryBroker
-from slackwater.common.clock import LiveClock
-from slackwater.common.config import ServiceConfig, parse_config
-from slackwater.common.effects import Effect, Publish, Reply, Requested
-from slackwater.common.histogram import Histogram
+from slackwater.common.shell import metrics
+from slackwater.common.shell.config import ServiceConfig, parse_config
 from slackwater.common.shell.definition import Level, ServiceDefinition
 from slackwater.common.shell.process import Process
 from slackwater.common.shell.service import Shell
+from slackwater.common.shell.world import World
 from slackwater.common.store.history_memory import MemoryHistory
 from slackwater.common.store.memory import MemoryStorage
-from slackwater.common.world import World
 from slackwater.schemas import subjects
 from slackwater.schemas.base import Ok, Refused
 
@@ -198,7 +198,7 @@ def test_every_family_comes_from_somewhere() -> None:
     shells = {*metrics._SHELLS.values(), *metrics._GAUGES.values()}
     for name in metrics.FAMILIES.keys() - shown - shells:
         tail = name.partition("_")[2]
-        in_metrics = f'Level("{name}"' in (ROOT / "common/metrics.py").read_text()
+        in_metrics = f'Level("{name}"' in (ROOT / "common/shell/metrics.py").read_text()
         device = name.startswith("device_") and tail.removesuffix("_total") in texts
         assert name in texts or tail in texts or in_metrics or device, name
 

@@ -15,9 +15,10 @@ import pytest
 import structlog
 from prometheus_client.parser import text_string_to_metric_families
 
-from slackwater.common import limits, metrics
-from slackwater.common import logging as logs
-from slackwater.common.errors import ConfigRejected
+from slackwater.common.base import limits
+from slackwater.common.base import logging as logs
+from slackwater.common.base.errors import ConfigRejected
+from slackwater.common.shell import metrics
 from slackwater.common.shell.definition import Level
 
 

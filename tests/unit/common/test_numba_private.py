@@ -1,4 +1,5 @@
-"""The private parts of numba that common/compiled.py replaces or calls are those that it knows."""
+"""The private parts of numba that common/native/compiled.py replaces or calls are those that it
+knows."""
 
 import inspect
 import re
@@ -15,8 +16,8 @@ from numba.core.runtime.nrt import rtsys
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from slackwater.common.compiled import PATCHED, borrowing, check_version
-from slackwater.common.errors import ConfigRejected
+from slackwater.common.base.errors import ConfigRejected
+from slackwater.common.native.compiled import PATCHED, check_version, kernel
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -95,7 +96,7 @@ def test_borrowed_arrays_are_not_counted() -> None:
         return kept[0]
 
     array = np.arange(3.0)
-    compiled = borrowing()(first)
+    compiled = kernel()(first)
     assert compiled(array) == 1.0
     (code,) = compiled.inspect_llvm().values()
     assert "NRT_incref" not in code

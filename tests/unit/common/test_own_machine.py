@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from slackwater.common import limits
+from slackwater.common.base import limits
+from slackwater.common.base.errors import ConfigRejected
+from slackwater.common.base.file_lock import Holding
+from slackwater.common.base.private_files import kept_token, private_folder, write_private
 from slackwater.common.bus.access import carries_identity, shown
 from slackwater.common.embedded.restarts import RecentEnds, described, too_often
-from slackwater.common.errors import ConfigRejected
-from slackwater.common.holding import Holding
-from slackwater.common.private_files import kept_token, private_folder, write_private
 
 DAY_S = 86_400.0
 

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from slackwater.common import limits
-from slackwater.common.errors import DECODE_TEXT_MAX
-from slackwater.common.rare_log import RareLog
+from slackwater.common.base import limits
+from slackwater.common.base.errors import DECODE_TEXT_MAX
+from slackwater.common.base.rare_log import RareLog
 
 
 class Lines:

@@ -3,10 +3,10 @@
 import asyncio
 import random
 
-from slackwater.common import limits
-from slackwater.common.errors import DeadlineExceeded, Rejected, Unavailable
-from slackwater.common.retry import next_wait_s, retry
-from slackwater.common.simloop import SimClock, run_simulated
+from slackwater.common.base import limits
+from slackwater.common.base.errors import DeadlineExceeded, Rejected, Unavailable
+from slackwater.common.base.retry import next_wait_s, retry
+from slackwater.common.shell.simulated_loop import SimClock, run_simulated
 
 
 class Flaky:

@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from slackwater.common import codec
-from slackwater.common.errors import DecodeRejected, Rejected
-from slackwater.common.slots.frames import Hello, decode, decode_hello, encode_hello
+from slackwater.common.base import codec
+from slackwater.common.base.errors import DecodeRejected, Rejected
+from slackwater.common.domains.slots.frames import Hello, decode, decode_hello, encode_hello
 from slackwater.schemas import subjects
 from slackwater.schemas.base import REASON_CHARS_MAX, AggregatorId, Message, Refused
 from slackwater.schemas.cluster import (

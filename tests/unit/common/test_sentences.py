@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 import pytest
 
-from slackwater.common.sentences import ROUTINE, listed, sentence
+from slackwater.common.domains.facts.sentences import ROUTINE, listed, sentence
 from slackwater.schemas.base import AggregatorId, ClusterId, JobId
 from slackwater.schemas.cluster import AggregatorFact, AllocationEvent
 from slackwater.schemas.facts import FACTS, Fact

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from slackwater.common import codec
+from slackwater.common.base import codec
+from slackwater.common.base.errors import Fatal, Retryable
 from slackwater.common.bus.base import Delivery, Endpoint, ServiceInfo
 from slackwater.common.bus.memory import SeededFaults
-from slackwater.common.errors import Fatal, Retryable
-from slackwater.common.simloop import SIM_START_S, run_simulated
+from slackwater.common.shell.simulated_loop import SIM_START_S, run_simulated
+from slackwater.common.shell.world import SimWorld, World, sim_world
 from slackwater.common.store.base import SequenceConflict
 from slackwater.common.store.memory import SeededStoreFaults
-from slackwater.common.world import SimWorld, World, sim_world
 from slackwater.schemas.base import Ok
 from slackwater.schemas.cluster import Heartbeat
 from slackwater.schemas.subjects import command, telemetries, telemetry

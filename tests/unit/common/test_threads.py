@@ -4,11 +4,11 @@ import os
 import subprocess
 import sys
 
-from slackwater.common import threads
+from slackwater.common.native import blas_threads
 
 
 def test_what_is_set_stands() -> None:
-    assert threads.one_each({"OMP_NUM_THREADS": "4"}) == {
+    assert blas_threads.one_each({"OMP_NUM_THREADS": "4"}) == {
         "OPENBLAS_NUM_THREADS": "1",
         "MKL_NUM_THREADS": "1",
     }
@@ -25,7 +25,7 @@ def test_loadgen_says_so_before_anything_loads_numpy() -> None:
         "pools = threadpoolctl.threadpool_info()\n"
         "print('THREADS', [pool['num_threads'] for pool in pools])\n"
     )
-    clean = {k: v for k, v in os.environ.items() if k not in threads.VARIABLES}
+    clean = {k: v for k, v in os.environ.items() if k not in blas_threads.VARIABLES}
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, env=clean, timeout=60
     )

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from slackwater.common.bus.access import VARIABLES, Credentials
-from slackwater.common.config import DEFAULT_URL, ServiceConfig
+from slackwater.common.shell.config import DEFAULT_URL, ServiceConfig
 from slackwater.services.master.config import Tenant
 
 ROOT = Path(__file__).resolve().parents[3]

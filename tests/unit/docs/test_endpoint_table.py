@@ -6,7 +6,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
 SHELLS = {path.parent.name: path for path in (ROOT / "services").glob("*/shell.py")} | {
-    "device": ROOT / "src/slackwater/memory/face.py"
+    "device": ROOT / "src/slackwater/memory/service/control_service.py"
 }
 
 

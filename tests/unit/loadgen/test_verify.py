@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from slackwater.common.slots.rules import RULES, Hyper, mean, scalars, step
+from slackwater.common.domains.slots.rules import RULES, Hyper, mean, scalars, step
 from slackwater.loadgen import emulate
 from slackwater.loadgen.emulate import SLICE_ELEMENTS, Emulation
 from slackwater.loadgen.verify import replay, replay_digest, replayed_bytes

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slackwater.common.errors import ConfigRejected
-from slackwater.memory import fragments, scatter
-from slackwater.memory.coding import Code, ErasureCode
-from slackwater.memory.replication import Copies
+from slackwater.common.base.errors import ConfigRejected
+from slackwater.memory.resilience import fragments, scatter
+from slackwater.memory.resilience.coding import Code, ErasureCode
+from slackwater.memory.resilience.replication import Copies
 from slackwater.memory.store import PAGE_BYTES, RemoteMember
 
 # GF(256) as the textbook has it: slow, obvious, without tables. The reference for ISA-L.

@@ -7,7 +7,7 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slackwater.common.memory.coding_sets import choose, groups, order
+from slackwater.common.domains.memory.coding_sets import choose, groups, order
 from slackwater.schemas.memory import LenderId
 
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slackwater.common.effects import Do, Effect, Publish, StartTimer, TimerFired
-from slackwater.common.memory.coding_sets import groups
-from slackwater.common.memory.placement import candidates, lower
-from slackwater.memory.core import DeviceCore
-from slackwater.memory.events import (
+from slackwater.common.base.effects import Do, Effect, Publish, StartTimer, TimerFired
+from slackwater.common.domains.memory.coding_sets import groups
+from slackwater.common.domains.memory.placement import candidates, lower
+from slackwater.memory.control.core import DeviceCore
+from slackwater.memory.control.events import (
     ActivityMeasured,
     Connected,
     Disconnected,
@@ -25,8 +25,8 @@ from slackwater.memory.events import (
     Restored,
     Stopping,
 )
-from slackwater.memory.spans import DeviceSettings, Member
-from slackwater.memory.told import SLACK
+from slackwater.memory.control.lender_directory import SLACK
+from slackwater.memory.control.spans import DeviceSettings, Member
 from slackwater.schemas.base import Message, NodeId
 from slackwater.schemas.memory import (
     Activity,

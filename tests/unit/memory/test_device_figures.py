@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from slackwater.common import metrics
-from slackwater.common.clock import LiveClock
-from slackwater.common.errors import ConfigRejected
-from slackwater.memory import latency
-from slackwater.memory.export import Exporter, ExportOptions
-from slackwater.memory.figures import COUNTED, expose, samples
-from slackwater.memory.hydra import Hydra
-from slackwater.memory.latency import Latencies
+from slackwater.common.base.clock import LiveClock
+from slackwater.common.base.errors import ConfigRejected
+from slackwater.common.shell import metrics
+from slackwater.memory.pages import latency
+from slackwater.memory.pages.latency import Latencies
+from slackwater.memory.resilience.hydra import Hydra
+from slackwater.memory.service.export import Exporter, ExportOptions
+from slackwater.memory.service.metrics import COUNTED, expose, samples
 from slackwater.schemas.base import NodeId
 from slackwater.schemas.memory import DeviceHeartbeat
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from slackwater.common import codec, limits
-from slackwater.common.clock import LiveClock
-from slackwater.common.effects import Effect, Persist, Recovered, Reply, Requested
-from slackwater.memory.export import Exporter, ExportOptions
-from slackwater.memory.face import FaceCore, MapChanged, bucket
+from slackwater.common.base import codec, limits
+from slackwater.common.base.clock import LiveClock
+from slackwater.common.base.effects import Effect, Persist, Recovered, Reply, Requested
+from slackwater.memory.service.control_service import FaceCore, MapChanged, bucket
+from slackwater.memory.service.export import Exporter, ExportOptions
 from slackwater.schemas.memory import (
     DeviceMap,
     GetMap,

@@ -12,16 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slackwater.common.errors import AccessRefused, ConfigRejected, Unavailable
-from slackwater.common.simloop import run_simulated
-from slackwater.memory.coding import ErasureCode
-from slackwater.memory.hydra import Hydra
-from slackwater.memory.late_binding import ReadPlan, WritePlan
-from slackwater.memory.regeneration import Cap
-from slackwater.memory.replication import Copies
-from slackwater.memory.resilience import resilience
+from slackwater.common.base.errors import AccessRefused, ConfigRejected, Unavailable
+from slackwater.common.shell.simulated_loop import run_simulated
+from slackwater.memory.control.regeneration import Cap
+from slackwater.memory.pages.table import page_range
+from slackwater.memory.resilience.coding import ErasureCode
+from slackwater.memory.resilience.hydra import Hydra
+from slackwater.memory.resilience.late_binding import ReadPlan, WritePlan
+from slackwater.memory.resilience.replication import Copies
+from slackwater.memory.resilience.resilience import resilience
 from slackwater.memory.store import PAGE_BYTES, Pages, PagesLost
-from slackwater.memory.table import page_range
 from slackwater.schemas.memory import LenderId
 
 SPAN = 3

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slackwater.memory import latency
+from slackwater.memory.pages import latency
 
 
 @given(st.integers(0, 2**45))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slackwater.memory.prefetch import Leap, find_trend, majority, window_size
+from slackwater.memory.prefetch.prefetch import Leap, find_trend, majority, window_size
 
 small = st.integers(-3, 3)
 

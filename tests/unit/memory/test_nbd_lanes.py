@@ -15,13 +15,13 @@ import pytest
 
 from slackwater.common.transport import wire
 from slackwater.loadgen.memory.checker import content
-from slackwater.memory import kernels as k
 from slackwater.memory.nbd import lanes, serve
 from slackwater.memory.nbd import protocol as nbd
 from slackwater.memory.nbd import state as s
+from slackwater.memory.pages import kernels as k
+from slackwater.memory.pages.table import counters, make_table, page_range
+from slackwater.memory.service.warm import warm
 from slackwater.memory.store import PAGE_BYTES
-from slackwater.memory.table import counters, make_table, page_range
-from slackwater.memory.warm import warm
 
 warm()  # Now: while it is compiled, deadlines of a test pass.
 

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from slackwater.loadgen.memory.checker import content
-from slackwater.memory import kernels as k
 from slackwater.memory.nbd import protocol as nbd
 from slackwater.memory.nbd import serve
 from slackwater.memory.nbd import state as s
+from slackwater.memory.pages import kernels as k
+from slackwater.memory.pages.table import make_table
+from slackwater.memory.service.warm import warm
 from slackwater.memory.store import PAGE_BYTES
-from slackwater.memory.table import make_table
-from slackwater.memory.warm import warm
 
 warm()
 

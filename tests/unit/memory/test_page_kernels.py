@@ -9,12 +9,12 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from slackwater.common.memory import trailer
+from slackwater.common.domains.memory import trailer
 from slackwater.loadgen.memory.checker import content
-from slackwater.memory import filling, shelf, stocking, writeback
-from slackwater.memory import kernels as k
+from slackwater.memory.pages import kernels as k
+from slackwater.memory.pages import prefetch_cache, prefetch_kernels, refill_kernels, writeback
+from slackwater.memory.pages.table import counters, make_table, page_range, runs
 from slackwater.memory.store import PAGE_BYTES
-from slackwater.memory.table import counters, make_table, page_range, runs
 
 SPAN_PAGES, SPANS, SLOTS = 4, 3, 8
 PAGES = SPAN_PAGES * SPANS
@@ -25,7 +25,7 @@ class Device:
     """A table, a file, and slabs: mapped ones, or ones that only a channel reaches."""
 
     def __init__(self, path: Path) -> None:
-        self.table = make_table(PAGES, SPAN_PAGES, slots=SLOTS, places=shelf.WAYS)
+        self.table = make_table(PAGES, SPAN_PAGES, slots=SLOTS, places=prefetch_cache.WAYS)
         self.fd = os.open(path, os.O_RDWR | os.O_CREAT)
         os.ftruncate(self.fd, PAGES * PAGE_BYTES)
         self.slabs: dict[int, np.ndarray] = {}
@@ -129,7 +129,7 @@ class Device:
 
     def refill_begins(self, span: int) -> None:
         if self.refill is None:
-            marked, entries = filling.mark(self.table, span * SPAN_PAGES, SPAN_PAGES)
+            marked, entries = refill_kernels.mark(self.table, span * SPAN_PAGES, SPAN_PAGES)
             self.refill = (span * SPAN_PAGES, entries, None) if marked else None
 
     def refill_reads(self) -> None:
@@ -145,7 +145,7 @@ class Device:
         first, _, found = self.refill
         self.refill = None
         data = memoryview(found or bytes(SPAN_PAGES * PAGE_BYTES))
-        _, entry, sent = filling.put(
+        _, entry, sent = refill_kernels.put(
             self.table, first, SPAN_PAGES, k.address(data), found is not None
         )
         for number in range(entry, entry + sent):
@@ -154,7 +154,7 @@ class Device:
 
     def prefetch(self, page: int) -> None:
         place, ticket = np.zeros(1, np.int64), np.zeros(1, np.int64)
-        stocking.reserve(self.table, page_range(page, 1), place, ticket)
+        prefetch_kernels.reserve(self.table, page_range(page, 1), place, ticket)
         if ticket[0]:
             assert self.table.mark[page] == k.PRESENT
             self.ahead.append((page, place, ticket))
@@ -174,7 +174,7 @@ class Device:
         _, place, ticket, found = self.read.pop(0)
         data = memoryview(found or bytes(PAGE_BYTES))
         came = np.array([found is not None])
-        stocking.put(self.table, place, ticket, k.address(data), came)
+        prefetch_kernels.put(self.table, place, ticket, k.address(data), came)
 
     def consume(self, page: int) -> None:
         """A client reads the page: prefetched, it is right, and gone afterwards."""
@@ -183,12 +183,12 @@ class Device:
         if where[0] == k.DONE:
             assert bytes(target) == content(page, self.newest[page])
             at = np.flatnonzero((self.table.shelf.page == page) & (self.table.shelf.ticket != 0))
-            assert not (self.table.shelf.state[at] & shelf.READY).any()
+            assert not (self.table.shelf.state[at] & prefetch_cache.READY).any()
 
     def check(self) -> None:
         """Every page; what is prefetched stays, though it was read."""
         words = self.table.shelf.words
-        assert words[shelf.TAKEN] == np.count_nonzero(self.table.shelf.ticket)
+        assert words[prefetch_cache.TAKEN] == np.count_nonzero(self.table.shelf.ticket)
         kept = [(part, part.copy()) for part in self.table.shelf[:4]]
         try:
             self._check()
@@ -330,7 +330,9 @@ def play(device: Device, steps: list[tuple]) -> None:
             device.arrive()
         device.check()
         taken = device.table.shelf.ticket != 0
-        assert (device.table.shelf.state[taken] & shelf.READY).all(), "no place is kept for nothing"
+        assert (device.table.shelf.state[taken] & prefetch_cache.READY).all(), (
+            "no place is kept for nothing"
+        )
         assert not device.table.pending.any(), "nothing is held for ever"
     finally:
         device.close()
@@ -422,7 +424,7 @@ def test_what_is_prefetched_when_a_write_comes_is_thrown_away(tmp_path: Path) ->
         device.fetch()
         device.arrive()
         device.check()
-        assert not device.table.shelf.words[shelf.TAKEN]
+        assert not device.table.shelf.words[prefetch_cache.TAKEN]
         assert counters(device.table)["prefetch_changed_pages"] == 1
         device.close()
 
@@ -444,7 +446,7 @@ def test_what_comes_too_late_does_not_lie_in_its_successors_place(tmp_path: Path
     device.check()
     device.arrive()
     device.check()
-    assert device.table.shelf.words[shelf.TAKEN] == 1
+    assert device.table.shelf.words[prefetch_cache.TAKEN] == 1
     device.close()
 
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slackwater.memory.residency import Residency
+from slackwater.memory.array.residency import Residency
 
 
 def test_what_a_scan_has_passed_goes_before_what_is_older() -> None:

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slackwater.common.errors import Rejected
-from slackwater.common.memory import trailer
-from slackwater.common.memory.ewma import Ewma
+from slackwater.common.base.errors import Rejected
+from slackwater.common.domains.memory import trailer
+from slackwater.common.domains.memory.ewma import Ewma
 from slackwater.schemas.memory import SlabId
 
 DATA = 8192

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from slackwater.common.errors import ConfigRejected, Rejected, Unavailable
-from slackwater.memory.spill import DiskTier, MemoryTier, RemoteTier, SpillStore
+from slackwater.common.base.errors import ConfigRejected, Rejected, Unavailable
+from slackwater.memory.spill.spill import DiskTier, MemoryTier, RemoteTier, SpillStore
 from slackwater.memory.store import PAGE_BYTES, Pages
 
 

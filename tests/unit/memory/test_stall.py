@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from slackwater.memory import kernels as k
-from slackwater.memory.stall import Stall
-from slackwater.memory.table import make_table
+from slackwater.memory.pages import kernels as k
+from slackwater.memory.pages.stall import Stall
+from slackwater.memory.pages.table import make_table
 
 SPAN_PAGES = 64
 

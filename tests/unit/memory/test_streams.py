@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slackwater.memory import streams
-from slackwater.memory.prefetch import Leap
+from slackwater.memory.prefetch import streams
+from slackwater.memory.prefetch.prefetch import Leap
 
 PAGES = 1 << 24
 

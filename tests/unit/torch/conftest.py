@@ -71,7 +71,7 @@ class Local:
 @pytest.fixture(autouse=True)
 def local(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Local]:
     """`request.param`: from which size on a tensor has a bucket of its own."""
-    import slackwater.agent.ending as ending
+    import slackwater.agent.exit_hook as ending
     import slackwater.torch.optimizer as binding
 
     cluster = InProcess(**({"bucket_bytes": request.param} if hasattr(request, "param") else {}))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slackwater.common.errors import ConfigRejected, Rejected, Unavailable
+from slackwater.common.base.errors import ConfigRejected, Rejected, Unavailable
 
 torch = pytest.importorskip("torch", reason="needs the extra `torch`: make setup-torch")
 

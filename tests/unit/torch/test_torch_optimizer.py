@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from slackwater.common.errors import GradientRefused, Rejected
+from slackwater.common.base.errors import GradientRefused, Rejected
 from slackwater.torch import DistributedOptimizer, Optimizer, rank, size
 
 torch.set_num_threads(1)

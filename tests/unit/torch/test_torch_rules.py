@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from slackwater.common.errors import Rejected
+from slackwater.common.base.errors import Rejected
 from slackwater.torch.rules import hyper_of, rule_of
 
 SGD, Adam, AdamW, Adagrad = (

@@ -19,20 +19,20 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
-from slackwater.common import limits
-from slackwater.common.errors import Rejected, SlackwaterError
-from slackwater.memory import kernels as k
-from slackwater.memory import latency
-from slackwater.memory.device import Device
+from slackwater.common.base import limits
+from slackwater.common.base.errors import Rejected, SlackwaterError
 from slackwater.memory.nbd import lanes
 from slackwater.memory.nbd import protocol as nbd
 from slackwater.memory.nbd import serve as loop_
 from slackwater.memory.nbd import state as s
-from slackwater.memory.nbd.edges import covering, read_bytes, within, write_bytes
 from slackwater.memory.nbd.extents import extents
 from slackwater.memory.nbd.handshake import Export, Handshake
 from slackwater.memory.nbd.lane_set import LaneSet
-from slackwater.memory.readahead import ReadAhead
+from slackwater.memory.nbd.unaligned import covering, read_bytes, within, write_bytes
+from slackwater.memory.pages import kernels as k
+from slackwater.memory.pages import latency
+from slackwater.memory.pages.device import Device
+from slackwater.memory.prefetch.readahead import ReadAhead
 from slackwater.memory.store import PAGE_BYTES
 
 _COOKIE: Final = 2**64 - 1

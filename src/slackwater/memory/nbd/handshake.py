@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from slackwater.common import limits
+from slackwater.common.base import limits
 from slackwater.memory.nbd import protocol as nbd
 from slackwater.memory.store import PAGE_BYTES
 

@@ -9,12 +9,12 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
-from slackwater.common import limits
-from slackwater.common.errors import SlackwaterError
+from slackwater.common.base import limits
+from slackwater.common.base.errors import SlackwaterError
 from slackwater.common.transport.base import Lane, Laned
-from slackwater.memory.device import Device
 from slackwater.memory.nbd import lanes as compiled
 from slackwater.memory.nbd import state as s
+from slackwater.memory.pages.device import Device
 
 _log = structlog.get_logger()
 

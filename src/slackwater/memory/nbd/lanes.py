@@ -25,13 +25,13 @@ GONE while the loop is not running.
 
 from typing import Final
 
-from slackwater.common import abi
-from slackwater.common.compiled import borrowing, inlined
+from slackwater.common.native import libc
+from slackwater.common.native.compiled import inline_kernel, kernel
 from slackwater.common.transport import wire
-from slackwater.memory import kernels, latency, shelf
-from slackwater.memory.nbd import lane_ends as ends
+from slackwater.memory.nbd import lane_sockets as ends
 from slackwater.memory.nbd import protocol as nbd
 from slackwater.memory.nbd import state as s
+from slackwater.memory.pages import kernels, latency, prefetch_cache
 from slackwater.memory.store import PAGE_BYTES
 
 _READ_BYTES: Final = wire.HEADER_BYTES + 8
@@ -40,7 +40,7 @@ assert s.DEPTH & (s.DEPTH - 1) == 0
 assert s.HEAD_BYTES <= wire.HEADER_BYTES
 
 
-@borrowing(cache=True)
+@kernel(cache=True)
 def install(t, lanes, i, road, fd, buffer):
     """Lane `i`, which is none, leads along this road from now on. `buffer`: the address of
     LANE_BYTES that are its own."""
@@ -56,7 +56,7 @@ def install(t, lanes, i, road, fd, buffer):
 # Asking (under the table's mutex) -----------------------------------------------------------------
 
 
-@borrowing()
+@kernel()
 def way(t, lanes, first, count):
     """The lane that leads to these pages; or -1."""
     span = first // t.words[kernels.SPAN_PAGES]
@@ -71,7 +71,7 @@ def way(t, lanes, first, count):
     return -1
 
 
-@borrowing()
+@kernel()
 def has_room(lanes, i):
     """... for one request more. None comes between a header and the body that follows it."""
     w = lanes.words[i]
@@ -79,14 +79,14 @@ def has_room(lanes, i):
     return w[s.TAIL] - w[s.HEAD] < s.DEPTH and w[s.BULK_LEFT] == 0 and fits
 
 
-@borrowing()
+@kernel()
 def route(t, lanes, first, count):
     """The lane that leads to these pages, with room for one request more; or -1."""
     i = way(t, lanes, first, count)
     return i if i >= 0 and has_room(lanes, i) else -1
 
 
-@borrowing()
+@kernel()
 def _stamp(t, first, count):
     """How often these pages (or others that share their counters) were changed."""
     total = 0
@@ -95,12 +95,12 @@ def _stamp(t, first, count):
     return total
 
 
-@borrowing()
+@kernel()
 def _enter(t, lanes, i, kind, cookie, offset, length, first, stamp):
     """Its record, but for the bytes; where they belong."""
     w = lanes.words[i]
     if w[s.HEAD] == w[s.TAIL]:
-        w[s.SINCE_NS] = abi.now_ns(lanes.shared.ctypes.data + s.CLOCK * 8)
+        w[s.SINCE_NS] = libc.now_ns(lanes.shared.ctypes.data + s.CLOCK * 8)
     row = lanes.asked[i, w[s.TAIL] & (s.DEPTH - 1)]
     row[s.KIND] = kind
     row[s.COOKIE] = cookie
@@ -115,14 +115,14 @@ def _enter(t, lanes, i, kind, cookie, offset, length, first, stamp):
     lanes.shared[s.UNDER_WAY] += 1
     span_bytes = t.words[kernels.SPAN_PAGES] * PAGE_BYTES
     at = ends.base(lanes, i) + s.REQUESTS_AT + w[s.WAITING]
-    abi.put(at, kind | t.handle[offset // span_bytes] << 32)
-    abi.put(at + 8, w[s.TAIL])
-    abi.put(at + 16, offset % span_bytes)
-    abi.put(at + 24, length if kind == wire.WRITE else 8)
+    libc.put(at, kind | t.handle[offset // span_bytes] << 32)
+    libc.put(at + 8, w[s.TAIL])
+    libc.put(at + 16, offset % span_bytes)
+    libc.put(at + 24, length if kind == wire.WRITE else 8)
     return at + wire.HEADER_BYTES
 
 
-@inlined()
+@inline_kernel()
 def ask(t, lanes, cookie, offset, length):
     """A read of whole pages, if a lane leads to all of them. True: it was asked for."""
     first = offset // PAGE_BYTES
@@ -130,18 +130,18 @@ def ask(t, lanes, cookie, offset, length):
     if length > s.LARGE_BYTES:
         return False
     for page in range(first, first + count):
-        if not kernels.far(t, page) or shelf.find(t.shelf, page) >= 0:
+        if not kernels.far(t, page) or prefetch_cache.find(t.shelf, page) >= 0:
             return False
     i = route(t, lanes, first, count)
     if i < 0 or lanes.words[i, s.WAITING] + _READ_BYTES > s.REQUESTS_BYTES:
         return False
     stamp = _stamp(t, first, count)
-    abi.put(_enter(t, lanes, i, wire.READ, cookie, offset, length, -1, stamp), length)
+    libc.put(_enter(t, lanes, i, wire.READ, cookie, offset, length, -1, stamp), length)
     lanes.words[i, s.WAITING] += _READ_BYTES
     return True
 
 
-@borrowing()
+@kernel()
 def way_for_write(t, lanes, offset, length):
     """The lane for a write that has not been taken in yet; or -1."""
     first = offset // PAGE_BYTES
@@ -154,7 +154,7 @@ def way_for_write(t, lanes, offset, length):
     return i
 
 
-@borrowing()
+@kernel()
 def way_for_stream(t, lanes, offset, length):
     """The lane for a write that is taken in while it comes; or -1."""
     first = offset // PAGE_BYTES
@@ -164,7 +164,7 @@ def way_for_stream(t, lanes, offset, length):
     return way(t, lanes, first, length // PAGE_BYTES)
 
 
-@borrowing()
+@kernel()
 def send_write(t, lanes, i, cookie, offset, length, first):
     """Of entries that were just taken in. False: not all of them may be sent."""
     count = length // PAGE_BYTES
@@ -175,12 +175,12 @@ def send_write(t, lanes, i, cookie, offset, length, first):
     at = _enter(t, lanes, i, wire.WRITE, cookie, offset, length, first, first)
     ring = t.ring.ctypes.data
     for j in range(count):
-        abi.copy(at + j * PAGE_BYTES, ring + (first + j) % slots * PAGE_BYTES, PAGE_BYTES)
+        libc.copy(at + j * PAGE_BYTES, ring + (first + j) % slots * PAGE_BYTES, PAGE_BYTES)
     lanes.words[i, s.WAITING] += wire.HEADER_BYTES + length
     return True
 
 
-@borrowing()
+@kernel()
 def send_piece(t, c, cookie, offset, count, first):
     """Of a streamed write, `count` pages that were just taken in, side by side in the ring: they
     are sent from there. False: one of them is on its way already; all of these go to the disk."""
@@ -205,7 +205,7 @@ def send_piece(t, c, cookie, offset, count, first):
 # Answers (under the table's mutex) ----------------------------------------------------------------
 
 
-@borrowing()
+@kernel()
 def _give_back(lanes, c, i, row, refused):
     """The oldest request becomes an item; there must be room for it."""
     if row[s.KIND] == wire.READ:
@@ -219,19 +219,19 @@ def _give_back(lanes, c, i, row, refused):
     ends.over(lanes, i)
 
 
-@borrowing()
+@kernel()
 def _still(t, row):
     """Nobody has changed the pages of a read since it was asked for."""
     return _stamp(t, row[s.OFFSET] // PAGE_BYTES, row[s.LENGTH] // PAGE_BYTES) == row[s.STAMP]
 
 
-@borrowing()
+@kernel()
 def _time(c, row, cause):
     """Time a request that is answered in this turn."""
     latency.add(c.times, cause, c.lanes.shared[s.TURN_NS] - row[s.ASKED_NS], 1)
 
 
-@borrowing()
+@kernel()
 def _count(t, c, row):
     _time(c, row, latency.LENDER)
     pages = row[s.LENGTH] // PAGE_BYTES
@@ -240,7 +240,7 @@ def _count(t, c, row):
     t.activity[row[s.OFFSET] // PAGE_BYTES // t.words[kernels.SPAN_PAGES]] += pages
 
 
-@borrowing()
+@kernel()
 def _landed(t, lanes, row):
     pages = row[s.LENGTH] // PAGE_BYTES
     for entry in range(row[s.FIRST], row[s.FIRST] + pages):
@@ -251,7 +251,7 @@ def _landed(t, lanes, row):
         lanes.shared[s.TELL] = 1
 
 
-@borrowing()
+@kernel()
 def _acknowledged(t, c, i, row):
     """The lender has what was written. A streamed write is over with its last piece; if an earlier
     one was refused, once the disk has that."""
@@ -266,7 +266,7 @@ def _acknowledged(t, c, i, row):
     ends.over(c.lanes, i)
 
 
-@inlined()
+@inline_kernel()
 def _small(t, c, i, row, at):
     """A small answer that is here wholly, its bytes at `at`: it is sent from there, and its head
     takes the place of the record's."""
@@ -281,7 +281,7 @@ def _small(t, c, i, row, at):
     ends.over(c.lanes, i)
 
 
-@inlined()
+@inline_kernel()
 def _answer(t, c, i):
     """The next answer in the buffer. True: look at the next one."""
     lanes, w = c.lanes, c.lanes.words[i]
@@ -289,9 +289,9 @@ def _answer(t, c, i):
     if waiting < wire.HEADER_BYTES:
         return False
     at = ends.base(lanes, i) + w[s.PARSED]
-    kind, length = abi.get(at) & 0xFF, abi.get(at + 24)
+    kind, length = libc.get(at) & 0xFF, libc.get(at + 24)
     row = lanes.asked[i, w[s.HEAD] & (s.DEPTH - 1)]
-    known = w[s.HEAD] < w[s.TAIL] and abi.get(at + 8) == w[s.HEAD] + 1
+    known = w[s.HEAD] < w[s.TAIL] and libc.get(at + 8) == w[s.HEAD] + 1
     if known and kind == wire.REFUSED and 0 <= length <= wire.REASON_BYTES_MAX:
         if waiting < wire.HEADER_BYTES + length:
             return False
@@ -309,7 +309,7 @@ def _answer(t, c, i):
             return True
         staged = min(waiting - wire.HEADER_BYTES, length)
         large = ends.base(lanes, i) + s.LARGE_AT
-        abi.copy(large, at + wire.HEADER_BYTES, staged)
+        libc.copy(large, at + wire.HEADER_BYTES, staged)
         w[s.PARSED] += wire.HEADER_BYTES + staged
         w[s.REST] = length - staged
         w[s.WHOLE] = 1 if staged == length else 0
@@ -321,7 +321,7 @@ def _answer(t, c, i):
     return True
 
 
-@inlined()
+@inline_kernel()
 def _settle_one(t, c, i):
     """True: there is more, once answers were sent and items taken."""
     lanes, w = c.lanes, c.lanes.words[i]
@@ -360,7 +360,7 @@ def _settle_one(t, c, i):
     return False
 
 
-@inlined()
+@inline_kernel()
 def settle(t, c):
     """Deal with every answer that is here, and with lanes that broke. True: there is more, once
     answers were sent and items taken."""
@@ -374,7 +374,7 @@ def settle(t, c):
 # The end ------------------------------------------------------------------------------------------
 
 
-@borrowing()
+@kernel()
 def _writes(lanes, i):
     w = lanes.words[i]
     for number in range(w[s.HEAD], w[s.TAIL]):
@@ -383,7 +383,7 @@ def _writes(lanes, i):
     return False
 
 
-@borrowing(cache=True)
+@kernel(cache=True)
 def drain(t, c):
     """The client is gone: what it wrote is seen to all the same. True: there are items, call
     again."""

@@ -14,13 +14,13 @@ in as it comes, so that the client fills its socket while pages are copied on, o
 
 from typing import Final
 
-from slackwater.common import abi
-from slackwater.common.compiled import borrowing, inlined
-from slackwater.memory import kernels, shelf, stocking
-from slackwater.memory.nbd import lane_ends as ends
+from slackwater.common.native import libc
+from slackwater.common.native.compiled import inline_kernel, kernel
+from slackwater.memory.nbd import lane_sockets as ends
 from slackwater.memory.nbd import lanes
 from slackwater.memory.nbd import protocol as nbd
 from slackwater.memory.nbd import state as s
+from slackwater.memory.pages import kernels, prefetch_cache, prefetch_kernels
 from slackwater.memory.store import PAGE_BYTES
 
 # What `serve` returns
@@ -45,14 +45,14 @@ PIECE_BYTES: Final = 128 * 1024
 the processor's cache, and the client has something to receive while the next is copied."""
 
 
-@inlined()
+@inline_kernel()
 def _head(c, kind, at, error, offset, nbytes):
     """The head of an answer to the request at `at`; where the data belong."""
     cookie = s.cookie_of(c, at)
     return s.head(c, c.outward, c.words[s.OUT], kind, cookie, error, offset, nbytes)
 
 
-@borrowing()
+@kernel()
 def _item(c, kind, at, offset, length, flags, first):
     late = c.words[s.LATE]
     s.item(c, kind, s.cookie_of(c, at), offset, length, flags, first, at + nbd.REQUEST_BYTES)
@@ -60,7 +60,7 @@ def _item(c, kind, at, offset, length, flags, first):
     c.words[s.LATE] = -1
 
 
-@inlined()
+@inline_kernel()
 def _read(t, c, at, offset, length):
     """Answer a read of whole pages, if all of them are at hand."""
     begin = _head(c, nbd.READ, at, 0, offset, length)
@@ -72,14 +72,14 @@ def _read(t, c, at, offset, length):
             return False
     for i in range(count):
         t.activity[(first + i) // t.words[kernels.SPAN_PAGES]] += 1
-        shelf.consume(t.shelf, first + i)
+        prefetch_cache.consume(t.shelf, first + i)
     t.words[kernels.READ] += count
     c.words[s.READS] += 1
     c.words[s.OUT] = begin + length
     return True
 
 
-@borrowing()
+@kernel()
 def _read_piece(t, c, at, offset, length):
     """Answer the first piece of a large read by a chunk of its own: what is left is a request in
     its place, with the same cookie."""
@@ -92,7 +92,7 @@ def _read_piece(t, c, at, offset, length):
     return True
 
 
-@borrowing()
+@kernel()
 def _write(t, c, at, offset, length):
     """Take whole pages in; DONE when remote memory has every one."""
     source = c.inward.ctypes.data + at + nbd.REQUEST_BYTES
@@ -105,7 +105,7 @@ def _write(t, c, at, offset, length):
     return worst
 
 
-@borrowing()
+@kernel()
 def _written(c, at, offset, length, flags, first, done):
     """Answer a write whose pages were taken in, or have somebody wait for what they wait for."""
     if done and c.words[s.LATE] < 0 and not flags & nbd.FUA:
@@ -115,17 +115,17 @@ def _written(c, at, offset, length, flags, first, done):
         _item(c, s.LANDING, at, offset, length, flags, first)
 
 
-@inlined()
+@inline_kernel()
 def _ask(t, c, at, offset, length, follows):
     """A read that must be waited for: whether a lane was asked. One that continues a scan is the
     prefetcher's business."""
-    shelf.thin(t.shelf)
+    prefetch_cache.thin(t.shelf)
     if follows:
         return False
     return lanes.ask(t, c.lanes, s.cookie_of(c, at), offset, length)
 
 
-@borrowing()
+@kernel()
 def _take(t, c, at, offset, length, flags):
     """A write for whose pages there is room."""
     way = -1
@@ -138,7 +138,7 @@ def _take(t, c, at, offset, length, flags):
         _written(c, at, offset, length, flags, first, done)
 
 
-@borrowing()
+@kernel()
 def _refusal(c, kind, flags, offset, length):
     """The error of a request that no export of this size can serve; 0: none."""
     if flags & ~nbd.FLAGS_KNOWN:
@@ -156,7 +156,7 @@ def _refusal(c, kind, flags, offset, length):
     return 0
 
 
-@inlined()
+@inline_kernel()
 def _one(t, c, at, kind, flags, offset, length):
     """One whole request. 0: it is dealt with; else what must happen first."""
     error = _refusal(c, kind, flags, offset, length)
@@ -176,7 +176,7 @@ def _one(t, c, at, kind, flags, offset, length):
         cut = aligned and length > PIECE_BYTES and not whole
         if cut and _read_piece(t, c, at, offset, length):
             return SEND_FIRST
-        follows = stocking.follow(t, offset, length)
+        follows = prefetch_kernels.follow(t, offset, length)
         if aligned and (_read(t, c, at, offset, length) or _ask(t, c, at, offset, length, follows)):
             return 0
     elif kind == nbd.WRITE and aligned:
@@ -189,13 +189,13 @@ def _one(t, c, at, kind, flags, offset, length):
     return 0
 
 
-@borrowing()
+@kernel()
 def _mapped(t, page):
     span = page // t.words[kernels.SPAN_PAGES]
     return t.state[span] == kernels.MAPPED and t.base[span] != 0
 
 
-@borrowing()
+@kernel()
 def _streams(t, c, flags, offset, length):
     """Whether this write can be taken in while it comes; WAY says where to."""
     plain = (
@@ -213,7 +213,7 @@ def _streams(t, c, flags, offset, length):
     return c.words[s.WAY] >= 0
 
 
-@inlined()
+@inline_kernel()
 def parse(t, c):
     """Deal with what was received, under the table's mutex. Returns what the loop must do next."""
     while True:
@@ -251,24 +251,24 @@ def parse(t, c):
         c.words[s.REQUESTS] += 1
 
 
-@borrowing()
+@kernel()
 def _flush(c):
     """Send the answers; False: the client is gone."""
     fd, parts = c.words[s.FD], c.words[s.PARTS]
     if c.words[s.OUT] == 0 and parts == 0:
         return True
-    abi.lock(c.sync.ctypes.data)
+    libc.lock(c.sync.ctypes.data)
     if parts == 0:
-        sent = abi.send_all(fd, c.outward.ctypes.data, c.words[s.OUT])
+        sent = libc.send_all(fd, c.outward.ctypes.data, c.words[s.OUT])
     else:
         c.parts[0, 0], c.parts[0, 1] = c.outward.ctypes.data, c.words[s.OUT]
-        sent = abi.send_vector(fd, c.parts.ctypes.data, parts + 1, c.message.ctypes.data)
-    abi.unlock(c.sync.ctypes.data)
+        sent = libc.send_vector(fd, c.parts.ctypes.data, parts + 1, c.message.ctypes.data)
+    libc.unlock(c.sync.ctypes.data)
     c.words[s.OUT] = c.words[s.PARTS] = 0
     return sent
 
 
-@borrowing()
+@kernel()
 def _await_room(t, c):
     """Block until the dispatch entries that a write needs are free, or the backup fails: then the
     write is refused (section 2.4.3)."""
@@ -279,11 +279,11 @@ def _await_room(t, c):
         and not t.words[kernels.FAILED]
         and not t.words[kernels.STOP]
     ):
-        abi.wait(t.sync.ctypes.data + kernels.ROOM_AT, t.sync.ctypes.data)
+        libc.wait(t.sync.ctypes.data + kernels.ROOM_AT, t.sync.ctypes.data)
     kernels.unlock(t)
 
 
-@borrowing()
+@kernel()
 def _receive(c, waits):
     """Make room in the buffer and take in what is there; False: the client is gone. `waits`: until
     there is something."""
@@ -292,7 +292,7 @@ def _receive(c, waits):
     cheap = left == 0 or (left < 2 * PAGE_BYTES and c.words[s.START] >= s.RECEIVE_BYTES)
     if c.words[s.START] and (cheap or len(c.inward) - c.words[s.END] < s.RECEIVE_BYTES):
         base = c.inward.ctypes.data
-        abi.move(base, base + c.words[s.START], left)
+        libc.move(base, base + c.words[s.START], left)
         c.words[s.START] = 0
         c.words[s.END] = left
     space = min(len(c.inward) - c.words[s.END], s.RECEIVE_BYTES)
@@ -300,10 +300,10 @@ def _receive(c, waits):
         space = nbd.REQUEST_BYTES - left  # Its payload shall not come here.
     target = c.inward.ctypes.data + c.words[s.END]
     if waits:
-        came = abi.receive(c.words[s.FD], target, space)
+        came = libc.receive(c.words[s.FD], target, space)
     else:
-        came = abi.receive_now(c.words[s.FD], target, space)
-        if came == -abi.EAGAIN:
+        came = libc.receive_now(c.words[s.FD], target, space)
+        if came == -libc.EAGAIN:
             return True
     if came <= 0:
         return False
@@ -311,7 +311,7 @@ def _receive(c, waits):
     return True
 
 
-@borrowing()
+@kernel()
 def _begin_stream(t, c):
     """The write's head goes to the front of the buffer, what came of its payload behind it."""
     at, base = c.words[s.START], c.inward.ctypes.data
@@ -319,12 +319,12 @@ def _begin_stream(t, c):
     c.words[s.AT] = s.number(c.inward, at + 16, 8)
     c.words[s.LEFT] = s.number(c.inward, at + 24, 4)
     c.words[s.END] -= at
-    abi.move(base, base + at, c.words[s.END])
+    libc.move(base, base + at, c.words[s.END])
     c.words[s.START] = nbd.REQUEST_BYTES
     c.words[s.STREAMED] = 1
 
 
-@borrowing()
+@kernel()
 def _end_stream(t, c):
     """All of it was taken in: it is answered, unless a lane has the last piece. Or the rest cannot
     go where it was to go: it becomes a request of its own, with the same cookie, that is taken in
@@ -337,7 +337,7 @@ def _end_stream(t, c):
         s.put(c.inward, 24, 4, c.words[s.LEFT])
         had = c.words[s.END] - c.words[s.START]
         base = c.inward.ctypes.data
-        abi.move(base + nbd.REQUEST_BYTES, base + c.words[s.START], had)
+        libc.move(base + nbd.REQUEST_BYTES, base + c.words[s.START], had)
         c.words[s.START] = 0
         c.words[s.END] = nbd.REQUEST_BYTES + had
         c.words[s.STREAMED] = c.words[s.LEFT] = 0
@@ -349,7 +349,7 @@ def _end_stream(t, c):
     c.words[s.REQUESTS] += 1
 
 
-@borrowing()
+@kernel()
 def _goes_on(t, c):
     """The rest of a streamed write can go where its beginning went."""
     first, way = c.words[s.AT] // PAGE_BYTES, c.words[s.WAY]
@@ -360,7 +360,7 @@ def _goes_on(t, c):
     return lanes.way_for_stream(t, c.lanes, c.words[s.AT], c.words[s.LEFT]) == way
 
 
-@borrowing()
+@kernel()
 def _take_pages(t, c, count):
     """So many pages of a streamed write lie in the next slots."""
     first, entry = c.words[s.AT] // PAGE_BYTES, t.words[kernels.HEAD]
@@ -376,7 +376,7 @@ def _take_pages(t, c, count):
     c.words[s.LEFT] -= count * PAGE_BYTES
 
 
-@borrowing()
+@kernel()
 def _take_in(t, c):
     """The next pages of a streamed write, under the table's mutex: what is in the buffer, and what
     the socket has. CAME: go on, if anything is left. MORE: it has nothing. NO_ROOM, LANE_FULL,
@@ -394,11 +394,11 @@ def _take_in(t, c):
     wanted = count * PAGE_BYTES
     target = kernels.next_slot(t)
     had = min(c.words[s.END] - c.words[s.START], wanted)
-    abi.copy(target, c.inward.ctypes.data + c.words[s.START], had)
+    libc.copy(target, c.inward.ctypes.data + c.words[s.START], had)
     came = had
     if had < wanted:
-        n = abi.receive_now(c.words[s.FD], target + had, wanted - had)
-        if n == 0 or (n < 0 and n != -abi.EAGAIN):
+        n = libc.receive_now(c.words[s.FD], target + had, wanted - had)
+        if n == 0 or (n < 0 and n != -libc.EAGAIN):
             return CLOSED
         came += max(n, 0)
     whole = came // PAGE_BYTES
@@ -407,14 +407,14 @@ def _take_in(t, c):
         c.words[s.START] = nbd.REQUEST_BYTES
         c.words[s.END] = nbd.REQUEST_BYTES + rest
         base = c.inward.ctypes.data + nbd.REQUEST_BYTES
-        abi.copy(base, target + whole * PAGE_BYTES, rest)
+        libc.copy(base, target + whole * PAGE_BYTES, rest)
     else:
         c.words[s.START] += had
     _take_pages(t, c, whole)
     return CAME if came > had or whole else MORE
 
 
-@borrowing()
+@kernel()
 def _advance(t, c):
     """Go on with the write that is streamed, or with what was received (under the table's mutex).
     Returns what the loop must do next."""
@@ -433,7 +433,7 @@ def _advance(t, c):
         _end_stream(t, c)
 
 
-@borrowing()
+@kernel()
 def _proceed(t, c, status):
     """Wait for what is needed to go on after `parse`. False: the client is gone, or the device
     ends."""
@@ -453,13 +453,13 @@ def _proceed(t, c, status):
         _await_room(t, c)
         return t.words[kernels.STOP] == 0
     if status == MORE and streams:
-        abi.await_event(c.words[s.FD], abi.POLL_IN, c.words.ctypes.data + s.SCRATCH * 8)
+        libc.await_event(c.words[s.FD], libc.POLL_IN, c.words.ctypes.data + s.SCRATCH * 8)
     elif status == MORE:
         return _receive(c, True)
     return True
 
 
-@borrowing(cache=True)
+@kernel(cache=True)
 def serve(t, c):
     """Until the connection ends, or the program is wanted: there are items, or lanes to look at.
     The items' payloads lie in the buffer until the next call."""
@@ -471,8 +471,8 @@ def serve(t, c):
         status = _advance(t, c)
         again = shared[s.UNDER_WAY] != 0 and lanes.settle(t, c)
         kernels.wake_writer(t)
-        called = t.shelf.words[shelf.CALL]
-        t.shelf.words[shelf.CALL] = 0
+        called = t.shelf.words[prefetch_cache.CALL]
+        t.shelf.words[prefetch_cache.CALL] = 0
         kernels.unlock(t)
         c.words[s.BATCHES] += 1
         if shared[s.UNDER_WAY]:
@@ -481,7 +481,7 @@ def serve(t, c):
             return CLOSED
         s.time_answered(c)
         if called:
-            shelf.ring(t.shelf)
+            prefetch_cache.ring(t.shelf)
         if status in (DISCONNECTED, GARBAGE):
             return status
         if c.words[s.ITEMS] or shared[s.SWEEP] or shared[s.TELL]:
@@ -490,10 +490,10 @@ def serve(t, c):
             return CLOSED
 
 
-@borrowing(cache=True)
+@kernel(cache=True)
 def send(c, address, nbytes):
     """Send an answer that the program made; False: the client is gone."""
-    abi.lock(c.sync.ctypes.data)
-    sent = abi.send_all(c.words[s.FD], address, nbytes)
-    abi.unlock(c.sync.ctypes.data)
+    libc.lock(c.sync.ctypes.data)
+    sent = libc.send_all(c.words[s.FD], address, nbytes)
+    libc.unlock(c.sync.ctypes.data)
     return sent

@@ -11,12 +11,12 @@ from typing import Final
 
 import structlog
 
-from slackwater.common import limits
-from slackwater.common.errors import ConfigRejected
-from slackwater.memory.device import Device
+from slackwater.common.base import limits
+from slackwater.common.base.errors import ConfigRejected
 from slackwater.memory.nbd.connection import Connection
 from slackwater.memory.nbd.handshake import Export
-from slackwater.memory.readahead import ReadAhead
+from slackwater.memory.pages.device import Device
+from slackwater.memory.prefetch.readahead import ReadAhead
 from slackwater.memory.store import PAGE_BYTES
 
 _ACCEPT_AGAIN_S: Final = 1.0

@@ -12,10 +12,11 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from slackwater.common import abi, limits
-from slackwater.common.compiled import borrowing, inlined
-from slackwater.memory import latency
+from slackwater.common.base import limits
+from slackwater.common.native import libc
+from slackwater.common.native.compiled import inline_kernel, kernel
 from slackwater.memory.nbd import protocol as nbd
+from slackwater.memory.pages import latency
 
 # Words of a connection
 FD: Final = 0
@@ -159,7 +160,7 @@ def make_connection(
     words[LATE] = -1
     return Connection(
         words,
-        np.zeros(abi.MUTEX_BYTES, np.uint8),
+        np.zeros(libc.MUTEX_BYTES, np.uint8),
         np.zeros(length_max + SLACK_BYTES, np.uint8),
         np.zeros(length_max + SLACK_BYTES, np.uint8),
         np.zeros((ITEMS_MAX, ITEM_WORDS), np.int64),
@@ -181,7 +182,7 @@ def lane_buffer() -> NDArray[np.uint8]:
     return np.frombuffer(mmap.mmap(-1, LANE_BYTES, private), np.uint8)
 
 
-@borrowing()
+@kernel()
 def number(buffer, at, nbytes):
     value = np.int64(0)
     for i in range(at, at + nbytes):
@@ -189,19 +190,19 @@ def number(buffer, at, nbytes):
     return value
 
 
-@borrowing()
+@kernel()
 def put(buffer, at, nbytes, value):
     for i in range(nbytes):
         buffer[at + nbytes - 1 - i] = value >> (8 * i) & 0xFF
 
 
-@borrowing()
+@kernel()
 def cookie_of(c, at):
     """... the request at `at`."""
     return number(c.inward, at + 8, 8)
 
 
-@inlined()
+@inline_kernel()
 def head(c, buffer, out, kind, cookie, error, offset, nbytes):
     """The head of an answer at buffer[out]; where the data belong."""
     if (kind == nbd.READ or kind == nbd.BLOCK_STATUS) and c.words[CHUNKED]:
@@ -224,13 +225,13 @@ def head(c, buffer, out, kind, cookie, error, offset, nbytes):
     return out + 16
 
 
-@borrowing()
+@kernel()
 def head_bytes(c):
     """... of the head of an answer that carries data."""
     return HEAD_BYTES if c.words[CHUNKED] else 16
 
 
-@borrowing()
+@kernel()
 def part(c, address, nbytes):
     """One more answer, to be sent where it lies; there must be room."""
     c.words[PARTS] += 1
@@ -238,7 +239,7 @@ def part(c, address, nbytes):
     c.parts[c.words[PARTS], 1] = nbytes
 
 
-@borrowing()
+@kernel()
 def item(c, kind, cookie, offset, length, flags, first, at):
     """One more; there must be room."""
     row = c.items[c.words[ITEMS]]
@@ -254,16 +255,16 @@ def item(c, kind, cookie, offset, length, flags, first, at):
     c.words[ITEMS] += 1
 
 
-@borrowing()
+@kernel()
 def begin_turn(c):
-    c.lanes.shared[TURN_NS] = abi.now_ns(c.lanes.shared.ctypes.data + CLOCK * 8)
+    c.lanes.shared[TURN_NS] = libc.now_ns(c.lanes.shared.ctypes.data + CLOCK * 8)
 
 
-@borrowing()
+@kernel()
 def time_answered(c):
     """Time the requests that were answered at once in this turn, now that the answers have left."""
     if c.words[READS] or c.words[WRITES]:
-        took_ns = abi.now_ns(c.lanes.shared.ctypes.data + CLOCK * 8) - c.lanes.shared[TURN_NS]
+        took_ns = libc.now_ns(c.lanes.shared.ctypes.data + CLOCK * 8) - c.lanes.shared[TURN_NS]
         latency.add(c.times, latency.HIT, took_ns, c.words[READS])
         latency.add(c.times, latency.WRITE, took_ns, c.words[WRITES])
         c.words[READS] = c.words[WRITES] = 0

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from slackwater.common import codec
+from slackwater.common.base import codec
+from slackwater.common.base.errors import Retryable
 from slackwater.common.bus.nats import NatsBus
-from slackwater.common.config import write_config
 from slackwater.common.embedded import Supervisor, UnitSpec
-from slackwater.common.errors import Retryable
+from slackwater.common.shell.config import write_config
 from slackwater.common.store.base import EPOCH_KEY
 from slackwater.common.store.nats import NatsStore
 from slackwater.schemas import subjects

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import uvloop
 
-from slackwater.common.config import write_config
 from slackwater.common.embedded import Supervisor, UnitSpec
+from slackwater.common.shell.config import write_config
 
 SCRIPT = Path(__file__).with_name("toy_service.py")
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from slackwater.common import codec
+from slackwater.common.base import codec
+from slackwater.common.base.errors import ConfigRejected, Fatal
 from slackwater.common.embedded import UnitSpec
-from slackwater.common.errors import ConfigRejected, Fatal
 from slackwater.common.store.nats import NatsStore
 from slackwater.schemas.base import Message, Ok, Refused
 from slackwater.schemas.service import Drain, GetHealth, GetInfo, Health, Info

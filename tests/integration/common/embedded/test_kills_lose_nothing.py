@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from slackwater.common import failpoints
-from slackwater.common.errors import Retryable
+from slackwater.common.base import failpoints
+from slackwater.common.base.errors import Retryable
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(180)]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from slackwater.common.config import write_config
+from slackwater.common.shell.config import write_config
 
 pytestmark = pytest.mark.live
 

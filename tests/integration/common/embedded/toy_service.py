@@ -11,9 +11,8 @@ from typing import Annotated, Any
 
 import msgspec
 
-from slackwater.common import failpoints
-from slackwater.common.config import ServiceConfig
-from slackwater.common.effects import (
+from slackwater.common.base import failpoints
+from slackwater.common.base.effects import (
     Answered,
     Do,
     Effect,
@@ -25,8 +24,9 @@ from slackwater.common.effects import (
     Requested,
 )
 from slackwater.common.shell import Port, ServiceDefinition
+from slackwater.common.shell.config import ServiceConfig
 from slackwater.common.shell.main import main
-from slackwater.common.world import World
+from slackwater.common.shell.world import World
 from slackwater.schemas import subjects
 from slackwater.schemas.base import Message, Ok, Record, Refused
 

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import sys
 
-from slackwater.common.errors import Unavailable
+from slackwater.common.base.errors import Unavailable
 from slackwater.common.transport.base import Channel, Fabric
 from slackwater.common.transport.region import Region
 from slackwater.common.transport.shm import ShmFabric

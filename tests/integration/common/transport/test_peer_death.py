@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from slackwater.common.errors import DeadlineExceeded, Unavailable
+from slackwater.common.base.errors import DeadlineExceeded, Unavailable
 from slackwater.common.transport.base import Channel, Fabric, RemoteRegion
 from slackwater.common.transport.region import Region
 from slackwater.common.transport.shm import ShmFabric

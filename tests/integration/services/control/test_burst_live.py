@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from slackwater.common.client import Client, connect
-from slackwater.common.natsserver import NatsServer
+from slackwater.common.bus.server import NatsServer
+from slackwater.common.shell.client import Client, connect
 from slackwater.schemas.jobs import JobList, JobSpec, ListJobs
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(120)]

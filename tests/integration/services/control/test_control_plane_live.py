@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from slackwater.common import threads
-from slackwater.common.client import Client, connect
+from slackwater.common.base.errors import Rejected
 from slackwater.common.embedded.cluster import ClusterOptions, EmbeddedCluster
-from slackwater.common.errors import Rejected
+from slackwater.common.native import blas_threads
+from slackwater.common.shell.client import Client, connect
 from slackwater.schemas import subjects
 from slackwater.schemas.base import Ok
 from slackwater.schemas.jobs import (
@@ -31,7 +31,7 @@ TENSORS = tuple(TensorSpec(name=f"t{n}", shape=(512, 512)) for n in range(3))
 
 @pytest.fixture
 async def cluster(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[EmbeddedCluster]:
-    for name in threads.VARIABLES:  # A command that ran in this process may have set them.
+    for name in blas_threads.VARIABLES:  # A command that ran in this process may have set them.
         monkeypatch.delenv(name, raising=False)
     options = ClusterOptions(controllers=2, aggregators=4, worker={"slots": 2})
     async with EmbeddedCluster(options, cores=2) as made:

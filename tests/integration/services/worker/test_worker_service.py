@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from slackwater.common import codec
+from slackwater.common.base import codec
+from slackwater.common.base.clock import LiveClock
 from slackwater.common.bus.base import Delivery, Endpoint, ServiceInfo
 from slackwater.common.bus.nats import NatsBus
-from slackwater.common.client import Client
-from slackwater.common.clock import LiveClock
-from slackwater.common.config import write_config
-from slackwater.common.natsserver import NatsServer
+from slackwater.common.bus.server import NatsServer
+from slackwater.common.shell.client import Client
+from slackwater.common.shell.config import write_config
 from slackwater.schemas import subjects
 from slackwater.schemas.base import Message, Ok, Refused
 from slackwater.schemas.cluster import StartWorkers, StopWorkers, WorkerExited

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import msgspec
 
-from slackwater.common import codec
-from slackwater.common.effects import (
+from slackwater.common.base import codec
+from slackwater.common.base.effects import (
     Answered,
     Do,
     Effect,
@@ -25,8 +25,8 @@ from slackwater.common.effects import (
     TimerFired,
 )
 from slackwater.common.shell import Port, ServiceDefinition, run_service
-from slackwater.common.simloop import run_simulated
-from slackwater.common.world import SimWorld
+from slackwater.common.shell.simulated_loop import run_simulated
+from slackwater.common.shell.world import SimWorld
 from slackwater.schemas import subjects
 from slackwater.schemas.base import Message, Ok, Record, Refused
 from slackwater.schemas.service import GetHealth, Health, Info, Stats

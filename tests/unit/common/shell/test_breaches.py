@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from tests.unit.common.shell.ledger import Ask, Crash, Keep, Running, Sum, simulate
 
-from slackwater.common import codec, limits
-from slackwater.common.effects import Effect, Reply, Requested
-from slackwater.common.errors import Breached
+from slackwater.common.base import codec, limits
+from slackwater.common.base.effects import Effect, Reply, Requested
+from slackwater.common.base.errors import Breached
 from slackwater.common.shell import breaches
 from slackwater.common.shell.main import EX_BREACHED, exit_code
-from slackwater.common.world import SimWorld, sim_world
+from slackwater.common.shell.world import SimWorld, sim_world
 from slackwater.schemas import subjects
 from slackwater.schemas.base import Message, Ok, Refused
 from slackwater.schemas.service import BreachesRecord, GetStats

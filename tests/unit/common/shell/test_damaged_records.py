@@ -3,11 +3,11 @@
 import pytest
 from tests.unit.common.shell.ledger import Running, simulate
 
-from slackwater.common import codec, limits
-from slackwater.common.errors import DecodeRejected, VersionRejected
+from slackwater.common.base import codec, limits
+from slackwater.common.base.errors import DecodeRejected, VersionRejected
 from slackwater.common.shell.recovery import DAMAGED
+from slackwater.common.shell.world import SimWorld, sim_world
 from slackwater.common.store.base import Bucket
-from slackwater.common.world import SimWorld, sim_world
 from slackwater.schemas.service import GetHealth, GetStats
 
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from slackwater.common.errors import DeadlineExceeded, Deposed, Fatal, Unavailable
+from slackwater.common.base.errors import DeadlineExceeded, Deposed, Fatal, Unavailable
 from slackwater.common.shell.persister import BucketWriter
-from slackwater.common.simloop import run_simulated
+from slackwater.common.shell.simulated_loop import run_simulated
+from slackwater.common.shell.world import SimWorld, sim_world
 from slackwater.common.store.base import EPOCH_KEY, Bucket, Entry, SequenceConflict
 from slackwater.common.store.memory import SeededStoreFaults
-from slackwater.common.world import SimWorld, sim_world
 
 
 class Owned:

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from slackwater.common import codec
-from slackwater.common.effects import Answered, Request
+from slackwater.common.base import codec
+from slackwater.common.base.effects import Answered, Request
 from slackwater.common.shell.counters import Counters
 from slackwater.common.shell.requester import Requester
-from slackwater.common.simloop import run_simulated
-from slackwater.common.world import sim_world
+from slackwater.common.shell.simulated_loop import run_simulated
+from slackwater.common.shell.world import sim_world
 from slackwater.schemas.base import Message, Ok, Refused
 
 BUSY = Refused(reason="all slots are taken", retry_after_s=1.0)

@@ -17,9 +17,8 @@ from tests.unit.common.shell.ledger import (
     simulate,
 )
 
-from slackwater.common import codec, limits
-from slackwater.common.bus.base import Delivery
-from slackwater.common.effects import (
+from slackwater.common.base import codec, limits
+from slackwater.common.base.effects import (
     Draining,
     Effect,
     Observed,
@@ -29,10 +28,11 @@ from slackwater.common.effects import (
     Requested,
     TimerFired,
 )
-from slackwater.common.errors import Deposed, Fatal
+from slackwater.common.base.errors import Deposed, Fatal
+from slackwater.common.bus.base import Delivery
 from slackwater.common.shell import Port
+from slackwater.common.shell.world import sim_world
 from slackwater.common.store.memory import MemoryLease, SeededStoreFaults
-from slackwater.common.world import sim_world
 from slackwater.schemas import subjects
 from slackwater.schemas.base import Ok, Refused
 from slackwater.schemas.cluster import Heartbeat

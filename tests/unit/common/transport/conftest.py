@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from slackwater.common.errors import ConfigRejected
+from slackwater.common.base.errors import ConfigRejected
 from slackwater.common.transport import tcp
 from slackwater.common.transport.base import (
     Address,
@@ -23,7 +23,8 @@ from slackwater.common.transport.base import (
     OnHandover,
     OnPrepare,
 )
-from slackwater.common.transport.gpu import Device, DeviceRegion, device_named
+from slackwater.common.transport.devices import device_named
+from slackwater.common.transport.gpu import Device, DeviceRegion
 from slackwater.common.transport.memory import MemoryFabric, MemoryNetwork
 from slackwater.common.transport.region import Region
 from slackwater.common.transport.shm import ShmFabric

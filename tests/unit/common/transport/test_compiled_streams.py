@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slackwater.common import limits
-from slackwater.common.errors import AccessRefused, SlackwaterError, Unavailable
+from slackwater.common.base import limits
+from slackwater.common.base.errors import AccessRefused, SlackwaterError, Unavailable
 from slackwater.common.transport import wire
-from slackwater.common.transport.asking_end import AskingEnd
 from slackwater.common.transport.base import Channel
+from slackwater.common.transport.initiator_stream import AskingEnd
 from slackwater.common.transport.region import Region
-from slackwater.common.transport.served import Served, ServingEnd
+from slackwater.common.transport.target_stream import Served, ServingEnd
 from slackwater.common.transport.tcp import TcpFabric
 from slackwater.common.transport.transfers import Transfers
 

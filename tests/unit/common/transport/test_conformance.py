@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slackwater.common import limits
-from slackwater.common.errors import (
+from slackwater.common.base import limits
+from slackwater.common.base.errors import (
     AccessRefused,
     DecodeRejected,
     Rejected,

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from tests.unit.common.transport.conftest import open_files
 
-from slackwater.common import limits
-from slackwater.common.retry import retry
+from slackwater.common.base import limits
+from slackwater.common.base.retry import retry
 from slackwater.common.transport import wire
 from slackwater.common.transport.base import Channel, Fabric, Listener
 from slackwater.common.transport.host import split_identity

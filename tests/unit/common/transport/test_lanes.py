@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from slackwater.common import limits
-from slackwater.common.errors import Rejected, Unavailable
+from slackwater.common.base import limits
+from slackwater.common.base.errors import Rejected, Unavailable
 from slackwater.common.transport import wire
 from slackwater.common.transport.base import Channel, Lane, Laned
 from slackwater.common.transport.region import Region

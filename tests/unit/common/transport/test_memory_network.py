@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import pytest
 
-from slackwater.common.errors import ConfigRejected, DeadlineExceeded, Unavailable
-from slackwater.common.simloop import run_simulated
+from slackwater.common.base.errors import ConfigRejected, DeadlineExceeded, Unavailable
+from slackwater.common.shell.simulated_loop import run_simulated
 from slackwater.common.transport.base import Channel
 from slackwater.common.transport.memory import MemoryFabric, MemoryListener, MemoryNetwork
 from slackwater.common.transport.region import Region

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from slackwater.common.errors import ConfigRejected, Unavailable
+from slackwater.common.base.errors import ConfigRejected, Unavailable
 from slackwater.common.transport.base import Fabric
 from slackwater.common.transport.memory import MemoryFabric, MemoryNetwork
 from slackwater.common.transport.negotiate import choose, live_fabrics, probe

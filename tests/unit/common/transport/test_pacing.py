@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slackwater.common.errors import Unavailable
-from slackwater.common.simloop import SimClock, SimLoop, run_simulated
+from slackwater.common.base.errors import Unavailable
+from slackwater.common.shell.simulated_loop import SimClock, SimLoop, run_simulated
 from slackwater.common.transport.pacing import PIECE_BYTES, PIECES, Bandwidth, paced
 
 RATE = 1_000_000

@@ -6,7 +6,7 @@ import os
 import numpy as np
 import pytest
 
-from slackwater.common.errors import AccessRefused, Rejected
+from slackwater.common.base.errors import AccessRefused, Rejected
 from slackwater.common.transport.region import Region, check_foreign
 
 

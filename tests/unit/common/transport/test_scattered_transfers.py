@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from slackwater.common.errors import AccessRefused, Rejected
+from slackwater.common.base.errors import AccessRefused, Rejected
 from slackwater.common.transport.base import Channel, RemoteRegion, Scattering
 from slackwater.common.transport.region import Region
 from slackwater.common.transport.tcp import TcpFabric

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from slackwater.common import limits
-from slackwater.common.errors import (
+from slackwater.common.base import limits
+from slackwater.common.base.errors import (
     AccessRefused,
     ConfigRejected,
     DeadlineExceeded,

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 from tests.unit.common.transport.test_hostile_frames import HELLO, Place, Raw, memfds, place
 
-from slackwater.common import limits
-from slackwater.common.simloop import run_simulated
+from slackwater.common.base import limits
+from slackwater.common.shell.simulated_loop import run_simulated
 from slackwater.common.transport import tcp, wire
 from slackwater.common.transport.host import split_identity
 from slackwater.common.transport.region import Region
 from slackwater.common.transport.rooms import Rooms
-from slackwater.common.transport.served import Served
+from slackwater.common.transport.target_stream import Served
 
 GREETINGS = 24
 PREPARE = wire.pack(wire.PREPARE, number=4096, offset=1, body=b"r")

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slackwater.common import limits
-from slackwater.common.errors import AccessRefused, Rejected, SlackwaterError, Unavailable
+from slackwater.common.base import limits
+from slackwater.common.base.errors import AccessRefused, Rejected, SlackwaterError, Unavailable
 from slackwater.common.transport import wire
 from slackwater.common.transport.base import Channel, Roomy
 from slackwater.common.transport.region import Region

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from slackwater.common.errors import AccessRefused, DecodeRejected, Unavailable
+from slackwater.common.base.errors import AccessRefused, DecodeRejected, Unavailable
 from slackwater.common.transport import negotiate
 from slackwater.common.transport.base import Fabric
 from slackwater.common.transport.memory import MemoryFabric, MemoryNetwork
@@ -148,8 +148,8 @@ async def test_who_waits_is_told_of_the_end() -> None:
 
 
 async def test_pages_and_blocks_do_not_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slackwater.common.limits.VERBS_STAGING_PAGES", 2)
-    monkeypatch.setattr("slackwater.common.limits.VERBS_BLOCK_BYTES", 8 * PAGE_BYTES)
+    monkeypatch.setattr("slackwater.common.base.limits.VERBS_STAGING_PAGES", 2)
+    monkeypatch.setattr("slackwater.common.base.limits.VERBS_BLOCK_BYTES", 8 * PAGE_BYTES)
     memory = memoryview(bytearray(18 * PAGE_BYTES))
     staging = Staging(memory)
     taken = [await staging.take(n) for n in (1, PAGE_BYTES, PAGE_BYTES + 1, 8 * PAGE_BYTES)]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slackwater.common.errors import DecodeRejected
+from slackwater.common.base.errors import DecodeRejected
 from slackwater.common.transport.verbs.ring import (
     BYTES_MAX,
     MESSAGES_MAX,

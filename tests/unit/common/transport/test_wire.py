@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slackwater.common.errors import AccessRefused, DecodeRejected, Rejected, Unavailable
+from slackwater.common.base.errors import AccessRefused, DecodeRejected, Rejected, Unavailable
 from slackwater.common.transport import wire
 
 LENGTH_MAX = 300

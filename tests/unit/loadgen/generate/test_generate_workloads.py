@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slackwater.common.errors import Rejected
+from slackwater.common.base.errors import Rejected
 from slackwater.loadgen import models
 from slackwater.loadgen.generate import WORKLOADS, generate, harmony, lin, options, pollux
 from slackwater.loadgen.traces import TraceJob, read, write

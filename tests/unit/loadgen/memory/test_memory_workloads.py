@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from slackwater.common.errors import ConfigRejected
+from slackwater.common.base.errors import ConfigRejected
 from slackwater.loadgen.memory.checker import PAGE_BYTES, WrongPage
 from slackwater.loadgen.memory.latency import Latencies
 from slackwater.loadgen.memory.play import PlayOptions, play_array, rates

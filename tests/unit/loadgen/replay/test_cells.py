@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from slackwater.common.errors import Rejected
+from slackwater.common.base.errors import Rejected
 from slackwater.loadgen.replay import cells
 from slackwater.loadgen.replay.cells import Cell, CellResult
 from slackwater.loadgen.replay.experiment import CONTROL_DUTY, Outcome, crowded

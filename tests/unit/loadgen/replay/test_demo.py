@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from slackwater.cli.demo import table
 from slackwater.loadgen import models
+from slackwater.loadgen.cli.demo import table
 from slackwater.loadgen.replay import calibrate, demo, page
 from slackwater.loadgen.replay.experiment import Outcome
 from slackwater.loadgen.replay.machine import cpu_stalled_s

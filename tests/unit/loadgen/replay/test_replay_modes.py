@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from slackwater.common.errors import Rejected
+from slackwater.common.base.errors import Rejected
 from slackwater.loadgen.replay.proof import mismatch
 from slackwater.loadgen.replay.workload import Workload, emulated, from_trace
 from slackwater.loadgen.traces.record import Scalar, TraceJob

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
+from slackwater.common.base.clock import LiveClock
+from slackwater.common.base.errors import Rejected
 from slackwater.common.bus.memory import MemoryBroker
-from slackwater.common.client import Client
-from slackwater.common.clock import LiveClock
-from slackwater.common.errors import Rejected
+from slackwater.common.shell.client import Client
 from slackwater.loadgen.replay import session
 from slackwater.loadgen.replay.workload import PlannedJob, Workload
 from slackwater.schemas.jobs import JobRecord, JobSpec

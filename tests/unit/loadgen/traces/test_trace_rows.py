@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from slackwater.common.errors import Rejected
+from slackwater.common.base.errors import Rejected
 from slackwater.loadgen.traces import Trace, TraceJob, TraceRejected, read, write
 
 TIRESIAS = """job_id,num_gpu,submit_time,iterations,model_name,duration,interval

@@ -4,10 +4,18 @@ from typing import Any
 
 import pytest
 
-from slackwater.common import limits
-from slackwater.common.effects import Do, Draining, Effect, Publish, Recovered, Reply, Requested
-from slackwater.common.slots.layout import plan_buckets
-from slackwater.common.slots.region import SlotRegion
+from slackwater.common.base import limits
+from slackwater.common.base.effects import (
+    Do,
+    Draining,
+    Effect,
+    Publish,
+    Recovered,
+    Reply,
+    Requested,
+)
+from slackwater.common.domains.slots.layout import plan_buckets
+from slackwater.common.domains.slots.region import SlotRegion
 from slackwater.schemas.base import AggregatorId, ClusterId, JobId, Message, Ok, Refused
 from slackwater.schemas.cluster import WorkersAt
 from slackwater.schemas.jobs import JobEvent, TensorSpec, UpdateRule

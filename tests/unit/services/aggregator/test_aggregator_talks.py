@@ -11,19 +11,17 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
-from slackwater.common import codec, limits
-from slackwater.common.bus.base import Delivery
-from slackwater.common.errors import (
+from slackwater.common.base import codec, limits
+from slackwater.common.base.errors import (
     DECODE_TEXT_MAX,
     AccessRefused,
     ConfigRejected,
     Rejected,
     Unavailable,
 )
-from slackwater.common.shell import run_service
-from slackwater.common.simloop import run_simulated
-from slackwater.common.slots import folding
-from slackwater.common.slots.frames import (
+from slackwater.common.bus.base import Delivery
+from slackwater.common.domains.slots import folding
+from slackwater.common.domains.slots.frames import (
     Attach,
     Denied,
     Done,
@@ -39,12 +37,14 @@ from slackwater.common.slots.frames import (
     encode_hello,
     encode_rings,
 )
-from slackwater.common.slots.layout import HEADER_BYTES, plan_buckets
-from slackwater.common.slots.region import Hyper, SlotRegion
+from slackwater.common.domains.slots.layout import HEADER_BYTES, plan_buckets
+from slackwater.common.domains.slots.region import Hyper, SlotRegion
+from slackwater.common.shell import run_service
+from slackwater.common.shell.simulated_loop import run_simulated
+from slackwater.common.shell.world import SimWorld, sim_world
 from slackwater.common.transport.base import Channel
 from slackwater.common.transport.memory import MemoryFabric, MemoryNetwork
 from slackwater.common.transport.region import Region
-from slackwater.common.world import SimWorld, sim_world
 from slackwater.schemas import subjects
 from slackwater.schemas.base import AggregatorId, ClusterId, JobId, Message, Ok, Refused
 from slackwater.schemas.cluster import AggregatorHeartbeat

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from slackwater.common import limits
-from slackwater.common.clock import LiveClock
-from slackwater.common.simloop import run_simulated
-from slackwater.common.world import sim_world
+from slackwater.common.base import limits
+from slackwater.common.base.clock import LiveClock
+from slackwater.common.shell.simulated_loop import run_simulated
+from slackwater.common.shell.world import sim_world
 from slackwater.schemas.base import JobId
 from slackwater.services.aggregator import executor as executor_module
 from slackwater.services.aggregator.executor import Executor, KernelThread, Outcome, Task
-from slackwater.services.aggregator.team import Team
+from slackwater.services.aggregator.fold_threads import Team
 
 SHARE = 0.1
 

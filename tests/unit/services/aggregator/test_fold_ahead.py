@@ -18,12 +18,19 @@ from tests.unit.services.aggregator.test_aggregator_talks import (
     simulated,
 )
 
-from slackwater.common.errors import DecodeRejected, Unavailable
-from slackwater.common.slots import folding, frames
-from slackwater.common.slots.frames import Done, Granted, Moved, Part, PushRefused, encode_part
-from slackwater.common.slots.region import Hyper
+from slackwater.common.base.errors import DecodeRejected, Unavailable
+from slackwater.common.domains.slots import folding, frames
+from slackwater.common.domains.slots.frames import (
+    Done,
+    Granted,
+    Moved,
+    Part,
+    PushRefused,
+    encode_part,
+)
+from slackwater.common.domains.slots.region import Hyper
 from slackwater.services.aggregator import executor
-from slackwater.services.aggregator.ahead import Parts
+from slackwater.services.aggregator.early_fold import Parts
 
 HALF = 150_000
 

@@ -3,7 +3,7 @@
 import pytest
 
 from slackwater.schemas.base import JobId
-from slackwater.services.aggregator.leaving import UNTIMED_BYTES, Departures
+from slackwater.services.aggregator.departure import UNTIMED_BYTES, Departures
 
 MB = 1_000_000
 RATE = 100 * MB

@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from slackwater.common.slots.layout import PAGE, plan_buckets
-from slackwater.common.slots.region import SlotRegion
+from slackwater.common.domains.slots.layout import PAGE, plan_buckets
+from slackwater.common.domains.slots.region import SlotRegion
 from slackwater.common.transport.region import Region
 from slackwater.schemas.base import JobId
 from slackwater.schemas.jobs import TensorSpec, UpdateRule

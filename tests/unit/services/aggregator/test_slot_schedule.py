@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slackwater.common import limits
+from slackwater.common.base import limits
 from slackwater.services.aggregator.schedule import Profile, SlotSchedule
 
 

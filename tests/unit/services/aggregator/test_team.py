@@ -3,7 +3,7 @@
 import threading
 import time
 
-from slackwater.services.aggregator.team import Team
+from slackwater.services.aggregator.fold_threads import Team
 
 
 def test_everybody_works_and_one_no_is_a_no() -> None:

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.services.aggregator.test_executor import Entry
 
-from slackwater.common.simloop import run_simulated
-from slackwater.common.world import sim_world
+from slackwater.common.shell.simulated_loop import run_simulated
+from slackwater.common.shell.world import sim_world
 from slackwater.services.aggregator.executor import Executor, Outcome, Task
 
 SHARE = 0.1

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slackwater.services.aggregator.turns import CyclicTurns, DeadlineTurns, Turns
+from slackwater.services.aggregator.task_scheduling import CyclicTurns, DeadlineTurns, Turns
 
 A, B = ("a", 0), ("b", 0)
 

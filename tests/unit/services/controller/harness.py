@@ -4,7 +4,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Any, TypeVar
 
-from slackwater.common.effects import (
+from slackwater.common.base.effects import (
     Answered,
     Effect,
     Observed,

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from tests.unit.services.controller.harness import Crashed, Harness, Pool, last, placed
 
-from slackwater.common.effects import (
+from slackwater.common.base.effects import (
     Publish,
     Recovered,
     Request,

@@ -10,7 +10,7 @@ from slackwater.schemas.cluster import (
 )
 from slackwater.schemas.jobs import JobSpec, TensorSpec, UpdateRule
 from slackwater.schemas.placement import MigrateInit, PlaceJob
-from slackwater.services.controller import draining
+from slackwater.services.controller import drains
 
 
 class Draining(Harness):
@@ -95,7 +95,7 @@ def test_those_that_would_lose_optimiser_state_leave_first_and_the_smallest_of_t
     (home,) = {a for id in ("plain", "large", "small") for a in harness.homes(id)} & {
         harness.homes("plain")[0]
     }
-    order = [job.id for job in draining.left(harness.core.state, AggregatorId(home))]
+    order = [job.id for job in drains.left(harness.core.state, AggregatorId(home))]
     assert order == [id for id in ("small", "large", "plain") if id in order]
     assert len(order) >= 2
 
@@ -106,13 +106,13 @@ def test_only_a_few_jobs_are_on_their_way_at_a_time() -> None:
         harness.begin(f"j{number}", [0.001, 0.001])
     home = harness.homes("j6")[0]
     there = [f"j{n}" for n in range(7) if home in harness.homes(f"j{n}")]
-    assert len(there) > draining.JOBS_AT_ONCE
+    assert len(there) > drains.JOBS_AT_ONCE
     harness.drain(home)
     moving = [id for id in there if harness.stored[id].target]
-    assert len(moving) == draining.JOBS_AT_ONCE
+    assert len(moving) == drains.JOBS_AT_ONCE
     harness.migrated(moving[0])
     harness.tick()
-    assert len([id for id in there if harness.stored[id].target]) == draining.JOBS_AT_ONCE
+    assert len([id for id in there if harness.stored[id].target]) == drains.JOBS_AT_ONCE
 
 
 def test_what_has_not_left_by_the_deadline_is_said_with_what_then_happens() -> None:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slackwater.common.limits import CHUNK_SLOT_S
+from slackwater.common.base.limits import CHUNK_SLOT_S
 from slackwater.loadgen import models
 from slackwater.loadgen.simulator.pool.slots import SlotJob, SlotTask, alone_s, losses
 from slackwater.schemas.base import AggregatorId, JobId

@@ -10,7 +10,7 @@ from tests.unit.services.controller.harness import Harness, Pool
 
 from slackwater.schemas.base import AggregatorId, NodeId
 from slackwater.schemas.cluster import AggregatorHeartbeat
-from slackwater.services.controller.hosts import STEP, Hosts, fair_part
+from slackwater.services.controller.host_load import STEP, Hosts, fair_part
 from slackwater.services.controller.snapshot import cluster_view, free_parts
 
 HOST_S = 60.0

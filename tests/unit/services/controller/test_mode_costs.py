@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from slackwater.common.slots.layout import plan_buckets
+from slackwater.common.domains.slots.layout import plan_buckets
 from slackwater.schemas.base import JobId
 from slackwater.schemas.jobs import Consistency, JobSpec, TensorSpec, UpdateRule
 from slackwater.schemas.placement import JobPlacement, JobPlan, Profile

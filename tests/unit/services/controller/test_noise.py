@@ -10,7 +10,7 @@ from slackwater.schemas.base import AggregatorId, JobId
 from slackwater.schemas.jobs import JobEvent
 from slackwater.schemas.placement import Profile, ReleaseJob
 from slackwater.schemas.telemetry import JobProfiled
-from slackwater.services.controller import watching
+from slackwater.services.controller import feedback
 
 TRUE_S = 0.134
 NOISY_S = 0.1727
@@ -135,7 +135,7 @@ def test_a_window_before_the_last_change_confirms_nothing() -> None:
 
 def test_what_is_lost_beyond_doubt_is_undone_at_once() -> None:
     harness = sharing(4 * TRUE_S, TRUE_S)
-    loss = watching.DOUBTLESS * 0.1 + 0.01
+    loss = feedback.DOUBTLESS * 0.1 + 0.01
     harness.window("fast", TRUE_S / (1.0 - loss), times=1)
     assert "reverted" in harness.said("fast")
 

@@ -12,7 +12,7 @@ from random import Random
 import pytest
 from tests.unit.services.controller.harness import SHARE, Harness, Pool
 
-from slackwater.common.effects import Effect, Observed, Publish
+from slackwater.common.base.effects import Effect, Observed, Publish
 from slackwater.loadgen.simulator.pool.profiles import SERVER_CORES, cost
 from slackwater.schemas.base import AggregatorId, JobId, Ok
 from slackwater.schemas.jobs import JobSpec

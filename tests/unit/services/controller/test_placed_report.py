@@ -6,7 +6,7 @@ from tests.unit.services.controller.harness import Harness, Pool, placed
 
 from slackwater.schemas.base import JobId, Ok
 from slackwater.schemas.cluster import DrainAggregator, DrainProgress
-from slackwater.services.controller import members
+from slackwater.services.controller import membership
 
 
 def test_a_job_is_reported_with_its_aggregators_its_moves_and_its_loss() -> None:
@@ -24,7 +24,7 @@ def test_a_job_is_reported_with_its_aggregators_its_moves_and_its_loss() -> None
 
 
 def test_more_jobs_than_fit_are_told_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(members, "PLACED_JOBS_MAX", 2)
+    monkeypatch.setattr(membership, "PLACED_JOBS_MAX", 2)
     harness = Harness(Pool(16))
     for id in ("j", "k", "l"):
         assert harness.ask(placed(id, 1)) == Ok()

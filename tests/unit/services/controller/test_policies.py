@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slackwater.common.errors import ConfigRejected
+from slackwater.common.base.errors import ConfigRejected
 from slackwater.schemas.base import AggregatorId, JobId
 from slackwater.services.controller.policies import load_policy
 from slackwater.services.controller.policies.scheme import place_tasks

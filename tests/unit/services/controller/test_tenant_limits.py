@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from tests.unit.services.controller.harness import Harness, Pool, placed
 
-from slackwater.common.effects import Publish
+from slackwater.common.base.effects import Publish
 from slackwater.schemas.base import AggregatorId, JobId, Ok
 from slackwater.schemas.cluster import ClusterReport
 from slackwater.schemas.jobs import JobSpec

@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 from tests.unit.services.controller.harness import Harness, Pool
 
-from slackwater.cli.outcome import Usage
-from slackwater.cli.replay import policy_named
-from slackwater.common.codec import encode
-from slackwater.common.errors import ConfigRejected
+from slackwater.common.base.codec import encode
+from slackwater.common.base.errors import ConfigRejected
 from slackwater.common.shell.requester import decode_any
-from slackwater.loadgen.simulator.options import Options
+from slackwater.console.outcome import Usage
+from slackwater.loadgen.cli.replay import policy_named
+from slackwater.loadgen.simulator.gpu.options import Options
 from slackwater.loadgen.simulator.pool.command import settings_for, simulate_pool
 from slackwater.schemas.base import Ok, Refused
 from slackwater.schemas.jobs import JobSpec, SubmitJob, TensorSpec

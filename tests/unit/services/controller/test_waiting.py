@@ -3,11 +3,11 @@ served first."""
 
 from tests.unit.services.controller.harness import Harness, Pool, placed
 
-from slackwater.common.effects import Observed
+from slackwater.common.base.effects import Observed
 from slackwater.schemas.base import AggregatorId, ClusterId, JobId, Ok
 from slackwater.schemas.cluster import AllocateAggregators, AllocationEvent
 from slackwater.schemas.placement import ReleaseJob
-from slackwater.services.controller.waiting import TRIED_AT_ONCE
+from slackwater.services.controller.waiting_jobs import TRIED_AT_ONCE
 
 
 def full(room: int, patience_s: float = 1e6, **config: object) -> Harness:

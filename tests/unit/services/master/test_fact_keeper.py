@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 import structlog
 
-from slackwater.common import limits
-from slackwater.common.errors import Rejected
-from slackwater.common.simloop import run_simulated
+from slackwater.common.base import limits
+from slackwater.common.base.errors import Rejected
+from slackwater.common.shell.simulated_loop import run_simulated
+from slackwater.common.shell.world import SimWorld
 from slackwater.common.store.history import Keeping
 from slackwater.common.store.history_memory import MemoryHistory
-from slackwater.common.world import SimWorld
 from slackwater.services.master.config import MasterConfig
-from slackwater.services.master.factkeeper import keep_facts
+from slackwater.services.master.fact_stream import keep_facts
 
 CONFIG = MasterConfig(facts_bytes=1024**2, facts_s=60.0, facts_per_subject=5)
 

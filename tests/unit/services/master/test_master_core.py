@@ -5,8 +5,8 @@ from typing import Any, TypeVar
 import msgspec
 import pytest
 
-from slackwater.common import codec, limits, metrics
-from slackwater.common.effects import (
+from slackwater.common.base import codec, limits
+from slackwater.common.base.effects import (
     Answered,
     Effect,
     Log,
@@ -19,6 +19,7 @@ from slackwater.common.effects import (
     Requested,
     TimerFired,
 )
+from slackwater.common.shell import metrics
 from slackwater.schemas.base import (
     AggregatorId,
     ClusterId,

@@ -3,7 +3,7 @@
 import pytest
 from tests.unit.services.master.test_master_core import TENSORS, Harness, only, spec, submitted
 
-from slackwater.common.effects import Answered, Request
+from slackwater.common.base.effects import Answered, Request
 from slackwater.schemas.base import JobId, NodeId, Ok
 from slackwater.schemas.cluster import WorkerExited
 from slackwater.schemas.jobs import AskMissing, CancelJob, MissingRanks, RegisterJob

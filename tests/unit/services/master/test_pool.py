@@ -3,8 +3,8 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slackwater.common.effects import Effect, Persist, Publish, Request
-from slackwater.common.limits import LOST_AFTER_S
+from slackwater.common.base.effects import Effect, Persist, Publish, Request
+from slackwater.common.base.limits import LOST_AFTER_S
 from slackwater.schemas.base import AggregatorId, ClusterId, JobId, NodeId, Ok, Refused
 from slackwater.schemas.cluster import (
     AdoptAggregators,

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slackwater.common import codec
+from slackwater.common.base import codec
 from slackwater.schemas.base import COUNT_MAX, AggregatorId, ClusterId, JobId
 from slackwater.schemas.cluster import PlacedJob
 from slackwater.schemas.jobs import JobInfo, JobProgress, JobRecord, JobSpec

@@ -8,7 +8,7 @@ from slackwater.schemas.base import JobId, NodeId
 from slackwater.schemas.cluster import WorkerHeartbeat
 from slackwater.schemas.jobs import JobRecord, JobSpec
 from slackwater.services.master.nodes import Nodes, Room
-from slackwater.services.master.queued import Queued
+from slackwater.services.master.queue import Queued
 
 
 def record(id: str, asked: int, at_s: float) -> JobRecord:

@@ -16,7 +16,7 @@ from tests.unit.services.master.test_master_core import (
     submitted,
 )
 
-from slackwater.common.effects import Answered, Publish, Reply, Request
+from slackwater.common.base.effects import Answered, Publish, Reply, Request
 from slackwater.schemas.base import RUN_ATTEMPTS, JobId, Message, NodeId, Ok, Refused
 from slackwater.schemas.cluster import StartWorkers, StopWorkers, WorkerExited
 from slackwater.schemas.jobs import (

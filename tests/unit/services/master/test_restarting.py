@@ -9,10 +9,10 @@ from tests.unit.services.master.test_master_core import (
     submitted,
 )
 
-from slackwater.common.effects import Answered, Persist, Reply, StartTimer, TimerFired
+from slackwater.common.base.effects import Answered, Persist, Reply, StartTimer, TimerFired
 from slackwater.schemas.base import NodeId, Ok
 from slackwater.schemas.cluster import StartWorkers, StopWorkers, WorkerExited
-from slackwater.services.master.restarting import WAIT_S_MAX, death
+from slackwater.services.master.rank_restarts import WAIT_S_MAX, death
 
 
 def exited(rank: int, code: int, result: str = "", attempt: int = 0) -> WorkerExited:

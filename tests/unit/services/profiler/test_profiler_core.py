@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slackwater.common.effects import Effect, Observed, Publish
-from slackwater.common.iterations import quietest_s
+from slackwater.common.base.effects import Effect, Observed, Publish
+from slackwater.common.domains.models.iterations import quietest_s
 from slackwater.schemas.base import AggregatorId, JobId
 from slackwater.schemas.telemetry import (
     IterationsObserved,

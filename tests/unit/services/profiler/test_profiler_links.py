@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from slackwater.common.effects import Effect, Observed, Publish
+from slackwater.common.base.effects import Effect, Observed, Publish
 from slackwater.schemas.base import AggregatorId, JobId
 from slackwater.schemas.telemetry import (
     IterationsObserved,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from slackwater.common.effects import (
+from slackwater.common.base.effects import (
     Do,
     Effect,
     Persist,
@@ -17,7 +17,7 @@ from slackwater.common.effects import (
     StartTimer,
     TimerFired,
 )
-from slackwater.common.memory import trailer
+from slackwater.common.domains.memory import trailer
 from slackwater.schemas.base import Message, NodeId, Ok, Refused
 from slackwater.schemas.memory import (
     Activity,

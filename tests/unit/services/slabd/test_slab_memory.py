@@ -4,13 +4,13 @@ import os
 import random
 from typing import Any
 
-from slackwater.common import metrics
-from slackwater.common.clock import LiveClock
-from slackwater.common.memory import trailer
+from slackwater.common.base.clock import LiveClock
+from slackwater.common.domains.memory import trailer
+from slackwater.common.shell import metrics
 from slackwater.common.shell.definition import Level
 from slackwater.common.shell.process import Process
+from slackwater.common.shell.world import World
 from slackwater.common.transport.region import Region
-from slackwater.common.world import World
 from slackwater.schemas.memory import SlabId
 from slackwater.services.slabd.config import SlabdConfig
 from slackwater.services.slabd.events import MemorySampled, SlabMade

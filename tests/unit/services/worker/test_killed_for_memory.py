@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from slackwater.common import limits
-from slackwater.common.cgroup import MemoryKills
+from slackwater.common.base import limits
+from slackwater.common.native.cgroup import MemoryKills
 from slackwater.schemas.base import JobId
 from slackwater.services.worker.config import WorkerConfig
 from slackwater.services.worker.core import ProcessExited

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slackwater.common import limits
+from slackwater.common.base import limits
 from slackwater.services.worker.processes import Intent, Keep, RankFiles, find, prune
 from slackwater.services.worker.ranklog import RankLog
 from slackwater.services.worker.shell import short_of_room

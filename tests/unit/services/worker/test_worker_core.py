@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from slackwater.common.effects import (
+from slackwater.common.base.effects import (
     Answered,
     Do,
     Draining,

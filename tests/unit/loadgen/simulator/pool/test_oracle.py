@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slackwater.common.errors import Rejected
+from slackwater.common.base.errors import Rejected
 from slackwater.loadgen.simulator.pool.oracle import Job, fewest, least_loss
 from slackwater.schemas.base import AggregatorId, JobId
 from slackwater.services.controller.policies.scheme import (

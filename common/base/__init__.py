@@ -1,0 +1,1 @@
+"""The floor that everything else stands on: errors, limits, clock, codec, effects, logging."""

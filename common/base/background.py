@@ -1,0 +1,148 @@
+"""Tasks, callbacks and threads that nobody awaits: a failure of one is told, never silent.
+
+An exception that ends a task which nobody awaits is a line in a log at best; whoever waits for what
+the task was to do waits for ever. So an owner starts everything of that kind here, under a name,
+and runs its own life `alongside`: the first unexpected exception ends that life with the reason.
+Expected errors are handled by the work itself.
+"""
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import structlog
+
+from slackwater.common.base.errors import Fatal, SlackwaterError
+
+T = TypeVar("T")
+_log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The first of an owner."""
+
+    name: str
+    error: BaseException
+
+    def __str__(self) -> str:
+        return f"{self.name} failed: {self.reason}"
+
+    @property
+    def expected(self) -> bool:
+        """Its message alone says what was wrong."""
+        return isinstance(self.error, SlackwaterError | OSError)
+
+    @property
+    def reason(self) -> str:
+        return str(self.error) if self.expected else repr(self.error)
+
+
+class Background:
+    """Tasks that one owner has begun. Its methods belong to the owner's loop, but for `post`."""
+
+    def __init__(self) -> None:
+        self.failure: Failure | None = None
+        self._failed = asyncio.Event()
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def spawn(self, work: Coroutine[Any, Any, T], name: str = "") -> asyncio.Task[T]:
+        """A task that runs on this loop. Cancelling it is not a failure."""
+        name = name or getattr(work, "__qualname__", "task")
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.fail(task.get_name(), error)
+
+    def guarded(self, function: Callable[..., object]) -> Callable[..., None]:
+        """`function` as a callback of the loop, which drops what callbacks raise."""
+
+        def call(*arguments: Any) -> None:
+            try:
+                function(*arguments)
+            except Exception as error:
+                self.fail(getattr(function, "__qualname__", repr(function)), error)
+
+        return call
+
+    def post(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        function: Callable[..., object],
+        *arguments: Any,
+    ) -> bool:
+        """Call it on `loop`; from any thread. False: the loop is closed, nobody waits any more."""
+        try:
+            loop.call_soon_threadsafe(self.guarded(function), *arguments)
+        except RuntimeError:
+            return False
+        return True
+
+    def thread(self, target: Callable[[], None], name: str) -> "Thread":
+        """A thread that reports to this loop; it is not started yet."""
+        return Thread(self, target, name)
+
+    def fail(self, name: str, error: BaseException) -> None:
+        """Nothing after this is to be relied on; the first failure is the owner's reason."""
+        failure = Failure(name, error)
+        trace = None if failure.expected else error
+        _log.error("background.failed", name=name, reason=failure.reason, exc_info=trace)
+        if self.failure is None:
+            self.failure = failure
+            self._failed.set()
+
+    def cancel(self) -> None:
+        """Nothing that was spawned is waited for any more."""
+        for task in self._tasks:
+            task.cancel()
+
+    async def alongside(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of `work`. Raises Fatal when something in the background fails before."""
+        task = asyncio.ensure_future(work)
+        failed = asyncio.ensure_future(self._failed.wait())
+        try:
+            await asyncio.wait((task, failed), return_when=asyncio.FIRST_COMPLETED)
+            if self.failure is not None:
+                raise Fatal(str(self.failure)) from self.failure.error
+            return task.result()
+        finally:
+            for one in (task, failed):
+                one.cancel()
+            await asyncio.gather(task, failed, return_exceptions=True)
+
+
+class Thread:
+    """A daemon thread: a process may end while it hangs in a system call."""
+
+    def __init__(self, background: Background, target: Callable[[], None], name: str) -> None:
+        self._background = background
+        self._target = target
+        self._loop = asyncio.get_running_loop()
+        self._over = asyncio.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._target()
+        except BaseException as error:
+            self._background.post(self._loop, self._background.fail, self._thread.name, error)
+        finally:
+            with contextlib.suppress(RuntimeError):  # The loop is closed: nobody joins it.
+                self._loop.call_soon_threadsafe(self._over.set)
+
+    async def join(self) -> None:
+        """Return when the thread has ended, or was never started. No other thread waits."""
+        if self._thread.ident is not None:
+            await self._over.wait()
+            self._thread.join()

@@ -1,0 +1,65 @@
+"""The one retry: within a budget, with growing and jittered waits, and only where it can help.
+
+`Retryable` means that the same call may succeed later; anything else is raised at once. A call that
+asks to be left alone for a while (`retry_after_s`) is. Waits are drawn between the least and an
+exponentially growing bound, so that a thousand clients of a restarted server do not return in step.
+The last error is raised when the next wait would end after the budget.
+"""
+
+from collections.abc import Awaitable, Callable
+from random import Random
+from typing import TypeVar
+
+import tenacity
+
+from slackwater.common.base import limits
+from slackwater.common.base.clock import Clock, LiveClock
+from slackwater.common.base.errors import Retryable
+
+T = TypeVar("T")
+
+
+async def retry(
+    call: Callable[[], Awaitable[T]],
+    *,
+    budget_s: float,
+    rng: Random,
+    clock: Clock | None = None,
+) -> T:
+    """The first result of `call`. Under virtual time, give the world's clock."""
+    time = clock or LiveClock()
+    deadline_s = time.now_s() + budget_s
+
+    def spent(state: tenacity.RetryCallState) -> bool:
+        return time.now_s() + state.upcoming_sleep > deadline_s
+
+    def wait_s(state: tenacity.RetryCallState) -> float:
+        error = state.outcome.exception() if state.outcome is not None else None
+        hint_s = error.retry_after_s if isinstance(error, Retryable) else 0.0
+        return next_wait_s(state.attempt_number, hint_s, rng)
+
+    async def sleep(seconds: float) -> None:
+        await time.sleep_until(time.now_s() + seconds)
+
+    async def attempt() -> T:
+        # The library looks at what it is given, and would not await a plain function's coroutine.
+        return await call()
+
+    attempts = tenacity.AsyncRetrying(
+        sleep=sleep,
+        stop=spent,
+        wait=wait_s,
+        retry=tenacity.retry_if_exception_type(Retryable),
+        reraise=True,
+    )
+    return await attempts(attempt)
+
+
+def next_wait_s(attempt: int, hint_s: float, rng: Random) -> float:
+    """After the attempt-th failure (from 1): at least the hint, and never two alike."""
+    least_s, most_s = limits.RETRY_WAIT_S_MIN, limits.RETRY_WAIT_S_MAX
+    bound_s = min(most_s, least_s * 2.0 ** min(attempt, 32))
+    drawn_s = rng.uniform(least_s, bound_s)
+    if drawn_s >= hint_s:
+        return drawn_s
+    return hint_s + rng.uniform(0.0, least_s)

@@ -1,0 +1,1 @@
+"""Nouns that a service shares with its client or with the simulator."""

@@ -1,0 +1,1 @@
+"""Facts: what happened, as a read model and as sentences."""

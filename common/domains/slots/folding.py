@@ -1,0 +1,258 @@
+"""One update of a bucket: check what was pushed, fold it into the other buffers, name the guilty.
+
+Nothing here flips the version: the caller does, with `commit`, after `fold` said that every value
+is finite. So a refused or interrupted fold leaves the region as it was.
+
+`replay` is the same update on plain arrays in one process: what every distributed run is compared
+with, bit for bit.
+"""
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slackwater.common.base import limits
+from slackwater.common.domains.slots.kernels import KERNEL_DTYPES, Fold, fold_chunk
+from slackwater.common.domains.slots.layout import PAGE, PARAMETER_BYTES
+from slackwater.common.domains.slots.region import FoldSpan, SlotRegion
+from slackwater.common.domains.slots.rules import RULES, Floats, Hyper, scalars, widen
+from slackwater.schemas.jobs import DType, UpdateRule
+
+CHUNK_ELEMENTS: Final = limits.CHUNK_BYTES // PARAMETER_BYTES
+SHARED_CHUNK_ELEMENTS: Final = CHUNK_ELEMENTS // 4
+SHARED_CHUNK_ELEMENTS_MIN: Final = CHUNK_ELEMENTS // 32
+SHARED_ELEMENTS_MIN: Final = CHUNK_ELEMENTS // 2
+"""A shorter fold is done before another thread is awake."""
+Share = Callable[[Callable[[], bool]], bool]
+"""Does work in several threads at once, the calling one included; whether all gave True."""
+
+
+class Refusal(NamedTuple):
+    """A push that cannot be applied."""
+
+    tensor: str
+    worker: int
+    why: str
+
+
+def _ranks(region: SlotRegion, alone: int | None) -> Sequence[int]:
+    """Whose pushes are the update."""
+    return range(region.geometry.workers) if alone is None else (alone,)
+
+
+def check_hypers(region: SlotRegion, alone: int | None = None) -> Refusal | None:
+    """Whether all ranks pushed the same usable hyper-parameters; else the first that did not."""
+    ranks = _ranks(region, alone)
+    pushed = region.hyper_blocks(ranks)
+    if region.accepted == pushed:  # As they were the last time, byte for byte.
+        return None
+    rule = RULES[region.plan.update.name]
+    reference = region.hyper(ranks[0])
+    for rank in ranks:
+        hyper = region.hyper(rank)
+        why = rule.fault(hyper) or rule.difference(hyper, reference)
+        if why:
+            return Refusal(region.tensor_at(0), rank, why)
+    region.accepted = pushed
+    return None
+
+
+def fold(
+    region: SlotRegion,
+    between: Callable[[], None] | None = None,
+    chunk_elements: int | None = None,
+    share: Share | None = None,
+    alone: int | None = None,
+    done: int = 0,
+) -> bool:
+    """Compute the next version into the buffers that the version word does not select, by the
+    kernels of the memory they are in. `between` is called between chunks; `share` does a large
+    fold in several threads; `alone`: the update is this rank's push by itself; the first `done`
+    elements are folded already. False: some value is not finite, nothing may be committed."""
+    elements = region.geometry.elements - done
+    fold_elements, k = _prepared(region, alone), _scalars(region, alone)
+    if region.kernels is not None or elements < SHARED_ELEMENTS_MIN:
+        share = None
+    chunk = chunk_elements or chunk_of(region)
+    if share is None and elements <= chunk:
+        return elements == 0 or fold_elements(done, done + elements, k)
+    spans = _spans(elements, chunk) if share is None or chunk_elements else _shared(elements)
+    taken = iter(spans)
+
+    def work() -> bool:
+        clean = True
+        for lo, hi in taken:  # Each is taken once, whichever thread asks.
+            if lo and between is not None:
+                between()
+            clean &= fold_elements(done + lo, done + hi, k)
+        return clean
+
+    return work() if share is None else share(work)
+
+
+def fold_span(region: SlotRegion, lo: int, hi: int) -> tuple[bool, Floats]:
+    """Elements [lo, hi) of the next version alone, in host memory: (whether all is finite, the
+    scalars of the step)."""
+    k = _scalars(region, None)
+    return _prepared(region, None)(lo, hi, k), k
+
+
+def step_of(region: SlotRegion) -> Floats:
+    """The scalars of the next version's step: the same object while nothing of it changes."""
+    return _scalars(region, None)
+
+
+def _spans(elements: int, chunk: int) -> list[tuple[int, int]]:
+    return [(lo, min(lo + chunk, elements)) for lo in range(0, elements, chunk)]
+
+
+@functools.lru_cache(1024)
+def _shared(elements: int) -> tuple[tuple[int, int], ...]:
+    """Chunks for several threads: smaller towards the end, so that all end at about the same time
+    (guided self-scheduling: Polychronopoulos and Kuck 1987)."""
+    spans, lo = [], 0
+    while lo < elements:
+        fair = (elements - lo) // 4 // PAGE * PAGE
+        chunk = min(max(fair, SHARED_CHUNK_ELEMENTS_MIN), SHARED_CHUNK_ELEMENTS)
+        spans.append((lo, min(lo + chunk, elements)))
+        lo += chunk
+    return tuple(spans)
+
+
+def _prepared(region: SlotRegion, alone: int | None) -> FoldSpan:
+    """The fold of the region's next version, (lo, hi, scalars) -> whether all is finite. Small
+    buckets are folded in less time than the views of their parts take to make: a region keeps
+    them, a pair for the two ways that its buffers alternate."""
+    version, rule = region.version, region.plan.update.name
+    key = (version & 1, alone)
+    known = region.prepared.get(key)
+    if known is not None:
+        return known
+    geometry, ranks = region.geometry, _ranks(region, alone)
+    dtype = KERNEL_DTYPES[geometry.dtype]
+    stride = geometry.slot_stride // np.dtype(dtype).itemsize
+    slots = region.slots(dtype)[ranks[0] * stride :]
+    parameters = (region.parameters(version), region.parameters(version + 1))
+    states = [
+        (region.state(version, index), region.state(version + 1, index))
+        for index in range(geometry.states)
+    ]
+    if region.kernels is None:
+        made: FoldSpan = Fold(rule, slots, stride, len(ranks), parameters, states)
+    else:
+        on_device: Callable[..., bool] = region.kernels.fold_chunk
+
+        def made(lo: int, hi: int, k: Floats) -> bool:
+            return on_device(rule, slots, stride, len(ranks), (lo, hi), parameters, states, k)
+
+    region.prepared[key] = made
+    return made
+
+
+def _scalars(region: SlotRegion, alone: int | None) -> Floats:
+    """Those of the next version's step; computed anew where something of it changed."""
+    ranks = _ranks(region, alone)
+    first = region.hyper_blocks(ranks[:1])
+    ages = RULES[region.plan.update.name].ages
+    t = region.version + 1 - region.state_since if ages else 1
+    if region.step is None or region.step[:2] != (first, t):
+        region.step = (first, t, scalars(region.hyper(ranks[0]), t, len(ranks)))
+    return region.step[2]
+
+
+def chunk_of(region: SlotRegion) -> int:
+    """The grain of execution where the region is, in elements."""
+    return CHUNK_ELEMENTS if region.kernels is None else region.kernels.chunk_elements
+
+
+def commit(region: SlotRegion, alone: int | None = None) -> int:
+    """The new version: the one store that makes the fold's result the bucket's, and what it says of
+    the rank whose push it was."""
+    region.folds += 1
+    if alone is not None:
+        applied = region.applied()
+        applied[alone] += 1
+        region.set_applied(region.version + 1, applied)
+    region.version = version = region.version + 1
+    return version
+
+
+def blame(region: SlotRegion, alone: int | None = None) -> Refusal:
+    """After an unclean fold, a second look: whose gradient, in which tensor.
+
+    The first worker with a value that is no finite number; when all are finite, the sum or the
+    update overflowed, and the worker with the largest gradient there is named.
+    """
+    for lo in range(0, region.geometry.elements, CHUNK_ELEMENTS):
+        hi = min(lo + CHUNK_ELEMENTS, region.geometry.elements)
+        for rank in _ranks(region, alone):
+            finite = np.isfinite(widen(region.to_host(region.gradient(rank)[lo:hi])))
+            if not finite.all():
+                element = lo + int(np.argmin(finite))
+                value = _value(region, region.gradient(rank), element)
+                return Refusal(region.tensor_at(element), rank, f"its gradient contains {value}")
+    return _blame_overflow(region, _ranks(region, alone))
+
+
+def _blame_overflow(region: SlotRegion, ranks: Sequence[int]) -> Refusal:
+    new = region.version + 1
+    buffers = [region.parameters(new)]
+    buffers += [region.state(new, index) for index in range(region.geometry.states)]
+    for buffer in buffers:
+        for lo in range(0, len(buffer), CHUNK_ELEMENTS):
+            finite = np.isfinite(region.to_host(buffer[lo : lo + CHUNK_ELEMENTS]))
+            if not finite.all():
+                element = lo + int(np.argmin(finite))
+                values = [abs(_value(region, region.gradient(rank), element)) for rank in ranks]
+                worst = int(np.argmax(values))
+                old = _value(region, region.parameters(region.version), element)
+                why = f"the update overflows: gradient {values[worst]:g}, parameter {old:g}"
+                return Refusal(region.tensor_at(element), ranks[worst], why)
+    why = "the update was not finite, and a second one was"
+    return Refusal(region.tensor_at(0), ranks[0], why)
+
+
+def _value(region: SlotRegion, array: NDArray[np.generic], element: int) -> float:
+    return float(widen(region.to_host(array[element : element + 1]))[0])
+
+
+def replay(
+    update: UpdateRule,
+    dtype: DType,
+    initial: Floats,
+    iterations: Iterable[Sequence[NDArray[np.generic]]],
+    hypers: Callable[[int], Hyper] | None = None,
+) -> Floats:
+    """The parameters after all `iterations` (each the workers' gradients in rank order, float32,
+    float16, or bfloat16 as uint16), computed in this process alone by the same kernels. `hypers`
+    gives the hyper-parameters of an iteration (from 1); without it they are the rule's.
+
+    Raises ValueError at a value that is not finite: a run would have refused it.
+    """
+    name = update.name
+    size = len(initial)
+    parameters = [np.array(initial, np.float32), np.empty(size, np.float32)]
+    states = [
+        [np.zeros(size, np.float32), np.empty(size, np.float32)] for _ in range(RULES[name].states)
+    ]
+    slots: NDArray[np.generic] = np.empty(0, KERNEL_DTYPES[dtype])
+    for iteration, gradients in enumerate(iterations, 1):
+        workers = len(gradients)
+        if len(slots) != workers * size:
+            slots = np.empty(workers * size, KERNEL_DTYPES[dtype])
+        for rank, gradient in enumerate(gradients):
+            slots[rank * size : (rank + 1) * size] = gradient.reshape(-1).view(slots.dtype)
+        hyper = hypers(iteration) if hypers is not None else Hyper.of(update)
+        k = scalars(hyper, iteration, workers)
+        for lo in range(0, size, CHUNK_ELEMENTS):
+            span = (lo, min(lo + CHUNK_ELEMENTS, size))
+            pairs = [(pair[0], pair[1]) for pair in states]
+            both = (parameters[0], parameters[1])
+            if not fold_chunk(name, slots, size, workers, span, both, pairs, k):
+                raise ValueError(f"iteration {iteration}: a gradient or result is not finite")
+        for pair in (parameters, *states):
+            pair.reverse()
+    return parameters[0]

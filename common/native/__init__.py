@@ -1,0 +1,1 @@
+"""Code that is compiled, calls libc, or asks the kernel of this host."""

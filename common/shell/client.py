@@ -1,0 +1,163 @@
+"""A typed client of the control plane, for people's tools: the command line, loadgen, the Agent.
+
+One call is one request; Retryable failures are tried again within a budget; `Refused` becomes an
+exception named by what the caller does next.
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from random import Random
+from typing import TypeVar
+
+from slackwater.common.base import codec, limits
+from slackwater.common.base.clock import Clock
+from slackwater.common.base.errors import NobodyThere, Rejected, Retryable
+from slackwater.common.base.retry import retry
+from slackwater.common.bus.access import Credentials
+from slackwater.common.bus.base import Bus
+from slackwater.common.shell.world import live_world
+from slackwater.common.store.history import History
+from slackwater.schemas import cluster, jobs, subjects
+from slackwater.schemas.base import AggregatorId, Message, Ok, Refused
+from slackwater.schemas.jobs import TenantInfo
+
+M = TypeVar("M", bound=Message)
+T = TypeVar("T")
+
+
+class Client:
+    """Requests on a connected bus. Raises Rejected (the request is at fault) or Retryable."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        clock: Clock,
+        budget_s: float = limits.REQUEST_TIMEOUT_S,
+        rng: Random | None = None,
+        history: History | None = None,
+    ) -> None:
+        """Talks to a cluster's master. `rng` draws the waits between attempts: give the world's.
+        `history` is needed only to read kept facts."""
+        self.bus = bus
+        self.clock = clock
+        self._history = history
+        self._budget_s = budget_s
+        self._rng = rng or Random()
+
+    async def ask(self, subject: str, message: Message, answer: type[M]) -> M:
+        payload = codec.encode(message)
+
+        async def once() -> M:
+            raw = await self.bus.request(subject, payload, timeout_s=limits.REQUEST_TIMEOUT_S)
+            reply: M | Refused = codec.decode(raw, answer | Refused)
+            if isinstance(reply, Refused):
+                if reply.retry_after_s > 0:
+                    raise Retryable(reply.reason, reply.retry_after_s)
+                raise Rejected(reply.reason)
+            return reply
+
+        return await self._retried(once)
+
+    @property
+    def history(self) -> History:
+        assert self._history is not None, "this client was made without a history"
+        return self._history
+
+    async def flush(self) -> None:
+        """Return once the server knows the subscriptions made so far."""
+        await self._retried(self.bus.flush)
+
+    async def _retried(self, call: Callable[[], Awaitable[T]]) -> T:
+        return await retry(call, budget_s=self._budget_s, rng=self._rng, clock=self.clock)
+
+    async def master(self, verb: str, message: Message, answer: type[M]) -> M:
+        subject = subjects.command("master", subjects.MASTER, verb)
+        try:
+            return await self.ask(subject, message, answer)
+        except NobodyThere as error:
+            raise NobodyThere(
+                f"no master answers ({error}): start one with `slackwater run master`, or a whole "
+                "cluster with `slackwater up`; a standby takes over within 10 s"
+            ) from error
+
+    async def submit(self, spec: jobs.JobSpec) -> jobs.JobRecord | None:
+        """Submit a job, and return once it is stored: the record of one that was there already,
+        else None. Idempotent by the job's id."""
+        return (await self.master("submit", jobs.SubmitJob(spec=spec), jobs.JobAccepted)).known
+
+    async def cancel(self, job: str) -> None:
+        await self.master("cancel", jobs.CancelJob(job=job), Ok)
+
+    async def rerun(self, job: str, run: int) -> jobs.JobRecord:
+        """Run a job that ended again; `run` is one more than its record's. Idempotent by it."""
+        return (await self.master("rerun", jobs.RerunJob(job=job, run=run), jobs.JobInfo)).job
+
+    async def delete(self, job: str) -> None:
+        """Forget a job that ended."""
+        await self.master("delete", jobs.DeleteJob(job=job), Ok)
+
+    async def job(self, job: str) -> jobs.JobRecord:
+        return (await self.job_info(job)).job
+
+    async def job_info(self, job: str) -> jobs.JobInfo:
+        """Return the job's record, and how far it is."""
+        return await self.master("get", jobs.GetJob(job=job), jobs.JobInfo)
+
+    async def job_page(
+        self,
+        state: jobs.JobState | None = None,
+        tenant: str | None = None,
+        offset: int = 0,
+        whole: bool = False,
+    ) -> jobs.JobList:
+        """List jobs, active ones first, with how far they are; at most LIST_JOBS_MAX. `whole`: with
+        their programs and results."""
+        message = jobs.ListJobs(
+            state=state, tenant=tenant, offset=offset, order="active", whole=whole
+        )
+        return await self.master("list", message, jobs.JobList)
+
+    async def jobs(self, state: jobs.JobState | None = None) -> tuple[jobs.JobRecord, ...]:
+        return (await self.master("list", jobs.ListJobs(state=state), jobs.JobList)).jobs
+
+    async def drain(self, aggregator: str, request: str, within_s: float) -> cluster.DrainProgress:
+        """Empty it within so long; the same `request` again tells how far it is."""
+        subject = subjects.command("controller", await self._cluster_of(aggregator), "empty")
+        message = cluster.DrainAggregator(request=request, aggregator=aggregator, within_s=within_s)
+        return await self.ask(subject, message, cluster.DrainProgress)
+
+    async def restore(self, aggregator: str) -> bool:
+        """Cancel the order to empty it. Return whether there was one."""
+        subject = subjects.command("controller", await self._cluster_of(aggregator), "restore")
+        message = cluster.RestoreAggregator(aggregator=aggregator)
+        return (await self.ask(subject, message, Ok)).changed
+
+    async def lost(self, aggregator: str) -> None:
+        """It will not come back: nobody is to wait for it."""
+        subject = subjects.command("controller", await self._cluster_of(aggregator), "lost")
+        await self.ask(subject, cluster.AggregatorLost(aggregator=AggregatorId(aggregator)), Ok)
+
+    async def _cluster_of(self, aggregator: str) -> str:
+        for info in await self.aggregators():
+            if info.record.id == aggregator:
+                if info.record.cluster is None:
+                    raise Rejected(f"aggregator {aggregator} serves no cluster: it is empty")
+                return info.record.cluster
+        raise Rejected(f"there is no aggregator {aggregator}: `slackwater aggregators` lists them")
+
+    async def tenants(self) -> tuple[TenantInfo, ...]:
+        return (await self.master("tenants", jobs.ListTenants(), jobs.TenantList)).tenants
+
+    async def aggregators(self) -> tuple[cluster.AggregatorInfo, ...]:
+        reply = await self.master("aggregators", cluster.ListAggregators(), cluster.AggregatorList)
+        return reply.aggregators
+
+
+@asynccontextmanager
+async def connect(
+    url: str, name: str = "client", credentials: Credentials | None = None
+) -> AsyncIterator[Client]:
+    """Raises Unavailable, naming the URL, when nobody listens there, ConfigRejected when whoever
+    listens there will not have us."""
+    async with live_world(url, name, credentials=credentials) as world:
+        yield Client(world.bus, world.clock, rng=world.rng, history=world.history)

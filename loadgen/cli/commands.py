@@ -1,0 +1,18 @@
+"""What `loadgen` does: replays workloads against live clusters, simulates them at trace scale,
+generates them."""
+
+from slackwater.console.program import program
+
+app = program(
+    "Make workloads for Slackwater: live replay, memory, simulation, generation.",
+    {
+        "demo": "slackwater.loadgen.cli.demo:show",
+        "experiment": "slackwater.loadgen.cli.experiment:play",
+        "replay": "slackwater.loadgen.cli.replay:replay",
+        "memory": "slackwater.loadgen.cli.memory:memory",
+        "simulate": "slackwater.loadgen.simulator.gpu.command:simulate_command",
+        "audit": "slackwater.loadgen.simulator.gpu.command:audit_command",
+        "generate": "slackwater.loadgen.cli.generate:generate",
+        "completion": "slackwater.console.completion:completion",
+    },
+)

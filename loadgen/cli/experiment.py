@@ -1,0 +1,99 @@
+"""`loadgen experiment`: the papers' experiments, live, with their controls and a verdict."""
+
+import os
+import time
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from slackwater.common.bus.access import shown
+from slackwater.common.embedded import ClusterOptions, fit_cpu_share
+from slackwater.console.names import policy_named
+from slackwater.console.options import Json, Report, Seed
+from slackwater.console.outcome import INCONCLUSIVE, Usage, err, report_folder, reported, run
+from slackwater.loadgen.cli.progress import progress
+from slackwater.loadgen.cli.replay import POLICY_HELP, above_zero, conclude
+from slackwater.loadgen.replay import calibrate, experiment, report, workload
+from slackwater.schemas.jobs import Aggregation
+
+NAMES: Final = ("sharing",)
+AGGREGATORS: Final = 10
+CPU_SHARE: Final = 0.1
+PROFILER: Final = {"profile_iterations": 8, "profile_s": 2.0}
+WINDOW_S: Final = 8.0
+"""A window of VGG19's is full with ten of its iterations."""
+DUTY: Final = 0.327
+"""VGG19's. AlexNet's is 1.05 then, so that it asks for a second server as in figure 10, and three
+VGG19 keep one aggregator .98 busy."""
+
+
+def play(
+    name: Annotated[
+        str, typer.Argument(help="The experiment to play: sharing, which is figure 10 of AutoPS.")
+    ],
+    time_scale: Annotated[
+        float, typer.Option(help="Shrinks arrivals, durations and computing.")
+    ] = 1.0,
+    policy: Annotated[str, typer.Option(help=f"{POLICY_HELP}.")] = "cyclic",
+    window: Annotated[int, typer.Option(min=2, help="Iterations of a monitor window.")] = 20,
+    seed: Seed = 1,
+    report_dir: Report = Path("reports/sharing"),
+    json: Json = False,
+) -> None:
+    """Play a paper's experiment live, beside its baselines and control, and say whether it proves
+    what the paper says.
+
+    Exit codes: 0 conclusive, 3 not, with the reasons.
+    """
+    options: dict[str, Any] = {k: shown(str(v)) for k, v in locals().items() if k != "options"}
+    started_s = time.monotonic()
+    with reported():
+        if name not in NAMES:
+            raise Usage(f"experiment {name!r}: choose {', '.join(NAMES)}")
+        chosen = policy_named(policy)
+        if chosen == "static":
+            raise Usage("--policy static shares nothing: it is the baseline; choose another")
+        above_zero(time_scale)
+        report_folder(report_dir)  # Before anything long begins.
+        cluster, work = _prepared(chosen, time_scale, window, seed, report_dir)
+        options["workload"] = work
+        err.print(
+            f"bytes scale {work.bytes_scale:.3f}, a fold is charged "
+            f"{cluster.charge_ns_per_byte:.3f} ns a byte, load {os.getloadavg()[0]:.1f}"
+        )
+        with progress() as on_phase:
+            phases = experiment.Phases(events=True)
+            outcome = run(experiment.shared_experiment(work, cluster, window, on_phase, phases))
+        doubts = report.doubts_about(outcome)
+        summary = report.summarize(
+            outcome, doubts=doubts, experiment=True, wall_s=time.monotonic() - started_s
+        )
+        conclude(outcome, summary, report_dir, options, json)
+    if doubts:
+        raise typer.Exit(INCONCLUSIVE)
+
+
+def _prepared(
+    policy: Aggregation, time_scale: float, window: int, seed: int, report_dir: Path
+) -> tuple[ClusterOptions, workload.Workload]:
+    """The cluster, and the workload with tensors that keep its servers as busy as the paper's."""
+    plan = workload.shared_aggregation(time_scale=time_scale, bytes_scale=1.0, seed=seed)
+    servers = AGGREGATORS + sum(spec.servers for spec in experiment.twins(plan))
+    share = fit_cpu_share(CPU_SHARE, servers, len(os.sched_getaffinity(0)))
+    compute_s = workload.COMPUTE_S[calibrate.REFERENCE] * time_scale
+    charge = calibrate.charge(share, compute_s, DUTY)
+    cluster = ClusterOptions(
+        controllers=2,
+        aggregators=AGGREGATORS,
+        cpu_share=CPU_SHARE,
+        policy=policy,
+        charge_ns_per_byte=charge.ns_per_byte,
+        log_dir=report_dir / "logs",
+        master={"cluster_scaling_s": experiment.CLUSTER_SCALING_S},
+        profiler={**PROFILER, "window_iterations": window, "window_s": WINDOW_S * time_scale},
+    )
+    work = workload.shared_aggregation(
+        time_scale=time_scale, bytes_scale=charge.bytes_scale, seed=seed
+    )
+    return cluster, work

@@ -1,0 +1,1 @@
+"""The trace simulator of a GPU cluster."""

@@ -1,0 +1,93 @@
+"""The simulated machines: who holds which GPUs, which nodes are up, who shares."""
+
+from collections.abc import Sequence
+
+from slackwater.common.base import limits
+from slackwater.common.base.errors import ConfigRejected
+from slackwater.schemas.base import NodeId
+from slackwater.services.master.scheduling.view import Allocation, ClusterView, NodeView
+
+
+def parse_nodes(text: str) -> list[tuple[int, str]]:
+    """ "16x4" or "6x4:t4,2x8:dgx": (GPUs, type) of each node."""
+    nodes: list[tuple[int, str]] = []
+    for part in text.split(","):
+        size, _, kind = part.strip().partition(":")
+        count, _, gpus = size.partition("x")
+        if not (count.isdigit() and gpus.isdigit() and int(count) and int(gpus)):
+            raise ConfigRejected(f"nodes {part!r}: write NODESxGPUS or NODESxGPUS:TYPE, as 6x4:t4")
+        if len(nodes) + int(count) > limits.TRACE_GPUS_MAX or int(gpus) > limits.TRACE_GPUS_MAX:
+            raise ConfigRejected(f"nodes {part!r}: at most {limits.TRACE_GPUS_MAX} of each")
+        nodes += [(int(gpus), kind)] * int(count)
+    return nodes
+
+
+class Cluster:
+    """Mutable, the engine's own. `free[i]` is 0 while node i is down."""
+
+    def __init__(self, nodes: Sequence[tuple[int, str]], up: int | None = None) -> None:
+        self.sizes = [gpus for gpus, _ in nodes]
+        self.types = [kind for _, kind in nodes]
+        self.gpu_types = tuple(sorted(set(self.types))) or ("",)
+        first_up = len(nodes) if up is None else up
+        self.up = [i < first_up for i in range(len(nodes))]
+        self.free = [gpus if self.up[i] else 0 for i, gpus in enumerate(self.sizes)]
+        self._members: dict[str, int] = {}
+        self.view = self._view()
+
+    @classmethod
+    def counted(cls, gpus: int) -> "Cluster":
+        """Every GPU on one machine: GPUs are only counted."""
+        return cls([(gpus, "")])
+
+    def take(self, allocation: Allocation, group: str) -> None:
+        if group:
+            self._members[group] = self._members.get(group, 0) + 1
+            if self._members[group] > 1:
+                return
+        for node, gpus in allocation:
+            self.free[node] -= gpus
+
+    def give_back(self, allocation: Allocation, group: str) -> None:
+        if group:
+            self._members[group] -= 1
+            if self._members[group]:
+                return
+            del self._members[group]
+        for node, gpus in allocation:
+            if self.up[node]:
+                self.free[node] += gpus
+
+    def lose(self, node: int) -> None:
+        """The node goes down. Its jobs must have given back everything before or must do so
+        afterwards: what they held there does not come back."""
+        self.up[node] = False
+        self.free[node] = 0
+        self.view = self._view()
+
+    def idle(self, node: int) -> bool:
+        return self.free[node] == self.sizes[node]
+
+    def bring(self, node: int) -> None:
+        self.up[node] = True
+        self.free[node] = self.sizes[node]
+        self.view = self._view()
+
+    def gpus_by_type(self) -> dict[str, int]:
+        """With every node up."""
+        sums = dict.fromkeys(self.gpu_types, 0)
+        for gpus, kind in zip(self.sizes, self.types, strict=True):
+            sums[kind] += gpus
+        return sums
+
+    def _view(self) -> ClusterView:
+        nodes = tuple(
+            NodeView(i, NodeId(f"n{i}"), gpus if self.up[i] else 0, self.types[i])
+            for i, gpus in enumerate(self.sizes)
+        )
+        return ClusterView(
+            nodes,
+            sum(node.gpus for node in nodes),
+            self.gpu_types,
+            max((node.gpus for node in nodes), default=0),
+        )

@@ -1,0 +1,69 @@
+"""What a placement does to a job's speed: being spread, and sharing a node's network.
+
+Placement sensitivity (Tiresias section 3.3.3): a job on more machines than it needs runs slower in
+proportion to its skew, or by its model's own measured factor. Network interference (Pollux section
+3.6): distributed jobs that meet on a node keep (1 - interference) of their speed.
+"""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from slackwater.loadgen.simulator.gpu.workload import SimJob
+from slackwater.services.master.scheduling.view import Allocation, ClusterView
+
+
+class Slowdowns(msgspec.Struct, frozen=True):
+    """Zero everywhere: placement never changes speed."""
+
+    spread: float = 0.0
+    """A spread job's step takes 1 + spread * skew times as long."""
+    spread_by_model: Mapping[str, float] = msgspec.field(default_factory=dict)
+    """Model -> factor >= 1 on the step of a spread job, instead of the skew rule."""
+    interference: float = 0.0
+
+    @property
+    def any(self) -> bool:
+        return bool(self.spread or self.spread_by_model or self.interference)
+
+
+class Surroundings:
+    """Which distributed jobs meet on which node."""
+
+    def __init__(self, slowdowns: Slowdowns) -> None:
+        self._slowdowns = slowdowns
+        self._distributed: dict[int, set[int]] = {}
+
+    def enter(self, number: int, allocation: Allocation) -> set[int]:
+        """Job `number` holds these GPUs now; answers whose speed may have changed by that."""
+        return self._move(number, allocation, True)
+
+    def leave(self, number: int, allocation: Allocation) -> set[int]:
+        return self._move(number, allocation, False)
+
+    def _move(self, number: int, allocation: Allocation, comes: bool) -> set[int]:
+        if not self._slowdowns.interference or len(allocation) < 2:
+            return set()
+        met: set[int] = set()
+        for node, _ in allocation:
+            here = self._distributed.setdefault(node, set())
+            if comes:
+                met |= here
+                here.add(number)
+            else:
+                here.discard(number)
+                met |= here
+        return met - {number}
+
+    def slowdown(self, job: SimJob, allocation: Allocation, cluster: ClusterView) -> float:
+        factor = 1.0
+        rules = self._slowdowns
+        if len(allocation) > 1:
+            gpus = sum(count for _, count in allocation)
+            if len(allocation) > -(-gpus // max(1, cluster.node_gpus_max)):
+                factor = rules.spread_by_model.get(job.model, 1.0 + rules.spread * job.skew)
+            if rules.interference and any(
+                len(self._distributed.get(node, ())) > 1 for node, _ in allocation
+            ):
+                factor /= 1.0 - rules.interference
+        return factor

@@ -1,0 +1,209 @@
+"""Measured training jobs: step times by placement and gradient statistics by epoch.
+
+A folder per application, as Pollux's authors published theirs (Qiao, thesis, section 3.5.3):
+
+    placements.csv      placement,local_bsz,step_time,sync_time        "134": 1, 3 and 4 GPUs
+    scalability.csv     num_nodes,num_replicas,local_bsz,step_time,sync_time
+    validation-M.csv    progress,iteration,metric,grad_sqr,grad_var    an epoch a row, batch size M
+
+A placement that was measured is interpolated over the per-GPU batch; any other one linearly over
+(machines, GPUs, per-GPU batch); what lies outside of all measurements is answered by the throughput
+model fitted to them. Machines in a circle are alike: a placement is known by its smallest rotation.
+Gradient statistics are interpolated between the two nearest batch sizes. Progress is counted in
+iterations of M0; an epoch ends where the slowest of the measured runs ended it.
+
+GPU types: `placements-TYPE.csv` and `scalability-TYPE.csv` hold what was measured on another type;
+a type without files of its own computes at a relative speed and synchronises alike.
+"""
+
+import csv
+from collections.abc import Mapping
+from functools import cached_property
+from itertools import pairwise
+from math import isnan
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.interpolate import LinearNDInterpolator
+
+from slackwater.common.base.errors import ConfigRejected
+from slackwater.common.domains.models.efficiency import GradientMoments
+from slackwater.common.domains.models.fitting import Observation, fit
+from slackwater.common.domains.models.throughput import (
+    ThroughputParams,
+    grad_time_s,
+    iteration_time_s,
+)
+
+Floats = NDArray[np.float64]
+Shape = tuple[int, ...]
+"""GPUs on each machine of an allocation."""
+
+PER_GPU_MAX: Final[Mapping[str, int]] = {"yolov3": 8}
+"""Where less than the largest measured per-GPU batch fits a GPU's memory in training."""
+
+
+class StepTimes:
+    """One GPU type's measurements: (step, synchronising) seconds for a shape and per-GPU batch."""
+
+    def __init__(self, placements: Floats, names: list[str], scalability: Floats) -> None:
+        self._by_shape: dict[str, tuple[Floats, Floats]] = {}
+        for name in dict.fromkeys(names):
+            rows = placements[[i for i, other in enumerate(names) if other == name]]
+            rows = rows[np.argsort(rows[:, 2], kind="stable")]
+            self._by_shape[name] = rows[:, 2], rows[:, 3:]
+        keys, owner = np.unique(placements[:, :3], axis=0, return_inverse=True)
+        owner = owner.reshape(-1)
+        means = np.stack(
+            [np.bincount(owner, placements[:, c]) / np.bincount(owner) for c in (3, 4)], axis=1
+        )
+        self._points = np.vstack([keys, scalability[:, :3]])
+        self._values = np.vstack([means, scalability[:, 3:]])
+        self._known: dict[tuple[Shape, int], tuple[float, float]] = {}
+        self.per_gpu_min = int(placements[:, 2].min())
+        self.per_gpu_max = int(placements[:, 2].max())
+
+    @cached_property
+    def _interpolator(self) -> Any:
+        return LinearNDInterpolator(self._points, self._values)
+
+    @cached_property
+    def fitted(self) -> ThroughputParams:
+        """The throughput model of everything measured."""
+        return fit(
+            [
+                Observation(int(n), int(k), int(m), 0, step, max(step - sync, 0.0))
+                for (n, k, m), (step, sync) in zip(self._points, self._values, strict=True)
+            ]
+        )
+
+    def of(self, shape: Shape, per_gpu: int) -> tuple[float, float]:
+        key = (shape, per_gpu)
+        if key not in self._known:
+            self._known[key] = self._look_up(shape, per_gpu)
+        return self._known[key]
+
+    def _look_up(self, shape: Shape, per_gpu: int) -> tuple[float, float]:
+        nodes, gpus = len(shape), sum(shape)
+        name = "".join(map(str, min(shape[i:] + shape[:i] for i in range(nodes))))
+        if name in self._by_shape:
+            sizes, times = self._by_shape[name]
+            if sizes[0] <= per_gpu <= sizes[-1]:
+                step, sync = (float(np.interp(per_gpu, sizes, times[:, c])) for c in (0, 1))
+                return step, sync
+        step, sync = map(float, self._interpolator([nodes, gpus, per_gpu])[0])
+        if isnan(step):
+            step = float(iteration_time_s(self.fitted, nodes, gpus, per_gpu))
+            sync = step - float(grad_time_s(self.fitted, per_gpu))
+        return step, sync
+
+
+class Application:
+    """A model that was trained at several batch sizes. M0 is the smallest of them."""
+
+    def __init__(
+        self, name: str, times: Mapping[str, StepTimes], runs: Mapping[int, Floats]
+    ) -> None:
+        self.name = name
+        self._times = times
+        self._sizes = sorted(runs)
+        self._runs = runs
+        reference = times[""]
+        self.batch_initial, self.batch_max = self._sizes[0], self._sizes[-1]
+        self.per_gpu_min = reference.per_gpu_min
+        self.per_gpu_max = PER_GPU_MAX.get(name, reference.per_gpu_max)
+        self.epochs = min(len(run) for run in runs.values())
+        self._progress = [0.0] + [
+            min(float(run[epoch, 0]) for run in runs.values()) for epoch in range(self.epochs)
+        ]
+        self._moments: dict[tuple[float, int], GradientMoments] = {}
+        self.alone_s: dict[tuple[int, int], list[float]] = {}
+        """(GPUs, batch) -> seconds to the end of each epoch, kept by the run that worked it out."""
+
+    def progress_at(self, epoch: int) -> float:
+        """Iterations of M0 that are done when so many epochs are."""
+        return self._progress[epoch]
+
+    def step_times(self, shape: Shape, per_gpu: int, gpu_type: str = "") -> tuple[float, float]:
+        """(step, synchronising) seconds of one iteration without accumulation."""
+        return self._times.get(gpu_type, self._times[""]).of(shape, per_gpu)
+
+    def step_times_model(self, gpu_type: str = "") -> ThroughputParams:
+        """The throughput model of everything measured on that type."""
+        return self._times.get(gpu_type, self._times[""]).fitted
+
+    def measured(self, gpu_type: str) -> bool:
+        """Has this GPU type measurements of its own?"""
+        return gpu_type in self._times
+
+    def moments(self, batch: float, epoch: int) -> GradientMoments:
+        """Gradient statistics with this batch during an epoch (counted from 0)."""
+        key = (batch, epoch)
+        if key not in self._moments:
+            sqr, var = self._between(batch, epoch, 3), self._between(batch, epoch, 4)
+            self._moments[key] = GradientMoments(sqr, var)
+        return self._moments[key]
+
+    def iterations_at(self, batch: float, epoch: int) -> float:
+        """Iterations that a run with this batch took to complete the epoch (counted from 0)."""
+        return self._between(batch, epoch, 1)
+
+    def _between(self, batch: float, epoch: int, column: int) -> float:
+        values = [float(self._runs[size][epoch, column]) for size in self._sizes]
+        return float(np.interp(batch, self._sizes, values))
+
+
+def read_applications(folder: Path) -> dict[str, Application]:
+    """Every application below `folder`, by name."""
+    found = {
+        path.parent.name: _read_application(path.parent)
+        for path in sorted(folder.glob("*/placements.csv"))
+    }
+    if not found:
+        raise ConfigRejected(
+            f"no profiles in {folder}: expected a folder per application with placements.csv; "
+            "name it with --set profiles.folder=DIR, or set SLACKWATER_TRACES"
+        )
+    return found
+
+
+def _read_application(folder: Path) -> Application:
+    times = {"": _read_times(folder, "")}
+    for path in sorted(folder.glob("placements-*.csv")):
+        gpu_type = path.stem.removeprefix("placements-")
+        times[gpu_type] = _read_times(folder, f"-{gpu_type}")
+    runs = {
+        int(path.stem.removeprefix("validation-")): _numbers(path)
+        for path in folder.glob("validation-*.csv")
+    }
+    if not runs:
+        raise ConfigRejected(f"{folder} has no validation-BATCH.csv; progress can't be known")
+    application = Application(folder.name, times, runs)
+    for before, after in pairwise(map(application.progress_at, range(application.epochs + 1))):
+        if after <= before:
+            raise ConfigRejected(f"{folder}: progress falls from {before} to {after}")
+    return application
+
+
+def _read_times(folder: Path, suffix: str) -> StepTimes:
+    path = folder / f"placements{suffix}.csv"
+    with path.open(newline="") as lines:
+        rows = list(csv.reader(lines))[1:]
+    names = [row[0] for row in rows]
+    placements = np.array(
+        [[len(row[0]), sum(map(int, row[0])), *map(float, row[1:])] for row in rows]
+    )
+    scalability = folder / f"scalability{suffix}.csv"
+    beyond = _numbers(scalability) if scalability.exists() else np.empty((0, 5))
+    return StepTimes(placements, names, beyond)
+
+
+def _numbers(path: Path) -> Floats:
+    with path.open(newline="") as lines:
+        rows = list(csv.reader(lines))[1:]
+    try:
+        return np.array([[float(value) for value in row] for row in rows], dtype=np.float64)
+    except ValueError as error:
+        raise ConfigRejected(f"{path}: {error}; every column is a number") from error

@@ -1,0 +1,437 @@
+"""The profiles model: jobs replayed from measured step times and gradient statistics.
+
+As Pollux's simulator does (Qiao, thesis, section 3.5.3): a job's true step time comes from its
+placement and per-GPU batch, its true statistical efficiency from the epoch it is in and its total
+batch; their product is its progress, in iterations of M0. An adaptive job also plays its own agent
+(section 3.4.1): it measures the configurations it runs in, fits theta_sys to them, and re-tunes
+(m, s) at every report and at every epoch's end. Policies see what the agent knows, never the truth;
+those with an oracle ask for it (`iteration_s`, `remaining_iterations`).
+
+**The authors' conditions** (GOLDEN): NeuMF is fixed at one GPU and a batch of 32768, because its
+optimum is reached there; on one GPU a batch above M0 accumulates; epochs end in whole seconds, and
+an end that is rounded back onto a report is seen after it.
+
+Lazy: a run has at most three instants of its own ahead, the end of its epoch, its next measurement
+and its next review; the last two only while they could change something.
+"""
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from math import ceil, floor, inf
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import msgspec
+
+from slackwater.common.base.errors import ConfigRejected, Rejected
+from slackwater.common.domains.models.fitting import Observation, fit
+from slackwater.common.domains.models.goodput import BatchLimits, GoodputModel, split_batch
+from slackwater.common.domains.models.throughput import ThroughputParams
+from slackwater.loadgen.simulator.gpu.jobmodels.applications import (
+    Application,
+    Shape,
+    read_applications,
+)
+from slackwater.loadgen.simulator.gpu.jobmodels.base import Conditions
+from slackwater.loadgen.simulator.gpu.workload import SimJob
+from slackwater.services.master.scheduling.registry import Period
+from slackwater.services.master.scheduling.view import Allocation, ClusterView, Policy
+
+FIXED: Final[Mapping[str, tuple[int, int]]] = {"ncf": (1, 32768)}
+"""Application -> (GPUs, batch) that the authors' adaptive runs hold fixed."""
+GPUS_MAX: Final = 64
+"""The profiles were measured on 64 GPUs."""
+
+
+class Options(msgspec.Struct, frozen=True):
+    adaptive: bool = True
+    """Jobs tune their own batch; otherwise they keep the trace's."""
+    report_s: float = 60.0
+    """Reports and reviews happen at multiples of this."""
+    fixed: Mapping[str, tuple[int, int]] = msgspec.field(default_factory=lambda: dict(FIXED))
+    whole_seconds: bool = True
+    """Epochs end in whole seconds, as the authors' do."""
+    throughput_only: bool = False
+    """Agents take every example for equally useful: Or et al.'s scaling (section 3.5.4)."""
+    known: Mapping[str, ThroughputParams] = msgspec.field(default_factory=dict)
+    """Application -> theta_sys fitted beforehand, for the cost of exploring (section 3.5.3)."""
+
+
+class ProfileRun:
+    """One job. Also the `profile` that policies see: `model`, `gpus_seen` (Pollux), `iteration_s`,
+    `remaining_iterations` (oracles)."""
+
+    def __init__(
+        self, job: SimJob, application: Application, cluster: ClusterView, options: Options
+    ) -> None:
+        self.job = job
+        self.model: GoodputModel | None = None
+        self.gpus_seen = 0
+        """Most GPUs it was measured on."""
+        self._application, self._options = application, options
+        self._node_gpus = max(1, cluster.node_gpus_max)
+        self._types = tuple(node.gpu_type for node in cluster.nodes)
+        self._limits = limits_of(job, application, options)
+        self._known = options.known.get(job.model)
+        self._observations: dict[tuple[int, int, int], Observation] = {}
+        self._epoch, self._progress = 0, 0.0
+        self._marked = (0, 0.0)
+        self._useful = 0.0
+        self._allocation: Allocation = ()
+        self._shape: Shape = ()
+        self._gpu_type, self._gpu_speed, self._slowdown = "", 1.0, 1.0
+        self._per_gpu, self._steps = 0, 0
+        self._rate, self._efficiency = 0.0, 0.0
+        self._at_s = 0.0
+        self._measure_s = self._review_s = self._epoch_end_s = inf
+
+    # What the engine sees ----------------------------------------------------------------------
+
+    @property
+    def work_done(self) -> float:
+        return self._progress
+
+    @property
+    def work_total(self) -> float:
+        return self._application.progress_at(self._application.epochs)
+
+    @property
+    def done(self) -> bool:
+        return self._epoch >= self._application.epochs
+
+    @property
+    def useful_gpu_s(self) -> float:
+        """GPU-seconds of progress, weighted by statistical efficiency (figure 3.10)."""
+        return self._useful
+
+    @property
+    def profile(self) -> Any:
+        return self
+
+    @property
+    def speed(self) -> float:
+        if not self._allocation or self.done:
+            return 0.0
+        alone = self._alone_s(self.job.gpus)
+        epoch_s = alone[self._epoch + 1] - alone[self._epoch]
+        length = self._length(self._epoch)
+        return self._rate * epoch_s / length
+
+    def _length(self, epoch: int) -> float:
+        return self._application.progress_at(epoch + 1) - self._application.progress_at(epoch)
+
+    def next_s(self) -> float:
+        return min(self._measure_s, self._review_s, self._epoch_end_s)
+
+    def resume(self, now_s: float, allocation: Allocation, conditions: Conditions) -> None:
+        moved = allocation != self._allocation
+        self._allocation = allocation
+        if not allocation:
+            self._rate = 0.0
+            self._measure_s = self._review_s = self._epoch_end_s = inf
+            return
+        self._slowdown, self._gpu_speed = conditions.slowdown, conditions.gpu_speed
+        self._at_s = now_s + conditions.delay_s
+        if moved:
+            self._shape = tuple(gpus for _, gpus in allocation)
+            self._gpu_type = self._types[allocation[0][0]]
+            self._tune()
+            if self._options.adaptive:
+                self._measure_s = self._at_s + self._step_times()[0]
+                self._review_s = self._next_report_s(self._at_s)
+        self._set_rate()
+
+    def advance(self, now_s: float) -> None:
+        while self.next_s() <= now_s and not self.done:
+            due_s = self.next_s()
+            self._integrate(due_s)
+            if due_s == self._measure_s:
+                self._measure_s = inf
+                self._measure()
+            elif due_s == self._epoch_end_s:
+                self._end_epoch(due_s)
+            else:
+                self._review(due_s)
+        self._integrate(now_s)
+
+    def mark(self) -> None:
+        self._marked = self._epoch, self._progress
+
+    def restore(self) -> None:
+        self._epoch, self._progress = self._marked
+
+    # Progress ----------------------------------------------------------------------------------
+
+    def _integrate(self, now_s: float) -> None:
+        if now_s > self._at_s and self._allocation and not self.done:
+            elapsed_s = now_s - self._at_s
+            end = self._application.progress_at(self._epoch + 1)
+            self._progress = min(end, self._progress + self._rate * elapsed_s)
+            self._useful += elapsed_s * sum(self._shape) * self._efficiency
+            self._at_s = now_s
+
+    def _end_epoch(self, now_s: float) -> None:
+        self._measure()
+        self._epoch += 1
+        self._progress = self._application.progress_at(self._epoch)
+        if self.done:
+            self._rate, self._epoch_end_s = 0.0, inf
+            return
+        if self._options.whole_seconds:
+            self._at_s = min(self._at_s, float(round(now_s)))
+        self._tune()
+        self._set_rate()
+        self._measure()
+        if self._adaptive:
+            self._review_s = self._next_report_s(now_s)
+
+    def _review(self, now_s: float) -> None:
+        """Measured, fitted, reported; and then re-tuned, as long as that changes anything."""
+        self._measure()
+        before = self._per_gpu, self._steps
+        if self._adaptive:
+            self._tune()
+        changed = before != (self._per_gpu, self._steps)
+        self._review_s = self._next_report_s(now_s) if changed else inf
+        if changed:
+            self._set_rate()
+
+    def _next_report_s(self, after_s: float) -> float:
+        return (floor(after_s / self._options.report_s) + 1) * self._options.report_s
+
+    def _set_rate(self) -> None:
+        """The true speed of the configuration in force, and with it the end of the epoch."""
+        gpus = sum(self._shape)
+        batch = gpus * self._per_gpu * (self._steps + 1)
+        step_s, sync_s = self._step_times()
+        seconds = (step_s + (step_s - sync_s) * self._steps) * self._slowdown
+        self._efficiency = self._true_efficiency(batch, self._epoch)
+        self._rate = batch / self._application.batch_initial * self._efficiency / seconds
+        left = self._application.progress_at(self._epoch + 1) - self._progress
+        end_s = self._at_s + max(0.0, left) / self._rate
+        if self._options.whole_seconds:
+            whole_s = float(round(end_s))
+            if whole_s > end_s or whole_s % self._options.report_s:
+                end_s = max(self._at_s, whole_s)
+        self._epoch_end_s = end_s
+
+    def _true_efficiency(self, batch: float, epoch: int) -> float:
+        initial = self._application.batch_initial
+        moments = self._application.moments(batch, epoch)
+        if moments.sqr <= 0.0:
+            return 1.0
+        scale = batch / initial
+        gain = (moments.var + moments.sqr) / (moments.var / scale + moments.sqr)
+        return gain / scale
+
+    def _step_times(self) -> tuple[float, float]:
+        return self._times_of(self._shape, self._per_gpu)
+
+    def _times_of(self, shape: Shape, per_gpu: int) -> tuple[float, float]:
+        step_s, sync_s = self._application.step_times(shape, per_gpu, self._gpu_type)
+        if self._gpu_type and self._application.measured(self._gpu_type):
+            return step_s, sync_s
+        return (step_s - sync_s) / self._gpu_speed + sync_s, sync_s
+
+    # The job's agent ---------------------------------------------------------------------------
+
+    @property
+    def _adaptive(self) -> bool:
+        return self._limits.fixed is None
+
+    def _tune(self) -> None:
+        """(m, s) for the current allocation, from what is known."""
+        gpus = sum(self._shape)
+        if self._adaptive and self.model is not None:
+            tuning = self.model.tune(len(self._shape), gpus, self._gpu_speed)
+            self._per_gpu, self._steps = tuning.per_gpu, tuning.accumulation
+            return
+        limits = self._limits
+        batch = limits.fixed or max(limits.initial, limits.per_gpu_min * gpus)
+        per_gpu, steps = split_batch(limits, batch, gpus)
+        self._per_gpu, self._steps = int(per_gpu), int(steps)
+
+    def _measure(self) -> None:
+        """One iteration was seen: its time, and its gradients' statistics."""
+        if not self._options.adaptive:
+            return
+        gpus = sum(self._shape)
+        self.gpus_seen = max(self.gpus_seen, gpus)
+        key = (len(self._shape), gpus, self._per_gpu)
+        params = self.model.params if self.model is not None else self._known
+        if key not in self._observations:
+            step_s, sync_s = self._step_times()
+            # Parameters are those of the reference type; the scheduler scales them by type.
+            step_s = (step_s - sync_s) * self._gpu_speed + sync_s
+            self._observations[key] = Observation(*key, 0, step_s, step_s - sync_s)
+            if self._known is None:
+                params = fit(list(self._observations.values()), params)
+        assert params is not None
+        batch = gpus * self._per_gpu * (self._steps + 1)
+        initial = self._application.batch_initial
+        scale = inf
+        if not self._options.throughput_only:
+            scale = self._application.moments(batch, self._epoch).noise_scale(initial)
+        if self.model is None or params != self.model.params or scale != self.model.noise_scale:
+            self.model = GoodputModel(params, scale, self._limits)
+
+    # Oracles -----------------------------------------------------------------------------------
+
+    @property
+    def remaining_iterations(self) -> float:
+        """Of the trace's batch size, by the measured runs; 1 in the last epoch."""
+        application, batch = self._application, float(self.job.batch_size)
+        last = application.epochs - 1
+        if self._epoch >= last:
+            return 1.0
+        return application.iterations_at(batch, last) - application.iterations_at(
+            batch, self._epoch
+        )
+
+    def iteration_s(self, gpus: int) -> float:
+        """True time of an iteration of the trace's batch on so many GPUs on full machines."""
+        full, rest = divmod(gpus, self._node_gpus)
+        shape = (self._node_gpus,) * full + ((rest,) if rest else ())
+        limits = self._limits
+        if gpus == 1:
+            share = ceil(self.job.batch_size / limits.per_gpu_max)
+            steps = max(1, share - 1)
+            per_gpu = min(ceil(self.job.batch_size / (steps + 1)), limits.total_max // (steps + 1))
+        else:
+            m, s = split_batch(limits, self.job.batch_size, gpus)
+            per_gpu, steps = int(m), int(s)
+        step_s, sync_s = self._times_of(shape, per_gpu)
+        return step_s + (step_s - sync_s) * steps
+
+    def remaining_s(self) -> float:
+        alone = self._alone_s(self.job.gpus)
+        if self.done:
+            return 0.0
+        begun = self._progress - self._application.progress_at(self._epoch)
+        part = begun / self._length(self._epoch)
+        done_s = alone[self._epoch] * (1 - part) + alone[self._epoch + 1] * part
+        return alone[-1] - done_s
+
+    def alone_s(self, gpus: int) -> float:
+        return self._alone_s(gpus)[-1]
+
+    def _alone_s(self, gpus: int) -> list[float]:
+        """Seconds to the end of each epoch with the trace's batch on `gpus` GPUs to itself."""
+        batch = self._limits.fixed or self.job.batch_size or self._limits.initial
+        known = self._application.alone_s
+        if (gpus, batch) not in known:
+            ends = [0.0]
+            per_gpu, steps = (int(x) for x in split_batch(self._limits, batch, gpus))
+            full, rest = divmod(gpus, self._node_gpus)
+            shape = (self._node_gpus,) * full + ((rest,) if rest else ())
+            step_s, sync_s = self._application.step_times(shape, per_gpu)
+            seconds = step_s + (step_s - sync_s) * steps
+            true_batch = gpus * per_gpu * (steps + 1)
+            for epoch in range(self._application.epochs):
+                gain = self._true_efficiency(true_batch, epoch) * true_batch
+                iterations = self._length(epoch) * self._application.batch_initial / gain
+                ends.append(ends[-1] + iterations * seconds)
+            known[gpus, batch] = ends
+        return known[gpus, batch]
+
+
+def limits_of(job: SimJob, application: Application, options: Options) -> BatchLimits:
+    fixed = None
+    if not options.adaptive:
+        fixed = job.batch_size or application.batch_initial
+    elif job.model in options.fixed:
+        fixed = options.fixed[job.model][1]
+    return BatchLimits(
+        initial=application.batch_initial,
+        total_max=application.batch_max,
+        per_gpu_max=application.per_gpu_max,
+        per_gpu_min=application.per_gpu_min,
+        fixed=fixed,
+        accumulate_alone=True,
+    )
+
+
+class ProfilesModel:
+    """`folder`: the profiles. `batch`: who tunes it: `policy` asks the policy's `adaptive`, `job`
+    always, `trace` never. `fixed`: application=GPUSxBATCH,... that adaptive jobs hold fixed."""
+
+    name = "profiles"
+    integer_times = False
+
+    def __init__(
+        self,
+        folder: str = "",
+        batch: Literal["policy", "job", "trace"] = "policy",
+        report_s: Period = 60.0,
+        whole_seconds: bool = True,
+        throughput_only: bool = False,
+        known: bool = False,
+        fixed: str = "ncf=1x32768",
+    ) -> None:
+        self.applications = read_applications(_folder(folder))
+        self._ask_policy = batch == "policy"
+        models = {n: a.step_times_model() for n, a in self.applications.items() if known}
+        self.options = Options(
+            adaptive=batch != "trace",
+            report_s=report_s,
+            whole_seconds=whole_seconds,
+            throughput_only=throughput_only,
+            fixed=_parse_fixed(fixed),
+            known=models,
+        )
+
+    @classmethod
+    def of(cls, applications: Mapping[str, Application], options: Options) -> "ProfilesModel":
+        """With profiles that were read already."""
+        model = cls.__new__(cls)
+        model.applications, model.options = dict(applications), options
+        model._ask_policy = False
+        return model
+
+    def run(self, job: SimJob, cluster: ClusterView) -> ProfileRun:
+        return ProfileRun(job, self._application(job), cluster, self.options)
+
+    def adapt(self, jobs: Sequence[SimJob], policy: Policy) -> list[SimJob]:
+        """What the policy can use: jobs free in size if it is `elastic`, and their own agents if
+        it is `adaptive`."""
+        if self._ask_policy:
+            adaptive = bool(getattr(policy, "adaptive", False))
+            self.options = msgspec.structs.replace(self.options, adaptive=adaptive)
+        return self.elastic(jobs) if getattr(policy, "elastic", False) else list(jobs)
+
+    def elastic(self, jobs: Sequence[SimJob], gpus: int = GPUS_MAX) -> list[SimJob]:
+        """The same jobs, free to run on any number of GPUs that their batch allows."""
+        return [self._elastic(job, gpus) for job in jobs]
+
+    def _elastic(self, job: SimJob, gpus: int) -> SimJob:
+        limits = limits_of(job, self._application(job), self.options)
+        most = min(gpus, GPUS_MAX, limits.gpus_max)
+        if job.model in self.options.fixed:
+            most = self.options.fixed[job.model][0]
+        return msgspec.structs.replace(job, gpus_min=1, gpus_max=most)
+
+    def _application(self, job: SimJob) -> Application:
+        if job.model not in self.applications:
+            raise Rejected(
+                f"job {job.id} trains {job.model!r}, of which there is no profile; there are "
+                f"{', '.join(sorted(self.applications))}"
+            )
+        return self.applications[job.model]
+
+
+def _folder(given: str) -> Path:
+    """The given folder, or where the shared traces are."""
+    if given:
+        return Path(given)
+    return Path(os.environ.get("SLACKWATER_TRACES", "../shared/traces")) / "pollux" / "profiles"
+
+
+def _parse_fixed(text: str) -> dict[str, tuple[int, int]]:
+    fixed = {}
+    for part in filter(None, (piece.strip() for piece in text.split(","))):
+        found = re.fullmatch(r"([^=]+)=(\d+)x(\d+)", part)
+        if found is None:
+            raise ConfigRejected(f"profiles.fixed: {part!r} is not APPLICATION=GPUSxBATCH")
+        fixed[found[1]] = (int(found[2]), int(found[3]))
+    return fixed

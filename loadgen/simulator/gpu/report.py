@@ -1,0 +1,171 @@
+"""The report folder of a simulation.
+
+    summary.json      a list, one object per policy (the base seed's run)
+    counts.json       restarts, failures, decisions, events and mean fairness, one object per policy
+    confidence.json   with several seeds: mean and 95 % interval of every figure
+    jobs.csv          every job under every policy
+    bins.csv          JCT by size: small or large, short or long (Tiresias table 3.4)
+    manifest.json     trace SHA-256, seed, every option and knob, version
+    events-*.json     a run's event log: `loadgen audit`, or open it in Perfetto
+    why.json          reasons of pending jobs at the instants asked for
+    *.png             JCT CDF, allocation and efficiency over time, fairness CDF
+
+Everything but `wall_s` is a function of trace, options and seed: a rerun gives equal bytes.
+"""
+
+from collections.abc import Sequence
+from importlib.metadata import version
+from math import sqrt
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from slackwater.loadgen.files import table_text, write_json
+from slackwater.loadgen.plots import COLORS, cdf, figure
+from slackwater.loadgen.simulator.gpu.metrics import FAIRNESS_DEFINITION, JobFigures, Summary
+from slackwater.loadgen.simulator.gpu.options import Options, Prepared, policy_knobs
+from slackwater.loadgen.simulator.gpu.runner import RunReport
+
+CONFIDENCE = 0.95
+
+
+def write_report(
+    folder: Path, options: Options, prepared: Prepared, reports: Sequence[Sequence[RunReport]]
+) -> None:
+    """`reports[p][s]`: policy p with seed `options.seed + s`."""
+    first = [runs[0] for runs in reports]
+    write_json(folder / "summary.json", [report.summary.published() for report in first])
+    write_json(folder / "counts.json", [report.summary.counts() for report in first])
+    write_json(folder / "manifest.json", manifest(options, prepared))
+    if options.seeds > 1:
+        write_json(folder / "confidence.json", confidence(reports))
+    (folder / "jobs.csv").write_text(jobs_csv(first))
+    (folder / "bins.csv").write_text(bins_csv(first))
+    if options.why_at:
+        reasons = [
+            {"policy": r.summary.policy, "at_s": at_s, **msgspec.to_builtins(reason)}
+            for r in first
+            for at_s, reason in r.reasons
+        ]
+        write_json(folder / "why.json", [_finite(reason) for reason in reasons])
+    draw(folder, first)
+
+
+def _finite(values: dict[str, Any]) -> dict[str, Any]:
+    """JSON knows no infinity: an instant that is not known is null."""
+    return {k: None if v == float("inf") else v for k, v in values.items()}
+
+
+def manifest(options: Options, prepared: Prepared) -> dict[str, Any]:
+    return {
+        **origin(options, prepared),
+        "knobs": {name: policy_knobs(name, options) for name in options.policies},
+        "definitions": {
+            "quantiles": "sorted[int(q n)]",
+            "finish_time_fairness": FAIRNESS_DEFINITION,
+            "gpu_utilization": "GPU-seconds held (shared ones once) / GPU-seconds up",
+            "wasted_gpu_s": "GPU-seconds held while restarting, or whose work was lost",
+        },
+    }
+
+
+def origin(options: Options, prepared: Prepared) -> dict[str, Any]:
+    """What a run is made of, whatever is simulated."""
+    chosen = msgspec.to_builtins(options)
+    return {
+        "version": version("slackwater"),
+        "trace": {
+            "path": Path(options.trace).name,
+            "sha256": prepared.trace_sha256,
+            "format": prepared.trace_format,
+            "rows": prepared.trace_rows,
+            "skipped": dict(sorted(prepared.skipped.items())),
+        },
+        "jobs": len(prepared.jobs),
+        "seed": options.seed,
+        "options": {k: chosen[k] for k in sorted(chosen) if k != "trace"},
+    }
+
+
+def interval(values: Sequence[float]) -> dict[str, float]:
+    """Mean and half width of Student's interval."""
+    from scipy.stats import t
+
+    count = len(values)
+    mean = sum(values) / count
+    if count < 2:
+        return {"mean": mean, "half_width": 0.0}
+    deviation = sqrt(sum((v - mean) ** 2 for v in values) / (count - 1))
+    half = float(t.ppf((1 + CONFIDENCE) / 2, count - 1)) * deviation / sqrt(count)
+    return {"mean": mean, "half_width": half}
+
+
+def confidence(reports: Sequence[Sequence[RunReport]]) -> list[dict[str, Any]]:
+    names = [
+        f.name
+        for f in msgspec.structs.fields(Summary)
+        if f.type in (int, float) and f.name != "wall_s"
+    ]
+    return [
+        {
+            "policy": runs[0].summary.policy,
+            "seeds": len(runs),
+            "confidence": CONFIDENCE,
+            **{n: interval([float(getattr(r.summary, n)) for r in runs]) for n in names},
+        }
+        for runs in reports
+    ]
+
+
+def jobs_csv(reports: Sequence[RunReport]) -> str:
+    return table_text(
+        ["policy", *(field.name for field in msgspec.structs.fields(JobFigures))],
+        ((r.summary.policy, *msgspec.structs.astuple(row)) for r in reports for row in r.figures),
+    )
+
+
+def bins_csv(reports: Sequence[RunReport]) -> str:
+    return table_text(
+        ["policy", *reports[0].bins[0]],
+        ((r.summary.policy, *row.values()) for r in reports for row in r.bins),
+    )
+
+
+# Plots -----------------------------------------------------------------------------------------
+
+
+def draw(folder: Path, reports: Sequence[RunReport]) -> None:
+    with figure(folder / "jct-cdf.png") as (_, axes):
+        for color, report in _colored(reports):
+            cdf(axes, [max(f.jct_s, 1e-3) for f in report.figures], report.summary.policy, color)
+        axes.set_xscale("log")
+        _label(axes, "job completion time (s)", "share of jobs", "Job completion times")
+    with figure(folder / "fairness-cdf.png") as (_, axes):
+        for color, report in _colored(reports):
+            rhos = [max(f.finish_time_fairness, 1e-3) for f in report.figures]
+            cdf(axes, rhos, report.summary.policy, color)
+        axes.axvline(1.0, color="#7f8c8d", linewidth=0.8)
+        axes.set_xscale("log")
+        _label(axes, "finish-time fairness (above 1: worse than a fair share)", "share of jobs", "")
+    with figure(folder / "allocation.png", rows=2, size=(9.0, 6.5)) as (_, axes):
+        for color, report in _colored(reports):
+            if report.series is not None:
+                hours = [at_s / 3600 for at_s in report.series.at_s]
+                name = report.summary.policy
+                axes[0].plot(hours, report.series.allocated_gpus, label=name, color=color, lw=1)
+                axes[1].plot(hours, report.series.efficiency, label=name, color=color, lw=1)
+        axes[0].axhline(reports[0].gpus, color="#7f8c8d", linewidth=0.8)
+        _label(axes[0], "", "GPUs allocated", "Allocation and efficiency over time")
+        _label(axes[1], "time (h)", "useful share of held GPUs", "")
+
+
+def _colored(reports: Sequence[RunReport]) -> list[tuple[str, RunReport]]:
+    return [(COLORS[i % len(COLORS)], report) for i, report in enumerate(reports)]
+
+
+def _label(axes: Any, x: str, y: str, title: str) -> None:
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    axes.set_title(title)
+    axes.legend()

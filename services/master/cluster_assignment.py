@@ -1,0 +1,183 @@
+"""A job on its way to a cluster of aggregators: admitted, registered, sent to a controller.
+
+A job is stored before it is acknowledged. Its first registration chooses its cluster (AutoPS
+section 3.3.3, step one; see clusters.py), whose controller does the rest.
+"""
+
+from slackwater.common.base.effects import Log
+from slackwater.schemas import subjects
+from slackwater.schemas.base import CONFLICT, NOT_FOUND, ClusterId, JobId, Refused
+from slackwater.schemas.jobs import STATE_SAID, JobRecord, JobRegistered, JobSpec, RegisterJob
+from slackwater.schemas.placement import PlaceJob
+from slackwater.services.master.admission import limits_of
+from slackwater.services.master.explain import NO_CONTROLLER
+from slackwater.services.master.jobs import Job, unfit, unknown
+from slackwater.services.master.lifecycle import advance, answer_waiting
+from slackwater.services.master.rerun import begin_again, ending
+from slackwater.services.master.state import JOBS_BUCKET, RETRY_S, State, held_back
+
+
+def admit(state: State, spec: JobSpec, now_s: float) -> Refused | None:
+    id = JobId(spec.id)
+    known = state.jobs.get(id)
+    if known is not None and not known.record.deleted:
+        if known.record.spec == spec:
+            return None  # A retry: the first answer stands.
+        return Refused(reason=_another_spec(known), code=CONFLICT)
+    if id in state.unreadable:
+        return Refused(
+            reason=f"the record of job {id} is damaged; restore key {id} of bucket {JOBS_BUCKET}, "
+            "or delete it and start the master again; or choose another id",
+            code=CONFLICT,
+        )
+    refused = state.no_room(spec) or (ending(state, known) if known is not None else None)
+    if refused is not None:
+        return refused
+    if known is not None:  # It was deleted.
+        begin_again(state, known, spec, now_s)
+        return None
+    job = Job(JobRecord(spec=spec, submitted_s=now_s), heard_s=now_s)
+    state.know(job)
+    state.change(job, now_s, "pending")
+    return None
+
+
+def _another_spec(known: Job) -> str:
+    remedy = "choose another id"
+    if known.ended:
+        remedy += f", or `slackwater rerun {known.id}` runs it again as it was, or "
+        remedy += f"`slackwater delete {known.id}` makes the id free"
+    return f"job {known.id} exists with another spec and {STATE_SAID[known.record.state]}; {remedy}"
+
+
+def register(state: State, token: int, message: RegisterJob, now_s: float) -> None:
+    id = JobId(message.job)
+    if state.seen(id) is None and message.spec is not None:
+        refusal = _too_slow(state, message.spec) or _admit_by_hand(state, message.spec, id, now_s)
+        if refusal is not None:
+            state.reply(token, refusal)
+            return
+    job = state.seen(id)
+    refusal = unfit(job, message)
+    if job is not None and refusal is None and job.record.cluster is None:
+        refusal = _too_slow(state, job.record.spec)
+    if job is None or refusal is not None:
+        state.reply(token, refusal or Refused(reason=unknown(id), code=NOT_FOUND))
+        return
+    job.heard_s = now_s
+    if job.record.state == "pending" and job.by_hand:
+        state.change(job, now_s, "running", state="running", started_s=now_s)
+    if not job.tensors:
+        job.tensors, job.update = message.tensors, message.update
+    if job.placed:
+        state.reply(token, _registered(job))
+        return
+    job.waiting[token] = message.rank
+    _place(state, job, now_s)
+
+
+def placed(state: State, job: Job, refused: Refused | None) -> None:
+    """The controller's answer."""
+    job.placed = refused is None and not job.ended
+    if refused is not None:
+        job.tensors = ()  # The next rank's list may be the one that the controller has.
+    if job.waiting:
+        answer_waiting(state, job, refused or _registered(job))
+    advance(state, job)
+
+
+def _too_slow(state: State, spec: JobSpec) -> Refused | None:
+    """Refuse a program that really trains on an emulated pool, where it would crawl without an
+    apparent reason."""
+    share = state.pool.smallest_share()
+    if share >= 1.0 or spec.fractional_share:
+        return None
+    return Refused(
+        reason=f"job {spec.id}: the aggregators of this cluster have {share:g} of a core each, as "
+        f"those of an emulated pool, so that an update takes {1.0 / share:.1f} times as long as on "
+        "a whole core; start the cluster with whole cores (`slackwater up` without --cpu-share), "
+        "or ask for it: `slackwater submit --allow-fractional-share`, or, where you start the "
+        "program yourself, Agent(fractional_share=True)"
+    )
+
+
+def _admit_by_hand(state: State, spec: JobSpec, id: JobId, now_s: float) -> Refused | None:
+    if spec.id != id:
+        return Refused(reason=f"job {id}: its spec says {spec.id}; use one id")
+    return admit(state, spec, now_s)
+
+
+def _registered(job: Job) -> JobRegistered:
+    assert job.record.cluster is not None
+    return JobRegistered(
+        job=job.record.spec.id, cluster=job.record.cluster, workers=job.record.spec.workers
+    )
+
+
+def _place(state: State, job: Job, now_s: float) -> None:
+    """Step one of the placement, then the order to the chosen cluster's controller."""
+    if "place" in job.asked:
+        return
+    if job.record.cluster is None:
+        if job.by_hand and _held_back(state, job, now_s):
+            return
+        cluster = _choose_cluster(state, job, now_s)
+        if cluster is None:
+            reason = f"job {job.id} {NO_CONTROLLER}"
+            answer_waiting(state, job, Refused(reason=reason, retry_after_s=RETRY_S))
+            return
+        state.change(job, now_s, "placed", cluster=cluster)
+    assert job.record.cluster is not None
+    subject = subjects.command("controller", job.record.cluster, "place")
+    tenant = limits_of(state.config.tenants, job.record.spec.tenant)
+    message = PlaceJob(
+        spec=job.spec,
+        tensors=job.tensors,
+        loss_limit=job.spec.loss_limit or tenant.loss_limit,
+        aggregators_max=state.config.aggregators_max,
+        run=job.record.run,
+    )
+    state.ask(job, "place", subject, message)
+
+
+def _held_back(state: State, job: Job, now_s: float) -> bool:
+    """A job that a worker node starts was held back before its start. This one's Agents are told to
+    come again."""
+    why = held_back(state, job, now_s)
+    known = state.held.pop(job.id, None)
+    if why is None:
+        return False
+    state.held[job.id] = why
+    if known is None:
+        state.tell(job, "waiting", now_s, why.reason)
+    reason = f"job {job.id} {why.reason}"
+    answer_waiting(state, job, Refused(reason=reason, retry_after_s=RETRY_S))
+    return True
+
+
+def _choose_cluster(state: State, job: Job, now_s: float) -> ClusterId | None:
+    clusters, pool = state.clusters, state.pool
+    share, lent = pool.share(), pool.lent()
+    placed = [
+        (
+            other.record.cluster,
+            id,
+            # What it holds for its profiling is not unallocated any more.
+            max(0.0, clusters.demand_cpu(other.record.spec, share) - lent[id] * share),
+        )
+        for id, other in state.placed.items()
+        if other.record.cluster is not None
+    ]
+    lendable = {c: pool.unallocated(c) for c in clusters.known}
+    unallocated_cpu = {c: count * share for c, count in lendable.items()}
+    rooms = clusters.rooms(unallocated_cpu, placed, now_s)
+    # Where the job's profiling would wait for temporaries is worse than any other fit.
+    ready = [room for room in rooms if lendable[room.id] >= job.record.spec.servers]
+    demand_cpu = clusters.demand_cpu(job.record.spec, share)
+    before = sorted(clusters.open)
+    clusters.scale(placed, state.config.aggregators_max * share, now_s)
+    chosen = clusters.choose(ready or rooms, demand_cpu)
+    if state.config.cluster_scaling_s and (after := sorted(clusters.open)) != before:
+        fields = {"open": after, "of": len(clusters.known), "demand_cpu": round(demand_cpu, 4)}
+        state.out.append(Log("clusters.scaled", fields))
+    return chosen

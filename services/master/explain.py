@@ -1,0 +1,103 @@
+"""Why a job waits, in words for its user: what it asks for, what there is, and the remedy.
+
+Computed when somebody looks, from what is known then, and never stored: a stored reason would have
+to be corrected with every slot that comes free. Whoever holds the job up knows why: the worker
+nodes' room (nodes.py), the node or the controller that refused an order, and the reports of the
+job's controller.
+"""
+
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+from slackwater.common.base.limits import LIST_BYTES_MAX
+from slackwater.schemas.jobs import JobRecord
+from slackwater.services.master.clusters import Clusters
+from slackwater.services.master.jobs import Job
+from slackwater.services.master.lifecycle import waits_here
+from slackwater.services.master.missing_ranks import stall, unheard
+from slackwater.services.master.nodes import Room
+from slackwater.services.master.state import State
+
+REASON_CHARS_MAX = 1024
+BRIEF_CHARS_MAX = 200
+NO_CONTROLLER = "waits for a cluster of aggregators: no controller is heard"
+
+
+def shown(state: State, page: Iterable[Job], now_s: float) -> Iterator[JobRecord]:
+    """The records of `page`; those that wait say why."""
+    room: Room | None = None
+    for job in page:
+        record = job.record
+        if job.ended:
+            why = record.reason
+        elif job.queued:
+            room = room or _room(state, now_s)
+            why = waits_here(state, room, job) or "its slots are free, it is about to start"
+        elif job.id in state.held:
+            why = state.held[job.id].reason
+        else:
+            why = _why(job, state.clusters, now_s)
+            why = why or unheard(job, state.config.agent_silent_s, now_s)
+        yield msgspec.structs.replace(record, reason=why[:REASON_CHARS_MAX])
+
+
+def _room(state: State, now_s: float) -> Room:
+    room = state.nodes.room(now_s)
+    room.ahead = state.queued.first(room.largest, state.closed)
+    if room.ahead in state.held:
+        room.ahead_for = state.held[room.ahead].cause
+    return room
+
+
+def _why(job: Job, clusters: Clusters, now_s: float) -> str:
+    """Empty where nothing holds the job up."""
+    record = job.record
+    if record.state == "pending":
+        return (
+            "waits for its user to start its program, whose Agents register; "
+            "a job that a worker node starts has a `program`"
+        )
+    if stalled := stall(job, now_s):
+        return stalled
+    if "start" in job.refusals:
+        return f"waits for worker node {record.node}, which refused: {job.refusals['start']}"
+    if record.cluster is None:
+        return _no_cluster(clusters, now_s) if job.tensors else ""
+    if "place" in job.refusals:
+        return f"controller {record.cluster} refused it: {job.refusals['place']}"
+    if clusters.silent(record.cluster, now_s):
+        return (
+            f"its controller {record.cluster} is not heard: what it has to decide waits; start it "
+            f"with `slackwater run controller` (id {record.cluster})"
+        )
+    return clusters.waiting(record.cluster, job.id)
+
+
+def _no_cluster(clusters: Clusters, now_s: float) -> str:
+    if any(clusters.alive(known, now_s) for known in clusters.known):
+        return ""  # The next registration, due any moment, finds it.
+    return (
+        f"{NO_CONTROLLER} ({len(clusters.known)} were heard before); start one with "
+        "`slackwater run controller`"
+    )
+
+
+def fitting(records: Iterable[JobRecord]) -> Iterator[JobRecord]:
+    """Return as many whole records as fit into an answer, one at least."""
+    nbytes = 0
+    for number, record in enumerate(records):
+        nbytes += len(msgspec.msgpack.encode(record))
+        if number and nbytes > LIST_BYTES_MAX:
+            return
+        yield record
+
+
+def brief(record: JobRecord) -> JobRecord:
+    """A record as a list has it: `get` gives the rest."""
+    return msgspec.structs.replace(
+        record,
+        results={},
+        reason=record.reason[:BRIEF_CHARS_MAX],
+        spec=msgspec.structs.replace(record.spec, program=record.spec.program[:1]),
+    )

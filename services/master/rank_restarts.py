@@ -1,0 +1,71 @@
+"""Decide what follows when a rank dies: its job fails, or the rank is started again where the job's
+spec allows it.
+
+Pure. How often each rank was started again is in the job's record before anything is ordered, and
+each order names the attempt, so that whoever is killed in between, no attempt runs twice and none
+is left out. The others wait meanwhile; the aggregators keep parameters and optimiser state, and the
+new process goes on where the job is.
+"""
+
+import signal
+from typing import Final
+
+from slackwater.common.base.effects import StartTimer
+from slackwater.schemas.base import COUNT_MAX, JobId
+from slackwater.schemas.cluster import WorkerExited
+from slackwater.services.master.jobs import Job
+from slackwater.services.master.lifecycle import advance, end
+from slackwater.services.master.state import State
+
+FIRST_WAIT_S: Final = 0.5
+WAIT_S_MAX: Final = 30.0
+"""Seconds before a rank is started again: the first, then twice as many each time, up to the
+second. A fault that kills a program at once would do so again."""
+TIMER: Final = "again"
+
+
+def rank_died(state: State, job: Job, exited: WorkerExited, now_s: float) -> None:
+    """Told by its worker node, perhaps not for the first time. The job has not ended."""
+    rank, made = str(exited.rank), job.record.restarts
+    if rank in job.record.results or exited.attempt < made.get(rank, 0):
+        return
+    reason, total = death(exited), sum(made.values())
+    allowed = job.record.spec.restarts
+    if total >= allowed:
+        if allowed:
+            reason = f"{reason} (after {total} of {allowed} restarts)"
+        end(state, job, "failed", reason, now_s)
+        return
+    attempt = min(exited.attempt, COUNT_MAX - 1) + 1
+    state.change(job, now_s, restarts=made | {rank: attempt})
+    wait_s = min(WAIT_S_MAX, FIRST_WAIT_S * 2.0 ** min(attempt - 1, 16))
+    told = f"{reason}; it is started again in {wait_s:g} s ({total + 1} of {allowed} restarts)"
+    state.tell(job, "rank-restarted", now_s, told)
+    job.resting.add(exited.rank)
+    job.died_s[exited.rank] = now_s
+    job.missing_since_s.pop(exited.rank, None)
+    state.out.append(StartTimer(f"{TIMER}/{job.id}/{rank}", now_s + wait_s))
+
+
+def rested(state: State, key: str) -> None:
+    """Start the rank again when its timer fires."""
+    _, id, rank = key.split("/")
+    job = state.jobs.get(JobId(id))
+    if job is not None and int(rank) in job.resting:
+        job.resting.discard(int(rank))
+        advance(state, job)
+
+
+def death(exited: WorkerExited) -> str:
+    """Say how the rank ended: its signal or exit code, and what it said last."""
+    who, said = f"rank {exited.rank} on {exited.node}", exited.result[:1024]
+    if exited.code > 0:
+        said = f": {said}" if said else ", and printed nothing"
+        return f"{who} ended with exit code {exited.code}{said}"
+    number = -exited.code
+    try:
+        name, plain = signal.Signals(number).name, signal.strsignal(number)
+    except ValueError:
+        name, plain = "unknown", None
+    said = f": {said}" if said and said != plain else ""  # A shell prints "Killed".
+    return f"{who} was killed by signal {number} ({name}){said}"

@@ -1,0 +1,1 @@
+"""The GPU scheduler: views, policies and decisions. Pure."""

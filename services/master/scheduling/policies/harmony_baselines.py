@@ -1,0 +1,97 @@
+"""What Harmony is compared with (Lee, dissertation, section 4.4.1).
+
+`isolated`          every job on machines of its own, as many as it asks for, by submission
+`naive-colocation`  the same sets of machines with up to `ways` jobs on each, joined in order of
+                    submission wherever the fewest jobs are, and nobody orders their subtasks. The
+                    paper tries every combination and reports the best and the worst; this is one
+                    of them, and its `stride` gives others
+"""
+
+from math import inf
+from typing import Annotated, Any
+
+import msgspec
+
+from slackwater.common.domains.models.group import NAIVE
+from slackwater.schemas.base import JobId
+from slackwater.services.master.scheduling.policies.placement import Placer
+from slackwater.services.master.scheduling.policies.sequences import Fifo
+from slackwater.services.master.scheduling.registry import Count, register
+from slackwater.services.master.scheduling.view import (
+    Allocation,
+    JobView,
+    Pending,
+    Plan,
+    View,
+    refuse_types,
+)
+
+
+@register("isolated")
+class Isolated(Fifo):
+    """First come, first served; the paper's DoP is what a job asks for."""
+
+
+Ways = Annotated[int, msgspec.Meta(ge=1, le=16)]
+
+
+class Host(msgspec.Struct):
+    """A set of machines and the jobs on it."""
+
+    label: str
+    allocation: Allocation
+    members: int
+
+
+@register("naive-colocation")
+class NaiveColocation:
+    job_model = "subtasks"
+
+    def __init__(self, ways: Ways = 2, stride: Count = 1) -> None:
+        self.ways, self.stride = ways, stride
+
+    def allocate(self, view: View, memory: Any) -> tuple[Plan, Any]:
+        refuse_types(self, view)
+        next_label: int = memory if memory is not None else 0
+        hosts: dict[str, Host] = {}
+        for job in view.jobs.values():
+            if job.allocation:
+                host = hosts.setdefault(job.group, Host(job.group, job.allocation, 0))
+                host.members += 1
+                next_label = max(next_label, int(job.group.removeprefix(NAIVE)) + 1)
+        placer = Placer(view)
+        room = sum(view.free)
+        allocations: dict[JobId, Allocation] = {}
+        labels: dict[JobId, str] = {}
+        for job in self._order(view):
+            if job.gpus <= room:
+                room -= job.gpus
+                host = Host(f"{NAIVE}{next_label}", placer.place(job.gpus), 0)
+                hosts[host.label] = host
+                next_label += 1
+            else:
+                fitting = [
+                    h for h in hosts.values()
+                    if h.members < self.ways and sum(n for _, n in h.allocation) == job.gpus
+                ]  # fmt: skip
+                if not fitting:
+                    continue
+                host = min(fitting, key=lambda h: (h.members, h.label))
+            host.members += 1
+            allocations[job.id], labels[job.id] = host.allocation, host.label
+        return Plan(allocations, labels), next_label
+
+    def _order(self, view: View) -> list[JobView]:
+        """By submission; with a stride, every so many-th first: another combination of jobs."""
+        waiting = [job for job in view.jobs.values() if not job.allocation]
+        return sorted(waiting, key=lambda j: (-j.priority, j.number % self.stride, j.number))
+
+    def explain(self, view: View, memory: Any) -> list[Pending]:
+        free = sum(view.free)
+        return [
+            Pending(
+                job.id, "capacity", f"{job.gpus} GPUs, {free} idle", inf,
+                f"every set of {job.gpus} machines has {self.ways} jobs on it",
+            )
+            for job in self._order(view)
+        ]  # fmt: skip

@@ -1,0 +1,100 @@
+"""JSQ-Chunk: the nodes in chunks of equal size, a first-come first-served queue for each.
+
+The comparator of Lin et al. (2018), section V-B, from Berg et al. (2017): an arriving job joins the
+queue with the fewest jobs (the lowest index among equals) and runs alone on its chunk, never
+preempted. floor(W / chunk) chunks; the rest of the nodes is idle. The best chunk size is found by
+trying (the paper: 7 to 40 of 100 nodes).
+"""
+
+from math import inf
+from typing import Any
+
+import msgspec
+
+from slackwater.common.base.errors import ConfigRejected
+from slackwater.schemas.base import JobId
+from slackwater.services.master.scheduling.policies.elastic import resize
+from slackwater.services.master.scheduling.registry import Count, register
+from slackwater.services.master.scheduling.view import JobView, Pending, Plan, View, refuse_types
+
+
+class Chunks(msgspec.Struct):
+    """The memory: each chunk's jobs, the running one first, and who is in which chunk."""
+
+    queues: list[list[JobId]]
+    chunk_of: dict[JobId, int]
+    gpus: int
+
+
+@register("jsq-chunk")
+class JsqChunk:
+    elastic = True
+
+    def __init__(self, chunk: Count = 16) -> None:
+        self.chunk = chunk
+
+    def allocate(self, view: View, memory: Any) -> tuple[Plan, Any]:
+        refuse_types(self, view)
+        chunks = self._updated(view, memory)
+        sizes = {}
+        for queue in chunks.queues:
+            if queue:
+                job = view.jobs[queue[0]]
+                size = job.held_gpus or self._size(job, view)
+                if size:
+                    sizes[job.id] = size
+        running = {job_id: job for job_id in sizes if (job := view.jobs[job_id]).allocation}
+        return Plan(resize(view, running, sizes), next_decision_s=inf), chunks
+
+    def _updated(self, view: View, memory: Chunks | None) -> Chunks:
+        if memory is None or memory.gpus != view.cluster.gpus or view.changed is None:
+            return self._rebuilt(view)
+        for job_id in dict.fromkeys(view.changed):
+            if job_id in memory.chunk_of and job_id not in view.jobs:
+                memory.queues[memory.chunk_of.pop(job_id)].remove(job_id)
+        news = {job_id for job_id in view.changed if job_id not in memory.chunk_of}
+        arrivals = [view.jobs[job_id] for job_id in news if job_id in view.jobs]
+        for job in sorted(arrivals, key=lambda job: job.number):
+            self._join(memory, job)
+        return memory
+
+    def _rebuilt(self, view: View) -> Chunks:
+        """Running jobs keep a chunk each, the others join the shortest queues by submission."""
+        nodes = view.cluster.gpus
+        count = max(1, nodes // self.chunk) if nodes else 0
+        chunks = Chunks([[] for _ in range(count)], {}, nodes)
+        if count:
+            order = sorted(view.jobs.values(), key=lambda j: (not j.allocation, j.number))
+            for job in order:
+                self._join(chunks, job)
+        return chunks
+
+    def _join(self, chunks: Chunks, job: JobView) -> None:
+        if chunks.queues:
+            index = min(range(len(chunks.queues)), key=lambda i: len(chunks.queues[i]))
+            chunks.queues[index].append(job.id)
+            chunks.chunk_of[job.id] = index
+
+    def _size(self, job: JobView, view: View) -> int:
+        """0 where too few nodes are up for it."""
+        if self.chunk < min(job.gpus_min, view.cluster.gpus):
+            raise ConfigRejected(
+                f"job {job.id} needs {job.gpus_min} GPUs at least, more than a chunk of "
+                f"{self.chunk}; set a larger jsq-chunk.chunk"
+            )
+        size = min(self.chunk, view.cluster.gpus, job.gpus_max)
+        return size if size >= job.gpus_min else 0
+
+    def explain(self, view: View, memory: Any) -> list[Pending]:
+        answers = []
+        for job in sorted(view.jobs.values(), key=lambda job: job.number):
+            if not job.allocation:
+                where = memory.chunk_of.get(job.id) if memory is not None else None
+                ahead = 0 if where is None else memory.queues[where].index(job.id)
+                answers.append(
+                    Pending(
+                        job.id, "order", f"chunk {where} of {self.chunk} GPUs", inf,
+                        f"{ahead} jobs come before it in the queue of chunk {where}",
+                    )
+                )  # fmt: skip
+        return answers

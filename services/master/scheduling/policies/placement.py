@@ -1,0 +1,200 @@
+"""On which machines a job's GPUs lie (Tiresias section 3.3.3).
+
+A job whose model is skewed (its largest tensor dominates: VGG, AlexNet) suffers when it is spread,
+so it is put on as few machines as possible; every other job fills the holes, to decrease
+fragmentation. The border is PACKLIMIT: `learn_pack_limit` finds it from the history of placements
+and speeds, with the linear classifier of one feature that the paper names.
+
+`plan_ilp` is the paper's integer programme (section 3.3.3.1) as a comparator on small cases. Its
+traffic term multiplies two unknowns, workers on a machine (w_i) and servers on it (p_ji); with
+p_ji binary each product w_i * p_ji is replaced by a variable z_ji between max(0, w_i - W(1 - p_ji))
+and min(w_i, W p_ji), which is exact.
+"""
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from slackwater.schemas.base import JobId
+from slackwater.services.master.scheduling.view import NOTHING, Allocation, View
+
+
+class Placer:
+    """Free GPUs of every machine while a plan is made: stops give back, placements take."""
+
+    __slots__ = ("_free", "_single", "_view")
+
+    def __init__(self, view: View, stops: Iterable[JobId] = ()) -> None:
+        self._view = view
+        self._free = list(view.free)
+        self._single = len(self._free) == 1
+        for job_id in stops:
+            self.give_back(view.jobs[job_id].allocation)
+
+    def give_back(self, allocation: Allocation) -> None:
+        for node, gpus in allocation:
+            self._free[node] += gpus
+
+    def take(self, allocation: Allocation) -> None:
+        for node, gpus in allocation:
+            self._free[node] -= gpus
+
+    def place(self, gpus: int, gpu_type: str = "", mode: str = "prefer") -> Allocation:
+        """`prefer` few machines, `require` the fewest possible, or `no`: fill holes. NOTHING: no
+        room (or, `require`, no consolidated room)."""
+        if self._single:
+            allocation: Allocation = ((0, gpus),) if self._free[0] >= gpus else NOTHING
+        elif mode == "no":
+            allocation = self._fill_holes(gpus, gpu_type)
+        else:
+            allocation = self._few_machines(gpus, gpu_type, mode == "require")
+        self.take(allocation)
+        return allocation
+
+    def _nodes(self, gpu_type: str) -> list[tuple[int, int]]:
+        """(free, index) of the machines of that type with anything free."""
+        if len(self._view.cluster.gpu_types) == 1:
+            return [(free, i) for i, free in enumerate(self._free) if free > 0]
+        nodes = self._view.cluster.nodes
+        return [
+            (free, i)
+            for i, free in enumerate(self._free)
+            if free > 0 and nodes[i].gpu_type == gpu_type
+        ]
+
+    def _few_machines(self, gpus: int, gpu_type: str, require: bool) -> Allocation:
+        nodes = self._nodes(gpu_type)
+        one = min(((free, i) for free, i in nodes if free >= gpus), default=None)
+        if one is not None:
+            return ((one[1], gpus),)
+        fewest = -(-gpus // max(1, self._view.cluster.node_gpus_max))
+        nodes.sort(key=lambda node: (-node[0], node[1]))
+        taken: list[tuple[int, int]] = []
+        need = gpus
+        while need > 0 and nodes:
+            # The last machine is the tightest that closes the gap, the ones before the emptiest.
+            last = min(((free, i) for free, i in nodes if free >= need), default=None)
+            free, index = last if last is not None else nodes[0]
+            nodes.remove((free, index))
+            taken.append((index, min(free, need)))
+            need -= min(free, need)
+        if need > 0 or (require and len(taken) > fewest):
+            return NOTHING
+        return tuple(sorted(taken))
+
+    def _fill_holes(self, gpus: int, gpu_type: str) -> Allocation:
+        taken: list[tuple[int, int]] = []
+        need = gpus
+        for free, index in sorted(self._nodes(gpu_type)):
+            taken.append((index, min(free, need)))
+            need -= min(free, need)
+            if need == 0:
+                return tuple(sorted(taken))
+        return NOTHING
+
+
+class Observation(NamedTuple):
+    """What history says of one placement that could have been consolidated and was not."""
+
+    skew: float
+    relative_speed: float
+    """Its speed over its consolidated speed."""
+
+
+SENSITIVE_BELOW = 0.95
+"""A job that keeps less than this of its speed when spread is one to consolidate."""
+
+TABLE_3_3_SKEWS = (0.715, 0.743, 0.773, 0.61, 0.039, 0.053, 0.092, 0.036, 0.086, 0.146)
+"""Largest tensor's share: VGG19, 16, 11, AlexNet (sensitive); ResNet152, 101, 50, Inception4, 3,
+GoogLeNet (not)."""
+
+PACK_LIMIT = (0.61 + 0.146) / 2
+"""Before there is history of one's own: half-way between the two groups of table 3.3."""
+
+
+def learn_pack_limit(history: Sequence[Observation], fallback: float = PACK_LIMIT) -> float:
+    """The skew above which to consolidate: the threshold that errs least on history, half-way
+    between two observed skews; of equally good ones the one nearest to `fallback`."""
+    labelled = sorted((o.skew, o.relative_speed < SENSITIVE_BELOW) for o in history)
+    if not labelled:
+        return fallback
+    skews = [skew for skew, _ in labelled]
+    borders = [skews[0] / 2]
+    # Between two neighbouring floats there is no third: the half-way then rounds to one of them,
+    # and only at the lower one is the higher one still above the border.
+    borders += [mid if (mid := (a + b) / 2) < b else a for a, b in pairwise(skews) if b > a]
+    borders.append((skews[-1] + 1) / 2)
+
+    def errors(border: float) -> int:
+        return sum((skew > border) != sensitive for skew, sensitive in labelled)
+
+    return min(borders, key=lambda border: (errors(border), abs(border - fallback)))
+
+
+class IlpPlacement(NamedTuple):
+    """An optimum of the programme: the largest load of a machine, and one way to get it."""
+
+    max_traffic: float
+    workers: tuple[int, ...]
+    server_nodes: tuple[int, ...]
+
+
+def plan_ilp(
+    workers: int, server_sizes: Sequence[float], free: Sequence[int], traffic: Sequence[float]
+) -> IlpPlacement | None:
+    """Minimise the largest T_i = t_i + w_i (M - sum_j p_ji s_j) + sum_j p_ji s_j (W - w_i).
+
+    `free` and `traffic` are g_i and t_i of each machine, `server_sizes` the s_j; None: no room.
+    """
+    import numpy as np
+    from scipy.optimize import Bounds, LinearConstraint, milp
+
+    nodes, servers = len(free), len(server_sizes)
+    model = float(sum(server_sizes))
+    # Unknowns: w_i, then p_ji and z_ji (row by row of servers), then the bound T.
+    p0, z0 = nodes, nodes + nodes * servers
+    count = z0 + nodes * servers + 1
+    rows: list[np.ndarray] = []
+    low: list[float] = []
+    high: list[float] = []
+
+    def constrain(terms: dict[int, float], at_least: float, at_most: float) -> None:
+        row = np.zeros(count)
+        for column, value in terms.items():
+            row[column] += value
+        rows.append(row)
+        low.append(at_least)
+        high.append(at_most)
+
+    constrain(dict.fromkeys(range(nodes), 1.0), workers, workers)
+    for j in range(servers):
+        constrain({p0 + j * nodes + i: 1.0 for i in range(nodes)}, 1, 1)
+    for i in range(nodes):
+        # T_i = t_i + M w_i + W sum_j s_j p_ji - 2 sum_j s_j z_ji
+        terms = {i: model, count - 1: -1.0}
+        for j, size in enumerate(server_sizes):
+            p, z = p0 + j * nodes + i, z0 + j * nodes + i
+            terms[p], terms[z] = workers * size, -2.0 * size
+            constrain({z: 1.0, i: -1.0}, -np.inf, 0)
+            constrain({z: 1.0, p: -float(workers)}, -np.inf, 0)
+            constrain({z: 1.0, i: -1.0, p: -float(workers)}, -float(workers), np.inf)
+        constrain(terms, -np.inf, -float(traffic[i]))
+    upper = np.concatenate(
+        [np.minimum(free, workers), np.ones(nodes * servers), np.full(nodes * servers, workers)]
+    )
+    objective = np.zeros(count)
+    objective[-1] = 1.0
+    whole = np.concatenate([np.ones(count - 1), [0]])
+    solution = milp(
+        objective,
+        constraints=LinearConstraint(np.array(rows), np.array(low), np.array(high)),
+        bounds=Bounds(np.zeros(count), np.append(upper, np.inf)),
+        integrality=whole,
+    )
+    if solution.x is None:
+        return None
+    values = np.rint(solution.x[:-1]).astype(int)
+    hosts = values[p0:z0].reshape(servers, nodes).argmax(axis=1)
+    return IlpPlacement(
+        float(solution.x[-1]), tuple(map(int, values[:nodes])), tuple(map(int, hosts))
+    )

@@ -1,0 +1,130 @@
+"""Policies by name. Third parties add theirs by the entry point group `slackwater.policies`.
+
+A registered policy is a class whose constructor takes the policy's knobs as keyword arguments,
+each annotated with int, float, bool, str or a Literal of texts and each with a default, numbers
+with their bounds (`Annotated[float, Meta(gt=0)]`): `--set name.option=value` is checked against
+that signature, so an unknown knob or a bad value is refused with the remedy.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from importlib.metadata import entry_points
+from math import isfinite
+from typing import Annotated, Any, Final, Literal, TypeVar, get_args, get_origin
+
+import msgspec
+
+from slackwater.common.base import limits
+from slackwater.common.base.errors import ConfigRejected
+from slackwater.services.master.scheduling.view import Policy
+
+P = TypeVar("P", bound=Policy)
+ENTRY_POINTS: Final = "slackwater.policies"
+
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=limits.TRACE_SECONDS_MAX)]
+Period = Annotated[float, msgspec.Meta(ge=1e-3, le=limits.TRACE_SECONDS_MAX)]
+AtLeast0 = Annotated[float, msgspec.Meta(ge=0)]
+Count = Annotated[int, msgspec.Meta(ge=1, le=limits.TRACE_GPUS_MAX)]
+Consolidate = Literal["prefer", "require", "no"]
+"""Kinds of knobs that several policies have."""
+
+_FACTORIES: Final[dict[str, Callable[..., Policy]]] = {}
+
+BUILT_IN: Final = {
+    "fifo": "sequences",
+    "best-effort": "sequences",
+    "sf": "sequences",
+    "srtf": "sequences",
+    "srsf": "sequences",
+    "gandiva": "gandiva",
+    "tiresias-las": "tiresias",
+    "tiresias-gittins": "tiresias",
+    "tiresias-artifact": "tiresias_artifact",
+    "optimus": "optimus",
+    "pollux": "pollux",
+    "hell": "hell_knee",
+    "knee": "hell_knee",
+    "srpt": "elastic_baselines",
+    "waterfill": "elastic_baselines",
+    "equal-share": "elastic_baselines",
+    "jsq-chunk": "jsq_chunk",
+    "harmony": "harmony",
+    "isolated": "harmony_baselines",
+    "naive-colocation": "harmony_baselines",
+}
+"""Name -> module of this package, imported when the policy is first asked for."""
+
+
+def register(name: str) -> Callable[[type[P]], type[P]]:
+    """Class decorator: the class is the policy called `name`."""
+
+    def put(factory: type[P]) -> type[P]:
+        _FACTORIES[name] = factory
+        factory.registered_name = name  # type: ignore[attr-defined]  # for what people read
+        return factory
+
+    return put
+
+
+def names() -> list[str]:
+    return sorted({*BUILT_IN, *_FACTORIES, *(p.name for p in entry_points(group=ENTRY_POINTS))})
+
+
+def make(name: str, options: Mapping[str, str] | None = None) -> Policy:
+    """The policy of that name with its knobs set from text."""
+    factory = _find(name)
+    return factory(**parse_options(name, factory, options or {}))
+
+
+def options_of(name: str) -> dict[str, Any]:
+    """Every knob of a policy with its default."""
+    parameters = inspect.signature(_find(name)).parameters
+    return {p.name: p.default for p in parameters.values()}
+
+
+def _find(name: str) -> Callable[..., Policy]:
+    if name not in _FACTORIES:
+        if name in BUILT_IN:
+            import_module(f"slackwater.services.master.scheduling.policies.{BUILT_IN[name]}")
+        else:
+            for point in entry_points(group=ENTRY_POINTS):
+                if point.name == name:
+                    _FACTORIES[name] = point.load()
+    if name not in _FACTORIES:
+        raise ConfigRejected(f"there is no policy {name!r}; choose one of {', '.join(names())}")
+    return _FACTORIES[name]
+
+
+def parse_options(
+    name: str, factory: Callable[..., Policy], options: Mapping[str, str]
+) -> dict[str, Any]:
+    known = inspect.signature(factory, eval_str=True).parameters
+    values: dict[str, Any] = {}
+    for key, text in options.items():
+        if key not in known:
+            raise ConfigRejected(
+                f"{name} has no option {key!r}; it has {', '.join(known) or 'none'}"
+            )
+        values[key] = _parse(f"{name}.{key}", known[key].annotation, text)
+    return values
+
+
+def _parse(label: str, kind: Any, text: str) -> Any:
+    plain = get_args(kind)[0] if get_origin(kind) is Annotated else kind
+    if plain is bool and text.lower() in ("yes", "no"):
+        return text.lower() == "yes"
+    try:
+        value = msgspec.convert(text, kind, strict=False)
+    except msgspec.ValidationError as error:
+        if get_origin(plain) is Literal:
+            why = f"choose one of {', '.join(get_args(plain))}"
+        elif plain is bool:
+            why = "give true or false"
+        else:
+            why = str(error).split(", got")[0].replace("`", "").lower()
+        raise ConfigRejected(f"{label}={text!r}: {why}") from error
+    if isinstance(value, float) and not isfinite(value):
+        raise ConfigRejected(f"{label}={text!r}: give a finite number")
+    return value

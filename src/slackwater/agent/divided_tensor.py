@@ -1,0 +1,79 @@
+"""A tensor that lies in several buckets, as one array.
+
+Each bucket has a region of its own, so that a part of the tensor can be moved while the rest is
+folded (docs/adr/0015-migration-between-two-pushes.md). The program sees one array all the same: a
+window on which the parts' memory is mapped a second time, each behind the one before. A part that
+has moved is shown anew when the program asks next, in the program's own thread.
+"""
+
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slackwater.agent.region_access import Array
+from slackwater.agent.worker_bucket import Cell
+from slackwater.common.domains.slots.rules import Floats
+from slackwater.common.transport.mapping import Window
+from slackwater.schemas.jobs import TensorSpec
+
+Piece = tuple[Cell, int, int]
+"""A bucket that begins with elements [first, end) of the tensor."""
+
+
+class Divided:
+    """`cells` in the order of the tensor's elements; each begins with its part of it."""
+
+    def __init__(self, spec: TensorSpec, cells: Sequence[Cell]) -> None:
+        self.spec = spec
+        self.cells = tuple(cells)
+        ends = accumulate((prod(cell.tensors[0].shape) for cell in cells), initial=0)
+        self.pieces: tuple[Piece, ...] = tuple(
+            (cell, *bounds) for cell, bounds in zip(cells, pairwise(ends), strict=True)
+        )
+        self._gradient: _View | None = None
+        self._parameters: list[_View | None] = [None, None]
+
+    def gradient(self) -> Array:
+        """The slots' parts; each cell remembers what was lent of it."""
+        parts = []
+        for cell in self.cells:
+            cell.lent[0] = part = cell.gradients[0]
+            parts.append(part)
+        if self._gradient is None:
+            self._gradient = _View(parts)
+        gradient: Array = self._gradient.of(parts, parts).reshape(self.spec.shape)
+        return gradient
+
+    def parameters(self) -> Floats:
+        """As the newest version of each part has them: valid as long as a bucket's are."""
+        parts = [cell.buffer(0) for cell in self.cells]
+        version = self.cells[0].version
+        if any(cell.version != version for cell in self.cells):  # A part's push was refused.
+            return np.concatenate(parts).reshape(self.spec.shape)
+        view = self._parameters[version & 1]
+        if view is None:
+            view = self._parameters[version & 1] = _View(parts)
+        owners = [cell.source for cell in self.cells]
+        parameters: Floats = view.of(owners, parts).reshape(self.spec.shape)
+        return parameters
+
+
+class _View:
+    """A window, and whose memory it shows."""
+
+    def __init__(self, parts: Sequence[NDArray[Any]]) -> None:
+        self._window = Window([part.nbytes for part in parts])
+        self._owners: list[object] = [None] * len(parts)
+        self._flat = self._window.bytes.view(parts[0].dtype)
+
+    def of(self, owners: Sequence[object], parts: Sequence[NDArray[Any]]) -> Any:
+        """The parts behind one another; `owners` differ when the memory does."""
+        for piece, (owner, part) in enumerate(zip(owners, parts, strict=True)):
+            if self._owners[piece] is not owner:
+                self._window.show(piece, part)
+                self._owners[piece] = owner
+        return self._flat[:]

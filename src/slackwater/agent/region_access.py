@@ -1,0 +1,307 @@
+"""A bucket's region as one worker uses it: in place where it can be mapped, else by copies.
+
+Both give the program a gradient slot and parameters as flat arrays. `InPlace` (shm) hands out the
+region itself: a push is one copy into the slot or none, a pull copies nothing. `Staged` (tcp) keeps
+the slot and two parameter buffers here, writes and reads the region from afar, and keeps the
+gradient until its version has come, so that it can be written again elsewhere.
+
+A rank's counters grow when its push is marked, by the gradient's bytes and by those of the
+parameters that the same ring asks for: at that time the region stands still, so that no migration
+can leave a count behind.
+"""
+
+import asyncio
+import struct
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slackwater.agent.link_times import Link
+from slackwater.common.base import limits
+from slackwater.common.base.errors import Rejected
+from slackwater.common.domains.slots.frames import encode_part
+from slackwater.common.domains.slots.layout import (
+    BYTES_PULLED,
+    BYTES_PUSHED,
+    PUSHED,
+    RANK_STRIDE,
+    WORD,
+    Geometry,
+    pages,
+)
+from slackwater.common.domains.slots.region import Hyper, SlotRegion
+from slackwater.common.domains.slots.rules import Floats
+from slackwater.common.transport.base import Channel, RemoteRegion
+from slackwater.common.transport.gpu import copy_into
+from slackwater.common.transport.region import Region
+from slackwater.schemas.base import JobId
+
+Array = NDArray[Any]
+ELEMENT: Final[dict[str, np.dtype[Any]]] = {
+    "float32": np.dtype(np.float32),
+    "float16": np.dtype(np.float16),
+    "bfloat16": np.dtype(np.uint16),
+}
+"""bfloat16 travels as its bits: numpy knows no such type."""
+_WORDS: Final = struct.Struct("<3Q")
+"""Pushed iteration, bytes pushed, bytes pulled: side by side in a rank's block."""
+
+
+PIECE_BYTES: Final = limits.CHUNK_BYTES
+"""What is folded at a time."""
+Tell = Callable[[int], None]
+"""So many elements of the slot are there. Raises Unavailable."""
+
+
+class Attached(Protocol):
+    link: Link
+    """What counts its transfers, for whoever attached it; in place nothing travels."""
+
+    @property
+    def gradient(self) -> Array:
+        """The slot, flat."""
+        ...
+
+    @property
+    def pushed(self) -> int:
+        """The region's word: the iteration that the slot holds whole."""
+        ...
+
+    async def all_pushed(self) -> Sequence[int]:
+        """Return every rank's pushed word. Raises Unavailable, AccessRefused."""
+        ...
+
+    def parameters(self, version: int) -> Floats: ...
+
+    def keeps(self, old: "Attached", iteration: int) -> bool:
+        """Whether the slot holds what `old`'s does, if that is `iteration` whole or in part."""
+        ...
+
+    async def seed(self, version: int, tensors: Sequence[Floats]) -> None:
+        """Fill the region's buffer of `version`."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class InPlace:
+    """A region that is mapped here."""
+
+    def __init__(self, remote: RemoteRegion, job: JobId, bucket: int, rank: int) -> None:
+        """Raises Rejected when it is no region of this bucket."""
+        assert remote.view is not None
+        self.link = Link()
+        self._remote = remote
+        self._region = region = SlotRegion.open(remote.view)
+        if (region.plan.job, region.bucket.index) != (job, bucket) or rank >= region.plan.workers:
+            raise Rejected(
+                f"a region of job {region.plan.job}, bucket {region.bucket.index}, was granted "
+                f"for job {job}, bucket {bucket}, rank {rank}"
+            )
+        self._rank = rank
+        self._block = region.rank_block(rank)
+        self._hyper: Hyper | None = None
+        self._gradient = region.gradient(rank)
+        self._parameters = [region.parameters(0), region.parameters(1)]
+
+    @property
+    def gradient(self) -> Array:
+        return self._gradient
+
+    @property
+    def pushed(self) -> int:
+        return self._region.pushed(self._rank)
+
+    async def all_pushed(self) -> Sequence[int]:
+        return self._region.all_pushed()
+
+    def parameters(self, version: int) -> Floats:
+        return self._parameters[version & 1]
+
+    def keeps(self, old: Attached, iteration: int) -> bool:
+        return old is self or (iteration > 0 and self.pushed == iteration)
+
+    def mark(self, iteration: int, hyper: Hyper) -> None:
+        """The slot is written: say so. Saying it twice changes nothing."""
+        block = self._block
+        if block[PUSHED] == iteration:
+            return
+        if hyper != self._hyper:
+            self._region.set_hyper(self._rank, hyper)
+            self._hyper = hyper
+        block[BYTES_PUSHED] += self._gradient.nbytes
+        block[BYTES_PULLED] += self._parameters[0].nbytes
+        block[PUSHED] = iteration
+
+    async def seed(self, version: int, tensors: Sequence[Floats]) -> None:
+        target = self._parameters[version & 1]
+        await asyncio.to_thread(_join, tensors, target)
+
+    def close(self) -> None:
+        """The mapping goes when the last view of it does: ours, or one that the program has."""
+        self._block = memoryview(bytes(RANK_STRIDE)).cast("Q")
+        self._region.release()
+        self._remote.close()
+
+
+class Staging:
+    """What a bucket needs here when its region cannot be mapped. Outlives attachments. It lies in a
+    region of its own, which an RDMA device registers once and then reads and writes itself."""
+
+    def __init__(self, elements: int, dtype: str) -> None:
+        gradient_bytes = elements * ELEMENT[dtype].itemsize
+        first, step = pages(gradient_bytes), pages(4 * elements)  # A window can show pages.
+        region = Region.create(first + 2 * step, "staging")
+        weakref.finalize(self, region.close)
+        self.gradient: Array = np.frombuffer(region.buffer, ELEMENT[dtype], elements)
+        self.parameters = [
+            np.frombuffer(region.buffer, np.float32, elements, first + parity * step)
+            for parity in range(2)
+        ]
+
+
+class Staged:
+    """A region that is written and read from afar."""
+
+    in_pieces = True
+    """What of a version is there can be folded before the rest."""
+
+    def __init__(
+        self,
+        channel: Channel,
+        remote: RemoteRegion,
+        geometry: Geometry,
+        rank: int,
+        staging: Staging,
+        words: bytes,
+    ) -> None:
+        self.channel = channel
+        self.staging = staging
+        self.link = Link()
+        self._remote, self._geometry, self._rank = remote, geometry, rank
+        self._pushed, self._bytes_pushed, self._bytes_pulled = _WORDS.unpack(words)
+
+    @classmethod
+    async def attach(
+        cls,
+        channel: Channel,
+        remote: RemoteRegion,
+        geometry: Geometry,
+        rank: int,
+        staging: Staging,
+    ) -> "Staged":
+        """Raises Unavailable, AccessRefused."""
+        if remote.nbytes < geometry.nbytes:
+            raise Rejected(f"a region of {remote.nbytes} bytes, {geometry.nbytes} were expected")
+        words = bytearray(_WORDS.size)
+        await channel.read(remote, geometry.pushed_offset(rank), memoryview(words))
+        return cls(channel, remote, geometry, rank, staging, bytes(words))
+
+    @property
+    def gradient(self) -> Array:
+        return self.staging.gradient
+
+    @property
+    def pushed(self) -> int:
+        return int(self._pushed)
+
+    async def all_pushed(self) -> Sequence[int]:
+        return await self._words_at(self._geometry.pushed_offset(0))
+
+    async def _words_at(self, first: int) -> tuple[int, ...]:
+        """Return each rank's word, rank 0's at `first`, by one read over all ranks' blocks."""
+        words = bytearray(RANK_STRIDE * (self._geometry.workers - 1) + WORD)
+        await self.channel.read(self._remote, first, memoryview(words))
+        return tuple(
+            int.from_bytes(words[at : at + WORD], "little")
+            for at in range(0, len(words), RANK_STRIDE)
+        )
+
+    def parameters(self, version: int) -> Floats:
+        return self.staging.parameters[version & 1]
+
+    def keeps(self, old: Attached, iteration: int) -> bool:
+        return isinstance(old, Staged) and old.staging is self.staging
+
+    async def push(self, iteration: int, hyper: Hyper, handle: int, *, again: bool) -> None:
+        """Write hyper-parameters and slot, then the word; nothing if the word says so already,
+        unless what it vouches for was refused (`again`). A large slot goes in pieces, of which the
+        aggregator is told as they are there. Raises Unavailable, AccessRefused."""
+        if self._pushed == iteration and not again:
+            return
+        write, geometry, rank = self.channel.write, self._geometry, self._rank
+        gradient, parameters = self.staging.gradient, self.staging.parameters[0]
+        hypers = write(memoryview(hyper.pack()), self._remote, geometry.hyper_offset(rank))
+        if self.in_pieces and gradient.nbytes > PIECE_BYTES:
+            await hypers  # First: whoever is told of a piece may fold it.
+            await self._write_gradient(
+                lambda elements: self.channel.send(encode_part(handle, iteration, elements))
+            )
+        else:
+            await asyncio.gather(self._write_gradient(None), hypers)
+        self._bytes_pushed += gradient.nbytes
+        self._bytes_pulled += parameters.nbytes
+        words = _WORDS.pack(iteration, self._bytes_pushed, self._bytes_pulled)
+        await write(memoryview(words), self._remote, geometry.pushed_offset(rank))
+        self._pushed = iteration
+
+    async def _write_gradient(self, tell: Tell | None) -> None:
+        offset = self._geometry.gradient_offset(self._rank)
+        await self._send(bytes_of(self.staging.gradient), offset, tell)
+
+    async def fetch(self, version: int) -> None:
+        """Read the parameters of `version`. Raises Unavailable, AccessRefused."""
+        into = bytes_of(self.staging.parameters[version & 1])
+        await self._bring(self._geometry.parameters_offset(version), into)
+
+    async def _send(self, gradient: memoryview, offset: int, tell: Tell | None) -> None:
+        with self.link.pushing(len(gradient)):
+            if tell is None:
+                await self.channel.write(gradient, self._remote, offset)
+            else:
+                await self._send_pieces(gradient, offset, tell)
+
+    async def _send_pieces(self, gradient: memoryview, offset: int, tell: Tell) -> None:
+        """All at once: the channel sends them in this order. The last one is told by its ring."""
+        firsts = range(0, len(gradient), PIECE_BYTES)
+        pieces = [gradient[first : first + PIECE_BYTES] for first in firsts]
+        writes = [
+            asyncio.ensure_future(self.channel.write(piece, self._remote, offset + first))
+            for first, piece in zip(firsts, pieces, strict=True)
+        ]
+        try:
+            for first, written in zip(firsts[1:], writes, strict=False):
+                await written
+                tell(first // self.staging.gradient.itemsize)
+            await writes[-1]
+        finally:
+            for written in writes:
+                written.cancel()
+            await asyncio.gather(*writes, return_exceptions=True)
+
+    async def _bring(self, offset: int, parameters: memoryview) -> None:
+        with self.link.pulling(len(parameters)):
+            await self.channel.read(self._remote, offset, parameters)
+
+    async def seed(self, version: int, tensors: Sequence[Floats]) -> None:
+        flat = np.empty(self._geometry.elements, np.float32)
+        await asyncio.to_thread(_join, tensors, flat)
+        offset = self._geometry.parameters_offset(version)
+        await self.channel.write(bytes_of(flat), self._remote, offset)
+
+    def close(self) -> None:
+        self._remote.close()
+
+
+def bytes_of(array: Array) -> memoryview:
+    return array.view(np.uint8).data
+
+
+def _join(tensors: Sequence[Floats], into: Floats) -> None:
+    first = 0
+    for tensor in tensors:
+        copy_into(into[first : first + tensor.size], tensor.reshape(-1))
+        first += tensor.size

@@ -1,0 +1,33 @@
+"""Which face a granted region gets here: by whether it is mapped, and whom its updates wait for."""
+
+from slackwater.agent.on_device import staged
+from slackwater.agent.region_access import Attached, InPlace
+from slackwater.agent.snapshot import Snapshot, Snapshots, StagedSnapshot
+from slackwater.agent.worker_bucket import Cell
+from slackwater.common.domains.slots.layout import Geometry
+from slackwater.common.transport.base import Channel, RemoteRegion
+from slackwater.common.transport.gpu import Device
+from slackwater.schemas.placement import JobPlan
+
+
+async def attach(
+    channel: Channel,
+    remote: RemoteRegion,
+    plan: JobPlan,
+    cell: Cell,
+    rank: int,
+    device: Device | None,
+) -> Attached:
+    """Raises Unavailable, AccessRefused, Rejected (no region of this bucket), Fatal (no room)."""
+    geometry = Geometry.of(plan, cell.layout)
+    if plan.consistency != "synchronous":
+        copies = cell.staging
+        if not isinstance(copies, Snapshots):
+            cell.staging = copies = Snapshots(geometry.elements, geometry.dtype)
+        if remote.view is not None:
+            return Snapshot(remote, plan.job, cell.index, rank, copies)
+        return await StagedSnapshot.attach(channel, remote, geometry, rank, copies)
+    if remote.view is not None and device is None:
+        return InPlace(remote, plan.job, cell.index, rank)
+    kind, cell.staging = staged(cell.staging, geometry, device)
+    return await kind.attach(channel, remote, geometry, rank, cell.staging)

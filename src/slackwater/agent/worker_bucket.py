@@ -1,0 +1,229 @@
+"""A bucket as the training program's thread sees it, and the check of what it pushes.
+
+Two threads meet here: the program's, which fills slots and waits for versions, and the Agent's own,
+which rings, is told of versions and changes the mapping when a bucket moves. `lock` covers the slot
+against being swapped while a tensor is copied in; everything else is one word that one thread
+writes and the other reads.
+"""
+
+import threading
+from collections.abc import Iterable, Mapping
+from itertools import accumulate, pairwise
+from math import prod
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from slackwater.agent.region_access import ELEMENT, Array, Attached, Staging
+from slackwater.agent.snapshot import Snapshots
+from slackwater.common.base.errors import GradientRefused, Rejected
+from slackwater.common.domains.slots.frames import Offer, PushRefused
+from slackwater.common.domains.slots.rules import Floats, Hyper
+from slackwater.common.transport.gpu import Device, DeviceArray, copy_into
+from slackwater.schemas.jobs import DType, TensorSpec
+from slackwater.schemas.placement import BucketLayout
+
+
+class Cell:
+    """One bucket: its tensors' places in the slot, and how far it is."""
+
+    def __init__(self, layout: BucketLayout, tensors: tuple[TensorSpec, ...], hyper: Hyper) -> None:
+        self.layout = layout
+        self.index = layout.index
+        self.tensors = tensors
+        self.bounds = list(pairwise(accumulate((prod(t.shape) for t in tensors), initial=0)))
+        if self.bounds[-1][1] != layout.elements:
+            raise Rejected(
+                f"bucket {layout.index} has {layout.elements} elements, its tensors "
+                f"{self.bounds[-1][1]}; controller and Agent are of different releases"
+            )
+        self.lock = threading.Lock()
+        self.slots: Attached | None = None
+        """Where the next gradient goes."""
+        self.source: Attached | None = None
+        """Where the parameters of `version` are."""
+        self.staging: Staging | None = None
+        self.gradients: list[Array] = []
+        self.iteration = 0
+        """The newest that was pushed whole."""
+        self.version = -1
+        """The newest whose parameters are here."""
+        self.confirmed = 0
+        """The newest that the program has waited for."""
+        self.pushed_s = 0.0
+        """When `iteration` was pushed whole, on the monotonic clock."""
+        self.missing = set(range(len(tensors)))
+        """Tensors of iteration + 1 that are not in the slot yet."""
+        self.lent: dict[int, Array] = {}
+        self.hyper = hyper
+        """Of the iteration being produced, or outstanding."""
+        self.refused: PushRefused | None = None
+        self.was_refused = False
+        """The region may hold a gradient that does not count."""
+
+    @property
+    def names(self) -> str:
+        first, last = self.tensors[0].name, self.tensors[-1].name
+        return first if first == last else f"{first} .. {last}"
+
+    @property
+    def settled(self) -> bool:
+        return self.version >= self.iteration or self.refused is not None
+
+    @property
+    def begun(self) -> bool:
+        """The slot holds something of an iteration that no version has answered."""
+        return self.iteration > self.version or len(self.missing) < len(self.tensors)
+
+    def adopt(self, slots: Attached) -> None:
+        """Another mapping (the bucket moved, its region was lost): what the slot held goes along,
+        unless it is there already, because the region is the same."""
+        with self.lock:
+            old = self.slots
+            # A copy that was made before this part of the next iteration came has it not.
+            part = len(self.missing) < len(self.tensors)
+            elsewhere = old is not None and slots.gradient is not old.gradient
+            if old and elsewhere and self.begun and (part or not slots.keeps(old, self.iteration)):
+                copy_into(slots.gradient, old.gradient)
+            self.slots = slots
+            self.gradients = [
+                slots.gradient[first:last].reshape(spec.shape)
+                for (first, last), spec in zip(self.bounds, self.tensors, strict=True)
+            ]
+
+    def put(self, position: int, gradient: Array | None) -> None:
+        """Copy a tensor's gradient into the slot (None: it was produced there)."""
+        with self.lock:
+            into = self.gradients[position]
+            lent = self.lent.get(position)
+            if gradient is not None:
+                copy_into(into, gradient)
+            elif lent is not None and lent is not into:
+                copy_into(into, lent)  # Produced in a slot that has moved since.
+            self.missing.discard(position)
+            if not self.missing:
+                self.iteration += 1
+                self.missing.update(range(len(self.tensors)))
+
+    def parameters(self, position: int) -> Floats:
+        """Read-only: valid until this worker has pushed the tensor twice more."""
+        view = self.buffer(position)
+        if isinstance(view, np.ndarray):  # On a device nothing can be made read-only.
+            view.flags.writeable = False
+        return view
+
+    def buffer(self, position: int) -> Floats:
+        assert self.source is not None
+        first, last = self.bounds[position]
+        values = self.source.parameters(self.version)[first:last]
+        return values.reshape(self.tensors[position].shape)
+
+    @property
+    def contained(self) -> tuple[int, ...]:
+        """Of each rank the newest iteration in what `newest` gives; empty: the version says it."""
+        if not isinstance(self.staging, Snapshots) or self.source is None:
+            return ()
+        self.buffer(0)
+        return self.staging.applied[self.version & 1]
+
+    def offer(self, handle: int, version: int) -> Offer:
+        return Offer(handle=handle, version=version, applied=self.contained)
+
+    def updates(self, version: int) -> int:
+        """How many are in what `newest` gives."""
+        return sum(self.contained) if isinstance(self.staging, Snapshots) else version
+
+    def newest(self, initial: Mapping[str, Array]) -> list[Floats]:
+        """The newest parameters that this worker has: what it can seed a bare region with."""
+        if self.source is not None:
+            return [self.parameters(position) for position in range(len(self.tensors))]
+        return [self._initial(spec, initial) for spec in self.tensors]
+
+    def _initial(self, spec: TensorSpec, initial: Mapping[str, Array]) -> Floats:
+        given = initial.get(spec.name)
+        if given is None:
+            return np.broadcast_to(np.float32(0.0), spec.shape)
+        if given.shape == spec.shape:
+            return given
+        first = self.layout.start
+        return given.reshape(-1)[first : first + prod(spec.shape)]
+
+    def take_refusal(self, rank: int) -> GradientRefused | None:
+        """The refused tensor must be pushed again; the bucket's others still stand in the slot."""
+        refused, self.refused = self.refused, None
+        if refused is None:
+            return None
+        with self.lock:
+            self.iteration = refused.iteration - 1
+            named = [i for i, spec in enumerate(self.tensors) if spec.name == refused.tensor]
+            self.missing = set(named or range(len(self.tensors)))
+        return GradientRefused(refused.job, refused.tensor, rank, refused.iteration, refused.why)
+
+
+class Waiter:
+    """The program's thread, asleep until all these buckets have settled."""
+
+    def __init__(self, cells: Iterable[Cell]) -> None:
+        self._pending = list(cells)
+        self._lock = threading.Lock()
+        self._woken = threading.Lock()
+        self._woken.acquire()
+
+    def look(self) -> None:
+        """Both threads look: whoever sees the last bucket settled releases."""
+        with self._lock:
+            pending = self._pending
+            while pending and pending[-1].settled:
+                pending.pop()
+            if not pending and self._woken.locked():
+                self._woken.release()
+
+    def release(self) -> None:
+        with self._lock:
+            self._pending.clear()
+        self.look()
+
+    def sleep(self, timeout_s: float) -> bool:
+        return self._woken.acquire(timeout=timeout_s)
+
+
+def check_gradient(gradient: Any, spec: TensorSpec, dtype: DType) -> str:
+    """What is wrong with it; empty: nothing. Values are checked where they are summed."""
+    wanted = ELEMENT[dtype]
+    if not isinstance(gradient, np.ndarray | DeviceArray):
+        on_device = hasattr(gradient, "__cuda_array_interface__")
+        remedy = '; give the Agent device="cuda"' if on_device else ""
+        return f"a {type(gradient).__name__}, not a numpy array{remedy}"
+    if gradient.dtype != wanted:
+        bits = " (bfloat16 as its bits)" if dtype == "bfloat16" else ""
+        return f"dtype {gradient.dtype}, the job's gradients are {wanted}{bits}"
+    if gradient.shape != spec.shape:
+        return f"shape {gradient.shape}, the tensor has {spec.shape}"
+    return ""
+
+
+def read_tensors(
+    tensors: Mapping[str, Any],
+    groups: Mapping[str, int] = MappingProxyType({}),
+    device: Device | None = None,
+) -> tuple[tuple[TensorSpec, ...], dict[str, Array]]:
+    """The job's list and the initial values: of each tensor an array, or a shape (zeros)."""
+    specs: list[TensorSpec] = []
+    values: dict[str, Array] = {}
+    if not tensors:
+        raise Rejected("an Agent without tensors; give at least one")
+    for name, given in tensors.items():
+        if device is not None and device.is_array(given):
+            given = device.wrap(given).to_host()
+        shape = given.shape if isinstance(given, np.ndarray) else tuple(given)
+        if any(not isinstance(extent, int) or extent < 1 for extent in shape):
+            raise Rejected(f"tensor {name}: shape {shape}; extents must be whole and at least 1")
+        if isinstance(given, np.ndarray):
+            if given.dtype != np.float32:
+                raise Rejected(f"tensor {name}: parameters are float32, these are {given.dtype}")
+            if not np.isfinite(given).all():
+                raise Rejected(f"tensor {name}: its initial values are not all finite")
+            values[name] = given
+        specs.append(TensorSpec(name=name, shape=shape, group=groups.get(name, 0)))
+    return tuple(specs), values

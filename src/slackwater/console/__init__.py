@@ -1,0 +1,1 @@
+"""Parts that the commands of `slackwater` and `loadgen` share."""

@@ -1,0 +1,69 @@
+"""Figures as people read them: how long, how far, how fast, when."""
+
+from datetime import UTC, datetime
+from typing import Final
+
+from slackwater.console.tables import NOTHING
+from slackwater.schemas.jobs import JobProgress, JobSpec
+
+_UNITS: Final = ((86_400, "d"), (3_600, "h"), (60, "m"))
+_COARSE: Final = 10
+"""From so many of a unit on, the next smaller one is left out."""
+
+
+def lasted(seconds: float) -> str:
+    """Show a duration in two units at most: 12s, 3m5s, 35m, 2h40m, 4d."""
+    whole = max(0, int(seconds))
+    for size, unit in _UNITS:
+        if whole < size:
+            continue
+        count, rest = divmod(whole, size)
+        smaller = {86_400: (3_600, "h"), 3_600: (60, "m"), 60: (1, "s")}[size]
+        part = rest // smaller[0]
+        return f"{count}{unit}" + (f"{part}{smaller[1]}" if part and count < _COARSE else "")
+    return f"{whole}s"
+
+
+def at(seconds: float) -> str:
+    """Show a time since 1970 in UTC; empty for 0, which means that it is not known."""
+    if seconds <= 0.0:
+        return ""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def done(progress: JobProgress | None) -> str:
+    """Show progress as 7,210/20,000; without a total where the program counts for itself."""
+    if progress is None or not (progress.updated_s or progress.iteration):
+        return NOTHING
+    total = f"/{progress.iterations:,}" if progress.iterations else ""
+    return f"{progress.iteration:,}{total}"
+
+
+def speed(iterations_s: float) -> str:
+    if iterations_s <= 0.0:
+        return NOTHING
+    if iterations_s < 1 / 3600:
+        return "0 it/min"  # It hangs: its figure falls towards zero for ever.
+    if iterations_s < 0.1:
+        return f"{iterations_s * 60:.2g} it/min"
+    return f"{iterations_s:.1f} it/s" if iterations_s < 100 else f"{iterations_s:,.0f} it/s"
+
+
+def loss(of: float | None) -> str:
+    """Show a loss. A job that is faster than it was profiled loses nothing."""
+    return NOTHING if of is None else f"{max(0.0, of):.1%}"
+
+
+def eta(progress: JobProgress | None) -> str:
+    return NOTHING if progress is None or progress.eta_s is None else lasted(progress.eta_s)
+
+
+def mode(spec: JobSpec) -> str:
+    """Say when the job's updates are applied."""
+    if spec.consistency == "stale-synchronous":
+        return f"stale by {spec.staleness}"
+    return spec.consistency
+
+
+def megabytes(nbytes: float) -> str:
+    return f"{nbytes / 1e6:,.0f} MB"

@@ -1,0 +1,53 @@
+"""Ids for jobs that are submitted without one, what is said of a submission, and policies by
+name."""
+
+import re
+import secrets
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Final
+
+from slackwater.console.outcome import Usage
+from slackwater.schemas.jobs import STATE_SAID, TERMINAL_STATES, Aggregation, JobRecord, JobSpec
+
+STEM_CHARS_MAX: Final = 40
+SUFFIX_BYTES: Final = 3
+
+
+def new_id(model: str | None, program: Sequence[str] | None) -> str:
+    """Make a readable id: the model or the script, and a suffix that tells it from others."""
+    return readable(model or _script(program or ()), secrets.token_hex(SUFFIX_BYTES))
+
+
+def readable(name: str, suffix: str) -> str:
+    """Make an id of any name: train_v2.py becomes train-v2-SUFFIX."""
+    stem = re.sub(r"\.(py|sh)$", "", name.rpartition("/")[2])
+    words = "-".join(re.findall(r"[A-Za-z0-9]+", stem))[:STEM_CHARS_MAX].strip("-").lower()
+    return f"{words or 'job'}-{suffix}"
+
+
+def _script(program: Sequence[str]) -> str:
+    """Return the program's first word that names a script, else its first word."""
+    scripts = [word for word in program if word.endswith((".py", ".sh"))]
+    modules = [word for flag, word in pairwise(program) if flag == "-m"]
+    return next(iter([*scripts, *modules, *program]), "")
+
+
+def said(spec: JobSpec, known: JobRecord | None) -> str:
+    """Say what a submission did. `known`: the record of a job that was there already."""
+    if known is None:
+        return f"job {spec.id} is stored"
+    done = f"job {spec.id} was stored before and {STATE_SAID[known.state]}: nothing new was started"
+    if known.state in TERMINAL_STATES:
+        return f"{done}; `slackwater rerun {spec.id}` runs it again"
+    return done
+
+
+def policy_named(name: str) -> Aggregation:
+    """Check the policy's name. Raises Usage for one that is not registered here."""
+    from slackwater.services.controller.policies import known_policies
+
+    known = known_policies()
+    if name not in known:
+        raise Usage(f"--policy {name!r}: choose one of {', '.join(known)}")
+    return name

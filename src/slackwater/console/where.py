@@ -1,0 +1,142 @@
+"""Find the cluster that a command talks to, and the user it talks as.
+
+The first that is given: `--url`, `--cluster NAME` (one that `slackwater up --name NAME` started
+here), SLACKWATER_URL, SLACKWATER_CLUSTER, NATS_URL. Else the only cluster of this account on this
+machine, or the one named `default`. As whom: --user and the like, else the NATS CLI's variables.
+"""
+
+import inspect
+import os
+from collections.abc import Callable
+from contextvars import ContextVar
+from functools import wraps
+from typing import Annotated, Any, TypeVar, cast
+
+import typer
+
+from slackwater.common.base.errors import Rejected, Unavailable
+from slackwater.common.bus.access import DEFAULT_CLUSTER, VARIABLES, Credentials
+from slackwater.common.embedded import local_clusters
+from slackwater.console import usage
+
+CLUSTER = "SLACKWATER_CLUSTER"
+_HELP = f"The cluster, by the name that `slackwater up` gave it; else ${CLUSTER}."
+Cluster = Annotated[str, typer.Option(metavar="NAME", help=_HELP)]
+F = TypeVar("F", bound=Callable[..., Any])
+_identity: ContextVar[Credentials | None] = ContextVar("identity", default=None)
+_cluster: ContextVar[str] = ContextVar("cluster", default="")
+
+
+class Commands(typer.Typer):
+    """Registers commands, with --cluster where they take --url."""
+
+    def command(self, *words: Any, **options: Any) -> Callable[[F], F]:
+        register = super().command(*words, **options)
+
+        def taken(function: F) -> F:
+            register(_choosing(function))
+            return function
+
+        return taken
+
+
+def _choosing(function: F) -> F:
+    """Return the command with an option --cluster, if it has --url."""
+    parameters = dict(inspect.signature(function).parameters)
+    if "url" not in parameters:
+        return function
+
+    @wraps(function)
+    def command(*given: Any, cluster: str, **options: Any) -> Any:
+        if cluster:
+            _cluster.set(cluster)
+        return function(*given, **options)
+
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    more = inspect.Parameter("cluster", kind, default="", annotation=Cluster)
+    signature = inspect.Signature([*parameters.values(), more])
+    return cast(F, _declared(command, signature))
+
+
+def _declared(command: Any, signature: inspect.Signature) -> Any:
+    """Set both that Typer reads: the signature for the options, the annotations for their types."""
+    command.__signature__ = signature
+    command.__annotations__ = {name: p.annotation for name, p in signature.parameters.items()}
+    return command
+
+
+def named(name: str) -> str:
+    """The cluster that --name names, or --cluster before the command. Raises Rejected where they
+    differ."""
+    before = _cluster.get()
+    if before and name not in ("", before, os.environ.get(CLUSTER, DEFAULT_CLUSTER)):
+        raise Rejected(f"--cluster {before} and --name {name}: give one of them")
+    return before or name
+
+
+def given(url: str | None) -> str | None:
+    """Return the address that --url or --cluster names, with the token of this account's cluster
+    there; None without either. Raises Rejected."""
+    name = _cluster.get()
+    if url and name:
+        raise Rejected(f"--url {url} and --cluster {name}: give one of them")
+    if name:
+        return local_clusters.chosen(name)
+    return local_clusters.carrying(url) if url else None
+
+
+def resolve(url: str | None) -> str:
+    """Return the URL, with the token. Raises Unavailable when no cluster is known, Rejected when it
+    is not clear which one is meant."""
+    if found := given(url):
+        return found
+    environment = os.environ
+    name = environment.get(CLUSTER, "")
+    said = environment.get("SLACKWATER_URL") or ("" if name else environment.get("NATS_URL"))
+    if said:
+        return local_clusters.carrying(said)
+    found = local_clusters.chosen(name)
+    if not found:
+        raise Unavailable(
+            "no cluster is known: start one with `slackwater up`, or give --url or SLACKWATER_URL"
+        )
+    return found
+
+
+def identify(
+    user: Annotated[
+        str, typer.Option(envvar=VARIABLES["user"], help="Talk to the bus as this user.")
+    ] = "",
+    password: Annotated[
+        str,
+        typer.Option(
+            envvar=VARIABLES["password"],
+            help="Give that user's password; others cannot see it in the variable.",
+        ),
+    ] = "",
+    token: Annotated[
+        str, typer.Option(envvar=VARIABLES["token"], help="Give a token instead of a user.")
+    ] = "",
+    creds: Annotated[
+        str, typer.Option(envvar=VARIABLES["creds"], help="Use a .creds file of NATS.")
+    ] = "",
+    nkey: Annotated[
+        str, typer.Option(envvar=VARIABLES["nkey"], help="Use an nkey seed file of NATS.")
+    ] = "",
+    cluster: Cluster = "",
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=usage.version, is_eager=True, help="Print the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """Take the options before a command: which cluster it talks to, and as whom, as the NATS CLI
+    names it."""
+    _cluster.set(cluster)
+    _identity.set(Credentials(user=user, password=password, token=token, creds=creds, nkey=nkey))
+
+
+def credentials() -> Credentials:
+    """Those of the command that runs."""
+    return _identity.get() or Credentials()

@@ -1,0 +1,1 @@
+"""Arrays larger than memory, paged by userfaultfd."""

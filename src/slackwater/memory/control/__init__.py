@@ -1,0 +1,1 @@
+"""Which slabs back which spans, when they move, and which lender is asked."""

@@ -1,0 +1,1 @@
+"""Pages of a device: where each one is, and how it is read and written."""

@@ -1,0 +1,1 @@
+"""Pages fetched before they are asked for."""

@@ -1,0 +1,1 @@
+"""How a page is spread over lenders, and made whole again."""

@@ -1,0 +1,1 @@
+"""A device as a process: what it exports, tells and measures."""

@@ -1,0 +1,38 @@
+"""A block device within this process, without an NBD server: for arrays and for what is spilled."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+from slackwater.common.base import limits
+from slackwater.common.base.clock import LiveClock
+from slackwater.common.bus.access import Credentials
+from slackwater.memory.pages.device import Device
+from slackwater.memory.service.discovery import find_slab_bytes
+from slackwater.memory.service.export import Exporter, ExportOptions
+
+
+@contextlib.asynccontextmanager
+async def device_within(
+    options: ExportOptions, url: str, credentials: Credentials
+) -> AsyncIterator[Device]:
+    """`url` "": no cluster, pages go to the backup file alone. Run what uses it alongside its
+    `background`. Raises ConfigRejected, Unavailable."""
+    slab_bytes = options.slab_bytes
+    if not slab_bytes and url:
+        slab_bytes = await find_slab_bytes(url, f"device-{options.id}", credentials)
+    made = replace(options, socket=None)
+    exporter = Exporter(made, slab_bytes or limits.SLAB_BYTES_DEFAULT, LiveClock())
+    stop = asyncio.Event()
+    shown: asyncio.Task[None] | None = None
+    await exporter.start()
+    try:
+        if url:
+            shown = exporter.background.spawn(exporter.show(url, stop, credentials))
+        yield exporter.device
+    finally:
+        stop.set()
+        await exporter.close()
+        if shown is not None:
+            await asyncio.gather(shown, return_exceptions=True)

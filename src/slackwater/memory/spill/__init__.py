@@ -1,0 +1,1 @@
+"""Blobs that do not fit into memory."""

@@ -1,0 +1,174 @@
+"""Cruise's cost model: closed form against every configuration, the programme against every role
+and share, the 5 % rule, and noise."""
+
+from collections.abc import Iterator
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import linprog
+
+from slackwater.common.base.errors import Rejected
+from slackwater.common.domains.models.cost import (
+    Machine,
+    Training,
+    epoch_s,
+    even_configuration,
+    even_epoch_s,
+    even_optimum,
+    link_matrix,
+    pays,
+)
+from slackwater.common.domains.models.cost_programme import different_optimum
+
+EXAMPLE = Training(instances=1e6, batch=1000, model_bytes=0.25e9)
+MACHINE = Machine(1e-3, 1e9)
+
+
+def with_ratio(x: float) -> Training:
+    """x = M / (b B c)."""
+    return Training(instances=1e6, batch=1000, model_bytes=x * 1e9)
+
+
+def test_the_worked_example() -> None:
+    best = even_optimum(EXAMPLE, MACHINE, 32)
+    assert (best.worker_count, best.server_count) == (21, 11)
+    assert best.epoch_s == pytest.approx(70.346, abs=5e-4)
+    assert even_epoch_s(EXAMPLE, MACHINE, 32, 22) == pytest.approx(70.455, abs=5e-4)
+
+
+@pytest.mark.parametrize(("x", "workers"), [(0.153, 23), (0.0343, 27), (0.605, 18), (0.36, 20)])
+def test_table_3_4(x: float, workers: int) -> None:
+    assert even_optimum(with_ratio(x), MACHINE, 32).worker_count == workers
+
+
+@settings(max_examples=200)
+@given(x=st.floats(1e-4, 1e3), machines=st.integers(2, 120))
+def test_the_closed_form_is_the_best_of_all(x: float, machines: int) -> None:
+    training = with_ratio(x)
+    best_s = min(even_epoch_s(training, MACHINE, machines, w) for w in range(1, machines))
+    found = even_optimum(training, MACHINE, machines)
+    assert found.epoch_s == pytest.approx(best_s, rel=1e-12)
+    assert found.epoch_s == pytest.approx(
+        epoch_s(training, [MACHINE] * machines, found.workers, found.instances, found.model_bytes)
+    )
+    assert sum(found.instances) == pytest.approx(training.instances)
+    assert sum(found.model_bytes) == pytest.approx(training.model_bytes)
+
+
+def shares(total: int, parts: int) -> Iterator[tuple[int, ...]]:
+    if parts == 1:
+        yield (total,)
+        return
+    for first in range(total + 1):
+        for rest in shares(total - first, parts - 1):
+            yield (first, *rest)
+
+
+def brute_force_s(training: Training, machines: list[Machine], blocks: int) -> float:
+    """Every set of workers, every share of the data; the model's shares by linear programming."""
+    links, best_s = link_matrix(machines), float("inf")
+    everyone = range(len(machines))
+    for mask in range(1, 2 ** len(machines) - 1):
+        working = [i for i in everyone if mask >> i & 1]
+        serving = [j for j in everyone if not mask >> j & 1]
+        for counts in shares(blocks, len(working)):
+            rows, right = [], []
+            for i, count in zip(working, counts, strict=True):
+                if not count:
+                    continue
+                data = count * training.instances / blocks
+                scale = data / training.batch * training.model_bytes
+                for at, j in enumerate(serving):
+                    row = [0.0] * len(serving)
+                    row[at] = scale * len(working) / links[i, j]
+                    rows.append([*row, -1.0])
+                    right.append(-machines[i].instance_s * data)
+                rows.append([*(scale / links[i, j] for j in serving), -1.0])
+                right.append(-machines[i].instance_s * data)
+            whole = [[1.0] * len(serving) + [0.0]]
+            cost = [0.0] * len(serving) + [1.0]
+            found = linprog(cost, A_ub=rows, b_ub=right, A_eq=whole, b_eq=[1.0])
+            best_s = min(best_s, found.fun)
+    return best_s
+
+
+@pytest.mark.parametrize(
+    ("seed", "machines", "blocks"), [(0, 2, 8), (1, 3, 6), (2, 3, 6), (3, 4, 4), (4, 4, 4)]
+)
+def test_the_programme_is_the_best_of_all(seed: int, machines: int, blocks: int) -> None:
+    check_programme(seed, machines, blocks)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("seed", "machines", "blocks"), [(5, 5, 4), (6, 6, 3)])
+def test_the_programme_is_the_best_of_all_up_to_six(seed: int, machines: int, blocks: int) -> None:
+    check_programme(seed, machines, blocks)
+
+
+def check_programme(seed: int, machines: int, blocks: int) -> None:
+    rng = Random(seed)
+    cluster = [
+        Machine(rng.choice([0.5e-3, 1e-3, 2e-3]), rng.choice([0.5e9, 1e9, 4e9]))
+        for _ in range(machines)
+    ]
+    training = Training(instances=1e5, batch=1000, model_bytes=rng.uniform(0.1e9, 1e9))
+    found = different_optimum(training, cluster, blocks=blocks, gap=1e-7, whole_blocks=True)
+    assert found.proven
+    assert found.epoch_s == pytest.approx(brute_force_s(training, cluster, blocks), rel=1e-5)
+    assert sum(found.instances) == pytest.approx(training.instances)
+    assert sum(found.model_bytes) == pytest.approx(training.model_bytes)
+
+
+@pytest.mark.parametrize("seed", [10, 11, 12])
+def test_shares_finer_than_blocks_are_no_worse_than_any_of_a_finer_grain(seed: int) -> None:
+    """Three machines, found with 24 blocks and smoothed, against brute force with 48."""
+    rng = Random(seed)
+    cluster = [Machine(rng.uniform(0.5e-3, 2e-3), rng.uniform(0.5e9, 4e9)) for _ in range(3)]
+    training = Training(instances=1e5, batch=1000, model_bytes=rng.uniform(0.1e9, 1e9))
+    found = different_optimum(training, cluster, blocks=24, gap=1e-7)
+    assert found.epoch_s <= brute_force_s(training, cluster, 48) * (1 + 1e-9)
+    assert found.epoch_s == pytest.approx(
+        epoch_s(training, cluster, found.workers, found.instances, found.model_bytes)
+    )
+    assert sum(found.instances) == pytest.approx(training.instances)
+    assert sum(found.model_bytes) == pytest.approx(training.model_bytes)
+
+
+def test_machines_alike_get_the_closed_form_from_the_programme_too() -> None:
+    """With a block for each of many shares, the programme's even split is the analytic one."""
+    found = different_optimum(EXAMPLE, [MACHINE] * 6, blocks=60)
+    assert found.worker_count == even_optimum(EXAMPLE, MACHINE, 6).worker_count
+    assert found.epoch_s == pytest.approx(even_optimum(EXAMPLE, MACHINE, 6).epoch_s, rel=1e-6)
+
+
+@pytest.mark.parametrize("x", [0.153, 0.0343, 0.605, 0.36])
+def test_noise_of_a_tenth_costs_little(x: float) -> None:
+    """Computing and link times are each off by up to 10 %; the paper loses 6.5 % at most."""
+    rng = Random(3)
+    training = with_ratio(x)
+    best_s = even_optimum(training, MACHINE, 32).epoch_s
+    for _ in range(500):
+        seen = Machine(1e-3 * rng.uniform(0.9, 1.1), 1e9 * rng.uniform(0.9, 1.1))
+        workers = even_optimum(training, seen, 32).worker_count
+        assert even_epoch_s(training, MACHINE, 32, workers) <= 1.065 * best_s
+
+
+def test_a_change_must_gain_five_percent() -> None:
+    best_s = even_optimum(EXAMPLE, MACHINE, 32).epoch_s
+    assert pays(even_configuration(EXAMPLE, MACHINE, 32, 27).epoch_s, best_s)
+    assert not pays(even_configuration(EXAMPLE, MACHINE, 32, 22).epoch_s, best_s)
+    assert pays(100.0, 95.0)
+    assert not pays(100.0, 95.01)
+
+
+def test_nonsense_is_refused_by_name() -> None:
+    with pytest.raises(Rejected, match="machines is 1"):
+        even_optimum(EXAMPLE, MACHINE, 1)
+    with pytest.raises(Rejected, match="bytes_per_s"):
+        even_optimum(EXAMPLE, Machine(1e-3, 0.0), 4)
+    with pytest.raises(Rejected, match="batch"):
+        different_optimum(Training(instances=1, batch=0, model_bytes=1), [MACHINE] * 3)
+    with pytest.raises(Rejected, match="both roles"):
+        even_configuration(EXAMPLE, MACHINE, 4, 4)

@@ -1,0 +1,110 @@
+"""Placement: the integer programme's optima, PACKLIMIT from history, few machines or holes."""
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from slackwater.loadgen.simulator.gpu.cluster import Cluster
+from slackwater.services.master.scheduling.policies.placement import (
+    PACK_LIMIT,
+    TABLE_3_3_SKEWS,
+    Observation,
+    Placer,
+    learn_pack_limit,
+    plan_ilp,
+)
+from slackwater.services.master.scheduling.view import View
+
+
+@pytest.mark.parametrize(
+    ("workers", "servers", "free", "traffic", "optimum"),
+    [
+        (2, (3, 1), (2, 2), (0, 0), 0),
+        (2, (3, 1), (1, 1), (0, 0), 4),
+        (2, (3, 1), (2, 2), (5, 0), 5),
+        (2, (3, 1), (1, 1, 2), (1, 0, 0), 1),
+    ],
+)
+def test_ilp_optima(
+    workers: int, servers: tuple[float, ...], free: tuple[int, ...], traffic: tuple[float, ...],
+    optimum: float,
+) -> None:  # fmt: skip
+    plan = plan_ilp(workers, servers, free, traffic)
+    assert plan is not None
+    assert plan.max_traffic == pytest.approx(optimum)
+    assert sum(plan.workers) == workers
+    assert max_traffic(plan.workers, plan.server_nodes, servers, traffic) == pytest.approx(optimum)
+
+
+def max_traffic(
+    workers: tuple[int, ...], hosts: tuple[int, ...], servers: tuple[float, ...],
+    traffic: tuple[float, ...],
+) -> float:  # fmt: skip
+    """The paper's T_i, straight from its formula."""
+    model, total = sum(servers), sum(workers)
+    loads = []
+    for i, w in enumerate(workers):
+        here = sum(size for size, host in zip(servers, hosts, strict=True) if host == i)
+        loads.append(traffic[i] + w * (model - here) + here * (total - w))
+    return max(loads)
+
+
+def test_ilp_without_room() -> None:
+    assert plan_ilp(3, (1,), (1, 1), (0, 0)) is None
+
+
+def test_pack_limit_before_history_splits_table_3_3() -> None:
+    assert all(skew > PACK_LIMIT for skew in TABLE_3_3_SKEWS[:4])
+    assert all(skew < PACK_LIMIT for skew in TABLE_3_3_SKEWS[4:])
+
+
+def test_pack_limit_is_learned_from_history() -> None:
+    """Here even ResNet-like skews suffer, so the border moves below them."""
+    history = [Observation(0.7, 0.5), Observation(0.1, 0.6), Observation(0.04, 1.0)]
+    assert learn_pack_limit(history) == pytest.approx(0.07)
+    assert learn_pack_limit([]) == PACK_LIMIT
+
+
+@given(st.lists(st.tuples(st.floats(0.01, 0.99), st.floats(0.2, 1.0)), min_size=1, max_size=30))
+@example([(0.01, 1.0), (0.010000000000000002, 0.5)])
+@example([(0.010000000000000002, 1.0), (0.010000000000000004, 0.5)])
+def test_learned_pack_limit_errs_least(points: list[tuple[float, float]]) -> None:
+    history = [Observation(*point) for point in points]
+    limit = learn_pack_limit(history)
+
+    def errors(border: float) -> int:
+        return sum((o.skew > border) != (o.relative_speed < 0.95) for o in history)
+
+    best = min(errors(border / 1000) for border in range(1001))
+    assert errors(limit) <= best
+
+
+def placer(nodes: list[int], free: list[int]) -> Placer:
+    cluster = Cluster([(gpus, "") for gpus in nodes])
+    return Placer(View(0, cluster.view, {}, free))
+
+
+def test_few_machines() -> None:
+    assert placer([4, 4, 4], [2, 4, 3]).place(3) == ((2, 3),), "the tightest single machine"
+    assert placer([4, 4, 4], [2, 4, 3]).place(6) == ((0, 2), (1, 4))
+    assert placer([4, 4, 4], [2, 2, 2]).place(4, mode="require") == ()
+    assert placer([4, 4, 4], [2, 2, 2]).place(7) == ()
+
+
+def test_holes_first() -> None:
+    assert placer([4, 4, 4], [1, 4, 2]).place(3, mode="no") == ((0, 1), (2, 2))
+
+
+@given(
+    st.lists(st.integers(0, 8), min_size=1, max_size=8),
+    st.integers(1, 20),
+    st.sampled_from(["prefer", "no", "require"]),
+)
+def test_placements_fit(free: list[int], gpus: int, mode: str) -> None:
+    found = placer([8] * len(free), free).place(gpus, mode=mode)
+    if found:
+        assert sum(count for _, count in found) == gpus
+        assert all(0 < count <= free[node] for node, count in found)
+        assert [node for node, _ in found] == sorted({node for node, _ in found})
+    else:
+        assert mode == "require" or sum(free) < gpus
