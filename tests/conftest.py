@@ -17,10 +17,15 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 ROOT = Path(__file__).resolve().parent.parent
 
 
+def public_traces() -> Path:
+    """Say where the folder of public job traces is, or would be."""
+    return Path(os.environ.get("SLACKWATER_TRACES", ROOT.parent / "shared" / "traces"))
+
+
 @pytest.fixture(scope="session")
 def traces_dir() -> Path:
     """The folder of public job traces; the test is skipped where it is absent."""
-    folder = Path(os.environ.get("SLACKWATER_TRACES", ROOT.parent / "shared" / "traces"))
+    folder = public_traces()
     if not folder.is_dir():
         pytest.skip(f"the trace folder is absent ({folder}); set SLACKWATER_TRACES")
     return folder
