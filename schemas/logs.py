@@ -7,6 +7,7 @@ import msgspec
 from slackwater.schemas.base import IdText, Message, Rank, Seconds
 
 PLACE_MAX = 2**62
+TAIL_LINES_MAX = 1_000_000
 Place = Annotated[int, msgspec.Meta(ge=0, le=PLACE_MAX)]
 """The position of a byte in all that a rank has printed since it was started."""
 
@@ -21,7 +22,7 @@ class ReadLog(Message, kw_only=True, frozen=True, tag="log.read"):
     job: IdText
     rank: Rank
     offset: Place | None = None
-    tail: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 0
+    tail: Annotated[int, msgspec.Meta(ge=0, le=TAIL_LINES_MAX)] = 0
     """Takes effect only without `offset`."""
     wait_s: Annotated[float, msgspec.Meta(ge=0.0, le=3.0)] = 0.0
 

@@ -138,6 +138,8 @@ MODELS_KNOWN_MAX: Final = 256
 POOL_MAX: Final = 1024
 """Aggregators that one master knows."""
 CLUSTERS_MAX: Final = 256
+WINDOW_ITERATIONS_MAX: Final = 4096
+"""Iterations after which a profiler reports how fast a job is."""
 WORKER_NODES_MAX: Final = 4096
 WORKER_PRUNE_S: Final = 30.0
 """Seconds between two looks at the files of jobs that ended."""

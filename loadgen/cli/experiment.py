@@ -10,7 +10,7 @@ import typer
 from slackwater.common.bus.access import shown
 from slackwater.common.embedded import ClusterOptions, fit_cpu_share
 from slackwater.console.names import policy_named
-from slackwater.console.options import Json, Report, Seed
+from slackwater.console.options import Json, Report, Seed, Window
 from slackwater.console.outcome import INCONCLUSIVE, Usage, err, report_folder, reported, run
 from slackwater.loadgen.cli.progress import progress
 from slackwater.loadgen.cli.replay import POLICY_HELP, above_zero, conclude
@@ -36,7 +36,7 @@ def play(
         float, typer.Option(help="Shrinks arrivals, durations and computing.")
     ] = 1.0,
     policy: Annotated[str, typer.Option(help=f"{POLICY_HELP}.")] = "cyclic",
-    window: Annotated[int, typer.Option(min=2, help="Iterations of a monitor window.")] = 20,
+    window: Window = 20,
     seed: Seed = 1,
     report_dir: Report = Path("reports/sharing"),
     json: Json = False,

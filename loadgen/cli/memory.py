@@ -35,7 +35,9 @@ def memory(
     device: Annotated[str, typer.Option(help="Its name, for hit rates by the bus.")] = "",
     cache: Annotated[str, typer.Option(help="Without a socket: an array with so much here.")] = "",
     seconds: Annotated[float, typer.Option(help="Measured, after everything was written.")] = 10.0,
-    depth: Annotated[int, typer.Option(help="Requests at once, of a block device.")] = 16,
+    depth: Annotated[
+        int, typer.Option(min=1, max=1024, help="Requests at once, of a block device.")
+    ] = 16,
     seed: Seed = 0,
     check: Annotated[bool, typer.Option(help="Check every page that is read.")] = False,
     report: Annotated[Path | None, typer.Option(help="Folder to write to.")] = None,

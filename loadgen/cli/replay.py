@@ -8,13 +8,14 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from slackwater.common.base import limits
 from slackwater.common.base.errors import Rejected
 from slackwater.common.bus.access import shown
 from slackwater.common.embedded import ClusterOptions, EmbeddedCluster, fit_cpu_share
 from slackwater.common.shell.client import Client, connect
 from slackwater.console import where
 from slackwater.console.names import policy_named
-from slackwater.console.options import Json, Report, Seed, Url
+from slackwater.console.options import Json, Report, Seed, Url, Window
 from slackwater.console.outcome import (
     FAILED,
     Usage,
@@ -44,6 +45,12 @@ Transport = Literal["auto", "shm", "verbs", "tcp"]
 Prefix = Annotated[
     str, typer.Option(help="Begins the jobs' ids: a trace can be played again under another.")
 ]
+_Aggregators = Annotated[
+    int, typer.Option(min=1, max=limits.POOL_MAX, help="Pool of the embedded cluster.")
+]
+_Controllers = Annotated[
+    int, typer.Option(min=1, max=limits.CLUSTERS_MAX, help="Its aggregator clusters.")
+]
 
 
 def replay(
@@ -57,10 +64,10 @@ def replay(
     policy: Annotated[
         str | None, typer.Option(help=f"{POLICY_HELP}; by default the cluster's own.")
     ] = None,
-    aggregators: Annotated[int, typer.Option(min=1, help="Pool of the embedded cluster.")] = 10,
-    controllers: Annotated[int, typer.Option(min=1, help="Its aggregator clusters.")] = 2,
+    aggregators: _Aggregators = 10,
+    controllers: _Controllers = 2,
     cpu_share: Annotated[float, typer.Option(help="Cores of one aggregator.")] = 0.1,
-    window: Annotated[int, typer.Option(min=2, help="Iterations of a monitor window.")] = 20,
+    window: Window = 20,
     transport: Annotated[str, typer.Option(help=TRANSPORT_HELP)] = "auto",
     prefix: Prefix = "",
     seed: Seed = 1,

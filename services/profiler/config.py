@@ -4,6 +4,7 @@ from typing import Annotated
 
 import msgspec
 
+from slackwater.common.base import limits
 from slackwater.common.shell.config import ServiceConfig
 from slackwater.schemas.base import IdText
 
@@ -26,7 +27,7 @@ class ProfilerConfig(ServiceConfig, kw_only=True, frozen=True):
     said with them, whatever they say."""
     profile_s_max: Duration = 30.0
     """Seconds of training after which a profile is not extended either."""
-    window_iterations: Annotated[int, msgspec.Meta(ge=1, le=4096)] = 50
+    window_iterations: Annotated[int, msgspec.Meta(ge=1, le=limits.WINDOW_ITERATIONS_MAX)] = 50
     """Iterations of one monitor window (20 in the embedded demonstration). Two in succession decide
     that a job loses too much."""
     window_s: Duration = 150.0

@@ -1,5 +1,6 @@
 """The simulated machines: who holds which GPUs, which nodes are up, who shares."""
 
+import re
 from collections.abc import Sequence
 
 from slackwater.common.base import limits
@@ -13,12 +14,13 @@ def parse_nodes(text: str) -> list[tuple[int, str]]:
     nodes: list[tuple[int, str]] = []
     for part in text.split(","):
         size, _, kind = part.strip().partition(":")
-        count, _, gpus = size.partition("x")
-        if not (count.isdigit() and gpus.isdigit() and int(count) and int(gpus)):
+        found = re.fullmatch(r"0*([1-9][0-9]{0,17})x0*([1-9][0-9]{0,17})", size)
+        if found is None:
             raise ConfigRejected(f"nodes {part!r}: write NODESxGPUS or NODESxGPUS:TYPE, as 6x4:t4")
-        if len(nodes) + int(count) > limits.TRACE_GPUS_MAX or int(gpus) > limits.TRACE_GPUS_MAX:
+        count, gpus = int(found[1]), int(found[2])
+        if len(nodes) + count > limits.TRACE_GPUS_MAX or gpus > limits.TRACE_GPUS_MAX:
             raise ConfigRejected(f"nodes {part!r}: at most {limits.TRACE_GPUS_MAX} of each")
-        nodes += [(int(gpus), kind)] * int(count)
+        nodes += [(gpus, kind)] * count
     return nodes
 
 

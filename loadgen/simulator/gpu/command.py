@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from slackwater.common.base import limits
 from slackwater.common.base.errors import ConfigRejected, Rejected, SlackwaterError
 from slackwater.loadgen.simulator.gpu import audit as auditor
 from slackwater.loadgen.simulator.gpu import eventlog
@@ -33,6 +34,8 @@ USAGE: Final = 2
 FAILED: Final = 1
 DEFAULT_POLICY: Final = "tiresias-las"
 
+_SEEDS_MAX: Final = limits.TRACE_SEEDS_MAX
+_PROCESSES_MAX: Final = 1024
 PIPE_COLUMNS: Final = 160
 """Width of a table that goes to a file or a pipe."""
 
@@ -193,7 +196,8 @@ def _exit(work: Any, *args: Any) -> None:
     raise typer.Exit(code)
 
 
-Many = Annotated[list[str], typer.Option()]
+def _count(help: str, least: int = 0, most: int = limits.TRACE_GPUS_MAX) -> Any:
+    return typer.Option(min=least, max=most, help=help)
 
 
 @app.command("simulate")
@@ -202,8 +206,8 @@ def simulate_command(
     policy: Annotated[list[str], typer.Option(help="A policy; repeat to compare.")] = [  # noqa: B006
         DEFAULT_POLICY
     ],
-    nodes: Annotated[int, typer.Option(min=1, help="Machines of the cluster.")] = 16,
-    gpus_per_node: Annotated[int, typer.Option(min=1, help="GPUs of each machine.")] = 4,
+    nodes: Annotated[int, _count("Machines of the cluster.", 1)] = 16,
+    gpus_per_node: Annotated[int, _count("GPUs of each machine.", 1)] = 4,
     cluster: Annotated[str, typer.Option(help="Machines of several kinds: 6x4:t4,2x8:dgx.")] = "",
     overhead: Annotated[str, typer.Option(help="Costs of placement: full or none.")] = "full",
     mode: Annotated[str, typer.Option(help="Sizes: rigid, malleable or moldable.")] = "rigid",
@@ -212,7 +216,7 @@ def simulate_command(
         list[str], typer.Option("--set", help="A knob as policy.option=value; may be repeated.")
     ] = [],  # noqa: B006
     seed: Annotated[int, typer.Option(min=0, help="Draw by this seed.")] = 0,
-    seeds: Annotated[int, typer.Option(min=1, help="Runs per policy, for intervals.")] = 1,
+    seeds: Annotated[int, _count("Runs per policy, for intervals.", 1, _SEEDS_MAX)] = 1,
     shake_s: Annotated[float, typer.Option(help="Moves submissions between seeds.")] = 60.0,
     format: Annotated[str, typer.Option(help="Trace format, if not detected.")] = "",
     jobs: Annotated[int, typer.Option(help="Only so many jobs.")] = 0,
@@ -237,14 +241,14 @@ def simulate_command(
     quotas: Annotated[str, typer.Option(help="GPUs by tenant, as a=8,b=4, or equal.")] = "",
     borrowing: Annotated[bool, typer.Option(help="Let tenants borrow idle GPUs.")] = True,
     min_run_s: Annotated[float, typer.Option(help="Before a job may be preempted.")] = 0,
-    colocate: Annotated[int, typer.Option(help="Up to so many jobs on the same GPUs.")] = 0,
-    nodes_max: Annotated[int, typer.Option(help="The cluster may grow to so many nodes.")] = 0,
+    colocate: Annotated[int, _count("Up to so many jobs on the same GPUs.")] = 0,
+    nodes_max: Annotated[int, _count("The cluster may grow to so many nodes.")] = 0,
     provision_s: Annotated[float, typer.Option(help="Seconds until a new node is there.")] = 0,
     pool: Annotated[str, typer.Option(help="Another pool: aggregation or memory.")] = "",
     why_at: Annotated[list[float], typer.Option(help="Note why jobs wait then.")] = [],  # noqa: B006
     report: Annotated[Path | None, typer.Option(help="Folder to write to.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
-    processes: Annotated[int, typer.Option(min=0, help="0: one per core.")] = 0,
+    processes: Annotated[int, _count("0: one per core.", 0, _PROCESSES_MAX)] = 0,
 ) -> None:
     """Simulate a trace under one or several policies."""
     given = dict(locals())

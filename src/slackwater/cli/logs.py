@@ -20,7 +20,7 @@ from slackwater.schemas import subjects
 from slackwater.schemas.base import Refused
 from slackwater.schemas.cluster import WorkerHeartbeat
 from slackwater.schemas.jobs import TERMINAL_STATES, JobRecord
-from slackwater.schemas.logs import LogPiece, ReadLog
+from slackwater.schemas.logs import TAIL_LINES_MAX, LogPiece, ReadLog
 
 LOOK_S: Final = 1.0
 HEARD_S: Final = 2.5
@@ -40,7 +40,10 @@ def logs(
     ] = False,
     rank: Annotated[int, typer.Option(min=-1, help="Show this rank alone (-1: all of them).")] = -1,
     tail: Annotated[
-        int, typer.Option(min=-1, help="Show so many last lines of each rank (-1: all).")
+        int,
+        typer.Option(
+            min=-1, max=TAIL_LINES_MAX, help="Show so many last lines of each rank (-1: all)."
+        ),
     ] = -1,
     url: Url = None,
     json: Json = False,

@@ -16,6 +16,7 @@ from slackwater.common.base import limits
 from slackwater.console.options import Json
 from slackwater.console.outcome import USAGE, Usage, out, print_json, reported
 from slackwater.console.program import group
+from slackwater.console.usage import shown
 
 if TYPE_CHECKING:  # They load numpy and scipy: seconds on a cold machine, for a --help.
     from slackwater.common.domains.models.cost import Configuration, Machine
@@ -54,8 +55,15 @@ def throughput(
     server_s: Annotated[str, typer.Option(help="Applying it at the server.")] = "0",
     uplink_s: Annotated[str, typer.Option(help="Sending it, undisturbed.")] = "0",
     downlink_s: Annotated[str, typer.Option(help="Fetching the parameters, undisturbed.")] = "0",
-    workers: Annotated[int, typer.Option(help="How many (0: as many as times are given).")] = 0,
-    servers: Annotated[int, typer.Option(help="Parameter servers; they share evenly.")] = 1,
+    workers: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            max=limits.MODEL_WORKERS_MAX,
+            help="How many (0: as many as times are given).",
+        ),
+    ] = 0,
+    servers: Annotated[int, typer.Option(min=1, help="Parameter servers; they share evenly.")] = 1,
     method: Annotated[
         str, typer.Option(help="How transfers share a link: exact, fcfs or hybrid.")
     ] = "exact",
@@ -71,11 +79,8 @@ def throughput(
     from slackwater.common.domains.models.queueing import sharing_above, solve
 
     with reported(rejected=USAGE):
-        if not 0 <= workers <= limits.MODEL_WORKERS_MAX or not 0 <= overlap_above < 1:
-            raise Usage(
-                f"--workers {workers} --overlap-above {overlap_above}; give 1 to "
-                f"{limits.MODEL_WORKERS_MAX} workers and a utilisation from 0 to below 1"
-            )
+        if not 0 <= overlap_above < 1:
+            raise Usage(f"--overlap-above {overlap_above}: give a number from 0 to below 1")
         times = {"worker_s": worker_s, "server_s": server_s, "uplink_s": uplink_s,
                  "downlink_s": downlink_s}  # fmt: skip
         steps = _steps(times, workers)
@@ -120,7 +125,9 @@ def configure(
     instances: Annotated[float, typer.Option(help="D: training instances of an epoch.")],
     batch: Annotated[float, typer.Option(help="B: instances of a worker's mini-batch.")],
     model_bytes: Annotated[float, typer.Option(help="M: bytes of the model.")],
-    machines: Annotated[int, typer.Option(help="N machines alike.")] = 0,
+    machines: Annotated[
+        int, typer.Option(min=0, max=limits.MODEL_MACHINES_MAX, help="N machines alike.")
+    ] = 0,
     instance_s: Annotated[
         float, typer.Option(help="Seconds that a worker takes per instance (the paper's c).")
     ] = 0,
@@ -135,10 +142,15 @@ def configure(
     ] = None,
     now_workers: Annotated[
         int,
-        typer.Option(help="Workers now, of machines alike: tells whether a change is worth it."),
+        typer.Option(
+            min=0,
+            max=limits.MODEL_MACHINES_MAX,
+            help="Workers now, of machines alike: tells whether a change is worth it.",
+        ),
     ] = 0,
     blocks: Annotated[
-        int, typer.Option(help="Blocks in which the data moves.")
+        int,
+        typer.Option(min=1, max=limits.MODEL_BLOCKS_MAX, help="Blocks in which the data moves."),
     ] = limits.MODEL_BLOCKS,
     time_limit_s: Annotated[
         float, typer.Option(help="Search at most so many seconds, where machines differ.")
@@ -207,6 +219,10 @@ def _kind(text: str) -> "tuple[int, Machine]":
         number, cross = 0, ""
     if not cross or number < 1:
         raise Usage(f"--machine {text!r}: write COUNTxINSTANCE_S:BYTES_PER_S, as 28x.001:1.6e8")
+    if number > limits.MODEL_MACHINES_MAX:
+        raise Usage(
+            f"--machine {shown(text)}: give at most {limits.MODEL_MACHINES_MAX:,} of a kind"
+        )
     return _machines(number, instance_s, rate)
 
 

@@ -12,6 +12,7 @@ import typer
 
 from slackwater.cli import detached_cluster
 from slackwater.cli.machine import announce, running_jobs
+from slackwater.common.base import limits
 from slackwater.common.base.clock import LiveClock
 from slackwater.common.base.errors import ConfigRejected, Rejected, SlackwaterError
 from slackwater.common.base.private_files import write_private
@@ -54,6 +55,7 @@ _Aggregators = Annotated[
     int | None,
     typer.Option(
         min=1,
+        max=limits.POOL_MAX,
         help="Aggregators in the pool; by default as many as the machine has cores, less one. "
         "With a fraction as --cpu-share: 10.",
         show_default=False,
@@ -63,9 +65,13 @@ _Controllers = Annotated[
     int | None,
     typer.Option(
         min=1,
+        max=limits.CLUSTERS_MAX,
         help="Clusters of aggregators; by default 1, from 8 aggregators on 2.",
         show_default=False,
     ),
+]
+_Lenders = Annotated[
+    int, typer.Option(min=0, max=limits.LENDERS_MAX, help="Lenders of idle memory (slabd).")
 ]
 DEFAULT_POLICY: Final = "edf"
 _Share = Annotated[
@@ -112,7 +118,7 @@ def up(
     controllers: _Controllers = None,
     memory: _Memory = None,
     policy: _Policy = DEFAULT_POLICY,
-    lenders: Annotated[int, typer.Option(min=0, help="Lenders of idle memory (slabd).")] = 0,
+    lenders: _Lenders = 0,
     slab_size: Annotated[str, typer.Option(help="Size of a lender's slab, e.g. 64M.")] = "1G",
     lend: Annotated[str, typer.Option(help="Bytes that each lender lends at most.")] = "4G",
     state_dir: _StateDir = None,

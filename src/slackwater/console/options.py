@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from slackwater.common.base import limits
 from slackwater.schemas.base import COUNT_MAX
 
 Url = Annotated[
@@ -14,6 +15,10 @@ Url = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 Seed = Annotated[
     int, typer.Option(min=0, max=COUNT_MAX, help="Draw by this seed: the same one, the same draws.")
+]
+Window = Annotated[
+    int,
+    typer.Option(min=2, max=limits.WINDOW_ITERATIONS_MAX, help="Iterations of a monitor window."),
 ]
 Report = Annotated[
     Path, typer.Option("--report", metavar="FOLDER", help="Write the report to this folder.")

@@ -151,14 +151,14 @@ def test_no_line_ends_in_a_traceback(anywhere: Path, capsys: pytest.CaptureFixtu
     play(seed=1, count=600, capsys=capsys)
 
 
-@pytest.mark.nightly
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("seed", range(2, 12))
 def test_ten_thousand_lines(seed: int, anywhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
     play(seed, count=1000, capsys=capsys)
 
 
-@pytest.mark.nightly
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_lines_as_processes(anywhere: Path) -> None:
     """Two hundred of them as a shell would start them: arguments that the kernel takes."""

@@ -71,7 +71,6 @@ def test_people_get_a_table() -> None:
         (["throughput", *MB_8, "--workers", "6", "--method", "magic"], "magic"),
         (["throughput", "--worker-s", "abc"], "abc"),
         (["throughput", "--worker-s", "1,2", "--workers", "3"], "2 values for 3"),
-        (["throughput", *MB_8, "--workers", "1000000000"], "give 1 to 100000 workers"),
         (["throughput", "--worker-s", "1e308", "--uplink-s", "1e308"], "worker_s is 1e+308"),
         (["throughput", "--worker-s", "1e-320"], "1e-12 to 1e+10 seconds"),
         (["configure", *CRUISE, *KINDS, "--time-limit-s", "nan"], "time_limit_s is nan"),

@@ -19,6 +19,7 @@ CLOSED = "nats://127.0.0.1:9"
 JOB = "slackwater submit --id a"
 EMULATED = f"{JOB} --model vgg19"
 REPLAY = f"loadgen replay {PHILLY}"
+CONFIGURE = "slackwater model configure --instances 1e6 --batch 1000 --model-bytes 2e8"
 RULE = "give letters, digits, - and _"
 
 
@@ -137,6 +138,24 @@ def said(words: list[str], capfd: pytest.CaptureFixture[str]) -> tuple[int, str]
         ("slackwater drain a1 --cancel --wait", 2, "--cancel, --wait: they exclude each other"),
         ("slackwater drain a.b", 2, f"AGGREGATOR 'a.b': {RULE}"),
         # Replays.
+        (f"slackwater up --aggregators {2**31}", 2, "give a whole number from 1 to 1,024"),
+        (f"slackwater up --controllers {2**63}", 2, "give a whole number from 1 to 256"),
+        (f"slackwater up --lenders {2**31}", 2, "give a whole number from 0 to 4,096"),
+        (f"{REPLAY} --aggregators {2**63}", 2, "give a whole number from 1 to 1,024"),
+        (f"{REPLAY} --controllers {2**63}", 2, "give a whole number from 1 to 256"),
+        (f"{REPLAY} --window 5000", 2, "--window '5000': give a whole number from 2 to 4,096"),
+        ("loadgen experiment sharing --window 5000", 2, "a whole number from 2 to 4,096"),
+        (f"loadgen simulate {PHILLY} --nodes {2**31}", 2, "a whole number from 1 to 65,536"),
+        (f"loadgen simulate {PHILLY} --gpus-per-node {2**31}", 2, "number from 1 to 65,536"),
+        (f"loadgen simulate {PHILLY} --nodes-max {2**31}", 2, "number from 0 to 65,536"),
+        (f"loadgen simulate {PHILLY} --processes {2**31}", 2, "number from 0 to 1,024"),
+        (f"loadgen simulate {PHILLY} --cluster {2**31}x4", 2, "at most 65536 of each"),
+        (f"loadgen simulate {PHILLY} --cluster {'9' * 5000}x4", 2, "write NODESxGPUS"),
+        ("loadgen generate lin --set jobs=99999999999", 65, "give 1 to 5000000"),
+        (f"{CONFIGURE} --machines {2**31}", 2, "give a whole number from 0 to 100,000"),
+        (f"{CONFIGURE} --machine {2**31}x.1:1e9 --machine 1x.2:1e9", 2, "at most 100,000 of a"),
+        (f"slackwater model throughput --worker-s 1 --workers {2**31}", 2, "from 0 to 100,000"),
+        (f"slackwater logs a --tail {2**31}", 2, "a whole number from -1 to 1,000,000"),
         ("slackwater up --policy foo", 2, "--policy 'foo': choose one of cyclic, edf, packed, st"),
         ("slackwater up --detach --policy foo", 2, "--policy 'foo': choose one of cyclic, edf"),
         (f"{REPLAY} --time-scale nan", 2, "must be above 0"),

@@ -2,6 +2,7 @@
 what was mistyped, JSON for scripts."""
 
 from importlib.metadata import version
+from typing import Any
 
 import pytest
 from tests.unit.cli.commands import ALL, LEAVES, PROGRAMS
@@ -13,6 +14,12 @@ NO_JSON = {
     ("slackwater", "run"),  # The service's own log is JSON lines.
     ("loadgen", "generate"),  # A trace is CSV.
 }
+
+COUNTS_NOTHING = {
+    "count", "jobs", "limit", "max_gpus", "min_gpus", "rank", "seed", "servers",
+    "prefetch",  # Checked with the device's other options.
+}  # fmt: skip
+"""Whole numbers that the parser does not bound: they cut what is there, or enter a formula."""
 
 
 def said(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
@@ -43,6 +50,17 @@ def test_a_group_without_a_command_shows_its_help(
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_the_version(program: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert said(capsys, program, "--version") == (0, f"{program} {version('slackwater')}\n", "")
+
+
+@pytest.mark.parametrize(
+    "command", [command for _, command in LEAVES], ids=[" ".join(w) for w, _ in LEAVES]
+)
+def test_a_number_that_something_is_made_of_is_bounded(command: Any) -> None:
+    """`slackwater up --lenders 2147483648` took 16 GB before it failed."""
+    for param in command.params:
+        kind = param.type_descriptor
+        if kind.annotation is int and param.name not in COUNTS_NOTHING:
+            assert kind.parameter_info.max is not None, param.name
 
 
 @pytest.mark.parametrize("words", [words for words, _ in LEAVES], ids=" ".join)
