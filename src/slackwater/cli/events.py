@@ -11,7 +11,7 @@ import msgspec
 import typer
 
 from slackwater.cli.job_ids import MaybeJobId
-from slackwater.cli.show import Json, Url, with_client
+from slackwater.cli.show import with_client
 from slackwater.common.base import codec, limits
 from slackwater.common.base.errors import DecodeRejected
 from slackwater.common.domains.facts.sentences import ROUTINE, sentence
@@ -19,6 +19,7 @@ from slackwater.common.shell.client import Client
 from slackwater.common.store.history import Kept
 from slackwater.console import durations, figures
 from slackwater.console.documents import whole
+from slackwater.console.options import Json, Url
 from slackwater.console.outcome import err, out, reported
 from slackwater.schemas import subjects
 from slackwater.schemas.base import Message

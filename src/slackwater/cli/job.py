@@ -7,10 +7,11 @@ from typing import Final
 from slackwater.cli.events import recent_events
 from slackwater.cli.job_ids import JobId
 from slackwater.cli.logs import last_lines
-from slackwater.cli.show import Json, Url, with_client
+from slackwater.cli.show import with_client
 from slackwater.common.shell.client import Client
 from slackwater.common.store.history import NothingKept
 from slackwater.console import documents, figures, tables
+from slackwater.console.options import Json, Url
 from slackwater.console.outcome import out, print_json
 from slackwater.console.tables import Row
 from slackwater.schemas.jobs import TERMINAL_STATES, JobInfo, JobProgress, JobRecord

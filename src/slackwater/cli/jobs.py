@@ -7,9 +7,10 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 import typer
 
-from slackwater.cli.show import Json, Url, with_client
+from slackwater.cli.show import with_client
 from slackwater.common.shell.client import Client
 from slackwater.console import documents, figures, tables
+from slackwater.console.options import Json, Url
 from slackwater.console.outcome import err, out, print_json
 from slackwater.console.tables import Row
 from slackwater.schemas.base import JobId

@@ -10,11 +10,12 @@ import msgspec
 import typer
 
 from slackwater.cli.job_ids import JobId
-from slackwater.cli.show import Json, Url, with_client
+from slackwater.cli.show import with_client
 from slackwater.common.base import codec, limits
 from slackwater.common.base.errors import Rejected, Retryable, SlackwaterError, Unavailable
 from slackwater.common.bus.base import Delivery
 from slackwater.common.shell.client import Client
+from slackwater.console.options import Json, Url
 from slackwater.console.outcome import Usage, err
 from slackwater.schemas import subjects
 from slackwater.schemas.base import Refused

@@ -2,8 +2,9 @@
 
 from typing import Final
 
-from slackwater.cli.show import Json, Url, with_client
+from slackwater.cli.show import with_client
 from slackwater.console import figures, tables
+from slackwater.console.options import Json, Url
 from slackwater.console.outcome import err, out, print_json
 from slackwater.console.tables import Row
 from slackwater.schemas.cluster import AggregatorInfo

@@ -11,8 +11,7 @@ from slackwater.common.bus.base import Delivery
 from slackwater.common.shell.client import Client, connect
 from slackwater.console.documents import TIMES
 from slackwater.console.durations import clock
-from slackwater.console.options import Json as Json
-from slackwater.console.options import Url as Url
+from slackwater.console.options import Json, Url
 from slackwater.console.outcome import out, print_json, reported
 from slackwater.console.where import credentials, resolve
 

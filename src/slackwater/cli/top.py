@@ -20,11 +20,12 @@ import typer
 from slackwater.cli import jobs as listing
 from slackwater.cli import pool
 from slackwater.cli.jobs import Listed
-from slackwater.cli.show import REFRESH_S, Json, Url, with_client
+from slackwater.cli.show import REFRESH_S, with_client
 from slackwater.common.base.errors import Retryable
 from slackwater.common.shell.client import Client
 from slackwater.console import documents, figures, tables
 from slackwater.console.interrupt import INTERRUPTED
+from slackwater.console.options import Json, Url
 from slackwater.console.outcome import out, print_json
 from slackwater.schemas.cluster import AggregatorInfo
 from slackwater.schemas.jobs import TERMINAL_STATES
