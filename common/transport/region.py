@@ -185,10 +185,8 @@ def check_foreign(fd: int) -> int:
         status = os.fstat(fd)
     except OSError as error:
         raise AccessRefused(f"the peer's descriptor is no memfd: {error}") from error
-    if not stat.S_ISREG(status.st_mode):  # Some kernels answer for the seals of anything.
-        raise AccessRefused("the peer's descriptor is no memfd: it is not a regular file")
-    if status.st_size <= 0:
-        raise AccessRefused("the peer's descriptor is empty")
+    if not stat.S_ISREG(status.st_mode) or status.st_size <= 0:
+        raise AccessRefused("the peer's descriptor is no memory, or is empty")
     if not seals & fcntl.F_SEAL_SHRINK:
         raise AccessRefused("the peer's memory could shrink under us: it must be sealed")
     return status.st_size
