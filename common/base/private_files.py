@@ -12,7 +12,13 @@ TOKEN_BYTES: Final = 32
 
 
 def write_private(path: Path, text: str) -> None:
-    """Replace the file in one step; nobody else could open it at any time."""
+    """Replace the file in one step; nobody else could open it at any time.
+
+    Raises ConfigRejected where something is at `path` that is not a file: root would replace a
+    device node, such as /dev/null, for the whole machine.
+    """
+    if path.exists() and not path.is_file():
+        raise ConfigRejected(f"{path} exists but is not a file: give another path")
     draft = path.with_name(f"{path.name}.new")
     draft.unlink(missing_ok=True)  # Left by a write that was cut short, with who knows which mode.
     fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

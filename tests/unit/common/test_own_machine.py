@@ -35,6 +35,14 @@ def test_a_secret_is_private_whatever_was_there_before(tmp_path: Path) -> None:
     assert _mode(private_folder(open_to_all)) == 0o700
 
 
+def test_what_is_not_a_file_is_never_replaced(tmp_path: Path) -> None:
+    """Regression: a path of /dev/null, given by root, replaced the machine's null device."""
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(ConfigRejected, match="fifo exists but is not a file: give another path"):
+        write_private(tmp_path / "fifo", "text")
+    assert (tmp_path / "fifo").is_fifo()
+
+
 def test_a_token_is_kept_and_is_nobody_elses(tmp_path: Path) -> None:
     token = kept_token(tmp_path / "token")
     assert len(bytes.fromhex(token)) == 32
