@@ -406,7 +406,7 @@ class NatsBus:
             case nats.errors.MaxPayloadError():
                 return Rejected(f"{subject}: the server takes no message of this size")
             case nats.errors.BadSubjectError() | nats.errors.BadHeaderError():
-                return Rejected(f"{subject!r} is no subject to use here: {error}")
+                return Rejected(f"{subject!r} is not a subject that can be used here: {error}")
             case _:
                 return Unavailable(f"{subject}: {error}", limits.RECONNECT_WAIT_S)
 

@@ -44,7 +44,9 @@ def find_server() -> str:
     named = os.environ.get("NATS_SERVER")
     if named:
         if not os.access(named, os.X_OK):
-            raise ConfigRejected(f"NATS_SERVER={named} is no executable file; correct or unset it")
+            raise ConfigRejected(
+                f"NATS_SERVER={named} is not an executable file; correct or unset it"
+            )
         return named
     beside = Path(sys.executable).parent / "nats-server"
     found = str(beside) if beside.exists() else shutil.which("nats-server")

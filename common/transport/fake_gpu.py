@@ -127,7 +127,7 @@ class FakeDevice:
 
     def wrap(self, given: Any) -> DeviceArray:
         if not self.is_array(given):
-            raise Rejected(f"a {type(given).__name__} is no array on device {self.name}")
+            raise Rejected(f"a {type(given).__name__} is not an array on device {self.name}")
         array: DeviceArray = given
         return array
 

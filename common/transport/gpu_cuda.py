@@ -325,7 +325,7 @@ class CudaDevice:
     def wrap(self, given: Any) -> DeviceArray:
         interface = _interface(given)
         if interface is None:
-            raise Rejected(f"a {type(given).__name__} is no array on device {self.name}")
+            raise Rejected(f"a {type(given).__name__} is not an array on device {self.name}")
         shape, dtype = tuple(interface["shape"]), np.dtype(interface["typestr"])
         if dtype.kind == "V" and dtype.itemsize == 2:
             dtype = np.dtype(np.uint16)  # bfloat16, as its bits.

@@ -13,7 +13,7 @@ from slackwater.common.transport import wire
 
 
 def check_hello(header: wire.Header) -> None:
-    """Raises DecodeRejected when it is no hello, Rejected when it is another version's."""
+    """Raises DecodeRejected when it is not a hello, Rejected when it is another version's."""
     if header.kind != wire.HELLO:
         raise DecodeRejected(f"a first record of kind {header.kind}, a hello was expected")
     if header.handle != wire.VERSION:

@@ -123,7 +123,7 @@ def _unreachable(address: Address, here: str) -> str:
         mode = os.stat(path).st_mode
     except OSError as error:
         return f"{path}: {error.strerror}"
-    return "" if stat.S_ISSOCK(mode) else f"{path} is no socket"
+    return "" if stat.S_ISSOCK(mode) else f"{path} is not a socket"
 
 
 # What this host has -------------------------------------------------------------------------------

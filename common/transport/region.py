@@ -184,9 +184,9 @@ def check_foreign(fd: int) -> int:
         seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
         status = os.fstat(fd)
     except OSError as error:
-        raise AccessRefused(f"the peer's descriptor is no memfd: {error}") from error
+        raise AccessRefused(f"the peer's descriptor is not a memfd: {error}") from error
     if not stat.S_ISREG(status.st_mode) or status.st_size <= 0:
-        raise AccessRefused("the peer's descriptor is no memory, or is empty")
+        raise AccessRefused("the peer's descriptor is not memory, or is empty")
     if not seals & fcntl.F_SEAL_SHRINK:
         raise AccessRefused("the peer's memory could shrink under us: it must be sealed")
     return status.st_size

@@ -79,7 +79,7 @@ def _check_free(path: Path) -> None:
     except OSError as error:
         raise ConfigRejected(f"cannot listen on {path}: {error}") from error
     if not stat.S_ISSOCK(mode):
-        raise ConfigRejected(f"{path} exists and is no socket: remove it or choose another path")
+        raise ConfigRejected(f"{path} exists and is not a socket: remove it or choose another path")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)
         answer = probe.connect_ex(str(path))

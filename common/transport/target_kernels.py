@@ -254,7 +254,7 @@ def _send_body(s, table):
         libc.unlock(mutex)
         if stopped:
             return STOPPED
-        if place == 0:  # Revoked under way: what the peer has is no answer. It asks again.
+        if place == 0:  # Revoked under way: what the peer has is not a whole answer. It asks again.
             return _failed(s, 0)
         if n > 0:
             sent += n

@@ -43,7 +43,7 @@ def split_address(address: Address) -> tuple[str, int]:
     """(host, port) of `host:port` or `[v6]:port`. Raises ConfigRejected."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65535:
-        raise ConfigRejected(f"{address!r} is no host:port, such as 10.0.0.7:4700 or [::1]:4700")
+        raise ConfigRejected(f"{address!r} is not a host:port, such as 10.0.0.7:4700 or [::1]:4700")
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 

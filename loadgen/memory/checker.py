@@ -126,7 +126,7 @@ class Checker:
 
 
 def _generation(page: int, found: bytes) -> int | None:
-    """Of a whole and right page of this number; None: it is no such page."""
+    """Of a whole and right page of this number; None: it is another page, or damaged."""
     if found == _ZEROS:
         return 0
     generation: int = _HEAD.unpack_from(found)[1]

@@ -231,7 +231,7 @@ class AggregatorCore:
             case DropJob() | MigrateInit():
                 job = JobId(message.job)
             case _:
-                reason = f"{type(message).__name__} is no command for an aggregator"
+                reason = f"{type(message).__name__} is not a command for an aggregator"
                 return [Reply(token, Refused(reason=reason))]
         making = self._making.get(job)
         if making is not None:

@@ -29,7 +29,7 @@ class Ledger:
         self._words = np.zeros(PAGE // WORD, np.uint64)
 
     def adopt(self, fd: int) -> None:
-        """Go on with what a former life left. Raises ValueError when that is no ledger."""
+        """Go on with what a former life left. Raises ValueError when that is not a ledger."""
         region = Region.adopt(fd, NAME)
         if region.nbytes < PAGE:
             region.close()

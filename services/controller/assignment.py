@@ -183,7 +183,7 @@ def _fresh(state: State, job: Job, wish: Wish) -> list[AggregatorId]:
 
 
 def _keeps(job: Job, plan: Plan) -> bool:
-    """Sharing that would need as many new aggregators as the job has is no saving: it stays."""
+    """Sharing that would need as many new aggregators as the job has saves nothing: it stays."""
     return not plan.places or plan.new >= len(job.record.temporary)
 
 

@@ -14,7 +14,7 @@ it is confirmed: a lost message costs time, a crash nothing.
     idling      jobs that keep aggregators and do not iterate
     leaving     interference, draining: links that are congested, aggregators that are emptied
     turns       what their slots are told           room       whether regions fit into memory
-    index       which jobs have anything where      waiting    jobs for which there is no aggregator
+    index       which jobs have anything where      waiting    jobs that wait for an aggregator
     hosts       other work on aggregators' machines  usage     aggregators in use, over a period
 """
 

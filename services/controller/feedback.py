@@ -225,7 +225,7 @@ def measured(state: State, job: Job, window: WindowMeasured, now_s: float) -> No
 def _confirmed(job: Job, steadily: float, limit: float, changed_s: float, now_s: float) -> bool:
     """One window beyond the limit may be a busy moment of the machine, which may reach into the
     next one. What also shows in the quieter half of that (`steadily`) does not pass; nor does what
-    shows in three windows; and of more than DOUBTLESS times the limit there is no doubt."""
+    shows in three windows; and one above DOUBTLESS times the limit is certain."""
     before = job.doubts if job.doubted_s > changed_s else 0
     job.doubts, job.doubted_s = before + 1, now_s
     if steadily > DOUBTLESS * limit:

@@ -1,7 +1,7 @@
 """The channels of devices: who may come, what they say, what they are told and granted.
 
-A frame that is no message of ours ends its channel: the device finds its slabs again by a claim, or
-it was none of ours.
+A frame that is not one of our messages ends its channel: the device finds its slabs again by a
+claim, or it was none of ours.
 """
 
 import hmac

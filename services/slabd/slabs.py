@@ -60,7 +60,7 @@ class Slabs:
     # A life ---------------------------------------------------------------------------------------
 
     async def recover(self, process: Process) -> SlabsFound:
-        """What the descriptor store kept. A memory that is no whole slab of this size is let go."""
+        """Take up what the descriptor store kept. Memory other than a whole slab is let go."""
         self._notify = process.notify
         found = []
         for name, fd in process.stored:

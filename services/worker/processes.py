@@ -218,7 +218,7 @@ class RankFiles:
         try:
             msgspec.json.decode(payload)
         except (msgspec.DecodeError, UnicodeDecodeError):
-            return '{"error": "the result is no JSON text"}'
+            return '{"error": "the result is not JSON"}'
         return payload.decode()
 
     def forget(self) -> None:

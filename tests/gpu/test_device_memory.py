@@ -230,7 +230,7 @@ def test_a_programs_array_must_be_whole_and_here(cuda: Any) -> None:
     given.__cuda_array_interface__["strides"] = (2, 8)
     with pytest.raises(Rejected, match="gaps"):
         cuda.wrap(given)
-    with pytest.raises(Rejected, match="a list is no array"):
+    with pytest.raises(Rejected, match="a list is not an array"):
         cuda.wrap([1])
     assert not cuda.is_array(np.zeros(3))
     runtime.pointerGetAttributes = lambda _: type("Where", (), {"device": 1})()

@@ -14,7 +14,7 @@ def pack(message: Message) -> bytes:
 
 
 def to_lender(frame: bytes) -> ToLender:
-    """Raises DecodeRejected: then the peer is no device of ours, and its channel ends."""
+    """Raises DecodeRejected: then the peer is not one of our devices, and its channel ends."""
     message: ToLender = codec.decode(frame, ToLender)
     return message
 

@@ -89,10 +89,12 @@ def write(region: memoryview, state: State, identity: SlabIdentity) -> None:
 
 def read(region: memoryview) -> tuple[int, SlabIdentity]:
     """(fence word, identity). Raises Rejected where there is no whole trailer: its writer was
-    killed in the middle, or this is no slab."""
+    killed in the middle, or this is not a slab."""
     start = len(region) - TRAILER_BYTES
     if start <= 0:
-        raise Rejected(f"a region of {len(region)} bytes is no slab: no room for data and trailer")
+        raise Rejected(
+            f"a region of {len(region)} bytes is not a slab: no room for data and trailer"
+        )
     magic, length, crc = _HEAD.unpack_from(region, start + _HEAD_AT)
     if magic != _MAGIC or length > TRAILER_BYTES - _BODY_AT:
         raise Rejected("the region has no trailer of this version")

@@ -185,7 +185,7 @@ class SlotRegion:
 
     @classmethod
     def open(cls, buffer: Buffer) -> "SlotRegion":
-        """Raises Rejected when it is no region, half-formatted, damaged or another release's."""
+        """Raises Rejected when it is not a region, half-formatted, damaged or another release's."""
         if len(buffer) < HEADER_BYTES:
             raise Rejected(f"{len(buffer)} bytes are no region: it has at least {HEADER_BYTES}")
         magic, version, checksum, offset, length, identity = _IDENTITY.unpack_from(buffer)

@@ -84,5 +84,5 @@ def _mean(rows: Sequence[MachineRow]) -> float:
 
 
 def _spread(used: Sequence[float]) -> float:
-    """Infinite where a machine uses nothing at all; that is no number that JSON knows."""
+    """Infinite where a machine uses nothing at all; JSON has no such number."""
     return max(used) / max(min(used), 1e-9)

@@ -91,7 +91,7 @@ class InPlace:
     """A region that is mapped here."""
 
     def __init__(self, remote: RemoteRegion, job: JobId, bucket: int, rank: int) -> None:
-        """Raises Rejected when it is no region of this bucket."""
+        """Raises Rejected when it is not a region of this bucket."""
         assert remote.view is not None
         self.link = Link()
         self._remote = remote

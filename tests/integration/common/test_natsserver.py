@@ -138,7 +138,7 @@ def test_something_else_is_no_server(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(ConfigRejected, match="does not run as a nats-server"):
         NatsServer().start()
     monkeypatch.setenv("NATS_SERVER", str(tmp_path / "absent"))
-    with pytest.raises(ConfigRejected, match="is no executable file"):
+    with pytest.raises(ConfigRejected, match="is not an executable file"):
         find_server()
 
 

@@ -120,8 +120,8 @@ def learn_pack_limit(history: Sequence[Observation], fallback: float = PACK_LIMI
         return fallback
     skews = [skew for skew, _ in labelled]
     borders = [skews[0] / 2]
-    # Between two neighbouring floats there is no third: the half-way then rounds to one of them,
-    # and only at the lower one is the higher one still above the border.
+    # Where a and b are neighbouring floats, (a + b) / 2 rounds to one of them. The border is then
+    # a, so that b stays above it.
     borders += [mid if (mid := (a + b) / 2) < b else a for a, b in pairwise(skews) if b > a]
     borders.append((skews[-1] + 1) / 2)
 

@@ -17,7 +17,7 @@ from slackwater.common.native import libc
 from slackwater.common.native.compiled import njit
 
 ENDING: Final = 0
-"""Word: the program closes the array, so the pager's end is no failure."""
+"""Word: the program closes the array, so the pager's end is expected."""
 FAILED: Final = 1
 """Word: 1 after the pager has died."""
 WATCHING: Final = 2

@@ -117,7 +117,7 @@ class Connection:
             self._post(self._ended)
 
     def _shake_hands(self) -> bool:
-        """True: on to the transmission. Raises Rejected for what is no NBD client."""
+        """True: on to the transmission. Raises Rejected for what is not an NBD client."""
         sock, shake = self._sock, Handshake(self._export, lambda: self._admit_us(self))
         sock.settimeout(limits.NBD_HANDSHAKE_S)
         sock.sendall(shake.greeting())

@@ -121,7 +121,7 @@ def _listen(path: Path) -> socket.socket:
         )
     if path.exists():
         if not stat.S_ISSOCK(path.stat().st_mode):
-            raise ConfigRejected(f"{path} exists and is no socket: choose another path")
+            raise ConfigRejected(f"{path} exists and is not a socket: choose another path")
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             if probe.connect_ex(str(path)) == 0:
                 raise ConfigRejected(f"a living server listens on {path}: choose another path")

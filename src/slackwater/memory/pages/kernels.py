@@ -55,8 +55,8 @@ OUTSIDE: Final = 4
 
 # Words of the table
 HEAD: Final = 0  # entries ever appended to the ring
-TAIL: Final = 1  # ... released
-TAKEN: Final = 2  # ... on disk
+TAIL: Final = 1  # entries of the ring that were released
+TAKEN: Final = 2  # entries of the ring that are on disk
 FAILED: Final = 3  # errno of the backup file; writes are refused with it
 STOP: Final = 4
 WATCHED: Final = 5  # somebody waits for TAKEN or TAIL: the writer returns after each batch
@@ -67,10 +67,10 @@ SLOTS: Final = 8
 BACKED: Final = 9  # writes to mapped spans go to the backup, too
 DELAY_US: Final = 10  # what an operation of the disk takes at least (experiments)
 READ: Final = 16  # pages read
-READ_MAPPED: Final = 17  # ... out of mapped remote memory
-READ_HELD: Final = 18  # ... out of held buffers
+READ_MAPPED: Final = 17  # pages read out of mapped remote memory
+READ_HELD: Final = 18  # pages read out of held buffers
 WRITE: Final = 19  # pages written
-WRITE_MAPPED: Final = 20  # ... into mapped remote memory
+WRITE_MAPPED: Final = 20  # pages written into mapped remote memory
 FULL: Final = 21  # writes that found the ring full
 DISK_OPERATIONS: Final = 22
 DISK_PAGES: Final = 23
@@ -104,7 +104,7 @@ class Table(NamedTuple):
     activity: NDArray[np.int64]  # by span: page I/O since it was last taken
     version: NDArray[np.int64]  # by span: grows with every write
     road: NDArray[np.int64]  # by span: the channel whose lanes lead to its slab, else 0
-    handle: NDArray[np.int64]  # ... and what requests on them name the slab by
+    handle: NDArray[np.int64]  # by span: what requests on those lanes name the slab by
     stamp: NDArray[np.int64]  # by page modulo STAMPS: grows with every change
     mark: NDArray[np.uint8]  # by page
     pending: NDArray[np.int32]  # by page: slot + 1 of its newest entry in the ring

@@ -38,12 +38,12 @@ TAKEN: Final = 1  # of them
 TICKETS: Final = 2  # that were given out
 NOTED: Final = 3
 CALL: Final = 4  # somebody came to the first page of a window: the prefetcher is to be woken
-BELL: Final = 5  # ... by this eventfd
+BELL: Final = 5  # the eventfd that wakes the prefetcher
 ONE: Final = 6  # what is written to it
 FETCHED: Final = 7  # pages that were brought ahead
-HITS: Final = 8  # ... and read by a client
-CHANGED: Final = 9  # ... and changed first
-CROWDED: Final = 10  # ... and pushed out by others
+HITS: Final = 8  # pages brought ahead that a client read
+CHANGED: Final = 9  # pages brought ahead that changed before they were read
+CROWDED: Final = 10  # pages brought ahead that others pushed out
 WORDS: Final = 16
 
 # State of a place

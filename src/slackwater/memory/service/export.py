@@ -402,7 +402,7 @@ def _check(options: ExportOptions, slab_bytes: int) -> None:
     if path is not None and not path.parent.is_dir():
         raise ConfigRejected(f"socket {path}: there is no folder {path.parent}; name another path")
     if path is not None and path.exists() and not path.is_socket():
-        raise ConfigRejected(f"socket {path} exists and is no socket: name another path")
+        raise ConfigRejected(f"socket {path} exists and is not a socket: name another path")
     if options.size_bytes % PAGE_BYTES or options.size_bytes <= 0:
         raise ConfigRejected(f"size {options.size_bytes}: give a multiple of {PAGE_BYTES}")
     known = limits.SLAB_BYTES_MIN <= slab_bytes <= limits.SLAB_BYTES_MAX

@@ -79,7 +79,7 @@ def test_foreign_memory_must_be_a_sealed_memfd() -> None:
     empty = os.memfd_create("e", os.MFD_ALLOW_SEALING)
     fcntl.fcntl(empty, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
     device = os.open("/dev/null", os.O_RDWR)
-    for fd, why in ((unsealed, "shrink"), (empty, "empty"), (device, "no memfd")):
+    for fd, why in ((unsealed, "shrink"), (empty, "empty"), (device, "not a memfd")):
         with pytest.raises(AccessRefused, match=why):
             check_foreign(fd)
         os.close(fd)

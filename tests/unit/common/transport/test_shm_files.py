@@ -67,7 +67,7 @@ async def test_the_file_of_a_living_process_or_another_file_is_not(tmp_path: Pat
         await listen(path)
     await listener.close()
     path.write_text("precious")
-    with pytest.raises(ConfigRejected, match="no socket"):
+    with pytest.raises(ConfigRejected, match="not a socket"):
         await listen(path)
     assert path.read_text() == "precious"
     with pytest.raises(ConfigRejected, match="shorter"):
