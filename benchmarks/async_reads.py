@@ -12,7 +12,6 @@ computing is known, what is left is one transfer up and one down.
 import argparse
 import asyncio
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -22,8 +21,8 @@ from typing import Any
 import numpy as np
 from aggregation import Member
 from figures import Figure, Row, show, write_json
-from interference import INSIDE, forward, lent
-from namespaces import BURST, HELD_S, HUB, Machine, machines, sh
+from interference import forward, lent
+from namespaces import BURST, HUB, Machine, in_a_namespace, machines, sh
 
 from slackwater.agent import Agent
 from slackwater.common.domains.models.queueing import StepTimes, throughputs
@@ -170,16 +169,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--seconds", type=float, default=15.0)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
-    if os.environ.get(INSIDE):
-        inside(options)
-        return 0
-    command = ["/usr/bin/unshare", "--net", sys.executable, __file__, *arguments]
-    try:
-        ended = subprocess.run(command, env=os.environ | {INSIDE: "1"}, timeout=HELD_S)
-    except subprocess.TimeoutExpired:
-        print(f"not done within {HELD_S} s", file=sys.stderr)
-        return 1
-    return ended.returncode
+    return in_a_namespace(arguments, lambda: inside(options))
 
 
 if __name__ == "__main__":

@@ -24,7 +24,6 @@ import os
 import selectors
 import socket
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -36,7 +35,7 @@ from typing import Any
 
 from aggregation import Member
 from figures import Figure, Row, favour, show, spread, write_json
-from namespaces import BACKGROUND_PORT, HELD_S, HUB, Machine, machines
+from namespaces import BACKGROUND_PORT, HUB, Machine, in_a_namespace, machines
 
 from slackwater.agent import Agent
 from slackwater.common.base import codec
@@ -62,7 +61,6 @@ MESSAGE_BYTES = 1_000_000
 WAKE_BYTES = 32_768
 GOAL = 5.6
 """The least that the paper reports at 32 flows; its most is 14.3."""
-INSIDE = "SLACKWATER_BENCHMARK_INSIDE"
 BUS_PORT = 4222
 
 
@@ -441,17 +439,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--logs", type=Path, help="where the services' logs are kept")
     options = parser.parse_args(arguments)
-    if os.environ.get(INSIDE):
-        inside(options)
-        return 0
-    # A namespace of our own first: the bridge and all machines are in it, and end with it.
-    command = ["/usr/bin/unshare", "--net", sys.executable, __file__, *arguments]
-    try:
-        ended = subprocess.run(command, env=os.environ | {INSIDE: "1"}, timeout=HELD_S)
-    except subprocess.TimeoutExpired:
-        print(f"not done within {HELD_S} s", file=sys.stderr)
-        return 1
-    return ended.returncode
+    return in_a_namespace(arguments, lambda: inside(options))
 
 
 if __name__ == "__main__":

@@ -4,9 +4,11 @@ For a process that is in a network namespace of its own already (`unshare --net`
 vanishes with that process. Needs root, and `ip` and `tc` of iproute2.
 """
 
+import os
 import subprocess
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +20,7 @@ BACKGROUND_PORT = 4800
 HELD_S = 600
 """Longer no machine lasts, whatever happens to its maker."""
 BURST = "128kb"
+_INSIDE = "SLACKWATER_BENCHMARK_INSIDE"
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,20 @@ class Machine:
             part_kbit = max(1000, 1000 * rate_mbit * flows // (ours + others))
             which = f"class change dev nic parent 1:1 classid 1:{minor}"
             self.tc(f"{which} htb rate {part_kbit}kbit {whole}")
+
+
+def in_a_namespace(arguments: Sequence[str], work: Callable[[], None]) -> int:
+    """Start this program again in a network namespace of its own, where it does `work`. The bridge
+    and all machines are in that namespace, and end with it. Return the exit code."""
+    if os.environ.get(_INSIDE):
+        work()
+        return 0
+    command = ["/usr/bin/unshare", "--net", sys.executable, sys.argv[0], *arguments]
+    try:
+        return subprocess.run(command, env=os.environ | {_INSIDE: "1"}, timeout=HELD_S).returncode
+    except subprocess.TimeoutExpired:
+        print(f"not done within {HELD_S} s", file=sys.stderr)
+        return 1
 
 
 def sh(*command: str) -> None:
