@@ -12,13 +12,13 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 import pytest
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.live
 
@@ -56,7 +56,7 @@ class Site:
         first = self._pid(word)
         assert first, f"no {word} runs"
         os.kill(first, signal.SIGKILL)
-        eventually(lambda: self._pid(word) not in (0, first), f"{word} comes back")
+        eventually(lambda: self._pid(word) not in (0, first), f"{word} comes back", 60.0)
 
     def _pid(self, word: str) -> int:
         for child in psutil.Process(self.process.pid).children(recursive=True):
@@ -66,13 +66,6 @@ class Site:
             except psutil.Error:
                 continue
         return 0
-
-
-def eventually(condition: Callable[[], bool], what: str, within_s: float = 60.0) -> None:
-    deadline_s = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline_s, f"never: {what}"
-        time.sleep(0.05)
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +126,7 @@ def test_a_follower_sees_each_line_once_through_kills(site: Site) -> None:
     site.shell("f1", script, workers=2)
     following = site.begin("logs", "-f", "f1")
     telling = site.begin("events", "-f", "f1", "--json")
-    eventually(lambda: "line 5 " in site.run("logs", "f1", "--rank", "0").stdout, "it prints")
+    eventually(lambda: "line 5 " in site.run("logs", "f1", "--rank", "0").stdout, "it prints", 60.0)
     site.kill("services.worker")
     site.kill("nats-server")
     shown, _ = following.communicate(timeout=100)

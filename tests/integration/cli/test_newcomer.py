@@ -9,13 +9,13 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(180)]
 SCRIPT = """
@@ -61,10 +61,7 @@ class Newcomer:
 
     def until_training(self, id: str) -> None:
         """Its ranks print: they are past their imports."""
-        deadline_s = time.monotonic() + 60.0
-        while "step 3" not in (said := self.slackwater("logs", id)):
-            assert time.monotonic() < deadline_s, said
-            time.sleep(0.1)
+        eventually(lambda: "step 3" in self.slackwater("logs", id), f"{id} trains", 60.0)
 
     def kill_rank(self, id: str, rank: int) -> None:
         """kill -9 its program, as the kernel or a colleague may."""

@@ -5,10 +5,10 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.live
 
@@ -31,8 +31,10 @@ def terminate(tmp_path: Path, folders: Path) -> None:
         [sys.executable, "-m", "slackwater.loadgen.cli.main", *words],
         env={**os.environ, "TMPDIR": str(folders)}, stderr=subprocess.PIPE, text=True,
     ) as replay:  # fmt: skip
-        while replay.poll() is None and not list(folders.glob("slackwater-*")):
-            time.sleep(0.02)
+        eventually(
+            lambda: replay.poll() is not None or list(folders.glob("slackwater-*")),
+            "its cluster's folder is there", 60.0,
+        )  # fmt: skip
         replay.send_signal(signal.SIGTERM)
         _, said = replay.communicate(timeout=60)
     assert replay.returncode == 130, said

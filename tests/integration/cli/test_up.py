@@ -10,7 +10,6 @@ import stat
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 
 import psutil
 import pytest
+from tests.waiting import eventually
 
 from slackwater.cli import up
 from slackwater.common.base.errors import Fatal
@@ -62,10 +62,7 @@ class Running:
         """kill -9 the process whose configuration has that name; return when another has it."""
         first = self._pid(unit)
         os.kill(first, signal.SIGKILL)
-        deadline_s = time.monotonic() + 60.0
-        while self._pid(unit) in (0, first):
-            assert time.monotonic() < deadline_s, f"{unit} did not come back"
-            time.sleep(0.05)
+        eventually(lambda: self._pid(unit) not in (0, first), f"{unit} comes back", 60.0)
 
     def _pid(self, unit: str) -> int:
         for child in psutil.Process(self.process.pid).children():
@@ -89,12 +86,13 @@ def _start(folder: Path, *words: str, environment: dict[str, str] | None = None)
             [*COMMAND, "up", *SMALL, "--json", "--state-dir", str(folder / "state"), *words],
             stdout=out, stderr=err, env=environment, start_new_session=True,
         )  # fmt: skip
-    deadline_s = time.monotonic() + 100.0
-    while not (text := (folder / "out").read_text()).endswith("}\n"):
+
+    def said() -> bool:
         assert process.poll() is None, (folder / "err").read_text()
-        assert time.monotonic() < deadline_s, "it did not start"
-        time.sleep(0.05)
-    return Running(process, folder, environment, json.loads(text))
+        return (folder / "out").read_text().endswith("}\n")
+
+    eventually(said, "it is up", 100.0)
+    return Running(process, folder, environment, json.loads((folder / "out").read_text()))
 
 
 def _end(running: Running) -> int:
@@ -266,13 +264,12 @@ def test_two_clusters_side_by_side(running: Running) -> None:
 
 
 def _until_running(running: Running, job: str) -> None:
-    deadline_s = time.monotonic() + 60.0
-    while True:
+    def state() -> str | None:
         done = running.slackwater("job", job, "--cluster", "blue", "--json")
-        if json.loads(done.stdout).get("state") == "running":
-            return
-        assert time.monotonic() < deadline_s, done.stdout
-        time.sleep(0.1)
+        found: str | None = json.loads(done.stdout).get("state")
+        return found
+
+    eventually(lambda: state() == "running", f"{job} runs", 60.0)
 
 
 def test_detached_it_ends_with_its_error_when_it_cannot_start(running: Running) -> None:
@@ -402,13 +399,14 @@ def test_up_ends_with_the_reason_when_its_bus_is_gone_for_good(
 
 def _job(running: Running, id: str) -> dict[str, Any]:
     """The record of a job that ended."""
-    deadline_s = time.monotonic() + 120.0
-    while True:
+
+    def ended() -> dict[str, Any] | None:
         record: dict[str, Any] = json.loads(running.slackwater("job", id, "--json").stdout)
-        if record.get("state") in ("completed", "failed"):
-            return record
-        assert time.monotonic() < deadline_s, record
-        time.sleep(0.2)
+        return record if record.get("state") in ("completed", "failed") else None
+
+    found = eventually(ended, f"{id} ends", 120.0)
+    assert found is not None
+    return found
 
 
 def test_a_job_beyond_the_hosts_memory_is_refused_with_numbers() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import nats.micro.service
 import pytest
+from tests.waiting import soon
 
 from slackwater.common.base import codec, limits
 from slackwater.common.base.errors import DeadlineExceeded, Rejected, Unavailable
@@ -189,7 +190,7 @@ async def test_a_slow_subscriber_loses_the_oldest(
     for number in range(50):
         await bus.publish(f"{unique}.a", b"%d" % number)
     await bus.flush()
-    await _until(lambda: bus.counters.received == 51)  # type: ignore[attr-defined]
+    await soon(lambda: bus.counters.received == 51)  # type: ignore[attr-defined]
     gate.set()
     got = await inbox.wait(11)
     assert [delivery.payload for delivery in got[1:]] == [b"%d" % n for n in range(40, 50)]
@@ -309,7 +310,7 @@ async def test_slow_requests_run_side_by_side_up_to_the_bound(
 
     await server.serve(INFO, [endpoint(f"{unique}.act", respond, concurrency=4)])
     asked = [asyncio.create_task(ask(client, f"{unique}.act", Ok())) for _ in range(4)]
-    await _until(lambda: working == 4)
+    await soon(lambda: working == 4)
     refused = await ask(client, f"{unique}.act", Ok())
     assert isinstance(refused, Refused)
     assert refused.retry_after_s > 0
@@ -515,7 +516,7 @@ async def test_close_finishes_what_is_begun(connect: Connect, unique: str) -> No
         await client.publish(f"{unique}.fact", b"x")
     asked = asyncio.create_task(ask(client, f"{unique}.act", Ok()))
     await begun.wait()
-    await _until(lambda: server.counters.received == 3)  # type: ignore[attr-defined]
+    await soon(lambda: server.counters.received == 3)  # type: ignore[attr-defined]
     closing = asyncio.create_task(server.close())
     await asyncio.sleep(0.05)
     assert not closing.done()
@@ -529,9 +530,3 @@ async def test_close_finishes_what_is_begun(connect: Connect, unique: str) -> No
     with pytest.raises(Unavailable):
         await ask(client, f"{unique}.act", Ok())
     await server.close()
-
-
-async def _until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5.0):
-        while not condition():  # noqa: ASYNC110 (of counters, which wake nobody)
-            await asyncio.sleep(0.002)

@@ -5,7 +5,6 @@ import os
 import random
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import aclosing
 from dataclasses import replace
@@ -16,6 +15,7 @@ import msgspec
 import nats
 import psutil
 import pytest
+from tests.waiting import eventually, soon
 
 from slackwater.common.base import codec, limits
 from slackwater.common.base.clock import LiveClock
@@ -115,19 +115,19 @@ async def test_killing_the_server_under_load_loses_nothing_acknowledged(
     tasks = [asyncio.create_task(one) for one in (writer.run(), ask(), watch())]
     for _ in range(KILLS):
         wrote, had = len(writer.acknowledged), answered
-        await _progress(lambda had=had: len(writer.acknowledged) > 10 and answered > had + 20)
+        await soon(lambda had=had: len(writer.acknowledged) > 10 and answered > had + 20)
         own_nats_server.kill()
         await asyncio.sleep(rng.uniform(0.0, 0.3))
         await own_nats_server.start_async()
         assert len(writer.acknowledged) >= wrote
     had, before = answered, dict(writer.acknowledged)
-    await _progress(lambda: answered > had + 20 and writer.acknowledged != before)
+    await soon(lambda: answered > had + 20 and writer.acknowledged != before)
     writer.stopping = True
     await asyncio.gather(*tasks[:2])
     entries, last = await bucket.load()
     assert {key: entry.value for key, entry in entries.items()} == writer.acknowledged
     assert last >= max(entry.sequence for entry in entries.values())
-    await _progress(lambda: seen == writer.acknowledged)
+    await soon(lambda: seen == writer.acknowledged)
     assert client_bus.counters.reconnects == KILLS
     tasks[2].cancel()
     await asyncio.gather(tasks[2], return_exceptions=True)
@@ -160,9 +160,9 @@ async def test_nothing_is_kept_for_later(own_nats_server: NatsServer) -> None:
     with pytest.raises(Unavailable):
         await bus.flush()
     await own_nats_server.start_async()
-    await _progress(lambda: bus.connected)
+    await soon(lambda: bus.connected)
     await bus.publish("t.beat", b"fresh")
-    await _progress(lambda: bool(got))
+    await soon(lambda: bool(got))
     assert got == [b"fresh"]
     await bus.close()
 
@@ -241,7 +241,7 @@ async def test_a_repeated_request_is_answered_twice(nats_bus: NatsBus, unique: s
     inbox = await nats_bus.open_inbox(lambda message: answers.append(message.data))
     for _ in range(2):
         await nats_bus.publish(f"{unique}.act", b"x", reply_to=f"{inbox.subject}.1")
-    await _progress(lambda: len(answers) == 2)
+    await soon(lambda: len(answers) == 2)
     assert sorted(answers) == [b"1", b"2"]
     await inbox.close()
 
@@ -341,7 +341,7 @@ async def test_a_lease_survives_the_servers_restart(own_nats_server: NatsServer)
     assert lease is not None
     own_nats_server.kill()
     await own_nats_server.start_async()
-    await _progress(lambda: bus.counters.reconnects == 1)
+    await soon(lambda: bus.counters.reconnects == 1)
     assert await store.lease("leases", "master", "m2", 10.0) is None
     assert await lease.renew()
     await bus.close()
@@ -381,14 +381,8 @@ def _pause(server: NatsServer) -> None:
     """SIGSTOP, and wait until every thread of it stands still."""
     os.kill(server.pid, signal.SIGSTOP)
     threads = [psutil.Process(one.id) for one in psutil.Process(server.pid).threads()]
-    while any(one.status() != psutil.STATUS_STOPPED for one in threads):
-        time.sleep(0.001)
-
-
-async def _progress(condition) -> None:  # type: ignore[no-untyped-def]
-    async with asyncio.timeout(20.0):
-        while not condition():  # noqa: ASYNC110 (of counters, which wake nobody)
-            await asyncio.sleep(0.005)
+    stopped = psutil.STATUS_STOPPED
+    eventually(lambda: all(one.status() == stopped for one in threads), "every thread stands")
 
 
 # Facts that are kept -----------------------------------------------------------------------------

@@ -6,12 +6,12 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.request
 from pathlib import Path
 
 import psutil
 import pytest
+from tests.waiting import eventually, gone
 
 from slackwater.common.base.errors import ConfigRejected, Fatal, Unavailable
 from slackwater.common.bus.nats import NatsBus
@@ -108,10 +108,7 @@ def test_it_dies_with_its_parent(tmp_path: Path) -> None:
     parent.kill()
     parent.wait()
     parent.stdout.close()
-    deadline_s = time.monotonic() + 10.0
-    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-        assert time.monotonic() < deadline_s, "the server outlived its parent"
-        time.sleep(0.01)
+    eventually(lambda: gone(pid), "the server ends with its parent")
 
 
 # Which binary, which version ----------------------------------------------------------------------

@@ -10,13 +10,12 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
+from tests.waiting import eventually, gone
 
 from slackwater.common.base.errors import ConfigRejected, Rejected, Unavailable
 from slackwater.loadgen.memory.checker import content
@@ -310,7 +309,8 @@ def test_a_program_that_forgets_to_close_ends_quietly_and_takes_its_pager_along(
         print(pages._process.pid, flush=True)
     """)
     assert (done.returncode, done.stderr) == (0, "")
-    until_gone(int(done.stdout))
+    pager = int(done.stdout)
+    eventually(lambda: gone(pager), f"pager {pager} ends with its program")
 
 
 def test_a_view_keeps_its_array_and_the_last_one_lets_it_go() -> None:
@@ -364,17 +364,11 @@ def test_a_pager_that_hangs_counts_as_dead() -> None:
         pages[::16, 7].sum()
         print("survived", flush=True)
     """)
-    until_gone(int(done.stdout.splitlines()[0]))
+    pager = int(done.stdout.splitlines()[0])
+    eventually(lambda: gone(pager), f"pager {pager} ends with its program")
     assert done.returncode == -signal.SIGBUS
     assert "survived" not in done.stdout
     assert "pager of a RemoteArray died" in done.stderr
-
-
-def until_gone(pid: int) -> None:
-    give_up_s = time.monotonic() + 20
-    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-        assert time.monotonic() < give_up_s, f"pager {pid} outlives its program"
-        time.sleep(0.05)
 
 
 def test_an_array_is_watched_before_it_can_be_touched(

@@ -8,10 +8,10 @@ import struct
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 import pytest
+from tests.waiting import eventually
 
 from slackwater.common.transport import wire
 from slackwater.loadgen.memory.checker import content
@@ -165,7 +165,7 @@ def test_requests_wait_for_company_while_answers_are_due() -> None:
         p.client.sendall(b"".join(p.ask(cookie, cookie) for cookie in range(2, 10)))
         asked += [p.asked() for _ in range(8)]
         p.client.sendall(p.ask(10, 10) + p.ask(11, 11))
-        until(lambda: p.state.lanes.words[0, s.QUEUED] == 2)
+        eventually(lambda: p.state.lanes.words[0, s.QUEUED] == 2)
         assert_silent(p.lender)
         p.lender.settimeout(10)
         for one in asked[:6]:
@@ -187,7 +187,7 @@ def test_a_write_is_acknowledged_when_the_lender_has_it(chunked: bool) -> None:
         assert body == content(3, 2) + content(4, 2)
         assert p.table.mark[3:5].tolist() == [k.FLYING] * 2
         p.client.sendall(p.write(6, 3, content(3, 3)))
-        until(lambda: bool(p.items))
+        eventually(lambda: bool(p.items))
         assert p.items[0][s.ITEM_KIND] == s.LANDING
         p.lender.sendall(wire.pack(wire.ACK, number=header.number))
         assert exactly(p.client, 16) == struct.pack(">IIQ", nbd.SIMPLE_MAGIC, 0, 5)
@@ -204,7 +204,7 @@ def test_a_page_that_is_changed_under_a_read_is_read_again() -> None:
             kinds, new = np.zeros(1, np.int64), memoryview(content(8, 2))
             k.write_pages(p.table, page_range(8, 1), k.address(new), kinds, 0, -1)
             p.lender.sendall(data_of(header, body))
-            until(lambda: bool(p.items))
+            eventually(lambda: bool(p.items))
             assert p.items[0][: s.ITEM_FLAGS] == [nbd.READ, 1, 8 * PAGE_BYTES, length * PAGE_BYTES]
             assert not p.table.words[k.READ_LANE]
 
@@ -232,7 +232,7 @@ def test_a_lender_that_lies_is_believed_nothing(lie: str) -> None:
     with played() as p:
         p.client.sendall(p.ask(1, 8) + p.write(2, 9, content(9, 2)) + p.ask(3, 10))
         p.lender.sendall(LIES[lie](*p.asked()))
-        until(lambda: len(p.items) == 3)
+        eventually(lambda: len(p.items) == 3)
         kinds = {one[s.ITEM_COOKIE]: one[s.ITEM_KIND] for one in p.items}
         assert kinds == {1: nbd.READ, 2: s.LOST, 3: nbd.READ}
         lost = next(one for one in p.items if one[s.ITEM_KIND] == s.LOST)
@@ -258,7 +258,7 @@ def test_an_answer_with_any_byte_changed_is_right_or_nothing(kind: str, byte: in
         changed[byte] ^= 1 << byte % 8
         p.lender.sendall(changed)
         p.lender.shutdown(socket.SHUT_WR)
-        until(lambda: p.items or select.select([p.client], [], [], 0)[0])
+        eventually(lambda: p.items or select.select([p.client], [], [], 0)[0])
         if p.items:
             assert p.items[0][s.ITEM_KIND] == (s.LOST if kind == "write" else nbd.READ)
             assert_silent(p.client)
@@ -275,7 +275,7 @@ def test_answers_that_nobody_asked_for_end_the_lane() -> None:
         p.lender.sendall(answer + answer)
         assert p.answered()[1] == content(8, 1)
         p.client.sendall(p.ask(2, 9))
-        until(lambda: bool(p.items))
+        eventually(lambda: bool(p.items))
         assert p.state.lanes.words[0, s.STATE] == s.GONE
 
 
@@ -285,7 +285,7 @@ def test_a_refusal_is_for_the_program_and_the_lane_goes_on() -> None:
         for number in (1, 2):
             assert p.asked()[0].number == number
             p.lender.sendall(wire.pack(wire.REFUSED, handle=1, number=number, body=b"revoked"))
-        until(lambda: len(p.items) == 2)
+        eventually(lambda: len(p.items) == 2)
         assert [one[s.ITEM_KIND] for one in p.items] == [nbd.READ, s.LOST]
         assert p.items[1][s.ITEM_FLAGS] == 1
         p.lender.sendall(data_of(*p.asked()))
@@ -299,7 +299,7 @@ def test_a_lender_that_leaves_in_the_middle(sent: int) -> None:
         answer = data_of(*p.asked())
         p.lender.sendall(answer[:sent])
         p.lender.close()
-        until(lambda: len(p.items) == 128)
+        eventually(lambda: len(p.items) == 128)
         assert sorted(one[s.ITEM_COOKIE] for one in p.items) == list(range(1, 129))
         assert_silent(p.client)
 
@@ -310,9 +310,9 @@ def test_a_lender_that_falls_silent_is_given_up_in_time() -> None:
         p.client.sendall(p.ask(1, 8) + p.write(2, 600, content(600, 1)))
         p.asked()
         p.client.sendall(p.ask(3, 600))
-        until(lambda: any(one[s.ITEM_KIND] == s.LANDING for one in p.items))
+        eventually(lambda: any(one[s.ITEM_KIND] == s.LANDING for one in p.items))
         assert p.answered() == (3, content(600, 1))
-        until(lambda: any(one[s.ITEM_KIND] == nbd.READ for one in p.items))
+        eventually(lambda: any(one[s.ITEM_KIND] == nbd.READ for one in p.items))
         assert p.state.lanes.words[0, s.STATE] == s.GONE
         assert not p.state.lanes.words[0, s.VIOLATED]
 
@@ -326,10 +326,10 @@ def test_a_client_who_leaves_has_its_writes_seen_to() -> None:
             p.client.close()
             if answers:
                 p.lender.sendall(data_of(read, body) + wire.pack(wire.ACK, number=write.number))
-                until(lambda: p.table.mark[9] == k.PRESENT)
+                eventually(lambda: p.table.mark[9] == k.PRESENT)
             else:
                 p.lender.close()
-                until(lambda: p.ended >= 0)
+                eventually(lambda: p.ended >= 0)
                 assert [one[s.ITEM_KIND] for one in p.items] == [s.LOST]
 
 
@@ -339,15 +339,15 @@ def test_what_no_lane_leads_to_is_left_to_the_program() -> None:
         p.table.mark[20] = k.ABSENT
         last = SPAN_PAGES - 1
         p.client.sendall(p.ask(1, 700) + p.ask(2, last, 2) + p.ask(3, 19, 2))
-        until(lambda: len(p.items) == 3)
+        eventually(lambda: len(p.items) == 3)
         k.leave_span(p.table, 0, k.SUSPENDED)
         p.client.sendall(p.ask(4, 8))
-        until(lambda: len(p.items) == 4)
+        eventually(lambda: len(p.items) == 4)
         assert not p.state.lanes.shared[s.WANTED]
         k.map_span(p.table, 0, 0, 0, 0)
         k.lead_to(p.table, 0, ROAD + 1, HANDLE)
         p.client.sendall(p.ask(5, 8))
-        until(lambda: len(p.items) == 5)
+        eventually(lambda: len(p.items) == 5)
         assert p.state.lanes.shared[s.WANTED] == ROAD + 1
         assert p.state.lanes.words[0, s.TAIL] == 0
 
@@ -384,11 +384,11 @@ def test_a_piece_that_is_refused_is_on_disk_before_the_answer() -> None:
         p.client.sendall(request[:70_000])
         first, _ = p.asked()
         p.lender.sendall(wire.pack(wire.REFUSED, handle=1, number=first.number, body=b"full"))
-        until(lambda: bool(p.items))
+        eventually(lambda: bool(p.items))
         p.client.sendall(request[70_000:])
         left = 32 - first.length // PAGE_BYTES
         p.lender.sendall(pieces(p, left)[1])
-        until(lambda: len(p.items) == 2)
+        eventually(lambda: len(p.items) == 2)
         part, answer = p.items
         assert (part[s.ITEM_KIND], part[s.ITEM_FLAGS]) == (s.LOST_PART, 1)
         assert (answer[s.ITEM_KIND], answer[s.ITEM_COOKIE]) == (s.LANDING, 5)
@@ -405,9 +405,9 @@ def test_a_lender_that_leaves_under_a_large_write(sent: int) -> None:
         p.asked()
         p.client.sendall(request[40_000 : 40_000 + sent])
         p.lender.close()
-        until(lambda: p.state.lanes.words[0, s.STATE] == s.GONE)
+        eventually(lambda: p.state.lanes.words[0, s.STATE] == s.GONE)
         p.client.sendall(request[40_000 + sent :])
-        until(lambda: any(one[s.ITEM_KIND] in (s.LANDING, s.LOST) for one in p.items))
+        eventually(lambda: any(one[s.ITEM_KIND] in (s.LANDING, s.LOST) for one in p.items))
         *parts, answer = p.items
         assert parts
         assert {one[s.ITEM_KIND] for one in parts} == {s.LOST_PART}
@@ -425,10 +425,10 @@ def test_a_large_write_over_one_that_is_on_its_way_goes_to_the_disk() -> None:
         small, _ = p.asked()
         request = p.write(6, 16, b"".join(content(16 + i, 3) for i in range(32)))
         p.client.sendall(request[:40_000])
-        until(lambda: p.table.words[k.HEAD] == 10)
+        eventually(lambda: p.table.words[k.HEAD] == 10)
         p.client.sendall(request[40_000:])
         _, acks = pieces(p, 23)
-        until(lambda: bool(p.items))
+        eventually(lambda: bool(p.items))
         [answer] = p.items
         assert (answer[s.ITEM_KIND], answer[s.ITEM_COOKIE]) == (s.LANDING, 6)
         assert answer[s.ITEM_LATE] == 32, "all of it is on disk before the answer"
@@ -436,7 +436,7 @@ def test_a_large_write_over_one_that_is_on_its_way_goes_to_the_disk() -> None:
         assert (np.delete(p.table.mark[16:25], 4) == k.ABSENT).all()
         p.lender.sendall(wire.pack(wire.ACK, number=small.number) + acks)
         assert exactly(p.client, 16) == struct.pack(">IIQ", nbd.SIMPLE_MAGIC, 0, 5)
-        until(lambda: (p.table.mark[25:48] == k.PRESENT).all())
+        eventually(lambda: (p.table.mark[25:48] == k.PRESENT).all())
         assert p.table.mark[20] == k.ABSENT
         assert not (p.table.slot_flags & k.HELD).any()
         assert_silent(p.client)
@@ -448,7 +448,7 @@ def test_a_client_who_leaves_in_the_middle_of_a_large_write() -> None:
         _, acks = pieces(p, 17)
         p.client.close()
         p.lender.sendall(acks)
-        until(lambda: p.ended >= 0)
+        eventually(lambda: p.ended >= 0)
         assert (p.table.mark[16:33] == k.PRESENT).all()
         assert not (p.table.slot_flags & k.HELD).any()
 
@@ -464,14 +464,6 @@ def pieces(p: Played, pages: int) -> tuple[bytes, bytes]:
         answers += wire.pack(wire.ACK, number=header.number)
     assert len(data) == pages * PAGE_BYTES
     return data, answers
-
-
-def until(true: Callable[[], Any]) -> None:
-    for _ in range(2000):
-        if true():
-            return
-        threading.Event().wait(0.005)
-    raise AssertionError("it did not come about")
 
 
 def assert_silent(sock: socket.socket) -> None:

@@ -5,11 +5,12 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from tests.waiting import soon
 
 from slackwater.common.base import codec
 from slackwater.common.base.clock import LiveClock
@@ -60,14 +61,6 @@ async def service(url: str, state_dir: Path) -> AsyncIterator["subprocess.Popen[
         await asyncio.to_thread(process.wait, 20)
 
 
-async def eventually(condition: Callable[[], bool], what: str) -> None:
-    for _ in range(4000):
-        if condition():
-            return
-        await asyncio.sleep(0.005)
-    raise AssertionError(f"never: {what}")
-
-
 async def master_on(bus: NatsBus) -> Master:
     master = Master()
     subject = subjects.command("master", subjects.MASTER, "worker-exited")
@@ -102,20 +95,20 @@ async def test_jobs_live_through_a_kill_of_the_service_and_their_ends_are_told(
             master.away = True
             await client.ask(verb, start("ended", "echo gone wrong; exit 3"), Ok)
             files = {job: RankFiles(tmp_path, job, 0) for job in ("runs", "ends", "ended")}
-            await eventually(lambda: files["ended"].path("exit").exists(), "the third job ended")
-            await eventually(lambda: files["runs"].identity() is not None, "the first job runs")
+            await soon(lambda: files["ended"].path("exit").exists(), "the third job ended")
+            await soon(lambda: files["runs"].identity() is not None, "the first job runs")
             first.send_signal(signal.SIGKILL)
             await asyncio.to_thread(first.wait, 20)
         before = files["runs"].identity()
         await asyncio.to_thread(gate.write_text, "go\n")
-        await eventually(lambda: files["ends"].path("exit").exists(), "the second job ended")
+        await soon(lambda: files["ends"].path("exit").exists(), "the second job ended")
         master.away = False
         async with service(own_nats_server.url, tmp_path):
             await client.ask(verb, start("runs", "exec sleep 300"), Ok)  # A repeat: none started.
-            await eventually(lambda: len(master.exits) == 2, "both ends are told")
+            await soon(lambda: len(master.exits) == 2, "both ends are told")
             assert files["runs"].identity() == before
             await client.ask(subjects.command("worker", "w1", "stop"), StopWorkers(job="runs"), Ok)
-            await eventually(lambda: len(master.exits) == 3, "the stop is told")
+            await soon(lambda: len(master.exits) == 3, "the stop is told")
         by_job = {exited.job: exited for exited in master.exits}
         assert (by_job["ends"].code, by_job["ends"].result) == (0, '{"rank": 0}\n')
         assert (by_job["ended"].code, by_job["ended"].result) == (3, "gone wrong")
@@ -137,7 +130,7 @@ async def test_a_stopped_service_leaves_no_process_not_even_one_that_ignores_sig
             stubborn = "trap '' TERM; while :; do sleep 1; done"
             await client.ask(verb, start("stubborn", stubborn, ranks=2), Ok)
             ranks = [RankFiles(tmp_path, "stubborn", rank) for rank in range(2)]
-            await eventually(lambda: all(r.identity() is not None for r in ranks), "both run")
+            await soon(lambda: all(r.identity() is not None for r in ranks), "both run")
         for rank in ranks:
             identity = rank.identity()
             assert identity is not None

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.waiting import soon
 
 from slackwater.common.base import limits
 from slackwater.common.base.errors import AccessRefused, Rejected, SlackwaterError, Unavailable
@@ -142,12 +143,6 @@ async def through_a_proxy(tuning: TcpTuning = FAST) -> AsyncIterator[Both]:
             region.close()
 
 
-async def until(condition: Any, limit_s: float = 5.0) -> None:
-    async with asyncio.timeout(limit_s):
-        while not condition():  # noqa: ASYNC110 (what is awaited has no event of its own)
-            await asyncio.sleep(0.005)
-
-
 @pytest.mark.parametrize("which", [[1], [2], [1, 2], [0], [0, 1, 2, 3]])
 async def test_transfers_complete_though_streams_are_reset(which: list[int]) -> None:
     """Streams break again and again while 24 MiB are written and read back."""
@@ -204,7 +199,7 @@ async def test_frames_come_once_and_in_order_though_the_control_stream_is_reset(
         async def break_now_and_then() -> None:
             for _ in range(6):
                 await asyncio.sleep(0.03)
-                await until(lambda: len(both.proxy.links) == LINKS, 20.0)
+                await soon(lambda: len(both.proxy.links) == LINKS, within_s=20.0)
                 for index in sorted(which, reverse=True):
                     both.proxy.reset(index)
 
@@ -245,7 +240,7 @@ async def test_an_answered_write_is_never_applied_twice() -> None:
         remote = await both.near.open(both.far.grant(region))
         both.proxy.answers.clear()
         writing = asyncio.create_task(both.near.write(memoryview(b"new"), remote, 0))
-        await until(lambda: bytes(region.buffer[:3]) == b"new")
+        await soon(lambda: bytes(region.buffer[:3]) == b"new")
         region.buffer[:3] = b"own"
         both.proxy.reset(1)
         both.proxy.answers.set()
@@ -309,7 +304,7 @@ async def test_revocation_ends_a_write_that_is_under_way() -> None:
         remote = await both.near.open(key)
         data = memoryview(bytearray(b"\x01" * region.nbytes))
         writing = asyncio.create_task(both.near.write(data, remote, 0))
-        await until(lambda: region.buffer[0] == 1)
+        await soon(lambda: region.buffer[0] == 1)
         both.far.revoke(key)
         with pytest.raises(AccessRefused):
             await asyncio.wait_for(writing, 10)
@@ -338,10 +333,10 @@ async def test_a_handover_that_is_cancelled_leaves_no_room_taken() -> None:
             both.proxy.flow.clear()
             giving = asyncio.create_task(both.near.handover(region, b""))
             both.proxy.flow.set()
-            await until(lambda: bool(both.far._rooms) or bool(both.taken))  # type: ignore[attr-defined]
+            await soon(lambda: bool(both.far._rooms) or bool(both.taken))  # type: ignore[attr-defined]
             giving.cancel()
             await asyncio.gather(giving, return_exceptions=True)
-            await until(lambda: not both.far._rooms)  # type: ignore[attr-defined]
+            await soon(lambda: not both.far._rooms)  # type: ignore[attr-defined]
         with pytest.raises(Rejected, match="huge"):
             await both.near._ask(wire.PREPARE, number=2**62, body=b"huge")  # type: ignore[attr-defined]
         region.close()
@@ -353,11 +348,11 @@ async def test_room_that_comes_for_a_giver_who_is_gone_is_given_back() -> None:
         region = Region.create(4096, "r")
         both.proxy.answers.clear()
         giving = asyncio.create_task(both.near.handover(region, b""))
-        await until(lambda: bool(both.far._rooms))  # type: ignore[attr-defined]
+        await soon(lambda: bool(both.far._rooms))  # type: ignore[attr-defined]
         giving.cancel()
         await asyncio.gather(giving, return_exceptions=True)
         both.proxy.answers.set()
-        await until(lambda: not both.far._rooms)  # type: ignore[attr-defined]
+        await soon(lambda: not both.far._rooms)  # type: ignore[attr-defined]
         assert not both.near.closed
         region.close()
 

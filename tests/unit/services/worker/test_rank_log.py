@@ -2,13 +2,12 @@
 
 import os
 import subprocess
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.waiting import eventually
 
 from slackwater.common.base import limits
 from slackwater.services.worker.processes import Intent, Keep, RankFiles, find, prune
@@ -16,14 +15,6 @@ from slackwater.services.worker.ranklog import RankLog
 from slackwater.services.worker.shell import short_of_room
 
 LOG_BYTES_MAX = 8 * 1024**2
-
-
-def eventually(condition: Callable[[], bool], what: str) -> None:
-    for _ in range(6000):
-        if condition():
-            return
-        time.sleep(0.005)
-    raise AssertionError(f"never: {what}")
 
 
 def run(state_dir: Path, script: str, job: str = "j1") -> RankFiles:

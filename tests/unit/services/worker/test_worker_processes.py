@@ -3,10 +3,10 @@
 import os
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
+from tests.waiting import eventually
 
 from slackwater.services.worker.core import Found
 from slackwater.services.worker.processes import CODE_UNKNOWN, Intent, RankFiles, find
@@ -26,19 +26,12 @@ def launch(
 def ended(files: RankFiles, child: "subprocess.Popen[bytes]") -> int:
     """Its code, once all that it printed is in its log."""
     code = child.wait(30)
-    for _ in range(2000):
-        if files.logged():
-            return code
-        time.sleep(0.005)
-    raise AssertionError("what it printed is not in its log")
+    eventually(files.logged, "what it printed is in its log")
+    return code
 
 
 def identified(files: RankFiles) -> None:
-    for _ in range(2000):
-        if files.identity() is not None:
-            return
-        time.sleep(0.005)
-    raise AssertionError("the leader did not come up")
+    eventually(files.identity, "the leader is up")
 
 
 def stop(files: RankFiles, child: "subprocess.Popen[bytes]") -> None:
