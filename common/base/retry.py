@@ -10,8 +10,6 @@ from collections.abc import Awaitable, Callable
 from random import Random
 from typing import TypeVar
 
-import tenacity
-
 from slackwater.common.base import limits
 from slackwater.common.base.clock import Clock, LiveClock
 from slackwater.common.base.errors import Retryable
@@ -29,30 +27,16 @@ async def retry(
     """The first result of `call`. Under virtual time, give the world's clock."""
     time = clock or LiveClock()
     deadline_s = time.now_s() + budget_s
-
-    def spent(state: tenacity.RetryCallState) -> bool:
-        return time.now_s() + state.upcoming_sleep > deadline_s
-
-    def wait_s(state: tenacity.RetryCallState) -> float:
-        error = state.outcome.exception() if state.outcome is not None else None
-        hint_s = error.retry_after_s if isinstance(error, Retryable) else 0.0
-        return next_wait_s(state.attempt_number, hint_s, rng)
-
-    async def sleep(seconds: float) -> None:
-        await time.sleep_until(time.now_s() + seconds)
-
-    async def attempt() -> T:
-        # The library looks at what it is given, and would not await a plain function's coroutine.
-        return await call()
-
-    attempts = tenacity.AsyncRetrying(
-        sleep=sleep,
-        stop=spent,
-        wait=wait_s,
-        retry=tenacity.retry_if_exception_type(Retryable),
-        reraise=True,
-    )
-    return await attempts(attempt)
+    attempt = 0
+    while True:
+        attempt += 1
+        try:
+            return await call()
+        except Retryable as error:
+            wait_s = next_wait_s(attempt, error.retry_after_s, rng)
+            if time.now_s() + wait_s > deadline_s:
+                raise
+        await time.sleep_until(time.now_s() + wait_s)
 
 
 def next_wait_s(attempt: int, hint_s: float, rng: Random) -> float:
