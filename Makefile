@@ -10,7 +10,7 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 # Every service is a process: without kept bytecode each start compiles all it imports.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup setup-dev setup-torch kernels run test thorough nightly experiment vm-test gpu-test lint type format bench lock size sim faults clean
+.PHONY: help setup setup-dev setup-torch kernels run test thorough nightly experiment vm-test gpu-test lint type format bench lock size sim clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -96,8 +96,9 @@ lock: setup-dev ## pin the newest allowed versions of every dependency
 	  --output-file requirements-torch.lock -
 
 size: ## lines of product code by folder
-	@for d in schemas common services loadgen src/slackwater/agent src/slackwater/torch src/slackwater/cli; do \
+	@for d in schemas common services loadgen $$(find src/slackwater/* -maxdepth 0 -type d ! -name __pycache__); do \
 	  printf '%8d  %s\n' $$(find $$d -name '*.py' | xargs cat | wc -l) $$d; done
+	@printf '%8d  all\n' $$(find schemas common services loadgen src -name '*.py' | xargs cat | wc -l)
 
 clean: ## remove what the targets made
 	rm -rf .venv build *.egg-info src/*.egg-info .mypy_cache .ruff_cache .pytest_cache reports
