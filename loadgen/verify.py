@@ -12,7 +12,6 @@ bound by arithmetic, not by memory.
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from math import prod
 
 from slackwater.common.base.errors import Rejected
 from slackwater.common.domains.slots.folding import replay as replay_updates
@@ -56,13 +55,6 @@ def replay_digest(
 ) -> str:
     """What the job must have reported as its `digest`."""
     return digest(replay(emulation, workers, iterations, update, threads))
-
-
-def replayed_bytes(emulation: Emulation, workers: int, iterations: int) -> int:
-    """Gradients pushed plus parameters pulled, all workers: what the regions have counted."""
-    elements = sum(prod(spec.shape) for spec in emulation.tensors)
-    per_gradient = 4 if emulation.gradient_dtype == "float32" else 2
-    return workers * iterations * elements * (per_gradient + 4)
 
 
 def _chunks(tensors: list[Floats]) -> Iterator[_Chunk]:

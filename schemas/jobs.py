@@ -61,6 +61,10 @@ STATE_SAID: Final[dict[JobState, str]] = {
 TERMINAL_STATES: frozenset[JobState] = frozenset({"completed", "failed", "cancelled"})
 
 
+TENSORS_MAX: Final = 20_000
+"""Tensors of one job."""
+
+
 class TensorSpec(Record, kw_only=True, frozen=True):
     """A trainable tensor: its name, its shape and the parameters' dtype (always float32).
 
@@ -302,7 +306,7 @@ class RegisterJob(Message, kw_only=True, frozen=True, tag="job.register"):
 
     job: IdText
     rank: Rank
-    tensors: Annotated[tuple[TensorSpec, ...], msgspec.Meta(min_length=1, max_length=20_000)]
+    tensors: Annotated[tuple[TensorSpec, ...], msgspec.Meta(min_length=1, max_length=TENSORS_MAX)]
     spec: JobSpec | None = None
     update: UpdateRule | None = None
 

@@ -5,7 +5,7 @@ small ones. It has one region (gradient slots, two parameter buffers, two state 
 and lives on exactly one aggregator.
 """
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -33,6 +33,7 @@ from slackwater.schemas.base import (
 from slackwater.schemas.cluster import Addresses, Aggregators
 from slackwater.schemas.jobs import (
     ELEMENTS_MAX,
+    TENSORS_MAX,
     Consistency,
     DType,
     JobSpec,
@@ -91,8 +92,6 @@ class Endpoint(Record, kw_only=True, frozen=True):
 
 Layouts = Annotated[tuple[BucketLayout, ...], msgspec.Meta(max_length=BUCKETS_MAX)]
 Places = Annotated[tuple[BucketPlace, ...], msgspec.Meta(max_length=BUCKETS_MAX)]
-TENSORS_MAX: Final = 20_000
-"""Tensors of one job."""
 Tensors = Annotated[tuple[TensorSpec, ...], msgspec.Meta(min_length=1, max_length=TENSORS_MAX)]
 
 

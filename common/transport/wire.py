@@ -86,11 +86,6 @@ def pack(
     return HEADER.pack(kind, handle, number, offset, len(body)) + body
 
 
-def pack_header(kind: int, handle: int, number: int, offset: int, length: int) -> bytes:
-    """The header of a record whose body follows from elsewhere."""
-    return HEADER.pack(kind, handle, number, offset, length)
-
-
 def pack_refusal(error: SlackwaterError, *, number: int = 0, offset: int = 0) -> bytes:
     code = next((code for code, kind in _REFUSALS.items() if isinstance(error, kind)), 3)
     why = str(error).encode()[:REASON_BYTES_MAX]

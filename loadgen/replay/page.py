@@ -5,7 +5,6 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
 
-PLOTS = ("aggregators.png", "speeds.png")
 _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; color: #223; max-width: 62rem; margin: 2rem auto;
        padding: 0 1rem; }

@@ -150,9 +150,6 @@ class RankLog:
         said = (line.strip() for line in reversed(text.split("\n")) if line.strip())
         return next(said, "")[: limits.LOG_LINE_CHARS]
 
-    def bytes_on_disk(self) -> int:
-        return sum(part.size for part in self._parts())
-
     def _between(self, place: int, end: int) -> bytes:
         found = b""
         while place < end and (piece := self.read(place, end - place)).data:

@@ -182,9 +182,9 @@ def hostile_introductions() -> list[bytes]:
     joins = [wire.pack(wire.JOIN, body=bytes(n)) for n in (0, 1, 47, 48, 49, 63, 64, 65, 5000)]
     return [
         b"GET / HTTP/1.1\r\n\r\n",
-        wire.pack_header(wire.HELLO, wire.VERSION, 0, 0, 2**63),
+        wire.HEADER.pack(wire.HELLO, wire.VERSION, 0, 0, 2**63),
         *(hello + join for join in joins),
-        hello + wire.pack_header(wire.JOIN, 0, 0, 0, 2**31),
+        hello + wire.HEADER.pack(wire.JOIN, 0, 0, 0, 2**31),
         hello + wire.pack(wire.FRAME, body=b"early"),
         hello + hello,
     ]

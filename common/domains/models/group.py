@@ -52,10 +52,6 @@ class Subtasks(msgspec.Struct, frozen=True):
         """Alone on so many machines."""
         return self.cpu_on_s(machines) + self.network_s
 
-    def imbalance_s(self, machines: float) -> float:
-        """Tdiff: above 0 for a job that is bound by the CPU."""
-        return self.cpu_on_s(machines) - self.network_s
-
 
 def check(job: Subtasks, name: str) -> None:
     if not (job.cpu_s >= 0 and job.network_s >= 0 and job.cpu_s + job.network_s > 0):
@@ -88,20 +84,6 @@ def weighted(
     weights: tuple[float, float] = (CPU_WEIGHT, NETWORK_WEIGHT),
 ) -> float:
     return used[0] * weights[0] + used[1] * weights[1]
-
-
-def cluster_utilization(
-    groups: Sequence[tuple[Sequence[Subtasks], int]], machines: int
-) -> tuple[float, float]:
-    """Eq. 4.4 over all `machines`; those in no group are idle."""
-    if machines <= 0:
-        return 0.0, 0.0
-    cpu = network = 0.0
-    for jobs, count in groups:
-        used = utilization(jobs, count)
-        cpu += count * used[0]
-        network += count * used[1]
-    return cpu / machines, network / machines
 
 
 @lru_cache(maxsize=65536)

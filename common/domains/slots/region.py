@@ -393,13 +393,6 @@ class SlotRegion:
     def bytes_pulled(self, rank: int) -> int:
         return self._get(self.counters_offset(rank) // WORD + 1)
 
-    def count_pushed(self, rank: int, nbytes: int) -> None:
-        """By whoever moved the bytes: a rank's counters have one writer at a time."""
-        self._words[self.counters_offset(rank) // WORD] += np.uint64(nbytes)
-
-    def count_pulled(self, rank: int, nbytes: int) -> None:
-        self._words[self.counters_offset(rank) // WORD + 1] += np.uint64(nbytes)
-
     def bytes_moved(self) -> tuple[int, int]:
         """(in, out): pushed by all ranks and copied by migrations, pulled by all ranks."""
         ranks = range(self.geometry.workers)

@@ -314,7 +314,7 @@ def request(kind: int, offset: int, length: int, cookie: int = 1) -> bytes:
 
 def answer(sock: Any) -> tuple[int, int]:
     """(error, cookie) of a simple reply without data."""
-    _, error, cookie = nbd.SIMPLE.unpack(sock.recv(nbd.SIMPLE_BYTES))
+    _, error, cookie = nbd.SIMPLE.unpack(sock.recv(nbd.SIMPLE.size))
     return error, cookie
 
 

@@ -104,10 +104,6 @@ class Observation(NamedTuple):
 SENSITIVE_BELOW = 0.95
 """A job that keeps less than this of its speed when spread is one to consolidate."""
 
-TABLE_3_3_SKEWS = (0.715, 0.743, 0.773, 0.61, 0.039, 0.053, 0.092, 0.036, 0.086, 0.146)
-"""Largest tensor's share: VGG19, 16, 11, AlexNet (sensitive); ResNet152, 101, 50, Inception4, 3,
-GoogLeNet (not)."""
-
 PACK_LIMIT = (0.61 + 0.146) / 2
 """Before there is history of one's own: half-way between the two groups of table 3.3."""
 

@@ -36,7 +36,6 @@ REP_ERR_UNSUP: Final = 2**31 + 1
 REP_ERR_POLICY: Final = 2**31 + 2
 REP_ERR_INVALID: Final = 2**31 + 3
 REP_ERR_UNKNOWN: Final = 2**31 + 6
-REP_ERR_TOO_BIG: Final = 2**31 + 9
 
 INFO_EXPORT: Final = 0
 INFO_NAME: Final = 1
@@ -44,7 +43,6 @@ INFO_BLOCK_SIZE: Final = 3
 
 # Transmission flags
 HAS_FLAGS: Final = 1
-READ_ONLY: Final = 2
 SEND_FLUSH: Final = 4
 SEND_FUA: Final = 8
 SEND_TRIM: Final = 32
@@ -78,7 +76,6 @@ ZERO: Final = 2
 
 # Structured replies
 CHUNK_DONE: Final = 1
-CHUNK_NONE: Final = 0
 CHUNK_DATA: Final = 1
 CHUNK_STATUS: Final = 5
 CHUNK_ERROR: Final = 2**15 + 1
@@ -110,7 +107,6 @@ CONTEXT: Final = struct.Struct(">I")
 EXTENT: Final = struct.Struct(">II")
 
 REQUEST_BYTES: Final = REQUEST.size
-SIMPLE_BYTES: Final = SIMPLE.size
 
 
 def wire_error(number: int) -> int:

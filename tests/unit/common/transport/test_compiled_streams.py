@@ -225,10 +225,10 @@ BAD_ANSWERS = {
     "data for a write": wire.pack(wire.DATA, number=1, body=b"12345"),
     "an acknowledgement with a body": wire.pack(wire.ACK, number=1, body=b"12345"),
     "short data": wire.pack(wire.DATA, number=3, body=b"1234"),
-    "long data": wire.pack_header(wire.DATA, 0, 3, 0, 2**62),
+    "long data": wire.HEADER.pack(wire.DATA, 0, 3, 0, 2**62),
     "an acknowledged read": wire.pack(wire.ACK, number=3),
-    "a long reason": wire.pack_header(wire.REFUSED, 1, 1, 0, wire.REASON_BYTES_MAX + 1),
-    "a negative reason": wire.pack_header(wire.REFUSED, 1, 1, 0, 2**64 - 1),
+    "a long reason": wire.HEADER.pack(wire.REFUSED, 1, 1, 0, wire.REASON_BYTES_MAX + 1),
+    "a negative reason": wire.HEADER.pack(wire.REFUSED, 1, 1, 0, 2**64 - 1),
 }
 
 

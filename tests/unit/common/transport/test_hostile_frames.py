@@ -188,7 +188,7 @@ def memfds() -> int:
 
 
 def headers(length: int, *kinds: int) -> list[bytes]:
-    return [wire.pack_header(kind, wire.VERSION, 1, 1, length) for kind in kinds]
+    return [wire.HEADER.pack(kind, wire.VERSION, 1, 1, length) for kind in kinds]
 
 
 async def test_a_length_that_lies_ends_a_greeting(kind: str, tmp_path: Path) -> None:
@@ -221,7 +221,7 @@ async def test_a_first_record_without_a_body_ends_its_connection(kind: str, tmp_
         for first in headers(0, *range(wire.RETURNED + 2)):
             async with here.raw() as raw:
                 await raw.say(first)
-                if first == wire.pack_header(wire.HELLO, wire.VERSION, 1, 1, 0):
+                if first == wire.HEADER.pack(wire.HELLO, wire.VERSION, 1, 1, 0):
                     assert (await raw.record())[0].kind == wire.WELCOME
                 if kind == "tcp" or first[0] != wire.HELLO:
                     assert await raw.ended()

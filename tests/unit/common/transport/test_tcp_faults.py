@@ -421,8 +421,8 @@ HELLO = wire.pack(wire.HELLO, handle=wire.VERSION, offset=1, body=b"hi")
         b"GET / HTTP/1.1\r\nHost: slackwater\r\n\r\n" * 4,
         bytes(200),
         b"\xff" * 200,
-        wire.pack_header(wire.HELLO, wire.VERSION, 0, 0, limits.FRAME_BYTES_MAX + 1),
-        wire.pack_header(wire.HELLO, wire.VERSION, 0, 0, 2**64 - 1),
+        wire.HEADER.pack(wire.HELLO, wire.VERSION, 0, 0, limits.FRAME_BYTES_MAX + 1),
+        wire.HEADER.pack(wire.HELLO, wire.VERSION, 0, 0, 2**64 - 1),
         wire.pack(wire.WRITE, handle=1, number=1, body=b"data before a hello"),
         HELLO[:10],
         HELLO[:-1],
@@ -482,7 +482,7 @@ BAD_CONTROL = {
     "unknown kind": wire.pack(77),
     "a hello again": HELLO,
     "data on control": wire.pack(wire.WRITE, handle=1, number=1, body=b"x"),
-    "huge frame": wire.pack_header(wire.FRAME, 0, 0, 0, 2**40),
+    "huge frame": wire.HEADER.pack(wire.FRAME, 0, 0, 0, 2**40),
     "progress too far": wire.pack(wire.PROGRESS, number=5, offset=5, body=bytes(8)),
     "ordinals too far": wire.pack(wire.PROGRESS, body=wire.WORD.pack(9)),
     "short progress": wire.pack(wire.PROGRESS, body=b"123"),
@@ -495,7 +495,7 @@ BAD_DATA = {
     "empty data": wire.pack(wire.DATA, number=1),
     "unasked ack": wire.pack(wire.ACK, number=1),
     "unasked refusal": wire.pack(wire.REFUSED, handle=1, number=1, body=b"no"),
-    "huge write": wire.pack_header(wire.WRITE, 1, 1, 0, 2**40),
+    "huge write": wire.HEADER.pack(wire.WRITE, 1, 1, 0, 2**40),
     "huge read": wire.pack(wire.READ, handle=1, number=1, body=wire.WORD.pack(2**40)),
     "read of nothing": wire.pack(wire.READ, handle=1, number=1, body=wire.WORD.pack(0)),
     "short read": wire.pack(wire.READ, handle=1, number=1, body=b"12"),
@@ -574,7 +574,7 @@ async def test_the_owner_checks_the_range_itself() -> None:
 async def test_a_record_that_never_ends_is_given_up() -> None:
     """A byte now and then on a data stream does not count as progress."""
     async with through_a_proxy() as both, joined(both) as (control, data):
-        data.writer.write(wire.pack_header(wire.WRITE, 1, 1, 0, 100_000))
+        data.writer.write(wire.HEADER.pack(wire.WRITE, 1, 1, 0, 100_000))
 
         async def dribble() -> None:
             while True:

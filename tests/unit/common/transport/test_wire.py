@@ -126,7 +126,7 @@ def test_pausing_holds_back_and_loses_nothing(
 def test_a_length_beyond_the_bound_is_refused_at_its_header() -> None:
     parser = wire.Parser(Collector())
     with pytest.raises(DecodeRejected, match=f"at most {LENGTH_MAX}"):
-        feed(parser, wire.pack_header(wire.FRAME, 0, 0, 0, LENGTH_MAX + 1), [])
+        feed(parser, wire.HEADER.pack(wire.FRAME, 0, 0, 0, LENGTH_MAX + 1), [])
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 from structlog.testing import capture_logs
+from tests.regions import count
 
 from slackwater.common.base import codec, limits
 from slackwater.common.base.errors import (
@@ -129,7 +130,7 @@ class Worker:
         region = self.regions[bucket]
         region.gradient(self.rank)[:] = gradient
         region.set_hyper(self.rank, hyper or Hyper.of(UPDATE))
-        region.count_pushed(self.rank, gradient.nbytes)
+        count(region, self.rank, pushed=gradient.nbytes)
         region.set_pushed(self.rank, iteration)
         self.ring(bucket, iteration)
 

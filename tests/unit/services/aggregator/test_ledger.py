@@ -3,6 +3,7 @@
 import os
 
 import pytest
+from tests.regions import count
 
 from slackwater.common.domains.slots.layout import PAGE, plan_buckets
 from slackwater.common.domains.slots.region import SlotRegion
@@ -27,8 +28,8 @@ def region(pushed: int, pulled: int) -> SlotRegion:
     bucket = plan_buckets(TENSORS)[0]
     memory = bytearray(SlotRegion.nbytes_of(PLAN, bucket, TENSORS))
     made = SlotRegion.format(memory, PLAN, bucket, TENSORS, 0)
-    made.count_pushed(0, pushed)
-    made.count_pulled(1, pulled)
+    count(made, 0, pushed=pushed)
+    count(made, 1, pulled=pulled)
     return made
 
 
@@ -64,7 +65,7 @@ def test_a_region_that_is_found_again_is_not_counted_twice() -> None:
     assert after.has(dropped)
     dropped.count_anew()
     assert (dropped.bytes_moved(), dropped.counted) == ((0, 0), 0)
-    dropped.count_pushed(0, 3)
+    count(dropped, 0, pushed=3)
     after.add(dropped)
     assert after.totals == (8, 50)
 

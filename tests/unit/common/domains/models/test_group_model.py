@@ -8,7 +8,6 @@ from slackwater.common.base.errors import Rejected
 from slackwater.common.domains.models.group import (
     Subtasks,
     check,
-    cluster_utilization,
     group_iteration_s,
     uncoordinated_s,
     utilization,
@@ -60,11 +59,6 @@ def test_an_order_of_subtasks_never_slows_anybody(group: list[Subtasks], machine
 def test_two_jobs_that_fit_lose_without_an_order() -> None:
     """A and B: 8 s in turns; by chance each finds the other on a resource a quarter of the time."""
     assert uncoordinated_s((A, B), 4) == pytest.approx((11.0, 11.0))
-
-
-def test_idle_machines_count() -> None:
-    assert cluster_utilization([([A, B], 4)], 8) == pytest.approx((0.5, 0.5))
-    assert cluster_utilization([], 8) == (0.0, 0.0)
 
 
 def test_nonsense_is_refused_by_name() -> None:

@@ -6,6 +6,7 @@ import struct
 
 import numpy as np
 import pytest
+from tests.regions import count
 
 from slackwater.common.base.errors import Rejected
 from slackwater.common.domains.slots.layout import plan_buckets
@@ -74,9 +75,9 @@ def test_a_mapping_of_the_same_memory_sees_words_and_counters() -> None:
     memory, ours = make(fd)
     theirs = SlotRegion.open(memoryview(mmap.mmap(fd, len(memory))))
     os.close(fd)
-    theirs.count_pushed(0, 480)
-    theirs.count_pushed(2, 20)
-    theirs.count_pulled(1, 960)
+    count(theirs, 0, pushed=480)
+    count(theirs, 2, pushed=20)
+    count(theirs, 1, pulled=960)
     ours.copied_bytes = 5
     assert ours.bytes_moved() == (505, 960)
     assert (ours.bytes_pushed(2), ours.bytes_pulled(1)) == (20, 960)

@@ -1,5 +1,6 @@
 """Harmony's grouping: the worked numbers, brute force, and whole runs on the subtasks model."""
 
+from collections.abc import Sequence
 from math import inf
 from random import Random
 
@@ -9,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slackwater.common.base.errors import Rejected
-from slackwater.common.domains.models.group import Subtasks, cluster_utilization, weighted
+from slackwater.common.domains.models.group import Subtasks, weighted
+from slackwater.common.domains.models.group import utilization as group_utilization
 from slackwater.loadgen.generate import generate
 from slackwater.loadgen.simulator.gpu.audit import audit
 from slackwater.loadgen.simulator.gpu.cluster import Cluster
@@ -61,6 +63,15 @@ def test_the_number_of_groups_is_the_best_of_all(jobs: list[Subtasks], machines:
     found = group_count(arrays, len(jobs), machines)
     best = min(range(1, min(len(jobs), machines) + 1), key=off)
     assert off(found) == pytest.approx(off(best), rel=1e-9)
+
+
+def cluster_utilization(
+    groups: Sequence[tuple[Sequence[Subtasks], int]], machines: int
+) -> tuple[float, float]:
+    """Eq. 4.4 by the letter: (CPU, network) of all `machines`; those in no group are idle."""
+    used = [(count, group_utilization(jobs, count)) for jobs, count in groups]
+    cpu, network = (sum(count * part[i] for count, part in used) / machines for i in range(2))
+    return cpu, network
 
 
 @given(jobs=profiles, machines=st.integers(1, 40), groups=st.integers(1, 14))
