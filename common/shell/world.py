@@ -94,13 +94,3 @@ class SimWorld:
     def rng(self, name: str) -> random.Random:
         """Random numbers of one client's own: another's draws do not shift them."""
         return random.Random(f"{self.seed}/{name}")
-
-
-def sim_world(
-    seed: int,
-    *,
-    faults: Faults | None = None,
-    store_faults: StoreFaults | None = None,
-    trace: Trace | None = None,
-) -> SimWorld:
-    return SimWorld(seed, faults=faults, store_faults=store_faults, trace=trace)

@@ -9,7 +9,7 @@ from tests.fuzz.messages import message
 from slackwater.common.base import codec
 from slackwater.common.shell import run_service
 from slackwater.common.shell.simulated_loop import run_simulated
-from slackwater.common.shell.world import World, sim_world
+from slackwater.common.shell.world import SimWorld, World
 from slackwater.common.transport.memory import MemoryFabric, MemoryNetwork
 from slackwater.schemas import subjects
 from slackwater.schemas.base import Message
@@ -30,7 +30,7 @@ async def _ask(client: World, verb: str, said: Message) -> None:
 
 async def _fuzz(seed: int, count: int) -> None:
     rng = Random(seed)
-    sim = sim_world(seed)
+    sim = SimWorld(seed)
     world, client, stop = sim.client("aggregator-a1"), sim.client("client"), asyncio.Event()
     config = AggregatorConfig(id="a1", cluster_token="c", memory_bytes_max=64 << 20)
     fabrics = {"memory": MemoryFabric(MemoryNetwork(seed=seed, shared=True), mapped=True)}

@@ -12,7 +12,7 @@ from tests.fuzz.messages import message
 from slackwater.common.base.effects import Do
 from slackwater.common.shell import ServiceDefinition
 from slackwater.common.shell.simulated_loop import run_simulated
-from slackwater.common.shell.world import sim_world
+from slackwater.common.shell.world import SimWorld
 from slackwater.schemas.base import JobId, NodeId
 from slackwater.schemas.cluster import StartWorkers, StopWorkers
 from slackwater.schemas.memory import (
@@ -72,7 +72,7 @@ def drive(driven: Driven, count: int, extra: Any = None) -> None:
 @seeds
 def test_no_message_breaks_the_master(seed: int, count: int) -> None:
     async def main() -> None:
-        world = sim_world(seed).client("master")
+        world = SimWorld(seed).client("master")
         config = MasterConfig(
             admission="standalone" if seed % 2 else "open",
             tenants={"j1": Tenant(cpu_fraction=0.1, loss_limit=0.999, queued_max=2)},
@@ -89,7 +89,7 @@ def test_no_message_breaks_the_master(seed: int, count: int) -> None:
 @seeds
 def test_no_message_breaks_a_controller(seed: int, count: int, policy: Any) -> None:
     async def main() -> None:
-        world = sim_world(seed).client("controller")
+        world = SimWorld(seed).client("controller")
         config = ControllerConfig(id="c0", policy=policy)
         driven = Driven(Random(seed), lambda: controller.definition(config, world))
         drive(driven, count)
@@ -101,7 +101,7 @@ def test_no_message_breaks_a_controller(seed: int, count: int, policy: Any) -> N
 @seeds
 def test_no_message_breaks_the_profiler(seed: int, count: int) -> None:
     async def main() -> None:
-        world = sim_world(seed).client("profiler")
+        world = SimWorld(seed).client("profiler")
         config = ProfilerConfig(profile_iterations=2, window_iterations=2)
         drive(Driven(Random(seed), lambda: profiler.definition(config, world)), count)
 

@@ -10,7 +10,7 @@ from slackwater.agent.worker_bucket import check_gradient
 from slackwater.common.base.errors import ConfigRejected, Rejected
 from slackwater.common.shell.config import load_config, write_config
 from slackwater.common.shell.simulated_loop import run_simulated
-from slackwater.common.shell.world import sim_world
+from slackwater.common.shell.world import SimWorld
 from slackwater.common.transport import devices, gpu_cuda
 from slackwater.common.transport.devices import device_named
 from slackwater.schemas.jobs import TensorSpec
@@ -28,7 +28,7 @@ def without_cupy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def begin(config: AggregatorConfig) -> None:
-    Aggregator(config, sim_world(1).client("a1"))
+    Aggregator(config, SimWorld(1).client("a1"))
 
 
 def test_an_aggregator_without_its_gpu_does_not_start(tmp_path: Path) -> None:

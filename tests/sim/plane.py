@@ -21,7 +21,7 @@ from slackwater.common.base.errors import Rejected
 from slackwater.common.bus.memory import SeededFaults
 from slackwater.common.shell import ServiceDefinition
 from slackwater.common.shell.client import Client
-from slackwater.common.shell.world import World, sim_world
+from slackwater.common.shell.world import SimWorld, World
 from slackwater.common.store.memory import SeededStoreFaults
 from slackwater.schemas import subjects
 from slackwater.schemas.base import AggregatorId, JobId, NodeId, Ok
@@ -283,7 +283,7 @@ class Plane(Services):
     """Everything, started and killed by name."""
 
     def __init__(self, seed: int, faults: SeededFaults | None, store: SeededStoreFaults | None):
-        super().__init__(sim_world(seed, faults=faults, store_faults=store))
+        super().__init__(SimWorld(seed, faults=faults, store_faults=store))
         self.faults = faults
         self.rng = random.Random(f"{seed}/plane")
         self.world: World = self.sim.client("outside")

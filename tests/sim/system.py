@@ -28,7 +28,7 @@ from slackwater.common.bus.memory import SeededFaults
 from slackwater.common.shell import ServiceDefinition
 from slackwater.common.shell.client import Client
 from slackwater.common.shell.definition import Port
-from slackwater.common.shell.world import World, sim_world
+from slackwater.common.shell.world import SimWorld, World
 from slackwater.common.store.memory import SeededStoreFaults
 from slackwater.common.transport.memory import MemoryChannel, MemoryFabric
 from slackwater.schemas.base import JobId, Ok
@@ -367,7 +367,7 @@ class System(Services):
         rng = random.Random(f"{seed}/faults")
         self.faults = SeededFaults(rng, drop=0.01, duplicate=0.02, delay_s_max=0.01)
         self.store_faults = SeededStoreFaults(rng, unanswered=0.005, delay_s_max=0.005)
-        super().__init__(sim_world(seed, faults=self.faults, store_faults=self.store_faults))
+        super().__init__(SimWorld(seed, faults=self.faults, store_faults=self.store_faults))
         self.rng = random.Random(f"{seed}/system")
         self.network = Slow(seed, shared=shared)
         ids = [f"a{n}" for n in range(1, aggregators + 1)]

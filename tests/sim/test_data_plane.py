@@ -27,7 +27,7 @@ from slackwater.common.bus.base import Delivery
 from slackwater.common.domains.slots.consistency import staleness_bound
 from slackwater.common.domains.slots.folding import replay
 from slackwater.common.shell.simulated_loop import SimLoop
-from slackwater.common.shell.world import sim_world
+from slackwater.common.shell.world import SimWorld
 from slackwater.common.transport.memory import MemoryChannel, MemoryFabric
 from slackwater.schemas import subjects
 from slackwater.schemas.base import AggregatorId, ClusterId, JobId, Message, Ok, Refused
@@ -80,7 +80,7 @@ STALLED_S = 30.0
 
 class Cluster(Lives):
     def __init__(self, seed: int, *, shared: bool, plan: JobPlan = PLAN) -> None:
-        sim = sim_world(seed)
+        sim = SimWorld(seed)
         super().__init__(sim, Network(seed, shared=shared), random.Random(seed), HOMES)
         self.shared, self.plan = shared, plan
         self.clock = sim.clock

@@ -16,7 +16,7 @@ from slackwater.common.base.errors import Fatal, Retryable
 from slackwater.common.bus.base import Delivery, Endpoint, ServiceInfo
 from slackwater.common.bus.memory import SeededFaults
 from slackwater.common.shell.simulated_loop import SIM_START_S, run_simulated
-from slackwater.common.shell.world import SimWorld, World, sim_world
+from slackwater.common.shell.world import SimWorld, World
 from slackwater.common.store.base import SequenceConflict
 from slackwater.common.store.memory import SeededStoreFaults
 from slackwater.schemas.base import Ok
@@ -74,7 +74,7 @@ def message_log(seed: int, *, faulty: bool = True) -> tuple[str, int]:
         digest.update(f"{at_s!r} {sender} {receiver} {subject} ".encode() + payload)
 
     async def main() -> None:
-        sim = sim_world(seed, trace=trace)
+        sim = SimWorld(seed, trace=trace)
         if faulty:
             sim.broker.faults = SeededFaults(
                 sim.rng("network"), drop=0.02, duplicate=0.02, delay_s_max=0.05

@@ -12,7 +12,7 @@ from slackwater.common.base.effects import Effect, Reply, Requested
 from slackwater.common.base.errors import Breached
 from slackwater.common.shell import breaches
 from slackwater.common.shell.main import EX_BREACHED, exit_code
-from slackwater.common.shell.world import SimWorld, sim_world
+from slackwater.common.shell.world import SimWorld
 from slackwater.schemas import subjects
 from slackwater.schemas.base import Message, Ok, Refused
 from slackwater.schemas.service import BreachesRecord, GetStats
@@ -33,7 +33,7 @@ async def _tell(service: Running, total: int, account: str = "a") -> None:
 
 def test_a_request_that_breaks_the_core_is_answered_and_refused_at_once_the_second_time() -> None:
     async def main() -> None:
-        sim = sim_world(1)
+        sim = SimWorld(1)
         service = await Running(sim).ready()
         await service.add("c1", 5)
         answer = await service.ask("crash", Crash())
@@ -63,7 +63,7 @@ def test_a_record_that_could_not_be_read_back_is_never_stored() -> None:
     """Its writer would not start again: `encode_record` checks as strictly as `decode_record`."""
 
     async def main() -> None:
-        sim = sim_world(2)
+        sim = SimWorld(2)
         service = await Running(sim).ready()
         good = service.add("c1", 5)
         bad = service.ask("keep", Keep(account="u", total=2**60))
@@ -84,7 +84,7 @@ def test_a_record_that_could_not_be_read_back_is_never_stored() -> None:
 
 def test_a_fact_that_broke_the_core_is_left_out_when_it_is_repeated() -> None:
     async def main() -> None:
-        sim = sim_world(3)
+        sim = SimWorld(3)
         service = await Running(sim).ready()
         await _tell(service, -2)
         with pytest.raises(Breached, match="ZeroDivisionError"):
@@ -101,7 +101,7 @@ def test_facts_of_one_origin_break_the_core_a_bounded_number_of_times() -> None:
     """Heartbeats carry a time: no two are equal, and an honest sender sends one a second."""
 
     async def main() -> None:
-        sim = sim_world(4)
+        sim = SimWorld(4)
         broken = 0
         for beat in range(10):
             service = await Running(sim).ready()
@@ -122,7 +122,7 @@ def test_facts_of_one_origin_break_the_core_a_bounded_number_of_times() -> None:
 
 def test_what_broke_the_core_is_tried_again_after_its_term() -> None:
     async def main() -> None:
-        sim = sim_world(5)
+        sim = SimWorld(5)
         service = await Running(sim).ready()
         await service.ask("crash", Crash())
         with pytest.raises(Breached):
@@ -139,7 +139,7 @@ def test_what_broke_the_core_is_tried_again_after_its_term() -> None:
 
 def test_an_answer_that_breaks_the_core_becomes_a_refusal_in_its_next_life() -> None:
     async def main() -> None:
-        sim = sim_world(6)
+        sim = SimWorld(6)
         other = Running(sim, "l2", buckets={})
         await other.ready()
         other.core.step = _lying  # type: ignore[method-assign]
@@ -166,7 +166,7 @@ def test_breaches_are_kept_in_a_bounded_number(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(limits, "BREACHES_KEPT", 2)
 
     async def main() -> None:
-        sim = sim_world(7)
+        sim = SimWorld(7)
         for number in range(limits.BREACHES_KEPT + 3):
             service = await Running(sim).ready()
             await service.ask("keep", Keep(account=f"u{number}", total=2**60))

@@ -6,7 +6,7 @@ from tests.unit.common.shell.ledger import Running, simulate
 from slackwater.common.base import codec, limits
 from slackwater.common.base.errors import DecodeRejected, VersionRejected
 from slackwater.common.shell.recovery import DAMAGED
-from slackwater.common.shell.world import SimWorld, sim_world
+from slackwater.common.shell.world import SimWorld
 from slackwater.common.store.base import Bucket
 from slackwater.schemas.service import GetHealth, GetStats
 
@@ -34,7 +34,7 @@ async def _damage(bucket: Bucket, key: str) -> bytes:
 
 def test_one_damaged_record_is_set_aside_and_the_rest_is_served() -> None:
     async def main() -> None:
-        sim = sim_world(1)
+        sim = SimWorld(1)
         bucket = await _filled(sim, 3)
         damaged = await _damage(bucket, "a1")
         for _ in range(2):  # Every start says so, until a person has seen to it.
@@ -56,7 +56,7 @@ def test_one_damaged_record_is_set_aside_and_the_rest_is_served() -> None:
 
 def test_the_copy_outlives_a_new_record_under_the_same_key() -> None:
     async def main() -> None:
-        sim = sim_world(2)
+        sim = SimWorld(2)
         bucket = await _filled(sim, 2)
         damaged = await _damage(bucket, "a1")
         service = await Running(sim).ready()
@@ -73,7 +73,7 @@ def test_the_copy_outlives_a_new_record_under_the_same_key() -> None:
 
 def test_the_core_is_told_which_keys_are_not_free() -> None:
     async def main() -> None:
-        sim = sim_world(3)
+        sim = SimWorld(3)
         await _damage(await _filled(sim, 2), "a0")
         service = await Running(sim).ready()
         assert service.core.events[0].damaged == {"accounts": frozenset({"a0"})}
@@ -84,7 +84,7 @@ def test_the_core_is_told_which_keys_are_not_free() -> None:
 
 def test_a_bucket_that_is_mostly_damaged_stops_the_start() -> None:
     async def main() -> None:
-        sim = sim_world(4)
+        sim = SimWorld(4)
         count = limits.DAMAGED_FEW + 1
         bucket = await _filled(sim, count)
         for number in range(count):
@@ -97,7 +97,7 @@ def test_a_bucket_that_is_mostly_damaged_stops_the_start() -> None:
 
 def test_records_that_are_one_whole_stop_the_start_with_the_first_damaged_one() -> None:
     async def main() -> None:
-        sim = sim_world(5)
+        sim = SimWorld(5)
         await _damage(await _filled(sim, 3), "a1")
         with pytest.raises(DecodeRejected, match=r"accounts/a1.*nats kv del"):
             await Running(sim, needs_all_records=True).task
@@ -109,7 +109,7 @@ def test_a_newer_release_s_record_is_not_damaged_and_stops_the_start(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def main() -> None:
-        sim = sim_world(6)
+        sim = SimWorld(6)
         await _filled(sim, 3)
         monkeypatch.setattr(codec, "SCHEMA_VERSION", 0)
         with pytest.raises(VersionRejected, match="upgrade this process first"):

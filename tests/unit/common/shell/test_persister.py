@@ -9,7 +9,7 @@ import pytest
 from slackwater.common.base.errors import DeadlineExceeded, Deposed, Fatal, Unavailable
 from slackwater.common.shell.persister import BucketWriter
 from slackwater.common.shell.simulated_loop import run_simulated
-from slackwater.common.shell.world import SimWorld, sim_world
+from slackwater.common.shell.world import SimWorld
 from slackwater.common.store.base import EPOCH_KEY, Bucket, Entry, SequenceConflict
 from slackwater.common.store.memory import SeededStoreFaults
 
@@ -40,7 +40,7 @@ class Owned:
 @pytest.mark.parametrize("seed", range(10))
 def test_every_write_becomes_durable_once_and_in_order(seed: int) -> None:
     async def main() -> None:
-        sim = sim_world(seed)
+        sim = SimWorld(seed)
         owned = await Owned.take(sim)
         sim.storage.faults = SeededStoreFaults(Random(seed), 0.1, 0.1, 0.3)
         model: dict[str, bytes] = {}
@@ -94,7 +94,7 @@ class Straggler:
 @pytest.mark.parametrize("late", range(10))
 def test_a_late_copy_of_a_lost_write_does_no_harm(late: int) -> None:
     async def main() -> None:
-        sim = sim_world(late)
+        sim = SimWorld(late)
         owned = await Owned.take(sim, lambda bucket: Straggler(bucket, b"%d" % late))
         for number in range(10):
             owned.writer.write(f"k{number % 3}", b"%d" % number, number)
@@ -116,7 +116,7 @@ def test_nothing_of_a_deposed_writer_in_flight_slips_in() -> None:
     expects: only the fence keeps it out."""
 
     async def main() -> None:
-        sim = sim_world(2)
+        sim = SimWorld(2)
         owned = await Owned.take(sim)
         other = await sim.client("other").store.bucket("b")
         await other.put(EPOCH_KEY, b"newer", expected_last=1)
@@ -157,7 +157,7 @@ def test_a_server_that_lost_records_is_not_believed() -> None:
             older = Older(bucket)
             return older
 
-        owned = await Owned.take(sim_world(3), wrap)
+        owned = await Owned.take(SimWorld(3), wrap)
         owned.writer.write("a", b"1", 1)
         await owned.settle()
         older.lost = True
@@ -171,7 +171,7 @@ def test_a_server_that_lost_records_is_not_believed() -> None:
 
 def test_a_store_that_stays_away_ends_the_writer_within_its_budget() -> None:
     async def main() -> None:
-        sim = sim_world(4)
+        sim = SimWorld(4)
         owned = await Owned.take(sim)
         sim.storage.stop()
         owned.writer.write("a", b"1", 1)
@@ -185,7 +185,7 @@ def test_a_store_that_stays_away_ends_the_writer_within_its_budget() -> None:
 
 def test_a_store_that_comes_back_gets_all_that_waited() -> None:
     async def main() -> None:
-        sim = sim_world(5)
+        sim = SimWorld(5)
         owned = await Owned.take(sim)
         sim.storage.stop()
         for number in range(1000):

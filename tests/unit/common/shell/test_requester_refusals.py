@@ -11,7 +11,7 @@ from slackwater.common.base.effects import Answered, Request
 from slackwater.common.shell.counters import Counters
 from slackwater.common.shell.requester import Requester
 from slackwater.common.shell.simulated_loop import run_simulated
-from slackwater.common.shell.world import sim_world
+from slackwater.common.shell.world import SimWorld
 from slackwater.schemas.base import Message, Ok, Refused
 
 BUSY = Refused(reason="all slots are taken", retry_after_s=1.0)
@@ -30,7 +30,7 @@ class Receiver:
 
 def answers(refusals: int, hear_refusals: bool, again: bool = True) -> list[tuple[str, Message]]:
     async def main() -> list[tuple[str, Message]]:
-        world = sim_world(1).client("asker")
+        world = SimWorld(1).client("asker")
         heard: list[Answered] = []
         tasks: list[asyncio.Task[Any]] = []
         requester = Requester(

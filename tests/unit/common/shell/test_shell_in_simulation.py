@@ -31,7 +31,7 @@ from slackwater.common.base.effects import (
 from slackwater.common.base.errors import Deposed, Fatal
 from slackwater.common.bus.base import Delivery
 from slackwater.common.shell import Port
-from slackwater.common.shell.world import sim_world
+from slackwater.common.shell.world import SimWorld
 from slackwater.common.store.memory import MemoryLease, SeededStoreFaults
 from slackwater.schemas import subjects
 from slackwater.schemas.base import Ok, Refused
@@ -41,7 +41,7 @@ from slackwater.schemas.service import Drain, GetHealth, GetInfo, GetStats
 
 def test_an_answer_is_given_once_its_record_is_stored() -> None:
     async def main() -> None:
-        sim = sim_world(1)
+        sim = SimWorld(1)
         service = await Running(sim).ready()
         facts: list[Delivery] = []
 
@@ -66,7 +66,7 @@ def test_an_answer_is_given_once_its_record_is_stored() -> None:
 
 def test_a_restart_remembers_what_was_said_and_has_a_higher_epoch() -> None:
     async def main() -> None:
-        sim = sim_world(2)
+        sim = SimWorld(2)
         first = await Running(sim).ready()
         for index in range(20):
             await first.add(f"c{index}", index)
@@ -87,7 +87,7 @@ def test_store_faults_lose_nothing_that_was_answered_and_apply_nothing_twice(see
 
     async def main() -> None:
         faults = SeededStoreFaults(Random(seed), lost=0.05, unanswered=0.05, delay_s_max=0.05)
-        sim = sim_world(seed, store_faults=faults)
+        sim = SimWorld(seed, store_faults=faults)
         answered: dict[str, int] = {}
         service = await Running(sim).ready()
 
@@ -122,7 +122,7 @@ def test_store_faults_lose_nothing_that_was_answered_and_apply_nothing_twice(see
 
 def test_a_deposed_instance_ends_and_never_writes_again() -> None:
     async def main() -> None:
-        sim = sim_world(3)
+        sim = SimWorld(3)
         old = await Running(sim).ready()
         await old.add("c1")
         new = await Running(sim, "l1").ready()  # The same service, started a second time.
@@ -139,7 +139,7 @@ def test_a_deposed_instance_ends_and_never_writes_again() -> None:
 
 def test_a_command_of_a_replaced_sender_is_refused() -> None:
     async def main() -> None:
-        service = await Running(sim_world(4)).ready()
+        service = await Running(SimWorld(4)).ready()
         good = Add(command="x", account="a", amount=1, sender="master.main", epoch=7)
         assert isinstance(await service.ask("add", good), Sum)
         late = msgspec.structs.replace(good, command="y", epoch=6)
@@ -161,7 +161,7 @@ def test_a_command_of_a_replaced_sender_is_refused() -> None:
 )
 def test_bytes_that_are_no_message_are_refused_and_counted(payload: bytes) -> None:
     async def main() -> None:
-        service = await Running(sim_world(5)).ready()
+        service = await Running(SimWorld(5)).ready()
         subject = subjects.command("ledger", "l1", "add")
         raw = await service.client.bus.request(subject, payload, timeout_s=5.0)
         json = codec.looks_like_json(payload)
@@ -190,7 +190,7 @@ def test_a_key_that_nobody_knows_is_refused_where_a_person_typed_it(
     """In msgpack it may be a newer release's, and is left alone."""
 
     async def main() -> None:
-        service = await Running(sim_world(5)).ready()
+        service = await Running(SimWorld(5)).ready()
         subject = subjects.command("ledger", "l1", verb)
         raw = await service.client.bus.request(subject, payload, timeout_s=5.0)
         refused = codec.decode(raw, Refused, json=True)
@@ -208,7 +208,7 @@ def test_operators_tools_see_what_was_refused_and_how_long_it_took() -> None:
     core."""
 
     async def main() -> None:
-        service = await Running(sim_world(5)).ready()
+        service = await Running(SimWorld(5)).ready()
         bus = service.client.bus
         await service.add("good")
         await bus.request(subjects.command("ledger", "l1", "add"), b"?", timeout_s=5.0)
@@ -236,7 +236,7 @@ def test_operators_tools_see_what_was_refused_and_how_long_it_took() -> None:
 
 def test_timers_requests_and_actions_come_back_as_events() -> None:
     async def main() -> None:
-        sim = sim_world(6)
+        sim = SimWorld(6)
         one, two = Running(sim, "l1", buckets={"accounts": Account}), None
         await one.ready()
         begun_s = sim.clock.now_s()
@@ -265,7 +265,7 @@ def test_an_answer_that_comes_at_once_costs_no_task_and_counts_once() -> None:
     """A second answer to a request, in the same step or later, is nobody's."""
 
     async def main() -> None:
-        service = await Running(sim_world(7)).ready()
+        service = await Running(SimWorld(7)).ready()
         service.core.step = _answering_twice  # type: ignore[method-assign]
         assert await service.client.bus.request(
             subjects.command("ledger", "l1", "work"), codec.encode(Ok()), timeout_s=5.0
@@ -283,7 +283,7 @@ def _answering_twice(event: Any, now_s: float) -> list[Effect]:
 
 def test_a_request_the_core_forgets_is_refused_in_the_end() -> None:
     async def main() -> None:
-        service = await Running(sim_world(7)).ready()
+        service = await Running(SimWorld(7)).ready()
         reply = await service.ask("later", Later(wait_s=-1.0))
         assert isinstance(reply, Refused)
         assert "not answered" in reply.reason
@@ -295,7 +295,7 @@ def test_a_request_the_core_forgets_is_refused_in_the_end() -> None:
 
 def test_drain_finishes_what_is_begun_and_refuses_what_is_new() -> None:
     async def main() -> None:
-        service = await Running(sim_world(8)).ready()
+        service = await Running(SimWorld(8)).ready()
         begun = asyncio.ensure_future(service.ask("work", Ok()))
         await asyncio.sleep(0.1)
         assert isinstance(await service.ask("drain", Drain()), Ok)
@@ -313,7 +313,7 @@ def test_drain_finishes_what_is_begun_and_refuses_what_is_new() -> None:
 
 def test_every_service_says_who_it_is_and_how_it_fares() -> None:
     async def main() -> None:
-        sim = sim_world(9)
+        sim = SimWorld(9)
         service = await Running(sim).ready()
         await service.add("c1")
         health = await service.ask("health", GetHealth())
@@ -340,7 +340,7 @@ def test_every_service_says_who_it_is_and_how_it_fares() -> None:
 
 def test_a_core_that_stops_gives_the_exit_code_and_one_that_breaks_by_itself_its_error() -> None:
     async def main() -> None:
-        sim = sim_world(10)
+        sim = SimWorld(10)
         service = await Running(sim).ready()
         fact = codec.encode(Sum(account="a", total=-1))
         await service.client.bus.publish(subjects.event("ledger", "a", "told"), fact)
@@ -359,7 +359,7 @@ def test_a_core_that_stops_gives_the_exit_code_and_one_that_breaks_by_itself_its
 
 def test_a_foreign_write_by_hand_ends_the_writer() -> None:
     async def main() -> None:
-        sim = sim_world(12)
+        sim = SimWorld(12)
         service = await Running(sim).ready()
         await service.add("c1")
         bucket = await sim.client("vandal").store.bucket("accounts")
@@ -382,7 +382,7 @@ def test_the_lease_passes_to_the_standby_once_it_has_run_out(
     monkeypatch.setattr(MemoryLease, "release", nothing)
 
     async def main() -> None:
-        sim = sim_world(13)
+        sim = SimWorld(13)
         first = await Running(sim, "main", lease="ledger", instance="m1").ready()
         second = Running(sim, "main", lease="ledger", instance="m2")
         await asyncio.sleep(3 * limits.LEASE_S)
@@ -400,7 +400,7 @@ def test_the_lease_passes_to_the_standby_once_it_has_run_out(
 
 def test_a_leader_whose_lease_is_lost_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
-        sim = sim_world(17)
+        sim = SimWorld(17)
         leader = await Running(sim, "main", lease="ledger", instance="m1").ready()
         await asyncio.sleep(5 * limits.LEASE_S)  # It renews as long as it may.
         assert not leader.task.done()
@@ -419,7 +419,7 @@ def test_a_leader_that_cannot_reach_the_store_ends_when_its_lease_has_run_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def main() -> None:
-        sim = sim_world(18)
+        sim = SimWorld(18)
         leader = await Running(sim, "main", lease="ledger", instance="m1").ready()
         begun_s = sim.clock.now_s()
         sim.storage.stop()
@@ -438,7 +438,7 @@ def test_recovery_comes_first_and_nothing_new_during_the_drain() -> None:
         async def early(port: Port) -> None:
             port.post(Worked(-1))
 
-        service = await Running(sim_world(19), on_start=early).ready()
+        service = await Running(SimWorld(19), on_start=early).ready()
         assert [type(event) for event in service.core.events[:2]] == [Recovered, Worked]
         working = asyncio.ensure_future(service.ask("work", Ok()))
         await asyncio.sleep(0.1)
@@ -459,7 +459,7 @@ def test_the_same_seed_gives_the_same_messages() -> None:
 
         async def main() -> None:
             faults = SeededStoreFaults(Random(1), lost=0.1, unanswered=0.1, delay_s_max=0.1)
-            sim = sim_world(14, store_faults=faults, trace=lambda *call: log.append(call))
+            sim = SimWorld(14, store_faults=faults, trace=lambda *call: log.append(call))
             service = await Running(sim).ready()
             await asyncio.gather(*(service.add(f"c{n}", n, f"a{n % 3}") for n in range(50)))
             await service.end()
@@ -474,7 +474,7 @@ def test_the_same_seed_gives_the_same_messages() -> None:
 
 def test_a_service_without_buckets_has_an_epoch_too() -> None:
     async def main() -> None:
-        sim = sim_world(15)
+        sim = SimWorld(15)
         for expected in (1, 2):
             services = [Running(sim, f"l{n}", buckets={}) for n in range(5)]
             for service in services:
@@ -489,7 +489,7 @@ def test_a_service_without_buckets_has_an_epoch_too() -> None:
 
 def test_writing_a_foreign_bucket_is_a_bug_that_ends_the_service() -> None:
     async def main() -> None:
-        service = Running(sim_world(16), buckets={"other": Account})
+        service = Running(SimWorld(16), buckets={"other": Account})
         service.core.step = lambda event, now_s: (  # type: ignore[method-assign]
             [Persist("accounts", "a", Account(total=1, commands=()))]
             if isinstance(event, Recovered)

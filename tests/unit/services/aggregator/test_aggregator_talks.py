@@ -42,7 +42,7 @@ from slackwater.common.domains.slots.layout import HEADER_BYTES, plan_buckets
 from slackwater.common.domains.slots.region import Hyper, SlotRegion
 from slackwater.common.shell import run_service
 from slackwater.common.shell.simulated_loop import run_simulated
-from slackwater.common.shell.world import SimWorld, sim_world
+from slackwater.common.shell.world import SimWorld
 from slackwater.common.transport.base import Channel
 from slackwater.common.transport.memory import MemoryFabric, MemoryNetwork
 from slackwater.common.transport.region import Region
@@ -139,7 +139,7 @@ class System:
     """Aggregators that live and die in one simulated system."""
 
     def __init__(self) -> None:
-        self.world: SimWorld = sim_world(1)
+        self.world: SimWorld = SimWorld(1)
         self.network = MemoryNetwork(seed=1, latency_s=1e-4)
         self.fabric = MemoryFabric(self.network, mapped=True)
         self.client = self.world.client("test")

@@ -13,7 +13,7 @@ import pytest
 from slackwater.common.base import limits
 from slackwater.common.base.clock import LiveClock
 from slackwater.common.shell.simulated_loop import run_simulated
-from slackwater.common.shell.world import sim_world
+from slackwater.common.shell.world import SimWorld
 from slackwater.schemas.base import JobId
 from slackwater.services.aggregator import executor as executor_module
 from slackwater.services.aggregator.executor import Executor, KernelThread, Outcome, Task
@@ -41,7 +41,7 @@ class Slot:
     def __init__(
         self, cpu_share: float = SHARE, charge_ns_per_byte: float = 0.0, **cpu_s: float
     ) -> None:
-        self.clock = sim_world(1).clock
+        self.clock = SimWorld(1).clock
         self.begun_s = self.clock.now_s()
         self.cpu_s = cpu_s
         self.ended: list[tuple[str, float]] = []

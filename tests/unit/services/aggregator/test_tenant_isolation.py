@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.unit.services.aggregator.test_executor import Entry
 
 from slackwater.common.shell.simulated_loop import run_simulated
-from slackwater.common.shell.world import sim_world
+from slackwater.common.shell.world import SimWorld
 from slackwater.services.aggregator.executor import Executor, Outcome, Task
 
 SHARE = 0.1
@@ -98,7 +98,7 @@ def share_an_aggregator(rule: Rule, *jobs: Job) -> dict[str, float]:
             job.ended.set()
 
     async def main() -> dict[str, float]:
-        clock = sim_world(1).clock
+        clock = SimWorld(1).clock
         begin_s = clock.now_s()
         executor = Executor(0, clock, SHARE, kernel, told)
         plan(rule, executor, list(jobs))
