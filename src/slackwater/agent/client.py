@@ -26,7 +26,7 @@ from typing import Any, Self
 from slackwater.agent.address_choice import forced_transport
 from slackwater.agent.divided_tensor import Divided
 from slackwater.agent.exit_hook import at_exit
-from slackwater.agent.identity import access, identify, plainly, tell_how_to_submit
+from slackwater.agent.identity import access, identify, plainly, tell_how_to_submit, write_result
 from slackwater.agent.local import JOB as LOCAL
 from slackwater.agent.local import Local
 from slackwater.agent.region_access import Array
@@ -462,9 +462,7 @@ class Agent:
         self._closed = True
         atexit.unregister(self._leave)
         if self._result_path is not None:
-            fresh = Path(self._result_path + ".new")
-            fresh.write_text(text)
-            fresh.replace(self._result_path)
+            write_result(Path(self._result_path), text)
         self._session.close(text if self._result_path is None else None)
 
     def _give_up(self, error: BaseException | None) -> None:

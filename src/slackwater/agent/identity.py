@@ -9,6 +9,7 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import Final, NamedTuple
 
@@ -141,3 +142,14 @@ def plainly(why: str) -> Rejected:
 
     sys.excepthook = say
     return error
+
+
+def write_result(path: Path, text: str) -> None:
+    """Leave the rank's result whole or not at all. What is not a file, /dev/null for instance, is
+    written to and never replaced: for root, a rename would put a file in the device's place."""
+    if path.exists() and not path.is_file():
+        path.write_text(text)
+        return
+    fresh = path.with_name(f"{path.name}.new")
+    fresh.write_text(text)
+    fresh.replace(path)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from slackwater.agent import Agent
-from slackwater.agent.identity import identify, rank_of, workers_of
+from slackwater.agent.identity import identify, rank_of, workers_of, write_result
 from slackwater.common.base.errors import Rejected
 
 SCRIPT = """
@@ -147,3 +147,15 @@ def test_what_the_program_gives_counts_before_the_environment(
         identify(None, 3, None)
     with pytest.raises(Rejected, match="ranks count from 0"):
         Agent(tensors={"w": (2,)}, rank=-1)
+
+
+def test_a_result_never_takes_a_devices_place(tmp_path: Path) -> None:
+    """A program of root's with SLACKWATER_RESULT=/dev/null made a file of the machine's /dev/null.
+    A link to it stands in for it here."""
+    null, file = tmp_path / "null", tmp_path / "result.json"
+    null.symlink_to(os.devnull)
+    for path in (null, file, file):
+        write_result(path, "3")
+    assert null.is_symlink()
+    assert file.read_text() == "3"
+    assert sorted(tmp_path.iterdir()) == [null, file]
