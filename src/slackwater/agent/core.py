@@ -11,9 +11,9 @@ parameters this worker holds. A push is known by (job, bucket, iteration, worker
 a retry, never a second push.
 """
 
-import random
 from collections.abc import Iterable
 from dataclasses import dataclass
+from random import Random
 from typing import Final, Literal
 
 from slackwater.common.base import limits
@@ -173,7 +173,7 @@ class _Bucket:
 
 
 class AgentCore:
-    def __init__(self, rank: int, rng: random.Random) -> None:
+    def __init__(self, rank: int, rng: Random) -> None:
         self._rank = rank
         self._rng = rng
         self._buckets: list[_Bucket] = []

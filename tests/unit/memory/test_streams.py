@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slackwater.memory.prefetch import streams
+from slackwater.memory.pages import streams
 from slackwater.memory.prefetch.prefetch import Leap
 
 PAGES = 1 << 24

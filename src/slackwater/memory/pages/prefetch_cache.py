@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from slackwater.common.native import libc
 from slackwater.common.native.compiled import kernel
-from slackwater.memory.prefetch import streams
+from slackwater.memory.pages import streams
 from slackwater.memory.store import PAGE_BYTES
 
 WAYS: Final = 8

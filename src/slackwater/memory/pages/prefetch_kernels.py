@@ -6,8 +6,7 @@
 from typing import Final
 
 from slackwater.common.native.compiled import kernel
-from slackwater.memory.pages import kernels, prefetch_cache
-from slackwater.memory.prefetch import streams
+from slackwater.memory.pages import kernels, prefetch_cache, streams
 from slackwater.memory.store import PAGE_BYTES
 
 FOLLOWED_PAGES: Final = 16

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from slackwater.common.base import limits
 from slackwater.common.base.errors import ConfigRejected
 from slackwater.memory.pages import kernels as k
-from slackwater.memory.pages import prefetch_cache
-from slackwater.memory.prefetch import streams
+from slackwater.memory.pages import prefetch_cache, streams
 from slackwater.memory.store import PAGE_BYTES, Pages
 
 Where = NDArray[np.int64]

@@ -23,9 +23,8 @@ from numpy.typing import NDArray
 from slackwater.common.base import limits
 from slackwater.common.base.errors import SlackwaterError
 from slackwater.memory.pages import kernels as k
-from slackwater.memory.pages import latency, prefetch_cache, prefetch_kernels
+from slackwater.memory.pages import latency, prefetch_cache, prefetch_kernels, streams
 from slackwater.memory.pages.device import Device
-from slackwater.memory.prefetch import streams
 from slackwater.memory.prefetch.prefetch import WINDOW_MAX, Leap
 from slackwater.memory.store import PAGE_BYTES, Pages
 
