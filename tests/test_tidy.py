@@ -332,6 +332,48 @@ def test_the_papers_page_names_what_exists() -> None:
     assert not missing, missing
 
 
+CITED = re.compile(r"(?<![\w/.*{<-])((?:[\w.-]+/)*[\w-]+\.(?:py|md)|ADR \d+)(?![\w/(])")
+"""A file of ours as comments, docstrings and pages name it: by its path from the root, or below a
+folder, or its name alone."""
+
+OTHERS_FILES = {
+    "train.py", "run_sim.py",
+    "evaluate.py", "train_v2.py",
+}  # fmt: skip
+"""Users' programs in examples, and files of the artifacts that we compare with."""
+
+
+@cache
+def names_of_files() -> frozenset[str]:
+    """Return every tail of every path of ours: its name alone, that and its folder, and so on."""
+    paths = [*modules(), *(ROOT / "tests").rglob("*.py"), *(ROOT / "docs").rglob("*.md")]
+    paths += [*ROOT.glob("*.md"), *(ROOT / "deploy").rglob("*.[mp][dy]")]
+    paths += (ROOT / "loadgen").rglob("*.md")
+    parts = [path.relative_to(ROOT).parts for path in paths]
+    return frozenset("/".join(one[at:]) for one in parts for at in range(len(one)))
+
+
+def test_every_file_that_is_cited_exists() -> None:
+    pages = [*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md")]
+    texts = [(page, 1, page.read_text()) for page in pages if page.name != "CHANGELOG.md"]
+    texts += [
+        (path, line, text)
+        for path in (*modules(), *(ROOT / "tests").rglob("*.py"))
+        for line, text in docstrings(path)
+    ]
+    decisions = {int(path.name[:4]) for path in (ROOT / "docs/adr").glob("0*.md")}
+    missing = []
+    for path, line, text in texts:
+        for found in CITED.findall(text):
+            if found.startswith("ADR "):
+                known = int(found[4:]) in decisions
+            else:
+                known = found.replace("../", "") in names_of_files() | OTHERS_FILES
+            if not known:
+                missing.append(f"{name(path)}:{line} cites {found}")
+    assert not missing, missing
+
+
 @pytest.mark.parametrize("page", ["README.md", "ARCHITECTURE.md", "CHANGELOG.md"])
 def test_links_of_the_front_pages_lead_somewhere(page: str) -> None:
     text = (ROOT / page).read_text()

@@ -1,7 +1,7 @@
 """The seam of durable state: buckets of small values under keys, each bucket one ordered stream.
 
 All writes of a bucket carry the sequence that their writer believes to be its last: a deposed one's
-next write fails, whatever the key (DESIGN.md section 4, "who writes what"). Two implementations:
+next write fails, whatever the key (ADR 1). Two implementations:
 JetStream (`nats.py`) and in memory (`memory.py`); one conformance suite.
 """
 

@@ -2,7 +2,7 @@
 
 A bucket is the stream `KV_<bucket>` with one message per key. Every write carries the stream's
 expected last sequence, not the key's: a deposed writer's next write fails whatever key it writes
-(DESIGN.md section 4). Writes are pipelined: the connection keeps their order, so that many may be
+(ADR 1). Writes are pipelined: the connection keeps their order, so that many may be
 in flight with consecutive expectations while each waits for its own acknowledgement.
 
 Leases live in a bucket of their own, because a key that expires puts a marker into its stream and

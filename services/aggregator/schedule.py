@@ -1,6 +1,6 @@
 """The slot of an aggregator: which task runs next, from when, until when. Pure.
 
-An aggregator is a slot of `cpu_share` cores (DESIGN.md section 1): one task at a time, each
+An aggregator is a slot of `cpu_share` cores (ADR 17): one task at a time, each
 occupying the slot for e_t / cpu_share. e_t is the task's profiled CPU time, never what it took just
 now: a machine that is busy with other things would otherwise stretch the slot, and so be found even
 busier. The slot's own time line is kept for the same reason: a task that ends late, because a

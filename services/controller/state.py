@@ -95,7 +95,7 @@ class Job:
     synced_s: float = 0.0
     wish: Wish | None = None
     updates: dict[AggregatorId, int] = field(default_factory=dict)
-    """Aggregator -> the sum of the versions that it held of the job (idling.py)."""
+    """Aggregator -> the sum of the versions that it held of the job (idle_jobs.py)."""
     iterated_s: float = 0.0
     """When a version was last seen to have grown."""
     settled_s: float = 0.0
@@ -197,7 +197,7 @@ class Aggregator:
     guarded: bool = False
     """It holds buckets of a job whose record is damaged: it is not given back."""
     leaving: bool = False
-    """It is being emptied, by an operator's order (draining.py)."""
+    """It is being emptied, by an operator's order (drains.py)."""
     restarts: tuple[int, float] = (0, 0.0)
     """What its supervisor said last: how often it started it anew, and when that was said."""
     given_up: bool = False

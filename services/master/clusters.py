@@ -1,10 +1,10 @@
 """Which aggregator cluster a new job goes to: the first of the two steps of AutoPS section 3.3.3.
 
 Best fit by free CPU: the cluster with sufficient but the least; ties to the lowest id. Free CPU is
-what could still be allocated to the cluster plus the free slots F_n of what it has (GOLDEN.md). The
-demand is the profiled CPU consumption of the same model where one was profiled, else the servers
-asked for. Where no cluster suffices, the one with the most takes the job: its controller queues or
-shares, which refusing here would only move to the submitter.
+what could still be allocated to the cluster plus the free slots F_n of what it has
+(docs/readings.md). The demand is the profiled CPU consumption of the same model where one was
+profiled, else the servers asked for. Where no cluster suffices, the one with the most takes the
+job: its controller queues or shares, which refusing here would only move to the submitter.
 
 How many clusters take new jobs is the master's half of hybrid scaling. Jobs in different clusters
 share nothing, so as few as the demand needs should: once a period the number follows the demand of

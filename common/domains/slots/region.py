@@ -10,7 +10,8 @@ memory back after a kill -9 knows what it holds. The magic is written last: a re
 killed in the middle does not open.
 
 Who owns it is a word, too: `owner` names the aggregator, `transfer` the one it is being moved to
-(DESIGN.md section 5; services/aggregator/migration.py has the protocol and the argument).
+(ARCHITECTURE.md, The slot protocol; services/aggregator/migration.py has the protocol and the
+argument).
 """
 
 import hashlib

@@ -5,7 +5,7 @@ on one aggregator, none filled beyond its cycle. Cycles, iterations and floors m
 but all of them come from few values: a cycle is some job's D, an iteration is that cycle over a
 whole number. So each aggregator chooses its cycle and each job its iteration from a list, products
 of choices become variables of their own, and what is left is a mixed-integer linear programme for
-HiGHS (scipy.optimize.milp). As GOLDEN.md reads it, k_jn is at least 1 and e_t is slot time.
+HiGHS (scipy.optimize.milp). As docs/readings.md says, k_jn is at least 1 and e_t is slot time.
 
 `fewest` asks the question that the heuristic answers: how few aggregators hold all tasks, every
 loss below the limit. Ten tasks and four aggregators take it a second or so.

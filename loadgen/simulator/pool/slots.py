@@ -19,7 +19,7 @@ from slackwater.services.aggregator.task_scheduling import Turns
 from slackwater.services.controller.policies.view import Order
 
 FORWARD_PART: float = 1 / 3
-"""Of a job's computing; backward costs twice as much (GOLDEN.md)."""
+"""The forward pass's part of computing; backward costs twice as much (docs/readings.md)."""
 
 
 @dataclass(frozen=True, slots=True)

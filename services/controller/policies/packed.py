@@ -2,7 +2,7 @@
 
 An experiment that finds sharing harmless must show that it can see harm: under this policy the
 jobs have to lose more than the limit, or their aggregators were never short of CPU and "servers
-saved" proves nothing (DESIGN.md section 1).
+saved" proves nothing (ADR 17).
 """
 
 from slackwater.services.controller.policies.view import (

@@ -1,4 +1,4 @@
-"""The paper's assignment scheme (AutoPS section 3.3.1, Pseudocode 1), as GOLDEN.md reads it.
+"""The paper's assignment scheme (AutoPS section 3.3.1, Pseudocode 1), read as in docs/readings.md.
 
 An aggregator n repeats an execution cycle C_n, the longest profiled iteration D_j of its jobs. A
 job on it iterates at d_j = C_n / floor(C_n / D_j), the maximum over its aggregators, and has

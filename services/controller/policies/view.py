@@ -2,7 +2,7 @@
 
 A policy is a function of a frozen snapshot: it places the open buckets of one job, names new
 aggregators `new#0`, `new#1`, ... and changes nothing. Its plan is validated before anything is
-applied, whichever policy made it (DESIGN.md section 3).
+applied, whichever policy made it (ARCHITECTURE.md, A service).
 """
 
 from collections import defaultdict
@@ -24,7 +24,7 @@ EPSILON: Final = 1e-9
 @dataclass(frozen=True, slots=True)
 class AggregatorView:
     """A shared aggregator that is alive. `usable` is the fraction of its cycle that tasks may fill;
-    it falls where a job has lost speed (GOLDEN.md: best fit alone never spreads)."""
+    it falls where a job has lost speed (docs/readings.md: best fit alone never spreads)."""
 
     id: AggregatorId
     cpu_share: float

@@ -7,9 +7,9 @@ batch; their product is its progress, in iterations of M0. An adaptive job also 
 (m, s) at every report and at every epoch's end. Policies see what the agent knows, never the truth;
 those with an oracle ask for it (`iteration_s`, `remaining_iterations`).
 
-**The authors' conditions** (GOLDEN): NeuMF is fixed at one GPU and a batch of 32768, because its
-optimum is reached there; on one GPU a batch above M0 accumulates; epochs end in whole seconds, and
-an end that is rounded back onto a report is seen after it.
+**The authors' conditions** (docs/readings.md): NeuMF is fixed at one GPU and a batch of 32768,
+because its optimum is reached there; on one GPU a batch above M0 accumulates; epochs end in whole
+seconds, and an end that is rounded back onto a report is seen after it.
 
 Lazy: a run has at most three instants of its own ahead, the end of its epoch, its next measurement
 and its next review; the last two only while they could change something.

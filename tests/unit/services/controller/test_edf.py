@@ -294,7 +294,8 @@ def vgg19(duty: float) -> list[tuple[float, float]]:
 def test_vgg19_packed_full_loses_a_quarter_as_it_comes_and_nothing_by_deadline(
     duty: float, jobs: int
 ) -> None:
-    """GOLDEN.md: 8 to 25 % at duty .25 to .5 when packed to 1.0. The same slots, another order."""
+    """docs/readings.md: 8 to 25 % at duty .25 to .5 when packed to 1.0. The same slots, another
+    order."""
     played, cluster = admitted([(1.0, vgg19(duty), 0.13 * n) for n in range(jobs)])
     shares: dict[str, float] = {a.id: a.cpu_share for a in cluster.aggregators}
     assert len(shares) == 1

@@ -1,4 +1,5 @@
-"""The assignment scheme: GOLDEN's numbers, figure 5, and a slow re-computation that must agree."""
+"""The assignment scheme: the readings' numbers, figure 5, and a slow re-computation that must
+agree."""
 
 from dataclasses import dataclass, field, replace
 from itertools import product

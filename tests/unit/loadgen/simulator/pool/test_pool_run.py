@@ -120,7 +120,7 @@ def test_ratios_area_and_savings_are_those_of_the_definitions() -> None:
 
 
 def test_the_published_table_keeps_the_papers_bounds() -> None:
-    """GOLDEN.md: VGG19 at most half a server a job, AlexNet about 1.0 to 1.25."""
+    """docs/readings.md: VGG19 at most half a server a job, AlexNet about 1.0 to 1.25."""
     assert cost("vgg19", 2).servers_used <= 0.5
     assert 1.0 <= cost("alexnet", 2).servers_used <= 1.25
     assert all(cost(m, 2).profile.iteration_s >= cost(m, 2).compute_s - 1e-9 for m in MODELS)
