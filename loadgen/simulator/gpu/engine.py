@@ -17,7 +17,6 @@ log.
 from collections.abc import Callable, Iterator, Sequence
 from heapq import heappop, heappush
 from math import floor, inf
-from typing import Any
 
 from msgspec.structs import replace
 
@@ -36,15 +35,14 @@ from slackwater.loadgen.simulator.gpu.outcome import (
 )
 from slackwater.loadgen.simulator.gpu.workload import SimJob
 from slackwater.schemas.base import JobId
+from slackwater.services.master.scheduling.scheduler import Decision, Scheduler
 from slackwater.services.master.scheduling.view import (
     NOTHING,
     Allocation,
     JobView,
     Pending,
-    Plan,
     Policy,
     View,
-    validate,
 )
 
 __all__ = ["Costs", "Engine", "Outcome", "Result", "Scaling", "Segment", "Settings"]
@@ -100,8 +98,9 @@ class Engine:
         record: bool = True,
         on_progress: Callable[[int, float], None] | None = None,
     ) -> None:
-        self._jobs, self._cluster, self._policy, self._model = jobs, cluster, policy, model
-        self._rules, self._costs, self._failures = settings.rules, settings.costs, settings.failures
+        self._jobs, self._cluster, self._model = jobs, cluster, model
+        self._scheduler = Scheduler(policy, settings.rules)
+        self._costs, self._failures = settings.costs, settings.failures
         self._slowdowns = settings.slowdowns
         self._surroundings = Surroundings(settings.slowdowns)
         self._scaling, self._record, self._on_progress = settings.scaling, record, on_progress
@@ -112,7 +111,6 @@ class Engine:
         self._number: dict[JobId, int] = {}
         self._views: dict[JobId, JobView] = {}
         self._changed: list[JobId] = []
-        self._memory: Any = None
         self._wake_s = inf
         self._next_arrival = 0
         self._outcomes = [Outcome(job) for job in jobs]
@@ -194,6 +192,7 @@ class Engine:
         active = Active(job, run, outcome, self._now_s)
         self._active[number] = active
         self._number[JobId(job.id)] = number
+        self._scheduler.admit(active.view)
         self._show(active)
         self._next_arrival = number + 1
         if self._next_arrival < len(self._jobs):
@@ -226,68 +225,59 @@ class Engine:
 
     # Decisions ---------------------------------------------------------------------------------
 
-    def _snapshot(self) -> View:
-        changed = self._changed if self._memory is not None else None
-        self._changed = []
-        return View(
-            self._now_s, self._cluster.view, self._views, self._cluster.free, changed, self._rules
-        )
-
     def _decide(self) -> None:
         self.decisions += 1
-        view = self._snapshot()
-        plan, self._memory = self._policy.allocate(view, self._memory)
-        if plan.allocations:
-            validate(plan, view)
-            self._apply(plan)
-        if plan.next_decision_s < inf and plan.next_decision_s != self._wake_s:
-            if plan.next_decision_s <= self._now_s:
-                raise Fatal(
-                    f"the policy wants to decide again at {plan.next_decision_s} s, which is not "
-                    f"after {self._now_s} s"
-                )
-            heappush(self._heap, (plan.next_decision_s, _WAKE, 0, 0))
-        self._wake_s = plan.next_decision_s
-        if self._scaling is not None and plan.desired_nodes is not None:
-            self._scale(plan.desired_nodes, self._scaling)
+        decision = self._scheduler.decide(self._view(self._changed))
+        self._changed = []
+        if decision.start or decision.resize or decision.pause:
+            self._apply(decision)
+        if decision.wake_s < inf and decision.wake_s != self._wake_s:
+            heappush(self._heap, (decision.wake_s, _WAKE, 0, 0))
+        self._wake_s = decision.wake_s
+        if self._scaling is not None and decision.desired_nodes is not None:
+            self._scale(decision.desired_nodes, self._scaling)
+
+    def _view(self, changed: list[JobId] | None) -> View:
+        cluster = self._cluster
+        return View(
+            self._now_s, cluster.view, self._views, cluster.free, changed, self._scheduler.rules
+        )
 
     def _ask_why(self) -> None:
         while self._ask_why_s and self._ask_why_s[-1] <= self._now_s:
             self._ask_why_s.pop()
-            view = View(
-                self._now_s, self._cluster.view, self._views, self._cluster.free, None, self._rules
-            )
-            reasons = self._policy.explain(view, self._memory)
+            reasons = self._scheduler.explain(self._view(None))
             self._reasons += [(self._now_s, reason) for reason in reasons]
 
-    def _apply(self, plan: Plan) -> None:
+    def _apply(self, decision: Decision) -> None:
+        """Pauses and resizes free their GPUs, then resizes and starts take theirs."""
         touched: set[int] = set()
-        changes: list[tuple[Active, Allocation, str, bool]] = []
-        for job_id, allocation in plan.allocations.items():
+        for job_id in decision.pause:
             active = self._active[self._number[job_id]]
-            group = plan.groups.get(job_id, "")
-            if allocation == active.allocation and group == active.group:
-                continue
-            held = bool(active.allocation)
-            if held:
-                touched.update(self._members.get(active.group, ()) if active.group else ())
-                why = "preempted" if not allocation else "resized"
-                # Others may come onto a job's GPUs, or leave them, at no cost to it.
-                if allocation == active.allocation and not (group and active.group):
-                    why = "regrouped"
-                touched |= self._release(active, why)
-            changes.append((active, allocation, group, held and why == "regrouped"))
-        for active, allocation, group, free_of_charge in changes:
-            if allocation:
-                touched |= self._take(active, allocation, group, free_of_charge)
-            else:
-                active.outcome.preemptions += 1
-                self._show(active)
-        for active, allocation, _, _ in changes:
-            touched.discard(active.job.number)
-            if allocation:
-                self._resume(active)
-                self._show(active)
+            touched.update(self._members.get(active.group, ()))
+            touched |= self._release(active, "preempted")
+            active.outcome.preemptions += 1
+            self._show(active)
+        given: list[tuple[Active, Allocation, str, bool]] = []
+        for job_id, allocation in decision.resize.items():
+            active, group = self._active[self._number[job_id]], decision.groups.get(job_id, "")
+            # Others may come onto a job's GPUs, or leave them, at no cost to it.
+            alone = not (group and active.group)
+            free_of_charge = allocation == active.allocation and alone
+            why = "regrouped" if free_of_charge else "resized"
+            touched.update(self._members.get(active.group, ()))
+            touched |= self._release(active, why)
+            given.append((active, allocation, group, free_of_charge))
+        for job_id, allocation in decision.start.items():
+            active = self._active[self._number[job_id]]
+            given.append((active, allocation, decision.groups.get(job_id, ""), False))
+        for active, allocation, group, free_of_charge in given:
+            touched |= self._take(active, allocation, group, free_of_charge)
+        for active, _, _, _ in given:
+            self._resume(active)
+            self._show(active)
+        for job_id in (*decision.pause, *decision.resize, *decision.start):
+            touched.discard(self._number[job_id])
         self._recondition(touched)
 
     def _take(self, active: Active, allocation: Allocation, group: str, free: bool) -> set[int]:

@@ -17,6 +17,7 @@ import msgspec
 
 from slackwater.common.base import limits
 from slackwater.common.base.errors import ConfigRejected
+from slackwater.services.master.scheduling.rules import honours_of
 from slackwater.services.master.scheduling.view import Policy
 
 P = TypeVar("P", bound=Policy)
@@ -61,6 +62,7 @@ def register(name: str) -> Callable[[type[P]], type[P]]:
     """Class decorator: the class is the policy called `name`."""
 
     def put(factory: type[P]) -> type[P]:
+        honours_of(factory)
         _FACTORIES[name] = factory
         factory.registered_name = name  # type: ignore[attr-defined]  # for what people read
         return factory

@@ -16,11 +16,11 @@ again (so a policy may grow its indexes in place). With memory None a policy mus
 view alone.
 
 **The plan** names only the jobs whose allocation changes; everybody else keeps what they have. It
-is validated (`validate`) before it is applied, whichever policy made it: capacity of each node,
-whole gangs, known jobs. `next_decision_s` is when the policy wants to be asked again even if
-nothing happens: a demotion, a round, the end of a protected minute. A policy is asked at every
-instant at which something happened, once, after all of it; one that works in rounds answers
-`Plan(next_decision_s=<its tick>)` in between.
+is checked (`validation`) before anything of it is carried out, whichever policy made it: capacity
+of each node, whole gangs, known jobs, the operator's rules. `next_decision_s` is when the policy
+wants to be asked again even if nothing happens: a demotion, a round, the end of a protected minute.
+A policy is asked at every instant at which something happened, once, after all of it; one that
+works in rounds answers `Plan(next_decision_s=<its tick>)` in between.
 
 **Counting only.** In the simulator's `--overhead none` mode, and wherever placement is of no
 interest, the cluster is a single node that holds every GPU: no policy needs a second code path.
@@ -31,11 +31,10 @@ co-location): equal allocations, counted once.
 
 from collections.abc import Mapping, Sequence
 from math import inf
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
-from slackwater.common.base.errors import ConfigRejected, Rejected
 from slackwater.schemas.base import JobId, NodeId
 
 Allocation = tuple[tuple[int, int], ...]
@@ -159,6 +158,13 @@ class Rules(msgspec.Struct, frozen=True):
     restart_s: float = 0
     """What a re-allocation costs (for policies that weigh it)."""
 
+    def protects(self, job: JobView, now_s: float) -> bool:
+        """Whether a job runs too short a time to lose or change its GPUs."""
+        return self.min_run_s > 0 and bool(job.allocation) and job.since_s + self.min_run_s > now_s
+
+
+NO_RULES = Rules()
+
 
 class View(msgspec.Struct, frozen=True):
     now_s: float
@@ -167,7 +173,7 @@ class View(msgspec.Struct, frozen=True):
     free: Sequence[int]
     """Idle GPUs of each node, by node index."""
     changed: Sequence[JobId] | None = None
-    rules: Rules = Rules()
+    rules: Rules = NO_RULES
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -197,7 +203,11 @@ class Pending(msgspec.Struct, frozen=True):
 
 
 class Policy(Protocol):
-    """What is registered under a name. Instances hold options only, never state."""
+    """What is registered under a name. Instances hold options only, never state.
+
+    Its class declares in `honours` which rules it knows (see `rules`); the scheduler refuses the
+    others by name.
+    """
 
     def allocate(self, view: View, memory: Any) -> tuple[Plan, Any]: ...
 
@@ -206,108 +216,24 @@ class Policy(Protocol):
         ...
 
 
-def refuse_types(policy: object, view: View) -> None:
-    """For a policy that places without regard to types: on several, jobs would wait for ever."""
-    if len(view.cluster.gpu_types) > 1:
-        raise ConfigRejected(
-            f"{name_of(policy)} knows one GPU type, and this cluster has "
-            f"{', '.join(view.cluster.gpu_types)}; simulate one type, or use pollux or a policy "
-            "that orders a queue"
-        )
+@runtime_checkable
+class Remembers(Protocol):
+    """A policy that must not forget everything when its process ends."""
+
+    @property
+    def facts(self) -> type[msgspec.Struct]:
+        """The struct of what it must not forget, of bounded size."""
+        ...
+
+    def durable(self, memory: Any) -> msgspec.Struct | None:
+        """What of its memory must outlast the process; None: nothing yet."""
+        ...
+
+    def restored(self, facts: Any) -> Any:
+        """The memory for the first `allocate` of a new process, which compares everything."""
+        ...
 
 
 def name_of(policy: object) -> str:
     """The name that it is registered under."""
     return getattr(policy, "registered_name", type(policy).__name__)
-
-
-class PlanRefused(Rejected):
-    """A policy's plan breaks capacity or a gang; nothing of it was applied."""
-
-
-def validate(plan: Plan, view: View) -> None:
-    """Refuse a plan that the cluster cannot carry out. Costs only what the plan changes."""
-    room: dict[int, int] = {}
-    groups = _groups_of(view, plan) if plan.groups or _any_grouped(plan, view) else None
-    for job_id, allocation in plan.allocations.items():
-        job = view.jobs.get(job_id)
-        if job is None:
-            raise PlanRefused(f"the plan names job {job_id}, which is not active; drop it")
-        if groups is None or not job.group:
-            for node, gpus in job.allocation:
-                room[node] = room.get(node, 0) + gpus
-        if allocation:
-            _check_gang(job, allocation, view.cluster)
-            if groups is None or job_id not in plan.groups:
-                for node, gpus in allocation:
-                    room[node] = room.get(node, 0) - gpus
-    if groups is not None:
-        _check_groups(groups, room)
-    for node, change in room.items():
-        if view.free[node] + change < 0:
-            raise PlanRefused(
-                f"the plan needs {-change} more GPUs on node {view.cluster.nodes[node].id}, which "
-                f"has {view.free[node]} idle of {view.cluster.nodes[node].gpus}"
-            )
-
-
-def _check_gang(job: JobView, allocation: Allocation, cluster: ClusterView) -> None:
-    last, total = -1, 0
-    for node, gpus in allocation:
-        if not last < node < len(cluster.nodes) or gpus < 1:
-            raise PlanRefused(
-                f"job {job.id}: allocation {allocation} must name existing nodes in ascending "
-                "order with at least one GPU each"
-            )
-        if job.speeds and cluster.nodes[node].gpu_type not in job.speeds:
-            raise PlanRefused(
-                f"job {job.id} cannot run on GPUs of type {cluster.nodes[node].gpu_type!r} "
-                f"(node {cluster.nodes[node].id}); its types are {sorted(job.speeds)}"
-            )
-        last = node
-        total += gpus
-    if not job.gpus_min <= total <= job.gpus_max:
-        raise PlanRefused(
-            f"job {job.id}: {total} GPUs break its gang of {job.gpus_min}..{job.gpus_max}"
-        )
-
-
-def _any_grouped(plan: Plan, view: View) -> bool:
-    return any((job := view.jobs.get(i)) is not None and job.group for i in plan.allocations)
-
-
-def _groups_of(view: View, plan: Plan) -> dict[str, tuple[set[Allocation], set[Allocation]]]:
-    """Label -> (allocations held by members before, allocations held by members after)."""
-    groups: dict[str, tuple[set[Allocation], set[Allocation]]] = {}
-    for job in view.jobs.values():
-        if job.group:
-            before, after = groups.setdefault(job.group, (set(), set()))
-            before.add(job.allocation)
-            if job.id not in plan.allocations:
-                after.add(job.allocation)
-    for job_id, label in plan.groups.items():
-        allocation = plan.allocations.get(job_id, NOTHING)
-        if not label or not allocation:
-            raise PlanRefused(
-                f"job {job_id} is put in group {label!r} without an allocation of its own; name "
-                "both the label and the allocation that the group shares"
-            )
-        groups.setdefault(label, (set(), set()))[1].add(allocation)
-    return groups
-
-
-def _check_groups(
-    groups: dict[str, tuple[set[Allocation], set[Allocation]]], room: dict[int, int]
-) -> None:
-    for label, (before, after) in groups.items():
-        if len(after) > 1:
-            raise PlanRefused(
-                f"group {label}: its members hold different GPUs {sorted(after)}; jobs that share "
-                "must have equal allocations"
-            )
-        for allocation in before:
-            for node, gpus in allocation:
-                room[node] = room.get(node, 0) + gpus
-        for allocation in after:
-            for node, gpus in allocation:
-                room[node] = room.get(node, 0) - gpus

@@ -20,6 +20,7 @@ from slackwater.common.domains.models.interleave import StageProfile, efficiency
 from slackwater.schemas.base import JobId
 from slackwater.services.master.scheduling.policies.placement import Placer
 from slackwater.services.master.scheduling.policies.queues import QueuePolicy, Queues
+from slackwater.services.master.scheduling.rules import Rule
 from slackwater.services.master.scheduling.view import (
     NOTHING,
     Allocation,
@@ -51,12 +52,15 @@ class Group(msgspec.Struct):
 class Colocated:
     """`inner` with up to `ways` jobs on the same GPUs."""
 
+    honours = frozenset[Rule]({"priorities", "min_run_s"})
+
     def __init__(self, inner: Policy, ways: int = 3, gain: float = 0.1, stay: float = 0.2) -> None:
         if not isinstance(inner, QueuePolicy):
             raise ConfigRejected(
                 f"{name_of(inner)} orders no queue, so there is no order to co-locate by; "
                 "use one of the queue-ordered policies"
             )
+        self.registered_name = f"{name_of(inner)} with co-location"
         self.inner, self.ways, self.gain, self.stay = inner, ways, gain, stay
 
     def allocate(self, view: View, memory: Any) -> tuple[Plan, Any]:
@@ -86,11 +90,18 @@ class Colocated:
         return set(ends), min(ends.values(), default=inf)
 
     def _leaders(self, order: list[JobView], view: View) -> tuple[list[Group], list[JobView]]:
-        """Who gets GPUs of its own, in order; and the others, in order."""
-        free = view.cluster.gpus
-        groups: list[Group] = []
+        """Who gets GPUs of its own, in order; and the others, in order. Jobs in their minimum run
+        time keep their groups."""
+        held: dict[str, Group] = {}
+        for job in order:
+            if view.rules.protects(job, view.now_s):
+                held.setdefault(job.group, Group(job.gpus, [], job.group)).members.append(job)
+        groups = list(held.values())
+        free = view.cluster.gpus - sum(group.gpus for group in groups)
         left: list[JobView] = []
         for job in order:
+            if job.group in held and view.rules.protects(job, view.now_s):
+                continue
             if job.gpus <= free and not (self.inner.strict and left):
                 free -= job.gpus
                 groups.append(Group(job.gpus, [job]))

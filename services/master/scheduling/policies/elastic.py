@@ -8,8 +8,8 @@ machines with as few moves as possible.
 Remaining work J is what the job model's oracle says (`JobView.remaining_s`), in the unit of the
 job's curve. A job without a curve is taken to scale linearly, as the fixed job model does.
 
-Deviations: nodes are GPUs of one type; tenants' quotas are not weighed. A running job that the
-operator protects from preemption keeps its nodes as they are.
+Deviations: nodes are GPUs of one type; tenants' quotas are not weighed, and are refused. A running
+job that the operator protects from preemption keeps its nodes as they are.
 """
 
 from abc import ABC, abstractmethod
@@ -29,6 +29,7 @@ from slackwater.common.domains.models.speedup import (
 )
 from slackwater.schemas.base import JobId
 from slackwater.services.master.scheduling.policies.placement import Placer
+from slackwater.services.master.scheduling.rules import Rule
 from slackwater.services.master.scheduling.view import (
     NOTHING,
     Allocation,
@@ -36,7 +37,6 @@ from slackwater.services.master.scheduling.view import (
     Pending,
     Plan,
     View,
-    refuse_types,
 )
 
 
@@ -192,6 +192,7 @@ class ElasticPolicy(ABC):
     """Everything but the sizes."""
 
     elastic = True
+    honours = frozenset[Rule]({"priorities", "min_run_s"})
     progress_exponent = 0.0
     moldable = False
 
@@ -202,7 +203,6 @@ class ElasticPolicy(ABC):
         """How many nodes of the budget for whom; jobs left out get none. The kept have theirs."""
 
     def allocate(self, view: View, memory: Any) -> tuple[Plan, Any]:
-        refuse_types(self, view)
         pool = memory if memory is not None else Pool()
         changed = view.changed if memory is not None else None
         pool.update(view, changed, self.progress_exponent, self.moldable)

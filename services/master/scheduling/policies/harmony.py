@@ -36,6 +36,7 @@ from slackwater.services.master.scheduling.policies.elastic import shrunk
 from slackwater.services.master.scheduling.policies.harmony_grouping import FEWER_JOBS, schedule
 from slackwater.services.master.scheduling.policies.placement import Placer
 from slackwater.services.master.scheduling.registry import AtLeast0, Share, register
+from slackwater.services.master.scheduling.rules import NOTHING_HONOURED
 from slackwater.services.master.scheduling.view import (
     NOTHING,
     Allocation,
@@ -43,7 +44,6 @@ from slackwater.services.master.scheduling.view import (
     Pending,
     Plan,
     View,
-    refuse_types,
 )
 
 LABEL: Final = "harmony-"
@@ -74,6 +74,7 @@ class Memory(msgspec.Struct):
 @register("harmony")
 class Harmony:
     elastic = True
+    honours = NOTHING_HONOURED
     job_model = "subtasks"
 
     def __init__(
@@ -89,7 +90,6 @@ class Harmony:
         self.weights = (cpu_weight, 1 - cpu_weight)
 
     def allocate(self, view: View, memory: Any) -> tuple[Plan, Any]:
-        refuse_types(self, view)
         known: Memory | None = memory
         groups = _groups_of(view)
         waiting = _waiting_of(view)

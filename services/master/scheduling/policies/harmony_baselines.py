@@ -17,13 +17,13 @@ from slackwater.schemas.base import JobId
 from slackwater.services.master.scheduling.policies.placement import Placer
 from slackwater.services.master.scheduling.policies.sequences import Fifo
 from slackwater.services.master.scheduling.registry import Count, register
+from slackwater.services.master.scheduling.rules import Rule
 from slackwater.services.master.scheduling.view import (
     Allocation,
     JobView,
     Pending,
     Plan,
     View,
-    refuse_types,
 )
 
 
@@ -46,12 +46,12 @@ class Host(msgspec.Struct):
 @register("naive-colocation")
 class NaiveColocation:
     job_model = "subtasks"
+    honours = frozenset[Rule]({"priorities", "min_run_s"})
 
     def __init__(self, ways: Ways = 2, stride: Count = 1) -> None:
         self.ways, self.stride = ways, stride
 
     def allocate(self, view: View, memory: Any) -> tuple[Plan, Any]:
-        refuse_types(self, view)
         next_label: int = memory if memory is not None else 0
         hosts: dict[str, Host] = {}
         for job in view.jobs.values():

@@ -15,7 +15,8 @@ from slackwater.common.base.errors import ConfigRejected
 from slackwater.schemas.base import JobId
 from slackwater.services.master.scheduling.policies.elastic import resize
 from slackwater.services.master.scheduling.registry import Count, register
-from slackwater.services.master.scheduling.view import JobView, Pending, Plan, View, refuse_types
+from slackwater.services.master.scheduling.rules import Rule
+from slackwater.services.master.scheduling.view import JobView, Pending, Plan, View
 
 
 class Chunks(msgspec.Struct):
@@ -29,12 +30,12 @@ class Chunks(msgspec.Struct):
 @register("jsq-chunk")
 class JsqChunk:
     elastic = True
+    honours = frozenset[Rule]({"min_run_s"})
 
     def __init__(self, chunk: Count = 16) -> None:
         self.chunk = chunk
 
     def allocate(self, view: View, memory: Any) -> tuple[Plan, Any]:
-        refuse_types(self, view)
         chunks = self._updated(view, memory)
         sizes = {}
         for queue in chunks.queues:
@@ -43,8 +44,13 @@ class JsqChunk:
                 size = job.held_gpus or self._size(job, view)
                 if size:
                     sizes[job.id] = size
+        # Of several running jobs in one queue, since machines were lost, the protected go on.
+        kept = [] if view.rules.min_run_s <= 0 else list(view.jobs.values())
+        kept = [j for j in kept if j.id not in sizes and view.rules.protects(j, view.now_s)]
+        sizes |= {job.id: job.held_gpus for job in kept}
+        next_s = min((job.since_s + view.rules.min_run_s for job in kept), default=inf)
         running = {job_id: job for job_id in sizes if (job := view.jobs[job_id]).allocation}
-        return Plan(resize(view, running, sizes), next_decision_s=inf), chunks
+        return Plan(resize(view, running, sizes), next_decision_s=next_s), chunks
 
     def _updated(self, view: View, memory: Chunks | None) -> Chunks:
         if memory is None or memory.gpus != view.cluster.gpus or view.changed is None:

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from slackwater.common.base.errors import Rejected
 from slackwater.services.master.scheduling.registry import Period, register
+from slackwater.services.master.scheduling.rules import Rule
 from slackwater.services.master.scheduling.view import (
     NOTHING,
     Allocation,
@@ -24,7 +25,6 @@ from slackwater.services.master.scheduling.view import (
     Pending,
     Plan,
     View,
-    refuse_types,
 )
 
 
@@ -40,18 +40,22 @@ class OracleProfile(Protocol):
 class Optimus:
     elastic = True
     """Its jobs may run on any number of GPUs between their bounds."""
+    honours = frozenset[Rule]({"min_run_s"})
 
     def __init__(self, round_s: Period = 60) -> None:
         self.round_s = round_s
 
     def allocate(self, view: View, memory: Any) -> tuple[Plan, Any]:
-        refuse_types(self, view)
         tick_s = floor(view.now_s / self.round_s) * self.round_s
         next_s = tick_s + self.round_s if view.jobs else inf
         if tick_s != view.now_s:
             return Plan(next_decision_s=next_s), True
-        jobs = sorted(view.jobs.values(), key=lambda job: job.number)
-        sizes = _sizes(jobs, view.cluster.gpus)
+        kept = [job for job in view.jobs.values() if view.rules.protects(job, view.now_s)]
+        jobs = sorted(
+            (job for job in view.jobs.values() if not view.rules.protects(job, view.now_s)),
+            key=lambda job: job.number,
+        )
+        sizes = _sizes(jobs, view.cluster.gpus - sum(job.held_gpus for job in kept))
         return Plan(_place(view, jobs, sizes), next_decision_s=next_s), True
 
     def explain(self, view: View, memory: Any) -> list[Pending]:

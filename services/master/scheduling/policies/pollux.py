@@ -48,6 +48,7 @@ from slackwater.services.master.scheduling.registry import (
     Seconds,
     register,
 )
+from slackwater.services.master.scheduling.rules import Rule
 from slackwater.services.master.scheduling.view import (
     NOTHING,
     Allocation,
@@ -104,6 +105,7 @@ class Pollux:
     """Its jobs may run on any number of GPUs between their bounds."""
     adaptive = True
     """Its jobs tune their own batch."""
+    honours = frozenset[Rule]({"min_run_s", "gpu_types"})
 
     def __init__(
         self,
@@ -226,7 +228,7 @@ class Pollux:
         return max(most, job.held_gpus, job.gpus_min)
 
     def _pinned(self, job: JobView, view: View) -> bool:
-        return bool(job.allocation) and view.now_s - job.since_s < view.rules.min_run_s
+        return view.rules.protects(job, view.now_s)
 
     def explain(self, view: View, memory: Any) -> list[Pending]:
         tick_s = (floor(view.now_s / self.round_s) + 1) * self.round_s

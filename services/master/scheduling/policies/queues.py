@@ -35,6 +35,7 @@ from slackwater.services.master.scheduling.policies.queue_index import (
 from slackwater.services.master.scheduling.policies.reasons import explain_queue
 from slackwater.services.master.scheduling.policies.room import demand_of
 from slackwater.services.master.scheduling.policies.walk import Walk
+from slackwater.services.master.scheduling.rules import EVERY_RULE
 from slackwater.services.master.scheduling.view import (
     NOTHING,
     Allocation,
@@ -50,6 +51,7 @@ __all__ = ["Key", "Level", "QueuePolicy", "Queues"]
 class QueuePolicy(ABC):
     """An order over jobs, made into a policy by the walk. Subclasses say `place`."""
 
+    honours = EVERY_RULE
     strict = False
     """A job that does not fit blocks all behind it (of its tenant, where there are quotas)."""
     preemptive = True

@@ -15,13 +15,13 @@ import msgspec
 from slackwater.schemas.base import JobId
 from slackwater.services.master.scheduling.policies.placement import Placer
 from slackwater.services.master.scheduling.registry import AtLeast0, Period, register
+from slackwater.services.master.scheduling.rules import Rule
 from slackwater.services.master.scheduling.view import (
     NOTHING,
     Allocation,
     Pending,
     Plan,
     View,
-    refuse_types,
 )
 
 
@@ -32,11 +32,12 @@ class Lists(msgspec.Struct):
 
 @register("tiresias-artifact")
 class TiresiasArtifact:
+    honours = frozenset[Rule]({"min_run_s"})
+
     def __init__(self, limit_gpu_s: AtLeast0 = 57600, round_s: Period = 60) -> None:
         self.limit_gpu_s, self.round_s = limit_gpu_s, round_s
 
     def allocate(self, view: View, memory: Any) -> tuple[Plan, Any]:
-        refuse_types(self, view)
         lists: Lists = memory if memory is not None else Lists()
         tick_s = floor(view.now_s / self.round_s) * self.round_s
         next_s = tick_s + self.round_s if view.jobs else inf
@@ -64,8 +65,12 @@ class TiresiasArtifact:
         return Lists([i for i in first if i not in gone], second + demoted), moved
 
     def _walk(self, view: View, lists: Lists) -> dict[JobId, Allocation]:
-        room, stops, starts = view.cluster.gpus, [], []
+        kept = {i for i, job in view.jobs.items() if view.rules.protects(job, view.now_s)}
+        room = view.cluster.gpus - sum(view.jobs[job_id].held_gpus for job_id in kept)
+        stops, starts = [], []
         for job_id in (*lists.first, *lists.second):
+            if job_id in kept:
+                continue
             job = view.jobs[job_id]
             gpus = job.held_gpus or job.gpus
             if gpus <= room:

@@ -23,7 +23,10 @@ from slackwater.loadgen.simulator.gpu.workload import SimJob, workload
 from slackwater.schemas.base import JobId
 from slackwater.services.master.scheduling.policies.elastic import Choice, fill
 from slackwater.services.master.scheduling.registry import make
-from slackwater.services.master.scheduling.view import Rules, View, validate
+from slackwater.services.master.scheduling.rules import honours_of
+from slackwater.services.master.scheduling.scheduler import Scheduler
+from slackwater.services.master.scheduling.validation import validate
+from slackwater.services.master.scheduling.view import Rules, View
 
 FIRST = SpeedupCurve([0, 1, 1.9, 2.6, 3.1, 3.4, 3.55, 3.6, 3.61])
 SECOND = SpeedupCurve([0, 1, 1.5, 1.8, 2, 2.1, 2.15, 2.17, 2.18])
@@ -265,6 +268,8 @@ def test_jobs_without_a_curve_are_taken_to_scale_linearly(
     """The fixed model: gangs that must be whole, or any number of GPUs up to twice the asked."""
     if name == "jsq-chunk":
         options = {"chunk": "8"}
+    policy = make(name, options)
+    ranked = "priorities" in honours_of(policy)
     jobs, at_s = [], 0
     for number, (gap_s, gpus, duration_s, priority) in enumerate(shapes):
         at_s += gap_s
@@ -272,12 +277,12 @@ def test_jobs_without_a_curve_are_taken_to_scale_linearly(
             SimJob(
                 id=f"j{number}", number=number, submit_s=at_s, gpus=gpus, duration_s=duration_s,
                 gpus_min=1 if elastic else gpus, gpus_max=min(8, 2 * gpus) if elastic else gpus,
-                priority=priority,
+                priority=priority if ranked else 0,
             )
         )  # fmt: skip
     nodes = [(4, ""), (2, ""), (2, "")]
     world = Settings(failures=Failures(4000, 300, 60, 1)) if failing else Settings()
-    result = Engine(jobs, Cluster(nodes), make(name, options), FixedModel(), world).run()
+    result = Engine(jobs, Cluster(nodes), policy, FixedModel(), world).run()
     assert audit(event_log(result, name, "fixed", nodes, exact=not elastic)) == []
     assert all(outcome.end_s < inf for outcome in result.outcomes)
 
@@ -296,7 +301,7 @@ def test_several_gpu_types_are_refused_by_name() -> None:
     cluster = Cluster([(4, "t4"), (4, "a100")])
     for name in ("hell", "srpt", "jsq-chunk"):
         with pytest.raises(ConfigRejected, match="a100"):
-            make(name).allocate(View(0, cluster.view, {}, cluster.free), None)
+            Scheduler(make(name)).decide(View(0, cluster.view, {}, cluster.free))
 
 
 def test_moldable_sizes_never_change() -> None:

@@ -5,14 +5,8 @@ import pytest
 from slackwater.loadgen.simulator.gpu.cluster import Cluster
 from slackwater.schemas.base import JobId
 from slackwater.services.master.scheduling.registry import make, names, options_of
-from slackwater.services.master.scheduling.view import (
-    Allocation,
-    JobView,
-    Plan,
-    PlanRefused,
-    View,
-    validate,
-)
+from slackwater.services.master.scheduling.validation import PlanRefused, validate
+from slackwater.services.master.scheduling.view import Allocation, JobView, Plan, View
 
 
 def job(name: str, gpus: int, allocation: Allocation = (), group: str = "") -> JobView:

@@ -8,13 +8,13 @@ import pytest
 from slackwater.common.base.errors import Rejected
 from slackwater.schemas.base import JobId, NodeId
 from slackwater.services.master.scheduling.policies.optimus import Optimus
+from slackwater.services.master.scheduling.validation import validate
 from slackwater.services.master.scheduling.view import (
     Allocation,
     ClusterView,
     JobView,
     NodeView,
     View,
-    validate,
 )
 
 

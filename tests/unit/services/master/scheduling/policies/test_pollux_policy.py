@@ -18,6 +18,7 @@ from slackwater.services.master.scheduling.policies.pollux_scaling import (
     desired_nodes,
 )
 from slackwater.services.master.scheduling.registry import make
+from slackwater.services.master.scheduling.validation import validate
 from slackwater.services.master.scheduling.view import (
     Allocation,
     ClusterView,
@@ -26,7 +27,6 @@ from slackwater.services.master.scheduling.view import (
     Plan,
     Rules,
     View,
-    validate,
 )
 
 THETA = ThroughputParams(0.05, 0.001, 0.02, 0.002, 0.06, 0.002, 2.0)

@@ -1,0 +1,65 @@
+"""Which of the operator's rules a policy honours, and the refusal of those that it does not.
+
+A policy's class declares `honours`, a frozenset of rule names; one that declares nothing honours
+nothing. A rule that a policy ignores is refused by name: a tenant's guarantee that nobody keeps is
+worse than an error.
+"""
+
+from typing import Final, Literal, get_args
+
+from slackwater.common.base.errors import ConfigRejected, Rejected
+from slackwater.services.master.scheduling.view import ClusterView, JobView, Rules, name_of
+
+Rule = Literal["quotas", "priorities", "min_run_s", "gpu_types"]
+"""`quotas`: tenants' guarantees and limits. `priorities`: a waiting job of higher priority comes
+first. `min_run_s`: a running job keeps its GPUs so long. `gpu_types`: a job lies on one type, one
+that it can run on."""
+
+NOTHING_HONOURED: Final[frozenset[Rule]] = frozenset()
+EVERY_RULE: Final[frozenset[Rule]] = frozenset(get_args(Rule))
+ORDERED: Final = "use a policy that orders a queue (fifo, srsf, tiresias-las ...)"
+"""Those honour every rule."""
+
+
+def honours_of(policy: object) -> frozenset[Rule]:
+    """Raises ConfigRejected for a declaration that names no rule."""
+    declared: frozenset[Rule] = frozenset(getattr(policy, "honours", NOTHING_HONOURED))
+    if strange := declared - EVERY_RULE:
+        raise ConfigRejected(
+            f"{name_of(policy)} honours {sorted(strange)[0]!r}, which names no rule; there are "
+            f"{', '.join(sorted(EVERY_RULE))}"
+        )
+    return declared
+
+
+def refuse_rules(policy: object, rules: Rules) -> None:
+    """Raise Rejected where a rule is set that the policy ignores."""
+    honoured = honours_of(policy)
+    if rules.quotas and "quotas" not in honoured:
+        raise Rejected(
+            f"{name_of(policy)} does not keep tenants' quotas; leave them out, or {ORDERED}"
+        )
+    if rules.min_run_s > 0 and "min_run_s" not in honoured:
+        raise Rejected(
+            f"{name_of(policy)} protects no job for a minimum run time ({rules.min_run_s} s); "
+            f"leave it out, or {ORDERED}"
+        )
+
+
+def refuse_job(policy: object, job: JobView) -> None:
+    """Raise Rejected for a job that asks for what the policy ignores."""
+    if job.priority and "priorities" not in honours_of(policy):
+        raise Rejected(
+            f"{name_of(policy)} knows no priorities, and job {job.id} has priority "
+            f"{job.priority}; leave priorities out, or {ORDERED}"
+        )
+
+
+def refuse_types(policy: object, cluster: ClusterView) -> None:
+    """Raise ConfigRejected for several GPU types under a policy that places without regard to them:
+    jobs would wait for ever."""
+    if len(cluster.gpu_types) > 1 and "gpu_types" not in honours_of(policy):
+        raise ConfigRejected(
+            f"{name_of(policy)} knows one GPU type, and this cluster has "
+            f"{', '.join(cluster.gpu_types)}; simulate one type, use pollux, or {ORDERED}"
+        )

@@ -1,0 +1,192 @@
+"""The decision protocol around a policy: one object for the live master and for the simulator.
+
+    scheduler = Scheduler(policy, rules)
+    decision = scheduler.decide(view)
+
+A driver builds a `View` (of records and heartbeats, or of a simulated world), asks once at every
+instant at which something happened and at `wake_s`, and carries the decision out. The scheduler
+owns what lies between: the policy's memory, which jobs changed since the last decision, the check
+of the plan, and what the operator's rules ask of the policy. It is a function of views: it knows
+neither records nor time.
+
+**Changes.** A driver that notes which jobs' structs changed says so in `view.changed`; for one that
+leaves it None, the scheduler compares with the last view. A policy is told None, "compare
+everything", at the first decision and after `forget`.
+
+**Failures.** A plan that breaks a rule raises PlanRefused, and nothing of it may be carried out:
+everybody keeps what they hold. The memory is then rebuilt from the view at the next decision. So is
+it after `forget`, which a driver calls when it could not carry a decision out.
+
+**Restarts.** `durable()` gives what the policy must not forget when its process ends, as bytes of
+bounded size; `restore` takes them back in the next process.
+"""
+
+from collections.abc import Mapping, Sequence
+from math import inf
+from typing import Any
+
+import msgspec
+
+from slackwater.common.base.errors import Rejected
+from slackwater.schemas.base import JobId
+from slackwater.services.master.scheduling.rules import refuse_job, refuse_rules, refuse_types
+from slackwater.services.master.scheduling.validation import PlanRefused, validate
+from slackwater.services.master.scheduling.view import (
+    NO_RULES,
+    Allocation,
+    ClusterView,
+    JobView,
+    Pending,
+    Plan,
+    Policy,
+    Remembers,
+    Rules,
+    View,
+    name_of,
+)
+
+
+class Decision(msgspec.Struct, frozen=True):
+    """What changes from now on; everybody else keeps what they have.
+
+    Pauses and resizes free GPUs first, then resizes and starts take theirs, in this order.
+    """
+
+    start: Mapping[JobId, Allocation] = msgspec.field(default_factory=dict)
+    """Waiting jobs, and the GPUs that they get."""
+    resize: Mapping[JobId, Allocation] = msgspec.field(default_factory=dict)
+    """Running jobs, and the GPUs that they get instead of those they hold. The same GPUs, where
+    only the group changes."""
+    pause: tuple[JobId, ...] = ()
+    """Running jobs that lose their GPUs and wait."""
+    groups: Mapping[JobId, str] = msgspec.field(default_factory=dict)
+    """Label under which a started or resized job shares its GPUs; left out: it shares none."""
+    wake_s: float = inf
+    """When to ask again even if nothing happens; later than the view's instant."""
+    desired_nodes: int | None = None
+    """How many nodes the policy would like; None: it has no opinion."""
+
+
+class Scheduler:
+    """A policy under the operator's rules. Raises Rejected where the policy ignores one of them."""
+
+    def __init__(self, policy: Policy, rules: Rules = NO_RULES) -> None:
+        refuse_rules(policy, rules)
+        self.policy, self.rules = policy, rules
+        self._memory: Any = None
+        self._cluster: ClusterView | None = None
+        self._seen: Mapping[JobId, JobView | None] | None = None
+        """The jobs of the last view, where the driver does not note changes."""
+        self._compare = True
+        """The next decision tells the policy to compare everything."""
+
+    def admit(self, job: JobView) -> None:
+        """Raise Rejected for a job that asks for what the policy ignores: a priority, say."""
+        refuse_job(self.policy, job)
+
+    def decide(self, view: View) -> Decision:
+        """Ask the policy and check its plan. Raises PlanRefused for one that breaks a rule."""
+        if view.cluster is not self._cluster:
+            refuse_types(self.policy, view.cluster)
+            self._cluster = view.cluster
+        changed = None if self._compare else self._changed(view)
+        asked = view
+        if changed is not view.changed or view.rules is not self.rules:
+            asked = View(view.now_s, view.cluster, view.jobs, view.free, changed, self.rules)
+        try:
+            plan, self._memory = self.policy.allocate(asked, self._memory)
+            decision = _checked(plan, asked)
+        except Exception:
+            self.forget()
+            raise
+        self._compare = False
+        self._seen = None if view.changed is not None else _shown(view.jobs, decision)
+        return decision
+
+    def explain(self, view: View) -> list[Pending]:
+        """Why each pending job waits, asked after `decide` at the same instant; `view` shows the
+        decision carried out."""
+        asked = View(view.now_s, view.cluster, view.jobs, view.free, None, self.rules)
+        return self.policy.explain(asked, self._memory)
+
+    def forget(self) -> None:
+        """Drop the memory but for what must not be forgotten: the next decision compares all."""
+        facts = self._facts()
+        self._memory = None
+        if facts is not None and isinstance(self.policy, Remembers):
+            self._memory = self.policy.restored(facts)
+        self._compare, self._seen = True, None
+
+    # What outlasts the process -----------------------------------------------------------------
+
+    def durable(self) -> bytes:
+        """What the policy must not forget, for `restore`; empty: nothing."""
+        facts = self._facts()
+        return b"" if facts is None else msgspec.msgpack.encode(facts)
+
+    def restore(self, facts: bytes) -> None:
+        """Take back what `durable` gave, before the first decision.
+
+        Raises Rejected for facts of another policy; start without them then.
+        """
+        if not facts:
+            return
+        if not isinstance(self.policy, Remembers):
+            raise Rejected(f"{name_of(self.policy)} keeps no durable facts; start without them")
+        try:
+            found = msgspec.msgpack.decode(facts, type=self.policy.facts)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise Rejected(
+                f"these are not durable facts of {name_of(self.policy)} ({error}); start without "
+                "them"
+            ) from error
+        self._memory = self.policy.restored(found)
+        self._compare, self._seen = True, None
+
+    def _facts(self) -> msgspec.Struct | None:
+        if self._memory is None or not isinstance(self.policy, Remembers):
+            return None
+        return self.policy.durable(self._memory)
+
+    def _changed(self, view: View) -> Sequence[JobId] | None:
+        """The jobs that changed: as the driver noted, or by comparison with the last view."""
+        if view.changed is not None or self._seen is None:
+            return view.changed
+        seen = self._seen
+        changed = [job_id for job_id, job in view.jobs.items() if seen.get(job_id) != job]
+        return changed + [job_id for job_id in seen if job_id not in view.jobs]
+
+
+def _shown(jobs: Mapping[JobId, JobView], decision: Decision) -> dict[JobId, JobView | None]:
+    """What to compare the next view with. A job that the decision touches counts as changed even
+    if its driver could not carry that out: the policy believes that it did."""
+    shown: dict[JobId, JobView | None] = dict(jobs)
+    shown.update(dict.fromkeys((*decision.start, *decision.resize, *decision.pause)))
+    return shown
+
+
+def _checked(plan: Plan, view: View) -> Decision:
+    """The plan as a decision. Raises PlanRefused."""
+    if not plan.next_decision_s > view.now_s:
+        raise PlanRefused(
+            f"the policy wants to decide again at {plan.next_decision_s} s, which is not after "
+            f"{view.now_s} s"
+        )
+    if not plan.allocations:
+        return Decision(wake_s=plan.next_decision_s, desired_nodes=plan.desired_nodes)
+    validate(plan, view)
+    start: dict[JobId, Allocation] = {}
+    resize: dict[JobId, Allocation] = {}
+    pause: list[JobId] = []
+    groups: dict[JobId, str] = {}
+    for job_id, allocation in plan.allocations.items():
+        job, group = view.jobs[job_id], plan.groups.get(job_id, "")
+        if allocation == job.allocation and group == job.group:
+            continue
+        if not allocation:
+            pause.append(job_id)
+            continue
+        (resize if job.allocation else start)[job_id] = allocation
+        if group:
+            groups[job_id] = group
+    return Decision(start, resize, tuple(pause), groups, plan.next_decision_s, plan.desired_nodes)

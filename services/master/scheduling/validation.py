@@ -1,0 +1,141 @@
+"""Check a plan before anything of it is carried out, whichever policy made it.
+
+What a cluster cannot do (capacity of each node, whole gangs, jobs that nobody knows, groups that
+hold different GPUs), and what the operator's rules forbid: GPUs of several types for one job,
+taking GPUs from a job in its protected minutes, and, where tenants may not borrow, more GPUs than
+a tenant's quota.
+"""
+
+from slackwater.common.base.errors import Rejected
+from slackwater.services.master.scheduling.view import (
+    NOTHING,
+    Allocation,
+    ClusterView,
+    JobView,
+    Plan,
+    View,
+)
+
+
+class PlanRefused(Rejected):
+    """A policy's plan breaks capacity, a gang or a rule; nothing of it was applied."""
+
+
+def validate(plan: Plan, view: View) -> None:
+    """Refuse a plan that the cluster cannot carry out. Costs only what the plan changes."""
+    room: dict[int, int] = {}
+    groups = _groups_of(view, plan) if plan.groups or _any_grouped(plan, view) else None
+    for job_id, allocation in plan.allocations.items():
+        job = view.jobs.get(job_id)
+        if job is None:
+            raise PlanRefused(f"the plan names job {job_id}, which is not active; drop it")
+        if groups is None or not job.group:
+            for node, gpus in job.allocation:
+                room[node] = room.get(node, 0) + gpus
+        if allocation != job.allocation and view.rules.protects(job, view.now_s):
+            raise PlanRefused(
+                f"job {job_id} runs since {job.since_s} s and is protected for "
+                f"{view.rules.min_run_s} s; leave it as it is at {view.now_s} s"
+            )
+        if allocation:
+            _check_gang(job, allocation, view.cluster)
+            if groups is None or job_id not in plan.groups:
+                for node, gpus in allocation:
+                    room[node] = room.get(node, 0) - gpus
+    if groups is not None:
+        _check_groups(groups, room)
+    for node, change in room.items():
+        if view.free[node] + change < 0:
+            raise PlanRefused(
+                f"the plan needs {-change} more GPUs on node {view.cluster.nodes[node].id}, which "
+                f"has {view.free[node]} idle of {view.cluster.nodes[node].gpus}"
+            )
+    if view.rules.quotas and not view.rules.borrowing:
+        _check_quotas(plan, view)
+
+
+def _check_gang(job: JobView, allocation: Allocation, cluster: ClusterView) -> None:
+    last, total = -1, 0
+    for node, gpus in allocation:
+        if not last < node < len(cluster.nodes) or gpus < 1:
+            raise PlanRefused(
+                f"job {job.id}: allocation {allocation} must name existing nodes in ascending "
+                "order with at least one GPU each"
+            )
+        if job.speeds and cluster.nodes[node].gpu_type not in job.speeds:
+            raise PlanRefused(
+                f"job {job.id} cannot run on GPUs of type {cluster.nodes[node].gpu_type!r} "
+                f"(node {cluster.nodes[node].id}); its types are {sorted(job.speeds)}"
+            )
+        if last >= 0 and cluster.nodes[node].gpu_type != cluster.nodes[last].gpu_type:
+            raise PlanRefused(
+                f"job {job.id}: allocation {allocation} lies on GPUs of several types; give it "
+                "GPUs of one"
+            )
+        last = node
+        total += gpus
+    if not job.gpus_min <= total <= job.gpus_max:
+        raise PlanRefused(
+            f"job {job.id}: {total} GPUs break its gang of {job.gpus_min}..{job.gpus_max}"
+        )
+
+
+def _check_quotas(plan: Plan, view: View) -> None:
+    """Where tenants may not borrow, none that gains GPUs holds more than its quota afterwards."""
+    held: dict[str, int] = {}
+    gained: dict[str, int] = {}
+    for job in view.jobs.values():
+        after = plan.allocations.get(job.id, job.allocation)
+        gpus = sum(count for _, count in after)
+        if gpus:
+            held[job.tenant] = held.get(job.tenant, 0) + gpus
+        if gpus != job.held_gpus:
+            gained[job.tenant] = gained.get(job.tenant, 0) + gpus - job.held_gpus
+    for tenant, change in gained.items():
+        quota = view.rules.quotas.get(tenant, 0)
+        if change > 0 and held[tenant] > quota:
+            raise PlanRefused(
+                f"the plan gives tenant {tenant!r} {held[tenant]} GPUs of its {quota}, and tenants "
+                "may not borrow"
+            )
+
+
+def _any_grouped(plan: Plan, view: View) -> bool:
+    return any((job := view.jobs.get(i)) is not None and job.group for i in plan.allocations)
+
+
+def _groups_of(view: View, plan: Plan) -> dict[str, tuple[set[Allocation], set[Allocation]]]:
+    """Label -> (allocations held by members before, allocations held by members after)."""
+    groups: dict[str, tuple[set[Allocation], set[Allocation]]] = {}
+    for job in view.jobs.values():
+        if job.group:
+            before, after = groups.setdefault(job.group, (set(), set()))
+            before.add(job.allocation)
+            if job.id not in plan.allocations:
+                after.add(job.allocation)
+    for job_id, label in plan.groups.items():
+        allocation = plan.allocations.get(job_id, NOTHING)
+        if not label or not allocation:
+            raise PlanRefused(
+                f"job {job_id} is put in group {label!r} without an allocation of its own; name "
+                "both the label and the allocation that the group shares"
+            )
+        groups.setdefault(label, (set(), set()))[1].add(allocation)
+    return groups
+
+
+def _check_groups(
+    groups: dict[str, tuple[set[Allocation], set[Allocation]]], room: dict[int, int]
+) -> None:
+    for label, (before, after) in groups.items():
+        if len(after) > 1:
+            raise PlanRefused(
+                f"group {label}: its members hold different GPUs {sorted(after)}; jobs that share "
+                "must have equal allocations"
+            )
+        for allocation in before:
+            for node, gpus in allocation:
+                room[node] = room.get(node, 0) + gpus
+        for allocation in after:
+            for node, gpus in allocation:
+                room[node] = room.get(node, 0) - gpus
