@@ -1,4 +1,4 @@
-"""Which of the operator's rules a policy honours, and the refusal of those that it does not.
+"""The operator's rules that a policy honours, and the refusal of those that it does not.
 
 A policy's class declares `honours`, a frozenset of rule names; one that declares nothing honours
 nothing. A rule that a policy ignores is refused by name: a tenant's guarantee that nobody keeps is
@@ -18,7 +18,7 @@ that it can run on."""
 NOTHING_HONOURED: Final[frozenset[Rule]] = frozenset()
 EVERY_RULE: Final[frozenset[Rule]] = frozenset(get_args(Rule))
 ORDERED: Final = "use a policy that orders a queue (fifo, srsf, tiresias-las ...)"
-"""Those honour every rule."""
+"""The remedy: queue-ordered policies honour every rule."""
 
 
 def honours_of(policy: object) -> frozenset[Rule]:

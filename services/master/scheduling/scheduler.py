@@ -47,7 +47,7 @@ from slackwater.services.master.scheduling.view import (
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """What changes from now on; everybody else keeps what they have.
+    """Changes from now on; everybody else keeps what they have.
 
     Pauses and resizes free GPUs first, then resizes and starts take theirs, in this order.
     """
@@ -104,7 +104,7 @@ class Scheduler:
         return decision
 
     def explain(self, view: View) -> list[Pending]:
-        """Why each pending job waits, asked after `decide` at the same instant; `view` shows the
+        """Say why each pending job waits, asked after `decide` at the same instant; `view` shows the
         decision carried out."""
         asked = View(view.now_s, view.cluster, view.jobs, view.free, None, self.rules)
         return self.policy.explain(asked, self._memory)
@@ -120,7 +120,7 @@ class Scheduler:
     # What outlasts the process -----------------------------------------------------------------
 
     def durable(self) -> bytes:
-        """What the policy must not forget, for `restore`; empty: nothing."""
+        """Encode what the policy must not forget, for `restore`; empty: nothing."""
         facts = self._facts()
         return b"" if facts is None else msgspec.msgpack.encode(facts)
 
@@ -158,7 +158,7 @@ class Scheduler:
 
 
 def _shown(jobs: Mapping[JobId, JobView], decision: Decision) -> dict[JobId, JobView | None]:
-    """What to compare the next view with. A job that the decision touches counts as changed even
+    """Keep what the next view is compared with. A job that the decision touches counts as changed even
     if its driver could not carry that out: the policy believes that it did."""
     shown: dict[JobId, JobView | None] = dict(jobs)
     shown.update(dict.fromkeys((*decision.start, *decision.resize, *decision.pause)))

@@ -159,7 +159,7 @@ class Rules(msgspec.Struct, frozen=True):
     """What a re-allocation costs (for policies that weigh it)."""
 
     def protects(self, job: JobView, now_s: float) -> bool:
-        """Whether a job runs too short a time to lose or change its GPUs."""
+        """Say whether a job has run too short a time to lose or change its GPUs."""
         return self.min_run_s > 0 and bool(job.allocation) and job.since_s + self.min_run_s > now_s
 
 
@@ -226,7 +226,7 @@ class Remembers(Protocol):
         ...
 
     def durable(self, memory: Any) -> msgspec.Struct | None:
-        """What of its memory must outlast the process; None: nothing yet."""
+        """Pick out what must outlast the process; None: nothing yet."""
         ...
 
     def restored(self, facts: Any) -> Any:

@@ -99,7 +99,7 @@ def ids(changed: Any) -> list[str] | None:
 
 
 def test_a_plan_becomes_starts_resizes_and_pauses_in_its_order() -> None:
-    """Whoever keeps what it has is left out."""
+    """A job that keeps what it has is left out."""
     policy = Scripted(
         lambda view, _: Plan(
             {
