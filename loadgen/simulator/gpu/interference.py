@@ -60,7 +60,8 @@ class Surroundings:
         rules = self._slowdowns
         if len(allocation) > 1:
             gpus = sum(count for _, count in allocation)
-            if len(allocation) > -(-gpus // max(1, cluster.node_gpus_max)):
+            kind = cluster.nodes[allocation[0][0]].gpu_type
+            if len(allocation) > cluster.fewest_nodes(gpus, kind):
                 factor = rules.spread_by_model.get(job.model, 1.0 + rules.spread * job.skew)
             if rules.interference and any(
                 len(self._distributed.get(node, ())) > 1 for node, _ in allocation

@@ -62,6 +62,13 @@ class ClusterView(msgspec.Struct, frozen=True):
     """Every type there is, sorted; one blank name where types are of no interest."""
     node_gpus_max: int = 0
 
+    def fewest_nodes(self, gpus: int, gpu_type: str) -> int:
+        """On how many machines of that type so many GPUs lie when they are packed."""
+        largest = self.node_gpus_max
+        if len(self.gpu_types) > 1:
+            largest = max((n.gpus for n in self.nodes if n.gpu_type == gpu_type), default=0)
+        return -(-gpus // max(1, largest))
+
 
 class JobView(msgspec.Struct, frozen=True, kw_only=True):
     """An active job. Fields marked (then) are true as of `since_s`."""

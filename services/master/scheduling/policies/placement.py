@@ -67,7 +67,7 @@ class Placer:
         one = min(((free, i) for free, i in nodes if free >= gpus), default=None)
         if one is not None:
             return ((one[1], gpus),)
-        fewest = -(-gpus // max(1, self._view.cluster.node_gpus_max))
+        fewest = self._view.cluster.fewest_nodes(gpus, gpu_type)
         nodes.sort(key=lambda node: (-node[0], node[1]))
         taken: list[tuple[int, int]] = []
         need = gpus

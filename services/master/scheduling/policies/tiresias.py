@@ -188,12 +188,16 @@ class Tiresias(QueuePolicy):
         return super().allocate(view, memory)
 
     def _observe(self, view: View, notes: Notes, changed: Iterable[JobId]) -> None:
-        """Spread jobs that one machine could hold say how much being spread costs."""
+        """Jobs on more machines than they need say how much being spread costs. One that is larger
+        than a machine, and packed as tightly as it can be, says nothing: no limit would change
+        where it lies."""
         fresh = []
         for job_id in changed:
             job = view.jobs.get(job_id)
             if job is not None and len(job.allocation) > 1 and job.skew > 0 and job.speed > 0:
                 kind = view.cluster.nodes[job.allocation[0][0]].gpu_type
+                if len(job.allocation) <= view.cluster.fewest_nodes(job.held_gpus, kind):
+                    continue
                 fresh.append(Observation(job.skew, job.speed / job.speeds.get(kind, 1.0)))
         if fresh:
             notes.observations = (notes.observations + fresh)[-limits.PLACEMENT_HISTORY_MAX :]
