@@ -31,7 +31,8 @@ from slackwater.loadgen.replay.experiment import probed_scale
 from slackwater.loadgen.replay.measures import LOSS_LIMIT, mean_iteration_s
 from slackwater.loadgen.replay.workload import PlannedJob, Workload, emulated
 from slackwater.schemas import subjects
-from slackwater.schemas.jobs import TERMINAL_STATES, Aggregation, JobEvent, JobSpec
+from slackwater.schemas.job_states import TERMINAL_STATES
+from slackwater.schemas.jobs import Aggregation, JobEvent, JobSpec
 from slackwater.schemas.telemetry import IterationsObserved
 
 COMPUTE_S = 0.5

@@ -26,7 +26,8 @@ import slackwater.torch  # 1: the binding
 from slackwater.common.base.errors import SlackwaterError
 from slackwater.common.embedded import ClusterOptions, EmbeddedCluster
 from slackwater.common.shell.client import connect
-from slackwater.schemas.jobs import TERMINAL_STATES, JobSpec
+from slackwater.schemas.job_states import TERMINAL_STATES
+from slackwater.schemas.jobs import JobSpec
 
 GLOBAL_BATCH = 60
 TRAINED_ON = 1500

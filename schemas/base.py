@@ -31,8 +31,9 @@ MaybeId = Annotated[str, msgspec.Meta(pattern=r"^([A-Za-z0-9][A-Za-z0-9_-]{0,62}
 
 REASON_CHARS_MAX: Final = 1024
 Text = Annotated[str, msgspec.Meta(max_length=4096)]
-Name = Annotated[str, msgspec.Meta(max_length=64)]
-"""A word of ours. An id has a type of its own, or `MaybeId`."""
+NAME_CHARS_MAX: Final = 64
+Name = Annotated[str, msgspec.Meta(max_length=NAME_CHARS_MAX)]
+"""A word of ours, or a tenant's name. An id has a type of its own, or `MaybeId`."""
 SECONDS_MAX: Final = 1e10
 Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=SECONDS_MAX)]
 """A duration, or a time since 1970: three hundred years."""
@@ -49,13 +50,34 @@ RUNS_MAX: Final = 4000
 Run = Annotated[int, msgspec.Meta(ge=0, le=RUNS_MAX)]
 """The number of a job's run, from 0. It keeps what is left of a former run from being taken for
 this one's."""
+ATTEMPTS_MAX: Final = 10**9
+Attempt = Annotated[int, msgspec.Meta(ge=0, le=ATTEMPTS_MAX)]
+"""The number of a job's attempt, from 0: what it does between being given an allocation and losing
+it. It grows with every pause, loss of a node, change of size and run, and keeps what is left of a
+former attempt from being taken for this one's."""
 RUN_ATTEMPTS: Final = 1024
-"""Processes of one rank in one run: they are numbered on from run to run."""
+"""Processes of one rank in one attempt of its job: they are numbered on from attempt to attempt, so
+that number `RUN_ATTEMPTS * attempt + n` is the n-th restart of the rank."""
+AGGREGATORS_MAX: Final = 1024
+"""Aggregators that one message tells of."""
+WORKERS_MAX: Final = 64
+"""Processes that train in one job: a region has so many slots."""
+GPUS_MAX: Final = 65_536
+"""GPUs of one job."""
+NODE_GPUS_MAX: Final = 1024
+"""GPUs, or parts of them, of one node."""
 BUCKETS_MAX: Final = 20_000
+"""Buckets of one job."""
+TENSORS_MAX: Final = 20_000
+"""Tensors of one job."""
+TASKS_MAX: Final = 20_000
+"""Tasks, or jobs, of one aggregator that one message tells of."""
 Index = Annotated[int, msgspec.Meta(ge=0, lt=BUCKETS_MAX)]
-"""Of a bucket, or of a tensor: a bucket has one at least."""
+"""The number of a bucket, or of a tensor: a bucket has one at least."""
 Rank = Annotated[int, msgspec.Meta(ge=0, le=2**16 - 1)]
-Workers = Annotated[int, msgspec.Meta(ge=1, le=64)]
+Workers = Annotated[int, msgspec.Meta(ge=1, le=WORKERS_MAX)]
+Cores = Annotated[float, msgspec.Meta(ge=0.0, le=1e6)]
+"""Cores of CPU."""
 LossLimit = Annotated[float, msgspec.Meta(ge=0.0, le=0.999)]
 """The part of its speed that a job may lose. All of it would let an iteration last for ever."""
 

@@ -5,10 +5,16 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from slackwater.schemas.base import (
+    AGGREGATORS_MAX,
     COUNT_MAX,
+    NODE_GPUS_MAX,
+    RUN_ATTEMPTS,
     SECONDS_MAX,
+    WORKERS_MAX,
     AggregatorId,
+    Attempt,
     ClusterId,
+    Cores,
     Count,
     Epoch,
     Finite,
@@ -29,13 +35,16 @@ from slackwater.schemas.base import (
     cut_details,
     cut_texts,
 )
+from slackwater.schemas.gpus import Gpu, NodeAllocation, NodeGpuIds
+from slackwater.schemas.jobs import GraceSeconds, Program
+from slackwater.schemas.tenants import Tenant
 
 Addresses = Annotated[
     tuple[tuple[Name, Annotated[str, msgspec.Meta(max_length=512)]], ...],
     msgspec.Meta(max_length=8),
 ]
 """(transport, address) pairs, best first."""
-Aggregators = Annotated[tuple[AggregatorId, ...], msgspec.Meta(max_length=1024)]
+Aggregators = Annotated[tuple[AggregatorId, ...], msgspec.Meta(max_length=AGGREGATORS_MAX)]
 
 
 ARRIVED_MAX: Final = 512
@@ -43,9 +52,8 @@ WAITING_JOBS_MAX: Final = 200
 WAITING_CHARS_MAX: Final = 512
 PLACED_JOBS_MAX: Final = 500
 TENANTS_MAX: Final = 1000
-
-
-Cores = Annotated[float, msgspec.Meta(ge=0.0, le=1e6)]
+NODES_MAX: Final = 4096
+"""Worker nodes that one message tells of."""
 
 
 class Heartbeat(Message, kw_only=True, frozen=True, tag="service.heartbeat"):
@@ -120,7 +128,15 @@ class WorkerHeartbeat(Heartbeat, kw_only=True, frozen=True, tag="worker.heartbea
 
     node: NodeId
     slots: Count
+    """Processes of jobs without GPUs that may run at once."""
     running: Annotated[tuple[tuple[JobId, Count], ...], msgspec.Meta(max_length=4096)] = ()
+    """(job, rank) of each process that runs."""
+    gpus: Annotated[tuple[Gpu, ...], msgspec.Meta(max_length=NODE_GPUS_MAX)] = ()
+    """Its GPUs, ascending by index, those with a fault too."""
+    cores: Cores = 0.0
+    """Cores of CPU for jobs; 0: it does not say."""
+    memory_bytes: Count = 0
+    """Bytes of main memory for jobs; 0: it does not say."""
 
 
 class AggregatorRecord(Record, kw_only=True, frozen=True):
@@ -144,8 +160,8 @@ class AllocateAggregators(Message, kw_only=True, frozen=True, tag="aggregator.al
 
     request: IdText
     cluster: ClusterId
-    count: Annotated[int, msgspec.Meta(ge=1, le=1024)]
-    at_least: Annotated[int, msgspec.Meta(ge=0, le=1024)] = 0
+    count: Annotated[int, msgspec.Meta(ge=1, le=AGGREGATORS_MAX)]
+    at_least: Annotated[int, msgspec.Meta(ge=0, le=AGGREGATORS_MAX)] = 0
     temporary_for: MaybeId = ""
 
 
@@ -163,7 +179,7 @@ class DeallocateAggregators(Message, kw_only=True, frozen=True, tag="aggregator.
 
     cluster: ClusterId
     aggregators: Aggregators
-    requests: Annotated[tuple[MaybeId, ...], msgspec.Meta(max_length=1024)] = ()
+    requests: Annotated[tuple[MaybeId, ...], msgspec.Meta(max_length=AGGREGATORS_MAX)] = ()
 
 
 class AdoptAggregators(Message, kw_only=True, frozen=True, tag="aggregator.adopt"):
@@ -268,7 +284,7 @@ class DrainProgress(Message, kw_only=True, frozen=True, tag="aggregator.drain-pr
 class TenantUse(Record, kw_only=True, frozen=True):
     """What the jobs of a tenant used and lost, in the last monitor window of each."""
 
-    tenant: Annotated[str, msgspec.Meta(max_length=64)] = ""
+    tenant: Tenant = ""
     jobs: Count = 0
     """Those of which a window was measured."""
     cpu: Finite = 0.0
@@ -301,7 +317,8 @@ class PlacedJob(Record, kw_only=True, frozen=True, array_like=True):
     """Where a job is and what it loses, as its controller knows it."""
 
     at: Annotated[
-        tuple[Annotated[int, msgspec.Meta(ge=0, lt=1024)], ...], msgspec.Meta(max_length=1024)
+        tuple[Annotated[int, msgspec.Meta(ge=0, lt=AGGREGATORS_MAX)], ...],
+        msgspec.Meta(max_length=AGGREGATORS_MAX),
     ]
     """Its aggregators: places in `ClusterReport.aggregators`."""
     phase: Name = ""
@@ -337,8 +354,8 @@ class ClusterReport(Message, kw_only=True, frozen=True, tag="cluster.report"):
         msgspec.field(default_factory=dict)
     )
     """Jobs that have their places. Where there are more, each report tells of the next ones."""
-    drains: Annotated[dict[AggregatorId, Name], msgspec.Meta(max_length=1024)] = msgspec.field(
-        default_factory=dict
+    drains: Annotated[dict[AggregatorId, Name], msgspec.Meta(max_length=AGGREGATORS_MAX)] = (
+        msgspec.field(default_factory=dict)
     )
     """Aggregators that are being emptied -> draining, late or drained."""
     at_s: Seconds
@@ -360,36 +377,79 @@ class AggregatorInfo(Record, kw_only=True, frozen=True):
 
 
 class AggregatorList(Message, kw_only=True, frozen=True, tag="aggregator.list-reply"):
-    aggregators: Annotated[tuple[AggregatorInfo, ...], msgspec.Meta(max_length=1024)]
+    aggregators: Annotated[tuple[AggregatorInfo, ...], msgspec.Meta(max_length=AGGREGATORS_MAX)]
 
 
 class StartWorkers(Message, kw_only=True, frozen=True, tag="worker.start"):
     """Master to worker service: run the job's program, one process per rank. Idempotent: a rank
-    whose process of this attempt, or of a later one, was started already stays as it is."""
+    whose process of this number, or of a later one, was started already stays as it is.
+
+    A rank's processes are numbered from 0: number `RUN_ATTEMPTS * attempt + n` is its n-th restart,
+    started in this attempt of its job.
+    """
 
     job: IdText
-    ranks: Annotated[tuple[Rank, ...], msgspec.Meta(max_length=64)]
+    ranks: Annotated[tuple[Rank, ...], msgspec.Meta(max_length=WORKERS_MAX)]
+    """This node's."""
     workers: Workers
-    program: Annotated[tuple[Text, ...], msgspec.Meta(max_length=64)]
-    attempts: Annotated[tuple[Count, ...], msgspec.Meta(max_length=64)] = ()
-    """Parallel to `ranks`: how often each was started before in this run, and RUN_ATTEMPTS for each
-    run before; empty: never."""
+    """Ranks of the job, on all nodes."""
+    program: Program
+    attempts: Annotated[tuple[Count, ...], msgspec.Meta(max_length=WORKERS_MAX)] = ()
+    """Parallel to `ranks`: the number of each one's process; empty: 0."""
     folder: Text = ""
     """The program runs in it; empty: in the worker service's own."""
+    attempt: Attempt = 0
+    """The job's attempt; a master of version 0.2.0 leaves it out (see `job_attempt`)."""
+    allocation: NodeAllocation = ()
+    """All that the job holds, this node's part included: GPUs, or slots without GPUs. Ranks go to
+    its nodes in this order."""
+    gpu_ids: NodeGpuIds = ()
+    """The GPUs of `ranks`, in their order, each of which gets an equal part; empty: none."""
+    rendezvous: Annotated[str, msgspec.Meta(max_length=253)] = ""
+    """The host on which the ranks of a job on several nodes meet; empty: it has one node."""
+    grace_s: GraceSeconds = 0.0
+    """Seconds from SIGTERM to SIGKILL; 0: the service's own `stop_grace_s`."""
 
     def __post_init__(self) -> None:
         if len(set(self.ranks)) < len(self.ranks):
             raise ValueError("ranks: one is named twice; name each rank once")
         if len(self.attempts) not in (0, len(self.ranks)):
             raise ValueError("attempts: give one for each of `ranks`, or none")
+        if len(set(self.gpu_ids)) < len(self.gpu_ids):
+            raise ValueError("gpu_ids: one is named twice; name each GPU once")
+        if self.ranks and len(self.gpu_ids) % len(self.ranks):
+            raise ValueError(
+                f"gpu_ids: {len(self.gpu_ids)} GPUs for {len(self.ranks)} ranks; give each rank "
+                "as many as the others"
+            )
+
+    @property
+    def job_attempt(self) -> int:
+        """The job's attempt, also where the sender knows only numbers of processes."""
+        return max(self.attempt, min(self.attempts, default=0) // RUN_ATTEMPTS)
+
+    def gpus_of(self, rank: int) -> NodeGpuIds:
+        """The GPUs of one of `ranks`."""
+        each = len(self.gpu_ids) // len(self.ranks)
+        first = self.ranks.index(rank) * each
+        return self.gpu_ids[first : first + each]
 
 
 class StopWorkers(Message, kw_only=True, frozen=True, tag="worker.stop"):
-    """Master to worker service: end all processes of this run of the job, and of those before.
+    """Master to worker service: end all processes of this attempt of the job, and of those before.
     Answered once none is left."""
 
     job: IdText
     run: Run = 0
+    attempt: Attempt = 0
+    """A master of version 0.2.0 leaves it out (see `last_attempt`)."""
+    grace_s: GraceSeconds = 0.0
+    """Seconds from SIGTERM to SIGKILL; 0: the service's own `stop_grace_s`."""
+
+    @property
+    def last_attempt(self) -> int:
+        """The last attempt whose processes are to end; without pauses it was the run."""
+        return max(self.attempt, self.run)
 
 
 class WorkerExited(Message, kw_only=True, frozen=True, tag="worker.exited"):
@@ -403,4 +463,31 @@ class WorkerExited(Message, kw_only=True, frozen=True, tag="worker.exited"):
     result: Text = ""
     """The result that it left; if it failed, the last line of its log."""
     attempt: Count = 0
-    """The number of the rank's process, from 0, as in StartWorkers."""
+    """The number of the rank's process, from 0, as in StartWorkers.attempts."""
+
+    @property
+    def job_attempt(self) -> int:
+        """The attempt of its job that the process belonged to."""
+        return self.attempt // RUN_ATTEMPTS
+
+
+class ListNodes(Message, kw_only=True, frozen=True, tag="node.list"):
+    """Worker nodes that the master knows."""
+
+
+class NodeInfo(Record, kw_only=True, frozen=True):
+    """A worker node: what it last told, and what jobs hold of it by the master's records."""
+
+    alive: bool
+    """It was heard lately."""
+    heartbeat: WorkerHeartbeat
+    slots_used: Count = 0
+    gpus_used: NodeGpuIds = ()
+    """GPUs that jobs hold."""
+    jobs: Count = 0
+    """Jobs that hold slots or GPUs of it."""
+
+
+class NodeList(Message, kw_only=True, frozen=True, tag="node.list-reply"):
+    nodes: Annotated[tuple[NodeInfo, ...], msgspec.Meta(max_length=NODES_MAX)]
+    """By node id."""

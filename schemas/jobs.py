@@ -9,14 +9,15 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from slackwater.schemas.base import (
-    COUNT_MAX,
     ID_PATTERN,
     RUNS_MAX,
     SECONDS_MAX,
-    AggregatorId,
+    TENSORS_MAX,
+    WORKERS_MAX,
+    Attempt,
     ClusterId,
+    Cores,
     Count,
-    Finite,
     IdText,
     JobId,
     LossLimit,
@@ -34,35 +35,40 @@ from slackwater.schemas.base import (
     cut_details,
     cut_texts,
 )
+from slackwater.schemas.gpus import (
+    GPU_TYPES_MAX,
+    NODES_HELD_MAX,
+    Gpus,
+    GpuType,
+    NodeAllocation,
+    NodeGpuIds,
+    Speed,
+    check_gpus,
+)
+from slackwater.schemas.job_states import HOLDING_STATES, JobState
+from slackwater.schemas.progress import JobProgress
+from slackwater.schemas.tenants import Tenant
 
 DType = Literal["float32", "float16", "bfloat16"]
 Aggregation = Annotated[str, msgspec.Meta(pattern=ID_PATTERN)]
 """A placement policy's name; controllers know which there are."""
 Consistency = Literal["synchronous", "asynchronous", "stale-synchronous"]
-"""What is applied, and whom a worker waits for: the mean of an iteration's pushes, once all are
-in; each push by itself, as it comes; the same, and nobody is further ahead than a bound."""
+"""Says what is applied, and whom a worker waits for: the mean of an iteration's pushes, once all
+are in; each push by itself, as it comes; the same, and nobody is further ahead than a bound."""
 Staleness = Annotated[int, msgspec.Meta(ge=0, le=1000)]
 """Iterations that a worker of a stale-synchronous job may be ahead of the slowest."""
-JobState = Literal["pending", "running", "completed", "failed", "cancelled"]
 ELEMENTS_MAX: Final = 2**42
-"""Of a tensor and of a job: with all slots and states of 64 workers its bytes fit 64 bits."""
+"""Elements of a tensor, and of a job: slots and states of 64 workers then fit 64 bits of bytes."""
 Extent = Annotated[int, msgspec.Meta(ge=1, le=ELEMENTS_MAX)]
 Single = Annotated[float, msgspec.Meta(ge=-3e38, le=3e38)]
-"""What a float32 holds: kernels reckon with it."""
+"""A number that a float32 holds: kernels reckon with it."""
 Decay = Annotated[float, msgspec.Meta(ge=0.0, lt=1.0)]
-STATE_SAID: Final[dict[JobState, str]] = {
-    "pending": "is pending",
-    "running": "is running",
-    "completed": "has completed",
-    "failed": "has failed",
-    "cancelled": "was cancelled",
-}
-"""Words for a job's state in the middle of a sentence."""
-TERMINAL_STATES: frozenset[JobState] = frozenset({"completed", "failed", "cancelled"})
-
-
-TENSORS_MAX: Final = 20_000
-"""Tensors of one job."""
+Priority = Annotated[int, msgspec.Meta(ge=-1000, le=1000)]
+PROGRAM_WORDS_MAX: Final = 64
+Program = Annotated[tuple[Text, ...], msgspec.Meta(max_length=PROGRAM_WORDS_MAX)]
+"""A command line, as words."""
+GraceSeconds = Annotated[float, msgspec.Meta(ge=0.0, le=600.0)]
+"""Seconds between SIGTERM and SIGKILL."""
 
 
 class TensorSpec(Record, kw_only=True, frozen=True):
@@ -126,7 +132,7 @@ class UpdateRule(Record, kw_only=True, frozen=True):
 
 
 class JobSpec(Record, kw_only=True, frozen=True):
-    """What a user asks for.
+    """A job as its user asks for it.
 
     `servers` is the number of parameter servers that the job would reserve for itself ("2s-2w": 2
     servers, 2 workers): the number its standalone speed is profiled with. `program` is the command
@@ -139,12 +145,13 @@ class JobSpec(Record, kw_only=True, frozen=True):
     model: Annotated[str, msgspec.Meta(max_length=128)] = ""
     """The network's name, for people and for reports."""
     workers: Workers = 1
-    """Processes that train, one per rank."""
-    servers: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
+    """Processes that train, one per rank. A job with GPUs has so many at the size that it asks for,
+    and each has an equal part of the GPUs."""
+    servers: Annotated[int, msgspec.Meta(ge=1, le=WORKERS_MAX)] = 1
     """Parameter servers that it would reserve for itself; its standalone speed is profiled so."""
     iterations: Positive = 1
     """Iterations that it trains for."""
-    program: Annotated[tuple[Text, ...], msgspec.Meta(max_length=64)] = ()
+    program: Program = ()
     """The command line of one rank, as words; empty: its user starts it by hand."""
     folder: Text = ""
     """The node's folder that the program runs in; empty: where `slackwater submit` is called, of a
@@ -161,7 +168,7 @@ class JobSpec(Record, kw_only=True, frozen=True):
     """The seed of what an emulated program draws."""
     aggregation: Aggregation | None = None
     """How it shares aggregators, by a placement policy's name; left out: as its cluster does."""
-    tenant: Annotated[str, msgspec.Meta(max_length=64)] = ""
+    tenant: Tenant = ""
     """The tenant on whose account it runs; empty: none."""
     restarts: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 0
     """How often ranks that die are started again, counted over all ranks; each goes on where the
@@ -170,6 +177,72 @@ class JobSpec(Record, kw_only=True, frozen=True):
     """It takes aggregators of less than a core, as emulated pools have, and is slowed by them."""
     loss_limit: LossLimit = 0.0
     """The part of its speed that sharing may cost; 0: as its tenant, or cluster, says."""
+    gpus: Gpus = 0
+    """GPUs of the whole job, given all together; 0: its processes need none, and take a slot of
+    their node each."""
+    gpus_min: Gpus = 0
+    """The fewest GPUs that it can run on; 0: `gpus`."""
+    gpus_max: Gpus = 0
+    """The most GPUs that it can use; 0: `gpus`."""
+    gpu_types: Annotated[dict[GpuType, Speed], msgspec.Meta(max_length=GPU_TYPES_MAX)] = (
+        msgspec.field(default_factory=dict)
+    )
+    """GPU types that it can run on, each with its speed relative to a reference type; empty: any
+    type, at one speed."""
+    cores: Cores = 0.0
+    """Cores of CPU that each of its processes needs; 0: it does not say."""
+    memory_bytes: Count = 0
+    """Bytes of main memory that each of its processes needs; 0: it does not say."""
+    priority: Priority = 0
+    """Jobs with a higher one are preferred by policies that know priorities."""
+    batch_size: Count = 0
+    """Examples of one iteration over all processes; 0: it does not say."""
+    batch_min: Count = 0
+    """The smallest batch that it may be trained with; 0: `batch_size`."""
+    batch_max: Count = 0
+    """The largest batch that it may be trained with; 0: `batch_size`."""
+    adaptive: bool = False
+    """It may be given another number of GPUs, within its bounds, while it runs; otherwise it keeps
+    the number that it was started with."""
+    preemptible: bool = True
+    """A policy may pause it for others' sake; otherwise it keeps what it was given until it ends.
+    """
+    grace_s: GraceSeconds = 0.0
+    """Seconds that it may take to save and end after SIGTERM, before it is killed; 0: as its
+    worker service's `stop_grace_s` says."""
+    checkpoint: Text = ""
+    """The folder in which its program saves what it needs to go on; empty: it saves nothing. Then
+    only a job whose parameters are in aggregators can be paused without losing work."""
+
+    def __post_init__(self) -> None:
+        if self.gpus or self.gpus_min or self.gpus_max or self.gpu_types:
+            check_gpus(self.gpus, *self.gpu_bounds, self.workers, gpu_types=bool(self.gpu_types))
+        if self.batch_size or self.batch_min or self.batch_max:
+            check_batch(self)
+
+    @property
+    def gpu_bounds(self) -> tuple[int, int]:
+        """The fewest and the most GPUs that it may be given."""
+        return self.gpus_min or self.gpus, self.gpus_max or self.gpus
+
+    def processes(self, held: int) -> int:
+        """Count its processes on so many GPUs; on slots: one each."""
+        return -(-held * self.workers // self.gpus) if self.gpus else held
+
+
+def check_batch(spec: JobSpec) -> None:
+    """Raise ValueError where a job's batch is not within its bounds."""
+    asked = spec.batch_size
+    least, most = spec.batch_min or asked, spec.batch_max or asked
+    if not asked:
+        raise ValueError(
+            f"batch_size: 0 beside bounds {spec.batch_min} to {spec.batch_max}; give the batch "
+            "that it begins with"
+        )
+    if least > asked:
+        raise ValueError(f"batch_min: {least}, more than batch_size {asked}; give at most {asked}")
+    if most < asked:
+        raise ValueError(f"batch_max: {most}, less than batch_size {asked}; give at least {asked}")
 
 
 class JobRecord(Record, kw_only=True, frozen=True):
@@ -179,21 +252,47 @@ class JobRecord(Record, kw_only=True, frozen=True):
     state: JobState = "pending"
     cluster: ClusterId | None = None
     node: NodeId | None = None
+    """The first node of its allocation, or of its last one; None: it never had one."""
     submitted_s: Seconds = 0.0
     started_s: Seconds = 0.0
+    """When it first held an allocation in this run; 0: it has not yet."""
     finished_s: Seconds = 0.0
     reason: Text = ""
-    results: Annotated[dict[Name, Text], msgspec.Meta(max_length=64)] = msgspec.field(
+    results: Annotated[dict[Name, Text], msgspec.Meta(max_length=WORKERS_MAX)] = msgspec.field(
         default_factory=dict
     )
     """What each rank reported when it ended: rank -> a JSON text of at most 4 KiB."""
-    restarts: Annotated[dict[Name, Count], msgspec.Meta(max_length=64)] = msgspec.field(
+    restarts: Annotated[dict[Name, Count], msgspec.Meta(max_length=WORKERS_MAX)] = msgspec.field(
         default_factory=dict
     )
     """Rank -> how often it was started again. Its processes are numbered by it, from 0."""
     optimizer_state_lost: bool = False
     run: Run = 0
     """How often it was run again."""
+    attempt: Attempt = 0
+    """The attempt that it is in, or that comes next while it waits: one more whenever it stops
+    and may go on. Never less than `run`."""
+    allocation: NodeAllocation = ()
+    """GPUs that it holds, or slots for a job without GPUs. Stored before anything is ordered,
+    and kept after its end until no process of it is left; empty while it waits."""
+    gpu_ids: Annotated[dict[NodeId, NodeGpuIds], msgspec.Meta(max_length=NODES_HELD_MAX)] = (
+        msgspec.field(default_factory=dict)
+    )
+    """Node of the allocation -> which of its GPUs; empty for a job without GPUs."""
+    planned: NodeAllocation = ()
+    """While it is stopping: the allocation that it goes on with; empty: it pauses."""
+    held: bool = False
+    """Somebody paused it, or holds it back: no policy starts it before it is released."""
+    since_s: Seconds = 0.0
+    """Since when it has held this allocation, or waited; `gpu_s` and `run_s` are true of then."""
+    gpu_s: Seconds = 0.0
+    """GPUs (or slots) times seconds that it held before `since_s`: its attained service."""
+    run_s: Seconds = 0.0
+    """Seconds that it held an allocation before `since_s`."""
+    reallocations: Count = 0
+    """How often it was given an allocation after its first one."""
+    preemptions: Count = 0
+    """How often a policy took all of its allocation."""
     deleted: bool = False
     """It ended, and nobody is shown it any more. Its id is free."""
     released: bool = False
@@ -202,51 +301,16 @@ class JobRecord(Record, kw_only=True, frozen=True):
 
     def __post_init__(self) -> None:
         cut_texts(self)
+        bound(self, "gpu_s", "run_s", most=SECONDS_MAX)
 
 
-class RankProgress(Record, kw_only=True, frozen=True):
-    """How far one rank is."""
-
-    rank: Rank
-    iteration: Count = 0
-    """The last iteration that ended."""
-    speed: Seconds = 0.0
-    """Iterations a second, over the last seconds."""
-    heard_s: Seconds = 0.0
-    """When its Agent last reported."""
-
-    def __post_init__(self) -> None:
-        bound(self, "speed", most=SECONDS_MAX)
-
-
-class JobProgress(Record, kw_only=True, frozen=True):
-    """How far a job is, how fast, and where: known to the master that leads, and not stored."""
-
-    iteration: Count = 0
-    """The last iteration that ended on every rank."""
-    iterations: Count = 0
-    """Iterations that it trains for; 0: its program counts for itself."""
-    speed: Seconds = 0.0
-    """Iterations a second of its slowest rank, over the last seconds; 0: not known."""
-    eta_s: Seconds | None = None
-    """Seconds until its last iteration at this speed; None: not known."""
-    loss: Finite | None = None
-    """Part of its profiled speed that it lost in its last monitor window; below 0: it is faster;
-    None: not measured."""
-    phase: Name = ""
-    """The phase of its placement: hosting, profiling, moving or steady; empty: it has none."""
-    moves: Count = 0
-    """Migrations so far."""
-    aggregators: Annotated[tuple[AggregatorId, ...], msgspec.Meta(max_length=1024)] = ()
-    updated_s: Seconds = 0.0
-    """When an Agent of it last reported; 0: none did to this master."""
-    ranks: Annotated[tuple[RankProgress, ...], msgspec.Meta(max_length=64)] = ()
-    """Ranks that have reported; only in the answer to GetJob."""
-
-    def __post_init__(self) -> None:
-        for name in ("speed", "eta_s"):
-            if getattr(self, name) is not None:
-                bound(self, name, most=SECONDS_MAX)
+def upgraded(record: JobRecord) -> JobRecord:
+    """Return a stored record as this version keeps it: version 0.2.0 knew neither attempts nor
+    allocations, but a run and one node for all processes of a job."""
+    attempt, allocation = max(record.attempt, record.run), record.allocation
+    if not allocation and record.node is not None and record.state in HOLDING_STATES:
+        allocation = ((record.node, record.spec.workers),)
+    return msgspec.structs.replace(record, attempt=attempt, allocation=allocation)
 
 
 # Requests to the master ------------------------------------------------------------------------
@@ -290,7 +354,7 @@ class ListJobs(Message, kw_only=True, frozen=True, tag="job.list"):
 
     state: JobState | None = None
     offset: Count = 0
-    tenant: Annotated[str, msgspec.Meta(max_length=64)] | None = None
+    tenant: Tenant | None = None
     """Only this tenant's."""
     order: Literal["newest", "active"] = "newest"
     whole: bool = False
@@ -331,12 +395,10 @@ class AskMissing(Message, kw_only=True, frozen=True, tag="job.missing"):
     """The rank that asks."""
     iteration: Count
     waited_s: Seconds
-    behind: Annotated[tuple[tuple[Rank, Count], ...], msgspec.Meta(min_length=1, max_length=64)]
+    behind: Annotated[
+        tuple[tuple[Rank, Count], ...], msgspec.Meta(min_length=1, max_length=WORKERS_MAX)
+    ]
     """Each rank that it waits for, and the newest iteration that this one has pushed."""
-
-
-class ListTenants(Message, kw_only=True, frozen=True, tag="tenant.list"):
-    """Tenants that have limits or jobs."""
 
 
 # Answers ---------------------------------------------------------------------------------------
@@ -389,42 +451,6 @@ class MissingRanks(Message, kw_only=True, frozen=True, tag="job.missing-reply"):
         cut_texts(self)
 
 
-class TenantInfo(Record, kw_only=True, frozen=True):
-    """What a tenant may have (of the master's configuration), and what it has now."""
-
-    tenant: Annotated[str, msgspec.Meta(max_length=64)]
-    cpu_fraction: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
-    """Part of the pool's CPU that its jobs may ask for together."""
-    loss_limit: LossLimit
-    """0: that of the job's cluster."""
-    queued_max: Count
-    waiting: Count
-    """Jobs that were not started yet."""
-    running: Count
-    cpu: Finite
-    """Cores that the running ones ask for: as profiled, else their servers."""
-    pool_cpu: Finite
-    """Cores of the pool."""
-    used_cpu: Finite = 0.0
-    """Cores that their tasks took of aggregators, in each job's last monitor window."""
-    used_slots: Finite = 0.0
-    """Aggregators that they kept busy."""
-    measured: Count = 0
-    """Jobs of which such a window is known."""
-    loss: Finite = 0.0
-    """Of its profiled speed, of the job that lost most; below 0: all are faster."""
-    beyond: Count = 0
-    """Jobs that lost more than their limit."""
-
-    def __post_init__(self) -> None:
-        bound(self, "cpu", "pool_cpu", "used_cpu", "used_slots", "loss")
-        bound(self, "measured", "beyond", most=COUNT_MAX)
-
-
-class TenantList(Message, kw_only=True, frozen=True, tag="tenant.list-reply"):
-    tenants: Annotated[tuple[TenantInfo, ...], msgspec.Meta(max_length=10_000)]
-
-
 # Facts -----------------------------------------------------------------------------------------
 
 
@@ -432,9 +458,13 @@ class JobEvent(Message, kw_only=True, frozen=True, tag="job.event"):
     """sw.v1.evt.job.<id>.<state or fact>: the job's life, as operators and loadgen follow it."""
 
     job: JobId
-    fact: Annotated[str, msgspec.Meta(max_length=64)]
+    fact: Name
     at_s: Seconds
     cluster: ClusterId | None = None
+    attempt: Attempt = 0
+    """The attempt that it is in, or that comes next."""
+    allocation: NodeAllocation = ()
+    """GPUs, or slots, that it holds from now on; empty: nothing."""
     reason: Text = ""
     detail: Annotated[dict[Name, Text], msgspec.Meta(max_length=32)] = msgspec.field(
         default_factory=dict

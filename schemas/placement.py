@@ -10,7 +10,10 @@ from typing import Annotated, Literal
 import msgspec
 
 from slackwater.schemas.base import (
+    AGGREGATORS_MAX,
     BUCKETS_MAX,
+    TASKS_MAX,
+    TENSORS_MAX,
     AggregatorId,
     ClusterId,
     Count,
@@ -33,7 +36,6 @@ from slackwater.schemas.base import (
 from slackwater.schemas.cluster import Addresses, Aggregators
 from slackwater.schemas.jobs import (
     ELEMENTS_MAX,
-    TENSORS_MAX,
     Consistency,
     DType,
     JobSpec,
@@ -105,7 +107,7 @@ class PlaceJob(Message, kw_only=True, frozen=True, tag="placement.place"):
     spec: JobSpec
     tensors: Tensors
     loss_limit: LossLimit = 0.0
-    aggregators_max: Annotated[int, msgspec.Meta(ge=0, le=1024)] = 0
+    aggregators_max: Annotated[int, msgspec.Meta(ge=0, le=AGGREGATORS_MAX)] = 0
     run: Run = 0
 
     def __post_init__(self) -> None:
@@ -133,7 +135,7 @@ class Located(Message, kw_only=True, frozen=True, tag="placement.located"):
     plan: JobPlan
     buckets: Layouts
     places: Places
-    endpoints: Annotated[tuple[Endpoint, ...], msgspec.Meta(max_length=1024)]
+    endpoints: Annotated[tuple[Endpoint, ...], msgspec.Meta(max_length=AGGREGATORS_MAX)]
 
 
 # Aggregator endpoints --------------------------------------------------------------------------
@@ -188,7 +190,7 @@ class PlanTurns(Message, kw_only=True, frozen=True, tag="bucket.turns"):
     """C_n; 0: there is no cycle, those named run by deadline."""
     slack: Fraction = 0.0
     """The part of `every_s` by which a task may be late."""
-    jobs: Annotated[tuple[JobTurns, ...], msgspec.Meta(max_length=20_000)] = ()
+    jobs: Annotated[tuple[JobTurns, ...], msgspec.Meta(max_length=TASKS_MAX)] = ()
 
 
 class DropJob(Message, kw_only=True, frozen=True, tag="bucket.drop"):

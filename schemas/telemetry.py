@@ -6,7 +6,9 @@ from typing import Annotated
 import msgspec
 
 from slackwater.schemas.base import (
+    AGGREGATORS_MAX,
     BUCKETS_MAX,
+    TASKS_MAX,
     AggregatorId,
     Count,
     Finite,
@@ -32,7 +34,7 @@ class LinkTimes(Record, kw_only=True, frozen=True):
     pulling_s: Seconds = 0.0
 
 
-Links = Annotated[tuple[LinkTimes, ...], msgspec.Meta(max_length=1024)]
+Links = Annotated[tuple[LinkTimes, ...], msgspec.Meta(max_length=AGGREGATORS_MAX)]
 
 
 class IterationsObserved(Message, kw_only=True, frozen=True, tag="job.iterations"):
@@ -89,9 +91,9 @@ class TasksObserved(Message, kw_only=True, frozen=True, tag="aggregator.tasks"):
 
     aggregator: AggregatorId
     period_s: Seconds
-    tasks: Annotated[tuple[TaskCost, ...], msgspec.Meta(max_length=20_000)]
+    tasks: Annotated[tuple[TaskCost, ...], msgspec.Meta(max_length=TASKS_MAX)]
     host_cpu_percent: Finite = 0.0
-    jobs: Annotated[tuple[JobCpu, ...], msgspec.Meta(max_length=20_000)] = ()
+    jobs: Annotated[tuple[JobCpu, ...], msgspec.Meta(max_length=TASKS_MAX)] = ()
 
 
 class HostLoad(Message, kw_only=True, frozen=True, tag="host.load"):

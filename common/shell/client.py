@@ -17,9 +17,10 @@ from slackwater.common.bus.access import Credentials
 from slackwater.common.bus.base import Bus
 from slackwater.common.shell.world import live_world
 from slackwater.common.store.history import History
-from slackwater.schemas import cluster, jobs, subjects
+from slackwater.schemas import cluster, jobs, subjects, tenants
 from slackwater.schemas.base import AggregatorId, Message, Ok, Refused
-from slackwater.schemas.jobs import TenantInfo
+from slackwater.schemas.job_states import JobState
+from slackwater.schemas.tenants import TenantInfo
 
 M = TypeVar("M", bound=Message)
 T = TypeVar("T")
@@ -105,7 +106,7 @@ class Client:
 
     async def job_page(
         self,
-        state: jobs.JobState | None = None,
+        state: JobState | None = None,
         tenant: str | None = None,
         offset: int = 0,
         whole: bool = False,
@@ -117,7 +118,7 @@ class Client:
         )
         return await self.master("list", message, jobs.JobList)
 
-    async def jobs(self, state: jobs.JobState | None = None) -> tuple[jobs.JobRecord, ...]:
+    async def jobs(self, state: JobState | None = None) -> tuple[jobs.JobRecord, ...]:
         return (await self.master("list", jobs.ListJobs(state=state), jobs.JobList)).jobs
 
     async def drain(self, aggregator: str, request: str, within_s: float) -> cluster.DrainProgress:
@@ -146,7 +147,7 @@ class Client:
         raise Rejected(f"there is no aggregator {aggregator}: `slackwater aggregators` lists them")
 
     async def tenants(self) -> tuple[TenantInfo, ...]:
-        return (await self.master("tenants", jobs.ListTenants(), jobs.TenantList)).tenants
+        return (await self.master("tenants", tenants.ListTenants(), tenants.TenantList)).tenants
 
     async def aggregators(self) -> tuple[cluster.AggregatorInfo, ...]:
         reply = await self.master("aggregators", cluster.ListAggregators(), cluster.AggregatorList)

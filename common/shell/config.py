@@ -90,7 +90,7 @@ def toml(value: Any) -> str:
         value = str(value)
     if isinstance(value, Mapping):
         rows = ", ".join(f"{toml(k)} = {toml(v)}" for k, v in value.items() if v is not None)
-        return f"{{ {rows} }}"
+        return f"{{ {rows} }}" if rows else "{}"
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(toml(item) for item in value)}]"
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -35,7 +35,8 @@ from slackwater.loadgen.replay.workload import Workload
 from slackwater.loadgen.traces import read
 from slackwater.loadgen.traces.select import select
 from slackwater.schemas.base import ID_PATTERN
-from slackwater.schemas.jobs import STATE_SAID, Aggregation
+from slackwater.schemas.job_states import STATE_SAID
+from slackwater.schemas.jobs import Aggregation
 
 BYTES_SCALE_HELP = "Shrinks tensors; by default chosen by this machine's folding speed."
 TRANSPORT_HELP = "How bytes go between Agents and aggregators: shm, verbs, tcp or auto."

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 from slackwater.schemas.base import Message
 from slackwater.schemas.cluster import AggregatorHeartbeat, AllocationEvent
-from slackwater.schemas.jobs import TERMINAL_STATES, JobEvent, JobSpec
+from slackwater.schemas.job_states import TERMINAL_STATES
+from slackwater.schemas.jobs import JobEvent, JobSpec
 from slackwater.schemas.placement import MigrationEvent, Profile, TensorCopyDone
 from slackwater.schemas.telemetry import (
     IterationsObserved,

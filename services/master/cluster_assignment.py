@@ -7,7 +7,8 @@ section 3.3.3, step one; see clusters.py), whose controller does the rest.
 from slackwater.common.base.effects import Log
 from slackwater.schemas import subjects
 from slackwater.schemas.base import CONFLICT, NOT_FOUND, ClusterId, JobId, Refused
-from slackwater.schemas.jobs import STATE_SAID, JobRecord, JobRegistered, JobSpec, RegisterJob
+from slackwater.schemas.job_states import STATE_SAID
+from slackwater.schemas.jobs import JobRecord, JobRegistered, JobSpec, RegisterJob
 from slackwater.schemas.placement import PlaceJob
 from slackwater.services.master.admission import limits_of
 from slackwater.services.master.explain import NO_CONTROLLER

@@ -66,13 +66,12 @@ from slackwater.schemas.jobs import (
     JobList,
     JobRecord,
     ListJobs,
-    ListTenants,
     RegisterJob,
     RerunJob,
     SubmitJob,
-    TenantList,
 )
 from slackwater.schemas.telemetry import IterationsObserved, JobProfiled
+from slackwater.schemas.tenants import ListTenants, TenantList
 from slackwater.services.master import (
     cluster_assignment,
     lifecycle,

@@ -6,8 +6,8 @@ from math import inf
 import msgspec
 
 from slackwater.schemas.base import CONFLICT, NOT_FOUND, JobId, Refused
+from slackwater.schemas.job_states import TERMINAL_STATES
 from slackwater.schemas.jobs import (
-    TERMINAL_STATES,
     JobRecord,
     JobSpec,
     RegisterJob,

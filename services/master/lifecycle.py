@@ -12,7 +12,8 @@ from slackwater.common.base.effects import Log, Persist
 from slackwater.schemas import subjects
 from slackwater.schemas.base import CONFLICT, RUN_ATTEMPTS, JobId, Message, Refused
 from slackwater.schemas.cluster import StartWorkers, StopWorkers
-from slackwater.schemas.jobs import JobRecord, JobState
+from slackwater.schemas.job_states import JobState
+from slackwater.schemas.jobs import JobRecord
 from slackwater.schemas.placement import ReleaseJob
 from slackwater.services.master.admission import Hold, named
 from slackwater.services.master.jobs import Job

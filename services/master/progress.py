@@ -12,7 +12,8 @@ from typing import Final
 
 from slackwater.schemas.base import COUNT_MAX, AggregatorId
 from slackwater.schemas.cluster import PlacedJob
-from slackwater.schemas.jobs import JobProgress, JobSpec, RankProgress
+from slackwater.schemas.jobs import JobSpec
+from slackwater.schemas.progress import JobProgress, RankProgress
 from slackwater.schemas.telemetry import IterationsObserved
 
 SMOOTHED_S: Final = 10.0

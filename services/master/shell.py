@@ -22,6 +22,7 @@ from slackwater.schemas.cluster import (
     WorkerExited,
     WorkerHeartbeat,
 )
+from slackwater.schemas.job_states import JobState
 from slackwater.schemas.jobs import (
     AskMissing,
     CancelJob,
@@ -30,15 +31,13 @@ from slackwater.schemas.jobs import (
     GetJob,
     JobEvent,
     JobRecord,
-    JobState,
     ListJobs,
-    ListTenants,
     RegisterJob,
     RerunJob,
     SubmitJob,
-    TenantInfo,
 )
 from slackwater.schemas.telemetry import IterationsObserved, JobProfiled
+from slackwater.schemas.tenants import ListTenants, TenantInfo
 from slackwater.services.master.config import MasterConfig
 from slackwater.services.master.core import Master
 from slackwater.services.master.fact_stream import keep_facts

@@ -17,7 +17,9 @@ from slackwater.common.base.limits import JOBS_MAX
 from slackwater.schemas import subjects
 from slackwater.schemas.base import JobId, Message, Refused
 from slackwater.schemas.cluster import TenantUse
-from slackwater.schemas.jobs import TERMINAL_STATES, JobEvent, JobRecord, JobSpec, TenantInfo
+from slackwater.schemas.job_states import TERMINAL_STATES
+from slackwater.schemas.jobs import JobEvent, JobRecord, JobSpec
+from slackwater.schemas.tenants import TenantInfo
 from slackwater.services.master.admission import (
     DEFAULT,
     Capacity,

@@ -18,7 +18,8 @@ from slackwater.common.embedded import ClusterOptions, EmbeddedCluster
 from slackwater.common.shell.client import Client, connect
 from slackwater.loadgen.replay.proof import mismatch
 from slackwater.loadgen.replay.workload import emulated
-from slackwater.schemas.jobs import TERMINAL_STATES, JobRecord, JobSpec
+from slackwater.schemas.job_states import TERMINAL_STATES
+from slackwater.schemas.jobs import JobRecord, JobSpec
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(240)]
 VICTIMS = ("master-m1", "controller-c1", "worker-w1")

@@ -104,8 +104,16 @@ def _of_job(fact: JobEvent) -> str:
     return f"{fact.job} {fact.fact}" + (f": {why}" if why else "")
 
 
-def _on(node: str) -> str:
+def _held(fact: JobEvent) -> str:
+    """Say on what it runs; where the fact does not tell how much, on which node."""
+    if len(fact.allocation) > 1:
+        return f" on {listed([f'{node} ({number})' for node, number in fact.allocation])}"
+    node = fact.allocation[0][0] if fact.allocation else fact.detail.get("node", "")
     return f" on {node}" if node else ""
+
+
+def _why(fact: JobEvent) -> str:
+    return f": {fact.reason}" if fact.reason else ""
 
 
 def _where(fact: JobEvent) -> str:
@@ -154,7 +162,12 @@ _JOB: Final[dict[str, Callable[[JobEvent], str]]] = {
     "pending": lambda fact: f"{fact.job} {fact.reason or 'is submitted'}",
     "deleted": lambda fact: f"{fact.job} is deleted",
     "waiting": lambda fact: f"{fact.job} waits {fact.reason.removeprefix('waits ')}".rstrip(),
-    "running": lambda fact: f"{fact.job} runs" + _on(fact.detail.get("node", "")),
+    "starting": lambda fact: f"{fact.job} starts" + _held(fact),
+    "running": lambda fact: f"{fact.job} runs" + _held(fact),
+    "stopping": lambda fact: f"{fact.job} is told to save and to stop" + _why(fact),
+    "paused": lambda fact: f"{fact.job} is paused" + _why(fact),
+    "resumed": lambda fact: f"{fact.job} goes on" + _held(fact) + _why(fact),
+    "resized": lambda fact: f"{fact.job} is given another size" + _held(fact) + _why(fact),
     "placed": lambda fact: f"{fact.job} is sent to cluster {fact.cluster}",
     "completed": lambda fact: ended(fact.job, "completed"),
     "failed": lambda fact: ended(fact.job, "failed", fact.reason),

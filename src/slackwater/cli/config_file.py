@@ -157,7 +157,9 @@ def _sample(kind: type[msgspec.Struct], head: list[str], must: dict[str, Any]) -
             header = f"{name}.default" if many else name
             tables += ["", *_comment(docs.get(name, "")), f"#[{header}]", *_keys(inner)]
         else:
-            value = must.get(name, _EXAMPLES.get(name, field.default))
+            made = field.default_factory
+            default = field.default if made is msgspec.NODEFAULT else made()
+            value = must.get(name, _EXAMPLES.get(name, default))
             parts += ["", *_key(name, field.type, docs.get(name, ""), value, name not in must)]
     return "\n".join([*parts, *tables]) + "\n"
 

@@ -14,7 +14,9 @@ from slackwater.console import documents, figures, tables
 from slackwater.console.options import Json, Url
 from slackwater.console.outcome import out, print_json
 from slackwater.console.tables import Row
-from slackwater.schemas.jobs import TERMINAL_STATES, JobInfo, JobProgress, JobRecord
+from slackwater.schemas.job_states import TERMINAL_STATES
+from slackwater.schemas.jobs import JobInfo, JobRecord
+from slackwater.schemas.progress import JobProgress
 
 LABEL: Final = 13
 INDENT: Final = "  "

@@ -14,7 +14,9 @@ from slackwater.console.options import Json, Url
 from slackwater.console.outcome import err, out, print_json
 from slackwater.console.tables import Row
 from slackwater.schemas.base import JobId
-from slackwater.schemas.jobs import TERMINAL_STATES, JobProgress, JobRecord, JobState
+from slackwater.schemas.job_states import TERMINAL_STATES, JobState
+from slackwater.schemas.jobs import JobRecord
+from slackwater.schemas.progress import JobProgress
 
 ENDED_SHOWN: Final = 10
 """Ended jobs that are listed unless all are asked for."""

@@ -20,7 +20,8 @@ from slackwater.console.outcome import Usage, err
 from slackwater.schemas import subjects
 from slackwater.schemas.base import Refused
 from slackwater.schemas.cluster import WorkerHeartbeat
-from slackwater.schemas.jobs import TERMINAL_STATES, JobRecord
+from slackwater.schemas.job_states import TERMINAL_STATES
+from slackwater.schemas.jobs import JobRecord
 from slackwater.schemas.logs import TAIL_LINES_MAX, LogPiece, ReadLog
 
 LOOK_S: Final = 1.0

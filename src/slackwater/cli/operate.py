@@ -15,7 +15,8 @@ from slackwater.console.names import said
 from slackwater.console.options import Json, Url
 from slackwater.console.outcome import FAILED, err, exit_code, out, print_json, reported
 from slackwater.console.usage import an_id
-from slackwater.schemas.jobs import TERMINAL_STATES, JobRecord
+from slackwater.schemas.job_states import TERMINAL_STATES
+from slackwater.schemas.jobs import JobRecord
 
 
 def cancel(id: JobId, url: Url = None, json: Json = False) -> None:

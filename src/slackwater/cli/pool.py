@@ -8,7 +8,7 @@ from slackwater.console.options import Json, Url
 from slackwater.console.outcome import err, out, print_json
 from slackwater.console.tables import Row
 from slackwater.schemas.cluster import AggregatorInfo
-from slackwater.schemas.jobs import TenantInfo
+from slackwater.schemas.tenants import TenantInfo
 
 AGGREGATOR_HEADS: Final = (
     "AGGREGATOR", "STATE", "CLUSTER", "NODE", "SHARE", "JOBS", "BUCKETS", "HELD", "MOVED",

@@ -28,7 +28,7 @@ from slackwater.console.interrupt import INTERRUPTED
 from slackwater.console.options import Json, Url
 from slackwater.console.outcome import out, print_json
 from slackwater.schemas.cluster import AggregatorInfo
-from slackwater.schemas.jobs import TERMINAL_STATES
+from slackwater.schemas.job_states import TERMINAL_STATES
 
 ENTER: Final = "\x1b[?1049h\x1b[?25l"
 LEAVE: Final = "\x1b[?25h\x1b[?1049l"

@@ -16,7 +16,8 @@ from slackwater.common.shell.client import Client
 from slackwater.console.options import Json, Url
 from slackwater.console.outcome import FAILED, TRY_LATER, err, out, print_json
 from slackwater.schemas import subjects
-from slackwater.schemas.jobs import STATE_SAID, TERMINAL_STATES, JobRecord, JobState
+from slackwater.schemas.job_states import STATE_SAID, TERMINAL_STATES, JobState
+from slackwater.schemas.jobs import JobRecord
 
 POLL_S: Final = 2.0
 """Seconds between two looks at the records, since the bus may lose a fact."""

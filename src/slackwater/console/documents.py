@@ -6,7 +6,8 @@ from typing import Any, Final
 import msgspec
 
 from slackwater.console import figures
-from slackwater.schemas.jobs import JobProgress, JobRecord
+from slackwater.schemas.jobs import JobRecord
+from slackwater.schemas.progress import JobProgress
 
 TIMES: Final = frozenset(
     {

@@ -4,7 +4,8 @@ from datetime import UTC, datetime
 from typing import Final
 
 from slackwater.console.tables import NOTHING
-from slackwater.schemas.jobs import JobProgress, JobSpec
+from slackwater.schemas.jobs import JobSpec
+from slackwater.schemas.progress import JobProgress
 
 _UNITS: Final = ((86_400, "d"), (3_600, "h"), (60, "m"))
 _COARSE: Final = 10

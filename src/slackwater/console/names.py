@@ -8,7 +8,8 @@ from itertools import pairwise
 from typing import Final
 
 from slackwater.console.outcome import Usage
-from slackwater.schemas.jobs import STATE_SAID, TERMINAL_STATES, Aggregation, JobRecord, JobSpec
+from slackwater.schemas.job_states import STATE_SAID, TERMINAL_STATES
+from slackwater.schemas.jobs import Aggregation, JobRecord, JobSpec
 
 STEM_CHARS_MAX: Final = 40
 SUFFIX_BYTES: Final = 3

@@ -17,7 +17,8 @@ from slackwater.common.embedded import ClusterOptions, EmbeddedCluster
 from slackwater.common.shell import client
 from slackwater.loadgen.emulate import Emulation
 from slackwater.loadgen.verify import replay_digest
-from slackwater.schemas.jobs import TERMINAL_STATES, JobRecord, JobSpec, UpdateRule
+from slackwater.schemas.job_states import TERMINAL_STATES
+from slackwater.schemas.jobs import JobRecord, JobSpec, UpdateRule
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(180)]
 

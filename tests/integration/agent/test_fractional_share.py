@@ -8,7 +8,8 @@ import pytest
 
 from slackwater.common.embedded import ClusterOptions, EmbeddedCluster
 from slackwater.common.shell.client import Client, connect
-from slackwater.schemas.jobs import TERMINAL_STATES, JobRecord, JobSpec
+from slackwater.schemas.job_states import TERMINAL_STATES
+from slackwater.schemas.jobs import JobRecord, JobSpec
 
 # A whole cluster and a few Python processes: seconds.
 pytestmark = [pytest.mark.live, pytest.mark.timeout(120)]

@@ -16,7 +16,8 @@ import pytest_asyncio
 
 from slackwater.common.embedded import ClusterOptions, EmbeddedCluster
 from slackwater.common.shell.client import Client, connect
-from slackwater.schemas.jobs import TERMINAL_STATES, JobRecord, JobSpec
+from slackwater.schemas.job_states import TERMINAL_STATES
+from slackwater.schemas.jobs import JobRecord, JobSpec
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(120), pytest.mark.asyncio(loop_scope="module")]
 

@@ -3,7 +3,8 @@
 from slackwater.cli.jobs import Job, Listed
 from slackwater.schemas.base import AggregatorId, ClusterId, NodeId
 from slackwater.schemas.cluster import AggregatorHeartbeat, AggregatorInfo, AggregatorRecord
-from slackwater.schemas.jobs import JobProgress, JobRecord, JobSpec
+from slackwater.schemas.jobs import JobRecord, JobSpec
+from slackwater.schemas.progress import JobProgress
 
 NOW_S = 1_800_000_000.0
 

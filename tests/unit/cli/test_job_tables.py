@@ -18,7 +18,9 @@ from slackwater.cli.top import Seen, screen
 from slackwater.console import documents, figures, tables
 from slackwater.console.outcome import print_json
 from slackwater.console.tables import Row, natural
-from slackwater.schemas.jobs import JobInfo, JobRecord, JobSpec, RankProgress, TenantInfo
+from slackwater.schemas.jobs import JobInfo, JobRecord, JobSpec
+from slackwater.schemas.progress import RankProgress
+from slackwater.schemas.tenants import TenantInfo
 
 
 def test_a_job_shows_how_far_how_fast_and_where_it_is() -> None:

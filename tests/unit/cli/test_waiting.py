@@ -9,7 +9,8 @@ from slackwater.common.base.clock import LiveClock
 from slackwater.common.base.errors import Rejected, Unavailable
 from slackwater.common.bus.memory import MemoryBroker
 from slackwater.common.shell.client import Client
-from slackwater.schemas.jobs import JobRecord, JobSpec, JobState
+from slackwater.schemas.job_states import JobState
+from slackwater.schemas.jobs import JobRecord, JobSpec
 
 
 def record(id: str, state: JobState, started_s: float = 0.0) -> JobRecord:

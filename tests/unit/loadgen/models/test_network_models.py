@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from slackwater.common.base.errors import Rejected
 from slackwater.loadgen import models
-from slackwater.schemas.jobs import TENSORS_MAX
+from slackwater.schemas.base import TENSORS_MAX
 
 MIB = 1024 * 1024
 

@@ -56,15 +56,13 @@ from slackwater.schemas.jobs import (
     JobRegistered,
     JobSpec,
     ListJobs,
-    ListTenants,
     RegisterJob,
     SubmitJob,
-    TenantInfo,
-    TenantList,
     TensorSpec,
 )
 from slackwater.schemas.placement import PlaceJob, Profile, ReleaseJob
 from slackwater.schemas.telemetry import IterationsObserved, JobProfiled
+from slackwater.schemas.tenants import ListTenants, TenantInfo, TenantList
 from slackwater.services.master.config import MasterConfig, Tenant
 from slackwater.services.master.core import Master
 from slackwater.services.master.shell import tenant_levels

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from slackwater.common.base import codec
 from slackwater.schemas.base import COUNT_MAX, AggregatorId, ClusterId, JobId
 from slackwater.schemas.cluster import PlacedJob
-from slackwater.schemas.jobs import JobInfo, JobProgress, JobRecord, JobSpec
+from slackwater.schemas.jobs import JobInfo, JobRecord, JobSpec
+from slackwater.schemas.progress import JobProgress
 from slackwater.schemas.telemetry import IterationsObserved
 from slackwater.services.master.progress import SMOOTHED_S, Progress
 

@@ -19,8 +19,8 @@ from tests.unit.services.master.test_master_core import (
 from slackwater.common.base.effects import Answered, Publish, Reply, Request
 from slackwater.schemas.base import RUN_ATTEMPTS, JobId, Message, NodeId, Ok, Refused
 from slackwater.schemas.cluster import StartWorkers, StopWorkers, WorkerExited
+from slackwater.schemas.job_states import TERMINAL_STATES
 from slackwater.schemas.jobs import (
-    TERMINAL_STATES,
     CancelJob,
     DeleteJob,
     FinishJob,
