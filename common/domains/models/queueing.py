@@ -5,7 +5,8 @@ server (processor sharing), the server (first come, first served). Mean value an
 mini-batches per second from times profiled with a single worker. Three methods differ in how
 transfers share a link (section III-C):
 
-    exact   they share it equally at every instant: eq. 1, exact for this network
+    exact   they share it equally at every instant: eq. 1, exact for this network as long as the
+            server takes as long for each worker's gradient
     fcfs    one after the other, with deterministic times: eq. 2
     hybrid  gamma exact + (1 - gamma) fcfs with gamma = g(utilisation): eq. 3
 
@@ -14,8 +15,10 @@ removed (n - 1 tasks), like everything else that an arriving task finds, which n
 g is clipped to [0, 1].
 
 Workers may differ. Alike, a population is its size, and the recursion is linear in it; different,
-it is a subset: exact up to `WORKERS_EXACT_MAX` (2^16 subsets), and beyond it the fixed point of
-Bard and Schweitzer (`queueing_classes`). A solution says which of them it is.
+it is a subset up to `WORKERS_EXACT_MAX` (2^16 subsets), and beyond it the fixed point of Bard and
+Schweitzer (`queueing_classes`). Subsets are exact where only computing and transfers differ. Where
+the times at the server differ they are an approximation, as first come, first served has no product
+form then. A solution says whether it is exact, and why not (`Solution.approximation`).
 
 m parameter servers divide the times of the links and of the server by m: an even split, completed
 at the same instant (section VII).
@@ -44,7 +47,7 @@ Floats = NDArray[np.float64]
 Method = Literal["exact", "fcfs", "hybrid"]
 Solver = Literal["mva", "mva-classes", "bard-schweitzer"]
 WORKERS_EXACT_MAX: Final = 16
-"""Workers that differ are solved exactly up to here: 2^K states."""
+"""Workers that differ are solved by subsets up to here: 2^K states."""
 
 
 class StepTimes(msgspec.Struct, frozen=True):
@@ -68,6 +71,8 @@ class Solution(msgspec.Struct, frozen=True):
     solver: Solver
     """`mva`: the recursion over alike workers; `mva-classes`: over subsets of different ones;
     `bard-schweitzer`: an approximation, for more different workers than subsets can be walked."""
+    approximation: str
+    """Why the throughput is not exact for the network; empty where it is."""
     utilization: Mapping[str, float]
     """Part of the time that each station is busy; `worker`: of the mean worker."""
     worker_throughput: tuple[float, ...]
@@ -126,8 +131,23 @@ def solve(
         "downlink": float(busy[DOWNLINK]),
     }  # fmt: skip
     return Solution(
-        len(steps), float(each.sum()), method, solver, utilization, tuple(map(float, each)),
+        len(steps), float(each.sum()), method, solver, _approximation(steps, method, solver),
+        utilization, tuple(map(float, each)),
     )  # fmt: skip
+
+
+def _approximation(steps: Sequence[StepTimes], method: Method, solver: Solver) -> str:
+    reasons = []
+    if solver == "bard-schweitzer":
+        reasons.append(
+            f"more than {WORKERS_EXACT_MAX} different workers: Bard and Schweitzer's estimate"
+        )
+    if any(step.server_s != steps[0].server_s for step in steps):
+        reasons.append("times at the server differ, and first come, first served is solved only "
+                       "for equal ones")  # fmt: skip
+    if method != "exact":
+        reasons.append(f"method {method} follows measurements (eqs. 2 and 3)")
+    return "; ".join(reasons)
 
 
 def throughputs(

@@ -52,7 +52,9 @@ def _steps(times: dict[str, str], workers: int) -> "list[StepTimes]":
 @app.command()
 def throughput(
     worker_s: Annotated[str, typer.Option(help="Computing a gradient; or one per worker: a,b,c.")],
-    server_s: Annotated[str, typer.Option(help="Applying it at the server.")] = "0",
+    server_s: Annotated[
+        str, typer.Option(help="Applying it at the server; exact if alike for all workers.")
+    ] = "0",
     uplink_s: Annotated[str, typer.Option(help="Sending it, undisturbed.")] = "0",
     downlink_s: Annotated[str, typer.Option(help="Fetching the parameters, undisturbed.")] = "0",
     workers: Annotated[
@@ -99,7 +101,8 @@ def _throughput_document(solution: "Solution", servers: int, alone: float) -> di
         "servers": servers,
         "method": solution.method,
         "solver": solution.solver,
-        "approximate": solution.solver == "bard-schweitzer" or solution.method != "exact",
+        "approximate": bool(solution.approximation),
+        "approximation": solution.approximation,
         "throughput": solution.throughput,
         "speedup": solution.throughput / alone,
         "utilization": dict(solution.utilization),
@@ -116,8 +119,8 @@ def _show_throughput(solution: "Solution", alone: float) -> None:
     for station, busy in solution.utilization.items():
         table.add_row(f"utilisation of {station}", f"{busy:.4f}")
     out.print(table)
-    if solution.solver == "bard-schweitzer":
-        out.print("more different workers than can be solved exactly: Bard-Schweitzer's estimate")
+    if solution.approximation:
+        out.print(f"approximate: {solution.approximation}")
 
 
 @app.command()

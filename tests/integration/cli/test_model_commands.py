@@ -42,6 +42,12 @@ def test_different_workers_and_several_servers() -> None:
     found = answer("throughput", "--worker-s", many, *times)
     assert found["solver"] == "bard-schweitzer"
     assert found["approximate"] is True
+    slow = ["--worker-s", ".05", "--uplink-s", ".03", "--downlink-s", ".03"]
+    found = answer("throughput", *slow, "--server-s", ".02,.02,.3")
+    assert found["approximate"] is True
+    assert found["approximation"].startswith("times at the server differ")
+    found = answer("throughput", *slow, "--server-s", ".02", "--workers", "3")
+    assert (found["approximate"], found["approximation"]) == (False, "")
 
 
 def test_configure() -> None:
