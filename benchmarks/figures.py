@@ -39,6 +39,8 @@ class Figure:
     ratios: tuple[float, ...] = ()
     """Of ours and the peer's next to each other in time: noise that lasts longer than a pair is in
     both. The ratio is their median then, and a goal is met only by all of its interval."""
+    unlike: str = ""
+    """Why a published figure cannot be compared with ours: it has no goal then."""
 
     @property
     def ratio(self) -> float:
@@ -174,6 +176,8 @@ def as_dict(row: Row) -> dict[str, object]:
         "bound": "at most" if row.lower_is_better else "at least",
         "met": row.met,
     }
+    if row.unlike:
+        facts["unlike"] = row.unlike
     if row.interval[0] < row.interval[1]:
         facts["interval"] = [round(bound, 4) for bound in row.interval]
     if row.of_floor is not None:

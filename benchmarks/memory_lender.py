@@ -1,12 +1,14 @@
-"""What a machine's own memcached notices of the lender beside it: lending, and retreating.
+"""What a machine's own memcached notices of the lender beside it: lending, and giving up slabs.
 
-Gu, dissertation, table 2.1 and figure 2.17: under 2 % of throughput and at most 4 % of the 99th
-percentile are lost. memcached (Debian's) is driven by a process of its own with the ETC and SYS
-mixes over a Unix socket, one request at a time. In a period `with` the lender runs, has lent its
-slabs, and gives one up, which its device answers; in a period `without` its process is stopped
-(SIGSTOP). Two such neighbours, whichever comes first by chance, are a pair; a figure is the median
-of the pairs' ratios. On one machine the device's own work for an eviction counts against us as
-well, and at one eviction in four tenths of a second there are more of them than a lender ever has.
+Gu, dissertation, table 2.1: under 2 % of throughput and at most 4 % of the 99th percentile are
+lost. There a memcached grows and the lender retreats (figure 2.17); here each eviction is ordered,
+of a memcached that does not grow, so nothing is said of when a lender retreats. memcached
+(Debian's) is driven by a process of its own with the ETC and SYS mixes over a Unix socket, one
+request at a time. In a period `with` the lender runs, has lent its slabs, and gives one up, which
+its device answers; in a period `without` its process is stopped (SIGSTOP). Two such neighbours,
+whichever comes first by chance, are a pair; a figure is the median of the pairs' ratios. On one
+machine the device's own work for an eviction counts against us as well, and at one eviction in four
+tenths of a second there are more of them than a lender ever has.
 
     python benchmarks/memory_lender.py [--pairs 120] [--period 0.4] [--json FILE]
 """
@@ -47,7 +49,7 @@ MEASURES = {
 }  # fmt: skip
 ITEMS = 20_000
 VALUES = {"etc": (16, 512), "sys": (320, 500)}
-"""Sizes that most values have (2.7.3.2)."""
+"""Sizes that most values have (2.7.3.2); smaller and larger ones are left out."""
 SETS = {"etc": 0.05, "sys": 0.25}
 
 

@@ -29,6 +29,8 @@ def cells(row: dict[str, Any], command: str) -> tuple[str, ...]:
     peer = f"{row['peer']:g} {row['unit']} ({row['peer_name']})"
     goal = f"{row['bound']} {row['goal']:.3g} x {peer}" if row["goal"] is not None else peer
     unknown = "reported" if row["goal"] is None else "**not shown**"
+    if "unlike" in row:
+        goal, unknown = f"{peer}: {row['unlike']}", "not comparable"
     met = {True: "yes", False: "**no**", None: unknown}[row["met"]]
     ratio = f"{row['ratio']:.3f}"
     if "interval" in row:

@@ -1,9 +1,10 @@
 """What profiling finds, and what it costs.
 
 Figures 2 and 3 of the paper: how much of the CPU of its own parameter servers a job uses. Each of
-the paper's four models is played alone on the aggregators' slot schedule, with the published table
-of loadgen/simulator/pool/profiles.py: a server there has 0.32 cores, which is also its peak. Live,
-the fact `measured` of every job says the same of its temporary aggregators.
+the paper's four models is played alone on the aggregators' slot schedule, with our table of costs
+in loadgen/simulator/pool/profiles.py: a server there has 0.32 cores, which is also its peak. The
+paper finds less than half used; with our table AlexNet and BERT use more, and VGG19 twice as much
+as published. Live, the fact `measured` of every job says the same of its temporary aggregators.
 
 The cost: what an aggregator does beyond folding so that it can be profiled, measured on the live
 executor's own code: charging each execution to its task and its job, and one report a period.
@@ -36,7 +37,8 @@ from slackwater.services.aggregator.executor import Executor, Outcome, Task, at_
 
 MODELS = ("alexnet", "vgg19", "awd-lm", "bert-large")
 PUBLISHED = {"vgg19": 0.16}
-"""Figure 2, 1s-2w: the one that the text names; all are below a half."""
+"""Figure 2, 1s-2w: the one that the text names. Of all others it says: below a half."""
+HALF = 0.5
 ITERATIONS = 6
 BIN_S = 0.02
 SHARE = 0.1
@@ -129,17 +131,19 @@ def reporting_s(buckets: int) -> float:
 
 def show_usage(console: Console, plot: Path | None) -> None:
     table = Table(title="CPU used of its own servers", title_justify="left")
-    for column in ("model", "shape", "iteration (s)", "average", "idle bins", "paper"):
+    for column in ("model", "shape", "iteration (s)", "average", "idle bins", "paper", "met"):
         table.add_column(column)
     seen = {}
     for model in MODELS:
         for servers, workers in ((1, 2), (1, 4), (2, 2)):
             found = seen[model, servers, workers] = usage(model, servers, workers)
             published = PUBLISHED.get(model) if (servers, workers) == (1, 2) else None
+            bound = published or (HALF if servers == 1 else None)
+            met = "-" if bound is None else "yes" if found.average <= bound else "NO"
             table.add_row(
                 model, f"{servers}s-{workers}w", f"{found.iteration_s:.3f}",
                 f"{found.average:.0%}", f"{found.idle:.0%}",
-                f"{published:.0%}" if published else "-",
+                f"{published:.0%}" if published else f"below {HALF:.0%}" if bound else "-", met,
             )  # fmt: skip
     console.print(table)
     if plot is not None:

@@ -9,8 +9,11 @@ A job's `gpus` is 1 and its duration S(1): how many nodes it gets is the policy'
 `stages_s` holds the service times of one step at the model's stations: `worker`, `uplink`,
 `downlink`; the update at the server is unpublished and 0, so it has no stage.
 `extra`: `epochs`, `model_mb`.
+
+`models` separates networks by `+`, or by a comma where no command line has to be read.
 """
 
+import re
 from dataclasses import dataclass
 from itertools import islice
 from random import Random
@@ -72,13 +75,13 @@ def workload(
     load: float = 0.5,
     jobs: int = 1000,
     nodes: int = 100,
-    models: str = "nin,googlenet,alexnet,vgg19",
+    models: str = "nin+googlenet+alexnet+vgg19",
 ) -> tuple[TraceJob, ...]:
     """With one seed, another load gives the same jobs at proportionally moved arrivals."""
     require_positive("load", load)
     require_count("jobs", jobs)
     require_count("nodes", nodes)
-    chosen = tuple(name.strip().lower() for name in models.split(","))
+    chosen = tuple(name.strip().lower() for name in re.split("[+,]", models))
     for name in chosen:
         if name not in TABLE_III:
             raise Rejected(f"models has {name!r}; table III has {', '.join(TABLE_III)}")

@@ -1,0 +1,27 @@
+"""One run of `loadgen simulate` from Python, and the command that does the same."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+from slackwater.loadgen.simulator.gpu.metrics import JobFigures, Summary
+from slackwater.loadgen.simulator.gpu.options import Options
+from slackwater.loadgen.simulator.gpu.runner import Task, run
+
+
+class Run(NamedTuple):
+    summary: Summary
+    figures: list[JobFigures]
+    command: str
+
+
+def simulate(policy: str, **given: object) -> Run:
+    """`given`: fields of `Options`, which checks their names."""
+    options = Options(policies=(policy,), **given)  # type: ignore[arg-type]
+    words = ["loadgen simulate", Path(options.trace).name, f"--policy {policy}"]
+    for name, value in given.items():
+        if name == "settings":
+            words += [f"--set {text}" for text in options.settings]
+        elif name != "trace":
+            words.append(f"--{name.replace('_', '-')} {value}")
+    report = run(Task(0, options, policy, options.seed))
+    return Run(report.summary, report.figures, " ".join(words))
