@@ -1,8 +1,8 @@
 """What a placement does to a job's speed: being spread, and sharing a node's network.
 
 Placement sensitivity (Tiresias section 3.3.3): a job on more machines than it needs runs slower in
-proportion to its skew, or by its model's own measured factor. Network interference (Pollux section
-3.6): distributed jobs that meet on a node keep (1 - interference) of their speed.
+proportion to its skew, or by its model's own measured factor. Network interference (Pollux sections
+3.4.2 and 3.5.3): distributed jobs that meet on a node keep (1 - interference) of their speed.
 """
 
 from collections.abc import Mapping

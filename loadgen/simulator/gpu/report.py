@@ -4,7 +4,8 @@
     counts.json       restarts, failures, decisions, events and mean fairness, one object per policy
     confidence.json   with several seeds: mean and 95 % interval of every figure
     jobs.csv          every job under every policy
-    bins.csv          JCT by size: small or large, short or long (Tiresias table 3.4)
+    bins.csv          JCT by size: at most 8 GPUs or more, under 4 hours or longer (the
+                      production trace of Tiresias table 3.4; a scaled-down one has its own)
     manifest.json     trace SHA-256, seed, every option and knob, version
     events-*.json     a run's event log: `loadgen audit`, or open it in Perfetto
     why.json          reasons of pending jobs at the instants asked for
