@@ -1,4 +1,4 @@
-"""CPU time per parameter byte of one update, on this machine: what the published table rests on.
+"""CPU time per parameter byte of one update, on this machine: what our table of costs rests on.
 
     python benchmarks/fold_cost.py
 

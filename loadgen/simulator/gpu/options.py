@@ -58,7 +58,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     cluster: str = ""
     """Instead of the two above: "6x4:t4,2x8:dgx" for machines of several kinds."""
     overhead: Literal["full", "none"] = "full"
-    """none: GPUs are only counted, preemption is free (the published comparisons)."""
+    """none: GPUs are only counted, preemption is free (as in public simulators)."""
     mode: Literal["rigid", "malleable", "moldable"] = "rigid"
     job_model: str = "fixed"
     settings: tuple[str, ...] = ()

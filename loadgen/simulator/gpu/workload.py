@@ -1,7 +1,7 @@
 """The simulator's own job: a trace row brought to the simulator's terms, once, before the run.
 
 Whole seconds where the job model counts them: a submission is floored, a duration rounded and at
-least one second (the recipe of the published comparisons, `--overhead none`). Equal submissions
+least one second (as public simulators have it, with `--overhead none`). Equal submissions
 keep the trace's order, which is also every policy's last tie-breaker.
 """
 

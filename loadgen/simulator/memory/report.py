@@ -158,7 +158,7 @@ def comparison(summaries: Sequence[MemorySummary], points: Sequence[Point]) -> l
 
 
 def _over_seeds(summaries: Sequence[MemorySummary]) -> Table:
-    """Of the seeds whose baseline is the published one."""
+    """Show the seeds whose baseline is near the published one."""
     table = Table(title="Seeds whose baseline is as published: median (smallest to largest)")
     table.add_column("policy")
     names = ("utilization", "gain", "max_to_median", "max_to_min")

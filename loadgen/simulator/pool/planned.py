@@ -1,7 +1,7 @@
 """How many aggregators a policy would give a cell's jobs, by their models' profiles alone. Pure.
 
 What a live run measures is put in: the reference model keeps DUTY of a server busy, CPU time grows
-with bytes and workers as the published table has it, and a bucket is needed where its first layer
+with bytes and workers as our table of costs has it, and a bucket is needed where its first layer
 is. The jobs arrive one after another, are profiled alone, and placed by the policy itself.
 """
 

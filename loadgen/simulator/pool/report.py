@@ -3,7 +3,7 @@
     summary.json      a list, one object per policy
     jobs.csv          every distributed job under every policy: migrations, worst loss
     minutes.csv       per minute: servers required, aggregators allocated, clusters in use
-    manifest.json     trace SHA-256, seed, every option, the published table, definitions, version
+    manifest.json     trace SHA-256, seed, every option, our table of costs, definitions, version
     allocated.png     required and allocated over time
     ratio-cdf.png     CDF of allocated / required (the paper's figure 11)
 
@@ -50,7 +50,7 @@ def write_report(
 
 
 def table_of_models() -> list[dict[str, Any]]:
-    """The published table, for two workers and two servers."""
+    """Our table of costs, for two workers and two servers."""
     rows = []
     for model in MODELS:
         known = cost(model, 2)
