@@ -9,12 +9,14 @@ machines, and the number of iterations is log-normal (median 50, sigma 0.5 by de
 
 `gpus` counts the machines of the profiled degree of parallelism, `stages_s` is (`cpu`, `network`)
 at that degree (Tcpu scales with profiled / actual machines, Tnet does not), and the duration is the
-job's alone on them. `extra`: `dataset`, `hyperparameter`.
+job's alone on them. `most=cpu` and `most=network` leave the 60 jobs with the largest or smallest
+part of computing (section 4.4.5). `extra`: `dataset`, `hyperparameter`.
 """
 
 from itertools import islice
 from random import Random
 
+from slackwater.common.base.errors import Rejected
 from slackwater.loadgen.generate.draws import log_uniform, poisson_arrivals, require_positive
 from slackwater.loadgen.traces.record import TraceJob
 
@@ -22,6 +24,8 @@ MACHINES_PROFILED = 16
 STAGE_S_MIN = 10.0
 STAGE_S_MAX = 120.0
 HYPERPARAMETERS = 10
+MOST = ("cpu", "network")
+JOBS_OF_A_KIND = 60
 DATASETS: dict[str, tuple[str, str]] = {
     "nmf": ("netflix64x", "netflix128x"),
     "lda": ("pubmed", "nytimes"),
@@ -36,8 +40,11 @@ def workload(
     mean_gap_s: float = 0.0,
     iterations_median: float = 50.0,
     iterations_sigma: float = 0.5,
+    most: str = "",
 ) -> tuple[TraceJob, ...]:
     require_positive("mean_gap_s", mean_gap_s, allow_zero=True)
+    if most not in ("", *MOST):
+        raise Rejected(f"most is {most!r}; give {' or '.join(MOST)}, or nothing for all jobs")
     require_positive("iterations_median", iterations_median)
     require_positive("iterations_sigma", iterations_sigma, allow_zero=True)
     kinds = [
@@ -67,4 +74,16 @@ def workload(
                 extra={"dataset": dataset, "hyperparameter": number},
             )
         )
-    return tuple(jobs)
+    return _most(jobs, most)
+
+
+def _most(jobs: list[TraceJob], kind: str) -> tuple[TraceJob, ...]:
+    """The jobs by submission; of a kind, the `JOBS_OF_A_KIND` that are most of it."""
+    if not kind:
+        return tuple(jobs)
+
+    def part(job: TraceJob) -> float:
+        return job.stages_s[kind] / sum(job.stages_s.values())
+
+    border = sorted(map(part, jobs), reverse=True)[JOBS_OF_A_KIND - 1]
+    return tuple(job for job in jobs if part(job) >= border)

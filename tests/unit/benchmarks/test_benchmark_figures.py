@@ -77,3 +77,15 @@ def test_no_more_of_the_fetched_pages_are_hit_than_there_are(
 ) -> None:
     """Regression: random reads, which fetch next to nothing, were said to be 200 % accurate."""
     assert figures.accuracy(hits, prefetched) == accuracy
+
+
+def test_what_cannot_be_compared_has_no_verdict_and_says_why() -> None:
+    """The paper's pause is of a copy between hosts; over shm no byte is copied."""
+    figure = figures.Figure(
+        "pause", 3.1, 13.6, "ms", "paper", None, True, unlike="over shm nothing is copied"
+    )
+    row = pages.cells(figures.as_dict(figure), "run it")
+    assert row[1] == "13.6 ms (paper): over shm nothing is copied"
+    assert row[4] == "not comparable"
+    slower = figures.Figure("evict", 1.1, 0.363, "ms", "paper", 1.0, lower_is_better=True)
+    assert pages.cells(figures.as_dict(slower), "run it")[4] == "**no**"

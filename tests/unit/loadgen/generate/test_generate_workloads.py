@@ -246,6 +246,22 @@ def test_harmony_has_eighty_jobs_at_sixteen_machines(seed: int) -> None:
         assert job.duration_s == (job.iterations or 0) * (job.iteration_s or 0.0)
 
 
+@pytest.mark.parametrize("kind", harmony.MOST)
+def test_harmony_s_jobs_of_a_kind_are_the_sixty_that_are_most_of_it(kind: str) -> None:
+    everyone = generate("harmony", 3)
+    chosen = generate("harmony", 3, most=kind)
+    assert len(chosen) == harmony.JOBS_OF_A_KIND
+    names = {job.id for job in chosen}
+
+    def ratio(job: TraceJob) -> float:
+        other = "network" if kind == "cpu" else "cpu"
+        return job.stages_s[kind] / job.stages_s[other]
+
+    assert max(ratio(job) for job in everyone if job.id not in names) < min(map(ratio, chosen))
+    with pytest.raises(Rejected, match="most is 'gpu'; give cpu or network"):
+        generate("harmony", 3, most="gpu")
+
+
 def test_harmony_moments() -> None:
     """Both stage times log-uniform and independent, iterations log-normal."""
     jobs = [job for seed in range(40) for job in generate("harmony", seed)]
