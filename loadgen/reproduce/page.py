@@ -121,16 +121,21 @@ def groups(folder: Path) -> Iterator[Group]:
             yield Group(name, name, [])
 
 
-def listed(found: list[Group], verdicts: tuple[str, ...]) -> list[str]:
+def listed(found: list[Group], verdicts: tuple[str, ...], beside: str) -> list[str]:
     """The rows with one of these verdicts, by page."""
     lines: list[str] = []
     for group in found:
         rows = [row for row in group.rows if row.met in verdicts]
         if rows:
             lines += [f"### {group.heading}", ""]
-            lines += [f"- {r.what}: {r.ours} (ratio {r.ratio}); {r.goal}." for r in rows]
+            lines += [f"- {_sentence(row, beside)}" for row in rows]
             lines.append("")
     return lines or ["Nothing.", ""]
+
+
+def _sentence(row: Row, beside: str) -> str:
+    ratio = "" if row.ratio == "-" else f", ratio {row.ratio}"
+    return f"{row.what}: {row.ours}{ratio}. {beside}: {row.goal}."
 
 
 def page(folder: Path) -> str:
@@ -161,12 +166,12 @@ def page(folder: Path) -> str:
         "",
         "## What misses its goal",
         "",
-        "Every row below whose verdict is not *yes*, after its goal or the published figure.",
+        "Every row below that has a goal or a published figure and does not show that it meets it.",
         "",
-        *listed(found, NOT_MET),
+        *listed(found, NOT_MET, "Goal"),
         "## What cannot be compared",
         "",
-        *listed(found, (UNLIKE,)),
+        *listed(found, (UNLIKE,), "Beside"),
     ]
     return "\n".join([*head, *body])
 

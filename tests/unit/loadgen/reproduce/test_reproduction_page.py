@@ -51,7 +51,7 @@ def test_a_miss_cannot_be_left_out(tmp_path: Path, met: str) -> None:
     """It is listed whichever page states it, under any heading."""
     row = Row("a figure", "5 (published)", "7", "1.4", met, "make it")
     (tmp_path / "another.md").write_text("# Another\n\n## Deep\n\n" + "\n".join(table([row])))
-    assert missed(page(tmp_path)) == ["- a figure: 7 (ratio 1.4); 5 (published)."]
+    assert missed(page(tmp_path)) == ["- a figure: 7, ratio 1.4. Goal: 5 (published)."]
 
 
 def test_an_unknown_verdict_is_refused(tmp_path: Path) -> None:
