@@ -111,7 +111,8 @@ def _throughput_document(solution: "Solution", servers: int, alone: float) -> di
 
 
 def _show_throughput(solution: "Solution", alone: float) -> None:
-    table = Table(title=f"{solution.workers} workers, {solution.method} ({solution.solver})")
+    by = f"method {solution.method}, by {solution.solver}"
+    table = Table(title=f"{solution.workers} workers, {by}")
     table.add_column("figure")
     table.add_column("value", justify="right")
     table.add_row("throughput [mini-batches/s]", f"{solution.throughput:.6g}")
