@@ -376,6 +376,8 @@ REPLACEMENT_WALKS_MAX: Final = 4
 """How often a decision is repeated without the jobs for which no placement was found."""
 PLACEMENT_HISTORY_MAX: Final = 1000
 """Observations of spread jobs that the consolidation threshold is learned from."""
+SERVICE_HISTORY_MAX: Final = 10_000
+"""Completed jobs' services that a Gittins index is learned from: the newest."""
 AUDIT_FINDINGS_MAX: Final = 100
 SERIES_BINS: Final = 400
 """Points of a time series in a simulation's report."""

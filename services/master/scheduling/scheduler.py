@@ -104,8 +104,10 @@ class Scheduler:
         return decision
 
     def explain(self, view: View) -> list[Pending]:
-        """Say why each pending job waits, asked after `decide` at the same instant; `view` shows
-        the decision carried out."""
+        """Say why each pending job waits, asked after `decide` at the same instant.
+
+        `view` shows the decision carried out.
+        """
         asked = View(view.now_s, view.cluster, view.jobs, view.free, None, self.rules)
         return self.policy.explain(asked, self._memory)
 
@@ -158,8 +160,11 @@ class Scheduler:
 
 
 def _shown(jobs: Mapping[JobId, JobView], decision: Decision) -> dict[JobId, JobView | None]:
-    """Keep what the next view is compared with. A job that the decision touches counts as changed
-    even if its driver could not carry that out: the policy believes that it did."""
+    """Keep what the next view is compared with.
+
+    A job that the decision touches counts as changed even if its driver could not carry that out:
+    the policy believes that it did.
+    """
     shown: dict[JobId, JobView | None] = dict(jobs)
     shown.update(dict.fromkeys((*decision.start, *decision.resize, *decision.pause)))
     return shown

@@ -28,6 +28,7 @@ from slackwater.services.master.scheduling.view import (
     Pending,
     Plan,
     Policy,
+    Remembers,
     View,
     name_of,
 )
@@ -38,6 +39,13 @@ class Sharing(msgspec.Struct):
 
     queues: Queues | None = None
     next_label: int = 0
+
+
+class SharingFacts(msgspec.Struct, frozen=True):
+    """Facts that a restarted master must have: the inner policy's, encoded, and the next label."""
+
+    inner: bytes
+    next_label: int
 
 
 class Group(msgspec.Struct):
@@ -166,6 +174,22 @@ class Colocated:
                     allocations[job.id] = allocation
                     labels[job.id] = group.label
         return allocations, labels
+
+    facts = SharingFacts
+
+    def durable(self, memory: Sharing) -> SharingFacts:
+        facts = None
+        if isinstance(self.inner, Remembers) and memory.queues is not None:
+            facts = self.inner.durable(memory.queues)
+        inner = b"" if facts is None else msgspec.msgpack.encode(facts)
+        return SharingFacts(inner, memory.next_label)
+
+    def restored(self, facts: SharingFacts) -> Sharing:
+        queues = None
+        if facts.inner and isinstance(self.inner, Remembers):
+            inner = msgspec.msgpack.decode(facts.inner, type=self.inner.facts)
+            queues = self.inner.restored(inner)
+        return Sharing(queues, facts.next_label)
 
     def explain(self, view: View, memory: Any) -> list[Pending]:
         free = sum(view.free)

@@ -19,6 +19,8 @@ from heapq import heapify, heappop, heapreplace, merge
 from math import inf
 from typing import Any, NamedTuple
 
+import msgspec
+
 from slackwater.common.base.errors import Rejected
 from slackwater.common.domains.models.speedup import (
     STRICT,
@@ -78,12 +80,23 @@ class Pool:
         self._fixed: dict[JobId, int] = {}
         self._curves: dict[int, SpeedupCurve] = {}
 
+    def facts(self) -> "PoolFacts":
+        return PoolFacts(self._fixed, self.first_s, self.last_number, self.work_s)
+
+    @classmethod
+    def restored(cls, facts: "PoolFacts") -> "Pool":
+        pool = cls()
+        pool._fixed, pool.first_s = dict(facts.fixed), facts.first_s
+        pool.last_number, pool.work_s = facts.last_number, facts.work_s
+        return pool
+
     def update(
         self, view: View, changed: Iterable[JobId] | None, exponent: float, moldable: bool
     ) -> None:
         if changed is None or view.cluster.gpus != self.gpus:
             # Bounds follow the cluster's size: everybody is sorted in anew.
             self.waiting, self._kinds, self.running, self.queue = {}, {}, {}, []
+            self._fixed = {i: size for i, size in self._fixed.items() if i in view.jobs}
             self.gpus = view.cluster.gpus
             changed = view.jobs
         for job_id in dict.fromkeys(changed):
@@ -176,6 +189,15 @@ class Pool:
         return [job for _, _, job in jobs[:count]]
 
 
+class PoolFacts(msgspec.Struct, frozen=True):
+    """A moldable policy must not forget these when the master restarts."""
+
+    fixed: dict[JobId, int]
+    first_s: float
+    last_number: int
+    work_s: float
+
+
 def _drop(entries: list[Any], entry: Any) -> None:
     del entries[bisect_left(entries, entry)]
 
@@ -221,6 +243,15 @@ class ElasticPolicy(ABC):
         }
         kept = {job_id: held for job_id, (held, end_s) in ends.items() if end_s > view.now_s}
         return kept, min((ends[job_id][1] for job_id in kept), default=inf)
+
+    facts = PoolFacts
+
+    def durable(self, memory: Pool) -> PoolFacts | None:
+        """A malleable job is sized anew at every decision: nothing is lost then."""
+        return memory.facts() if self.moldable else None
+
+    def restored(self, facts: PoolFacts) -> Pool:
+        return Pool.restored(facts)
 
     def explain(self, view: View, memory: Any) -> list[Pending]:
         free = sum(view.free)

@@ -251,6 +251,15 @@ class Harmony:
             for group in groups
         ) / max(machines, 1)
 
+    facts = Memory
+
+    def durable(self, memory: Memory) -> Memory:
+        """All of it: without, a restarted master would group everybody anew."""
+        return memory
+
+    def restored(self, facts: Memory) -> Memory:
+        return facts
+
     def explain(self, view: View, memory: Any) -> list[Pending]:
         return [
             Pending(

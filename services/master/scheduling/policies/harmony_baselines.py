@@ -43,6 +43,12 @@ class Host(msgspec.Struct):
     members: int
 
 
+class Labels(msgspec.Struct, frozen=True):
+    """The number of the next label: two sets of machines never had the same."""
+
+    next_label: int
+
+
 @register("naive-colocation")
 class NaiveColocation:
     job_model = "subtasks"
@@ -85,6 +91,14 @@ class NaiveColocation:
         """By submission; with a stride, every so many-th first: another combination of jobs."""
         waiting = [job for job in view.jobs.values() if not job.allocation]
         return sorted(waiting, key=lambda j: (-j.priority, j.number % self.stride, j.number))
+
+    facts = Labels
+
+    def durable(self, memory: int) -> Labels:
+        return Labels(memory)
+
+    def restored(self, facts: Labels) -> int:
+        return facts.next_label
 
     def explain(self, view: View, memory: Any) -> list[Pending]:
         free = sum(view.free)

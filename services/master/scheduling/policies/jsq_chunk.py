@@ -27,6 +27,14 @@ class Chunks(msgspec.Struct):
     gpus: int
 
 
+class ChunkFacts(msgspec.Struct, frozen=True):
+    """Each chunk's jobs must not be forgotten when the master restarts, nor how many GPUs there
+    were."""
+
+    queues: list[list[JobId]]
+    gpus: int
+
+
 @register("jsq-chunk")
 class JsqChunk:
     elastic = True
@@ -53,12 +61,15 @@ class JsqChunk:
         return Plan(resize(view, running, sizes), next_decision_s=next_s), chunks
 
     def _updated(self, view: View, memory: Chunks | None) -> Chunks:
-        if memory is None or memory.gpus != view.cluster.gpus or view.changed is None:
+        if memory is None or memory.gpus != view.cluster.gpus:
             return self._rebuilt(view)
-        for job_id in dict.fromkeys(view.changed):
+        changed = view.changed
+        if changed is None:
+            changed = [*memory.chunk_of, *view.jobs]
+        for job_id in dict.fromkeys(changed):
             if job_id in memory.chunk_of and job_id not in view.jobs:
                 memory.queues[memory.chunk_of.pop(job_id)].remove(job_id)
-        news = {job_id for job_id in view.changed if job_id not in memory.chunk_of}
+        news = {job_id for job_id in changed if job_id not in memory.chunk_of}
         arrivals = [view.jobs[job_id] for job_id in news if job_id in view.jobs]
         for job in sorted(arrivals, key=lambda job: job.number):
             self._join(memory, job)
@@ -90,6 +101,16 @@ class JsqChunk:
             )
         size = min(self.chunk, view.cluster.gpus, job.gpus_max)
         return size if size >= job.gpus_min else 0
+
+    facts = ChunkFacts
+
+    def durable(self, memory: Chunks) -> ChunkFacts:
+        return ChunkFacts(memory.queues, memory.gpus)
+
+    def restored(self, facts: ChunkFacts) -> Chunks:
+        queues = [list(queue) for queue in facts.queues]
+        chunk_of = {job_id: i for i, queue in enumerate(queues) for job_id in queue}
+        return Chunks(queues, chunk_of, facts.gpus)
 
     def explain(self, view: View, memory: Any) -> list[Pending]:
         answers = []

@@ -24,9 +24,8 @@ observed.
 """
 
 from bisect import bisect_right
-from collections.abc import Iterable
 from math import ceil, inf
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 
@@ -63,6 +62,7 @@ class Notes:
         "history",
         "learned_from",
         "observations",
+        "observed",
         "pack_limit",
         "resets",
     )
@@ -76,7 +76,41 @@ class Notes:
         self.distribution: Distribution | None = None
         self.learned_from = 0
         self.observations: list[Observation] = []
+        self.observed: dict[JobId, tuple[float, float]] = {}
+        """Spread jobs: (since when, speed) at their last observation."""
         self.pack_limit = PACK_LIMIT
+
+
+class Seen(NamedTuple):
+    """An active job as it was last seen, for the day that it has ended."""
+
+    number: int
+    attained_gpu_s: float
+    held_gpus: int
+    since_s: float
+
+    def view(self, job_id: JobId) -> JobView:
+        """Rebuild as much of the job as its end is learned from."""
+        gpus = max(1, self.held_gpus)
+        return JobView(
+            id=job_id, number=self.number, submitted_s=0, gpus=gpus, gpus_min=gpus, gpus_max=gpus,
+            allocation=((0, self.held_gpus),) if self.held_gpus else (), since_s=self.since_s,
+            attained_gpu_s_then=self.attained_gpu_s,
+        )  # fmt: skip
+
+
+class TiresiasFacts(msgspec.Struct, frozen=True):
+    """Tiresias must not forget these when the master restarts: what it promoted, what completed
+    jobs took (the newest, and not those of LAS), and what spreading cost."""
+
+    resets: dict[JobId, tuple[float, float, float]]
+    entered: dict[JobId, tuple[int, float]]
+    history: list[float]
+    learned_from: int
+    observations: list[Observation]
+    observed: dict[JobId, tuple[float, float]]
+    pack_limit: float
+    seen: dict[JobId, Seen]
 
 
 def _gpu_seconds(text: str, knob: str) -> list[float]:
@@ -101,6 +135,7 @@ class Tiresias(QueuePolicy):
     """What both policies share; the index is the difference."""
 
     places_change = True
+    facts = TiresiasFacts
 
     def __init__(
         self, limits: str, order: Order, running_first: bool, promote_knob: float,
@@ -162,7 +197,12 @@ class Tiresias(QueuePolicy):
     def _entered_s(self, job: JobView, queue: int, now_s: float, notes: Notes) -> float:
         """When the job came into this queue, remembered from the decision that saw it there."""
         if notes.entered.get(job.id, (-1, 0))[0] != queue:
-            notes.entered[job.id] = (queue, now_s)
+            # Nobody looked while no job waited, or the master was away: it sank when it sank.
+            sank_s = job.since_s
+            if job.allocation and queue > 0:
+                lacked = self.limits[queue - 1] - job.attained_gpu_s_then
+                sank_s += ceil(lacked / job.held_gpus)
+            notes.entered[job.id] = (queue, sank_s if job.since_s < sank_s < now_s else now_s)
         return notes.entered[job.id][1]
 
     def changed_by_itself(self, job: JobView, at_s: float, notes: Notes) -> None:
@@ -172,6 +212,7 @@ class Tiresias(QueuePolicy):
     def ended(self, job: JobView, now_s: float, queues: Queues) -> None:
         queues.notes.resets.pop(job.id, None)
         queues.notes.entered.pop(job.id, None)
+        queues.notes.observed.pop(job.id, None)
 
     def next_round_s(self, view: View) -> float:
         return view.now_s + self.round_s if self.round_s > 0 else inf
@@ -184,24 +225,51 @@ class Tiresias(QueuePolicy):
 
     def allocate(self, view: View, memory: Any) -> tuple[Plan, Any]:
         if memory is not None and self.pack_limit < 0 and len(view.cluster.nodes) > 1:
-            self._observe(view, memory.notes, view.changed or ())
+            self._observe(view, memory.notes)
         return super().allocate(view, memory)
 
-    def _observe(self, view: View, notes: Notes, changed: Iterable[JobId]) -> None:
+    def _observe(self, view: View, notes: Notes) -> None:
         """Jobs on more machines than they need say how much being spread costs. One that is larger
         than a machine, and packed as tightly as it can be, says nothing: no limit would change
         where it lies."""
         fresh = []
+        changed = view.changed
+        if changed is None:
+            changed = [
+                i for i, j in view.jobs.items() if notes.observed.get(i) != (j.since_s, j.speed)
+            ]
         for job_id in changed:
             job = view.jobs.get(job_id)
             if job is not None and len(job.allocation) > 1 and job.skew > 0 and job.speed > 0:
                 kind = view.cluster.nodes[job.allocation[0][0]].gpu_type
                 if len(job.allocation) <= view.cluster.fewest_nodes(job.held_gpus, kind):
                     continue
+                notes.observed[job_id] = (job.since_s, job.speed)
                 fresh.append(Observation(job.skew, job.speed / job.speeds.get(kind, 1.0)))
         if fresh:
             notes.observations = (notes.observations + fresh)[-limits.PLACEMENT_HISTORY_MAX :]
             notes.pack_limit = learn_pack_limit(notes.observations, notes.pack_limit)
+
+    # A new process ------------------------------------------------------------------------------
+
+    def durable(self, memory: Queues) -> TiresiasFacts:
+        notes: Notes = memory.notes
+        jobs = sorted(memory.seen.values(), key=lambda job: job.number)
+        return TiresiasFacts(
+            notes.resets, notes.entered, notes.history, notes.learned_from, notes.observations,
+            notes.observed, notes.pack_limit,
+            {j.id: Seen(j.number, j.attained_gpu_s_then, j.held_gpus, j.since_s) for j in jobs},
+        )  # fmt: skip
+
+    def restored(self, facts: TiresiasFacts) -> Queues:
+        notes = self.fresh_notes()
+        notes.resets, notes.entered = dict(facts.resets), dict(facts.entered)
+        notes.history, notes.learned_from = list(facts.history), facts.learned_from
+        notes.observations, notes.observed = list(facts.observations), dict(facts.observed)
+        notes.pack_limit = facts.pack_limit
+        queues = Queues(notes)
+        queues.seen = {job_id: seen.view(job_id) for job_id, seen in facts.seen.items()}
+        return queues
 
 
 @register("tiresias-las")
@@ -236,9 +304,18 @@ class TiresiasGittins(Tiresias):
         return notes
 
     def _learn(self, notes: Notes) -> None:
-        if len(notes.history) >= self.learn_jobs or self.history:
-            notes.distribution = Distribution(notes.history)
+        del notes.history[: -limits.SERVICE_HISTORY_MAX]
         notes.learned_from = len(notes.history)
+        self._distribute(notes)
+
+    def _distribute(self, notes: Notes) -> None:
+        if notes.learned_from >= self.learn_jobs or self.history:
+            notes.distribution = Distribution(notes.history[: notes.learned_from])
+
+    def restored(self, facts: TiresiasFacts) -> Queues:
+        queues = super().restored(facts)
+        self._distribute(queues.notes)
+        return queues
 
     def index(self, queue: int, attained: float, notes: Notes) -> float:
         if notes.distribution is None:

@@ -87,6 +87,14 @@ class TiresiasArtifact:
                 changes[job_id] = allocation
         return changes
 
+    facts = Lists
+
+    def durable(self, memory: Lists) -> Lists:
+        return memory
+
+    def restored(self, facts: Lists) -> Lists:
+        return facts
+
     def explain(self, view: View, memory: Any) -> list[Pending]:
         tick_s = floor(view.now_s / self.round_s) * self.round_s + self.round_s
         free = sum(view.free)
