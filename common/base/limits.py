@@ -374,6 +374,8 @@ TRACE_TEXT_LONG_MAX: Final = 4096
 # Scheduling and simulation
 REPLACEMENT_WALKS_MAX: Final = 4
 """How often a decision is repeated without the jobs for which no placement was found."""
+FORECAST_DECISIONS_MAX: Final = 256
+"""Decisions that are thought ahead to tell when a waiting job starts."""
 PLACEMENT_HISTORY_MAX: Final = 1000
 """Observations of spread jobs that the consolidation threshold is learned from."""
 SERVICE_HISTORY_MAX: Final = 10_000

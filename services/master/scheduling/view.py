@@ -205,7 +205,7 @@ class Pending(msgspec.Struct, frozen=True):
     resource: str
     """What it lacks: "4 GPUs, 1 left" or "4 GPUs of tenant t's 8"."""
     until_s: float
-    """The earliest known instant at which this may change; inf: no instant is known."""
+    """When this changes if nothing arrives, ends or fails until then; inf: no instant is known."""
     text: str
 
 

@@ -1,13 +1,20 @@
 """Why a job waits: the walk of `queues`, done once more slowly, with a sentence for each refusal.
 
 The question most often asked of a production scheduler. The answer names the rule, the resource
-that is lacking, and the earliest instant at which something is known to change.
+that is lacking, and the instant at which the job starts if nothing arrives, ends or fails until
+then (see `forecast`). A job is said to wait for a minimum run time only where it would start now
+without one.
 """
 
+from copy import deepcopy
 from math import inf
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
+from slackwater.services.master.scheduling.policies.forecast import forecast
 from slackwater.services.master.scheduling.policies.placement import Placer
+from slackwater.services.master.scheduling.policies.queue_index import Queues
 from slackwater.services.master.scheduling.policies.room import Demand, Room, demand_of, type_held
 from slackwater.services.master.scheduling.view import JobView, Pending, View
 
@@ -17,37 +24,48 @@ if TYPE_CHECKING:
 
 def explain_queue(policy: "QueuePolicy", view: View, memory: Any) -> list[Pending]:
     """One reason for each pending job, in the policy's order; `view` shows the plan applied."""
-    notes = memory.notes if memory is not None else policy.fresh_notes()
+    waiting = [job for job in view.jobs.values() if not job.allocation]
+    if not waiting:
+        return []
+
+    def notes() -> Any:
+        return policy.fresh_notes() if memory is None else deepcopy(memory.notes)
+
+    known, protected_end_s = notes(), inf
     room = Room(view.cluster, view.rules)
     room.borrowing = view.rules.borrowing
-    change_s, protected_end_s = inf, inf
     for job in view.jobs.values():
         if job.allocation:
             room.take(type_held(job, view.cluster), job.held_gpus, job.tenant)
-            change_s = min(change_s, policy.place(job, view.now_s, notes)[2])
             until_s = policy.protected_until_s(job, view)
             if until_s > view.now_s:
                 protected_end_s = min(protected_end_s, until_s)
-    change_s = min(change_s, policy.next_round_s(view))
-    waiting = [job for job in view.jobs.values() if not job.allocation]
-    order = {j.id: (*policy.place(j, view.now_s, notes)[:2], j.number) for j in waiting}
+    whole = replace(view, changed=None)
+    queues = policy.update(whole, Queues(notes()))
+    next_s = policy.next_s(view, queues, {}, protected_end_s)
+    starts = forecast(policy, view, queues, next_s)
+    unprotected = replace(whole, rules=replace(view.rules, min_run_s=0))
+    at_once = policy.allocate(unprotected, Queues(notes()))[0].allocations
+    order = {j.id: (*policy.place(j, view.now_s, known)[:2], j.number) for j in waiting}
     waiting.sort(key=lambda j: order[j.id])
     head: dict[str, JobView] = {}
     answers = []
     for job in waiting:
         demand = demand_of(job, view.cluster, view.rules)
         first = head.setdefault(demand.tenant, job)
+        start_s = starts.get(job.id, inf)
         if policy.strict and first is not job:
-            answers.append(_behind(job, first))
+            answers.append(_behind(job, first, start_s))
         else:
-            mode = policy.wants_consolidation(job, notes)
-            answers.append(_reason(job, demand, room, view, mode, change_s, protected_end_s))
+            mode = policy.wants_consolidation(job, known)
+            protected = view.rules.min_run_s > 0 and bool(at_once.get(job.id))
+            answers.append(_reason(job, demand, room, view, mode, start_s, protected))
     return answers
 
 
-def _behind(job: JobView, first: JobView) -> Pending:
+def _behind(job: JobView, first: JobView, start_s: float) -> Pending:
     return Pending(
-        job.id, "head-of-line", f"{job.gpus} GPUs", inf,
+        job.id, "head-of-line", f"{job.gpus} GPUs", start_s,
         f"waits behind job {first.id} ({first.gpus} GPUs), which does not fit and may not be "
         "passed",
     )  # fmt: skip
@@ -59,8 +77,8 @@ def _reason(
     room: Room,
     view: View,
     mode: str,
-    change_s: float,
-    protected_end_s: float,
+    start_s: float,
+    protected: bool,
 ) -> Pending:
     gpus = demand.gpus
     free = max((room.free[kind] for kind in demand.types), default=0)
@@ -74,28 +92,27 @@ def _reason(
     used = room.used.get(job.tenant, 0)
     if view.rules.quotas and used + gpus > quota and (not view.rules.borrowing or free < gpus):
         return Pending(
-            job.id, "quota", f"{gpus} GPUs of tenant {job.tenant}'s {quota}", inf,
+            job.id, "quota", f"{gpus} GPUs of tenant {job.tenant}'s {quota}", start_s,
             f"tenant {job.tenant} uses {used} of its {quota} GPUs, and "
             + ("none are idle to borrow" if view.rules.borrowing else "may not borrow"),
         )  # fmt: skip
     if free >= gpus:
-        placer = Placer(view)
         kind = next((k for k in demand.types if room.free[k] >= gpus), 0)
-        if mode == "require" and not placer.place(gpus, view.cluster.gpu_types[kind], mode):
+        if mode == "require" and not Placer(view).place(gpus, view.cluster.gpu_types[kind], mode):
             return Pending(
-                job.id, "fragmentation", lacking, inf,
+                job.id, "fragmentation", lacking, start_s,
                 "enough GPUs are idle, but not on the few machines it must have",
             )  # fmt: skip
         return Pending(
-            job.id, "round", lacking, change_s, "fits, and starts when the policy next decides"
+            job.id, "round", lacking, start_s, "fits, and starts when the policy next decides"
         )
-    if protected_end_s < inf:
+    if protected and start_s < inf:
         return Pending(
-            job.id, "protected", lacking, min(change_s, protected_end_s),
-            "running jobs may not be preempted before their minimum run time is over",
+            job.id, "protected", lacking, start_s,
+            "would start at once if the jobs that come after it had run for their minimum time",
         )  # fmt: skip
     return Pending(
-        job.id, "order", lacking, change_s, "the GPUs it lacks are held by jobs that come before it"
+        job.id, "order", lacking, start_s, "the GPUs it lacks are held by jobs that come before it"
     )
 
 

@@ -1,0 +1,108 @@
+"""An instant that `why` names comes true: the job starts then, and no earlier."""
+
+from math import inf
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from slackwater.loadgen.simulator.gpu.cluster import Cluster
+from slackwater.loadgen.simulator.gpu.engine import Costs, Engine, Result, Settings
+from slackwater.loadgen.simulator.gpu.jobmodels.fixed import FixedModel
+from slackwater.loadgen.simulator.gpu.workload import SimJob
+from slackwater.services.master.scheduling.policies.queues import QueuePolicy
+from slackwater.services.master.scheduling.registry import make, names
+from slackwater.services.master.scheduling.view import Pending, Rules
+
+ORDERED = [name for name in names() if isinstance(make(name), QueuePolicy)]
+NODES = [(4, ""), (4, "")]
+FOREVER_S = 12_000
+
+worlds = st.builds(
+    Rules,
+    quotas=st.sampled_from([{}, {"a": 4, "b": 4}]),
+    borrowing=st.booleans(),
+    min_run_s=st.sampled_from([0, 50, 600]),
+    restart_s=st.sampled_from([0, 30]),
+)
+
+
+@st.composite
+def workloads(draw: st.DrawFn) -> list[SimJob]:
+    """Some jobs end soon, the others not before all that is said has come true."""
+    at_s, jobs = 0, []
+    for number in range(draw(st.integers(2, 10))):
+        at_s += draw(st.integers(0, 300))
+        gpus = draw(st.integers(1, 4))
+        duration_s = draw(st.integers(1, 500) | st.just(FOREVER_S))
+        tenant, priority = draw(st.sampled_from("ab")), draw(st.integers(0, 1))
+        jobs.append(
+            SimJob(
+                id=f"j{number}", number=number, submit_s=at_s, gpus=gpus, gpus_min=gpus,
+                gpus_max=gpus, duration_s=duration_s, tenant=tenant, priority=priority,
+            )
+        )  # fmt: skip
+    return jobs
+
+
+def _run(name: str, jobs: list[SimJob], rules: Rules, at_s: float) -> Result:
+    world = Settings(rules=rules, costs=Costs(restart_s=rules.restart_s), ask_why_s=(at_s,))
+    return Engine(jobs, Cluster(NODES), make(name), FixedModel(), world).run()
+
+
+def _started_s(result: Result, number: int, after_s: float) -> float:
+    starts = (s.start_s for s in result.segments if s.number == number and s.start_s >= after_s)
+    return min(starts, default=inf)
+
+
+@pytest.mark.parametrize("name", ORDERED)
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(jobs=workloads(), rules=worlds, later_s=st.integers(0, 900))
+def test_what_is_said_of_an_instant_is_true_then(
+    name: str, jobs: list[SimJob], rules: Rules, later_s: int
+) -> None:
+    """A job starts at the very instant that was named, and before none where none was, unless one
+    ends before. Long jobs are cut: a run asks once, and is compared up to its next completion."""
+    result = _run(name, jobs, rules, jobs[-1].submit_s + later_s)
+    if not result.pending_reasons:
+        return
+    asked_s = result.pending_reasons[0][0]
+    ends_s = min(o.end_s for o in result.outcomes if o.end_s > asked_s)
+    for _, reason in result.pending_reasons:
+        started_s = _started_s(result, int(reason.job[1:]), asked_s)
+        if reason.until_s < ends_s:
+            assert started_s == reason.until_s, reason
+        else:
+            assert started_s >= ends_s, reason
+
+
+@pytest.mark.parametrize("name", ["fifo", "best-effort"])
+def test_who_never_preempts_never_waits_for_protection(name: str) -> None:
+    (reason,) = _reasons(name, min_run_s=600)
+    assert reason.rule == "order"
+    assert reason.until_s == inf
+
+
+def test_a_job_that_comes_first_waits_for_protection_until_it_ends() -> None:
+    (reason,) = _reasons("sf", min_run_s=600)
+    assert reason.rule == "protected"
+    assert reason.until_s == 600
+
+
+def test_a_job_that_comes_later_does_not_wait_for_protection() -> None:
+    """The one that runs is protected, and would come first without that too."""
+    (reason,) = _reasons("tiresias-las", min_run_s=600)
+    assert reason.rule == "order"
+    assert reason.until_s == 900
+
+
+def _reasons(name: str, min_run_s: float) -> list[Pending]:
+    """Why a job of 3 GPUs waits at 100 s behind one that has 8 GPUs since 0 s."""
+    jobs = [
+        SimJob(id="j0", number=0, submit_s=0, gpus=4, duration_s=2000, gpus_min=4, gpus_max=4),
+        SimJob(id="j1", number=1, submit_s=100, gpus=3, duration_s=9, gpus_min=3, gpus_max=3),
+    ]
+    rules = Rules(min_run_s=min_run_s)
+    world = Settings(rules=rules, ask_why_s=(100,))
+    result = Engine(jobs, Cluster([(4, "")]), make(name), FixedModel(), world).run()
+    return [reason for _, reason in result.pending_reasons]
