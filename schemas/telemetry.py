@@ -8,6 +8,7 @@ import msgspec
 from slackwater.schemas.base import (
     AGGREGATORS_MAX,
     BUCKETS_MAX,
+    FINITE_MAX,
     TASKS_MAX,
     AggregatorId,
     Count,
@@ -15,6 +16,7 @@ from slackwater.schemas.base import (
     Index,
     JobId,
     Message,
+    Positive,
     Rank,
     Record,
     Seconds,
@@ -138,3 +140,47 @@ class WindowMeasured(Message, kw_only=True, frozen=True, tag="job.window"):
 
     def __post_init__(self) -> None:
         bound(self, "used_cpu", "used_slots")
+
+
+class ThroughputTheta(Record, kw_only=True, frozen=True):
+    """Pollux's throughput model theta_sys (Qiao, thesis, eq. 3.9): `grad` is computing, `local` and
+    `node` are synchronising within and between machines."""
+
+    alpha_grad_s: Seconds
+    beta_grad_s: Seconds
+    """Per example."""
+    alpha_local_s: Seconds
+    beta_local_s: Seconds
+    """Per GPU beyond two."""
+    alpha_node_s: Seconds
+    beta_node_s: Seconds
+    """Per GPU beyond two."""
+    gamma: Annotated[float, msgspec.Meta(ge=1.0, le=10.0)]
+    """1: computing and synchronising take turns; 10: they overlap almost perfectly."""
+
+
+class BatchBounds(Record, kw_only=True, frozen=True):
+    """How large a job's batch may be, in examples."""
+
+    initial: Positive
+    """M0: no total batch is smaller, and efficiency is relative to it."""
+    total_max: Positive
+    per_gpu_max: Positive
+    per_gpu_min: Positive = 1
+    fixed: Positive | None = None
+    """The total batch of a job that does not adapt it."""
+    accumulate_alone: bool = False
+    """On one GPU a batch above M0 takes at least one accumulation step."""
+
+
+class GoodputReport(Message, kw_only=True, frozen=True, tag="job.goodput"):
+    """sw.v1.tel.job.<id>.goodput, from the Agent of rank 0 at a fixed interval (Qiao, thesis,
+    section 3.4.1): the job's goodput function, fitted to all that it measured."""
+
+    job: JobId
+    theta: ThroughputTheta
+    noise_scale: Annotated[float, msgspec.Meta(ge=0.0, le=FINITE_MAX)] | None = None
+    """phi, in examples; None: infinite, no example is redundant."""
+    batch: BatchBounds
+    gpus_seen: Count = 0
+    """The most GPUs that an iteration of the job ran on."""

@@ -2,10 +2,10 @@
 
     GOODPUT(a, m, s) = THROUGHPUT(a, m, s) EFFICIENCY(M),  M = K m (s + 1)      (eq. 3.1)
 
-`GoodputModel` is what a job reports to the scheduler: theta_sys, phi and the limits of its batch.
-For an allocation of K GPUs over N machines it finds the best (m, s) by sampling total batch sizes
-geometrically between M0 and the largest allowed, with the fewest accumulation steps that fit GPU
-memory (section 3.4.3):
+`GoodputModel` is a job's goodput function: THROUGHPUT in any of its forms, phi, and the limits of
+the batch. `GoodputProfile` is what a policy knows of it. For an allocation of K GPUs over N
+machines the model finds the best (m, s) by sampling total batch sizes geometrically between M0 and
+the largest allowed, with the fewest accumulation steps that fit GPU memory (section 3.4.3):
 
     s = max(0, ceil(M / K / m_max) - 1),  m = ceil(M / (K (s + 1)))
 
@@ -18,12 +18,9 @@ import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from slackwater.common.base.errors import Rejected
 from slackwater.common.domains.models.efficiency import efficiency
-from slackwater.common.domains.models.throughput import (
-    Floats,
-    ThroughputParams,
-    iteration_time_s,
-)
+from slackwater.common.domains.models.throughput import Floats, Throughput, examples_per_s
 
 Ints = NDArray[np.int64]
 
@@ -34,7 +31,7 @@ _EPS = 1e-8
 
 
 class BatchLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """In examples."""
+    """In examples. Raises Rejected for bounds that contradict each other."""
 
     initial: int
     """M0: efficiency is relative to it, and no total batch is smaller."""
@@ -47,6 +44,14 @@ class BatchLimits(msgspec.Struct, frozen=True, kw_only=True):
     accumulate_alone: bool = False
     """On one GPU a batch above M0 takes at least one accumulation step, so that noise can be told
     from signal within an iteration (otherwise consecutive gradients are differed)."""
+
+    def __post_init__(self) -> None:
+        for least, most in (("initial", "total_max"), ("per_gpu_min", "per_gpu_max")):
+            if not 1 <= getattr(self, least) <= getattr(self, most):
+                raise Rejected(
+                    f"a batch of {least}={getattr(self, least)} and {most}={getattr(self, most)} "
+                    "examples: give at least 1 for the first, and no less for the second"
+                )
 
     @property
     def gpus_max(self) -> int:
@@ -79,9 +84,9 @@ def split_batch(limits: BatchLimits, batch: ArrayLike, gpus: ArrayLike) -> tuple
 
 
 class GoodputModel(msgspec.Struct, frozen=True):
-    """The triple (theta_sys, phi, M0) with the batch's limits."""
+    """The triple (THROUGHPUT, phi, M0) with the batch's limits."""
 
-    params: ThroughputParams
+    throughput: Throughput
     noise_scale: float
     """phi."""
     limits: BatchLimits
@@ -102,9 +107,8 @@ class GoodputModel(msgspec.Struct, frozen=True):
         """Useful examples per second."""
         steps = np.asarray(accumulation)
         batch = np.asarray(gpus) * np.asarray(per_gpu) * (steps + 1)
-        seconds = iteration_time_s(self.params, nodes, gpus, per_gpu, steps, gpu_speed)
-        useful: Floats = batch / seconds * self.efficiency(batch)
-        return useful
+        per_s = examples_per_s(self.throughput, nodes, gpus, per_gpu, steps, gpu_speed)
+        return per_s * self.efficiency(batch)
 
     def tune(self, nodes: int, gpus: int, gpu_speed: float = 1.0) -> Tuning:
         """argmax over (m, s) (eq. 3.10)."""
@@ -144,8 +148,8 @@ class GoodputModel(msgspec.Struct, frozen=True):
         return values[best], per_gpu[best], steps[best]
 
 
-class GoodputReport(msgspec.Struct, frozen=True):
-    """What a job's agent tells the scheduler (section 3.4.1); made anew when something changed."""
+class GoodputProfile(msgspec.Struct, frozen=True):
+    """A job as its agent last told of it (section 3.4.1): `JobView.profile` of an adaptive job."""
 
     model: GoodputModel | None = None
     """None until the first iteration was measured."""

@@ -12,12 +12,32 @@ All functions take numbers or arrays alike. GPUs of another type than the one th
 compute `gpu_speed` times as fast and synchronise as before: the network stays the same.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 Floats = NDArray[np.float64]
+
+
+class Throughput(Protocol):
+    """THROUGHPUT of eq. 3.1 in any of its forms: seconds of an iteration, by its configuration.
+
+    The forms: theta_sys (`ThroughputParams`), and step times as they were measured
+    (throughput_table.py). Goodput, the agent and the policies ask for nothing else.
+    """
+
+    def iteration_s(
+        self,
+        nodes: ArrayLike,
+        gpus: ArrayLike,
+        per_gpu: ArrayLike,
+        accumulation: ArrayLike = 0,
+        gpu_speed: float = 1.0,
+    ) -> Floats:
+        """Seconds of one iteration of `gpus` GPUs on `nodes` machines: `accumulation` steps of
+        `per_gpu` examples a GPU without synchronisation, then one with it."""
+        ...
 
 
 class ThroughputParams(NamedTuple):
@@ -31,34 +51,31 @@ class ThroughputParams(NamedTuple):
     beta_node_s: float
     gamma: float
 
+    def grad_s(self, per_gpu: ArrayLike, gpu_speed: float = 1.0) -> Floats:
+        """T_grad of `per_gpu` examples (eq. 3.5)."""
+        per_gpu = np.asarray(per_gpu, dtype=np.float64)
+        return (self.alpha_grad_s + self.beta_grad_s * per_gpu) / gpu_speed
 
-def grad_time_s(params: ThroughputParams, per_gpu: ArrayLike, gpu_speed: float = 1.0) -> Floats:
-    """T_grad of `per_gpu` examples."""
-    per_gpu = np.asarray(per_gpu, dtype=np.float64)
-    return (params.alpha_grad_s + params.beta_grad_s * per_gpu) / gpu_speed
+    def sync_s(self, nodes: ArrayLike, gpus: ArrayLike) -> Floats:
+        """T_sync of `gpus` GPUs over `nodes` machines (eq. 3.6)."""
+        nodes, gpus = np.asarray(nodes), np.asarray(gpus, dtype=np.float64)
+        beyond = np.maximum(gpus - 2, 0.0)
+        local = self.alpha_local_s + self.beta_local_s * beyond
+        node = self.alpha_node_s + self.beta_node_s * beyond
+        return np.where(gpus <= 1, 0.0, np.where(nodes > 1, node, local))
 
-
-def sync_time_s(params: ThroughputParams, nodes: ArrayLike, gpus: ArrayLike) -> Floats:
-    """T_sync of `gpus` GPUs over `nodes` machines."""
-    nodes, gpus = np.asarray(nodes), np.asarray(gpus, dtype=np.float64)
-    beyond = np.maximum(gpus - 2, 0.0)
-    local = params.alpha_local_s + params.beta_local_s * beyond
-    node = params.alpha_node_s + params.beta_node_s * beyond
-    return np.where(gpus <= 1, 0.0, np.where(nodes > 1, node, local))
-
-
-def iteration_time_s(
-    params: ThroughputParams,
-    nodes: ArrayLike,
-    gpus: ArrayLike,
-    per_gpu: ArrayLike,
-    accumulation: ArrayLike = 0,
-    gpu_speed: float = 1.0,
-) -> Floats:
-    """T_iter, eq. 3.8."""
-    grad_s = grad_time_s(params, per_gpu, gpu_speed)
-    sync_s = sync_time_s(params, nodes, gpus)
-    return np.asarray(accumulation) * grad_s + overlap_s(grad_s, sync_s, params.gamma)
+    def iteration_s(
+        self,
+        nodes: ArrayLike,
+        gpus: ArrayLike,
+        per_gpu: ArrayLike,
+        accumulation: ArrayLike = 0,
+        gpu_speed: float = 1.0,
+    ) -> Floats:
+        """T_iter (eq. 3.8)."""
+        grad_s = self.grad_s(per_gpu, gpu_speed)
+        sync_s = self.sync_s(nodes, gpus)
+        return np.asarray(accumulation) * grad_s + overlap_s(grad_s, sync_s, self.gamma)
 
 
 def overlap_s(grad_s: Floats, sync_s: Floats, gamma: float) -> Floats:
@@ -70,15 +87,15 @@ def overlap_s(grad_s: Floats, sync_s: Floats, gamma: float) -> Floats:
     return combined
 
 
-def throughput(
-    params: ThroughputParams,
+def examples_per_s(
+    throughput: Throughput,
     nodes: ArrayLike,
     gpus: ArrayLike,
     per_gpu: ArrayLike,
     accumulation: ArrayLike = 0,
     gpu_speed: float = 1.0,
 ) -> Floats:
-    """Examples per second (eq. 3.4)."""
+    """THROUGHPUT (eq. 3.4)."""
     batch = np.asarray(gpus) * np.asarray(per_gpu) * (np.asarray(accumulation) + 1)
-    seconds = iteration_time_s(params, nodes, gpus, per_gpu, accumulation, gpu_speed)
+    seconds = throughput.iteration_s(nodes, gpus, per_gpu, accumulation, gpu_speed)
     return np.asarray(batch / seconds, dtype=np.float64)

@@ -115,15 +115,17 @@ def parse_options(
 
 def _parse(label: str, kind: Any, text: str) -> Any:
     plain = get_args(kind)[0] if get_origin(kind) is Annotated else kind
-    if plain is bool and text.lower() in ("yes", "no"):
+    kinds = (plain, *get_args(plain))
+    if bool in kinds and text.lower() in ("yes", "no"):
         return text.lower() == "yes"
     try:
         value = msgspec.convert(text, kind, strict=False)
     except msgspec.ValidationError as error:
-        if get_origin(plain) is Literal:
-            why = f"choose one of {', '.join(get_args(plain))}"
-        elif plain is bool:
-            why = "give true or false"
+        words = [word for each in kinds if get_origin(each) is Literal for word in get_args(each)]
+        if bool in kinds:
+            why = f"give {' or '.join(('true', 'false', *words))}"
+        elif words:
+            why = f"choose one of {', '.join(words)}"
         else:
             why = str(error).split(", got")[0].replace("`", "").lower()
         raise ConfigRejected(f"{label}={text!r}: {why}") from error

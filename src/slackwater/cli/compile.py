@@ -40,13 +40,13 @@ def pages() -> None:
 def goodput() -> None:
     """Pollux: the fit of its model and one round of its search."""
     from slackwater.common.domains.models.fitting import Observation, fit
-    from slackwater.common.domains.models.goodput import BatchLimits, GoodputModel, GoodputReport
+    from slackwater.common.domains.models.goodput import BatchLimits, GoodputModel, GoodputProfile
     from slackwater.schemas.base import JobId, NodeId
     from slackwater.services.master.scheduling.policies.pollux import Pollux
     from slackwater.services.master.scheduling.view import ClusterView, JobView, NodeView, View
 
     theta = fit([Observation(1, 1, 8, 0, 0.1), Observation(1, 2, 8, 0, 0.12)])
-    report = GoodputReport(
+    report = GoodputProfile(
         GoodputModel(theta, 100.0, BatchLimits(initial=8, total_max=64, per_gpu_max=8)), 2
     )
     jobs = {

@@ -18,24 +18,16 @@ a type without files of its own computes at a relative speed and synchronises al
 
 import csv
 from collections.abc import Mapping
-from functools import cached_property
 from itertools import pairwise
-from math import isnan
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.interpolate import LinearNDInterpolator
 
 from slackwater.common.base.errors import ConfigRejected
 from slackwater.common.domains.models.efficiency import GradientMoments
-from slackwater.common.domains.models.fitting import Observation, fit
-from slackwater.common.domains.models.throughput import (
-    ThroughputParams,
-    grad_time_s,
-    iteration_time_s,
-)
+from slackwater.common.domains.models.throughput_table import ThroughputTable
 
 Floats = NDArray[np.float64]
 Shape = tuple[int, ...]
@@ -59,25 +51,11 @@ class StepTimes:
         means = np.stack(
             [np.bincount(owner, placements[:, c]) / np.bincount(owner) for c in (3, 4)], axis=1
         )
-        self._points = np.vstack([keys, scalability[:, :3]])
-        self._values = np.vstack([means, scalability[:, 3:]])
+        self.table = ThroughputTable(np.vstack([np.hstack([keys, means]), scalability]))
+        """All shapes of as many machines and GPUs in one row: their mean."""
         self._known: dict[tuple[Shape, int], tuple[float, float]] = {}
         self.per_gpu_min = int(placements[:, 2].min())
         self.per_gpu_max = int(placements[:, 2].max())
-
-    @cached_property
-    def _interpolator(self) -> Any:
-        return LinearNDInterpolator(self._points, self._values)
-
-    @cached_property
-    def fitted(self) -> ThroughputParams:
-        """The throughput model of everything measured."""
-        return fit(
-            [
-                Observation(int(n), int(k), int(m), 0, step, max(step - sync, 0.0))
-                for (n, k, m), (step, sync) in zip(self._points, self._values, strict=True)
-            ]
-        )
 
     def of(self, shape: Shape, per_gpu: int) -> tuple[float, float]:
         key = (shape, per_gpu)
@@ -93,11 +71,8 @@ class StepTimes:
             if sizes[0] <= per_gpu <= sizes[-1]:
                 step, sync = (float(np.interp(per_gpu, sizes, times[:, c])) for c in (0, 1))
                 return step, sync
-        step, sync = map(float, self._interpolator([nodes, gpus, per_gpu])[0])
-        if isnan(step):
-            step = float(iteration_time_s(self.fitted, nodes, gpus, per_gpu))
-            sync = step - float(grad_time_s(self.fitted, per_gpu))
-        return step, sync
+        step_s, sync_s = self.table.step_times(nodes, gpus, per_gpu)
+        return float(step_s), float(sync_s)
 
 
 class Application:
@@ -130,9 +105,9 @@ class Application:
         """(step, synchronising) seconds of one iteration without accumulation."""
         return self._times.get(gpu_type, self._times[""]).of(shape, per_gpu)
 
-    def step_times_model(self, gpu_type: str = "") -> ThroughputParams:
-        """The throughput model of everything measured on that type."""
-        return self._times.get(gpu_type, self._times[""]).fitted
+    def throughput(self, gpu_type: str = "") -> ThroughputTable:
+        """All that was measured on that type, or else on the reference type."""
+        return self._times.get(gpu_type, self._times[""]).table
 
     def measured(self, gpu_type: str) -> bool:
         """Has this GPU type measurements of its own?"""

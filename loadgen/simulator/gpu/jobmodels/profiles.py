@@ -2,9 +2,10 @@
 
 As Pollux's simulator does (Qiao, thesis, section 3.5.3): a job's true step time comes from its
 placement and per-GPU batch, its true statistical efficiency from the epoch it is in and its total
-batch; their product is its progress, in iterations of M0. An adaptive job also plays its own agent
-(section 3.4.1): it measures the configurations it runs in, fits theta_sys to them, and re-tunes
-(m, s) at every report and at every epoch's end. Policies see what the agent knows, never the truth;
+batch; their product is its progress, in iterations of M0. An adaptive job also holds an agent
+(section 3.4.1; pollux_agent.py), tells it what it measures, and re-tunes (m, s) at every report and
+at every epoch's end. Its measurements have no noise: one iteration of a configuration says it all,
+and accumulation steps are not timed. Policies see what the agent knows, never the truth;
 those with an oracle ask for it (`iteration_s`, `remaining_iterations`).
 
 **The authors' conditions** (docs/readings.md): NeuMF is fixed at one GPU and a batch of 32768,
@@ -18,16 +19,17 @@ and its next review; the last two only while they could change something.
 import os
 import re
 from collections.abc import Mapping, Sequence
-from math import ceil, floor, inf
+from math import ceil, inf
 from pathlib import Path
 from typing import Any, Final, Literal
 
 import msgspec
 
 from slackwater.common.base.errors import ConfigRejected, Rejected
-from slackwater.common.domains.models.fitting import Observation, fit
+from slackwater.common.domains.models.fitting import Observation
 from slackwater.common.domains.models.goodput import BatchLimits, GoodputModel, split_batch
-from slackwater.common.domains.models.throughput import ThroughputParams
+from slackwater.common.domains.models.pollux_agent import PolluxAgent, next_report_s
+from slackwater.common.domains.models.throughput import Throughput
 from slackwater.loadgen.simulator.gpu.jobmodels.applications import (
     Application,
     Shape,
@@ -54,8 +56,8 @@ class Options(msgspec.Struct, frozen=True):
     """Epochs end in whole seconds, as the authors' do."""
     throughput_only: bool = False
     """Agents take every example for equally useful: Or et al.'s scaling (section 3.5.4)."""
-    known: Mapping[str, ThroughputParams] = msgspec.field(default_factory=dict)
-    """Application -> theta_sys fitted beforehand, for the cost of exploring (section 3.5.3)."""
+    known: Mapping[str, Throughput] = msgspec.field(default_factory=dict)
+    """Application -> its throughput known beforehand, for the cost of exploring (section 3.5.3)."""
 
 
 class ProfileRun:
@@ -66,15 +68,16 @@ class ProfileRun:
         self, job: SimJob, application: Application, cluster: ClusterView, options: Options
     ) -> None:
         self.job = job
-        self.model: GoodputModel | None = None
-        self.gpus_seen = 0
-        """Most GPUs it was measured on."""
         self._application, self._options = application, options
         self._node_gpus = max(1, cluster.node_gpus_max)
         self._types = tuple(node.gpu_type for node in cluster.nodes)
         self._limits = limits_of(job, application, options)
-        self._known = options.known.get(job.model)
-        self._observations: dict[tuple[int, int, int], Observation] = {}
+        self._agent = PolluxAgent(
+            self._limits,
+            known=options.known.get(job.model),
+            throughput_only=options.throughput_only,
+            smoothing=0.0,  # The profiles' moments are means already.
+        )
         self._epoch, self._progress = 0, 0.0
         self._marked = (0, 0.0)
         self._useful = 0.0
@@ -110,6 +113,14 @@ class ProfileRun:
         return self
 
     @property
+    def model(self) -> GoodputModel | None:
+        return self._agent.model
+
+    @property
+    def gpus_seen(self) -> int:
+        return self._agent.gpus_seen
+
+    @property
     def speed(self) -> float:
         if not self._allocation or self.done:
             return 0.0
@@ -139,7 +150,7 @@ class ProfileRun:
             self._tune()
             if self._options.adaptive:
                 self._measure_s = self._at_s + self._step_times()[0]
-                self._review_s = self._next_report_s(self._at_s)
+                self._review_s = next_report_s(self._at_s, self._options.report_s)
         self._set_rate()
 
     def advance(self, now_s: float) -> None:
@@ -184,7 +195,7 @@ class ProfileRun:
         self._set_rate()
         self._measure()
         if self._adaptive:
-            self._review_s = self._next_report_s(now_s)
+            self._review_s = next_report_s(now_s, self._options.report_s)
 
     def _review(self, now_s: float) -> None:
         """Measured, fitted, reported; and then re-tuned, as long as that changes anything."""
@@ -193,12 +204,9 @@ class ProfileRun:
         if self._adaptive:
             self._tune()
         changed = before != (self._per_gpu, self._steps)
-        self._review_s = self._next_report_s(now_s) if changed else inf
+        self._review_s = next_report_s(now_s, self._options.report_s) if changed else inf
         if changed:
             self._set_rate()
-
-    def _next_report_s(self, after_s: float) -> float:
-        return (floor(after_s / self._options.report_s) + 1) * self._options.report_s
 
     def _set_rate(self) -> None:
         """The true speed of the configuration in force, and with it the end of the epoch."""
@@ -242,39 +250,23 @@ class ProfileRun:
 
     def _tune(self) -> None:
         """(m, s) for the current allocation, from what is known."""
-        gpus = sum(self._shape)
-        if self._adaptive and self.model is not None:
-            tuning = self.model.tune(len(self._shape), gpus, self._gpu_speed)
-            self._per_gpu, self._steps = tuning.per_gpu, tuning.accumulation
-            return
-        limits = self._limits
-        batch = limits.fixed or max(limits.initial, limits.per_gpu_min * gpus)
-        per_gpu, steps = split_batch(limits, batch, gpus)
-        self._per_gpu, self._steps = int(per_gpu), int(steps)
+        nodes, gpus = len(self._shape), sum(self._shape)
+        self._per_gpu, self._steps = self._agent.batch_split(nodes, gpus, self._gpu_speed)
 
     def _measure(self) -> None:
-        """One iteration was seen: its time, and its gradients' statistics."""
+        """One iteration was seen: its time, exact at once, and its gradients' statistics."""
         if not self._options.adaptive:
             return
-        gpus = sum(self._shape)
-        self.gpus_seen = max(self.gpus_seen, gpus)
-        key = (len(self._shape), gpus, self._per_gpu)
-        params = self.model.params if self.model is not None else self._known
-        if key not in self._observations:
+        agent, nodes, gpus = self._agent, len(self._shape), sum(self._shape)
+        if not agent.has_seen(nodes, gpus, self._per_gpu):
             step_s, sync_s = self._step_times()
             # Parameters are those of the reference type; the scheduler scales them by type.
             step_s = (step_s - sync_s) * self._gpu_speed + sync_s
-            self._observations[key] = Observation(*key, 0, step_s, step_s - sync_s)
-            if self._known is None:
-                params = fit(list(self._observations.values()), params)
-        assert params is not None
-        batch = gpus * self._per_gpu * (self._steps + 1)
-        initial = self._application.batch_initial
-        scale = inf
+            agent.saw_iteration(Observation(nodes, gpus, self._per_gpu, 0, step_s, step_s - sync_s))
         if not self._options.throughput_only:
-            scale = self._application.moments(batch, self._epoch).noise_scale(initial)
-        if self.model is None or params != self.model.params or scale != self.model.noise_scale:
-            self.model = GoodputModel(params, scale, self._limits)
+            batch = gpus * self._per_gpu * (self._steps + 1)
+            agent.saw_gradients(self._application.moments(batch, self._epoch))
+        agent.refit()
 
     # Oracles -----------------------------------------------------------------------------------
 
@@ -354,7 +346,9 @@ def limits_of(job: SimJob, application: Application, options: Options) -> BatchL
 
 class ProfilesModel:
     """`folder`: the profiles. `batch`: who tunes it: `policy` asks the policy's `adaptive`, `job`
-    always, `trace` never. `fixed`: application=GPUSxBATCH,... that adaptive jobs hold fixed."""
+    always, `trace` never. `known`: agents know their throughput from the first iteration on, as
+    theta_sys fitted to all measurements (true) or as the measurements themselves (table). `fixed`:
+    application=GPUSxBATCH,... that adaptive jobs hold fixed."""
 
     name = "profiles"
     integer_times = False
@@ -366,12 +360,16 @@ class ProfilesModel:
         report_s: Period = 60.0,
         whole_seconds: bool = True,
         throughput_only: bool = False,
-        known: bool = False,
+        known: bool | Literal["table"] = False,
         fixed: str = "ncf=1x32768",
     ) -> None:
         self.applications = read_applications(_folder(folder))
         self._ask_policy = batch == "policy"
-        models = {n: a.step_times_model() for n, a in self.applications.items() if known}
+        models: dict[str, Throughput] = {}
+        if known:
+            for application_name, application in self.applications.items():
+                table = application.throughput()
+                models[application_name] = table if known == "table" else table.fitted
         self.options = Options(
             adaptive=batch != "trace",
             report_s=report_s,

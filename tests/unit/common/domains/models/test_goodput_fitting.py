@@ -9,8 +9,6 @@ from slackwater.common.base.errors import Rejected
 from slackwater.common.domains.models.fitting import Observation, _objective, fit, rmsle
 from slackwater.common.domains.models.throughput import (
     ThroughputParams,
-    grad_time_s,
-    iteration_time_s,
 )
 
 THETA = ThroughputParams(0.05, 0.001, 0.02, 0.005, 0.1, 0.01, 2.0)
@@ -21,8 +19,8 @@ def observe(theta: ThroughputParams, shapes: list[tuple[int, int]], per_gpu: tup
             apart: bool = True) -> list[Observation]:  # fmt: skip
     return [
         Observation(
-            nodes, gpus, m, steps, float(iteration_time_s(theta, nodes, gpus, m, steps)),
-            float(grad_time_s(theta, m)) if apart else 0.0,
+            nodes, gpus, m, steps, float(theta.iteration_s(nodes, gpus, m, steps)),
+            float(theta.grad_s(m)) if apart else 0.0,
         )
         for nodes, gpus in shapes
         for m in per_gpu

@@ -3,7 +3,6 @@
 from itertools import pairwise
 from math import inf
 
-import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -26,14 +25,12 @@ from slackwater.common.domains.models.fitness import (
 from slackwater.common.domains.models.goodput import (
     BatchLimits,
     GoodputModel,
-    GoodputReport,
     split_batch,
 )
 from slackwater.common.domains.models.lr_scaling import TrainingState, adascale, legw, rule
 from slackwater.common.domains.models.throughput import (
     ThroughputParams,
-    iteration_time_s,
-    throughput,
+    examples_per_s,
 )
 
 THETA = ThroughputParams(0.05, 0.001, 0.02, 0.005, 0.1, 0.01, 2.0)
@@ -46,15 +43,15 @@ thetas = st.builds(ThroughputParams, times, times, times, times, times, times, s
 
 def test_iteration_time_of_the_worked_example() -> None:
     """One GPU computes; four on a machine overlap; gamma 1 adds, infinity takes the maximum."""
-    assert float(iteration_time_s(THETA, 1, 1, 100)) == pytest.approx(0.15)
-    assert float(iteration_time_s(THETA, 1, 4, 100)) == pytest.approx(0.152971, abs=1e-6)
-    assert float(iteration_time_s(THETA._replace(gamma=1.0), 1, 4, 100)) == pytest.approx(0.18)
-    assert float(iteration_time_s(THETA._replace(gamma=inf), 1, 4, 100)) == pytest.approx(0.15)
+    assert float(THETA.iteration_s(1, 1, 100)) == pytest.approx(0.15)
+    assert float(THETA.iteration_s(1, 4, 100)) == pytest.approx(0.152971, abs=1e-6)
+    assert float(THETA._replace(gamma=1.0).iteration_s(1, 4, 100)) == pytest.approx(0.18)
+    assert float(THETA._replace(gamma=inf).iteration_s(1, 4, 100)) == pytest.approx(0.15)
 
 
 def test_accumulation_over_two_machines() -> None:
-    assert float(iteration_time_s(THETA, 2, 8, 100, 1)) == pytest.approx(0.369317, abs=1e-6)
-    assert float(throughput(THETA, 2, 8, 100, 1)) == pytest.approx(4332.32, abs=5e-3)
+    assert float(THETA.iteration_s(2, 8, 100, 1)) == pytest.approx(0.369317, abs=1e-6)
+    assert float(examples_per_s(THETA, 2, 8, 100, 1)) == pytest.approx(4332.32, abs=5e-3)
     assert float(MODEL.goodput(2, 8, 100, 1)) == pytest.approx(1879.56, abs=5e-3)
 
 
@@ -70,9 +67,9 @@ def test_iteration_time_lies_between_overlap_and_none(
 ) -> None:
     """Whatever gamma: at least perfect overlap, at most none."""
     nodes = min(nodes, gpus)
-    seconds = float(iteration_time_s(theta, nodes, gpus, per_gpu, steps))
-    most = float(iteration_time_s(theta._replace(gamma=1.0), nodes, gpus, per_gpu, steps))
-    least = float(iteration_time_s(theta._replace(gamma=inf), nodes, gpus, per_gpu, steps))
+    seconds = float(theta.iteration_s(nodes, gpus, per_gpu, steps))
+    most = float(theta._replace(gamma=1.0).iteration_s(nodes, gpus, per_gpu, steps))
+    least = float(theta._replace(gamma=inf).iteration_s(nodes, gpus, per_gpu, steps))
     assert least * (1 - 1e-9) <= seconds <= most * (1 + 1e-9)
 
 
@@ -144,12 +141,7 @@ def test_fixed_batch_has_efficiency_one() -> None:
     model = GoodputModel(THETA, 0.0, limits)
     tuning = model.tune(1, 4)
     assert (tuning.per_gpu, tuning.accumulation) == (128, 0)
-    assert tuning.goodput == pytest.approx(float(throughput(THETA, 1, 4, 128)))
-
-
-def test_a_report_survives_the_wire() -> None:
-    report = GoodputReport(MODEL, 4)
-    assert msgspec.msgpack.decode(msgspec.msgpack.encode(report), type=GoodputReport) == report
+    assert tuning.goodput == pytest.approx(float(examples_per_s(THETA, 1, 4, 128)))
 
 
 def test_slower_gpus_compute_slower_and_synchronise_alike() -> None:

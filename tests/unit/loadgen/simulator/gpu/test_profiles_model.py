@@ -12,8 +12,6 @@ import pytest
 from slackwater.common.base.errors import ConfigRejected, Rejected
 from slackwater.common.domains.models.throughput import (
     ThroughputParams,
-    iteration_time_s,
-    sync_time_s,
 )
 from slackwater.loadgen.simulator.gpu.audit import audit
 from slackwater.loadgen.simulator.gpu.cluster import Cluster
@@ -45,8 +43,8 @@ def profiles(tmp_path: Path) -> Path:
 
     def row(shape: tuple[int, ...], m: int) -> str:
         nodes, gpus = len(shape), sum(shape)
-        step = float(iteration_time_s(THETA, nodes, gpus, m))
-        return f"{m},{step!r},{float(sync_time_s(THETA, nodes, gpus))!r}"
+        step = float(THETA.iteration_s(nodes, gpus, m))
+        return f"{m},{step!r},{float(THETA.sync_s(nodes, gpus))!r}"
 
     placements = [f"{s},{row(tuple(map(int, s)), m)}" for s in SHAPES for m in SIZES]
     header = "local_bsz,step_time,sync_time"
@@ -96,14 +94,14 @@ def test_measured_placements_are_interpolated_over_the_batch(toy: Application) -
 def test_other_placements_are_interpolated_over_machines_and_gpus(toy: Application) -> None:
     """The times are linear in all three here, so the interpolation is exact."""
     step, sync = toy.step_times((4, 4, 4, 4, 4, 4, 4, 4)[:8], 50)
-    assert step == pytest.approx(float(iteration_time_s(THETA, 8, 32, 50)))
-    assert sync == pytest.approx(float(sync_time_s(THETA, 8, 32)))
+    assert step == pytest.approx(float(THETA.iteration_s(8, 32, 50)))
+    assert sync == pytest.approx(float(THETA.sync_s(8, 32)))
 
 
 def test_beyond_all_measurements_the_fitted_model_answers(toy: Application) -> None:
     """Eight GPUs on one machine were never measured."""
     step, _ = toy.step_times((8,), 40)
-    assert step == pytest.approx(float(iteration_time_s(THETA, 1, 8, 40)), rel=0.1)
+    assert step == pytest.approx(float(THETA.iteration_s(1, 8, 40)), rel=0.1)
 
 
 def test_a_fixed_job_takes_as_long_as_its_numbers_say(toy: Application) -> None:

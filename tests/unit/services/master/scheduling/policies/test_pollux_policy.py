@@ -8,7 +8,7 @@ import pytest
 
 from slackwater.common.base.errors import ConfigRejected
 from slackwater.common.domains.models.fitness import power_mean
-from slackwater.common.domains.models.goodput import BatchLimits, GoodputModel, GoodputReport
+from slackwater.common.domains.models.goodput import BatchLimits, GoodputModel, GoodputProfile
 from slackwater.common.domains.models.throughput import ThroughputParams
 from slackwater.schemas.base import JobId, NodeId
 from slackwater.services.master.scheduling.policies.pollux import Memory, Pollux
@@ -39,12 +39,12 @@ def model(noise_scale: float = 2000.0, theta: ThroughputParams = THETA) -> Goodp
 
 
 def job(
-    number: int, allocation: Allocation = (), profile: GoodputReport | None = None, **more: object
+    number: int, allocation: Allocation = (), profile: GoodputProfile | None = None, **more: object
 ) -> JobView:
     fields: dict[str, object] = {
         "id": JobId(f"j{number}"), "number": number, "submitted_s": 0.0, "gpus": 1, "gpus_min": 1,
         "gpus_max": 64, "allocation": allocation,
-        "profile": profile if profile is not None else GoodputReport(model(), 64),
+        "profile": profile if profile is not None else GoodputProfile(model(), 64),
     }  # fmt: skip
     return JobView(**(fields | more))  # type: ignore[arg-type]  # The fields' types vary.
 
@@ -79,7 +79,7 @@ def test_it_decides_at_rounds_only() -> None:
 
 
 def test_a_new_job_gets_one_gpu_and_never_more_than_twice_what_it_was_measured_on() -> None:
-    fresh, seen = job(0, profile=GoodputReport()), job(1, profile=GoodputReport(model(), 3))
+    fresh, seen = job(0, profile=GoodputProfile()), job(1, profile=GoodputProfile(model(), 3))
     plan, _ = Pollux().allocate(view([fresh, seen], [4, 4, 4, 4]), None)
     assert sizes_of(plan, [fresh, seen]) == [1, 6]
 
@@ -97,7 +97,7 @@ def test_the_knob_trades_goodput_for_fairness() -> None:
     """Of two jobs that scale well and two that scale worse, p = 1 favours the first, p = -10 evens
     speedups out."""
     good, worse = model(1e6), model(1e6, THETA._replace(alpha_local_s=0.1, alpha_node_s=0.4))
-    jobs = [job(n, profile=GoodputReport(good if n < 2 else worse, 64)) for n in range(4)]
+    jobs = [job(n, profile=GoodputProfile(good if n < 2 else worse, 64)) for n in range(4)]
     taken = []
     for p in (1.0, -1.0, -10.0):
         plan, _ = Pollux(p=p).allocate(view(jobs, [16]), None)
@@ -146,7 +146,7 @@ def test_protected_jobs_stay() -> None:
 
 def test_distributed_jobs_do_not_meet() -> None:
     """Three jobs on six machines of two GPUs grow over machines; none shares one with another."""
-    jobs = [job(n, profile=GoodputReport(model(1e6), 64)) for n in range(3)]
+    jobs = [job(n, profile=GoodputProfile(model(1e6), 64)) for n in range(3)]
     plan, _ = Pollux().allocate(view(jobs, [2] * 6), None)
     spread = [a for a in plan.allocations.values() if len(a) > 1]
     assert spread
@@ -156,7 +156,7 @@ def test_distributed_jobs_do_not_meet() -> None:
 
 def test_a_non_adaptive_job_is_placed_by_its_throughput() -> None:
     fixed = BatchLimits(initial=256, total_max=256, per_gpu_max=256, per_gpu_min=64, fixed=256)
-    rigid = job(0, profile=GoodputReport(GoodputModel(THETA, 0.0, fixed), 64))
+    rigid = job(0, profile=GoodputProfile(GoodputModel(THETA, 0.0, fixed), 64))
     plan, _ = Pollux().allocate(view([rigid], [4, 4]), None)
     assert sizes_of(plan, [rigid]) == [4]
 
@@ -193,7 +193,7 @@ def test_a_lost_machine_and_vanished_jobs_between_rounds() -> None:
 
 
 def test_a_job_that_reports_no_goodput_counts_as_scaling_perfectly() -> None:
-    other = job(0, profile=GoodputReport(), gpus_max=4)
+    other = job(0, profile=GoodputProfile(), gpus_max=4)
     unknown = msgspec.structs.replace(other, profile=None)
     plan, _ = Pollux().allocate(view([unknown], [4]), None)
     assert sizes_of(plan, [unknown]) == [4]

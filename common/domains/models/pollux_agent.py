@@ -1,0 +1,245 @@
+"""PolluxAgent: what a training job learns about itself, and tunes by itself (Qiao, thesis, 3.4.1).
+
+    agent = PolluxAgent(BatchLimits(initial=128, total_max=4096, per_gpu_max=512))
+    agent.saw_iteration(Observation(nodes, gpus, per_gpu, accumulation, iteration_s))
+    agent.saw_replicas(small_sqr, large_sqr, batch_small, batch_large)
+    agent.refit()                       # at every report
+    agent.report(job)                   # to the scheduler
+    agent.batch_split(nodes, gpus)      # (m, s) of the next iterations
+    agent.learning_rate_scale(batch, epoch)
+
+The simulator's jobs and training programs hold the same agent: it reads no clock, draws nothing at
+random and does no I/O. Whoever holds it says what was seen and decides when to refit.
+
+**Smoothing.** A configuration's iteration time is the mean of its last 100 iterations or so. Both
+moments of the gradient are averaged with weights that fall by `smoothing` an iteration, never phi,
+a quotient of noisy numbers. Replicas estimate better than differences of consecutive gradients do:
+the first estimate by replicas forgets all that came from differences.
+"""
+
+from math import floor, inf, isfinite
+from typing import Final, NamedTuple
+
+from slackwater.common.base.errors import Rejected
+from slackwater.common.domains.models.efficiency import (
+    GradientMoments,
+    moments_of_differences,
+    moments_of_replicas,
+)
+from slackwater.common.domains.models.fitting import Observation, fit
+from slackwater.common.domains.models.goodput import (
+    BatchLimits,
+    GoodputModel,
+    GoodputProfile,
+    split_batch,
+)
+from slackwater.common.domains.models.lr_scaling import TrainingState, rule
+from slackwater.common.domains.models.throughput import Throughput, ThroughputParams
+from slackwater.schemas.base import FINITE_MAX, JobId
+from slackwater.schemas.telemetry import BatchBounds, GoodputReport, ThroughputTheta
+
+SMOOTHING: Final = 0.95
+"""Follows a falling loss within about 20 iterations; .99 lags behind it by half."""
+MEAN_OVER: Final = 100
+"""Iterations of one configuration that its mean remembers."""
+CONFIGURATIONS_MAX: Final = 1024
+"""Configurations that are fitted; the one seen first makes room."""
+
+
+class BatchSplit(NamedTuple):
+    """How an iteration's batch is divided."""
+
+    per_gpu: int
+    """m."""
+    accumulation: int
+    """s: steps before the one that synchronises."""
+
+
+class PolluxAgent:
+    """One job's agent. `known`: its throughput was fitted beforehand and stays as it is (section
+    3.5.3). `lr_rule`: see lr_scaling.py. `throughput_only`: every example counts as equally useful
+    (section 3.5.4). Raises ConfigRejected for a rule that nobody offers."""
+
+    def __init__(
+        self,
+        limits: BatchLimits,
+        *,
+        known: Throughput | None = None,
+        lr_rule: str = "adascale",
+        warmup_epochs: float = 0.0,
+        throughput_only: bool = False,
+        smoothing: float = SMOOTHING,
+    ) -> None:
+        self.limits = limits
+        self.model: GoodputModel | None = None
+        """The goodput function; a new object whenever a refit changed it."""
+        self.gpus_seen = 0
+        """The most GPUs that an iteration ran on."""
+        self._known, self._throughput_only = known, throughput_only
+        self._scale_lr, self._warmup_epochs = rule(lr_rule), warmup_epochs
+        self._seen: dict[tuple[int, int, int, int], tuple[Observation, int]] = {}
+        self._unfitted = False
+        self._theta: ThroughputParams | None = None
+        self._gradients = _Smoothed(smoothing)
+
+    # What was seen -----------------------------------------------------------------------------
+
+    def has_seen(self, nodes: int, gpus: int, per_gpu: int, accumulation: int = 0) -> bool:
+        return (nodes, gpus, per_gpu, accumulation) in self._seen
+
+    def saw_iteration(self, seen: Observation) -> None:
+        """An iteration ended. Raises Rejected for a time that cannot be."""
+        if not (0.0 < seen.iteration_s < inf and 0.0 <= seen.grad_s < inf):
+            raise Rejected(
+                f"an iteration of {seen.iteration_s} s with {seen.grad_s} s of computing was not "
+                "measured: give iteration_s above 0 and grad_s of at least 0, both finite"
+            )
+        self.gpus_seen = max(self.gpus_seen, seen.gpus)
+        key = seen[:4]
+        known, count = self._seen.get(key, (seen, 0))
+        count = min(count + 1, MEAN_OVER)
+        mean_s = known.iteration_s + (seen.iteration_s - known.iteration_s) / count
+        grad_s = known.grad_s or seen.grad_s
+        if seen.grad_s:
+            grad_s += (seen.grad_s - grad_s) / count
+        if key not in self._seen and len(self._seen) == CONFIGURATIONS_MAX:
+            del self._seen[next(iter(self._seen))]
+        self._seen[key] = known._replace(iteration_s=mean_s, grad_s=grad_s), count
+        self._unfitted = True
+
+    def saw_gradients(self, moments: GradientMoments, differenced: bool = False) -> bool:
+        """An iteration's gradient had these moments. False: they are not finite (the gradient
+        overflowed) and are left out."""
+        return self._gradients.add(moments, differenced)
+
+    def saw_replicas(
+        self, small_sqr: float, large_sqr: float, batch_small: float, batch_large: float
+    ) -> bool:
+        """Several gradients of one iteration were averaged, those of replicas or of accumulation
+        steps: the mean of their squared lengths, and the squared length of their mean."""
+        return self.saw_gradients(
+            moments_of_replicas(small_sqr, large_sqr, batch_small, batch_large, self.limits.initial)
+        )
+
+    def saw_difference(self, mean_sqr: float, difference_sqr: float, batch: float) -> bool:
+        """Two consecutive iterations had one gradient each: the mean of their squared lengths, and
+        the squared length of their difference."""
+        initial = self.limits.initial
+        return self.saw_gradients(
+            moments_of_differences(mean_sqr, difference_sqr, batch, initial), differenced=True
+        )
+
+    @property
+    def noise_scale(self) -> float:
+        """phi. Before any gradient was seen it is 0: no larger batch than M0 is known to pay."""
+        if self._throughput_only:
+            return inf
+        moments = self._gradients.mean
+        return 0.0 if moments is None else moments.noise_scale(self.limits.initial)
+
+    # What follows from it ----------------------------------------------------------------------
+
+    def refit(self) -> bool:
+        """Fit theta_sys to all configurations seen, from the last fit on, and renew the goodput
+        function. False: it stays the same object, because nothing changed."""
+        if not self._seen:
+            return False
+        throughput = self._known
+        if throughput is None:
+            if self._unfitted:
+                seen = [observation for observation, _ in self._seen.values()]
+                self._theta = fit(seen, self._theta)
+                self._unfitted = False
+            throughput = self._theta
+        assert throughput is not None  # Something was seen, and a fit follows on it.
+        found = GoodputModel(throughput, self.noise_scale, self.limits)
+        if found == self.model:
+            return False
+        self.model = found
+        return True
+
+    def batch_split(self, nodes: int, gpus: int, gpu_speed: float = 1.0) -> BatchSplit:
+        """(m, s) for an allocation: the best of the goodput function (eq. 3.10), or the smallest
+        batch that the limits allow before there is one; a fixed batch stays."""
+        limits = self.limits
+        if limits.fixed is None and self.model is not None:
+            tuning = self.model.tune(nodes, gpus, gpu_speed)
+            return BatchSplit(tuning.per_gpu, tuning.accumulation)
+        batch = limits.fixed or max(limits.initial, limits.per_gpu_min * gpus)
+        per_gpu, steps = split_batch(limits, batch, gpus)
+        return BatchSplit(int(per_gpu), int(steps))
+
+    def learning_rate_scale(self, batch: float, epoch: float = inf) -> float:
+        """The factor on the learning rate of M0 for an iteration of `batch` examples, `epoch`
+        epochs of examples after the start (SCALE_LR, section 3.3)."""
+        state = TrainingState(self.noise_scale, epoch, self._warmup_epochs)
+        return self._scale_lr(self.limits.initial, batch, state)
+
+    def profile(self) -> GoodputProfile:
+        return GoodputProfile(self.model, self.gpus_seen)
+
+    def report(self, job: JobId) -> GoodputReport:
+        """The message that tells the scheduler. Raises Rejected before the first refit, and for a
+        known throughput of another form than theta_sys."""
+        model = self.model
+        if model is None:
+            raise Rejected(f"{job} has no goodput function yet: see an iteration, then refit")
+        theta = model.throughput
+        if not isinstance(theta, ThroughputParams):
+            raise Rejected(f"{job} knows its throughput as a table; only theta_sys is reported")
+        limits = self.limits
+        return GoodputReport(
+            job=job,
+            theta=ThroughputTheta(**theta._asdict()),
+            noise_scale=None if model.noise_scale == inf else min(model.noise_scale, FINITE_MAX),
+            batch=BatchBounds(
+                initial=limits.initial, total_max=limits.total_max, fixed=limits.fixed,
+                per_gpu_max=limits.per_gpu_max, per_gpu_min=limits.per_gpu_min,
+                accumulate_alone=limits.accumulate_alone,
+            ),
+            gpus_seen=self.gpus_seen,
+        )  # fmt: skip
+
+
+class _Smoothed:
+    """Moments averaged with weights that fall by `smoothing` with each that follows."""
+
+    def __init__(self, smoothing: float) -> None:
+        self._smoothing, self._differenced = smoothing, False
+        self._sqr = self._var = self._weight = 0.0
+
+    def add(self, moments: GradientMoments, differenced: bool) -> bool:
+        if not (isfinite(moments.sqr) and isfinite(moments.var)):
+            return False
+        if self._differenced and not differenced:
+            self._sqr = self._var = self._weight = 0.0
+        self._differenced = differenced
+        keep, take = self._smoothing, 1.0 - self._smoothing
+        self._sqr = keep * self._sqr + take * moments.sqr
+        self._var = keep * self._var + take * moments.var
+        self._weight = keep * self._weight + take
+        return True
+
+    @property
+    def mean(self) -> GradientMoments | None:
+        if not self._weight:
+            return None
+        return GradientMoments(self._sqr / self._weight, self._var / self._weight)
+
+
+def next_report_s(after_s: float, period_s: float) -> float:
+    """The first multiple of `period_s` after that second: all agents report in the same rhythm."""
+    return (floor(after_s / period_s) + 1) * period_s
+
+
+def profile_of(report: GoodputReport) -> GoodputProfile:
+    """A report as policies take it (`JobView.profile`). Raises Rejected for bounds of a batch that
+    contradict each other."""
+    theta, batch = report.theta, report.batch
+    limits = BatchLimits(
+        initial=batch.initial, total_max=batch.total_max, per_gpu_max=batch.per_gpu_max,
+        per_gpu_min=batch.per_gpu_min, fixed=batch.fixed, accumulate_alone=batch.accumulate_alone,
+    )  # fmt: skip
+    params = ThroughputParams(**{name: getattr(theta, name) for name in ThroughputParams._fields})
+    scale = inf if report.noise_scale is None else report.noise_scale
+    return GoodputProfile(GoodputModel(params, scale, limits), report.gpus_seen)
