@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.table import Table
 
+from slackwater.common.domains.facts.timeline import Timeline
 from slackwater.common.embedded import ClusterOptions, EmbeddedCluster
 from slackwater.common.embedded.cluster import CPU_SHARE
 from slackwater.common.shell.client import Client, connect
@@ -29,7 +30,6 @@ from slackwater.loadgen.replay.measures import (
     loss,
     mean_iteration_s,
 )
-from slackwater.loadgen.replay.timeline import Timeline
 from slackwater.loadgen.replay.workload import COMPUTE_S, PlannedJob, Workload, emulated
 
 WINDOW = 12

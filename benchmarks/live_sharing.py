@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from slackwater.common.base.errors import Rejected, SlackwaterError
+from slackwater.common.domains.facts.timeline import Timeline
 from slackwater.common.embedded import ClusterOptions, fit_cpu_share
 from slackwater.loadgen.replay import calibrate, cells, display, report
 from slackwater.loadgen.replay.cells import Cell, CellResult
@@ -32,7 +33,6 @@ from slackwater.loadgen.replay.experiment import (
     profiled_scale,
     shared_experiment,
 )
-from slackwater.loadgen.replay.timeline import Timeline
 from slackwater.loadgen.simulator.pool.planned import planned
 
 CPU_SHARE = 0.1

@@ -28,13 +28,13 @@ from typing import Any, Final
 import msgspec
 from figures import Figure, Row, Skipped, show, this_command, write_json
 
+from slackwater.common.domains.facts.timeline import UNDONE, JobTrack, Timeline
 from slackwater.common.domains.models.iterations import mean_s
 from slackwater.common.embedded import ClusterOptions, EmbeddedCluster
 from slackwater.common.embedded.cluster import CPU_SHARE
 from slackwater.common.shell.client import connect
 from slackwater.loadgen.replay import calibrate, session
-from slackwater.loadgen.replay.measures import LOSS_LIMIT, UNDONE, loss
-from slackwater.loadgen.replay.timeline import JobTrack, Timeline
+from slackwater.loadgen.replay.measures import LOSS_LIMIT, loss
 from slackwater.loadgen.replay.workload import PlannedJob, Workload, emulated
 
 PARTS: Final = ("sharing", "ddp")

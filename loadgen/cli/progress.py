@@ -6,10 +6,10 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.live import Live
 
+from slackwater.common.domains.facts.timeline import Timeline
 from slackwater.console.outcome import err
 from slackwater.loadgen.replay import display
 from slackwater.loadgen.replay.experiment import OnPhase
-from slackwater.loadgen.replay.timeline import Timeline
 
 
 @contextmanager

@@ -13,16 +13,16 @@ from typing import Final
 
 import msgspec
 
+from slackwater.common.domains.facts.timeline import UNDONE
 from slackwater.loadgen.replay.experiment import Outcome
 from slackwater.loadgen.replay.measures import (
     LOSS_LIMIT,
     UNDERCHARGED_MAX,
-    UNDONE,
     JobFigures,
     cpu_reduction_ratio,
     undercharged,
 )
-from slackwater.loadgen.replay.story import story, whereabouts
+from slackwater.loadgen.replay.story import story
 from slackwater.loadgen.replay.workload import PlannedJob, Workload, emulated
 from slackwater.loadgen.traces.record import TraceJob
 
@@ -123,7 +123,6 @@ def summarize(
     wall_s: float,
 ) -> DemoSummary:
     timeline = outcome.timeline
-    homes = whereabouts(timeline)
     gpus = {job.spec.id: int(job.source["gpus"]) for job in work.jobs}
     jobs = tuple(
         DemoJob(
@@ -132,7 +131,7 @@ def summarize(
             reason=row.reason,
             gpus=gpus[row.job],
             servers=SERVERS,
-            ended_on=homes.get(row.job, ()),
+            ended_on=timeline.tracks[row.job].aggregators,
             alone_per_s=1.0 / row.standalone_s if row.standalone_s else None,
             shared_per_s=1.0 / row.shared_s if row.shared_s else None,
             loss=row.loss,

@@ -6,8 +6,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from slackwater.loadgen.replay.story import story, whereabouts
-from slackwater.loadgen.replay.timeline import JobTrack, Timeline
+from slackwater.common.domains.facts.timeline import JobTrack, Timeline
+from slackwater.loadgen.replay.story import story
 
 RECENT = 8
 WIDTH = 56
@@ -26,13 +26,12 @@ def render(phase: str, timeline: Timeline, now_s: float) -> RenderableType:
     table.add_column("iterations", justify="right", no_wrap=True)
     table.add_column("it/s", justify="right", no_wrap=True)
     table.add_column("of alone", justify="right", no_wrap=True)
-    homes = whereabouts(timeline)
     for id, track in timeline.tracks.items():
         speed = track.speed(now_s) if track.ended_s is None else 0.0
         alone_s = track.alone_s
         table.add_row(
             id,
-            doing(id, track, timeline, homes),
+            doing(id, track, timeline),
             ProgressBar(total=track.spec.iterations, completed=track.reported, width=BAR_WIDTH),
             f"{track.reported}/{track.spec.iterations}",
             f"{speed:.2f}" if speed else "-",
@@ -41,11 +40,11 @@ def render(phase: str, timeline: Timeline, now_s: float) -> RenderableType:
     return Group(table, *scaling(timeline, now_s), *happenings(timeline))
 
 
-def doing(id: str, track: JobTrack, timeline: Timeline, homes: dict[str, tuple[str, ...]]) -> str:
+def doing(id: str, track: JobTrack, timeline: Timeline) -> str:
     """A job's state in words that need no glossary."""
     if track.ended_s is not None:
         return track.state
-    where = homes.get(id, ())
+    where = track.aggregators
     if not where:
         return "is starting" if track.state == "running" else "waits for its turn"
     if any(m.job == id and m.ended_s is None for m in timeline.migrations.values()):
@@ -54,8 +53,8 @@ def doing(id: str, track: JobTrack, timeline: Timeline, homes: dict[str, tuple[s
         return f"is measured alone on {', '.join(where)}"
     others = [
         other
-        for other, places in homes.items()
-        if other != id and timeline.tracks[other].ended_s is None and set(places) & set(where)
+        for other, its in timeline.tracks.items()
+        if other != id and its.ended_s is None and set(its.aggregators) & set(where)
     ]
     if others:
         return f"shares {', '.join(where)} with {', '.join(others)}"

@@ -15,6 +15,7 @@ from functools import partial
 import msgspec
 
 from slackwater.common.base.errors import Unavailable
+from slackwater.common.domains.facts.timeline import Timeline
 from slackwater.common.domains.models.iterations import mean_s
 from slackwater.common.embedded import ClusterOptions, EmbeddedCluster, fit_cpu_share
 from slackwater.common.shell.client import Client, connect
@@ -33,7 +34,6 @@ from slackwater.loadgen.replay.measures import (
     stable,
     steady,
 )
-from slackwater.loadgen.replay.timeline import Timeline
 from slackwater.loadgen.replay.workload import (
     COMPUTE_S,
     PlannedJob,

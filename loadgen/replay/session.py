@@ -14,8 +14,8 @@ from slackwater.common.base.errors import (
     SlackwaterError,
 )
 from slackwater.common.bus.base import Delivery
+from slackwater.common.domains.facts.timeline import Observed, Timeline
 from slackwater.common.shell.client import Client
-from slackwater.loadgen.replay.timeline import Observed, Timeline
 from slackwater.loadgen.replay.workload import Workload
 from slackwater.schemas import subjects
 from slackwater.schemas.jobs import JobSpec

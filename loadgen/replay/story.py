@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from slackwater.common.domains.facts import sentences
-from slackwater.common.domains.facts.sentences import count, named
-from slackwater.loadgen.replay.measures import LOSS_LIMIT, UNDONE
-from slackwater.loadgen.replay.timeline import Migration, Timeline
+from slackwater.common.domains.facts.sentences import count
+from slackwater.common.domains.facts.timeline import UNDONE, Migration, Timeline
+from slackwater.loadgen.replay.measures import LOSS_LIMIT
 from slackwater.schemas.cluster import AllocationEvent
 from slackwater.schemas.jobs import JobEvent
 from slackwater.schemas.placement import MigrationEvent
@@ -39,33 +39,19 @@ class Happening:
 
 @dataclass
 class _Teller:
-    """Walks through the facts in order, and knows who is where."""
+    """Walks through the facts in order."""
 
     timeline: Timeline
-    homes: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    last: dict[str, tuple[str, ...]] = field(default_factory=dict)
     told: list[Happening] = field(default_factory=list)
-
-    def settle(self, job: str, where: tuple[str, ...]) -> None:
-        self.homes[job] = self.last[job] = where
 
     def tell(self, at_s: float, kind: Kind, text: str, job: str = "") -> None:
         self.told.append(Happening(at_s, kind, text, job))
 
     def of_job(self, fact: JobEvent, at_s: float) -> None:
-        job, detail = fact.job, fact.detail
-        where = named(detail, "aggregators")
-        match fact.fact:
-            case "located" | "steady":
-                self.settle(job, where)
-            case "assigned":
-                if detail.get("cause") == "profiled":
-                    self.tell(at_s, "shared", sentences.sentence(fact), job)
-                self.settle(job, where)
-            case "reverted" | "expanded" | "protected":
-                self.tell(at_s, "slow-down", sentences.loss(fact, LOSS_LIMIT), job)
-            case "completed" | "failed" | "cancelled":
-                self.homes.pop(job, None)
+        if fact.fact == "assigned" and fact.detail.get("cause") == "profiled":
+            self.tell(at_s, "shared", sentences.sentence(fact), fact.job)
+        elif fact.fact in UNDONE:
+            self.tell(at_s, "slow-down", sentences.loss(fact, LOSS_LIMIT), fact.job)
 
     def moved(self, migration: Migration) -> None:
         if migration.cause not in UNDONE or migration.fact != "finished":
@@ -100,16 +86,7 @@ class _Teller:
 
 
 def story(timeline: Timeline) -> list[Happening]:
-    """By time."""
-    return sorted(_through(timeline).told, key=lambda each: each.at_s)
-
-
-def whereabouts(timeline: Timeline) -> dict[str, tuple[str, ...]]:
-    """Each job's aggregators; of one that ended, its last."""
-    return _through(timeline).last
-
-
-def _through(timeline: Timeline) -> _Teller:
+    """Tell what happened, by time."""
     teller = _Teller(timeline)
     for id, track in timeline.tracks.items():
         spec = track.spec
@@ -128,4 +105,4 @@ def _through(timeline: Timeline) -> _Teller:
             text = sentences.ended(id, track.state, track.reason, track.reported)
             teller.tell(track.ended_s, "exit", text, id)
     teller.relieved()
-    return teller
+    return sorted(teller.told, key=lambda each: each.at_s)

@@ -6,11 +6,11 @@ import signal
 
 import pytest
 
+from slackwater.common.domains.facts.timeline import Timeline
 from slackwater.common.embedded import ClusterOptions, EmbeddedCluster
 from slackwater.common.shell.client import Client, connect
 from slackwater.loadgen.replay import session
 from slackwater.loadgen.replay.proof import mismatch
-from slackwater.loadgen.replay.timeline import Timeline
 from slackwater.loadgen.replay.workload import PlannedJob, Workload, emulated
 from slackwater.schemas.jobs import UpdateRule
 

@@ -4,11 +4,11 @@ import asyncio
 
 import pytest
 
+from slackwater.common.domains.facts.timeline import Timeline
 from slackwater.common.embedded import ClusterOptions, EmbeddedCluster
 from slackwater.common.shell.client import Client, connect
 from slackwater.loadgen.replay import session
 from slackwater.loadgen.replay.proof import mismatch
-from slackwater.loadgen.replay.timeline import Timeline
 from slackwater.loadgen.replay.workload import PlannedJob, Workload, emulated
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(120)]

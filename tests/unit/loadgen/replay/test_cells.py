@@ -4,11 +4,11 @@ import msgspec
 import pytest
 
 from slackwater.common.base.errors import Rejected
+from slackwater.common.domains.facts.timeline import Timeline
 from slackwater.loadgen.replay import cells
 from slackwater.loadgen.replay.cells import Cell, CellResult
 from slackwater.loadgen.replay.experiment import CONTROL_DUTY, Outcome, crowded
 from slackwater.loadgen.replay.measures import JobFigures, stable
-from slackwater.loadgen.replay.timeline import Timeline
 from slackwater.schemas.base import AggregatorId, ClusterId, JobId
 from slackwater.schemas.cluster import AllocationEvent
 from slackwater.schemas.jobs import JobEvent, JobSpec

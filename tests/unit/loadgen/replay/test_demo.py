@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from slackwater.common.domains.facts.timeline import Timeline
 from slackwater.loadgen import models
 from slackwater.loadgen.cli.demo import table
 from slackwater.loadgen.replay import calibrate, demo, page
 from slackwater.loadgen.replay.experiment import Outcome
 from slackwater.loadgen.replay.machine import cpu_stalled_s
 from slackwater.loadgen.replay.measures import LOSS_LIMIT, JobFigures
-from slackwater.loadgen.replay.timeline import Timeline
 from slackwater.loadgen.replay.workload import Workload
 from slackwater.loadgen.samples import PHILLY
 from slackwater.loadgen.traces import read
@@ -77,7 +77,10 @@ def figures(**changes: object) -> list[JobFigures]:
 
 
 def summary(work: Workload, rows: list[JobFigures], **given: object) -> demo.DemoSummary:
-    outcome = Outcome(Timeline(started_s=0.0), 90.0, rows, 0.08)
+    timeline = Timeline(started_s=0.0)
+    for job in work.jobs:
+        timeline.expect(job.spec, job.at_s)
+    outcome = Outcome(timeline, 90.0, rows, 0.08)
     outcome.mismatches.update(given.pop("mismatches", {}))  # type: ignore[call-overload]
     settings: dict[str, object] = {"charge_ns_per_byte": 0.1, "cpu_pressure": 0.2, "wall_s": 100.0}
     return demo.summarize(outcome, work, **{**settings, **given})  # type: ignore[arg-type]

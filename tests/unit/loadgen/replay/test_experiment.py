@@ -2,11 +2,11 @@
 
 import pytest
 
+from slackwater.common.domains.facts.timeline import Iteration, JobTrack, Timeline
 from slackwater.common.embedded import ClusterOptions
 from slackwater.loadgen.replay import experiment, measures, report
 from slackwater.loadgen.replay.experiment import Outcome
 from slackwater.loadgen.replay.measures import JobFigures
-from slackwater.loadgen.replay.timeline import Iteration, JobTrack, Timeline
 from slackwater.loadgen.replay.workload import shared_aggregation
 from slackwater.schemas.base import AggregatorId, ClusterId, JobId
 from slackwater.schemas.cluster import AggregatorHeartbeat, AllocationEvent

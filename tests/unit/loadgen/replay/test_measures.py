@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from slackwater.common.domains.facts.timeline import Timeline, integral
 from slackwater.loadgen.replay import measures
 from slackwater.loadgen.replay.report import write_events
-from slackwater.loadgen.replay.timeline import Timeline, integral
 from slackwater.schemas.base import AggregatorId, ClusterId, JobId
 from slackwater.schemas.cluster import AllocationEvent
 from slackwater.schemas.jobs import JobEvent, JobSpec

@@ -2,9 +2,9 @@
 
 from rich.console import Console
 
+from slackwater.common.domains.facts.timeline import Timeline
 from slackwater.loadgen.replay import display
-from slackwater.loadgen.replay.story import story, whereabouts
-from slackwater.loadgen.replay.timeline import Timeline
+from slackwater.loadgen.replay.story import story
 from slackwater.schemas.base import AggregatorId, ClusterId, JobId
 from slackwater.schemas.cluster import AllocationEvent
 from slackwater.schemas.jobs import JobEvent, JobSpec
@@ -102,7 +102,8 @@ def test_another_job_that_has_to_leave_is_named_beside_the_one_that_was_hurt() -
 
 
 def test_everybody_is_where_the_last_fact_said() -> None:
-    assert whereabouts(case_study()) == {"vgg19": ("a1", "a2"), "alexnet": ("a3",)}
+    found = {id: track.aggregators for id, track in case_study().tracks.items()}
+    assert found == {"vgg19": ("a1", "a2"), "alexnet": ("a3",)}
 
 
 def test_the_display_says_what_each_job_does_and_shows_the_scaling() -> None:

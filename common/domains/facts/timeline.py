@@ -1,11 +1,14 @@
-"""What happened during a replay, as told by the bus alone. Pure: messages in, a timeline out.
+"""Fold facts and telemetry into a read model: jobs, aggregators and migrations over time. Pure.
 
-Time is the observer's clock; the facts carry the ids under which an operator finds them again in
-`nats sub 'sw.v1.evt.>'`.
+It follows the jobs that it is told to `expect`, and is told nothing but what the bus tells
+everybody. Time is the observer's clock; the facts carry the ids under which an operator finds them
+again in `nats sub 'sw.v1.evt.>'`. It keeps all that it hears, and is made for a run, not for weeks.
 """
 
 from dataclasses import dataclass, field
+from typing import Final
 
+from slackwater.common.domains.facts.sentences import named
 from slackwater.schemas.base import Message
 from slackwater.schemas.cluster import AggregatorHeartbeat, AllocationEvent
 from slackwater.schemas.job_states import TERMINAL_STATES
@@ -31,6 +34,10 @@ Observed = (
 )
 """The messages that a timeline understands."""
 FACTS = (JobEvent, AllocationEvent, MigrationEvent, TensorCopyDone)
+PLACED: Final = frozenset({"located", "assigned", "steady"})
+"""Facts that name all of a job's aggregators."""
+UNDONE: Final = frozenset({"reverted", "expanded", "protected"})
+"""Causes of migrations that take back, for a loss, what an assignment had saved."""
 
 
 @dataclass
@@ -62,6 +69,8 @@ class JobTrack:
     state: str = "pending"
     reason: str = ""
     cluster: str = ""
+    aggregators: tuple[str, ...] = ()
+    """Where its tensors are by the last fact that said so, or were when it ended."""
     iterations: list[Iteration] = field(default_factory=list)
     """Rank 0's, in order."""
     profile: Profile | None = None
@@ -158,8 +167,12 @@ class Timeline:
         if track is None:
             return
         track.facts.append((now_s, event.fact, event.detail))
+        if track.ended_s is not None:
+            return  # A fact that comes late does not revive it.
         if event.cluster:
             track.cluster = event.cluster
+        if event.fact in PLACED:
+            track.aggregators = named(event.detail, "aggregators")
         if event.fact == "running":
             track.state = "running"
         elif event.fact == "located" and track.placed_s is None:
