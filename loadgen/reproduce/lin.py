@@ -28,14 +28,10 @@ from slackwater.common.domains.models.queueing import StepTimes, throughputs
 from slackwater.loadgen.generate.lin import TABLE_III
 from slackwater.loadgen.reproduce.verdict import REPORTED, Row, judged, unlike, yes
 from slackwater.loadgen.reproduce.verdict import table as rows_table
+from slackwater.loadgen.simulator.gpu.build import build_cluster, build_model, build_policy
 from slackwater.loadgen.simulator.gpu.engine import Engine
-from slackwater.loadgen.simulator.gpu.options import (
-    Options,
-    build_cluster,
-    build_model,
-    build_policy,
-    prepare,
-)
+from slackwater.loadgen.simulator.gpu.options import Options
+from slackwater.loadgen.simulator.gpu.prepare import prepare
 from slackwater.loadgen.simulator.gpu.runner import Task, run
 
 MODULE: Final = "python -m slackwater.loadgen.reproduce.lin"

@@ -8,7 +8,6 @@ import re
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from os import cpu_count
 from pathlib import Path
 from typing import Annotated, Any, Final, get_args, get_type_hints
 
@@ -23,9 +22,10 @@ from slackwater.common.base.errors import ConfigRejected, Rejected, SlackwaterEr
 from slackwater.loadgen.simulator.gpu import audit as auditor
 from slackwater.loadgen.simulator.gpu import eventlog
 from slackwater.loadgen.simulator.gpu.metrics import Summary
-from slackwater.loadgen.simulator.gpu.options import Options, prepare, selected
+from slackwater.loadgen.simulator.gpu.options import Options
+from slackwater.loadgen.simulator.gpu.prepare import prepare, selected
 from slackwater.loadgen.simulator.gpu.report import confidence, write_report
-from slackwater.loadgen.simulator.gpu.runner import RunReport, Task, run_all
+from slackwater.loadgen.simulator.gpu.runner import RunReport, Task, run_all, tasks_of
 from slackwater.loadgen.traces import read
 from slackwater.services.master.scheduling import registry
 
@@ -50,28 +50,12 @@ def simulate(
     progress: bool = True,
 ) -> int:
     """Run every policy (with every seed), print the comparison, write the report."""
-    if options.why_at and report is None:
-        raise ConfigRejected("--why-at writes to the report: add --report DIR, or leave it out")
-    if len(set(options.policies)) < len(options.policies):
-        raise ConfigRejected(f"a policy is named twice: {', '.join(options.policies)}")
-    for name in options.policies:
-        registry.options_of(name)
+    _refuse_slips(options, report)
     prepared = prepare(options, options.seed)
     if report is not None:
-        with _writing(report):
-            report.mkdir(parents=True, exist_ok=True)
-            (report / "summary.json").write_bytes(b"")  # a full run is no time to find out
-    tasks = [
-        Task(
-            p * options.seeds + s, options, policy, options.seed + s,
-            str(report / f"events-{policy}.json") if report is not None and s == 0 else "",
-        )
-        for p, policy in enumerate(options.policies)
-        for s in range(options.seeds)
-    ]  # fmt: skip
-    processes = processes or min(len(tasks), cpu_count() or 1)
-    shown = progress and not as_json and sys.stderr.isatty()
-    with _progress(tasks, len(prepared.jobs), shown) as tick:
+        _begin(report)
+    tasks = tasks_of(options, report)
+    with _progress(tasks, len(prepared.jobs), progress and not as_json) as tick:
         flat = run_all(tasks, processes, tick, {options.seed: prepared.jobs})
     reports = [flat[i : i + options.seeds] for i in range(0, len(flat), options.seeds)]
     if report is not None:
@@ -79,6 +63,22 @@ def simulate(
             write_report(report, options, prepared, reports)
     _print(reports, as_json, report)
     return 0
+
+
+def _refuse_slips(options: Options, report: Path | None) -> None:
+    if options.why_at and report is None:
+        raise ConfigRejected("--why-at writes to the report: add --report DIR, or leave it out")
+    if len(set(options.policies)) < len(options.policies):
+        raise ConfigRejected(f"a policy is named twice: {', '.join(options.policies)}")
+    for name in options.policies:
+        registry.options_of(name)
+
+
+def _begin(report: Path) -> None:
+    """Write to the folder before the runs: a full run is no time to find out."""
+    with _writing(report):
+        report.mkdir(parents=True, exist_ok=True)
+        (report / "summary.json").write_bytes(b"")
 
 
 @contextmanager
@@ -97,7 +97,7 @@ def _console() -> Console:
 
 @contextmanager
 def _progress(tasks: list[Task], jobs: int, shown: bool) -> Any:
-    if not shown:
+    if not (shown and sys.stderr.isatty()):
         yield None
         return
     columns = (

@@ -7,6 +7,7 @@ each has come. What comes back is small (figures, not events): a run writes its 
 import multiprocessing
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from os import cpu_count
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -14,6 +15,12 @@ from typing import Any
 import msgspec
 
 from slackwater.loadgen.simulator.gpu import eventlog
+from slackwater.loadgen.simulator.gpu.build import (
+    build_cluster,
+    build_model,
+    build_policy,
+    build_settings,
+)
 from slackwater.loadgen.simulator.gpu.engine import Engine
 from slackwater.loadgen.simulator.gpu.jobmodels.base import FitsPolicy
 from slackwater.loadgen.simulator.gpu.metrics import (
@@ -23,14 +30,8 @@ from slackwater.loadgen.simulator.gpu.metrics import (
     size_bins,
     summarize,
 )
-from slackwater.loadgen.simulator.gpu.options import (
-    Options,
-    build_cluster,
-    build_model,
-    build_policy,
-    build_settings,
-    prepare,
-)
+from slackwater.loadgen.simulator.gpu.options import Options
+from slackwater.loadgen.simulator.gpu.prepare import prepare
 from slackwater.loadgen.simulator.gpu.series import Series, series
 from slackwater.loadgen.simulator.gpu.workload import SimJob
 from slackwater.services.master.scheduling.view import Pending
@@ -49,6 +50,18 @@ class Task(msgspec.Struct):
     policy: str
     seed: int
     log_path: str = ""
+
+
+def tasks_of(options: Options, report: Path | None) -> list[Task]:
+    """Every policy with every seed; the first seed's runs write event logs into the report."""
+    return [
+        Task(
+            p * options.seeds + s, options, policy, options.seed + s,
+            str(report / f"events-{policy}.json") if report is not None and s == 0 else "",
+        )
+        for p, policy in enumerate(options.policies)
+        for s in range(options.seeds)
+    ]  # fmt: skip
 
 
 class RunReport(msgspec.Struct):
@@ -98,8 +111,9 @@ def run_all(
     on_progress: Progress | None,
     prepared: Mapping[int, Sequence[SimJob]],
 ) -> list[RunReport]:
-    """Every task's report, in the order of the tasks. `prepared`: seed -> jobs, where known; other
-    processes read the trace themselves."""
+    """Every task's report, in the order of the tasks. `processes`: 0 is one a core. `prepared`: the
+    jobs by seed, where known; other processes read the trace themselves."""
+    processes = processes or min(len(tasks), cpu_count() or 1)
     if processes <= 1 or len(tasks) == 1:
         reports = []
         for task in tasks:

@@ -20,15 +20,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from slackwater.common.base.errors import ConfigRejected, Rejected
 from slackwater.loadgen import models
+from slackwater.loadgen.simulator.gpu.build import build_cluster
 from slackwater.loadgen.simulator.gpu.cluster import Cluster
 from slackwater.loadgen.simulator.gpu.jobmodels.registry import make_model
-from slackwater.loadgen.simulator.gpu.options import (
-    Options,
-    Prepared,
-    build_cluster,
-    prepare,
-    settings_in,
-)
+from slackwater.loadgen.simulator.gpu.options import Options, settings_in
+from slackwater.loadgen.simulator.gpu.prepare import Prepared, prepare
 from slackwater.loadgen.simulator.gpu.single import simulate_once
 from slackwater.loadgen.simulator.pool.minutes import minutes, summarize
 from slackwater.loadgen.simulator.pool.profiles import MODELS, PoolJob, draw_models, workers_of

@@ -19,7 +19,8 @@ from rich.table import Table
 
 from slackwater.loadgen.files import table_text, write_json
 from slackwater.loadgen.plots import COLORS, cdf, figure
-from slackwater.loadgen.simulator.gpu.options import Options, Prepared
+from slackwater.loadgen.simulator.gpu.options import Options
+from slackwater.loadgen.simulator.gpu.prepare import Prepared
 from slackwater.loadgen.simulator.gpu.report import origin
 from slackwater.loadgen.simulator.pool.minutes import Minutes, PoolSummary, ratios
 from slackwater.loadgen.simulator.pool.profiles import (
