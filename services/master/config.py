@@ -6,7 +6,8 @@ import msgspec
 
 from slackwater.common.base.limits import JOBS_MAX
 from slackwater.common.shell.config import ServiceConfig
-from slackwater.schemas.base import IdText, LossLimit
+from slackwater.schemas.base import GPUS_MAX, IdText, LossLimit, Name
+from slackwater.services.master.scheduling.view import Rules
 
 Duration = Annotated[float, msgspec.Meta(gt=0.0)]
 
@@ -23,6 +24,9 @@ class Tenant(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=Tr
     """LossLimit of each of its jobs; 0: that of the cluster."""
     queued_max: Annotated[int, msgspec.Meta(ge=1, le=JOBS_MAX)] = JOBS_MAX
     """Jobs that wait to be started; one more is refused."""
+    gpus: Annotated[int, msgspec.Meta(ge=0, le=GPUS_MAX)] | None = None
+    """GPUs that are the tenant's own; it borrows idle ones beyond. None: nobody is named quotas,
+    or, where others have some, 0."""
 
 
 class MasterConfig(ServiceConfig, kw_only=True, frozen=True):
@@ -41,6 +45,12 @@ class MasterConfig(ServiceConfig, kw_only=True, frozen=True):
         default_factory=dict
     )
     """Limits by tenant; `default`: of each tenant that is not named."""
+    gpu_policy: Name = "fifo"
+    """The policy that gives GPUs to jobs; `slackwater policy list` names them all."""
+    gpu_policy_settings: dict[Name, Name] = msgspec.field(default_factory=dict)
+    """Options of `gpu_policy`, as `--set` of `loadgen simulate` takes them."""
+    gpu_min_run_s: Annotated[float, msgspec.Meta(ge=0.0)] = 0.0
+    """Seconds that a job keeps its GPUs at least, once it has them."""
     tick_s: Duration = 1.0
     """Seconds between two looks at what is lost, silent or still to be told."""
     jobs_kept_max: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 1000
@@ -61,3 +71,9 @@ class MasterConfig(ServiceConfig, kw_only=True, frozen=True):
     """Facts of one kind about one job, aggregator or other thing."""
     facts_replicas: Annotated[int, msgspec.Meta(ge=1, le=5)] = 1
     """Servers of a NATS cluster that have a copy of them."""
+
+
+def gpu_rules(config: MasterConfig) -> Rules:
+    """Return the operator's rules for GPUs."""
+    quotas = {name: of.gpus for name, of in config.tenants.items() if of.gpus is not None}
+    return Rules(quotas=quotas, min_run_s=config.gpu_min_run_s)

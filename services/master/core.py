@@ -4,13 +4,15 @@ Pure. Whatever must be told to a controller or a worker node (place, start, stop
 from the job's record, so that a master that was killed at any instant tells it again, and every
 receiver takes a repeated command for the one it has carried out.
 
-    admission   which jobs may run: room, tenants' parts
-    placing     admitted, registered, sent to a cluster     clusters    which one, and how many
-    running     started, ended, and what is ordered         nodes       worker nodes and their slots
-    pool        aggregators and their allocations           queued      jobs that wait for slots
-    state       what is known                               waiting     why a job waits
-    progress    how far jobs are, and how fast              restarting  ranks that died
-    missing     ranks that others wait for              repeating   run again, deleted
+    admission           which jobs may run: room, tenants' parts
+    snapshot            what a policy sees              scheduling     policies, and their check
+    dispatch            who starts, and who stops       lifecycle      what is ordered, and ended
+    gangs               ranks, their nodes and GPUs     nodes          worker nodes
+    cluster_assignment  admitted, sent to a cluster     clusters       which one, and how many
+    pool                aggregators, allocations        progress       how far jobs are
+    state               what is known                   explain        why a job waits
+    rank_restarts       ranks that died                 missing_ranks  ranks that others wait for
+    rerun               run again, deleted
 """
 
 from collections import Counter
@@ -74,6 +76,7 @@ from slackwater.schemas.telemetry import IterationsObserved, JobProfiled
 from slackwater.schemas.tenants import ListTenants, TenantList
 from slackwater.services.master import (
     cluster_assignment,
+    dispatch,
     lifecycle,
     missing_ranks,
     rank_restarts,
@@ -81,14 +84,24 @@ from slackwater.services.master import (
 )
 from slackwater.services.master.config import MasterConfig
 from slackwater.services.master.explain import brief, fitting, shown
-from slackwater.services.master.jobs import Job, active_first, dead, newest_first, unknown
+from slackwater.services.master.jobs import (
+    Job,
+    active_first,
+    dead,
+    newest_first,
+    restartable,
+    silent_node,
+    unknown,
+)
 from slackwater.services.master.pool import BUCKET as NODES_BUCKET
+from slackwater.services.master.snapshot import Durations
 from slackwater.services.master.state import JOBS_BUCKET, State, tenants
 
 
 class Master:
-    def __init__(self, config: MasterConfig) -> None:
-        self.state = State(config)
+    def __init__(self, config: MasterConfig, durations: Durations | None = None) -> None:
+        """`durations`: seconds that jobs run, where a simulation knows them."""
+        self.state = State(config, durations)
         pool = self.state.pool
         self._handlers: dict[type[Message], Callable[[int, Any, float], None]] = {
             SubmitJob: self._submit,
@@ -117,6 +130,8 @@ class Master:
                 self._observe(event.message, now_s)
             case Answered():
                 self._answered(event.key, event.message, now_s)
+            case TimerFired(key=key) if key.startswith(dispatch.TIMER):
+                dispatch.wake(self.state, key)
             case TimerFired(key=key) if key != "tick":
                 rank_restarts.rested(self.state, key)
             case TimerFired():
@@ -127,6 +142,7 @@ class Master:
                 self._recover(event.epoch, event.records, now_s)
             case Draining():
                 pass  # The shell refuses what is new; what is begun needs nothing from here.
+        dispatch.dispatch(self.state, now_s)
         return self.state.out
 
     def _approve(self, decide: Callable[..., tuple[list[Effect], Message]]) -> Any:
@@ -145,8 +161,8 @@ class Master:
         state.pool.recover(
             {key: r for key, r in nodes.items() if isinstance(r, AggregatorRecord)}, epoch
         )
-        for record in records.get(JOBS_BUCKET, {}).values():
-            assert isinstance(record, JobRecord)
+        found = [r for r in records.get(JOBS_BUCKET, {}).values() if isinstance(r, JobRecord)]
+        for record in sorted(found, key=lambda r: (r.submitted_s, r.spec.id)):
             state.know(Job(record, heard_s=now_s))
         state.out.append(StartTimer("tick", now_s + state.config.tick_s))
         for job in list(state.unsettled.values()):
@@ -161,8 +177,6 @@ class Master:
             job=message.spec.id, known=brief(known.record) if known is not None else None
         )
         self.state.reply(token, refusal or accepted)
-        if refusal is None and message.spec.program:
-            lifecycle.start_waiting(self.state, now_s)
 
     def _cancel(self, token: int, message: CancelJob, now_s: float) -> None:
         job = self.state.seen(message.job)
@@ -175,7 +189,6 @@ class Master:
 
     def _rerun(self, token: int, message: RerunJob, now_s: float) -> None:
         self.state.reply(token, rerun.rerun(self.state, message, now_s))
-        lifecycle.start_waiting(self.state, now_s)
 
     def _delete(self, token: int, message: DeleteJob, now_s: float) -> None:
         self.state.reply(token, rerun.delete(self.state, message, now_s))
@@ -243,12 +256,11 @@ class Master:
 
     def _worker_exited(self, token: int, message: WorkerExited, now_s: float) -> None:
         job = self.state.jobs.get(JobId(message.job))
-        run, attempt = divmod(message.attempt, RUN_ATTEMPTS)
-        if job is not None and not job.ended and run == job.record.run:
-            message = msgspec.structs.replace(message, attempt=attempt)
-            if message.code == 0:
+        if job is not None and not job.ended and message.job_attempt == job.record.attempt:
+            message = msgspec.structs.replace(message, attempt=message.attempt % RUN_ATTEMPTS)
+            if message.code == 0 and (message.result or job.record.state != "stopping"):
                 lifecycle.rank_ended(self.state, job, message.rank, message.result, now_s)
-            else:
+            elif job.record.state != "stopping":  # Else it ended as it was told to.
                 rank_restarts.rank_died(self.state, job, message, now_s)
         self.state.reply(token, Ok())
 
@@ -287,7 +299,8 @@ class Master:
                 state.out += state.pool.heard(message, now_s)
             case WorkerHeartbeat():
                 if state.nodes.heard(message, now_s):
-                    lifecycle.start_waiting(state, now_s)
+                    state.slots.due = state.gpus.due = True
+                    lifecycle.stop_strangers(state, message)
             case ClusterReport():
                 state.clusters.heard(message, now_s)
                 self._placed(message)
@@ -318,10 +331,22 @@ class Master:
         state.out.append(StartTimer("tick", now_s + state.config.tick_s))
         state.out += state.pool.tick(now_s)
         for job in list(state.unsettled.values()):
-            reason = ""
-            if not job.ended:
-                reason = dead(job, state.nodes, state.config, state.begun_s, now_s)
-            if reason:
+            self._look_after(job, now_s)
+        state.slots.due = state.gpus.due = True
+
+    def _look_after(self, job: Job, now_s: float) -> None:
+        """Find out whether it is dead, and order what nobody has confirmed."""
+        state = self.state
+        if not job.ended:
+            reason = dead(job, state.nodes, state.config, state.begun_s, now_s)
+            if reason and restartable(job) and self._silent(job, now_s):
+                lifecycle.leave(state, job, (), now_s, reason=f"{reason}; it waits for others")
+            elif reason:
                 lifecycle.end(state, job, "failed", reason, now_s)
-            lifecycle.advance(state, job)
-        lifecycle.start_waiting(state, now_s)
+        lifecycle.advance(state, job)
+        if job.record.state == "stopping":
+            lifecycle.left(state, job, now_s)
+
+    def _silent(self, job: Job, now_s: float) -> bool:
+        state = self.state
+        return silent_node(job, state.nodes, state.config, state.begun_s, now_s) is not None

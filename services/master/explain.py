@@ -11,10 +11,11 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from slackwater.common.base.limits import LIST_BYTES_MAX
+from slackwater.schemas.base import JobId
 from slackwater.schemas.jobs import JobRecord
 from slackwater.services.master.clusters import Clusters
+from slackwater.services.master.dispatch import room_of, waits_for_gpus, waits_here
 from slackwater.services.master.jobs import Job
-from slackwater.services.master.lifecycle import waits_here
 from slackwater.services.master.missing_ranks import stall, unheard
 from slackwater.services.master.nodes import Room
 from slackwater.services.master.state import State
@@ -27,12 +28,16 @@ NO_CONTROLLER = "waits for a cluster of aggregators: no controller is heard"
 def shown(state: State, page: Iterable[Job], now_s: float) -> Iterator[JobRecord]:
     """The records of `page`; those that wait say why."""
     room: Room | None = None
+    gpus: dict[JobId, str] | None = None
     for job in page:
         record = job.record
         if job.ended:
             why = record.reason
+        elif job.queued and record.spec.gpus:
+            gpus = waits_for_gpus(state, now_s) if gpus is None else gpus
+            why = gpus.get(job.id) or "its GPUs are free, it is about to start"
         elif job.queued:
-            room = room or _room(state, now_s)
+            room = room or room_of(state, now_s)
             why = waits_here(state, room, job) or "its slots are free, it is about to start"
         elif job.id in state.held:
             why = state.held[job.id].reason
@@ -40,14 +45,6 @@ def shown(state: State, page: Iterable[Job], now_s: float) -> Iterator[JobRecord
             why = _why(job, state.clusters, now_s)
             why = why or unheard(job, state.config.agent_silent_s, now_s)
         yield msgspec.structs.replace(record, reason=why[:REASON_CHARS_MAX])
-
-
-def _room(state: State, now_s: float) -> Room:
-    room = state.nodes.room(now_s)
-    room.ahead = state.queued.first(room.largest, state.closed)
-    if room.ahead in state.held:
-        room.ahead_for = state.held[room.ahead].cause
-    return room
 
 
 def _why(job: Job, clusters: Clusters, now_s: float) -> str:
@@ -60,8 +57,11 @@ def _why(job: Job, clusters: Clusters, now_s: float) -> str:
         )
     if stalled := stall(job, now_s):
         return stalled
-    if "start" in job.refusals:
-        return f"waits for worker node {record.node}, which refused: {job.refusals['start']}"
+    if record.state == "stopping":
+        return _leaving(job)
+    for node, _ in record.allocation:
+        if why := job.refusals.get(job.order("start", node)):
+            return f"waits for worker node {node}, which refused: {why}"
     if record.cluster is None:
         return _no_cluster(clusters, now_s) if job.tensors else ""
     if "place" in job.refusals:
@@ -72,6 +72,13 @@ def _why(job: Job, clusters: Clusters, now_s: float) -> str:
             f"with `slackwater run controller` (id {record.cluster})"
         )
     return clusters.waiting(record.cluster, job.id)
+
+
+def _leaving(job: Job) -> str:
+    grace_s, waits = job.record.spec.grace_s, ", ".join(job.unstopped)
+    grace = f", for which it has {grace_s:g} s" if grace_s else ""
+    then = "goes on with other GPUs" if job.record.planned else "waits for GPUs"
+    return f"saves and ends on {waits}{grace}; then it {then}"
 
 
 def _no_cluster(clusters: Clusters, now_s: float) -> str:

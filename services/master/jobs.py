@@ -5,8 +5,8 @@ from math import inf
 
 import msgspec
 
-from slackwater.schemas.base import CONFLICT, NOT_FOUND, JobId, Refused
-from slackwater.schemas.job_states import TERMINAL_STATES
+from slackwater.schemas.base import CONFLICT, NOT_FOUND, JobId, NodeId, Refused
+from slackwater.schemas.job_states import TERMINAL_STATES, WAITING_STATES
 from slackwater.schemas.jobs import (
     JobRecord,
     JobSpec,
@@ -16,6 +16,7 @@ from slackwater.schemas.jobs import (
     first_difference,
 )
 from slackwater.services.master.config import MasterConfig
+from slackwater.services.master.gangs import ranks_at
 from slackwater.services.master.nodes import Nodes
 from slackwater.services.master.progress import Progress
 
@@ -76,12 +77,41 @@ class Job:
 
     @property
     def queued(self) -> bool:
-        """Whether it waits for a worker node to start it."""
-        return waits_for_slots(self.record)
+        """Whether it waits for worker nodes to start it."""
+        return self.record.state in WAITING_STATES and not self.by_hand
 
+    def order(self, verb: str, node: NodeId) -> str:
+        """Name the order to a node that concerns the present attempt."""
+        record = self.record
+        attempt = "" if record.attempt == record.run else f"-{record.attempt}"
+        return f"{verb}{attempt}@{node}" if len(record.allocation) > 1 else f"{verb}{attempt}"
 
-def waits_for_slots(record: JobRecord) -> bool:
-    return record.state == "pending" and bool(record.spec.program)
+    @property
+    def started(self) -> bool:
+        """Whether all its nodes have said that they started it."""
+        nodes = [node for node, _ in self.record.allocation]
+        return all(self.order("start", node) in self.told for node in nodes)
+
+    @property
+    def stopped_by(self) -> list[NodeId]:
+        """The nodes that must say that no process of it is left."""
+        record = self.record
+        if record.state == "completed":
+            return []
+        nodes = [node for node, _ in record.allocation]
+        return nodes or ([record.node] if record.node is not None else [])
+
+    @property
+    def unstopped(self) -> list[NodeId]:
+        """Nodes that have not said so yet."""
+        return [node for node in self.stopped_by if self.order("stop", node) not in self.told]
+
+    def next_attempt(self) -> None:
+        """Drop what was known of the processes of the attempt before."""
+        self.told = {what for what in self.told if not what.startswith(("start", "again", "stop"))}
+        self.refusals.clear()
+        self.resting.clear()
+        self.missing_since_s.clear()
 
 
 def newest_first(job: Job) -> tuple[float, JobId]:
@@ -131,29 +161,54 @@ def dead(job: Job, nodes: Nodes, config: MasterConfig, begun_s: float, now_s: fl
         if record.state == "pending" and silent_s > config.agent_absent_s:
             return f"it was not started within {config.agent_absent_s:g} s (agent_absent_s)"
         return ""
-    if record.state != "running" or record.node is None:
+    if record.state not in ("starting", "running"):
         return ""
-    seen_s = nodes.seen_s(record.node)
-    quiet_s = now_s - max(begun_s, record.started_s, seen_s or 0.0)
-    if quiet_s > config.node_silent_s:
-        return f"worker node {record.node} was not heard for {config.node_silent_s:g} s"
-    if "start" in job.told and seen_s is not None:
-        return _vanished(job, nodes, config.rank_missing_s, seen_s)
+    silent = silent_node(job, nodes, config, begun_s, now_s)
+    if silent is not None:
+        return f"worker node {silent} was not heard for {config.node_silent_s:g} s"
+    for node, ranks in ranks_at(record).items():
+        seen_s = nodes.seen_s(node)
+        if job.order("start", node) in job.told and seen_s is not None:
+            runs, missing_s = nodes.runs(node), config.rank_missing_s
+            if why := _vanished(job, node, ranks, runs, missing_s, seen_s):
+                return why
     return ""
 
 
-def _vanished(job: Job, nodes: Nodes, missing_s: float, seen_s: float) -> str:
+def restartable(job: Job) -> bool:
+    """Tell whether it may go on elsewhere when a node of it is lost."""
+    spec = job.record.spec
+    return bool(spec.gpus) and spec.preemptible and job.record.state in ("starting", "running")
+
+
+def silent_node(
+    job: Job, nodes: Nodes, config: MasterConfig, begun_s: float, now_s: float
+) -> NodeId | None:
+    """A node of the job's that was not heard for `node_silent_s`."""
+    record = job.record
+    since_s = max(begun_s, record.since_s or record.started_s)
+    for node, _ in record.allocation:
+        if now_s - max(since_s, nodes.seen_s(node) or 0.0) > config.node_silent_s:
+            return node
+    return None
+
+
+def _vanished(
+    job: Job,
+    node: NodeId,
+    ranks: tuple[int, ...],
+    runs: frozenset[tuple[JobId, int]],
+    missing_s: float,
+    seen_s: float,
+) -> str:
     """A rank that its node, heard at `seen_s`, has not run for so long and that has not ended has
     vanished. While the node is silent nobody knows: its service may be about to tell the end."""
-    record = job.record
-    assert record.node is not None
-    runs = nodes.runs(record.node)
-    for rank in range(record.spec.workers):
-        ended = str(rank) in record.results
+    for rank in ranks:
+        ended = str(rank) in job.record.results
         if ended or (job.id, rank) in runs or job.awaited(rank):
             job.missing_since_s.pop(rank, None)
             continue
         since_s = job.missing_since_s.setdefault(rank, seen_s)
         if seen_s - since_s > missing_s:
-            return f"rank {rank} vanished from {record.node} and reported no end"
+            return f"rank {rank} vanished from {node} and reported no end"
     return ""

@@ -10,89 +10,31 @@ from typing import Any
 from slackwater.common.base import limits
 from slackwater.common.base.effects import Log, Persist
 from slackwater.schemas import subjects
-from slackwater.schemas.base import CONFLICT, RUN_ATTEMPTS, JobId, Message, Refused
-from slackwater.schemas.cluster import StartWorkers, StopWorkers
+from slackwater.schemas.base import CONFLICT, Message, NodeId, Refused
+from slackwater.schemas.cluster import StartWorkers, StopWorkers, WorkerHeartbeat
+from slackwater.schemas.gpus import NodeAllocation, held
 from slackwater.schemas.job_states import JobState
 from slackwater.schemas.jobs import JobRecord
 from slackwater.schemas.placement import ReleaseJob
-from slackwater.services.master.admission import Hold, named
+from slackwater.services.master.gangs import (
+    choose_gpus,
+    gpus_each,
+    process_number,
+    processes,
+    ranks_at,
+    used,
+    vacating,
+)
 from slackwater.services.master.jobs import Job
-from slackwater.services.master.nodes import Room
-from slackwater.services.master.state import JOBS_BUCKET, State, held_back
+from slackwater.services.master.state import JOBS_BUCKET, State
 
 RESULTS_BYTES_MAX = limits.RECORD_BYTES_MAX * 3 // 4
-
-
-def start_waiting(state: State, now_s: float) -> None:
-    """Give the worker nodes' free slots to the jobs that wait for them, and tell who waits why."""
-    queued = state.queued
-    if not queued:
-        return
-    room = state.nodes.room(now_s)
-    told = {id for id in state.held if id in queued}
-    held: dict[JobId, Hold] = {}
-    state.closed.clear()
-    while (ahead := queued.first(room.largest, state.closed)) is not None:
-        room.ahead, job = ahead, state.jobs[ahead]
-        why = held_back(state, job, now_s)
-        if why is not None:
-            held[ahead] = why
-            if ahead not in told:
-                state.tell(job, "waiting", now_s, why.reason)
-            if why.cause == "tenant":
-                state.closed.add(job.record.spec.tenant)
-                continue
-            room.ahead_for = why.cause
-            break
-        node = room.fitting(job.record.spec.workers)
-        if node is None:
-            break
-        room.free[node] -= job.record.spec.workers
-        state.change(job, now_s, "running", state="running", started_s=now_s, node=node)
-        advance(state, job)
-    else:
-        room.ahead = None
-    for id in told:
-        del state.held[id]
-    state.held |= held
-    _tell_waits(state, room, now_s)
-
-
-def _tell_waits(state: State, room: Room, now_s: float) -> None:
-    """Those that are new, and all of which a barrier has changed; not with every slot that comes
-    or goes."""
-    queued = state.queued
-    untold = [id for id in queued.untold if id in queued]
-    queued.untold.clear()
-    for group in queued.groups():
-        barrier = room.barrier(group.asked)
-        if queued.told.get(group) not in (None, barrier):
-            untold += queued.members(group)
-        queued.told[group] = barrier
-    for id in dict.fromkeys(untold):
-        job = state.jobs[id]
-        why = waits_here(state, room, job)
-        if why and id not in state.held:  # Those were told.
-            state.tell(job, "waiting", now_s, why)
-
-
-def waits_here(state: State, room: Room, job: Job) -> str:
-    """Why a queued job is not started; empty: it is about to be."""
-    wait = room.wait(job.record)
-    if wait is not None and wait.cause not in ("slots", "turn"):
-        return wait.reason
-    if job.id in state.held:
-        return state.held[job.id].reason
-    tenant = job.record.spec.tenant
-    if tenant in state.closed:
-        return f"waits until {named(tenant)}'s jobs, submitted earlier, have their part of the pool"
-    return wait.reason if wait is not None else ""
 
 
 def rank_ended(state: State, job: Job, rank: int, result: str, now_s: float) -> None:
     if job.ended or str(rank) in job.record.results:
         return
-    workers = job.record.spec.workers
+    workers = processes(job.record)
     room = min(limits.RESULT_BYTES_MAX, RESULTS_BYTES_MAX // workers)
     kept = result.encode()[:room].decode(errors="ignore")
     results = job.record.results | {str(rank): kept}
@@ -100,16 +42,19 @@ def rank_ended(state: State, job: Job, rank: int, result: str, now_s: float) -> 
         end(state, job, "completed", "", now_s, results=results)
     else:
         state.change(job, now_s, results=results)
-    start_waiting(state, now_s)
 
 
 def end(state: State, job: Job, final: JobState, reason: str, now_s: float, **changes: Any) -> None:
+    changes |= used(job.record, now_s) if job.record.state != "stopping" else {}
+    if final == "completed":
+        changes["gpu_ids"] = {}
     state.change(job, now_s, final, state=final, reason=reason, finished_s=now_s, **changes)
     answer_waiting(
         state, job, Refused(reason=f"job {job.record.spec.id} is {final}", code=CONFLICT)
     )
     advance(state, job)
-    start_waiting(state, now_s)
+    if final == "completed":
+        start_ready(state)
 
 
 def answer_waiting(state: State, job: Job, message: Message) -> None:
@@ -125,34 +70,63 @@ def answer_waiting(state: State, job: Job, message: Message) -> None:
 def advance(state: State, job: Job) -> None:
     """Order whatever the job's state demands and nobody has confirmed."""
     record = job.record
-    id = record.spec.id
-    if record.state == "running" and record.node is not None:
-        subject = _worker(state, job, "start")
-        ranks = tuple(r for r in range(record.spec.workers) if str(r) not in record.results)
-        state.ask(job, "start", subject, _start(record, ranks))
-        for rank in ranks:
-            again = record.restarts.get(str(rank), 0)
-            if again and rank not in job.resting:
-                state.ask(job, f"again-{rank}-{again}", subject, _start(record, (rank,)))
+    if record.state in ("starting", "running") and _ready(state, job):
+        for node, placed in ranks_at(record).items():
+            _order_start(state, job, node, placed)
+    if record.state == "stopping" or (job.ended and not record.released):
+        stop = StopWorkers(
+            job=job.id, run=record.run, attempt=record.attempt, grace_s=record.spec.grace_s
+        )
+        for node in job.stopped_by:
+            state.ask(job, job.order("stop", node), _worker(state, node, "stop"), stop)
     if job.ended and not record.released:
-        if record.node is not None and record.state != "completed":
-            state.ask(job, "stop", _worker(state, job, "stop"), StopWorkers(job=id, run=record.run))
         if record.cluster is not None:
             subject = subjects.command("controller", record.cluster, "release")
-            state.ask(job, "release", subject, ReleaseJob(job=id, run=record.run))
+            state.ask(job, "release", subject, ReleaseJob(job=job.id, run=record.run))
         _settle(state, job)
 
 
-def _start(record: JobRecord, ranks: tuple[int, ...]) -> StartWorkers:
-    first = RUN_ATTEMPTS * record.run
-    attempts = tuple(first + record.restarts.get(str(rank), 0) for rank in ranks)
+def _ready(state: State, job: Job) -> bool:
+    """Tell whether all others have left the GPUs that it is given."""
+    ids = (id for ids in job.record.gpu_ids.values() for id in ids)
+    return all(len(state.holders[id]) == 1 for id in ids)
+
+
+def start_ready(state: State) -> None:
+    """Order the starts that waited until others left their GPUs."""
+    for job in list(state.starting.values()):
+        advance(state, job)
+
+
+def _order_start(state: State, job: Job, node: NodeId, placed: tuple[int, ...]) -> None:
+    record = job.record
+    subject = _worker(state, node, "start")
+    ranks = tuple(rank for rank in placed if str(rank) not in record.results)
+    if not ranks:
+        return
+    state.ask(job, job.order("start", node), subject, _start(record, node, ranks))
+    for rank in ranks:
+        again = record.restarts.get(str(rank), 0)
+        if again and rank not in job.resting:
+            state.ask(job, f"again-{rank}-{again}", subject, _start(record, node, (rank,)))
+
+
+def _start(record: JobRecord, node: NodeId, ranks: tuple[int, ...]) -> StartWorkers:
+    spec = record.spec
+    numbers = tuple(process_number(record, rank) for rank in ranks)
+    first, each = ranks_at(record)[node][0], gpus_each(spec)
+    ids = record.gpu_ids.get(node, ())
     return StartWorkers(
-        job=record.spec.id,
+        job=spec.id,
         ranks=ranks,
-        workers=record.spec.workers,
-        program=record.spec.program,
-        folder=record.spec.folder,
-        attempts=attempts if any(attempts) else (),
+        workers=processes(record),
+        program=spec.program,
+        folder=spec.folder,
+        attempts=numbers if any(numbers) else (),
+        attempt=record.attempt,
+        allocation=record.allocation if spec.gpus else (),
+        gpu_ids=tuple(id for r in ranks for id in ids[(r - first) * each : (r - first + 1) * each]),
+        grace_s=spec.grace_s,
     )
 
 
@@ -160,6 +134,10 @@ def carried_out(state: State, job: Job, what: str, refused: Refused | None, now_
     """Take the answer to start, again, stop or release."""
     if refused is None:
         job.told.add(what)
+        if what.startswith("start") and job.record.state == "starting" and job.started:
+            state.change(job, now_s, "running", state="running")
+        if what.startswith("stop"):
+            left(state, job, now_s)
         _settle(state, job)
     elif what.startswith(("start", "again")) and refused.retry_after_s == 0.0 and not job.ended:
         end(state, job, "failed", f"it cannot be started: {refused.reason}", now_s)
@@ -168,18 +146,81 @@ def carried_out(state: State, job: Job, what: str, refused: Refused | None, now_
         state.out.append(Log("ask.refused", fields, "warning"))
 
 
-def _worker(state: State, job: Job, verb: str) -> str:
-    assert job.record.node is not None
-    return subjects.command("worker", state.nodes.service_id(job.record.node), verb)
+def leave(state: State, job: Job, planned: NodeAllocation, now_s: float, **changes: Any) -> None:
+    """Intend that the job leaves what it holds, and what it goes on with; empty: it pauses."""
+    record = job.record
+    changes |= used(record, now_s) if record.state != "stopping" else {"since_s": now_s}
+    fact = "resized" if planned else "stopping"
+    state.change(job, now_s, fact, state="stopping", planned=planned, **changes)
+
+
+def left(state: State, job: Job, now_s: float) -> None:
+    """Go on once no process of a stopping or ended job is left: it pauses or starts at its new
+    size, and others start where it was. A node that is silent is not waited for: the processes
+    that it may still have are stopped when it is heard again."""
+    record = job.record
+    if any(not state.nodes.silent(node, now_s) for node in job.unstopped):
+        return
+    if record.state == "stopping":
+        goes_on = bool(record.planned)
+        changes: dict[str, Any] = {"attempt": record.attempt + 1, "planned": (), "gpu_ids": {}}
+        job.next_attempt()
+        if goes_on:
+            # Its own GPUs are not taken by itself: they are given up first.
+            state.change(job, now_s, gpu_ids={})
+            changes |= given(state, record, record.planned)
+            changes |= {"state": "starting", "allocation": record.planned}
+        else:
+            changes |= {"state": "paused", "allocation": ()}
+        if record.spec.gpus and goes_on and held(record.planned) != held(record.allocation):
+            changes["results"] = {}
+        state.change(job, now_s, "starting" if goes_on else "paused", **changes)
+    elif job.ended and record.gpu_ids and not job.unstopped:
+        state.change(job, now_s, gpu_ids={})
+    else:
+        return
+    advance(state, job)
+    start_ready(state)
+
+
+def given(state: State, record: JobRecord, allocation: NodeAllocation) -> dict[str, Any]:
+    """Choose the GPUs of a job that gets an allocation; nothing for a job on slots."""
+    if not record.spec.gpus:
+        return {"node": allocation[0][0]}
+    taken, leaving = set(), set()
+    for id, jobs in state.holders.items():
+        if any(not vacating(job.record) for job in jobs.values()):
+            taken.add(id)
+        elif jobs:
+            leaving.add(id)
+    healthy = {node: state.nodes.healthy(node) for node, _ in allocation}
+    ids = choose_gpus(allocation, healthy, taken, leaving)
+    return {"node": allocation[0][0], "gpu_ids": ids}
+
+
+def stop_strangers(state: State, heartbeat: WorkerHeartbeat) -> None:
+    """End what a node still runs of jobs that have gone on elsewhere, once it is heard again."""
+    for id in sorted({id for id, _ in heartbeat.running}):
+        job = state.jobs.get(id)
+        if job is None or not job.record.attempt:
+            continue
+        record = job.record
+        elsewhere = heartbeat.node not in dict(record.allocation)
+        if elsewhere and record.state in ("paused", "starting", "running"):
+            stop = StopWorkers(job=id, attempt=record.attempt - 1)
+            subject = _worker(state, heartbeat.node, "stop")
+            state.ask(job, f"stranger-{record.attempt}@{heartbeat.node}", subject, stop)
+
+
+def _worker(state: State, node: NodeId, verb: str) -> str:
+    return subjects.command("worker", state.nodes.service_id(node), verb)
 
 
 def _settle(state: State, job: Job) -> None:
     """An ended job is settled when all who knew of it have let it go."""
     record = job.record
     needed = {"release"} if record.cluster is not None else set()
-    if record.node is not None and record.state != "completed":
-        needed.add("stop")
-    if job.ended and not record.released and needed <= job.told:
+    if job.ended and not record.released and needed <= job.told and not job.unstopped:
         state.change(job, record.finished_s, released=True)
         _prune(state)
 

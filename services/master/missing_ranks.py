@@ -13,6 +13,7 @@ from slackwater.schemas import subjects
 from slackwater.schemas.base import Message
 from slackwater.schemas.jobs import AskMissing, MissingRanks
 from slackwater.schemas.logs import LogPiece, ReadLog
+from slackwater.services.master.gangs import node_of
 from slackwater.services.master.jobs import Job
 from slackwater.services.master.progress import own_iterations
 from slackwater.services.master.state import State
@@ -116,7 +117,7 @@ def _where(job: Job, rank: int, iteration: int, waited_s: float, now_s: float) -
 
 
 def _read_line(state: State, job: Job, rank: int) -> None:
-    what, node = f"{LINE}{rank}", job.record.node
+    what, node = f"{LINE}{rank}", node_of(job.record, rank)
     if node is None or what in job.asked:
         return
     job.asked.add(what)

@@ -1,9 +1,7 @@
-"""Worker nodes and their slots: where a job's processes are started, and why not yet.
+"""Worker nodes: their slots, their GPUs, and why a job without GPUs waits for slots.
 
-All ranks of a job start on one node with room for them, first come first served: a job that could
-fit somewhere holds back those behind it, one that no known node could ever hold does not. (GPU
-scheduling replaces this order by a policy; what stays is that room is counted from the master's own
-records, never from a heartbeat, so that two starts cannot be promised the same slot.)
+Room is counted from the master's own records, never from a heartbeat, so that two starts cannot be
+promised the same slot or GPU.
 """
 
 from collections import Counter
@@ -13,7 +11,9 @@ from typing import Literal, assert_never
 from slackwater.common.base.limits import WORKER_NODES_MAX
 from slackwater.schemas.base import JobId, NodeId
 from slackwater.schemas.cluster import WorkerHeartbeat
+from slackwater.schemas.gpus import NodeGpuIds
 from slackwater.schemas.jobs import JobRecord
+from slackwater.services.master.snapshot import Capacity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,11 +65,11 @@ class _Node:
 
 @dataclass(slots=True)
 class Room:
-    """The free slots of the nodes that are heard, as they are given away."""
+    """The free slots of the nodes that are heard."""
 
     free: dict[NodeId, int]
     slots: int
-    """Of all of them, used or not."""
+    """Slots of all of them, used or not."""
     largest: int
     """Slots of the largest node."""
     ahead: JobId | None = None
@@ -77,13 +77,8 @@ class Room:
     ahead_for: str = "slots"
     """What that one waits for."""
 
-    def fitting(self, asked: int) -> NodeId | None:
-        """Best fit: the node with sufficient but the least room; ties to the lowest id."""
-        fits = [(free, node) for node, free in self.free.items() if free >= asked]
-        return min(fits)[1] if fits else None
-
     def barrier(self, asked: int) -> Literal["slots", "larger-node", "node"]:
-        """What a job that asks for so many slots waits for if it cannot start."""
+        """Name what a job that asks for so many slots waits for if it cannot start."""
         if asked <= self.largest:
             return "slots"
         return "larger-node" if self.free else "node"
@@ -94,7 +89,7 @@ class Room:
         barrier = self.barrier(asked)
         if barrier != "slots":
             return Wait(job=id, cause=barrier, asked=asked, most=self.largest)
-        fits = self.fitting(asked) is not None
+        fits = any(left >= asked for left in self.free.values())
         if fits and self.ahead in (None, id):
             return None
         free = [max(0, left) for left in self.free.values()]
@@ -115,10 +110,10 @@ class Nodes:
         self._silent_s = silent_s
         self._nodes: dict[NodeId, _Node] = {}
         self.taken: Counter[NodeId] = Counter()
-        """Slots that are promised to jobs, by their records."""
+        """Slots that are promised to jobs without GPUs, by their records."""
 
     def heard(self, heartbeat: WorkerHeartbeat, now_s: float) -> bool:
-        """True if the node has other slots than before: it is new, back, or changed."""
+        """True if the node has other slots or GPUs than before: it is new, back, or changed."""
         known = self._nodes.get(heartbeat.node)
         if known is None and len(self._nodes) >= WORKER_NODES_MAX:
             return False
@@ -127,6 +122,7 @@ class Nodes:
             known is None
             or now_s - known.seen_s > self._silent_s
             or known.heartbeat.slots != heartbeat.slots
+            or known.heartbeat.gpus != heartbeat.gpus
         )
 
     def seen_s(self, node: NodeId) -> float | None:
@@ -143,6 +139,36 @@ class Nodes:
         entry = self._nodes.get(node)
         return entry.heartbeat.id if entry else node
 
+    def silent(self, node: NodeId, now_s: float) -> bool:
+        entry = self._nodes.get(node)
+        return entry is None or now_s - entry.seen_s > self._silent_s
+
+    def slots(self, now_s: float) -> tuple[Capacity, ...]:
+        """Slots of each node that was ever heard; none while it is silent."""
+        return tuple(
+            Capacity(id, 0 if self.silent(id, now_s) else int(node.heartbeat.slots))
+            for id, node in sorted(self._nodes.items())
+        )
+
+    def gpus(self, now_s: float) -> tuple[Capacity, ...]:
+        """Healthy GPUs of each node that has any; none while it is silent."""
+        return tuple(
+            Capacity(
+                id,
+                0 if self.silent(id, now_s) else len(self.healthy(id)),
+                node.heartbeat.gpus[0].type,
+            )
+            for id, node in sorted(self._nodes.items())
+            if node.heartbeat.gpus
+        )
+
+    def healthy(self, node: NodeId) -> NodeGpuIds:
+        """GPUs that jobs may be given, of the type of the node's first. A node whose GPUs differ
+        is best run as two worker services."""
+        entry = self._nodes.get(node)
+        told = entry.heartbeat.gpus if entry is not None else ()
+        return tuple(gpu.id for gpu in told if not gpu.fault and gpu.type == told[0].type)
+
     def room(self, now_s: float) -> Room:
         slots = {
             id: int(node.heartbeat.slots)
@@ -154,10 +180,3 @@ class Nodes:
             slots=sum(slots.values()),
             largest=max(slots.values(), default=0),
         )
-
-
-def slots_held(record: JobRecord) -> int:
-    """Of its node, by a job that runs there: ranks that have not ended."""
-    if record.state != "running" or record.node is None:
-        return 0
-    return record.spec.workers - len(record.results)

@@ -74,9 +74,7 @@ def ending(state: State, job: Job) -> Refused | None:
         return Refused(reason=f"job {id} was run {RUNS_MAX} times; choose another id")
     if record.released and not job.asked:
         return None
-    waits = []
-    if record.node is not None and record.state != "completed" and "stop" not in job.told:
-        waits.append(f"worker node {record.node} to say that its processes ended")
+    waits = [f"worker node {node} to say that its processes ended" for node in job.unstopped]
     if record.cluster is not None and "release" not in job.told:
         waits.append(f"controller {record.cluster} to let its tensors go")
     for_whom = " and for ".join(waits) or "what it was asked for last"
@@ -91,7 +89,8 @@ def begin_again(state: State, old: Job, spec: JobSpec, now_s: float) -> Job:
     state.unsettle(old)
     job = Job(old.record, heard_s=now_s)
     state.jobs[job.id] = job
-    fresh = JobRecord(spec=spec, run=old.record.run + 1, submitted_s=now_s)
+    former = old.record
+    fresh = JobRecord(spec=spec, run=former.run + 1, attempt=former.attempt + 1, submitted_s=now_s)
     changes = msgspec.structs.asdict(fresh)
     del changes["epoch"]
     state.change(job, now_s, **changes)

@@ -42,21 +42,25 @@ from slackwater.services.master.config import MasterConfig
 from slackwater.services.master.core import Master
 from slackwater.services.master.fact_stream import keep_facts
 from slackwater.services.master.pool import BUCKET as NODES_BUCKET
+from slackwater.services.master.snapshot import Durations
 from slackwater.services.master.state import JOBS_BUCKET, tenants
 
 LEASE = "master"
 
 
-def definition(config: MasterConfig, world: World) -> ServiceDefinition:
-    """One instance leads, the others of this lease stand by; whichever leads answers as `main`."""
-    core = Master(config)
+def definition(
+    config: MasterConfig, world: World, durations: Durations | None = None
+) -> ServiceDefinition:
+    """One instance leads, the others of this lease stand by; whichever leads answers as `main`.
+    `durations`: seconds that jobs run, where a simulation knows them."""
+    core = Master(config, durations)
 
     def levels() -> Iterator[Level]:
         state = core.state
         states = Counter(job.record.state for job in state.jobs.values())
         for name in get_args(JobState):
             yield Level("master_jobs", {"state": name}, states[name])
-        yield Level("master_jobs_queued", {}, len(state.queued))
+        yield Level("master_jobs_queued", {}, state.slots.queued + state.gpus.queued)
         yield Level("master_jobs_held", {}, len(state.held))
         for name, count in state.pool.counts().items():
             yield Level("master_aggregators", {"state": name}, count)

@@ -13,11 +13,13 @@ from typing import Any
 import msgspec
 
 from slackwater.common.base.effects import Effect, Persist, Publish, Reply, Request
+from slackwater.common.base.errors import Fatal
 from slackwater.common.base.limits import JOBS_MAX
 from slackwater.schemas import subjects
 from slackwater.schemas.base import JobId, Message, Refused
 from slackwater.schemas.cluster import TenantUse
-from slackwater.schemas.job_states import TERMINAL_STATES
+from slackwater.schemas.gpus import GpuId
+from slackwater.schemas.job_states import HOLDING_STATES, TERMINAL_STATES, impossible
 from slackwater.schemas.jobs import JobEvent, JobRecord, JobSpec
 from slackwater.schemas.tenants import TenantInfo
 from slackwater.services.master.admission import (
@@ -30,11 +32,15 @@ from slackwater.services.master.admission import (
     refusal,
 )
 from slackwater.services.master.clusters import Clusters
-from slackwater.services.master.config import MasterConfig
-from slackwater.services.master.jobs import Job, waits_for_slots
-from slackwater.services.master.nodes import Nodes, slots_held
+from slackwater.services.master.config import MasterConfig, gpu_rules
+from slackwater.services.master.gangs import slots_held
+from slackwater.services.master.jobs import Job
+from slackwater.services.master.nodes import Nodes
 from slackwater.services.master.pool import Pool
-from slackwater.services.master.queue import Queued
+from slackwater.services.master.schedule import Schedule
+from slackwater.services.master.scheduling.registry import make
+from slackwater.services.master.scheduling.scheduler import Scheduler
+from slackwater.services.master.snapshot import Durations, Snapshot
 
 JOBS_BUCKET = "jobs"
 ASK_BUDGET_S = 10.0
@@ -43,7 +49,7 @@ RETRY_S = 0.5
 
 
 class State:
-    def __init__(self, config: MasterConfig) -> None:
+    def __init__(self, config: MasterConfig, durations: Durations | None = None) -> None:
         self.config = config
         self.jobs: dict[JobId, Job] = {}
         self.pool = Pool(config.aggregators_max)
@@ -56,11 +62,19 @@ class State:
         """Jobs whose records are damaged: their ids are not free."""
         self.out: list[Effect] = []
         # Indices of `jobs`, so that no step is longer the more of them there are.
-        self.queued = Queued()
+        self.slots = Schedule("slots", Scheduler(make("fifo", {"consolidate": "require"})))
+        """Gives slots to jobs without GPUs: none overtakes the first that some node could hold."""
+        self.gpus = Schedule("gpus", gpu_scheduler(config), Snapshot(durations or {}))
+        self.starting: dict[JobId, Job] = {}
+        """Jobs that may wait until others have left their GPUs."""
+        self.holders: dict[GpuId, dict[JobId, Job]] = {}
+        """GPU -> the jobs whose processes run on it, or are about to."""
+        self.limited = config.admission != "open" or any(
+            tenant.cpu_fraction < 1.0 for tenant in config.tenants.values()
+        )
+        """Admission may hold jobs back."""
         self.held: dict[JobId, Hold] = {}
         """Queued or registered jobs that may not run yet, as of the last look at them."""
-        self.closed: set[str] = set()
-        """Tenants that have their part of the pool, as of the last look."""
         self.pending: Counter[str] = Counter()
         """Jobs that wait to be started, by tenant."""
         self.admitted: dict[str, dict[JobId, Job]] = {}
@@ -102,7 +116,10 @@ class State:
         self.out.append(Reply(token, message))
 
     def change(self, job: Job, now_s: float, fact: str = "", **changes: Any) -> None:
-        """Store the changed record, then tell `fact`."""
+        """Store the changed record, then tell `fact`. Raises Fatal for a state that cannot follow
+        the one before."""
+        if why := impossible(job.id, job.record.state, changes.get("state", job.record.state)):
+            raise Fatal(why)
         record = msgspec.structs.replace(job.record, epoch=self.epoch, **changes)
         self._index(job, job.record, record)
         job.record = record
@@ -114,15 +131,7 @@ class State:
         id, was_live = job.id, old is not None and old.state not in TERMINAL_STATES
         is_live = new.state not in TERMINAL_STATES
         self.live += is_live - was_live
-        if old is not None and old.node is not None:
-            self.nodes.taken[old.node] -= slots_held(old)
-        if new.node is not None:
-            self.nodes.taken[new.node] += slots_held(new)
-        waited, waits = old is not None and waits_for_slots(old), waits_for_slots(new)
-        if waits and not waited:
-            self.queued.add(new)
-        elif waited and not waits:
-            self.queued.discard(id)
+        self._index_holds(job, old, new)
         self.pending[new.spec.tenant] += (new.state == "pending") - (
             old is not None and old.state == "pending"
         )
@@ -145,6 +154,23 @@ class State:
             self.unsettled.pop(id, None)
             heappush(self.settled, (new.finished_s, id))
 
+    def _index_holds(self, job: Job, old: JobRecord | None, new: JobRecord) -> None:
+        """Update what it holds of nodes, and what policies see of it."""
+        if new.spec.gpus:
+            for gpu in _gpus_held(old):
+                del self.holders[gpu][job.id]
+            for gpu in _gpus_held(new):
+                self.holders.setdefault(gpu, {})[job.id] = job
+            self.gpus.snapshot.show(new)
+        else:
+            self.nodes.taken.subtract(slots_held(old) if old is not None else {})
+            self.nodes.taken.update(slots_held(new))
+            self.slots.snapshot.show(new)
+        if new.state == "starting":
+            self.starting[job.id] = job
+        else:
+            self.starting.pop(job.id, None)
+
     def tell(self, job: Job, fact: str, now_s: float, reason: str = "") -> None:
         record = job.record
         self.out.append(
@@ -155,6 +181,8 @@ class State:
                     fact=fact,
                     at_s=now_s,
                     cluster=record.cluster,
+                    attempt=record.attempt,
+                    allocation=record.planned if record.state == "stopping" else record.allocation,
                     reason=reason or record.reason,
                     detail={"node": record.node} if record.node else {},
                 ),
@@ -169,10 +197,22 @@ class State:
         key = f"{what}/{job.record.spec.id}"
         # Start, stop: in order, or a start that is repeated late would follow the stop.
         ordered = what.startswith(("start", "again", "stop"))
-        lane = f"worker/{job.record.spec.id}" if ordered else ""
+        lane = f"{subject.rpartition('.')[0]}/{job.record.spec.id}" if ordered else ""
         self.out.append(
             Request(subject, message, key, lane=lane, budget_s=ASK_BUDGET_S, hear_refusals=True)
         )
+
+
+def gpu_scheduler(config: MasterConfig) -> Scheduler:
+    """Make the scheduler of the GPU pool."""
+    return Scheduler(make(config.gpu_policy, config.gpu_policy_settings), gpu_rules(config))
+
+
+def _gpus_held(record: JobRecord | None) -> Iterator[GpuId]:
+    """GPUs on which a process of the job may be."""
+    if record is not None and (record.state in HOLDING_STATES or not record.released):
+        for ids in record.gpu_ids.values():
+            yield from ids
 
 
 def is_admitted(record: JobRecord) -> bool:
@@ -186,7 +226,7 @@ def held_back(state: State, job: Job, now_s: float) -> Hold | None:
     """Why the job may not run yet (admission.py); None: it may."""
     spec, config = job.record.spec, state.config
     tenant = limits_of(config.tenants, spec.tenant)
-    if config.admission == "open" and tenant.cpu_fraction == 1.0:
+    if not state.limited:
         return None
     share = state.pool.share()
     capacity = Capacity(

@@ -30,8 +30,8 @@ from slackwater.common.base.effects import (
 )
 from slackwater.schemas import subjects
 from slackwater.schemas.base import (
+    ATTEMPTS_MAX,
     RUN_ATTEMPTS,
-    RUNS_MAX,
     TOO_MANY,
     Count,
     JobId,
@@ -61,6 +61,7 @@ class Found:
     """How often the rank was started before."""
     folder: str = ""
     """The program runs in it; empty: in the service's own."""
+    gpu_ids: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +112,8 @@ class _Rank:
     code: int = 0
     result: str = ""
     attempt: int = 0
+    gpu_ids: tuple[str, ...] = ()
+    """GPUs that are its own."""
 
     @property
     def named(self) -> dict[str, object]:
@@ -133,7 +136,7 @@ class WorkerCore:
         self._keep_jobs = keep_jobs
         self._ranks: dict[tuple[JobId, int], _Rank] = {}
         self._stopping: dict[tuple[JobId, int], list[int]] = {}
-        """Job and run -> who waits to be told that its processes have ended."""
+        """Job and attempt -> who waits to be told that its processes have ended."""
         self._ready = False
         self._draining = False
         self._short = ""
@@ -179,7 +182,9 @@ class WorkerCore:
                 if self._keep_jobs:
                     return []
                 jobs = dict.fromkeys(job for job, _ in self.running())
-                stops = [effect for job in jobs for effect in self._stop(job, now_s)]
+                stops = [
+                    effect for job in jobs for effect in self._stop(job, now_s, self._stop_grace_s)
+                ]
                 return [*stops, Do("await_end")]
             case Observed():
                 return []
@@ -197,6 +202,7 @@ class WorkerCore:
         effects: list[Effect] = []
         for each in found:
             rank = _Rank(each.job, each.rank, each.state, each.code, each.result, each.attempt)
+            rank.gpu_ids = each.gpu_ids
             self._ranks[each.job, each.rank] = rank
             if each.state == "intended":
                 # The service died between the intention and the process.
@@ -219,20 +225,18 @@ class WorkerCore:
         if self._draining:
             return [Reply(token, Refused(reason=f"{self._node} drains", retry_after_s=1.0))]
         attempts = message.attempts or (0,) * len(message.ranks)
-        run = min(attempts, default=0) // RUN_ATTEMPTS
+        attempt = message.job_attempt
         for former in self._with("running", job):
-            if former.attempt // RUN_ATTEMPTS < run:
+            if former.attempt // RUN_ATTEMPTS < attempt:
                 reason = f"{self._node}: a former process of job {job}, rank {former.rank}, ends"
                 return [Reply(token, Refused(reason=reason, retry_after_s=1.0))]
         asked = zip(message.ranks, attempts, strict=True)
         new = [
-            _Rank(job, rank, "running", attempt=attempt)
+            _Rank(job, rank, "running", attempt=attempt, gpu_ids=message.gpus_of(rank))
             for rank, attempt in asked
             if self._may_start(self._ranks.get((job, rank)), attempt)
         ]
-        running = sum(1 for _ in self._with("running"))
-        if running + len(new) > self._slots:
-            reason = f"{self._node}: {running} of {self._slots} slots run, {len(new)} more asked"
+        if reason := self._no_room(new):
             return [Reply(token, Refused(reason=reason, retry_after_s=1.0, code=TOO_MANY))]
         if new and self._short:
             # A refusal for good would fail each queued job that is sent here, one after the other.
@@ -247,6 +251,20 @@ class WorkerCore:
             effects.append(_run(rank, message.workers, message.program, message.folder))
         # The processes are started (their intentions are on disk) before the master hears of it.
         return [*effects, Reply(token, Ok())]
+
+    def _no_room(self, new: Sequence[_Rank]) -> str:
+        """Say why these cannot run beside what runs: slots or GPUs that others have."""
+        holders = {id: rank for rank in self._with("running") for id in rank.gpu_ids}
+        for rank in new:
+            for id in rank.gpu_ids:
+                if id in holders:
+                    other = holders[id]
+                    return f"{self._node}: GPU {id} is held by job {other.job}, rank {other.rank}"
+        running = sum(1 for rank in self._with("running") if not rank.gpu_ids)
+        asked = sum(1 for rank in new if not rank.gpu_ids)
+        if running + asked > self._slots:
+            return f"{self._node}: {running} of {self._slots} slots run, {asked} more asked"
+        return ""
 
     def _read(self, token: int, message: ReadLog) -> Effect:
         if not self._ready:
@@ -268,37 +286,40 @@ class WorkerCore:
 
     def _told_to_stop(self, token: int, message: StopWorkers, now_s: float) -> list[Effect]:
         """Answer once no process is left, so that nobody begins the next run beside this one."""
-        job, run = JobId(message.job), message.run
+        job, last = JobId(message.job), message.last_attempt
         if not self._ready:
             reason = "the worker service is still reading what runs here"
             return [Reply(token, Refused(reason=reason, retry_after_s=limits.RETRY_WAIT_S_MIN))]
-        if not any(self._of_run(job, run)):
+        if not any(self._until(job, last)):
             return [Reply(token, Ok())]
-        known = (job, run) in self._stopping
-        self._stopping.setdefault((job, run), []).append(token)
-        return [] if known else self._stop(job, now_s, run)
+        known = (job, last) in self._stopping
+        self._stopping.setdefault((job, last), []).append(token)
+        grace_s = message.grace_s or self._stop_grace_s
+        return [] if known else self._stop(job, now_s, grace_s, last)
 
-    def _of_run(self, job: JobId, run: int) -> Iterator[_Rank]:
-        """List the job's running processes of this run and of the runs before."""
+    def _until(self, job: JobId, last: int) -> Iterator[_Rank]:
+        """List the job's running processes of this attempt and of those before."""
         for rank in self._with("running", job):
-            if rank.attempt < RUN_ATTEMPTS * (run + 1):
+            if rank.attempt < RUN_ATTEMPTS * (last + 1):
                 yield rank
 
-    def _stop(self, job: JobId, now_s: float, run: int = RUNS_MAX) -> list[Effect]:
-        """SIGTERM to every process group of the job, SIGKILL to what is left after the bound."""
+    def _stop(
+        self, job: JobId, now_s: float, grace_s: float, last: int = ATTEMPTS_MAX
+    ) -> list[Effect]:
+        """SIGTERM to every process group of the job, SIGKILL to what is left after the grace."""
         signals: list[Effect] = [
             Do("signal", {"job": job, "rank": rank.rank, "kill": False})
-            for rank in self._of_run(job, run)
+            for rank in self._until(job, last)
         ]
-        return [*signals, StartTimer(f"kill/{job}/{run}", now_s + self._stop_grace_s)]
+        return [*signals, StartTimer(f"kill/{job}/{last}", now_s + grace_s)]
 
-    def _kill(self, job: JobId, run: int) -> list[Effect]:
+    def _kill(self, job: JobId, last: int) -> list[Effect]:
         """Nobody waits for longer: whoever wants to know whether it helped asks again."""
         kills: list[Effect] = [
             Do("signal", {"job": job, "rank": rank.rank, "kill": True})
-            for rank in self._of_run(job, run)
+            for rank in self._until(job, last)
         ]
-        waiting = self._stopping.pop((job, run), [])
+        waiting = self._stopping.pop((job, last), [])
         reason = f"{self._node}: processes of job {job} are being killed"
         retry_s = limits.RETRY_WAIT_S_MIN
         answers = [Reply(token, Refused(reason=reason, retry_after_s=retry_s)) for token in waiting]
@@ -306,7 +327,7 @@ class WorkerCore:
 
     def _stopped(self, job: JobId) -> list[Effect]:
         """Answer those who wait for its end."""
-        over = [key for key in self._stopping if key[0] == job and not any(self._of_run(*key))]
+        over = [key for key in self._stopping if key[0] == job and not any(self._until(*key))]
         return [Reply(token, Ok()) for key in over for token in self._stopping.pop(key)]
 
     def _exited(self, event: ProcessExited) -> list[Effect]:
@@ -357,8 +378,8 @@ class WorkerCore:
 
     def _fired(self, key: str) -> list[Effect]:
         if key.startswith("kill/"):
-            _, job, run = key.split("/")
-            return self._kill(JobId(job), int(run))
+            _, job, last = key.split("/")
+            return self._kill(JobId(job), int(last))
         rank = self._by_key(key)
         return [self._report(rank)] if rank is not None and rank.state == "exited" else []
 
@@ -369,4 +390,5 @@ class WorkerCore:
 
 
 def _run(rank: _Rank, workers: int, program: tuple[str, ...], folder: str) -> Do:
-    return Do("run", {**rank.named, "workers": workers, "program": program, "folder": folder})
+    asked = {"workers": workers, "program": program, "folder": folder, "gpu_ids": rank.gpu_ids}
+    return Do("run", {**rank.named, **asked})

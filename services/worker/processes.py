@@ -67,6 +67,7 @@ class Intent(msgspec.Struct, frozen=True, kw_only=True):
     program: tuple[str, ...]
     attempt: int = 0
     folder: str = ""
+    gpu_ids: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,10 +245,10 @@ class RankFiles:
         if identity is None and self.code() is None:
             return Found(
                 job, self.rank, "intended", intent.workers, intent.program, attempt=attempt,
-                folder=intent.folder,
+                folder=intent.folder, gpu_ids=intent.gpu_ids,
             )  # fmt: skip
         if identity is not None and identity.alive():
-            return Found(job, self.rank, "running", attempt=attempt)
+            return Found(job, self.rank, "running", attempt=attempt, gpu_ids=intent.gpu_ids)
         code, result = self.outcome()
         return Found(job, self.rank, "exited", code=code, result=result, attempt=attempt)
 

@@ -110,10 +110,17 @@ class Processes:
         workers: int,
         program: tuple[str, ...],
         folder: str,
+        gpu_ids: tuple[str, ...],
     ) -> None:
         files = RankFiles(self._state_dir, job, rank, attempt)
         intent = Intent(
-            job=job, rank=rank, workers=workers, program=program, attempt=attempt, folder=folder
+            job=job,
+            rank=rank,
+            workers=workers,
+            program=program,
+            attempt=attempt,
+            folder=folder,
+            gpu_ids=gpu_ids,
         )
         environment = {
             **self._config.credentials.environment(),
@@ -122,6 +129,7 @@ class Processes:
             "SLACKWATER_RANK": str(rank),
             "SLACKWATER_WORKERS": str(workers),
             "SLACKWATER_RESULT": str(files.path("result.json").absolute()),
+            **visible_gpus(gpu_ids),
             "PYTHONUNBUFFERED": "1",  # The last line of a log is the reason of a failure.
         }
         try:
@@ -208,6 +216,14 @@ class Processes:
                 raise Fatal(f"job {files.job}, rank {files.rank}: /bin/sh did not come up")
             await asyncio.sleep(_POLL_S)
         return identity
+
+
+def visible_gpus(gpu_ids: tuple[str, ...]) -> dict[str, str]:
+    """Show a process its own GPUs alone: by uuid, or by number where their ids are node/number.
+    One without GPUs sees what the service sees."""
+    if not gpu_ids:
+        return {}
+    return {"CUDA_VISIBLE_DEVICES": ",".join(id.rpartition("/")[2] for id in gpu_ids)}
 
 
 def short_of_room(state_dir: Path) -> str:

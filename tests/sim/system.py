@@ -307,6 +307,7 @@ class Processes:
         workers: int,
         program: tuple[str, ...],
         folder: str,
+        gpu_ids: tuple[str, ...],
     ) -> None:
         assert not folder, "a simulated program runs nowhere"
         entry = Rank(job, rank, workers, program, attempt=attempt)

@@ -577,7 +577,7 @@ def test_a_thousand_waiting_jobs_are_told_once_each_whatever_ends() -> None:
     assert harness.core.state.nodes.taken[NodeId("n1")] == 1
     harness.restart()
     assert harness.core.state.nodes.taken[NodeId("n1")] == 1
-    assert len(harness.core.state.queued) == 198
+    assert harness.core.state.slots.queued == 198
 
 
 def test_the_oldest_ended_jobs_are_forgotten() -> None:

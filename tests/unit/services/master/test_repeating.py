@@ -134,7 +134,7 @@ def test_all_orders_of_a_run_carry_its_number() -> None:
     assert [order.run for order in place if isinstance(order, PlaceJob)] == [1]
     harness.step(Answered("place/a", Ok()))
     told = orders(harness.ask(CancelJob(job="a")))
-    assert StopWorkers(job="a", run=1) in told
+    assert StopWorkers(job="a", run=1, attempt=1) in told
     assert ReleaseJob(job="a", run=1) in told
 
 

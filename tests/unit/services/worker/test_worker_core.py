@@ -42,7 +42,10 @@ def core(slots: int = 4, keep_jobs: bool = False, found: tuple[Found, ...] = ())
 
 def run(rank: int, attempt: int = 0) -> Do:
     program = ("python", "train.py")
-    return Do("run", {**named(rank, attempt), "workers": 2, "program": program, "folder": ""})
+    return Do(
+        "run",
+        {**named(rank, attempt), "workers": 2, "program": program, "folder": "", "gpu_ids": ()},
+    )
 
 
 def named(rank: int, attempt: int = 0) -> dict[str, object]:
@@ -246,7 +249,7 @@ def test_a_rank_that_died_is_started_again_once_for_each_attempt() -> None:
     assert worker.step(Answered(second.key, Ok()), 5.0) == [Do("forget", named(1, 1))]
     third = StartWorkers(job="j1", ranks=(0, 1), workers=2, program=("x",), attempts=(0, 2))
     assert worker.step(Requested(6, third), 6.0)[:-1] == [
-        Do("run", {**named(1, 2), "workers": 2, "program": ("x",), "folder": ""})
+        Do("run", {**named(1, 2), "workers": 2, "program": ("x",), "folder": "", "gpu_ids": ()})
     ]
 
 

@@ -1,0 +1,334 @@
+"""Which waiting jobs start, and which running ones stop: a scheduler is asked, and obeyed.
+
+A policy is asked once a step in which something changed, and when it wants to be. What it decides
+is carried out through records: all that change are stored first, as intended; then jobs that lose
+GPUs are told to stop; and a start is ordered once everybody has left its GPUs (lifecycle.py). So a
+master that is killed at any instant finds what was decided, and goes on with it.
+
+A decision that fails, or a start that admission holds back, changes nothing: who runs goes on.
+"""
+
+from math import inf
+from typing import Any, Final
+
+from slackwater.common.base.effects import Log, StartTimer
+from slackwater.schemas.base import JobId
+from slackwater.schemas.jobs import JobRecord
+from slackwater.services.master.admission import Hold, named
+from slackwater.services.master.gangs import fits_processes
+from slackwater.services.master.jobs import Job
+from slackwater.services.master.lifecycle import advance, given, leave
+from slackwater.services.master.nodes import Room
+from slackwater.services.master.schedule import Schedule
+from slackwater.services.master.scheduling.scheduler import Decision
+from slackwater.services.master.scheduling.view import Allocation, View
+from slackwater.services.master.snapshot import Capacity
+from slackwater.services.master.state import State, held_back
+
+TIMER: Final = "decide"
+SETTLE_S: Final = 2.5
+"""After its start a master knows which GPUs there are once every node was heard, as they are each
+second. A policy that saw half of the cluster would pause jobs for want of room."""
+
+
+def dispatch(state: State, now_s: float) -> None:
+    """Ask the schedulers that something changed for."""
+    for schedule in (state.slots, state.gpus):
+        if not schedule.due and not schedule.snapshot.changed:
+            continue
+        if schedule is state.gpus and not _settled(state, now_s):
+            continue
+        schedule.due = False
+        _dispatch(state, schedule, now_s)
+
+
+def wake(state: State, key: str) -> None:
+    """Ask a scheduler that wanted it when its timer fires."""
+    schedule = state.slots if key.endswith(state.slots.name) else state.gpus
+    schedule.due = True
+
+
+def _settled(state: State, now_s: float) -> bool:
+    schedule = state.gpus
+    if now_s >= state.begun_s + SETTLE_S:
+        return True
+    if schedule.wake_s == inf:
+        schedule.wake_s = state.begun_s + SETTLE_S
+        state.out.append(StartTimer(f"{TIMER}/{schedule.name}", schedule.wake_s))
+    return False
+
+
+def _dispatch(state: State, schedule: Schedule, now_s: float) -> None:
+    of_gpus = schedule is state.gpus
+    capacities = state.nodes.gpus(now_s) if of_gpus else state.nodes.slots(now_s)
+    fresh = list(dict.fromkeys(schedule.snapshot.changed))
+    moved = _hide_too_large(schedule, capacities, of_gpus)
+    holds = _Holds(state, schedule, now_s)
+    holds.reopen()
+    while not holds.blocked():
+        view = schedule.snapshot.view(capacities, now_s)
+        decision = _decide(state, schedule, view, now_s)
+        if decision is None or _carry_out(state, schedule, decision, holds, now_s):
+            break
+    holds.keep()
+    _tell_waits(state, schedule, list(state.jobs) if moved else fresh, now_s)
+
+
+def _decide(state: State, schedule: Schedule, view: View, now_s: float) -> Decision | None:
+    """None: the policy failed. Everybody keeps what they have, and its operator is told."""
+    schedule.decisions += 1
+    try:
+        decision = schedule.scheduler.decide(view)
+    except Exception as error:  # A policy may be anybody's.
+        schedule.failures += 1
+        failure = f"{type(error).__name__}: {error}"
+        if failure != schedule.failure:
+            fields = {"schedule": schedule.name, "reason": failure}
+            state.out.append(Log("policy.failed", fields, "error"))
+        schedule.failure = failure
+        return None
+    schedule.failure = ""
+    if now_s < decision.wake_s < inf and decision.wake_s != schedule.wake_s:
+        state.out.append(StartTimer(f"{TIMER}/{schedule.name}", decision.wake_s))
+    schedule.wake_s = decision.wake_s
+    return decision
+
+
+# Carrying a decision out --------------------------------------------------------------------------
+
+
+def _carry_out(
+    state: State, schedule: Schedule, decision: Decision, holds: "_Holds", now_s: float
+) -> bool:
+    """False: admission held a start back, so that the policy is to decide anew."""
+    names = schedule.snapshot.names
+    concerned = []
+    for id in decision.pause:
+        job = state.jobs[id]
+        preemptions = job.record.preemptions + 1
+        leave(state, job, (), now_s, preemptions=preemptions, reason="its GPUs go to other jobs")
+        concerned.append(job)
+    for id, allocation in decision.resize.items():
+        if _feasible(schedule, state.jobs[id], allocation):
+            job = state.jobs[id]
+            reallocations = job.record.reallocations + 1
+            leave(state, job, names(allocation), now_s, reallocations=reallocations, reason="")
+            concerned.append(job)
+    complete = True
+    starts = sorted(decision.start, key=lambda id: schedule.snapshot.jobs[id].number)
+    for id in starts:
+        job = state.jobs[id]
+        if complete and holds.back(job):
+            complete = False
+        if not complete or not _feasible(schedule, job, decision.start[id]):
+            schedule.snapshot.touch(id)
+            continue
+        _begin(state, job, decision.start[id], schedule, now_s)
+        concerned.append(job)
+    for job in concerned:
+        advance(state, job)
+    return complete
+
+
+def _begin(
+    state: State, job: Job, allocation: Allocation, schedule: Schedule, now_s: float
+) -> None:
+    record, placed = job.record, schedule.snapshot.names(allocation)
+    again = record.run_s > 0.0 or record.gpu_s > 0.0
+    changes: dict[str, Any] = {
+        "reason": "",
+        "since_s": now_s,
+        "started_s": record.started_s if again else now_s,
+        "reallocations": record.reallocations + again,
+    }
+    if record.state == "stopping":  # It was paused a moment ago, and goes on after all.
+        state.change(job, now_s, "resized", planned=placed, **changes)
+        return
+    changes |= given(state, record, placed)
+    state_now = "starting" if record.spec.gpus else "running"
+    state.change(job, now_s, state_now, state=state_now, allocation=placed, **changes)
+
+
+def _feasible(schedule: Schedule, job: Job, allocation: Allocation) -> bool:
+    return fits_processes(job.record.spec, schedule.snapshot.names(allocation))
+
+
+# Who may not start --------------------------------------------------------------------------------
+
+
+def _hide_too_large(schedule: Schedule, capacities: tuple[Capacity, ...], of_gpus: bool) -> bool:
+    """Hide the jobs that no node, or for GPUs not even all nodes, could ever hold. True: there is
+    another limit than before."""
+    numbers = [each.number for each in capacities]
+    largest = sum(numbers) if of_gpus else max(numbers, default=0)
+    snapshot, moved = schedule.snapshot, largest != schedule.largest
+    schedule.largest = largest
+    looked = snapshot.waiting if moved else dict.fromkeys(snapshot.changed)
+    large = [id for id in looked if id in snapshot.waiting and snapshot.jobs[id].gpus_min > largest]
+    if moved:
+        fits = [
+            id
+            for id, record in snapshot.hidden.items()
+            if asked(record) <= largest and record.spec.tenant not in schedule.closed
+        ]
+        snapshot.unhide(fits)
+    snapshot.hide(large)
+    return moved
+
+
+def asked(record: JobRecord) -> int:
+    """The fewest GPUs, or slots, that the job can start with."""
+    return record.spec.gpu_bounds[0] if record.spec.gpus else record.spec.workers
+
+
+class _Holds:
+    """The jobs that admission holds back (admission.py), in one look at a schedule."""
+
+    def __init__(self, state: State, schedule: Schedule, now_s: float) -> None:
+        self._state, self._schedule, self._now_s = state, schedule, now_s
+        snapshot = schedule.snapshot
+        self._before = {id for id in state.held if id in snapshot.jobs or id in snapshot.hidden}
+        self._now: dict[JobId, Hold] = {}
+        self._idle = not state.limited
+
+    def reopen(self) -> None:
+        """Show the jobs of tenants that have room again."""
+        schedule = self._schedule
+        schedule.barrier = None
+        for tenant in sorted(schedule.closed):
+            hidden = [
+                id for id, record in schedule.snapshot.hidden.items()
+                if record.spec.tenant == tenant and asked(record) <= schedule.largest
+            ]  # fmt: skip
+            first = self._state.jobs[hidden[0]] if hidden else None
+            why = held_back(self._state, first, self._now_s) if first is not None else None
+            if first is not None and why is not None and why.cause == "tenant":
+                self._note(first, why)
+                continue
+            del schedule.closed[tenant]
+            schedule.snapshot.unhide(hidden)
+        if schedule.closed:
+            waiting = schedule.snapshot.waiting
+            fresh = (id for id in dict.fromkeys(schedule.snapshot.changed) if id in waiting)
+            schedule.snapshot.hide([id for id in fresh if waiting[id].tenant in schedule.closed])
+
+    def blocked(self) -> bool:
+        """Whether nobody may start: the first that waits may not, and nobody overtakes it."""
+        if self._idle or self._schedule is self._state.gpus:
+            return self._schedule.barrier is not None
+        waiting = self._schedule.snapshot.waiting
+        while (first := next(iter(waiting), None)) is not None:
+            if not self.back(self._state.jobs[first]):
+                return False
+            if self._schedule.barrier is not None:
+                return True
+        return False
+
+    def back(self, job: Job) -> bool:
+        """Whether the job may not start; its tenant's others, or all others, may not either."""
+        why = None if self._idle else held_back(self._state, job, self._now_s)
+        if why is None:
+            return False
+        self._note(job, why)
+        schedule = self._schedule
+        if why.cause == "tenant":
+            tenant = job.record.spec.tenant
+            schedule.closed[tenant] = why
+            of = [id for id, view in schedule.snapshot.waiting.items() if view.tenant == tenant]
+            schedule.snapshot.hide(of)
+        else:
+            schedule.barrier = job.id
+        return True
+
+    def _note(self, job: Job, why: Hold) -> None:
+        self._now[job.id] = why
+        if job.id not in self._before:
+            self._state.tell(job, "waiting", self._now_s, why.reason)
+
+    def keep(self) -> None:
+        for id in self._before:
+            self._state.held.pop(id, None)
+        self._state.held |= self._now
+
+
+# Why jobs wait ------------------------------------------------------------------------------------
+
+
+def room_of(state: State, now_s: float) -> Room:
+    """The slots as they are, and who is the first that waits for some."""
+    room = state.nodes.room(now_s)
+    schedule = state.slots
+    room.ahead = schedule.barrier or next(iter(schedule.snapshot.waiting), None)
+    if room.ahead in state.held:
+        room.ahead_for = state.held[room.ahead].cause
+    return room
+
+
+def waits_here(state: State, room: Room, job: Job) -> str:
+    """Why a job that waits for slots is not started; empty: it is about to be."""
+    wait = room.wait(job.record)
+    if wait is not None and wait.cause not in ("slots", "turn"):
+        return wait.reason
+    if job.id in state.held:
+        return state.held[job.id].reason
+    tenant = job.record.spec.tenant
+    if tenant in state.slots.closed:
+        return f"waits until {named(tenant)}'s jobs, submitted earlier, have their part of the pool"
+    return wait.reason if wait is not None else ""
+
+
+def waits_for_gpus(state: State, now_s: float) -> dict[JobId, str]:
+    """Why each job that waits for GPUs does: the rule, what it lacks, and who holds that."""
+    schedule = state.gpus
+    if schedule.failure:
+        why = f"waits: the policy {schedule.policy} failed ({schedule.failure})"
+        return dict.fromkeys((*schedule.snapshot.waiting, *schedule.snapshot.hidden), why)
+    found = {}
+    view = schedule.snapshot.shown(now_s)
+    holders = sorted(
+        (job for job in view.jobs.values() if job.allocation),
+        key=lambda job: (-job.held_gpus, job.number),
+    )
+    by = ", ".join(f"{job.id} ({job.held_gpus})" for job in holders[:3])
+    more = f" and {len(holders) - 3} more jobs" if len(holders) > 3 else ""
+    for pending in schedule.scheduler.explain(view):
+        held_by = f"; held by {by}{more}" if by and pending.rule != "size" else ""
+        lacks = f"waits for {pending.resource}{held_by}"
+        found[pending.job] = f"{lacks}: {pending.text} (rule: {pending.rule})"
+    for id, record in schedule.snapshot.hidden.items():
+        if asked(record) > schedule.largest:
+            found[id] = (
+                f"waits for {asked(record)} GPUs: all nodes together have {schedule.largest}; "
+                "start a worker node with more, or submit the job with fewer"
+            )
+        else:
+            tenant = record.spec.tenant
+            hold = state.held.get(id) or schedule.closed.get(tenant)
+            found[id] = hold.reason if hold is not None else ""
+    return found
+
+
+def _tell_waits(state: State, schedule: Schedule, ids: list[JobId], now_s: float) -> None:
+    """Tell new jobs why they wait, and all for which the limit of size has another meaning; nobody
+    with each slot or GPU that comes or goes."""
+    snapshot, told = schedule.snapshot, schedule.told
+    queued = [id for id in ids if id in snapshot.waiting or id in snapshot.hidden]
+    for id in ids:
+        if id not in snapshot.waiting and id not in snapshot.hidden:
+            told.pop(id, None)
+    if not queued:
+        return
+    room = room_of(state, now_s)
+    untold = []
+    for id in queued:
+        record = state.jobs[id].record
+        cause = room.barrier(asked(record)) if not record.spec.gpus else ""
+        if told.get(id) != cause:
+            told[id] = cause
+            untold.append(id)
+    reasons = waits_for_gpus(state, now_s) if untold and schedule is state.gpus else {}
+    for id in untold:
+        job = state.jobs[id]
+        why = reasons.get(id, "") if job.record.spec.gpus else waits_here(state, room, job)
+        if why and id not in state.held:  # Those were told.
+            state.tell(job, "waiting", now_s, why)

@@ -1,0 +1,95 @@
+"""A job's gang by its record: which rank runs on which node, on which GPUs, and what it has used.
+
+Pure. Ranks go to the nodes of the allocation in its order, each with an equal part of the job's
+GPUs, so that a master that was killed finds every rank where its record says. All processes of an
+attempt are numbered above those of the attempts before.
+"""
+
+from collections.abc import Collection, Mapping
+from itertools import islice
+from typing import Any
+
+from slackwater.schemas.base import RUN_ATTEMPTS, NodeId
+from slackwater.schemas.gpus import NodeAllocation, NodeGpuIds, held
+from slackwater.schemas.job_states import HOLDING_STATES, TERMINAL_STATES
+from slackwater.schemas.jobs import JobRecord, JobSpec
+
+
+def gpus_each(spec: JobSpec) -> int:
+    """GPUs of each of the job's processes; 0: it takes slots."""
+    return spec.gpus // spec.workers
+
+
+def fits_processes(spec: JobSpec, allocation: NodeAllocation) -> bool:
+    """Tell whether every process finds its GPUs on one node."""
+    each = gpus_each(spec)
+    return not each or not any(number % each for _, number in allocation)
+
+
+def processes(record: JobRecord) -> int:
+    """Count the ranks of the attempt that the record is in."""
+    spec = record.spec
+    return spec.processes(held(record.allocation)) if spec.gpus else spec.workers
+
+
+def ranks_at(record: JobRecord) -> dict[NodeId, tuple[int, ...]]:
+    """Node -> its ranks, ended ones included."""
+    each, first = gpus_each(record.spec) or 1, 0
+    found = {}
+    for node, number in record.allocation:
+        count = number // each
+        found[node] = tuple(range(first, first + count))
+        first += count
+    return found
+
+
+def node_of(record: JobRecord, rank: int) -> NodeId | None:
+    return next((node for node, ranks in ranks_at(record).items() if rank in ranks), None)
+
+
+def process_number(record: JobRecord, rank: int) -> int:
+    """Number the rank's present process, as worker services do."""
+    return RUN_ATTEMPTS * record.attempt + record.restarts.get(str(rank), 0)
+
+
+def slots_held(record: JobRecord) -> dict[NodeId, int]:
+    """Slots by node of a job without GPUs: those of ranks that have not ended."""
+    if record.spec.gpus or record.state not in HOLDING_STATES:
+        return {}
+    return {
+        node: sum(str(rank) not in record.results for rank in ranks)
+        for node, ranks in ranks_at(record).items()
+    }
+
+
+def vacating(record: JobRecord) -> bool:
+    """Tell whether the job is losing what it holds: others may be promised it, and wait."""
+    return record.state == "stopping" or record.state in TERMINAL_STATES
+
+
+def choose_gpus(
+    allocation: NodeAllocation,
+    healthy: Mapping[NodeId, NodeGpuIds],
+    taken: Collection[str],
+    leaving: Collection[str],
+) -> dict[NodeId, NodeGpuIds]:
+    """Choose GPUs of each node: idle ones first, then those that others are leaving. `taken`: held
+    for good by others. A node that has too few gives what it has: its service refuses the start.
+    """
+    chosen = {}
+    for node, number in allocation:
+        usable = (id for id in healthy.get(node, ()) if id not in taken)
+        chosen[node] = tuple(islice(sorted(usable, key=lambda id: id in leaving), number))
+    return chosen
+
+
+def used(record: JobRecord, now_s: float) -> dict[str, Any]:
+    """The record's sums, and since when they are true, at a change of what the job holds."""
+    if record.state not in HOLDING_STATES:
+        return {"since_s": now_s}
+    lasted_s = max(0.0, now_s - record.since_s)
+    return {
+        "since_s": now_s,
+        "gpu_s": record.gpu_s + held(record.allocation) * lasted_s,
+        "run_s": record.run_s + lasted_s,
+    }

@@ -1,0 +1,230 @@
+"""Build what a policy sees of the cluster, a `View`, from the master's records and heartbeats.
+
+Pure. There is one snapshot of the process slots, for jobs without GPUs, and one of the GPUs. A
+job's struct is made anew when its record changes, and then alone (`changed` names it), so that a
+decision costs what changed and not what waits.
+
+Three things a policy cannot know are kept from it. A job that no node could ever hold, or that
+admission holds back, is hidden: it neither starts nor blocks others. A running job that may not be
+paused is hidden together with what it holds. A node that is silent has nothing free, and as many
+GPUs as jobs still hold there.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from math import inf
+
+from slackwater.schemas.base import JobId, NodeId
+from slackwater.schemas.gpus import NodeAllocation
+from slackwater.schemas.job_states import HOLDING_STATES, TERMINAL_STATES, WAITING_STATES
+from slackwater.schemas.jobs import JobRecord
+from slackwater.services.master.gangs import slots_held
+from slackwater.services.master.scheduling.view import (
+    Allocation,
+    ClusterView,
+    JobView,
+    NodeView,
+    View,
+)
+
+Durations = Mapping[str, float]
+"""Job -> seconds that it runs on the GPUs that it asks for. Only a simulation can tell."""
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """The slots or GPUs of a node; none while it is silent."""
+
+    node: NodeId
+    number: int
+    gpu_type: str = ""
+
+
+@dataclass(slots=True)
+class Snapshot:
+    """Use: `show` every record that changes, `hide` what may not start, then `view`."""
+
+    durations: Durations = field(default_factory=dict)
+    jobs: dict[JobId, JobView] = field(default_factory=dict)
+    waiting: dict[JobId, JobView] = field(default_factory=dict)
+    """Jobs among `jobs` that wait, in the order of their submission."""
+    hidden: dict[JobId, JobRecord] = field(default_factory=dict)
+    """Jobs that wait, and are kept from the policy."""
+    profiles: dict[JobId, object] = field(default_factory=dict)
+    """Reports of jobs' agents, for policies that plan with them."""
+    changed: list[JobId] = field(default_factory=list)
+    """Since the last view."""
+    _records: dict[JobId, JobRecord] = field(default_factory=dict)
+    _numbers: dict[JobId, int] = field(default_factory=dict)
+    _next: int = 0
+    _held: Counter[NodeId] = field(default_factory=Counter)
+    """Slots or GPUs by node that the jobs of `jobs` hold, or are about to hold."""
+    _kept: Counter[NodeId] = field(default_factory=Counter)
+    """Slots or GPUs by node of jobs that may not be paused."""
+    _capacities: tuple[Capacity, ...] = ()
+    _cluster: ClusterView = field(default_factory=lambda: ClusterView((), 0))
+    _index: dict[NodeId, int] = field(default_factory=dict)
+    _all: bool = True
+    """Places of nodes changed: the next view compares everything."""
+
+    def show(self, record: JobRecord) -> None:
+        """Take a record that changed."""
+        id = JobId(record.spec.id)
+        self._forget(id)
+        over = record.state in TERMINAL_STATES
+        if over or not record.spec.program:
+            self.hidden.pop(id, None)
+            if over:
+                self._numbers.pop(id, None)
+                self.profiles.pop(id, None)
+        elif id in self.hidden and record.state in WAITING_STATES:
+            self.hidden[id] = record
+        else:
+            self.hidden.pop(id, None)
+            self._remember(id, record)
+
+    def hide(self, ids: Iterable[JobId]) -> None:
+        for id in list(ids):
+            record = self._records[id]
+            self._forget(id)
+            self.hidden[id] = record
+
+    def unhide(self, ids: Iterable[JobId]) -> None:
+        for id in ids:
+            self._remember(id, self.hidden.pop(id))
+        self.waiting = dict(sorted(self.waiting.items(), key=lambda each: each[1].number))
+
+    def touch(self, id: JobId) -> None:
+        """Show the job once more: something of a decision about it was not carried out."""
+        self.changed.append(id)
+
+    def profiled(self, id: JobId, profile: object) -> None:
+        """Show what the job's agent reported."""
+        if id in self._records:
+            self.profiles[id] = profile
+            self.show(self._records[id])
+
+    def view(self, capacities: tuple[Capacity, ...], now_s: float) -> View:
+        """`capacities`: of each node that is known, by node id; 0 of those that are silent."""
+        self._see(capacities)
+        changed = None if self._all else self.changed
+        self._all, self.changed = False, []
+        return self._view(now_s, changed)
+
+    def shown(self, now_s: float) -> View:
+        """Return the last view with what was carried out since."""
+        return self._view(now_s, None)
+
+    def names(self, allocation: Allocation) -> NodeAllocation:
+        """Nodes by name instead of by place."""
+        nodes = self._cluster.nodes
+        return tuple((nodes[index].id, number) for index, number in allocation)
+
+    # One job --------------------------------------------------------------------------------------
+
+    def _remember(self, id: JobId, record: JobRecord) -> None:
+        self._records[id] = record
+        if id not in self._numbers:
+            self._numbers[id] = self._next
+            self._next += 1
+        self.changed.append(id)
+        if not record.spec.preemptible and record.state in HOLDING_STATES:
+            self._kept.update(dict(record.allocation))
+            return
+        self._held.update(dict(shown_allocation(record)))
+        view = self._job(id, record)
+        self.jobs[id] = view
+        if record.state in WAITING_STATES:
+            self.waiting[id] = view
+
+    def _forget(self, id: JobId) -> None:
+        record = self._records.pop(id, None)
+        if record is None:
+            return
+        self.changed.append(id)
+        if self.jobs.pop(id, None) is None:
+            self._kept.subtract(dict(record.allocation))
+        else:
+            self.waiting.pop(id, None)
+            self._held.subtract(dict(shown_allocation(record)))
+
+    def _job(self, id: JobId, record: JobRecord) -> JobView:
+        spec, allocation = record.spec, shown_allocation(record)
+        index = self._index
+        placed = tuple(sorted((index[n], c) for n, c in allocation)) if self._knows(record) else ()
+        asked = spec.gpus or spec.workers
+        least, most = spec.gpu_bounds if spec.gpus else (asked, asked)
+        if allocation and not spec.adaptive:
+            least = most = sum(number for _, number in allocation)
+        started = record.started_s if record.run_s or allocation else inf
+        duration_s = self.durations.get(spec.id, inf)
+        return JobView(
+            id=id,
+            number=self._numbers[id],
+            submitted_s=record.submitted_s,
+            gpus=asked,
+            gpus_min=least,
+            gpus_max=most,
+            model=spec.model,
+            tenant=spec.tenant,
+            priority=spec.priority,
+            batch_size=spec.batch_size,
+            speeds=spec.gpu_types,
+            allocation=placed,
+            since_s=record.since_s or record.submitted_s,
+            attained_gpu_s_then=record.gpu_s,
+            run_s_then=record.run_s,
+            first_start_s=started,
+            restarts=record.reallocations,
+            remaining_s_then=max(0.0, duration_s - record.run_s),
+            ready_s=record.since_s,
+            profile=self.profiles.get(id),
+        )
+
+    def _knows(self, record: JobRecord) -> bool:
+        return all(node in self._index for node, _ in shown_allocation(record))
+
+    # The cluster ----------------------------------------------------------------------------------
+
+    def _see(self, capacities: tuple[Capacity, ...]) -> None:
+        known = {each.node for each in capacities}
+        lost = {node for node, count in self._held.items() if count and node not in known}
+        kind = capacities[0].gpu_type if capacities else ""
+        unheard = (Capacity(node, 0, kind) for node in lost)  # By a master that just began.
+        nodes = sorted((*capacities, *unheard), key=lambda c: c.node)
+        now = tuple(
+            Capacity(c.node, max(c.number - self._kept[c.node], self._held[c.node]), c.gpu_type)
+            for c in nodes
+        )
+        if now == self._capacities:
+            return
+        self._capacities = now
+        index = {each.node: place for place, each in enumerate(now)}
+        self._cluster = ClusterView(
+            nodes=tuple(NodeView(n, c.node, c.number, c.gpu_type) for n, c in enumerate(now)),
+            gpus=sum(each.number for each in now),
+            gpu_types=tuple(sorted({each.gpu_type for each in now if each.number})) or ("",),
+            node_gpus_max=max((each.number for each in now), default=0),
+        )
+        if index != self._index:
+            self._index = index
+            self._all = True
+            for id in self.jobs:
+                self.jobs[id] = self._job(id, self._records[id])
+            self.waiting = {id: self.jobs[id] for id in self.waiting}
+
+    def _view(self, now_s: float, changed: list[JobId] | None) -> View:
+        free = [each.number - self._held[each.node] for each in self._capacities]
+        return View(now_s, self._cluster, self.jobs, free, changed)
+
+
+def shown_allocation(record: JobRecord) -> NodeAllocation:
+    """Say what the job holds, or is about to hold; of a job on slots, for ranks that live."""
+    if record.state == "stopping":
+        return record.planned
+    if record.state not in HOLDING_STATES:
+        return ()
+    if record.spec.gpus:
+        return record.allocation
+    return tuple((node, count) for node, count in slots_held(record).items() if count)
