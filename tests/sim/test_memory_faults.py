@@ -79,7 +79,7 @@ class Life:
 
     async def read(self, reader: int, pages: Pages, target: memoryview) -> None:
         """As a client's connection does: noted, served, and then the prefetcher looks."""
-        s = self.device.table.shelf
+        s = self.device.table.prefetched
         if s.words[prefetch_cache.PLACES]:
             s.notes[s.words[prefetch_cache.NOTED]] = reader, pages[0], len(pages)
             s.words[prefetch_cache.NOTED] += 1

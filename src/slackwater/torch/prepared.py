@@ -15,7 +15,7 @@ import torch
 
 from slackwater.common.base import limits
 from slackwater.common.base.errors import Rejected
-from slackwater.memory.spill.spill_server import Keeper, Tiers
+from slackwater.memory.spill import SpillServer, Tiers
 from slackwater.torch.samples import pack, unpack
 
 
@@ -45,7 +45,7 @@ class Prepared(torch.utils.data.Dataset[Any]):  # type: ignore[misc]  # mypy doe
             )
         self._dataset = dataset
         self._transform = transform
-        self._keeper = Keeper(
+        self._spill_server = SpillServer(
             Tiers(
                 memory_bytes=memory_bytes,
                 remote_bytes=remote_bytes,
@@ -65,7 +65,7 @@ class Prepared(torch.utils.data.Dataset[Any]):  # type: ignore[misc]  # mypy doe
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """A DataLoader asks for a whole batch."""
-        found = self._keeper.get([str(index) for index in indices])
+        found = self._spill_server.get([str(index) for index in indices])
         return [
             self._finished(self._prepare(index) if blob is None else unpack(blob))
             for index, blob in zip(indices, found, strict=True)
@@ -73,7 +73,7 @@ class Prepared(torch.utils.data.Dataset[Any]):  # type: ignore[misc]  # mypy doe
 
     def _prepare(self, index: int) -> Any:
         sample = self._dataset[index]
-        self._keeper.put(str(index), pack(sample))
+        self._spill_server.put(str(index), pack(sample))
         return sample
 
     def _finished(self, sample: Any) -> Any:
@@ -82,11 +82,11 @@ class Prepared(torch.utils.data.Dataset[Any]):  # type: ignore[misc]  # mypy doe
     def figures(self) -> dict[str, int]:
         """Samples `found` and `missing` so far, `kept`, `refused` for want of room, `unreadable`;
         and what each tier has: `memory_blobs`, `memory_bytes`, `remote_...`, `disk_...`."""
-        return self._keeper.figures()
+        return self._spill_server.figures()
 
     def close(self) -> None:
         """Nothing is kept any more. Else it is done when the program ends."""
-        self._keeper.close()
+        self._spill_server.close()
 
     def __enter__(self) -> "Prepared":
         return self

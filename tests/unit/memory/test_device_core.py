@@ -385,16 +385,16 @@ def test_an_unknown_slab_is_done_at_once() -> None:
 def test_of_two_lenders_of_one_id_the_newer_counts_while_it_is_heard() -> None:
     """The older one ends by itself. One whose state was lost may begin anew when nobody answers."""
     world = World(lenders=1)
-    [(beat, _)] = world.core.told.beats.values()
+    [(beat, _)] = world.core.directory.beats.values()
     newer = msgspec.structs.replace(beat, incarnation=2, addresses=(("shm", "newer"),))
     for second in range(3):
         world.now_s = float(second)
         world.feed(LenderSeen(newer))
         world.feed(LenderSeen(beat))
-    assert world.core.told.beats[world.names[0]][0] is newer
+    assert world.core.directory.beats[world.names[0]][0] is newer
     world.now_s += 10.0
     world.feed(LenderSeen(beat))
-    assert world.core.told.beats[world.names[0]][0] is beat
+    assert world.core.directory.beats[world.names[0]][0] is beat
 
 
 def test_activity_is_told_for_each_slab() -> None:

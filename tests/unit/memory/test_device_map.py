@@ -8,7 +8,7 @@ import pytest
 from slackwater.common.base import codec, limits
 from slackwater.common.base.clock import LiveClock
 from slackwater.common.base.effects import Effect, Persist, Recovered, Reply, Requested
-from slackwater.memory.service.control_service import FaceCore, MapChanged, bucket
+from slackwater.memory.service.control_service import ControlServiceCore, MapChanged, bucket
 from slackwater.memory.service.export import Exporter, ExportOptions
 from slackwater.schemas.memory import (
     DeviceMap,
@@ -42,15 +42,15 @@ def backed(tmp_path: Path, size: int, slab_bytes: int, resilience: str) -> Expor
     return exporter
 
 
-def face(exporter: Exporter) -> FaceCore:
-    return FaceCore(ID, exporter.records, exporter.map)
+def control_core(exporter: Exporter) -> ControlServiceCore:
+    return ControlServiceCore(ID, exporter.records, exporter.map)
 
 
 def written(effects: list[Effect]) -> list[str]:
     return [effect.key for effect in effects if isinstance(effect, Persist)]
 
 
-def pages(core: FaceCore) -> Iterator[DeviceMap]:
+def pages(core: ControlServiceCore) -> Iterator[DeviceMap]:
     message = GetMap()
     while True:
         [reply] = core.step(Requested(1, message), 0.0)
@@ -89,7 +89,7 @@ async def test_every_part_is_small_enough(
     size: int, slab_bytes: int, resilience: str, spans: int, parts: int, tmp_path: Path
 ) -> None:
     """Regression: the record of 4 TiB in coded slabs of 64 MiB would have had 9 MB; at 256 KiB the
-    device's face on the bus ended, and the device heard of no lender any more."""
+    device's control service ended, and the device heard of no lender any more."""
     exporter = backed(tmp_path, size, slab_bytes, resilience)
     assert exporter.core.settings.spans == spans
     records = exporter.records()
@@ -99,7 +99,7 @@ async def test_every_part_is_small_enough(
     named = [span.span for record in records.values() for span in record.spans]
     assert named == list(range(spans))
     told: list[SpanInfo] = []
-    for page in pages(face(exporter)):
+    for page in pages(control_core(exporter)):
         codec.encode(page)
         codec.encode(page, json=True)
         told += page.spans
@@ -108,7 +108,7 @@ async def test_every_part_is_small_enough(
 
 async def test_only_parts_that_changed_are_written(tmp_path: Path) -> None:
     exporter = backed(tmp_path, 4096 * GIB, GIB, "8+2")
-    core = face(exporter)
+    core = control_core(exporter)
     first = list(core.step(Recovered(1, {}), 10.0))
     assert written(first) == ["map", "map-1", "map-2", "map-3"]
     assert not core.step(MapChanged(), 20.0)
@@ -121,7 +121,7 @@ async def test_only_parts_that_changed_are_written(tmp_path: Path) -> None:
     kept = {e.key: e.record for e in first if isinstance(e, Persist) and e.record is not None}
     for member in [m for m in spans.all() if m.span >= 153]:
         spans.forget(member)
-    anew = list(face(exporter).step(Recovered(2, {bucket(ID): kept}), 40.0))
+    anew = list(control_core(exporter).step(Recovered(2, {bucket(ID): kept}), 40.0))
     assert sorted(written(anew)) == ["map-1", "map-2", "map-3"], "the first is what it was"
     assert all(isinstance(effect, Persist) and effect.record is None for effect in anew)
 

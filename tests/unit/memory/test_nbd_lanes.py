@@ -26,7 +26,7 @@ from slackwater.memory.store import PAGE_BYTES
 warm()  # Now: while it is compiled, deadlines of a test pass.
 
 SPAN_PAGES = 512
-ROAD, HANDLE = 7, 99
+CHANNEL_ID, HANDLE = 7, 99
 Answer = Callable[[wire.Header, bytes], bytes]
 
 
@@ -36,7 +36,7 @@ class Played:
     def __init__(self, chunked: bool) -> None:
         self.table = make_table(2 * SPAN_PAGES, SPAN_PAGES, slots=64)
         k.map_span(self.table, 0, 0, 0, 0)
-        k.lead_to(self.table, 0, ROAD, HANDLE)
+        k.set_lane_target(self.table, 0, CHANNEL_ID, HANDLE)
         self.table.mark[:SPAN_PAGES] = k.PRESENT
         self.client, ours = socket.socketpair()
         self.lender, lane = socket.socketpair()
@@ -48,7 +48,9 @@ class Played:
         )
         self.chunked = chunked
         self.buffer = s.lane_buffer()
-        lanes.install(self.table, self.state.lanes, 0, ROAD, lane.fileno(), self.buffer.ctypes.data)
+        lanes.install(
+            self.table, self.state.lanes, 0, CHANNEL_ID, lane.fileno(), self.buffer.ctypes.data
+        )
         self.items: list[list[int]] = []
         self.ended = -1
         self.thread = threading.Thread(target=self._run)
@@ -236,7 +238,7 @@ def test_a_lender_that_lies_is_believed_nothing(lie: str) -> None:
         kinds = {one[s.ITEM_COOKIE]: one[s.ITEM_KIND] for one in p.items}
         assert kinds == {1: nbd.READ, 2: s.LOST, 3: nbd.READ}
         lost = next(one for one in p.items if one[s.ITEM_KIND] == s.LOST)
-        assert (lost[s.ITEM_AT], lost[s.ITEM_FLAGS]) == (ROAD, 0)
+        assert (lost[s.ITEM_AT], lost[s.ITEM_FLAGS]) == (CHANNEL_ID, 0)
         words = p.state.lanes.words[0]
         assert (words[s.STATE], words[s.VIOLATED]) == (s.GONE, 1)
         assert p.table.mark[9] == k.FLYING, "nobody sends it again before the channel is over"
@@ -345,10 +347,10 @@ def test_what_no_lane_leads_to_is_left_to_the_program() -> None:
         eventually(lambda: len(p.items) == 4)
         assert not p.state.lanes.shared[s.WANTED]
         k.map_span(p.table, 0, 0, 0, 0)
-        k.lead_to(p.table, 0, ROAD + 1, HANDLE)
+        k.set_lane_target(p.table, 0, CHANNEL_ID + 1, HANDLE)
         p.client.sendall(p.ask(5, 8))
         eventually(lambda: len(p.items) == 5)
-        assert p.state.lanes.shared[s.WANTED] == ROAD + 1
+        assert p.state.lanes.shared[s.WANTED] == CHANNEL_ID + 1
         assert p.state.lanes.words[0, s.TAIL] == 0
 
 
@@ -392,7 +394,7 @@ def test_a_piece_that_is_refused_is_on_disk_before_the_answer() -> None:
         part, answer = p.items
         assert (part[s.ITEM_KIND], part[s.ITEM_FLAGS]) == (s.LOST_PART, 1)
         assert (answer[s.ITEM_KIND], answer[s.ITEM_COOKIE]) == (s.LANDING, 5)
-        assert answer[s.ITEM_LATE] == part[s.ITEM_FIRST] + first.length // PAGE_BYTES - 1
+        assert answer[s.ITEM_DISK_BARRIER] == part[s.ITEM_FIRST] + first.length // PAGE_BYTES - 1
         assert_silent(p.client)
 
 
@@ -413,7 +415,7 @@ def test_a_lender_that_leaves_under_a_large_write(sent: int) -> None:
         assert {one[s.ITEM_KIND] for one in parts} == {s.LOST_PART}
         assert answer[s.ITEM_KIND] == s.LANDING
         last = max(one[s.ITEM_FIRST] + one[s.ITEM_LENGTH] // PAGE_BYTES - 1 for one in parts)
-        assert answer[s.ITEM_LATE] >= last
+        assert answer[s.ITEM_DISK_BARRIER] >= last
         assert p.table.words[k.HEAD] == 32
         assert_silent(p.client)
 
@@ -431,7 +433,7 @@ def test_a_large_write_over_one_that_is_on_its_way_goes_to_the_disk() -> None:
         eventually(lambda: bool(p.items))
         [answer] = p.items
         assert (answer[s.ITEM_KIND], answer[s.ITEM_COOKIE]) == (s.LANDING, 6)
-        assert answer[s.ITEM_LATE] == 32, "all of it is on disk before the answer"
+        assert answer[s.ITEM_DISK_BARRIER] == 32, "all of it is on disk before the answer"
         assert p.table.mark[20] == k.STALE
         assert (np.delete(p.table.mark[16:25], 4) == k.ABSENT).all()
         p.lender.sendall(wire.pack(wire.ACK, number=small.number) + acks)

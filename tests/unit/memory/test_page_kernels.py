@@ -182,14 +182,16 @@ class Device:
         k.read_pages(self.table, page_range(page, 1), k.address(target), where, True)
         if where[0] == k.DONE:
             assert bytes(target) == content(page, self.newest[page])
-            at = np.flatnonzero((self.table.shelf.page == page) & (self.table.shelf.ticket != 0))
-            assert not (self.table.shelf.state[at] & prefetch_cache.READY).any()
+            at = np.flatnonzero(
+                (self.table.prefetched.page == page) & (self.table.prefetched.ticket != 0)
+            )
+            assert not (self.table.prefetched.state[at] & prefetch_cache.READY).any()
 
     def check(self) -> None:
         """Every page; what is prefetched stays, though it was read."""
-        words = self.table.shelf.words
-        assert words[prefetch_cache.TAKEN] == np.count_nonzero(self.table.shelf.ticket)
-        kept = [(part, part.copy()) for part in self.table.shelf[:4]]
+        words = self.table.prefetched.words
+        assert words[prefetch_cache.TAKEN] == np.count_nonzero(self.table.prefetched.ticket)
+        kept = [(part, part.copy()) for part in self.table.prefetched[:4]]
         try:
             self._check()
         finally:
@@ -329,8 +331,8 @@ def play(device: Device, steps: list[tuple]) -> None:
             device.fetch()
             device.arrive()
         device.check()
-        taken = device.table.shelf.ticket != 0
-        assert (device.table.shelf.state[taken] & prefetch_cache.READY).all(), (
+        taken = device.table.prefetched.ticket != 0
+        assert (device.table.prefetched.state[taken] & prefetch_cache.READY).all(), (
             "no place is kept for nothing"
         )
         assert not device.table.pending.any(), "nothing is held for ever"
@@ -424,7 +426,7 @@ def test_what_is_prefetched_when_a_write_comes_is_thrown_away(tmp_path: Path) ->
         device.fetch()
         device.arrive()
         device.check()
-        assert not device.table.shelf.words[prefetch_cache.TAKEN]
+        assert not device.table.prefetched.words[prefetch_cache.TAKEN]
         assert counters(device.table)["prefetch_changed_pages"] == 1
         device.close()
 
@@ -446,7 +448,7 @@ def test_what_comes_too_late_does_not_lie_in_its_successors_place(tmp_path: Path
     device.check()
     device.arrive()
     device.check()
-    assert device.table.shelf.words[prefetch_cache.TAKEN] == 1
+    assert device.table.prefetched.words[prefetch_cache.TAKEN] == 1
     device.close()
 
 

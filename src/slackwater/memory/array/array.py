@@ -286,7 +286,7 @@ class RemoteArray:
         if os.getpid() != self._maker:
             raise Rejected(
                 f"this process was forked from {self._maker}, whose array it is: make the array in "
-                "each process, or share samples by slackwater.memory.spill.spill_server.Keeper"
+                "each process, or share samples by slackwater.memory.spill.SpillServer"
             )
 
     # The pager ------------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ _FIXED_NOREPLACE: Final = 0x100000
 _START_S: Final = 5.0
 _TOUCHED: Final = (
     b"slackwater: a forked process touched a RemoteArray of its parent, and ends: make the array "
-    b"in it, or share samples by slackwater.memory.spill.spill_server.Keeper\n"
+    b"in it, or share samples by slackwater.memory.spill.SpillServer\n"
 )
 _read: Any = types.ExternalFunction("read", libc.SIZE(libc.INT, libc.ADDRESS, libc.ADDRESS))
 _write: Any = types.ExternalFunction("write", libc.SIZE(libc.INT, libc.ADDRESS, libc.ADDRESS))

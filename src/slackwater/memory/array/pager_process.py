@@ -31,7 +31,7 @@ from slackwater.memory.array.userfault import Userfault
 from slackwater.memory.pages.device import Device
 from slackwater.memory.prefetch.prefetch import WINDOW_MAX
 from slackwater.memory.service.export import ExportOptions
-from slackwater.memory.service.local_device import device_within
+from slackwater.memory.service.local_device import local_device
 from slackwater.memory.service.warm import warm
 from slackwater.memory.store import PAGE_BYTES
 
@@ -105,7 +105,7 @@ async def device(begin: Begin) -> AsyncIterator[Device]:
         token=begin.token,
         delay_s=begin.delay_s,
     )
-    async with device_within(options, begin.url, begin.credentials) as made:
+    async with local_device(options, begin.url, begin.credentials) as made:
         yield made
 
 

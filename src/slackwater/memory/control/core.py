@@ -21,7 +21,7 @@ from slackwater.common.base.effects import CancelTimer, Do, Effect, Publish, Sta
 from slackwater.common.domains.memory import coding_sets
 from slackwater.common.domains.memory.placement import candidates, lower
 from slackwater.memory.control import events
-from slackwater.memory.control.lender_directory import Told
+from slackwater.memory.control.lender_directory import LenderDirectory
 from slackwater.memory.control.spans import DeviceSettings, Member, Spans, Why
 from slackwater.schemas import subjects
 from slackwater.schemas.base import Message
@@ -58,7 +58,7 @@ class DeviceCore:
         self.settings = settings
         self.activity: NDArray[np.float64] = np.zeros(settings.spans)
         self.spans = Spans(settings)
-        self.told = Told(slab_bytes)
+        self.directory = LenderDirectory(slab_bytes)
         self.connected: set[LenderId] = set()
         self._slab_bytes = slab_bytes
         self._rng = rng
@@ -79,7 +79,7 @@ class DeviceCore:
             case events.Heard(lender=lender, message=message):
                 return self._heard(lender, message, now_s)
             case events.LenderSeen(heartbeat=heartbeat):
-                self.told.hear(heartbeat, now_s)
+                self.directory.update(heartbeat, now_s)
                 return []
             case events.Connected(lender=lender):
                 return self._connected(lender)
@@ -136,7 +136,7 @@ class DeviceCore:
         others = {m.lender for m in self.spans.of(member.span) if m is not member and m.lender}
         excluded = others | member.excluded
         if self.settings.width == 1:
-            able = self.told.eligible(now_s, self.settings.node)
+            able = self.directory.eligible(now_s, self.settings.node)
             chosen = candidates(able, self._old(), excluded, self._rng)
         else:
             chosen = self._from_set(member, excluded, now_s)
@@ -145,7 +145,7 @@ class DeviceCore:
         member.attempts += 1
         if not chosen or member.attempts > _ATTEMPTS_MAX:
             return self._refused(member, now_s)
-        best, usage_max = self.told.lower(chosen, self._old(), self.spans.all())
+        best, usage_max = self.directory.pick_least_used(chosen, self._old(), self.spans.all())
         if best in self.connected:
             return self._map(member, best, now_s, usage_max)
         return self._query_all(member, chosen, now_s)
@@ -159,11 +159,11 @@ class DeviceCore:
         """The least loaded lender of the span's coding set that nobody of the span asks."""
         others = [m for m in self.spans.of(member.span) if m is not member and m.state == "placing"]
         excluded = excluded.union(*(other.asked for other in others))
-        able = self.told.eligible(now_s, self.settings.node)
-        load = {lender: self.told.load(lender) for lender in able}
+        able = self.directory.eligible(now_s, self.settings.node)
+        load = {lender: self.directory.load(lender) for lender in able}
         if member.span not in self._sets:
-            width = self.settings.width
-            self._sets[member.span] = coding_sets.choose(self.told.beats, load, width, self._rng)
+            width, beats = self.settings.width, self.directory.beats
+            self._sets[member.span] = coding_sets.choose(beats, load, width, self._rng)
         asked = coding_sets.order(self._sets[member.span], load)
         return [lender for lender in asked if lender not in excluded][:1]
 
@@ -174,10 +174,10 @@ class DeviceCore:
         return [self._send(lender, QueryMemory(request=request))]
 
     def _connect(self, lender: LenderId) -> list[Effect]:
-        if lender in self._connecting or lender not in self.told.beats:
+        if lender in self._connecting or lender not in self.directory.beats:
             return []
         self._connecting.add(lender)
-        addresses = self.told.beats[lender][0].addresses
+        addresses = self.directory.beats[lender][0].addresses
         return [Do("connect", {"lender": lender, "addresses": addresses})]
 
     def _open_request(self, member: Member, lender: LenderId) -> int:
@@ -194,7 +194,7 @@ class DeviceCore:
 
     def _choose(self, member: Member, now_s: float) -> list[Effect]:
         """All have answered, or time is up: MAP to the one with the lowest usage."""
-        taken = self.told.taken_since(self.spans.all(), member.began_s)
+        taken = self.directory.taken_since(self.spans.all(), member.began_s)
         chosen = lower(member.answers, self._old(), taken)
         if chosen is None:
             member.excluded |= member.asked
@@ -225,9 +225,8 @@ class DeviceCore:
         following = min(2.0 * pause_s, limits.PLACEMENT_PAUSE_S_MAX)
         self._paused[member.span] = (now_s + pause_s, following)
         self.spans.forget(member)
-        reason = member.refusal or (
-            f"none of {len(self.told.beats)} lenders has a free slab of {self._slab_bytes} bytes"
-        )
+        known, nbytes = len(self.directory.beats), self._slab_bytes
+        reason = member.refusal or f"none of {known} lenders has a free slab of {nbytes} bytes"
         return [
             CancelTimer(f"place.{member.number}"),
             self._fact(member, "refused", now_s, f"{reason}; its pages go to the backup"),
@@ -367,7 +366,8 @@ class DeviceCore:
         effects: list[Effect] = [self._fact(member, "unmapped", now_s, member.why)]
         hot = self.activity[member.span] > self.settings.hot
         if member.why != "cold" and (hot or member.span in self.spans.thinned()):
-            effects += self._place(member.span, now_s)  # Who is told first takes the processor.
+            # Send MAP before DONE: the process woken first gets the CPU.
+            effects += self._place(member.span, now_s)
         if member.lender in self.connected and member.slab is not None:
             assert member.lender is not None
             done: Message = EvictDone(slabs=(member.slab,))

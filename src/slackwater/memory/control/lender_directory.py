@@ -1,4 +1,4 @@
-"""What lenders tell of themselves in heartbeats: who may be asked, how full each one is. Pure.
+"""Keep each lender's last heartbeat: which may be asked for a slab, how full each is. Pure.
 
 Power of two choices compares what two lenders have (placement.py). Their last heartbeats say it,
 too, a second late; what this device has taken since, it knows. So a device asks the less used one
@@ -19,15 +19,15 @@ SLACK: Final = 0.02
 """Of a machine's memory: what a second changes of it without anybody lending."""
 
 
-class Told:
+class LenderDirectory:
     """The last heartbeat of each lender, and when it was heard."""
 
     def __init__(self, slab_bytes: int) -> None:
         self.beats: dict[LenderId, tuple[SlabdHeartbeat, float]] = {}
         self._slab_bytes = slab_bytes
 
-    def hear(self, beat: SlabdHeartbeat, now_s: float) -> None:
-        """Hear a lender. If two have one id the newer counts: the older ends (slabd)."""
+    def update(self, beat: SlabdHeartbeat, now_s: float) -> None:
+        """Keep a heartbeat. If two lenders have one id the newer counts: the older ends (slabd)."""
         lender = LenderId(beat.id)
         known, seen_s = self.beats.get(lender, (beat, now_s))
         if beat.incarnation < known.incarnation and now_s - seen_s <= limits.LOST_AFTER_S:
@@ -63,11 +63,11 @@ class Told:
                 taken[one.lender] = taken.get(one.lender, 0.0) + self.slab_share(one.lender)
         return taken
 
-    def lower(
+    def pick_least_used(
         self, chosen: Sequence[LenderId], old: Collection[LenderId], members: Iterable[Member]
     ) -> tuple[LenderId, float]:
-        """(the least used of them, those that are not `old` first; the usage above which it is not
-        that any more, give or take SLACK or a slab; 0: it would be all the same)."""
+        """Return the least used lender of `chosen`, those that are not `old` first, and the usage
+        above which another one would be less used, give or take SLACK or a slab; 0: no limit."""
         placed = list(members)
 
         def usage(lender: LenderId) -> float:

@@ -28,7 +28,7 @@ from slackwater.memory.nbd import state as s
 from slackwater.memory.nbd.extents import extents
 from slackwater.memory.nbd.handshake import Export, Handshake
 from slackwater.memory.nbd.lane_set import LaneSet
-from slackwater.memory.nbd.unaligned import covering, read_bytes, within, write_bytes
+from slackwater.memory.nbd.unaligned import covering, read_bytes, whole_pages, write_bytes
 from slackwater.memory.pages import kernels as k
 from slackwater.memory.pages import latency
 from slackwater.memory.pages.device import Device
@@ -192,9 +192,9 @@ class Connection:
         if shared[s.TELL]:
             shared[s.TELL] = 0
             self._post(self._device.backup.settle_soon)
-        if road := int(shared[s.WANTED]):
+        if channel_id := int(shared[s.WANTED]):
             shared[s.WANTED] = 0
-            self._post(self._lanes.want, road, state.lanes)
+            self._post(self._lanes.want, channel_id, state.lanes)
 
     def _see_to_writes(self, state: s.Connection) -> None:
         """The client is gone; what it had taken in is on lanes still."""
@@ -324,7 +324,7 @@ class Connection:
         pages = int(items[:, s.ITEM_LENGTH].sum()) // PAGE_BYTES
         error: Exception | None = None
         try:
-            late = int(items[0, s.ITEM_LATE])
+            late = int(items[0, s.ITEM_DISK_BARRIER])
             if late >= 0:
                 await self._device.backup.written(late)
             await self._device.land(first, pages)
@@ -337,12 +337,12 @@ class Connection:
         self._reply(b"".join(answers), items)
 
     async def _land_lost(self, item: Item) -> None:
-        road, first = int(item[s.ITEM_AT]), int(item[s.ITEM_FIRST])
+        channel_id, first = int(item[s.ITEM_AT]), int(item[s.ITEM_FIRST])
         pages = int(item[s.ITEM_LENGTH]) // PAGE_BYTES
         error: Exception | None = None
         try:
             refused = bool(item[s.ITEM_FLAGS])
-            await self._device.lane_failed(road, first, pages, refused=refused)
+            await self._device.lane_failed(channel_id, first, pages, refused=refused)
         except (OSError, SlackwaterError) as failure:
             error = failure
         whole = item[s.ITEM_KIND] == s.LOST  # Else a later piece is answered, behind this one.
@@ -381,7 +381,7 @@ class Connection:
                 await device.flush()
                 return b""
             case nbd.TRIM:
-                first, count = within(offset, length)
+                first, count = whole_pages(offset, length)
                 if count:
                     await device.discard(first, count)
             case nbd.WRITE_ZEROES:
@@ -400,7 +400,7 @@ class Connection:
         return b""
 
     async def _zero(self, offset: int, length: int) -> None:
-        first, count = within(offset, length)
+        first, count = whole_pages(offset, length)
         if not count:
             await write_bytes(self._device, self._turn, offset, memoryview(bytes(length)))
             return
@@ -479,7 +479,7 @@ def _side_by_side(items: Item) -> list[Item]:
     groups: list[list[Item]] = []
     end = -1
     for item in items:
-        alone = bool(item[s.ITEM_FLAGS] & nbd.FUA) or item[s.ITEM_LATE] >= 0
+        alone = bool(item[s.ITEM_FLAGS] & nbd.FUA) or item[s.ITEM_DISK_BARRIER] >= 0
         if groups and item[s.ITEM_FIRST] == end and not alone:
             groups[-1].append(item)
         else:

@@ -44,7 +44,7 @@ class LaneSet:
         self._lanes: dict[int, _Held] = {}
         """By its number in the connection's state."""
         self._not_before_s: dict[int, float] = {}
-        """By road: another try."""
+        """By channel id: when to try again."""
         self._replace_not_before_s = 0.0
         self._crowded = False
         """One of them is to make room."""
@@ -54,12 +54,12 @@ class LaneSet:
 
     # On the event loop ----------------------------------------------------------------------------
 
-    def want(self, road: int, lanes: s.Lanes) -> None:
-        """Pages lie at the end of this road, and no lane leads there yet."""
-        channel = self._device.roads.channel(road)
+    def want(self, channel_id: int, lanes: s.Lanes) -> None:
+        """Open a lane on this channel, which leads to pages and has none yet."""
+        channel = self._device.channels.channel(channel_id)
         now_s = self._loop.time()
         self._not_before_s = {r: at_s for r, at_s in self._not_before_s.items() if now_s < at_s}
-        if channel is None or self._dialing or road in self._not_before_s:
+        if channel is None or self._dialing or channel_id in self._not_before_s:
             return
         if len(self._lanes) == self._most:
             if now_s >= self._replace_not_before_s:
@@ -67,12 +67,12 @@ class LaneSet:
                 self._crowded = True
                 lanes.shared[s.SWEEP] = 1
             return
-        self._not_before_s[road] = now_s + limits.LANE_PAUSE_S
-        task = self._device.background.spawn(self._dial(channel, road, lanes))
+        self._not_before_s[channel_id] = now_s + limits.LANE_PAUSE_S
+        task = self._device.background.spawn(self._dial(channel, channel_id, lanes))
         self._dialing.add(task)
         task.add_done_callback(self._dialing.discard)
 
-    async def _dial(self, channel: Laned, road: int, lanes: s.Lanes) -> None:
+    async def _dial(self, channel: Laned, channel_id: int, lanes: s.Lanes) -> None:
         try:
             lane = await channel.lane()
         except SlackwaterError as error:
@@ -85,7 +85,7 @@ class LaneSet:
             i = next(number for number in itertools.count() if number not in self._lanes)
             self._lanes[i] = held = _Held(channel, lane, s.lane_buffer())
             at = held.buffer.ctypes.data
-            compiled.install(self._device.table, lanes, i, road, lane.fileno(), at)
+            compiled.install(self._device.table, lanes, i, channel_id, lane.fileno(), at)
 
     async def rest(self) -> None:
         """Nothing is being asked for any more; `close` came first."""
@@ -97,7 +97,7 @@ class LaneSet:
 
     def sweep(self, lanes: s.Lanes) -> None:
         """Close those that are gone, and idle ones of channels that are over; where there are too
-        few for all roads, the one that was used least."""
+        few for all channels, the one that was used least."""
         lanes.shared[s.SWEEP] = 0
         with self._turn:
             for i, held in tuple(self._lanes.items()):
@@ -124,7 +124,7 @@ class LaneSet:
             self._drop(least, lanes.words[least])
 
     def _drop(self, i: int, words: NDArray[np.int64]) -> None:
-        words[s.STATE], words[s.ROAD] = s.NONE, 0
+        words[s.STATE], words[s.CHANNEL_ID] = s.NONE, 0
         self._lanes.pop(i).lane.close()
 
     def close(self) -> None:

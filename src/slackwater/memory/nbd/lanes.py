@@ -41,33 +41,33 @@ assert s.HEAD_BYTES <= wire.HEADER_BYTES
 
 
 @kernel(cache=True)
-def install(t, lanes, i, road, fd, buffer):
-    """Lane `i`, which is none, leads along this road from now on. `buffer`: the address of
-    LANE_BYTES that are its own."""
+def install(t, lanes, i, channel_id, fd, buffer):
+    """Make lane `i`, which is free, a lane of this channel. `buffer`: the address of LANE_BYTES of
+    its own."""
     kernels.lock(t)
     w = lanes.words[i]
     w[:] = 0
-    w[s.ROAD], w[s.LANE_FD], w[s.LOST_AT], w[s.BUFFER] = road, fd, -1, buffer
+    w[s.CHANNEL_ID], w[s.LANE_FD], w[s.LOST_AT], w[s.BUFFER] = channel_id, fd, -1, buffer
     lanes.shared[s.USED] = max(lanes.shared[s.USED], i + 1)
     w[s.STATE] = s.UP
     kernels.unlock(t)
 
 
-# Asking (under the table's mutex) -----------------------------------------------------------------
+# Requests (under the table's mutex) ---------------------------------------------------------------
 
 
 @kernel()
-def way(t, lanes, first, count):
+def lane_to(t, lanes, first, count):
     """The lane that leads to these pages; or -1."""
     span = first // t.words[kernels.SPAN_PAGES]
-    road = t.road[span]
-    if road == 0 or (first + count - 1) // t.words[kernels.SPAN_PAGES] != span:
+    channel_id = t.channel_id[span]
+    if channel_id == 0 or (first + count - 1) // t.words[kernels.SPAN_PAGES] != span:
         return -1
     for i in range(lanes.shared[s.USED]):
         w = lanes.words[i]
-        if w[s.ROAD] == road and w[s.STATE] == s.UP:
+        if w[s.CHANNEL_ID] == channel_id and w[s.STATE] == s.UP:
             return i
-    lanes.shared[s.WANTED] = road
+    lanes.shared[s.WANTED] = channel_id
     return -1
 
 
@@ -82,7 +82,7 @@ def has_room(lanes, i):
 @kernel()
 def route(t, lanes, first, count):
     """The lane that leads to these pages, with room for one request more; or -1."""
-    i = way(t, lanes, first, count)
+    i = lane_to(t, lanes, first, count)
     return i if i >= 0 and has_room(lanes, i) else -1
 
 
@@ -130,7 +130,7 @@ def ask(t, lanes, cookie, offset, length):
     if length > s.LARGE_BYTES:
         return False
     for page in range(first, first + count):
-        if not kernels.far(t, page) or prefetch_cache.find(t.shelf, page) >= 0:
+        if not kernels.far(t, page) or prefetch_cache.find(t.prefetched, page) >= 0:
             return False
     i = route(t, lanes, first, count)
     if i < 0 or lanes.words[i, s.WAITING] + _READ_BYTES > s.REQUESTS_BYTES:
@@ -142,7 +142,7 @@ def ask(t, lanes, cookie, offset, length):
 
 
 @kernel()
-def way_for_write(t, lanes, offset, length):
+def lane_for_write(t, lanes, offset, length):
     """The lane for a write that has not been taken in yet; or -1."""
     first = offset // PAGE_BYTES
     span = first // t.words[kernels.SPAN_PAGES]
@@ -155,13 +155,13 @@ def way_for_write(t, lanes, offset, length):
 
 
 @kernel()
-def way_for_stream(t, lanes, offset, length):
+def lane_for_stream(t, lanes, offset, length):
     """The lane for a write that is taken in while it comes; or -1."""
     first = offset // PAGE_BYTES
     span = first // t.words[kernels.SPAN_PAGES]
     if t.state[span] != kernels.MAPPED or t.base[span] != 0 or not t.words[kernels.BACKED]:
         return -1
-    return way(t, lanes, first, length // PAGE_BYTES)
+    return lane_to(t, lanes, first, length // PAGE_BYTES)
 
 
 @kernel()
@@ -184,7 +184,7 @@ def send_write(t, lanes, i, cookie, offset, length, first):
 def send_piece(t, c, cookie, offset, count, first):
     """Of a streamed write, `count` pages that were just taken in, side by side in the ring: they
     are sent from there. False: one of them is on its way already; all of these go to the disk."""
-    lanes, i, slots = c.lanes, c.words[s.WAY], t.words[kernels.SLOTS]
+    lanes, i, slots = c.lanes, c.words[s.LANE_INDEX], t.words[kernels.SLOTS]
     for entry in range(first, first + count):
         if t.slot_flags[entry % slots] & kernels.HELD == 0:
             for other in range(first, first + count):
@@ -194,7 +194,7 @@ def send_piece(t, c, cookie, offset, count, first):
     length = count * PAGE_BYTES
     _enter(t, lanes, i, wire.WRITE, cookie, offset, length, first, c.words[s.BEGUN])
     w = lanes.words[i]
-    others = length < c.words[s.LEFT] or c.words[s.LATE] >= 0
+    others = length < c.words[s.LEFT] or c.words[s.DISK_BARRIER_ENTRY] >= 0
     lanes.asked[i, (w[s.TAIL] - 1) & (s.DEPTH - 1), s.PART] = others
     w[s.WAITING] += wire.HEADER_BYTES
     w[s.BULK_AT] = t.ring.ctypes.data + first % slots * PAGE_BYTES
@@ -211,8 +211,10 @@ def _give_back(lanes, c, i, row, refused):
     if row[s.KIND] == wire.READ:
         s.item(c, nbd.READ, row[s.COOKIE], row[s.OFFSET], row[s.LENGTH], 0, -1, 0)
     else:
-        kind, road = s.LOST_PART if row[s.PART] else s.LOST, lanes.words[i, s.ROAD]
-        s.item(c, kind, row[s.COOKIE], row[s.OFFSET], row[s.LENGTH], refused, row[s.FIRST], road)
+        kind, channel_id = s.LOST_PART if row[s.PART] else s.LOST, lanes.words[i, s.CHANNEL_ID]
+        s.item(
+            c, kind, row[s.COOKIE], row[s.OFFSET], row[s.LENGTH], refused, row[s.FIRST], channel_id
+        )
         if row[s.PART]:
             lanes.words[i, s.LOST_AT] = row[s.FIRST] + row[s.LENGTH] // PAGE_BYTES - 1
     c.items[c.words[s.ITEMS] - 1, s.ITEM_BEGAN] = row[s.ASKED_NS]
@@ -259,7 +261,7 @@ def _acknowledged(t, c, i, row):
     lost_at = c.lanes.words[i, s.LOST_AT]
     if row[s.PART] == 0 and lost_at >= row[s.BEFORE]:
         s.item(c, s.LANDING, row[s.COOKIE], row[s.OFFSET], 0, 0, row[s.FIRST], 0)
-        c.items[c.words[s.ITEMS] - 1, s.ITEM_LATE] = lost_at
+        c.items[c.words[s.ITEMS] - 1, s.ITEM_DISK_BARRIER] = lost_at
     elif row[s.PART] == 0:
         c.words[s.OUT] = s.head(c, c.outward, c.words[s.OUT], nbd.WRITE, row[s.COOKIE], 0, 0, 0)
         _time(c, row, latency.WRITE)

@@ -54,10 +54,10 @@ def _head(c, kind, at, error, offset, nbytes):
 
 @kernel()
 def _item(c, kind, at, offset, length, flags, first):
-    late = c.words[s.LATE]
+    late = c.words[s.DISK_BARRIER_ENTRY]
     s.item(c, kind, s.cookie_of(c, at), offset, length, flags, first, at + nbd.REQUEST_BYTES)
-    c.items[c.words[s.ITEMS] - 1, s.ITEM_LATE] = late
-    c.words[s.LATE] = -1
+    c.items[c.words[s.ITEMS] - 1, s.ITEM_DISK_BARRIER] = late
+    c.words[s.DISK_BARRIER_ENTRY] = -1
 
 
 @inline_kernel()
@@ -72,7 +72,7 @@ def _read(t, c, at, offset, length):
             return False
     for i in range(count):
         t.activity[(first + i) // t.words[kernels.SPAN_PAGES]] += 1
-        prefetch_cache.consume(t.shelf, first + i)
+        prefetch_cache.consume(t.prefetched, first + i)
     t.words[kernels.READ] += count
     c.words[s.READS] += 1
     c.words[s.OUT] = begin + length
@@ -108,7 +108,7 @@ def _write(t, c, at, offset, length):
 @kernel()
 def _written(c, at, offset, length, flags, first, done):
     """Answer a write whose pages were taken in, or have somebody wait for what they wait for."""
-    if done and c.words[s.LATE] < 0 and not flags & nbd.FUA:
+    if done and c.words[s.DISK_BARRIER_ENTRY] < 0 and not flags & nbd.FUA:
         c.words[s.OUT] = _head(c, nbd.WRITE, at, 0, 0, 0)
         c.words[s.WRITES] += 1
     else:
@@ -119,7 +119,7 @@ def _written(c, at, offset, length, flags, first, done):
 def _ask(t, c, at, offset, length, follows):
     """A read that must be waited for: whether a lane was asked. One that continues a scan is the
     prefetcher's business."""
-    prefetch_cache.thin(t.shelf)
+    prefetch_cache.trim_notes(t.prefetched)
     if follows:
         return False
     return lanes.ask(t, c.lanes, s.cookie_of(c, at), offset, length)
@@ -128,13 +128,13 @@ def _ask(t, c, at, offset, length, follows):
 @kernel()
 def _take(t, c, at, offset, length, flags):
     """A write for whose pages there is room."""
-    way = -1
-    if c.words[s.LATE] < 0 and not flags & nbd.FUA:
-        way = lanes.way_for_write(t, c.lanes, offset, length)
+    lane = -1
+    if c.words[s.DISK_BARRIER_ENTRY] < 0 and not flags & nbd.FUA:
+        lane = lanes.lane_for_write(t, c.lanes, offset, length)
     first = t.words[kernels.HEAD]
     done = _write(t, c, at, offset, length) == kernels.DONE
     cookie = s.cookie_of(c, at)
-    if way < 0 or not lanes.send_write(t, c.lanes, way, cookie, offset, length, first):
+    if lane < 0 or not lanes.send_write(t, c.lanes, lane, cookie, offset, length, first):
         _written(c, at, offset, length, flags, first, done)
 
 
@@ -166,7 +166,7 @@ def _one(t, c, at, kind, flags, offset, length):
             error = nbd.EIO
     if error:
         c.words[s.OUT] = _head(c, kind, at, error, 0, 0)
-        c.words[s.LATE] = -1
+        c.words[s.DISK_BARRIER_ENTRY] = -1
         return 0
     aligned = offset % PAGE_BYTES == 0 and length % PAGE_BYTES == 0
     if kind == nbd.READ:
@@ -205,12 +205,12 @@ def _streams(t, c, flags, offset, length):
         and _refusal(c, nbd.WRITE, flags, offset, length) == 0
         and not t.words[kernels.FAILED]
     )
-    c.words[s.WAY] = -1
+    c.words[s.LANE_INDEX] = -1
     if not plain or _mapped(t, offset // PAGE_BYTES):
         return plain
-    if c.words[s.LATE] < 0 and not flags & nbd.FUA:
-        c.words[s.WAY] = lanes.way_for_stream(t, c.lanes, offset, length)
-    return c.words[s.WAY] >= 0
+    if c.words[s.DISK_BARRIER_ENTRY] < 0 and not flags & nbd.FUA:
+        c.words[s.LANE_INDEX] = lanes.lane_for_stream(t, c.lanes, offset, length)
+    return c.words[s.LANE_INDEX] >= 0
 
 
 @inline_kernel()
@@ -329,10 +329,10 @@ def _end_stream(t, c):
     """All of it was taken in: it is answered, unless a lane has the last piece. Or the rest cannot
     go where it was to go: it becomes a request of its own, with the same cookie, that is taken in
     when it is whole."""
-    newest, way = t.words[kernels.HEAD] - 1, c.words[s.WAY]
+    newest, lane_index = t.words[kernels.HEAD] - 1, c.words[s.LANE_INDEX]
     if c.words[s.LEFT]:
-        if way >= 0 and newest >= c.words[s.BEGUN]:  # Nobody waits for what is on the lane.
-            c.words[s.LATE] = newest
+        if lane_index >= 0 and newest >= c.words[s.BEGUN]:  # Nobody waits for what is on the lane.
+            c.words[s.DISK_BARRIER_ENTRY] = newest
         s.put(c.inward, 16, 8, c.words[s.AT])
         s.put(c.inward, 24, 4, c.words[s.LEFT])
         had = c.words[s.END] - c.words[s.START]
@@ -342,9 +342,9 @@ def _end_stream(t, c):
         c.words[s.END] = nbd.REQUEST_BYTES + had
         c.words[s.STREAMED] = c.words[s.LEFT] = 0
         return
-    if way < 0 or c.words[s.LATE] >= 0:
-        if way >= 0:
-            c.words[s.LATE] = newest
+    if lane_index < 0 or c.words[s.DISK_BARRIER_ENTRY] >= 0:
+        if lane_index >= 0:
+            c.words[s.DISK_BARRIER_ENTRY] = newest
         _written(c, 0, c.words[s.AT], 0, s.number(c.inward, 4, 2), newest + 1, True)
     c.words[s.REQUESTS] += 1
 
@@ -352,12 +352,12 @@ def _end_stream(t, c):
 @kernel()
 def _goes_on(t, c):
     """The rest of a streamed write can go where its beginning went."""
-    first, way = c.words[s.AT] // PAGE_BYTES, c.words[s.WAY]
+    first, lane_index = c.words[s.AT] // PAGE_BYTES, c.words[s.LANE_INDEX]
     if t.words[kernels.FAILED]:
         return False
-    if way < 0:
+    if lane_index < 0:
         return _mapped(t, first)
-    return lanes.way_for_stream(t, c.lanes, c.words[s.AT], c.words[s.LEFT]) == way
+    return lanes.lane_for_stream(t, c.lanes, c.words[s.AT], c.words[s.LEFT]) == lane_index
 
 
 @kernel()
@@ -367,11 +367,11 @@ def _take_pages(t, c, count):
     late = False
     for i in range(count):
         late |= kernels.take_page(t, first + i) == kernels.DISK
-    if count and c.words[s.WAY] >= 0:
+    if count and c.words[s.LANE_INDEX] >= 0:
         cookie = s.cookie_of(c, 0)
         late = not lanes.send_piece(t, c, cookie, c.words[s.AT], count, entry)
     if late:
-        c.words[s.LATE] = t.words[kernels.HEAD] - 1
+        c.words[s.DISK_BARRIER_ENTRY] = t.words[kernels.HEAD] - 1
     c.words[s.AT] += count * PAGE_BYTES
     c.words[s.LEFT] -= count * PAGE_BYTES
 
@@ -381,7 +381,7 @@ def _take_in(t, c):
     """The next pages of a streamed write, under the table's mutex: what is in the buffer, and what
     the socket has. CAME: go on, if anything is left. MORE: it has nothing. NO_ROOM, LANE_FULL,
     CLOSED."""
-    if c.words[s.WAY] >= 0 and not lanes.has_room(c.lanes, c.words[s.WAY]):
+    if c.words[s.LANE_INDEX] >= 0 and not lanes.has_room(c.lanes, c.words[s.LANE_INDEX]):
         return LANE_FULL
     first = c.words[s.AT] // PAGE_BYTES
     span_end = (first // t.words[kernels.SPAN_PAGES] + 1) * t.words[kernels.SPAN_PAGES]
@@ -471,8 +471,8 @@ def serve(t, c):
         status = _advance(t, c)
         again = shared[s.UNDER_WAY] != 0 and lanes.settle(t, c)
         kernels.wake_writer(t)
-        called = t.shelf.words[prefetch_cache.CALL]
-        t.shelf.words[prefetch_cache.CALL] = 0
+        called = t.prefetched.words[prefetch_cache.CALL]
+        t.prefetched.words[prefetch_cache.CALL] = 0
         kernels.unlock(t)
         c.words[s.BATCHES] += 1
         if shared[s.UNDER_WAY]:
@@ -481,7 +481,7 @@ def serve(t, c):
             return CLOSED
         s.time_answered(c)
         if called:
-            prefetch_cache.ring(t.shelf)
+            prefetch_cache.ring(t.prefetched)
         if status in (DISCONNECTED, GARBAGE):
             return status
         if c.words[s.ITEMS] or shared[s.SWEEP] or shared[s.TELL]:

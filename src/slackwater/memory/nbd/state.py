@@ -33,11 +33,11 @@ BATCHES: Final = 10
 OVERSIZED: Final = 11
 LEFT: Final = 12  # payload of a streamed write that is not taken in yet
 AT: Final = 13  # offset on the device where the next byte of a streamed write belongs
-LATE: Final = 14  # a streamed write's last entry that must reach the disk; -1: none
+DISK_BARRIER_ENTRY: Final = 14  # a streamed write's last entry that must reach the disk; -1: none
 SCRATCH: Final = 15
 STREAMED: Final = 16  # the last request was
 PARTS: Final = 17  # answers that wait to be sent where they lie
-WAY: Final = 18  # of a streamed write: the lane that it leaves on; -1: mapped memory
+LANE_INDEX: Final = 18  # of a streamed write: the lane that it leaves on; -1: mapped memory
 BEGUN: Final = 19  # of a streamed write: how many entries the ring had before it
 READS: Final = 20  # answered at once, and not timed yet
 WRITES: Final = 21
@@ -53,8 +53,8 @@ ITEM_OFFSET: Final = 2
 ITEM_LENGTH: Final = 3
 ITEM_FLAGS: Final = 4
 ITEM_FIRST: Final = 5  # entry of the ring; -1: none was made
-ITEM_AT: Final = 6  # of the payload in the receive buffer; of a LOST one, its road
-ITEM_LATE: Final = 7  # the last entry, before these, that must reach the disk; -1: none
+ITEM_AT: Final = 6  # of the payload in the receive buffer; of a LOST one, its channel's id
+ITEM_DISK_BARRIER: Final = 7  # the last entry, before these, that must reach the disk; -1: none
 ITEM_BEGAN: Final = 8  # when it was taken, or asked for on a lane: nanoseconds
 ITEM_WORDS: Final = 9
 ITEMS_MAX: Final = 64
@@ -71,7 +71,7 @@ HEAD_BYTES: Final = 28
 LANES: Final = limits.NBD_LANES_MAX
 DEPTH: Final = 256
 """Requests of one lane that are under way, at most; a power of two."""
-ROAD: Final = 0  # which channel it belongs to; 0: none
+CHANNEL_ID: Final = 0  # which channel it belongs to; 0: none
 LANE_FD: Final = 1
 STATE: Final = 2
 HEAD: Final = 3  # the oldest request that is unanswered, counted from the beginning
@@ -113,7 +113,7 @@ ASKED_WORDS: Final = 8
 
 # Words of all lanes together
 UNDER_WAY: Final = 0
-WANTED: Final = 1  # a road that pages lie at, and no lane leads along
+WANTED: Final = 1  # id of a channel that leads to pages and has no lane yet
 SWEEP: Final = 2  # some are to be closed
 TELL: Final = 3  # entries came off the ring that somebody may wait for
 CLOCK: Final = 4
@@ -157,7 +157,7 @@ def make_connection(
     """Buffers hold the largest request whole; their pages come into being as they are touched."""
     words = np.zeros(WORDS, np.int64)
     words[FD], words[SIZE], words[LENGTH_MAX], words[CHUNKED] = fd, size, length_max, chunked
-    words[LATE] = -1
+    words[DISK_BARRIER_ENTRY] = -1
     return Connection(
         words,
         np.zeros(libc.MUTEX_BYTES, np.uint8),
@@ -198,7 +198,7 @@ def put(buffer, at, nbytes, value):
 
 @kernel()
 def cookie_of(c, at):
-    """... the request at `at`."""
+    """Return the cookie of the request whose header starts at `at`."""
     return number(c.inward, at + 8, 8)
 
 
@@ -227,7 +227,7 @@ def head(c, buffer, out, kind, cookie, error, offset, nbytes):
 
 @kernel()
 def head_bytes(c):
-    """... of the head of an answer that carries data."""
+    """Return the length of the head of an answer that carries data."""
     return HEAD_BYTES if c.words[CHUNKED] else 16
 
 
@@ -250,7 +250,7 @@ def item(c, kind, cookie, offset, length, flags, first, at):
     row[ITEM_FLAGS] = flags
     row[ITEM_FIRST] = first
     row[ITEM_AT] = at
-    row[ITEM_LATE] = -1
+    row[ITEM_DISK_BARRIER] = -1
     row[ITEM_BEGAN] = c.lanes.shared[TURN_NS]
     c.words[ITEMS] += 1
 

@@ -25,7 +25,7 @@ def covering(offset: int, length: int) -> Pages:
     return page_range(first, (offset + length - 1) // PAGE_BYTES - first + 1)
 
 
-def within(offset: int, length: int) -> tuple[int, int]:
+def whole_pages(offset: int, length: int) -> tuple[int, int]:
     """(first page, count) of the whole pages inside a range of bytes."""
     first = -(-offset // PAGE_BYTES)
     return first, max(0, (offset + length) // PAGE_BYTES - first)
@@ -42,7 +42,7 @@ async def read_bytes(ahead: ReadAhead, offset: int, length: int) -> tuple[memory
 
 async def write_bytes(device: Device, turn: asyncio.Lock, offset: int, payload: memoryview) -> None:
     end = offset + len(payload)
-    first, count = within(offset, len(payload))
+    first, count = whole_pages(offset, len(payload))
     if count:
         start = first * PAGE_BYTES - offset
         whole = payload[start : start + count * PAGE_BYTES]

@@ -1,6 +1,6 @@
-"""Channels that offer lanes, by number: what compiled code knows of the way to a slab.
+"""Give channels that offer lanes an id: compiled code names the channel to a slab by it.
 
-A number is never given again, so a lane of a channel that is over leads to nothing of another's.
+An id is never used twice, so a lane of a closed channel never reaches a slab of another one.
 """
 
 import itertools
@@ -8,21 +8,22 @@ import itertools
 from slackwater.common.transport.base import Laned
 
 
-class Roads:
+class ChannelTable:
     def __init__(self) -> None:
-        self._numbers = itertools.count(1)
-        self._roads: dict[int, Laned] = {}
+        self._ids = itertools.count(1)
+        self._channels: dict[int, Laned] = {}
 
-    def number(self, channel: Laned) -> int:
-        self._roads = {n: known for n, known in self._roads.items() if not known.closed}
-        for number, known in self._roads.items():
+    def id_of(self, channel: Laned) -> int:
+        """Return the channel's id; a channel that has none gets the next one."""
+        self._channels = {n: known for n, known in self._channels.items() if not known.closed}
+        for channel_id, known in self._channels.items():
             if known is channel:
-                return number
-        number = next(self._numbers)
-        self._roads[number] = channel
-        return number
+                return channel_id
+        channel_id = next(self._ids)
+        self._channels[channel_id] = channel
+        return channel_id
 
-    def channel(self, road: int) -> Laned | None:
-        """None: it is over."""
-        found = self._roads.get(road)
+    def channel(self, channel_id: int) -> Laned | None:
+        """Return the channel, or None once it is closed."""
+        found = self._channels.get(channel_id)
         return None if found is None or found.closed else found

@@ -19,7 +19,7 @@ from slackwater.common.base.background import Background
 from slackwater.common.base.errors import AccessRefused, Rejected, SlackwaterError, Unavailable
 from slackwater.memory.pages import kernels as k
 from slackwater.memory.pages.backup import Backup
-from slackwater.memory.pages.channel_table import Roads
+from slackwater.memory.pages.channel_table import ChannelTable
 from slackwater.memory.pages.latency import Latencies
 from slackwater.memory.pages.remote import RemoteSlab
 from slackwater.memory.pages.table import Where
@@ -51,7 +51,7 @@ class Device:
         """... over channels, those that were read ahead among them."""
         self.remote_ahead_pages = 0
         self.remote_written_pages = 0
-        self.roads = Roads()
+        self.channels = ChannelTable()
         self.latency = Latencies()
         self._span_pages = int(table.words[k.SPAN_PAGES])
         self._members: dict[int, list[RemoteSlab | None]] = {}
@@ -350,7 +350,7 @@ class Device:
             k.map_span(self.table, span, base, base + slab.nbytes if mapped else 0, slab.fence)
             if self.resilience.width == 1 and (laned := slab.laned) is not None:
                 channel, handle = laned
-                k.lead_to(self.table, span, self.roads.number(channel), handle)
+                k.set_lane_target(self.table, span, self.channels.id_of(channel), handle)
 
     def suspend(self, span: int, index: int) -> None:
         """The lender is away: the bits stay, the slab is not used."""
@@ -430,14 +430,14 @@ class Device:
         if self.on_failed is not None:
             self.on_failed(span)
 
-    async def lane_failed(self, road: int, first: int, count: int, *, refused: bool) -> None:
+    async def lane_failed(self, channel_id: int, first: int, count: int, *, refused: bool) -> None:
         """A lane did not acknowledge these entries, pages of one span. Unless they were refused,
         they may still land: the channel ends, and with it all that is on its way. Returns when they
         count. Raises OSError."""
         entries = np.arange(first, first + count)
         span = int(self.table.slot_page[first % self.table.words[k.SLOTS]]) // self._span_pages
         members = self._members.get(span)
-        if members is not None and self.table.road[span] == road:
+        if members is not None and self.table.channel_id[span] == channel_id:
             why = "the slab was taken back" if refused else "a lane broke under a write"
             self._fail(span, members, AccessRefused(why) if refused else Unavailable(why))
         self._land(entries, arrived=False)

@@ -103,7 +103,7 @@ class Table(NamedTuple):
     fence: NDArray[np.int64]
     activity: NDArray[np.int64]  # by span: page I/O since it was last taken
     version: NDArray[np.int64]  # by span: grows with every write
-    road: NDArray[np.int64]  # by span: the channel whose lanes lead to its slab, else 0
+    channel_id: NDArray[np.int64]  # by span: the channel whose lanes lead to its slab, else 0
     handle: NDArray[np.int64]  # by span: what requests on those lanes name the slab by
     stamp: NDArray[np.int64]  # by page modulo STAMPS: grows with every change
     mark: NDArray[np.uint8]  # by page
@@ -112,7 +112,7 @@ class Table(NamedTuple):
     slot_page: NDArray[np.int64]
     slot_count: NDArray[np.int64]
     slot_flags: NDArray[np.uint8]
-    shelf: prefetch_cache.Shelf  # prefetched pages
+    prefetched: prefetch_cache.PrefetchCache  # prefetched pages
 
 
 @kernel(inline="always")
@@ -160,7 +160,7 @@ def read_page(t, page, target):
         libc.copy(target, t.ring.ctypes.data + np.int64(slot - 1) * PAGE_BYTES, PAGE_BYTES)
         t.words[READ_HELD] += 1
         return DONE
-    if prefetch_cache.get(t.shelf, page, target):
+    if prefetch_cache.get(t.prefetched, page, target):
         return DONE
     return REMOTE if far(t, page) else DISK
 
@@ -183,7 +183,7 @@ def read_pages(t, pages, target, where, count_activity):
         if where[i] != DONE:
             missing += 1
         else:
-            prefetch_cache.consume(t.shelf, page)
+            prefetch_cache.consume(t.prefetched, page)
     unlock(t)
     return missing
 
@@ -252,7 +252,7 @@ def take_page(t, page):
     span = page // t.words[SPAN_PAGES]
     mapped = t.state[span] == MAPPED
     held = next_slot(t)
-    prefetch_cache.spoil(t.shelf, page)
+    prefetch_cache.invalidate(t.prefetched, page)
     slot = append(t, page, 1, 0)
     t.pending[page] = slot + 1
     t.version[span] += 1
@@ -336,7 +336,7 @@ def discard(t, first, count):
         number = -1
     else:
         append(t, first, count, DISCARD)
-        prefetch_cache.spoil_range(t.shelf, first, count, -1)
+        prefetch_cache.invalidate_range(t.prefetched, first, count, -1)
         for page in range(first, first + count):
             t.stamp[page & (STAMPS - 1)] += 1
             t.mark[page] = STALE if flies(t, page) else ABSENT
@@ -420,10 +420,10 @@ def map_span(t, span, base, fence_at, fence):
 
 
 @kernel(cache=True)
-def lead_to(t, span, road, handle):
+def set_lane_target(t, span, channel_id, handle):
     """Lanes lead to the slab of a span that was mapped."""
     lock(t)
-    t.road[span] = road
+    t.channel_id[span] = channel_id
     t.handle[span] = handle
     unlock(t)
 
@@ -434,12 +434,12 @@ def leave_span(t, span, state):
     this returns no thread is in the middle of a copy in or out of the slab."""
     lock(t)
     t.state[span] = state
-    t.base[span] = t.road[span] = 0
+    t.base[span] = t.channel_id[span] = 0
     first = span * t.words[SPAN_PAGES]
     last = min(first + t.words[SPAN_PAGES], t.words[PAGES])
     count = 0
     if state == UNMAPPED:  # What was not asked for yet would be asked of the slab that comes next.
-        prefetch_cache.spoil_range(t.shelf, first, last - first, prefetch_cache.COMING)
+        prefetch_cache.invalidate_range(t.prefetched, first, last - first, prefetch_cache.COMING)
     for page in range(first, last):
         if t.mark[page] == PRESENT:
             count += 1

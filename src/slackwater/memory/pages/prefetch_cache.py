@@ -52,7 +52,7 @@ READY: Final = 1
 FIRST: Final = 2  # of its window
 
 
-class Shelf(NamedTuple):
+class PrefetchCache(NamedTuple):
     words: NDArray[np.int64]
     page: NDArray[np.int64]  # by place
     ticket: NDArray[np.int64]  # by place; 0: it is free
@@ -120,7 +120,7 @@ def note(s, stream, page, count):
 
 
 @kernel()
-def thin(s):
+def trim_notes(s):
     """Nobody takes the notes while no stream follows a trend: the newest of them are enough."""
     at = s.words[NOTED]
     if at >= NOTES // 2:
@@ -131,7 +131,7 @@ def thin(s):
 
 
 @kernel()
-def spoil(s, page):
+def invalidate(s, page):
     """The page is changed in this step: what is here, or on its way here, is not it any more."""
     place = find(s, page)
     if place >= 0:
@@ -141,7 +141,7 @@ def spoil(s, page):
 
 
 @kernel()
-def spoil_range(s, first, count, state):
+def invalidate_range(s, first, count, state):
     """What is here, or on its way here, of these pages; of those in this state alone, or (-1) in
     any."""
     if s.words[TAKEN] == 0:

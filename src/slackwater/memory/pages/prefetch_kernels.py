@@ -1,4 +1,4 @@
-"""Between the page table and the shelf, compiled: who asks for what, places taken, pages put in."""
+"""Fill the prefetch cache, compiled: note what clients ask for, take places, put pages in."""
 
 # numba infers the compiled functions' types itself, and its decorators mislead the type checker.
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,import-untyped"
@@ -17,28 +17,28 @@ FOLLOWED_PAGES: Final = 16
 def follow(t, offset, length):
     """A client asks for these bytes (under the mutex). Noted where only a channel leads to them:
     mapped memory and the disk need no prefetching. True: they continue a scan."""
-    if t.shelf.words[prefetch_cache.PLACES] == 0:
+    if t.prefetched.words[prefetch_cache.PLACES] == 0:
         return False
     first = offset // PAGE_BYTES
     count = (offset + length - 1) // PAGE_BYTES - first + 1
     span = first // t.words[kernels.SPAN_PAGES]
     if count > FOLLOWED_PAGES or t.state[span] != kernels.MAPPED or t.base[span] != 0:
         return False
-    known = t.shelf.streams
+    known = t.prefetched.streams
     name = streams.assign(known, first)
     step = known.words[streams.BEGUN]
     if step != 0:
         for before in range(streams.KNOWN - 1, 0, -1):
-            prefetch_cache.note(t.shelf, name, first - before * step, 0)
-    if name != streams.NOBODY or prefetch_cache.find(t.shelf, first) >= 0:
-        prefetch_cache.note(t.shelf, name, first, count)
+            prefetch_cache.note(t.prefetched, name, first - before * step, 0)
+    if name != streams.NOBODY or prefetch_cache.find(t.prefetched, first) >= 0:
+        prefetch_cache.note(t.prefetched, name, first, count)
     return known.words[streams.FOLLOWS] != 0
 
 
 @kernel(cache=True)
 def take_notes(t, into):
     """What was noted since the last call; how much."""
-    s = t.shelf
+    s = t.prefetched
     kernels.lock(t)
     count = s.words[prefetch_cache.NOTED]
     for i in range(count):
@@ -59,8 +59,8 @@ def reserve(t, pages, places, tickets):
     for i in range(len(pages)):
         page = pages[i]
         tickets[i] = 0
-        if kernels.far(t, page) and prefetch_cache.find(t.shelf, page) < 0:
-            places[i], tickets[i] = prefetch_cache.take(t.shelf, page, state)
+        if kernels.far(t, page) and prefetch_cache.find(t.prefetched, page) < 0:
+            places[i], tickets[i] = prefetch_cache.take(t.prefetched, page, state)
         if tickets[i] != 0:
             state = prefetch_cache.COMING
     kernels.unlock(t)
@@ -72,5 +72,7 @@ def put(t, places, tickets, source, came):
     kernels.lock(t)
     for i in range(len(tickets)):
         if tickets[i] != 0:
-            prefetch_cache.put(t.shelf, places[i], tickets[i], source + i * PAGE_BYTES, came[i])
+            prefetch_cache.put(
+                t.prefetched, places[i], tickets[i], source + i * PAGE_BYTES, came[i]
+            )
     kernels.unlock(t)

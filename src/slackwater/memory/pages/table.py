@@ -48,7 +48,7 @@ def make_table(
     places: int = 0,
 ) -> k.Table:
     """Raises ConfigRejected. The buffers of the ring begin at page boundaries. `places`: for
-    prefetched pages, a multiple of shelf.WAYS."""
+    prefetched pages, a multiple of prefetch_cache.WAYS."""
     spans = -(-pages // span_pages)
     if pages < 1 or pages * PAGE_BYTES > limits.DEVICE_BYTES_MAX or spans > limits.DEVICE_SPANS_MAX:
         raise ConfigRejected(
@@ -67,7 +67,7 @@ def make_table(
         fence=np.zeros(spans, np.int64),
         activity=np.zeros(spans, np.int64),
         version=np.zeros(spans, np.int64),
-        road=np.zeros(spans, np.int64),
+        channel_id=np.zeros(spans, np.int64),
         handle=np.zeros(spans, np.int64),
         stamp=np.zeros(k.STAMPS, np.int64),
         mark=np.zeros(pages, np.uint8),
@@ -76,11 +76,11 @@ def make_table(
         slot_page=np.zeros(slots, np.int64),
         slot_count=np.zeros(slots, np.int64),
         slot_flags=np.zeros(slots, np.uint8),
-        shelf=_make_shelf(places),
+        prefetched=_make_prefetch_cache(places),
     )
 
 
-def _make_shelf(places: int) -> prefetch_cache.Shelf:
+def _make_prefetch_cache(places: int) -> prefetch_cache.PrefetchCache:
     words = np.zeros(prefetch_cache.WORDS, np.int64)
     words[prefetch_cache.PLACES], words[prefetch_cache.BELL], words[prefetch_cache.ONE] = (
         places,
@@ -88,7 +88,7 @@ def _make_shelf(places: int) -> prefetch_cache.Shelf:
         1,
     )
     room = max(places, prefetch_cache.WAYS)
-    return prefetch_cache.Shelf(
+    return prefetch_cache.PrefetchCache(
         words=words,
         page=np.zeros(room, np.int64),
         ticket=np.zeros(room, np.int64),
@@ -100,7 +100,7 @@ def _make_shelf(places: int) -> prefetch_cache.Shelf:
 
 
 def counters(table: k.Table) -> dict[str, int]:
-    ahead = {name: int(table.shelf.words[word]) for name, word in _AHEAD.items()}
+    ahead = {name: int(table.prefetched.words[word]) for name, word in _AHEAD.items()}
     return {name: int(table.words[word]) for name, word in _COUNTERS.items()} | ahead
 
 

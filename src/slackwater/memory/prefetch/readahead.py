@@ -3,10 +3,10 @@
 What clients read is split into streams by address (streams.py), each with a history of its own
 (prefetch.py decides). Requests are noted by whoever parses
 them, mostly compiled code; the notes are read here, when a request had to wait anyway, or when a
-client came to the first page of the newest window. Prefetched pages lie on the table's shelf, where
+client came to the first page of the newest window. Prefetched pages lie in the table's cache, where
 compiled code finds them: a page that was fetched in time is answered without the interpreter.
 
-Only pages behind a channel are fetched. Mapped memory (shm) costs no more than the shelf would, the
+Only pages behind a channel are fetched. Mapped memory (shm) costs no more than the cache would, the
 disk's own pages the kernel reads ahead; a device that has nothing else is left as it is.
 """
 
@@ -39,7 +39,7 @@ class ReadAhead:
     def __init__(self, device: Device, window: int = WINDOW_MAX) -> None:
         self._device = device
         self._table = device.table
-        places = int(self._table.shelf.words[prefetch_cache.PLACES])
+        places = int(self._table.prefetched.words[prefetch_cache.PLACES])
         self._leap = Leap(device.page_count, window_max=window, unused_max=max(1, places // 2))
         self._notes = np.zeros((prefetch_cache.NOTES, prefetch_cache.NOTE_WORDS), np.int64)
         self._coming: dict[int, asyncio.Task[None]] = {}
@@ -53,7 +53,7 @@ class ReadAhead:
     def start(self) -> None:
         """Compiled code may ring from now on."""
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._table.shelf.words[prefetch_cache.BELL] = self._bell
+        self._table.prefetched.words[prefetch_cache.BELL] = self._bell
         rung = self._device.background.guarded(self._rung)
         asyncio.get_running_loop().add_reader(self._bell, rung)
 
@@ -61,7 +61,7 @@ class ReadAhead:
         """No client is there any more."""
         if self._bell is not None:
             asyncio.get_running_loop().remove_reader(self._bell)
-            self._table.shelf.words[prefetch_cache.BELL] = -1
+            self._table.prefetched.words[prefetch_cache.BELL] = -1
             os.close(self._bell)
         while self._fetches:
             await asyncio.wait(self._fetches)
@@ -88,7 +88,7 @@ class ReadAhead:
 
     def look_soon(self) -> None:
         """Requests are being served that had to wait; what is fetched ahead goes behind them."""
-        if not self._due and self._table.shelf.words[prefetch_cache.NOTED]:
+        if not self._due and self._table.prefetched.words[prefetch_cache.NOTED]:
             self._due = True
             asyncio.get_running_loop().call_soon(self._device.background.guarded(self.look))
 

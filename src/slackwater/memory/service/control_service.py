@@ -58,7 +58,7 @@ class MapChanged:
 Event = ShellEvent | FactSaid | MapChanged
 
 
-class FaceCore:
+class ControlServiceCore:
     """`records` (the slab map's parts by number, the first always among them) and `map` (from a
     span on) read the device's state as it is."""
 
@@ -131,7 +131,7 @@ def bucket(id: str) -> str:
 
 def definition(
     id: str,
-    core: FaceCore,
+    core: ControlServiceCore,
     heartbeat: Callable[[float], DeviceHeartbeat],
     seen: Callable[[SlabdHeartbeat], None],
 ) -> ServiceDefinition:

@@ -1,6 +1,6 @@
-"""The process behind `slackwater memory export`: one device, its NBD server, its face on the bus.
+"""The process behind `slackwater memory export`: one device, its NBD server, its control service.
 
-The device serves whatever the bus does: its face is started anew for as long as the device lives.
+The device serves whatever the bus does: its control service is started anew while the device lives.
 A signal ends it in order: no new client, what was begun is finished, everything reaches the backup
 file, the slabs go back.
 """
@@ -74,7 +74,7 @@ from slackwater.schemas.memory import (
     SpanRecord,
 )
 
-_FACE_WAIT_S: Final = 2.0
+_RECONNECT_WAIT_S: Final = 2.0
 _WATCH_S: Final = 1.0
 _REASON_MAX: Final = 400
 _FORCE_S: Final = 5.0
@@ -243,12 +243,12 @@ class Exporter:
         else:
             _log.info("backup.works-again", path=str(self.options.backup))
 
-    # The face on the bus --------------------------------------------------------------------------
+    # On the bus -----------------------------------------------------------------------------------
 
     async def show(
         self, url: str, stop: asyncio.Event, credentials: Credentials | None = None
     ) -> None:
-        """Run the face until `stop`, again and again."""
+        """Publish the device on the bus until `stop` is set; reconnect after failures."""
         name = f"device-{self.options.id}"
         while not stop.is_set():
             try:
@@ -260,13 +260,13 @@ class Exporter:
             finally:
                 self._post = lambda event: None
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_FACE_WAIT_S):
+                async with asyncio.timeout(_RECONNECT_WAIT_S):
                     await stop.wait()
 
     async def _show_once(self, world: World, stop: asyncio.Event) -> None:
         # A device within a process (an array's) is never found again: nothing is kept of it.
         keeps = self.options.socket is not None
-        core = control_service.FaceCore(self.options.id, self.records, self.map, keeps)
+        core = control_service.ControlServiceCore(self.options.id, self.records, self.map, keeps)
         made = control_service.definition(self.options.id, core, self.heartbeat, self.lenders.seen)
 
         async def begin(port: Port) -> None:
@@ -468,7 +468,7 @@ async def export(
         if scraped is not None:
             await asyncio.to_thread(scraped.close)
         closing = asyncio.ensure_future(exporter.close())
-        await asyncio.sleep(0)  # Its state is said before the face ends.
+        await asyncio.sleep(0)  # Its state is published before the control service ends.
         stop.set()
         try:
             await closing

@@ -14,7 +14,7 @@ from slackwater.memory.service.export import Exporter, ExportOptions
 
 
 @contextlib.asynccontextmanager
-async def device_within(
+async def local_device(
     options: ExportOptions, url: str, credentials: Credentials
 ) -> AsyncIterator[Device]:
     """`url` "": no cluster, pages go to the backup file alone. Run what uses it alongside its

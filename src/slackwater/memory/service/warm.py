@@ -51,7 +51,7 @@ def warm() -> None:
     k.count_present(table, 0)
     refill_kernels.mark(table, 0, 2)
     refill_kernels.put(table, 0, 2, k.address(data), False)
-    k.lead_to(table, 0, 0, 0)
+    k.set_lane_target(table, 0, 0, 0)
     k.leave_span(table, 0, k.UNMAPPED)
     writeback.watch(table, 1)
     with tempfile.TemporaryFile() as file:

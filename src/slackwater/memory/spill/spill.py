@@ -195,11 +195,11 @@ class SpillStore:
 
     def figures(self) -> dict[str, int]:
         """How much is where: `memory_blobs`, `memory_bytes` and so on."""
-        told: dict[str, int] = {}
+        found: dict[str, int] = {}
         for tier, order in zip(self._tiers, self._orders, strict=True):
-            told[f"{tier.name}_blobs"] = len(order)
-            told[f"{tier.name}_bytes"] = sum(blob.nbytes for blob in order.values())
-        return told
+            found[f"{tier.name}_blobs"] = len(order)
+            found[f"{tier.name}_bytes"] = sum(blob.nbytes for blob in order.values())
+        return found
 
     async def put(self, key: str, blob: bytes | bytearray | memoryview) -> None:
         """Keep a copy in place of what the key had. Raises Rejected when no tier has room or takes

@@ -39,7 +39,7 @@ from slackwater.common.base.errors import (
 )
 from slackwater.common.bus.access import Credentials
 from slackwater.memory.service.export import ExportOptions
-from slackwater.memory.service.local_device import device_within
+from slackwater.memory.service.local_device import local_device
 from slackwater.memory.service.warm import warm
 from slackwater.memory.spill.spill import DiskTier, MemoryTier, RemoteTier, SpillStore, Tier
 from slackwater.memory.store import PAGE_BYTES
@@ -89,7 +89,7 @@ class Tiers:
     node: str = ""
 
 
-class Keeper:
+class SpillServer:
     """Methods may be called from any thread, and in processes that were forked or spawned."""
 
     def __init__(self, tiers: Tiers, blobs_max: int = limits.SPILL_BLOBS_MAX) -> None:
@@ -97,10 +97,10 @@ class Keeper:
         _check(tiers)
         own = tempfile.mkdtemp(prefix="slackwater-spill-")
         folders = [own]
-        self._path = str(Path(own) / "keeper")
+        self._path = str(Path(own) / "spill")
         self._owner = os.getpid()
         self._socks: _Socks = {}
-        thread = _KeeperThread(tiers, blobs_max, self._path, folders)
+        thread = _SpillThread(tiers, blobs_max, self._path, folders)
         ours = self._owner, thread, folders, self._socks
         self._end: Callable[[], object] = weakref.finalize(self, _end, *ours)
         """Also when it is forgotten, or the program ends."""
@@ -167,7 +167,7 @@ class Keeper:
         self._end = _nothing
 
 
-class _KeeperThread(threading.Thread):
+class _SpillThread(threading.Thread):
     """Serves until `stop` is called; `ready` tells how it began."""
 
     def __init__(self, tiers: Tiers, blobs_max: int, path: str, folders: list[str]) -> None:
@@ -244,8 +244,8 @@ class _KeeperThread(threading.Thread):
                 kept = await self._keep(key, await _read(reader))
                 writer.write(_LENGTH.pack(0) if kept else _NONE)
             case Figures():
-                told = msgspec.msgpack.encode({**self._counts, **self._store.figures()})
-                writer.write(_LENGTH.pack(len(told)) + told)
+                figures = msgspec.msgpack.encode({**self._counts, **self._store.figures()})
+                writer.write(_LENGTH.pack(len(figures)) + figures)
 
     async def _find(self, key: str) -> bytes | None:
         """What cannot be read, or came back damaged, is forgotten: it can be made again."""
@@ -314,7 +314,7 @@ async def _opened(tiers: Tiers, folders: list[str]) -> AsyncIterator[tuple[list[
             )
             known = tiers.credentials or Credentials.from_environment(os.environ)
             await asyncio.to_thread(warm)
-            device = await stack.enter_async_context(device_within(options, tiers.url, known))
+            device = await stack.enter_async_context(local_device(options, tiers.url, known))
             background = device.background
             made.append(RemoteTier(device))
         if tiers.disk_bytes:
@@ -322,7 +322,7 @@ async def _opened(tiers: Tiers, folders: list[str]) -> AsyncIterator[tuple[list[
         yield made, background
 
 
-def _end(owner: int, thread: _KeeperThread, folders: list[str], socks: _Socks) -> None:
+def _end(owner: int, thread: _SpillThread, folders: list[str], socks: _Socks) -> None:
     """Not by a forked process, which has a copy of it all, but for the thread. When the program
     ends, nothing that needs further threads ends in good order any more: lenders see it go."""
     if os.getpid() != owner:
@@ -358,6 +358,6 @@ def _exactly(sock: socket.socket, count: int) -> bytearray:
     while view:
         got = sock.recv_into(view)
         if not got:
-            raise ConnectionError("its keeper has ended")
+            raise ConnectionError("the spill server has ended")
         view = view[got:]
     return data
