@@ -26,7 +26,8 @@ from lending import MIB, lenders
 
 from slackwater.common.base.clock import LiveClock
 from slackwater.memory.pages.table import page_range
-from slackwater.memory.service.export import Exporter, ExportOptions
+from slackwater.memory.service.assembly import DeviceAssembly
+from slackwater.memory.service.options import DeviceOptions
 from slackwater.memory.service.warm import warm
 from slackwater.memory.store import PAGE_BYTES
 
@@ -43,9 +44,9 @@ GOALS = {"disk": 1 - 0.583, "4+2": 0.9, "2-copies": None}
 class Readers:
     """Check every page that they read; `done` counts."""
 
-    def __init__(self, exporter: Exporter) -> None:
+    def __init__(self, assembly: DeviceAssembly) -> None:
         self.done = 0
-        self._device = exporter.device
+        self._device = assembly.device
         self._data = np.random.default_rng(1).integers(0, 256, (PAGES, PAGE_BYTES), np.uint8)
 
     async def fill(self) -> None:
@@ -88,22 +89,22 @@ async def one(mode: str, disk_s: float) -> tuple[float, float]:
     with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
         folder = Path(name)
         async with lenders(folder, LENDERS, SLAB_BYTES, SLABS) as supervisor:
-            options = ExportOptions(
+            options = DeviceOptions(
                 id="d", size_bytes=PAGES * PAGE_BYTES, socket=None, backup=folder / "backup",
                 node="here", slab_bytes=SLAB_BYTES, resilience=mode, hot=0.5, hold_s=1.0,
                 delay_s=disk_s, transport="shm",
             )  # fmt: skip
-            exporter, stop = Exporter(options, SLAB_BYTES, LiveClock()), asyncio.Event()
-            await exporter.start()
-            shown = asyncio.ensure_future(exporter.show(supervisor.url, stop))
+            assembly, stop = DeviceAssembly(options, SLAB_BYTES, LiveClock()), asyncio.Event()
+            await assembly.start()
+            shown = asyncio.ensure_future(assembly.publish(supervisor.url, stop))
             users: list[asyncio.Task[None]] = []
             try:
-                readers = Readers(exporter)
+                readers = Readers(assembly)
                 await readers.fill()
                 users = [asyncio.ensure_future(readers.read(n)) for n in range(READERS)]
                 await asyncio.sleep(1.0)
                 before = await readers.rate()
-                [lost, *_] = [m.lender for m in exporter.device.members(0) if m is not None]
+                [lost, *_] = [m.lender for m in assembly.device.members(0) if m is not None]
                 supervisor.drop_fds(lost)
                 supervisor.kill(lost, signal.SIGKILL)
                 after = await readers.rate()
@@ -114,7 +115,7 @@ async def one(mode: str, disk_s: float) -> tuple[float, float]:
                 for user in users:
                     user.cancel()
                 stop.set()
-                await exporter.close()
+                await assembly.close()
                 await asyncio.gather(shown, *users, return_exceptions=True)
     return before, after
 

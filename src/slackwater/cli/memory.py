@@ -46,7 +46,7 @@ from slackwater.schemas.memory import (
 )
 
 if TYPE_CHECKING:
-    from slackwater.memory.service.export import Exporter
+    from slackwater.memory.service.assembly import DeviceAssembly
 
 app = group("Remote memory: block devices in the idle memory of other machines.")
 _LISTEN_S = 2.2
@@ -141,10 +141,10 @@ def export(
 ) -> None:
     """Serve a block device until Ctrl-C."""
     with reported():  # Kernels are defined, for which there must be a cache.
-        from slackwater.memory.service.export import ExportOptions
         from slackwater.memory.service.export import export as serve
+        from slackwater.memory.service.options import DeviceOptions
 
-    options = ExportOptions(
+    options = DeviceOptions(
         id=id,
         size_bytes=size_bytes(size, "--size"),
         socket=socket.absolute(),
@@ -172,8 +172,8 @@ def export(
             runner.run(serve(options, resolve(url), ready, credentials()))
 
 
-def _say_ready(exporter: "Exporter", json: bool) -> None:
-    options = exporter.options
+def _say_ready(assembly: "DeviceAssembly", json: bool) -> None:
+    options = assembly.options
     uri = f"nbd+unix:///?socket={options.socket}"
     if json:
         print_json({"uri": uri, "backup": str(options.backup), "size_bytes": options.size_bytes})

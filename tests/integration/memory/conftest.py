@@ -18,8 +18,10 @@ from slackwater.common.store.history_memory import MemoryHistory
 from slackwater.common.store.memory import MemoryStorage
 from slackwater.common.transport import tcp
 from slackwater.memory.control import lenders
+from slackwater.memory.service.assembly import DeviceAssembly
 from slackwater.memory.service.control_service import FactSaid
-from slackwater.memory.service.export import Exporter, ExportOptions
+from slackwater.memory.service.export import start_serving
+from slackwater.memory.service.options import DeviceOptions
 from slackwater.memory.service.warm import warm
 from slackwater.services.slabd.config import SlabdConfig
 from slackwater.services.slabd.events import MemorySampled
@@ -48,7 +50,7 @@ class Cluster:
         self.storage = MemoryStorage(clock=self.clock)
         self.lenders: list[Slabd] = []
         self.machines: list[Machine] = []
-        self.exporter: Exporter | None = None
+        self.assembly: DeviceAssembly | None = None
         self.facts: list[str] = []
         self._stops: list[asyncio.Event] = []
         self._lives: list[asyncio.Task[Any]] = []
@@ -82,27 +84,27 @@ class Cluster:
             self._lives.append(asyncio.ensure_future(work))
         await self.until(lambda: all(len(one.core.having("free")) >= slabs for one in self.lenders))
 
-    async def export(self, size: int, **options: Any) -> Exporter:
+    async def export(self, size: int, **options: Any) -> DeviceAssembly:
         """A device; spans get hot at the first touch, its clock ticks fast."""
-        made = ExportOptions(
+        made = DeviceOptions(
             id="d1", size_bytes=size, socket=self.folder / "nbd", backup=self.folder / "backup",
             node="here", slab_bytes=SLAB_BYTES, token=TOKEN, transport=self.kind,
             **{"hot": 0.1, **options},
         )  # fmt: skip
-        self.exporter = exporter = Exporter(made, SLAB_BYTES, self.clock)
-        await exporter.start()
-        exporter._post = self._note
-        self._tasks.append(asyncio.ensure_future(self._beat(exporter)))
-        return exporter
+        self.assembly = assembly = DeviceAssembly(made, SLAB_BYTES, self.clock)
+        await start_serving(assembly)
+        assembly._post = self._note
+        self._tasks.append(asyncio.ensure_future(self._beat(assembly)))
+        return assembly
 
     def _note(self, event: Any) -> None:
         if isinstance(event, FactSaid):
             self.facts.append(event.effect.subject.rsplit(".", 1)[1])
 
-    async def _beat(self, exporter: Exporter) -> None:
+    async def _beat(self, assembly: DeviceAssembly) -> None:
         while True:
             for slabd in self.lenders:
-                exporter.lenders.seen(slabd.heartbeat(self.clock.now_s()))
+                assembly.lenders.seen(slabd.heartbeat(self.clock.now_s()))
             await asyncio.sleep(0.02)
 
     async def until(self, true: Callable[[], bool], seconds: float = 20.0) -> None:
@@ -113,16 +115,16 @@ class Cluster:
     async def mapped(self, spans: int, seconds: float = 20.0) -> None:
         """All of the device's spans are in remote memory (touch them first), and what the file had
         of them is as well: a page that is written while it is on its way stays on the disk."""
-        exporter = self.exporter
-        assert exporter is not None
+        assembly = self.assembly
+        assert assembly is not None
         await self.until(
-            lambda: exporter.device.mapped_spans == spans and not exporter.lenders._refills,
+            lambda: assembly.device.mapped_spans == spans and not assembly.lenders._refills,
             seconds,
         )
 
     async def close(self) -> None:
-        if self.exporter is not None:
-            await self.exporter.close()
+        if self.assembly is not None:
+            await self.assembly.close()
         for stop in self._stops:
             stop.set()
         if self._lives:
@@ -130,7 +132,7 @@ class Cluster:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, *self._lives, return_exceptions=True)
-        assert self.exporter is None or self.exporter.background.failure is None
+        assert self.assembly is None or self.assembly.background.failure is None
 
 
 @pytest.fixture(scope="session", autouse=True)

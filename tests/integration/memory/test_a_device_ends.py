@@ -35,25 +35,25 @@ async def test_a_task_that_fails_is_the_devices_state_and_end(
 
     async with cluster("tcp") as c:
         await c.lend(2, slabs=2)
-        exporter = await c.export(MIB // 2, resilience="2-copies")
-        client = await NbdClient.connect(exporter.options.socket)
+        assembly = await c.export(MIB // 2, resilience="2-copies")
+        client = await NbdClient.connect(assembly.options.socket)
         await client.write(0, bytes(4096))
         await c.mapped(1)
         monkeypatch.setattr(Hydra, "_arrived", arrived)
         writing = asyncio.ensure_future(client.write(0, bytes(4096)))
         with pytest.raises(Fatal, match=r"Hydra\._post failed: ValueError\('injected'\)"):
-            await exporter.background.alongside(asyncio.sleep(20))
-        beat = exporter.heartbeat(0.0)
+            await assembly.background.alongside(asyncio.sleep(20))
+        beat = assembly.status.heartbeat(0.0)
         assert (beat.state, "injected" in beat.reason) == ("failed", True)
         monkeypatch.setattr(export, "Patience", partial(Patience, stuck_s=0.1))
-        c.exporter = None
+        c.assembly = None
         with pytest.raises(Fatal, match="while it waited for requests of clients"):
-            await exporter.close()
-        await c.until(lambda: exporter._server.clients == 0)
+            await assembly.close()
+        await c.until(lambda: assembly.front.clients == 0)
         with pytest.raises(Unavailable):
             await writing
         await client.close()
-        assert exporter.options.backup.stat().st_size == MIB // 2
+        assert assembly.options.backup.stat().st_size == MIB // 2
 
 
 async def test_a_ring_that_stands_still_is_shown_until_it_moves(
@@ -71,15 +71,15 @@ async def test_a_ring_that_stands_still_is_shown_until_it_moves(
     monkeypatch.setattr(export, "_WATCH_S", 0.02)
     async with cluster("shm") as c:
         await c.lend(2, slabs=2)
-        exporter = await c.export(MIB // 2, resilience="2-copies")
-        client = await NbdClient.connect(exporter.options.socket)
+        assembly = await c.export(MIB // 2, resilience="2-copies")
+        client = await NbdClient.connect(assembly.options.socket)
         await client.write(0, bytes(4096))
-        await c.until(lambda: exporter.device.mapped_spans == 1)
+        await c.until(lambda: assembly.device.mapped_spans == 1)
         await client.write(4096, b"g" * 4096)
-        await c.until(lambda: exporter.heartbeat(0.0).state == "stuck")
-        assert "has waited for lenders of span 0" in exporter.heartbeat(0.0).reason
+        await c.until(lambda: assembly.status.heartbeat(0.0).state == "stuck")
+        assert "has waited for lenders of span 0" in assembly.status.heartbeat(0.0).reason
         go.set()
-        await c.until(lambda: exporter.heartbeat(0.0).state == "serving")
+        await c.until(lambda: assembly.status.heartbeat(0.0).state == "serving")
         await client.close()
 
 

@@ -28,8 +28,8 @@ def strategy(device: Device) -> Hydra:
 
 async def fill(c: Any, name: str, pages: int = PAGES) -> tuple[Any, bytes]:
     """A device whose only span is in remote memory, and what is in it."""
-    exporter = await c.export(pages * PAGE_BYTES, resilience=name)
-    device = exporter.device
+    assembly = await c.export(pages * PAGE_BYTES, resilience=name)
+    device = assembly.device
     data = np.random.default_rng(3).integers(0, 256, pages * PAGE_BYTES, np.uint8).tobytes()
     every = page_range(0, pages)
     width = device.resilience.width
@@ -38,7 +38,7 @@ async def fill(c: Any, name: str, pages: int = PAGES) -> tuple[Any, bytes]:
     await device.write_pages(every, memoryview(data))
     await c.until(lambda: device.present_pages(0) == pages)
     await device.flush()  # So that no read finds its page among the held buffers.
-    return exporter, data
+    return assembly, data
 
 
 def whole(core: DeviceCore, span: int) -> int:
@@ -56,8 +56,8 @@ async def read(device: Device, pages: int = PAGES) -> bytes:
 async def test_pages_travel_as_fragments(cluster: Make, kind: str) -> None:
     async with cluster(kind) as c:
         await c.lend(10, slabs=1)
-        exporter, data = await fill(c, "8+2")
-        device = exporter.device
+        assembly, data = await fill(c, "8+2")
+        device = assembly.device
         assert len({slab.lender for slab in device.members(0)}) == 10
         before = device.remote_read_pages
         assert await read(device) == data
@@ -69,8 +69,8 @@ async def test_any_two_lenders_gone_and_no_byte_from_disk(cluster: Make) -> None
     """All 45 pairs on real slabs: the device reads from the eight that are left."""
     async with cluster("shm") as c:
         await c.lend(10, slabs=1)
-        exporter, data = await fill(c, "8+2", 64)
-        device = exporter.device
+        assembly, data = await fill(c, "8+2", 64)
+        device = assembly.device
         members = device._members[0]
         for pair in itertools.combinations(range(10), 2):
             device._members[0] = [None if i in pair else m for i, m in enumerate(members)]
@@ -83,8 +83,8 @@ async def test_any_two_lenders_gone_and_no_byte_from_disk(cluster: Make) -> None
 async def test_damage_is_made_up_for_and_too_much_comes_from_disk(cluster: Make) -> None:
     async with cluster("shm") as c:
         await c.lend(10, slabs=1)
-        exporter, data = await fill(c, "8+2", 64)
-        device, hydra = exporter.device, strategy(exporter.device)
+        assembly, data = await fill(c, "8+2", 64)
+        device, hydra = assembly.device, strategy(assembly.device)
         slot = hydra.slot_bytes
 
         def damage(index: int) -> None:
@@ -106,8 +106,8 @@ async def test_three_lenders_that_evict_at_once_take_no_page(cluster: Make) -> N
     it: no page ever has fewer than eight fragments, and none is taken by force."""
     async with cluster("tcp") as c:
         await c.lend(10, slabs=2)
-        exporter = await c.export(2 * SPAN_PAGES * PAGE_BYTES, resilience="8+2")
-        device, core = exporter.device, exporter.core
+        assembly = await c.export(2 * SPAN_PAGES * PAGE_BYTES, resilience="8+2")
+        device, core = assembly.device, assembly.core
         pages = np.concatenate((page_range(0, 64), page_range(SPAN_PAGES, 64)))
         data = np.random.default_rng(3).integers(0, 256, 128 * PAGE_BYTES, np.uint8).tobytes()
 
@@ -159,8 +159,8 @@ async def test_an_evicted_member_is_made_again_elsewhere(
     async with cluster(kind) as c:
         width = 10 if name == "8+2" else 2
         await c.lend(width + 1, slabs=1)
-        exporter, data = await fill(c, name, 128)
-        device = exporter.device
+        assembly, data = await fill(c, name, 128)
+        device = assembly.device
         leaving = device.members(0)[1]
         at = int(leaving.lender.removeprefix("s")) - 1
         before = device.remote_read_pages
@@ -172,7 +172,7 @@ async def test_an_evicted_member_is_made_again_elsewhere(
             return slab is not None and slab is not leaving
 
         async with asyncio.timeout(20):
-            while not restored() or exporter.lenders.regenerator.regenerated_pages < 128:
+            while not restored() or assembly.lenders.regenerator.regenerated_pages < 128:
                 assert await read(device, 128) == data
                 reads += 1
                 await asyncio.sleep(0.005)

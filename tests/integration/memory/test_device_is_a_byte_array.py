@@ -141,15 +141,15 @@ class Run:
         await self.check_all()
         for client in self.clients:
             await client.flush()
-        assert self.c.exporter.options.backup.read_bytes() == self.truth
-        words = self.c.exporter.device.table.words
+        assert self.c.assembly.options.backup.read_bytes() == self.truth
+        words = self.c.assembly.device.table.words
         await self.c.until(lambda: words[k.TAIL] == words[k.HEAD])  # No entry is held for ever.
 
 
 async def touched(c: Any, client: NbdClient) -> None:
     """Until all spans are mapped: one for which lenders had no slab is asked for when it is hot
     again."""
-    spans = len(c.exporter.device.table.state)
+    spans = len(c.assembly.device.table.state)
     for attempt in range(TOUCHES):
         await client.write(0, bytes(SIZE))
         try:
@@ -166,8 +166,8 @@ async def compare(
     async with cluster(kind) as c:
         width = {"disk": 1, "8+2": 10, "2-copies": 2}[resilience]
         await c.lend(lenders, slabs=1 + 5 * width // lenders)
-        exporter = await c.export(SIZE, resilience=resilience)
-        clients = [await NbdClient.connect(exporter.options.socket) for _ in range(CLIENTS)]
+        assembly = await c.export(SIZE, resilience=resilience)
+        clients = [await NbdClient.connect(assembly.options.socket) for _ in range(CLIENTS)]
         run = Run(c, seed, clients)
         try:
             await touched(c, clients[0])
@@ -228,8 +228,8 @@ async def test_an_unaligned_write_keeps_its_bytes_before_a_large_one(cluster: Ma
     """The large write's payload is streamed through the buffer in which the small one's lies."""
     async with cluster("shm") as c:
         await c.lend(1)
-        exporter = await c.export(1 * MIB)
-        client = await NbdClient.connect(exporter.options.socket)
+        assembly = await c.export(1 * MIB)
+        client = await NbdClient.connect(assembly.options.socket)
         await client.write(0, bytes(MIB))
         await c.mapped(1)
         for number in range(1, 9):

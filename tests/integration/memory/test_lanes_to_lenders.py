@@ -15,7 +15,7 @@ from slackwater.common.transport.tcp_channel import TcpTuning
 from slackwater.loadgen.memory.checker import PAGE_BYTES, Checker
 from slackwater.loadgen.memory.nbd_client import NbdClient
 from slackwater.memory.pages.table import counters
-from slackwater.memory.service.export import Exporter
+from slackwater.memory.service.assembly import DeviceAssembly
 
 PAGES = 512
 DEPTH = 32
@@ -25,8 +25,8 @@ Make = Callable[..., Any]
 class Load:
     """One client; each of DEPTH tasks has pages of its own, and checks what it reads of them."""
 
-    def __init__(self, exporter: Exporter, client: NbdClient, seed: int) -> None:
-        self.exporter, self.client, self.checker = exporter, client, Checker()
+    def __init__(self, assembly: DeviceAssembly, client: NbdClient, seed: int) -> None:
+        self.assembly, self.client, self.checker = assembly, client, Checker()
         self.done = 0
         self._rng = random.Random(seed)
         self._stopped = False
@@ -35,13 +35,13 @@ class Load:
     @classmethod
     async def make(cls, c: Any, seed: int = 1, **options: Any) -> "Load":
         """Every page is in remote memory, and only there."""
-        exporter = await c.export(PAGES * PAGE_BYTES, **options)
-        load = cls(exporter, await NbdClient.connect(exporter.options.socket), seed)
+        assembly = await c.export(PAGES * PAGE_BYTES, **options)
+        load = cls(assembly, await NbdClient.connect(assembly.options.socket), seed)
         await load.write_all()
         await c.mapped(2)
         await load.write_all()
         await load.client.flush()
-        await c.until(lambda: not exporter.device.table.pending.any())
+        await c.until(lambda: not assembly.device.table.pending.any())
         return load
 
     async def write_all(self) -> None:
@@ -75,7 +75,7 @@ class Load:
             await self.check(page)
 
     def seen(self) -> dict[str, int]:
-        return counters(self.exporter.device.table)
+        return counters(self.assembly.device.table)
 
 
 async def test_random_reads_and_writes_take_the_lanes(cluster: Make) -> None:
@@ -88,7 +88,7 @@ async def test_random_reads_and_writes_take_the_lanes(cluster: Make) -> None:
         seen = load.seen()
         assert seen["read_lane_pages"] > 1000
         assert seen["written_lane_pages"] > 200
-        beat = load.exporter.heartbeat(0.0)
+        beat = load.assembly.status.heartbeat(0.0)
         assert beat.read_remote_pages >= seen["read_lane_pages"]
         assert beat.written_remote_pages >= seen["written_lane_pages"]
         await load.client.close()
@@ -157,7 +157,7 @@ async def test_large_writes_take_the_lanes_while_lenders_vanish(cluster: Make) -
         await load.goes_on(c, 20)
         await load.end()
         await load.client.flush()
-        await c.until(lambda: not load.exporter.device.table.pending.any())
+        await c.until(lambda: not load.assembly.device.table.pending.any())
         assert load.seen()["written_lane_pages"] > 20 * count
         await load.client.close()
 
@@ -171,7 +171,7 @@ async def test_slabs_are_taken_back_with_requests_under_way(cluster: Make) -> No
             await load.goes_on(c)
             for machine in c.machines:
                 machine.others_bytes = machine.total_bytes
-            await c.until(lambda: load.exporter.device.mapped_spans == 0)
+            await c.until(lambda: load.assembly.device.mapped_spans == 0)
             for machine in c.machines:
                 machine.others_bytes = 0
             await c.mapped(2)
@@ -210,10 +210,10 @@ async def test_a_lender_that_hangs_blocks_nobody(
         await c.lend(1)
         made = c.export
 
-        async def export(size: int, **options: Any) -> Exporter:
-            exporter = await made(size, **options)
-            exporter.lenders._fabrics = {"tcp": TcpFabric(TcpTuning(stall_s=1.0))}
-            return exporter
+        async def export(size: int, **options: Any) -> DeviceAssembly:
+            assembly = await made(size, **options)
+            assembly.lenders._fabrics = {"tcp": TcpFabric(TcpTuning(stall_s=1.0))}
+            return assembly
 
         monkeypatch.setattr(c, "export", export)
         valves: list[asyncio.Event] = []
@@ -232,7 +232,7 @@ async def test_a_lender_that_hangs_blocks_nobody(
         await load.goes_on(c)
         for valve in valves:
             valve.clear()
-        await c.until(lambda: load.exporter.device.mapped_spans == 0, 10.0)
+        await c.until(lambda: load.assembly.device.mapped_spans == 0, 10.0)
         await load.goes_on(c)
         for valve in valves:
             valve.set()
@@ -274,9 +274,9 @@ async def test_clients_come_and_go_with_writes_under_way(cluster: Make) -> None:
     async with cluster("tcp") as c:
         await c.lend(2)
         load = await Load.make(c)
-        table = load.exporter.device.table
+        table = load.assembly.device.table
         for number in range(20):
-            other = await NbdClient.connect(load.exporter.options.socket)
+            other = await NbdClient.connect(load.assembly.options.socket)
             work = [
                 asyncio.ensure_future(other.write(page * PAGE_BYTES, bytes(PAGE_BYTES)))
                 for page in range(number, PAGES, 20)

@@ -15,7 +15,7 @@ from slackwater.memory.nbd import connection
 from slackwater.memory.nbd import state as s
 from slackwater.memory.nbd.lane_set import LaneSet
 from slackwater.memory.pages.table import counters
-from slackwater.memory.service.export import Exporter
+from slackwater.memory.service.assembly import DeviceAssembly
 
 SPAN_PAGES = SLAB_BYTES // PAGE_BYTES
 Make = Callable[..., Any]
@@ -24,23 +24,23 @@ Make = Callable[..., Any]
 class Spread:
     """One client of a device of one span a lender; of each span a few pages are used."""
 
-    def __init__(self, exporter: Exporter, client: NbdClient, count: int) -> None:
-        self.exporter, self.client, self.checker = exporter, client, Checker()
+    def __init__(self, assembly: DeviceAssembly, client: NbdClient, count: int) -> None:
+        self.assembly, self.client, self.checker = assembly, client, Checker()
         self.pages = [span * SPAN_PAGES + page for span in range(count) for page in range(4)]
 
     @classmethod
     async def make(cls, c: Any, count: int) -> "Spread":
         """Each lender has one of the spans, and the pages of it that are used."""
         await c.lend(count, slabs=1)
-        exporter = await c.export(count * SLAB_BYTES, prefetch=0)
-        spread = cls(exporter, await NbdClient.connect(exporter.options.socket), count)
+        assembly = await c.export(count * SLAB_BYTES, prefetch=0)
+        spread = cls(assembly, await NbdClient.connect(assembly.options.socket), count)
         await spread.write_all()
         await c.mapped(count)
         lent = [len(lender.core.having("lent")) for lender in c.lenders]
         assert lent == [1] * count
         await spread.write_all()
         await spread.client.flush()
-        await c.until(lambda: not exporter.device.table.pending.any())
+        await c.until(lambda: not assembly.device.table.pending.any())
         return spread
 
     async def write_all(self) -> None:
@@ -61,17 +61,17 @@ class Spread:
 
     def lanes(self) -> list[int]:
         """Requests so far, of each lane that is up."""
-        [client] = self.exporter._server._connections
+        [client] = self.assembly.front._connections
         words = client.state.lanes.words
         return words[words[:, s.STATE] == s.UP, s.TAIL].tolist()
 
     def counts(self) -> tuple[int, int, int, int]:
         """Pages read and written on lanes, requests of lanes, pages that the event loop read."""
-        seen, others = self.seen(), int(self.exporter.device.remote_read_pages)
+        seen, others = self.seen(), int(self.assembly.device.remote_read_pages)
         return seen["read_lane_pages"], seen["written_lane_pages"], sum(self.lanes()), others
 
     def seen(self) -> dict[str, int]:
-        return counters(self.exporter.device.table)
+        return counters(self.assembly.device.table)
 
 
 async def test_every_one_of_sixteen_lenders_is_asked_on_a_lane(cluster: Make) -> None:

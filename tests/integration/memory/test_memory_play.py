@@ -16,13 +16,13 @@ Make = Callable[..., Any]
 async def test_a_mix_plays_on_while_slabs_are_taken_back(cluster: Make) -> None:
     async with cluster("shm") as c:
         await c.lend(2)
-        exporter = await c.export(4 * MIB)
+        assembly = await c.export(4 * MIB)
         options = PlayOptions(workload="sys", pages=1024, seconds=0.7, depth=8, check=True)
-        first = await play_device(exporter.options.socket, options)
+        first = await play_device(assembly.options.socket, options)
         await c.mapped(4)
         for machine in c.machines:  # Together they have room for two; both may be chosen.
             machine.others_bytes = machine.total_bytes * 3 // 4
-        again = await play_device(exporter.options.socket, options)
+        again = await play_device(assembly.options.socket, options)
         async with asyncio.timeout(30.0):
             while "unmapped" not in c.facts:  # noqa: ASYNC110 (a lender looks when it looks)
                 await asyncio.sleep(0.05)
@@ -34,7 +34,7 @@ async def test_a_mix_plays_on_while_slabs_are_taken_back(cluster: Make) -> None:
 
 async def test_more_than_the_device_has_is_refused(cluster: Make) -> None:
     async with cluster("shm") as c:
-        exporter = await c.export(4 * MIB)
+        assembly = await c.export(4 * MIB)
         options = PlayOptions(workload="random", pages=1025)
         with pytest.raises(ConfigRejected, match="4198400 are asked for"):
-            await play_device(exporter.options.socket, options)
+            await play_device(assembly.options.socket, options)

@@ -52,15 +52,15 @@ async def test_pages_come_back_from_remote_memory(cluster: Make, kind: str) -> N
     """Written to disk while unmapped, then to remote memory; read from there."""
     async with cluster(kind) as c:
         await c.lend(2)
-        exporter = await c.export(4 * MIB)
-        client, checker = await NbdClient.connect(exporter.options.socket), Checker()
+        assembly = await c.export(4 * MIB)
+        client, checker = await NbdClient.connect(assembly.options.socket), Checker()
         assert client.size == 4 * MIB
         await fill(client, checker, range(0, 1024))
         await c.mapped(4)
         await fill(client, checker, range(0, 1024))
         for first in range(0, 1024, 32):
             await check(client, checker, range(first, first + 32))
-        seen = exporter.heartbeat(0.0)
+        seen = assembly.status.heartbeat(0.0)
         assert seen.read_remote_pages >= 900
         assert seen.lenders == 2
         await client.close()
@@ -71,8 +71,8 @@ async def test_requests_cross_the_borders_of_spans_mapped_and_not(cluster: Make,
     """Three slabs for four spans: one request has pages from a slab and from disk."""
     async with cluster(kind) as c:
         await c.lend(1, slabs=3)
-        exporter = await c.export(4 * MIB)
-        client, checker = await NbdClient.connect(exporter.options.socket), Checker()
+        assembly = await c.export(4 * MIB)
+        client, checker = await NbdClient.connect(assembly.options.socket), Checker()
         await fill(client, checker, range(0, 1024))
         await c.mapped(3)
         for border in (256, 512, 768):
@@ -87,8 +87,8 @@ async def test_eviction_under_load_costs_no_page(cluster: Make, kind: str) -> No
     """The lender's machine needs its memory back, again and again, while pages are written."""
     async with cluster(kind) as c:
         await c.lend(2)
-        exporter = await c.export(2 * MIB)
-        client, checker = await NbdClient.connect(exporter.options.socket), Checker()
+        assembly = await c.export(2 * MIB)
+        client, checker = await NbdClient.connect(assembly.options.socket), Checker()
         rng = random.Random(4)
         stop = asyncio.Event()
 
@@ -104,7 +104,7 @@ async def test_eviction_under_load_costs_no_page(cluster: Make, kind: str) -> No
             await c.mapped(2)
             for machine in c.machines:
                 machine.others_bytes = machine.total_bytes
-            await c.until(lambda: exporter.device.mapped_spans == 0 or using.done())
+            await c.until(lambda: assembly.device.mapped_spans == 0 or using.done())
             for machine in c.machines:
                 machine.others_bytes = 0
         stop.set()
@@ -118,14 +118,14 @@ async def test_eviction_under_load_costs_no_page(cluster: Make, kind: str) -> No
 async def test_an_eviction_is_answered_within_milliseconds(cluster: Make) -> None:
     async with cluster("shm") as c:
         await c.lend(1)
-        exporter = await c.export(1 * MIB)
-        client = await NbdClient.connect(exporter.options.socket)
+        assembly = await c.export(1 * MIB)
+        client = await NbdClient.connect(assembly.options.socket)
         await client.write(0, bytes(4096))
         await c.mapped(1)
         [slab] = c.lenders[0].core.having("lent")
         c.machines[0].others_bytes = c.machines[0].total_bytes
         await c.until(lambda: slab.id not in c.lenders[0].core.slabs)
-        assert exporter.device.mapped_spans == 0
+        assert assembly.device.mapped_spans == 0
         assert await client.read(0, 4096) == bytes(4096)
         await client.close()
 
@@ -135,18 +135,18 @@ async def test_a_stopped_device_cannot_read_what_was_taken_from_it(cluster: Make
     and goes to disk instead of reading zeros."""
     async with cluster("shm") as c:
         await c.lend(1)
-        exporter = await c.export(1 * MIB)
-        client, checker = await NbdClient.connect(exporter.options.socket), Checker()
+        assembly = await c.export(1 * MIB)
+        client, checker = await NbdClient.connect(assembly.options.socket), Checker()
         await write(client, checker, range(0, 8))
         await c.mapped(1)
         await write(client, checker, range(0, 8))
         await client.flush()
         lender = c.lenders[0]
         [slab] = lender.core.having("lent")
-        exporter.lenders.feed = lambda event: None  # Deaf from now on.
+        assembly.lenders.feed = lambda event: None  # Deaf from now on.
         await lender.slabs.let_go(slab.id, slab.session, slab.generation, forced=True)
         await check(client, checker, range(0, 8))
-        assert counters(exporter.device.table)["fenced"] > 0
+        assert counters(assembly.device.table)["fenced"] > 0
         await client.close()
 
 
@@ -163,22 +163,22 @@ async def test_a_lender_that_cannot_be_reached_is_logged_when_that_changes(
             lambda now_s: msgspec.structs.replace(real(now_s), addresses=nowhere),
         )  # fmt: skip
         with structlog.testing.capture_logs() as logs:
-            exporter = await c.export(1 * MIB)
-            connect = exporter.lenders._actions["connect"]
+            assembly = await c.export(1 * MIB)
+            connect = assembly.lenders._actions["connect"]
 
             def count(**arguments: Any) -> None:
                 nonlocal tried
                 tried += 1
                 connect(**arguments)
 
-            exporter.lenders._actions["connect"] = count
+            assembly.lenders._actions["connect"] = count
             async with asyncio.timeout(20):
                 while tried < 4:
-                    await exporter.device.write_pages(page_range(0, 1), memoryview(bytes(4096)))
+                    await assembly.device.write_pages(page_range(0, 1), memoryview(bytes(4096)))
                     await asyncio.sleep(0.02)
             monkeypatch.setattr(lender, "heartbeat", real)
-            exporter.core._paused.clear()  # It waits longer from time to time.
-            await exporter.device.write_pages(page_range(0, 1), memoryview(bytes(4096)))
+            assembly.core._paused.clear()  # It waits longer from time to time.
+            await assembly.device.write_pages(page_range(0, 1), memoryview(bytes(4096)))
             await c.mapped(1)
         told = [log["event"] for log in logs if log["event"].startswith("lender.")]
         assert told == ["lender.unreachable", "lender.reached-again"]
@@ -187,24 +187,24 @@ async def test_a_lender_that_cannot_be_reached_is_logged_when_that_changes(
 async def test_a_cluster_without_room_serves_from_disk(cluster: Make) -> None:
     async with cluster("shm") as c:
         await c.lend(1, slabs=1)
-        exporter = await c.export(4 * MIB)
-        client, checker = await NbdClient.connect(exporter.options.socket), Checker()
+        assembly = await c.export(4 * MIB)
+        client, checker = await NbdClient.connect(assembly.options.socket), Checker()
         await fill(client, checker, range(0, 1024))
         await c.until(lambda: "refused" in c.facts)
         await check(client, checker, range(0, 1024))
-        assert exporter.device.mapped_spans == 1
+        assert assembly.device.mapped_spans == 1
         await client.close()
 
 
 async def test_a_full_disk_is_an_error_and_no_lost_page(cluster: Make) -> None:
     """The backup is on a file system without room: writes say ENOSPC, what was written stays."""
     async with cluster("shm") as c:
-        exporter = await c.export(8 * MIB)
-        client, checker = await NbdClient.connect(exporter.options.socket), Checker()
+        assembly = await c.export(8 * MIB)
+        client, checker = await NbdClient.connect(assembly.options.socket), Checker()
         await write(client, checker, range(0, 8))
         await client.flush()
         full = os.open("/dev/full", os.O_WRONLY)
-        backup = exporter.device.backup
+        backup = assembly.device.backup
         kept = os.dup(backup._fd)
         os.dup2(full, backup._fd)
         with pytest.raises(OSError, match="ENOSPC"):
@@ -213,7 +213,7 @@ async def test_a_full_disk_is_an_error_and_no_lost_page(cluster: Make) -> None:
             await client.write(0, bytes(PAGE_BYTES))
         with pytest.raises(OSError, match="ENOSPC"):
             await client.flush()
-        assert exporter.heartbeat(0.0).state == "degraded"
+        assert assembly.status.heartbeat(0.0).state == "degraded"
         os.dup2(kept, backup._fd)
         await c.until(lambda: backup.failed == 0)
         await client.flush()
@@ -228,8 +228,8 @@ async def test_odd_offsets_and_lengths(cluster: Make, kind: str) -> None:
     """Any bytes, as a client may that never asked for block sizes; against a plain bytearray."""
     async with cluster(kind) as c:
         await c.lend(1)
-        exporter = await c.export(2 * MIB)
-        client = await NbdClient.connect(exporter.options.socket, structured=False)
+        assembly = await c.export(2 * MIB)
+        client = await NbdClient.connect(assembly.options.socket, structured=False)
         rng = random.Random(6)
         truth = bytearray(2 * MIB)
         await client.write(0, bytes(8192))
@@ -254,8 +254,8 @@ async def test_odd_offsets_and_lengths(cluster: Make, kind: str) -> None:
 
 async def test_small_writes_into_one_page_at_once_keep_each_other(cluster: Make) -> None:
     async with cluster("shm") as c:
-        exporter = await c.export(1 * MIB)
-        clients = [await NbdClient.connect(exporter.options.socket) for _ in range(4)]
+        assembly = await c.export(1 * MIB)
+        clients = [await NbdClient.connect(assembly.options.socket) for _ in range(4)]
         await asyncio.gather(
             *(clients[part % 4].write(part * 256, bytes([part + 1]) * 256) for part in range(16))
         )
@@ -268,27 +268,27 @@ async def test_small_writes_into_one_page_at_once_keep_each_other(cluster: Make)
 async def test_trim_frees_the_disk_and_reads_as_zeros(cluster: Make) -> None:
     async with cluster("shm") as c:
         await c.lend(1)
-        exporter = await c.export(4 * MIB)
-        client = await NbdClient.connect(exporter.options.socket)
+        assembly = await c.export(4 * MIB)
+        client = await NbdClient.connect(assembly.options.socket)
         await client.write(0, b"x" * MIB)
         await client.flush()
-        before = os.stat(exporter.options.backup).st_blocks
+        before = os.stat(assembly.options.backup).st_blocks
         await client.trim(0, MIB)
         assert await client.read(0, MIB) == bytes(MIB)
-        assert os.stat(exporter.options.backup).st_blocks < before
+        assert os.stat(assembly.options.backup).st_blocks < before
         await client.close()
 
 
 async def test_a_flush_on_one_connection_covers_the_others(cluster: Make) -> None:
     """What CAN_MULTI_CONN promises: after the flush the file has what the other one wrote."""
     async with cluster("shm") as c:
-        exporter = await c.export(1 * MIB)
-        one = await NbdClient.connect(exporter.options.socket)
-        other = await NbdClient.connect(exporter.options.socket)
+        assembly = await c.export(1 * MIB)
+        one = await NbdClient.connect(assembly.options.socket)
+        other = await NbdClient.connect(assembly.options.socket)
         assert one.flags & nbd.CAN_MULTI_CONN
         await one.write(8192, b"a" * 4096)
         await other.flush()
-        with exporter.options.backup.open("rb") as file:
+        with assembly.options.backup.open("rb") as file:
             file.seek(8192)
             assert file.read(4096) == b"a" * 4096
         await one.close()
@@ -327,8 +327,8 @@ def ended(sock: Any) -> None:
 
 async def test_hostile_clients_get_errors_and_stop_nobody(cluster: Make, raw: Make) -> None:
     async with cluster("shm") as c:
-        exporter = await c.export(1 * MIB)
-        path = exporter.options.socket
+        assembly = await c.export(1 * MIB)
+        path = assembly.options.socket
         good = await NbdClient.connect(path)
         await good.write(0, b"g" * 4096)
 
@@ -376,16 +376,16 @@ async def test_hostile_clients_get_errors_and_stop_nobody(cluster: Make, raw: Ma
 
 async def test_a_client_that_never_reads_stops_only_itself(cluster: Make, raw: Make) -> None:
     async with cluster("shm") as c:
-        exporter = await c.export(8 * MIB)
-        lazy = raw(exporter.options.socket)
+        assembly = await c.export(8 * MIB)
+        lazy = raw(assembly.options.socket)
         await asyncio.to_thread(shake, lazy)
         await asyncio.to_thread(
             lazy.sendall, b"".join(request(nbd.READ, 0, 8 * MIB, n) for n in range(200))
         )
-        [connection] = exporter._server._connections
+        [connection] = assembly.front._connections
         await asyncio.sleep(0.5)
         assert connection._open_bytes <= limits.NBD_ITEM_BYTES_MAX, "it is not read any further"
-        good = await NbdClient.connect(exporter.options.socket)
+        good = await NbdClient.connect(assembly.options.socket)
         await good.write(0, b"g" * 4096)
         assert await good.read(0, 4096) == b"g" * 4096
         await good.close()
@@ -397,14 +397,14 @@ async def test_clients_beyond_the_bound_are_turned_away_and_told(
 ) -> None:
     monkeypatch.setattr(limits, "NBD_CONNECTIONS_MAX", 8)
     async with cluster("shm") as c:
-        exporter = await c.export(1 * MIB)
-        clients = [await NbdClient.connect(exporter.options.socket) for _ in range(8)]
+        assembly = await c.export(1 * MIB)
+        clients = [await NbdClient.connect(assembly.options.socket) for _ in range(8)]
         with pytest.raises(Unavailable, match="8 clients are served, and no more"):
-            await NbdClient.connect(exporter.options.socket)
+            await NbdClient.connect(assembly.options.socket)
         for client in clients:
             await client.close()
-        await c.until(lambda: exporter._server.clients == 0)
-        again = await NbdClient.connect(exporter.options.socket)
+        await c.until(lambda: assembly.front.clients == 0)
+        again = await NbdClient.connect(assembly.options.socket)
         await again.close()
 
 
@@ -415,13 +415,13 @@ async def test_clients_that_never_shake_hands_keep_nobody_out(
     monkeypatch.setattr(limits, "NBD_CONNECTIONS_MAX", 1)
     monkeypatch.setattr(limits, "NBD_HANDSHAKES_MAX", 4)
     async with cluster("shm") as c:
-        exporter = await c.export(1 * MIB)
+        assembly = await c.export(1 * MIB)
         with contextlib.ExitStack() as stack:
             idle = [
-                stack.enter_context(await asyncio.to_thread(raw, exporter.options.socket))
+                stack.enter_context(await asyncio.to_thread(raw, assembly.options.socket))
                 for _ in range(8)
             ]
-            client = await NbdClient.connect(exporter.options.socket)
+            client = await NbdClient.connect(assembly.options.socket)
             await client.write(0, b"g" * 4096)
             await asyncio.to_thread(ended, idle[0])
             await client.close()
@@ -429,16 +429,16 @@ async def test_clients_that_never_shake_hands_keep_nobody_out(
 
 async def test_no_thread_of_a_connection_outlives_its_device(cluster: Make) -> None:
     async with cluster("shm") as c:
-        exporter = await c.export(1 * MIB)
-        clients = [await NbdClient.connect(exporter.options.socket) for _ in range(3)]
+        assembly = await c.export(1 * MIB)
+        clients = [await NbdClient.connect(assembly.options.socket) for _ in range(3)]
         for client in clients:
             await client.write(512, b"g" * 512)
         of_clients = [t for t in threading.enumerate() if t.name.startswith("nbd")]
         assert len(of_clients) == 6
         for client in clients:
             await client.close()
-        await exporter.close()
-        c.exporter = None
+        await assembly.close()
+        c.assembly = None
         assert not any(thread.is_alive() for thread in of_clients)
 
 
@@ -466,8 +466,8 @@ async def test_a_swap_device_takes_its_room_at_once(
             patched.setattr(os, "posix_fallocate", full)
             with pytest.raises(ConfigRejected, match="No space"):
                 await c.export(1 * MIB, swap=True)
-        exporter = await c.export(1 * MIB, swap=True)
-        assert os.stat(exporter.options.backup).st_blocks * 512 >= MIB
+        assembly = await c.export(1 * MIB, swap=True)
+        assert os.stat(assembly.options.backup).st_blocks * 512 >= MIB
 
 
 async def test_what_a_full_ring_holds_back_comes_through(
@@ -484,12 +484,12 @@ async def test_what_a_full_ring_holds_back_comes_through(
     monkeypatch.setattr(writeback, "write_back", when_it_moves)
     async with cluster("shm") as c:
         try:
-            exporter = await c.export(4 * MIB)
-            exporter.device.table.words[k.SLOTS] = 256
-            client, checker = await NbdClient.connect(exporter.options.socket), Checker()
+            assembly = await c.export(4 * MIB)
+            assembly.device.table.words[k.SLOTS] = 256
+            client, checker = await NbdClient.connect(assembly.options.socket), Checker()
             ranges = [range(first, first + 16) for first in range(0, 1024, 16)]
             writing = asyncio.gather(*(write(client, checker, one) for one in ranges))
-            await c.until(lambda: counters(exporter.device.table)["dispatch_full"] > 0)
+            await c.until(lambda: counters(assembly.device.table)["dispatch_full"] > 0)
             assert not writing.done()
         finally:
             moves.set()
@@ -514,8 +514,8 @@ async def test_large_writes_in_pieces_across_spans_mapped_and_not(cluster: Make,
     """Three slabs for four spans; small requests in between; now and then with FUA."""
     async with cluster("shm") as c:
         await c.lend(1, slabs=3)
-        exporter = await c.export(4 * MIB)
-        client = await NbdClient.connect(exporter.options.socket)
+        assembly = await c.export(4 * MIB)
+        client = await NbdClient.connect(assembly.options.socket)
         await client.write(0, bytes(4 * MIB))
         await c.mapped(3)
         rng, truth = random.Random(7), bytearray(4 * MIB)
@@ -534,11 +534,11 @@ async def test_large_writes_in_pieces_across_spans_mapped_and_not(cluster: Make,
                 dribble(sock, head + data, rng)
                 assert answer(sock) == (0, cookie)
 
-        with raw(exporter.options.socket) as sock:
+        with raw(assembly.options.socket) as sock:
             await asyncio.to_thread(use, sock)
         for offset in range(0, 4 * MIB, MIB):
             assert await client.read(offset, MIB) == truth[offset : offset + MIB]
-        seen = counters(exporter.device.table)
+        seen = counters(assembly.device.table)
         assert seen["written_mapped_pages"] > 0
         await client.close()
 
@@ -547,24 +547,24 @@ async def test_a_slab_that_is_taken_away_amid_a_large_write(cluster: Make, raw: 
     """What came before it went, and what came after, counts once it is on disk."""
     async with cluster("shm") as c:
         await c.lend(1)
-        exporter = await c.export(1 * MIB)
-        client = await NbdClient.connect(exporter.options.socket)
+        assembly = await c.export(1 * MIB)
+        client = await NbdClient.connect(assembly.options.socket)
         await client.write(0, bytes(4096))
         await c.mapped(1)
         data = random.Random(8).randbytes(MIB)
         lender = c.lenders[0]
         [slab] = lender.core.having("lent")
-        with raw(exporter.options.socket) as sock:
+        with raw(assembly.options.socket) as sock:
             await asyncio.to_thread(shake, sock)
             await asyncio.to_thread(sock.sendall, request(nbd.WRITE, 0, MIB) + data[: MIB // 2])
-            table = exporter.device.table
+            table = assembly.device.table
             await c.until(lambda: counters(table)["written_mapped_pages"] >= 127)
-            exporter.lenders.feed = lambda event: None  # Deaf from now on.
+            assembly.lenders.feed = lambda event: None  # Deaf from now on.
             await lender.slabs.let_go(slab.id, slab.session, slab.generation, forced=True)
             await asyncio.to_thread(sock.sendall, data[MIB // 2 :])
             assert await asyncio.to_thread(answer, sock) == (0, 1)
         assert counters(table)["fenced"] > 0
-        assert exporter.options.backup.read_bytes()[MIB // 2 :] == data[MIB // 2 :]
+        assert assembly.options.backup.read_bytes()[MIB // 2 :] == data[MIB // 2 :]
         assert await client.read(0, MIB) == data
         await client.close()
 
@@ -574,17 +574,17 @@ async def test_a_client_that_leaves_amid_a_large_write_spoils_nothing(
 ) -> None:
     async with cluster("shm") as c:
         await c.lend(1)
-        exporter = await c.export(1 * MIB)
-        client, checker = await NbdClient.connect(exporter.options.socket), Checker()
+        assembly = await c.export(1 * MIB)
+        client, checker = await NbdClient.connect(assembly.options.socket), Checker()
         await write(client, checker, range(128, 256))
         await c.mapped(1)
         await write(client, checker, range(128, 256))
-        with raw(exporter.options.socket) as sock:
+        with raw(assembly.options.socket) as sock:
             await asyncio.to_thread(shake, sock)
             await asyncio.to_thread(
                 sock.sendall, request(nbd.WRITE, 0, MIB // 2) + b"x" * (MIB // 4 + 100)
             )
-        await c.until(lambda: exporter._server.clients == 1)
+        await c.until(lambda: assembly.front.clients == 1)
         await check(client, checker, range(128, 256))
         left = await client.read(0, MIB // 2)
         assert set(left) <= {0, ord("x")}

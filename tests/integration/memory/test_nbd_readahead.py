@@ -11,26 +11,26 @@ from slackwater.common.base.errors import ConfigRejected
 from slackwater.loadgen.memory.checker import PAGE_BYTES, content
 from slackwater.loadgen.memory.nbd_client import NbdClient
 from slackwater.memory.pages.table import counters
-from slackwater.memory.service.export import Exporter
+from slackwater.memory.service.assembly import DeviceAssembly
 
 MIB = 1024 * 1024
 PAGES = 1024
 Make = Callable[..., Any]
 
 
-async def prepared(c: Any, **options: Any) -> tuple[Exporter, NbdClient]:
+async def prepared(c: Any, **options: Any) -> tuple[DeviceAssembly, NbdClient]:
     """Every page is in remote memory alone, with the first generation of its bytes."""
     await c.lend(2)
-    exporter = await c.export(PAGES * PAGE_BYTES, **options)
-    client = await NbdClient.connect(exporter.options.socket)
+    assembly = await c.export(PAGES * PAGE_BYTES, **options)
+    client = await NbdClient.connect(assembly.options.socket)
     await client.write(0, bytes(PAGES * PAGE_BYTES))
     await c.mapped(4)
     for first in range(0, PAGES, 64):
         data = b"".join(content(page, 1) for page in range(first, first + 64))
         await client.write(first * PAGE_BYTES, data)
     await client.flush()
-    await c.until(lambda: not exporter.device.table.pending.any())
-    return exporter, client
+    await c.until(lambda: not assembly.device.table.pending.any())
+    return assembly, client
 
 
 async def scan(client: NbdClient, pages: Iterable[int], count: int = 1) -> None:
@@ -39,9 +39,9 @@ async def scan(client: NbdClient, pages: Iterable[int], count: int = 1) -> None:
         assert data == b"".join(content(page + i, 1) for i in range(count)), page
 
 
-def rates(exporter: Exporter) -> tuple[float, float]:
+def rates(assembly: DeviceAssembly) -> tuple[float, float]:
     """Hit rate and accuracy, as `memory top` computes them."""
-    beat = exporter.heartbeat(0.0)
+    beat = assembly.status.heartbeat(0.0)
     hits = beat.prefetch_hit_pages
     return hits / (hits + beat.read_waited_pages), hits / max(1, beat.prefetched_pages)
 
@@ -61,10 +61,10 @@ async def test_scans_over_tcp_hit_more_than_95_percent(
     cluster: Make, pages: Iterable[int], count: int
 ) -> None:
     async with cluster("tcp") as c:
-        exporter, client = await prepared(c)
+        assembly, client = await prepared(c)
         await scan(client, pages, count)
-        coverage, accuracy = rates(exporter)
-        assert coverage > 0.95, counters(exporter.device.table)
+        coverage, accuracy = rates(assembly)
+        assert coverage > 0.95, counters(assembly.device.table)
         assert accuracy > 0.95
         await client.close()
 
@@ -73,24 +73,24 @@ async def test_scans_over_tcp_hit_more_than_95_percent(
 async def test_scans_that_take_turns_on_one_connection_hit(cluster: Make, scans: int) -> None:
     """Scan as several programs do that swap. Every second scan goes backwards."""
     async with cluster("tcp") as c:
-        exporter, client = await prepared(c)
+        assembly, client = await prepared(c)
         count = PAGES // scans
         await scan(client, (
             first + (i if first // count % 2 else count - 1 - i)
             for i in range(count)
             for first in range(0, PAGES, count)
         ))  # fmt: skip
-        assert rates(exporter)[0] > 0.95, counters(exporter.device.table)
+        assert rates(assembly)[0] > 0.95, counters(assembly.device.table)
         await client.close()
 
 
 async def test_random_order_prefetches_next_to_nothing(cluster: Make) -> None:
     async with cluster("tcp") as c:
-        exporter, client = await prepared(c)
+        assembly, client = await prepared(c)
         order = list(range(PAGES))
         random.Random(3).shuffle(order)
         await scan(client, order)
-        beat = exporter.heartbeat(0.0)
+        beat = assembly.status.heartbeat(0.0)
         assert beat.prefetched_pages < PAGES // 50
         assert beat.read_waited_pages > PAGES * 0.98
         await client.close()
@@ -101,21 +101,21 @@ async def test_mapped_memory_and_devices_without_it_prefetch_nothing(
     cluster: Make, kind: str, prefetch: int
 ) -> None:
     async with cluster(kind) as c:
-        exporter, client = await prepared(c, prefetch=prefetch)
+        assembly, client = await prepared(c, prefetch=prefetch)
         await scan(client, range(PAGES))
-        assert exporter.heartbeat(0.0).prefetched_pages == 0
-        assert exporter.heartbeat(0.0).read_remote_pages >= PAGES
+        assert assembly.status.heartbeat(0.0).prefetched_pages == 0
+        assert assembly.status.heartbeat(0.0).read_remote_pages >= PAGES
         await client.close()
 
 
 async def test_two_clients_that_scan_are_followed_apart(cluster: Make) -> None:
     async with cluster("tcp") as c:
-        exporter, one = await prepared(c)
-        other = await NbdClient.connect(exporter.options.socket)
+        assembly, one = await prepared(c)
+        other = await NbdClient.connect(assembly.options.socket)
         await asyncio.gather(
             scan(one, range(0, PAGES // 2)), scan(other, range(PAGES - 1, PAGES // 2 - 1, -1))
         )
-        assert rates(exporter)[0] > 0.95
+        assert rates(assembly)[0] > 0.95
         await one.close()
         await other.close()
 
@@ -128,8 +128,8 @@ async def test_scans_see_every_write_trim_and_eviction(cluster: Make) -> None:
     held = {page: [content(page, 1)] for page in range(PAGES)}
     answered = dict.fromkeys(range(PAGES), 0)
     async with cluster("tcp") as c:
-        exporter, client = await prepared(c)
-        changer = await NbdClient.connect(exporter.options.socket)
+        assembly, client = await prepared(c)
+        changer = await NbdClient.connect(assembly.options.socket)
         at = 0
         stop = False
 
@@ -165,7 +165,7 @@ async def test_scans_see_every_write_trim_and_eviction(cluster: Make) -> None:
                 assert data in held[at][first:], at
         stop = True
         await asyncio.gather(*changing)
-        seen = counters(exporter.device.table)
+        seen = counters(assembly.device.table)
         assert seen["prefetch_hit_pages"] > 100
         assert seen["prefetch_changed_pages"] > 10
         assert "unmapped" in c.facts

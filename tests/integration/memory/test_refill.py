@@ -22,8 +22,8 @@ async def test_an_evicted_span_comes_back_by_itself(cluster: Make, kind: str) ->
     again; what was never written takes no remote memory."""
     async with cluster(kind) as c:
         await c.lend(2)
-        exporter = await c.export(PAGES * PAGE_BYTES)
-        device = exporter.device
+        assembly = await c.export(PAGES * PAGE_BYTES)
+        device = assembly.device
         data = np.random.default_rng(5).integers(0, 256, (PAGES, PAGE_BYTES), np.uint8)
         written = PAGES * 3 // 4
         data[written:] = 0
@@ -47,7 +47,7 @@ async def test_an_evicted_span_comes_back_by_itself(cluster: Make, kind: str) ->
             lambda: (
                 there() >= written - 1
                 and device.members(0) not in ((), (leaving,))
-                and not exporter.lenders._refills
+                and not assembly.lenders._refills
             )
         )
         await device.flush()
@@ -56,5 +56,5 @@ async def test_an_evicted_span_comes_back_by_itself(cluster: Make, kind: str) ->
         target = np.zeros((PAGES, PAGE_BYTES), np.uint8)
         await device.read_pages(page_range(0, PAGES), target.reshape(-1).data)
         assert np.array_equal(target, data)
-        assert exporter.lenders.refiller.refilled_pages >= written
+        assert assembly.lenders.refiller.refilled_pages >= written
         assert not (await device.allocated(0, PAGES))[written:].any()

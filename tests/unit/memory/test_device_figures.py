@@ -12,8 +12,9 @@ from slackwater.common.shell import metrics
 from slackwater.memory.pages import latency
 from slackwater.memory.pages.latency import Latencies
 from slackwater.memory.resilience.hydra import Hydra
-from slackwater.memory.service.export import Exporter, ExportOptions
+from slackwater.memory.service.assembly import DeviceAssembly
 from slackwater.memory.service.metrics import COUNTED, expose, samples
+from slackwater.memory.service.options import DeviceOptions
 from slackwater.schemas.base import NodeId
 from slackwater.schemas.memory import DeviceHeartbeat
 
@@ -56,19 +57,19 @@ def test_all_of_them_are_declared() -> None:
 
 
 async def test_a_device_counts_what_it_lost_and_got_back(tmp_path: Path) -> None:
-    options = ExportOptions(
+    options = DeviceOptions(
         id="d1", size_bytes=1 << 20, socket=None, backup=tmp_path / "backup", resilience="4+2"
     )
-    exporter = Exporter(options, 1 << 20, LiveClock())
-    exporter.core.departed.update({"evict": 3, "lost": 2, "cold": 7})
-    exporter.lenders.refiller.refilled_pages = 4
-    exporter.lenders.regenerator.regenerated_pages = 5
-    hydra = exporter.device.resilience
+    assembly = DeviceAssembly(options, 1 << 20, LiveClock())
+    assembly.core.departed.update({"evict": 3, "lost": 2, "cold": 7})
+    assembly.lenders.refiller.refilled_pages = 4
+    assembly.lenders.regenerator.regenerated_pages = 5
+    hydra = assembly.device.resilience
     assert isinstance(hydra, Hydra)
     hydra.erasures, hydra.lost_pages = 6, 1
     found = {
         level.name.removeprefix("device_").removesuffix("_total"): level.value
-        for level in samples(exporter.heartbeat(0.0), exporter.device.latency)
+        for level in samples(assembly.status.heartbeat(0.0), assembly.device.latency)
     }
     assert (found["slabs_evicted"], found["slabs_lost"]) == (3, 2)
     assert (found["refilled_pages"], found["regenerated_pages"]) == (4, 5)

@@ -7,9 +7,23 @@ import pytest
 
 from slackwater.common.base import codec, limits
 from slackwater.common.base.clock import LiveClock
-from slackwater.common.base.effects import Effect, Persist, Recovered, Reply, Requested
-from slackwater.memory.service.control_service import ControlServiceCore, MapChanged, bucket
-from slackwater.memory.service.export import Exporter, ExportOptions
+from slackwater.common.base.effects import (
+    Effect,
+    Persist,
+    Recovered,
+    Reply,
+    Requested,
+    StartTimer,
+    TimerFired,
+)
+from slackwater.memory.service.assembly import DeviceAssembly
+from slackwater.memory.service.control_service import (
+    ControlService,
+    ControlServiceCore,
+    MapChanged,
+    bucket,
+)
+from slackwater.memory.service.options import DeviceOptions
 from slackwater.schemas.memory import (
     DeviceMap,
     GetMap,
@@ -25,32 +39,40 @@ ID = "d".ljust(63, "x")
 """As long as an id may be."""
 
 
-def backed(tmp_path: Path, size: int, slab_bytes: int, resilience: str) -> Exporter:
+def backed(tmp_path: Path, size: int, slab_bytes: int, resilience: str) -> DeviceAssembly:
     """A device whose every span has all its slabs, of lenders with the longest names."""
-    options = ExportOptions(
+    options = DeviceOptions(
         id=ID, size_bytes=size, socket=tmp_path / "nbd", backup=tmp_path / "backup", prefetch=0,
         resilience=resilience,
     )  # fmt: skip
-    exporter = Exporter(options, slab_bytes, LiveClock())
-    core = exporter.core
+    assembly = DeviceAssembly(options, slab_bytes, LiveClock())
+    core = assembly.core
     for span in range(core.settings.spans):
         for member in core.spans.fill(span, 0.0):
             member.state, member.generation = "open", 2**53
             member.lender = LenderId(f"{member.index}".rjust(63, "l"))
             member.slab = SlabId(f"{member.number:012x}")
     core.activity[:] = 123_456.789
-    return exporter
+    return assembly
 
 
-def control_core(exporter: Exporter) -> ControlServiceCore:
-    return ControlServiceCore(ID, exporter.records, exporter.map)
+def control_service(assembly: DeviceAssembly) -> ControlService:
+    status = assembly.status
+    return ControlService(ControlServiceCore(ID), status.records, status.map)
+
+
+def saved(service: ControlService, now_s: float) -> list[Effect]:
+    """Say that the map changed; what is saved once the timer that this sets has fired."""
+    [timer] = service.step(MapChanged(), now_s)
+    assert isinstance(timer, StartTimer)
+    return list(service.step(TimerFired(timer.key), timer.at_s))
 
 
 def written(effects: list[Effect]) -> list[str]:
     return [effect.key for effect in effects if isinstance(effect, Persist)]
 
 
-def pages(core: ControlServiceCore) -> Iterator[DeviceMap]:
+def pages(core: ControlService) -> Iterator[DeviceMap]:
     message = GetMap()
     while True:
         [reply] = core.step(Requested(1, message), 0.0)
@@ -90,16 +112,16 @@ async def test_every_part_is_small_enough(
 ) -> None:
     """Regression: the record of 4 TiB in coded slabs of 64 MiB would have had 9 MB; at 256 KiB the
     device's control service ended, and the device heard of no lender any more."""
-    exporter = backed(tmp_path, size, slab_bytes, resilience)
-    assert exporter.core.settings.spans == spans
-    records = exporter.records()
+    assembly = backed(tmp_path, size, slab_bytes, resilience)
+    assert assembly.core.settings.spans == spans
+    records = assembly.status.records()
     assert len(records) == parts
     for record in records.values():
         codec.encode_record(record, 2**53)  # Refuses one that is too large.
     named = [span.span for record in records.values() for span in record.spans]
     assert named == list(range(spans))
     told: list[SpanInfo] = []
-    for page in pages(control_core(exporter)):
+    for page in pages(control_service(assembly)):
         codec.encode(page)
         codec.encode(page, json=True)
         told += page.spans
@@ -107,21 +129,21 @@ async def test_every_part_is_small_enough(
 
 
 async def test_only_parts_that_changed_are_written(tmp_path: Path) -> None:
-    exporter = backed(tmp_path, 4096 * GIB, GIB, "8+2")
-    core = control_core(exporter)
+    assembly = backed(tmp_path, 4096 * GIB, GIB, "8+2")
+    core = control_service(assembly)
     first = list(core.step(Recovered(1, {}), 10.0))
     assert written(first) == ["map", "map-1", "map-2", "map-3"]
-    assert not core.step(MapChanged(), 20.0)
-    spans = exporter.core.spans
+    assert not saved(core, 20.0)
+    spans = assembly.core.spans
     [lost, *_] = spans.of(200)
     spans.forget(lost)
-    [write] = core.step(MapChanged(), 30.0)
+    [write] = saved(core, 30.0)
     assert isinstance(write, Persist)
     assert (write.bucket, write.key) == (bucket(ID), "map-1")
     kept = {e.key: e.record for e in first if isinstance(e, Persist) and e.record is not None}
     for member in [m for m in spans.all() if m.span >= 153]:
         spans.forget(member)
-    anew = list(control_core(exporter).step(Recovered(2, {bucket(ID): kept}), 40.0))
+    anew = list(control_service(assembly).step(Recovered(2, {bucket(ID): kept}), 40.0))
     assert sorted(written(anew)) == ["map-1", "map-2", "map-3"], "the first is what it was"
     assert all(isinstance(effect, Persist) and effect.record is None for effect in anew)
 

@@ -30,8 +30,8 @@ from slackwater.memory.array.pager import Pager
 from slackwater.memory.array.userfault import Userfault
 from slackwater.memory.pages.device import Device
 from slackwater.memory.prefetch.prefetch import WINDOW_MAX
-from slackwater.memory.service.export import ExportOptions
 from slackwater.memory.service.local_device import local_device
+from slackwater.memory.service.options import DeviceOptions
 from slackwater.memory.service.warm import warm
 from slackwater.memory.store import PAGE_BYTES
 
@@ -93,7 +93,7 @@ def encode(message: Request | Answer) -> bytes:
 @contextlib.asynccontextmanager
 async def device(begin: Begin) -> AsyncIterator[Device]:
     """A device of this array alone."""
-    options = ExportOptions(
+    options = DeviceOptions(
         id=begin.id,
         size_bytes=begin.nbytes,
         socket=None,

@@ -55,34 +55,30 @@ class MapChanged:
     pass
 
 
+@dataclass(frozen=True, slots=True)
+class MapRead:
+    """A snapshot of the slab map's parts by number, the first always among them."""
+
+    records: Mapping[int, DeviceRecord]
+
+
 Event = ShellEvent | FactSaid | MapChanged
 
 
 class ControlServiceCore:
-    """`records` (the slab map's parts by number, the first always among them) and `map` (from a
-    span on) read the device's state as it is."""
+    """Decide when the slab map is saved, and which of its parts. Pure."""
 
-    def __init__(
-        self,
-        id: str,
-        records: Callable[[], Mapping[int, DeviceRecord]],
-        map: Callable[[int], DeviceMap],
-        keeps: bool = True,
-    ) -> None:
+    def __init__(self, id: str, keeps: bool = True) -> None:
         self.keeps = keeps
         self._bucket = bucket(id)
-        self._records = records
-        self._map = map
         self._saved: Mapping[str, Record] = {}
         self._saved_s = 0.0
         self._waiting = False
 
-    def step(self, event: Event, now_s: float) -> Sequence[Effect]:
+    def step(self, event: Event | MapRead, now_s: float) -> Sequence[Effect]:
         match event:
             case Observed(message=message):
                 return [Do("seen", {"heartbeat": message})]
-            case Requested(token=token, message=GetMap(first=first)):
-                return [Reply(token, self._map(first))]
             case Requested(token=token, message=message):
                 why = f"a device does not know {type(message).__name__}"
                 return [Reply(token, Refused(reason=why))]
@@ -90,39 +86,56 @@ class ControlServiceCore:
                 return [effect]
             case MapChanged():
                 return self._changed(now_s)
+            case MapRead(records=found):
+                return self._save(found, now_s)
             case Recovered(records=records):
                 self._saved = records.get(self._bucket, {})
-                return self._save(now_s)
-            case TimerFired():
-                return self._save(now_s)
+                return []
             case Draining():
-                return [CancelTimer("save"), *self._save(now_s)]
-            case Answered():
+                return [CancelTimer("save")]
+            case TimerFired() | Answered():
                 return []
         assert_never(event)
 
     def _changed(self, now_s: float) -> list[Effect]:
         if self._waiting or not self.keeps:
             return []
-        if now_s - self._saved_s >= _SAVE_S:
-            return self._save(now_s)
         self._waiting = True
-        return [StartTimer("save", self._saved_s + _SAVE_S)]
+        return [StartTimer("save", max(now_s, self._saved_s + _SAVE_S))]
 
-    def _save(self, now_s: float) -> list[Effect]:
+    def _save(self, found: Mapping[int, DeviceRecord], now_s: float) -> list[Effect]:
         self._waiting = False
         self._saved_s = now_s
-        if not self.keeps:
-            return []
-        before, self._saved = (
-            self._saved,
-            {f"{KEY}-{part}" if part else KEY: record for part, record in self._records().items()},
-        )
+        before = self._saved
+        self._saved = {f"{KEY}-{part}" if part else KEY: record for part, record in found.items()}
         return [
             Persist(self._bucket, key, self._saved.get(key))
             for key in (*self._saved, *(before.keys() - self._saved.keys()))
             if self._saved.get(key) != before.get(key)
         ]
+
+
+class ControlService:
+    """The service's shell: reads the live device, and gives the core snapshots of it. `records`
+    returns the slab map's parts, `map` what operators see from a span on."""
+
+    def __init__(
+        self,
+        core: ControlServiceCore,
+        records: Callable[[], Mapping[int, DeviceRecord]],
+        map: Callable[[int], DeviceMap],
+    ) -> None:
+        self.core = core
+        self._records = records
+        self._map = map
+
+    def step(self, event: Event, now_s: float) -> Sequence[Effect]:
+        if isinstance(event, Requested) and isinstance(event.message, GetMap):
+            return [Reply(event.token, self._map(event.message.first))]
+        effects = self.core.step(event, now_s)
+        if self.core.keeps and isinstance(event, Recovered | TimerFired | Draining):
+            effects = [*effects, *self.core.step(MapRead(self._records()), now_s)]
+        return effects
 
 
 def bucket(id: str) -> str:
@@ -131,16 +144,16 @@ def bucket(id: str) -> str:
 
 def definition(
     id: str,
-    core: ControlServiceCore,
+    service: ControlService,
     heartbeat: Callable[[float], DeviceHeartbeat],
     seen: Callable[[SlabdHeartbeat], None],
 ) -> ServiceDefinition:
     return ServiceDefinition(
         service=SERVICE,
         id=id,
-        core=core,
+        core=service,
         description="A block device in remote memory.",
-        buckets={bucket(id): DeviceRecord} if core.keeps else {},
+        buckets={bucket(id): DeviceRecord} if service.core.keeps else {},
         endpoints={"map": GetMap},
         subscriptions={
             subjects.telemetries(service="slabd", what="heartbeat"): SlabdHeartbeat,

@@ -9,13 +9,14 @@ from slackwater.common.base import limits
 from slackwater.common.base.clock import LiveClock
 from slackwater.common.bus.access import Credentials
 from slackwater.memory.pages.device import Device
+from slackwater.memory.service.assembly import DeviceAssembly
 from slackwater.memory.service.discovery import find_slab_bytes
-from slackwater.memory.service.export import Exporter, ExportOptions
+from slackwater.memory.service.options import DeviceOptions
 
 
 @contextlib.asynccontextmanager
 async def local_device(
-    options: ExportOptions, url: str, credentials: Credentials
+    options: DeviceOptions, url: str, credentials: Credentials
 ) -> AsyncIterator[Device]:
     """`url` "": no cluster, pages go to the backup file alone. Run what uses it alongside its
     `background`. Raises ConfigRejected, Unavailable."""
@@ -23,16 +24,16 @@ async def local_device(
     if not slab_bytes and url:
         slab_bytes = await find_slab_bytes(url, f"device-{options.id}", credentials)
     made = replace(options, socket=None)
-    exporter = Exporter(made, slab_bytes or limits.SLAB_BYTES_DEFAULT, LiveClock())
+    assembly = DeviceAssembly(made, slab_bytes or limits.SLAB_BYTES_DEFAULT, LiveClock())
     stop = asyncio.Event()
-    shown: asyncio.Task[None] | None = None
-    await exporter.start()
+    published: asyncio.Task[None] | None = None
+    await assembly.start()
     try:
         if url:
-            shown = exporter.background.spawn(exporter.show(url, stop, credentials))
-        yield exporter.device
+            published = assembly.background.spawn(assembly.publish(url, stop, credentials))
+        yield assembly.device
     finally:
         stop.set()
-        await exporter.close()
-        if shown is not None:
-            await asyncio.gather(shown, return_exceptions=True)
+        await assembly.close()
+        if published is not None:
+            await asyncio.gather(published, return_exceptions=True)

@@ -38,8 +38,8 @@ from slackwater.common.base.errors import (
     Unavailable,
 )
 from slackwater.common.bus.access import Credentials
-from slackwater.memory.service.export import ExportOptions
 from slackwater.memory.service.local_device import local_device
+from slackwater.memory.service.options import DeviceOptions
 from slackwater.memory.service.warm import warm
 from slackwater.memory.spill.spill import DiskTier, MemoryTier, RemoteTier, SpillStore, Tier
 from slackwater.memory.store import PAGE_BYTES
@@ -302,7 +302,7 @@ async def _opened(tiers: Tiers, folders: list[str]) -> AsyncIterator[tuple[list[
         folder = Path(tempfile.mkdtemp(prefix="slackwater-spill-", dir=tiers.folder))
         folders.append(str(folder))
         if tiers.remote_bytes:
-            options = ExportOptions(
+            options = DeviceOptions(
                 id=f"spill-{os.getpid()}-{secrets.token_hex(4)}",
                 size_bytes=-(-tiers.remote_bytes // PAGE_BYTES) * PAGE_BYTES,
                 socket=None,
