@@ -60,7 +60,7 @@ from slackwater.services.slabd import drain_record, events
 from slackwater.services.slabd.config import SlabdConfig
 from slackwater.services.slabd.eviction import Round, candidates
 from slackwater.services.slabd.sizing import Sizing
-from slackwater.services.slabd.slab import Slab
+from slackwater.services.slabd.slab import Slab, state_found
 
 _ID_BITS: Final = 48
 
@@ -147,7 +147,7 @@ class LenderCore:
             self.slabs.pop(slab, None)
             self.sizing.pause()
             return [Log("slab.not-made", {"slab": slab, "reason": failure}, "warning")]
-        self._set_free(self.slabs[slab])
+        self.slabs[slab].become_free()
         return self._grow() if self.lending else self._give_up(1, now_s)
 
     def _give_up(self, count: int, now_s: float) -> list[Effect]:
@@ -207,7 +207,8 @@ class LenderCore:
         effects: list[Effect] = []
         for slab in chosen:
             found = self.slabs[slab]
-            found.state, found.asked_s = "evicting", now_s
+            found.move("evicting", "EVICT is sent")
+            found.asked_s = now_s
             effects.append(StartTimer(f"evict.{slab}", now_s + self._config.evict_s))
         for session, part in self._by_session(chosen):
             evict_s, later_s = self._config.evict_s, self._config.evict_later_s
@@ -237,7 +238,7 @@ class LenderCore:
     def _let_go(slab: Slab, *, forced: bool = False) -> Effect:
         """Its memory goes back to the machine. By force, the channel ends first where memory is not
         mapped: nothing may be read from it meanwhile."""
-        slab.state = "leaving"
+        slab.move("leaving", "by force" if forced else "let go")
         given = {"slab": slab.id, "session": slab.session, "generation": slab.generation}
         return Do("let_go", {**given, "forced": forced})
 
@@ -296,7 +297,8 @@ class LenderCore:
             return [self._send(session, self._free_memory(message.request))]
         else:
             slab = free[0]
-            slab.state, slab.session, slab.device = "lent", session, device
+            slab.move("lent", f"MAP of {device}")
+            slab.session, slab.device = session, device
             slab.generation += 1
             slab.span, slab.member = message.span, message.member
             slab.secret, slab.hold_s, slab.since_s = message.secret, message.hold_s, now_s
@@ -340,7 +342,8 @@ class LenderCore:
                 retry_after_s=0.1,
             )
             return [Do("close", {"session": slab.session}), self._send(session, wait)]
-        slab.state, slab.session = "lent", session
+        slab.move("lent", f"CLAIM of {device}")
+        slab.session = session
         effects = [CancelTimer(f"hold.{slab.id}"), self._lend(slab, message.request)]
         if not self.lending:  # It was started anew while it was drained: in good order, then.
             effects += self._evict([slab.id], now_s)
@@ -355,7 +358,7 @@ class LenderCore:
         if found.state != "lent":
             return []
         fact = self._fact(found, "returned", now_s)
-        found.state = "renewing"
+        found.move("renewing", "UNMAP")
         given = {"slab": slab, "session": session, "generation": generation}
         return [Do("renew", given), *fact]
 
@@ -369,7 +372,7 @@ class LenderCore:
             slab.session = 0
             hold_s = min(slab.hold_s, self._config.hold_s_max)
             if slab.state == "lent" and hold_s > 0:
-                slab.state = "held"
+                slab.move("held", "its device is gone")
                 effects.append(StartTimer(f"hold.{slab.id}", now_s + hold_s))
             else:
                 effects += [
@@ -387,20 +390,19 @@ class LenderCore:
         being taken away goes."""
         effects: list[Effect] = []
         for word, identity in found:
-            slab = Slab(identity.slab, "leaving", identity.generation, identity.device)
+            state = state_found(word, identity.hold_s)
+            slab = Slab(identity.slab, state, identity.generation, identity.device)
             slab.span, slab.member = identity.span, identity.member
             slab.secret, slab.hold_s = identity.secret, identity.hold_s
             slab.since_s = identity.since_s
             self.slabs[slab.id] = slab
-            state = trailer.fence_state(word)
-            if state == trailer.FREE:
-                self._set_free(slab)
-            elif state == trailer.LENT and identity.hold_s > 0:
-                slab.state = "held"
+            if state == "renewing":
+                slab.become_free()
+            elif state == "held":
                 hold_s = min(identity.hold_s, self._config.hold_s_max)
                 effects.append(StartTimer(f"hold.{slab.id}", now_s + hold_s))
             else:
-                if state == trailer.LENT:
+                if trailer.fence_state(word) == trailer.LENT:
                     why = "the daemon was started again, and its device did not ask to wait"
                     effects += self._fact(slab, "lost", now_s, reason=why)
                 effects.append(self._let_go(slab))
@@ -462,11 +464,6 @@ class LenderCore:
     def _state(self, slab: SlabId) -> SlabState | None:
         found = self.slabs.get(slab)
         return found.state if found is not None else None
-
-    @staticmethod
-    def _set_free(slab: Slab) -> None:
-        slab.state, slab.device, slab.session, slab.secret = "free", "", 0, ""
-        slab.span = slab.member = 0
 
     def _by_session(self, slabs: Iterable[SlabId]) -> list[tuple[int, tuple[SlabId, ...]]]:
         """In messages of a bounded size."""

@@ -96,7 +96,9 @@ class World:
                 )  # fmt: skip
 
     def feed(self, event: Any) -> None:
-        for effect in self.core.step(event, self.now_s):
+        effects = self.core.step(event, self.now_s)
+        self.core.spans.check_invariants()
+        for effect in effects:
             self._perform(effect)
 
     def _perform(self, effect: Effect) -> None:

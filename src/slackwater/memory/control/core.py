@@ -140,7 +140,7 @@ class DeviceCore:
             chosen = candidates(able, self._old(), excluded, self._rng)
         else:
             chosen = self._from_set(member, excluded, now_s)
-        member.state, member.lender = "placing", None
+        member.search(f"asks {sorted(chosen)}")
         member.asked, member.answers = set(chosen), []
         member.attempts += 1
         if not chosen or member.attempts > _ATTEMPTS_MAX:
@@ -204,7 +204,7 @@ class DeviceCore:
     def _map(
         self, member: Member, lender: LenderId, now_s: float, usage_max: float = 0.0
     ) -> list[Effect]:
-        member.state, member.lender = "mapping", lender
+        member.map_at(lender)
         message = MapSlab(
             request=self._open_request(member, lender),
             span=member.span,
@@ -259,7 +259,7 @@ class DeviceCore:
         one was: then that one is asked, too."""
         effects: list[Effect] = []
         if member.state == "mapping":
-            member.state, member.lender = "placing", None
+            member.search(f"{lender} has become fuller")
             effects = self._query_all(member, sorted(member.asked - {lender}), now_s)
         elif member.state != "placing":
             return []
@@ -275,7 +275,7 @@ class DeviceCore:
             return [self._send(lender, back)]
         member.slab, member.generation = message.slab, message.generation
         claimed = member.state == "claiming"
-        member.state = "opening"
+        member.move("opening", "MR_INFO")
         opening = {"lender": lender, "message": message, "claimed": claimed}
         place = {"member": member.number, "span": member.span, "index": member.index}
         return [Do("open", place | opening)]
@@ -283,7 +283,7 @@ class DeviceCore:
     def _not_mapped(self, member: Member, message: NotMapped, now_s: float) -> list[Effect]:
         if member.state == "claiming":
             if message.retry_after_s > 0:
-                member.state = "suspended"
+                member.move("suspended", "its lender is not ready")
                 due_s = now_s + max(message.retry_after_s, 0.05)
                 return [StartTimer(f"claim.{member.number}", due_s)]
             return self._leave(member, "lost")
@@ -299,7 +299,7 @@ class DeviceCore:
             return []
         if failure:
             return self._leave(member, "lost")
-        member.state = "open"
+        member.move("open", "its slab is here")
         resumed = member.attempts == 0
         member.attempts = 0
         self._paused.pop(member.span, None)
@@ -348,7 +348,7 @@ class DeviceCore:
 
     def _leave(self, member: Member, why: Why) -> list[Effect]:
         """From here on the span does not use the slab; `Left` follows when nothing is under way."""
-        member.state, member.why = "leaving", why
+        member.leave(why)
         number = member.number
         return [
             CancelTimer(f"place.{number}"),
@@ -392,7 +392,7 @@ class DeviceCore:
         if member.lender not in self.connected:
             return self._connect(member.lender)
         assert member.slab is not None
-        member.state = "claiming"
+        member.move("claiming", f"CLAIM to {member.lender}")
         message = ClaimSlab(
             request=self._open_request(member, member.lender),
             slab=member.slab,
@@ -434,7 +434,7 @@ class DeviceCore:
     def _suspend(self, member: Member, reason: str, now_s: float) -> list[Effect]:
         """`claiming` again: the time it may be away runs on from the first loss."""
         first = member.state == "open"
-        member.state, member.whole = "suspended", False
+        member.suspend(reason)
         effects: list[Effect] = [StartTimer(f"claim.{member.number}", now_s + limits.CLAIM_RETRY_S)]
         if first:
             member.began_s = now_s

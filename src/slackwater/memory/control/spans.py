@@ -1,11 +1,26 @@
-"""The spans of a device and the slabs behind them: who backs what, and what each is at. Pure."""
+"""The spans of a device and the slabs behind them: which slab backs what. Pure.
 
+A member's states (`TRANSITIONS` has them as a table):
+
+              MAP            MR_INFO             mapped
+    placing ---------> mapping ---------> opening ------> open
+       ^                 |                 ^  |             |
+       +-----------------+                 |  |             | the channel is lost
+        refused, too late                  |  v             v
+                                       claiming <------ suspended
+                                           |   CLAIM        |
+                            slab is gone   v                v  away too long
+    leaving <---------- (from each of these four: EVICT, cold, lost) ; then it is forgotten
+"""
+
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from slackwater.common.base.transitions import Story
 from slackwater.schemas.memory import (
     Activity,
     CheckActivity,
@@ -23,6 +38,17 @@ HOT: Final = 20.0
 
 MemberState = Literal["placing", "mapping", "opening", "open", "suspended", "claiming", "leaving"]
 Why = Literal["evict", "cold", "lost"]
+
+TRANSITIONS: Final[Mapping[MemberState, frozenset[MemberState]]] = {
+    "placing": frozenset({"placing", "mapping"}),
+    "mapping": frozenset({"placing", "opening"}),
+    "opening": frozenset({"open", "suspended", "leaving"}),
+    "open": frozenset({"suspended", "leaving"}),
+    # A channel that is lost again while a claim is under way suspends anew.
+    "suspended": frozenset({"claiming", "leaving"}),
+    "claiming": frozenset({"opening", "suspended", "leaving"}),
+    "leaving": frozenset(),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +91,33 @@ class Member:
     """It has the fragment of every page of its span."""
     wanted: bool = False
     """Its lender asked for it, and waits until the span can do without it."""
+    story: Story = field(default_factory=Story, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        self.story.begin(self.state, "it begins")
+
+    def move(self, new: MemberState, why: str) -> None:
+        """Raises InvalidTransition: the table has no such one."""
+        thing = f"member {self.number} of span {self.span}"
+        self.story.move(thing, self.state, new, why, TRANSITIONS)
+        self.state = new
+
+    def search(self, why: str) -> None:
+        """Look for a lender, with none chosen yet."""
+        self.move("placing", why)
+        self.lender = None
+
+    def map_at(self, lender: LenderId) -> None:
+        self.move("mapping", f"MAP to {lender}")
+        self.lender = lender
+
+    def suspend(self, why: str) -> None:
+        self.move("suspended", why)
+        self.whole = False
+
+    def leave(self, why: Why) -> None:
+        self.move("leaving", why)
+        self.why = why
 
     @property
     def usable(self) -> bool:
@@ -151,6 +204,26 @@ class Spans:
         members[member.index] = None
         if not any(members):
             del self._spans[member.span]
+
+    def check_invariants(self) -> None:
+        """Raises AssertionError, with the member's story, when its fields do not fit its state."""
+        for span, members in self._spans.items():
+            assert any(members), f"span {span} has no member, and is not absent"
+        for number, member in self._members.items():
+            has_slab = member.slab is not None and member.lender is not None
+            looking = member.state in ("placing", "mapping")
+            good = {
+                "in its place": self._spans[member.span][member.index] is member,
+                "known by its number": number == member.number,
+                "without a slab while it looks for one": not looking or member.slab is None,
+                "with a lender once it asked for a slab": (member.state == "placing")
+                == (member.lender is None),
+                "with a slab from then on": looking or has_slab,
+                "whole only while it is open, or leaves": not member.whole
+                or member.state in ("open", "leaving"),
+            }
+            broken = [what for what, holds in good.items() if not holds]
+            assert not broken, f"member {number} is {member.state}: {broken}; {member.story}"
 
     # For operators and the slab map ---------------------------------------------------------------
 

@@ -51,6 +51,7 @@ from slackwater.services.slabd.events import (
     SlabsFound,
 )
 from slackwater.services.slabd.eviction import candidates, light_probability
+from slackwater.services.slabd.slab import check_invariants
 
 SLAB = 1024 * 1024
 WHOLE = SLAB + trailer.TRAILER_BYTES
@@ -72,7 +73,9 @@ class Lender:
         self.replies: list[Message] = []
 
     def feed(self, event: Any) -> None:
-        for effect in self.core.step(event, self.now_s):
+        effects = self.core.step(event, self.now_s)
+        check_invariants(self.core.slabs, self.core.sessions)
+        for effect in effects:
             self._perform(effect)
 
     def _perform(self, effect: Effect) -> None:
