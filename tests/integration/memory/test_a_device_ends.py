@@ -18,7 +18,7 @@ from slackwater.loadgen.memory.nbd_client import NbdClient
 from slackwater.memory.pages.device import Device
 from slackwater.memory.pages.stall import Stall
 from slackwater.memory.resilience.hydra import Hydra
-from slackwater.memory.service import export
+from slackwater.memory.service import assembly as parts
 from slackwater.memory.service.shutdown import Patience
 
 MIB = 1024 * 1024
@@ -45,7 +45,7 @@ async def test_a_task_that_fails_is_the_devices_state_and_end(
             await assembly.background.alongside(asyncio.sleep(20))
         beat = assembly.status.heartbeat(0.0)
         assert (beat.state, "injected" in beat.reason) == ("failed", True)
-        monkeypatch.setattr(export, "Patience", partial(Patience, stuck_s=0.1))
+        monkeypatch.setattr(parts, "Patience", partial(Patience, stuck_s=0.1))
         c.assembly = None
         with pytest.raises(Fatal, match="while it waited for requests of clients"):
             await assembly.close()
@@ -67,8 +67,8 @@ async def test_a_ring_that_stands_still_is_shown_until_it_moves(
         await hold(*arguments, **named)
 
     monkeypatch.setattr(Device, "_hold", held)
-    monkeypatch.setattr(export, "Stall", partial(Stall, stuck_s=0.1))
-    monkeypatch.setattr(export, "_WATCH_S", 0.02)
+    monkeypatch.setattr(parts, "Stall", partial(Stall, stuck_s=0.1))
+    monkeypatch.setattr(parts, "_WATCH_S", 0.02)
     async with cluster("shm") as c:
         await c.lend(2, slabs=2)
         assembly = await c.export(MIB // 2, resilience="2-copies")
