@@ -10,35 +10,20 @@ and checks, at every instant:
 - **conservation of work**: progress only grows while GPUs are held and ready, falls only when a
   machine is lost, carries over from segment to segment, and ends at the job's whole work; where the
   job model is exact, it is redone to the second;
-- **jobs in = jobs out**: every submitted job ends, after its submission, once.
+- **jobs in = jobs out**: every submitted job ends, after its submission, once;
+- **the operator's rules** (see `audit_rules`): GPU types, minimum run time, quotas, priorities.
 """
 
 from collections.abc import Iterable
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 from slackwater.common.base import limits
+from slackwater.loadgen.simulator.gpu.audit_rules import Held, check_rules
 from slackwater.loadgen.simulator.gpu.eventlog import EventLog, LoggedJob
 from slackwater.loadgen.traces.record import TraceJob
 
 _SLACK = 1e-6
-
-
-class Held(NamedTuple):
-    """One segment as the log tells it."""
-
-    start_s: float
-    end_s: float
-    ready_s: float
-    places: tuple[tuple[int, int], ...]
-    group: str
-    before: float
-    after: float
-    why: str
-
-    @property
-    def gpus(self) -> int:
-        return sum(gpus for _, gpus in self.places)
 
 
 def audit(log: EventLog, trace: Iterable[TraceJob] | None = None) -> list[str]:
@@ -48,6 +33,7 @@ def audit(log: EventLog, trace: Iterable[TraceJob] | None = None) -> list[str]:
     for number, job in enumerate(log.slackwater.jobs):
         findings += _check_job(job, held.get(number, []), log.slackwater.exact)
     findings += _check_capacity(log, held)
+    findings += check_rules(log, held)
     if trace is not None:
         findings += _check_against(log, trace)
     return findings[: limits.AUDIT_FINDINGS_MAX]

@@ -18,6 +18,7 @@ from slackwater.loadgen.simulator.gpu.outcome import Costs, Scaling, Settings
 from slackwater.loadgen.simulator.gpu.workload import SimJob
 from slackwater.services.master.scheduling import registry
 from slackwater.services.master.scheduling.policies.colocation import Colocated
+from slackwater.services.master.scheduling.rules import refuse_job, refuse_rules, refuse_types
 from slackwater.services.master.scheduling.view import Policy, Rules
 
 COLOCATION = ("colocate_gain", "colocate_stay")
@@ -152,3 +153,14 @@ def policy_knobs(name: str, options: Options) -> dict[str, object]:
     """Every knob of a policy as it runs: defaults, overridden."""
     knobs = {k: v for k, v in registry.options_of(name).items() if v is not inspect.Parameter.empty}
     return {**knobs, **settings_of(options, name)}
+
+
+def refuse_ignored(options: Options, jobs: Sequence[SimJob]) -> None:
+    """Raise ConfigRejected, naming the policy, the rule and the remedy."""
+    cluster, rules = build_cluster(options).view, build_rules(options, jobs)
+    for name in options.policies:
+        policy = build_policy(options, name)
+        refuse_rules(policy, rules)
+        refuse_types(policy, cluster)
+        for job in jobs:
+            refuse_job(policy, job)

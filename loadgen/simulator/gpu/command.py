@@ -21,6 +21,7 @@ from slackwater.common.base import limits
 from slackwater.common.base.errors import ConfigRejected, Rejected, SlackwaterError
 from slackwater.loadgen.simulator.gpu import audit as auditor
 from slackwater.loadgen.simulator.gpu import eventlog
+from slackwater.loadgen.simulator.gpu.build import refuse_ignored
 from slackwater.loadgen.simulator.gpu.metrics import Summary
 from slackwater.loadgen.simulator.gpu.options import Options
 from slackwater.loadgen.simulator.gpu.prepare import prepare, selected
@@ -52,6 +53,7 @@ def simulate(
     """Run every policy (with every seed), print the comparison, write the report."""
     _refuse_slips(options, report)
     prepared = prepare(options, options.seed)
+    refuse_ignored(options, prepared.jobs)
     if report is not None:
         _begin(report)
     tasks = tasks_of(options, report)

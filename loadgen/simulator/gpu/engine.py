@@ -276,9 +276,9 @@ class Engine:
         for active, _, _, _ in given:
             self._resume(active)
             self._show(active)
-        for job_id in (*decision.pause, *decision.resize, *decision.start):
-            touched.discard(self._number[job_id])
-        self._recondition(touched)
+        if touched:
+            changed = (*decision.pause, *decision.resize, *decision.start)
+            self._recondition(touched.difference(map(self._number.__getitem__, changed)))
 
     def _take(self, active: Active, allocation: Allocation, group: str, free: bool) -> set[int]:
         """The job holds these GPUs from now on; answers whom that concerns."""

@@ -15,12 +15,13 @@ import msgspec
 
 from slackwater.common.base.errors import Rejected
 from slackwater.loadgen.simulator.gpu.outcome import Result, Segment
+from slackwater.services.master.scheduling.view import NO_RULES, Rules
 
 SCHEMA = 1
 _MICRO = 1_000_000
 
 
-class LoggedJob(msgspec.Struct):
+class LoggedJob(msgspec.Struct, omit_defaults=True):
     id: str
     submit_s: float
     end_s: float
@@ -32,9 +33,14 @@ class LoggedJob(msgspec.Struct):
     restarts: int
     preemptions: int
     failures: int
+    tenant: str = ""
+    """Noted where there are quotas."""
+    priority: int = 0
+    gpu_types: tuple[str, ...] = ()
+    """The types that it can run on, where there are several; empty: any."""
 
 
-class Facts(msgspec.Struct):
+class Facts(msgspec.Struct, omit_defaults=True):
     schema: int
     policy: str
     job_model: str
@@ -43,6 +49,10 @@ class Facts(msgspec.Struct):
     nodes: list[tuple[int, str]]
     outages: list[tuple[int, float, float | None]]
     jobs: list[LoggedJob]
+    quotas: dict[str, int] = {}
+    """Tenant -> GPUs; with `borrowing`, what it is guaranteed, else all that it may hold."""
+    borrowing: bool = True
+    min_run_s: float = 0
 
 
 class EventLog(msgspec.Struct, rename={"trace_events": "traceEvents", "unit": "displayTimeUnit"}):
@@ -52,8 +62,14 @@ class EventLog(msgspec.Struct, rename={"trace_events": "traceEvents", "unit": "d
 
 
 def event_log(
-    result: Result, policy: str, job_model: str, nodes: Sequence[tuple[int, str]], exact: bool
+    result: Result,
+    policy: str,
+    job_model: str,
+    nodes: Sequence[tuple[int, str]],
+    exact: bool,
+    rules: Rules = NO_RULES,
 ) -> EventLog:
+    several = len({kind for _, kind in nodes}) > 1
     facts = Facts(
         SCHEMA, policy, job_model, exact, list(nodes),
         [(node, a, None if b == float("inf") else b) for node, a, b in result.outages],
@@ -61,9 +77,12 @@ def event_log(
             LoggedJob(
                 o.job.id, o.job.submit_s, o.end_s, o.job.gpus, o.job.gpus_min, o.job.gpus_max,
                 o.gpu_s, o.work_total, o.restarts, o.preemptions, o.failures,
+                o.job.tenant if rules.quotas else "", o.job.priority,
+                tuple(sorted(o.job.speeds)) if several else (),
             )
             for o in result.outcomes
         ],
+        dict(rules.quotas), rules.borrowing or not rules.quotas, rules.min_run_s or 0,
     )  # fmt: skip
     events = [_name(0, "cluster")]
     events += [_name(i + 1, f"n{i} ({f'{g} GPUs {t}'.strip()})") for i, (g, t) in enumerate(nodes)]

@@ -96,7 +96,7 @@ def run(
     if task.log_path:
         exact = model.name == "fixed" and not settings.slowdowns.any
         exact = exact and not (options.speeds or options.throughputs)
-        log = eventlog.event_log(result, task.policy, model.name, nodes, exact)
+        log = eventlog.event_log(result, task.policy, model.name, nodes, exact, settings.rules)
         eventlog.write(log, Path(task.log_path))
     summary = summarize(task.policy, result, figures, perf_counter() - began_s)
     return RunReport(

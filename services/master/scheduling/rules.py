@@ -5,10 +5,10 @@ nothing. A rule that a policy ignores is refused by name: a tenant's guarantee t
 worse than an error.
 """
 
-from typing import Final, Literal, get_args
+from typing import Final, Literal, Protocol, get_args
 
-from slackwater.common.base.errors import ConfigRejected, Rejected
-from slackwater.services.master.scheduling.view import ClusterView, JobView, Rules, name_of
+from slackwater.common.base.errors import ConfigRejected
+from slackwater.services.master.scheduling.view import ClusterView, Rules, name_of
 
 Rule = Literal["quotas", "priorities", "min_run_s", "gpu_types"]
 """`quotas`: tenants' guarantees and limits. `priorities`: a waiting job of higher priority comes
@@ -19,6 +19,15 @@ NOTHING_HONOURED: Final[frozenset[Rule]] = frozenset()
 EVERY_RULE: Final[frozenset[Rule]] = frozenset(get_args(Rule))
 ORDERED: Final = "use a policy that orders a queue (fifo, srsf, tiresias-las ...)"
 """The remedy: queue-ordered policies honour every rule."""
+
+
+class Ranked(Protocol):
+    """A job as far as rules concern it: a JobView, or what becomes one."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def priority(self) -> int: ...
 
 
 def honours_of(policy: object) -> frozenset[Rule]:
@@ -33,23 +42,23 @@ def honours_of(policy: object) -> frozenset[Rule]:
 
 
 def refuse_rules(policy: object, rules: Rules) -> None:
-    """Raise Rejected where a rule is set that the policy ignores."""
+    """Raise ConfigRejected where a rule is set that the policy ignores."""
     honoured = honours_of(policy)
     if rules.quotas and "quotas" not in honoured:
-        raise Rejected(
+        raise ConfigRejected(
             f"{name_of(policy)} does not keep tenants' quotas; leave them out, or {ORDERED}"
         )
     if rules.min_run_s > 0 and "min_run_s" not in honoured:
-        raise Rejected(
+        raise ConfigRejected(
             f"{name_of(policy)} protects no job for a minimum run time ({rules.min_run_s} s); "
             f"leave it out, or {ORDERED}"
         )
 
 
-def refuse_job(policy: object, job: JobView) -> None:
-    """Raise Rejected for a job that asks for what the policy ignores."""
+def refuse_job(policy: object, job: Ranked) -> None:
+    """Raise ConfigRejected for a job that asks for what the policy ignores."""
     if job.priority and "priorities" not in honours_of(policy):
-        raise Rejected(
+        raise ConfigRejected(
             f"{name_of(policy)} knows no priorities, and job {job.id} has priority "
             f"{job.priority}; leave priorities out, or {ORDERED}"
         )

@@ -23,7 +23,8 @@ bounded size; `restore` takes them back in the next process.
 
 from collections.abc import Mapping, Sequence
 from math import inf
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final
 
 import msgspec
 
@@ -45,8 +46,10 @@ from slackwater.services.master.scheduling.view import (
     name_of,
 )
 
+_NO_JOBS: Final[Mapping[JobId, Any]] = MappingProxyType({})
 
-class Decision(msgspec.Struct, frozen=True):
+
+class Decision(msgspec.Struct, frozen=True, gc=False):
     """Changes from now on; everybody else keeps what they have.
 
     Pauses and resizes free GPUs first, then resizes and starts take theirs, in this order.
@@ -68,7 +71,10 @@ class Decision(msgspec.Struct, frozen=True):
 
 
 class Scheduler:
-    """A policy under the operator's rules. Raises Rejected where the policy ignores one of them."""
+    """A policy under the operator's rules.
+
+    Raises ConfigRejected for a rule that the policy ignores.
+    """
 
     def __init__(self, policy: Policy, rules: Rules = NO_RULES) -> None:
         refuse_rules(policy, rules)
@@ -81,7 +87,7 @@ class Scheduler:
         """The next decision tells the policy to compare everything."""
 
     def admit(self, job: JobView) -> None:
-        """Raise Rejected for a job that asks for what the policy ignores: a priority, say."""
+        """Raise ConfigRejected for a job that asks for what the policy ignores: a priority, say."""
         refuse_job(self.policy, job)
 
     def decide(self, view: View) -> Decision:
@@ -89,7 +95,11 @@ class Scheduler:
         if view.cluster is not self._cluster:
             refuse_types(self.policy, view.cluster)
             self._cluster = view.cluster
-        changed = None if self._compare else self._changed(view)
+        changed = view.changed
+        if self._compare:
+            changed = None
+        elif changed is None:
+            changed = self._changed(view)
         asked = view
         if changed is not view.changed or view.rules is not self.rules:
             asked = View(view.now_s, view.cluster, view.jobs, view.free, changed, self.rules)
@@ -151,9 +161,9 @@ class Scheduler:
         return self.policy.durable(self._memory)
 
     def _changed(self, view: View) -> Sequence[JobId] | None:
-        """The jobs that changed: as the driver noted, or by comparison with the last view."""
-        if view.changed is not None or self._seen is None:
-            return view.changed
+        """Compare with the last view; None: its driver noted changes, so nothing was kept."""
+        if self._seen is None:
+            return None
         seen = self._seen
         changed = [job_id for job_id, job in view.jobs.items() if seen.get(job_id) != job]
         return changed + [job_id for job_id in seen if job_id not in view.jobs]
@@ -178,7 +188,7 @@ def _checked(plan: Plan, view: View) -> Decision:
             f"{view.now_s} s"
         )
     if not plan.allocations:
-        return Decision(wake_s=plan.next_decision_s, desired_nodes=plan.desired_nodes)
+        return Decision(_NO_JOBS, _NO_JOBS, (), _NO_JOBS, plan.next_decision_s, plan.desired_nodes)
     validate(plan, view)
     start: dict[JobId, Allocation] = {}
     resize: dict[JobId, Allocation] = {}

@@ -25,6 +25,7 @@ def validate(plan: Plan, view: View) -> None:
     """Refuse a plan that the cluster cannot carry out. Costs only what the plan changes."""
     room: dict[int, int] = {}
     groups = _groups_of(view, plan) if plan.groups or _any_grouped(plan, view) else None
+    protecting = view.rules.min_run_s > 0
     for job_id, allocation in plan.allocations.items():
         job = view.jobs.get(job_id)
         if job is None:
@@ -32,11 +33,8 @@ def validate(plan: Plan, view: View) -> None:
         if groups is None or not job.group:
             for node, gpus in job.allocation:
                 room[node] = room.get(node, 0) + gpus
-        if allocation != job.allocation and view.rules.protects(job, view.now_s):
-            raise PlanRefused(
-                f"job {job_id} runs since {job.since_s} s and is protected for "
-                f"{view.rules.min_run_s} s; leave it as it is at {view.now_s} s"
-            )
+        if protecting and view.rules.protects(job, view.now_s):
+            _check_protected(job, allocation, plan.groups.get(job_id, ""), view)
         if allocation:
             _check_gang(job, allocation, view.cluster)
             if groups is None or job_id not in plan.groups:
@@ -77,6 +75,15 @@ def _check_gang(job: JobView, allocation: Allocation, cluster: ClusterView) -> N
     if not job.gpus_min <= total <= job.gpus_max:
         raise PlanRefused(
             f"job {job.id}: {total} GPUs break its gang of {job.gpus_min}..{job.gpus_max}"
+        )
+
+
+def _check_protected(job: JobView, allocation: Allocation, group: str, view: View) -> None:
+    """Others may join it on its GPUs, and leave it there."""
+    if allocation != job.allocation or (group and job.group and group != job.group):
+        raise PlanRefused(
+            f"job {job.id} runs since {job.since_s} s and is protected for "
+            f"{view.rules.min_run_s} s; leave it as it is at {view.now_s} s"
         )
 
 

@@ -9,9 +9,9 @@ from bisect import bisect_left
 from collections.abc import Container
 from heapq import heappop, heappush
 from math import inf
-from typing import TYPE_CHECKING
 
 from slackwater.schemas.base import JobId
+from slackwater.services.master.scheduling.policies.order import Order
 from slackwater.services.master.scheduling.policies.queue_index import (
     RUNNING_LEVEL,
     Bucket,
@@ -24,9 +24,6 @@ from slackwater.services.master.scheduling.policies.queue_index import (
 from slackwater.services.master.scheduling.policies.room import Demand, Room, type_held
 from slackwater.services.master.scheduling.view import View
 
-if TYPE_CHECKING:
-    from slackwater.services.master.scheduling.policies.queues import QueuePolicy
-
 
 def _rank(held: Held) -> tuple[Key, int]:
     return held[:2]
@@ -37,7 +34,7 @@ class Walk:
 
     def __init__(
         self,
-        policy: "QueuePolicy",
+        policy: Order,
         view: View,
         queues: Queues,
         without: Container[JobId] = (),

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -267,3 +268,34 @@ def test_gpu_types_from_gavels_table(traces_dir: Path, tmp_path: Path) -> None:
     assert summary["completed"] == 100
     assert summary["avg_jct_s"] < 85_308, "Gavel's own LAS on the same jobs and machines"
     assert audit(tmp_path / "r") == 0
+
+
+RULED = """job_id,submit_s,gpus,duration_s,tenant,priority
+a,0,4,1000,a,0
+b,0,4,1000,a,0
+c,10,4,1000,b,1
+"""
+
+
+@pytest.mark.parametrize(
+    ("policy", "rule", "said"),
+    [
+        ("pollux", ("--quotas", "a=4,b=4", "--no-borrowing"), "pollux does not keep .* quotas"),
+        ("hell", ("--quotas", "a=4,b=4"), "hell does not keep tenants' quotas"),
+        ("pollux", ("--priorities",), "pollux knows no priorities, and job c has priority 1"),
+        ("jsq-chunk", ("--priorities",), "jsq-chunk knows no priorities"),
+        ("harmony", ("--min-run-s", "60"), "harmony protects no job"),
+        ("waterfill", ("--cluster", "1x4:a,1x4:b"), "waterfill knows one GPU type"),
+    ],
+)
+def test_a_rule_that_a_policy_ignores_is_refused_before_any_run(
+    tmp_path: Path, policy: str, rule: tuple[str, ...], said: str
+) -> None:
+    """Also where another policy of the same command keeps it."""
+    path = tmp_path / "ruled.csv"
+    path.write_text(RULED)
+    words = ("--policy", "fifo", "--policy", policy, "--nodes", "2", "--report", tmp_path / "r")
+    code, output = run("simulate", path, *words, *rule)
+    assert code == 2, output
+    assert re.search(said, " ".join(output.split())), output
+    assert not (tmp_path / "r").exists()
