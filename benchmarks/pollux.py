@@ -53,6 +53,9 @@ class Profile:
         self.model = GoodputModel(theta, initial * float(10 ** rng.uniform(-0.5, 2)), limits)
         self.gpus_seen = int(rng.integers(1, 9))
 
+    def model_on(self, gpu_type: str) -> GoodputModel:
+        return self.model
+
 
 class Peer:
     """The thesis' search, written anew from its text: not the authors' program."""

@@ -73,7 +73,7 @@ def simulate(cell: Cell, traces: str) -> Outcome:
         adaptive=cell.policy == "pollux",
         report_s=cell.interval_s,
         throughput_only=cell.scaling == "throughput",
-        known={name: a.throughput().fitted for name, a in applications.items()}
+        known={name: {"": a.throughput().fitted} for name, a in applications.items()}
         if cell.known
         else {},
     )

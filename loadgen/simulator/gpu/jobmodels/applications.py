@@ -1,6 +1,7 @@
 """Measured training jobs: step times by placement and gradient statistics by epoch.
 
-A folder per application, as Pollux's authors published theirs (Qiao, thesis, section 3.5.3):
+A folder per application, as Pollux's authors published theirs (Qiao, thesis, section 3.5.3), and
+Sia's; columns are found by name:
 
     placements.csv      placement,local_bsz,step_time,sync_time        "134": 1, 3 and 4 GPUs
     scalability.csv     num_nodes,num_replicas,local_bsz,step_time,sync_time
@@ -16,8 +17,7 @@ GPU types: `placements-TYPE.csv` and `scalability-TYPE.csv` hold what was measur
 a type without files of its own computes at a relative speed and synchronises alike.
 """
 
-import csv
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
@@ -28,11 +28,17 @@ from numpy.typing import NDArray
 from slackwater.common.base.errors import ConfigRejected
 from slackwater.common.domains.models.efficiency import GradientMoments
 from slackwater.common.domains.models.throughput_table import ThroughputTable
+from slackwater.loadgen.traces.record import TraceRejected
+from slackwater.loadgen.traces.sheet import Sheet, load
 
 Floats = NDArray[np.float64]
 Shape = tuple[int, ...]
 """GPUs on each machine of an allocation."""
 
+_LARGEST: Final = 1e30
+"""Squared gradients reach 10^16."""
+_TIMES: Final = ("local_bsz", "step_time", "sync_time")
+_EPOCH: Final = ("progress", "iteration", "grad_sqr", "grad_var")
 PER_GPU_MAX: Final[Mapping[str, int]] = {"yolov3": 8}
 """Where less than the largest measured per-GPU batch fits a GPU's memory in training."""
 
@@ -85,10 +91,7 @@ class Application:
         self._times = times
         self._sizes = sorted(runs)
         self._runs = runs
-        reference = times[""]
         self.batch_initial, self.batch_max = self._sizes[0], self._sizes[-1]
-        self.per_gpu_min = reference.per_gpu_min
-        self.per_gpu_max = PER_GPU_MAX.get(name, reference.per_gpu_max)
         self.epochs = min(len(run) for run in runs.values())
         self._progress = [0.0] + [
             min(float(run[epoch, 0]) for run in runs.values()) for epoch in range(self.epochs)
@@ -109,6 +112,20 @@ class Application:
         """All that was measured on that type, or else on the reference type."""
         return self._times.get(gpu_type, self._times[""]).table
 
+    def per_gpu_bounds(self, gpu_type: str = "") -> tuple[int, int]:
+        """The smallest and the largest batch that a GPU of that type was measured with, or may
+        hold."""
+        times = self._times.get(gpu_type, self._times[""])
+        most = times.per_gpu_max
+        if gpu_type not in self._times or not gpu_type:
+            most = PER_GPU_MAX.get(self.name, most)
+        return times.per_gpu_min, most
+
+    @property
+    def gpu_types(self) -> list[str]:
+        """Types with measurements; "" is the reference."""
+        return sorted(self._times)
+
     def measured(self, gpu_type: str) -> bool:
         """Has this GPU type measurements of its own?"""
         return gpu_type in self._times
@@ -117,7 +134,7 @@ class Application:
         """Gradient statistics with this batch during an epoch (counted from 0)."""
         key = (batch, epoch)
         if key not in self._moments:
-            sqr, var = self._between(batch, epoch, 3), self._between(batch, epoch, 4)
+            sqr, var = self._between(batch, epoch, 2), self._between(batch, epoch, 3)
             self._moments[key] = GradientMoments(sqr, var)
         return self._moments[key]
 
@@ -150,7 +167,7 @@ def _read_application(folder: Path) -> Application:
         gpu_type = path.stem.removeprefix("placements-")
         times[gpu_type] = _read_times(folder, f"-{gpu_type}")
     runs = {
-        int(path.stem.removeprefix("validation-")): _numbers(path)
+        int(path.stem.removeprefix("validation-")): _table(path, _EPOCH)
         for path in folder.glob("validation-*.csv")
     }
     if not runs:
@@ -163,22 +180,42 @@ def _read_application(folder: Path) -> Application:
 
 
 def _read_times(folder: Path, suffix: str) -> StepTimes:
-    path = folder / f"placements{suffix}.csv"
-    with path.open(newline="") as lines:
-        rows = list(csv.reader(lines))[1:]
-    names = [row[0] for row in rows]
-    placements = np.array(
-        [[len(row[0]), sum(map(int, row[0])), *map(float, row[1:])] for row in rows]
-    )
-    scalability = folder / f"scalability{suffix}.csv"
-    beyond = _numbers(scalability) if scalability.exists() else np.empty((0, 5))
-    return StepTimes(placements, names, beyond)
+    sheet = _sheet(folder / f"placements{suffix}.csv", "placement", *_TIMES)
+    names, placements = [], []
+    for _ in sheet.rows():
+        name = sheet.text("placement")
+        if not (name.isascii() and name.isdigit()) or "0" in name:
+            sheet.refuse("placement", "a digit from 1 for each machine, such as 134")
+        names.append(name)
+        placements.append([len(name), sum(map(int, name)), *_numbers(sheet, _TIMES)])
+    if not placements:
+        raise ConfigRejected(f"{sheet.path} has no rows; give one per placement and batch")
+    path = folder / f"scalability{suffix}.csv"
+    columns = ("num_nodes", "num_replicas", *_TIMES)
+    beyond = _table(path, columns) if path.exists() else np.empty((0, 5))
+    return StepTimes(np.array(placements, dtype=np.float64), names, beyond)
 
 
-def _numbers(path: Path) -> Floats:
-    with path.open(newline="") as lines:
-        rows = list(csv.reader(lines))[1:]
-    try:
-        return np.array([[float(value) for value in row] for row in rows], dtype=np.float64)
-    except ValueError as error:
-        raise ConfigRejected(f"{path}: {error}; every column is a number") from error
+def _table(path: Path, columns: Sequence[str]) -> Floats:
+    """These columns of a file, in this order whatever the file's own."""
+    sheet = _sheet(path, *columns)
+    rows = [_numbers(sheet, columns) for _ in sheet.rows()]
+    return np.array(rows, dtype=np.float64).reshape(-1, len(columns))
+
+
+def _numbers(sheet: Sheet, columns: Sequence[str]) -> list[float]:
+    return [sheet.number(column, 0.0, _LARGEST) for column in columns]
+
+
+def _sheet(path: Path, *columns: str) -> Sheet:
+    sheet = Sheet(path, load(path)[1])
+    for column in columns:
+        if column not in sheet:
+            raise TraceRejected(
+                path,
+                1,
+                column,
+                None,
+                f"a column of that name; {path.name} has {', '.join(sheet.columns)}",
+            )
+    return sheet

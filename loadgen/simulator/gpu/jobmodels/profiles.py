@@ -56,8 +56,11 @@ class Options(msgspec.Struct, frozen=True):
     """Epochs end in whole seconds, as the authors' do."""
     throughput_only: bool = False
     """Agents take every example for equally useful: Or et al.'s scaling (section 3.5.4)."""
-    known: Mapping[str, Throughput] = msgspec.field(default_factory=dict)
-    """Application -> its throughput known beforehand, for the cost of exploring (section 3.5.3)."""
+    bootstrap: bool = True
+    """A job that has run once was timed on one GPU of every measured type before (Sia)."""
+    known: Mapping[str, Mapping[str, Throughput]] = msgspec.field(default_factory=dict)
+    """Application -> GPU type -> its throughput known beforehand, for the cost of exploring
+    (section 3.5.3)."""
 
 
 class ProfileRun:
@@ -72,12 +75,7 @@ class ProfileRun:
         self._node_gpus = max(1, cluster.node_gpus_max)
         self._types = tuple(node.gpu_type for node in cluster.nodes)
         self._limits = limits_of(job, application, options)
-        self._agent = PolluxAgent(
-            self._limits,
-            known=options.known.get(job.model),
-            throughput_only=options.throughput_only,
-            smoothing=0.0,  # The profiles' moments are means already.
-        )
+        self._agents = {kind: self._new_agent(kind) for kind in self._kinds()}
         self._epoch, self._progress = 0, 0.0
         self._marked = (0, 0.0)
         self._useful = 0.0
@@ -88,6 +86,26 @@ class ProfileRun:
         self._rate, self._efficiency = 0.0, 0.0
         self._at_s = 0.0
         self._measure_s = self._review_s = self._epoch_end_s = inf
+
+    def _kinds(self) -> list[str]:
+        """Types that have measurements of their own, and "" for all others."""
+        return sorted({self._kind(gpu_type) for gpu_type in self._types} | {""})
+
+    def _kind(self, gpu_type: str) -> str:
+        return gpu_type if self._application.measured(gpu_type) else ""
+
+    def _new_agent(self, kind: str) -> PolluxAgent:
+        return PolluxAgent(
+            limits_of(self.job, self._application, self._options, kind),
+            known=self._options.known.get(self.job.model, {}).get(kind),
+            throughput_only=self._options.throughput_only,
+            smoothing=0.0,  # The profiles' moments are means already.
+        )
+
+    @property
+    def _agent(self) -> PolluxAgent:
+        """The one that learns about the type that the job runs on, or ran on last."""
+        return self._agents[self._kind(self._gpu_type)]
 
     # What the engine sees ----------------------------------------------------------------------
 
@@ -116,9 +134,13 @@ class ProfileRun:
     def model(self) -> GoodputModel | None:
         return self._agent.model
 
+    def model_on(self, gpu_type: str) -> GoodputModel | None:
+        """Of a type that it was not measured on: as on the type where it ran last."""
+        return self._agents[self._kind(gpu_type)].model or self.model
+
     @property
     def gpus_seen(self) -> int:
-        return self._agent.gpus_seen
+        return max(agent.gpus_seen for agent in self._agents.values())
 
     @property
     def speed(self) -> float:
@@ -263,10 +285,21 @@ class ProfileRun:
             # Parameters are those of the reference type; the scheduler scales them by type.
             step_s = (step_s - sync_s) * self._gpu_speed + sync_s
             agent.saw_iteration(Observation(nodes, gpus, self._per_gpu, 0, step_s, step_s - sync_s))
-        if not self._options.throughput_only:
-            batch = gpus * self._per_gpu * (self._steps + 1)
-            agent.saw_gradients(self._application.moments(batch, self._epoch))
-        agent.refit()
+        if self._options.bootstrap:
+            self._bootstrap()
+        for each in self._agents.values():
+            if not self._options.throughput_only:
+                batch = gpus * self._per_gpu * (self._steps + 1)
+                each.saw_gradients(self._application.moments(batch, self._epoch))
+            each.refit()
+
+    def _bootstrap(self) -> None:
+        """One GPU of every measured type, at the smallest batch that it was measured with."""
+        for kind, agent in self._agents.items():
+            per_gpu = agent.limits.per_gpu_min
+            if kind and not agent.gpus_seen:
+                step_s, sync_s = self._application.step_times((1,), per_gpu, kind)
+                agent.saw_iteration(Observation(1, 1, per_gpu, 0, step_s, step_s - sync_s))
 
     # Oracles -----------------------------------------------------------------------------------
 
@@ -328,8 +361,11 @@ class ProfileRun:
         return known[gpus, batch]
 
 
-def limits_of(job: SimJob, application: Application, options: Options) -> BatchLimits:
+def limits_of(
+    job: SimJob, application: Application, options: Options, gpu_type: str = ""
+) -> BatchLimits:
     fixed = None
+    per_gpu_min, per_gpu_max = application.per_gpu_bounds(gpu_type)
     if not options.adaptive:
         fixed = job.batch_size or application.batch_initial
     elif job.model in options.fixed:
@@ -337,8 +373,8 @@ def limits_of(job: SimJob, application: Application, options: Options) -> BatchL
     return BatchLimits(
         initial=application.batch_initial,
         total_max=application.batch_max,
-        per_gpu_max=application.per_gpu_max,
-        per_gpu_min=application.per_gpu_min,
+        per_gpu_max=per_gpu_max,
+        per_gpu_min=per_gpu_min,
         fixed=fixed,
         accumulate_alone=True,
     )
@@ -362,20 +398,22 @@ class ProfilesModel:
         throughput_only: bool = False,
         known: bool | Literal["table"] = False,
         fixed: str = "ncf=1x32768",
+        bootstrap: bool = True,
     ) -> None:
         self.applications = read_applications(_folder(folder))
         self._ask_policy = batch == "policy"
-        models: dict[str, Throughput] = {}
+        models: dict[str, dict[str, Throughput]] = {}
         if known:
-            for application_name, application in self.applications.items():
-                table = application.throughput()
-                models[application_name] = table if known == "table" else table.fitted
+            for name, application in self.applications.items():
+                tables = {kind: application.throughput(kind) for kind in application.gpu_types}
+                models[name] = {k: t if known == "table" else t.fitted for k, t in tables.items()}
         self.options = Options(
             adaptive=batch != "trace",
             report_s=report_s,
             whole_seconds=whole_seconds,
             throughput_only=throughput_only,
             fixed=_parse_fixed(fixed),
+            bootstrap=bootstrap,
             known=models,
         )
 

@@ -11,8 +11,9 @@ matrix with the best FITNESS_p that the search finds is applied (section 3.4.2):
 - among jobs that wait for lack of GPUs, who attained least service comes first (fitness does not
   tell them apart). Waiting never preempts by itself: equals would take turns, a restart each.
 
-GPU types: goodput is tabulated per type by the job's relative speeds; a job keeps to one type at a
-time. `scale`: see pollux_scaling.
+GPU types: goodput is tabulated per type, by a function of that type's own where the job was
+measured on it, at the job's relative speed; a job keeps to one type at a time. `scale`: see
+pollux_scaling.
 """
 
 from collections.abc import Mapping, Sequence
@@ -72,11 +73,16 @@ class AdaptiveProfile(Protocol):
         """The most GPUs that it was measured on."""
         ...
 
+    def model_on(self, gpu_type: str) -> GoodputModel | None:
+        """The goodput function on GPUs of that type, at speed 1 of `JobView.speeds`."""
+        ...
+
 
 class Tabulated(msgspec.Struct, frozen=True):
     """Goodput by type, spread and size, as long as the model and the sizes asked for hold."""
 
-    model: GoodputModel | None
+    models: tuple[GoodputModel | None, ...]
+    """[T]"""
     sizes: int
     values: Floats
     """[T, 2, K + 1]"""
@@ -152,7 +158,7 @@ class Pollux:
         if self.scale:
             candidates = [
                 pollux_scaling.Candidate(
-                    tables[job.id].model, self._largest(job, self.gpus_max), matrix[j]
+                    tables[job.id].models[0], self._largest(job, self.gpus_max), matrix[j]
                 )
                 for j, job in enumerate(jobs)
             ]
@@ -178,7 +184,7 @@ class Pollux:
     ) -> tuple[Problem, dict[JobId, Tabulated]]:
         """What the search is given, and the tables to keep for the next round."""
         cluster = view.cluster
-        types = cluster.gpu_types if any(job.speeds for job in jobs) else ("",)
+        types = cluster.gpu_types
         kinds = {name: index for index, name in enumerate(types)}
         fair_nodes, fair_gpus = fair_share(cluster.gpus, len(jobs), cluster.node_gpus_max)
         sizes = [self._largest(job, cluster.gpus) for job in jobs]
@@ -254,16 +260,16 @@ def _report(job: JobView) -> AdaptiveProfile | None:
 
 def _tabulate(job: JobView, types: Sequence[str], sizes: int, known: Tabulated | None) -> Tabulated:
     profile = _report(job)
-    model = profile.model if profile is not None else None
+    models = tuple(profile.model_on(name) if profile is not None else None for name in types)
     if (
         known is not None
-        and known.model is model
+        and len(known.models) == len(models)
+        and all(was is now for was, now in zip(known.models, models, strict=True))
         and known.sizes >= sizes
-        and known.values.shape[0] == len(types)
     ):
         return known
     values = np.zeros((len(types), 2, sizes + 1))
-    for index, name in enumerate(types):
+    for index, (name, model) in enumerate(zip(types, models, strict=True)):
         speed = job.speeds.get(name, 0.0) if job.speeds else 1.0
         if speed <= 0:
             continue
@@ -272,7 +278,7 @@ def _tabulate(job: JobView, types: Sequence[str], sizes: int, known: Tabulated |
             values[index] = np.arange(sizes + 1) * speed
         else:
             values[index] = model.goodput_table(sizes, speed)
-    return Tabulated(model, sizes, values)
+    return Tabulated(models, sizes, values)
 
 
 def _fair_goodput(

@@ -26,6 +26,7 @@ from slackwater.loadgen.simulator.gpu.jobmodels.registry import make_model
 from slackwater.loadgen.simulator.gpu.outcome import Costs, Result, Scaling, Settings
 from slackwater.loadgen.simulator.gpu.workload import SimJob, workload
 from slackwater.loadgen.traces import read
+from slackwater.loadgen.traces.record import TraceRejected
 from slackwater.services.master.scheduling.registry import make
 from slackwater.services.master.scheduling.view import Rules
 
@@ -227,7 +228,7 @@ def test_profiles_that_cannot_be_used_are_refused(profiles: Path, tmp_path: Path
     with pytest.raises(ConfigRejected, match="a folder per application"):
         read_applications(empty)
     (profiles / "toy" / "validation-100.csv").write_text("a,b,c,d,e\n1,2,x,4,5")
-    with pytest.raises(ConfigRejected, match="every column is a number"):
+    with pytest.raises(TraceRejected, match=r"validation-100\.csv.*progress"):
         read_applications(profiles)
 
 
