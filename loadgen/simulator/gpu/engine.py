@@ -61,7 +61,9 @@ class Active:
         "outcome", "ready_s", "restarts", "run", "run_s", "since_s", "useful", "view", "work",
     )  # fmt: skip
 
-    def __init__(self, job: SimJob, run: JobRun, outcome: Outcome, now_s: float) -> None:
+    def __init__(
+        self, job: SimJob, run: JobRun, outcome: Outcome, now_s: float, restart_s: float | None
+    ) -> None:
         self.job, self.run, self.outcome = job, run, outcome
         self.generation = 0
         self.allocation: Allocation = NOTHING
@@ -80,6 +82,7 @@ class Active:
             id=JobId(job.id), number=job.number, submitted_s=job.submit_s, gpus=job.gpus,
             gpus_min=job.gpus_min, gpus_max=job.gpus_max, model=job.model, tenant=job.tenant,
             priority=job.priority, batch_size=job.batch_size, skew=job.skew, speeds=job.speeds,
+            restart_s=restart_s,
         )  # fmt: skip
         """As last shown to the policy. A changed copy costs a quarter of a new one."""
 
@@ -189,7 +192,7 @@ class Engine:
         outcome = self._outcomes[number]
         outcome.work_total = run.work_total
         outcome.alone_s = run.alone_s(job.gpus)
-        active = Active(job, run, outcome, self._now_s)
+        active = Active(job, run, outcome, self._now_s, self._costs.known_s(job.model))
         self._active[number] = active
         self._number[JobId(job.id)] = number
         self._scheduler.admit(active.view)
@@ -304,7 +307,7 @@ class Engine:
     def _delay_s(self, active: Active) -> float:
         if active.first_start_s == inf:
             return self._costs.start_s
-        return self._costs.restart_by_model_s.get(active.job.model, self._costs.restart_s)
+        return self._costs.known_s(active.job.model) or 0
 
     def _release(self, active: Active, why: str) -> set[int]:
         """The job's segment ends now; answers whom that concerns."""

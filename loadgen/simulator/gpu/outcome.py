@@ -20,6 +20,10 @@ class Costs(msgspec.Struct, frozen=True):
     """At every later one, and at every change of its allocation."""
     restart_by_model_s: dict[str, float] = msgspec.field(default_factory=dict)
 
+    def known_s(self, model: str) -> float | None:
+        """What a restart of that model costs; None where nothing was said of it."""
+        return self.restart_by_model_s.get(model, self.restart_s or None)
+
 
 class Scaling(msgspec.Struct, frozen=True):
     """The cluster may grow and shrink between bounds, as the policy's `desired_nodes` says."""

@@ -45,7 +45,8 @@ def _carry_out(
             free[node] += gpus
         for node, gpus in allocation:
             free[node] -= gpus
-        delay_s = view.rules.restart_s if job.first_start_s < inf else 0.0
+        restart_s = view.rules.restart_s if job.restart_s is None else job.restart_s
+        delay_s = restart_s if job.first_start_s < inf else 0.0
         jobs[job_id] = replace(
             job.moved(allocation, view.now_s), speed=1.0, ready_s=view.now_s + delay_s
         )

@@ -6,7 +6,8 @@ matrix with the best FITNESS_p that the search finds is applied (section 3.4.2):
 - a job's speedup is relative to its fair share of the cluster; who has reported nothing is
   believed to scale perfectly (section 3.4.1), but a job never grows beyond twice the most GPUs it
   was measured on (`growth`), nor beyond `gpus_max`;
-- moving a job costs by its REALLOC_FACTOR; jobs in their protected minute stay where they are;
+- moving a job costs by its REALLOC_FACTOR, with the delay measured of its application, or else
+  `delay_s`; jobs in their protected minute stay where they are;
 - `avoid_interference`: at most one distributed job on a machine;
 - among jobs that wait for lack of GPUs, who attained least service comes first (fitness does not
   tell them apart). Waiting never preempts by itself: equals would take turns, a restart each.
@@ -201,7 +202,8 @@ class Pollux:
             factor = 1.0
             if job.allocation:
                 age_s = view.now_s - job.submitted_s
-                factor = realloc_factor(age_s, job.restarts, self.delay_s)
+                delay_s = self.delay_s if job.restart_s is None else job.restart_s
+                factor = realloc_factor(age_s, job.restarts, delay_s)
                 for node, gpus in job.allocation:
                     base[j, node] = gpus
                 kind = kinds.get(cluster.nodes[job.allocation[0][0]].gpu_type, 0)

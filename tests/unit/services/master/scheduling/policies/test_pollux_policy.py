@@ -115,6 +115,17 @@ def test_a_small_gain_is_not_worth_a_restart() -> None:
     assert sizes_of(plan, never) == [4, 4, 4]
 
 
+def test_a_move_costs_what_the_jobs_own_restart_costs() -> None:
+    """Thirty seconds for all let a job that restarts in five minutes move as freely as another."""
+    jobs = [job(i, ((0, 1),), restart_s=cost) for i, cost in enumerate((None, 30.0, 5.0, 300.0))]
+    problem, _ = Pollux(delay_s=30).problem(view(jobs, [8]), jobs, {})
+    terms = [float(problem.worth[j, 0, 0, 2]) for j in range(4)]
+    assert terms[3] < terms[0] == terms[1] < terms[2]
+    # As realloc_factor says of a job of 600 s that was never moved.
+    gains = Pollux(p=1, delay_s=30).problem(view(jobs, [8]), jobs, {})[0].worth[:, 0, 0, 2]
+    assert gains[3] / gains[2] == pytest.approx(605 / 900, rel=0.01)
+
+
 def test_waiting_jobs_are_exempt_from_the_restart_factor() -> None:
     """A preempted job with many restarts is worth as much as if it were new."""
     waiting = job(0, restarts=50)
