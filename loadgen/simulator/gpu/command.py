@@ -6,7 +6,7 @@ mount. Expected errors are one line on stderr and an exit code.
 
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Final, get_args, get_type_hints
@@ -23,8 +23,8 @@ from slackwater.loadgen.simulator.gpu import audit as auditor
 from slackwater.loadgen.simulator.gpu import eventlog
 from slackwater.loadgen.simulator.gpu.build import refuse_ignored
 from slackwater.loadgen.simulator.gpu.metrics import Summary
-from slackwater.loadgen.simulator.gpu.options import Options
-from slackwater.loadgen.simulator.gpu.prepare import prepare, selected
+from slackwater.loadgen.simulator.gpu.options import PRESETS, Options
+from slackwater.loadgen.simulator.gpu.prepare import prepare, read_trace, selected
 from slackwater.loadgen.simulator.gpu.report import confidence, write_report
 from slackwater.loadgen.simulator.gpu.runner import RunReport, Task, run_all, tasks_of
 from slackwater.loadgen.traces import read
@@ -168,11 +168,12 @@ def audit(folder: Path, trace: str = "", as_json: bool = False) -> int:
         raise Rejected(f"{folder} holds no event log; name a report folder or an events-*.json")
     rows = None
     if trace:
-        found = read(Path(trace))
-        rows = found.jobs
         if folder.is_dir() and (folder / "manifest.json").exists():
             chosen = msgspec.json.decode((folder / "manifest.json").read_bytes())["options"]
-            rows = selected(msgspec.convert({**chosen, "trace": trace}, Options), found)
+            options = msgspec.convert({**chosen, "trace": trace}, Options)
+            rows = selected(options, read_trace(options, options.seed))
+        else:
+            rows = read(Path(trace)).jobs
     findings = {path.name: auditor.audit(eventlog.read(path), rows) for path in logs}
     out = _console()
     if as_json:
@@ -204,10 +205,14 @@ def _count(help: str, least: int = 0, most: int = limits.TRACE_GPUS_MAX) -> Any:
 
 @app.command("simulate")
 def simulate_command(
+    context: typer.Context,
     trace: Annotated[str, typer.Argument(help="A trace file, or generate:NAME[,option=value].")],
     policy: Annotated[list[str], typer.Option(help="A policy; repeat to compare.")] = [  # noqa: B006
         DEFAULT_POLICY
     ],
+    preset: Annotated[
+        str, typer.Option(help=f"Options of a published comparison: {', '.join(PRESETS)}.")
+    ] = "",
     nodes: Annotated[int, _count("Machines of the cluster.", 1)] = 16,
     gpus_per_node: Annotated[int, _count("GPUs of each machine.", 1)] = 4,
     cluster: Annotated[str, typer.Option(help="Machines of several kinds: 6x4:t4,2x8:dgx.")] = "",
@@ -254,15 +259,31 @@ def simulate_command(
 ) -> None:
     """Simulate a trace under one or several policies."""
     given = dict(locals())
-    for name in ("report", "json", "processes", "pool"):
+    for name in ("context", "preset", "report", "json", "processes", "pool"):
         del given[name]
     given["policies"], given["settings"] = given.pop("policy"), given.pop("set_")
-    _exit(_simulate_given, given, report, json, processes, pool)
+    by_default = [name for name in given if _is_default(context, name)]
+    _exit(_simulate_given, given, preset, by_default, report, json, processes, pool)
+
+
+def _is_default(context: typer.Context, name: str) -> bool:
+    """Nobody gave this option."""
+    source = context.get_parameter_source(name)
+    return source is None or source.name == "DEFAULT"
 
 
 def _simulate_given(
-    given: dict[str, Any], report: Path | None, as_json: bool, processes: int, pool: str
+    given: dict[str, Any],
+    preset: str,
+    by_default: Collection[str],
+    report: Path | None,
+    as_json: bool,
+    processes: int,
+    pool: str,
 ) -> int:
+    if preset and preset not in PRESETS:
+        raise ConfigRejected(f"--preset {preset}: choose one of {', '.join(PRESETS)}")
+    given |= {name: PRESETS[preset][name] for name in PRESETS.get(preset, {}) if name in by_default}
     try:
         options = msgspec.convert(given, Options)
     except msgspec.ValidationError as error:

@@ -4,7 +4,7 @@ prepare.py reads the trace and makes the jobs of a run, build.py its other parts
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Literal, TypeVar, get_args, get_origin
+from typing import Annotated, Final, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 
@@ -20,6 +20,15 @@ GENERATED = "generate:"
 
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=limits.TRACE_SECONDS_MAX)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=limits.TRACE_GPUS_MAX)]
+
+
+PRESETS: Final[Mapping[str, Mapping[str, object]]] = {
+    "pollux-artifact": {
+        "nodes": 16, "gpus_per_node": 4, "job_model": "profiles", "start_s": 30.0,
+        "restart_s": 30.0, "rebase": False,
+    },
+}  # fmt: skip
+"""Options of published comparisons by name; what a user gives beside one wins."""
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
