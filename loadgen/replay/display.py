@@ -8,6 +8,7 @@ from rich.text import Text
 
 from slackwater.common.domains.facts.timeline import JobTrack, Timeline
 from slackwater.loadgen.replay.story import story
+from slackwater.schemas.job_states import STATE_SAID
 
 RECENT = 8
 WIDTH = 56
@@ -44,6 +45,8 @@ def doing(id: str, track: JobTrack, timeline: Timeline) -> str:
     """A job's state in words that need no glossary."""
     if track.ended_s is not None:
         return track.state
+    if track.state in ("stopping", "paused"):
+        return STATE_SAID[track.state]
     where = track.aggregators
     if not where:
         return "is starting" if track.state == "running" else "waits for its turn"

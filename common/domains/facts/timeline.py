@@ -1,4 +1,4 @@
-"""Fold facts and telemetry into a read model: jobs, aggregators and migrations over time. Pure.
+"""Fold facts and telemetry into a read model: jobs, what they hold, aggregators, migrations. Pure.
 
 It follows the jobs that it is told to `expect`, and is told nothing but what the bus tells
 everybody. Time is the observer's clock; the facts carry the ids under which an operator finds them
@@ -11,7 +11,8 @@ from typing import Final
 from slackwater.common.domains.facts.sentences import named
 from slackwater.schemas.base import Message
 from slackwater.schemas.cluster import AggregatorHeartbeat, AllocationEvent
-from slackwater.schemas.job_states import TERMINAL_STATES
+from slackwater.schemas.gpus import NodeAllocation, held
+from slackwater.schemas.job_states import TERMINAL_STATES, WAITING_STATES, JobState
 from slackwater.schemas.jobs import JobEvent, JobSpec
 from slackwater.schemas.placement import MigrationEvent, Profile, TensorCopyDone
 from slackwater.schemas.telemetry import (
@@ -36,6 +37,12 @@ Observed = (
 FACTS = (JobEvent, AllocationEvent, MigrationEvent, TensorCopyDone)
 PLACED: Final = frozenset({"located", "assigned", "steady"})
 """Facts that name all of a job's aggregators."""
+LIFE: Final[dict[str, JobState]] = {
+    "pending": "pending", "starting": "starting", "running": "running", "stopping": "stopping",
+    "resized": "stopping", "paused": "paused",
+}  # fmt: skip
+"""The master's facts about a job that goes on -> the state that it is in then."""
+ENDS: Final[dict[str, JobState]] = {state: state for state in TERMINAL_STATES}
 UNDONE: Final = frozenset({"reverted", "expanded", "protected"})
 """Causes of migrations that take back, for a loss, what an assignment had saved."""
 
@@ -66,11 +73,16 @@ class JobTrack:
     submitted_s: float
     placed_s: float | None = None
     ended_s: float | None = None
-    state: str = "pending"
+    state: JobState = "pending"
     reason: str = ""
     cluster: str = ""
     aggregators: tuple[str, ...] = ()
     """Where its tensors are by the last fact that said so, or were when it ended."""
+    attempt: int = 0
+    allocation: NodeAllocation = ()
+    """GPUs, or slots of processes, that it holds; empty: none, or nobody said."""
+    sizes: list[tuple[float, int]] = field(default_factory=list)
+    """Steps of how many they are: (second, number from then on)."""
     iterations: list[Iteration] = field(default_factory=list)
     """Rank 0's, in order."""
     profile: Profile | None = None
@@ -80,6 +92,12 @@ class JobTrack:
     reported: int = 0
     cpu_s: float = 0.0
     """CPU seconds that aggregators spent on it, as they account for them."""
+
+    def hold(self, allocation: NodeAllocation, now_s: float) -> None:
+        """Note what it holds from now on."""
+        self.allocation = allocation
+        if held(allocation) != (self.sizes[-1][1] if self.sizes else 0):
+            self.sizes.append((now_s, held(allocation)))
 
     @property
     def alone_s(self) -> float | None:
@@ -168,23 +186,29 @@ class Timeline:
             return
         track.facts.append((now_s, event.fact, event.detail))
         if track.ended_s is not None:
-            return  # A fact that comes late does not revive it.
+            return  # A fact that comes late does not revive it, and another run is another life.
         if event.cluster:
             track.cluster = event.cluster
         if event.fact in PLACED:
             track.aggregators = named(event.detail, "aggregators")
-        if event.fact == "running":
-            track.state = "running"
-        elif event.fact == "located" and track.placed_s is None:
+        if event.fact == "located" and track.placed_s is None:
             track.placed_s = now_s
             self._count_required(now_s)
-        elif event.fact in TERMINAL_STATES:
-            self.end(event.job, event.fact, event.reason, now_s)
+        elif event.fact in ENDS:
+            self.end(event.job, ENDS[event.fact], event.reason, now_s)
+        elif event.fact in LIFE and event.attempt >= track.attempt:
+            track.attempt, track.state = event.attempt, LIFE[event.fact]
+            if track.state in WAITING_STATES:
+                track.hold((), now_s)
+            elif track.state != "stopping" and event.allocation:
+                # One that stops keeps what it holds until the last of its processes has ended.
+                track.hold(event.allocation, now_s)
 
-    def end(self, job: str, state: str, reason: str, now_s: float) -> None:
+    def end(self, job: str, state: JobState, reason: str, now_s: float) -> None:
         track = self.tracks[job]
         if track.ended_s is None:
             track.state, track.reason, track.ended_s = state, reason, now_s
+            track.hold((), now_s)
             self._count_required(now_s)
 
     def _count_required(self, now_s: float) -> None:

@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from slackwater.common.domains.facts.timeline import Timeline, integral
 from slackwater.schemas.base import AggregatorId, ClusterId, JobId, NodeId
 from slackwater.schemas.cluster import AggregatorHeartbeat, AllocationEvent
-from slackwater.schemas.jobs import TERMINAL_STATES, JobEvent, JobSpec
+from slackwater.schemas.gpus import NodeAllocation
+from slackwater.schemas.job_states import TERMINAL_STATES
+from slackwater.schemas.jobs import JobEvent, JobSpec
 from slackwater.schemas.placement import MigrationEvent, TensorCopyDone
 from slackwater.schemas.telemetry import IterationsObserved, JobCpu, TaskCost, TasksObserved
 
@@ -53,6 +55,7 @@ def test_a_job_ends_once_and_for_good_and_is_required_while_it_is_placed(
     for id, track in model.tracks.items():
         assert (track.state, track.ended_s) == ended.get(id, (track.state, None))
         assert track.ended_s is not None or track.state in ("pending", "running")
+        assert track.ended_s is None or not track.allocation
     assert JOBS[2] not in model.tracks, "nobody announced it"
     placed = [t for t in model.tracks.values() if t.placed_s is not None and t.ended_s is None]
     assert model.required_now == 3 * len(placed)
@@ -95,6 +98,36 @@ def test_aggregators_are_the_last_that_a_fact_named_and_stay_after_the_end() -> 
     model.observe(job_event("vgg", "completed"), 4.0)
     assert model.tracks["vgg"].aggregators == ("a3",)
     assert model.tracks["alexnet"].aggregators == ()
+
+
+def lived(model: Timeline, at_s: float, fact: str, attempt: int, *held: tuple[str, int]) -> None:
+    allocation: NodeAllocation = tuple((NodeId(node), gpus) for node, gpus in held)
+    event = JobEvent(job=JobId("vgg"), fact=fact, at_s=at_s, attempt=attempt, allocation=allocation)
+    model.observe(event, at_s)
+
+
+def test_what_a_job_holds_is_followed_through_its_attempts() -> None:
+    """While it stops it keeps what it holds, and the fact names what comes next."""
+    model = timeline()
+    track = model.tracks["vgg"]
+    lived(model, 1.0, "starting", 0, ("n1", 4))
+    lived(model, 2.0, "running", 0, ("n1", 4))
+    lived(model, 5.0, "resized", 0, ("n1", 4), ("n2", 2))
+    assert (track.state, track.allocation) == ("stopping", (("n1", 4),))
+    lived(model, 6.0, "starting", 1, ("n1", 4), ("n2", 2))
+    lived(model, 6.5, "running", 0, ("n1", 4))  # Repeated late, from the attempt before.
+    assert (track.state, track.attempt) == ("starting", 1)
+    lived(model, 7.0, "running", 1, ("n1", 4), ("n2", 2))
+    lived(model, 9.0, "stopping", 1)
+    lived(model, 10.0, "paused", 2)
+    assert (track.state, track.allocation) == ("paused", ())
+    lived(model, 12.0, "starting", 2, ("n3", 1))
+    lived(model, 13.0, "located", 0)  # A controller's fact says nothing about GPUs.
+    assert (track.state, track.allocation) == ("starting", (("n3", 1),))
+    lived(model, 14.0, "completed", 2, ("n3", 1))
+    assert track.allocation == ()
+    assert track.sizes == [(1.0, 4), (6.0, 6), (10.0, 0), (12.0, 1), (14.0, 0)]
+    assert integral(track.sizes, 20.0) == 4 * 5 + 6 * 4 + 1 * 2
 
 
 def test_allocations_are_steps_over_time() -> None:
