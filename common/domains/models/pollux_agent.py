@@ -116,7 +116,13 @@ class PolluxAgent:
         self, small_sqr: float, large_sqr: float, batch_small: float, batch_large: float
     ) -> bool:
         """Several gradients of one iteration were averaged, those of replicas or of accumulation
-        steps: the mean of their squared lengths, and the squared length of their mean."""
+        steps: the mean of their squared lengths, and the squared length of their mean. Raises
+        Rejected for a single gradient, which tells no noise from signal."""
+        if not 0 < batch_small < batch_large:
+            raise Rejected(
+                f"gradients of {batch_small} examples averaged over {batch_large} are not "
+                "several; tell one gradient an iteration to saw_difference"
+            )
         return self.saw_gradients(
             moments_of_replicas(small_sqr, large_sqr, batch_small, batch_large, self.limits.initial)
         )

@@ -187,6 +187,11 @@ def test_gradients_that_overflowed_are_left_out() -> None:
     assert agent.noise_scale == before
 
 
+def test_a_single_gradient_is_not_taken_for_replicas() -> None:
+    with pytest.raises(Rejected, match="tell one gradient an iteration to saw_difference"):
+        PolluxAgent(LIMITS).saw_replicas(2.0, 2.0, 128, 128)
+
+
 @settings(deadline=None)
 @given(st.floats(1e-3, 1e3), st.floats(1e-2, 1e5), st.integers(2, 16), st.integers(1, 256))
 def test_both_estimators_find_the_noise_scale_behind_exact_expectations(
