@@ -15,14 +15,12 @@ import argparse
 import asyncio
 import os
 import statistics
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 from figures import Figure, Row, Skipped, show, this_command, write_json
 
-from slackwater.common.base import codec
-from slackwater.common.bus.base import Delivery
 from slackwater.common.embedded import ClusterOptions, EmbeddedCluster
 from slackwater.common.embedded.cluster import CPU_SHARE
 from slackwater.common.shell.client import Client, connect
@@ -30,10 +28,7 @@ from slackwater.loadgen.replay import calibrate, session
 from slackwater.loadgen.replay.experiment import probed_scale
 from slackwater.loadgen.replay.measures import LOSS_LIMIT, mean_iteration_s
 from slackwater.loadgen.replay.workload import PlannedJob, Workload, emulated
-from slackwater.schemas import subjects
-from slackwater.schemas.job_states import TERMINAL_STATES
-from slackwater.schemas.jobs import Aggregation, JobEvent, JobSpec
-from slackwater.schemas.telemetry import IterationsObserved
+from slackwater.schemas.jobs import Aggregation, JobSpec
 
 COMPUTE_S = 0.5
 DUTY = 0.38
@@ -43,16 +38,7 @@ POLICIES: tuple[Aggregation, ...] = ("packed", "cyclic", "edf")
 SKIPPED = 4
 """Iterations around the change that belong to neither side."""
 GIVE_UP_S = 300.0
-
-
-@dataclass
-class Seen:
-    """What was heard of the two jobs: when each iteration ended (or about), and how long it was."""
-
-    iterations: dict[str, list[tuple[int, float, float]]] = field(default_factory=dict)
-    facts: list[tuple[str, str]] = field(default_factory=list)
-    over: asyncio.Event = field(default_factory=asyncio.Event)
-    ended: set[str] = field(default_factory=set)
+LOOK_S = 0.5
 
 
 def job(id: str, policy: Aggregation, iterations: int, scale: float) -> JobSpec:
@@ -70,27 +56,6 @@ def spec_of(tenant: str, policy: Aggregation, scale: float, options: argparse.Na
     if tenant == "bad":
         program += ("--hurry-after", str(hurried))
     return msgspec.structs.replace(spec, tenant=tenant, program=program)
-
-
-async def follow(client: Client, seen: Seen) -> None:
-    async def iterated(delivery: Delivery) -> None:
-        heard = codec.decode(delivery.payload, IterationsObserved)
-        now_s = client.clock.now_s()
-        begun_s = now_s - sum(heard.durations_s)
-        for number, lasted_s in enumerate(heard.durations_s, heard.first_iteration):
-            begun_s += lasted_s
-            seen.iterations.setdefault(heard.job, []).append((number, begun_s, lasted_s))
-
-    async def told(delivery: Delivery) -> None:
-        fact = codec.decode(delivery.payload, JobEvent)
-        seen.facts.append((fact.job, fact.fact))
-        if fact.fact in TERMINAL_STATES:
-            seen.ended.add(fact.job)
-            seen.over.set()
-
-    await client.bus.subscribe(subjects.telemetries("job", what="iterations"), iterated)
-    for fact in ("reverted", "steady", *TERMINAL_STATES):
-        await client.bus.subscribe(subjects.events("job", fact=fact), told)
 
 
 @dataclass(frozen=True)
@@ -113,41 +78,35 @@ class Outcome:
 async def play(
     client: Client, policy: Aggregation, scale: float, alone_s: float, options: argparse.Namespace
 ) -> Outcome:
-    seen = Seen()
-    await follow(client, seen)
     good, bad = (spec_of(tenant, policy, scale, options) for tenant in ("good", "bad"))
-    for spec in (bad, good):
-        await client.submit(spec)
     together: list[tuple[float, bool]] = []
-    async with asyncio.timeout(GIVE_UP_S):
-        while good.id not in seen.ended and bad.id not in seen.ended:
-            seen.over.clear()
+    async with session.observed(client) as timeline, asyncio.timeout(GIVE_UP_S):
+        for spec in (bad, good):
+            timeline.expect(spec, client.clock.now_s())
+            await client.submit(spec)
+        while all(track.ended_s is None for track in timeline.tracks.values()):
             infos = await client.aggregators()
             both = any(i.heartbeat is not None and i.heartbeat.jobs == 2 for i in infos)
             together.append((client.clock.now_s(), both))
-            try:
-                async with asyncio.timeout(0.5):
-                    await seen.over.wait()
-            except TimeoutError:
-                continue
+            await client.clock.sleep_until(client.clock.now_s() + LOOK_S)
     for spec in (bad, good):
         await client.cancel(spec.id)
+    own, other = (timeline.tracks[spec.id].iterations for spec in (good, bad))
     hurried = options.iterations // 2
-    changed_s = next(at_s for n, at_s, _ in seen.iterations[bad.id] if n > hurried)
-    split = [(n, at_s, s) for n, at_s, s in seen.iterations[good.id] if n > options.iterations // 8]
+    changed_s = next(each.at_s for each in other if each.number > hurried)
+    split = [each for each in own if each.number > options.iterations // 8]
     margin_s = SKIPPED * COMPUTE_S
-    mine = [s for _, at_s, s in split if at_s < changed_s - margin_s]
-    later = [s for _, at_s, s in split if at_s > changed_s + margin_s]
-    other = seen.iterations[bad.id]
+    mine = [each.duration_s for each in split if each.at_s < changed_s - margin_s]
+    later = [each.duration_s for each in split if each.at_s > changed_s + margin_s]
     return Outcome(
         policy,
         alone_s,
         statistics.median(mine[-hurried // 2 :]),
         statistics.median(later),
-        statistics.median(s for n, _, s in other if hurried // 2 < n <= hurried),
-        statistics.median(s for n, _, s in other if n > hurried + SKIPPED),
+        statistics.median(i.duration_s for i in other if hurried // 2 < i.number <= hurried),
+        statistics.median(i.duration_s for i in other if i.number > hurried + SKIPPED),
         statistics.mean(both for at_s, both in together if at_s > changed_s),
-        sum(fact == "reverted" for _, fact in seen.facts),
+        sum(f == "reverted" for t in timeline.tracks.values() for _, f, _ in t.facts),
     )
 
 
