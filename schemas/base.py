@@ -1,4 +1,4 @@
-"""What every message on the bus has in common, and the ids they use.
+"""The part that every message on the bus has in common, and the ids that messages use.
 
 A message is a frozen msgspec struct, encoded as a msgpack map (any msgpack reader decodes it), or
 as JSON where a person asks for it. Every message names its type (`t`), its schema version (`v`),

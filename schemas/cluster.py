@@ -1,4 +1,4 @@
-"""Who is there: announcements, the pool of aggregators, allocations and their approval."""
+"""Announcements of services, the pool of aggregators, allocations and their approval."""
 
 from typing import Annotated, Final, Literal
 
@@ -96,10 +96,10 @@ class AggregatorHeartbeat(Heartbeat, kw_only=True, frozen=True, tag="aggregator.
     executions: Count = 0
     """Folds since start."""
     undercharged: Count = 0
-    """Of those, the ones that took more CPU time than `charge_ns_per_byte` charged: with more than
-    a few, the machine is too slow for this charge."""
+    """Executions among them that took more CPU time than `charge_ns_per_byte` charged: with more
+    than a few, the machine is too slow for this charge."""
     memory_bytes: Count = 0
-    """What its regions together may take; 0: it does not say."""
+    """Bytes that its regions together may take; 0: it does not say."""
     node_memory_bytes: Count = 0
     """The same of all aggregators of its node together; 0: each for itself."""
     host_cores: Count = 0
@@ -144,7 +144,7 @@ class AggregatorRecord(Record, kw_only=True, frozen=True):
 
     id: AggregatorId
     cluster: ClusterId | None = None
-    """Whom it is allocated to; None: free in the pool."""
+    """The cluster that it is allocated to; None: it is free in the pool."""
     since_s: Seconds = 0.0
     temporary_for: JobId | None = None
     request: MaybeId = ""
@@ -252,7 +252,7 @@ class RestoreAggregator(Message, kw_only=True, frozen=True, tag="aggregator.rest
 
 
 class DrainedJob(Record, kw_only=True, frozen=True):
-    """What a job still has on an aggregator that is being emptied."""
+    """The part of a job that is still on an aggregator that is being emptied."""
 
     job: JobId
     buckets: Count
@@ -268,7 +268,7 @@ class DrainedJob(Record, kw_only=True, frozen=True):
 
 
 class DrainProgress(Message, kw_only=True, frozen=True, tag="aggregator.drain-progress"):
-    """What is left, in the order in which it leaves."""
+    """The jobs that are left, in the order in which they leave."""
 
     drain: AggregatorDrain
     left: Annotated[tuple[DrainedJob, ...], msgspec.Meta(max_length=1000)] = ()
@@ -282,26 +282,26 @@ class DrainProgress(Message, kw_only=True, frozen=True, tag="aggregator.drain-pr
 
 
 class TenantUse(Record, kw_only=True, frozen=True):
-    """What the jobs of a tenant used and lost, in the last monitor window of each."""
+    """CPU time used and speed lost by the jobs of a tenant, in the last monitor window of each."""
 
     tenant: Tenant = ""
     jobs: Count = 0
-    """Those of which a window was measured."""
+    """Jobs of which a window was measured."""
     cpu: Finite = 0.0
     """Cores that their tasks took."""
     slots: Finite = 0.0
     """Aggregators that they kept busy."""
     loss: Finite = 0.0
-    """Of the speed that it was profiled to, of the job that lost most; below 0: all are faster."""
+    """Loss of the job that lost most, as a share of its profiled speed; below 0: all are faster."""
     beyond: Count = 0
-    """Those that lost more than their limit."""
+    """Jobs that lost more than their limit."""
 
     def __post_init__(self) -> None:
         bound(self, "cpu", "slots", "loss")
         bound(self, "jobs", "beyond", most=COUNT_MAX)
 
     def __add__(self, other: "TenantUse") -> "TenantUse":
-        """Of the same tenant; who has no job adds no loss."""
+        """Add the figures of other jobs of the same tenant. A side without jobs adds no loss."""
         losses = [each.loss for each in (self, other) if each.jobs]
         return TenantUse(
             tenant=self.tenant,
@@ -342,14 +342,14 @@ class ClusterReport(Message, kw_only=True, frozen=True, tag="cluster.report"):
     finds free (F_n / C_n by the paper's)."""
     aggregators: Aggregators
     jobs: Annotated[tuple[JobId, ...], msgspec.Meta(max_length=10_000)]
-    """Those whose demand is in `free_cpu` already."""
+    """Jobs whose demand is in `free_cpu` already."""
     waiting: Annotated[
         dict[JobId, Annotated[str, msgspec.Meta(max_length=WAITING_CHARS_MAX)]],
         msgspec.Meta(max_length=WAITING_JOBS_MAX),
     ] = msgspec.field(default_factory=dict)
     """Jobs that wait -> why; no more of them than fit into a message."""
     tenants: Annotated[tuple[TenantUse, ...], msgspec.Meta(max_length=TENANTS_MAX)] = ()
-    """Of those that have jobs in the cluster; no more than fit into a message."""
+    """Tenants that have jobs in the cluster; no more than fit into a message."""
     placed: Annotated[dict[JobId, PlacedJob], msgspec.Meta(max_length=PLACED_JOBS_MAX)] = (
         msgspec.field(default_factory=dict)
     )

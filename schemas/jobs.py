@@ -261,7 +261,7 @@ class JobRecord(Record, kw_only=True, frozen=True):
     results: Annotated[dict[Name, Text], msgspec.Meta(max_length=WORKERS_MAX)] = msgspec.field(
         default_factory=dict
     )
-    """What each rank reported when it ended: rank -> a JSON text of at most 4 KiB."""
+    """Results that the ranks reported when they ended: rank -> a JSON text of at most 4 KiB."""
     restarts: Annotated[dict[Name, Count], msgspec.Meta(max_length=WORKERS_MAX)] = msgspec.field(
         default_factory=dict
     )

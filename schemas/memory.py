@@ -78,7 +78,7 @@ class FreeMemory(Message, kw_only=True, frozen=True, tag="memory.free"):
     request: Count
     free_slabs: Count
     used_share: Share
-    """Of the machine's memory, lent slabs included."""
+    """The share of the machine's memory that is in use, lent slabs included."""
 
 
 class MapSlab(Message, kw_only=True, frozen=True, tag="memory.map"):
@@ -89,7 +89,7 @@ class MapSlab(Message, kw_only=True, frozen=True, tag="memory.map"):
     span: Count
     member: Count = 0
     secret: Secret = ""
-    """What ClaimSlab must show."""
+    """The secret that ClaimSlab must show."""
     hold_s: Seconds = 0.0
     """Keep the slab so long for a claim once the channel is lost (the lender has its own bound)."""
     usage_max: Share = 0.0
@@ -256,12 +256,12 @@ class DeviceHeartbeat(Heartbeat, kw_only=True, frozen=True, tag="device.heartbea
     activity: Finite
     """Page I/O requests per second, smoothed."""
     read_waited_pages: Count = 0
-    """Of `read_pages`, those that were neither mapped nor held nor prefetched."""
+    """The part of `read_pages` that was neither mapped nor held nor prefetched."""
     prefetched_pages: Count = 0
     prefetch_hit_pages: Count = 0
     """Prefetched pages that a client read."""
     prefetch_late_pages: Count = 0
-    """... of which these were still on their way."""
+    """Prefetched pages that a client read while they were still on their way."""
     slabs_evicted: Count = 0
     """That lenders asked back."""
     slabs_lost: Count = 0
@@ -350,7 +350,7 @@ class SlabEvent(Message, kw_only=True, frozen=True, tag="slab.event"):
     device: MaybeId
     span: Count
     took_s: Seconds = 0.0
-    """Of an eviction: from EVICT to DONE."""
+    """Seconds that an eviction took, from EVICT to DONE."""
     reason: Text = ""
     at_s: Seconds
 

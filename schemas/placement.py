@@ -60,8 +60,8 @@ class BucketLayout(Record, kw_only=True, frozen=True):
     count: Annotated[int, msgspec.Meta(ge=1, le=BUCKETS_MAX)]
     elements: Annotated[int, msgspec.Meta(ge=1, le=ELEMENTS_MAX)]
     start: Annotated[int, msgspec.Meta(ge=0, le=ELEMENTS_MAX)] = 0
-    """Of a tensor that is divided: where in it the bucket begins, in elements. Only the first of a
-    bucket's tensors may be there in part."""
+    """Where in a divided tensor the bucket begins, in elements. Only the first of a bucket's
+    tensors may be there in part."""
 
 
 class BucketPlace(Record, kw_only=True, frozen=True):
@@ -72,7 +72,7 @@ class BucketPlace(Record, kw_only=True, frozen=True):
 
 
 class JobPlan(Record, kw_only=True, frozen=True):
-    """What an aggregator must know to host buckets of a job."""
+    """The facts about a job that an aggregator needs to host buckets of it."""
 
     job: JobId
     workers: Workers
@@ -82,7 +82,7 @@ class JobPlan(Record, kw_only=True, frozen=True):
     staleness: Staleness = 0
     layout_epoch: Count
     token: Annotated[str, msgspec.Meta(max_length=64)]
-    """What the job's Agents show on the transport: hex, bound to job and layout epoch."""
+    """The token that the job's Agents show on the transport: hex, bound to job and layout epoch."""
 
 
 class Endpoint(Record, kw_only=True, frozen=True):
@@ -161,7 +161,7 @@ class HostBuckets(Message, kw_only=True, frozen=True, tag="bucket.host"):
     slack: Fraction = 0.0
     """The part of an iteration by which a task may be late."""
     iteration_s: Seconds = 0.0
-    """As profiled; 0: not yet."""
+    """The profiled duration of an iteration; 0: not profiled yet."""
 
 
 class JobTurns(Record, kw_only=True, frozen=True):
@@ -172,7 +172,7 @@ class JobTurns(Record, kw_only=True, frozen=True):
     """In a cycle the iteration that it is stretched to (d_j), by deadline its own (D_j); where each
     worker's push is an update, a worker's part of it."""
     slack: Fraction = 0.0
-    """Of this job, by its tenant's loss limit; 0: the plan's."""
+    """The slack of this job, from its tenant's loss limit; 0: the plan's slack counts."""
 
 
 class PlanTurns(Message, kw_only=True, frozen=True, tag="bucket.turns"):
@@ -223,7 +223,7 @@ class MigrateInit(Message, kw_only=True, frozen=True, tag="migrate.init"):
 
 
 class BucketHeld(Record, kw_only=True, frozen=True):
-    """What an aggregator holds: for reconciliation after a restart of either side."""
+    """A bucket that an aggregator holds: for reconciliation after a restart of either side."""
 
     job: JobId
     bucket: Index
@@ -309,7 +309,8 @@ class Profile(Record, kw_only=True, frozen=True):
     positions: Positions = ()
     """Which part of the forward pass comes before each bucket is pulled; empty: not known."""
     push_s_per_byte: Seconds = 0.0
-    """Of its usual aggregator's link, over a network; 0: not measured."""
+    """Seconds per byte that a push takes on the link of its usual aggregator, over a network; 0:
+    not measured."""
     pull_s_per_byte: Seconds = 0.0
 
 

@@ -1,4 +1,4 @@
-"""What every service answers, whatever it does: health, info, stats, drain.
+"""Requests that every service answers, whatever it does: health, info, stats, drain.
 
 The subjects are sw.v1.cmd.<service>.<id>.{health,info,stats,drain}; a person asks by hand with
 `nats req sw.v1.cmd.master.main.health '{}'`.
@@ -46,7 +46,7 @@ class Breach(Record, kw_only=True, frozen=True):
     """An event from outside that broke a core."""
 
     digest: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}\Z")]
-    """Of what it said, its sender left out."""
+    """The digest of the event or message, without its sender."""
     origin: Annotated[str, msgspec.Meta(max_length=256)] = ""
     """Subject or key, and type, of what is not a request."""
     event: Name
@@ -90,7 +90,7 @@ class GetInfo(Message, kw_only=True, frozen=True, tag="service.info"):
 
 
 class Info(Message, kw_only=True, frozen=True, tag="service.info-reply"):
-    """Who answers: the epoch is in the envelope."""
+    """The answering service and its facts; its epoch is in the envelope."""
 
     service: IdText
     id: IdText

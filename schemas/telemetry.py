@@ -1,5 +1,5 @@
-"""What is measured while jobs run: iterations by Agents, task costs by aggregators, windows by the
-profiler. One record per period, never one per iteration or push."""
+"""Measurements taken while jobs run: iterations by Agents, task costs by aggregators, windows by
+the profiler. One record per period, never one per iteration or push."""
 
 from typing import Annotated
 
@@ -26,8 +26,8 @@ from slackwater.schemas.placement import Profile
 
 
 class LinkTimes(Record, kw_only=True, frozen=True):
-    """What went between a job's workers and one aggregator over a network, and for how many seconds
-    anything of it was on its way (several transfers at once count once)."""
+    """Bytes between a job's workers and one aggregator over a network, and the seconds in which any
+    of them were on their way (several transfers at once count once)."""
 
     aggregator: AggregatorId
     pushed_bytes: Count = 0
@@ -45,7 +45,7 @@ class IterationsObserved(Message, kw_only=True, frozen=True, tag="job.iterations
     job: JobId
     rank: Rank
     first_iteration: Count
-    """Of `durations_s[0]`; iterations count from 1."""
+    """The iteration that `durations_s[0]` belongs to; iterations count from 1."""
     durations_s: Annotated[tuple[Seconds, ...], msgspec.Meta(max_length=4096)]
     location_epoch: Count
     """The sum of the buckets' location epochs: changes with every migration."""
@@ -79,7 +79,7 @@ class TaskCost(Record, kw_only=True, frozen=True):
 
 
 class JobCpu(Record, kw_only=True, frozen=True):
-    """What one job's tasks took of one aggregator in the period."""
+    """The time that one job's tasks took of one aggregator in the period."""
 
     job: JobId
     cpu_s: Seconds

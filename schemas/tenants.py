@@ -24,7 +24,7 @@ class ListTenants(Message, kw_only=True, frozen=True, tag="tenant.list"):
 
 
 class TenantInfo(Record, kw_only=True, frozen=True):
-    """What a tenant may have (of the master's configuration), and what it has now."""
+    """Limits of a tenant (from the master's configuration), and its present use."""
 
     tenant: Tenant
     cpu_fraction: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
@@ -46,7 +46,7 @@ class TenantInfo(Record, kw_only=True, frozen=True):
     measured: Count = 0
     """Jobs of which such a window is known."""
     loss: Finite = 0.0
-    """Of its profiled speed, of the job that lost most; below 0: all are faster."""
+    """Loss of the job that lost most, as a share of its profiled speed; below 0: all are faster."""
     beyond: Count = 0
     """Jobs that lost more than their limit."""
 

@@ -1,4 +1,4 @@
-"""What a core asks of its shell: imperative data, in one closed union.
+"""Effects, the closed union of commands by which a core asks its shell to act.
 
 A core is `step(event, now_s) -> list[Effect]`: pure, synchronous. Events are past tense, effects
 imperative. The shell stores every `Persist` of a step before it carries out the step's other

@@ -33,7 +33,7 @@ SHELL_POINTS: Final = (
     "request.after",  # its answer is here, the core has not seen it
     "drain.before",  # SIGTERM or drain arrived
 )
-"""Of every service: `<service>.<point>`."""
+"""Points that every service has: `<service>.<point>`."""
 OWN_POINTS: Final = (
     "aggregator.host.after",
     "aggregator.fold.before",

@@ -71,8 +71,8 @@ FIRST_STARTS_MAX: Final = 3
 """A service that ends so often before it ever was ready is not started again."""
 OOM_SCORE_JOB: Final = 800
 OOM_SCORE_AGGREGATOR: Final = 400
-"""Whom the kernel kills first when memory runs out: a job's process before an aggregator, and that
-before the services by which all jobs live (0)."""
+"""Scores by which the kernel chooses its victim when memory runs out: a job's process before an
+aggregator, and that before the services by which all jobs live (0)."""
 START_S: Final = 60.0
 """From start to READY=1, on a busy machine, kernels compiled."""
 ABORT_S: Final = 1.0
@@ -98,7 +98,7 @@ EPOCH_ATTEMPTS_MAX: Final = 50
 BREACHES_KEPT: Final = 16
 """Events from outside that broke a core, of one instance."""
 BREACH_BYTES_MAX: Final = 8192
-"""Of each, so much is kept to reproduce it."""
+"""Bytes that are kept of each breach to reproduce it."""
 BREACH_ERROR_CHARS: Final = 512
 BREACH_TERM_S: Final = 600.0
 """So long what broke a core is refused."""
@@ -165,8 +165,7 @@ AGENT_WAIT_S: Final = 120.0
 SNAPSHOTS_MAX: Final = 10_000
 """Attempts to copy parameters between two updates of a job that does not wait for its workers."""
 REPEAT_S: Final = 5.0
-"""What an Agent has asked an aggregator, or rung for, is said again when so long nothing came of
-it."""
+"""Seconds after which an Agent repeats a request or a doorbell that had no effect yet."""
 
 # The data plane
 CHUNK_BYTES: Final = 4 * 1024 * 1024
@@ -254,15 +253,15 @@ VERBS_BLOCK_BYTES: Final = 256 * 1024
 """The part of a write or read that passes through staging memory at once."""
 VERBS_STAGING_PAGES: Final = 512
 VERBS_STAGING_BYTES: Final = 16 * 1024 * 1024
-"""Of one device, pinned, for buffers that are no registered region."""
+"""Pinned staging memory of one device, for buffers that do not lie in a registered region."""
 VERBS_VERDICT_S: Final = 0.25
 """A refused access may be a peer that is dying: its connection tells within this."""
 CPU_SHARE_MIN: Final = 0.03
 
 # Aggregators
 BUCKETS_HELD_MAX: Final = 4096
-"""Of one aggregator: the names of their descriptors come back in one environment variable, which
-the kernel bounds to 128 KiB."""
+"""Buckets that one aggregator holds: the names of their descriptors come back in one environment
+variable, which the kernel bounds to 128 KiB."""
 REGION_NAME_MAX: Final = 28
 ATTACHED_MAX: Final = 200_000
 """Ranks attached to all buckets of one aggregator."""
@@ -289,7 +288,7 @@ SLAB_BYTES_DEFAULT: Final = 1024**3
 SLAB_BYTES_MIN: Final = 64 * 1024
 SLAB_BYTES_MAX: Final = 64 * 1024**3
 SLABS_HELD_MAX: Final = 1024
-"""Of one lender; each has a descriptor in the store."""
+"""Slabs that one lender holds; each has a descriptor in the store."""
 LENDER_DEVICES_MAX: Final = 1024
 LENDERS_MAX: Final = 4096
 """That one device knows."""
@@ -351,13 +350,13 @@ SLAB_MAP_MEMBERS: Final = 1536
 SPAN_MEMBERS_MAX: Final = 32
 """Slabs that back one span together: copies, or k + r fragments."""
 REGENERATION_BYTES_S: Final = 64 * 1024 * 1024
-"""What a device reads at most each second to put back redundancy that was lost."""
+"""Bytes that a device reads each second, at most, to put back redundancy that was lost."""
 REGENERATION_PAGES: Final = 64
 """Rebuilt at once, and between two looks at what was written meanwhile."""
 REFILL_BYTES_S: Final = 64 * 1024 * 1024
-"""What a device reads at most each second of its backup to fill slabs that are new."""
+"""Bytes of its backup that a device reads each second, at most, to fill slabs that are new."""
 REFILL_PAGES: Final = 64
-"""Of them at once: the table's mutex is held while they are copied."""
+"""Pages that are refilled at once: the table's mutex is held while they are copied."""
 
 # Traces
 TRACE_BYTES_MAX: Final = 2**30

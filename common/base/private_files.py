@@ -8,7 +8,7 @@ from typing import Final
 from slackwater.common.base.errors import ConfigRejected
 
 TOKEN_BYTES: Final = 32
-"""Of randomness in a token."""
+"""Random bytes in a token."""
 
 
 def write_private(path: Path, text: str) -> None:

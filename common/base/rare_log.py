@@ -22,8 +22,8 @@ class _Kind:
 
 
 class RareLog:
-    """Of each event at most STRANGER_LINES_MAX lines within STRANGER_LINES_S. A line says how many
-    before it were left out."""
+    """A log that writes at most STRANGER_LINES_MAX lines of each event within STRANGER_LINES_S. A
+    line says how many before it were left out."""
 
     def __init__(self, log: Any, now_s: Callable[[], float]) -> None:
         self._log, self._now_s = log, now_s

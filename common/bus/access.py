@@ -1,4 +1,4 @@
-"""Who we are to the bus: one set of credentials for services, commands, Agents and job processes.
+"""Credentials for the bus: one set for services, commands, Agents and job processes.
 
 Named as the NATS CLI names them: a service has them in its configuration (`[credentials]`), a
 command as options, and everybody else in the environment, where the worker service puts its own for
@@ -52,7 +52,8 @@ class Credentials(msgspec.Struct, kw_only=True, frozen=True):
         return {of: getattr(self, name) for name, of in VARIABLES.items()}
 
     def options(self) -> dict[str, Any]:
-        """As the client library takes them. Raises ConfigRejected when they cannot be used."""
+        """Return the credentials as the client library takes them. Raises ConfigRejected when they
+        cannot be used."""
         self._check()
         named = {
             "user": self.user,
@@ -82,7 +83,7 @@ class Credentials(msgspec.Struct, kw_only=True, frozen=True):
                 )
 
     def __str__(self) -> str:
-        """Who, without a secret."""
+        """Name the user, without a secret."""
         if self.user:
             return f"user {self.user!r} with this password"
         if self.token:

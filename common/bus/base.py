@@ -70,7 +70,7 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class ServiceInfo:
-    """What `nats micro ls` shows: name, instance id and facts about the instance."""
+    """The entry that `nats micro ls` shows: name, instance id and facts about the instance."""
 
     name: str
     version: str

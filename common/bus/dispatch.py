@@ -1,4 +1,4 @@
-"""What every bus does with a message once it is here: bounded work, and errors as answers.
+"""Dispatch of received messages, the same on every bus: bounded work, and errors as answers.
 
 An endpoint works on up to `concurrency` requests at once and refuses the next one (the client
 library would run them one after the other); a subscription delivers in order from a bounded
@@ -142,7 +142,8 @@ class EndpointWorker:
 
 
 class Mailbox:
-    """What waits for one subscription's handler, in order; the oldest goes when it is full."""
+    """Messages that wait for one subscription's handler, in order; the oldest goes when it is
+    full."""
 
     def __init__(self, pattern: str, handler: Handler, counters: BusCounters) -> None:
         self._pattern = pattern

@@ -109,7 +109,7 @@ class MemoryBroker:
         self.captures: list[tuple[tuple[str, ...], Callable[[str, bytes], None]]] = []
         """Subject patterns, each with the function that keeps what is published to them."""
         self.inboxes: dict[str, MemoryBus] = {}
-        """Who waits for which answer."""
+        """The client that waits for the answer to each inbox."""
 
     def connect(self, name: str) -> "MemoryBus":
         bus = MemoryBus(self, name)
@@ -159,7 +159,7 @@ class MemoryBroker:
         return f"{name}/{self._asked}"
 
     def route(self, subject: str) -> list[_Interest]:
-        """Who gets a message: every lone subscriber, and one of each queue group."""
+        """Return the receivers of a message: every lone subscriber, and one of each queue group."""
         found = self._routes.get(subject)
         if found is None:
             tokens = subject.split(".")

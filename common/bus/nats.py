@@ -54,7 +54,7 @@ _JSON_HEADERS = {"Content-Type": codec.CONTENT_TYPE_JSON}
 
 
 class _ConnectionLost(nats.errors.Error):
-    """What a question becomes that was under way when the connection was lost."""
+    """The error of a request that was under way when the connection was lost."""
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""What the embedded supervisor knows and aggregators cannot say: that one is being started anew.
+"""Announcements of the embedded supervisor: an aggregator, silent itself, is being started anew.
 
 An aggregator that is killed again and again before it is up is silent for a long time, and all the
 while the supervisor keeps its memory. Its controller must not give it up then. So it hears each
@@ -25,7 +25,7 @@ _DOWN: Final = ("restarting", "starting")
 
 
 def restarting(units: Mapping[str, Unit]) -> list[AggregatorRestarts]:
-    """Of the aggregators that were up and are not."""
+    """Return the restarts of aggregators that were up and are not."""
     return [
         AggregatorRestarts(
             aggregator=AggregatorId(name.removeprefix(_PREFIX)),

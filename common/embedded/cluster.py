@@ -34,7 +34,7 @@ AGGREGATORS: Final = 10
 """The number of aggregators in an emulated pool."""
 SERVERS_OF_A_JOB: Final = 2
 CPU_SHARE: Final = 0.1
-"""Of one core: an aggregator's of an emulated pool on a development machine."""
+"""The share of one core that an aggregator of an emulated pool has on a development machine."""
 MEMORY_BYTES_MIN: Final = 1024 * 1024
 _ANY_FREE_PORT: Final = "127.0.0.1:0"
 _TOKEN_BYTES: Final = 32
@@ -78,8 +78,8 @@ def controllers_for(aggregators: int) -> int:
 
 
 def memory_budget(requested_bytes: int) -> int:
-    """What all aggregators together may hold: so much, or half of this process's memory. Raises
-    ConfigRejected when nothing could be held in it."""
+    """Return the bytes that all aggregators together may hold: `requested_bytes`, or half of this
+    process's memory. Raises ConfigRejected when nothing could be held in it."""
     if 0 < requested_bytes < MEMORY_BYTES_MIN:
         raise ConfigRejected(
             f"{requested_bytes} bytes of memory for all aggregators: give {MEMORY_BYTES_MIN} or "
@@ -90,7 +90,7 @@ def memory_budget(requested_bytes: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterOptions:
-    """What to start. The mappings go into the services' configuration files as they are."""
+    """Options of a cluster. The mappings go into the services' configuration files as they are."""
 
     controllers: int = 2
     aggregators: int = AGGREGATORS
@@ -99,10 +99,10 @@ class ClusterOptions:
     cpu_share: float = 1.0
     """Cores of each aggregator; less emulates a pool (CPU_SHARE), for emulated jobs."""
     charge_ns_per_byte: float = 0.0
-    """What aggregators charge a fold for each byte, instead of what it took (AggregatorConfig); 0:
-    they measure."""
+    """Nanoseconds that aggregators charge a fold for each byte, in place of its measured time
+    (AggregatorConfig); 0: they measure."""
     memory_bytes: int = 0
-    """What all aggregators together may hold; 0: half of what this process may have."""
+    """Bytes that all aggregators together may hold; 0: half of this process's memory."""
     state_dir: Path | None = None
     """Where records outlive the cluster; None: a temporary folder."""
     log_dir: Path | None = None

@@ -13,7 +13,7 @@ class RecentEnds:
         self._at_s: deque[float] = deque()
 
     def __len__(self) -> int:
-        """Those within the window before the last one."""
+        """Count the ends within the window before the last one."""
         return len(self._at_s)
 
     def add(self, now_s: float) -> int:

@@ -77,7 +77,7 @@ class Supervisor:
         """Set when a unit, or the bus server, will not be started again."""
         self.failure: SlackwaterError | None = None
         self.failed_log: Path | None = None
-        """Of what failed; it may go with the supervisor."""
+        """The log of a failed service; it may go with the supervisor."""
         self._reaper.open()
         atexit.register(self.abandon)
 

@@ -35,13 +35,14 @@ _CHECK_S: Final = 0.2
 _SYSTEMD: Final = frozenset(
     ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES")
 )
-"""What systemd told the supervisor is not meant for its services."""
+"""Variables that systemd set for the supervisor and that its services must not see."""
 _log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitSpec:
-    """What to run: `command[0]` is an absolute path; `environment` adds to the supervisor's."""
+    """The command of a unit: `command[0]` is an absolute path; `environment` adds to the
+    supervisor's."""
 
     name: str
     command: Sequence[str]
@@ -70,7 +71,7 @@ class UnitStatus:
     descriptors: int
     """Held in the store."""
     text: str
-    """What the service said last, or why it failed."""
+    """The service's last status line, or why it failed."""
 
 
 class Unit:
@@ -188,7 +189,7 @@ class Unit:
         self.abandon()
 
     def abandon(self) -> None:
-        """Whatever the state: no process, no socket, no descriptor is left. Does not wait long."""
+        """Release process, socket and descriptors at once, in any state. Does not wait long."""
         self._stopping = True
         if self._task is not None:
             self._task.cancel()

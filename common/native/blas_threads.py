@@ -13,5 +13,6 @@ VARIABLES: Final = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"
 
 
 def one_each(environment: Mapping[str, str]) -> dict[str, str]:
-    """What to add to the environment of a process that starts; what is set there stands."""
+    """Return the variables to add to the environment of a new process; those that are set there
+    stand."""
     return {name: "1" for name in VARIABLES if name not in environment}

@@ -68,8 +68,8 @@ def kernel(**options: Any) -> Any:
 
 
 def inline_kernel(**options: Any) -> Any:
-    """As `kernel`, for what is called for each page: a call that stays one hands over every
-    array of the records by value, on the stack."""
+    """Compile like `kernel`, but inline: for code that runs for each page. A call that stays a call
+    hands over every array of the records by value, on the stack."""
     return kernel(forceinline=True, **options)
 
 
@@ -92,7 +92,8 @@ def _read(path: Path) -> tuple[bytes, tuple[Path, ...]]:
 
 
 def digest_of_imports(path: Path) -> str:
-    """Of a file below a folder `slackwater` and all that it imports from there, by whatever way."""
+    """Return the digest of a file below a folder `slackwater` and of all that it imports from
+    there, by whatever way."""
     seen: dict[Path, bytes] = {}
     left = [path]
     while left:
@@ -159,9 +160,9 @@ _load_any: Callable[[Cache, Any, Any], Any] = Cache.load_overload
 
 
 def _load_ours(self: Cache, signature: Any, target: Any) -> Any:
-    """What was compiled needs none of numba's own implementations, which numba imports (and scipy's
-    linear algebra with them) before it looks into a cache: half a second of processor time and
-    30 MB of every aggregator's start. A compilation still begins with them."""
+    """Load compiled code without numba's own implementations. It needs none of them, and numba
+    imports them (and scipy's linear algebra) before it looks into a cache: half a second of
+    processor time and 30 MB of every aggregator's start. A compilation still begins with them."""
     if not isinstance(self._impl.locator, _OfOurs):
         return _load_any(self, signature, target)
     rtsys.initialize(target)

@@ -1,4 +1,4 @@
-"""What the kernels need of the C library and the processor: called without the interpreter lock.
+"""Calls of the C library and of the processor that kernels make without the interpreter lock.
 
 The symbols are looked up in the process, so compiled code can be kept on disk. Addresses are plain
 integers here; whoever passes one keeps its memory alive for as long as the call runs.
@@ -174,7 +174,7 @@ def errno():
 
 @njit(nogil=True)
 def outcome(n):
-    """What a call returned, or minus errno."""
+    """Return a call's result, or minus errno."""
     return types.int64(n) if n >= 0 else -types.int64(errno())
 
 
@@ -265,8 +265,8 @@ def await_readable(fd, limit_ns, scratch):
 
 @njit(nogil=True)
 def await_any(fds, count, limit_ns, scratch):
-    """Of `count` struct pollfd at `fds`, those that are ready; 0 after `limit_ns`, below a second.
-    `scratch`: the address of 16 bytes."""
+    """Return how many of the `count` struct pollfd at `fds` are ready; 0 after `limit_ns`, which is
+    below a second. `scratch`: the address of 16 bytes."""
     put(scratch, 0)
     put(scratch + 8, limit_ns)
     return _ppoll(ADDRESS(fds), types.uint64(count), ADDRESS(scratch), ADDRESS(0))
@@ -313,7 +313,7 @@ def wait(condition, mutex):
 
 @njit(nogil=True)
 def wait_for(condition, mutex, limit_ns, scratch):
-    """As `wait`, for `limit_ns` at most. `scratch`: the address of 16 bytes."""
+    """Wait like `wait`, for `limit_ns` at most. `scratch`: the address of 16 bytes."""
     _clock_gettime(INT(_MONOTONIC), ADDRESS(scratch))
     until_ns = get(scratch + 8) + limit_ns
     put(scratch, get(scratch) + until_ns // 1_000_000_000)

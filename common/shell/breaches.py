@@ -38,7 +38,8 @@ def from_outside(event: Any) -> bool:
 
 
 def _origin(event: Any) -> str:
-    """What repeated facts have in common; empty for a request, which is repeated as it was."""
+    """Return the part that repeated facts have in common; empty for a request, which is repeated as
+    it was."""
     if isinstance(event, Requested):
         return ""
     where = getattr(event, "subject", "") or getattr(event, "key", "") or type(event).__name__
@@ -56,7 +57,7 @@ def _digest(event: Any) -> str:
 
 
 class Breaches:
-    """Those of the instance `name` (`service.id`). `epoch` is that of the next record."""
+    """Breaches of the instance `name` (`service.id`). `epoch` is that of the next record."""
 
     def __init__(self, name: str, clock: Clock, epoch: Callable[[], int]) -> None:
         self._name = name
@@ -72,7 +73,8 @@ class Breaches:
         return f"bucket {BUCKET}, key {self._key}"
 
     async def load(self, store: Store) -> None:
-        """What former lives kept. It is an aid: a service starts without it, too."""
+        """Read the breaches that former lives kept. They are an aid: a service starts without them,
+        too."""
         try:
             found = await (await store.bucket(BUCKET)).get(self._key)
             if found is not None and found.value is not None:

@@ -27,7 +27,7 @@ DEFAULT_METRICS_ADDRESS: Final = "127.0.0.1"
 
 
 class ServiceConfig(msgspec.Struct, kw_only=True, frozen=True):
-    """What every service's configuration has; each adds its own fields."""
+    """The fields of every service's configuration; each service adds its own."""
 
     id: IdText
     """Which instance this is: a token of its subjects, unique among its kind."""
@@ -40,7 +40,7 @@ class ServiceConfig(msgspec.Struct, kw_only=True, frozen=True):
     metrics_address: str = DEFAULT_METRICS_ADDRESS
     """Address on this machine where that port listens; loopback: for this machine alone."""
     credentials: Credentials = Credentials()
-    """As whom the bus is used: `user` and `password`, or `token`, or `creds`, or `nkey`."""
+    """The user of the bus: `user` and `password`, or `token`, or `creds`, or `nkey`."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Log what is at least so important."""
 

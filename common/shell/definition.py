@@ -1,4 +1,4 @@
-"""What a service tells its shell: its core, its buckets, its endpoints, its handlers.
+"""The definition of a service: its core, its buckets, its endpoints, its handlers.
 
 Everything else (connections, order, durability, fencing, drains) is the shell's, and the same for
 all services.
@@ -20,7 +20,7 @@ class Core(Protocol):
 
 
 class Port(Protocol):
-    """What a service's own I/O (handlers, tasks) sees of its shell."""
+    """The shell as a service's own I/O (handlers, tasks) sees it."""
 
     @property
     def epoch(self) -> int: ...

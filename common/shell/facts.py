@@ -1,4 +1,5 @@
-"""What every service answers itself, whatever its core does: health, info, stats, drain."""
+"""Endpoints that every service answers itself, whatever its core does: health, info, stats,
+drain."""
 
 from collections.abc import Callable
 from importlib.metadata import version
@@ -51,7 +52,7 @@ class Facts:
         ]
 
     def service_info(self, epoch: int) -> ServiceInfo:
-        """What `nats micro ls` and `info` show."""
+        """Return the entry that `nats micro ls` and `info` show."""
         definition = self._definition
         return ServiceInfo(
             name=definition.service,

@@ -1,4 +1,4 @@
-"""Whose commands count: a command of an instance that was replaced is refused.
+"""Fencing of commands: a command of an instance that was replaced is refused.
 
 Each start of a service has an epoch one higher than the last (its epoch record says so), and every
 message carries it. A receiver remembers the highest epoch of each sender and refuses a command

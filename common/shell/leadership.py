@@ -1,4 +1,4 @@
-"""Who leads: one of several instances holds a key with a time to live, the others stand by.
+"""Leadership: one of several instances holds a key with a time to live, the others stand by.
 
 The lease only decides who tries. Safety is the buckets' fence: a leader that slept through the end
 of its lease cannot write, and its commands are refused by their epoch.

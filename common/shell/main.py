@@ -78,7 +78,7 @@ def main(
 
 
 def exit_code(error: SlackwaterError) -> int:
-    """What the supervisor is to know of why the process ended."""
+    """Return the exit code that tells the supervisor why the process ended."""
     if isinstance(error, Retryable):
         return EX_TEMPFAIL
     if isinstance(error, Breached):

@@ -21,7 +21,7 @@ from slackwater.common.base import limits
 class _Handler(WSGIRequestHandler):
     server: "_Server"
     timeout = limits.SCRAPE_S
-    """Of each read, and of sending the answer."""
+    """Seconds for each read, and for sending the answer."""
 
     def handle(self) -> None:
         with contextlib.suppress(TimeoutError, ConnectionError):  # It asked nothing, or left.

@@ -1,4 +1,4 @@
-"""What a shell knows of the process around it: nothing, in a simulation."""
+"""The process around a shell, as the shell sees it: nothing, in a simulation."""
 
 import os
 import socket

@@ -39,7 +39,7 @@ class Recovery:
     buckets: dict[str, Bucket]
     fences: dict[str, int]
     damaged: dict[str, frozenset[str]]
-    """Of buckets that have such records: their keys."""
+    """Keys of damaged records, by bucket; buckets without such records are left out."""
 
 
 async def recover(

@@ -33,7 +33,7 @@ from slackwater.schemas.base import Record, Refused
 
 
 class Step:
-    """What one event led to: effects that wait for `outstanding` records."""
+    """The effects of one event, which wait for `outstanding` records."""
 
     __slots__ = ("begun", "outputs", "outstanding", "persisted")
 
@@ -210,7 +210,8 @@ class Steps:
             raise Rejected(f"bucket {effect.bucket}, key {effect.key}: {error}") from error
 
     def _refused(self, event: Any, reason: str) -> Any:
-        """What broke a former life does not reach the core. The event in its place; None: none."""
+        """Refuse an event that broke a former life: it does not reach the core. Returns the event
+        in its place; None: there is none."""
         self._counters.breaches_refused += 1
         match event:
             case Requested(token=token):

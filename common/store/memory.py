@@ -30,7 +30,7 @@ Fate = Literal["good", "lost", "unanswered"]
 
 class StoreFaults(Protocol):
     def fate(self, client: str, bucket: str, key: str) -> tuple[Fate, float]:
-        """What becomes of a client's write, and the seconds that its answer takes."""
+        """Return the outcome of a client's write, and the seconds that its answer takes."""
         ...
 
 

@@ -37,7 +37,8 @@ class Channel(Protocol):
 
     @property
     def hello(self) -> bytes:
-        """What the connecting side said of itself; checked by the listener before acceptance."""
+        """Return the bytes by which the connecting side introduced itself; the listener checks them
+        before it accepts."""
         ...
 
     @property
@@ -81,14 +82,15 @@ class Channel(Protocol):
         ...
 
     async def close(self) -> None:
-        """What was sent before still arrives where the peer takes it. Closes the remote regions
-        that this side opened. Idempotent; needed also after the peer is gone."""
+        """Close the channel, and the remote regions that this side opened. Frames that were sent
+        before still arrive where the peer takes them. Idempotent; needed also after the peer is
+        gone."""
         ...
 
 
 @runtime_checkable
 class Scattering(Protocol):
-    """What a channel may offer besides: many equal pieces of a region as one operation."""
+    """A channel that also moves many equal pieces of a region as one operation."""
 
     async def write_scattered(
         self, local: memoryview, remote: RemoteRegion, offsets: Sequence[int], length: int
@@ -101,17 +103,17 @@ class Scattering(Protocol):
 
 @runtime_checkable
 class Offering(Protocol):
-    """What a channel may offer besides: a grant that the peer opens without asking for it."""
+    """A channel that also gives a grant which the peer opens without asking for it."""
 
     def offer(self, region: Region) -> bytes:
-        """As `grant`; what the peer needs to open the region leaves with the next frame. For a
-        region that is to be opened at once."""
+        """Grant access like `grant`; all that the peer needs to open the region leaves with the
+        next frame. For a region that is to be opened at once."""
         ...
 
 
 @runtime_checkable
 class Roomy(Protocol):
-    """What a channel may offer besides: memory at the peer before anything is handed over."""
+    """A channel that also reserves memory at the peer before anything is handed over."""
 
     async def make_room(self, region: Region) -> int:
         """For a handover of this region; as long as the channel lives. Raises what `handover`
@@ -123,7 +125,7 @@ class Roomy(Protocol):
     async def hand_over_into(
         self, room: int, region: Region, note: bytes, pace: Pace | None, parts: Parts | None
     ) -> None:
-        """As `handover`, into a room, which is used up, also where this fails."""
+        """Hand over like `handover`, into a room, which is used up, also where this fails."""
         ...
 
 
@@ -141,7 +143,7 @@ class Lane(Protocol):
 
 @runtime_checkable
 class Laned(Protocol):
-    """What a channel may offer besides: lanes."""
+    """A channel that also has lanes."""
 
     @property
     def closed(self) -> bool: ...
@@ -151,7 +153,7 @@ class Laned(Protocol):
         ...
 
     def lane_handle(self, remote: RemoteRegion) -> int:
-        """What requests on this channel's lanes name the region by."""
+        """Return the handle by which requests on this channel's lanes name the region."""
         ...
 
     def violated(self, why: str) -> None:
@@ -184,8 +186,8 @@ class Listener(Protocol):
         ...
 
     def prepare(self, region: Region) -> None:
-        """What takes time when a peer opens the region for the first time, now. It blocks; another
-        thread may call it, one at a time for a region. Raises Rejected."""
+        """Do now the work that takes time when a peer opens the region for the first time. It
+        blocks; another thread may call it, one at a time for a region. Raises Rejected."""
         ...
 
 

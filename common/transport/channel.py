@@ -1,4 +1,4 @@
-"""What the channels over sockets have in common: frames, keys, requests and their answers, the end.
+"""The common base of channels over sockets: frames, keys, requests and their answers, the end.
 
 A channel ends once, with a reason: every operation that waits ends with Unavailable, frames that
 have arrived can still be received, nothing stays open. Keys are random, live in the table of one
@@ -30,14 +30,14 @@ from slackwater.common.transport.rooms import Arriving, GiveBack, no_account
 
 KEY_BYTES: Final = 32
 LABEL_BYTES_MAX: Final = 200
-"""Of a region's label on the wire; it is for people."""
+"""Bytes of a region's label on the wire; it is for people."""
 T = TypeVar("T")
 STALL_TICKS: Final = 4
 """In a row without progress: what is Watched has stalled."""
 
 
 class Answer(NamedTuple):
-    """What came back for a request; `mapping` where the record carried a descriptor."""
+    """The answer to a request; `mapping` where the record carried a descriptor."""
 
     header: wire.Header
     body: bytes
@@ -45,7 +45,7 @@ class Answer(NamedTuple):
 
 
 class Watched(Protocol):
-    """What may stall."""
+    """A part of a channel that may stall."""
 
     def idle_ticks(self, waiting: bool) -> int:
         """Called at each tick of the channel's watch: for how many in a row it made no progress
@@ -96,7 +96,7 @@ class OpenedRegion:
 
 
 def check_access(remote: Opened, offset: int, nbytes: int) -> None:
-    """Of a region that the right channel has opened. Raises AccessRefused."""
+    """Check an access to a region that the right channel has opened. Raises AccessRefused."""
     if remote.closed:
         raise AccessRefused("this remote region was closed here: open its key again")
     if remote.revoked:
@@ -150,7 +150,7 @@ class SocketChannel(ABC):
 
     @abstractmethod
     def _connections(self) -> Iterable[tuple[Watched, bool]]:
-        """What is up, and whether an answer is awaited on each."""
+        """Yield each connection that is up, and whether an answer is awaited on it."""
 
     @abstractmethod
     def _serve_open(self, header: wire.Header, key: bytes, region: Region) -> None:
@@ -162,7 +162,8 @@ class SocketChannel(ABC):
         raise DecodeRejected("nothing is prepared where memory itself is handed over")
 
     def _withdraw(self, handle: int) -> None:
-        """What was prepared under this handle will not come. Raises DecodeRejected."""
+        """Free the memory that was prepared under this handle: its region will not come. Raises
+        DecodeRejected."""
         raise DecodeRejected(f"nothing was prepared under handle {handle}")
 
     @abstractmethod

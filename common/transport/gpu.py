@@ -50,7 +50,7 @@ class DeviceMemory(Protocol):
 
     @property
     def address(self) -> int:
-        """What kernels are given."""
+        """Return the address that kernels are given."""
         ...
 
     def upload(self, offset: int, source: memoryview) -> None: ...
@@ -100,7 +100,7 @@ class Device(Protocol):
         ...
 
     def await_program(self) -> None:
-        """Whatever this process does on the device has ended."""
+        """Wait until all work of this process on the device has ended."""
         ...
 
     def pin(self, buffer: memoryview) -> Callable[[], None]:
@@ -340,7 +340,8 @@ class DeviceRegion(Region):
     # Lending --------------------------------------------------------------------------------------
 
     def invitation(self) -> bytes:
-        """What a peer needs to open the allocation; only the body's place where it cannot."""
+        """Return the bytes that a peer needs to open the allocation; only the body's place where it
+        cannot."""
         place = _OPENED.pack(*self.body)
         memory = self.memory
         try:
@@ -469,4 +470,4 @@ def borrow(device: Device | None, invitation: bytes, returned: Callable[[], None
 own_exports: Final["weakref.WeakValueDictionary[tuple[str, bytes], Any]"] = (
     weakref.WeakValueDictionary()
 )
-"""What this process exported, by device and raw handle: whole allocations."""
+"""Memory that this process exported, by device and raw handle: whole allocations."""

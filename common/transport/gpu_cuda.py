@@ -342,7 +342,7 @@ class CudaDevice:
         return DeviceArray(CudaMemory(self, address, nbytes, given), 0, shape, dtype)
 
     def _await(self, given: Any, stream: int | None) -> None:
-        """What the program does to the array has ended."""
+        """Wait until the program's work on the array has ended."""
         torch = sys.modules.get("torch")
         if stream is not None:
             self._runtime.streamSynchronize(stream)

@@ -19,7 +19,7 @@ Ask = Callable[[int, bytes], Awaitable[object]]
 
 
 class Staged(Protocol):
-    """What is asked of a mapped remote region."""
+    """A mapped remote region, as staging needs it."""
 
     @property
     def key(self) -> bytes: ...

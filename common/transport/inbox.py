@@ -13,7 +13,7 @@ from slackwater.common.base.errors import DecodeRejected, Unavailable
 
 
 class Inbox:
-    """What came and was not received yet, first in first out, for any number of waiters."""
+    """Frames that came and were not received yet, first in first out, for any number of waiters."""
 
     def __init__(self) -> None:
         self._frames: deque[bytes] = deque()
@@ -69,7 +69,7 @@ class Inbox:
         return True
 
     def close(self, why: str) -> None:
-        """What is there can still be received."""
+        """Close the inbox; frames that are there can still be received."""
         self._closed = why
         while self._waiters:
             self._wake()

@@ -181,7 +181,7 @@ def _complete(s):
 
 @njit(nogil=True)
 def _staged_body(s):
-    """What the buffer holds of the present answer."""
+    """Take the part of the present answer that the buffer holds."""
     start = libc.get(s + START)
     n = min(libc.get(s + END) - start, libc.get(s + LEFT))
     target = libc.get(s + TARGET)

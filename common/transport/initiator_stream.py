@@ -18,7 +18,7 @@ _COUNT: Final = initiator_kernels.DONE // _WORD
 
 
 class Asker(Protocol):
-    """Whose parts they are."""
+    """The owner of the parts."""
 
     table_address: int
 
@@ -99,7 +99,7 @@ class AskingEnd:
             self._words[initiator_kernels.TARGET // _WORD] = 0
 
     def idle_ticks(self, waiting: bool) -> int:
-        """As Watched has it."""
+        """Count idle ticks as Watched defines them."""
         words = self._words
         records = words[initiator_kernels.RECORDS // _WORD]
         partial = words[initiator_kernels.END // _WORD] > words[initiator_kernels.START // _WORD]

@@ -29,7 +29,7 @@ from slackwater.common.transport.stream import Stream
 from slackwater.common.transport.target_stream import DataStream, Served, ServingEnd
 
 Dial = Callable[[int, int], Awaitable[tuple[Stream, wire.Header]]]
-"""As tcp_channel's Redial."""
+"""The same as tcp_channel's Redial."""
 
 
 class Lane:
@@ -45,7 +45,7 @@ class Lane:
         return self._sock.fileno()
 
     def end(self) -> None:
-        """Whoever asks on it finds it ended. From any thread."""
+        """End the lane: a thread that asks on it finds it ended. Callable from any thread."""
         with self._turn:
             if not self.closed:
                 with contextlib.suppress(OSError):  # The peer may have ended it meanwhile.

@@ -23,7 +23,7 @@ _FULL_WAIT_S: Final = 0.5
 
 OnGreeting = Callable[[Greeting, wire.Header, bytes], Awaitable[None]]
 PeerOf = Callable[[socket.socket, Any], Hashable]
-"""Whose connection it is: by the socket, and the address that came with it."""
+"""The peer that a connection belongs to: by the socket, and the address that came with it."""
 
 
 def by_host(_sock: socket.socket, address: Any) -> Hashable:
@@ -92,7 +92,7 @@ class Door:
         task.add_done_callback(partial(self._forget, peer))
 
     def _drop_oldest(self) -> None:
-        """Of the peer that has the most."""
+        """Drop the oldest connection of the peer that has the most."""
         peer = max(self._by_peer, key=lambda peer: len(self._by_peer[peer]))
         task = next(iter(self._by_peer[peer]))
         greeting = self._greetings[task]

@@ -259,7 +259,7 @@ class MemoryChannel:
             raise DeadlineExceeded(f"the peer did not take it within {limits.HANDOVER_S:g} s")
 
     async def _copied(self, region: Region, pace: Pace | None, parts: Parts | None) -> Region:
-        """What arrives at the peer."""
+        """Return the copy that arrives at the peer."""
         if not region.in_place:
             return region.whole()
         if self._network.shared:

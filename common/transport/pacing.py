@@ -16,9 +16,10 @@ Pace = Callable[[int], Awaitable[None]]
 Parts = Sequence[tuple[int, int]]
 """(offset, bytes) of what is to be sent of a region."""
 PIECE_BYTES: Final = 256 * 1024
-"""What a push or pull may have to wait behind on the link: 2 ms at 1 Gbit/s."""
+"""Bytes behind which a push or pull may have to wait on the link: 2 ms at 1 Gbit/s."""
 PIECES: Final = 8
-"""Of one copy that are under way: a link that is slower than the cap is kept busy."""
+"""Pieces of one copy that are under way at once: a link that is slower than the cap is kept
+busy."""
 
 
 class Bandwidth:

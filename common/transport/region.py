@@ -92,8 +92,8 @@ class Region:
         self._map.populate()
 
     def take_pages(self, first: int, nbytes: int) -> None:
-        """As `create` prefaults and `populate` maps, of a part that begins at a large page. Raises
-        MemoryError."""
+        """Make the pages of a part that begins at a large page present, as `create` prefaults and
+        `populate` maps them. Raises MemoryError."""
         if self.closed:
             return
         nbytes = min(nbytes, self.nbytes - first)

@@ -75,7 +75,7 @@ class _Room:
     give_back: GiveBack
     patience_s: float
     blocks: int = 0
-    """Of its memory that were there when it was last looked at: they grow as bytes come."""
+    """Blocks of its memory that were present at the last look: they grow as bytes come."""
     look: asyncio.TimerHandle | None = None
 
 

@@ -341,7 +341,8 @@ class ShmChannel(SocketChannel):
         self._offers.clear()
 
     async def close(self) -> None:
-        """What was sent before arrives, if the peer takes it within CLOSE_S."""
+        """Close the channel. Frames that were sent before arrive, if the peer takes them within
+        CLOSE_S."""
         if not self.closed:
             for region in tuple(self._opened):
                 if region.body is not None:  # The peer waits for what it lent.

@@ -13,7 +13,7 @@ from slackwater.common.base.errors import ConfigRejected
 from slackwater.common.transport.listeners import BACKLOG
 
 PATH_BYTES_MAX: Final = 107
-"""What fits a sockaddr_un, with its closing zero."""
+"""Bytes of a path that fit a sockaddr_un, with its closing zero."""
 _BACKLOG_WAIT_S: Final = 0.01
 _CREDENTIALS: Final = struct.Struct("3i")  # pid, uid, gid
 

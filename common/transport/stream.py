@@ -123,7 +123,8 @@ class Stream:
         return self._idle_ticks
 
     def _on_readable(self) -> None:
-        """What the owner answers to records that came together leaves together, at once."""
+        """Read all records that came. The owner's answers to records that came together leave
+        together, at once."""
         self._scheduled = True
         self._read()
         self._scheduled = False

@@ -1,4 +1,4 @@
-"""What a channel's peer may reach of our memory, and the threads that serve it
+"""The part of our memory that a channel's peer may reach, and the threads that serve it
 (target_kernels.py)."""
 
 import asyncio
@@ -160,7 +160,8 @@ class ServingEnd:
         target_kernels.fence(self._address)
 
     def idle_ticks(self, waiting: bool) -> int:
-        """As Watched has it: a record that was begun, or an answer that is not read."""
+        """Count idle ticks as Watched defines them: a record that was begun, or an answer that is
+        not read."""
         words = self._words
         records = words[target_kernels.RECORDS // 8]
         busy = words[target_kernels.PARTIAL // 8] or words[target_kernels.SENDING // 8]

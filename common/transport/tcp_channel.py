@@ -205,14 +205,15 @@ class TcpChannel(SocketChannel):
         self._lanes_answered.attach(sock, rest, index)
 
     async def lane(self) -> Lane:
-        """As Laned has it."""
+        """Open a lane, as Laned defines it."""
         self._check_alive()
         if self._redial is None:
             raise Rejected("the side that was connected to asks for no lanes")
         return await self._lanes_asked.open(self._redial, lambda: self.closed)
 
     def lane_handle(self, remote: RemoteRegion) -> int:
-        """As Laned has it. Raises AccessRefused, Unavailable."""
+        """Return the region's handle on lanes, as Laned defines it. Raises AccessRefused,
+        Unavailable."""
         return self._handle(remote, 0, 0)
 
     def violated(self, why: str) -> None:

@@ -58,7 +58,8 @@ class _Operation:
 
 
 _Part = tuple[_Operation, memoryview, int]
-"""Whose it is, the caller's bytes, the stream's index; all else is in the table."""
+"""The operation that the part belongs to, the caller's bytes, the stream's index; all else is in
+the table."""
 
 
 def _address(view: memoryview) -> int:
@@ -112,8 +113,8 @@ class Transfers:
     async def run_scattered(
         self, kind: int, handle: int, offsets: Sequence[int], length: int, view: memoryview
     ) -> None:
-        """As `run`, for pieces of `length` bytes (at most a part) at these offsets, which lie one
-        behind the other in `view`: one operation, and few system calls, for all of them."""
+        """Run like `run`, for pieces of `length` bytes (at most a part) at these offsets, which lie
+        one behind the other in `view`: one operation, and few system calls, for all of them."""
         end = self._ends.get(self._pick())
         if not offsets or self._waiters or not self._has_credit(length, len(offsets)) or not end:
             await self._run_all(kind, handle, offsets, length, view)

@@ -19,7 +19,7 @@ from slackwater.common.base.errors import (
 )
 
 VERSION: Final = 2
-"""Of the wire format; a HELLO carries it as its handle."""
+"""The version of the wire format; a HELLO carries it as its handle."""
 
 # A connection's first record, and the answers to it
 HELLO: Final = 1  # handle = VERSION, offset = data streams wanted, body = the hello
@@ -99,7 +99,7 @@ def refusal(header: Header, body: bytes) -> SlackwaterError:
 
 
 class Sink(Protocol):
-    """Who gets the records of one stream."""
+    """The receiver of one stream's records."""
 
     def begin(self, header: Header) -> None:
         """A body of `header.length` bytes follows. Raises DecodeRejected when it is too long."""
@@ -122,7 +122,7 @@ class Parser:
         self._start = self._end = 0
         self._header = Header(0, 0, 0, 0, 0)
         self._body: bytearray | None = None
-        """Of the present record, where it did not come in one piece."""
+        """The body of the present record, where it did not come in one piece."""
         self._filled = 0
         self.records = 0
         """How many were complete so far."""
@@ -179,7 +179,7 @@ class Parser:
                 self._finish(b"")
 
     def rest(self) -> bytes:
-        """What came behind the record in whose `end` the sink paused."""
+        """Return the bytes behind the record in whose `end` the sink paused."""
         return bytes(self._staging[self._start : self._end])
 
     def _begin(self, header: Header) -> None:

@@ -56,7 +56,7 @@ class Iteration:
 
 @dataclass(frozen=True)
 class MonitorWindow:
-    """What the profiler measured of a job in one window: it was heard at `at_s`."""
+    """The profiler's measurements of a job in one window, received at `at_s`."""
 
     at_s: float
     iterations: int
@@ -259,7 +259,7 @@ class Timeline:
 
     @property
     def bytes_moved(self) -> int:
-        """What the regions' own counters grew by while this timeline watched."""
+        """The growth of the regions' own counters while this timeline watched."""
         return sum(last - self.bytes_first[key] for key, last in self.bytes_last.items())
 
     @property

@@ -1,2 +1,2 @@
-"""What lenders, devices and the simulation of remote memory share. Pure, except for the trailer's
-bytes."""
+"""Code that lenders, devices and the simulation of remote memory share. Pure, except for the
+trailer's bytes."""

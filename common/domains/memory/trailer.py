@@ -40,7 +40,7 @@ State = Literal[1, 2, 3]
 
 
 class SlabIdentity(Record, kw_only=True, frozen=True):
-    """Who has the slab; what a daemon needs to take a claim after its restart."""
+    """The device that has the slab; all that a daemon needs to take a claim after its restart."""
 
     slab: SlabId
     slab_bytes: int
@@ -67,7 +67,7 @@ def generation_of(word: int) -> int:
 
 
 def read_fence(region: memoryview) -> int:
-    """Of a whole region: data and trailer."""
+    """Return the fence word of a whole region: data and trailer."""
     word: int = _WORD.unpack_from(region, len(region) - TRAILER_BYTES)[0]
     return word
 

@@ -33,7 +33,7 @@ GAIN_MIN: Final = 0.05
 
 
 class Training(msgspec.Struct, frozen=True, kw_only=True):
-    """What is trained."""
+    """The training run: its model, data and batch."""
 
     instances: float
     """D."""
@@ -44,7 +44,7 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Machine(msgspec.Struct, frozen=True):
-    """What is measured of a machine."""
+    """The measured properties of a machine."""
 
     instance_s: float
     """c: computing on one training instance."""

@@ -50,7 +50,7 @@ class _Problem(msgspec.Struct):
     blocks: int
     links: Floats
     compute_s: Floats
-    """Of a block, by machine."""
+    """Seconds of computing that a block takes, by machine."""
     batches: float
     """In a block."""
 

@@ -33,7 +33,7 @@ def efficiency(noise_scale: float, batch_initial: float, batch: ArrayLike) -> Fl
 
 
 class GradientMoments(NamedTuple):
-    """Of the pre-conditioned gradient of a batch of M0 examples."""
+    """Moments of the pre-conditioned gradient of a batch of M0 examples."""
 
     sqr: float
     """Squared length of the true gradient |Pg|^2."""

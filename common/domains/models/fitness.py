@@ -1,4 +1,4 @@
-"""What an allocation is worth to a cluster: Pollux's fitness (Qiao, thesis, section 3.4.2).
+"""The value of an allocation to a cluster: Pollux's fitness (Qiao, thesis, section 3.4.2).
 
     FITNESS_p = (1/J sum_j SPEEDUP_j^p)^(1/p)                      (eq. 3.11)
     SPEEDUP_j = best goodput with A_j / best goodput with a_f      (eq. 3.12)
@@ -47,7 +47,8 @@ def fitness_of_worth(total: float, jobs: int, p: float) -> float:
 
 
 def realloc_factor(age_s: float, reallocations: int, delay_s: float) -> float:
-    """What remains of a speedup if the job is moved once more, its past rate going on for ever."""
+    """Return the factor that remains of a speedup if the job is moved once more, its past rate
+    going on for ever."""
     if age_s + delay_s <= 0:
         return 1.0
     return max(0.0, (age_s - reallocations * delay_s) / (age_s + delay_s))

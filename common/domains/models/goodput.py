@@ -37,7 +37,7 @@ class BatchLimits(msgspec.Struct, frozen=True, kw_only=True):
     """M0: efficiency is relative to it, and no total batch is smaller."""
     total_max: int
     per_gpu_max: int
-    """What GPU memory holds."""
+    """The largest batch that fits a GPU's memory."""
     per_gpu_min: int = 1
     fixed: int | None = None
     """A non-adaptive job's total batch."""

@@ -41,7 +41,7 @@ def quieter_half_s(durations_s: Sequence[float]) -> float:
 
 
 def _least_mean_s(durations_s: Sequence[float], length: int) -> float:
-    """Of any so many in succession."""
+    """Return the least mean of any `length` durations in succession."""
     length = min(length, len(durations_s))
     sums = [0.0, *accumulate(durations_s)]
     return min(high - low for low, high in zip(sums, sums[length:], strict=False)) / length

@@ -21,7 +21,7 @@ ENTRY_POINTS: Final = "slackwater.lr_scaling"
 
 
 class TrainingState(msgspec.Struct, frozen=True):
-    """What a rule may use."""
+    """Quantities that a rule may use."""
 
     noise_scale: float = 0.0
     """phi as last estimated."""

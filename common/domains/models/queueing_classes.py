@@ -95,7 +95,7 @@ def _response_s(visits_s: Floats, found: NDArray[np.float64], gamma: Sharing) ->
 
 
 def _contribution(rate: Floats, response_s: Floats, visits_s: Floats) -> Floats:
-    """What a task adds to the four totals of each set it is in."""
+    """Return a task's share in the four totals of each set that it is in."""
     tasks = rate[:, None] * response_s
     busy = rate[:, None] * visits_s
     return np.stack([tasks, visits_s * tasks, busy, visits_s * busy], axis=1)

@@ -150,7 +150,7 @@ class SpeedupCurve:
 
 
 class ElasticProfile(msgspec.Struct, frozen=True):
-    """What a policy may know of an elastic job (`JobView.profile`)."""
+    """The facts that a policy may know of an elastic job (`JobView.profile`)."""
 
     curve: SpeedupCurve
     work: float

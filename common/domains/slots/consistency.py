@@ -36,8 +36,9 @@ def acknowledged(applied: Sequence[int], rank: int, bound: int) -> int:
 
 
 def next_rank(pushed: Sequence[int], applied: Sequence[int], bound: int, after: int) -> int | None:
-    """Whose push is applied next: of those that are in, the first behind rank `after`, in turn, so
-    that nobody waits for more than the others' one push each. None: no push is in."""
+    """Return the rank whose push is applied next: of those that are in, the first behind rank
+    `after`, in turn, so that nobody waits for more than one push of each other rank. None: no push
+    is in."""
     workers = len(pushed)
     for step in range(1, workers + 1):
         rank = (after + step) % workers

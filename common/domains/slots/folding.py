@@ -39,7 +39,7 @@ class Refusal(NamedTuple):
 
 
 def _ranks(region: SlotRegion, alone: int | None) -> Sequence[int]:
-    """Whose pushes are the update."""
+    """Return the ranks whose pushes are the update."""
     return range(region.geometry.workers) if alone is None else (alone,)
 
 
@@ -153,7 +153,8 @@ def _prepared(region: SlotRegion, alone: int | None) -> FoldSpan:
 
 
 def _scalars(region: SlotRegion, alone: int | None) -> Floats:
-    """Those of the next version's step; computed anew where something of it changed."""
+    """Return the scalars of the next version's step; computed anew where something in them
+    changed."""
     ranks = _ranks(region, alone)
     first = region.hyper_blocks(ranks[:1])
     ages = RULES[region.plan.update.name].ages

@@ -54,7 +54,8 @@ class _Control(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True, ta
 
 
 class Hello(_Control, frozen=True, kw_only=True, tag="hello"):
-    """Who connects. `token` is JobPlan.token for an Agent, the cluster's own for an aggregator."""
+    """The peer's identity when it connects. `token` is JobPlan.token for an Agent, the cluster's
+    own for an aggregator."""
 
     role: Literal["agent", "aggregator"]
     job: MaybeId = ""
@@ -194,7 +195,7 @@ _DOORBELLS: Final[dict[int, tuple[struct.Struct, type[Ring | Done | Part]]]] = {
 
 
 def decode(frame: bytes) -> Iterator[Ring | Done | Part | Control]:
-    """What a frame says, in order. Raises DecodeRejected on anything malformed."""
+    """Return the messages in a frame, in order. Raises DecodeRejected on anything malformed."""
     if len(frame) < _HEAD.size:
         raise DecodeRejected(f"a frame of {len(frame)} bytes, at least {_HEAD.size} are needed")
     kind, count = _HEAD.unpack_from(frame)

@@ -26,7 +26,8 @@ DTYPES: Final[dict[np.dtype[Any], DType]] = {
     np.dtype(np.uint16): "float16",
     np.dtype(np.int16): "bfloat16",
 }
-"""What kernels.py's KERNEL_DTYPES mean: numba takes a second to load, and is not needed here."""
+"""The meaning of kernels.py's KERNEL_DTYPES: numba takes a second to load, and is not needed
+here."""
 Pair = tuple[DeviceArray, DeviceArray]
 _made: Final["weakref.WeakKeyDictionary[Device, FoldKernels]"] = weakref.WeakKeyDictionary()
 
@@ -52,7 +53,7 @@ class FoldKernels(Protocol):
     def warm(self, rule: str, dtype: DType, workers: int = 1) -> None: ...
 
     def now_s(self) -> float:
-        """What a fold is charged by: a difference of two."""
+        """Return the clock by which a fold is charged: the difference of two readings."""
         ...
 
 

@@ -20,7 +20,7 @@ from slackwater.schemas.placement import BucketLayout, JobPlan
 
 
 def slot_body(geometry: Geometry) -> tuple[int, int]:
-    """What of a region is on the device."""
+    """Return the part of a region that is on the device, as (offset, bytes)."""
     return HEADER_BYTES, geometry.nbytes
 
 
@@ -89,8 +89,8 @@ def make_region(
 def load_region(
     device: Device, host: Region, *, pin: bool
 ) -> tuple[DeviceRegion, DeviceSlotRegion]:
-    """What a host region holds, on the device. The host region stays as it is. Raises MemoryError,
-    Rejected."""
+    """Copy a host region's content to the device. The host region stays as it is. Raises
+    MemoryError, Rejected."""
     plain = SlotRegion.open(host.buffer)
     body = slot_body(plain.geometry)
     plain.release()

@@ -37,9 +37,10 @@ PART_BYTES: Final = 2 * 1024 * 1024
 """A tensor's parts are multiples of this: of pages, whatever the dtype of gradients, so that they
 can be mapped behind one another."""
 TINY_PART: Final = 16
-"""A tensor of at most this part of a bucket goes along with the large one before it ..."""
+"""A tensor of at most this part (1/16) of a bucket may go along with the large one before it."""
 TINY_MAX: Final = 4
-"""... as one of at most so many: a bias, or a batch-norm's scale and shift."""
+"""Tiny tensors that one large tensor takes along at most: a bias, or a batch-norm's scale and
+shift."""
 
 WORDS_OFFSET: Final = PAGE
 WORD_STRIDE: Final = 64

@@ -1,4 +1,4 @@
-"""What of a bucket's region counts between two folds: all that a copy to another host must bring.
+"""Live parts of a bucket's region between two folds: all that a copy to another host must bring.
 
 Of two buffers of parameters, and of each optimiser state, the version word names the one that
 counts; the next fold writes the other. A slot counts only while its push waits for an update:
@@ -38,7 +38,7 @@ def parts_bytes(parts: Parts) -> int:
 
 
 def _applied(slots: SlotRegion) -> list[int]:
-    """Of each rank the newest iteration that the version contains."""
+    """Return the newest iteration of each rank that the version contains."""
     if slots.plan.consistency == "synchronous":
         return [slots.version] * slots.geometry.workers
     return slots.applied()

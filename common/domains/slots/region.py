@@ -95,7 +95,7 @@ COUNTED: Final = _word_index(10)
 
 
 class RegionRecord(Record, kw_only=True, frozen=True):
-    """What the region is: the msgpack at its end."""
+    """The description of a region: the msgpack at its end."""
 
     plan: JobPlan
     bucket: BucketLayout
@@ -130,7 +130,7 @@ class SlotRegion:
             for parity in range(2)
         )
         self.prepared: dict[tuple[int, int | None], FoldSpan] = {}
-        """Of a fold (folding.py): by the buffers' parity, and whose push it is."""
+        """Prepared spans of a fold (folding.py): by the buffers' parity, and whose push it is."""
         self.step: tuple[bytes, int, Floats] | None = None
         """The scalars of the last one, and what they were computed from."""
         self.accepted = b""
@@ -310,7 +310,8 @@ class SlotRegion:
 
     @property
     def order(self) -> bytes:
-        """What `set_order` was given last; empty: nothing, or only half of it was written."""
+        """Return the last argument of `set_order`; empty: there was none, or only half of it was
+        written."""
         assert self._buffer is not None, "the region was released"
         checksum, length = _ORDER.unpack_from(self._buffer, ORDER_OFFSET)
         start = ORDER_OFFSET + _ORDER.size
@@ -360,13 +361,14 @@ class SlotRegion:
         return self._words[self._applied[version & 1]][: self.geometry.workers]
 
     def applied(self) -> list[int]:
-        """Of each rank the newest iteration that `version` contains. Jobs whose updates are not
-        synchronous keep it; in others the version says it."""
+        """Return the newest iteration of each rank that `version` contains. Jobs whose updates are
+        not synchronous keep it; in others the version says it."""
         words: list[int] = self.applied_words(self.version).tolist()
         return words
 
     def set_applied(self, version: int, iterations: Sequence[int]) -> None:
-        """Of a version that is not complete yet: before the version word says so."""
+        """Note the newest iteration of each rank that `version` will contain, before the version
+        word makes it count."""
         self.applied_words(version)[:] = iterations
 
     def hyper(self, rank: int) -> Hyper:
@@ -381,7 +383,7 @@ class SlotRegion:
         return self._buffer[first : first + RANK_STRIDE].cast("Q")
 
     def hyper_blocks(self, ranks: Sequence[int]) -> bytes:
-        """What `set_hyper` wrote of consecutive ranks."""
+        """Return the blocks that `set_hyper` wrote for consecutive ranks."""
         return self._hypers[ranks[0] : ranks[-1] + 1].tobytes()
 
     def set_hyper(self, rank: int, hyper: Hyper) -> None:
@@ -412,7 +414,8 @@ class SlotRegion:
 
     @property
     def kernels(self) -> "FoldKernels | None":
-        """Who folds it; None: this CPU. (gpu_region.py has slots and buffers on a device.)"""
+        """Return the kernels that fold it; None: this CPU folds. (gpu_region.py has slots and
+        buffers on a device.)"""
         return None
 
     def to_host(self, array: NDArray[np.generic]) -> NDArray[np.generic]:

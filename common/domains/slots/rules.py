@@ -46,7 +46,7 @@ class Hyper(NamedTuple):
 
     @classmethod
     def of(cls, rule: UpdateRule) -> "Hyper":
-        """Those of a push that carries none of its own."""
+        """Return the hyper-parameters of a push that carries none of its own."""
         return cls(*(getattr(rule, name) for name in cls._fields))
 
     def pack(self) -> bytes:
@@ -105,7 +105,7 @@ LR, MU, B1, B1C, B2, B2C, EPS, WD, STEP, R, DECAY, INVERSE, SCALARS = range(13)
 
 
 def scalars(hyper: Hyper, t: int, workers: int) -> Floats:
-    """What a step needs, computed in float64 and rounded once."""
+    """Return the scalars of a step, computed in float64 and rounded once."""
     k = np.zeros(SCALARS, np.float64)
     k[LR], k[MU], k[EPS], k[WD] = (
         hyper.learning_rate,

@@ -346,7 +346,7 @@ class VerbsChannel(SocketChannel):
         self.lose(f"the peer gave the channel up: {why}")
 
     def peer_ended(self, error: Exception | None) -> None:
-        """What the peer sent before its end is in our ring: take it first."""
+        """Take the frames that the peer sent before its end from our ring, then end the channel."""
         self.pair.drain()
         if isinstance(error, DecodeRejected):
             self.lose(f"the peer violates the protocol: {error}")
@@ -372,8 +372,8 @@ class VerbsChannel(SocketChannel):
         self._domain.release()
 
     async def close(self) -> None:
-        """What was sent before is in the peer's ring when this returns, if it takes it within
-        CLOSE_S."""
+        """Close the channel. Frames that were sent before are in the peer's ring when this returns,
+        if it takes them within CLOSE_S."""
         if not self.closed:
             self._push(wire.pack(wire.GOODBYE))
             with contextlib.suppress(TimeoutError):  # The peer does not take it: so it loses it.

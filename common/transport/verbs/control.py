@@ -53,7 +53,8 @@ class ControlStream:
     # Meeting the peer -----------------------------------------------------------------------------
 
     async def expose(self) -> bytes:
-        """What the peer must know; the queue pair is connected. Raises Unavailable, Rejected."""
+        """Connect the queue pair and return all that the peer must know. Raises Unavailable,
+        Rejected."""
         memory = self._memory
         self._exposure = await self._pair.expose(
             memory.registration, memory.address, _BYTES, ibv.REMOTE_WRITE

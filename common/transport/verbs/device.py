@@ -37,7 +37,7 @@ def address_of(view: memoryview) -> int:
 
 
 class Exposure:
-    """What one peer may reach. Closing it ends every access, also one under way."""
+    """The memory that one peer may reach. Closing it ends every access, also one under way."""
 
     def __init__(self, rkey: int, address: int, right: ibv.Closable, of: "Registration") -> None:
         self.rkey, self.address = rkey, address

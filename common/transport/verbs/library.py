@@ -55,7 +55,7 @@ STATUS: Final = {
     12: "the peer's NIC does not answer",
     13: "the peer takes no messages",
 }
-"""Of a work completion, those that a program of ours can see."""
+"""Statuses of a work completion that a program of ours can see."""
 
 RELIABLE_CONNECTION: Final = 2
 STATE_ERROR: Final = 6
@@ -105,7 +105,7 @@ class NativePair(Closable, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """What is used of pyverbs. Its classes have no types of their own."""
+    """The part of pyverbs that is used. Its classes have no types of their own."""
 
     open: Callable[..., Any]
     ProtectionDomain: Callable[..., Any]
@@ -262,7 +262,7 @@ def mapped_ip(gid: str) -> str:
 
 
 def why_not(root: Path = SYSFS, files: Path = DEVICE_FILES) -> str:
-    """What this host lacks for verbs and what to do, or nothing: it can be tried."""
+    """Return the reason why this host cannot use verbs, and the remedy; empty: it can be tried."""
     found = ports(root, files)
     names = ", ".join(map(str, found))
     lacks = []

@@ -77,7 +77,7 @@ class Operation:
 
 
 class Part(Work):
-    """What one request of an operation moves. `place`: where a staged read belongs."""
+    """The bytes that one request of an operation moves. `place`: where a staged read belongs."""
 
     __slots__ = ("_block", "_place", "_quota", "_settled", "nbytes", "offset", "operation")
 

@@ -35,7 +35,7 @@ _ACK_TIMEOUT: Final = 16
 """4.096 us * 2^16 = 268 ms, eight times: a peer whose NIC is gone is noticed in a few seconds."""
 _RETRIES: Final = 7
 _FOREVER: Final = 7
-"""Of receiver-not-ready retries, the number that means no end: the channel notices a stall."""
+"""The number of receiver-not-ready retries that means no end: the channel notices a stall."""
 _READY_WAIT: Final = 12
 """0.64 ms between them."""
 _HOPS: Final = 64
@@ -45,7 +45,7 @@ _making = threading.Lock()
 
 
 class EndPoint(NamedTuple):
-    """What one side must know of the other's queue pair."""
+    """The facts that one side must know of the other's queue pair."""
 
     number: int
     sequence: int
@@ -354,7 +354,8 @@ class QueuePair:
             self._failed(status, work)
 
     def idle_ticks(self, waiting: bool) -> int:
-        """As Stream's: ticks in a row without a completion although one is awaited."""
+        """Count idle ticks like Stream: ticks in a row without a completion although one is
+        awaited."""
         if self._completions != self._seen or not (waiting or self._posted):
             self._seen, self._idle_ticks = self._completions, 0
         else:

@@ -19,7 +19,8 @@ class Quota:
         self._lost: str | None = None
 
     async def take(self, nbytes: int) -> None:
-        """Of more than there is at all: everything. Raises Unavailable once lost."""
+        """Wait for `nbytes` of the staging memory and take them; a larger demand than the whole
+        takes everything. Raises Unavailable once lost."""
         if self._lost is not None:
             raise Unavailable(self._lost)
         if not self._waiters and self._take(nbytes):
