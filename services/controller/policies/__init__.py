@@ -1,25 +1,23 @@
 """Placement policies by name. Third parties register theirs as entry points of the group
 `slackwater.placement_policies`; each is a class without arguments that fits `view.Policy`."""
 
-from collections.abc import Callable
-from importlib.metadata import entry_points
 from typing import Final
 
 from slackwater.common.base.errors import ConfigRejected
-from slackwater.services.controller.policies.cyclic import Cyclic
-from slackwater.services.controller.policies.edf import Edf
-from slackwater.services.controller.policies.packed import Packed
-from slackwater.services.controller.policies.static import Static
+from slackwater.common.base.registry import Registry
 from slackwater.services.controller.policies.view import Defaults, Policy
 
-GROUP: Final = "slackwater.placement_policies"
-POLICIES: Final[dict[str, Callable[[], Policy]]] = {
-    "cyclic": Cyclic,
-    "edf": Edf,
-    "packed": Packed,
-    "static": Static,
-}
-
+_HERE: Final = "slackwater.services.controller.policies"
+POLICIES: Final = Registry[Policy](
+    "placement policy",
+    {
+        "cyclic": f"{_HERE}.cyclic:Cyclic",
+        "edf": f"{_HERE}.edf:Edf",
+        "packed": f"{_HERE}.packed:Packed",
+        "static": f"{_HERE}.static:Static",
+    },
+    group="slackwater.placement_policies",
+)
 
 NEEDED: Final = (
     "adapts", "private", "order", "prefers", "assign", "free", "explains", "plans",
@@ -29,23 +27,17 @@ NEEDED: Final = (
 
 def known_policies() -> list[str]:
     """List every registered name."""
-    return sorted({*POLICIES, *(point.name for point in entry_points(group=GROUP))})
+    return POLICIES.names()
 
 
 def load_policy(name: str) -> Policy:
     """Raises ConfigRejected for a name that nobody registered, and for a class that lacks a part of
     a policy."""
-    if name in POLICIES:
-        return POLICIES[name]()
-    for point in entry_points(group=GROUP, name=name):
-        policy: Policy = point.load()()
-        missing = [part for part in NEEDED if not hasattr(policy, part)]
-        if missing:
-            raise ConfigRejected(
-                f"the placement policy {name!r} ({point.value}) has no {', '.join(missing)}: "
-                f"derive it from {Defaults.__module__}.{Defaults.__name__}"
-            )
-        return policy
-    raise ConfigRejected(
-        f"there is no placement policy {name!r}; known are {', '.join(known_policies())}"
-    )
+    factory = POLICIES.find(name)
+    policy = factory()
+    if missing := [part for part in NEEDED if not hasattr(policy, part)]:
+        raise ConfigRejected(
+            f"the placement policy {name!r} ({factory.__module__}:{factory.__qualname__}) has no "
+            f"{', '.join(missing)}: derive it from {Defaults.__module__}.{Defaults.__name__}"
+        )
+    return policy

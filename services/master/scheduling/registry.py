@@ -8,8 +8,6 @@ that signature, so an unknown knob or a bad value is refused with the remedy.
 
 import inspect
 from collections.abc import Callable, Mapping
-from importlib import import_module
-from importlib.metadata import entry_points
 from math import isfinite
 from typing import Annotated, Any, Final, Literal, TypeVar, get_args, get_origin
 
@@ -17,6 +15,7 @@ import msgspec
 
 from slackwater.common.base import limits
 from slackwater.common.base.errors import ConfigRejected
+from slackwater.common.base.registry import Registry
 from slackwater.services.master.scheduling.rules import honours_of
 from slackwater.services.master.scheduling.view import Policy
 
@@ -31,31 +30,31 @@ Count = Annotated[int, msgspec.Meta(ge=1, le=limits.TRACE_GPUS_MAX)]
 Consolidate = Literal["prefer", "require", "no"]
 """Kinds of knobs that several policies have."""
 
-_FACTORIES: Final[dict[str, Callable[..., Policy]]] = {}
-
+_HERE: Final = "slackwater.services.master.scheduling.policies"
 BUILT_IN: Final = {
-    "fifo": "sequences",
-    "best-effort": "sequences",
-    "sf": "sequences",
-    "srtf": "sequences",
-    "srsf": "sequences",
-    "gandiva": "gandiva",
-    "tiresias-las": "tiresias",
-    "tiresias-gittins": "tiresias",
-    "tiresias-artifact": "tiresias_artifact",
-    "optimus": "optimus",
-    "pollux": "pollux",
-    "hell": "hell_knee",
-    "knee": "hell_knee",
-    "srpt": "elastic_baselines",
-    "waterfill": "elastic_baselines",
-    "equal-share": "elastic_baselines",
-    "jsq-chunk": "jsq_chunk",
-    "harmony": "harmony",
-    "isolated": "harmony_baselines",
-    "naive-colocation": "harmony_baselines",
+    "fifo": f"{_HERE}.sequences:Fifo",
+    "best-effort": f"{_HERE}.sequences:BestEffort",
+    "sf": f"{_HERE}.sequences:SmallestFirst",
+    "srtf": f"{_HERE}.sequences:ShortestRemainingTime",
+    "srsf": f"{_HERE}.sequences:ShortestRemainingService",
+    "gandiva": f"{_HERE}.gandiva:Gandiva",
+    "tiresias-las": f"{_HERE}.tiresias:TiresiasLas",
+    "tiresias-gittins": f"{_HERE}.tiresias:TiresiasGittins",
+    "tiresias-artifact": f"{_HERE}.tiresias_artifact:TiresiasArtifact",
+    "optimus": f"{_HERE}.optimus:Optimus",
+    "pollux": f"{_HERE}.pollux:Pollux",
+    "hell": f"{_HERE}.hell_knee:Hell",
+    "knee": f"{_HERE}.hell_knee:Knee",
+    "srpt": f"{_HERE}.elastic_baselines:ShortestWithAllNodes",
+    "waterfill": f"{_HERE}.elastic_baselines:Waterfill",
+    "equal-share": f"{_HERE}.elastic_baselines:EqualShare",
+    "jsq-chunk": f"{_HERE}.jsq_chunk:JsqChunk",
+    "harmony": f"{_HERE}.harmony:Harmony",
+    "isolated": f"{_HERE}.harmony_baselines:Isolated",
+    "naive-colocation": f"{_HERE}.harmony_baselines:NaiveColocation",
 }
-"""Name -> module of this package, imported when the policy is first asked for."""
+"""Name -> class, imported when the policy is first asked for."""
+POLICIES: Final = Registry[Policy]("policy", BUILT_IN, ENTRY_POINTS)
 
 
 def register(name: str) -> Callable[[type[P]], type[P]]:
@@ -63,7 +62,7 @@ def register(name: str) -> Callable[[type[P]], type[P]]:
 
     def put(factory: type[P]) -> type[P]:
         honours_of(factory)
-        _FACTORIES[name] = factory
+        POLICIES.add(name, factory)
         factory.registered_name = name  # type: ignore[attr-defined]  # for what people read
         return factory
 
@@ -71,36 +70,23 @@ def register(name: str) -> Callable[[type[P]], type[P]]:
 
 
 def names() -> list[str]:
-    return sorted({*BUILT_IN, *_FACTORIES, *(p.name for p in entry_points(group=ENTRY_POINTS))})
+    return POLICIES.names()
 
 
 def make(name: str, options: Mapping[str, str] | None = None) -> Policy:
     """The policy of that name with its knobs set from text."""
-    factory = _find(name)
+    factory = POLICIES.find(name)
     return factory(**parse_options(name, factory, options or {}))
 
 
 def options_of(name: str) -> dict[str, Any]:
     """Every knob of a policy with its default."""
-    parameters = inspect.signature(_find(name)).parameters
+    parameters = inspect.signature(POLICIES.find(name)).parameters
     return {p.name: p.default for p in parameters.values()}
 
 
-def _find(name: str) -> Callable[..., Policy]:
-    if name not in _FACTORIES:
-        if name in BUILT_IN:
-            import_module(f"slackwater.services.master.scheduling.policies.{BUILT_IN[name]}")
-        else:
-            for point in entry_points(group=ENTRY_POINTS):
-                if point.name == name:
-                    _FACTORIES[name] = point.load()
-    if name not in _FACTORIES:
-        raise ConfigRejected(f"there is no policy {name!r}; choose one of {', '.join(names())}")
-    return _FACTORIES[name]
-
-
 def parse_options(
-    name: str, factory: Callable[..., Policy], options: Mapping[str, str]
+    name: str, factory: Callable[..., object], options: Mapping[str, str]
 ) -> dict[str, Any]:
     known = inspect.signature(factory, eval_str=True).parameters
     values: dict[str, Any] = {}

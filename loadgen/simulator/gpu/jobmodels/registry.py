@@ -2,37 +2,33 @@
 
 import inspect
 from collections.abc import Mapping
-from importlib import import_module
 from typing import Final
 
-from slackwater.common.base.errors import ConfigRejected
+from slackwater.common.base.registry import Registry
 from slackwater.loadgen.simulator.gpu.jobmodels.base import JobModel
 from slackwater.services.master.scheduling.registry import parse_options
 
-BUILT_IN: Final = {
-    "fixed": "fixed.FixedModel",
-    "interleaved": "interleaved.InterleavedModel",
-    "profiles": "profiles.ProfilesModel",
-    "queueing": "queueing.QueueingModel",
-    "subtasks": "subtasks.SubtasksModel",
-}
-"""Name -> module.class of this package, imported when the model is first asked for."""
+_HERE: Final = "slackwater.loadgen.simulator.gpu.jobmodels"
+MODELS: Final = Registry[JobModel](
+    "job model",
+    {
+        "fixed": f"{_HERE}.fixed:FixedModel",
+        "interleaved": f"{_HERE}.interleaved:InterleavedModel",
+        "profiles": f"{_HERE}.profiles:ProfilesModel",
+        "queueing": f"{_HERE}.queueing:QueueingModel",
+        "subtasks": f"{_HERE}.subtasks:SubtasksModel",
+    },
+)
 
 
 def names() -> list[str]:
-    return sorted(BUILT_IN)
+    return MODELS.names()
 
 
 def make_model(name: str, options: Mapping[str, str], seed: int) -> JobModel:
     """The job model of that name; `seed` reaches a model that has a knob of that name."""
-    if name not in BUILT_IN:
-        raise ConfigRejected(f"there is no job model {name!r}; choose one of {', '.join(names())}")
-    module, _, class_name = BUILT_IN[name].partition(".")
-    found = getattr(
-        import_module(f"slackwater.loadgen.simulator.gpu.jobmodels.{module}"), class_name
-    )
+    found = MODELS.find(name)
     values = parse_options(name, found, options)
     if "seed" in inspect.signature(found).parameters:
         values.setdefault("seed", seed)
-    model: JobModel = found(**values)
-    return model
+    return found(**values)
