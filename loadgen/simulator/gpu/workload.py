@@ -44,6 +44,11 @@ class SimJob(msgspec.Struct, frozen=True, kw_only=True):
     extra: Mapping[str, Any] = msgspec.field(default_factory=dict)
     """What the trace had beyond that, by column, for job models that know it."""
 
+    @property
+    def needs_host(self) -> bool:
+        """Traces say nothing of processor cores and main memory."""
+        return False
+
 
 SKEWS: Mapping[str, float] = {
     "vgg19": 0.715, "vgg16": 0.743, "vgg11": 0.773, "alexnet": 0.61, "resnet152": 0.039,

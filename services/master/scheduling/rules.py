@@ -10,10 +10,10 @@ from typing import Final, Literal, Protocol, get_args
 from slackwater.common.base.errors import ConfigRejected
 from slackwater.services.master.scheduling.view import ClusterView, Rules, name_of
 
-Rule = Literal["quotas", "priorities", "min_run_s", "gpu_types"]
+Rule = Literal["quotas", "priorities", "min_run_s", "gpu_types", "cores_and_memory"]
 """`quotas`: tenants' guarantees and limits. `priorities`: a waiting job of higher priority comes
 first. `min_run_s`: a running job keeps its GPUs so long. `gpu_types`: a job lies on one type, one
-that it can run on."""
+that it can run on. `cores_and_memory`: a machine has what its jobs need beside their GPUs."""
 
 NOTHING_HONOURED: Final[frozenset[Rule]] = frozenset()
 EVERY_RULE: Final[frozenset[Rule]] = frozenset(get_args(Rule))
@@ -28,6 +28,8 @@ class Ranked(Protocol):
     def id(self) -> str: ...
     @property
     def priority(self) -> int: ...
+    @property
+    def needs_host(self) -> bool: ...
 
 
 def honours_of(policy: object) -> frozenset[Rule]:
@@ -61,6 +63,11 @@ def refuse_job(policy: object, job: Ranked) -> None:
         raise ConfigRejected(
             f"{name_of(policy)} knows no priorities, and job {job.id} has priority "
             f"{job.priority}; leave priorities out, or {ORDERED}"
+        )
+    if job.needs_host and "cores_and_memory" not in honours_of(policy):
+        raise ConfigRejected(
+            f"{name_of(policy)} counts neither cores nor main memory, and job {job.id} asks for "
+            f"them; leave them out, or {ORDERED}"
         )
 
 

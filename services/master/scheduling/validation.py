@@ -1,12 +1,13 @@
 """Check a plan before anything of it is carried out, whichever policy made it.
 
-What a cluster cannot do (capacity of each node, whole gangs, jobs that nobody knows, groups that
-hold different GPUs), and what the operator's rules forbid: GPUs of several types for one job,
-taking GPUs from a job in its protected minutes, and, where tenants may not borrow, more GPUs than
-a tenant's quota.
+Refused is what a cluster cannot do (capacity of each node, whole gangs, jobs that nobody knows,
+groups that hold different GPUs), and what the operator's rules forbid: GPUs of several types for
+one job, taking GPUs from a job in its protected minutes, more cores or main memory than a machine
+has, and, where tenants may not borrow, more GPUs than a tenant's quota.
 """
 
 from slackwater.common.base.errors import Rejected
+from slackwater.services.master.scheduling.hosts import HostUse
 from slackwater.services.master.scheduling.view import (
     NOTHING,
     Allocation,
@@ -25,7 +26,7 @@ def validate(plan: Plan, view: View) -> None:
     """Refuse a plan that the cluster cannot carry out. Costs only what the plan changes."""
     room: dict[int, int] = {}
     groups = _groups_of(view, plan) if plan.groups or _any_grouped(plan, view) else None
-    protecting = view.rules.min_run_s > 0
+    protecting, fed = view.rules.min_run_s > 0, False
     for job_id, allocation in plan.allocations.items():
         job = view.jobs.get(job_id)
         if job is None:
@@ -36,6 +37,7 @@ def validate(plan: Plan, view: View) -> None:
         if protecting and view.rules.protects(job, view.now_s):
             _check_protected(job, allocation, plan.groups.get(job_id, ""), view)
         if allocation:
+            fed = fed or job.cores > 0 or job.memory_bytes > 0
             _check_gang(job, allocation, view.cluster)
             if groups is None or job_id not in plan.groups:
                 for node, gpus in allocation:
@@ -50,6 +52,8 @@ def validate(plan: Plan, view: View) -> None:
             )
     if view.rules.quotas and not view.rules.borrowing:
         _check_quotas(plan, view)
+    if fed:
+        _check_hosts(plan, view)
 
 
 def _check_gang(job: JobView, allocation: Allocation, cluster: ClusterView) -> None:
@@ -76,6 +80,20 @@ def _check_gang(job: JobView, allocation: Allocation, cluster: ClusterView) -> N
         raise PlanRefused(
             f"job {job.id}: {total} GPUs break its gang of {job.gpus_min}..{job.gpus_max}"
         )
+
+
+def _check_hosts(plan: Plan, view: View) -> None:
+    kept = (job for job in view.jobs.values() if job.id not in plan.allocations)
+    use = HostUse(view.cluster, kept)
+    for job_id, allocation in plan.allocations.items():
+        use.add(view.jobs[job_id], allocation)
+    for job_id, allocation in plan.allocations.items():
+        for node, _ in allocation if view.jobs[job_id].needs_host else ():
+            if lacking := use.overfull(node):
+                raise PlanRefused(
+                    f"the plan puts job {job_id} on node {view.cluster.nodes[node].id}, whose jobs "
+                    f"then need {lacking}"
+                )
 
 
 def _check_protected(job: JobView, allocation: Allocation, group: str, view: View) -> None:

@@ -50,6 +50,9 @@ class NodeView(msgspec.Struct, frozen=True, gc=False):
     id: NodeId
     gpus: int
     gpu_type: str = ""
+    cores: float = inf
+    memory_bytes: float = inf
+    """Processor cores and main memory for jobs; inf: it does not say."""
 
 
 class ClusterView(msgspec.Struct, frozen=True):
@@ -91,6 +94,9 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     speeds: Mapping[str, float] = msgspec.field(default_factory=dict)
     """GPU type -> speed relative to the reference; a type left out cannot run the job; empty:
     every type alike."""
+    cores: float = 0.0
+    memory_bytes: int = 0
+    """Processor cores and main memory that it needs beside each of its GPUs; 0: it does not say."""
 
     allocation: Allocation = NOTHING
     group: str = ""
@@ -122,6 +128,11 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
         if len(self.allocation) == 1:
             return self.allocation[0][1]
         return sum(gpus for _, gpus in self.allocation)
+
+    @property
+    def needs_host(self) -> bool:
+        """Say whether it asks for processor cores or main memory."""
+        return self.cores > 0 or self.memory_bytes > 0
 
     @property
     def running(self) -> bool:

@@ -16,18 +16,21 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from slackwater.schemas.base import JobId
-from slackwater.services.master.scheduling.view import NOTHING, Allocation, View
+from slackwater.services.master.scheduling.hosts import HostUse
+from slackwater.services.master.scheduling.view import NOTHING, Allocation, JobView, View
 
 
 class Placer:
     """Free GPUs of every machine while a plan is made: stops give back, placements take."""
 
-    __slots__ = ("_free", "_single", "_view")
+    __slots__ = ("_free", "_hosts", "_single", "_stops", "_view")
 
     def __init__(self, view: View, stops: Iterable[JobId] = ()) -> None:
         self._view = view
         self._free = list(view.free)
         self._single = len(self._free) == 1
+        self._stops = stops = tuple(stops)
+        self._hosts: HostUse | None = None
         for job_id in stops:
             self.give_back(view.jobs[job_id].allocation)
 
@@ -38,6 +41,26 @@ class Placer:
     def take(self, allocation: Allocation) -> None:
         for node, gpus in allocation:
             self._free[node] -= gpus
+
+    def place_job(self, job: JobView, gpu_type: str, mode: str) -> Allocation:
+        """Place all GPUs of a job beside the cores and the main memory that it needs.
+
+        NOTHING where no machines have them; whoever holds them is not counted as lower in order.
+        """
+        if not job.needs_host:
+            return self.place(job.gpus, gpu_type, mode)
+        if self._hosts is None:
+            stopped = {*self._stops}
+            running = (other for other in self._view.jobs.values() if other.id not in stopped)
+            self._hosts = HostUse(self._view.cluster, running)
+        # Only as many GPUs of a machine count as it can feed.
+        whole = self._free
+        self._free = [min(free, self._hosts.fitting(job, i)) for i, free in enumerate(whole)]
+        allocation = self.place(job.gpus, gpu_type, mode)
+        self._free = whole
+        self.take(allocation)
+        self._hosts.add(job, allocation)
+        return allocation
 
     def place(self, gpus: int, gpu_type: str = "", mode: str = "prefer") -> Allocation:
         """`prefer` few machines, `require` the fewest possible, or `no`: fill holes. NOTHING: no

@@ -132,7 +132,7 @@ class QueuePolicy(ABC):
                 continue
             job = view.jobs[job_id]
             mode = self.wants_consolidation(job, queues.notes)
-            allocation = placer.place(job.gpus, view.cluster.gpu_types[kind], mode)
+            allocation = placer.place_job(job, view.cluster.gpu_types[kind], mode)
             if allocation:
                 placed[job_id] = allocation
             else:

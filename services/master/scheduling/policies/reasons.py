@@ -98,10 +98,13 @@ def _reason(
         )  # fmt: skip
     if free >= gpus:
         kind = next((k for k in demand.types if room.free[k] >= gpus), 0)
-        if mode == "require" and not Placer(view).place(gpus, view.cluster.gpu_types[kind], mode):
+        tight = mode == "require" or job.needs_host
+        if tight and not Placer(view).place_job(job, view.cluster.gpu_types[kind], mode):
             return Pending(
                 job.id, "fragmentation", lacking, start_s,
-                "enough GPUs are idle, but not on the few machines it must have",
+                "enough GPUs are idle, but not on the few machines it must have"
+                if mode == "require"
+                else "enough GPUs are idle, but not beside the cores and the memory it needs",
             )  # fmt: skip
         return Pending(
             job.id, "round", lacking, start_s, "fits, and starts when the policy next decides"

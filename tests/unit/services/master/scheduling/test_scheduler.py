@@ -226,6 +226,42 @@ def test_a_job_lies_on_one_gpu_type() -> None:
         Scheduler(policy).decide(view(job("a"), cluster=mixed))
 
 
+HOSTS = ClusterView(
+    tuple(NodeView(i, NodeId(f"n{i}"), 4, "", 8.0, 64 * 2**30) for i in range(2)),
+    8, node_gpus_max=4,
+)  # fmt: skip
+
+
+def test_a_machine_has_the_cores_and_memory_that_its_jobs_need() -> None:
+    starts = Scripted(lambda view, _: plan(b=((0, 2),)))
+    held = job("a", 2, ((0, 2),), cores=3.0)
+    with pytest.raises(PlanRefused, match=r"puts job b on node n0, whose .* need 9\.0 cores of 8"):
+        Scheduler(starts).decide(view(held, job("b", 2, cores=1.5), cluster=HOSTS))
+    assert Scheduler(starts).decide(view(held, job("b", 2, cores=1.0), cluster=HOSTS)).start
+    fat = job("b", 2, memory_bytes=40 * 2**30)
+    with pytest.raises(PlanRefused, match=r"need 85899345920 bytes of memory of 68719476736"):
+        Scheduler(starts).decide(view(fat, cluster=HOSTS))
+
+
+@pytest.mark.parametrize("name", ["fifo", "best-effort", "srsf", "sf"])
+def test_gpus_without_cores_beside_them_are_passed_by(name: str) -> None:
+    """Six cores of eight are taken on the first machine: the job goes to the second, or waits."""
+    held = job("a", 2, ((0, 2),), cores=3.0, remaining_s_then=1.0)
+    asks = job("b", 2, cores=2.0, remaining_s_then=9.0)
+    decision = Scheduler(make(name)).decide(view(held, asks, cluster=HOSTS))
+    assert decision.start == {JobId("b"): ((1, 2),)}
+    wide = job("b", 4, cores=2.0, remaining_s_then=9.0)
+    assert Scheduler(make(name)).decide(view(held, wide, cluster=HOSTS)).start == {
+        JobId("b"): ((1, 4),)
+    }
+    scheduler = Scheduler(make(name))
+    large = view(held, job("b", 4, cores=2.5, remaining_s_then=9.0), cluster=HOSTS)
+    assert scheduler.decide(large).start == {}
+    (why,) = scheduler.explain(large)
+    assert why.rule == "fragmentation"
+    assert "beside the cores and the memory" in why.text
+
+
 @pytest.mark.parametrize("name", names())
 def test_every_policy_declares_its_rules_and_refuses_the_others(name: str) -> None:
     """By name and with a remedy, before anything is decided."""
@@ -238,6 +274,7 @@ def test_every_policy_declares_its_rules_and_refuses_the_others(name: str) -> No
         "min_run_s": lambda: Scheduler(policy, Rules(min_run_s=60)),
         "priorities": lambda: Scheduler(policy).admit(job("a", priority=1)),
         "gpu_types": lambda: Scheduler(policy).decide(mixed),
+        "cores_and_memory": lambda: Scheduler(policy).admit(job("a", cores=2.0)),
     }
     assert asked.keys() == EVERY_RULE
     for rule, ask in asked.items():
