@@ -230,7 +230,12 @@ class Engine:
 
     def _decide(self) -> None:
         self.decisions += 1
-        decision = self._scheduler.decide(self._view(self._changed))
+        decision = self._scheduler.decide(
+            View(
+                self._now_s, self._cluster.view, self._views, self._cluster.free, self._changed,
+                self._scheduler.rules,
+            )
+        )  # fmt: skip
         self._changed = []
         if decision.start or decision.resize or decision.pause:
             self._apply(decision)
@@ -240,16 +245,11 @@ class Engine:
         if self._scaling is not None and decision.desired_nodes is not None:
             self._scale(decision.desired_nodes, self._scaling)
 
-    def _view(self, changed: list[JobId] | None) -> View:
-        cluster = self._cluster
-        return View(
-            self._now_s, cluster.view, self._views, cluster.free, changed, self._scheduler.rules
-        )
-
     def _ask_why(self) -> None:
         while self._ask_why_s and self._ask_why_s[-1] <= self._now_s:
             self._ask_why_s.pop()
-            reasons = self._scheduler.explain(self._view(None))
+            view = View(self._now_s, self._cluster.view, self._views, self._cluster.free)
+            reasons = self._scheduler.explain(view)
             self._reasons += [(self._now_s, reason) for reason in reasons]
 
     def _apply(self, decision: Decision) -> None:

@@ -88,7 +88,8 @@ class Scheduler:
 
     def admit(self, job: JobView) -> None:
         """Raise ConfigRejected for a job that asks for what the policy ignores: a priority, say."""
-        refuse_job(self.policy, job)
+        if job.priority or job.needs_host:
+            refuse_job(self.policy, job)
 
     def decide(self, view: View) -> Decision:
         """Ask the policy and check its plan. Raises PlanRefused for one that breaks a rule."""
@@ -193,15 +194,15 @@ def _checked(plan: Plan, view: View) -> Decision:
     start: dict[JobId, Allocation] = {}
     resize: dict[JobId, Allocation] = {}
     pause: list[JobId] = []
-    groups: dict[JobId, str] = {}
+    jobs, groups = view.jobs, plan.groups
     for job_id, allocation in plan.allocations.items():
-        job, group = view.jobs[job_id], plan.groups.get(job_id, "")
-        if allocation == job.allocation and group == job.group:
-            continue
-        if not allocation:
+        job = jobs[job_id]
+        held = job.allocation
+        if not held:
+            if allocation:
+                start[job_id] = allocation
+        elif not allocation:
             pause.append(job_id)
-            continue
-        (resize if job.allocation else start)[job_id] = allocation
-        if group:
-            groups[job_id] = group
+        elif allocation != held or (groups.get(job_id, "") if groups else "") != job.group:
+            resize[job_id] = allocation
     return Decision(start, resize, tuple(pause), groups, plan.next_decision_s, plan.desired_nodes)

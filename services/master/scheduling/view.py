@@ -132,7 +132,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def needs_host(self) -> bool:
         """Say whether it asks for processor cores or main memory."""
-        return self.cores > 0 or self.memory_bytes > 0
+        return bool(self.cores or self.memory_bytes)
 
     @property
     def running(self) -> bool:

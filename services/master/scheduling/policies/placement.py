@@ -11,7 +11,7 @@ p_ji binary each product w_i * p_ji is replaced by a variable z_ji between max(0
 and min(w_i, W p_ji), which is exact.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -25,11 +25,11 @@ class Placer:
 
     __slots__ = ("_free", "_hosts", "_single", "_stops", "_view")
 
-    def __init__(self, view: View, stops: Iterable[JobId] = ()) -> None:
+    def __init__(self, view: View, stops: Collection[JobId] = ()) -> None:
         self._view = view
         self._free = list(view.free)
         self._single = len(self._free) == 1
-        self._stops = stops = tuple(stops)
+        self._stops = stops
         self._hosts: HostUse | None = None
         for job_id in stops:
             self.give_back(view.jobs[job_id].allocation)
@@ -47,7 +47,7 @@ class Placer:
 
         NOTHING where no machines have them; whoever holds them is not counted as lower in order.
         """
-        if not job.needs_host:
+        if not job.cores and not job.memory_bytes:
             return self.place(job.gpus, gpu_type, mode)
         if self._hosts is None:
             stopped = {*self._stops}
