@@ -7,6 +7,7 @@ from slackwater.schemas.cluster import AggregatorFact, AllocationEvent
 from slackwater.schemas.jobs import JobEvent
 from slackwater.schemas.memory import SlabEvent, SpanEvent
 from slackwater.schemas.placement import MigrationEvent, TensorCopyDone, WorkerDone
+from slackwater.schemas.scheduling import PolicyEvent
 from slackwater.schemas.telemetry import JobProfiled, WindowMeasured
 
 Fact: TypeAlias = (
@@ -20,6 +21,7 @@ Fact: TypeAlias = (
     | WorkerDone
     | SlabEvent
     | SpanEvent
+    | PolicyEvent
 )
 
 
@@ -56,4 +58,5 @@ FACTS: Final[dict[str, dict[str, type[Any]]]] = {
     },
     "slab": _said(SlabEvent),
     "device": _said(SpanEvent),
+    "policy": _all(PolicyEvent, "set"),
 }

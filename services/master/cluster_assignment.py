@@ -5,6 +5,7 @@ section 3.3.3, step one; see clusters.py), whose controller does the rest.
 """
 
 from slackwater.common.base.effects import Log
+from slackwater.common.base.errors import Rejected
 from slackwater.schemas import subjects
 from slackwater.schemas.base import CONFLICT, NOT_FOUND, ClusterId, JobId, Refused
 from slackwater.schemas.job_states import STATE_SAID
@@ -31,7 +32,11 @@ def admit(state: State, spec: JobSpec, now_s: float) -> Refused | None:
             "or delete it and start the master again; or choose another id",
             code=CONFLICT,
         )
-    refused = state.no_room(spec) or (ending(state, known) if known is not None else None)
+    refused = (
+        state.no_room(spec)
+        or _ignored(state, spec)
+        or (ending(state, known) if known is not None else None)
+    )
     if refused is not None:
         return refused
     if known is not None:  # It was deleted.
@@ -40,6 +45,17 @@ def admit(state: State, spec: JobSpec, now_s: float) -> Refused | None:
     job = Job(JobRecord(spec=spec, submitted_s=now_s), heard_s=now_s)
     state.know(job)
     state.change(job, now_s, "pending")
+    return None
+
+
+def _ignored(state: State, spec: JobSpec) -> Refused | None:
+    """Refuse a job with GPUs that asks for what their policy does not know."""
+    if not spec.gpus:
+        return None
+    try:
+        state.gpus.scheduler.admit(state.gpus.snapshot.preview(JobRecord(spec=spec)))
+    except Rejected as error:
+        return Refused(reason=f"job {spec.id}: {error}")
     return None
 
 

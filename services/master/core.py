@@ -7,6 +7,7 @@ receiver takes a repeated command for the one it has carried out.
     admission           which jobs may run: room, tenants' parts
     snapshot            what a policy sees              scheduling     policies, and their check
     dispatch            who starts, and who stops       lifecycle      what is ordered, and ended
+    gpu_policy          which policy, and its facts     schedule       a policy and its resource
     gangs               ranks, their nodes and GPUs     nodes          worker nodes
     cluster_assignment  admitted, sent to a cluster     clusters       which one, and how many
     pool                aggregators, allocations        progress       how far jobs are
@@ -72,11 +73,13 @@ from slackwater.schemas.jobs import (
     RerunJob,
     SubmitJob,
 )
+from slackwater.schemas.scheduling import GetPolicy, PolicyRecord, SetPolicy
 from slackwater.schemas.telemetry import IterationsObserved, JobProfiled
 from slackwater.schemas.tenants import ListTenants, TenantList
 from slackwater.services.master import (
     cluster_assignment,
     dispatch,
+    gpu_policy,
     lifecycle,
     missing_ranks,
     rank_restarts,
@@ -101,7 +104,10 @@ from slackwater.services.master.state import JOBS_BUCKET, State, tenants
 class Master:
     def __init__(self, config: MasterConfig, durations: Durations | None = None) -> None:
         """`durations`: seconds that jobs run, where a simulation knows them."""
-        self.state = State(config, durations)
+        chosen = gpu_policy.scheduler(
+            config, config.gpu_policy, config.gpu_policy_settings, durations is not None
+        )
+        self.state = State(config, chosen, durations)
         pool = self.state.pool
         self._handlers: dict[type[Message], Callable[[int, Any, float], None]] = {
             SubmitJob: self._submit,
@@ -115,6 +121,8 @@ class Master:
             WorkerExited: self._worker_exited,
             AskMissing: self._missing,
             ListTenants: self._tenants,
+            GetPolicy: self._policy,
+            SetPolicy: self._set_policy,
             ListAggregators: self._aggregators,
             AllocateAggregators: self._approve(pool.allocate),
             DeallocateAggregators: self._approve(pool.deallocate),
@@ -142,7 +150,8 @@ class Master:
                 self._recover(event.epoch, event.records, now_s)
             case Draining():
                 pass  # The shell refuses what is new; what is begun needs nothing from here.
-        dispatch.dispatch(self.state, now_s)
+        if dispatch.dispatch(self.state, now_s):
+            gpu_policy.remember(self.state)
         return self.state.out
 
     def _approve(self, decide: Callable[..., tuple[list[Effect], Message]]) -> Any:
@@ -164,6 +173,9 @@ class Master:
         found = [r for r in records.get(JOBS_BUCKET, {}).values() if isinstance(r, JobRecord)]
         for record in sorted(found, key=lambda r: (r.submitted_s, r.spec.id)):
             state.know(Job(record, heard_s=now_s))
+        policies = records.get(gpu_policy.POLICIES_BUCKET, {})
+        policy = policies.get(gpu_policy.POOL)
+        gpu_policy.restore(state, policy if isinstance(policy, PolicyRecord) else None)
         state.out.append(StartTimer("tick", now_s + state.config.tick_s))
         for job in list(state.unsettled.values()):
             lifecycle.advance(state, job)
@@ -231,6 +243,12 @@ class Master:
 
     def _tenants(self, token: int, message: ListTenants, now_s: float) -> None:
         self.state.reply(token, TenantList(tenants=tuple(tenants(self.state, now_s))))
+
+    def _policy(self, token: int, message: GetPolicy, now_s: float) -> None:
+        self.state.reply(token, gpu_policy.info(self.state))
+
+    def _set_policy(self, token: int, message: SetPolicy, now_s: float) -> None:
+        self.state.reply(token, gpu_policy.set_policy(self.state, message, now_s))
 
     # Agents and worker nodes ----------------------------------------------------------------------
 
@@ -332,7 +350,7 @@ class Master:
         state.out += state.pool.tick(now_s)
         for job in list(state.unsettled.values()):
             self._look_after(job, now_s)
-        state.slots.due = state.gpus.due = True
+        dispatch.tick(state, now_s)
 
     def _look_after(self, job: Job, now_s: float) -> None:
         """Find out whether it is dead, and order what nobody has confirmed."""

@@ -31,8 +31,9 @@ SETTLE_S: Final = 2.5
 second. A policy that saw half of the cluster would pause jobs for want of room."""
 
 
-def dispatch(state: State, now_s: float) -> None:
-    """Ask the schedulers that something changed for."""
+def dispatch(state: State, now_s: float) -> bool:
+    """Ask the schedulers that something changed for. True: the one of GPUs was asked."""
+    asked_gpus = False
     for schedule in (state.slots, state.gpus):
         if not schedule.due and not schedule.snapshot.changed:
             continue
@@ -40,12 +41,24 @@ def dispatch(state: State, now_s: float) -> None:
             continue
         schedule.due = False
         _dispatch(state, schedule, now_s)
+        asked_gpus |= schedule is state.gpus
+    return asked_gpus
 
 
 def wake(state: State, key: str) -> None:
     """Ask a scheduler that wanted it when its timer fires."""
     schedule = state.slots if key.endswith(state.slots.name) else state.gpus
     schedule.due = True
+
+
+def tick(state: State, now_s: float) -> None:
+    """Ask again for what no record tells: a node became silent, tenants have room, a policy that
+    failed may not fail again. Nobody else: a policy that is asked at other instants than it wants
+    to be decides otherwise."""
+    state.slots.due = True
+    gpus = state.gpus
+    changed = state.nodes.gpus(now_s) != gpus.capacities
+    gpus.due |= changed or bool(gpus.failure) or bool(gpus.closed) or gpus.barrier is not None
 
 
 def _settled(state: State, now_s: float) -> bool:
@@ -61,6 +74,7 @@ def _settled(state: State, now_s: float) -> bool:
 def _dispatch(state: State, schedule: Schedule, now_s: float) -> None:
     of_gpus = schedule is state.gpus
     capacities = state.nodes.gpus(now_s) if of_gpus else state.nodes.slots(now_s)
+    schedule.capacities = capacities
     fresh = list(dict.fromkeys(schedule.snapshot.changed))
     moved = _hide_too_large(schedule, capacities, of_gpus)
     holds = _Holds(state, schedule, now_s)

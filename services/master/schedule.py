@@ -7,7 +7,7 @@ from slackwater.schemas.base import JobId
 from slackwater.services.master.admission import Hold
 from slackwater.services.master.scheduling.scheduler import Scheduler
 from slackwater.services.master.scheduling.view import name_of
-from slackwater.services.master.snapshot import Snapshot
+from slackwater.services.master.snapshot import Capacity, Snapshot
 
 
 @dataclass(slots=True)
@@ -23,6 +23,8 @@ class Schedule:
     """Tenants that have their part of the pool: their jobs are hidden."""
     barrier: JobId | None = None
     """A job that admission holds back, and all behind it."""
+    capacities: tuple[Capacity, ...] = ()
+    """Slots or GPUs of each node, as of the last look."""
     largest: int = 0
     """Most that one job can be given, as of the last look."""
     told: dict[JobId, str] = field(default_factory=dict)

@@ -36,11 +36,13 @@ from slackwater.schemas.jobs import (
     RerunJob,
     SubmitJob,
 )
+from slackwater.schemas.scheduling import GetPolicy, PolicyRecord, SetPolicy
 from slackwater.schemas.telemetry import IterationsObserved, JobProfiled
 from slackwater.schemas.tenants import ListTenants, TenantInfo
 from slackwater.services.master.config import MasterConfig
 from slackwater.services.master.core import Master
 from slackwater.services.master.fact_stream import keep_facts
+from slackwater.services.master.gpu_policy import POLICIES_BUCKET
 from slackwater.services.master.pool import BUCKET as NODES_BUCKET
 from slackwater.services.master.snapshot import Durations
 from slackwater.services.master.state import JOBS_BUCKET, tenants
@@ -75,7 +77,11 @@ def definition(
         lease=LEASE,
         core=core,
         description="Admits jobs, chooses their cluster, approves (de)allocations.",
-        buckets={JOBS_BUCKET: JobRecord, NODES_BUCKET: AggregatorRecord},
+        buckets={
+            JOBS_BUCKET: JobRecord,
+            NODES_BUCKET: AggregatorRecord,
+            POLICIES_BUCKET: PolicyRecord,
+        },
         endpoints={
             "submit": SubmitJob,
             "cancel": CancelJob,
@@ -92,6 +98,8 @@ def definition(
             "adopt": AdoptAggregators,
             "aggregators": ListAggregators,
             "tenants": ListTenants,
+            "policy": GetPolicy,
+            "set-policy": SetPolicy,
         },
         concurrency={"submit": ADMISSIONS_MAX},
         subscriptions={

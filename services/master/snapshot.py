@@ -71,6 +71,10 @@ class Snapshot:
     def show(self, record: JobRecord) -> None:
         """Take a record that changed."""
         id = JobId(record.spec.id)
+        before = self._records.get(id)
+        if before is not None and self._alike(before, record):
+            self._records[id] = record
+            return
         self._forget(id)
         over = record.state in TERMINAL_STATES
         if over or not record.spec.program:
@@ -83,6 +87,10 @@ class Snapshot:
         else:
             self.hidden.pop(id, None)
             self._remember(id, record)
+
+    def preview(self, record: JobRecord) -> JobView:
+        """Show a job that is not stored yet, as a policy would see it."""
+        return self._job(JobId(record.spec.id), record)
 
     def hide(self, ids: Iterable[JobId]) -> None:
         for id in list(ids):
@@ -161,7 +169,7 @@ class Snapshot:
         duration_s = self.durations.get(spec.id, inf)
         return JobView(
             id=id,
-            number=self._numbers[id],
+            number=self._numbers.get(id, self._next),
             submitted_s=record.submitted_s,
             gpus=asked,
             gpus_min=least,
@@ -181,6 +189,11 @@ class Snapshot:
             ready_s=record.since_s,
             profile=self.profiles.get(id),
         )
+
+    def _alike(self, before: JobRecord, after: JobRecord) -> bool:
+        """Tell whether a policy sees no difference: a start that is confirmed, say."""
+        id, same = JobId(after.spec.id), _seen_of(before) == _seen_of(after)
+        return same and (id not in self.jobs or self.jobs[id].profile is self.profiles.get(id))
 
     def _knows(self, record: JobRecord) -> bool:
         return all(node in self._index for node, _ in shown_allocation(record))
@@ -217,6 +230,15 @@ class Snapshot:
     def _view(self, now_s: float, changed: list[JobId] | None) -> View:
         free = [each.number - self._held[each.node] for each in self._capacities]
         return View(now_s, self._cluster, self.jobs, free, changed)
+
+
+def _seen_of(record: JobRecord) -> tuple[object, ...]:
+    """What a policy sees of a record, and whether it sees it."""
+    return (
+        record.spec, shown_allocation(record), record.state in TERMINAL_STATES,
+        record.state in WAITING_STATES, record.state in HOLDING_STATES, record.since_s,
+        record.gpu_s, record.run_s, record.submitted_s, record.reallocations,
+    )  # fmt: skip
 
 
 def shown_allocation(record: JobRecord) -> NodeAllocation:

@@ -21,6 +21,7 @@ from slackwater.schemas.cluster import TenantUse
 from slackwater.schemas.gpus import GpuId
 from slackwater.schemas.job_states import HOLDING_STATES, TERMINAL_STATES, impossible
 from slackwater.schemas.jobs import JobEvent, JobRecord, JobSpec
+from slackwater.schemas.scheduling import PolicyRecord
 from slackwater.schemas.tenants import TenantInfo
 from slackwater.services.master.admission import (
     DEFAULT,
@@ -32,7 +33,7 @@ from slackwater.services.master.admission import (
     refusal,
 )
 from slackwater.services.master.clusters import Clusters
-from slackwater.services.master.config import MasterConfig, gpu_rules
+from slackwater.services.master.config import MasterConfig
 from slackwater.services.master.gangs import slots_held
 from slackwater.services.master.jobs import Job
 from slackwater.services.master.nodes import Nodes
@@ -49,8 +50,14 @@ RETRY_S = 0.5
 
 
 class State:
-    def __init__(self, config: MasterConfig, durations: Durations | None = None) -> None:
+    def __init__(
+        self, config: MasterConfig, scheduler: Scheduler, durations: Durations | None = None
+    ) -> None:
+        """`scheduler`: of the GPUs."""
         self.config = config
+        self.durations_known = durations is not None
+        self.policy = PolicyRecord(policy=config.gpu_policy, settings=config.gpu_policy_settings)
+        """The record of the GPUs' policy."""
         self.jobs: dict[JobId, Job] = {}
         self.pool = Pool(config.aggregators_max)
         self.clusters = Clusters(config.cluster_scaling_s)
@@ -64,7 +71,7 @@ class State:
         # Indices of `jobs`, so that no step is longer the more of them there are.
         self.slots = Schedule("slots", Scheduler(make("fifo", {"consolidate": "require"})))
         """Gives slots to jobs without GPUs: none overtakes the first that some node could hold."""
-        self.gpus = Schedule("gpus", gpu_scheduler(config), Snapshot(durations or {}))
+        self.gpus = Schedule("gpus", scheduler, Snapshot(durations or {}))
         self.starting: dict[JobId, Job] = {}
         """Jobs that may wait until others have left their GPUs."""
         self.holders: dict[GpuId, dict[JobId, Job]] = {}
@@ -201,11 +208,6 @@ class State:
         self.out.append(
             Request(subject, message, key, lane=lane, budget_s=ASK_BUDGET_S, hear_refusals=True)
         )
-
-
-def gpu_scheduler(config: MasterConfig) -> Scheduler:
-    """Make the scheduler of the GPU pool."""
-    return Scheduler(make(config.gpu_policy, config.gpu_policy_settings), gpu_rules(config))
 
 
 def _gpus_held(record: JobRecord | None) -> Iterator[GpuId]:

@@ -8,6 +8,7 @@ from slackwater.schemas.facts import Fact
 from slackwater.schemas.jobs import JobEvent
 from slackwater.schemas.memory import SlabEvent, SpanEvent
 from slackwater.schemas.placement import MigrationEvent, TensorCopyDone, WorkerDone
+from slackwater.schemas.scheduling import PolicyEvent
 from slackwater.schemas.telemetry import JobProfiled, WindowMeasured
 
 ROUTINE: Final = frozenset(
@@ -60,6 +61,9 @@ def sentence(fact: Fact) -> str:
             return _of_slab(fact)
         case SpanEvent():
             return _of_device(fact)
+        case PolicyEvent():
+            chosen = "".join(f", {key} {value}" for key, value in sorted(fact.settings.items()))
+            return f"{fact.pool} are given by {fact.policy}{chosen}, no longer by {fact.before}"
     assert_never(fact)
 
 

@@ -21,6 +21,7 @@ app = program(
         "aggregators": "slackwater.cli.pool:aggregators",
         "drain": "slackwater.cli.drain:drain",
         "tenants": "slackwater.cli.pool:tenants",
+        "policy": "slackwater.cli.policy:app",
         "top": "slackwater.cli.top:top",
         "tap": "slackwater.cli.show:tap",
         "config": "slackwater.cli.config:app",

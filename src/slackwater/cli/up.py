@@ -26,7 +26,7 @@ from slackwater.common.embedded import (
     whole_cores,
 )
 from slackwater.common.embedded.local_clusters import Listed
-from slackwater.console.names import policy_named
+from slackwater.console.names import DEFAULT_GPU_POLICY, gpu_policy_named, policy_named
 from slackwater.console.options import Json
 from slackwater.console.outcome import err, reported
 from slackwater.console.sizes import size_bytes
@@ -94,6 +94,13 @@ _Policy = Annotated[
         "servers) or an installed policy's name."
     ),
 ]
+_GpuPolicy = Annotated[
+    str,
+    typer.Option(
+        help="How jobs are given GPUs: fifo, sf, tiresias-las or another policy; `slackwater "
+        "policy set` changes it later."
+    ),
+]
 _StateDir = Annotated[
     Path | None,
     typer.Option(help="Keep records and logs in this folder (else the records go at the end)."),
@@ -118,6 +125,7 @@ def up(
     controllers: _Controllers = None,
     memory: _Memory = None,
     policy: _Policy = DEFAULT_POLICY,
+    gpu_policy: _GpuPolicy = DEFAULT_GPU_POLICY,
     lenders: _Lenders = 0,
     slab_size: Annotated[str, typer.Option(help="Size of a lender's slab, e.g. 64M.")] = "1G",
     lend: Annotated[str, typer.Option(help="Bytes that each lender lends at most.")] = "4G",
@@ -139,6 +147,7 @@ def up(
             cpu_share=cpu_share,
             memory_bytes=size_bytes(memory, "--memory") if memory is not None else 0,
             policy=policy if policy == DEFAULT_POLICY else policy_named(policy),
+            master={"gpu_policy": gpu_policy_named(gpu_policy)},
             lenders=lenders,
             slabd={
                 "slab_bytes": size_bytes(slab_size, "--slab-size"),

@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Final
 
+from slackwater.common.base.errors import ConfigRejected
 from slackwater.console.outcome import Usage
 from slackwater.schemas.job_states import STATE_SAID, TERMINAL_STATES
 from slackwater.schemas.jobs import Aggregation, JobRecord, JobSpec
 
 STEM_CHARS_MAX: Final = 40
 SUFFIX_BYTES: Final = 3
+DEFAULT_GPU_POLICY: Final = "fifo"
 
 
 def new_id(model: str | None, program: Sequence[str] | None) -> str:
@@ -51,4 +53,18 @@ def policy_named(name: str) -> Aggregation:
     known = known_policies()
     if name not in known:
         raise Usage(f"--policy {name!r}: choose one of {', '.join(known)}")
+    return name
+
+
+def gpu_policy_named(name: str) -> str:
+    """Check the policy's name. Raises Usage for one that no running cluster can use."""
+    if name == DEFAULT_GPU_POLICY:
+        return name  # Known, without loading all of them.
+    from slackwater.services.master.config import MasterConfig
+    from slackwater.services.master.gpu_policy import scheduler
+
+    try:
+        scheduler(MasterConfig(), name, {})
+    except ConfigRejected as error:
+        raise Usage(f"--gpu-policy {name}: {error}") from None
     return name

@@ -77,7 +77,7 @@ class Harness:
 
     def __init__(self, **config: Any) -> None:
         self.config = MasterConfig(**config)
-        self.stored: dict[str, dict[str, Record]] = {"jobs": {}, "nodes": {}}
+        self.stored: dict[str, dict[str, Record]] = {"jobs": {}, "nodes": {}, "policies": {}}
         self.now_s = 100.0
         self.epoch = 0
         self.token = 0
@@ -747,7 +747,7 @@ def test_a_worker_s_longest_refusal_becomes_a_record_that_can_be_read_back() -> 
 def test_a_job_whose_record_is_damaged_keeps_its_id_and_its_aggregators() -> None:
     harness = Harness()
     found = {"jobs": frozenset({"a"}), "nodes": frozenset({"a1"})}
-    harness.step(Recovered(9, {"jobs": {}, "nodes": {}}, found))
+    harness.step(Recovered(9, {"jobs": {}, "nodes": {}, "policies": {}}, found))
     answer = harness.answer(SubmitJob(spec=spec("a")))
     assert isinstance(answer, Refused)
     assert "the record of job a is damaged; restore key a of bucket jobs" in answer.reason

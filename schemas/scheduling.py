@@ -1,0 +1,75 @@
+"""The policy that gives GPUs to jobs: what it is, how it is set, and what it must not forget."""
+
+from typing import Annotated
+
+import msgspec
+
+from slackwater.schemas.base import Count, Message, Name, Record, Seconds, Text, cut_texts
+
+POLICY_FACTS_BYTES_MAX = 256 * 1024
+PolicySettings = Annotated[dict[Name, Name], msgspec.Meta(max_length=64)]
+"""Option of a policy -> its value, as text."""
+
+
+class PolicyRecord(Record, kw_only=True, frozen=True):
+    """The master's durable record of a pool's policy: one key of the bucket `policies`."""
+
+    policy: Name
+    settings: PolicySettings = msgspec.field(default_factory=dict)
+    chosen: bool = False
+    """It was set on the running cluster, and counts before the master's configuration."""
+    facts: Annotated[bytes, msgspec.Meta(max_length=POLICY_FACTS_BYTES_MAX)] = b""
+    """What the policy must not forget (see scheduling/scheduler.py)."""
+    set_s: Seconds = 0.0
+    epoch: Count = 0
+
+
+class SetPolicy(Message, kw_only=True, frozen=True, tag="policy.set"):
+    """Give GPUs by this policy from now on, also after a restart. Answered by PolicyInfo once it
+    is stored, or Refused. Idempotent."""
+
+    policy: Name
+    settings: PolicySettings = msgspec.field(default_factory=dict)
+
+
+class GetPolicy(Message, kw_only=True, frozen=True, tag="policy.get"):
+    pass
+
+
+class PolicyInfo(Message, kw_only=True, frozen=True, tag="policy.info"):
+    """The policy that gives GPUs to jobs, and how it fares."""
+
+    policy: Name
+    settings: PolicySettings = msgspec.field(default_factory=dict)
+    """Every option that differs from its default."""
+    chosen: bool = False
+    """It was set on the running cluster; otherwise the master's configuration names it."""
+    set_s: Seconds = 0.0
+    """When it was set; 0: it is the configuration's."""
+    gpus: Count = 0
+    """GPUs of all nodes that are heard."""
+    gpus_used: Count = 0
+    running: Count = 0
+    """Jobs that hold GPUs."""
+    waiting: Count = 0
+    """Jobs that wait for some."""
+    decisions: Count = 0
+    """How often this master asked it."""
+    failures: Count = 0
+    """How often it failed, so that everybody kept what they had."""
+    reason: Text = ""
+    """Why it failed last; empty: its last decision was carried out."""
+
+    def __post_init__(self) -> None:
+        cut_texts(self)
+
+
+class PolicyEvent(Message, kw_only=True, frozen=True, tag="policy.event"):
+    """sw.v1.evt.policy.<pool>.set: another policy gives GPUs from now on."""
+
+    pool: Name
+    fact: Name
+    policy: Name
+    settings: PolicySettings = msgspec.field(default_factory=dict)
+    before: Name = ""
+    at_s: Seconds
