@@ -24,9 +24,9 @@ class Tenant(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=Tr
     """LossLimit of each of its jobs; 0: that of the cluster."""
     queued_max: Annotated[int, msgspec.Meta(ge=1, le=JOBS_MAX)] = JOBS_MAX
     """Jobs that wait to be started; one more is refused."""
-    gpus: Annotated[int, msgspec.Meta(ge=0, le=GPUS_MAX)] | None = None
-    """GPUs that are the tenant's own; it borrows idle ones beyond. None: nobody is named quotas,
-    or, where others have some, 0."""
+    gpus: Annotated[int, msgspec.Meta(ge=0, le=GPUS_MAX)] = 0
+    """GPUs that are the tenant's own, whoever waits; beyond, it borrows idle ones. 0: none, and
+    where no tenant has some, all share alike."""
 
 
 class MasterConfig(ServiceConfig, kw_only=True, frozen=True):
@@ -75,5 +75,5 @@ class MasterConfig(ServiceConfig, kw_only=True, frozen=True):
 
 def gpu_rules(config: MasterConfig) -> Rules:
     """Return the operator's rules for GPUs."""
-    quotas = {name: of.gpus for name, of in config.tenants.items() if of.gpus is not None}
+    quotas = {name: of.gpus for name, of in config.tenants.items() if of.gpus}
     return Rules(quotas=quotas, min_run_s=config.gpu_min_run_s)

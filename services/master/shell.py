@@ -45,7 +45,7 @@ from slackwater.services.master.fact_stream import keep_facts
 from slackwater.services.master.gpu_policy import POLICIES_BUCKET
 from slackwater.services.master.pool import BUCKET as NODES_BUCKET
 from slackwater.services.master.snapshot import Durations
-from slackwater.services.master.state import JOBS_BUCKET, tenants
+from slackwater.services.master.state import JOBS_BUCKET, State, tenants
 
 LEASE = "master"
 
@@ -56,19 +56,6 @@ def definition(
     """One instance leads, the others of this lease stand by; whichever leads answers as `main`.
     `durations`: seconds that jobs run, where a simulation knows them."""
     core = Master(config, durations)
-
-    def levels() -> Iterator[Level]:
-        state = core.state
-        states = Counter(job.record.state for job in state.jobs.values())
-        for name in get_args(JobState):
-            yield Level("master_jobs", {"state": name}, states[name])
-        yield Level("master_jobs_queued", {}, state.slots.queued + state.gpus.queued)
-        yield Level("master_jobs_held", {}, len(state.held))
-        for name, count in state.pool.counts().items():
-            yield Level("master_aggregators", {"state": name}, count)
-        infos = tenants(state, world.clock.now_s())
-        for info in islice(infos, TENANTS_MAX):
-            yield from tenant_levels(info)
 
     return ServiceDefinition(
         service="master",
@@ -110,7 +97,7 @@ def definition(
             subjects.events("job", fact="profiled"): JobProfiled,
             subjects.events("job", fact="optimizer-state-lost"): JobEvent,
         },
-        levels=levels,
+        levels=lambda: levels(core.state, world.clock.now_s()),
         tasks=(keep_facts(world, config),),
     )
 
@@ -128,3 +115,15 @@ def tenant_levels(info: TenantInfo) -> Iterator[Level]:
     }
     for name, value in shown.items():
         yield Level(f"tenant_{name}", {"tenant": info.tenant or NO_TENANT}, value)
+
+
+def levels(state: State, now_s: float) -> Iterator[Level]:
+    states = Counter(job.record.state for job in state.jobs.values())
+    for name in get_args(JobState):
+        yield Level("master_jobs", {"state": name}, states[name])
+    yield Level("master_jobs_queued", {}, state.slots.queued + state.gpus.queued)
+    yield Level("master_jobs_held", {}, len(state.held))
+    for name, count in state.pool.counts().items():
+        yield Level("master_aggregators", {"state": name}, count)
+    for info in islice(tenants(state, now_s), TENANTS_MAX):
+        yield from tenant_levels(info)

@@ -16,7 +16,11 @@ app = group("The policy that gives GPUs to jobs: show it, or set another one.")
 
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="OPTION=VALUE", help="An option of the policy; repeatable."),
+    typer.Option(
+        "--set",
+        metavar="SETTING",
+        help="An option of the policy, as limits=3600,7200; repeatable.",
+    ),
 ]
 
 
@@ -46,12 +50,12 @@ def set_policy(
 
 
 def parsed(settings: list[str] | None) -> dict[str, str]:
-    """Split OPTION=VALUE. Raises Usage."""
+    """Split NAME=VALUE. Raises Usage."""
     found = {}
     for each in settings or ():
         key, equals, value = each.partition("=")
         if not key or not equals:
-            raise Usage(f"--set {each!r}: write OPTION=VALUE, as in --set limits=3600,7200")
+            raise Usage(f"--set {each!r}: write NAME=VALUE, as in --set limits=3600,7200")
         found[key] = value
     return found
 

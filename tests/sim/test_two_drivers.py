@@ -1,0 +1,131 @@
+"""One scheduler, two drivers: the simulator's engine and the live system decide alike.
+
+One trace goes through the engine and through a master and worker services in virtual time. Without
+delays both decide the same at the same instants; with the delays of a bus in the same order, each
+within a tick. A master that is killed in between goes on where it was.
+"""
+
+import asyncio
+import random
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pytest
+from tests.sim.gpu_cluster import Decided, GpuCluster, gpu_cluster, record
+
+from slackwater.common.bus.memory import SeededFaults
+from slackwater.common.shell.simulated_loop import run_simulated
+from slackwater.loadgen.simulator.gpu.cluster import Cluster
+from slackwater.loadgen.simulator.gpu.engine import Engine
+from slackwater.loadgen.simulator.gpu.jobmodels.fixed import FixedModel
+from slackwater.loadgen.simulator.gpu.workload import SimJob
+from slackwater.schemas.jobs import JobSpec
+from slackwater.services.master.scheduling.registry import make
+
+NODES, GPUS = 4, 4
+FIRST_S = 8
+"""By then the master leads and has heard all nodes."""
+TICK_S = 1.0
+SEEDS = {"fifo": 6, "srsf": 38, "tiresias-las": 36}
+POLICIES = ("fifo", "srsf", "tiresias-las")
+SETTINGS = {"tiresias-las": {"limits": "200,800"}}
+
+
+def trace(seed: int, count: int = 40, quiet: tuple[int, int] = (0, 0)) -> list[SimJob]:
+    """Jobs of whole seconds; none is submitted in the `quiet` interval."""
+    rng, at_s, jobs = random.Random(seed), FIRST_S, []
+    for number in range(count):
+        at_s += rng.randint(3, 20)
+        if quiet[0] <= at_s < quiet[1]:
+            at_s += quiet[1] - quiet[0]
+        gpus = rng.choice((1, 1, 1, 2, 2, 4, 8))
+        jobs.append(
+            SimJob(
+                id=f"j{number:02d}", number=number, submit_s=at_s, gpus=gpus,
+                duration_s=rng.randint(20, 400), gpus_min=gpus, gpus_max=gpus,
+            )
+        )  # fmt: skip
+    return jobs
+
+
+def simulated(policy: str, jobs: Sequence[SimJob]) -> list[Decided]:
+    """Return what the engine decides. No two things may happen at one instant, because the live
+    master hears of them one by one."""
+    decided: list[Decided] = []
+    asked = make(policy, SETTINGS.get(policy))
+    engine = Engine(jobs, Cluster([(GPUS, "fake")] * NODES), asked, FixedModel())
+    record(engine._scheduler, decided)
+    result = engine.run()
+    instants = [job.submit_s for job in jobs] + [outcome.end_s for outcome in result.outcomes]
+    assert len(set(instants)) == len(instants), "choose another seed"
+    return decided
+
+
+async def lived(
+    policy: str,
+    jobs: Sequence[SimJob],
+    faults: SeededFaults | None = None,
+    killed_s: float | None = None,
+) -> list[Decided]:
+    durations = {job.id: job.duration_s for job in jobs}
+    made = gpu_cluster(
+        1, policy, durations, nodes=NODES, gpus=GPUS, settings=SETTINGS.get(policy), faults=faults
+    )
+    async with made as cluster:
+        if killed_s is not None:
+            cluster.spawn(kill(cluster, killed_s))
+        for job in jobs:
+            await asyncio.sleep(cluster.began_s + job.submit_s - cluster.now_s())
+            spec = JobSpec(id=job.id, workers=job.gpus, gpus=job.gpus, program=("train",))
+            cluster.spawn(cluster.submit(spec))
+        until_s = cluster.now_s() + 20_000.0
+        while not all_completed(cluster, jobs):
+            assert cluster.now_s() < until_s, [cluster.record(job.id) for job in jobs]
+            cluster.raise_failures()
+            await asyncio.sleep(5.0)
+        return cluster.decided
+
+
+async def kill(cluster: GpuCluster, at_s: float) -> None:
+    await asyncio.sleep(cluster.began_s + at_s - cluster.now_s())
+    await cluster.kill("master")
+    cluster.start("master")
+
+
+def all_completed(cluster: GpuCluster, jobs: Sequence[SimJob]) -> bool:
+    records = [cluster.record(job.id) for job in jobs]
+    assert not [r for r in records if r is not None and r.state in ("failed", "cancelled")]
+    return all(record is not None and record.state == "completed" for record in records)
+
+
+def alike(one: list[Decided], other: list[Decided], within_s: float) -> None:
+    assert [each.allocations for each in one] == [each.allocations for each in other]
+    for mine, its in zip(one, other, strict=True):
+        assert abs(mine.at_s - its.at_s) <= within_s, (mine, its)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_without_delays_both_decide_the_same_at_the_same_instants(policy: str) -> None:
+    jobs = trace(SEEDS[policy])
+    expected = simulated(policy, jobs)
+    assert len(expected) > len(jobs) / 2
+    alike(run_simulated(lived(policy, jobs)), expected, within_s=1e-3)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_with_a_bus_that_delays_and_repeats_each_decision_comes_within_a_tick(policy: str) -> None:
+    jobs = trace(SEEDS[policy])
+    faults = SeededFaults(random.Random(7), duplicate=0.05, delay_s_max=0.01)
+    alike(run_simulated(lived(policy, jobs, faults)), simulated(policy, jobs), within_s=TICK_S)
+
+
+@pytest.mark.parametrize("policy", ["fifo", "srsf"])
+def test_a_master_that_is_killed_in_between_goes_on_with_the_same_decisions(policy: str) -> None:
+    """It is killed in the longest time in which nothing happens, with jobs that run and wait."""
+    jobs = trace(SEEDS[policy])
+    expected = simulated(policy, jobs)
+    instants = sorted({job.submit_s for job in jobs} | {each.at_s for each in expected})
+    _, began_s = max((later - one, one) for one, later in pairwise(instants[10:-10]))
+    faults = SeededFaults(random.Random(7), delay_s_max=0.01)
+    decided = run_simulated(lived(policy, jobs, faults, killed_s=began_s + 1.0))
+    alike(decided, expected, within_s=TICK_S)
