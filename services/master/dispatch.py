@@ -57,6 +57,7 @@ def tick(state: State, now_s: float) -> None:
     to be decides otherwise."""
     state.slots.due = True
     gpus = state.gpus
+    _tell_waits_for_gpus(state, now_s)
     changed = state.nodes.gpus(now_s) != gpus.capacities
     gpus.due |= changed or bool(gpus.failure) or bool(gpus.closed) or gpus.barrier is not None
 
@@ -326,23 +327,31 @@ def _tell_waits(state: State, schedule: Schedule, ids: list[JobId], now_s: float
     """Tell new jobs why they wait, and all for which the limit of size has another meaning; nobody
     with each slot or GPU that comes or goes."""
     snapshot, told = schedule.snapshot, schedule.told
-    queued = [id for id in ids if id in snapshot.waiting or id in snapshot.hidden]
+    room = room_of(state, now_s)
     for id in ids:
         if id not in snapshot.waiting and id not in snapshot.hidden:
             told.pop(id, None)
-    if not queued:
-        return
-    room = room_of(state, now_s)
-    untold = []
-    for id in queued:
-        record = state.jobs[id].record
-        cause = room.barrier(asked(record)) if not record.spec.gpus else ""
-        if told.get(id) != cause:
-            told[id] = cause
-            untold.append(id)
-    reasons = waits_for_gpus(state, now_s) if untold and schedule is state.gpus else {}
-    for id in untold:
+            continue
         job = state.jobs[id]
-        why = reasons.get(id, "") if job.record.spec.gpus else waits_here(state, room, job)
+        if schedule is state.gpus:
+            told.setdefault(id, "")  # A policy explains all at once: at the next tick.
+            continue
+        cause = room.barrier(asked(job.record))
+        if told.get(id) == cause:
+            continue
+        told[id] = cause
+        why = waits_here(state, room, job)
         if why and id not in state.held:  # Those were told.
             state.tell(job, "waiting", now_s, why)
+
+
+def _tell_waits_for_gpus(state: State, now_s: float) -> None:
+    told = state.gpus.told
+    untold = [id for id, cause in told.items() if not cause]
+    if not untold:
+        return
+    reasons = waits_for_gpus(state, now_s)
+    for id in untold:
+        told[id] = "told"
+        if id in reasons and id not in state.held:
+            state.tell(state.jobs[id], "waiting", now_s, reasons[id])

@@ -172,6 +172,16 @@ def test_a_job_that_waits_for_gpus_names_the_rule_the_resource_and_who_holds_it(
     assert harness.job("c").state == "starting"
 
 
+def test_jobs_that_wait_for_gpus_are_told_once_at_the_next_tick() -> None:
+    """A policy explains all at once, so that a thousand submissions cost no thousand walks."""
+    harness = GpuHarness()
+    harness.submit("a", 4)
+    for number in range(3):
+        assert facts(harness.submit(f"b{number}", 1)) == ["pending"]  # type: ignore[arg-type]
+    assert facts(harness.tick()) == ["waiting"] * 3
+    assert facts(harness.tick()) == []
+
+
 def test_a_job_that_asks_for_what_the_policy_ignores_is_refused_by_name() -> None:
     harness = GpuHarness(gpu_policy="tiresias-artifact")
     said = harness.answer(SubmitJob(spec=spec("a", workers=1, gpus=1, priority=3)))
