@@ -105,7 +105,7 @@ async def test_patience_lasts_as_long_as_something_moves() -> None:
 
 PROGRAM = """
     import asyncio, sys, threading
-    from slackwater.common import limits
+    from slackwater.common.base import limits
     limits.RING_STUCK_S = 1.0
     from slackwater.memory.pages.backup import Backup
     from slackwater.memory.pages.device import Device

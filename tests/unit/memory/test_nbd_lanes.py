@@ -19,6 +19,7 @@ from slackwater.memory.nbd import lanes, serve
 from slackwater.memory.nbd import protocol as nbd
 from slackwater.memory.nbd import state as s
 from slackwater.memory.pages import kernels as k
+from slackwater.memory.pages import states
 from slackwater.memory.pages.table import counters, make_table, page_range
 from slackwater.memory.service.warm import warm
 from slackwater.memory.store import PAGE_BYTES
@@ -37,7 +38,7 @@ class Played:
         self.table = make_table(2 * SPAN_PAGES, SPAN_PAGES, slots=64)
         k.map_span(self.table, 0, 0, 0, 0)
         k.set_lane_target(self.table, 0, CHANNEL_ID, HANDLE)
-        self.table.mark[:SPAN_PAGES] = k.PRESENT
+        self.table.mark[:SPAN_PAGES] = states.PRESENT
         self.client, ours = socket.socketpair()
         self.lender, lane = socket.socketpair()
         self._kept = (ours, lane)
@@ -187,13 +188,13 @@ def test_a_write_is_acknowledged_when_the_lender_has_it(chunked: bool) -> None:
         header, body = p.asked()
         assert (header.kind, header.handle, header.offset) == (wire.WRITE, HANDLE, 3 * PAGE_BYTES)
         assert body == content(3, 2) + content(4, 2)
-        assert p.table.mark[3:5].tolist() == [k.FLYING] * 2
+        assert p.table.mark[3:5].tolist() == [states.FLYING] * 2
         p.client.sendall(p.write(6, 3, content(3, 3)))
         eventually(lambda: bool(p.items))
         assert p.items[0][s.ITEM_KIND] == s.LANDING
         p.lender.sendall(wire.pack(wire.ACK, number=header.number))
         assert exactly(p.client, 16) == struct.pack(">IIQ", nbd.SIMPLE_MAGIC, 0, 5)
-        assert p.table.mark[3:5].tolist() == [k.ABSENT, k.PRESENT]
+        assert p.table.mark[3:5].tolist() == [states.ABSENT, states.PRESENT]
         assert p.table.words[k.WRITE_LANE] == 2
 
 
@@ -241,7 +242,7 @@ def test_a_lender_that_lies_is_believed_nothing(lie: str) -> None:
         assert (lost[s.ITEM_AT], lost[s.ITEM_FLAGS]) == (CHANNEL_ID, 0)
         words = p.state.lanes.words[0]
         assert (words[s.STATE], words[s.VIOLATED]) == (s.GONE, 1)
-        assert p.table.mark[9] == k.FLYING, "nobody sends it again before the channel is over"
+        assert p.table.mark[9] == states.FLYING, "nobody sends it again before the channel is over"
         assert_silent(p.client)
 
 
@@ -328,7 +329,7 @@ def test_a_client_who_leaves_has_its_writes_seen_to() -> None:
             p.client.close()
             if answers:
                 p.lender.sendall(data_of(read, body) + wire.pack(wire.ACK, number=write.number))
-                eventually(lambda: p.table.mark[9] == k.PRESENT)
+                eventually(lambda: p.table.mark[9] == states.PRESENT)
             else:
                 p.lender.close()
                 eventually(lambda: p.ended >= 0)
@@ -338,11 +339,11 @@ def test_a_client_who_leaves_has_its_writes_seen_to() -> None:
 def test_what_no_lane_leads_to_is_left_to_the_program() -> None:
     """Another span, across spans, pages that wait for the disk, a span that was left."""
     with played() as p:
-        p.table.mark[20] = k.ABSENT
+        p.table.mark[20] = states.ABSENT
         last = SPAN_PAGES - 1
         p.client.sendall(p.ask(1, 700) + p.ask(2, last, 2) + p.ask(3, 19, 2))
         eventually(lambda: len(p.items) == 3)
-        k.leave_span(p.table, 0, k.SUSPENDED)
+        k.leave_span(p.table, 0, states.SUSPENDED)
         p.client.sendall(p.ask(4, 8))
         eventually(lambda: len(p.items) == 4)
         assert not p.state.lanes.shared[s.WANTED]
@@ -375,7 +376,7 @@ def test_a_large_write_leaves_as_it_comes() -> None:
         p.lender.sendall(acks[-wire.HEADER_BYTES :] + wire.pack(wire.ACK, number=header.number))
         for cookie in (5, 6):
             assert exactly(p.client, 16) == struct.pack(">IIQ", nbd.SIMPLE_MAGIC, 0, cookie)
-        assert (p.table.mark[16:48] == k.PRESENT).all()
+        assert (p.table.mark[16:48] == states.PRESENT).all()
         assert p.table.words[k.WRITE_LANE] == 33
         assert not p.items
 
@@ -434,13 +435,13 @@ def test_a_large_write_over_one_that_is_on_its_way_goes_to_the_disk() -> None:
         [answer] = p.items
         assert (answer[s.ITEM_KIND], answer[s.ITEM_COOKIE]) == (s.LANDING, 6)
         assert answer[s.ITEM_DISK_BARRIER] == 32, "all of it is on disk before the answer"
-        assert p.table.mark[20] == k.STALE
-        assert (np.delete(p.table.mark[16:25], 4) == k.ABSENT).all()
+        assert p.table.mark[20] == states.STALE
+        assert (np.delete(p.table.mark[16:25], 4) == states.ABSENT).all()
         p.lender.sendall(wire.pack(wire.ACK, number=small.number) + acks)
         assert exactly(p.client, 16) == struct.pack(">IIQ", nbd.SIMPLE_MAGIC, 0, 5)
-        eventually(lambda: (p.table.mark[25:48] == k.PRESENT).all())
-        assert p.table.mark[20] == k.ABSENT
-        assert not (p.table.slot_flags & k.HELD).any()
+        eventually(lambda: (p.table.mark[25:48] == states.PRESENT).all())
+        assert p.table.mark[20] == states.ABSENT
+        assert not (p.table.slot_flags & states.HELD).any()
         assert_silent(p.client)
 
 
@@ -451,8 +452,8 @@ def test_a_client_who_leaves_in_the_middle_of_a_large_write() -> None:
         p.client.close()
         p.lender.sendall(acks)
         eventually(lambda: p.ended >= 0)
-        assert (p.table.mark[16:33] == k.PRESENT).all()
-        assert not (p.table.slot_flags & k.HELD).any()
+        assert (p.table.mark[16:33] == states.PRESENT).all()
+        assert not (p.table.slot_flags & states.HELD).any()
 
 
 def pieces(p: Played, pages: int) -> tuple[bytes, bytes]:

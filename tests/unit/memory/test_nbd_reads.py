@@ -15,6 +15,7 @@ from slackwater.memory.nbd import protocol as nbd
 from slackwater.memory.nbd import serve
 from slackwater.memory.nbd import state as s
 from slackwater.memory.pages import kernels as k
+from slackwater.memory.pages import states
 from slackwater.memory.pages.table import make_table
 from slackwater.memory.service.warm import warm
 from slackwater.memory.store import PAGE_BYTES
@@ -37,7 +38,7 @@ class Mapped:
         )
         self.fence = np.zeros(1, np.int64)
         k.map_span(self.table, 0, k.address(self.slab), k.address(self.fence), 0)
-        self.table.mark[:SPAN_PAGES] = k.PRESENT
+        self.table.mark[:SPAN_PAGES] = states.PRESENT
         self.client, self.ours = socket.socketpair()
         self.client.settimeout(10)
         size = 2 * SPAN_PAGES * PAGE_BYTES

@@ -2,17 +2,25 @@
 
 import os
 import threading
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from tests.unit.memory.page_states import one_step
 
 from slackwater.common.domains.memory import trailer
 from slackwater.loadgen.memory.checker import content
 from slackwater.memory.pages import kernels as k
-from slackwater.memory.pages import prefetch_cache, prefetch_kernels, refill_kernels, writeback
+from slackwater.memory.pages import (
+    prefetch_cache,
+    prefetch_kernels,
+    refill_kernels,
+    states,
+    writeback,
+)
 from slackwater.memory.pages.table import counters, make_table, page_range, runs
 from slackwater.memory.store import PAGE_BYTES
 
@@ -38,15 +46,22 @@ class Device:
         """The one under way: its first page, the entries that it waits for, the file's bytes."""
         self.newest = dict.fromkeys(range(PAGES), 0)
         self.generation = 0
+        self.alone = True
+        """No other thread changes the table meanwhile."""
 
     def close(self) -> None:
         os.close(self.fd)
+
+    def step(self, cause: str) -> AbstractContextManager[None]:
+        """One kernel is run, for this cause."""
+        return one_step(self.table, cause) if self.alone else nullcontext()
 
     def write(self, page: int) -> None:
         self.generation += 1
         kinds = np.zeros(1, np.int64)
         data = memoryview(content(page, self.generation))
-        first = k.write_pages(self.table, page_range(page, 1), k.address(data), kinds, 0, -1)
+        with self.step("write"):
+            first = k.write_pages(self.table, page_range(page, 1), k.address(data), kinds, 0, -1)
         if first < 0:
             assert first == -1, "the ring is full, nothing else"
             return
@@ -65,20 +80,26 @@ class Device:
             held = self.table.ring[slot * PAGE_BYTES : (slot + 1) * PAGE_BYTES]
             at = page % SPAN_PAGES * PAGE_BYTES
             slab[at : at + PAGE_BYTES] = held
-        k.landed(self.table, np.array([entry]), np.array([arrives and slab is not None]))
+        with self.step("landed"):
+            k.landed(self.table, np.array([entry]), np.array([arrives and slab is not None]))
 
     def disk(self) -> None:
         if self.table.words[k.TAKEN] < self.table.words[k.HEAD]:
             writeback.watch(self.table, 1)
-            if writeback.write_back(self.table, self.fd) == writeback.DISCARDS:
+            with self.step("stored"):
+                why = writeback.write_back(self.table, self.fd)
+            if why == writeback.DISCARDS:
                 slot = self.table.words[k.TAKEN] % SLOTS
                 first, count = self.table.slot_page[slot], self.table.slot_count[slot]
                 os.pwrite(self.fd, bytes(count * PAGE_BYTES), first * PAGE_BYTES)
-                writeback.discarded(self.table)
+                with self.step("let_go"):
+                    writeback.discarded(self.table)
 
     def discard(self, first: int, count: int) -> None:
         """As the device does it: the caller waits until it is done."""
-        if k.discard(self.table, first, count) < 0:
+        with self.step("discard"):
+            entry = k.discard(self.table, first, count)
+        if entry < 0:
             return
         while self.table.words[k.TAKEN] < self.table.words[k.HEAD]:
             self.disk()
@@ -89,17 +110,19 @@ class Device:
         """A fresh slab; the driver maps only spans that have none and whose requests are over."""
         if span in self.slabs or any(page // SPAN_PAGES == span for _, page in self.flying):
             return
-        suspended = self.table.state[span] == k.SUSPENDED
+        suspended = self.table.state[span] == states.SUSPENDED
         if suspended:
             return
         slab = np.zeros(SPAN_PAGES * PAGE_BYTES + trailer.TRAILER_BYTES, np.uint8)
         slab.view(np.uint64)[SPAN_PAGES * PAGE_BYTES // 8] = FENCE
         self.slabs[span] = slab
         base = k.address(slab) if mapped else 0
-        k.map_span(self.table, span, base, base + SPAN_PAGES * PAGE_BYTES, FENCE)
+        with self.step("mapped"):
+            k.map_span(self.table, span, base, base + SPAN_PAGES * PAGE_BYTES, FENCE)
 
     def leave(self, span: int) -> None:
-        k.leave_span(self.table, span, k.UNMAPPED)
+        with self.step("left"):
+            k.leave_span(self.table, span, states.UNMAPPED)
         self.slabs.pop(span, None)
 
     def suspend_and_resume(self, span: int, writes: list[int]) -> None:
@@ -108,14 +131,16 @@ class Device:
         if slab is None:
             return
         mapped = bool(self.table.base[span])
-        k.leave_span(self.table, span, k.SUSPENDED)
+        with self.step("left"):
+            k.leave_span(self.table, span, states.SUSPENDED)
         while any(page // SPAN_PAGES == span for _, page in self.flying):
             self.land(False)
         for page in writes:
             self.write(page)
             self.check()
         base = k.address(slab) if mapped else 0
-        k.map_span(self.table, span, base, base + SPAN_PAGES * PAGE_BYTES, FENCE)
+        with self.step("mapped"):
+            k.map_span(self.table, span, base, base + SPAN_PAGES * PAGE_BYTES, FENCE)
 
     def revoke(self, span: int) -> None:
         """The lender takes it by force: fence, then the data. Then the device notices."""
@@ -127,9 +152,16 @@ class Device:
         self.check()
         self.leave(span)
 
+    def forget(self, page: int) -> None:
+        """A slab has lost a page that the file has."""
+        if self.table.pending[page] == 0:
+            with self.step("forgotten"):
+                k.forget_pages(self.table, page_range(page, 1))
+
     def refill_begins(self, span: int) -> None:
         if self.refill is None:
-            marked, entries = refill_kernels.mark(self.table, span * SPAN_PAGES, SPAN_PAGES)
+            with self.step("refill"):
+                marked, entries = refill_kernels.mark(self.table, span * SPAN_PAGES, SPAN_PAGES)
             self.refill = (span * SPAN_PAGES, entries, None) if marked else None
 
     def refill_reads(self) -> None:
@@ -145,18 +177,20 @@ class Device:
         first, _, found = self.refill
         self.refill = None
         data = memoryview(found or bytes(SPAN_PAGES * PAGE_BYTES))
-        _, entry, sent = refill_kernels.put(
-            self.table, first, SPAN_PAGES, k.address(data), found is not None
-        )
+        with self.step("refilled"):
+            _, entry, sent = refill_kernels.put(
+                self.table, first, SPAN_PAGES, k.address(data), found is not None
+            )
         for number in range(entry, entry + sent):
             self.flying.append((number, int(self.table.slot_page[number % SLOTS])))
-        assert not (self.table.mark == k.FILLING).any()
+        assert not (self.table.mark == states.FILLING).any()
 
     def prefetch(self, page: int) -> None:
         place, ticket = np.zeros(1, np.int64), np.zeros(1, np.int64)
-        prefetch_kernels.reserve(self.table, page_range(page, 1), place, ticket)
+        with self.step("reserve"):
+            prefetch_kernels.reserve(self.table, page_range(page, 1), place, ticket)
         if ticket[0]:
-            assert self.table.mark[page] == k.PRESENT
+            assert self.table.mark[page] == states.PRESENT
             self.ahead.append((page, place, ticket))
 
     def fetch(self) -> None:
@@ -174,18 +208,20 @@ class Device:
         _, place, ticket, found = self.read.pop(0)
         data = memoryview(found or bytes(PAGE_BYTES))
         came = np.array([found is not None])
-        prefetch_kernels.put(self.table, place, ticket, k.address(data), came)
+        with self.step("arrive"):
+            prefetch_kernels.put(self.table, place, ticket, k.address(data), came)
 
     def consume(self, page: int) -> None:
         """A client reads the page: prefetched, it is right, and gone afterwards."""
         target, where = np.zeros(PAGE_BYTES, np.uint8), np.zeros(1, np.int64)
-        k.read_pages(self.table, page_range(page, 1), k.address(target), where, True)
+        with self.step("read"):
+            k.read_pages(self.table, page_range(page, 1), k.address(target), where, True)
         if where[0] == k.DONE:
             assert bytes(target) == content(page, self.newest[page])
             at = np.flatnonzero(
                 (self.table.prefetched.page == page) & (self.table.prefetched.ticket != 0)
             )
-            assert not (self.table.prefetched.state[at] & prefetch_cache.READY).any()
+            assert not (self.table.prefetched.state[at] & states.READY).any()
 
     def check(self) -> None:
         """Every page; what is prefetched stays, though it was read."""
@@ -231,6 +267,7 @@ STEPS = st.lists(
         st.tuples(st.just("suspend_and_resume"), span, st.lists(page, max_size=3)),
         st.tuples(st.just("revoke"), span),
         st.tuples(st.just("discard"), page, st.just(1)),
+        st.tuples(st.just("forget"), page),
         st.tuples(st.just("prefetch"), page),
         st.tuples(st.just("fetch")),
         st.tuples(st.just("arrive")),
@@ -247,6 +284,7 @@ AHEAD = st.lists(
         st.tuples(st.just("leave"), span),
         st.tuples(st.just("suspend_and_resume"), span, st.lists(page, max_size=2)),
         st.tuples(st.just("discard"), page, st.just(1)),
+        st.tuples(st.just("forget"), page),
         *[st.tuples(st.just("prefetch"), page)] * 3,
         *[st.tuples(st.just("fetch")), st.tuples(st.just("arrive"))] * 3,
         st.tuples(st.just("consume"), page),
@@ -260,6 +298,7 @@ AHEAD = st.lists(
 def test_a_read_is_sent_where_the_newest_bytes_are(
     steps: list[tuple], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
+    """Every step is one that the table of states lists, here and below (page_states.py)."""
     play(Device(tmp_path_factory.mktemp("d") / "backup"), steps)
 
 
@@ -291,6 +330,7 @@ REFILL = st.lists(
         st.tuples(st.just("suspend_and_resume"), span, st.lists(page, max_size=2)),
         st.tuples(st.just("revoke"), span),
         st.tuples(st.just("discard"), page, st.just(1)),
+        st.tuples(st.just("forget"), page),
         *[st.tuples(st.just("refill_begins"), span)] * 2,
         *[st.tuples(st.just("refill_reads")), st.tuples(st.just("refill_ends"))] * 2,
     ),
@@ -332,7 +372,7 @@ def play(device: Device, steps: list[tuple]) -> None:
             device.arrive()
         device.check()
         taken = device.table.prefetched.ticket != 0
-        assert (device.table.prefetched.state[taken] & prefetch_cache.READY).all(), (
+        assert (device.table.prefetched.state[taken] & states.READY).all(), (
             "no place is kept for nothing"
         )
         assert not device.table.pending.any(), "nothing is held for ever"
@@ -387,7 +427,7 @@ def test_what_changes_while_a_slab_is_filled_is_not_filled(
         device.land(True)
     device.check()
     left = change == "write and leave"
-    assert device.table.mark[2] == (k.ABSENT if left else k.PRESENT)
+    assert device.table.mark[2] == (states.ABSENT if left else states.PRESENT)
     device.close()
 
 
@@ -406,7 +446,7 @@ def test_a_filled_page_is_not_written_to_the_file_again(tmp_path: Path) -> None:
     assert after["disk_pages"] == before["disk_pages"]
     assert after["written_pages"] == before["written_pages"], "nobody wrote it"
     assert device.table.activity[0] == 1
-    assert device.table.mark[1] == k.PRESENT
+    assert device.table.mark[1] == states.PRESENT
     device.check()
     device.close()
 
@@ -479,10 +519,10 @@ def test_a_page_that_is_flying_is_not_sent_a_second_time(tmp_path: Path) -> None
     device.write(1)
     device.write(1)
     assert len(device.flying) == 1
-    assert device.table.mark[1] == k.STALE
+    assert device.table.mark[1] == states.STALE
     device.check()
     device.land(True)
-    assert device.table.mark[1] == k.ABSENT, "remote memory has the older one"
+    assert device.table.mark[1] == states.ABSENT, "remote memory has the older one"
     device.check()
     device.close()
 
@@ -542,6 +582,7 @@ def test_threads_that_write_while_spans_come_and_go_tear_no_page(tmp_path: Path)
     """Four threads write and read whole pages of their own, a fifth maps and leaves, a sixth
     writes back: each page read is one that was written there."""
     device = Device(tmp_path / "b")
+    device.alone = False
     stop = threading.Event()
     wrong: list[str] = []
 
@@ -565,7 +606,7 @@ def test_threads_that_write_while_spans_come_and_go_tear_no_page(tmp_path: Path)
             for number in range(SPANS):
                 device.map(number, True)
             for number in range(SPANS):
-                k.leave_span(device.table, number, k.UNMAPPED)
+                k.leave_span(device.table, number, states.UNMAPPED)
                 device.slabs.pop(number, None)
 
     users = [threading.Thread(target=use, args=(number,)) for number in range(4)]

@@ -3,6 +3,7 @@
 import numpy as np
 
 from slackwater.memory.pages import kernels as k
+from slackwater.memory.pages import states
 from slackwater.memory.pages.stall import Stall
 from slackwater.memory.pages.table import make_table
 
@@ -20,7 +21,7 @@ def test_an_entry_that_a_lender_holds_for_too_long_is_told() -> None:
     table = make_table(4 * SPAN_PAGES, SPAN_PAGES, slots=16)
     stall = Stall(table, stuck_s=10.0)
     assert stall.look(0.0) == ""
-    taken(table, 70, k.HELD)
+    taken(table, 70, states.HELD)
     assert stall.look(100.0) == ""
     taken(table, 3)
     table.words[k.DISK_OPERATIONS] += 1  # Others' progress is not its own.

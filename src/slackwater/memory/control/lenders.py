@@ -44,6 +44,7 @@ from slackwater.memory.control.events import (
 from slackwater.memory.control.refill import Refiller
 from slackwater.memory.control.regeneration import Regenerator
 from slackwater.memory.pages import kernels as k
+from slackwater.memory.pages import states
 from slackwater.memory.pages.device import Device
 from slackwater.memory.pages.remote import RemoteSlab
 from slackwater.schemas.base import Message
@@ -295,7 +296,7 @@ class Lenders:
         self.device.admit(span, index, self._slabs[member])
         if self.device.resilience.width > 1:
             self._spawn(self._restore(member, span, index))
-        if self.device.table.state[span] == k.MAPPED and not self._resting:
+        if self.device.table.state[span] == states.MAPPED and not self._resting:
             refill = self._spawn(self.refiller.run(span))
             self._refills.add(refill)
             refill.add_done_callback(self._refills.discard)

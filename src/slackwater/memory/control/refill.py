@@ -17,7 +17,7 @@ from slackwater.common.base import limits
 from slackwater.common.base.clock import Clock
 from slackwater.memory.control.regeneration import Cap
 from slackwater.memory.pages import kernels as k
-from slackwater.memory.pages import refill_kernels
+from slackwater.memory.pages import refill_kernels, states
 from slackwater.memory.pages.device import Device
 from slackwater.memory.pages.table import page_range, runs
 from slackwater.memory.store import PAGE_BYTES, Pages
@@ -47,7 +47,7 @@ class Refiller:
         before = self.refilled_pages
         async with self._turn:
             try:
-                while first < last and device.table.state[span] == k.MAPPED:
+                while first < last and device.table.state[span] == states.MAPPED:
                     first += await self._stretches(first, last - first)
             except OSError as error:
                 _log.warning("refill.ended", span=span, reason=str(error))
@@ -57,7 +57,7 @@ class Refiller:
 
     async def _stretches(self, first: int, count: int) -> int:
         """As far as the file was looked at: how many pages that are."""
-        lacking = self._device.table.mark[first : first + count] == k.ABSENT
+        lacking = self._device.table.mark[first : first + count] == states.ABSENT
         if not lacking.any():
             return count
         await self._device.backup.written(int(self._device.table.words[k.HEAD]) - 1)

@@ -31,7 +31,7 @@ from slackwater.common.transport import wire
 from slackwater.memory.nbd import lane_sockets as ends
 from slackwater.memory.nbd import protocol as nbd
 from slackwater.memory.nbd import state as s
-from slackwater.memory.pages import kernels, latency, prefetch_cache
+from slackwater.memory.pages import kernels, latency, prefetch_cache, states
 from slackwater.memory.store import PAGE_BYTES
 
 _READ_BYTES: Final = wire.HEADER_BYTES + 8
@@ -146,7 +146,7 @@ def lane_for_write(t, lanes, offset, length):
     """The lane for a write that has not been taken in yet; or -1."""
     first = offset // PAGE_BYTES
     span = first // t.words[kernels.SPAN_PAGES]
-    if length > ends.SMALL_BYTES or t.state[span] != kernels.MAPPED or t.base[span] != 0:
+    if length > ends.SMALL_BYTES or t.state[span] != states.MAPPED or t.base[span] != 0:
         return -1
     i = route(t, lanes, first, length // PAGE_BYTES)
     if i < 0 or lanes.words[i, s.WAITING] + wire.HEADER_BYTES + length > s.REQUESTS_BYTES:
@@ -159,7 +159,7 @@ def lane_for_stream(t, lanes, offset, length):
     """The lane for a write that is taken in while it comes; or -1."""
     first = offset // PAGE_BYTES
     span = first // t.words[kernels.SPAN_PAGES]
-    if t.state[span] != kernels.MAPPED or t.base[span] != 0 or not t.words[kernels.BACKED]:
+    if t.state[span] != states.MAPPED or t.base[span] != 0 or not t.words[kernels.BACKED]:
         return -1
     return lane_to(t, lanes, first, length // PAGE_BYTES)
 
@@ -170,7 +170,7 @@ def send_write(t, lanes, i, cookie, offset, length, first):
     count = length // PAGE_BYTES
     slots = t.words[kernels.SLOTS]
     for entry in range(first, first + count):
-        if t.slot_flags[entry % slots] & kernels.HELD == 0:
+        if t.slot_flags[entry % slots] & states.HELD == 0:
             return False
     at = _enter(t, lanes, i, wire.WRITE, cookie, offset, length, first, first)
     ring = t.ring.ctypes.data
@@ -186,9 +186,9 @@ def send_piece(t, c, cookie, offset, count, first):
     are sent from there. False: one of them is on its way already; all of these go to the disk."""
     lanes, i, slots = c.lanes, c.words[s.LANE_INDEX], t.words[kernels.SLOTS]
     for entry in range(first, first + count):
-        if t.slot_flags[entry % slots] & kernels.HELD == 0:
+        if t.slot_flags[entry % slots] & states.HELD == 0:
             for other in range(first, first + count):
-                if t.slot_flags[other % slots] & kernels.HELD:
+                if t.slot_flags[other % slots] & states.HELD:
                     kernels.land(t, other, False)
             return False
     length = count * PAGE_BYTES

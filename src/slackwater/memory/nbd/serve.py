@@ -20,7 +20,7 @@ from slackwater.memory.nbd import lane_sockets as ends
 from slackwater.memory.nbd import lanes
 from slackwater.memory.nbd import protocol as nbd
 from slackwater.memory.nbd import state as s
-from slackwater.memory.pages import kernels, prefetch_cache, prefetch_kernels
+from slackwater.memory.pages import kernels, prefetch_cache, prefetch_kernels, states
 from slackwater.memory.store import PAGE_BYTES
 
 # What `serve` returns
@@ -192,7 +192,7 @@ def _one(t, c, at, kind, flags, offset, length):
 @kernel()
 def _mapped(t, page):
     span = page // t.words[kernels.SPAN_PAGES]
-    return t.state[span] == kernels.MAPPED and t.base[span] != 0
+    return t.state[span] == states.MAPPED and t.base[span] != 0
 
 
 @kernel()

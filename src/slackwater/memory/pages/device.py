@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from slackwater.common.base.background import Background
 from slackwater.common.base.errors import AccessRefused, Rejected, SlackwaterError, Unavailable
 from slackwater.memory.pages import kernels as k
+from slackwater.memory.pages import states
 from slackwater.memory.pages.backup import Backup
 from slackwater.memory.pages.channel_table import ChannelTable
 from slackwater.memory.pages.latency import Latencies
@@ -321,7 +322,8 @@ class Device:
         pages = slice(first, first + count)
         # What waits for the disk is looked at before the disk: between the two it is in both.
         marks = self.table.mark[pages]
-        here = (self.table.pending[pages] != 0) | ((marks != k.ABSENT) & (marks != k.FILLING))
+        here = self.table.pending[pages] != 0
+        here |= ~np.isin(marks, (states.ABSENT, states.FILLING))
         stored = await self.backup.allocated(first, count)
         stored |= here[: len(stored)]
         return stored
@@ -354,16 +356,16 @@ class Device:
 
     def suspend(self, span: int, index: int) -> None:
         """The lender is away: the bits stay, the slab is not used."""
-        self._drop(span, index, k.SUSPENDED)
+        self._drop(span, index, states.SUSPENDED)
 
     def leave(self, span: int, index: int) -> None:
         """The slab is no longer the span's: nothing new goes there from here on. Its memory may be
         unmapped only after this, or a thread would find it gone."""
-        self._drop(span, index, k.UNMAPPED)
+        self._drop(span, index, states.UNMAPPED)
 
     async def retire(self, span: int, index: int) -> None:
         """As `leave`; returns when nothing reads or writes the slab any more."""
-        self._drop(span, index, k.UNMAPPED)
+        self._drop(span, index, states.UNMAPPED)
         await self.quiet(span)
 
     def _drop(self, span: int, index: int, state: int) -> None:
@@ -374,7 +376,7 @@ class Device:
         left = sum(member is not None for member in members or ())
         if left < self.resilience.needed:
             k.leave_span(self.table, span, state)
-            if state == k.UNMAPPED:
+            if state == states.UNMAPPED:
                 self.resilience.forget(span)
         if not left:
             self._members.pop(span, None)
@@ -412,7 +414,7 @@ class Device:
 
     def fenced(self, span: int) -> None:
         """Its slab was taken away: nothing in it is ours any more."""
-        k.leave_span(self.table, span, k.UNMAPPED)
+        k.leave_span(self.table, span, states.UNMAPPED)
         if self.on_fenced is not None:
             self.on_fenced(span)
 
@@ -426,7 +428,7 @@ class Device:
         if isinstance(error, AccessRefused):
             self.fenced(span)
             return
-        k.leave_span(self.table, span, k.SUSPENDED)
+        k.leave_span(self.table, span, states.SUSPENDED)
         if self.on_failed is not None:
             self.on_failed(span)
 
@@ -466,7 +468,7 @@ class Device:
 
     @property
     def mapped_spans(self) -> int:
-        return int(np.count_nonzero(self.table.state == k.MAPPED))
+        return int(np.count_nonzero(self.table.state == states.MAPPED))
 
     @property
     def backup_waiting_pages(self) -> int:

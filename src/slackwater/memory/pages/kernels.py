@@ -6,13 +6,7 @@ write goes to remote memory and, in a held buffer, to the disk queue; a read goe
 if the page's bit is set, else to disk; here it looks at the held buffers before the disk, which is
 what the paper's one disk queue per slab gives: a read behind a write sees it.
 
-A page's mark:
-
-    ABSENT    the newest bytes are not in remote memory
-    PRESENT   they are
-    FLYING    the newest write is on its way there over a channel
-    STALE     an older write is on its way, a newer one was not sent after it
-    FILLING   as ABSENT, and its bytes are being fetched from the file (refill.py)
+states.py has the states of a page and what leads from one to another.
 
 A FLYING page that is written again becomes STALE and goes to disk alone: two writes of one page
 over a channel could arrive in either order.
@@ -28,23 +22,21 @@ from numpy.typing import NDArray
 
 from slackwater.common.native import libc
 from slackwater.common.native.compiled import kernel, njit
-from slackwater.memory.pages import prefetch_cache
+from slackwater.memory.pages import prefetch_cache, states
+from slackwater.memory.pages.states import (
+    ABSENT,
+    DISCARD,
+    FILLING,
+    FLYING,
+    HELD,
+    MAPPED,
+    NO_BACKUP,
+    PRESENT,
+    STALE,
+    UNMAPPED,
+    WRITTEN,
+)
 from slackwater.memory.store import PAGE_BYTES
-
-ABSENT: Final = 0
-PRESENT: Final = 1
-FLYING: Final = 2
-STALE: Final = 3
-FILLING: Final = 4
-
-UNMAPPED: Final = 0
-MAPPED: Final = 1
-SUSPENDED: Final = 2
-
-HELD: Final = 1  # a write over a channel reads this slot
-WRITTEN: Final = 2  # it is on disk
-DISCARD: Final = 4  # no page: `slot_count` pages from `slot_page` are to be let go
-NO_BACKUP: Final = 8  # it needs not go to disk
 
 # Where a page of a read was found (or must be fetched from)
 DONE: Final = 0
@@ -439,7 +431,7 @@ def leave_span(t, span, state):
     last = min(first + t.words[SPAN_PAGES], t.words[PAGES])
     count = 0
     if state == UNMAPPED:  # What was not asked for yet would be asked of the slab that comes next.
-        prefetch_cache.invalidate_range(t.prefetched, first, last - first, prefetch_cache.COMING)
+        prefetch_cache.invalidate_range(t.prefetched, first, last - first, states.COMING)
     for page in range(first, last):
         if t.mark[page] == PRESENT:
             count += 1

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from slackwater.common.native import libc
 from slackwater.common.native.compiled import kernel
 from slackwater.memory.pages import streams
+from slackwater.memory.pages.states import FIRST, READY
 from slackwater.memory.store import PAGE_BYTES
 
 WAYS: Final = 8
@@ -45,11 +46,6 @@ HITS: Final = 8  # pages brought ahead that a client read
 CHANGED: Final = 9  # pages brought ahead that changed before they were read
 CROWDED: Final = 10  # pages brought ahead that others pushed out
 WORDS: Final = 16
-
-# State of a place
-COMING: Final = 0
-READY: Final = 1
-FIRST: Final = 2  # of its window
 
 
 class PrefetchCache(NamedTuple):

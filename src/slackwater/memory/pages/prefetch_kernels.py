@@ -6,7 +6,7 @@
 from typing import Final
 
 from slackwater.common.native.compiled import kernel
-from slackwater.memory.pages import kernels, prefetch_cache, streams
+from slackwater.memory.pages import kernels, prefetch_cache, states, streams
 from slackwater.memory.store import PAGE_BYTES
 
 FOLLOWED_PAGES: Final = 16
@@ -22,7 +22,7 @@ def follow(t, offset, length):
     first = offset // PAGE_BYTES
     count = (offset + length - 1) // PAGE_BYTES - first + 1
     span = first // t.words[kernels.SPAN_PAGES]
-    if count > FOLLOWED_PAGES or t.state[span] != kernels.MAPPED or t.base[span] != 0:
+    if count > FOLLOWED_PAGES or t.state[span] != states.MAPPED or t.base[span] != 0:
         return False
     known = t.prefetched.streams
     name = streams.assign(known, first)
@@ -55,14 +55,14 @@ def reserve(t, pages, places, tickets):
     """Take a place for each page that only a channel leads to, and that nobody has; ticket 0: none
     was taken. They are one window, the first of it in front."""
     kernels.lock(t)
-    state = prefetch_cache.COMING | prefetch_cache.FIRST
+    state = states.COMING | states.FIRST
     for i in range(len(pages)):
         page = pages[i]
         tickets[i] = 0
         if kernels.far(t, page) and prefetch_cache.find(t.prefetched, page) < 0:
             places[i], tickets[i] = prefetch_cache.take(t.prefetched, page, state)
         if tickets[i] != 0:
-            state = prefetch_cache.COMING
+            state = states.COMING
     kernels.unlock(t)
 
 

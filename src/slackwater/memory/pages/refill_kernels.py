@@ -12,6 +12,7 @@ marked for two.
 from slackwater.common.native import libc
 from slackwater.common.native.compiled import kernel
 from slackwater.memory.pages import kernels as k
+from slackwater.memory.pages import states
 from slackwater.memory.store import PAGE_BYTES
 
 
@@ -21,10 +22,10 @@ def mark(t, first, count):
     that must be in the file before it is read)."""
     found = 0
     k.lock(t)
-    if t.state[first // t.words[k.SPAN_PAGES]] == k.MAPPED and t.words[k.BACKED]:
+    if t.state[first // t.words[k.SPAN_PAGES]] == states.MAPPED and t.words[k.BACKED]:
         for page in range(first, first + count):
-            if t.mark[page] == k.ABSENT:
-                t.mark[page] = k.FILLING
+            if t.mark[page] == states.ABSENT:
+                t.mark[page] = states.FILLING
                 found += 1
     entries = t.words[k.HEAD]
     k.unlock(t)
@@ -41,8 +42,8 @@ def put(t, first, count, source, came):
     head = t.words[k.HEAD]
     for i in range(count):
         page = first + i
-        if t.mark[page] == k.FILLING:
-            t.mark[page] = k.ABSENT
+        if t.mark[page] == states.FILLING:
+            t.mark[page] = states.ABSENT
             if came:
                 done += _put_page(t, page, source + i * PAGE_BYTES)
     sent = t.words[k.HEAD] - head
@@ -56,7 +57,7 @@ def put(t, first, count, source, came):
 def _put_page(t, page, source):
     """1: it is in mapped memory. A page for which a crowded ring has no slot stays where it is."""
     span = page // t.words[k.SPAN_PAGES]
-    if t.state[span] != k.MAPPED:
+    if t.state[span] != states.MAPPED:
         return 0
     if t.base[span] != 0:
         at = (page - span * t.words[k.SPAN_PAGES]) * PAGE_BYTES
@@ -64,11 +65,11 @@ def _put_page(t, page, source):
         if not k.intact(t, span):
             t.words[k.FENCED] += 1
             return 0
-        t.mark[page] = k.PRESENT
+        t.mark[page] = states.PRESENT
         return 1
     if k.room(t) > t.words[k.SLOTS] // 2:
         libc.copy(k.next_slot(t), source, PAGE_BYTES)
-        slot = k.append(t, page, 1, k.HELD | k.NO_BACKUP)
+        slot = k.append(t, page, 1, states.HELD | states.NO_BACKUP)
         t.pending[page] = slot + 1
-        t.mark[page] = k.FLYING
+        t.mark[page] = states.FLYING
     return 0

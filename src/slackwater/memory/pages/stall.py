@@ -7,6 +7,7 @@ entry is watched: the time that it may stay is limits.RING_STUCK_S.
 
 from slackwater.common.base import limits
 from slackwater.memory.pages import kernels as k
+from slackwater.memory.pages import states
 
 
 class Stall:
@@ -45,7 +46,7 @@ class Stall:
 
     @property
     def _held(self) -> bool:
-        return bool(self._table.slot_flags[self._oldest] & k.HELD)
+        return bool(self._table.slot_flags[self._oldest] & states.HELD)
 
     def _describe(self, waited_s: float) -> str:
         words, page = self._table.words, int(self._table.slot_page[self._oldest])

@@ -16,6 +16,7 @@ import numpy as np
 from slackwater.common.native import libc
 from slackwater.common.native.compiled import kernel, njit
 from slackwater.memory.pages import kernels as k
+from slackwater.memory.pages import states
 from slackwater.memory.store import PAGE_BYTES
 
 BATCH: Final = 1024
@@ -59,7 +60,7 @@ def _put(t, fd, first, count, vector):
     n = 0
     for i in range(count):
         slot = (first + i) % t.words[k.SLOTS]
-        if t.slot_flags[slot] & k.NO_BACKUP == 0:
+        if t.slot_flags[slot] & states.NO_BACKUP == 0:
             keys[n] = t.slot_page[slot] * BATCH + i
             n += 1
     keys = np.sort(keys[:n])
@@ -109,7 +110,7 @@ def write_back(t, fd):
         first = t.words[k.TAKEN]
         count = min(BATCH, t.words[k.HEAD] - first)
         for i in range(count):
-            if t.slot_flags[(first + i) % t.words[k.SLOTS]] & k.DISCARD:
+            if t.slot_flags[(first + i) % t.words[k.SLOTS]] & states.DISCARD:
                 count = i
                 break
         stopped = t.words[k.STOP] and t.words[k.TAKEN] == t.words[k.HEAD]

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from slackwater.common.base import limits
 from slackwater.common.base.errors import SlackwaterError
 from slackwater.memory.pages import kernels as k
-from slackwater.memory.pages import latency, prefetch_cache, prefetch_kernels, streams
+from slackwater.memory.pages import latency, prefetch_cache, prefetch_kernels, states, streams
 from slackwater.memory.pages.device import Device
 from slackwater.memory.prefetch.prefetch import WINDOW_MAX, Leap
 from slackwater.memory.store import PAGE_BYTES, Pages
@@ -121,8 +121,8 @@ class ReadAhead:
             return ()
         table, asked = self._table, np.array(pages, np.int64)
         spans = asked // table.words[k.SPAN_PAGES]
-        far = (table.mark[asked] == k.PRESENT) & (table.pending[asked] == 0)
-        far &= (table.state[spans] == k.MAPPED) & (table.base[spans] == 0)
+        far = (table.mark[asked] == states.PRESENT) & (table.pending[asked] == 0)
+        far &= (table.state[spans] == states.MAPPED) & (table.base[spans] == 0)
         return [int(page) for page in asked[far]]
 
     def _bring(self, chosen: Sequence[int], length: int) -> None:

@@ -20,6 +20,7 @@ from slackwater.memory.pages import (
     prefetch_cache,
     prefetch_kernels,
     refill_kernels,
+    states,
     writeback,
 )
 from slackwater.memory.pages.table import make_table, page_range
@@ -52,7 +53,7 @@ def warm() -> None:
     refill_kernels.mark(table, 0, 2)
     refill_kernels.put(table, 0, 2, k.address(data), False)
     k.set_lane_target(table, 0, 0, 0)
-    k.leave_span(table, 0, k.UNMAPPED)
+    k.leave_span(table, 0, states.UNMAPPED)
     writeback.watch(table, 1)
     with tempfile.TemporaryFile() as file:
         os.ftruncate(file.fileno(), 8 * PAGE_BYTES)
