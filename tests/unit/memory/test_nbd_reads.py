@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from slackwater.loadgen.memory.checker import content
+from slackwater.memory.nbd import page_read, serve
 from slackwater.memory.nbd import protocol as nbd
-from slackwater.memory.nbd import serve
 from slackwater.memory.nbd import state as s
 from slackwater.memory.pages import kernels as k
 from slackwater.memory.pages import states
@@ -23,7 +23,7 @@ from slackwater.memory.store import PAGE_BYTES
 warm()
 
 SPAN_PAGES = 128
-PIECE_PAGES = serve.PIECE_BYTES // PAGE_BYTES
+PIECE_PAGES = page_read.PIECE_BYTES // PAGE_BYTES
 Chunk = tuple[int, int, bytes]
 """(flags, offset, data)"""
 
@@ -121,7 +121,7 @@ def test_what_is_not_at_hand_of_a_large_read_is_left_to_the_program() -> None:
         assert m.chunk() == (0, first * PAGE_BYTES, pages(first, PIECE_PAGES))
         assert m.exactly(4) == b"item"
         rest = (SPAN_PAGES - 7) * PAGE_BYTES
-        assert m.items[0][: s.ITEM_FLAGS] == [nbd.READ, 77, rest, serve.PIECE_BYTES]
+        assert m.items[0][: s.ITEM_FLAGS] == [nbd.READ, 77, rest, page_read.PIECE_BYTES]
 
 
 @pytest.mark.parametrize("count", [1, 2 * PIECE_PAGES])

@@ -178,7 +178,7 @@ class Device:
         self.refill = None
         data = memoryview(found or bytes(SPAN_PAGES * PAGE_BYTES))
         with self.step("refilled"):
-            _, entry, sent = refill_kernels.put(
+            _, entry, sent = refill_kernels.store(
                 self.table, first, SPAN_PAGES, k.address(data), found is not None
             )
         for number in range(entry, entry + sent):
@@ -209,7 +209,7 @@ class Device:
         data = memoryview(found or bytes(PAGE_BYTES))
         came = np.array([found is not None])
         with self.step("arrive"):
-            prefetch_kernels.put(self.table, place, ticket, k.address(data), came)
+            prefetch_kernels.store(self.table, place, ticket, k.address(data), came)
 
     def consume(self, page: int) -> None:
         """A client reads the page: prefetched, it is right, and gone afterwards."""

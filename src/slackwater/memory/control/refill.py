@@ -80,7 +80,7 @@ class Refiller:
             await device.backup.read(page_range(first, count), data.data)
             came = True
         finally:
-            done, entry, sent = refill_kernels.put(
+            done, entry, sent = refill_kernels.store(
                 device.table, first, count, k.address(data), came
             )
         if sent:

@@ -31,7 +31,7 @@ from slackwater.common.transport import wire
 from slackwater.memory.nbd import lane_sockets as ends
 from slackwater.memory.nbd import protocol as nbd
 from slackwater.memory.nbd import state as s
-from slackwater.memory.pages import kernels, latency, prefetch_cache, states
+from slackwater.memory.pages import kernels, latency, states
 from slackwater.memory.store import PAGE_BYTES
 
 _READ_BYTES: Final = wire.HEADER_BYTES + 8
@@ -124,14 +124,11 @@ def _enter(t, lanes, i, kind, cookie, offset, length, first, stamp):
 
 @inline_kernel()
 def ask(t, lanes, cookie, offset, length):
-    """A read of whole pages, if a lane leads to all of them. True: it was asked for."""
+    """Ask for whole pages that only lenders have, if a lane leads to all. True: it was asked."""
     first = offset // PAGE_BYTES
     count = length // PAGE_BYTES
     if length > s.LARGE_BYTES:
         return False
-    for page in range(first, first + count):
-        if not kernels.far(t, page) or prefetch_cache.find(t.prefetched, page) >= 0:
-            return False
     i = route(t, lanes, first, count)
     if i < 0 or lanes.words[i, s.WAITING] + _READ_BYTES > s.REQUESTS_BYTES:
         return False
@@ -142,8 +139,8 @@ def ask(t, lanes, cookie, offset, length):
 
 
 @kernel()
-def lane_for_write(t, lanes, offset, length):
-    """The lane for a write that has not been taken in yet; or -1."""
+def _lane_for_write(t, lanes, offset, length):
+    """Return the lane for a small write, with room for it; or -1."""
     first = offset // PAGE_BYTES
     span = first // t.words[kernels.SPAN_PAGES]
     if length > ends.SMALL_BYTES or t.state[span] != states.MAPPED or t.base[span] != 0:
@@ -165,8 +162,11 @@ def lane_for_stream(t, lanes, offset, length):
 
 
 @kernel()
-def send_write(t, lanes, i, cookie, offset, length, first):
-    """Of entries that were just taken in. False: not all of them may be sent."""
+def send_write(t, lanes, cookie, offset, length, first):
+    """Send entries that were just taken in. False: no lane leads there, or not all may be sent."""
+    i = _lane_for_write(t, lanes, offset, length)
+    if i < 0:
+        return False
     count = length // PAGE_BYTES
     slots = t.words[kernels.SLOTS]
     for entry in range(first, first + count):

@@ -17,10 +17,10 @@ from typing import Final
 from slackwater.common.native import libc
 from slackwater.common.native.compiled import inline_kernel, kernel
 from slackwater.memory.nbd import lane_sockets as ends
-from slackwater.memory.nbd import lanes
+from slackwater.memory.nbd import lanes, page_read, page_write
 from slackwater.memory.nbd import protocol as nbd
 from slackwater.memory.nbd import state as s
-from slackwater.memory.pages import kernels, prefetch_cache, prefetch_kernels, states
+from slackwater.memory.pages import kernels, prefetch_cache, states
 from slackwater.memory.store import PAGE_BYTES
 
 # What `serve` returns
@@ -30,7 +30,6 @@ GARBAGE: Final = 2
 HAS_ITEMS: Final = 3
 # and what `parse` may say besides
 MORE: Final = 10
-SEND_FIRST: Final = 11
 NO_ROOM: Final = 12
 STREAM: Final = 13
 CAME: Final = 14
@@ -40,102 +39,6 @@ STREAM_BYTES: Final = 64 * 1024
 """Writes from here on are streamed, where they go to mapped memory or on a lane."""
 STREAM_PAGES: Final = 64
 """... so many pages at a time: the table's mutex is held meanwhile."""
-PIECE_BYTES: Final = 128 * 1024
-"""Reads of more from mapped memory are answered in chunks of so much: each is sent while it is in
-the processor's cache, and the client has something to receive while the next is copied."""
-
-
-@inline_kernel()
-def _head(c, kind, at, error, offset, nbytes):
-    """The head of an answer to the request at `at`; where the data belong."""
-    cookie = s.cookie_of(c, at)
-    return s.head(c, c.outward, c.words[s.OUT], kind, cookie, error, offset, nbytes)
-
-
-@kernel()
-def _item(c, kind, at, offset, length, flags, first):
-    late = c.words[s.DISK_BARRIER_ENTRY]
-    s.item(c, kind, s.cookie_of(c, at), offset, length, flags, first, at + nbd.REQUEST_BYTES)
-    c.items[c.words[s.ITEMS] - 1, s.ITEM_DISK_BARRIER] = late
-    c.words[s.DISK_BARRIER_ENTRY] = -1
-
-
-@inline_kernel()
-def _read(t, c, at, offset, length):
-    """Answer a read of whole pages, if all of them are at hand."""
-    begin = _head(c, nbd.READ, at, 0, offset, length)
-    target = c.outward.ctypes.data + begin
-    first = offset // PAGE_BYTES
-    count = length // PAGE_BYTES
-    for i in range(count):
-        if kernels.read_page(t, first + i, target + i * PAGE_BYTES) != kernels.DONE:
-            return False
-    for i in range(count):
-        t.activity[(first + i) // t.words[kernels.SPAN_PAGES]] += 1
-        prefetch_cache.consume(t.prefetched, first + i)
-    t.words[kernels.READ] += count
-    c.words[s.READS] += 1
-    c.words[s.OUT] = begin + length
-    return True
-
-
-@kernel()
-def _read_piece(t, c, at, offset, length):
-    """Answer the first piece of a large read by a chunk of its own: what is left is a request in
-    its place, with the same cookie."""
-    chunk = c.words[s.OUT]
-    if not _read(t, c, at, offset, PIECE_BYTES):
-        return False
-    s.put(c.outward, chunk + 4, 2, 0)  # There are more.
-    s.put(c.inward, at + 16, 8, offset + PIECE_BYTES)
-    s.put(c.inward, at + 24, 4, length - PIECE_BYTES)
-    return True
-
-
-@kernel()
-def _write(t, c, at, offset, length):
-    """Take whole pages in; DONE when remote memory has every one."""
-    source = c.inward.ctypes.data + at + nbd.REQUEST_BYTES
-    first = offset // PAGE_BYTES
-    worst = kernels.DONE
-    for i in range(length // PAGE_BYTES):
-        kind = kernels.write_page(t, first + i, source + i * PAGE_BYTES)
-        if kind != kernels.DONE:
-            worst = kind
-    return worst
-
-
-@kernel()
-def _written(c, at, offset, length, flags, first, done):
-    """Answer a write whose pages were taken in, or have somebody wait for what they wait for."""
-    if done and c.words[s.DISK_BARRIER_ENTRY] < 0 and not flags & nbd.FUA:
-        c.words[s.OUT] = _head(c, nbd.WRITE, at, 0, 0, 0)
-        c.words[s.WRITES] += 1
-    else:
-        _item(c, s.LANDING, at, offset, length, flags, first)
-
-
-@inline_kernel()
-def _ask(t, c, at, offset, length, follows):
-    """A read that must be waited for: whether a lane was asked. One that continues a scan is the
-    prefetcher's business."""
-    prefetch_cache.trim_notes(t.prefetched)
-    if follows:
-        return False
-    return lanes.ask(t, c.lanes, s.cookie_of(c, at), offset, length)
-
-
-@kernel()
-def _take(t, c, at, offset, length, flags):
-    """A write for whose pages there is room."""
-    lane = -1
-    if c.words[s.DISK_BARRIER_ENTRY] < 0 and not flags & nbd.FUA:
-        lane = lanes.lane_for_write(t, c.lanes, offset, length)
-    first = t.words[kernels.HEAD]
-    done = _write(t, c, at, offset, length) == kernels.DONE
-    cookie = s.cookie_of(c, at)
-    if lane < 0 or not lanes.send_write(t, c.lanes, lane, cookie, offset, length, first):
-        _written(c, at, offset, length, flags, first, done)
 
 
 @kernel()
@@ -165,27 +68,20 @@ def _one(t, c, at, kind, flags, offset, length):
         if error != nbd.ENOSPC:
             error = nbd.EIO
     if error:
-        c.words[s.OUT] = _head(c, kind, at, error, 0, 0)
+        c.words[s.OUT] = s.head_for(c, kind, at, error, 0, 0)
         c.words[s.DISK_BARRIER_ENTRY] = -1
         return 0
-    aligned = offset % PAGE_BYTES == 0 and length % PAGE_BYTES == 0
     if kind == nbd.READ:
-        if aligned and c.words[s.OUT] + length + 64 > len(c.outward):
-            return SEND_FIRST
-        whole = flags & nbd.DONT_FRAGMENT or not c.words[s.CHUNKED]
-        cut = aligned and length > PIECE_BYTES and not whole
-        if cut and _read_piece(t, c, at, offset, length):
-            return SEND_FIRST
-        follows = prefetch_kernels.follow(t, offset, length)
-        if aligned and (_read(t, c, at, offset, length) or _ask(t, c, at, offset, length, follows)):
-            return 0
-    elif kind == nbd.WRITE and aligned:
+        status = page_read.read(t, c, at, flags, offset, length)
+        if status != page_read.DEFERRED:
+            return status
+    elif kind == nbd.WRITE and offset % PAGE_BYTES == 0 and length % PAGE_BYTES == 0:
         if kernels.room(t) < length // PAGE_BYTES:
             c.words[s.NEED] = length // PAGE_BYTES
             return NO_ROOM
-        _take(t, c, at, offset, length, flags)
+        page_write.write(t, c, at, flags, offset, length)
         return 0
-    _item(c, kind, at, offset, length, flags, -1)
+    s.defer(c, kind, at, offset, length, flags, -1)
     return 0
 
 
@@ -226,7 +122,7 @@ def parse(t, c):
         if c.words[s.ITEMS] == s.ITEMS_MAX:
             return HAS_ITEMS
         if c.words[s.OUT] > s.SEND_BYTES:
-            return SEND_FIRST
+            return page_read.SEND_FIRST
         flags = s.number(c.inward, at + 4, 2)
         kind = s.number(c.inward, at + 6, 2)
         offset = s.number(c.inward, at + 16, 8)
@@ -333,8 +229,8 @@ def _end_stream(t, c):
     if c.words[s.LEFT]:
         if lane_index >= 0 and newest >= c.words[s.BEGUN]:  # Nobody waits for what is on the lane.
             c.words[s.DISK_BARRIER_ENTRY] = newest
-        s.put(c.inward, 16, 8, c.words[s.AT])
-        s.put(c.inward, 24, 4, c.words[s.LEFT])
+        s.put_number(c.inward, 16, 8, c.words[s.AT])
+        s.put_number(c.inward, 24, 4, c.words[s.LEFT])
         had = c.words[s.END] - c.words[s.START]
         base = c.inward.ctypes.data
         libc.move(base + nbd.REQUEST_BYTES, base + c.words[s.START], had)
@@ -345,7 +241,7 @@ def _end_stream(t, c):
     if lane_index < 0 or c.words[s.DISK_BARRIER_ENTRY] >= 0:
         if lane_index >= 0:
             c.words[s.DISK_BARRIER_ENTRY] = newest
-        _written(c, 0, c.words[s.AT], 0, s.number(c.inward, 4, 2), newest + 1, True)
+        s.written(c, 0, c.words[s.AT], 0, s.number(c.inward, 4, 2), newest + 1, True)
     c.words[s.REQUESTS] += 1
 
 
@@ -486,7 +382,7 @@ def serve(t, c):
             return status
         if c.words[s.ITEMS] or shared[s.SWEEP] or shared[s.TELL]:
             return HAS_ITEMS
-        if not again and status != SEND_FIRST and not _proceed(t, c, status):
+        if not again and status != page_read.SEND_FIRST and not _proceed(t, c, status):
             return CLOSED
 
 

@@ -191,7 +191,7 @@ def number(buffer, at, nbytes):
 
 
 @kernel()
-def put(buffer, at, nbytes, value):
+def put_number(buffer, at, nbytes, value):
     for i in range(nbytes):
         buffer[at + nbytes - 1 - i] = value >> (8 * i) & 0xFF
 
@@ -206,22 +206,22 @@ def cookie_of(c, at):
 def head(c, buffer, out, kind, cookie, error, offset, nbytes):
     """The head of an answer at buffer[out]; where the data belong."""
     if (kind == nbd.READ or kind == nbd.BLOCK_STATUS) and c.words[CHUNKED]:
-        put(buffer, out, 4, nbd.CHUNK_MAGIC)
-        put(buffer, out + 4, 2, nbd.CHUNK_DONE)
-        put(buffer, out + 8, 8, cookie)
+        put_number(buffer, out, 4, nbd.CHUNK_MAGIC)
+        put_number(buffer, out + 4, 2, nbd.CHUNK_DONE)
+        put_number(buffer, out + 8, 8, cookie)
         if error:
-            put(buffer, out + 6, 2, nbd.CHUNK_ERROR)
-            put(buffer, out + 16, 4, 6)
-            put(buffer, out + 20, 4, error)
-            put(buffer, out + 24, 2, 0)
+            put_number(buffer, out + 6, 2, nbd.CHUNK_ERROR)
+            put_number(buffer, out + 16, 4, 6)
+            put_number(buffer, out + 20, 4, error)
+            put_number(buffer, out + 24, 2, 0)
             return out + 26
-        put(buffer, out + 6, 2, nbd.CHUNK_DATA)
-        put(buffer, out + 16, 4, nbytes + 8)
-        put(buffer, out + 20, 8, offset)
+        put_number(buffer, out + 6, 2, nbd.CHUNK_DATA)
+        put_number(buffer, out + 16, 4, nbytes + 8)
+        put_number(buffer, out + 20, 8, offset)
         return out + 28
-    put(buffer, out, 4, nbd.SIMPLE_MAGIC)
-    put(buffer, out + 4, 4, error)
-    put(buffer, out + 8, 8, cookie)
+    put_number(buffer, out, 4, nbd.SIMPLE_MAGIC)
+    put_number(buffer, out + 4, 4, error)
+    put_number(buffer, out + 8, 8, cookie)
     return out + 16
 
 
@@ -253,6 +253,31 @@ def item(c, kind, cookie, offset, length, flags, first, at):
     row[ITEM_DISK_BARRIER] = -1
     row[ITEM_BEGAN] = c.lanes.shared[TURN_NS]
     c.words[ITEMS] += 1
+
+
+@inline_kernel()
+def head_for(c, kind, at, error, offset, nbytes):
+    """The head of an answer to the request at `at`; where the data belong."""
+    cookie = cookie_of(c, at)
+    return head(c, c.outward, c.words[OUT], kind, cookie, error, offset, nbytes)
+
+
+@kernel()
+def defer(c, kind, at, offset, length, flags, first):
+    late = c.words[DISK_BARRIER_ENTRY]
+    item(c, kind, cookie_of(c, at), offset, length, flags, first, at + nbd.REQUEST_BYTES)
+    c.items[c.words[ITEMS] - 1, ITEM_DISK_BARRIER] = late
+    c.words[DISK_BARRIER_ENTRY] = -1
+
+
+@kernel()
+def written(c, at, offset, length, flags, first, done):
+    """Answer a write whose pages were taken in, or have somebody wait for what they wait for."""
+    if done and c.words[DISK_BARRIER_ENTRY] < 0 and not flags & nbd.FUA:
+        c.words[OUT] = head_for(c, nbd.WRITE, at, 0, 0, 0)
+        c.words[WRITES] += 1
+    else:
+        defer(c, LANDING, at, offset, length, flags, first)
 
 
 @kernel()

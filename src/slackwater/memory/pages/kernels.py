@@ -152,9 +152,22 @@ def read_page(t, page, target):
         libc.copy(target, t.ring.ctypes.data + np.int64(slot - 1) * PAGE_BYTES, PAGE_BYTES)
         t.words[READ_HELD] += 1
         return DONE
-    if prefetch_cache.get(t.prefetched, page, target):
-        return DONE
-    return REMOTE if far(t, page) else DISK
+    away = REMOTE if far(t, page) else DISK
+    return DONE if prefetch_cache.get(t.prefetched, page, target) else away
+
+
+@kernel()
+def read_run(t, first, count, target):
+    """Copy pages that follow one another for a client, if all can be had without waiting. True:
+    some cannot, and nothing was consumed."""
+    for i in range(count):
+        if read_page(t, first + i, target + i * PAGE_BYTES) != DONE:
+            return True
+    for i in range(count):
+        t.activity[(first + i) // t.words[SPAN_PAGES]] += 1
+        prefetch_cache.consume(t.prefetched, first + i)
+    t.words[READ] += count
+    return False
 
 
 @kernel(cache=True)

@@ -175,7 +175,7 @@ def take(s, page, state):
 
 
 @kernel()
-def put(s, place, ticket, source, came):
+def store(s, place, ticket, source, came):
     """What was asked for under this ticket has come, or has not."""
     s.words[FETCHED] += came
     if s.ticket[place] != ticket:

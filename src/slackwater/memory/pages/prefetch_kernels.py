@@ -35,6 +35,20 @@ def follow(t, offset, length):
     return known.words[streams.FOLLOWS] != 0
 
 
+@kernel()
+def only_lenders_have(t, first, count, follows):
+    """Tell whether a read that must be waited for is asked of a lender by its connection: only a
+    channel leads to all its pages, none is being fetched, and it continues no scan (`follows`),
+    which is the prefetcher's business."""
+    alone = not follows
+    page = first
+    while alone and page < first + count:
+        alone = kernels.far(t, page) and prefetch_cache.find(t.prefetched, page) < 0
+        page += 1
+    prefetch_cache.trim_notes(t.prefetched)
+    return alone
+
+
 @kernel(cache=True)
 def take_notes(t, into):
     """What was noted since the last call; how much."""
@@ -67,12 +81,12 @@ def reserve(t, pages, places, tickets):
 
 
 @kernel(cache=True)
-def put(t, places, tickets, source, came):
+def store(t, places, tickets, source, came):
     """The i-th page lies at source + i * PAGE_BYTES, if it came."""
     kernels.lock(t)
     for i in range(len(tickets)):
         if tickets[i] != 0:
-            prefetch_cache.put(
+            prefetch_cache.store(
                 t.prefetched, places[i], tickets[i], source + i * PAGE_BYTES, came[i]
             )
     kernels.unlock(t)

@@ -33,7 +33,7 @@ def mark(t, first, count):
 
 
 @kernel(cache=True)
-def put(t, first, count, source, came):
+def store(t, first, count, source, came):
     """Page first + i lies at source + i * PAGE_BYTES, if they came. (Pages that remote memory has
     now, first entry, entries to be sent): over a channel they go as writes do, and need no backup.
     Afterwards none of them is marked."""

@@ -156,7 +156,7 @@ class ReadAhead:
         except (OSError, SlackwaterError) as error:  # Who asks for them is told, and told more.
             _log.debug("ahead.failed", pages=len(pages), reason=str(error))
         finally:
-            prefetch_kernels.put(self._table, places, tickets, buffer.ctypes.data, came)
+            prefetch_kernels.store(self._table, places, tickets, buffer.ctypes.data, came)
             task = asyncio.current_task()
             assert task is not None
             self._fetches.discard(task)

@@ -43,7 +43,7 @@ def warm() -> None:
     k.take_activity(table, np.zeros(2, np.int64))
     k.forget_pages(table, pages)
     prefetch_kernels.reserve(table, pages, kinds, np.zeros(2, np.int64))
-    prefetch_kernels.put(
+    prefetch_kernels.store(
         table, kinds, np.zeros(2, np.int64), k.address(data), np.zeros(2, np.bool_)
     )
     prefetch_kernels.take_notes(
@@ -51,7 +51,7 @@ def warm() -> None:
     )
     k.count_present(table, 0)
     refill_kernels.mark(table, 0, 2)
-    refill_kernels.put(table, 0, 2, k.address(data), False)
+    refill_kernels.store(table, 0, 2, k.address(data), False)
     k.set_lane_target(table, 0, 0, 0)
     k.leave_span(table, 0, states.UNMAPPED)
     writeback.watch(table, 1)
