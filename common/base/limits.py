@@ -373,6 +373,8 @@ TRACE_TEXT_LONG_MAX: Final = 4096
 # Scheduling and simulation
 REPLACEMENT_WALKS_MAX: Final = 4
 """How often a decision is repeated without the jobs for which no placement was found."""
+STARTS_IN_VAIN_MAX: Final = 1000
+"""Times that a simulated job is given GPUs without getting further; it can't end then."""
 FORECAST_DECISIONS_MAX: Final = 256
 """Decisions that are thought ahead to tell when a waiting job starts."""
 PLACEMENT_HISTORY_MAX: Final = 1000

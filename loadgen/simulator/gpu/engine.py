@@ -20,7 +20,8 @@ from math import floor, inf
 
 from msgspec.structs import replace
 
-from slackwater.common.base.errors import Fatal
+from slackwater.common.base import limits
+from slackwater.common.base.errors import Fatal, Rejected
 from slackwater.loadgen.simulator.gpu.cluster import Cluster
 from slackwater.loadgen.simulator.gpu.interference import Surroundings
 from slackwater.loadgen.simulator.gpu.jobmodels.base import Conditions, JobModel, JobRun
@@ -57,8 +58,9 @@ class Active:
     """An active job: the engine's mutable side of a JobView."""
 
     __slots__ = (
-        "allocation", "attained", "first_start_s", "generation", "gpus", "group", "job", "marked_s",
-        "outcome", "ready_s", "restarts", "run", "run_s", "since_s", "useful", "view", "work",
+        "allocation", "attained", "first_start_s", "furthest", "generation", "gpus", "group", "job",
+        "marked_s", "outcome", "ready_s", "restarts", "run", "run_s", "since_s", "useful", "vain",
+        "view", "work",
     )  # fmt: skip
 
     def __init__(
@@ -76,6 +78,8 @@ class Active:
         self.run_s: float = 0
         self.first_start_s = inf
         self.restarts = 0
+        self.furthest, self.vain = run.work_done, 0
+        """Its best progress, and how often it has held GPUs since without getting further."""
         self.work: float = 0
         self.useful: float = 0
         self.view = JobView(
@@ -317,6 +321,7 @@ class Engine:
         return self._close(active, now_s, why)
 
     def _close(self, active: Active, now_s: float, why: str) -> set[int]:
+        self._count_vain(active)
         held_s = now_s - active.since_s
         restarting_s = max(0, min(now_s, active.ready_s) - active.since_s)
         outcome = active.outcome
@@ -344,6 +349,21 @@ class Engine:
         active.generation += 1
         active.run.resume(now_s, NOTHING, Conditions())
         return touched
+
+    def _count_vain(self, active: Active) -> None:
+        """Raise Rejected for a job that gets no further however often it is given GPUs."""
+        if active.run.work_done > active.furthest:
+            active.furthest, active.vain = active.run.work_done, 0
+            return
+        active.vain += 1
+        if active.vain >= limits.STARTS_IN_VAIN_MAX or self._now_s > limits.TRACE_SECONDS_MAX:
+            done = active.furthest / active.run.work_total
+            raise Rejected(
+                f"job {active.job.id} held GPUs {active.vain} times, until {self._now_s} s, and "
+                f"got no further than {done:.0%}: it loses them before its restart is over or its "
+                "next checkpoint; give it checkpoints (--checkpoint-s), cheaper restarts "
+                "(--restart-s), longer turns, or machines that fail less (--mtbf-s)"
+            )
 
     # Conditions --------------------------------------------------------------------------------
 
