@@ -1,7 +1,8 @@
 """Alibaba's GPU-sharing pods, v2023 (`openb_pod_list_*.csv`, seconds).
 
 A pod runs from `scheduled_time` to `deletion_time`. `gpu_milli` below 1000 is a share of one GPU
-and stays in `extra`, as do the pod's CPU and memory. Pods that were never scheduled have no run
+and stays in `extra`, as do the pod's CPU and memory; the simulator gives such a pod a whole GPU and
+says how many there were. Pods that were never scheduled have no run
 time; they are counted as skipped.
 """
 

@@ -64,6 +64,9 @@ def simulate(
         with _writing(report):
             write_report(report, options, prepared, reports)
     _print(reports, as_json, report)
+    for note in prepared.notes:
+        said = Console(stderr=True, soft_wrap=True) if as_json else _console()
+        said.print(f"note: {note}", highlight=False, markup=False)
     return 0
 
 

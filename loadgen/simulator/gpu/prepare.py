@@ -1,6 +1,6 @@
 """Read the trace of a simulation and make its jobs, each known to fit the cluster."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from random import Random
 from typing import Final
@@ -29,6 +29,8 @@ class Prepared(msgspec.Struct):
     trace_format: str
     trace_rows: int
     skipped: dict[str, int]
+    notes: list[str] = msgspec.field(default_factory=list)
+    """What the result's reader must know of how the trace was taken."""
 
 
 def read_trace(options: Options, seed: int) -> Trace:
@@ -78,7 +80,32 @@ def prepare(options: Options, seed: int) -> Prepared:
         jobs = [msgspec.structs.replace(job, gpus_min=1, gpus_max=most) for job in jobs]
     rules = build_rules(options, jobs)
     refuse_unfit(jobs, cluster.gpus_by_type(), rules.quotas, rules.borrowing)
-    return Prepared(jobs, trace.sha256, trace.format, len(trace.jobs), dict(trace.skipped))
+    if options.colocate > 1 and not any(job.stages_s for job in jobs):
+        raise Rejected(
+            f"--colocate {options.colocate} interleaves the stages of an iteration, and no job of "
+            f"{trace.path} has stage times; leave it out, or give the trace a column stages_s"
+        )
+    notes = list(_notes(options, rows, model.name))
+    skipped = dict(trace.skipped)
+    return Prepared(jobs, trace.sha256, trace.format, len(trace.jobs), skipped, notes)
+
+
+def _notes(options: Options, rows: Sequence[TraceJob], model: str) -> Iterator[str]:
+    shares = sum(_is_share(row) for row in rows)
+    if shares:
+        yield (
+            f"{shares} of {len(rows)} jobs ask for a share of one GPU (gpu_milli) and are given a "
+            "whole one"
+        )
+    if options.mode != "rigid" and model in TIMED_MODELS:
+        yield (
+            f"--mode {options.mode}: the trace has durations and no speed-ups, so every job is "
+            "taken to be N times as fast on N times its GPUs, up to the whole cluster"
+        )
+
+
+def _is_share(row: TraceJob) -> bool:
+    return row.gpus == 1 and 0 < float(row.extra.get("gpu_milli", 1000)) < 1000
 
 
 def _refuse_timeless(rows: Sequence[TraceJob], trace: Trace) -> None:

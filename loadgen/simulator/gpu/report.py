@@ -86,6 +86,7 @@ def origin(options: Options, prepared: Prepared) -> dict[str, Any]:
             "skipped": dict(sorted(prepared.skipped.items())),
         },
         "jobs": len(prepared.jobs),
+        "notes": prepared.notes,
         "seed": options.seed,
         "options": {k: chosen[k] for k in sorted(chosen) if k != "trace"},
     }

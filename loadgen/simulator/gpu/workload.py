@@ -104,7 +104,7 @@ def _sim_job(
         gpus_max=row.gpus,
         model=row.model,
         tenant=row.tenant,
-        priority=int(row.extra.get("priority", 0)) if priorities else 0,
+        priority=_priority(row) if priorities else 0,
         batch_size=row.batch_size or 0,
         skew=SKEWS.get(model, 0.0),
         stages_s=tuple(row.stages_s.values()),
@@ -112,6 +112,21 @@ def _sim_job(
         iterations=row.iterations or 0,
         speeds=speeds,
         extra=row.extra,
+    )
+
+
+def _priority(row: TraceJob) -> int:
+    """Raises Rejected for text and for fractions, which would be cut off in silence."""
+    text = str(row.extra.get("priority", "0"))
+    try:
+        value = float(text)
+        if value == int(value):
+            return int(value)
+    except (ValueError, OverflowError):
+        pass
+    raise Rejected(
+        f"job {row.id} has priority {text!r}; give whole numbers (higher runs first), or leave "
+        "--priorities out"
     )
 
 
