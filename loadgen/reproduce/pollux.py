@@ -255,8 +255,7 @@ def page(names: list[str], results: Results, published: Published) -> str:
         "",
         "Our random choices are not the authors', so equality is not to be expected of Pollux. The "
         "baselines are deterministic: what differs is the order of machines within a placement (a "
-        "ring that starts elsewhere or runs backwards was measured a little faster or slower), "
-        "and for Tiresias the choice of machines.",
+        "ring that starts elsewhere or runs backwards was measured a little faster or slower).",
         "",
         "16 machines of 4 GPUs, rounds of 60 s, 30 s for each start and re-allocation; workloads "
         "1, 2, 3, 5, 6 of the authors' eight. A published figure is met if ours is on its better "

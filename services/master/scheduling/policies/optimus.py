@@ -16,6 +16,7 @@ from math import floor, inf
 from typing import Any, Protocol
 
 from slackwater.common.base.errors import Rejected
+from slackwater.services.master.scheduling.policies.placement import Placer
 from slackwater.services.master.scheduling.registry import Period, register
 from slackwater.services.master.scheduling.rules import Rule
 from slackwater.services.master.scheduling.view import (
@@ -108,26 +109,17 @@ def _sizes(jobs: list[JobView], gpus: int) -> list[int]:
 
 
 def _place(view: View, jobs: list[JobView], sizes: list[int]) -> dict[Any, Allocation]:
-    free = list(view.free)
+    placer = Placer(view)
     changes: dict[Any, Allocation] = {}
     starts: list[tuple[int, JobView]] = []
     for job, size in zip(jobs, sizes, strict=True):
         if size == job.held_gpus:
             continue
-        for node, gpus in job.allocation:
-            free[node] += gpus
+        placer.give_back(job.allocation)
         if size:
             starts.append((size, job))
         else:
             changes[job.id] = NOTHING
     for size, job in sorted(starts, key=lambda start: start[0]):
-        taken: list[tuple[int, int]] = []
-        need = size
-        while need:
-            node = max(range(len(free)), key=lambda n: (free[n], -n))
-            gpus = min(free[node], need)
-            free[node] -= gpus
-            need -= gpus
-            taken.append((node, gpus))
-        changes[job.id] = tuple(sorted(taken))
+        changes[job.id] = placer.place(size, mode="emptiest")
     return changes

@@ -63,12 +63,14 @@ class Placer:
         return allocation
 
     def place(self, gpus: int, gpu_type: str = "", mode: str = "prefer") -> Allocation:
-        """`prefer` few machines, `require` the fewest possible, or `no`: fill holes. NOTHING: no
-        room (or, `require`, no consolidated room)."""
+        """`prefer` few machines, `require` the fewest possible, `no`: fill holes, or `emptiest`:
+        the emptiest machine first. NOTHING: no room (or, `require`, no consolidated room)."""
         if self._single:
             allocation: Allocation = ((0, gpus),) if self._free[0] >= gpus else NOTHING
         elif mode == "no":
             allocation = self._fill_holes(gpus, gpu_type)
+        elif mode == "emptiest":
+            allocation = self._emptiest(gpus, gpu_type)
         else:
             allocation = self._few_machines(gpus, gpu_type, mode == "require")
         self.take(allocation)
@@ -106,14 +108,22 @@ class Placer:
         return tuple(sorted(taken))
 
     def _fill_holes(self, gpus: int, gpu_type: str) -> Allocation:
-        taken: list[tuple[int, int]] = []
-        need = gpus
-        for free, index in sorted(self._nodes(gpu_type)):
-            taken.append((index, min(free, need)))
-            need -= min(free, need)
-            if need == 0:
-                return tuple(sorted(taken))
-        return NOTHING
+        return _take_in_turn(gpus, sorted(self._nodes(gpu_type)))
+
+    def _emptiest(self, gpus: int, gpu_type: str) -> Allocation:
+        return _take_in_turn(gpus, sorted(self._nodes(gpu_type), key=lambda n: (-n[0], n[1])))
+
+
+def _take_in_turn(gpus: int, nodes: Iterable[tuple[int, int]]) -> Allocation:
+    """From each (free, index) what it has until there are enough; NOTHING: there are not."""
+    taken: list[tuple[int, int]] = []
+    need = gpus
+    for free, index in nodes:
+        taken.append((index, min(free, need)))
+        need -= min(free, need)
+        if need == 0:
+            return tuple(sorted(taken))
+    return NOTHING
 
 
 class Observation(NamedTuple):

@@ -1,10 +1,10 @@
 """Tiresias as Pollux's authors ran it: the baseline behind their published numbers.
 
 One limit of 16 GPU-hours, rounds of 60 s, and two plain lists. A job enters the first list at its
-end, moves to the end of the second when its service passes the limit, and stays where it is
+end, moves to the end of the second when its service reaches the limit, and stays where it is
 otherwise. At a round in which a job came, left or was demoted, both lists are walked in order and
 whoever fits runs: a job earlier in a list preempts a later one of the same list. New allocations
-are consolidated on few machines.
+take the emptiest machines first.
 """
 
 from math import floor, inf
@@ -58,7 +58,7 @@ class TiresiasArtifact:
             i
             for i in first
             if view.jobs[i].allocation
-            and view.jobs[i].attained_gpu_s(view.now_s) > self.limit_gpu_s
+            and view.jobs[i].attained_gpu_s(view.now_s) >= self.limit_gpu_s
         ]
         moved = bool(new or demoted) or len(first) + len(second) < len(known) + len(new)
         gone = set(demoted)
@@ -82,7 +82,7 @@ class TiresiasArtifact:
         placer = Placer(view, stops)
         changes: dict[JobId, Allocation] = dict.fromkeys(stops, NOTHING)
         for job_id in starts:
-            allocation = placer.place(view.jobs[job_id].gpus)
+            allocation = placer.place(view.jobs[job_id].gpus, mode="emptiest")
             if allocation:
                 changes[job_id] = allocation
         return changes
