@@ -124,7 +124,13 @@ class SpeedupCurve:
         return sizes
 
     def _walk(self, alpha: float) -> list[int]:
-        """From the least size over those that beat all smaller ones, while a step saves alpha."""
+        """From the least size over those that beat all smaller ones, while a step saves alpha.
+
+        A step over sizes that are slower counts whole: what it saves is not divided by its nodes.
+        The paper's delta has steps of one node alone. A second node that is charged for the server
+        slows the job, and divided, the third would often not pay for both, though those that follow
+        do: mean response times were 5 to 8 % longer so (alpha .05, loads .3 and .7).
+        """
         sizes = [0] * (self.most + 1)
         current, going = self.least, True
         for w in range(self.least, self.most + 1):

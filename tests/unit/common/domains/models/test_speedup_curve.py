@@ -20,6 +20,12 @@ def test_the_worked_curves() -> None:
     assert SpeedupCurve(SECOND).knee(0.05).at(8)[0] == 4
 
 
+def test_knee_does_not_divide_what_a_step_over_a_hump_saves() -> None:
+    """Two nodes save 9 %, so 4.5 % each: the step counts whole, and those after it are reached."""
+    curve = SpeedupCurve([0, 1, 0.6, 1.1, 1.5, 1.9])
+    assert curve.knee(0.05).at(5)[0] == 5
+
+
 def test_knee_passes_over_sizes_that_beat_no_smaller_one() -> None:
     """A server that is charged makes two nodes slower than one."""
     curve = SpeedupCurve([0, 1, 0.6, 1.2, 1.8, 2.4, 3])
