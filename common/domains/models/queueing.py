@@ -21,7 +21,8 @@ the times at the server differ they are an approximation, as first come, first s
 form then. A solution says whether it is exact, and why not (`Solution.approximation`).
 
 m parameter servers divide the times of the links and of the server by m: an even split, completed
-at the same instant (section VII).
+at the same instant (section VII). `shares` says how unevenly they are loaded instead, and counts
+that a worker waits for the slowest (`queueing_servers`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,6 +35,7 @@ from numpy.typing import NDArray
 from slackwater.common.base import limits
 from slackwater.common.base.errors import Rejected
 from slackwater.common.domains.models import queueing_classes as classes
+from slackwater.common.domains.models.queueing_servers import by_shares, check_shares
 from slackwater.common.domains.models.queueing_stations import (
     DOWNLINK,
     SERVER,
@@ -45,7 +47,7 @@ from slackwater.common.domains.models.queueing_stations import (
 
 Floats = NDArray[np.float64]
 Method = Literal["exact", "fcfs", "hybrid"]
-Solver = Literal["mva", "mva-classes", "bard-schweitzer"]
+Solver = Literal["mva", "mva-classes", "bard-schweitzer", "fork-join"]
 WORKERS_EXACT_MAX: Final = 16
 """Workers that differ are solved by subsets up to here: 2^K states."""
 
@@ -70,11 +72,13 @@ class Solution(msgspec.Struct, frozen=True):
     method: Method
     solver: Solver
     """`mva`: the recursion over alike workers; `mva-classes`: over subsets of different ones;
-    `bard-schweitzer`: an approximation, for more different workers than subsets can be walked."""
+    `bard-schweitzer`: an approximation, for more different workers than subsets can be walked;
+    `fork-join`: the recursion over servers of unequal load."""
     approximation: str
     """Why the throughput is not exact for the network; empty where it is."""
     utilization: Mapping[str, float]
-    """Part of the time that each station is busy; `worker`: of the mean worker."""
+    """Part of the time that each station is busy; `worker`: of the mean worker; of servers of
+    unequal load, the busiest's."""
     worker_throughput: tuple[float, ...]
     """Mini-batches per second of each worker."""
 
@@ -108,15 +112,24 @@ def solve(
     method: Method = "exact",
     *,
     servers: int = 1,
+    shares: Sequence[float] = (),
     sharing: Sharing = EQ_4,
 ) -> Solution:
-    """Steady state with these workers, one entry each."""
+    """Steady state with these workers, one entry each. `shares`: see `throughputs`."""
     _check(steps, method, servers)
     gamma = method_sharing(method, sharing)
-    if all(step == steps[0] for step in steps[1:]):
+    solver: Solver = "mva"
+    alike = all(step == steps[0] for step in steps[1:])
+    if shares:
+        if not alike:
+            raise Rejected("workers differ and servers too; give either one time for all workers, "
+                           "or servers that share evenly")  # fmt: skip
+        rates = throughputs(steps[0], len(steps), method, servers=servers, shares=shares,
+                            sharing=sharing)  # fmt: skip
+        each, solver = np.full(len(steps), rates[-1] / len(steps)), "fork-join"
+    elif alike:
         rates = _alike(steps[0], len(steps), gamma, servers)
-        each = np.full(len(steps), rates[-1] / len(steps))
-        solver: Solver = "mva"
+        each, solver = np.full(len(steps), rates[-1] / len(steps)), "mva"
     else:
         worker_s = np.array([step.worker_s for step in steps])
         visits_s = np.array([_visits_s(step, servers) for step in steps])
@@ -125,7 +138,8 @@ def solve(
         else:
             each, solver = classes.bard_schweitzer(worker_s, visits_s, gamma), "bard-schweitzer"
     working = sum(x * step.worker_s for x, step in zip(each, steps, strict=True)) / len(steps)
-    busy = sum(x * _visits_s(step, servers) for x, step in zip(each, steps, strict=True))
+    part = max(shares, default=1.0)
+    busy = part * sum(x * _visits_s(step, servers) for x, step in zip(each, steps, strict=True))
     utilization = {
         "worker": float(working), "uplink": float(busy[UPLINK]), "server": float(busy[SERVER]),
         "downlink": float(busy[DOWNLINK]),
@@ -142,6 +156,8 @@ def _approximation(steps: Sequence[StepTimes], method: Method, solver: Solver) -
         reasons.append(
             f"more than {WORKERS_EXACT_MAX} different workers: Bard and Schweitzer's estimate"
         )
+    if solver == "fork-join":
+        reasons.append("the join of several servers is estimated, within 1.5 % in small cases")
     if any(step.server_s != steps[0].server_s for step in steps):
         reasons.append("times at the server differ, and first come, first served is solved only "
                        "for equal ones")  # fmt: skip
@@ -156,13 +172,22 @@ def throughputs(
     method: Method = "exact",
     *,
     servers: int = 1,
+    shares: Sequence[float] = (),
     sharing: Sharing = EQ_4,
 ) -> Floats:
-    """X(0), X(1), ..., X(workers) of alike workers: one recursion gives all of them."""
+    """X(0), X(1), ..., X(workers) of alike workers: one recursion gives all of them. `shares`:
+    part of the bytes that each server holds, instead of `servers` that hold equally much."""
     _check([step], method, servers)
     if not 1 <= workers <= limits.MODEL_WORKERS_MAX:
         raise Rejected(f"workers is {workers}; give 1 to {limits.MODEL_WORKERS_MAX}")
-    rates = _alike(step, workers, method_sharing(method, sharing), servers)
+    gamma = method_sharing(method, sharing)
+    if shares:
+        if servers != 1:
+            raise Rejected(f"servers is {servers} beside shares, which count them; leave it out")
+        check_shares(shares)
+        rates = by_shares(step.worker_s, _visits_s(step, 1), shares, workers, gamma)
+    else:
+        rates = _alike(step, workers, gamma, servers)
     return np.concatenate(([0.0], rates))
 
 

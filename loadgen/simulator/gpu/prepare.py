@@ -30,7 +30,7 @@ class Prepared(msgspec.Struct):
     trace_rows: int
     skipped: dict[str, int]
     notes: list[str] = msgspec.field(default_factory=list)
-    """What the result's reader must know of how the trace was taken."""
+    """Notes for the result's reader on how the trace was taken."""
 
 
 def read_trace(options: Options, seed: int) -> Trace:

@@ -66,6 +66,9 @@ def throughput(
         ),
     ] = 0,
     servers: Annotated[int, typer.Option(min=1, help="Parameter servers; they share evenly.")] = 1,
+    shares: Annotated[
+        str, typer.Option(help="Part of the bytes on each server, instead: .67,.17,.16.")
+    ] = "",
     method: Annotated[
         str, typer.Option(help="How transfers share a link: exact, fcfs or hybrid.")
     ] = "exact",
@@ -87,10 +90,12 @@ def throughput(
                  "downlink_s": downlink_s}  # fmt: skip
         steps = _steps(times, workers)
         chosen = cast("Method", method)  # Checked by solve.
-        solution = solve(steps, chosen, servers=servers, sharing=sharing_above(overlap_above))
-        alone = solve(steps[:1], chosen, servers=servers).throughput
+        parts = _numbers(shares, "--shares") if shares else []
+        sharing = sharing_above(overlap_above)
+        solution = solve(steps, chosen, servers=servers, shares=parts, sharing=sharing)
+        alone = solve(steps[:1], chosen, servers=servers, shares=parts).throughput
         if json:
-            print_json(_throughput_document(solution, servers, alone))
+            print_json(_throughput_document(solution, len(parts) or servers, alone))
         else:
             _show_throughput(solution, alone)
 
