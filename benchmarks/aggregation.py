@@ -47,7 +47,7 @@ PEERS = Path(__file__).with_name("aggregation_peers.py")
 RULE = UpdateRule(name="momentum", learning_rate=1e-4, momentum=0.9)
 GRADIENT = 0.5
 NICE = -15
-"""Of all contenders: the machine may be busy with other things."""
+"""The nice value of all contenders: the machine may be busy with other things."""
 TURN_S = 0.4
 """A turn has as many iterations as fit this at 1 GB/s, at least three."""
 COPIES = {"shm": 17, "tcp": 12}

@@ -1,5 +1,5 @@
-"""What aggregation.py compares with: gloo (all_reduce, with torch's fused SGD, through one server
-process) and the simplest servers in Python, over shared memory and over TCP.
+"""Peers that aggregation.py compares with: gloo (all_reduce, with torch's fused SGD, through one
+server process) and the simplest servers in Python, over shared memory and over TCP.
 
 Each process is started by aggregation.py, reads `MODE REPETITIONS` lines, and answers each with
 the instants at which it began and ended. This file needs numpy alone, and torch for gloo, so that

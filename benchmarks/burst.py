@@ -51,8 +51,8 @@ PEEK_S = 0.02
 
 @dataclass(frozen=True)
 class Burst:
-    """Of one burst: seconds to the last acknowledgement, to the median one, how often somebody was
-    told to come again, and the most that was seen in the master's queues at once."""
+    """Figures of one burst: seconds to the last acknowledgement, to the median one, how often
+    somebody was told to come again, and the most that was seen in the master's queues at once."""
 
     whole_s: float
     median_s: float

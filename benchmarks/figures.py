@@ -33,12 +33,12 @@ class Figure:
     goal: float | None = None
     lower_is_better: bool = False
     floor: float | None = None
-    """What the hardware allows, in the same unit: memory's rate, or a bare socket's."""
+    """The hardware's limit, in the same unit: memory's rate, or a bare socket's."""
     spread: float | None = None
     """How noisy it was: (third - first quartile) / median of our rounds."""
     ratios: tuple[float, ...] = ()
-    """Of ours and the peer's next to each other in time: noise that lasts longer than a pair is in
-    both. The ratio is their median then, and a goal is met only by all of its interval."""
+    """Ratios of ours to the peer's next to each other in time: noise that lasts longer than a pair
+    is in both. The ratio is their median then, and a goal is met only by all of its interval."""
     unlike: str = ""
     """Why a published figure cannot be compared with ours: it has no goal then."""
 
@@ -90,8 +90,9 @@ def spread(values: Sequence[float]) -> float:
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """Of the median, 95 %, whatever the distribution (the sign test turned around): so many of the
-    smallest and largest are left out as coins would not come up. None: too few values."""
+    """Return the median's 95 % interval, whatever the distribution (the sign test turned around):
+    so many of the smallest and largest are left out as coins would not come up. None: too few
+    values."""
     left_out, tail = -1, 0.0
     while (tail := tail + math.comb(len(values), left_out + 1) / 2 ** len(values)) <= 0.025:
         left_out += 1
@@ -108,7 +109,7 @@ def paired(
     goal: float | None = None,
     lower_is_better: bool = False,
 ) -> Figure:
-    """Of measurements that were taken in turn."""
+    """Make the figure of measurements that were taken in turn."""
     ratios = tuple(mine / other for mine, other in zip(ours, peers, strict=True))
     return Figure(
         name, statistics.median(ours), statistics.median(peers), unit, peer_name,

@@ -196,7 +196,7 @@ class Stack:
     facts: list[Any] = field(default_factory=list)
 
     async def told(self, line: str) -> list[str]:
-        """What the workers answer."""
+        """Return the workers' answers to `line`."""
         for member in self.workers:
             member.tell(line)
         return list(await asyncio.gather(*(asyncio.to_thread(m.hear) for m in self.workers)))

@@ -23,7 +23,7 @@ MIB = 1024 * 1024
 HEADROOM_BYTES = 512 * MIB
 READY_S = 120.0
 EVICT_S = 5.0
-"""What was evicted a moment ago is mapped again within this."""
+"""Seconds within which a slab that was just evicted is mapped again."""
 
 
 MAP_MS, PAPER_MAP_MS = 2.0, 54.25

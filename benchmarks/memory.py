@@ -62,7 +62,7 @@ SCANS = {
     "stride 7 of 4k": ("read:24k", "4k", 1),
     "random 4k": ("randread", "4k", 1),
 }
-"""What prefetching sees: memory_readahead.py."""
+"""Scans that show prefetching at work: memory_readahead.py."""
 REDIS = {"depth 32": "IOPS", "depth 1": "us"}
 NBDKITS = ("nbdkit", "nbdkit -t 1")
 GOALS = {
@@ -78,7 +78,7 @@ LENDER = re.compile(r"s\d+")
 
 
 def milliseconds(seconds: float) -> str:
-    """As fio reads it, which takes the whole seconds of "0.7" alone, and none as no time at all."""
+    """Write a duration for fio, which would take the whole seconds of "0.7" alone."""
     return f"{round(seconds * 1000)}ms"
 
 

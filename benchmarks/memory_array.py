@@ -60,7 +60,7 @@ def orders(pages: int) -> dict[str, Any]:
 
 
 def measure(array: Any, order: Any, figures: Any) -> dict[str, float]:
-    """Of one scan; `figures` tells the pager's counters."""
+    """Measure one scan; `figures` tells the pager's counters."""
     took_ns = np.zeros(order.size, np.int64)
     before = figures()
     total = int(scan(array, order, took_ns))

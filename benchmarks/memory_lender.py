@@ -1,4 +1,4 @@
-"""What a machine's own memcached notices of the lender beside it: lending, and giving up slabs.
+"""The loss of a machine's own memcached by the lender beside it: lending, and giving up slabs.
 
 Gu, dissertation, table 2.1: under 2 % of throughput and at most 4 % of the 99th percentile are
 lost. There a memcached grows and the lender retreats (figure 2.17); here each eviction is ordered,

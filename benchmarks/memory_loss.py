@@ -1,4 +1,4 @@
-"""What the loss of one lender of six costs: with the disk behind it, coded 4 + 2, with two copies.
+"""The cost of losing one lender of six: with the disk behind it, coded 4 + 2, with two copies.
 
 Gu, dissertation, 2.7.4, and Hydra (FAST'22), 7.3. Six lenders are processes; the device is in this
 one, and 16 tasks read single pages at random, all of them in remote memory. Then one lender that
@@ -35,7 +35,7 @@ SLAB_BYTES = 4 * MIB
 PAGES = 24 * MIB // PAGE_BYTES
 LENDERS = 6
 SLABS = 6
-"""Of each."""
+"""Slabs of each lender."""
 READERS = 16
 PHASE_S = 4.0
 GOALS = {"disk": 1 - 0.583, "4+2": 0.9, "2-copies": None}

@@ -1,4 +1,4 @@
-"""What it takes to map and to evict a slab, and what each eviction costs the device's client.
+"""Times to map and to evict a slab, and the cost of each eviction to the device's client.
 
 Gu, dissertation, 2.7.4: a slab is mapped in 54 ms, nearly all of it registration, and evicted in
 363 us (medians, slabs of 1 GB over InfiniBand); with one eviction a second the client, a database

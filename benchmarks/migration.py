@@ -1,4 +1,4 @@
-"""What a synchronous job sees of the migration of all its tensors, against checkpoint and restore.
+"""The pause of a synchronous job whose tensors all migrate, against checkpoint and restore.
 
 Each job's true tensors, full size, two workers that emulate its computation (loadgen/emulate.py:
 pushes follow the backward pass, pulls come before the next forward pass; gradients are produced in
@@ -143,8 +143,8 @@ async def send_all(lab: Lab, job: Job, to: str) -> int:
 
 
 def copied(lab: Lab, job: Job, epoch: int) -> list[placement.TensorCopyDone]:
-    """What is said of buckets of this migration that are there; the table says so from now on, and
-    as the controller's not before."""
+    """Return the announcements of this migration's buckets that have arrived, and note their new
+    places in the job's table: not before, just as the controller does."""
     facts = [
         fact
         for fact in lab.director.facts
@@ -188,7 +188,7 @@ class Pauses:
 
     @property
     def calm_worst_s(self) -> float:
-        """As `worst_s`, where nothing moves: the worst of as many iterations."""
+        """The worst as in `worst_s`, where nothing moves: of as many iterations."""
         step = max(1, round(self.iterations))
         groups = [self.calm_s[i : i + step] for i in range(0, len(self.calm_s), step)]
         return statistics.median(map(max, groups)) - self.usual_s

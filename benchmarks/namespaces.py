@@ -16,7 +16,7 @@ from pathlib import Path
 HUB = "10.77.0.1"
 """Where the machines reach whoever made them."""
 BACKGROUND_PORT = 4800
-"""What goes to it is background traffic."""
+"""The port of background traffic."""
 HELD_S = 600
 """Longer no machine lasts, whatever happens to its maker."""
 BURST = "128kb"

@@ -94,7 +94,7 @@ class RedisClient:
         return CALLS / (time.perf_counter() - begun_s)
 
     def batched(self, what: int) -> float:
-        """As the raw client's."""
+        """Measure batches as the raw client does."""
         page = bytes([1]) * PAGE
         answers = memoryview(bytearray(BATCH * len(self._answer if what == GET else b"+OK\r\n")))
         begun_s = time.perf_counter()

@@ -1,4 +1,4 @@
-"""What profiling finds, and what it costs.
+"""Findings of profiling, and its cost.
 
 Figures 2 and 3 of the paper: how much of the CPU of its own parameter servers a job uses. Each of
 the paper's four models is played alone on the aggregators' slot schedule, with our table of costs
@@ -48,7 +48,8 @@ REPEATS = 400
 
 @dataclass(frozen=True)
 class Usage:
-    """Of one job alone: server -> seconds used per bin of one iteration, and on average."""
+    """CPU time of one job alone: server -> seconds used per bin of one iteration, and on
+    average."""
 
     iteration_s: float
     bins_s: dict[str, list[float]]
@@ -66,7 +67,8 @@ class Usage:
 
 
 def usage(model: str, servers: int, workers: int) -> Usage:
-    """Of the last iteration that was played: one period up to the last update's end."""
+    """Return the usage of the last iteration that was played: one period up to the last update's
+    end."""
     nbytes = [4 * b.elements for b in plan_buckets(cost(model, workers).tensors)]
     tasks = tuple(
         SlotTask(f"s{n % servers}", cpu_s(size, workers), x)

@@ -32,7 +32,8 @@ from slackwater.schemas.jobs import Aggregation, JobSpec
 
 COMPUTE_S = 0.5
 DUTY = 0.38
-"""Of one server, each job: both fit on one, and one of them alone can fill the rest."""
+"""The part of one server that each job uses: both fit on one, and one of them alone can fill the
+rest."""
 ALONE_ITERATIONS = 24
 POLICIES: tuple[Aggregation, ...] = ("packed", "cyclic", "edf")
 SKIPPED = 4

@@ -127,8 +127,8 @@ class RawClient:
         return CALLS / (time.perf_counter() - begin)
 
     def batched(self, what: int) -> float:
-        """As `pipelined`, for a program that asks for half of them in one call: two such calls are
-        under way."""
+        """Measure like `pipelined`, for a program that asks for half of the pages in one call: two
+        such calls are under way."""
         pages = memoryview(bytearray(BATCH * PAGE))
         begin = time.perf_counter()
         for first in range(0, CALLS + BATCH, BATCH):
@@ -219,7 +219,7 @@ class OurClient:
         return CALLS / (time.perf_counter() - begin)
 
     async def batched(self, what: int) -> float:
-        """As the raw client's; for a channel that is Scattering."""
+        """Measure batches as the raw client does; for a channel that is Scattering."""
         channel = self.channel
         assert isinstance(channel, Scattering)
         firsts = iter(range(0, CALLS, BATCH))

@@ -50,7 +50,7 @@ FloatArray = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Emulation:
-    """What determines every byte of an emulated job."""
+    """The parameters that determine every byte of an emulated job."""
 
     model: str
     bytes_scale: float = 1.0

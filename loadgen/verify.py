@@ -53,7 +53,7 @@ def replay(
 def replay_digest(
     emulation: Emulation, workers: int, iterations: int, update: UpdateRule, threads: int = 2
 ) -> str:
-    """What the job must have reported as its `digest`."""
+    """Return the digest that the job must have reported."""
     return digest(replay(emulation, workers, iterations, update, threads))
 
 

@@ -26,7 +26,7 @@ OBSCURE_STARTS = {"...", "Of", "Who", "Whose", "Whom", "Whoever", "What", "Whate
 """Words at which a reader does not know yet what a docstring is about."""
 
 OBSCURE_MAX = {
-    "schemas": 0, "common": 0, "services": 146, "loadgen": 103, "src": 96, "benchmarks": 28,
+    "schemas": 0, "common": 0, "services": 146, "loadgen": 0, "src": 61, "benchmarks": 0,
     "examples": 0, "tests": 146,
 }  # fmt: skip
 """Docstrings in each folder that begin so. These numbers may only fall: lower one with each that

@@ -1,5 +1,5 @@
-"""What `loadgen` does: replays workloads against live clusters, simulates them at trace scale,
-generates them."""
+"""The commands of `loadgen`: replay workloads against live clusters, simulate them at trace scale,
+generate them."""
 
 from slackwater.console.program import program
 

@@ -137,7 +137,7 @@ def _rows(jobs: tuple[DemoJob, ...]) -> tuple[list[str], list[list[str]]]:
 
 
 def table(jobs: tuple[DemoJob, ...]) -> Table:
-    """What is printed at the end, for terminals of 80 columns and more."""
+    """Return the table that is printed at the end, for terminals of 80 columns and more."""
     header, rows = _rows(jobs)
     made = Table(
         title="What each job asked for, and what it cost", title_justify="left",

@@ -14,7 +14,8 @@ from slackwater.loadgen.replay.experiment import OnPhase
 
 @contextmanager
 def progress() -> Iterator[OnPhase]:
-    """What a replay calls at each tick. A phase is named once, where it begins."""
+    """Yield the function that a replay calls at each tick. A phase is named once, where it
+    begins."""
     if err.is_terminal:
         # Not `err`: it leaves wrapping to the terminal, which would cut a table's last columns.
         screen = Console(stderr=True, highlight=False)

@@ -27,7 +27,7 @@ HOUR_WEIGHTS = (190, 168, 100, 195, 254, 359, 177, 157)
 @dataclass(frozen=True, slots=True)
 class Application:
     part: float
-    """Of all jobs, table 3.1."""
+    """The share of all jobs, table 3.1."""
     category: str
     batch_size_initial: int
     """M0."""

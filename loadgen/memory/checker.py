@@ -27,7 +27,8 @@ _MIX: Final = np.uint64(0x9E3779B97F4A7C15)
 
 
 def content(page: int, generation: int) -> bytes:
-    """What the write `generation` of `page` puts there; generation 0: zeros (never, or let go)."""
+    """Return the bytes that the write `generation` of `page` puts there; generation 0: zeros (never
+    written, or let go)."""
     if generation == 0:
         return _ZEROS
     with np.errstate(over="ignore"):
@@ -46,7 +47,7 @@ class _Page:
     maybe: set[int] = field(default_factory=set)
     """Begun and not acknowledged: under way, or failed."""
     since_flush: set[int] = field(default_factory=set)
-    """What a crash may bring back: everything begun since the durable one."""
+    """Generations that a crash may bring back: everything begun since the durable one."""
 
 
 class WrongPage(AssertionError):
@@ -116,7 +117,7 @@ class Checker:
             )
 
     def settle(self, page: int, found: bytes | memoryview) -> None:
-        """As `check`, with nothing under way: the page is what it is, and must stay so."""
+        """Check like `check`, with nothing under way: the page is as it is, and must stay so."""
         self.check(page, found)
         known = self._pages.get(page)
         generation = _generation(page, bytes(found))
@@ -126,7 +127,8 @@ class Checker:
 
 
 def _generation(page: int, found: bytes) -> int | None:
-    """Of a whole and right page of this number; None: it is another page, or damaged."""
+    """Return the generation of a whole and right page of this number; None: it is another page, or
+    damaged."""
     if found == _ZEROS:
         return 0
     generation: int = _HEAD.unpack_from(found)[1]

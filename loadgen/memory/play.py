@@ -26,7 +26,7 @@ from slackwater.memory.store import PAGE_BYTES
 BATCH: Final = 4096
 _FILL_PAGES: Final = 64
 Counters = Callable[[], Mapping[str, int]]
-"""What the other side counted so far; differences are reported."""
+"""The other side's counters; differences are reported."""
 
 
 class PlayOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -61,7 +61,7 @@ class PlayResult(msgspec.Struct, kw_only=True):
 
 
 class Recorder:
-    """What happened; `pages` and `by_second` count requests that ended."""
+    """A record of the requests; `pages` and `by_second` count those that ended."""
 
     def __init__(self) -> None:
         self.reads, self.writes = Latencies(), Latencies()
@@ -229,7 +229,7 @@ class _Source:
 
 
 class Touched(Protocol):
-    """What `RemoteArray` has, of pages as rows of bytes."""
+    """The part of `RemoteArray` that a play uses: pages as rows of bytes."""
 
     @property
     def array(self) -> NDArray[np.uint8]: ...
@@ -274,6 +274,6 @@ def play_array(remote: Touched, options: PlayOptions) -> PlayResult:
 
 
 def _counters(remote: Touched) -> dict[str, int]:
-    """What grows; the others are of one moment."""
+    """Return the counters that grow; the other figures are of one moment."""
     found = remote.figures()
     return {name: found[name] for name in found if name not in ("resident", "remote_pages")}

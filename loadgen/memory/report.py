@@ -1,4 +1,4 @@
-"""What a play came to: a table for people, and a folder.
+"""The result of a play: a table for people, and a folder.
 
 summary.json    the result, options and seed included
 seconds.csv     requests that ended, by second

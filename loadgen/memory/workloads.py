@@ -1,4 +1,4 @@
-"""What programs do to memory, as requests of whole pages: seeded streams without an end.
+"""Memory accesses of programs, as requests of whole pages: seeded streams without an end.
 
     sequential   one page after the other, again and again
     strided      every `stride`-th page, beginning one further each time round

@@ -56,7 +56,7 @@ _ALIASES = {
     "inceptionv3": "inception3",
     "inceptionv4": "inception4",
 }
-"""What traces and papers also call them, squashed as `_squash` does."""
+"""Other names in traces and papers, squashed as `_squash` does."""
 
 
 class UnknownModel(Rejected):

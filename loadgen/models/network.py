@@ -14,7 +14,7 @@ from slackwater.schemas.jobs import TensorSpec
 
 Padding = Literal["same", "valid"]
 Norm = Literal["none", "bias", "shift", "scale-shift"]
-"""What follows a convolution: nothing, a bias of its own, or batch normalisation that learns its
+"""The layer after a convolution: nothing, a bias of its own, or batch normalisation that learns its
 shift only (Inception: the next layer undoes any scale) or scale and shift (ResNet)."""
 
 

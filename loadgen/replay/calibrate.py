@@ -19,11 +19,11 @@ from slackwater.loadgen.replay.workload import COMPUTE_S, UPDATE
 
 REFERENCE = "vgg19"
 DUTY = 0.255
-"""Of the kernel alone; under a whole cluster it comes out at .27 to .39."""
+"""The reference's duty with the kernel alone; under a whole cluster it comes out at .27 to .39."""
 PROBE = "alexnet"
 PROBE_DUTY = 1.0
-"""As the cluster profiles it; VGG19's comes out at .31 to .36 then. Above 1.1 AlexNet iterates in
-144 to 150 ms, which no cycle of VGG19's holds within the loss limit."""
+"""The probe's duty as the cluster profiles it; VGG19's comes out at .31 to .36 then. Above 1.1
+AlexNet iterates in 144 to 150 ms, which no cycle of VGG19's holds within the loss limit."""
 PROBE_ITERATIONS = 36
 PROBE_S = 5.0
 """It trains at least so long, however short its iterations: profiling takes time."""
@@ -66,8 +66,8 @@ def bytes_scale(cpu_share: float, time_scale: float = 1.0, duty: float = DUTY) -
 
 @dataclass(frozen=True, slots=True)
 class Charge:
-    """What a fold is charged for each byte that it goes through (AggregatorConfig), and the scale
-    of the tensors with which that keeps a job as busy as it shall be."""
+    """The charge of a fold for each byte that it goes through (AggregatorConfig), and the scale of
+    the tensors with which that keeps a job as busy as it shall be."""
 
     ns_per_byte: float
     bytes_scale: float

@@ -28,7 +28,8 @@ from slackwater.schemas.jobs import Aggregation
 
 LOSS_MEDIAN_MAX: Final = 0.05
 SLOWER: Final = 0.01
-"""Of a job beside its twin: less is how exactly two equal runs can be compared."""
+"""The loss of a job beside its twin that counts: less is how exactly two equal runs can be
+compared."""
 MODELS: Final = ("alexnet", "vgg19", "awd-lm", "bert-large")
 MIXES: Final = (
     ("vgg19", "awd-lm"),
@@ -56,7 +57,8 @@ WINDOWS: Final = 3
 """From the last job's profile to the first end: one in which a loss is found, one in which its
 remedy shows, one that counts."""
 TIME_SCALE: Final = 0.5
-"""Of computing times; those of a cell that iterates faster than FAST_S stay as they are."""
+"""The factor of computing times; those of a cell that iterates faster than FAST_S stay as they
+are."""
 FAST_S: Final = 0.2
 PHASES: Final = Phases(only_stable=True)
 
@@ -74,7 +76,7 @@ class Cell:
 
     @property
     def id(self) -> str:
-        """As the command takes it: fig8-vgg19-x4-edf."""
+        """The id that the command takes: fig8-vgg19-x4-edf."""
         short = self.figure.replace("figure ", "fig").replace("table ", "table")
         same = len(set(self.models)) == 1
         jobs = f"{self.models[0]}-x{len(self.models)}" if same else "+".join(self.models)
@@ -194,7 +196,7 @@ def workload(cell: Cell, *, time_scale: float, bytes_scale: float, seed: int = 1
 
 
 def result(cell: Cell, outcome: Outcome) -> CellResult:
-    """What the run says; the caller adds how it was made."""
+    """Return the result of the run; the caller adds how it was made."""
     figures = outcome.figures
     losses = known([row.loss for row in figures])
     found = CellResult(

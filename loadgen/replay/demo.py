@@ -27,10 +27,10 @@ from slackwater.loadgen.replay.workload import PlannedJob, Workload, emulated
 from slackwater.loadgen.traces.record import TraceJob
 
 MODELS: Final = ("vgg19", "resnet152", "googlenet", "resnet101", "inception4", "resnet50")
-"""Of the trace's first jobs, in order."""
+"""Models of the trace's first jobs, in order."""
 WORKERS: Final = 2
 SERVERS: Final = 2
-"""What each job would reserve for itself, as in the paper's "2s-2w"."""
+"""Servers that each job would reserve for itself, as in the paper's "2s-2w"."""
 TIME_SCALE: Final = 30.0 / 178_022.0
 """The six jobs arrive within 30 seconds instead of two days."""
 COMPUTE_S: Final = 0.5
@@ -61,7 +61,7 @@ class DemoJob(msgspec.Struct, frozen=True, kw_only=True):
     state: str
     reason: str
     gpus: int
-    """Of its row in the trace."""
+    """GPUs in its row of the trace."""
     servers: int
     ended_on: tuple[str, ...]
     alone_per_s: float | None
@@ -82,7 +82,7 @@ class DemoSummary(msgspec.Struct, frozen=True, kw_only=True):
     cpu_saved: float | None
     loss_max: float | None
     moved: tuple[str, ...]
-    """What happened to the jobs that were moved away, in sentences."""
+    """Sentences about the jobs that were moved away."""
     failures: tuple[str, ...]
     remarks: tuple[str, ...]
     cpu_pressure: float | None

@@ -114,7 +114,7 @@ def line(phase: str, timeline: Timeline, now_s: float) -> str:
 
 
 def news(timeline: Timeline, told: int) -> list[str]:
-    """What happened since `told` events were, a line each."""
+    """Return the events since the first `told`, a line each."""
     return [
         f"{each.at_s - timeline.started_s:6.1f} s  {each.text}" for each in story(timeline)[told:]
     ]

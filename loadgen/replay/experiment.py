@@ -59,7 +59,7 @@ OnPhase = Callable[[str, Timeline, float], None]
 
 @dataclass(frozen=True)
 class Phases:
-    """What a shared experiment has to show."""
+    """Phases that a shared experiment has to show."""
 
     only_stable: bool = False
     """Losses count while all jobs share, and not before or after."""
@@ -69,7 +69,7 @@ class Phases:
 
 @dataclass
 class Outcome:
-    """What the phases found; `timeline` is the shared run's."""
+    """Findings of the phases; `timeline` is the shared run's."""
 
     timeline: Timeline
     until_s: float

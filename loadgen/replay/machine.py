@@ -1,4 +1,4 @@
-"""What else the machine does while a replay runs."""
+"""Other work of the machine while a replay runs."""
 
 from pathlib import Path
 from typing import Final

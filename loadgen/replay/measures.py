@@ -56,7 +56,8 @@ class JobFigures:
 
 
 def mean_iteration_s(track: JobTrack) -> float | None:
-    """Of a run under one placement from its start, without the warm-up."""
+    """Return the mean iteration of a run under one placement from its start, without the
+    warm-up."""
     durations_s = [i.duration_s for i in track.iterations if i.number > WARM_UP_ITERATIONS]
     return mean_s(durations_s) if durations_s else None
 

@@ -10,14 +10,14 @@ from slackwater.schemas.jobs import JobRecord, JobSpec
 
 
 class Result(msgspec.Struct):
-    """What each rank of an emulated job reports."""
+    """The report of each rank of an emulated job."""
 
     iterations: int
     digest: str
 
 
 def emulation_of(spec: JobSpec) -> Emulation:
-    """What determines every byte of the job, from the program that it runs."""
+    """Return the parameters that determine every byte of the job, from the program that it runs."""
     words = spec.program
     given = {word: value for word, value in itertools.pairwise(words) if word[:2] == "--"}
     return Emulation(

@@ -143,7 +143,7 @@ def off_target(figures: Sequence[JobFigures]) -> list[str]:
 def unproven(
     figures: Sequence[JobFigures], *, control_loss: float | None, verified: int
 ) -> list[str]:
-    """What any saving by sharing must have shown beside it."""
+    """Name what is missing beside a saving by sharing for it to be believed."""
     doubts = [
         f"job {row.job} had only {row.steady_iterations} iterations in steady windows"
         for row in figures
@@ -304,7 +304,7 @@ def scaled(value: float | None, by: float, digits: int = 1) -> str:
 
 
 def tables(summary: Summary, figures: list[JobFigures]) -> list[Table]:
-    """What a person reads at the end."""
+    """Return the tables that a person reads at the end."""
     jobs = Table(title="Jobs (milliseconds an iteration, loss of speed in %)", title_justify="left")
     for column in ("job", "state", "iter.", "alone", "shared", "loss", "life", "static",
                    "duty (target)", "moved", "undone"):  # fmt: skip

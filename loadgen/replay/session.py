@@ -31,7 +31,7 @@ PATTERNS = (
 )
 TICK_S = 0.25
 START_S = 30.0
-"""What starting a job may take, on top of its computing."""
+"""Seconds that starting a job may take, on top of its computing."""
 RUNNING_S = 60.0
 """And its first iterations, in a job that runs beside others."""
 SLOWDOWN_MAX = 6.0
@@ -98,7 +98,7 @@ async def endless(client: Client, jobs: Sequence[JobSpec]) -> AsyncIterator[Time
 
 @asynccontextmanager
 async def observed(client: Client) -> AsyncIterator[Timeline]:
-    """What the bus tells while the block runs."""
+    """Yield a timeline of all that the bus tells while the block runs."""
     clock = client.clock
     timeline = Timeline(started_s=clock.now_s())
 

@@ -1,4 +1,4 @@
-"""What an onlooker should notice in a replay, in sentences: the events of the paper's case study
+"""Events that an onlooker should notice in a replay, in sentences: those of the paper's case study
 (Gu et al. 2021, figure 10), told from the timeline. Pure."""
 
 from dataclasses import dataclass, field
@@ -34,7 +34,7 @@ class Happening:
     kind: Kind
     text: str
     job: str = ""
-    """Whose it is; empty: the pool's."""
+    """The job that it happened to; empty: the pool."""
 
 
 @dataclass

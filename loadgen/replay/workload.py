@@ -1,4 +1,4 @@
-"""What is replayed: which job arrives when, and what it asks for.
+"""The replayed workload: which job arrives when, and what it asks for.
 
 The built-in workload is the paper's shared-aggregation experiment (gu2021-parameter-service,
 figures 8 and 10): three VGG19 "2s-2w" jobs arrive one after another, an AlexNet "2s-2w" job comes

@@ -100,7 +100,7 @@ def write(jobs: Iterable[TraceJob]) -> str:
 
 
 def _check(job: TraceJob, stages: str, extra: str) -> None:
-    """What a reader would refuse is not written."""
+    """Refuse to write a job that a reader would refuse."""
     if max(len(stages), len(extra)) > limits.TRACE_TEXT_LONG_MAX:
         raise Rejected(f"job {job.id!r} cannot be written: over {limits.TRACE_TEXT_LONG_MAX} bytes")
     if fault := _fault(job):

@@ -30,7 +30,7 @@ class TraceJob(msgspec.Struct, frozen=True, kw_only=True):
     """Tenant or virtual cluster."""
     iterations: int | None = None
     batch_size: int | None = None
-    """Of the whole job, over all its GPUs."""
+    """The batch size of the whole job, over all its GPUs."""
     iteration_s: float | None = None
     stages_s: Mapping[str, float] = msgspec.field(default_factory=dict)
     """Time of each stage of one iteration by the resource it occupies, in the trace's order."""
@@ -43,10 +43,10 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     jobs: tuple[TraceJob, ...]
     format: str
     sha256: str
-    """Of the file's bytes: what a run manifest names."""
+    """The digest of the file's bytes: a run manifest names it."""
     path: str
     origin_s: float
-    """What was subtracted from the file's own times (Unix seconds for dated formats)."""
+    """Seconds that were subtracted from the file's own times (Unix seconds for dated formats)."""
     skipped: Mapping[str, int] = msgspec.field(default_factory=dict)
     """Rows that describe no run, by reason. Nothing is left out without being counted here."""
 

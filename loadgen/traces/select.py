@@ -54,7 +54,7 @@ def select(
 
 
 def seconds_after_origin(text: str, trace: Trace) -> float:
-    """What a person means by a start or an end: seconds after the origin, or a date.
+    """Turn a person's start or end into seconds after the origin: a number of seconds, or a date.
 
     Dates need a trace with dates of its own (Philly): elsewhere the origin is no calendar time.
     """

@@ -27,7 +27,7 @@ _SLACK = 1e-6
 
 
 def audit(log: EventLog, trace: Iterable[TraceJob] | None = None) -> list[str]:
-    """What is wrong, one sentence each (a bounded number); nothing if all is well."""
+    """Return the violations, one sentence each (a bounded number); empty if all is well."""
     findings: list[str] = []
     held = _segments(log, findings)
     for number, job in enumerate(log.slackwater.jobs):

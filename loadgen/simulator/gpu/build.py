@@ -22,7 +22,7 @@ from slackwater.services.master.scheduling.rules import refuse_job, refuse_rules
 from slackwater.services.master.scheduling.view import Policy, Rules
 
 COLOCATION = ("colocate_gain", "colocate_stay")
-"""What --set may say of a policy beside its own knobs: how much sharing must add to begin, to go
+"""Options that --set takes for a policy beside its own: how much sharing must add to begin, to go
 on."""
 
 

@@ -88,7 +88,7 @@ class Active:
             priority=job.priority, batch_size=job.batch_size, skew=job.skew, speeds=job.speeds,
             restart_s=restart_s,
         )  # fmt: skip
-        """As last shown to the policy. A changed copy costs a quarter of a new one."""
+        """The view last shown to the policy. A changed copy costs a quarter of a new one."""
 
 
 class Engine:

@@ -1,4 +1,4 @@
-"""What a placement does to a job's speed: being spread, and sharing a node's network.
+"""Effects of a placement on a job's speed: being spread, and sharing a node's network.
 
 Placement sensitivity (Tiresias section 3.3.3): a job on more machines than it needs runs slower in
 proportion to its skew, or by its model's own measured factor. Network interference (Pollux sections

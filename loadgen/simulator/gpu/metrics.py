@@ -32,8 +32,8 @@ COUNTS = ("avg_finish_time_fairness", "restarts", "failures", "decisions", "even
 
 
 class Summary(msgspec.Struct, kw_only=True):
-    """What is known of a run: `published()` is one object of summary.json, and COUNTS
-    go to counts.json."""
+    """The figures of a run: `published()` is one object of summary.json, and COUNTS go to
+    counts.json."""
 
     policy: str
     jobs: int

@@ -1,4 +1,4 @@
-"""What a simulated world is set to, and what came out of a run: the engine's input and output."""
+"""Settings of a simulated world, and the outcome of a run: the engine's input and output."""
 
 from math import inf
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from slackwater.services.master.scheduling.view import Allocation, Pending, Rule
 
 
 class Costs(msgspec.Struct, frozen=True):
-    """What giving a job GPUs costs it, in seconds without progress."""
+    """Costs of giving a job GPUs, in seconds without progress."""
 
     start_s: float = 0
     """At its first start."""
@@ -66,7 +66,7 @@ class Segment(NamedTuple):
 
 
 class Outcome(msgspec.Struct):
-    """What became of a job."""
+    """The outcome of a job."""
 
     job: SimJob
     start_s: float = inf

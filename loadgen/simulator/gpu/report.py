@@ -74,7 +74,7 @@ def manifest(options: Options, prepared: Prepared) -> dict[str, Any]:
 
 
 def origin(options: Options, prepared: Prepared) -> dict[str, Any]:
-    """What a run is made of, whatever is simulated."""
+    """Return the ingredients of a run, whatever is simulated."""
     chosen = msgspec.to_builtins(options)
     return {
         "version": version("slackwater"),

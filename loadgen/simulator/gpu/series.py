@@ -1,4 +1,4 @@
-"""What a run held and used over time, from its segments."""
+"""GPUs held and used over time, from a run's segments."""
 
 from collections.abc import Sequence
 

@@ -17,7 +17,7 @@ from slackwater.loadgen.traces.record import TraceJob
 
 
 class SimJob(msgspec.Struct, frozen=True, kw_only=True):
-    """What happens to be known about a job before it runs. Nothing here changes during a run.
+    """The facts known about a job before it runs. Nothing here changes during a run.
 
     `duration_s` is the running time with `gpus` GPUs of the reference type, undisturbed: what the
     fixed model works off; models with a progress of their own ignore it (0 where a trace has none).
@@ -42,7 +42,7 @@ class SimJob(msgspec.Struct, frozen=True, kw_only=True):
     speeds: Mapping[str, float] = msgspec.field(default_factory=dict)
     """GPU type -> speed relative to the reference; empty: every type alike."""
     extra: Mapping[str, Any] = msgspec.field(default_factory=dict)
-    """What the trace had beyond that, by column, for job models that know it."""
+    """Further columns of the trace, by name, for job models that know them."""
 
     @property
     def needs_host(self) -> bool:

@@ -1,4 +1,5 @@
-"""Who runs where, and how much memory each wants when: the workload of the cluster experiment.
+"""Containers on machines, and how much memory each wants when: the workload of the cluster
+experiment.
 
 Gu, dissertation, 2.7.5: about 90 containers on 32 machines of 64 GB, the same number of each
 application (Spark left out, as its 50 % configuration does not run), half of them with all the
@@ -46,7 +47,7 @@ PER_MACHINE: Final = 90 / 32
 class Container(NamedTuple):
     application: Application
     share: float
-    """Of the peak, that it may hold in memory."""
+    """The share of the peak that it may hold in memory."""
     machine: int
 
     @property
@@ -95,7 +96,7 @@ def _shares(count: int) -> list[tuple[int, float]]:
 
 
 def wanted_bytes(containers: Sequence[Container], at_s: float, end_s: float) -> Floats:
-    """What each would hold, were its memory not limited."""
+    """Return the bytes that each would hold, were its memory not limited."""
     peak = np.array([c.application.peak_gib * GIB for c in containers])
     ramp_s = np.array([c.application.ramp_s for c in containers])
     early = np.array([c.application.early for c in containers])

@@ -22,7 +22,7 @@ PAGE_BYTES: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class Second:
-    """What happened, per machine and span of its device: pages read and written."""
+    """The paging of one second, per machine and span of its device: pages read and written."""
 
     read: Floats
     written: Floats
@@ -43,7 +43,7 @@ class Swap:
 
     @property
     def pages(self) -> float:
-        """Of one machine's device."""
+        """Pages of one machine's device."""
         return len(self.used[0]) * self.span_pages
 
     def free(self, pages: Floats) -> None:
@@ -112,7 +112,7 @@ class Paging:
         """In memory without a copy, in memory with one, in swap only."""
 
     def resident_bytes(self) -> Floats:
-        """Of each machine's containers."""
+        """Return the resident bytes of each machine's containers."""
         return self._sum(self.dirty + self.clean) * PAGE_BYTES
 
     def over_limit_pages(self) -> float:

@@ -33,14 +33,15 @@ class MemorySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """`--set POLICY.option=value`, or `memory.option=value` for all."""
 
     memory_gib: Some = 64.0
-    """Of a machine."""
+    """Memory of a machine."""
     headroom_gib: Some = 8.0
     slab_gib: Some = 1.0
     device_gib: Some = 64.0
     """Each machine's swap: as large as its memory. The paper does not say; what hangs on it is in
     docs/reproduction/memory_cluster.md."""
     system_gib: Share = 2.7
-    """What a machine uses without containers: so that the baseline's imbalance is the paper's."""
+    """Memory that a machine uses without containers: so that the baseline's imbalance is the
+    paper's."""
     touches: Share = 15_000.0
     """Pages that a container touches a second: so that the traffic is the published one."""
     seconds: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 1300

@@ -1,4 +1,4 @@
-"""What a run comes to: how much memory is in use, how evenly, and is its baseline the paper's."""
+"""The summary of a run: how much memory is in use, how evenly, and is its baseline the paper's."""
 
 from collections.abc import Sequence
 from statistics import median

@@ -74,9 +74,9 @@ class Machine:
     """How many of its slabs are at what, at its last look."""
     seen: SlabdHeartbeat | None = None
     sessions: dict[int, "Machine"] = field(default_factory=dict)
-    """Of the lender: who is at the other end."""
+    """The lender's sessions: number -> the machine at the other end."""
     channels: dict[LenderId, tuple["Machine", int]] = field(default_factory=dict)
-    """Of the device: the lender's machine and the session's number there."""
+    """The device's channels: lender -> its machine, and the session's number there."""
     timers: dict[tuple[str, str], int] = field(default_factory=dict)
 
 

@@ -1,4 +1,4 @@
-"""What must hold in a simulated pool after every event (`--set pool.check=true`).
+"""Invariants of a simulated pool, checked after every event (`--set pool.check=true`).
 
 Each bucket of a job is on one aggregator, the one of its record (or, while it moves, on one of the
 two); nothing else is held; what the master has allocated is what the controllers have; where
@@ -145,7 +145,8 @@ class Checker:
         self._check_allocated()
 
     def _check_time(self) -> None:
-        """What was to have changed before this event: between two nothing does."""
+        """Check that all changes that were due before this event have happened: between two nothing
+        does."""
         now_s = self._world.now_s
         for id, each in self._losing.items():
             if now_s > each.due_s:
@@ -183,8 +184,9 @@ class Checker:
                 self._broken(f"{id}: {over_s:.4f} s over its cycle")
 
     def _check_losses(self) -> None:
-        """Whoever is beyond his limit though nothing of his own is slow gets a remedy within
-        WINDOWS, which changes who is where, or waits for aggregators that are not to be had."""
+        """Check losses: a job beyond its limit though nothing of its own is slow gets a remedy
+        within WINDOWS, which changes its place or its neighbours, or it waits for aggregators that
+        are not to be had."""
         losing: dict[JobId, _Losing] = {}
         for controller in self._controllers.values():
             living = list(controller.state.living())

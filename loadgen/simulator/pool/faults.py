@@ -1,4 +1,4 @@
-"""What goes wrong in a simulated pool: aggregators die, jobs' own machines slow down.
+"""Faults in a simulated pool: aggregators die, jobs' own machines slow down.
 
 Drawn by the seed, at so many a day. A killed aggregator is away for half a second to a minute, so
 that some come back before anybody noticed and the buckets of others begin anew elsewhere; one in

@@ -37,7 +37,7 @@ Say = Callable[[str, WindowMeasured], None]
 
 @dataclass(slots=True)
 class Felt:
-    """What one job has lost so far."""
+    """The loss of one job so far."""
 
     loss: float = 0.0
     since_s: float = 0.0
@@ -142,7 +142,7 @@ class Feedback:
         return found
 
     def play(self, cluster: str, group: Sequence[Job], now_s: float) -> dict[str, float]:
-        """Of jobs that share, the loss of each: from random phases, slot by slot, their
+        """Return the loss of each of the jobs that share: from random phases, slot by slot, their
         aggregators' slots ordered by what the controller tells them now."""
         rng = Random(f"phases at {now_s}")
         shares: dict[str, float] = {}

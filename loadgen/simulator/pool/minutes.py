@@ -37,7 +37,7 @@ class PoolSummary(msgspec.Struct, kw_only=True):
     required_mean: float
     allocated_mean: float
     saved: float
-    """Of the CPU time."""
+    """The share of CPU time that is saved."""
     below_one: float
     """Share of the minutes with a job in which less was allocated than required."""
     ratio_median: float
@@ -49,9 +49,9 @@ class PoolSummary(msgspec.Struct, kw_only=True):
     buckets_moved: int
     reverts: int
     loss_worst: float
-    """Of any job at any moment."""
+    """The worst loss of any job at any moment."""
     loss_mean_worst: float
-    """Of any job over all the time that it ran."""
+    """The worst mean loss of any job over all the time that it ran."""
     beyond_jobs: int
     """Jobs that lost more than the limit for a time."""
     beyond_longest_s: float
@@ -84,7 +84,7 @@ def required_series(jobs: Sequence[PoolJob]) -> list[tuple[float, int]]:
 
 
 def area(series: Sequence[tuple[float, int]], from_s: float, to_s: float) -> float:
-    """Of a step function between two instants: server-seconds."""
+    """Return the area under a step function between two instants, in server-seconds."""
     total = 0.0
     ends = [*(at_s for at_s, _ in series[1:]), to_s]
     for (at_s, value), end_s in zip(series, ends, strict=True):

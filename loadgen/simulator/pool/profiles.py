@@ -1,4 +1,4 @@
-"""What a job of a GPU trace asks of the aggregation pool: our table of costs, and its jobs.
+"""Demands of a GPU trace's jobs on the aggregation pool: our table of costs, and its jobs.
 
 No trace says which model a job trains, how many parameter servers it reserved or how much CPU they
 used. So every distributed job draws its model by the seed from the four that the paper trains (or

@@ -52,7 +52,7 @@ class PoolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     clusters: Annotated[int, msgspec.Meta(ge=1, le=limits.CLUSTERS_MAX)] = 5
     """Controllers that may be used; how many are is the master's decision."""
     aggregators_max: Members = 128
-    """Of one cluster."""
+    """Aggregators that one cluster may have."""
     scaling_s: Period = 600.0
     """The scaling period of the clusters' aggregators; 0: with every exit."""
     on_demand_min: Members = 1
@@ -75,8 +75,8 @@ class PoolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     check: bool = False
     """Whether all that must hold is looked at after every event."""
     models: str = "alexnet+vgg19+awd-lm+bert-large"
-    """Those that jobs are drawn from, the same for every policy: those that the paper trains. `all`
-    of the table is another."""
+    """Models that jobs are drawn from, the same for every policy: those that the paper trains.
+    `all` takes every model of the table."""
     plays: Annotated[int, msgspec.Meta(ge=0, le=10_000)] = 12
     """Instants at which the slots are played out."""
 

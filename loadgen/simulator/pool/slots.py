@@ -1,4 +1,4 @@
-"""What a placement really costs: a few jobs' iterations, slot by slot.
+"""The true cost of a placement: a few jobs' iterations, slot by slot.
 
 The pool's simulation counts a job's loss as its policy does. This plays the placement out on the
 aggregators' own slot schedule and rules (services/aggregator/schedule.py, task_scheduling.py),
@@ -65,7 +65,7 @@ class _Slot:
     """The number of the event that ends the task that has the slot; 0: it is free."""
     begun_s: float = 0.0
     holds: str = ""
-    """Whose task it is, and since when."""
+    """The job whose task has the slot since `begun_s`."""
 
 
 class SlotRun:
@@ -104,7 +104,7 @@ class SlotRun:
             self._slots[name].turns.plan(plan.cycle_s, plan.slack, paces, slacks)
 
     def iterations_s(self) -> dict[str, list[float]]:
-        """Of each job, how long its iterations lasted."""
+        """Return how long the iterations of each job lasted."""
         for name in self._jobs:
             self._forward(name)
         while self._events and self._events[0][0] <= self._until_s:
@@ -157,7 +157,7 @@ class SlotRun:
             slot.ends = self._note(cut.at_s, aggregator, slot.holds, -1, True)
 
     def _forward(self, name: str, now_s: float = 0.0) -> None:
-        """As far as the parameters are there; after the last layer, backward."""
+        """Go forward as far as the parameters are there; after the last layer, backward."""
         running = self._jobs[name]
         job, forward_s = running.job, running.job.compute_s * FORWARD_PART
         before = 0.0 if running.next == 0 else job.tasks[running.order[running.next - 1]].position
@@ -187,7 +187,7 @@ def losses(
     plans: Mapping[str, PlanTurns] | None = None,
     skip: int = 2,
 ) -> dict[str, float]:
-    """Of each job, the share of its speed alone that it loses; the first iterations not counted."""
+    """Return the share of its speed alone that each job loses; the first iterations not counted."""
     found = {}
     for name, lasted_s in SlotRun(jobs, shares, order, until_s, plans).iterations_s().items():
         alone_s = next(job.iteration_s for job in jobs if job.id == name)

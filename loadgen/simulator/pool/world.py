@@ -187,7 +187,7 @@ class World:
         return found
 
     def busy(self) -> list[AggregatorId]:
-        """Those that hold something, and live."""
+        """Return the aggregators that hold something, and live."""
         return [id for id, played in self._played.items() if played.held and played.up]
 
     def kill(self, id: AggregatorId, away_s: float, *, forget: bool) -> None:

@@ -29,7 +29,8 @@ def forced_transport(given: str | None, environment: str | None) -> str | None:
 
 
 def agent_fabrics(device: Device | None) -> dict[str, Fabric]:
-    """What a worker connects by; with a device it opens what peers of this host have there."""
+    """Return the fabrics by which a worker connects; with a device, shm also opens memory
+    that peers of this host have on it."""
     return {**live_fabrics(), "shm": ShmFabric(device=device)}
 
 

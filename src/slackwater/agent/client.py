@@ -289,8 +289,9 @@ class Agent:
         return out
 
     def parameters_buffer(self, name: str) -> Any:
-        """As `pull`, but without numpy's protection: for a binding whose tensors know none. Over
-        shared memory it is the master copy, which is not to be written to."""
+        """Return the parameters like `pull`, but without numpy's protection: for a binding whose
+        tensors know none. Over shared memory they are the master copy, which must not be written
+        to."""
         self._confirm(self._places_of(name))
         if name in self._divided:
             return self._divided[name].parameters()
@@ -298,7 +299,7 @@ class Agent:
         return self._presented(cell.buffer(position))
 
     def _presented(self, array: Any) -> Any:
-        """As the program's library has it."""
+        """Present the array as the program's library has it."""
         return array if self._device is None else self._device.present(array)
 
     def wait(self, names: Iterable[str] | None = None) -> int:

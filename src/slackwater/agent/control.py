@@ -37,12 +37,12 @@ learn within five seconds when it is gone."""
 GAPS_UNTIL: Final = 256
 """The iteration after which nobody asks any more when buckets are needed."""
 DURATIONS_MAX: Final = 4096
-"""As many as one report carries; beyond it the oldest are lost."""
+"""Durations that one report carries; beyond it the oldest are lost."""
 
 
 @dataclass(slots=True)
 class Progress:
-    """What the program's thread counts and this one reports."""
+    """Progress that the program's thread counts and this one reports."""
 
     first_iteration: int = 1
     durations_s: deque[float] = field(default_factory=lambda: deque(maxlen=DURATIONS_MAX))
@@ -50,7 +50,7 @@ class Progress:
     bytes_pulled: int = 0
     links: Links = field(default_factory=Links)
     gaps_s: dict[int, float] = field(default_factory=dict)
-    """Of each bucket the shortest time from its push to the program's next wait for it."""
+    """The shortest time of each bucket from its push to the program's next wait for it."""
 
     def needed(self, bucket: int, gap_s: float) -> None:
         """The program waits for what it pushed `gap_s` ago."""
@@ -59,7 +59,8 @@ class Progress:
             self.gaps_s[bucket] = gap_s
 
     def take_gaps(self, buckets: int) -> tuple[float, ...]:
-        """Of the first iterations, which a profile is made of; empty: not of every bucket yet."""
+        """Return the gaps of the first iterations, which a profile is made of; empty: not every
+        bucket has one yet."""
         if self.first_iteration > GAPS_UNTIL or len(self.gaps_s) < buckets:
             return ()
         gaps_s, self.gaps_s = self.gaps_s, {}

@@ -164,7 +164,7 @@ class _Bucket:
     arrivals: int = len(_ARRIVAL_WAITS_S)
     """Attempts to attach since the last redirect."""
     asked: tuple[Stage, BucketPlace, int, int] | None = None
-    """What was outstanding when repeats were looked for last; None: nothing."""
+    """The outstanding operation when repeats were looked for last; None: there was none."""
 
     def outstanding(self) -> tuple[Stage, BucketPlace, int, int] | None:
         if self.stage == "ready" and self.iteration <= self.version:

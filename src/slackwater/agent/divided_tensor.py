@@ -49,7 +49,8 @@ class Divided:
         return gradient
 
     def parameters(self) -> Floats:
-        """As the newest version of each part has them: valid as long as a bucket's are."""
+        """Return the parameters of the newest version of each part: valid as long as a bucket's
+        are."""
         parts = [cell.buffer(0) for cell in self.cells]
         version = self.cells[0].version
         if any(cell.version != version for cell in self.cells):  # A part's push was refused.

@@ -39,7 +39,8 @@ class Identity(NamedTuple):
 def identify(
     job: str | None, rank: int | None, workers: int | None, url: str | None = None
 ) -> Identity:
-    """What is None is taken from the environment. Raises Rejected."""
+    """Find out which job and rank this is; arguments that are None are taken from the environment.
+    Raises Rejected."""
     environment = os.environ
     found = job if job is not None else environment.get(JOB)
     own_rank, own_workers = rank_of(rank), workers_of(workers)
@@ -103,7 +104,8 @@ def _launchers() -> str:
 
 
 def access(url: str | None, credentials: Credentials | None) -> Access:
-    """What the program gives counts before the environment. Raises Rejected."""
+    """Return the access to the bus; the program's arguments count before the environment. Raises
+    Rejected."""
     environment: Mapping[str, str] = os.environ
     found = url if url is not None else environment.get(URL)
     if found is None:
@@ -123,7 +125,7 @@ def tell_how_to_submit() -> None:
 
 
 def _command() -> str:
-    """As the program was started, where that can be seen."""
+    """Return the command that started the program, where that can be seen."""
     words = sys.argv if sys.argv and sys.argv[0].endswith(".py") else ["train.py"]
     return shlex.join(["python", *words])
 

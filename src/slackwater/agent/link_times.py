@@ -15,7 +15,7 @@ from slackwater.schemas.base import AggregatorId
 from slackwater.schemas.telemetry import LinkTimes
 
 LINKS_MAX: Final = 1024
-"""As many as one report carries; those beyond it are counted and never said."""
+"""Links that one report carries; those beyond it are counted and never reported."""
 
 
 class Way:
@@ -91,7 +91,7 @@ class Link:
 
 
 class Links:
-    """Of one worker. Used by the Agent's own thread only."""
+    """The links of one worker. Used by the Agent's own thread only."""
 
     def __init__(self) -> None:
         self._links: dict[AggregatorId, Link] = {}
@@ -100,7 +100,7 @@ class Links:
         return self._links.setdefault(aggregator, Link())
 
     def take(self) -> tuple[LinkTimes, ...]:
-        """What went since the last time."""
+        """Return the transfers since the last call."""
         said = []
         for aggregator in sorted(self._links):
             link = self._links[aggregator]

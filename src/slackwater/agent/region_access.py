@@ -51,14 +51,14 @@ _WORDS: Final = struct.Struct("<3Q")
 
 
 PIECE_BYTES: Final = limits.CHUNK_BYTES
-"""What is folded at a time."""
+"""Bytes that are folded at a time."""
 Tell = Callable[[int], None]
 """So many elements of the slot are there. Raises Unavailable."""
 
 
 class Attached(Protocol):
     link: Link
-    """What counts its transfers, for whoever attached it; in place nothing travels."""
+    """The counter of its transfers, for whoever attached it; in place nothing travels."""
 
     @property
     def gradient(self) -> Array:
@@ -148,7 +148,7 @@ class InPlace:
 
 
 class Staging:
-    """What a bucket needs here when its region cannot be mapped. Outlives attachments. It lies in a
+    """Local memory for a bucket whose region cannot be mapped. Outlives attachments. It lies in a
     region of its own, which an RDMA device registers once and then reads and writes itself."""
 
     def __init__(self, elements: int, dtype: str) -> None:
@@ -167,7 +167,7 @@ class Staged:
     """A region that is written and read from afar."""
 
     in_pieces = True
-    """What of a version is there can be folded before the rest."""
+    """Parts of a version that are there can be folded before the rest."""
 
     def __init__(
         self,

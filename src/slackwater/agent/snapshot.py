@@ -41,7 +41,7 @@ class Snapshots(Staging):
         self.gradient: Array = np.zeros(elements, ELEMENT[dtype])
         self.parameters = [np.zeros(elements, np.float32) for _ in range(2)]
         self.applied: list[tuple[int, ...]] = [(), ()]
-        """Of each rank, the newest iteration that the copy contains."""
+        """The newest iteration of each rank that the copy contains."""
         self.taken = -1
         """The newest of this worker's iterations after which a copy was made: it stays as it is."""
         self.lock = threading.Lock()
@@ -59,7 +59,7 @@ class Snapshots(Staging):
         return self._incoming
 
     def arrived(self, version: int, applied: tuple[int, ...]) -> None:
-        """What is `incoming` is whole."""
+        """Make `incoming`, which is whole now, a version to read, unless it came too late."""
         with self.lock:
             if self.taken >= version:
                 return

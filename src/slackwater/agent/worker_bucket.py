@@ -57,7 +57,7 @@ class Cell:
         """Tensors of iteration + 1 that are not in the slot yet."""
         self.lent: dict[int, Array] = {}
         self.hyper = hyper
-        """Of the iteration being produced, or outstanding."""
+        """The hyper-parameters of the iteration being produced, or outstanding."""
         self.refused: PushRefused | None = None
         self.was_refused = False
         """The region may hold a gradient that does not count."""
@@ -121,7 +121,8 @@ class Cell:
 
     @property
     def contained(self) -> tuple[int, ...]:
-        """Of each rank the newest iteration in what `newest` gives; empty: the version says it."""
+        """Return the newest iteration of each rank that `newest` contains; empty: the version says
+        it."""
         if not isinstance(self.staging, Snapshots) or self.source is None:
             return ()
         self.buffer(0)
@@ -189,7 +190,8 @@ class Waiter:
 
 
 def check_gradient(gradient: Any, spec: TensorSpec, dtype: DType) -> str:
-    """What is wrong with it; empty: nothing. Values are checked where they are summed."""
+    """Say what is wrong with the gradient; empty: nothing. Values are checked where they are
+    summed."""
     wanted = ELEMENT[dtype]
     if not isinstance(gradient, np.ndarray | DeviceArray):
         on_device = hasattr(gradient, "__cuda_array_interface__")

@@ -15,7 +15,8 @@ from slackwater.console.options import Json
 
 
 def folds() -> None:
-    """What aggregators do to float32 gradients of up to four workers, by every update rule."""
+    """Compile the folds of aggregators: float32 gradients of up to four workers, by every update
+    rule."""
     from slackwater.common.domains.slots.kernels import warm
     from slackwater.common.domains.slots.rules import RULES
 

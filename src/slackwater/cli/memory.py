@@ -65,7 +65,7 @@ _WAITED: dict[LatencyCause, str] = {
 _TOLD_S = 10.0
 """Seconds for which a table says that two lenders had one id."""
 _FORGOTTEN_S = 60.0
-"""Who has not been heard for so long is not shown any more."""
+"""Seconds of silence after which a service is not shown any more."""
 
 
 @dataclass(slots=True)
@@ -93,7 +93,7 @@ class Seen:
         self.heard_s[f"{beat.service}.{beat.id}"] = now_s
 
     def silence(self, beat: SlabdHeartbeat | DeviceHeartbeat, now_s: float) -> str:
-        """What is to be said of it; "": it was heard lately."""
+        """Describe the service's silence; "": it was heard lately."""
         silent_s = now_s - self.heard_s[f"{beat.service}.{beat.id}"]
         return f"not heard for {silent_s:.0f} s" if silent_s > limits.LOST_AFTER_S else ""
 

@@ -1,4 +1,4 @@
-"""What a command says at its end: exit codes for scripts, one line for people, JSON on request.
+"""The outcome of a command: exit codes for scripts, one line for people, JSON on request.
 
 0   done                            69  nobody answers at the URL
 1   failed                          75  try again later
@@ -52,7 +52,7 @@ class Usage(Rejected):
 
 
 def logs_to_stderr() -> None:
-    """What a command logs while it runs does not mix with its answer on stdout."""
+    """Send log lines to stderr, so that they do not mix with the command's answer on stdout."""
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
 
 

@@ -138,5 +138,5 @@ def identify(
 
 
 def credentials() -> Credentials:
-    """Those of the command that runs."""
+    """Return the credentials of the command that runs."""
     return _identity.get() or Credentials()

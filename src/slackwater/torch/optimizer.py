@@ -257,8 +257,8 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]  # mypy does not r
             self._wait_for(self._all)
 
     def _wait_for(self, tensors: Iterable[Trained]) -> None:
-        """Those that are stale: others may be pushed by now, while a second forward of the same
-        step comes by what the first one left out."""
+        """Wait for those of the tensors that are stale: others may be pushed by now, while a second
+        forward of the same step needs the ones that the first left out."""
         stale = [tensor for tensor in tensors if tensor.stale]
         if stale:
             self._adopt(stale)

@@ -1,4 +1,4 @@
-"""What a torch optimiser is in terms of the aggregators' update rules. Pure.
+"""Translation of torch optimisers into the aggregators' update rules. Pure.
 
 The optimiser object is only read: the aggregators apply the rule and keep its state. Learning rates
 and all else that may change while a job trains travel with each push; what the rules cannot say is

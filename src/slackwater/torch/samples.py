@@ -36,7 +36,7 @@ def pack(sample: Any) -> bytes:
 
 
 def unpack(data: bytes | bytearray) -> Any:
-    """What was packed. Tensors and arrays are new ones, and may be written."""
+    """Return the packed object. Tensors and arrays are new ones, and may be written."""
     return _decoder.decode(data)
 
 

@@ -99,7 +99,7 @@ class Trained:
 
     @property
     def fault(self) -> str:
-        """What the program did to the parameter that cannot stand; empty: nothing."""
+        """Name the program's change of the parameter that cannot stand; empty: there is none."""
         parameter = self.parameter
         if parameter._version != self._version:
             return "was written to by the program: its values are the job's"
@@ -158,7 +158,7 @@ def initial_values(tensors: Iterable[Trained]) -> dict[str, Array]:
 
 
 def dtype_of_gradients(given: DType | None, parameters: Iterable[torch.nn.Parameter]) -> DType:
-    """What slots hold: as given, else the parameters' own where all have one."""
+    """Return the dtype of slots: as given, else the parameters' own where all have one."""
     if given is not None:
         return given
     dtypes = {parameter.dtype for parameter in parameters}

@@ -62,7 +62,7 @@ class JobRun(Protocol):
 
     @property
     def profile(self) -> Any:
-        """What policies may see of it (JobView.profile); may be a live object."""
+        """The part of the job that policies may see (JobView.profile); may be a live object."""
         ...
 
     def resume(self, now_s: float, allocation: Allocation, conditions: Conditions) -> None: ...

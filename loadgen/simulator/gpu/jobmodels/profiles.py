@@ -305,7 +305,8 @@ class ProfileRun:
 
     @property
     def remaining_iterations(self) -> float:
-        """Of the trace's batch size, by the measured runs; 1 in the last epoch."""
+        """Count the iterations left at the trace's batch size, by the measured runs; 1 in the last
+        epoch."""
         application, batch = self._application, float(self.job.batch_size)
         last = application.epochs - 1
         if self._epoch >= last:
@@ -429,8 +430,8 @@ class ProfilesModel:
         return ProfileRun(job, self._application(job), cluster, self.options)
 
     def adapt(self, jobs: Sequence[SimJob], policy: Policy) -> list[SimJob]:
-        """What the policy can use: jobs free in size if it is `elastic`, and their own agents if
-        it is `adaptive`."""
+        """Return the jobs in the form that the policy can use: free in size if it is `elastic`,
+        with their own agents if it is `adaptive`."""
         if self._ask_policy:
             adaptive = bool(getattr(policy, "adaptive", False))
             self.options = msgspec.structs.replace(self.options, adaptive=adaptive)

@@ -41,7 +41,7 @@ class QueueingRun(IteratedRun):
 
     @property
     def useful_gpu_s(self) -> float:
-        """What the steps so far would have taken on one node."""
+        """GPU seconds that the steps so far would have taken on one node."""
         return self.work_done / self._x(1)
 
     def _x(self, gpus: int) -> float:
