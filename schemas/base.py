@@ -76,7 +76,8 @@ Index = Annotated[int, msgspec.Meta(ge=0, lt=BUCKETS_MAX)]
 """The number of a bucket, or of a tensor: a bucket has one at least."""
 Rank = Annotated[int, msgspec.Meta(ge=0, le=2**16 - 1)]
 Workers = Annotated[int, msgspec.Meta(ge=1, le=WORKERS_MAX)]
-Cores = Annotated[float, msgspec.Meta(ge=0.0, le=1e6)]
+CORES_MAX: Final = 1e6
+Cores = Annotated[float, msgspec.Meta(ge=0.0, le=CORES_MAX)]
 """Cores of CPU."""
 LossLimit = Annotated[float, msgspec.Meta(ge=0.0, le=0.999)]
 """The part of its speed that a job may lose. All of it would let an iteration last for ever."""

@@ -472,7 +472,10 @@ class WorkerExited(Message, kw_only=True, frozen=True, tag="worker.exited"):
 
 
 class ListNodes(Message, kw_only=True, frozen=True, tag="node.list"):
-    """Worker nodes that the master knows."""
+    """Worker nodes that the master knows, by id, from the `offset`-th on: as many as a message
+    holds."""
+
+    offset: Count = 0
 
 
 class NodeInfo(Record, kw_only=True, frozen=True):
@@ -481,6 +484,7 @@ class NodeInfo(Record, kw_only=True, frozen=True):
     alive: bool
     """It was heard lately."""
     heartbeat: WorkerHeartbeat
+    """Its last one, without the processes that run."""
     slots_used: Count = 0
     gpus_used: NodeGpuIds = ()
     """GPUs that jobs hold."""
@@ -490,4 +494,5 @@ class NodeInfo(Record, kw_only=True, frozen=True):
 
 class NodeList(Message, kw_only=True, frozen=True, tag="node.list-reply"):
     nodes: Annotated[tuple[NodeInfo, ...], msgspec.Meta(max_length=NODES_MAX)]
-    """By node id."""
+    total: Count = 0
+    """Nodes on all pages."""

@@ -10,11 +10,15 @@ Gpus = Annotated[int, msgspec.Meta(ge=0, le=GPUS_MAX)]
 """A number of GPUs."""
 GPU_ID_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9_./:-]{0,95}\Z"
 GpuId = Annotated[str, msgspec.Meta(pattern=GPU_ID_PATTERN)]
-"""A GPU by its uuid, as CUDA_VISIBLE_DEVICES takes it; no two of a cluster are equal."""
-GpuType = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
+"""A GPU by its uuid, or by its node and number, as in n1/0. No two of a cluster are equal."""
+GPU_TYPE_CHARS_MAX: Final = 64
+GpuType = Annotated[str, msgspec.Meta(min_length=1, max_length=GPU_TYPE_CHARS_MAX)]
 """A kind of GPU, for example V100 or "Tesla V100-SXM2-32GB"."""
+FAKE: Final = "fake"
+"""The type of GPUs that do not exist: tests and demonstrations schedule them like others."""
 GPU_TYPES_MAX: Final = 64
-Speed = Annotated[float, msgspec.Meta(gt=0.0, le=1e6)]
+SPEED_MAX: Final = 1e6
+Speed = Annotated[float, msgspec.Meta(gt=0.0, le=SPEED_MAX)]
 """How fast a job runs on a GPU type; 1 is the reference."""
 NODES_HELD_MAX: Final = 1024
 NodeAllocation = Annotated[

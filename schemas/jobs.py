@@ -63,11 +63,13 @@ Extent = Annotated[int, msgspec.Meta(ge=1, le=ELEMENTS_MAX)]
 Single = Annotated[float, msgspec.Meta(ge=-3e38, le=3e38)]
 """A number that a float32 holds: kernels reckon with it."""
 Decay = Annotated[float, msgspec.Meta(ge=0.0, lt=1.0)]
-Priority = Annotated[int, msgspec.Meta(ge=-1000, le=1000)]
+PRIORITY_MAX: Final = 1000
+Priority = Annotated[int, msgspec.Meta(ge=-PRIORITY_MAX, le=PRIORITY_MAX)]
 PROGRAM_WORDS_MAX: Final = 64
 Program = Annotated[tuple[Text, ...], msgspec.Meta(max_length=PROGRAM_WORDS_MAX)]
 """A command line, as words."""
-GraceSeconds = Annotated[float, msgspec.Meta(ge=0.0, le=600.0)]
+GRACE_S_MAX: Final = 600.0
+GraceSeconds = Annotated[float, msgspec.Meta(ge=0.0, le=GRACE_S_MAX)]
 """Seconds between SIGTERM and SIGKILL."""
 
 

@@ -141,6 +141,8 @@ CLUSTERS_MAX: Final = 256
 WINDOW_ITERATIONS_MAX: Final = 4096
 """Iterations after which a profiler reports how fast a job is."""
 WORKER_NODES_MAX: Final = 4096
+LOCAL_NODES_MAX: Final = 64
+"""Worker services of one machine that pose as nodes."""
 WORKER_PRUNE_S: Final = 30.0
 """Seconds between two looks at the files of jobs that ended."""
 WORKER_ROOM_BYTES: Final = 32 * 1024 * 1024

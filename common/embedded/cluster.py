@@ -29,6 +29,7 @@ from slackwater.common.embedded.unit import UnitSpec
 from slackwater.common.native import blas_threads
 from slackwater.common.native.cgroup import memory_bytes
 from slackwater.common.shell.config import write_config
+from slackwater.schemas.gpus import FAKE
 
 AGGREGATORS: Final = 10
 """The number of aggregators in an emulated pool."""
@@ -96,6 +97,12 @@ class ClusterOptions:
     aggregators: int = AGGREGATORS
     lenders: int = 0
     """Lenders of memory (slabd), each posing as a machine of its own: node m1, m2, ..."""
+    nodes: int = 1
+    """Worker services, each posing as a machine of its own: node w1, w2, ..."""
+    gpus_per_node: int = 0
+    """GPUs that each of them says it has."""
+    gpu_type: str = FAKE
+    """Their type. Fake ones are scheduled like others, and do not exist."""
     cpu_share: float = 1.0
     """Cores of each aggregator; less emulates a pool (CPU_SHARE), for emulated jobs."""
     charge_ns_per_byte: float = 0.0
@@ -247,7 +254,9 @@ def service_stages(
             for n in range(1, options.lenders + 1)
         ),
     ]
-    stages = [first, [("worker", "w1", dict(options.worker))]]
+    gpus = {"gpus": options.gpus_per_node, "gpu_type": options.gpu_type}
+    worker = {**(gpus if options.gpus_per_node else {}), **options.worker}
+    stages = [first, [("worker", f"w{n}", worker) for n in range(1, options.nodes + 1)]]
     every: dict[str, Any] = {"log_level": options.log_level} if options.log_level else {}
     ports = itertools.count(options.metrics_port)
     return [

@@ -149,6 +149,16 @@ class Client:
     async def tenants(self) -> tuple[TenantInfo, ...]:
         return (await self.master("tenants", tenants.ListTenants(), tenants.TenantList)).tenants
 
+    async def nodes(self) -> tuple[cluster.NodeInfo, ...]:
+        """List the worker nodes, page by page."""
+        found: list[cluster.NodeInfo] = []
+        while True:
+            message = cluster.ListNodes(offset=len(found))
+            page = await self.master("nodes", message, cluster.NodeList)
+            found += page.nodes
+            if not page.nodes or len(found) >= page.total:
+                return tuple(found)
+
     async def aggregators(self) -> tuple[cluster.AggregatorInfo, ...]:
         reply = await self.master("aggregators", cluster.ListAggregators(), cluster.AggregatorList)
         return reply.aggregators

@@ -54,6 +54,8 @@ from slackwater.schemas.cluster import (
     ClusterReport,
     DeallocateAggregators,
     ListAggregators,
+    ListNodes,
+    NodeList,
     WorkerExited,
     WorkerHeartbeat,
 )
@@ -72,6 +74,7 @@ from slackwater.schemas.jobs import (
     RegisterJob,
     RerunJob,
     SubmitJob,
+    upgraded,
 )
 from slackwater.schemas.scheduling import GetPolicy, PolicyRecord, SetPolicy
 from slackwater.schemas.telemetry import IterationsObserved, JobProfiled
@@ -82,6 +85,7 @@ from slackwater.services.master import (
     gpu_policy,
     lifecycle,
     missing_ranks,
+    node_list,
     rank_restarts,
     rerun,
 )
@@ -123,6 +127,7 @@ class Master:
             ListTenants: self._tenants,
             GetPolicy: self._policy,
             SetPolicy: self._set_policy,
+            ListNodes: self._nodes,
             ListAggregators: self._aggregators,
             AllocateAggregators: self._approve(pool.allocate),
             DeallocateAggregators: self._approve(pool.deallocate),
@@ -172,7 +177,7 @@ class Master:
         )
         found = [r for r in records.get(JOBS_BUCKET, {}).values() if isinstance(r, JobRecord)]
         for record in sorted(found, key=lambda r: (r.submitted_s, r.spec.id)):
-            state.know(Job(record, heard_s=now_s))
+            state.know(Job(upgraded(record), heard_s=now_s))
         policies = records.get(gpu_policy.POLICIES_BUCKET, {})
         policy = policies.get(gpu_policy.POOL)
         gpu_policy.restore(state, policy if isinstance(policy, PolicyRecord) else None)
@@ -249,6 +254,13 @@ class Master:
 
     def _set_policy(self, token: int, message: SetPolicy, now_s: float) -> None:
         self.state.reply(token, gpu_policy.set_policy(self.state, message, now_s))
+
+    def _nodes(self, token: int, message: ListNodes, now_s: float) -> None:
+        state = self.state
+        records = (job.record for job in state.unsettled.values())
+        infos = node_list.listing(state.nodes.heartbeats(now_s), records)
+        page = tuple(fitting(infos[message.offset :]))
+        state.reply(token, NodeList(nodes=page, total=len(infos)))
 
     # Agents and worker nodes ----------------------------------------------------------------------
 

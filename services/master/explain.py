@@ -7,11 +7,12 @@ job's controller.
 """
 
 from collections.abc import Iterable, Iterator
+from typing import TypeVar
 
 import msgspec
 
 from slackwater.common.base.limits import LIST_BYTES_MAX
-from slackwater.schemas.base import JobId
+from slackwater.schemas.base import JobId, Record
 from slackwater.schemas.jobs import JobRecord
 from slackwater.services.master.clusters import Clusters
 from slackwater.services.master.dispatch import room_of, waits_for_gpus, waits_here
@@ -22,6 +23,7 @@ from slackwater.services.master.state import State
 
 REASON_CHARS_MAX = 1024
 BRIEF_CHARS_MAX = 200
+_Record = TypeVar("_Record", bound=Record)
 NO_CONTROLLER = "waits for a cluster of aggregators: no controller is heard"
 
 
@@ -90,7 +92,7 @@ def _no_cluster(clusters: Clusters, now_s: float) -> str:
     )
 
 
-def fitting(records: Iterable[JobRecord]) -> Iterator[JobRecord]:
+def fitting(records: Iterable[_Record]) -> Iterator[_Record]:
     """Return as many whole records as fit into an answer, one at least."""
     nbytes = 0
     for number, record in enumerate(records):

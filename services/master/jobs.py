@@ -123,7 +123,7 @@ def active_first(job: Job) -> tuple[int, float, JobId]:
     record = job.record
     if job.ended:
         return 2, -record.finished_s, job.id
-    return int(record.state == "pending"), record.submitted_s, job.id
+    return int(record.state in WAITING_STATES), record.submitted_s, job.id
 
 
 def unknown(job: str) -> str:

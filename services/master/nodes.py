@@ -5,6 +5,7 @@ promised the same slot or GPU.
 """
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, assert_never
 
@@ -124,6 +125,11 @@ class Nodes:
             or known.heartbeat.slots != heartbeat.slots
             or known.heartbeat.gpus != heartbeat.gpus
         )
+
+    def heartbeats(self, now_s: float) -> Iterator[tuple[WorkerHeartbeat, bool]]:
+        """Each node's last heartbeat, and whether it came lately."""
+        for node in self._nodes.values():
+            yield node.heartbeat, now_s - node.seen_s <= self._silent_s
 
     def seen_s(self, node: NodeId) -> float | None:
         entry = self._nodes.get(node)

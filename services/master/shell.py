@@ -19,6 +19,7 @@ from slackwater.schemas.cluster import (
     ClusterReport,
     DeallocateAggregators,
     ListAggregators,
+    ListNodes,
     WorkerExited,
     WorkerHeartbeat,
 )
@@ -87,6 +88,7 @@ def definition(
             "tenants": ListTenants,
             "policy": GetPolicy,
             "set-policy": SetPolicy,
+            "nodes": ListNodes,
         },
         concurrency={"submit": ADMISSIONS_MAX},
         subscriptions={

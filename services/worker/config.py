@@ -5,7 +5,8 @@ from typing import Annotated
 import msgspec
 
 from slackwater.common.shell.config import ServiceConfig
-from slackwater.schemas.base import IdText
+from slackwater.schemas.base import NODE_GPUS_MAX, Cores, Count, IdText
+from slackwater.schemas.gpus import FAKE, GpuType
 
 
 class WorkerConfig(ServiceConfig, kw_only=True, frozen=True):
@@ -17,7 +18,15 @@ class WorkerConfig(ServiceConfig, kw_only=True, frozen=True):
     state_dir: str = "/var/lib/slackwater/worker"
     """jobs/<job>/rank<k>.{log,result.json,...}: outlives a kill of this service."""
     slots: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 64
-    """Processes that may run at once."""
+    """Processes of jobs without GPUs that may run at once."""
+    gpus: Annotated[int, msgspec.Meta(ge=0, le=NODE_GPUS_MAX)] = 0
+    """GPUs that jobs may be given, numbered from 0 as CUDA numbers them."""
+    gpu_type: GpuType = FAKE
+    """Their type, for example V100; fake: they do not exist, and their jobs are told so."""
+    cores: Cores = 0.0
+    """Cores of CPU that jobs may be given; 0: all that this service may use."""
+    memory_bytes: Count = 0
+    """Bytes of main memory that jobs may be given; 0: all that this service may use."""
     stop_grace_s: Annotated[float, msgspec.Meta(gt=0.0, le=4.0)] = 3.0
     """Between SIGTERM and SIGKILL; a drain has 5 s for all of it."""
     keep_jobs: bool = False

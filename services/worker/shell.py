@@ -12,12 +12,14 @@ from typing import Any
 
 from slackwater.common.base import limits
 from slackwater.common.base.errors import Fatal
+from slackwater.common.native import cgroup
 from slackwater.common.native.cgroup import FOR_MEMORY, LOOK_S, MemoryKills
 from slackwater.common.shell.definition import Level, Port, ServiceDefinition
 from slackwater.common.shell.world import World
 from slackwater.schemas.base import JobId, NodeId
 from slackwater.schemas.cluster import StartWorkers, StopWorkers, WorkerHeartbeat
 from slackwater.schemas.logs import ReadLog
+from slackwater.services.worker import inventory
 from slackwater.services.worker.config import WorkerConfig
 from slackwater.services.worker.core import (
     JobsPruned,
@@ -269,7 +271,9 @@ def definition(config: WorkerConfig, world: World) -> ServiceDefinition:
     node = NodeId(config.node or config.id)
     core = WorkerCore(node, config.slots, config.stop_grace_s, config.keep_jobs)
     processes = Processes(config)
-
+    gpus = inventory.configured(node, config.gpus, config.gpu_type)
+    cores = config.cores or float(len(os.sched_getaffinity(0)))
+    memory_bytes = config.memory_bytes or cgroup.memory_bytes()
     logs = LogReader(Path(config.state_dir))
 
     async def opened(port: Port) -> None:
@@ -285,11 +289,15 @@ def definition(config: WorkerConfig, world: World) -> ServiceDefinition:
             node=node,
             slots=config.slots,
             running=core.running(),
+            gpus=gpus,
+            cores=cores,
+            memory_bytes=memory_bytes,
         )
 
     def levels() -> Iterator[Level]:
         counts = core.counts()
         yield Level("worker_slots", {}, config.slots)
+        yield Level("worker_gpus", {"type": config.gpu_type}, len(gpus))
         yield Level("worker_ranks", {"state": "running"}, counts["running"])
         yield Level("worker_ranks", {"state": "exited"}, counts.total() - counts["running"])
         yield Level("worker_log_bytes", {}, log_bytes(Path(config.state_dir)))

@@ -19,6 +19,7 @@ app = program(
         "events": "slackwater.cli.events:events",
         "logs": "slackwater.cli.logs:logs",
         "aggregators": "slackwater.cli.pool:aggregators",
+        "nodes": "slackwater.cli.nodes:nodes",
         "drain": "slackwater.cli.drain:drain",
         "tenants": "slackwater.cli.pool:tenants",
         "policy": "slackwater.cli.policy:app",

@@ -10,11 +10,12 @@ from slackwater.cli.logs import last_lines
 from slackwater.cli.show import with_client
 from slackwater.common.shell.client import Client
 from slackwater.common.store.history import NothingKept
-from slackwater.console import documents, figures, tables
+from slackwater.console import documents, figures, gpus, tables
 from slackwater.console.options import Json, Url
 from slackwater.console.outcome import out, print_json
+from slackwater.console.sizes import human
 from slackwater.console.tables import Row
-from slackwater.schemas.job_states import TERMINAL_STATES
+from slackwater.schemas.job_states import TERMINAL_STATES, WAITING_STATES
 from slackwater.schemas.jobs import JobInfo, JobRecord
 from slackwater.schemas.progress import JobProgress
 
@@ -98,7 +99,7 @@ def _facts(
     yield "State", _state(record, now_s)
     if record.reason:
         yield (
-            ("Reason" if ended else "Waits" if record.state == "pending" else "Why"),
+            ("Reason" if ended else "Waits" if record.state in WAITING_STATES else "Why"),
             record.reason,
         )
     yield "Program", _program(record)
@@ -112,6 +113,7 @@ def _facts(
     if spec.iterations > 1:
         asked.append(f"{spec.iterations:,} iterations")
     yield "Asked for", ", ".join(asked)
+    yield from _gpus(record)
     yield "Mode", figures.mode(spec)
     if record.run:
         yield "Run", str(record.run + 1)
@@ -119,8 +121,8 @@ def _facts(
         by_rank = ", ".join(f"rank {r}: {n}" for r, n in sorted(record.restarts.items()))
         made = sum(record.restarts.values())
         yield "Restarts", f"{made} of {spec.restarts}" + (f" ({by_rank})" if by_rank else "")
-    if record.node:
-        yield "Node", record.node
+    if place := gpus.place(record):
+        yield "Node", place
     if record.cluster:
         yield "Cluster", record.cluster
     if progress is not None:
@@ -129,12 +131,39 @@ def _facts(
         yield "Lost", "its optimiser state, when an aggregator was lost: momenta began anew at 0"
 
 
+def _gpus(record: JobRecord) -> Iterator[tuple[str, str]]:
+    """Describe what the job asks of nodes beside slots, and what it had of it."""
+    spec = record.spec
+    if spec.gpus:
+        yield "GPUs", gpus.asked(record)
+    each = [f"{spec.cores:g} cores"] if spec.cores else []
+    each += [f"{human(spec.memory_bytes)} of memory"] if spec.memory_bytes else []
+    if each:
+        yield "Each process", ", ".join(each)
+    if spec.batch_size:
+        bounds = (spec.batch_min or spec.batch_size, spec.batch_max or spec.batch_size)
+        yield (
+            "Batch",
+            f"{spec.batch_size}"
+            + (f", from {bounds[0]} to {bounds[1]}" if bounds[0] < bounds[1] else ""),
+        )
+    if spec.priority:
+        yield "Priority", str(spec.priority)
+    if spec.checkpoint:
+        yield "Checkpoints", spec.checkpoint
+    if record.reallocations:
+        paused = f", paused {_count(record.preemptions, 'time')} for others' sake"
+        yield "Attempt", f"{record.attempt - record.run + 1}{paused if record.preemptions else ''}"
+
+
 def _state(record: JobRecord, now_s: float) -> str:
     match record.state:
         case "pending":
             return f"pending, for {figures.lasted(now_s - record.submitted_s)}"
         case "running":
             return f"running, for {figures.lasted(now_s - record.started_s)}"
+        case "starting" | "stopping" | "paused" as state:
+            return f"{state}, for {figures.lasted(now_s - record.since_s)}"
         case state:
             ended = f"{state}, {figures.lasted(now_s - record.finished_s)} ago"
             ran_s = record.finished_s - record.started_s

@@ -9,7 +9,7 @@ import typer
 
 from slackwater.cli.show import with_client
 from slackwater.common.shell.client import Client
-from slackwater.console import documents, figures, tables
+from slackwater.console import documents, figures, gpus, tables
 from slackwater.console.options import Json, Url
 from slackwater.console.outcome import err, out, print_json
 from slackwater.console.tables import Row
@@ -20,9 +20,9 @@ from slackwater.schemas.progress import JobProgress
 
 ENDED_SHOWN: Final = 10
 """Ended jobs that are listed unless all are asked for."""
-HEADS: Final = ("JOB", "STATE", "AGE", "PROGRESS", "SPEED", "LOSS", "ETA", "AGGREGATORS")
+HEADS: Final = ("JOB", "STATE", "AGE", "PROGRESS", "SPEED", "LOSS", "ETA", "GPUS", "AGGREGATORS")
 WIDE: Final = (
-    *HEADS, "MODEL", "MODE", "SHAPE", "TENANT", "NODE", "CLUSTER", "PHASE", "MOVES",
+    *HEADS, "MODEL", "MODE", "SHAPE", "TENANT", "PRIORITY", "NODE", "CLUSTER", "PHASE", "MOVES",
 )  # fmt: skip
 Sort = Literal["active", "id", "state", "age", "progress", "speed", "loss", "eta"]
 Output = Literal["table", "wide", "name", "json"]
@@ -80,6 +80,7 @@ def jobs(
     PROGRESS: the last iteration that ended on every rank, of how many;
     a program that counts for itself has no total.
     SPEED, ETA: of its slowest rank, over the last seconds.
+    GPUS: those that it holds, of those that it asked for.
     LOSS: the part of its profiled speed that it lost by sharing.
     WHY: what it waits for, or why it failed.
 
@@ -159,14 +160,15 @@ def row(job: Job, now_s: float, wide: bool = False) -> Row:
         figures.speed(progress.speed) if progress else "",
         figures.loss(progress.loss) if progress else "",
         figures.eta(progress),
+        gpus.gpus_held(record),
         ",".join(sorted(progress.aggregators, key=tables.natural)) if progress else "",
     ]
     if wide:
         spec = record.spec
         cells += [
             spec.model, figures.mode(spec), f"{spec.servers}s-{spec.workers}w", spec.tenant,
-            record.node or "", record.cluster or "", progress.phase if progress else "",
-            str(progress.moves) if progress else "",
+            str(spec.priority or ""), gpus.place(record), record.cluster or "",
+            progress.phase if progress else "", str(progress.moves) if progress else "",
         ]  # fmt: skip
     return Row(tuple(cells), record.reason)
 

@@ -1,6 +1,6 @@
 """`slackwater submit`: hand a job to the cluster."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -13,18 +13,26 @@ from slackwater.cli.submit_wait import attend
 from slackwater.common.base.errors import Rejected
 from slackwater.common.shell.client import Client
 from slackwater.common.shell.config import explained
+from slackwater.console.gpus import batch_bounds, gpu_types
 from slackwater.console.names import new_id, said
 from slackwater.console.options import Json, Seed, Url
 from slackwater.console.outcome import Usage, err, out, print_json, reported
+from slackwater.console.sizes import size_bytes
 from slackwater.console.usage import an_id, typed
 from slackwater.loadgen.replay.workload import COMPUTE_S, emulated
-from slackwater.schemas.base import COUNT_MAX
-from slackwater.schemas.jobs import Consistency, JobSpec
+from slackwater.schemas.base import CORES_MAX, COUNT_MAX, GPUS_MAX, NAME_CHARS_MAX, WORKERS_MAX
+from slackwater.schemas.jobs import GRACE_S_MAX, PRIORITY_MAX, Consistency, JobSpec
 
 ITERATIONS: Final = 100
 """Iterations of an emulated job that is given no number."""
 SECONDS_MAX: Final = 86_400
 OF_EMULATION: Final = ("compute_s", "bytes_scale")
+SHAPE: Final = ("workers", "servers", "seed", "consistency", "staleness")
+OF_ANY_JOB: Final = (
+    "tenant", "restarts", "loss_limit", "gpus", "gpus_min", "gpus_max", "cores", "priority",
+    "adaptive", "preemptible", "grace_s",
+)  # fmt: skip
+"""Fields that have an option each, also for a job that comes from a file."""
 OF_A_JOB: Final = (
     "model", "workers", "servers", "iterations", "consistency", "staleness", "seed", *OF_EMULATION,
 )  # fmt: skip
@@ -106,6 +114,62 @@ LossLimit = Annotated[
         help="Part of its speed that sharing may cost; 0: the tenant's or cluster's limit.",
     ),
 ]  # fmt: skip
+Gpus = Annotated[
+    int,
+    typer.Option(
+        min=0, max=GPUS_MAX,
+        help="GPUs of the whole job, given all together; by default it has a process on each.",
+    ),
+]  # fmt: skip
+GpusMin = Annotated[
+    int, typer.Option(min=0, max=GPUS_MAX, help="The fewest GPUs that it can run on.")
+]
+GpusMax = Annotated[int, typer.Option(min=0, max=GPUS_MAX, help="The most GPUs that it can use.")]
+GpuTypes = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="TYPE[=SPEED]",
+        help="A type that it can run on, with its relative speed, as V100=2.5; may be repeated.",
+    ),
+]
+CoresEach = Annotated[
+    float, typer.Option(min=0, max=CORES_MAX, help="Cores of CPU that each process needs.")
+]
+MemoryEach = Annotated[str, typer.Option(help="Memory that each process needs, for example 8G.")]
+Preferred = Annotated[
+    int,
+    typer.Option(
+        min=-PRIORITY_MAX, max=PRIORITY_MAX,
+        help="Policies that know priorities prefer the job with the higher one.",
+    ),
+]  # fmt: skip
+Batch = Annotated[
+    str,
+    typer.Option(
+        metavar="MIN[:MAX]",
+        help="Examples of one iteration over all processes, and up to how many it may grow.",
+    ),
+]
+Adaptive = Annotated[
+    bool, typer.Option("--adaptive/--fixed", help="Let its number of GPUs change while it runs.")
+]
+Preemptible = Annotated[
+    bool,
+    typer.Option("--preemptible/--no-preemptible", help="Let a policy pause it for others' sake."),
+]
+Grace = Annotated[
+    float,
+    typer.Option(
+        "--grace", min=0, max=GRACE_S_MAX,
+        help="Seconds to save and end after SIGTERM, before it is killed; 0: as its node says.",
+    ),
+]  # fmt: skip
+Checkpoint = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FOLDER", help="The folder in which its program saves what it needs to go on."
+    ),
+]
 Wait = Annotated[
     bool, typer.Option("--wait", help="Print its logs until it ends, and exit as it does.")
 ]
@@ -131,6 +195,18 @@ def submit(
     seed: Seed = 0,
     wait: Wait = False,
     allow_fractional_share: Fractional = False,
+    gpus: Gpus = 0,
+    gpus_min: GpusMin = 0,
+    gpus_max: GpusMax = 0,
+    gpu_type: GpuTypes = None,
+    cores: CoresEach = 0.0,
+    memory: MemoryEach = "",
+    priority: Preferred = 0,
+    batch: Batch = "",
+    adaptive: Adaptive = False,
+    preemptible: Preemptible = True,
+    grace_s: Grace = 0.0,
+    checkpoint: Checkpoint = None,
     url: Url = None,
     json: Json = False,
 ) -> None:
@@ -140,41 +216,64 @@ def submit(
     with 0 if it completed, else with the exit code of the first rank that failed (1 where that is a
     signal, or the job was cancelled). Ctrl-C leaves it running.
     """
+    options = {**locals()}
     with reported():
-        if typed(context, "id"):
-            an_id("--id", id)
-        given = frozenset(name for name in OF_A_JOB if typed(context, name))
-        shape: dict[str, Any] = {
-            "workers": workers, "servers": servers, "seed": seed, "consistency": consistency,
-            "staleness": staleness,
-        }  # fmt: skip
-        if file is not None:
-            _refuse_beside("--file", given | ({"program"} if program else set()))
-            spec = _named(read_job(file), id, file)
-        elif program:
-            _refuse_beside("-- PROGRAM", given & {*OF_EMULATION})
-            spec = JobSpec(
-                id=id or new_id(model, program), model=model or "", program=tuple(program),
-                iterations=iterations or 1, **shape,
-            )  # fmt: skip
-        elif model is not None:
-            shape |= {"iterations": iterations or ITERATIONS, "compute_s": compute_s}
-            spec = _emulated(id or new_id(model, None), model, bytes_scale=bytes_scale, **shape)
-            _refuse_of_programs(model, folder, allow_fractional_share)
-        else:
-            raise Usage("nothing to submit: give --model NAME, --file FILE or -- PROGRAM")
-        more = _given(
-            spec, tenant=tenant, restarts=restarts, loss_limit=loss_limit,
-            fractional_share=allow_fractional_share,
-            folder=_folder(spec, folder) if program or file is not None else "",
-        )  # fmt: skip
-        spec = checked(more)
+        spec = checked(_with_options(_asked(context, options), context, options))
     _store(spec, url, json, wait)
 
 
-def _given(spec: JobSpec, **options: str | float) -> JobSpec:
+def _asked(context: typer.Context, options: Mapping[str, Any]) -> JobSpec:
+    """Make the job of the file, the program or the model that is given. Raises Usage."""
+    id, program, model = options["id"], options["program"], options["model"]
+    if typed(context, "id"):
+        an_id("--id", id)
+    given = frozenset(name for name in OF_A_JOB if typed(context, name))
+    shape = {name: options[name] for name in SHAPE}
+    if options["gpus"] and not typed(context, "workers"):
+        shape["workers"] = _a_process_each(options["gpus"])
+    if options["file"] is not None:
+        _refuse_beside("--file", given | ({"program"} if program else set()))
+        return _named(read_job(options["file"]), id, options["file"])
+    if program:
+        _refuse_beside("-- PROGRAM", given & {*OF_EMULATION})
+        return JobSpec(
+            id=id or new_id(model, program), model=model or "", program=tuple(program),
+            iterations=options["iterations"] or 1, **shape,
+        )  # fmt: skip
+    if model is None:
+        raise Usage("nothing to submit: give --model NAME, --file FILE or -- PROGRAM")
+    _refuse_of_programs(model, options["folder"], options["allow_fractional_share"])
+    shape |= {"iterations": options["iterations"] or ITERATIONS, "compute_s": options["compute_s"]}
+    return _emulated(id or new_id(model, None), model, bytes_scale=options["bytes_scale"], **shape)
+
+
+def _a_process_each(gpus: int) -> int:
+    if gpus > WORKERS_MAX:
+        raise Usage(
+            f"--gpus {gpus}: a job has at most {WORKERS_MAX} processes, so it cannot have one on "
+            f"each; add --workers with a divisor of {gpus}"
+        )
+    return gpus
+
+
+def _with_options(
+    spec: JobSpec, context: typer.Context, options: Mapping[str, Any]
+) -> dict[str, Any]:
     """Replace what the file says by the options that are given."""
-    return msgspec.structs.replace(spec, **{name: it for name, it in options.items() if it})
+    fields = {name: options[name] for name in OF_ANY_JOB if typed(context, name)}
+    if options["allow_fractional_share"]:
+        fields["fractional_share"] = True
+    if options["gpu_type"]:
+        fields["gpu_types"] = gpu_types(options["gpu_type"])
+    if options["memory"]:
+        fields["memory_bytes"] = size_bytes(options["memory"], "--memory")
+    if options["batch"]:
+        fields |= batch_bounds(options["batch"])
+    if options["checkpoint"] is not None:
+        fields["checkpoint"] = str(options["checkpoint"].absolute())
+    if options["program"] or options["file"] is not None:
+        fields["folder"] = _folder(spec, options["folder"])
+    return {**msgspec.to_builtins(spec), **fields}
 
 
 def _folder(spec: JobSpec, given: Path | None) -> str:
@@ -221,21 +320,24 @@ def _emulated(
         raise Usage(f"--model: {error}") from error
 
 
-def checked(spec: JobSpec) -> JobSpec:
+def checked(fields: Mapping[str, Any]) -> JobSpec:
     """Refuse options that the master would refuse, or that would do nothing. Raises Usage."""
-    if len(spec.tenant) > 64:
-        raise Usage(f"--tenant: a name has at most 64 characters, this one {len(spec.tenant)}")
-    if spec.staleness and spec.consistency != "stale-synchronous":
+    tenant, mode = fields.get("tenant", ""), fields.get("consistency", "synchronous")
+    if len(tenant) > NAME_CHARS_MAX:
         raise Usage(
-            f"--staleness {spec.staleness}: a {spec.consistency} job has none; add --consistency "
+            f"--tenant: a name has at most {NAME_CHARS_MAX} characters, this one {len(tenant)}"
+        )
+    if fields.get("staleness") and mode != "stale-synchronous":
+        raise Usage(
+            f"--staleness {fields['staleness']}: a {mode} job has none; add --consistency "
             "stale-synchronous, or leave it out"
         )
-    if spec.program and not spec.program[0].strip():
+    if fields.get("program") and not fields["program"][0].strip():
         raise Usage("-- PROGRAM: the program's name is empty; name what the workers run")
     try:
-        return msgspec.convert(msgspec.to_builtins(spec), JobSpec)
+        return msgspec.convert(fields, JobSpec)
     except msgspec.ValidationError as error:
-        raise Usage(explained(str(error), msgspec.to_builtins(spec), JobSpec)) from error
+        raise Usage(explained(str(error), fields, JobSpec)) from error
 
 
 def _store(spec: JobSpec, url: str | None, json: bool, wait: bool) -> None:

@@ -28,7 +28,7 @@ from slackwater.console.interrupt import INTERRUPTED
 from slackwater.console.options import Json, Url
 from slackwater.console.outcome import out, print_json
 from slackwater.schemas.cluster import AggregatorInfo
-from slackwater.schemas.job_states import TERMINAL_STATES
+from slackwater.schemas.job_states import HOLDING_STATES, TERMINAL_STATES
 
 ENTER: Final = "\x1b[?1049h\x1b[?25l"
 LEAVE: Final = "\x1b[?25h\x1b[?1049l"
@@ -138,11 +138,14 @@ def _part(lines: Sequence[str], room: int, hidden: int) -> list[str]:
 def _title(seen: Seen, width: int | None, quits: bool) -> str:
     counts, infos = seen.jobs.counts, seen.aggregators
     ended = sum(number for state, number in counts.items() if state in TERMINAL_STATES)
+    running = sum(number for state, number in counts.items() if state in HOLDING_STATES)
+    paused = counts.get("paused", 0)
     used = len([info for info in infos if info.record.cluster is not None])
     parts = [
         figures.at(seen.jobs.at_s)[11:19],
-        f"{counts.get('running', 0):,} running, {counts.get('pending', 0):,} pending, "
-        f"{ended:,} ended",
+        f"{running:,} running, {counts.get('pending', 0):,} pending, "
+        + (f"{paused:,} paused, " if paused else "")
+        + f"{ended:,} ended",
         f"{used:,} of {len(infos):,} aggregators in use",
         *(["q quits"] if quits else []),
     ]

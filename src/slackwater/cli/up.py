@@ -26,12 +26,14 @@ from slackwater.common.embedded import (
     whole_cores,
 )
 from slackwater.common.embedded.local_clusters import Listed
+from slackwater.console.gpus import gpu_type_named
 from slackwater.console.names import DEFAULT_GPU_POLICY, gpu_policy_named, policy_named
 from slackwater.console.options import Json
 from slackwater.console.outcome import err, reported
 from slackwater.console.sizes import size_bytes
 from slackwater.console.where import CLUSTER, named
-from slackwater.schemas.base import ID_PATTERN
+from slackwater.schemas.base import ID_PATTERN, NODE_GPUS_MAX
+from slackwater.schemas.gpus import FAKE
 from slackwater.schemas.machine import LocalCluster, ServiceStatus
 
 TOLD_S: Final = 0.5
@@ -101,6 +103,22 @@ _GpuPolicy = Annotated[
         "policy set` changes it later."
     ),
 ]
+_Nodes = Annotated[
+    int,
+    typer.Option(
+        min=1, max=limits.LOCAL_NODES_MAX, help="Worker services, each posing as a node of its own."
+    ),
+]
+_Gpus = Annotated[
+    int,
+    typer.Option(
+        min=0, max=NODE_GPUS_MAX, metavar="N", help="GPUs that each node says it has; 0: none."
+    ),
+]
+_GpuType = Annotated[
+    str,
+    typer.Option(help="Type of these GPUs. Fake ones are scheduled like others, and do not exist."),
+]
 _StateDir = Annotated[
     Path | None,
     typer.Option(help="Keep records and logs in this folder (else the records go at the end)."),
@@ -129,6 +147,9 @@ def up(
     lenders: _Lenders = 0,
     slab_size: Annotated[str, typer.Option(help="Size of a lender's slab, e.g. 64M.")] = "1G",
     lend: Annotated[str, typer.Option(help="Bytes that each lender lends at most.")] = "4G",
+    nodes: _Nodes = 1,
+    gpus_per_node: _Gpus = 0,
+    gpu_type: _GpuType = FAKE,
     state_dir: _StateDir = None,
     log_level: Annotated[str, typer.Option(help=f"Log {', '.join(LOG_LEVELS)}.")] = "info",
     metrics: _Metrics = 0,
@@ -153,6 +174,9 @@ def up(
                 "slab_bytes": size_bytes(slab_size, "--slab-size"),
                 "lend_bytes_max": size_bytes(lend, "--lend"),
             },
+            nodes=nodes,
+            gpus_per_node=gpus_per_node,
+            gpu_type=gpu_type_named(gpu_type),
             state_dir=state_dir,
             log_dir=log_dir.absolute(),
             log_level=_log_level(log_level),

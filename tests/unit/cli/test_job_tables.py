@@ -26,10 +26,11 @@ from slackwater.schemas.tenants import TenantInfo
 def test_a_job_shows_how_far_how_fast_and_where_it_is() -> None:
     heads, row = table(listed(running("k1")), wide=False, width=None)
     assert heads.split() == [
-        "JOB", "STATE", "AGE", "PROGRESS", "SPEED", "LOSS", "ETA", "AGGREGATORS", "WHY",
+        "JOB", "STATE", "AGE", "PROGRESS", "SPEED", "LOSS", "ETA", "GPUS",
+        "AGGREGATORS", "WHY",
     ]  # fmt: skip
     assert re.split(r"  +", row) == [
-        "k1", "running", "11m", "7,210/20,000", "6.1 it/s", "3.0%", "34m", "a2,a10", "-",
+        "k1", "running", "11m", "7,210/20,000", "6.1 it/s", "3.0%", "34m", "-", "a2,a10", "-",
     ]  # fmt: skip
 
 
