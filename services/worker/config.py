@@ -5,8 +5,8 @@ from typing import Annotated
 import msgspec
 
 from slackwater.common.shell.config import ServiceConfig
-from slackwater.schemas.base import NODE_GPUS_MAX, Cores, Count, IdText
-from slackwater.schemas.gpus import FAKE, GpuType
+from slackwater.schemas.base import NODE_GPUS_MAX, Cores, Count, IdText, NodeId
+from slackwater.schemas.gpus import FAKE, Gpu, GpuType
 
 
 class WorkerConfig(ServiceConfig, kw_only=True, frozen=True):
@@ -39,3 +39,10 @@ class WorkerConfig(ServiceConfig, kw_only=True, frozen=True):
     """How long they are kept."""
     jobs_kept_bytes: Annotated[int, msgspec.Meta(ge=0)] = 4 * 1024**3
     """Bytes of their files together."""
+
+
+def configured_gpus(config: WorkerConfig, node: NodeId) -> tuple[Gpu, ...]:
+    """List the node's GPUs as its configuration names them."""
+    return tuple(
+        Gpu(index=index, id=f"{node}/{index}", type=config.gpu_type) for index in range(config.gpus)
+    )

@@ -19,8 +19,7 @@ from slackwater.common.shell.world import World
 from slackwater.schemas.base import JobId, NodeId
 from slackwater.schemas.cluster import StartWorkers, StopWorkers, WorkerHeartbeat
 from slackwater.schemas.logs import ReadLog
-from slackwater.services.worker import inventory
-from slackwater.services.worker.config import WorkerConfig
+from slackwater.services.worker.config import WorkerConfig, configured_gpus
 from slackwater.services.worker.core import (
     JobsPruned,
     ProcessesFound,
@@ -271,7 +270,7 @@ def definition(config: WorkerConfig, world: World) -> ServiceDefinition:
     node = NodeId(config.node or config.id)
     core = WorkerCore(node, config.slots, config.stop_grace_s, config.keep_jobs)
     processes = Processes(config)
-    gpus = inventory.configured(node, config.gpus, config.gpu_type)
+    gpus = configured_gpus(config, node)
     cores = config.cores or float(len(os.sched_getaffinity(0)))
     memory_bytes = config.memory_bytes or cgroup.memory_bytes()
     logs = LogReader(Path(config.state_dir))

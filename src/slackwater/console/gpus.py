@@ -13,6 +13,7 @@ from slackwater.schemas.gpus import (
     described,
     held,
 )
+from slackwater.schemas.job_states import HOLDING_STATES
 from slackwater.schemas.jobs import JobRecord
 
 
@@ -60,7 +61,8 @@ def gpus_held(record: JobRecord) -> str:
     """Show how many GPUs a job holds of those that it asked for; empty: it asked for none."""
     if not record.spec.gpus:
         return ""
-    return f"{held(record.allocation)}/{record.spec.gpus}"
+    now = held(record.allocation) if record.state in HOLDING_STATES else 0
+    return f"{now}/{record.spec.gpus}"
 
 
 def place(record: JobRecord) -> str:
