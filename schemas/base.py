@@ -31,6 +31,9 @@ MaybeId = Annotated[str, msgspec.Meta(pattern=r"^([A-Za-z0-9][A-Za-z0-9_-]{0,62}
 
 REASON_CHARS_MAX: Final = 1024
 Text = Annotated[str, msgspec.Meta(max_length=4096)]
+SECRET_CHARS_MAX: Final = 64
+Secret = Annotated[str, msgspec.Meta(max_length=SECRET_CHARS_MAX)]
+"""A token that only its holders know, in hex."""
 NAME_CHARS_MAX: Final = 64
 Name = Annotated[str, msgspec.Meta(max_length=NAME_CHARS_MAX)]
 """A word of ours, or a tenant's name. An id has a type of its own, or `MaybeId`."""

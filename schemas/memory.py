@@ -25,6 +25,7 @@ from typing import Annotated, Literal, NewType
 import msgspec
 
 from slackwater.schemas.base import (
+    SECRET_CHARS_MAX,
     Count,
     Finite,
     IdText,
@@ -35,6 +36,7 @@ from slackwater.schemas.base import (
     Positive,
     Record,
     Seconds,
+    Secret,
     Text,
     cut_texts,
 )
@@ -46,7 +48,6 @@ SlabText = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{12}\Z")]
 SlabId = NewType("SlabId", SlabText)
 """One region of one lender, for its whole life; random, never used again."""
 Share = Annotated[float, msgspec.Meta(ge=0.0, le=1e6)]
-Secret = Annotated[str, msgspec.Meta(max_length=64)]
 
 SLABS_PER_MESSAGE = 256
 SlabIds = Annotated[tuple[SlabId, ...], msgspec.Meta(max_length=SLABS_PER_MESSAGE)]
@@ -106,7 +107,7 @@ class SlabMapped(Message, kw_only=True, frozen=True, tag="memory.mapped"):
     slab: SlabId
     generation: Positive
     slab_bytes: Positive
-    key: Annotated[bytes, msgspec.Meta(max_length=64)]
+    key: Annotated[bytes, msgspec.Meta(max_length=SECRET_CHARS_MAX)]
 
 
 class NotMapped(Message, kw_only=True, frozen=True, tag="memory.not-mapped"):

@@ -29,6 +29,7 @@ from slackwater.schemas.base import (
     Record,
     Run,
     Seconds,
+    Secret,
     Text,
     Workers,
     cut_texts,
@@ -81,7 +82,7 @@ class JobPlan(Record, kw_only=True, frozen=True):
     consistency: Consistency = "synchronous"
     staleness: Staleness = 0
     layout_epoch: Count
-    token: Annotated[str, msgspec.Meta(max_length=64)]
+    token: Secret
     """The token that the job's Agents show on the transport: hex, bound to job and layout epoch."""
 
 

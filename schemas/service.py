@@ -4,7 +4,7 @@ The subjects are sw.v1.cmd.<service>.<id>.{health,info,stats,drain}; a person as
 `nats req sw.v1.cmd.master.main.health '{}'`.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 
@@ -59,10 +59,14 @@ class Breach(Record, kw_only=True, frozen=True):
     """The message as msgpack, as far as there was room."""
 
 
+BREACHES_MAX: Final = 64
+"""Breaches in one record."""
+
+
 class BreachesRecord(Record, kw_only=True, frozen=True):
     """One key of the shared bucket `breaches`: those that an instance met last."""
 
-    breaches: Annotated[tuple[Breach, ...], msgspec.Meta(max_length=64)] = ()
+    breaches: Annotated[tuple[Breach, ...], msgspec.Meta(max_length=BREACHES_MAX)] = ()
 
 
 class GetHealth(Message, kw_only=True, frozen=True, tag="service.health"):

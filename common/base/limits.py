@@ -1,9 +1,14 @@
-"""Every bound of the system in one file, and the relations between them.
+"""Bounds of queues, waits, retries and sizes, and the relations between them. What a message may
+hold is bounded by its type, in schemas/.
 
 A queue, a wait, a retry or a size without a limit here does not exist.
 """
 
 from typing import Final
+
+from slackwater.schemas.base import WORKERS_MAX
+from slackwater.schemas.cluster import NODES_MAX
+from slackwater.schemas.service import BREACHES_MAX
 
 # The bus
 MESSAGE_BYTES_MAX: Final = 512 * 1024
@@ -125,7 +130,6 @@ NOTIFY_S: Final = 5.0
 
 # Jobs
 JOBS_MAX: Final = 10_000
-WORKERS_MAX: Final = 64
 RESULT_BYTES_MAX: Final = 4096
 LIST_JOBS_MAX: Final = 500
 """Jobs in one answer; an operator pages on with `offset`."""
@@ -135,8 +139,6 @@ MODELS_KNOWN_MAX: Final = 256
 """Models whose profiled demand the master remembers."""
 
 # The pool
-POOL_MAX: Final = 1024
-"""Aggregators that one master knows."""
 CLUSTERS_MAX: Final = 256
 WINDOW_ITERATIONS_MAX: Final = 4096
 """Iterations after which a profiler reports how fast a job is."""
@@ -410,6 +412,8 @@ assert RECORD_BYTES_MAX < STORE_READ_BYTES_MAX
 assert LEASE_TTL_S_MIN <= LEASE_S
 assert ENDPOINT_CONCURRENCY <= ADMISSIONS_MAX <= STEPS_WAITING_MAX // 2
 assert RESULT_BYTES_MAX * WORKERS_MAX <= RECORD_BYTES_MAX
+assert WORKER_NODES_MAX <= NODES_MAX
+assert BREACHES_KEPT <= BREACHES_MAX
 assert BUCKET_BYTES <= CHUNK_BYTES
 assert PROGRESS_FRAMES * 4 <= SEND_QUEUE_FRAMES
 assert PROGRESS_BYTES * 4 <= SEND_QUEUE_BYTES

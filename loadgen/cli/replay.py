@@ -34,7 +34,7 @@ from slackwater.loadgen.replay.report import Summary
 from slackwater.loadgen.replay.workload import Workload
 from slackwater.loadgen.traces import read
 from slackwater.loadgen.traces.select import select
-from slackwater.schemas.base import ID_PATTERN
+from slackwater.schemas.base import AGGREGATORS_MAX, ID_PATTERN
 from slackwater.schemas.job_states import STATE_SAID
 from slackwater.schemas.jobs import Aggregation
 
@@ -47,7 +47,7 @@ Prefix = Annotated[
     str, typer.Option(help="Begins the jobs' ids: a trace can be played again under another.")
 ]
 _Aggregators = Annotated[
-    int, typer.Option(min=1, max=limits.POOL_MAX, help="Pool of the embedded cluster.")
+    int, typer.Option(min=1, max=AGGREGATORS_MAX, help="Pool of the embedded cluster.")
 ]
 _Controllers = Annotated[
     int, typer.Option(min=1, max=limits.CLUSTERS_MAX, help="Its aggregator clusters.")

@@ -74,7 +74,7 @@ from slackwater.common.transport.base import Channel, Fabric, Roomy
 from slackwater.common.transport.negotiate import connect_best
 from slackwater.common.transport.pacing import Bandwidth
 from slackwater.common.transport.region import Region
-from slackwater.schemas.base import Count, Epoch, IdText, Index, JobId, Name, Record
+from slackwater.schemas.base import WORKERS_MAX, Count, Epoch, IdText, Index, JobId, Name, Record
 from slackwater.schemas.placement import Endpoint
 from slackwater.services.aggregator.bucket import Bucket, Key, Move
 from slackwater.services.aggregator.departure import Departures
@@ -100,7 +100,7 @@ class HandoverNote(Record, kw_only=True, frozen=True):
     bucket: Index
     layout_epoch: Count
     location_epoch: Epoch
-    pushed: Annotated[tuple[Count, ...], msgspec.Meta(max_length=limits.WORKERS_MAX)]
+    pushed: Annotated[tuple[Count, ...], msgspec.Meta(max_length=WORKERS_MAX)]
     """The pushed words when A froze: a copy may have caught later ones without their slots."""
     copied: bool = False
     """Also on one host this is a copy: A has the bucket on a device."""

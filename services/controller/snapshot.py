@@ -1,7 +1,6 @@
 """The frozen snapshot of the cluster that a placement policy decides from."""
 
-from slackwater.common.base.limits import POOL_MAX
-from slackwater.schemas.base import AggregatorId
+from slackwater.schemas.base import AGGREGATORS_MAX, AggregatorId
 from slackwater.schemas.placement import JobPlacement
 from slackwater.services.controller.policies.demand import positions
 from slackwater.services.controller.policies.view import AggregatorView, ClusterView, JobView
@@ -19,7 +18,7 @@ def cluster_view(
     state: State,
     job: Job | None,
     *,
-    new_max: int = POOL_MAX,
+    new_max: int = AGGREGATORS_MAX,
     without: frozenset[AggregatorId] = frozenset(),
     forced: bool = False,
     others: tuple[JobView, ...] | None = None,

@@ -20,9 +20,17 @@ from typing import Final
 import msgspec
 
 from slackwater.common.base.effects import Effect, Log, Persist, Publish, Request
-from slackwater.common.base.limits import LOST_AFTER_S, POOL_MAX
+from slackwater.common.base.limits import LOST_AFTER_S
 from slackwater.schemas import subjects
-from slackwater.schemas.base import AggregatorId, ClusterId, JobId, Message, Ok, Refused
+from slackwater.schemas.base import (
+    AGGREGATORS_MAX,
+    AggregatorId,
+    ClusterId,
+    JobId,
+    Message,
+    Ok,
+    Refused,
+)
 from slackwater.schemas.cluster import (
     AdoptAggregators,
     AggregatorHeartbeat,
@@ -107,7 +115,7 @@ class Pool:
         id = AggregatorId(heartbeat.id)
         member = self._members.get(id)
         if member is None:
-            if len(self._members) >= POOL_MAX:
+            if len(self._members) >= AGGREGATORS_MAX:
                 return self._log_full(id)
             self._members[id] = _Member(heartbeat, now_s)
             return []
@@ -231,7 +239,7 @@ class Pool:
         """`drains`: which are being emptied, and how far that is."""
         ids = sorted(self._records.keys() | self._members.keys())
         infos = []
-        for id in ids[:POOL_MAX]:
+        for id in ids[:AGGREGATORS_MAX]:
             member = self._members.get(id)
             infos.append(
                 AggregatorInfo(
@@ -293,4 +301,4 @@ class Pool:
         if self._full_logged:
             return []
         self._full_logged = True
-        return [Log("pool.full", {"refused": id, "aggregators_max": POOL_MAX}, "warning")]
+        return [Log("pool.full", {"refused": id, "aggregators_max": AGGREGATORS_MAX}, "warning")]

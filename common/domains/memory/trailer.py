@@ -19,8 +19,8 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from slackwater.common.base.errors import Rejected
-from slackwater.schemas.base import Name, Record, Seconds
-from slackwater.schemas.memory import Secret, SlabId
+from slackwater.schemas.base import Name, Record, Seconds, Secret
+from slackwater.schemas.memory import SlabId
 
 TRAILER_BYTES: Final = 4096
 FREE: Final = 1

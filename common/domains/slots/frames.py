@@ -31,10 +31,9 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from slackwater.common.base import limits
 from slackwater.common.base.codec import shortened
 from slackwater.common.base.errors import DecodeRejected
-from slackwater.schemas.base import Count, MaybeId, Rank, Seconds, Text
+from slackwater.schemas.base import WORKERS_MAX, Count, MaybeId, Rank, Seconds, Text
 from slackwater.schemas.placement import Endpoint
 
 _RING: Final = 1
@@ -106,7 +105,7 @@ class Offer(_Control, frozen=True, kw_only=True, tag="offer"):
 
     handle: Count
     version: Count
-    applied: Annotated[tuple[Count, ...], msgspec.Meta(max_length=limits.WORKERS_MAX)] = ()
+    applied: Annotated[tuple[Count, ...], msgspec.Meta(max_length=WORKERS_MAX)] = ()
 
 
 class SeedAsked(_Control, frozen=True, kw_only=True, tag="seed-asked"):

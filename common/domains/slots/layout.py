@@ -22,6 +22,7 @@ import msgspec
 
 from slackwater.common.base import limits
 from slackwater.common.domains.slots.rules import RULES
+from slackwater.schemas.base import WORKERS_MAX
 from slackwater.schemas.jobs import DType, TensorSpec
 from slackwater.schemas.placement import BucketLayout, JobPlan
 
@@ -57,7 +58,7 @@ WANTED: Final = PUSHED + 6
 """Words of a rank's block."""
 HEADER_BYTES: Final = 4 * PAGE
 
-assert RANKS_OFFSET + limits.WORKERS_MAX * RANK_STRIDE <= HEADER_BYTES
+assert RANKS_OFFSET + WORKERS_MAX * RANK_STRIDE <= HEADER_BYTES
 assert HYPER_BYTES + 7 * WORD <= RANK_STRIDE
 
 

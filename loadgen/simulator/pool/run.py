@@ -21,7 +21,7 @@ from slackwater.loadgen.simulator.pool.faults import Faults
 from slackwater.loadgen.simulator.pool.feedback import Feedback, Mode
 from slackwater.loadgen.simulator.pool.profiles import SERVER_CORES, PoolJob, cost
 from slackwater.loadgen.simulator.pool.world import MASTER, World
-from slackwater.schemas.base import ClusterId, JobId, Message
+from slackwater.schemas.base import AGGREGATORS_MAX, ClusterId, JobId, Message
 from slackwater.schemas.cluster import AllocationEvent
 from slackwater.schemas.jobs import CancelJob, JobEvent, JobSpec, RegisterJob
 from slackwater.schemas.placement import MigrationEvent
@@ -40,7 +40,7 @@ NEVER_S = 1e12
 Iterations = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
 Period = Annotated[float, msgspec.Meta(ge=0.0, le=limits.TRACE_SECONDS_MAX)]
 Daily = Annotated[float, msgspec.Meta(ge=0.0, le=100_000.0)]
-Members = Annotated[int, msgspec.Meta(ge=1, le=limits.POOL_MAX)]
+Members = Annotated[int, msgspec.Meta(ge=1, le=AGGREGATORS_MAX)]
 PERIOD_S_MIN: Final = 1.0
 
 

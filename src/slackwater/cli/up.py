@@ -32,7 +32,7 @@ from slackwater.console.options import Json
 from slackwater.console.outcome import err, reported
 from slackwater.console.sizes import size_bytes
 from slackwater.console.where import CLUSTER, named
-from slackwater.schemas.base import ID_PATTERN, NODE_GPUS_MAX
+from slackwater.schemas.base import AGGREGATORS_MAX, ID_PATTERN, NODE_GPUS_MAX
 from slackwater.schemas.gpus import FAKE
 from slackwater.schemas.machine import LocalCluster, ServiceStatus
 
@@ -57,7 +57,7 @@ _Aggregators = Annotated[
     int | None,
     typer.Option(
         min=1,
-        max=limits.POOL_MAX,
+        max=AGGREGATORS_MAX,
         help="Aggregators in the pool; by default as many as the machine has cores, less one. "
         "With a fraction as --cpu-share: 10.",
         show_default=False,

@@ -21,6 +21,7 @@ from slackwater.common.domains.slots.layout import (
 )
 from slackwater.common.domains.slots.rules import RULES
 from slackwater.loadgen import models
+from slackwater.schemas.base import WORKERS_MAX
 from slackwater.schemas.jobs import TensorSpec
 
 shapes = st.lists(st.integers(1, 700), min_size=1, max_size=2)
@@ -77,7 +78,7 @@ def test_vgg19_large_tensors_have_buckets_of_their_own() -> None:
 
 @given(
     st.integers(1, 100_000),
-    st.integers(1, limits.WORKERS_MAX),
+    st.integers(1, WORKERS_MAX),
     st.sampled_from(["float32", "float16", "bfloat16"]),
     st.sampled_from(sorted(RULES)),
 )
