@@ -8,7 +8,7 @@ from typing import Any, get_args
 import pytest
 
 from slackwater.common.domains.facts.sentences import ROUTINE, listed, sentence
-from slackwater.schemas.base import AggregatorId, ClusterId, JobId
+from slackwater.schemas.base import AggregatorId, ClusterId, JobId, NodeId
 from slackwater.schemas.cluster import AggregatorFact, AllocationEvent
 from slackwater.schemas.facts import FACTS, Fact
 from slackwater.schemas.jobs import JobEvent
@@ -152,6 +152,24 @@ def test_a_job_that_runs_again_is_told_as_such() -> None:
         fact = JobEvent(job=JobId("j1"), fact="pending", at_s=1.0, reason=reason)
         assert sentence(fact) == (told or f"j1 {reason}")
     assert sentence(JobEvent(job=JobId("j1"), fact="deleted", at_s=1.0)) == "j1 is deleted"
+
+
+def test_a_job_that_is_paused_and_goes_on_elsewhere_is_told_with_its_gpus() -> None:
+    def told(fact: str, reason: str = "", **held: int) -> str:
+        allocation = tuple((NodeId(node), number) for node, number in held.items())
+        made = JobEvent(
+            job=JobId("j1"), fact=fact, at_s=1.0, attempt=2, allocation=allocation, reason=reason
+        )
+        return sentence(made)
+
+    assert told("starting", n1=4) == "j1 starts on n1"
+    assert told("running", n1=4, n2=2) == "j1 runs on n1 (4) and n2 (2)"
+    assert told("stopping", "its GPUs go to other jobs") == (
+        "j1 is told to save and to stop: its GPUs go to other jobs"
+    )
+    assert told("paused") == "j1 is paused"
+    assert told("resumed", n3=6) == "j1 runs again on n3"
+    assert told("resized", n1=2, n2=2) == "j1 is resized on n1 (2) and n2 (2)"
 
 
 def test_a_fact_of_a_newer_version_is_told_by_its_own_words() -> None:
