@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from slackwater.common.base.errors import Rejected
 from slackwater.common.domains.models.efficiency import efficiency
-from slackwater.common.domains.models.throughput import Floats, Throughput, examples_per_s
+from slackwater.common.domains.models.throughput import Floats, Throughput
 
 Ints = NDArray[np.int64]
 
@@ -107,8 +107,9 @@ class GoodputModel(msgspec.Struct, frozen=True):
         """Useful examples per second."""
         steps = np.asarray(accumulation)
         batch = np.asarray(gpus) * np.asarray(per_gpu) * (steps + 1)
-        per_s = examples_per_s(self.throughput, nodes, gpus, per_gpu, steps, gpu_speed)
-        return per_s * self.efficiency(batch)
+        seconds = self.throughput.iteration_s(nodes, gpus, per_gpu, steps, gpu_speed)
+        useful: Floats = batch / seconds * self.efficiency(batch)
+        return useful
 
     def tune(self, nodes: int, gpus: int, gpu_speed: float = 1.0) -> Tuning:
         """argmax over (m, s) (eq. 3.10)."""

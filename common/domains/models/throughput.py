@@ -85,17 +85,3 @@ def overlap_s(grad_s: Floats, sync_s: Floats, gamma: float) -> Floats:
     ratio = np.divide(shorter, longer, out=np.zeros_like(longer), where=longer > 0)
     combined: Floats = longer * (1.0 + ratio**gamma) ** (1.0 / gamma)
     return combined
-
-
-def examples_per_s(
-    throughput: Throughput,
-    nodes: ArrayLike,
-    gpus: ArrayLike,
-    per_gpu: ArrayLike,
-    accumulation: ArrayLike = 0,
-    gpu_speed: float = 1.0,
-) -> Floats:
-    """THROUGHPUT (eq. 3.4)."""
-    batch = np.asarray(gpus) * np.asarray(per_gpu) * (np.asarray(accumulation) + 1)
-    seconds = throughput.iteration_s(nodes, gpus, per_gpu, accumulation, gpu_speed)
-    return np.asarray(batch / seconds, dtype=np.float64)

@@ -30,7 +30,6 @@ from slackwater.common.domains.models.goodput import (
 from slackwater.common.domains.models.lr_scaling import TrainingState, adascale, legw, rule
 from slackwater.common.domains.models.throughput import (
     ThroughputParams,
-    examples_per_s,
 )
 
 THETA = ThroughputParams(0.05, 0.001, 0.02, 0.005, 0.1, 0.01, 2.0)
@@ -51,7 +50,7 @@ def test_iteration_time_of_the_worked_example() -> None:
 
 def test_accumulation_over_two_machines() -> None:
     assert float(THETA.iteration_s(2, 8, 100, 1)) == pytest.approx(0.369317, abs=1e-6)
-    assert float(examples_per_s(THETA, 2, 8, 100, 1)) == pytest.approx(4332.32, abs=5e-3)
+    assert 1600 / float(THETA.iteration_s(2, 8, 100, 1)) == pytest.approx(4332.32, abs=5e-3)
     assert float(MODEL.goodput(2, 8, 100, 1)) == pytest.approx(1879.56, abs=5e-3)
 
 
@@ -141,7 +140,7 @@ def test_fixed_batch_has_efficiency_one() -> None:
     model = GoodputModel(THETA, 0.0, limits)
     tuning = model.tune(1, 4)
     assert (tuning.per_gpu, tuning.accumulation) == (128, 0)
-    assert tuning.goodput == pytest.approx(float(examples_per_s(THETA, 1, 4, 128)))
+    assert tuning.goodput == pytest.approx(512 / float(THETA.iteration_s(1, 4, 128)))
 
 
 def test_slower_gpus_compute_slower_and_synchronise_alike() -> None:

@@ -12,7 +12,6 @@ from slackwater.common.domains.models.goodput import BatchLimits, GoodputModel, 
 from slackwater.common.domains.models.throughput import (
     Throughput,
     ThroughputParams,
-    examples_per_s,
 )
 from slackwater.common.domains.models.throughput_table import ThroughputTable
 from slackwater.schemas.base import JobId, NodeId
@@ -70,9 +69,11 @@ def test_faster_gpus_compute_faster_and_synchronise_alike(form: Throughput) -> N
     assert slow - fast == pytest.approx(float(THETA.grad_s(64)) / 2, rel=1e-6)
 
 
-def test_throughput_is_examples_over_seconds(form: Throughput) -> None:
-    per_s = float(examples_per_s(form, 1, 4, 64, 1))
-    assert per_s == pytest.approx(512 / float(form.iteration_s(1, 4, 64, 1)))
+def test_goodput_is_useful_examples_over_seconds(form: Throughput) -> None:
+    model = GoodputModel(form, 1000.0, LIMITS)
+    per_s = 512 / float(form.iteration_s(1, 4, 64, 1))
+    found = float(model.goodput(1, 4, 64, 1))
+    assert found == pytest.approx(per_s * (1000 + 64) / (1000 + 512))
 
 
 def test_goodput_and_the_policy_take_any_form(form: Throughput) -> None:
