@@ -1,0 +1,87 @@
+"""Jobs with GPUs on real processes: one is paused for another, goes on, and the policy is changed.
+
+It takes some ten seconds: every service, job and command is a process, and a master decides once
+it has heard all nodes.
+"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.waiting import eventually
+
+pytestmark = pytest.mark.live
+
+COMMAND = [sys.executable, "-m", "slackwater.cli.main"]
+OWN = ("SLACKWATER", "NATS", "XDG_STATE_HOME")
+SAVES = (
+    'trap "echo saving; exit 9" TERM; echo gpu $CUDA_VISIBLE_DEVICES; while :; do sleep .1; done'
+)
+
+
+@pytest.fixture
+def environment() -> Iterator[dict[str, str]]:
+    """Two nodes with two fake GPUs each; the smallest job comes first."""
+    folder = Path(tempfile.mkdtemp(prefix="gp-"))  # Sockets' paths must be short.
+    made = {k: v for k, v in os.environ.items() if not k.startswith(OWN)} | {
+        "XDG_STATE_HOME": str(folder / "home"),
+        "TMPDIR": str(folder),
+    }
+    words = ("up", "--aggregators", "1", "--nodes", "2", "--gpus-per-node", "2", "--json")
+    with (folder / "out").open("wb") as out:
+        process = subprocess.Popen(
+            [*COMMAND, *words, "--gpu-policy", "sf", "--state-dir", str(folder / "state")],
+            stdout=out, stderr=subprocess.DEVNULL, env=made, start_new_session=True,
+        )  # fmt: skip
+    try:
+        eventually(lambda: (folder / "out").read_text().endswith("}\n"), "it is up", 100.0)
+        yield made
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(60)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_a_job_is_paused_for_a_smaller_one_and_goes_on_after_it(
+    environment: dict[str, str],
+) -> None:
+    def run(*words: str) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            [*COMMAND, *words], env=environment, text=True, capture_output=True, timeout=60,
+            check=False,
+        )  # fmt: skip
+
+    def submit(id: str, gpus: int, script: str) -> None:
+        words = ("submit", "--id", id, "--workers", str(gpus), "--gpus", str(gpus))
+        done = run(*words, "--", "/bin/sh", "-c", script)
+        assert done.returncode == 0, done.stderr
+
+    def record(id: str) -> dict[str, object]:
+        found: dict[str, object] = json.loads(run("job", id, "--json").stdout)
+        return found
+
+    submit("big", 4, SAVES)
+    eventually(lambda: record("big")["state"] == "running", "big runs", 30.0)
+    submit("small", 1, "while [ ! -e $TMPDIR/over ]; do sleep .1; done")
+    waits = "held by small (1)"
+    eventually(lambda: waits in str(record("big")["reason"]), "big waits for small", 30.0)
+    assert record("big")["state"] == "paused"
+    Path(environment["TMPDIR"], "over").touch()
+    eventually(lambda: record("big")["state"] == "running", "big goes on", 30.0)
+    assert (record("small")["state"], record("big")["attempt"]) == ("completed", 1)
+    said = run("logs", "big", "--rank", "0").stdout
+    assert said.count("gpu 0") == 2
+    assert "saving" in said
+    refused = run("policy", "set", "srsf")
+    assert refused.returncode == 65
+    assert "the time that each job still needs" in refused.stderr
+    assert run("policy", "set", "fifo").returncode == 0
+    shown = json.loads(run("policy", "show", "--json").stdout)
+    assert (shown["policy"], shown["chosen"], shown["gpus_used"]) == ("fifo", True, 4)
