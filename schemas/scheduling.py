@@ -19,7 +19,7 @@ class PolicyRecord(Record, kw_only=True, frozen=True):
     chosen: bool = False
     """It was set on the running cluster, and counts before the master's configuration."""
     facts: Annotated[bytes, msgspec.Meta(max_length=POLICY_FACTS_BYTES_MAX)] = b""
-    """What the policy must not forget (see scheduling/scheduler.py)."""
+    """Facts that the policy must not forget (see scheduling/scheduler.py)."""
     set_s: Seconds = 0.0
     epoch: Count = 0
 

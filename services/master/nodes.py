@@ -7,6 +7,7 @@ promised the same slot or GPU.
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import inf
 from typing import Literal, assert_never
 
 from slackwater.common.base.limits import WORKER_NODES_MAX
@@ -163,6 +164,8 @@ class Nodes:
                 id,
                 0 if self.silent(id, now_s) else len(self.healthy(id)),
                 node.heartbeat.gpus[0].type,
+                node.heartbeat.cores or inf,
+                node.heartbeat.memory_bytes or inf,
             )
             for id, node in sorted(self._nodes.items())
             if node.heartbeat.gpus

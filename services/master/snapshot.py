@@ -12,14 +12,14 @@ GPUs as jobs still hold there.
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 
 from slackwater.schemas.base import JobId, NodeId
 from slackwater.schemas.gpus import NodeAllocation
 from slackwater.schemas.job_states import HOLDING_STATES, TERMINAL_STATES, WAITING_STATES
 from slackwater.schemas.jobs import JobRecord
-from slackwater.services.master.gangs import slots_held
+from slackwater.services.master.gangs import gpus_each, slots_held
 from slackwater.services.master.scheduling.view import (
     Allocation,
     ClusterView,
@@ -39,6 +39,9 @@ class Capacity:
     node: NodeId
     number: int
     gpu_type: str = ""
+    cores: float = inf
+    memory_bytes: float = inf
+    """Cores and main memory for jobs; inf: the node does not say."""
 
 
 @dataclass(slots=True)
@@ -179,6 +182,8 @@ class Snapshot:
             priority=spec.priority,
             batch_size=spec.batch_size,
             speeds=spec.gpu_types,
+            cores=spec.cores / (gpus_each(spec) or 1),
+            memory_bytes=spec.memory_bytes // (gpus_each(spec) or 1),
             allocation=placed,
             since_s=record.since_s or record.submitted_s,
             attained_gpu_s_then=record.gpu_s,
@@ -207,15 +212,17 @@ class Snapshot:
         unheard = (Capacity(node, 0, kind) for node in lost)  # By a master that just began.
         nodes = sorted((*capacities, *unheard), key=lambda c: c.node)
         now = tuple(
-            Capacity(c.node, max(c.number - self._kept[c.node], self._held[c.node]), c.gpu_type)
-            for c in nodes
+            replace(c, number=max(c.number - self._kept[c.node], self._held[c.node])) for c in nodes
         )
         if now == self._capacities:
             return
         self._capacities = now
         index = {each.node: place for place, each in enumerate(now)}
         self._cluster = ClusterView(
-            nodes=tuple(NodeView(n, c.node, c.number, c.gpu_type) for n, c in enumerate(now)),
+            nodes=tuple(
+                NodeView(n, c.node, c.number, c.gpu_type, c.cores, c.memory_bytes)
+                for n, c in enumerate(now)
+            ),
             gpus=sum(each.number for each in now),
             gpu_types=tuple(sorted({each.gpu_type for each in now if each.number})) or ("",),
             node_gpus_max=max((each.number for each in now), default=0),
