@@ -40,6 +40,7 @@ from slackwater.services.slabd.events import (
     SlabGone,
     SlabMade,
 )
+from slackwater.services.slabd.slab import check_invariants
 from slackwater.services.worker.core import ProcessesFound, ProcessExited, WorkerCore
 
 SHORT, LONG = 600, 20_000
@@ -204,4 +205,9 @@ def test_no_message_breaks_a_lender(seed: int, count: int) -> None:
     rng = Random(seed)
     memory = Memory(rng)
     driven = Driven(rng, memory.define, memory.act)
-    drive(driven, count, lambda: driven.step(memory.event(list(driven.core.slabs))))
+
+    def step() -> None:
+        driven.step(memory.event(list(driven.core.slabs)))
+        check_invariants(driven.core.slabs, driven.core.sessions)
+
+    drive(driven, count, step)
