@@ -18,6 +18,8 @@ preempted is promoted a second after: the instant of its preemption is decided a
 
 **Gittins** learns from completed jobs alone; until `learn_jobs` of them are there, it is LAS. The
 distribution is renewed each time history has grown by a tenth. In the last queue there is no index.
+With running jobs first and one limit it is therefore LAS to the last second: whoever waits in Q1
+has attained nothing. `history_of` keeps a distribution for each model, tenant or size.
 
 **Placement** is by skew against PACKLIMIT (see `placement`), learned anew as spread jobs are
 observed.
@@ -25,7 +27,7 @@ observed.
 
 from bisect import bisect_right
 from math import ceil, inf
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import msgspec
 
@@ -47,6 +49,9 @@ DEFAULT_LIMITS = "3600,57600"
 
 Order = Literal["submission", "first_start", "index", "entry", "waiting"]
 Quantum = Literal["queue", "supremum"]
+HistoryOf = Literal["all", "model", "tenant", "size"]
+GROUP_JOBS_MIN: Final = 10
+"""Completed jobs of a model, tenant or size before it has a distribution of its own."""
 PackLimit = Annotated[float, msgspec.Meta(ge=-1, le=1)]
 
 _ROUNDING_GPU_S = 1e-6
@@ -57,8 +62,10 @@ class Notes:
     """What Tiresias remembers besides its queues."""
 
     __slots__ = (
+        "by_group",
         "distribution",
         "entered",
+        "groups",
         "history",
         "learned_from",
         "observations",
@@ -73,6 +80,9 @@ class Notes:
         self.entered: dict[JobId, tuple[int, float]] = {}
         """With order=entry: (queue, since when)."""
         self.history: list[float] = []
+        self.groups: list[str] = []
+        """The group of each sample of `history`."""
+        self.by_group: dict[str, Distribution] = {}
         self.distribution: Distribution | None = None
         self.learned_from = 0
         self.observations: list[Observation] = []
@@ -111,6 +121,8 @@ class TiresiasFacts(msgspec.Struct, frozen=True):
     observed: dict[JobId, tuple[float, float]]
     pack_limit: float
     seen: dict[JobId, Seen]
+    groups: list[str] = msgspec.field(default_factory=list)
+    """The group of each completed job of `history`; facts of before groups have none."""
 
 
 def _gpu_seconds(text: str, knob: str) -> list[float]:
@@ -169,11 +181,11 @@ class Tiresias(QueuePolicy):
             case "waiting":
                 return (job.since_s,)
             case "index":
-                return (self.index(queue, attained, notes),)
+                return (self.index(job, queue, attained, notes),)
             case _:
                 return (0,)
 
-    def index(self, queue: int, attained: float, notes: Notes) -> float:
+    def index(self, job: JobView, queue: int, attained: float, notes: Notes) -> float:
         """Lower runs first."""
         return attained
 
@@ -259,12 +271,14 @@ class Tiresias(QueuePolicy):
             notes.resets, notes.entered, notes.history, notes.learned_from, notes.observations,
             notes.observed, notes.pack_limit,
             {j.id: Seen(j.number, j.attained_gpu_s_then, j.held_gpus, j.since_s) for j in jobs},
+            notes.groups,
         )  # fmt: skip
 
     def restored(self, facts: TiresiasFacts) -> Queues:
         notes = self.fresh_notes()
         notes.resets, notes.entered = dict(facts.resets), dict(facts.entered)
         notes.history, notes.learned_from = list(facts.history), facts.learned_from
+        notes.groups = facts.groups or [""] * len(notes.history)
         notes.observations, notes.observed = list(facts.observations), dict(facts.observed)
         notes.pack_limit = facts.pack_limit
         queues = Queues(notes)
@@ -292,44 +306,68 @@ class TiresiasGittins(Tiresias):
         self, limits: str = DEFAULT_LIMITS, order: Order = "index", running_first: bool = True,
         promote_knob: AtLeast0 = 0, round_s: Seconds = 0, pack_limit: PackLimit = -1,
         learn_jobs: Count = 50, quantum: Quantum = "queue", history: str = "",
+        history_of: HistoryOf = "all",
     ) -> None:  # fmt: skip
         super().__init__(limits, order, running_first, promote_knob, round_s, pack_limit)
-        self.learn_jobs, self.quantum = learn_jobs, quantum
+        self.learn_jobs, self.quantum, self.history_of = learn_jobs, quantum, history_of
         self.history = _gpu_seconds(history, "history")
 
     def fresh_notes(self) -> Notes:
         notes = Notes()
-        notes.history = list(self.history)
+        notes.history, notes.groups = list(self.history), [""] * len(self.history)
         self._learn(notes)
         return notes
 
     def _learn(self, notes: Notes) -> None:
         del notes.history[: -limits.SERVICE_HISTORY_MAX]
+        del notes.groups[: -limits.SERVICE_HISTORY_MAX]
         notes.learned_from = len(notes.history)
         self._distribute(notes)
 
     def _distribute(self, notes: Notes) -> None:
-        if notes.learned_from >= self.learn_jobs or self.history:
-            notes.distribution = Distribution(notes.history[: notes.learned_from])
+        if notes.learned_from < self.learn_jobs and not self.history:
+            return
+        notes.distribution = Distribution(notes.history[: notes.learned_from])
+        samples: dict[str, list[float]] = {}
+        for group, service in zip(notes.groups, notes.history[: notes.learned_from], strict=False):
+            samples.setdefault(group, []).append(service)
+        notes.by_group = {
+            group: Distribution(found)
+            for group, found in samples.items()
+            if group and len(found) >= GROUP_JOBS_MIN
+        }
 
     def restored(self, facts: TiresiasFacts) -> Queues:
         queues = super().restored(facts)
         self._distribute(queues.notes)
         return queues
 
-    def index(self, queue: int, attained: float, notes: Notes) -> float:
-        if notes.distribution is None:
+    def _group(self, job: JobView) -> str:
+        match self.history_of:
+            case "model":
+                return job.model
+            case "tenant":
+                return job.tenant
+            case "size":
+                return str(job.gpus)
+            case _:
+                return ""
+
+    def index(self, job: JobView, queue: int, attained: float, notes: Notes) -> float:
+        distribution = notes.by_group.get(self._group(job), notes.distribution)
+        if distribution is None:
             return 0
         if self.quantum == "supremum":
-            return -notes.distribution.supremum(attained)
+            return -distribution.supremum(attained)
         if queue >= len(self.limits):
             return 0
-        return -notes.distribution.index(attained, self.limits[queue])
+        return -distribution.index(attained, self.limits[queue])
 
     def ended(self, job: JobView, now_s: float, queues: Queues) -> None:
         super().ended(job, now_s, queues)
         notes = queues.notes
         notes.history.append(job.attained_gpu_s(now_s))
+        notes.groups.append(self._group(job))
         grown = len(notes.history) - notes.learned_from
         if len(notes.history) >= self.learn_jobs and grown * 10 >= notes.learned_from:
             self._learn(notes)
