@@ -114,7 +114,7 @@ class Placer:
         return _take_in_turn(gpus, sorted(self._nodes(gpu_type), key=lambda n: (-n[0], n[1])))
 
 
-def _take_in_turn(gpus: int, nodes: Iterable[tuple[int, int]]) -> Allocation:
+def _take_in_turn(gpus: int, nodes: Sequence[tuple[int, int]]) -> Allocation:
     """From each (free, index) what it has until there are enough; NOTHING: there are not."""
     taken: list[tuple[int, int]] = []
     need = gpus
