@@ -8,21 +8,19 @@ without one.
 
 from copy import deepcopy
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgspec.structs import replace
 
 from slackwater.services.master.scheduling.policies.forecast import forecast
+from slackwater.services.master.scheduling.policies.order import Explained
 from slackwater.services.master.scheduling.policies.placement import Placer
 from slackwater.services.master.scheduling.policies.queue_index import Queues
 from slackwater.services.master.scheduling.policies.room import Demand, Room, demand_of, type_held
 from slackwater.services.master.scheduling.view import JobView, Pending, View
 
-if TYPE_CHECKING:
-    from slackwater.services.master.scheduling.policies.queues import QueuePolicy
 
-
-def explain_queue(policy: "QueuePolicy", view: View, memory: Any) -> list[Pending]:
+def explain_queue(policy: Explained, view: View, memory: Any) -> list[Pending]:
     """One reason for each pending job, in the policy's order; `view` shows the plan applied."""
     waiting = [job for job in view.jobs.values() if not job.allocation]
     if not waiting:
