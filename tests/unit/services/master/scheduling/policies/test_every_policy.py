@@ -87,7 +87,8 @@ def test_the_auditor_finds_nothing(name: str, world: str, jobs: list[SimJob]) ->
         pytest.skip(f"{name} refuses quotas (see test_scheduler)")
     nodes = [(4, ""), (2, ""), (2, "")]
     result = run(name, jobs, nodes, WORLDS[world])
-    log = event_log(result, name, "fixed", nodes, exact=world != "spread")
+    rules = WORLDS[world].rules
+    log = event_log(result, name, "fixed", nodes, exact=world != "spread", rules=rules)
     assert audit(log) == []
     assert len(result.outcomes) == len(jobs)
     assert all(outcome.end_s < float("inf") for outcome in result.outcomes)
