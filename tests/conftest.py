@@ -1,4 +1,4 @@
-"""What every test may use: the shared traces' folder, where there is one."""
+"""Fixtures for every test: the shared traces' folder, where there is one."""
 
 import os
 from pathlib import Path

@@ -41,7 +41,7 @@ HERE = AggregatorId("here")
 
 
 def finish(coroutine: Coroutine[Any, Any, T]) -> T:
-    """What it returns: here nothing is waited for."""
+    """Return the coroutine's result: here nothing is waited for."""
     try:
         coroutine.send(None)
     except StopIteration as stopped:
@@ -57,7 +57,8 @@ class InProcess:
         self.bucket_bytes = bucket_bytes
         self.lock = threading.RLock()
         self.rule = ""
-        """What jobs were submitted with, where that is not what their programs say."""
+        """The update rule that jobs were submitted with, where that is not what their programs
+        say."""
         self.jobs: dict[str, _Job] = {}
         self.finished: dict[tuple[str, int], str] = {}
         self.waiting = 0

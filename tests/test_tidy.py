@@ -22,12 +22,12 @@ LONG_FUNCTIONS: frozenset[str] = frozenset()
 LONG_MODULES: dict[str, str] = {}
 """Module -> why one idea needs more lines. The idea decides where a module is cut."""
 
-OBSCURE_STARTS = {"...", "Of", "Who", "Whose", "Whom", "Whoever", "What", "Whatever", "As", "Those"}
+OBSCURE_STARTS = {"Of", "Who", "Whose", "Whom", "Whoever", "What", "Whatever", "As", "Those"}
 """Words at which a reader does not know yet what a docstring is about."""
 
 OBSCURE_MAX = {
     "schemas": 0, "common": 0, "services": 146, "loadgen": 0, "src": 61, "benchmarks": 0,
-    "examples": 0, "tests": 146,
+    "examples": 0, "tests": 0,
 }  # fmt: skip
 """Docstrings in each folder that begin so. These numbers may only fall: lower one with each that
 you mend."""
@@ -141,6 +141,10 @@ def docstrings(path: Path) -> Iterator[tuple[int, str]]:
                     yield line.lineno, text
 
 
+def obscure_start(word: str) -> bool:
+    return word.startswith("...") or word.rstrip(",:;") in OBSCURE_STARTS
+
+
 @pytest.mark.parametrize("folder", OBSCURE_MAX)
 def test_docstrings_begin_with_a_verb_or_a_name(folder: str) -> None:
     """`Of the job: ...` is read twice, `The job's ...` once."""
@@ -149,7 +153,7 @@ def test_docstrings_begin_with_a_verb_or_a_name(folder: str) -> None:
         for path in (*modules(), *(ROOT / "tests").rglob("*.py"))
         if path.relative_to(ROOT).parts[0] == folder
         for line, text in docstrings(path)
-        if text.split()[:1] and text.split()[0].rstrip(",:;") in OBSCURE_STARTS
+        if text.split()[:1] and obscure_start(text.split()[0])
     ]
     assert len(obscure) <= OBSCURE_MAX[folder], f"say it with a verb or a name: {obscure}"
 

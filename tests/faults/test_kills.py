@@ -193,7 +193,7 @@ def restarts(cluster: EmbeddedCluster) -> dict[str, int]:
 
 
 async def test_submissions_resume_after_the_master_was_killed() -> None:
-    """What was acknowledged before the kill is there after it, and new jobs are accepted."""
+    """Submissions acknowledged before the kill are there after it, and new jobs are accepted."""
     async with running() as (cluster, client):
         accepted = []
         for number in range(12):

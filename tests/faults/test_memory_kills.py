@@ -367,7 +367,8 @@ async def test_two_of_ten_lenders_are_lost_and_nobody_notices(tmp_path: Path) ->
                             await asyncio.sleep(0.1)
 
                 async def made_again(since: int) -> None:
-                    """What two members lacked; only then may two others go."""
+                    """Wait until the fragments that two members lacked are made again; only then
+                    may two others go."""
                     async with asyncio.timeout(120):
                         while len(regenerated(log.read_text()[since:])) < 2:
                             run.watch()

@@ -40,7 +40,7 @@ ANSWERS: Mapping[type[Message], type[Message]] = {
     ListAggregators: AggregatorList,
     ListBuckets: BucketsHeld,
 }
-"""What a request is answered with, where that is not Ok."""
+"""Answers to requests, where that is not Ok."""
 
 
 class Driven:

@@ -24,7 +24,7 @@ MEMORY_BYTES = 1 << 28
 
 
 class FakeError(RuntimeError):
-    """As CUDARuntimeError: `status` is CUDA's number."""
+    """An error like CUDARuntimeError: `status` is CUDA's number."""
 
     def __init__(self, status: int) -> None:
         super().__init__(f"cuda error {status}")
@@ -129,7 +129,7 @@ class FakeRawKernel:
 
 
 class FakeArray:
-    """What a program would have: cupy.ndarray's part in this."""
+    """An array that a program would have: cupy.ndarray's part in this."""
 
     def __init__(self, runtime: FakeRuntime, values: np.ndarray, stream: int | None = 1) -> None:
         self._runtime, self.values = runtime, values

@@ -12,7 +12,7 @@ import pytest
 
 
 def libraries() -> list[str]:
-    """Those of installed wheels, else the system's."""
+    """Find the libraries of installed wheels, else the system's."""
     spec = importlib.util.find_spec("nvidia")
     folders = list(spec.submodule_search_locations or ()) if spec is not None else []
     found = sorted(

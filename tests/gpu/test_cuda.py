@@ -21,7 +21,7 @@ ELEMENTS = 1_000_003
 
 
 def raw(values: np.ndarray, dtype: DType) -> np.ndarray:
-    """As the kernels' dtype."""
+    """Convert values to the kernels' dtype."""
     if dtype == "float32":
         return values
     if dtype == "float16":

@@ -58,7 +58,7 @@ def test_everything_else_that_is_asked_of_cupy_is_there(cupy: Any) -> None:
 
 
 def test_cupys_errors_carry_cudas_number(cupy: Any) -> None:
-    """What `_cuda` maps them by."""
+    """`_cuda` maps errors by this number."""
     error = cupy.cuda.runtime.CUDARuntimeError(2)
     assert isinstance(error, RuntimeError)
     assert error.status == 2

@@ -86,7 +86,7 @@ async def test_both_processes_see_one_memory(name: str, tmp_path: Path, opens: b
 
 
 async def test_a_copy_on_the_device_needs_neither_host_nor_peer(name: str, tmp_path: Path) -> None:
-    """What an Agent does: its own array, straight into the aggregator's slot and back."""
+    """An Agent copies its own array straight into the aggregator's slot and back."""
     async with owner(name, tmp_path) as peer:
         remote: Any = await peer.channel.open(await peer.say(b"grant"))
         loan, first = remote.loan

@@ -1,4 +1,4 @@
-"""What must hold in the whole system, whatever happens (issue: the aggregation pool).
+"""Invariants of the whole system, watched at every moment.
 
 each tensor on exactly one aggregator     `OwnerWatch` at any moment, `check_settled` in peace
 every update applied once                 by every program, of every version that it reads;

@@ -55,7 +55,7 @@ class Notify(SdNotify):
 
 
 class Machine:
-    """What a lender's monitor sees; a test fills and empties it."""
+    """The machine that a lender's monitor sees; a test fills and empties it."""
 
     def __init__(self) -> None:
         self.others_bytes = 0
@@ -93,7 +93,7 @@ class SlowDisk(Backup):
         return self._allocated(first, count)
 
     async def close(self) -> None:
-        """As a kill: what is in the ring is lost, what is in the file stays."""
+        """End as by a kill: what is in the ring is lost, what is in the file stays."""
         self._pump.cancel()
         await asyncio.gather(self._pump, return_exceptions=True)
         self._readers.shutdown()

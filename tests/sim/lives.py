@@ -30,7 +30,7 @@ POINTS = tuple(name for name in failpoints.OWN_POINTS if name.startswith("aggreg
 
 
 class Store(SdNotify):
-    """What one life says to its supervisor, whose descriptor store outlives it."""
+    """One life's messages to its supervisor, whose descriptor store outlives it."""
 
     def __init__(self, kept: FdStore) -> None:
         super().__init__()
@@ -106,7 +106,7 @@ class Lives:
         self.pauses_s: tuple[float, ...] = (0.001, 0.05, 0.3)
         """How long an aggregator may be dead."""
         self.failures: list[BaseException] = []
-        """What ended a life that nobody killed."""
+        """Errors that ended a life that nobody killed."""
         self._kept = {id: FdStore() for id in ids}
         self._tasks: dict[asyncio.Task[Any], Context] = {}
 
@@ -156,8 +156,8 @@ class Lives:
             self.failures.append(error)
 
     def _enter_at_the_door(self, life: Life) -> None:
-        """What a peer's channel or a command causes here is done by this process, not by the one
-        that sent it."""
+        """Let this process do what a peer's channel or a command causes here, not the process that
+        sent it."""
         plane: Any = life.aggregator.plane
         adoptions: Any = life.aggregator._adoptions
         orders: Any = life.aggregator.orders
@@ -235,7 +235,7 @@ class Lives:
             kept.clear()
 
     def patch(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """What of the real world the model replaces."""
+        """Replace the parts of the real world that the model stands for."""
         monkeypatch.setattr(failpoints, "_armed", dict.fromkeys(POINTS))
         monkeypatch.setattr(failpoints, "_hit", self.passed)
         if self.network.shared:  # The model's network has one kind.

@@ -75,12 +75,12 @@ class Slow(Network):
 
 @dataclass
 class Job:
-    """What a job computes, and what its parameters must be after every iteration."""
+    """The computation of a job, and what its parameters must be after every iteration."""
 
     spec: JobSpec
     compute_s: float
     elements: tuple[int, ...]
-    """Of each bucket, in forward order."""
+    """Elements of each bucket, in forward order."""
     gradients: list[Any]
     """Per bucket: [rank, iteration, element]"""
     expected: list[Any]
@@ -88,12 +88,12 @@ class Job:
     slow: list[float] = field(default_factory=lambda: [1.0] * WORKERS)
     """Per rank: how many times longer its computing takes just now."""
     iterations_s: list[tuple[float, float]] = field(default_factory=list)
-    """Of rank 0: (when it ended, how long it lasted)."""
+    """Iterations of rank 0: (when it ended, how long it lasted)."""
     ended: str = ""
 
     @property
     def tensors(self) -> tuple[TensorSpec, ...]:
-        """Of groups of their own, so that each is a bucket though it is small."""
+        """Return tensors with a group each, so that each is a bucket though it is small."""
         return tuple(
             TensorSpec(name=f"t{n}", shape=(count,), group=n)
             for n, count in enumerate(self.elements)
@@ -181,7 +181,7 @@ class Program:
             await self._die()
 
     async def _agent(self) -> None:
-        """What the Agent's thread runs."""
+        """Run the Agent as its thread does."""
         try:
             await self.session._main()
         except SlackwaterError as error:
@@ -262,7 +262,7 @@ class Program:
 
 @dataclass(eq=False)
 class Rank:
-    """What the files of a rank say; they outlive the worker service."""
+    """The files of a rank; they outlive the worker service."""
 
     job: str
     rank: int

@@ -206,7 +206,7 @@ class Rank:
         session._apply(session._core.start(cluster.clock.now_s()))
 
     async def repeat(self) -> None:
-        """As the Agent's thread does; without it a lost frame's loss would be for ever."""
+        """Repeat as the Agent's thread does; without it a lost frame's loss would be for ever."""
         while True:
             await asyncio.sleep(limits.REPEAT_S)
             self.session._apply(self.session._core.repeat(self.now_s))
@@ -248,8 +248,8 @@ class Rank:
         return (gradient if self.bound is None else whole)(self.rank, iteration, bucket)
 
     def check_reads(self, iteration: int, bound: int) -> None:
-        """What this worker reads after an iteration is whole, says what it contains, and lacks
-        nothing that the bound promises."""
+        """Check that this worker's reads after an iteration are whole, say what they contain, and
+        lack nothing that the bound promises."""
         for cell in self.session.cells:
             values = cell.parameters(0)
             contained = cell.contained
@@ -328,7 +328,7 @@ async def travel(cluster: Cluster) -> None:
 
 
 def arrange(monkeypatch: pytest.MonkeyPatch, cluster: Cluster, lossy: bool) -> None:
-    """What of the real world the model replaces."""
+    """Replace the parts of the real world that the model stands for."""
     cluster.patch(monkeypatch)
     monkeypatch.setattr(region_access, "PIECE_BYTES", 4 * ELEMENTS // 3)
     arrive = MemoryChannel.arrive

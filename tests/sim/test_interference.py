@@ -12,7 +12,7 @@ from slackwater.schemas.placement import MigrationEvent
 from slackwater.schemas.telemetry import IterationsObserved, LinkTimes
 
 BYTES_S = 10_000_000
-"""Of a link that is not congested."""
+"""The rate of a link that is not congested."""
 
 
 class Networked(control.Plane):

@@ -1,4 +1,4 @@
-"""Whatever must not be in the whole system is found: provoked one by one, where all was well."""
+"""Watches find every violation in the whole system: provoked one by one, where all was well."""
 
 import asyncio
 import copy

@@ -78,7 +78,7 @@ class Life:
         self.users: set[asyncio.Task[None]] = set()
 
     async def read(self, reader: int, pages: Pages, target: memoryview) -> None:
-        """As a client's connection does: noted, served, and then the prefetcher looks."""
+        """Read as a client's connection does: noted, served, and then the prefetcher looks."""
         s = self.device.table.prefetched
         if s.words[prefetch_cache.PLACES]:
             s.notes[s.words[prefetch_cache.NOTED]] = reader, pages[0], len(pages)

@@ -1,4 +1,4 @@
-"""What an operator is told of tenants: the whole system in virtual time, one tenant's jobs beside
+"""Reports on tenants to an operator: the whole system in virtual time, one tenant's jobs beside
 another's."""
 
 import asyncio

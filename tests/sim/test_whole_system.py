@@ -50,7 +50,7 @@ class Seen:
     looks: int = 0
     """Windows of iterations in peace."""
     beyond: int = 0
-    """Those beyond the loss limit."""
+    """Jobs beyond the loss limit."""
     served: int = 0
     """Buckets that were found where they belong, second by second, in peace."""
 

@@ -45,7 +45,7 @@ SOURCES = ("common", "schemas", "services", "loadgen", "src", "tests")
 PASSED = 1
 """qemu's status where the job's was 0."""
 CASES = "verbs and not (uvloop and domains)"
-"""Of the conformance suite: windows on both event loops, domains on one."""
+"""Cases of the conformance suite: windows on both event loops, domains on one."""
 PARTS = {
     "conformance": f'tests/unit/common/transport/test_conformance.py -k "{CASES}"',
     "refusals": "tests/vm/test_verbs_refusals.py",
@@ -166,7 +166,7 @@ def numba_settings() -> dict[str, str]:
 
 
 def job_script(parts: Mapping[str, str], limit_s: float) -> str:
-    """What runs in the guest: every part, also after a failed one."""
+    """Return the script that runs in the guest: every part, also after a failed one."""
     settings = {
         "HOME": "/tmp",
         "PYTHONDONTWRITEBYTECODE": "1",

@@ -109,7 +109,7 @@ class Group:
         (self.path / "memory.max").write_text(str(nbytes + nbytes // 2))
 
     async def shrink(self, nbytes: int) -> None:
-        """What it has is more than that."""
+        """Shrink a cgroup that has more than `nbytes`."""
         (self.path / "memory.high").write_text(str(nbytes))
         await until(lambda: self.value("memory.current") < nbytes + nbytes // 4)
         self.limit(nbytes)
@@ -136,7 +136,7 @@ class Swap:
     def __init__(self, socket: Path) -> None:
         self.socket = socket
         self.pids: list[int] = []
-        """Of the device, then of the lenders."""
+        """The device's process, then the lenders'."""
         self.free: dict[str, int] = {}
         """Slabs, by lender."""
         self._beat: DeviceHeartbeat | None = None
@@ -150,7 +150,7 @@ class Swap:
 
     @property
     def read_remote_pages(self) -> int:
-        """As the device said last."""
+        """Return the figure of the device's last heartbeat."""
         return self._beat.read_remote_pages if self._beat is not None else 0
 
     async def heard(self, true: Callable[[DeviceHeartbeat], bool]) -> DeviceHeartbeat:

@@ -1,4 +1,4 @@
-"""What the NIC refuses, whatever the peer's program says of itself; each refusal costs the peer its
+"""The NIC's refusals, whatever the peer's program says of itself; each refusal costs the peer its
 channel and nobody else anything."""
 
 import asyncio
@@ -267,7 +267,8 @@ async def test_a_killed_peer_ends_everything_that_waits_for_it(party: Make) -> N
 
 @pytest.mark.parametrize("case", ["verbs"], indirect=True)
 async def test_a_prepared_region_is_registered_before_a_peer_opens_it(party: Make) -> None:
-    """What takes 0.1 s per GB has happened when a slab is mapped, and ends with the region."""
+    """The work that takes 0.1 s per GB has happened when a slab is mapped, and ends with the
+    region."""
     async with party() as listener:
         near, far = await listener.connect()
         region = region_of("slab", b"\x11")

@@ -21,7 +21,8 @@ class Costs(msgspec.Struct, frozen=True):
     restart_by_model_s: dict[str, float] = msgspec.field(default_factory=dict)
 
     def known_s(self, model: str) -> float | None:
-        """What a restart of that model costs; None where nothing was said of it."""
+        """Return the seconds that a restart of that model costs; None where nothing was said of
+        it."""
         return self.restart_by_model_s.get(model, self.restart_s or None)
 
 

@@ -307,7 +307,7 @@ class StandIn:
         self._spoil(region, slots)
 
     def _spoil(self, region: Region, slots: SlotRegion) -> None:
-        """Whoever still pushes here pushes into the void."""
+        """Give the region up: a worker that still pushes here pushes into the void."""
         slots.release()
         region.close()
 
@@ -321,7 +321,7 @@ class StandIn:
             await channel.close()
 
     async def restart(self, id: str, *, lose: bool = False) -> None:
-        """As after a kill -9; `lose`: nobody kept the regions."""
+        """Restart as after a kill -9; `lose`: nobody kept the regions."""
         await self.homes[id].close()
         if lose:
             for index, bucket in enumerate(self.buckets):

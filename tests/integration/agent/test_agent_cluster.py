@@ -23,7 +23,7 @@ from slackwater.schemas.jobs import JobRecord, JobSpec, UpdateRule
 pytestmark = [pytest.mark.live, pytest.mark.timeout(180)]
 
 SIZE = 700_001
-"""Of the large tensor: a bucket of its own, and no multiple of anything."""
+"""Elements of the large tensor: a bucket of its own, and not a multiple of anything."""
 ADAM = UpdateRule(name="adam", learning_rate=0.01)
 
 

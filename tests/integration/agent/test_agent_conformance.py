@@ -1,5 +1,5 @@
-"""What every Agent keeps to, whatever it works on: the services, the stand-in that other tests of
-this folder command, and the cluster in one process that the binding's tests run on.
+"""Promises that every Agent keeps, whatever it works on: the services, the stand-in that other
+tests of this folder command, and the cluster in one process that the binding's tests run on.
 
 The promises are those of docs/guide/training.md. Two small tensors share a bucket, a large one has
 its own.
@@ -39,7 +39,7 @@ class Cluster(Protocol):
     url: str | None
 
     def results(self, job: str) -> dict[int, str]:
-        """What ranks that are done gave."""
+        """Return the results of ranks that are done."""
         ...
 
 

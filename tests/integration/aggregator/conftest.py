@@ -98,7 +98,7 @@ class Director:
         self.facts.append(codec.decode(delivery.payload, kinds))
 
     async def fresh_beats(self) -> list[AggregatorHeartbeat]:
-        """Of every home, heard after now."""
+        """Return a heartbeat of every home, heard after now."""
         self.beats.clear()
         async with asyncio.timeout(10.0 * PATIENCE):
             while len(self.beats) < len(self.homes):  # noqa: ASYNC110 (told by other programs)
@@ -194,7 +194,8 @@ class Director:
         return {each.bucket: each for each in answer.held}
 
     async def rehost(self, job: Job, home: str) -> int:
-        """What is lost there begins anew, one epoch up; how many buckets that were."""
+        """Begin anew, one epoch up, the buckets that were lost there; return how many those
+        were."""
         held = await self.held(home, job)
         lost = [
             bucket
@@ -325,7 +326,7 @@ class Training:
         return self.devices[rank] if self.devices else ""
 
     def _placed(self, gradient: np.ndarray, rank: int) -> Any:
-        """As the program would have it: on its rank's device."""
+        """Place the gradient as the program would have it: on its rank's device."""
         name = self._device(rank)
         if not name:
             return gradient

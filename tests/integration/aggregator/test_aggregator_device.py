@@ -112,7 +112,7 @@ async def test_a_stop_in_order_loses_nothing_and_a_kill_loses_the_optimisers_sta
 
 
 async def restart_in_order(unit: Any) -> None:
-    """As `systemctl restart` does: SIGTERM, then a new process with what the store holds."""
+    """Restart like `systemctl restart`: SIGTERM, then a new process with what the store holds."""
     unit.kill(signal.SIGTERM)
     async with asyncio.timeout(20.0):
         await unit.ended.wait()

@@ -1,4 +1,4 @@
-"""What a migration between hosts puts on the wire."""
+"""Bytes that a migration between hosts puts on the wire."""
 
 from typing import Any
 

@@ -96,7 +96,7 @@ class Workers:
             self.failures.append(error)
 
     def _check(self, agent: Agent, rank: int, iteration: int) -> None:
-        """What a worker reads is whole, and has what the mode promises."""
+        """Check that the worker's reads are whole, and have what the mode promises."""
         for cell in agent._cells:
             contained = cell.contained
             assert contained[rank] >= iteration

@@ -22,7 +22,7 @@ def row(name: str) -> np.ndarray:
 
 
 def gradient(name: str, rank: int, iteration: int) -> np.ndarray:
-    """As the tests' own workers have it."""
+    """Return the same gradient as the tests' own workers have."""
     first = (131 * iteration + 7919 * rank) % 65_536
     return row(name)[first : first + SIZES[name]]
 

@@ -1,4 +1,4 @@
-"""What a user gets wrong: one line that names the field, the value and the remedy, an exit code for
+"""Users' mistakes: one line that names the field, the value and the remedy, an exit code for
 scripts, and nothing half-done left behind."""
 
 import os

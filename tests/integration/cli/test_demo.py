@@ -1,4 +1,4 @@
-"""What `make run` plays, whole: real services, processes and bytes."""
+"""The demo that `make run` plays, whole: real services, processes and bytes."""
 
 import json
 import subprocess

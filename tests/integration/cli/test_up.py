@@ -112,7 +112,7 @@ def running() -> Iterator[Running]:
 
 
 def _raw(port: int, *lines: str) -> str:
-    """What the bus answers to somebody who only knows its port."""
+    """Return the bus's answer to a client that only knows its port."""
     with socket.create_connection(("127.0.0.1", port), 5.0) as connection:
         connection.settimeout(5.0)
         assert connection.recv(4096).startswith(b"INFO ")

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch", reason="needs the extra `torch`: make setup
 ROOT = Path(__file__).resolve().parents[3]
 EXAMPLE = str(ROOT / "examples" / "train_cnn.py")
 ACCURACY = 0.8
-"""Of 297 digits by other hands than those trained on; plain training gets 0.9."""
+"""The share of 297 digits by other hands than those trained on; plain training gets 0.9."""
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(240)]
 

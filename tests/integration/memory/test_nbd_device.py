@@ -280,7 +280,8 @@ async def test_trim_frees_the_disk_and_reads_as_zeros(cluster: Make) -> None:
 
 
 async def test_a_flush_on_one_connection_covers_the_others(cluster: Make) -> None:
-    """What CAN_MULTI_CONN promises: after the flush the file has what the other one wrote."""
+    """CAN_MULTI_CONN promises this: after the flush the file has what the other connection
+    wrote."""
     async with cluster("shm") as c:
         assembly = await c.export(1 * MIB)
         one = await NbdClient.connect(assembly.options.socket)
@@ -544,7 +545,8 @@ async def test_large_writes_in_pieces_across_spans_mapped_and_not(cluster: Make,
 
 
 async def test_a_slab_that_is_taken_away_amid_a_large_write(cluster: Make, raw: Make) -> None:
-    """What came before it went, and what came after, counts once it is on disk."""
+    """Pages that came before the slab went, and pages that came after, count once they are on
+    disk."""
     async with cluster("shm") as c:
         await c.lend(1)
         assembly = await c.export(1 * MIB)

@@ -221,7 +221,7 @@ PROGRAM = """
     ids=["while it waits", "later"],
 )
 def test_a_dead_pager_ends_its_program_with_sigbus_and_a_reason(how: str, touch: str) -> None:
-    """Whoever touches the array holds the interpreter lock meanwhile."""
+    """The thread that touches the array holds the interpreter lock meanwhile."""
     text = textwrap.dedent(PROGRAM).format(how=how, touch=touch)
     done = subprocess.run(
         [sys.executable, "-c", text], capture_output=True, text=True, timeout=50, check=False

@@ -94,7 +94,7 @@ def words_of(region: Any) -> Any:
 
 @pytest.fixture
 def owned(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """What a lender counts as its own memory, at each look."""
+    """Return the bytes that a lender counts as its own memory, at each look."""
     seen: list[int] = []
     monkeypatch.setattr(
         conftest.Machine,

@@ -1,4 +1,4 @@
-"""What a program spills goes to real lenders' memory, and comes back while that is taken away."""
+"""Spilled data goes to real lenders' memory, and comes back while that is taken away."""
 
 import asyncio
 import subprocess

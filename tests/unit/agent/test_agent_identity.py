@@ -1,4 +1,4 @@
-"""Who a worker is, and what a program hears that was started without anybody saying so."""
+"""A worker's identity, and the message to a program that was started without one."""
 
 import os
 import subprocess

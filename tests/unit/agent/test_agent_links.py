@@ -1,4 +1,4 @@
-"""What an Agent says of its links: bytes, and the time in which anything was under way."""
+"""An Agent's report of its links: bytes, and the time in which anything was under way."""
 
 import pytest
 

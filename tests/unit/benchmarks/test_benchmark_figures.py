@@ -1,4 +1,4 @@
-"""What benchmarks say of their measurements, and that the pages say the same."""
+"""Figures that benchmarks print of their measurements, and that the pages say the same."""
 
 import importlib.util
 import sys

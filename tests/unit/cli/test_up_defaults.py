@@ -1,4 +1,4 @@
-"""What `slackwater up` starts unless it is told otherwise."""
+"""Services that `slackwater up` starts by default."""
 
 import inspect
 

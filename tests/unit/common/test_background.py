@@ -1,4 +1,4 @@
-"""What runs unseen and fails ends its owner, with the reason."""
+"""A background task that fails ends its owner, with the reason."""
 
 import asyncio
 import threading

@@ -1,4 +1,4 @@
-"""What the codec refuses, and in which words."""
+"""Refusals of the codec, and their words."""
 
 import struct
 

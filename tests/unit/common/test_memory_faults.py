@@ -1,4 +1,4 @@
-"""What the in-memory bus and store do to their clients when asked to, under virtual time."""
+"""Faults of the in-memory bus and store, made to order, under virtual time."""
 
 import asyncio
 import random

@@ -1,4 +1,4 @@
-"""What one machine's cluster stands on: private files, a lock, restarts counted within a while."""
+"""Foundations of one machine's cluster: private files, a lock, restarts counted within a while."""
 
 import multiprocessing
 import os

@@ -1,4 +1,4 @@
-"""What strangers make a service say is little, whatever they send."""
+"""Strangers make a service log little, whatever they send."""
 
 from typing import Any
 
@@ -16,7 +16,8 @@ class Lines:
 
 
 def test_many_of_a_kind_are_few_lines_and_a_count() -> None:
-    """Of each event for itself; the next line tells of those that were left out."""
+    """Lines are limited for each event by itself; the next line tells of those that were left
+    out."""
     log, now = Lines(), [0.0]
     rare = RareLog(log, lambda: now[0])
     for i in range(1000):

@@ -1,5 +1,5 @@
-"""What a message may say at all: ids that are ids, numbers that can be reckoned with and stored.
-Each of these once reached a core, and ended it or its service's next start."""
+"""Bounds of messages: ids that are ids, numbers that can be reckoned with and stored. Each of these
+once reached a core, and ended it or its service's next start."""
 
 from json import dumps
 from typing import Any

@@ -18,11 +18,11 @@ ROOT = Path(__file__).resolve().parents[3]
 SERVICES = sorted(path.parent.name for path in (ROOT / "services").glob("*/config.py"))
 SHARED = {field.name for field in msgspec.structs.fields(ServiceConfig)}
 UNITS = {"_s": r"seconds?|how long", "_s_max": r"seconds?", "_bytes": r"bytes", "_share": r"cores"}
-"""What a field with such a name is counted in, and must be said to be."""
+"""Units of fields with such a name, which their description must say."""
 
 
 def tables() -> dict[str, dict[str, tuple[str, str]]]:
-    """Of each configuration table: key -> default and meaning. The one before any service's name
+    """Read each configuration table: key -> default and meaning. The one before any service's name
     is called "all"."""
     text = (ROOT / "docs/guide/operator.md").read_text()
     section = re.split(r"^## ", text, flags=re.M)
@@ -58,7 +58,7 @@ def read(default: str) -> Any:
 
 
 def own_fields(kind: type[ServiceConfig]) -> dict[str, msgspec.structs.FieldInfo]:
-    """Those that the service adds, or has another default of."""
+    """Return the fields that the service adds, or has another default of."""
     general = {field.name: field.default for field in msgspec.structs.fields(ServiceConfig)}
     return {
         field.name: field

@@ -200,7 +200,7 @@ def test_one_copy_is_none() -> None:
     "code", [ErasureCode(8, 2), ErasureCode(16, 1), Copies(2)], ids=["8+2", "16+1", "2-copies"]
 )
 def test_the_checksum_beside_a_fragment_is_zlibs(code: Code) -> None:
-    """... begun with what the fragment is, so that equal bytes elsewhere have another."""
+    """The checksum begins with what the fragment is, so that equal bytes elsewhere have another."""
     pages = np.array([0, 3, 9], np.int64)
     whole, generations = code.encode(some_pages(3)), np.array([1, 2**40, 5], np.int64)
     begins = set()

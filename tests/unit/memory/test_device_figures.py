@@ -1,4 +1,4 @@
-"""What Prometheus sees of a block device."""
+"""Figures of a block device that Prometheus sees."""
 
 import asyncio
 import urllib.request

@@ -36,7 +36,7 @@ from slackwater.schemas.memory import (
 
 MIB, GIB = 1024**2, 1024**3
 ID = "d".ljust(63, "x")
-"""As long as an id may be."""
+"""An id of the greatest length."""
 
 
 def backed(tmp_path: Path, size: int, slab_bytes: int, resilience: str) -> DeviceAssembly:

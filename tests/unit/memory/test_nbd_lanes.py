@@ -83,7 +83,7 @@ class Played:
         return head + data
 
     def asked(self) -> tuple[wire.Header, bytes]:
-        """What the lender is asked next."""
+        """Return the next request to the lender."""
         header = wire.Header._make(wire.HEADER.unpack(exactly(self.lender, wire.HEADER_BYTES)))
         return header, exactly(self.lender, header.length)
 
@@ -230,7 +230,7 @@ LIES: dict[str, Answer] = {
 
 @pytest.mark.parametrize("lie", LIES)
 def test_a_lender_that_lies_is_believed_nothing(lie: str) -> None:
-    """What is under way goes to the program, a read as a read, a write as one that may still land;
+    """Requests under way go to the program, a read as a read, a write as one that may still land;
     the lane is given up for a violation."""
     with played() as p:
         p.client.sendall(p.ask(1, 8) + p.write(2, 9, content(9, 2)) + p.ask(3, 10))

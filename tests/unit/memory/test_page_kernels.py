@@ -41,7 +41,7 @@ class Device:
         self.ahead: list[tuple[int, np.ndarray, np.ndarray]] = []
         """Prefetches under way: page, place, ticket."""
         self.read: list[tuple[int, np.ndarray, np.ndarray, bytes | None]] = []
-        """... that have read their bytes, which are not here yet."""
+        """Prefetches that have read their bytes, which are not here yet."""
         self.refill: tuple[int, int, bytes | None] | None = None
         """The one under way: its first page, the entries that it waits for, the file's bytes."""
         self.newest = dict.fromkeys(range(PAGES), 0)
@@ -96,7 +96,7 @@ class Device:
                     writeback.discarded(self.table)
 
     def discard(self, first: int, count: int) -> None:
-        """As the device does it: the caller waits until it is done."""
+        """Discard as the device does it: the caller waits until it is done."""
         with self.step("discard"):
             entry = k.discard(self.table, first, count)
         if entry < 0:

@@ -1,4 +1,4 @@
-"""Who leaves local memory first: what a scan has passed, then the oldest."""
+"""Order of leaving local memory: what a scan has passed, then the oldest."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -117,7 +117,7 @@ async def test_damage_and_absence_are_told(make: Callable[..., object], tmp_path
 
 
 async def test_random_calls_agree_with_a_dictionary(make: Callable[..., object]) -> None:
-    """Whatever was taken comes back; whatever was refused changed nothing; no room is lost."""
+    """Blobs that were taken come back; a refused one changed nothing; no room is lost."""
     store, _ = make()  # type: ignore[misc]
     rng = random.Random(8)
     kept: dict[str, bytes] = {}

@@ -22,7 +22,7 @@ STEPS = 10
 ROUNDING = 1e-5
 
 SMALL, OWN, DEFAULT = 256, 4, 1 << 20
-"""Of buckets: a weight, or several biases; each tensor its own; all of the model in one."""
+"""Sizes of buckets: a weight, or several biases; each tensor its own; all of the model in one."""
 every_layout = pytest.mark.parametrize("local", [SMALL, OWN, DEFAULT], indirect=True)
 
 RULES: dict[str, Callable[[Any], Any]] = {

@@ -1,4 +1,4 @@
-"""What a torch optimiser is in terms of the update rules."""
+"""Torch optimisers in terms of the update rules."""
 
 from typing import Any
 

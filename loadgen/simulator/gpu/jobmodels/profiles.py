@@ -135,7 +135,8 @@ class ProfileRun:
         return self._agent.model
 
     def model_on(self, gpu_type: str) -> GoodputModel | None:
-        """Of a type that it was not measured on: as on the type where it ran last."""
+        """Return the model of a GPU type. On a type that it was not measured on: as on the type
+        where it ran last."""
         return self._agents[self._kind(gpu_type)].model or self.model
 
     @property

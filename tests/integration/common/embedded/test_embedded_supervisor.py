@@ -44,7 +44,7 @@ async def test_a_killed_service_is_back_with_its_records_and_a_higher_epoch(lab:
 
 
 async def test_memory_in_the_descriptor_store_survives_kill_9(lab: Any) -> None:
-    """What was stored comes back under its names, many at once; what was dropped does not."""
+    """Stored descriptors come back under their names, many at once; dropped ones do not."""
     await lab.supervisor.start_units([lab.spec()])
     content = {f"region-{n}": bytes([n]) * (100 + n) for n in range(40)}
     for name, data in content.items():

@@ -40,7 +40,7 @@ def start(tmp_path: Path, own_nats_server: NatsServer) -> Iterator[Start]:
 async def test_a_burst_at_a_master_that_is_killed_loses_no_job_and_stores_none_twice(
     own_nats_server: NatsServer, start: Start
 ) -> None:
-    """Whoever has no answer, or is told to come again, submits the same id once more."""
+    """A client that has no answer, or is told to come again, submits the same id once more."""
     first, url = start(), own_nats_server.url
     acknowledged = 0
     async with connect(url, "a") as one, connect(url, "b") as other:

@@ -431,7 +431,7 @@ def test_a_leader_that_cannot_reach_the_store_ends_when_its_lease_has_run_out(
 
 
 def test_recovery_comes_first_and_nothing_new_during_the_drain() -> None:
-    """What the service's own I/O found while it started waits for the recovery; facts that arrive
+    """Findings of the service's own I/O at the start wait for the recovery; facts that arrive
     during the drain are left alone."""
 
     async def main() -> None:

@@ -46,7 +46,7 @@ GPU_CASES = ["shm+cuda", "shm+cuda-staged", "tcp+cuda"]
 def pytest_asyncio_loop_factories(
     config: pytest.Config, item: pytest.Item
 ) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """What every transport must do it does on both event loops."""
+    """Run what every transport must do on both event loops."""
     loops: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {"asyncio": asyncio.new_event_loop}
     if item.path.name == "test_conformance.py":
         loops["uvloop"] = uvloop.new_event_loop

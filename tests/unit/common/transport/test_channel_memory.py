@@ -8,9 +8,9 @@ import pytest
 
 CHANNELS = 200
 IDLE_BYTES_MAX = 512 * 1024
-"""Of one channel, both ends; they have some 6 MiB of tables and buffers to touch."""
+"""Bytes of one channel, both ends; they have some 6 MiB of tables and buffers to touch."""
 LEFT_BYTES_MAX = 64 * 1024 * 1024
-"""Of 400 channels that came and went."""
+"""Bytes left by 400 channels that came and went."""
 PROGRAM = """
 import asyncio, gc, json, os, sys
 

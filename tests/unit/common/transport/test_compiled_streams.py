@@ -174,7 +174,7 @@ async def test_a_region_taken_back_in_the_middle_of_a_write_is_not_touched_again
 
 
 async def test_a_read_whose_region_is_taken_back_ends_its_stream() -> None:
-    """What the peer has got is no whole answer, and cannot become one."""
+    """The part that the peer has got is not a whole answer, and cannot become one."""
     with serving_end() as end:
         big = Region.create(limits.CHUNK_BYTES, "big")
         handle = end.served.add(big)

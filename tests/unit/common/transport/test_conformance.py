@@ -1,4 +1,4 @@
-"""What every transport must do, told once. Each test runs over every transport and event loop."""
+"""Duties of every transport, each test run over every transport and event loop."""
 
 import asyncio
 from collections.abc import Callable

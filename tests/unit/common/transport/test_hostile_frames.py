@@ -203,7 +203,7 @@ async def test_a_length_that_lies_ends_a_greeting(kind: str, tmp_path: Path) -> 
 
 
 async def test_a_length_that_lies_ends_its_channel(kind: str, tmp_path: Path) -> None:
-    """Of any kind of record, on the control stream and on tcp's data streams."""
+    """This holds for any kind of record, on the control stream and on tcp's data streams."""
     async with place(kind, tmp_path) as here:
         for length in LENGTHS:
             for record in headers(length, *range(wire.RETURNED + 2)):
@@ -302,8 +302,8 @@ async def test_a_later_record_cut_at_every_byte(
 
 @pytest.mark.parametrize("when", ["greeting", "channel"])
 async def test_a_byte_now_and_then_is_no_progress(kind: str, when: str, tmp_path: Path) -> None:
-    """As one byte a second is to the real deadlines: each byte comes within them, the record does
-    not."""
+    """The peer sends at the pace of one byte a second against the real deadlines: each byte comes
+    within them, the record does not."""
 
     async def dribble(connection: Raw, record: bytes) -> None:
         for byte in record:

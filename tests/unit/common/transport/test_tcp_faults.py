@@ -28,7 +28,7 @@ FAST = TcpTuning(greet_s=0.4, resume_s=0.6, resume_eof_s=0.2, stall_s=0.8)
 PATIENT = TcpTuning(
     part_bytes=64 * 1024, credit_bytes=1024 * 1024, resume_s=20.0, resume_eof_s=20.0
 )
-"""Whatever breaks is mended: on a busy machine later than the deadlines of production."""
+"""Deadlines by which a break is mended: on a busy machine later than those of production."""
 
 LINKS = 2 + limits.STREAMS
 """Connections of a channel: control, data streams of the connecting side, one of the accepting."""
@@ -45,7 +45,7 @@ class Proxy:
         self.flow = asyncio.Event()
         self.flow.set()
         self.answers = asyncio.Event()
-        """What the port's owner sends comes through."""
+        """While set, data from the port's owner comes through."""
         self.answers.set()
         self._tasks: set[asyncio.Task[Any]] = set()
 

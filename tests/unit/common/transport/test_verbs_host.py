@@ -1,4 +1,5 @@
-"""What can be said of RDMA without a device: finding one, choosing addresses, sharing bounds."""
+"""RDMA as far as it can be tested without a device: finding one, choosing addresses, sharing
+bounds."""
 
 import asyncio
 import itertools

@@ -1,4 +1,4 @@
-"""What `make run` plays, and when it says that the product failed."""
+"""The demo that `make run` plays, and when it says that the product failed."""
 
 from dataclasses import replace
 from html.parser import HTMLParser

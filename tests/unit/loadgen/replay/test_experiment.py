@@ -1,4 +1,4 @@
-"""What the sharing experiment compares with what, and all that it asks for to be conclusive."""
+"""Comparisons of the sharing experiment, and all that it asks for to be conclusive."""
 
 import pytest
 

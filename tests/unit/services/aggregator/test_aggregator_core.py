@@ -1,4 +1,4 @@
-"""What commands mean to an aggregator: idempotent by location epoch, bounded, never half done."""
+"""Commands to an aggregator: idempotent by location epoch, bounded, never half done."""
 
 from typing import Any
 

@@ -24,7 +24,7 @@ SHARE = 0.1
 
 @dataclass(eq=False)
 class Entry:
-    """What an executor sees of a bucket."""
+    """A bucket as an executor sees it."""
 
     job: str
     index: int = 0
@@ -206,7 +206,8 @@ async def test_of_what_was_dropped_in_its_slot_only_the_time_is_remembered() -> 
 
 @simulated
 async def test_each_job_s_time_is_accounted_once() -> None:
-    """What was measured, and what the slot was charged for: CPU time / share."""
+    """Both times are right: the measured one, and the one that the slot was charged: CPU time /
+    share."""
     slot = Slot(a=0.4, b=0.1)
     running = asyncio.ensure_future(slot.executor.run())
     await slot.at(1.0, "a", "b", "a")
@@ -236,7 +237,7 @@ async def test_what_a_task_costs_by_now_is_told_and_goes_with_its_region() -> No
 
 CHARGE_NS = 0.025
 CHARGED_S = 4 * (1 << 30) * CHARGE_NS / 1e9
-"""Of one of the test's tasks: two workers and the update."""
+"""The charge of one of the test's tasks: two workers and the update."""
 
 
 @simulated

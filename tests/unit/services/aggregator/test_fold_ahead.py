@@ -1,4 +1,4 @@
-"""What is folded before every push is whole: the fold is spared that part, no bit changes."""
+"""Folding before every push is whole: the fold is spared that part, no bit changes."""
 
 import asyncio
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ HALF = 150_000
 
 @pytest.fixture
 def saved(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Of each fold, how many elements it did not do again."""
+    """Return how many elements each fold did not do again."""
     seen: list[int] = []
     fold = folding.fold
 
@@ -50,7 +50,7 @@ def saved(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def write(worker: Worker, values: Array, first: int, last: int, iteration: int = 1) -> None:
-    """As a push from afar begins: hyper-parameters, then a part of the slot, which is told."""
+    """Begin a push from afar: hyper-parameters, then a part of the slot, which is told."""
     region = worker.regions[0]
     region.set_hyper(worker.rank, Hyper.of(UPDATE))
     region.gradient(worker.rank)[first:last] = values[first:last]

@@ -1,4 +1,4 @@
-"""What dropped regions had moved is counted once, whenever the aggregator is killed."""
+"""Bytes moved by dropped regions are counted once, whenever the aggregator is killed."""
 
 import os
 

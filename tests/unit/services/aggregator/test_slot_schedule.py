@@ -57,7 +57,8 @@ def test_a_whole_core_or_more_is_not_stretched() -> None:
 def test_slots_never_overlap_and_add_up(
     tasks: list[tuple[float, float, float]], share: float
 ) -> None:
-    """Whatever was late: the slot's own time line has one task at a time, first come first."""
+    """Lateness changes nothing: the slot's own time line has one task at a time, first come
+    first."""
     slot: SlotSchedule[int] = SlotSchedule(share)
     arrivals = sorted(arrived_s for arrived_s, _, _ in tasks)
     for index, arrived_s in enumerate(arrivals):

@@ -34,14 +34,14 @@ class Job:
     profiled_s: float
     """The iteration that it was admitted with."""
     position: float = 0.0
-    """Of all its layers."""
+    """The part of all its layers that it has passed."""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     left: int = 0
     iterations_s: list[float] = field(default_factory=list)
 
     @property
     def loss(self) -> float:
-        """Of its profiled speed, on average."""
+        """Return the part of its profiled speed that it loses, on average."""
         return 1.0 - self.profiled_s / (sum(self.iterations_s) / len(self.iterations_s))
 
     def tasks(self) -> list[Task]:
@@ -76,7 +76,7 @@ async def trains(job: Job, executor: Executor, clock: Any, begin_s: float) -> No
 
 
 def plan(rule: Rule, executor: Executor, jobs: list[Job]) -> None:
-    """As the controller tells it: each job's profiled iteration."""
+    """Tell the rule what the controller does: each job's profiled iteration."""
     paces = {job.id: job.profiled_s for job in jobs}
     if rule == "cyclic":
         executor.turns.plan(max(paces.values()), SLACK, paces)

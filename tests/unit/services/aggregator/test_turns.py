@@ -1,4 +1,4 @@
-"""Whose turn it is: the paper's cycle with its late requests, and our deadlines."""
+"""Turns of tasks: the paper's cycle with its late requests, and our deadlines."""
 
 from math import inf
 

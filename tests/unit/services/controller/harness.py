@@ -66,9 +66,9 @@ class Pool:
 
     def __init__(self, aggregators: int, room: int = 99, memory_bytes: int = 0) -> None:
         self.memory_bytes = memory_bytes
-        """Of each aggregator; 0: they do not say."""
+        """Memory of each aggregator; 0: they do not say."""
         self.node_memory_bytes = 0
-        """Of all of them together; 0: each for itself."""
+        """Memory of all of them together; 0: each for itself."""
         self.all = [AggregatorId(f"a{n}") for n in range(aggregators)]
         self.records: dict[AggregatorId, AggregatorRecord] = {}
         self.held: dict[AggregatorId, dict[tuple[JobId, int], int]] = {a: {} for a in self.all}

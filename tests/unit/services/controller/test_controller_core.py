@@ -603,7 +603,7 @@ def test_plans_of_turns_pass_over_a_job_whose_aggregators_are_all_away() -> None
 
 
 def test_a_job_whose_record_is_damaged_is_neither_placed_anew_nor_dropped() -> None:
-    """What is on its aggregators is all that is left of it."""
+    """The buckets on its aggregators are all that is left of it."""
     harness, job = Harness(Pool(4)), "j"
     harness.place(job, [0.02, 0.01, 0.005])
     message = placed(job, 3)

@@ -1,4 +1,4 @@
-"""What a job costs its aggregators depends on when its updates are applied."""
+"""The cost of a job to its aggregators depends on when its updates are applied."""
 
 import random
 

@@ -1,6 +1,5 @@
-"""What a busy machine adds to iterations, and what the controller makes of it: profiles that were
-too long are corrected and what followed from them is decided again; one busy moment undoes nothing.
-"""
+"""Noise of a busy machine in iterations, and the controller's answer: profiles that were too long
+are corrected and what followed from them is decided again; one busy moment undoes nothing."""
 
 import msgspec
 import pytest
@@ -14,7 +13,7 @@ from slackwater.services.controller import feedback
 
 TRUE_S = 0.134
 NOISY_S = 0.1727
-"""Of the same job, profiled while twenty processes started."""
+"""The iteration of the same job, profiled while twenty processes started."""
 
 
 def sharing(neighbour_s: float, noisy_s: float = NOISY_S) -> Harness:

@@ -67,7 +67,7 @@ def test_a_supervisor_that_gave_up_ends_the_wait_at_once() -> None:
 
 
 def test_an_operator_that_knows_better_ends_the_wait_at_once() -> None:
-    """What lives is refused: it is to be drained."""
+    """An operator's order is refused for an aggregator that lives: it is to be drained."""
     harness = trained()
     answer = harness.ask(AggregatorLost(aggregator=AggregatorId("a1")))
     assert isinstance(answer, Refused)
@@ -89,7 +89,7 @@ def test_a_supervisor_that_says_no_more_is_gone_itself() -> None:
 
 
 def test_an_aggregator_says_how_long_its_supervisor_tries() -> None:
-    """As under systemd, which tells nobody."""
+    """systemd tells nobody, so the aggregator itself says it."""
     harness = trained()
     harness.see(
         AggregatorHeartbeat(

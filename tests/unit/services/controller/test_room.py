@@ -11,7 +11,8 @@ from slackwater.services.controller import room
 
 MIB = 1024 * 1024
 REGION = 4 * MIB + 5 * 4096
-"""Of a tensor of 1 MiB with two workers: two slots, two buffers, the header, the record."""
+"""The region of a tensor of 1 MiB with two workers: two slots, two buffers, the header, the
+record."""
 
 
 def wide(id: str, elements: list[int], workers: int = 2, servers: int = 2) -> PlaceJob:

@@ -66,7 +66,7 @@ def test_by_deadline_a_tenant_that_may_lose_little_shares_with_less() -> None:
 
 
 def test_the_report_says_what_each_tenants_jobs_used_and_lost_in_their_last_windows() -> None:
-    """Of `a` one job lost more than the tenant's limit; of `b` nothing was measured yet."""
+    """One job of `a` lost more than the tenant's limit; of `b` nothing was measured yet."""
     harness = Harness(Pool(8))
     for id, tenant, limit in (("j", "a", 0.05), ("k", "a", 0.05), ("l", "", 0.0), ("m", "b", 0.0)):
         spec = JobSpec(id=id, servers=2, workers=2, tenant=tenant)

@@ -1,4 +1,4 @@
-"""What the kernel says about memory: the machine's, a cgroup's around us, and who waits for it."""
+"""Memory as the kernel reports it: the machine's, a cgroup's around us, and who waits for it."""
 
 from pathlib import Path
 
@@ -87,7 +87,7 @@ def test_version_one_is_read_as_well(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("whole", "own", "worse"), [(12.0, 3.0, 0.12), (1.0, 30.0, 0.30)])
 def test_the_worse_pressure_counts(tmp_path: Path, whole: float, own: float, worse: float) -> None:
-    """Of the machine, and of the cgroup that limits us."""
+    """Pressure is that of the machine or of the cgroup that limits us, whichever is worse."""
     proc, cgroups = machine(tmp_path, "0::/lender\n", pressure=whole)
     told(group(cgroups / "lender", str(16 * GIB), 1.0) / "memory.pressure", own)
     assert KernelMonitor(proc, cgroups).sample(0).pressure == pytest.approx(worse)

@@ -294,7 +294,7 @@ def test_a_lost_device_may_claim_its_slab_with_its_secret() -> None:
 
 
 def test_a_claim_waits_until_the_old_channel_is_over() -> None:
-    """What the old channel has on its way must not land after the claim."""
+    """Writes that the old channel has on its way must not land after the claim."""
     lender = lending(1)
     lender.join(1, "d")
     [slab] = lender.borrow(1, secret="s", hold_s=5.0)
@@ -551,7 +551,7 @@ def test_no_more_than_twice_e_are_asked() -> None:
 
 
 def test_a_damaged_order_to_drain_still_stands() -> None:
-    """Who cannot read what the operator ordered must not lend again."""
+    """A lender that cannot read the operator's order must not lend again."""
     lender = Lender()
     lender.core.step(Recovered(2, {}, {"lender_s1": frozenset({"drained"})}), 0.0)
     assert not lender.core.lending

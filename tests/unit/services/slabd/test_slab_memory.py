@@ -54,7 +54,7 @@ def test_the_metrics_tell_its_slabs_and_its_machine() -> None:
 
 
 async def test_memory_that_is_being_made_or_freed_counts_as_the_lenders_own() -> None:
-    """As somebody else's it would make the lender give up a slab for it."""
+    """If it counted as somebody else's, the lender would give up a slab for it."""
     slabs = Slabs(SLAB_BYTES, Sessions("secret"), at_once)
     seen: list[int] = []
     slabs.prepare = lambda region: seen.append(slabs.resident_bytes())

@@ -44,8 +44,8 @@ job_events = st.builds(
 def test_a_job_ends_once_and_for_good_and_is_required_while_it_is_placed(
     facts: list[JobEvent],
 ) -> None:
-    """Whatever order facts come in: the first end is the end, and servers are required from a
-    job's first place to its end."""
+    """In any order of facts the first end is the end, and servers are required from a job's first
+    place to its end."""
     model = timeline()
     ended: dict[str, tuple[str, float]] = {}
     for number, fact in enumerate(facts):

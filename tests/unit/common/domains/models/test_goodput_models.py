@@ -64,7 +64,7 @@ def test_efficiency_of_the_worked_example() -> None:
 def test_iteration_time_lies_between_overlap_and_none(
     theta: ThroughputParams, gpus: int, nodes: int, per_gpu: int, steps: int
 ) -> None:
-    """Whatever gamma: at least perfect overlap, at most none."""
+    """For any gamma: at least perfect overlap, at most none."""
     nodes = min(nodes, gpus)
     seconds = float(theta.iteration_s(nodes, gpus, per_gpu, steps))
     most = float(theta._replace(gamma=1.0).iteration_s(nodes, gpus, per_gpu, steps))

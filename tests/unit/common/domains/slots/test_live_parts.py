@@ -1,4 +1,4 @@
-"""What a copy to another host brings: exactly what the next fold reads."""
+"""A copy to another host brings exactly what the next fold reads."""
 
 from typing import Any
 
@@ -60,7 +60,7 @@ def bits(slots: SlotRegion) -> list[Any]:
 def test_the_next_versions_are_the_same_at_the_other_end(
     rule: str, states: int, iterations: int
 ) -> None:
-    """Of either parity; one buffer of parameters and one of each state are all that went."""
+    """For either parity one buffer of parameters and one of each state are all that is sent."""
     buffer, slots = region(rule)
     slots.parameters(0)[:] = np.linspace(-1, 1, ELEMENTS)
     slots.initialize(0)

@@ -50,7 +50,7 @@ def region(of: JobPlan) -> SlotRegion:
 
 
 class PlainServer:
-    """What the papers mean by asynchronous: a server that applies what comes, when it comes."""
+    """The papers' meaning of asynchronous: a server that applies what comes, when it comes."""
 
     def __init__(self, rule: str, bound: int) -> None:
         self.rule, self.bound = rule, bound
@@ -74,8 +74,8 @@ class Killed(Exception):
 
 
 def apply_next(it: SlotRegion, bound: int, last: int, rng: random.Random) -> int | None:
-    """What an aggregator does, killed now and then: before, in the middle, or just before the one
-    store that counts."""
+    """Apply a push like an aggregator that is killed now and then: before, in the middle, or just
+    before the one store that counts."""
     rank = next_rank(it.all_pushed(), it.applied(), bound, last)
     if rank is None:
         return None
@@ -149,7 +149,7 @@ def test_any_interleaving_gives_the_bits_of_a_plain_server(
 
 
 def test_pushes_take_turns() -> None:
-    """Whoever was applied last waits for the others that are in."""
+    """The rank that was applied last waits for the others that are in."""
     assert next_rank([1, 1, 1], [0, 0, 0], UNBOUNDED, -1) == 0
     assert next_rank([2, 1, 1], [1, 0, 0], UNBOUNDED, 0) == 1
     assert next_rank([2, 1, 1], [1, 0, 0], UNBOUNDED, 2) == 0

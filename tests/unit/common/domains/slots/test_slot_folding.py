@@ -213,7 +213,7 @@ def test_what_a_region_keeps_of_a_fold_follows_every_change(name: str) -> None:
 
 
 def test_a_fold_ends_in_memory_that_was_let_go_before_it_looked_at_it() -> None:
-    """As when a job is dropped while the kernel's thread begins its first fold."""
+    """This happens when a job is dropped while the kernel's thread begins its first fold."""
     rng = np.random.default_rng(7)
     memory = Region.create(1 << 20, "r")
     made, kept = region(buffer=memory.buffer), region()

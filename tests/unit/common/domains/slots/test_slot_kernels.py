@@ -37,7 +37,7 @@ hypers = st.builds(
 
 
 def stored(values: Floats, dtype: DType) -> Slots:
-    """As a worker would put them into its slot."""
+    """Convert values as a worker would put them into its slot."""
     if dtype == "bfloat16":
         return (values.view(np.uint32) >> 16).astype(np.uint16)
     with np.errstate(all="ignore"):

@@ -105,7 +105,7 @@ def test_what_a_model_needs_is_said() -> None:
 def test_jobs_are_free_in_size_where_the_policy_chooses(
     model: str, policy: str, free: bool
 ) -> None:
-    """Whoever names such a policy needs no further option."""
+    """Such a policy needs no further option."""
     trace = "generate:lin,jobs=20" if model == "queueing" else "generate:harmony"
     options = Options(
         trace=trace, policies=(policy,), nodes=100, gpus_per_node=1, overhead="none",

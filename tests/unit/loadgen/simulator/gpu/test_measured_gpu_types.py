@@ -99,7 +99,7 @@ def test_a_profile_that_cannot_be_read_is_refused_by_line_and_column(
 
 
 def test_a_job_learns_each_type_apart(profiles: Path) -> None:
-    """What it measures on one type says nothing of another but by one GPU, timed beforehand."""
+    """Measurements on one type say nothing of another but by one GPU, timed beforehand."""
     toy = read_applications(profiles)["toy"]
     cluster = Cluster(parse_nodes("1x4:slow,1x4:fast")).view
     for bootstrap in (True, False):

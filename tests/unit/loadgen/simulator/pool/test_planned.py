@@ -1,4 +1,4 @@
-"""What the policies plan for the evaluation's cells, and that ours plans at least the paper's."""
+"""Plans of the policies for the evaluation's cells: ours plans at least the paper's."""
 
 import pytest
 

@@ -37,8 +37,8 @@ def test_nothing_is_kept_unless_asked_for() -> None:
 def test_plans_hold_a_job_back_that_pushes_more_often_than_it_was_profiled_to(
     cycle_s: float,
 ) -> None:
-    """As an aggregator that was told them does (test_tenant_isolation.py): the neighbour keeps its
-    speed. Run as it comes, the neighbour loses more than the limit."""
+    """The neighbour keeps its speed, as under an aggregator that was told them
+    (test_tenant_isolation.py). Run as it comes, the neighbour loses more than the limit."""
     good = SlotJob("good", 0.8, (SlotTask("s0", 0.1, 0.0),), 1.0, SLACK)
     bad = SlotJob("bad", 1e-3, tuple(SlotTask("s0", 0.06, 0.0) for _ in range(4)), 1.0, SLACK)
     shares = {"s0": 0.5}

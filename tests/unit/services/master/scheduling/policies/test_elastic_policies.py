@@ -88,7 +88,7 @@ class Watcher:
 
 
 def first_sizes(name: str, options: dict[str, str], nodes: int) -> list[int]:
-    """Of the worked jobs: J = 100 on the first curve, 60 on the second."""
+    """Return the sizes of the worked jobs: J = 100 on the first curve, 60 on the second."""
     watcher = Watcher(make(name, options))
     jobs = [sim_job(0, 100, "a", most=nodes), sim_job(1, 60, "b", most=nodes)]
     model = Curves({"a": FIRST, "b": SECOND})

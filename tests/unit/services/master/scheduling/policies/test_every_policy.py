@@ -1,4 +1,4 @@
-"""What holds for every registered policy, whatever it decides.
+"""Properties of every registered policy, whatever it decides.
 
 Never over capacity, gangs whole (the plan of each decision is validated, and an auditor who shares
 no code re-checks the whole run), deterministic, nobody lost, nobody starved for ever, and an empty
@@ -34,8 +34,8 @@ from slackwater.services.master.scheduling.view import Rules, View
 QUEUE_POLICIES = [
     name for name in names() if isinstance(make(name), QueuePolicy | TiresiasArtifact)
 ]
-"""Those that schedule jobs of the fixed model; the others are held to the same by the tests of the
-job model that they need."""
+"""Policies that schedule jobs of the fixed model; the others are held to the same by the tests of
+the job model that they need."""
 
 MODELS = {"vgg16": 0.743, "resnet50": 0.092}
 

@@ -94,8 +94,8 @@ def test_the_fitness_of_the_plan_is_the_power_mean_of_its_speedups() -> None:
 
 
 def test_the_knob_trades_goodput_for_fairness() -> None:
-    """Of two jobs that scale well and two that scale worse, p = 1 favours the first, p = -10 evens
-    speedups out."""
+    """With two jobs that scale well and two that scale worse, p = 1 favours the first, p = -10
+    evens speedups out."""
     good, worse = model(1e6), model(1e6, THETA._replace(alpha_local_s=0.1, alpha_node_s=0.4))
     jobs = [job(n, profile=GoodputProfile(good if n < 2 else worse, 64)) for n in range(4)]
     taken = []
