@@ -26,7 +26,7 @@ OBSCURE_STARTS = {"Of", "Who", "Whose", "Whom", "Whoever", "What", "Whatever", "
 """Words at which a reader does not know yet what a docstring is about."""
 
 OBSCURE_MAX = {
-    "schemas": 0, "common": 0, "services": 146, "loadgen": 0, "src": 61, "benchmarks": 0,
+    "schemas": 0, "common": 0, "services": 0, "loadgen": 0, "src": 61, "benchmarks": 0,
     "examples": 0, "tests": 0,
 }  # fmt: skip
 """Docstrings in each folder that begin so. These numbers may only fall: lower one with each that

@@ -26,7 +26,7 @@ Phase = Literal["empty", "seeding", "ready", "folding", "moving", "gone"]
 
 
 class Verdict(Enum):
-    """What a doorbell leads to."""
+    """The consequence of a doorbell."""
 
     WAIT = auto()
     """Others have not pushed yet, or it is being folded: DONE comes later."""
@@ -82,7 +82,7 @@ class Bucket:
         self.parts = Parts(plan.workers, layout.elements)
         self.move: Move | None = None
         self._folding: int | None = None
-        """Whose push is being applied by itself, or was last."""
+        """The rank whose push is being applied by itself, or was last."""
         self._offers: dict[int, tuple[int, tuple[int, ...]]] = {}
         self._done = [0] * plan.workers
         """The newest iteration with which each rank is done, as far as it said so."""
@@ -175,7 +175,7 @@ class Bucket:
             self.parts.arrived(rank, elements)
 
     def ahead(self, pushed: Sequence[int]) -> Ahead | None:
-        """What of the next version can be folded before all of it is in."""
+        """Return the part of the next version that can be folded before all of it is in."""
         return self.parts.ready(self.version + 1, pushed) if self._may_begin() else None
 
     def _may_begin(self) -> bool:
@@ -205,7 +205,7 @@ class Bucket:
         return next_rank(pushed, self.applied, self.bound, last)
 
     def fold_begun(self, pushed: Sequence[int] = ()) -> int | None:
-        """Whose push is the next version; None: the mean of all."""
+        """Return the rank whose push is the next version; None: the mean of all is."""
         assert self.phase == "ready"
         self.phase = "folding"
         if self.bound is not None:

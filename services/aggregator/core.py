@@ -150,7 +150,7 @@ class AggregatorCore:
         return len(self._by_job)
 
     def plan_of(self, job: JobId, now_s: float) -> JobPlan | None:
-        """Of a job that has a bucket here, or had one lately that went on."""
+        """Return the plan of a job that has a bucket here, or had one lately that went on."""
         for bucket in self._by_job.get(job, {}).values():
             return bucket.plan
         plan, until_s = self._left.get(job, (None, 0.0))

@@ -15,7 +15,8 @@ from typing import Final
 from slackwater.services.aggregator.bucket import Key
 
 UNTIMED_BYTES: Final = 8 * 1024 * 1024
-"""What leaves at a time where no gap is known, or none comes: the job rests, or waits for none."""
+"""Bytes that leave at a time where no gap is known, or none comes: the job rests, or waits for
+none."""
 _FIRST_BYTES_S: Final = 256 * 1024 * 1024
 """Believed of a link before anything was measured."""
 _SAMPLE_BYTES: Final = 1024 * 1024
@@ -30,7 +31,7 @@ _REST_S: Final = 0.5
 @dataclass(slots=True)
 class _Gap:
     flipped_s: float = -1.0
-    """Of the newest version; below 0: never, or the next push has begun."""
+    """The instant of the newest version; below 0: there was none, or the next push has begun."""
     span_s: float = 0.0
     """From a flip to the next push, the newest measured; 0: none was."""
 
@@ -48,7 +49,7 @@ class Departures:
 
     @property
     def bytes_s(self) -> float:
-        """What copies are believed to carry."""
+        """Return the rate that copies are believed to have."""
         return self._bytes_s
 
     def flipped(self, key: Key, now_s: float) -> None:

@@ -1,4 +1,5 @@
-"""What of a bucket's next version is folded before every push is whole. Pure, but `fold_ahead`.
+"""Early folds: parts of a bucket's next version folded before every push is whole. Pure, but
+`fold_ahead`.
 
 Slots that are written from afar fill from their beginning. What every worker has written can be
 folded while the rest is on its way: into the other buffers, so that nothing counts before the
@@ -33,7 +34,7 @@ class Ahead:
 
 
 class Parts:
-    """Of one bucket: how far each rank's slot is, and what was made of it."""
+    """The parts of one bucket: how far each rank's slot is, and what was made of it."""
 
     def __init__(self, workers: int, elements: int) -> None:
         self.at_work = 0
@@ -47,7 +48,7 @@ class Parts:
         self._there[rank] = elements
 
     def ready(self, version: int, pushed: Sequence[int]) -> Ahead | None:
-        """What to fold of `version`, if that is more than before."""
+        """Return the part of `version` to fold, if that is more than before."""
         upto = min(
             self._elements if word == version else there
             for word, there in zip(pushed, self._there, strict=True)

@@ -1,4 +1,4 @@
-"""What an aggregator's core is told beside what every shell tells: past tense."""
+"""Events of an aggregator's core, beside those of every shell: past tense."""
 
 from dataclasses import dataclass
 

@@ -33,7 +33,7 @@ from slackwater.services.aggregator.task_scheduling import Turns
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """What PushRefused will say."""
+    """The content of a PushRefused."""
 
     tensor: str
     worker: int
@@ -47,9 +47,9 @@ class Task:
     bucket: Bucket
     slots: SlotRegion
     alone: int | None = None
-    """Whose push is the update; None: the mean of all."""
+    """The rank whose push is the update; None: the mean of all is."""
     ahead: Ahead | None = None
-    """What of it is folded already."""
+    """The part of it that is folded already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +67,8 @@ _TELL_S: Final = 0.005
 """While there is more of their job to fold, tasks that ended are told of together: a worker waits
 for the last one, and each time that it is told costs as much as a small fold."""
 _ALONE_BYTES: Final = 8 * limits.CHUNK_BYTES
-"""Of several tasks each thread takes one, up to this size: to begin and to end one together costs
-two threads more than one of them may have to wait for the other in the end."""
+"""Size up to which each thread takes a task of its own where there are several: to begin and to end
+one together costs two threads more than one of them may have to wait for the other in the end."""
 Told = Callable[[Task, Outcome], None]
 T = TypeVar("T")
 
@@ -108,11 +108,11 @@ class _Measured:
     executions: int = 0
     undercharged: int = 0
     charge_s: float = 0.0
-    """Of one execution, by its bytes; 0: charged as measured."""
+    """The charge of one execution, by its bytes; 0: charged as measured."""
 
     @property
     def charged_s(self) -> float:
-        """Of the next execution, as far as it is known."""
+        """The charge of the next execution, as far as it is known."""
         return self.charge_s or self.profile.cpu_s
 
 
@@ -149,12 +149,12 @@ class Executor:
         self.cpu_s = 0.0
         """CPU seconds of all that was executed."""
         self.undercharged = 0
-        """Those that took more CPU time than they were charged, by `charge_ns_per_byte`."""
+        """Executions that took more CPU time than they were charged, by `charge_ns_per_byte`."""
         self._schedule: SlotSchedule[Task] = SlotSchedule(cpu_share)
         self.turns = Turns()
-        """Whose task is next, by the controller's plan."""
+        """The order of tasks, by the controller's plan."""
         self._interrupted: dict[Bucket, Outcome] = {}
-        """Of tasks that were executed and still wait for the rest of their slots."""
+        """Outcomes of tasks that were executed and still wait for the rest of their slots."""
         self._woken = asyncio.Event()
         self._holding = False
         """A task has the slot, and nothing is to be decided until it ends, but for what is more
@@ -234,7 +234,7 @@ class Executor:
     # Without stretching ---------------------------------------------------------------------------
 
     def _make_ready(self) -> None:
-        """What is there goes to the kernel's thread, the most urgent first."""
+        """Give the tasks that wait to the kernel's thread, the most urgent first."""
         now_s = self._clock.now_s()
         while (begun := self._schedule.begin()) is not None:
             deadline_s = self._schedule.deadline_s
@@ -351,7 +351,7 @@ class Executor:
         return charged_s
 
     def _measure(self, task: Task, outcome: Outcome) -> float:
-        """What it is charged: by its bytes, or by what its bucket's tasks cost."""
+        """Return the task's charge: by its bytes, or by what its bucket's tasks cost."""
         measured = self._measured_of(task)
         charged_s = outcome.cpu_s
         if outcome.refused is None:  # Else no execution: it stopped, or looked twice.
@@ -389,7 +389,7 @@ class Executor:
         self.turns.forget(key)
 
     def accounts(self) -> tuple[JobCpu, ...]:
-        """What each job used and was charged since the last call."""
+        """Return what each job used and was charged since the last call."""
         spent = tuple(
             JobCpu(job=job, cpu_s=account.cpu_s, slot_s=account.slot_s)
             for job, account in sorted(self._accounts.items())
@@ -398,7 +398,7 @@ class Executor:
         return spent
 
     def observed(self) -> list[TaskCost]:
-        """What ran since the last call."""
+        """Return the costs of tasks that ran since the last call."""
         costs = []
         for (job, bucket), measured in self._measured.items():
             if measured.executions:

@@ -1,4 +1,4 @@
-"""What the regions that were dropped here had moved: two totals that a kill does not forget.
+"""Totals of bytes moved by regions that were dropped here: two numbers that a kill does not forget.
 
 They lie in a memfd of their own, which the supervisor keeps as it keeps regions. A region that is
 dropped carries the number of its entry, and the ledger's own number commits it: so each region is

@@ -92,7 +92,7 @@ _SOON_ATTEMPTS = 20
 
 
 class HandoverNote(Record, kw_only=True, frozen=True):
-    """What B must know beside the region itself."""
+    """Facts that the target of a move must know beside the region itself."""
 
     token: Name
     source: IdText
@@ -127,12 +127,12 @@ def standing_order(slots: SlotRegion) -> Move | None:
 
 
 def _live_bytes(held: Held) -> int:
-    """What a copy of it would send now."""
+    """Return the bytes that a copy of it would send now."""
     return parts_bytes(live_parts(held.slots, held.region.nbytes, held.slots.all_pushed()))
 
 
 class Destination(Protocol):
-    """What the adopting side asks of the data plane."""
+    """The data plane as the adopting side needs it."""
 
     def passed_on(self, key: Key, location_epoch: int) -> bool:
         """Whether it was here at that epoch or later, and went on."""
@@ -151,7 +151,7 @@ Copied = Callable[[Bucket, Held, Move, int, float], None]
 
 @dataclass(slots=True)
 class _Readiness:
-    """Of a bucket that is to leave: what was done for it while it trains on."""
+    """Preparations for a bucket that is to leave, made while it trains on."""
 
     move: Move
     done: bool = False

@@ -1,4 +1,4 @@
-"""What the core orders about regions, and what becomes of it: the handlers of its `Do`.
+"""Handlers of the core's orders about regions: its `Do` effects.
 
 Making and dropping wait for the descriptor store, copying for another aggregator; none of it stops
 a push or pull of other buckets.
@@ -90,7 +90,7 @@ class Orders:
         }
 
     async def _take_over_later(self) -> None:
-        """What another process had locked at the start, as soon as it lets go."""
+        """Take over regions that another process had locked at the start, as soon as it lets go."""
         while self._regions.locked:
             await self._clock.sleep_until(self._clock.now_s() + limits.RETRY_WAIT_S_MAX)
             for held in await self._regions.unlocked():

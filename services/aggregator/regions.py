@@ -131,7 +131,7 @@ class Regions:
     # A start --------------------------------------------------------------------------------------
 
     async def recover(self, process: Process) -> list[Held]:
-        """What the descriptor store kept for us."""
+        """Open the regions that the descriptor store kept for us."""
         self._notify = process.notify
         for name, fd in process.stored:
             if name == NAME:
@@ -158,7 +158,7 @@ class Regions:
         return list(self.held.values())
 
     async def unlocked(self) -> list[Held]:
-        """Those of the locked that are so no more, and are ours: to be taken over."""
+        """Return the locked regions that are free now, and are ours: to be taken over."""
         found = []
         for name, held in tuple(self.locked.items()):
             try:
@@ -200,7 +200,7 @@ class Regions:
             self._kept[held.name] += 1
 
     async def let_go(self, held: Held) -> None:
-        """What the store kept for us is not wanted."""
+        """Remove a region that is not wanted from the store."""
         async with self._telling:
             await self._notify.remove(held.name)
         held.close()
@@ -265,8 +265,9 @@ class Regions:
             await self._notify.barrier()
 
     async def settle(self, held: Held) -> Held:
-        """What we fold from now on: a copy on our device, where there is one with room; the region
-        itself, mapped before its first fold, which would be charged for the faults."""
+        """Return the memory that we fold from now on: a copy on our device, where there is one with
+        room; the region itself, mapped before its first fold, which would be charged for the
+        faults."""
         if self.device is not None:
             load = partial(load_region, self.device, held.region, pin=self._pin)
             try:

@@ -49,7 +49,7 @@ class Profile:
         return _lower_quartile(self.samples_s)
 
     def charge(self, measured_s: float) -> float:
-        """What an execution that took `measured_s` is charged."""
+        """Return the charge of an execution that took `measured_s`."""
         charged_s = self.kept_s or measured_s
         self.samples_s.append(measured_s)
         if self.kept_s:
@@ -116,7 +116,7 @@ class SlotSchedule(Generic[T]):
 
     @property
     def deadline_s(self) -> float:
-        """Of the task that began last; inf: it has none."""
+        """The deadline of the task that began last; inf: it has none."""
         assert self._running is not None
         return self._running[0]
 

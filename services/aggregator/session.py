@@ -25,7 +25,7 @@ from slackwater.services.aggregator.bucket import Bucket
 
 
 class Plane(Protocol):
-    """What a session asks."""
+    """The data plane as a session uses it."""
 
     def attach(self, session: "Session", index: int) -> None: ...
     def offered(self, session: "Session", bucket: Bucket, offer: Offer) -> None: ...
@@ -144,5 +144,5 @@ class Session:
 
 
 def by_number(sessions: dict[int, Session], numbers: Iterable[int]) -> list[Session]:
-    """Those that are still here."""
+    """Return the sessions of these numbers that are still here."""
     return [sessions[number] for number in numbers if number in sessions]

@@ -142,7 +142,7 @@ class Aggregator:
         )
 
     async def report(self, port: Port) -> None:
-        """What tasks cost, once a period."""
+        """Publish the costs of tasks, once a period."""
         due_s = self._clock.now_s()
         psutil.cpu_percent()  # The first call begins the measurement.
         before = (self._clock.now_s(), process_time())

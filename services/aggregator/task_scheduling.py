@@ -1,4 +1,4 @@
-"""Whose turn it is: the rules by which an aggregator orders and limits what its jobs ask. Pure.
+"""Rules by which an aggregator orders and limits what its jobs ask. Pure.
 
     arrival    a request runs when it comes (what ps-lite does, and what profiling wants)
     cyclic     the paper's cyclic execution (AutoPS section 3.3.1): the cycle's slots are those of
@@ -23,7 +23,7 @@ Task = tuple[str, int]
 
 
 class Turns:
-    """Of one aggregator: each task by its job's rule."""
+    """The tasks of one aggregator, each by its job's rule."""
 
     def __init__(self) -> None:
         self.cycle = CyclicTurns()
@@ -182,7 +182,8 @@ class DeadlineTurns:
             known.period.kept_s = period_s or known.period.kept_s
 
     def pace(self, slack: float, paces: Mapping[str, float], slacks: Mapping[str, float]) -> None:
-        """What the jobs were profiled to, instead of what was learned here."""
+        """Set the paces that the jobs were profiled to, in place of those that were learned
+        here."""
         for (job, _), known in self._tasks.items():
             if job in paces:
                 known.slack, known.period.kept_s = slacks.get(job, slack), paces[job]

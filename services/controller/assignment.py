@@ -68,7 +68,8 @@ def want(
 
 
 def derive(state: State, job: Job, now_s: float) -> None:
-    """What the record alone says is still to be decided: after a restart, or a wish undone."""
+    """Resume what the record alone says is still to be decided: after a restart, or a request
+    undone."""
     record = job.record
     if job.wish is not None or record.phase == "released":
         return

@@ -198,7 +198,7 @@ def _here(job: Job, id: AggregatorId) -> list[int]:
 
 
 def _bytes(job: Job, id: AggregatorId) -> int:
-    """Of the regions there: what a copy to another host moves."""
+    """Return the bytes of the regions there: a copy to another host moves so many."""
     record = job.record
     return sum(Geometry.of(record.plan, record.buckets[bucket]).nbytes for bucket in _here(job, id))
 

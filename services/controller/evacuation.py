@@ -24,7 +24,7 @@ WORTH: Final = 0.9
 
 
 def buckets(state: State, job: Job, cause: Cause) -> frozenset[int]:
-    """What of the job leaves."""
+    """Return the job's buckets that leave."""
     entries = state.aggregators
     left = {
         id

@@ -109,8 +109,8 @@ def _lower(state: State, job: Job, iteration_s: float, now_s: float) -> bool:
 
 
 def _decide_again(state: State, job: Job, now_s: float) -> None:
-    """What followed from too long an iteration: where the job may not stay by the new one, it
-    leaves; where it was left to itself, it shares if it can."""
+    """Decide again what followed from too long an iteration: where the job may not stay by the new
+    one, it leaves; where it was left to itself, it shares if it can."""
     if job.wish is not None:
         assignment.decide(state, job, now_s)
         return
@@ -159,8 +159,8 @@ def planned(state: State, job: Job, view: ClusterView, subject: JobView) -> list
 
 
 def _utilisation(state: State, job: Job, profile: Profile) -> float:
-    """Of the servers that it would have reserved for itself, on average (the paper's figures 2 and
-    3): the part of their CPU that its updates use."""
+    """Return the utilisation of the servers that it would have reserved for itself, on average (the
+    paper's figures 2 and 3): the part of their CPU that its updates use."""
     share = sum(state.aggregators[a].cpu_share for a in job.homes())
     return sum(profile.task_cpu_s) / profile.iteration_s / share if share else 0.0
 

@@ -59,7 +59,8 @@ def _confirmed(state: State, job: Job, now_s: float) -> bool:
 
 
 def _turns(state: State, job: Job, buckets: list[int]) -> dict[str, Any]:
-    """What their tasks' deadlines follow from, where the job's policy wants them."""
+    """Return the fields that tasks' deadlines follow from, where the job's policy wants
+    deadlines."""
     if state.policy_named(state.policy_name(job)).order != "deadline":
         return {}
     record, limit = job.record, job.record.loss_limit or state.config.loss_limit
@@ -112,7 +113,8 @@ def settle(state: State, job: Job, now_s: float) -> None:
 
 
 def why_waiting(job: Job) -> str:
-    """Of a job that cannot be located yet, or would be elsewhere; empty: it waits for nothing."""
+    """Say why a job cannot be located yet, or waits to be elsewhere; empty: it waits for
+    nothing."""
     record = job.record
     if record.phase == "hosting":
         homes = sorted(job.homes())
@@ -129,7 +131,7 @@ def why_waiting(job: Job) -> str:
 
 
 def why_standing(state: State, job: Job, now_s: float) -> str:
-    """Of a job that cannot go on because an aggregator is away; empty: none is."""
+    """Say why a job cannot go on because an aggregator is away; empty: none is."""
     away = sorted(id for id in job.homes() if not state.alive(id) and state.aggregators.get(id))
     if not away:
         return ""

@@ -22,7 +22,8 @@ from slackwater.services.controller.state import Job, State
 
 
 def compare(job: Job, aggregator: AggregatorId, held: Iterable[BucketHeld], now_s: float) -> None:
-    """What the aggregator holds of the job now: higher versions than before, if it iterates."""
+    """Compare the versions that the aggregator holds of the job with those before: they are higher
+    if it iterates."""
     updates = sum(bucket.version for bucket in held)
     if updates > job.updates.get(aggregator, updates):
         job.iterated_s = now_s

@@ -24,7 +24,7 @@ class Whereabouts(NamedTuple):
     homes: frozenset[AggregatorId]
     """Aggregators that hold the job's buckets, or will once they have moved."""
     involved: frozenset[AggregatorId]
-    """Those, and aggregators that buckets leave or that are the job's temporary ones."""
+    """Aggregators of `homes`, those that buckets leave, and the job's temporary ones."""
 
     @classmethod
     def of(cls, record: JobPlacement) -> "Whereabouts":

@@ -26,7 +26,7 @@ from slackwater.services.controller import assignment
 from slackwater.services.controller.state import Job, State
 
 JUDGED_BYTES: Final = 64 * 1024
-"""Of a window, in one direction; less says nothing about a link."""
+"""Bytes of a window, in one direction, below which it says nothing about a link."""
 
 
 # Which links are congested ------------------------------------------------------------------------
@@ -52,7 +52,8 @@ def slowdowns(profile: Profile, links: Iterable[LinkTimes]) -> dict[AggregatorId
 
 
 def congested(factors: Mapping[AggregatorId, float], at: float) -> dict[AggregatorId, float]:
-    """Those that are `at` times slower than usual, and than the least slowed of the others."""
+    """Return the aggregators that are `at` times slower than usual, and than the least slowed of
+    the others."""
     stand_out: dict[AggregatorId, float] = {}
     for id, factor in factors.items():
         least = min((other for name, other in factors.items() if name != id), default=1.0)
@@ -110,7 +111,7 @@ def relieved(state: State, job: Job) -> None:
 
 
 def tick(state: State, now_s: float) -> None:
-    """What was not seen for so long counts no more: the next window would say it again."""
+    """Forget congestion that was not seen for so long: the next window would say it again."""
     for id, entry in state.aggregators.items():
         since_s = entry.congested_s
         if since_s is not None and (

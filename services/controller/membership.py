@@ -280,7 +280,7 @@ def _loss(job: Job) -> float | None:
 
 
 def _tenants(state: State) -> tuple[TenantUse, ...]:
-    """What each tenant's jobs used and lost, by their last windows."""
+    """Return what each tenant's jobs used and lost, by their last windows."""
     found: dict[str, TenantUse] = {}
     for job in state.living():
         window, loss = job.window, _loss(job)

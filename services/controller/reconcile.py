@@ -1,4 +1,5 @@
-"""What an aggregator says it holds, against what the records say: the cure for every lost message.
+"""Reconciliation of what an aggregator holds with what the records say: the cure for every lost
+message.
 
 Asked after an aggregator's or the controller's restart, while a migration takes long, and now and
 then. The highest location epoch that is held is where a bucket is; what nobody holds is lost and
@@ -40,7 +41,7 @@ def compare(
 def _drop_strays(
     state: State, aggregator: AggregatorId, strays: dict[JobId, dict[int, BucketHeld]], now_s: float
 ) -> None:
-    """Of jobs that are not here, or no longer: an older life's leftovers."""
+    """Drop what belongs to jobs that are not here, or no longer: an older life's leftovers."""
     for id in sorted(strays.keys() - state.unreadable):
         _drop(state, id, aggregator, list(strays[id].values()), now_s)
 

@@ -19,7 +19,7 @@ REMEDY = "use fewer workers or smaller tensors, or add aggregators or memory_byt
 
 
 def region_sizes(record: JobPlacement) -> tuple[int, ...]:
-    """Of each bucket, in bytes."""
+    """Return the region size of each bucket, in bytes."""
     return tuple(
         SlotRegion.nbytes_of(record.plan, layout, bucket_tensors(layout, record.tensors))
         for layout in record.buckets
@@ -96,8 +96,9 @@ def repacked(state: State, job: Job, homes: Sequence[AggregatorId]) -> list[Aggr
 
 
 class Ledger:
-    """What is free on aggregators, and on the nodes whose memory several of them share, while a
-    placement is dealt. Of aggregators that are not ours, what their heartbeats say."""
+    """The memory that is free on aggregators, and on the nodes whose memory several of them
+    share, while a placement is dealt. Aggregators that are not ours count with what their
+    heartbeats say."""
 
     def __init__(self, state: State) -> None:
         self._state = state
@@ -178,14 +179,14 @@ def _node(state: State, id: AggregatorId) -> NodeId | None:
 
 
 def sized(nbytes: float) -> str:
-    """As a person reads it: 17.7 GB."""
+    """Write a size as a person reads it: 17.7 GB."""
     if nbytes >= 1e9:
         return f"{nbytes / 1e9:,.1f} GB"
     return f"{nbytes / 1e6:.1f} MB"
 
 
 def _held(job: Job) -> dict[AggregatorId, int]:
-    """What each aggregator holds, or is to hold, of the job; reckoned once per record."""
+    """Return what each aggregator holds, or is to hold, of the job; reckoned once per record."""
     if job.held is None or job.held[0] is not job.record:
         found: dict[AggregatorId, int] = {}
         for bucket, size in enumerate(_sizes(job)):

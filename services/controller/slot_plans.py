@@ -1,4 +1,4 @@
-"""What an aggregator is told of its slot: the cycle, or the deadlines, of the jobs on it.
+"""Plans of aggregators' slots: the cycle, or the deadlines, of the jobs on each.
 
 An assignment changes the cycle of its aggregator, and with it the iterations of the jobs there,
 which may have tasks on others, too (AutoPS section 3.3.1). So all plans are reckoned anew once a
@@ -34,14 +34,15 @@ def tell(state: State, now_s: float) -> None:
 
 
 def told(state: State, aggregator: AggregatorId, asked: Asked, answer: Message) -> None:
-    """What was refused or lost is told again by the next tick."""
+    """Note a confirmed plan. One that was refused or lost is told again by the next tick."""
     entry = state.aggregators[aggregator]
     if isinstance(answer, Ok) and entry.turns_asked is not None:
         entry.turns = (asked.incarnation, entry.turns_asked)
 
 
 def plans(state: State) -> dict[AggregatorId, PlanTurns]:
-    """Of every shared aggregator whose jobs' policy orders tasks, without a number."""
+    """Return the plan, without a number, of every shared aggregator whose jobs' policy orders
+    tasks."""
     found: dict[AggregatorId, PlanTurns] = {}
     for name in state.index.policies():
         planned = state.policy_named(name).plans(cluster_view(state, None, policy=name))

@@ -91,14 +91,15 @@ def job_view(
 
 
 def positions_of(record: JobPlacement) -> tuple[float, ...]:
-    """Of every bucket: which part of the forward pass comes before it is pulled."""
+    """Return for every bucket which part of the forward pass comes before it is pulled."""
     if record.profile is not None and record.profile.positions:
         return record.profile.positions
     return positions([layout.first for layout in record.buckets], len(record.tensors))
 
 
 def _cpu_s(record: JobPlacement) -> tuple[float, ...]:
-    """Of an iteration: where updates are not synchronous each worker's push is an execution."""
+    """Return the CPU time of each task in an iteration: where updates are not synchronous each
+    worker's push is an execution."""
     if record.profile is None:
         return ()
     if record.spec.consistency == "synchronous":
@@ -107,5 +108,6 @@ def _cpu_s(record: JobPlacement) -> tuple[float, ...]:
 
 
 def free_parts(state: State) -> dict[AggregatorId, float]:
-    """Of every aggregator that the cluster's jobs share: the part that their policy finds free."""
+    """Return the part that their policy finds free of every aggregator that the cluster's jobs
+    share."""
     return state.policy_named(state.config.policy).free(cluster_view(state, None))

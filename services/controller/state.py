@@ -1,4 +1,4 @@
-"""What a controller knows: its jobs' records, its aggregators, and what is on its way.
+"""The state of a controller: its jobs' records, its aggregators, and what is on its way.
 
 Only the records (`JobPlacement`) are durable; everything else is learned again after a restart.
 `State` collects the effects of a step; the modules beside this one are functions on it.
@@ -69,7 +69,7 @@ class Wish:
     protected: str = ""
     """Why the job's aggregators are to be its own from now on."""
     endured_s: float = 0.0
-    """Of "interfered": the iteration under congestion."""
+    """The iteration under congestion, for the cause "interfered"."""
     full: frozenset[AggregatorId] = frozenset()
     """Aggregators without memory for what this attempt would have brought there."""
 
@@ -106,11 +106,11 @@ class Job:
     settled_view: tuple[JobPlacement, JobView] | None = None
     """How a policy sees the record when nothing of it is open (snapshot.py)."""
     sizes: tuple[int, ...] | None = None
-    """Of its regions, in bytes (room.py)."""
+    """Sizes of its regions, in bytes (room.py)."""
     held: tuple[JobPlacement, dict[AggregatorId, int]] | None = None
     """Bytes that are held for it, by aggregator, by that record (room.py)."""
     refusals: dict[str, str] = field(default_factory=dict)
-    """Of commands for this job, by key: why the last attempt was refused."""
+    """Refusals of commands for this job, by key: why the last attempt was refused."""
     escapes: int = 0
     """Times that it left a congested link since its speed was last above the limit."""
     window: WindowMeasured | None = None
@@ -199,7 +199,7 @@ class Aggregator:
     leaving: bool = False
     """It is being emptied, by an operator's order (drains.py)."""
     restarts: tuple[int, float] = (0, 0.0)
-    """What its supervisor said last: how often it started it anew, and when that was said."""
+    """The supervisor's last report: how often it started it anew, and when that was said."""
     given_up: bool = False
     """Its supervisor, or an operator, said that it will not come back."""
 
@@ -258,7 +258,7 @@ class State:
         """When the last scaling began."""
         self.turns: dict[AggregatorId, PlanTurns] = {}
         self.turns_present: dict[AggregatorId, int] = {}
-        """Of which aggregators in which incarnation `turns` was reckoned."""
+        """Incarnations of the aggregators for which `turns` was reckoned."""
         self.turns_stale = True
         """A record changed since."""
         self.turns_told = 0

@@ -32,7 +32,7 @@ EPSILON = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What there is for one more job of one tenant."""
+    """The room for one more job of one tenant."""
 
     free: int
     """The most aggregators that one cluster could be given now, promised ones not counted."""
@@ -77,7 +77,8 @@ def hold(
 def refusal(
     spec: JobSpec, pending: int, tenant: Tenant, admission: Admission, aggregators_max: int
 ) -> Refused | None:
-    """Of a submission: what can never run, or would wait behind too many of its tenant's."""
+    """Say why a submission is refused: it can never run, or would wait behind too many of its
+    tenant's."""
     if pending >= tenant.queued_max:
         return Refused(
             reason=f"{pending} jobs of {named(spec.tenant)} wait already (queued_max); submit it "

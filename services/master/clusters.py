@@ -42,7 +42,8 @@ def best_fit(rooms: Iterable[ClusterRoom], demand_cpu: float) -> ClusterId | Non
 
 
 FILL = 0.8
-"""Of a cluster's most CPU that the demand may take before another is opened at a period's end."""
+"""The share of a cluster's greatest CPU that the demand may take before another is opened at a
+period's end."""
 
 
 class Clusters:

@@ -16,7 +16,7 @@ Admission = Literal["open", "standalone"]
 
 
 class Tenant(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """What the jobs of one tenant may have together (admission.py)."""
+    """Limits of the jobs of one tenant together (admission.py)."""
 
     cpu_fraction: Annotated[float, msgspec.Meta(gt=0.0, le=1.0)] = 1.0
     """Part of the pool's CPU."""

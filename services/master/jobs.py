@@ -35,7 +35,7 @@ class Job:
     asked: set[str] = field(default_factory=set)
     """place, start, stop, release: requests on their way."""
     told: set[str] = field(default_factory=set)
-    """... and those that were carried out."""
+    """Requests of these kinds that were carried out."""
     refusals: dict[str, str] = field(default_factory=dict)
     """Requests -> why the last one was refused, until one is carried out."""
     heard_s: float = 0.0
@@ -60,7 +60,8 @@ class Job:
 
     @property
     def spec(self) -> JobSpec:
-        """As submitted; the rule is the program's where none was submitted."""
+        """The job's specification as submitted; the rule is the program's where none was
+        submitted."""
         spec = self.record.spec
         if self.update is None or spec.update != UpdateRule():
             return spec

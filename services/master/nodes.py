@@ -30,7 +30,7 @@ class Wait:
     slots: int = 0
     """Free and existing slots of all nodes."""
     most: int = 0
-    """What the roomiest node has free; for `larger-node`: what the largest node has."""
+    """GPUs that the roomiest node has free; for `larger-node`: slots of the largest node."""
     ahead: str = ""
     """The first of those that wait for slots: nobody overtakes it."""
     ahead_for: str = "slots"
@@ -77,7 +77,7 @@ class Room:
     ahead: JobId | None = None
     """The first of those that wait for slots: nobody overtakes it."""
     ahead_for: str = "slots"
-    """What that one waits for."""
+    """The thing that the job ahead waits for."""
 
     def barrier(self, asked: int) -> Literal["slots", "larger-node", "node"]:
         """Name what a job that asks for so many slots waits for if it cannot start."""

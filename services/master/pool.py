@@ -63,14 +63,15 @@ class Pool:
     def __init__(self, aggregators_max: int) -> None:
         self._max = aggregators_max
         self._records: dict[AggregatorId, AggregatorRecord] = {}
-        """Of allocated aggregators only; one without a record is free."""
+        """Records of allocated aggregators only; one without a record is free."""
         self._members: dict[AggregatorId, _Member] = {}
         self._epoch = 0
         self._full_logged = False
         self._cleaning: set[AggregatorId] = set()
         """Free ones that are being asked what they still hold."""
         self.unreadable: frozenset[str] = frozenset()
-        """Those whose records are damaged: they are somebody's, and neither given nor emptied."""
+        """Aggregators whose records are damaged: they are somebody's, and neither given nor
+        emptied."""
 
     def recover(self, records: dict[str, AggregatorRecord], epoch: int) -> None:
         self._epoch = epoch
@@ -136,7 +137,7 @@ class Pool:
         return [Request(subject, ListBuckets(), f"held/{id}", budget_s=CLEAN_BUDGET_S)]
 
     def held(self, id: AggregatorId, answer: Message) -> list[Effect]:
-        """What a free aggregator holds must go. The next heartbeat shows whether it has."""
+        """Drop what a free aggregator holds. The next heartbeat shows whether it is gone."""
         self._cleaning.discard(id)
         if not isinstance(answer, BucketsHeld) or id in self._records:
             return []

@@ -1,4 +1,4 @@
-"""What the master knows: its jobs' records, the pool, the clusters' reports, the worker nodes.
+"""The state of the master: its jobs' records, the pool, the clusters' reports, the worker nodes.
 
 Only the records are durable (a job's here, an aggregator's in pool.py); everything else is learned
 again after a restart. `State` collects the effects of a step; the modules beside this one are
@@ -89,9 +89,9 @@ class State:
         self.live = 0
         """Jobs that have not ended."""
         self.placed: dict[JobId, Job] = {}
-        """Those of them that have a cluster."""
+        """Jobs that have a cluster."""
         self.unsettled: dict[JobId, Job] = {}
-        """Those that have not ended, or of whose end somebody does not know."""
+        """Jobs that have not ended, or of whose end somebody does not know."""
         self.settled: list[tuple[float, JobId]] = []
         """A heap of the others, by (end, id)."""
 
@@ -248,7 +248,7 @@ def tenant_cpu(state: State, tenant: str) -> float:
 
 
 def tenants(state: State, now_s: float) -> Iterator[TenantInfo]:
-    """Those that have limits or live jobs."""
+    """Yield the tenants that have limits or live jobs."""
     limits, pool_cpu = state.config.tenants, state.pool.alive * state.pool.share()
     uses = state.clusters.uses(now_s)
     names = {*limits, *state.admitted, *state.pending} - {DEFAULT}

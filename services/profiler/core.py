@@ -54,7 +54,7 @@ class _Job:
     """Iterations at which the profile is said next."""
     cpu_s: float = 0.0
     slot_s: float = 0.0
-    """What its tasks took of all aggregators since `used_s`."""
+    """Slot time that its tasks took of all aggregators since `used_s`."""
     used_s: float = 0.0
     """When the last window was said."""
 
@@ -156,7 +156,7 @@ class Profiler:
             self._say(id, job, now_s)
 
     def _say(self, id: JobId, job: _Job, now_s: float) -> None:
-        """Whatever is complete: the profile, and the windows behind it."""
+        """Publish all that is complete: the profile, and the windows behind it."""
         epoch = job.iterations.location_epoch
         if epoch != job.said_epoch:
             job.said_epoch, job.say_at = epoch, self._config.profile_iterations

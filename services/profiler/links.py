@@ -1,4 +1,4 @@
-"""What a job's transfers took, by aggregator, under one placement (Gu et al. 2021, appendix D).
+"""Times of a job's transfers, by aggregator, under one placement (Gu et al. 2021, appendix D).
 
 The sums of all ranks are kept apart: those since the last window, by which a congested link shows,
 and those of the whole placement, whose usual aggregator is the yardstick.

@@ -45,8 +45,8 @@ class Window:
 
 
 class Iterations:
-    """Of one job. Under each new placement neither the first report of a rank counts nor the next
-    `warm_up` iterations."""
+    """The iterations of one job. Under each new placement neither the first report of a rank counts
+    nor the next `warm_up` iterations."""
 
     def __init__(self, warm_up: int) -> None:
         self._warm_up = warm_up

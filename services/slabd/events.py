@@ -1,4 +1,4 @@
-"""What a lender's core is told beside what every shell tells: past tense."""
+"""Events of a lender's core, beside those of every shell: past tense."""
 
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ class MemorySampled:
 
 @dataclass(frozen=True, slots=True)
 class SlabsFound:
-    """What the descriptor store kept: each slab's fence word and identity."""
+    """Slabs that the descriptor store kept: each slab's fence word and identity."""
 
     found: tuple[tuple[int, trailer.SlabIdentity], ...]
 

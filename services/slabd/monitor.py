@@ -1,4 +1,4 @@
-"""What the kernel says about memory: how much there is, how much is in use, whether anything waits.
+"""Memory as the kernel reports it: how much there is, how much is in use, whether anything waits.
 
 MemAvailable counts the page cache as free, as an application's next allocation would. A cgroup with
 a limit below the machine's memory, ours or one around it, is the machine as far as we are

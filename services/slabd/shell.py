@@ -150,7 +150,7 @@ class Slabd:
         )
 
     def levels(self) -> Iterator[Level]:
-        """What the metrics show."""
+        """Yield the levels that the metrics show."""
         states = Counter(slab.state for slab in self.core.slabs.values())
         for state in get_args(SlabState):
             yield Level("lender_slabs", {"state": state}, float(states[state]))

@@ -35,11 +35,11 @@ class Sizing:
 
     @property
     def slab_bytes(self) -> int:
-        """What one slab takes of the machine."""
+        """Memory of the machine that one slab takes."""
         return self._config.slab_bytes + TRAILER_BYTES
 
     def used_share(self, lent: int) -> float:
-        """Of the machine's memory, by everything else and so many slabs."""
+        """Return the share of the machine's memory that everything else and so many slabs take."""
         return (self.others_bytes + lent * self.slab_bytes) / max(1, self.total_bytes)
 
     def sampled(self, event: MemorySampled, staying: int) -> int:

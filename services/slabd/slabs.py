@@ -55,7 +55,7 @@ class Slabs:
         self._mapped: set[SlabId] = set()
         """Devices may have mapped these."""
         self.prepare: Callable[[Region], None] = lambda region: None
-        """What else is done to a slab before it is offered: a NIC registers it."""
+        """Further preparation of a slab before it is offered: a NIC registers it."""
 
     # A life ---------------------------------------------------------------------------------------
 
@@ -82,7 +82,7 @@ class Slabs:
         return SlabsFound(tuple(found))
 
     def resident_bytes(self) -> int:
-        """What our slabs take of the machine at present."""
+        """Memory of the machine that our slabs take at present."""
         with self._turn:
             ours = (*self.regions.values(), *self._passing)
             return sum(os.fstat(region.fileno()).st_blocks * 512 for region in ours)

@@ -66,7 +66,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class ProcessesFound:
-    """What is on disk and what of it still runs: the first thing after a start."""
+    """The processes on disk and those of them that still run: the first event after a start."""
 
     found: tuple[Found, ...]
 

@@ -173,7 +173,7 @@ def _keep(view: ClusterView, job: JobView, *, temporary: bool) -> Plan | None:
 
 
 def _grow(view: ClusterView, job: JobView) -> Plan:
-    """As many aggregators as the job asked for, those that it has to itself among them."""
+    """Take as many aggregators as the job asked for, those that it has to itself among them."""
     used = {place for other in view.jobs if other.id != job.id for place in other.places}
     own = sorted({current for current in job.current if current is not None} - used)
     new = max(0, job.servers - len(own))

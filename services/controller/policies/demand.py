@@ -35,12 +35,12 @@ Floats = NDArray[np.float64]
 SPARES_MAX: Final = 1000
 HALVINGS: Final = 12
 STEPS_MAX: Final = 20_000
-"""Of the exact test, some milliseconds; a utilisation of nearly 1 would need ever more."""
+"""Steps of the exact test, some milliseconds; a utilisation of nearly 1 would need ever more."""
 
 
 class Load(NamedTuple):
-    """What one job's tasks ask of one aggregator: at most `utilisation * l + excess_s` slot time is
-    due within any `l` seconds, and nothing within less than `window_s`."""
+    """The demand of one job's tasks on one aggregator: at most `utilisation * l + excess_s` slot
+    time is due within any `l` seconds, and nothing within less than `window_s`."""
 
     window_s: float
     utilisation: float
@@ -89,7 +89,7 @@ class Tasks:
         self._of = of[order]
 
     def load(self, chosen: NDArray[np.bool_]) -> Load:
-        """Of the tasks that `chosen` marks, at least one."""
+        """Return the load of the tasks that `chosen` marks, at least one."""
         slots_s = np.where(chosen, self.slots_s, 0.0)
         utilisation = float(slots_s.sum()) / self.iteration_s
         over_s = np.cumsum(slots_s[self._of]) - utilisation * self._steps_s

@@ -165,7 +165,7 @@ class _Aggregator:
     own: float = 0.0
     """Utilisation by them."""
     demand: Demand | None = None
-    """Of the residents, once an exact test asks."""
+    """The demand of the residents, once an exact test asks."""
 
     @property
     def free(self) -> float:

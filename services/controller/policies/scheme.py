@@ -80,13 +80,13 @@ class _Aggregator:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What the scheme computes of one aggregator for a task of job k (lines 2 to 9)."""
+    """The scheme's estimate of one aggregator for a task of job k (lines 2 to 9)."""
 
     free_s: float
     executions: int
     loss_max: float
     excess_max: float
-    """Of all jobs there, the largest loss above (or, negative, below) its own limit."""
+    """The largest loss of all jobs there above (or, negative, below) its own limit."""
     duration_s: float
     """d_k with the task there."""
 
@@ -165,7 +165,8 @@ class Packing:
         return stale
 
     def stretch_s(self, job: JobId, aggregator: str) -> float:
-        """What that aggregator's cycle alone makes of the job's iteration."""
+        """Return the length of the job's iteration that follows from that aggregator's cycle
+        alone."""
         return self._jobs[job].stretches[aggregator]
 
     def free_s(self, aggregator: str) -> tuple[float, float]:
@@ -178,8 +179,8 @@ class Packing:
         return target.usable * target.cycle_s - used_s, target.cycle_s
 
     def lasting_s(self, job: JobId, aggregator: str) -> float:
-        """What of the job's iteration that aggregator alone requires: its cycle, or, where the job
-        that made it longer has ended, the job's own slots there."""
+        """Return the part of the job's iteration that aggregator alone requires: its cycle, or,
+        where the job that made it longer has ended, the job's own slots there."""
         return max(self.stretch_s(job, aggregator), self._aggregators[aggregator].slots_s[job])
 
     def leavers(self, aggregator: str) -> dict[JobId, float]:

@@ -1,4 +1,4 @@
-"""What a placement policy sees and answers, and the check that every answer must pass.
+"""The view that a placement policy sees, the plan that it answers, and the check of every plan.
 
 A policy is a function of a frozen snapshot: it places the open buckets of one job, names new
 aggregators `new#0`, `new#1`, ... and changes nothing. Its plan is validated before anything is
@@ -103,7 +103,8 @@ class Plan:
 
 
 Order = Literal["arrival", "cyclic", "deadline"]
-"""As they come, in the paper's cycle, or the earliest deadline first."""
+"""The order of a job's tasks: as they come, in the paper's cycle, or the earliest deadline
+first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +131,8 @@ class Expected:
 
 
 Memory = Any
-"""What a policy carries from one decision to the next; None at first and after a restart."""
+"""The value that a policy carries from one decision to the next; None at first and after a
+restart."""
 
 
 class Policy(Protocol):

@@ -1,4 +1,4 @@
-"""What a GPU-scheduling policy sees, and what it answers.
+"""The view that a GPU-scheduling policy sees, and the plan that it answers.
 
     policy.allocate(view, memory) -> (plan, memory)
 
@@ -81,7 +81,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     """Submission order: the last tie-breaker everywhere."""
     submitted_s: float
     gpus: int
-    """What the job asks for; all or nothing, unless min and max leave room."""
+    """GPUs that the job asks for; all or nothing, unless min and max leave room."""
     gpus_min: int
     gpus_max: int
     model: str = ""
@@ -120,8 +120,8 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     ready_s: float = 0.0
     """When its restart is over and progress begins (if it runs)."""
     profile: Any = None
-    """What the job model lets a policy know (a goodput function, stage times, a service curve);
-    the model documents its type."""
+    """The facts that the job model lets a policy know (a goodput function, stage times, a service
+    curve); the model documents its type."""
 
     @property
     def held_gpus(self) -> int:
@@ -176,7 +176,7 @@ class Rules(msgspec.Struct, frozen=True):
     min_run_s: float = 0
     """A running job is not preempted before it has run this long since its last start."""
     restart_s: float = 0
-    """What a re-allocation costs (for policies that weigh it)."""
+    """Seconds that a re-allocation costs (for policies that weigh it)."""
 
     def protects(self, job: JobView, now_s: float) -> bool:
         """Say whether a job has run too short a time to lose or change its GPUs."""
@@ -216,14 +216,14 @@ class Pending(msgspec.Struct, frozen=True):
     """`order` | `head-of-line` | `capacity` | `quota` | `protected` | `fragmentation` | `round` |
     `size`"""
     resource: str
-    """What it lacks: "4 GPUs, 1 left" or "4 GPUs of tenant t's 8"."""
+    """The resource that it lacks: "4 GPUs, 1 left" or "4 GPUs of tenant t's 8"."""
     until_s: float
     """When this changes if nothing arrives, ends or fails until then; inf: no instant is known."""
     text: str
 
 
 class Policy(Protocol):
-    """What is registered under a name. Instances hold options only, never state.
+    """The object that is registered under a name. Instances hold options only, never state.
 
     Its class declares in `honours` which rules it knows (see `rules`); the scheduler refuses the
     others by name.

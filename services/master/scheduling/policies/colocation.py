@@ -98,8 +98,8 @@ class Colocated:
         return set(ends), min(ends.values(), default=inf)
 
     def _leaders(self, order: list[JobView], view: View) -> tuple[list[Group], list[JobView]]:
-        """Who gets GPUs of its own, in order; and the others, in order. Jobs in their minimum run
-        time keep their groups."""
+        """Return the jobs that get GPUs of their own, and the others, both in order. Jobs in their
+        minimum run time keep their groups."""
         held: dict[str, Group] = {}
         for job in order:
             if view.rules.protects(job, view.now_s):

@@ -61,10 +61,10 @@ class Group(msgspec.Struct):
 
 
 class Memory(msgspec.Struct):
-    """What a decision must know of the one before."""
+    """The facts that a decision must know of the one before."""
 
     profiles: dict[JobId, Subtasks]
-    """Of every active job, for the day it is gone."""
+    """Subtasks of every active job, for the day it is gone."""
     group_of: dict[JobId, str]
     waiting: set[JobId]
     gpus: int

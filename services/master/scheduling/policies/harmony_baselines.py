@@ -1,4 +1,4 @@
-"""What Harmony is compared with (Lee, dissertation, section 4.4.1).
+"""Baselines that Harmony is compared with (Lee, dissertation, section 4.4.1).
 
 `isolated`          every job on machines of its own, as many as it asks for, by submission
 `naive-colocation`  the same sets of machines with up to `ways` jobs on each, joined in order of

@@ -50,7 +50,7 @@ class SizedByRule(ElasticPolicy):
         """The rule's size for every budget."""
 
     def weight(self, kind: Kind) -> float:
-        """What a unit of the table's cost counts, besides the job's work."""
+        """Return the weight of a unit of the table's cost, besides the job's work."""
         return 1.0
 
     @abstractmethod

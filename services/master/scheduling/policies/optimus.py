@@ -30,7 +30,7 @@ from slackwater.services.master.scheduling.view import (
 
 
 class OracleProfile(Protocol):
-    """What `job.profile` must offer."""
+    """The interface that `job.profile` must offer."""
 
     @property
     def remaining_iterations(self) -> float: ...

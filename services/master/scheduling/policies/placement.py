@@ -127,7 +127,8 @@ def _take_in_turn(gpus: int, nodes: Sequence[tuple[int, int]]) -> Allocation:
 
 
 class Observation(NamedTuple):
-    """What history says of one placement that could have been consolidated and was not."""
+    """An observation from history of one placement that could have been consolidated and was
+    not."""
 
     skew: float
     relative_speed: float

@@ -62,7 +62,7 @@ from slackwater.services.master.scheduling.view import (
 
 
 class AdaptiveProfile(Protocol):
-    """What `job.profile` must offer: the agent's last report."""
+    """The interface that `job.profile` must offer: the agent's last report."""
 
     @property
     def model(self) -> GoodputModel | None:
@@ -98,7 +98,7 @@ class Memory(msgspec.Struct):
     tables: dict[JobId, Tabulated] = msgspec.field(default_factory=dict)
     rounds: int = 0
     fitness: float = 0.0
-    """Of the last plan."""
+    """The fitness of the last plan."""
     scaling: pollux_scaling.History = msgspec.field(default_factory=pollux_scaling.History)
 
 
@@ -183,7 +183,7 @@ class Pollux:
     def problem(
         self, view: View, jobs: Sequence[JobView], tables: Mapping[JobId, Tabulated]
     ) -> tuple[Problem, dict[JobId, Tabulated]]:
-        """What the search is given, and the tables to keep for the next round."""
+        """Return the search's input, and the tables to keep for the next round."""
         cluster = view.cluster
         types = cluster.gpu_types
         kinds = {name: index for index, name in enumerate(types)}
@@ -286,7 +286,8 @@ def _tabulate(job: JobView, types: Sequence[str], sizes: int, known: Tabulated |
 def _fair_goodput(
     table: Tabulated, view: View, types: Sequence[str], nodes: int, gpus: int
 ) -> float:
-    """Of the fair share a_f; where types differ, the average over the cluster's GPUs."""
+    """Return the goodput of the fair share a_f; where types differ, the average over the cluster's
+    GPUs."""
     spread = 1 if nodes > 1 else 0
     fair = table.values[:, spread, gpus]
     if not np.any(fair > 0):

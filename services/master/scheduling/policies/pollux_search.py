@@ -310,8 +310,8 @@ def _add(torn, count, j):
 
 @njit(cache=True)
 def _choose(problem, state, torn, random):
-    """Whom to tear down: everybody on up to three machines, or up to five jobs; and some that
-    wait join in, from anywhere in the queue. Answers how many."""
+    """Choose the jobs to tear down: all on up to three machines, or up to five jobs; and some that
+    wait join in, from anywhere in the queue. Returns how many."""
     jobs, nodes = state.rows.shape
     count = 0
     if _next(random) < 0.7:

@@ -65,7 +65,7 @@ class Queues:
         self.changes: list[tuple[float, int, JobId]] = []
         """When a job's place changes by itself; valid if it equals `due_s`."""
         self.notes = notes
-        """What the policy itself remembers (a distribution, promotions)."""
+        """The policy's own notes (a distribution, promotions)."""
 
     def put(self, job: JobView, level: Level, key: Key, due_s: float, demand: Demand) -> None:
         if level not in self.buckets:

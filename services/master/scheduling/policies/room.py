@@ -1,4 +1,4 @@
-"""What is still free while a policy walks down its queue: GPUs by type, and tenants' quotas.
+"""Room that is still free while a policy walks down its queue: GPUs by type, and tenants' quotas.
 
 A walk only ever takes from a `Room`, so a demand that once did not fit will not fit later in the
 same walk: whole buckets of equal demands are dropped at their first refusal, which is why a

@@ -59,7 +59,7 @@ _ROUNDING_GPU_S = 1e-6
 
 
 class Notes:
-    """What Tiresias remembers besides its queues."""
+    """The memory of Tiresias besides its queues."""
 
     __slots__ = (
         "by_group",
@@ -144,7 +144,7 @@ def parse_limits(text: str) -> list[float]:
 
 
 class Tiresias(QueuePolicy):
-    """What both policies share; the index is the difference."""
+    """The common part of both policies; the index is the difference."""
 
     places_change = True
     facts = TiresiasFacts
