@@ -72,7 +72,7 @@ class RemoteMember(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """Of data; the trailer lies behind."""
+        """Bytes of data; the trailer lies behind."""
         ...
 
     @property
@@ -151,7 +151,8 @@ class Resilience(Protocol):
         ...
 
     async def quiet(self, span: int) -> None:
-        """What was begun on the span before is over, also what nobody waits for any more."""
+        """Wait until all that was begun on the span before is over, also what nobody waits for any
+        more."""
         ...
 
     async def regenerate(

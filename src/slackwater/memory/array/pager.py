@@ -264,7 +264,7 @@ class Pager:
             self._let_go()
 
     def _let_go(self) -> None:
-        """Of the page that is held longest."""
+        """Let go of the page that is held longest."""
         page = next(iter(self._held))
         del self._held[page]
         self.leap.drop([page])
@@ -395,7 +395,7 @@ class Pager:
             self._fault(fault)
 
     async def flush(self) -> None:
-        """What was written before this is in the store, durably, when it returns."""
+        """Return when all that was written before the call is in the store, durably."""
         dirty = self.local.dirty_pages()
         for at in range(0, len(dirty), limits.ARRAY_BATCH_PAGES):
             while (

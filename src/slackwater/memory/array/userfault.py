@@ -107,7 +107,7 @@ class Userfault:
         return (fault.address - self._address) // PAGE_BYTES
 
     def faults(self) -> list[Fault]:
-        """Those that are new. Raises OSError when the program is gone."""
+        """Return the faults that are new. Raises OSError when the program is gone."""
         try:
             data = os.read(self.fd, _MESSAGE.size * _MESSAGES)
         except BlockingIOError:
@@ -164,7 +164,8 @@ class Userfault:
         self._range(DO_WAKE, page, count, "<QQ")
 
     def poison(self, page: int) -> None:
-        """Who touches this missing page gets SIGBUS. OSError before Linux 6.6."""
+        """Poison this missing page: a thread that touches it gets SIGBUS. OSError before Linux
+        6.6."""
         # The mark of its protection has outlived it, and counts as something that is there.
         self._range(_DO_WRITEPROTECT, page, 1, "<QQQ", _WRITEPROTECT_DONTWAKE)
         self._range(_DO_POISON, page, 1, "<QQQq", 0, 0)

@@ -1,4 +1,4 @@
-"""What a program does when its pager dies, compiled: it needs no interpreter lock.
+"""The reaction of a program to its pager's death, compiled: it needs no interpreter lock.
 
 A thread that touches a missing page waits in the kernel, perhaps with the lock held, and nobody
 answers it any more. So the shared memory is cut to nothing and everybody is woken: who goes on, and

@@ -186,7 +186,7 @@ class DeviceCore:
         return self._request
 
     def _answered(self, request: int, lender: LenderId) -> Member | None:
-        """Whose answer this is; None: it comes too late."""
+        """Return the member that this answer belongs to; None: it comes too late."""
         found = self._requests.pop(request, None)
         if found is None or found[1] != lender or self.spans.numbered(found[0].number) is None:
             return None

@@ -1,4 +1,4 @@
-"""What a device's core is told: past tense, by its driver (lenders.py) or a simulation."""
+"""Events of a device's core: past tense, by its driver (lenders.py) or a simulation."""
 
 from dataclasses import dataclass
 

@@ -16,7 +16,7 @@ from slackwater.schemas.base import NodeId
 from slackwater.schemas.memory import LenderId, SlabdHeartbeat
 
 SLACK: Final = 0.02
-"""Of a machine's memory: what a second changes of it without anybody lending."""
+"""The share of a machine's memory that a second changes without anybody lending."""
 
 
 class LenderDirectory:
@@ -52,11 +52,11 @@ class LenderDirectory:
         return coding_sets.load_of(self.beats[lender][0])
 
     def slab_share(self, lender: LenderId) -> float:
-        """What one slab is of its machine's memory."""
+        """Return the share of its machine's memory that one slab takes."""
         return self._slab_bytes / max(1, self.beats[lender][0].total_bytes)
 
     def taken_since(self, members: Iterable[Member], began_s: float) -> dict[LenderId, float]:
-        """What placements that began since take of each lender's memory."""
+        """Return the share of each lender's memory that placements begun since then take."""
         taken: dict[LenderId, float] = {}
         for one in members:
             if one.lender in self.beats and one.began_s >= began_s:

@@ -56,7 +56,7 @@ class Refiller:
             _log.info("refilled", span=span, pages=count)
 
     async def _stretches(self, first: int, count: int) -> int:
-        """As far as the file was looked at: how many pages that are."""
+        """Return how many pages of the file were looked at."""
         lacking = self._device.table.mark[first : first + count] == states.ABSENT
         if not lacking.any():
             return count

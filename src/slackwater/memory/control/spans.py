@@ -85,7 +85,7 @@ class Member:
     excluded: set[LenderId] = field(default_factory=set)
     attempts: int = 0
     refusal: str = ""
-    """Of the last lender that was asked in vain."""
+    """The refusal of the last lender that was asked in vain."""
     why: Why = "lost"
     whole: bool = False
     """It has the fragment of every page of its span."""
@@ -228,7 +228,7 @@ class Spans:
     # For operators and the slab map ---------------------------------------------------------------
 
     def state(self, span: int) -> SpanState:
-        """What its members are at, taken together."""
+        """Return the state of the span's members, taken together."""
         states = {member.state for member in self.of(span)}
         if sum(member.usable for member in self.of(span)) >= self._settings.needed:
             return "mapped"

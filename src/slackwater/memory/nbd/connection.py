@@ -434,8 +434,8 @@ class Connection:
             latency.add(self._device.latency.loop, cause, now_ns - int(item[s.ITEM_BEGAN]), 1)
 
     def _reply(self, answer: bytes, items: Item) -> None:
-        """Of these items: they are open until it is sent, so a client that does not read is not
-        read from either."""
+        """Send the answer to these items: they are open until it is sent, so a client that does not
+        read is not read from either."""
         self._answers.put((answer, items))
 
     def _ended(self) -> None:

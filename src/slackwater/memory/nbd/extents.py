@@ -13,7 +13,7 @@ from slackwater.memory.nbd import protocol as nbd
 from slackwater.memory.store import PAGE_BYTES
 
 EXTENTS_MAX: Final = 1024
-"""Of one answer; it may end before the range does."""
+"""Extents of one answer; it may end before the range does."""
 
 
 def extents(

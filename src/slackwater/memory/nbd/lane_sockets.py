@@ -132,7 +132,7 @@ def _room(lanes, i):
 
 @kernel()
 def _receive(lanes, i, now_ns):
-    """What is there; a large answer until it is whole."""
+    """Receive the bytes that are there; a large answer until it is whole."""
     w = lanes.words[i]
     while w[s.WHOLE] == 0:
         large = w[s.REST] > 0

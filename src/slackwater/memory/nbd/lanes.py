@@ -73,7 +73,8 @@ def lane_to(t, lanes, first, count):
 
 @kernel()
 def has_room(lanes, i):
-    """... for one request more. None comes between a header and the body that follows it."""
+    """Say whether there is room for one request more. None comes between a header and the body that
+    follows it."""
     w = lanes.words[i]
     fits = w[s.WAITING] + wire.HEADER_BYTES <= s.REQUESTS_BYTES
     return w[s.TAIL] - w[s.HEAD] < s.DEPTH and w[s.BULK_LEFT] == 0 and fits
@@ -182,8 +183,9 @@ def send_write(t, lanes, cookie, offset, length, first):
 
 @kernel()
 def send_piece(t, c, cookie, offset, count, first):
-    """Of a streamed write, `count` pages that were just taken in, side by side in the ring: they
-    are sent from there. False: one of them is on its way already; all of these go to the disk."""
+    """Send `count` pages of a streamed write that were just taken in, side by side in the ring:
+    they are sent from there. False: one of them is on its way already; all of these go to the
+    disk."""
     lanes, i, slots = c.lanes, c.words[s.LANE_INDEX], t.words[kernels.SLOTS]
     for entry in range(first, first + count):
         if t.slot_flags[entry % slots] & states.HELD == 0:

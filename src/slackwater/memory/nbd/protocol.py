@@ -66,7 +66,7 @@ NO_HOLE: Final = 2
 DONT_FRAGMENT: Final = 4
 REQ_ONE: Final = 8
 FLAGS_KNOWN: Final = FUA | NO_HOLE | DONT_FRAGMENT | REQ_ONE
-"""Of commands. FAST_ZERO is not offered, and so refused."""
+"""Flags of commands. FAST_ZERO is not offered, and so refused."""
 
 # The one context of BLOCK_STATUS
 ALLOCATION: Final = b"base:allocation"
@@ -134,7 +134,7 @@ def failed(cookie: int, error: int, why: str, *, chunked: bool) -> bytes:
 
 
 def data_head(cookie: int, offset: int, nbytes: int, *, chunked: bool) -> bytes:
-    """What precedes the bytes of a read."""
+    """Return the bytes that precede those of a read."""
     if not chunked:
         return SIMPLE.pack(SIMPLE_MAGIC, 0, cookie)
     head = CHUNK.pack(CHUNK_MAGIC, CHUNK_DONE, CHUNK_DATA, cookie, OFFSET.size + nbytes)

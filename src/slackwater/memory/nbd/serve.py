@@ -38,7 +38,7 @@ LANE_FULL: Final = 15
 STREAM_BYTES: Final = 64 * 1024
 """Writes from here on are streamed, where they go to mapped memory or on a lane."""
 STREAM_PAGES: Final = 64
-"""... so many pages at a time: the table's mutex is held meanwhile."""
+"""Pages that are streamed at a time: the table's mutex is held meanwhile."""
 
 
 @kernel()

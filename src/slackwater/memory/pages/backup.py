@@ -106,7 +106,7 @@ class Backup:
         return self._broken or int(self._table.words[k.FAILED])
 
     def error(self) -> OSError:
-        """What writes are refused with while the file fails."""
+        """The error that writes are refused with while the file fails."""
         return _failure(self.failed or errno.EIO, self.path)
 
     async def written(self, entry: int) -> None:

@@ -49,7 +49,7 @@ class Device:
         self.on_failed: Callable[[int], None] | None = None
         """Told, with the span, that a request on its channel failed."""
         self.remote_read_pages = 0
-        """... over channels, those that were read ahead among them."""
+        """Pages read over channels, those that were read ahead among them."""
         self.remote_ahead_pages = 0
         self.remote_written_pages = 0
         self.channels = ChannelTable()
@@ -93,8 +93,8 @@ class Device:
         raise Unavailable("the slabs behind these pages keep going away; try again")
 
     async def read_ahead(self, pages: Pages, target: memoryview) -> NDArray[np.bool_]:
-        """Of these pages, which remote memory alone has, those that came; the others were not
-        looked for anywhere else, and not waited for. Raises OSError, Rejected."""
+        """Read these pages, which remote memory alone has, and mark those that came; the others
+        were not looked for anywhere else, and not waited for. Raises OSError, Rejected."""
         where = np.full(len(pages), k.REMOTE, np.int64)
         await self._fetch(pages, target, where, np.arange(len(pages)))
         came: NDArray[np.bool_] = where == k.DONE
@@ -102,7 +102,7 @@ class Device:
         return came
 
     def _look_again(self, pages: Pages, target: memoryview, where: Where, missing: Pages) -> None:
-        """What is not here yet may be at hand by now, or somewhere else."""
+        """Look again for pages that are missing: they may be at hand by now, or somewhere else."""
         one = np.empty(1, np.int64)
         at = k.address(target)
         for i in missing.tolist():
@@ -364,7 +364,7 @@ class Device:
         self._drop(span, index, states.UNMAPPED)
 
     async def retire(self, span: int, index: int) -> None:
-        """As `leave`; returns when nothing reads or writes the slab any more."""
+        """Leave like `leave`, and return when nothing reads or writes the slab any more."""
         self._drop(span, index, states.UNMAPPED)
         await self.quiet(span)
 

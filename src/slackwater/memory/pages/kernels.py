@@ -1,4 +1,4 @@
-"""What happens to pages, compiled: where a read finds its bytes, what a write leaves behind.
+"""The handling of pages, compiled: where a read finds its bytes, what a write leaves behind.
 
 All threads that touch pages (a connection's, the backup writer's, the event loop's) meet here under
 the table's mutex; none of them holds the interpreter lock meanwhile. Gu, dissertation, 2.4.3: a
@@ -312,8 +312,8 @@ def write_pages(t, pages, source, kinds, span, version):
 
 @kernel(cache=True)
 def look(t, first, kinds):
-    """What the entries from `first` on still wait for: REMOTE (they are held), DISK, or DONE. An
-    entry that has left the ring is done: its slot may be another's by now."""
+    """Return what the entries from `first` on still wait for: REMOTE (they are held), DISK, or
+    DONE. An entry that has left the ring is done: its slot may be another's by now."""
     lock(t)
     for i in range(len(kinds)):
         slot = (first + i) % t.words[SLOTS]

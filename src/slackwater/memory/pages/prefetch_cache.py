@@ -138,8 +138,8 @@ def invalidate(s, page):
 
 @kernel()
 def invalidate_range(s, first, count, state):
-    """What is here, or on its way here, of these pages; of those in this state alone, or (-1) in
-    any."""
+    """Spoil the copies of these pages that are here, or on their way here; in this state alone, or
+    (-1) in any."""
     if s.words[TAKEN] == 0:
         return
     for place in range(s.words[PLACES]):
@@ -176,7 +176,7 @@ def take(s, page, state):
 
 @kernel()
 def store(s, place, ticket, source, came):
-    """What was asked for under this ticket has come, or has not."""
+    """Note that the page asked for under this ticket has come, or has not."""
     s.words[FETCHED] += came
     if s.ticket[place] != ticket:
         return

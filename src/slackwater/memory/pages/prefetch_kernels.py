@@ -51,7 +51,7 @@ def only_lenders_have(t, first, count, follows):
 
 @kernel(cache=True)
 def take_notes(t, into):
-    """What was noted since the last call; how much."""
+    """Take the notes since the last call; return how many."""
     s = t.prefetched
     kernels.lock(t)
     count = s.words[prefetch_cache.NOTED]

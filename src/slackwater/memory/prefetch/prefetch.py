@@ -28,7 +28,8 @@ UNUSED_MAX: Final = 4096
 
 
 def majority(values: Sequence[int]) -> int | None:
-    """What more than half of the values are, by Boyer and Moore's vote and a count."""
+    """Return the value that more than half of `values` have, by Boyer and Moore's vote and a
+    count."""
     candidate, votes = 0, 0
     for value in values:
         if votes == 0:
@@ -68,12 +69,12 @@ class Counters:
 
     @property
     def hit_rate(self) -> float:
-        """Of all accesses, those that did not wait (the paper's coverage)."""
+        """The share of all accesses that did not wait (the paper's coverage)."""
         return self.hits / self.accesses if self.accesses else 0.0
 
     @property
     def accuracy(self) -> float:
-        """Of all prefetched pages, those that were asked for."""
+        """The share of all prefetched pages that were asked for."""
         return self.hits / self.prefetched if self.prefetched else 0.0
 
 
@@ -95,7 +96,7 @@ class Leap:
     """Streams that share one prefetch cache. Tell it every access; fetch what it answers."""
 
     pages: int
-    """Of the address space."""
+    """Pages of the address space."""
     history: int = HISTORY
     split: int = SPLIT
     window_max: int = WINDOW_MAX

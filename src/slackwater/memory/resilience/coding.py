@@ -80,7 +80,7 @@ class Code(Protocol):
         ...
 
     def recipe(self, chosen: Sequence[int]) -> Recipe:
-        """What `decode` does with these fragments."""
+        """Return the recipe by which `decode` uses these fragments."""
         ...
 
     def parities(self) -> Parities:

@@ -44,7 +44,8 @@ _ODD_PLACE: Final = _signed(0x1656_67B1_9E37_79F9)
 
 
 def _tables() -> NDArray[np.int64]:
-    """Of CRC-32, for eight bytes at once: tables[j, b] is byte b with j zero bytes behind it."""
+    """Return the tables of CRC-32 for eight bytes at once: tables[j, b] is byte b with j zero bytes
+    behind it."""
     tables = np.zeros((8, 256), np.int64)
     tables[0] = np.arange(256)
     for _ in range(8):
@@ -73,7 +74,8 @@ def pack(
 
 
 def generations_of(code: Code, index: int, span: int, pages: Pages, slots: Bytes) -> Generations:
-    """Of the write that each slot holds a whole fragment of; 0: it holds none."""
+    """Return the generation of the write that each slot holds a whole fragment of; 0: it holds
+    none."""
     found = np.empty(len(pages), np.int64)
     whole = np.ascontiguousarray(slots)
     _check(whole, span, tag_of(code, index), np.ascontiguousarray(pages), found, checksum())
@@ -131,7 +133,7 @@ def _crc(slot, begin, sums):
 
 @njit(nogil=True, cache=True)
 def _begin(span, tag, page, generation):
-    """What the CRC begins with: what the fragment should be."""
+    """Begin the CRC with the identity that the fragment should have."""
     mixed = generation * _ODD_GENERATION ^ page * _ODD_PAGE ^ (span << 32 | tag) * _ODD_PLACE
     return (mixed ^ mixed >> 32) & _LOW
 

@@ -45,7 +45,8 @@ class Near(NamedTuple):
     chosen: tuple[int, ...]
     """Which of them, in order."""
     last: tuple[int, ...]
-    """Those that lacked something: taken where the others are too few, the newest of them last."""
+    """Members that lacked something: taken where the others are too few, the newest of them
+    last."""
     base: NDArray[np.int64]
     """Where the slabs of `chosen` lie in this process."""
     tags: NDArray[np.int64]

@@ -1,4 +1,5 @@
-"""Who is asked for fragments, who has answered, and when that is enough. Pure: no time, no bytes.
+"""Plans of reads and writes: which members are asked for fragments, and when enough answered. Pure:
+no time, no bytes.
 
 Hydra (FAST'22), section 4.1. A read asks k + delta members and takes whichever k answer first; one
 that fails, or whose fragment is damaged or of another write, is an erasure, and somebody else is
@@ -13,7 +14,8 @@ from numpy.typing import NDArray
 
 
 class ReadPlan:
-    """Of one batch of pages. `able`: members that can be asked, the preferred ones first."""
+    """The plan of one batch of pages. `able`: members that can be asked, the preferred ones
+    first."""
 
     def __init__(
         self, able: Sequence[int], pages: int, needed: int, width: int, extra: int
@@ -24,7 +26,7 @@ class ReadPlan:
         """[member, page]: the member's fragment of the page is here, and right."""
         self._count: NDArray[np.int64] = np.zeros(pages, np.int64)
         self._needed = self._short = needed
-        """What the page that lacks most lacks."""
+        """The fragments that the page which lacks most still lacks."""
         self._extra = extra
         self._left = list(able)
         self._asked: set[int] = set()
@@ -81,7 +83,7 @@ class ReadPlan:
 
 
 class WritePlan:
-    """Of one batch, sent to `members`."""
+    """The plan of one batch, sent to `members`."""
 
     def __init__(self, members: Sequence[int], needed: int) -> None:
         self.arrived: set[int] = set()

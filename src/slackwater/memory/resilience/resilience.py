@@ -46,7 +46,7 @@ class DiskBackup:
         """Its writes return when they are done."""
 
     async def quiet(self, span: int) -> None:
-        """... and so do its reads."""
+        """Its reads, too, return when they are done."""
 
     async def regenerate(
         self, span: int, members: Sequence[RemoteMember | None], index: int, pages: Pages

@@ -127,7 +127,7 @@ class DeviceAssembly:
         self._measuring: list[asyncio.Task[None]] = []
 
     def _hello(self) -> bytes:
-        """What lenders are told of the device when a channel begins."""
+        """Return the greeting that lenders get when a channel of the device begins."""
         message = DeviceHello(
             device=self.core.settings.id,
             node=NodeId(self._node),

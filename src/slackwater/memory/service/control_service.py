@@ -1,4 +1,5 @@
-"""What the bus sees of a device: heartbeats, its map for operators, facts, the durable slab map.
+"""The service of a device on the bus: heartbeats, its map for operators, facts, the durable slab
+map.
 
 A service like any other, in a shell of its own: it may end and start again while the device serves,
 and the device does not notice. Its bucket `device_<id>` holds the slab map, a large one in parts of
@@ -38,7 +39,7 @@ from slackwater.schemas.memory import (
 
 SERVICE: Final = "device"
 KEY: Final = "map"
-"""Of the first part; the others are `map-1` and so on."""
+"""The key of the first part; the others are `map-1` and so on."""
 _SAVE_S: Final = 1.0
 """At most one look at what changed per so many seconds."""
 

@@ -1,4 +1,4 @@
-"""What a device asks the bus before it begins: is its name taken, and how large are slabs."""
+"""Questions to the bus before a device begins: is its name taken, and how large are slabs."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""What a device tells Prometheus: the figures of its heartbeats, read when somebody scrapes."""
+"""Figures of a device for Prometheus: those of its heartbeats, read when somebody scrapes."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""What operators and the slab map's bucket are told of a device, read from its live parts."""
+"""Status of a device for operators and the slab map's bucket, read from its live parts."""
 
 import os
 from bisect import bisect_left

@@ -179,7 +179,7 @@ class SpillStore:
         self._blobs_max = blobs_max
         self._blobs: dict[str, _Blob] = {}
         self._orders: list[OrderedDict[int, _Blob]] = [OrderedDict() for _ in tiers]
-        """What is in a tier, the one used longest ago first."""
+        """The blobs of each tier, the one used longest ago first."""
         self._numbers = itertools.count()
         self._turn = asyncio.Lock()
 
@@ -251,7 +251,8 @@ class SpillStore:
         raise Rejected(f"no room for a blob of {blob.nbytes} bytes ({'; '.join(whys)})")
 
     async def _sink(self, index: int) -> None:
-        """What a tier has not used for the longest time goes down. Raises Rejected, Unavailable."""
+        """Move down the blobs that a tier has not used for the longest time. Raises Rejected,
+        Unavailable."""
         if index + 1 == len(self._tiers):
             raise Rejected("full")
         blob = next(iter(self._orders[index].values()))

@@ -49,7 +49,7 @@ _NONE: Final = _LENGTH.pack(-1)
 _Socks = dict[tuple[int, int], socket.socket]
 """By process and thread."""
 _KEYS: Final = 1024
-"""Of one request."""
+"""Keys of one request."""
 _log = structlog.get_logger()
 
 
@@ -248,7 +248,8 @@ class _SpillThread(threading.Thread):
                 writer.write(_LENGTH.pack(len(figures)) + figures)
 
     async def _find(self, key: str) -> bytes | None:
-        """What cannot be read, or came back damaged, is forgotten: it can be made again."""
+        """Find the blob; one that cannot be read, or came back damaged, is forgotten: it can be
+        made again."""
         if key not in self._store:
             self._counts["missing"] += 1
             return None
