@@ -42,7 +42,7 @@ class Reaper:
             self._before = None
 
     def orphans(self, units: set[int]) -> list[int]:
-        """Our children that carry the marker and are no unit: they lost their parent."""
+        """Our children that carry the marker and are not units: they lost their parent."""
         found = [pid for pid in _children() if pid not in units and self._marked(pid)]
         self._seen.update(found)
         return found

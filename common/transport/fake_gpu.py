@@ -2,7 +2,7 @@
 
 What it keeps of a real device: memory that only explicit copies reach; allocations that another
 process opens by a handle, which means nothing once the owner has freed it; a handle that its own
-process cannot open; arrays that are no numpy arrays. An allocation is a memfd of its own, a handle
+process cannot open; arrays that are not numpy arrays. An allocation is a memfd of its own, a handle
 is the way to its descriptor (/proc/<pid>/fd/<n>), so only processes of our user can follow it.
 """
 

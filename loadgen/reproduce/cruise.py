@@ -3,7 +3,7 @@
     python -m slackwater.loadgen.reproduce.cruise [--draws N] [--out FILE]
 
 The applications' cost parameters are unpublished; the ratio x = M / (b B c) is chosen so that the
-model's optimum is the measured one. That the closed form finds that optimum is no news then: what
+model's optimum is the measured one. That the closed form finds that optimum is not news then: what
 says something are the epochs of the other configurations, which x was not chosen by.
 
 With noise, what is measured of computing and of transfers is off by a factor each, and the loss is

@@ -56,7 +56,7 @@ def select(
 def seconds_after_origin(text: str, trace: Trace) -> float:
     """Turn a person's start or end into seconds after the origin: a number of seconds, or a date.
 
-    Dates need a trace with dates of its own (Philly): elsewhere the origin is no calendar time.
+    Dates need a trace with dates of its own (Philly): elsewhere the origin is not a date.
     """
     try:
         value = float(text)

@@ -33,7 +33,7 @@ class Ledger:
         region = Region.adopt(fd, NAME)
         if region.nbytes < PAGE:
             region.close()
-            raise ValueError(f"{region.nbytes} bytes are no ledger: it has {PAGE}")
+            raise ValueError(f"{region.nbytes} bytes are not a ledger: it has {PAGE}")
         self._use(region)
         self.kept = True
 

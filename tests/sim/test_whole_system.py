@@ -89,7 +89,7 @@ class Story:
         return self.seen
 
     async def _at_rest(self) -> None:
-        """Until no job moves: feedback may have moved one a moment ago, which is no unrest. What
+        """Until no job moves: feedback may have moved one a moment ago, which is not unrest. What
         moves for longer is found by `check_settled`."""
         for _ in range(int(MOVE_S)):
             living = (job for each in controllers(self.system) for job in each.state.living())

@@ -121,7 +121,7 @@ class GoodputModel(msgspec.Struct, frozen=True):
         return self._best(np.atleast_1d(nodes), np.atleast_1d(gpus), gpu_speed)[0]
 
     def goodput_table(self, gpus_max: int, gpu_speed: float = 1.0) -> Floats:
-        """[0][K]: all K GPUs on one machine; [1][K]: on several. Column 0 is no GPU at all, and
+        """[0][K]: all K GPUs on one machine; [1][K]: on several. Column 0 is without GPUs, and
         one GPU is never on several machines."""
         gpus = np.arange(1, gpus_max + 1)
         table = np.zeros((2, gpus_max + 1))

@@ -184,7 +184,7 @@ def commit(region: SlotRegion, alone: int | None = None) -> int:
 def blame(region: SlotRegion, alone: int | None = None) -> Refusal:
     """After an unclean fold, a second look: whose gradient, in which tensor.
 
-    The first worker with a value that is no finite number; when all are finite, the sum or the
+    The first worker with a value that is not finite; when all are finite, the sum or the
     update overflowed, and the worker with the largest gradient there is named.
     """
     for lo in range(0, region.geometry.elements, CHUNK_ELEMENTS):

@@ -188,7 +188,7 @@ class SlotRegion:
     def open(cls, buffer: Buffer) -> "SlotRegion":
         """Raises Rejected when it is not a region, half-formatted, damaged or another release's."""
         if len(buffer) < HEADER_BYTES:
-            raise Rejected(f"{len(buffer)} bytes are no region: it has at least {HEADER_BYTES}")
+            raise Rejected(f"{len(buffer)} bytes are not a region: it has at least {HEADER_BYTES}")
         magic, version, checksum, offset, length, identity = _IDENTITY.unpack_from(buffer)
         if magic != MAGIC:
             raise Rejected("no region, or one whose maker was killed before it was complete")

@@ -80,7 +80,7 @@ def _refuse_slips(options: Options, report: Path | None) -> None:
 
 
 def _begin(report: Path) -> None:
-    """Write to the folder before the runs: a full run is no time to find out."""
+    """Write to the folder before the runs: a full run is too late to find out."""
     with _writing(report):
         report.mkdir(parents=True, exist_ok=True)
         (report / "summary.json").write_bytes(b"")

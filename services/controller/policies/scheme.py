@@ -5,7 +5,7 @@ job on it iterates at d_j = C_n / floor(C_n / D_j), the maximum over its aggrega
 k_jn = max(1, floor(C_n / d_j)) executions of each of its tasks per cycle. What is left free is
 F_n = usable * C_n - sum_j k_jn * sum_i e_i, without the new task, which fits if F_n >= k_kn * e_t.
 e_t is slot time: profiled CPU time / cpu_share. A job loses 1 - D_j / d_j; an aggregator where any
-job, the new one included, would lose LossLimit or more is no candidate. Best fit: the least
+job, the new one included, would lose LossLimit or more is not a candidate. Best fit: the least
 sufficient free slots; ties to the lowest id.
 
 Tasks are assigned largest first: the paper goes "task by task" in no stated order, and a tensor is

@@ -38,7 +38,7 @@ import msgspec
 from slackwater.schemas.base import JobId, NodeId
 
 Allocation = tuple[tuple[int, int], ...]
-"""((node index, GPUs on it), ...) with ascending node indexes; () is no GPU at all."""
+"""((node index, GPUs on it), ...) with ascending node indexes; () means without GPUs."""
 
 NOTHING: Allocation = ()
 

@@ -223,7 +223,7 @@ async def test_a_connection_closed_for_good_is_told(nats_url: str) -> None:
     await bus.close()
     other = await NatsBus.connect(nats_url, "one", on_closed=lambda: told.append("closed"))
     await other.close()
-    assert told == ["closed"], "our own close is no news"
+    assert told == ["closed"], "our own close is not news"
 
 
 async def test_a_repeated_request_is_answered_twice(nats_bus: NatsBus, unique: str) -> None:

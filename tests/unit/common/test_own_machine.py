@@ -83,7 +83,7 @@ def test_a_lock_names_its_holder_and_goes_with_it(tmp_path: Path) -> None:
 
 
 def test_ends_are_counted_within_a_while_and_not_for_ever() -> None:
-    """Twenty-one ends in a year are no reason to give up, in a minute they are."""
+    """Twenty-one ends in a year are not a reason to give up, in a minute they are."""
     ends = RecentEnds()
     most = limits.RESTARTS_MAX
     assert all(ends.add(n * 17 * DAY_S) == 1 for n in range(most + 1))

@@ -62,7 +62,7 @@ REFUSED: list[tuple[str, type[Message], dict[str, Any], str]] = [
     ("a policy's name with blanks", PlaceJob,
      {"spec": {**SPEC, "aggregation": "a b"}, "tensors": tensors((2,))}, r"\$\.spec\.aggregation"),
     ("one rank twice", StartWorkers, start([0, 0]), "name each rank once"),
-    ("a rank that is no index", StartWorkers, start([2**40]), r"\$\.ranks"),
+    ("a rank that is not an index", StartWorkers, start([2**40]), r"\$\.ranks"),
     ("a temporary for nobody's id", AllocateAggregators, allocate("not an id"), "temporary_for"),
     ("an exit code beyond 64 bits", WorkerExited, exited(2**70), r"\$\.code"),
     ("an exit code beyond 32 bits", WorkerExited, exited(2**31), r"\$\.code"),

@@ -8,7 +8,7 @@ what a lone GPU gives:
 Above `up` (U = 2/3) the cluster grows, below `down` it shrinks, to the number of machines whose
 predicted utility is nearest to `to` (L = 1/2) when its jobs share it equally. The published policy
 only grows (`down` = 0). A few rounds are averaged first: a job that restarts or was just found to
-be parallel is no reason to buy machines.
+be parallel is not a reason to buy machines.
 
 The throughput-driven scaling that it is compared with (Or et al.) is the same rule on jobs whose
 agents take every example for equally useful (a noise scale of infinity).

@@ -160,7 +160,7 @@ def test_worker_done_is_said_once_when_all_have_pushed_at_the_new_place() -> Non
     it.rang(0, 5, [5, 5, 5])
     it.rang(0, 6, [6, 5, 5])
     it.rang(2, 6, [6, 5, 6])
-    assert not it.all_heard(), "a late doorbell of version 5 is no push"
+    assert not it.all_heard(), "a late doorbell of version 5 is not a push"
     it.rang(1, 6, [6, 6, 6])
     assert it.all_heard()
     assert not it.all_heard()

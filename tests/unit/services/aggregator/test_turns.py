@@ -67,7 +67,7 @@ def test_running_a_little_ahead_adds_up() -> None:
     cycle = Cycle(a=(1.0, 6.0), b=(7.0, 12.0))
     assert [cycle.arrived("a", at_s) for at_s in (12.0, 16.0, 20.0)] == [12.0, 18.0, 24.0]
     assert cycle.arrived("a", 23.0) == 29.0, (
-        "what was used when nobody else did is no debt for ever"
+        "what was used when nobody else did is not a debt for ever"
     )
 
 
