@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 
-class Holding:
+class FileLock:
     """Take it with `take`; it is held until `release`, or until this process and every child that
     was given `fd` are gone."""
 

@@ -10,17 +10,17 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-from slackwater.common.base.file_lock import Holding
+from slackwater.common.base.file_lock import FileLock
 
 PREFIX: Final = "slackwater-"
 LOCK: Final = "lock"
 
 
-def own_folder() -> Holding:
+def own_folder() -> FileLock:
     """Make a temporary folder that only this account can read; return the lock on the file in
     it."""
     while True:
-        holding = Holding(Path(tempfile.mkdtemp(prefix=PREFIX)) / LOCK)
+        holding = FileLock(Path(tempfile.mkdtemp(prefix=PREFIX)) / LOCK)
         if not holding.take() and holding.path.exists():
             return holding
         holding.release()  # Another process removed it just before the lock.
@@ -41,7 +41,7 @@ def _ours(lock: Path) -> bool:
 
 
 def _remove(folder: Path) -> bool:
-    holding = Holding(folder / LOCK)
+    holding = FileLock(folder / LOCK)
     try:
         if holding.take():
             return False

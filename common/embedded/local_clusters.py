@@ -19,7 +19,7 @@ from typing import Final
 import msgspec
 
 from slackwater.common.base.errors import DecodeRejected, Rejected, Unavailable
-from slackwater.common.base.file_lock import Holding
+from slackwater.common.base.file_lock import FileLock
 from slackwater.common.base.private_files import private_folder, write_private
 from slackwater.common.bus.access import DEFAULT_CLUSTER, address_file, clusters_folder, shown
 from slackwater.schemas.machine import LocalCluster
@@ -68,7 +68,7 @@ def listed(entry: LocalCluster) -> Iterator[Listed]:
     the name is taken."""
     folder = clusters_folder() / entry.name
     private_folder(folder)
-    holding = Holding(folder / "lock")
+    holding = FileLock(folder / "lock")
     give_up_s = time.monotonic() + _TAKE_S
     while holding.take():
         known = _read(folder)
@@ -96,7 +96,7 @@ def living(name: str) -> LocalCluster | None:
     folder = clusters_folder() / name
     if not (folder / "lock").is_file():
         return None
-    holding = Holding(folder / "lock")
+    holding = FileLock(folder / "lock")
     if holding.take():
         return _read(folder)
     try:

@@ -30,7 +30,7 @@ from slackwater.common.base.errors import (
     SlackwaterError,
     Unavailable,
 )
-from slackwater.common.base.file_lock import Holding
+from slackwater.common.base.file_lock import FileLock
 from slackwater.common.bus.access import shown
 from slackwater.common.bus.server import NatsServer
 from slackwater.common.embedded.leftovers import own_folder, sweep
@@ -68,7 +68,7 @@ class Supervisor:
         self._nats: NatsServer | None = None
         self._nats_pid = 0
         self._nats_restarts = 0
-        self._holding: Holding | None = None
+        self._holding: FileLock | None = None
         self._stages: list[list[Unit]] = []
         self._memory_kills = MemoryKills()
         self._tasks: list[asyncio.Task[None]] = []
@@ -273,9 +273,9 @@ class Supervisor:
             _log.warning("unit.restarted", unit=NATS, url=shown(nats.url))
 
 
-async def _hold(state_dir: Path) -> Holding:
+async def _hold(state_dir: Path) -> FileLock:
     """The folder, once what a killed supervisor left has gone. Raises Unavailable."""
-    holding = Holding(state_dir / "lock")
+    holding = FileLock(state_dir / "lock")
     give_up_s = time.monotonic() + limits.LEFT_BEHIND_S
     while holder := holding.take():
         if holder.isdigit() and alive(int(holder)):

@@ -16,7 +16,7 @@ from slackwater.schemas.service import Drain, GetHealth, GetInfo, GetStats, Heal
 OWN_VERBS = ("health", "info", "stats", "drain")
 
 
-class Facts:
+class Introspection:
     """`gauges` and `doubts` are read when somebody asks; `drain` is called when told to."""
 
     def __init__(

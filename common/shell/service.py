@@ -40,7 +40,7 @@ from slackwater.common.shell.breaches import Breaches
 from slackwater.common.shell.counters import Counters
 from slackwater.common.shell.definition import Level, ServiceDefinition
 from slackwater.common.shell.endpoints import Intake
-from slackwater.common.shell.facts import Facts
+from slackwater.common.shell.facts import Introspection
 from slackwater.common.shell.fencing import sender_name
 from slackwater.common.shell.persister import BucketWriter
 from slackwater.common.shell.process import Process
@@ -114,7 +114,7 @@ class Shell:
         self._requester = Requester(
             service, world.bus, clock, world.rng, counters, self.stamp, self.post, self._spawn
         )
-        self._facts = Facts(
+        self._facts = Introspection(
             definition,
             process,
             world.bus,

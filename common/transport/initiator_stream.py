@@ -17,7 +17,7 @@ _HEAD, _TAIL = initiator_kernels.HEAD // _WORD, initiator_kernels.TAIL // _WORD
 _COUNT: Final = initiator_kernels.DONE // _WORD
 
 
-class Asker(Protocol):
+class TransferOwner(Protocol):
     """The owner of the parts."""
 
     table_address: int
@@ -26,14 +26,19 @@ class Asker(Protocol):
 
     def refused(self, number: int, error: SlackwaterError) -> None: ...
 
-    def detach(self, end: "AskingEnd") -> None: ...
+    def detach(self, end: "InitiatorEnd") -> None: ...
 
 
-class AskingEnd:
+class InitiatorEnd:
     """Takes over a connected, non-blocking socket and reads from it at once."""
 
     def __init__(
-        self, sock: socket.socket, rest: bytes, index: int, transfers: Asker, on_lost: OnLost
+        self,
+        sock: socket.socket,
+        rest: bytes,
+        index: int,
+        transfers: TransferOwner,
+        on_lost: OnLost,
     ) -> None:
         self.index = index
         self.closed = False

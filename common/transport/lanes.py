@@ -58,7 +58,7 @@ class Lane:
             self._sock.close()
 
 
-class Asked:
+class InitiatorLanes:
     """The lanes that this side has on one channel; the first has index `first`."""
 
     def __init__(self, first: int) -> None:
@@ -100,7 +100,7 @@ class Asked:
                 lane.end()
 
 
-class Answered:
+class TargetLanes:
     """The lanes on which this side answers. `violated` is told why when a peer may not be trusted
     any more."""
 

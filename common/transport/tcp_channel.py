@@ -100,7 +100,7 @@ class TcpChannel(SocketChannel):
         self._control: Stream | None = None
         self._data: list[DataStream | None] = [None] * (streams + 1)
         # Compiled code: whoever makes no channel over tcp need not load it.
-        from slackwater.common.transport.lanes import Answered, Asked
+        from slackwater.common.transport.lanes import InitiatorLanes, TargetLanes
         from slackwater.common.transport.target_stream import Served
         from slackwater.common.transport.transfers import Transfers
 
@@ -109,8 +109,8 @@ class TcpChannel(SocketChannel):
             self._asking, part_bytes=tuning.part_bytes, credit_bytes=tuning.credit_bytes
         )
         self._served = Served()
-        self._lanes_asked = Asked(streams + 1)
-        self._lanes_answered = Answered(streams + 1, self._served, self.violated)
+        self._initiator_lanes = InitiatorLanes(streams + 1)
+        self._target_lanes = TargetLanes(streams + 1, self._served, self.violated)
         self._keys: dict[bytes, set[int]] = {}
         self._rooms = Rooms(self._served)
         self._retained: deque[bytes] = deque()
@@ -166,11 +166,11 @@ class TcpChannel(SocketChannel):
 
     def _take_over(self, sock: socket.socket, rest: bytes, index: int) -> None:
         """Give a data stream to compiled code."""
-        from slackwater.common.transport.initiator_stream import AskingEnd
+        from slackwater.common.transport.initiator_stream import InitiatorEnd
         from slackwater.common.transport.target_stream import ServingEnd
 
         if index in self._asking:
-            end = AskingEnd(sock, rest, index, self._transfers, self.lost)
+            end = InitiatorEnd(sock, rest, index, self._transfers, self.lost)
             self._data[index] = end  # Before it sends, which may be its end.
             self._transfers.attach(end)
         else:
@@ -197,19 +197,19 @@ class TcpChannel(SocketChannel):
 
     def attach_lane(self, stream: Stream, index: int) -> None:
         """The accepting side. Raises DecodeRejected, Unavailable."""
-        self._lanes_answered.check(index)
+        self._target_lanes.check(index)
         if self.closed or not self.complete:
             raise Unavailable("the channel is not complete, or over")
         stream.push(wire.pack(wire.WELCOME))
         sock, rest = stream.release()
-        self._lanes_answered.attach(sock, rest, index)
+        self._target_lanes.attach(sock, rest, index)
 
     async def lane(self) -> Lane:
         """Open a lane, as Laned defines it."""
         self._check_alive()
         if self._redial is None:
             raise Rejected("the side that was connected to asks for no lanes")
-        return await self._lanes_asked.open(self._redial, lambda: self.closed)
+        return await self._initiator_lanes.open(self._redial, lambda: self.closed)
 
     def lane_handle(self, remote: RemoteRegion) -> int:
         """Return the region's handle on lanes, as Laned defines it. Raises AccessRefused,
@@ -220,7 +220,7 @@ class TcpChannel(SocketChannel):
         self.lose(f"the peer violates the protocol: {why}")
 
     def _tick(self) -> None:
-        self._lanes_answered.tick()
+        self._target_lanes.tick()
         super()._tick()
 
     def _seek(self, index: int) -> None:
@@ -444,8 +444,8 @@ class TcpChannel(SocketChannel):
     def _teardown(self) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
-        self._lanes_asked.end()
-        self._lanes_answered.close()
+        self._initiator_lanes.end()
+        self._target_lanes.close()
         for stream in (self._control, *self._data):
             if stream is not None:
                 stream.close()
@@ -462,7 +462,7 @@ class TcpChannel(SocketChannel):
         control, data = self._control, self._data
         self._control, self._data = None, [None] * len(data)
         if not self.closed:
-            self._lanes_answered.pause()
+            self._target_lanes.pause()
             for stream in data:
                 if stream is not None:
                     stream.pause()  # Before the regions go: no request is refused for that.

@@ -24,7 +24,7 @@ from slackwater.common.base import limits
 from slackwater.common.base.errors import SlackwaterError, Unavailable
 from slackwater.common.native import libc
 from slackwater.common.transport import initiator_kernels
-from slackwater.common.transport.initiator_stream import AskingEnd
+from slackwater.common.transport.initiator_stream import InitiatorEnd
 
 _FULL_BYTES: Final = 256 * 1024
 """Parts share one stream up to this load: small ones then leave and arrive in fewer calls."""
@@ -84,7 +84,7 @@ class Transfers:
         self._number = 0
         self._in_flight_bytes = 0
         self._load = dict.fromkeys(indices, 0)
-        self._ends: dict[int, AskingEnd] = {}
+        self._ends: dict[int, InitiatorEnd] = {}
         self._waiters: deque[asyncio.Future[None]] = deque()
         self._lost: str | None = None
         self._turn_due = False
@@ -293,7 +293,7 @@ class Transfers:
             else:
                 end.flush()
 
-    def _settle(self, end: AskingEnd) -> None:
+    def _settle(self, end: InitiatorEnd) -> None:
         self._settled(end.settle(_SETTLE_NS))
 
     def _settled(self, answered: bool) -> None:
@@ -337,7 +337,7 @@ class Transfers:
 
     # Streams come and go -------------------------------------------------------------------------
 
-    def attach(self, end: AskingEnd) -> None:
+    def attach(self, end: InitiatorEnd) -> None:
         """A stream is there (again): send what was under way on it."""
         self._ends[end.index] = end
         abandoned = []
@@ -352,7 +352,7 @@ class Transfers:
         self.completed(abandoned)
         end.flush()
 
-    def detach(self, end: AskingEnd) -> None:
+    def detach(self, end: InitiatorEnd) -> None:
         """Answers of a stream that is gone are asked for again."""
         if self._ends.get(end.index) is end:
             del self._ends[end.index]

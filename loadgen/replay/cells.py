@@ -47,7 +47,8 @@ TABLE_2: Final = {"alexnet": 0.375, "vgg19": 0.5, "awd-lm": 0.5, "bert-large": 0
 WINDOW: Final = 12
 """Stable iterations that every job must have at least, and of the profiler's windows."""
 WINDOW_S: Final = 4.0
-"""Where all jobs iterate faster, a window lasts so long: a second of a busy machine is not a loss."""
+"""Where all jobs iterate faster, a window lasts so long: a second of a busy machine is not a
+loss."""
 SPACING_S: Final = 2.0
 START_S: Final = 10.0
 """From a job's submission to its first iteration, with room for a slow machine."""

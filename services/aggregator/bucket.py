@@ -153,7 +153,7 @@ class Bucket:
 
     # Pushes ---------------------------------------------------------------------------------------
 
-    def rang(self, rank: int, iteration: int, pushed: Sequence[int]) -> Verdict:
+    def on_doorbell(self, rank: int, iteration: int, pushed: Sequence[int]) -> Verdict:
         """A doorbell. FOLD is said once per version: call `fold_begun` then."""
         if self.phase in ("moving", "gone"):
             return Verdict.AWAY
@@ -169,7 +169,7 @@ class Bucket:
             self._heard.add(rank)
         return Verdict.FOLD if self.complete(pushed) else Verdict.WAIT
 
-    def partly(self, rank: int, iteration: int, elements: int) -> None:
+    def on_partial_push(self, rank: int, iteration: int, elements: int) -> None:
         """So many of the first elements of the rank's push are in."""
         if iteration == self.version + 1 and self._may_begin():
             self.parts.arrived(rank, elements)

@@ -28,7 +28,7 @@ from slackwater.services.aggregator.bucket import Bucket, Key
 from slackwater.services.aggregator.early_fold import Ahead, done_by, fold_ahead
 from slackwater.services.aggregator.fold_threads import Team
 from slackwater.services.aggregator.schedule import Ended, Profile, SlotSchedule
-from slackwater.services.aggregator.task_scheduling import Turns
+from slackwater.services.aggregator.task_scheduling import TaskRules
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,7 @@ class Executor:
         self.undercharged = 0
         """Executions that took more CPU time than they were charged, by `charge_ns_per_byte`."""
         self._schedule: SlotSchedule[Task] = SlotSchedule(cpu_share)
-        self.turns = Turns()
+        self.turns = TaskRules()
         """The order of tasks, by the controller's plan."""
         self._interrupted: dict[Bucket, Outcome] = {}
         """Outcomes of tasks that were executed and still wait for the rest of their slots."""

@@ -214,13 +214,13 @@ class DataPlane:
         self._tell(bucket, bucket.attached)
         self.leave_if_idle(bucket, held)
 
-    def rang(self, session: Session, bucket: Bucket, iteration: int) -> None:
+    def on_doorbell(self, session: Session, bucket: Bucket, iteration: int) -> None:
         held = self._regions.held.get(bucket.key)
         if held is None:
             self._away(session, bucket)
             return
         pushed = held.slots.all_pushed()
-        verdict = bucket.rang(session.rank, iteration, pushed)
+        verdict = bucket.on_doorbell(session.rank, iteration, pushed)
         if verdict in (Verdict.WAIT, Verdict.FOLD):
             self.departures.pushed(bucket.key, self.port.now_s())
         match verdict:
@@ -245,10 +245,10 @@ class DataPlane:
         if bucket.all_heard():
             self.port.post(WorkersArrived(bucket.key, bucket.location_epoch))
 
-    def partly(self, session: Session, bucket: Bucket, part: Part) -> None:
+    def on_partial_push(self, session: Session, bucket: Bucket, part: Part) -> None:
         held = self._regions.held.get(bucket.key)
         if held is not None:  # Else its ring will hear where the bucket is.
-            bucket.partly(session.rank, part.iteration, part.elements)
+            bucket.on_partial_push(session.rank, part.iteration, part.elements)
             self.departures.pushed(bucket.key, self.port.now_s())
             self._fold_ahead(bucket, held, held.slots.all_pushed())
 

@@ -30,8 +30,8 @@ class Plane(Protocol):
     def attach(self, session: "Session", index: int) -> None: ...
     def offered(self, session: "Session", bucket: Bucket, offer: Offer) -> None: ...
     def seeded(self, session: "Session", bucket: Bucket, version: int) -> None: ...
-    def rang(self, session: "Session", bucket: Bucket, iteration: int) -> None: ...
-    def partly(self, session: "Session", bucket: Bucket, part: Part) -> None: ...
+    def on_doorbell(self, session: "Session", bucket: Bucket, iteration: int) -> None: ...
+    def on_partial_push(self, session: "Session", bucket: Bucket, part: Part) -> None: ...
     def left(self, session: "Session") -> None: ...
 
     @property
@@ -82,13 +82,13 @@ class Session:
             case Ring(handle=handle, iteration=iteration):
                 bucket = self.handles.get(handle)
                 if bucket is not None:  # A late doorbell of a handle that is gone changes nothing.
-                    self._plane.rang(self, bucket, iteration)
+                    self._plane.on_doorbell(self, bucket, iteration)
             case Part(handle=handle, elements=elements):
                 bucket = self.handles.get(handle)
                 if bucket is not None:
                     if not 0 < elements <= bucket.layout.elements:
                         raise DecodeRejected(f"{elements} elements of {bucket.layout.elements}")
-                    self._plane.partly(self, bucket, said)
+                    self._plane.on_partial_push(self, bucket, said)
             case Attach(buckets=buckets):
                 for index in buckets:
                     self._plane.attach(self, index)

@@ -22,7 +22,7 @@ Task = tuple[str, int]
 """(job, bucket)"""
 
 
-class Turns:
+class TaskRules:
     """The tasks of one aggregator, each by its job's rule."""
 
     def __init__(self) -> None:

@@ -8,9 +8,9 @@ the retrogressions towards 0.
 **Prior-driven exploration.** What was never tried counts as free, so that the scheduler tries it:
 
 - no allocation of several GPUs on one machine: alpha_local = beta_local = 0;
-- none over several machines: alpha_node, beta_node are not measured quantities. They count as 0 until
-  synchronising within a machine was seen, and then as 1.1 times the local ones: a network is never
-  believed to be faster than the inside of a machine;
+- none over several machines: alpha_node, beta_node are not measured quantities. They count as 0
+  until synchronising within a machine was seen, and then as 1.1 times the local ones: a network is
+  never believed to be faster than the inside of a machine;
 - never more than two GPUs: both betas are 0;
 - a single per-GPU batch size: half of T_grad is its constant part, so that larger batches look
   better than they might be.

@@ -5,8 +5,8 @@
     T_iter = s T_grad + (T_grad^gamma + T_sync^gamma)^(1/gamma)  (eq. 3.8)
 
 for K GPUs with m examples each and s accumulation steps; `local` while all GPUs share a machine,
-`node` as soon as two of them don't. gamma = 1 means no overlap of computing and synchronising, gamma
-towards infinity is perfect overlap.
+`node` as soon as two of them don't. gamma = 1 means no overlap of computing and synchronising,
+gamma towards infinity perfect overlap.
 
 All functions take numbers or arrays alike. GPUs of another type than the one that was measured
 compute `gpu_speed` times as fast and synchronise as before: the network stays the same.

@@ -61,7 +61,7 @@ def kernels_of(device: Device) -> FoldKernels:
     """One set a device: compiled kernels are its."""
     made = _made.get(device)
     if made is None:
-        made = DoubleKernels() if device.name == "double" else CudaKernels(device)
+        made = FakeKernels() if device.name == "double" else CudaKernels(device)
         _made[device] = made
     return made
 
@@ -134,7 +134,7 @@ class CudaKernels:
         return flag
 
 
-class DoubleKernels:
+class FakeKernels:
     """This CPU's kernels, on the memory that plays a device's."""
 
     chunk_elements = _WHOLE

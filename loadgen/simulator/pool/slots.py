@@ -15,7 +15,7 @@ from math import inf
 
 from slackwater.schemas.placement import PlanTurns
 from slackwater.services.aggregator.schedule import SlotSchedule
-from slackwater.services.aggregator.task_scheduling import Turns
+from slackwater.services.aggregator.task_scheduling import TaskRules
 from slackwater.services.controller.policies.view import Order
 
 FORWARD_PART: float = 1 / 3
@@ -60,7 +60,7 @@ class _Running:
 @dataclass(slots=True)
 class _Slot:
     schedule: SlotSchedule[tuple[str, int]]
-    turns: Turns
+    turns: TaskRules
     ends: int = 0
     """The number of the event that ends the task that has the slot; 0: it is free."""
     begun_s: float = 0.0
@@ -83,7 +83,9 @@ class SlotRun:
     ) -> None:
         self._until_s = until_s
         self._shares = shares
-        self._slots = {name: _Slot(SlotSchedule(share), Turns()) for name, share in shares.items()}
+        self._slots = {
+            name: _Slot(SlotSchedule(share), TaskRules()) for name, share in shares.items()
+        }
         self._events: list[tuple[float, int, str, str, int, bool]] = []
         self._number = 0
         self.spans: list[tuple[str, float, float]] | None = None

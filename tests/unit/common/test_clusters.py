@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from slackwater.common.base.errors import DecodeRejected, Rejected, Unavailable
-from slackwater.common.base.file_lock import Holding
+from slackwater.common.base.file_lock import FileLock
 from slackwater.common.bus.access import address_file, clusters_folder
 from slackwater.common.embedded import leftovers, local_clusters, logs
 from slackwater.console import where
@@ -161,13 +161,13 @@ def test_a_temporary_folder_is_removed_once_nobody_holds_it(
 
 def test_a_lock_is_free_once_the_child_that_has_it_is_gone_too(tmp_path: Path) -> None:
     """The bus server of a supervisor that was killed still has its store open."""
-    ours = Holding(tmp_path / "lock")
+    ours = FileLock(tmp_path / "lock")
     assert ours.take() == ""
     child = os.dup(ours.fd)  # Like a forked child's.
     ours.release()
-    assert Holding(tmp_path / "lock").take() == str(os.getpid())
+    assert FileLock(tmp_path / "lock").take() == str(os.getpid())
     os.close(child)
-    again = Holding(tmp_path / "lock")
+    again = FileLock(tmp_path / "lock")
     assert again.take() == ""
     again.release()
 

@@ -9,7 +9,7 @@ import pytest
 
 from slackwater.common.base import limits
 from slackwater.common.base.errors import ConfigRejected
-from slackwater.common.base.file_lock import Holding
+from slackwater.common.base.file_lock import FileLock
 from slackwater.common.base.private_files import kept_token, private_folder, write_private
 from slackwater.common.bus.access import carries_identity, shown
 from slackwater.common.embedded.restarts import RecentEnds, described, too_often
@@ -64,13 +64,13 @@ def test_an_address_shows_no_token() -> None:
 
 
 def _take(path: Path, answer: "multiprocessing.Queue[str]") -> None:
-    answer.put(Holding(path).take())
+    answer.put(FileLock(path).take())
 
 
 def test_a_lock_names_its_holder_and_goes_with_it(tmp_path: Path) -> None:
-    ours = Holding(tmp_path / "lock")
+    ours = FileLock(tmp_path / "lock")
     assert ours.take() == ""
-    assert Holding(tmp_path / "lock").take() == str(os.getpid())
+    assert FileLock(tmp_path / "lock").take() == str(os.getpid())
     ours.release()
     spawning = multiprocessing.get_context("spawn")
     answer: multiprocessing.Queue[str] = spawning.Queue()

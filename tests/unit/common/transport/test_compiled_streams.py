@@ -17,7 +17,7 @@ from slackwater.common.base import limits
 from slackwater.common.base.errors import AccessRefused, SlackwaterError, Unavailable
 from slackwater.common.transport import wire
 from slackwater.common.transport.base import Channel
-from slackwater.common.transport.initiator_stream import AskingEnd
+from slackwater.common.transport.initiator_stream import InitiatorEnd
 from slackwater.common.transport.region import Region
 from slackwater.common.transport.target_stream import Served, ServingEnd
 from slackwater.common.transport.tcp import TcpFabric
@@ -238,7 +238,7 @@ async def asking_end() -> AsyncIterator[tuple[Transfers, socket.socket, list[Exc
     ours.setblocking(False)
     transfers = Transfers([0], part_bytes=1 << 20, credit_bytes=1 << 22)
     lost: list[Exception | None] = []
-    end = AskingEnd(ours, b"", 0, transfers, lambda _end, error: lost.append(error))
+    end = InitiatorEnd(ours, b"", 0, transfers, lambda _end, error: lost.append(error))
     transfers.attach(end)
     try:
         yield transfers, peer, lost

@@ -43,9 +43,9 @@ def ready(applied: list[int], staleness: int | None = None) -> Bucket:
 
 def test_a_push_is_applied_without_the_others() -> None:
     it = ready([3, 3, 3])
-    assert it.rang(1, 4, [3, 4, 3]) is Verdict.FOLD
+    assert it.on_doorbell(1, 4, [3, 4, 3]) is Verdict.FOLD
     assert it.fold_begun([3, 4, 3]) == 1
-    assert it.rang(2, 4, [3, 4, 4]) is Verdict.WAIT
+    assert it.on_doorbell(2, 4, [3, 4, 4]) is Verdict.WAIT
     assert it.fold_ended(10, [3, 4, 3]) == (1,), "only who pushed may go on"
     assert it.answered(1) == 4
     assert it.complete([3, 4, 4])
@@ -54,16 +54,16 @@ def test_a_push_is_applied_without_the_others() -> None:
 
 def test_who_is_too_far_ahead_is_answered_when_the_slowest_has_pushed() -> None:
     it = ready([5, 4, 4], staleness=1)
-    assert it.rang(0, 6, [6, 4, 4]) is Verdict.FOLD
+    assert it.on_doorbell(0, 6, [6, 4, 4]) is Verdict.FOLD
     it.fold_begun([6, 4, 4])
     assert it.fold_ended(14, [6, 4, 4]) == ()
-    assert it.rang(0, 6, [6, 4, 4]) is Verdict.WAIT
-    assert it.rang(0, 7, [7, 4, 4]) is Verdict.AHEAD
+    assert it.on_doorbell(0, 6, [6, 4, 4]) is Verdict.WAIT
+    assert it.on_doorbell(0, 7, [7, 4, 4]) is Verdict.AHEAD
     for rank, applied in ((1, [6, 5, 4]), (2, [6, 5, 5])):
         it.fold_begun([6, 5, 5])
         going_on = it.fold_ended(14 + rank, applied)
     assert going_on == (0, 2)
-    assert it.rang(0, 6, [6, 5, 5]) is Verdict.DONE
+    assert it.on_doorbell(0, 6, [6, 5, 5]) is Verdict.DONE
 
 
 def test_a_refused_push_holds_nobody_up() -> None:
@@ -81,7 +81,7 @@ def test_it_leaves_at_once_with_what_is_pending() -> None:
     assert not it.may_freeze([4, 3, 4])
     it.fold_ended(10, [4, 3, 3])
     it.freeze()
-    assert it.rang(2, 4, [4, 3, 4]) is Verdict.AWAY
+    assert it.on_doorbell(2, 4, [4, 3, 4]) is Verdict.AWAY
     assert not it.complete([4, 3, 4])
     there = bucket(version=10, applied=[4, 3, 3], initialized=True, arrived=True)
     assert there.complete([4, 3, 4])
@@ -102,7 +102,7 @@ def test_the_richest_copy_seeds_and_no_push_counts_twice() -> None:
     assert not bare.seeded(1, 5), "a seed is known by the updates in it"
     assert bare.seeded(1, 13)
     assert (bare.version, bare.applied) == (13, [5, 5, 4])
-    assert bare.rang(0, 5, [5, 5, 4]) is Verdict.DONE
+    assert bare.on_doorbell(0, 5, [5, 5, 4]) is Verdict.DONE
 
 
 def test_a_fresh_job_is_seeded_by_rank_0() -> None:
@@ -135,7 +135,7 @@ class Alone(RuleBasedStateMachine):
     @rule(rank=st.integers(0, WORKERS - 1), behind=st.integers(-1, 2))
     def ring(self, rank: int, behind: int) -> None:
         iteration = self.pushed[rank] - behind
-        verdict = self.bucket.rang(rank, iteration, self.pushed)
+        verdict = self.bucket.on_doorbell(rank, iteration, self.pushed)
         if verdict is Verdict.DONE:
             assert iteration <= self.applied[rank]
             self.told[rank] = max(self.told[rank], iteration)
@@ -197,7 +197,8 @@ class Alone(RuleBasedStateMachine):
         """Unless its doorbell is still to come."""
         if self.alone is None and self.bucket.complete(self.pushed):
             rung = [
-                self.bucket.rang(rank, word, self.pushed) for rank, word in enumerate(self.pushed)
+                self.bucket.on_doorbell(rank, word, self.pushed)
+                for rank, word in enumerate(self.pushed)
             ]
             assert Verdict.FOLD in rung
 
@@ -220,6 +221,6 @@ for case in (TestAlone, TestStaleByOne, TestStaleByNone):
 @pytest.mark.parametrize("staleness", [None, 0, 3])
 def test_a_word_that_was_never_pushed_is_not_applied(staleness: int | None) -> None:
     it = ready([2, 2, 2], staleness)
-    assert it.rang(0, 3, [2, 2, 2]) is Verdict.UNFOUNDED
-    assert it.rang(0, 4, [4, 2, 2]) is Verdict.AHEAD
+    assert it.on_doorbell(0, 3, [2, 2, 2]) is Verdict.UNFOUNDED
+    assert it.on_doorbell(0, 4, [4, 2, 2]) is Verdict.AHEAD
     assert not it.complete([4, 2, 2])

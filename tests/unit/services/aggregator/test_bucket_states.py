@@ -72,7 +72,7 @@ def test_a_bucket_that_stays_after_all_is_what_its_region_says() -> None:
     it.found(7, True)
     it.thaw(9)
     assert (it.phase, it.version) == ("ready", 7)
-    assert it.rang(0, 8, (8, 7, 7)) is Verdict.WAIT
+    assert it.on_doorbell(0, 8, (8, 7, 7)) is Verdict.WAIT
 
 
 def test_at_the_start_rank_0_seeds() -> None:
@@ -95,31 +95,31 @@ def test_another_worker_is_asked_when_the_seeder_is_gone() -> None:
 
 def test_the_last_push_folds_and_says_so_once() -> None:
     it = ready()
-    assert it.rang(0, 6, [6, 5, 5]) is Verdict.WAIT
-    assert it.rang(0, 6, [6, 5, 5]) is Verdict.WAIT, "a retry is not counted"
-    assert it.rang(2, 6, [6, 5, 6]) is Verdict.WAIT
-    assert it.rang(1, 6, [6, 6, 6]) is Verdict.FOLD
+    assert it.on_doorbell(0, 6, [6, 5, 5]) is Verdict.WAIT
+    assert it.on_doorbell(0, 6, [6, 5, 5]) is Verdict.WAIT, "a retry is not counted"
+    assert it.on_doorbell(2, 6, [6, 5, 6]) is Verdict.WAIT
+    assert it.on_doorbell(1, 6, [6, 6, 6]) is Verdict.FOLD
     it.fold_begun()
-    assert it.rang(2, 6, [6, 6, 6]) is Verdict.WAIT
+    assert it.on_doorbell(2, 6, [6, 6, 6]) is Verdict.WAIT
     it.fold_ended(6)
-    assert it.rang(0, 6, [6, 6, 6]) is Verdict.DONE
-    assert it.rang(1, 4, [6, 6, 6]) is Verdict.DONE
+    assert it.on_doorbell(0, 6, [6, 6, 6]) is Verdict.DONE
+    assert it.on_doorbell(1, 4, [6, 6, 6]) is Verdict.DONE
 
 
 def test_doorbells_that_cannot_be_are_told_apart() -> None:
     it = ready()
-    assert it.rang(0, 7, [7, 5, 5]) is Verdict.AHEAD
-    assert it.rang(0, 6, [5, 5, 5]) is Verdict.UNFOUNDED
-    assert bucket().rang(0, 1, [1, 0, 0]) is Verdict.UNFOUNDED
+    assert it.on_doorbell(0, 7, [7, 5, 5]) is Verdict.AHEAD
+    assert it.on_doorbell(0, 6, [5, 5, 5]) is Verdict.UNFOUNDED
+    assert bucket().on_doorbell(0, 1, [1, 0, 0]) is Verdict.UNFOUNDED
 
 
 def test_a_refused_fold_waits_for_the_guilty_alone() -> None:
     it = ready()
-    it.rang(0, 6, [6, 6, 6])
+    it.on_doorbell(0, 6, [6, 6, 6])
     it.fold_begun()
     it.fold_ended(5)
-    assert it.rang(1, 6, [6, 5, 6]) is Verdict.UNFOUNDED
-    assert it.rang(1, 6, [6, 6, 6]) is Verdict.FOLD
+    assert it.on_doorbell(1, 6, [6, 5, 6]) is Verdict.UNFOUNDED
+    assert it.on_doorbell(1, 6, [6, 6, 6]) is Verdict.FOLD
 
 
 def test_it_leaves_after_a_committed_version_or_when_idle() -> None:
@@ -127,14 +127,14 @@ def test_it_leaves_after_a_committed_version_or_when_idle() -> None:
     it.move = MOVE
     assert it.may_freeze([5, 5, 5])
     assert not it.may_freeze([5, 6, 5]), "a push waits for its update"
-    it.rang(0, 6, [6, 6, 6])
+    it.on_doorbell(0, 6, [6, 6, 6])
     it.fold_begun()
     assert not it.may_freeze([6, 6, 6])
     it.fold_ended(6)
     assert it.may_freeze([6, 6, 6])
     it.freeze()
     assert (it.phase, it.location_epoch, it.initialized) == ("moving", 8, True)
-    assert it.rang(0, 7, [7, 6, 6]) is Verdict.AWAY
+    assert it.on_doorbell(0, 7, [7, 6, 6]) is Verdict.AWAY
     assert not it.complete([7, 7, 7]), "nobody folds what is being copied"
 
 
@@ -157,11 +157,11 @@ def test_a_bare_bucket_may_leave_but_not_while_it_is_seeded() -> None:
 
 def test_worker_done_is_said_once_when_all_have_pushed_at_the_new_place() -> None:
     it = bucket(version=5, initialized=True, arrived=True)
-    it.rang(0, 5, [5, 5, 5])
-    it.rang(0, 6, [6, 5, 5])
-    it.rang(2, 6, [6, 5, 6])
+    it.on_doorbell(0, 5, [5, 5, 5])
+    it.on_doorbell(0, 6, [6, 5, 5])
+    it.on_doorbell(2, 6, [6, 5, 6])
     assert not it.all_heard(), "a late doorbell of version 5 is not a push"
-    it.rang(1, 6, [6, 6, 6])
+    it.on_doorbell(1, 6, [6, 6, 6])
     assert it.all_heard()
     assert not it.all_heard()
     assert not ready().all_heard()
@@ -195,7 +195,7 @@ class Synchronous(RuleBasedStateMachine):
     @rule(rank=st.integers(0, 2), behind=st.integers(-1, 3))
     def ring(self, rank: int, behind: int) -> None:
         iteration = self.pushed[rank] - behind
-        verdict = self.bucket.rang(rank, iteration, self.pushed)
+        verdict = self.bucket.on_doorbell(rank, iteration, self.pushed)
         if iteration <= self.bucket.version:
             assert verdict is Verdict.DONE
         if verdict is Verdict.FOLD:

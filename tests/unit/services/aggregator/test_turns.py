@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slackwater.services.aggregator.task_scheduling import CyclicTurns, DeadlineTurns, Turns
+from slackwater.services.aggregator.task_scheduling import CyclicTurns, DeadlineTurns, TaskRules
 
 A, B = ("a", 0), ("b", 0)
 
@@ -149,7 +149,7 @@ def test_a_job_in_profiling_is_due_as_it_comes_and_its_iteration_is_learned() ->
 
 def test_each_job_follows_its_own_rule() -> None:
     """b's deadlines come with its buckets, a's cycle with the plan; others run as they come."""
-    turns = Turns()
+    turns = TaskRules()
     turns.deadlines.plan(B, 0.0, 0.1)
     turns.plan(12.0, 0.1, {"a": 6.0})
     assert turns.arrived(A, 1.0, 0.5) == 1.0

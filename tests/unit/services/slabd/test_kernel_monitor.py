@@ -41,7 +41,7 @@ def group(folder: Path, limit: str, usage_gib: float, cache_gib: float = 0.0) ->
 
 
 def test_the_machine_without_limits(tmp_path: Path) -> None:
-    """Used is what is not available; our own slabs do not count; without PSI there is no pressure."""
+    """Used is what is not available; our own slabs do not count; no pressure without PSI."""
     sampled = KernelMonitor(*machine(tmp_path)).sample(6 * GIB)
     assert (sampled.total_bytes, sampled.others_bytes) == (64 * GIB, 10 * GIB)
     assert sampled.pressure == 0.0

@@ -49,7 +49,8 @@ def test_learned_limit_is_within_two_percent_of_the_best_constant(seed: int) -> 
 
 
 def test_machines_of_one_gpu_teach_nothing() -> None:
-    """Nothing can be packed there, so full speed on many machines is not a sign of insensitivity."""
+    """Nothing can be packed there, so full speed on many machines is not a sign of
+    insensitivity."""
     jobs, nodes = _jobs(1, 40), [(1, "")] * 16
     policy = _Remembering()
     Engine(jobs, Cluster(nodes), policy, FixedModel()).run()
