@@ -8,7 +8,7 @@ turn, medians.
 
     python benchmarks/gpu.py [--megabytes 100] [--rounds 15] [--json benchmarks/results/gpu.json]
 
-`--device double` runs the same code without a GPU: to try this program, never for figures.
+`--device fake` runs the same code without a GPU: to try this program, never for figures.
 """
 
 import argparse
@@ -87,7 +87,7 @@ def kernel(
     ]
     k = rules.scalars(Hyper(0.01, weight_decay=1e-4), 10, workers)
     fold = kernels_of(device).fold_chunk
-    asarray = device.cupy.asarray if device.name != "double" else np.asarray
+    asarray = device.cupy.asarray if device.name != "fake" else np.asarray
     gradients = [asarray(raw[rank * elements : (rank + 1) * elements]) for rank in range(workers)]
     old = asarray(np.ones(elements, np.float32))
     olds = [asarray(np.ones(elements, np.float32)) for _ in states]

@@ -149,6 +149,64 @@ def test_docstrings_begin_with_a_verb_or_a_name() -> None:
     assert not obscure, f"say it with a verb or a name: {obscure}"
 
 
+IS_NO = re.compile(
+    r"(?<!\bthere )\b(?:is|are|was|were) no "
+    r"(?!(?:longer|more|less|fewer|better|worse|one|such|later|larger|smaller|slower|faster)\b)"
+)
+# "There is no Y" says something else, and is fine.
+
+
+def test_nobody_says_is_no() -> None:
+    texts = [
+        (path, node.lineno, node.value)
+        for path in (*modules(), *(ROOT / "tests").rglob("*.py"))
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
+    pages = [*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md")]
+    texts += [(page, 1, page.read_text()) for page in pages if page.name != "CHANGELOG.md"]
+    found = [
+        f"{name(path)}:{line} says {hit[0]!r}"
+        for path, line, text in texts
+        for hit in IS_NO.finditer(" ".join(text.split()).lower())
+    ]
+    assert not found, f"say `is not a`: {found}"
+
+
+FORMER_MODULES = {
+    "ahead", "announcing", "asking", "asking_end", "assigning", "attached", "attaching",
+    "attending", "compiling", "configuring", "detached", "dialing", "divided", "drained",
+    "draining", "edges", "ending", "face", "factkeeper", "filling", "gpu_double", "holding",
+    "idling", "interrupting", "keeper", "lane_ends", "leaving", "listening", "missing",
+    "moving", "naming", "natsserver", "placing", "queued", "repeating", "restarting", "roads",
+    "running", "scraping", "sdnotify", "served", "shelf", "simloop", "stocking", "team", "told",
+    "turns", "watching", "wishes", "within",
+}  # fmt: skip
+FORMER_NAMES = {
+    "Holding": "FileLock", "AskingEnd": "InitiatorEnd", "Asker": "TransferOwner",
+    "rang": "on_doorbell", "partly": "on_partial_push", "hopeful": "may_complete",
+    "DoubleKernels": "FakeKernels", "DoubleDevice": "FakeDevice",
+}  # fmt: skip
+"""Private metaphors, and the plain words that took their places."""
+
+
+def test_former_names_stay_away() -> None:
+    paths = (*modules(), *(ROOT / "tests").rglob("*.py"))
+    found = [f"{name(path)}: another name" for path in paths if path.stem in FORMER_MODULES]
+    for path in paths:
+        for node in ast.walk(tree(path)):
+            match node:
+                case ast.ClassDef(name=word) | ast.FunctionDef(name=word):
+                    pass
+                case ast.AsyncFunctionDef(name=word) | ast.Attribute(attr=word):
+                    pass
+                case _:
+                    continue
+            if word in FORMER_NAMES:
+                found.append(f"{name(path)}:{node.lineno} {word} is {FORMER_NAMES[word]} now")
+    assert not found, found
+
+
 def test_functions_fit_a_screen() -> None:
     long = {
         f"{name(path)}:{node.name}"

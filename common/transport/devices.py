@@ -8,7 +8,8 @@ from slackwater.common.transport.fake_gpu import FakeDevice
 from slackwater.common.transport.gpu import Device
 from slackwater.common.transport.gpu_cuda import CudaDevice
 
-DEVICES: Final = ("cuda", "cuda:<n>", "double")
+DEVICES: Final = ("cuda", "cuda:<n>", "fake")
+_FORMER_NAMES: Final = {"double": "fake"}
 _devices: Final[dict[str, Device]] = {}
 _lock: Final = threading.RLock()
 
@@ -16,11 +17,13 @@ _lock: Final = threading.RLock()
 def device_named(name: str) -> Device:
     """Return the device of that name, one object a process.
 
-    Raises ConfigRejected for a name that is unknown, or a device that is not there.
+    `double`, the fake's name until 0.2.0, still means it. Raises ConfigRejected for a name that is
+    unknown, or a device that is not there.
     """
+    name = _FORMER_NAMES.get(name, name)
     with _lock:
         if name not in _devices:
-            if name == "double":
+            if name == "fake":
                 _devices[name] = FakeDevice()
             elif name == "cuda" or (name.startswith("cuda:") and name[5:].isdecimal()):
                 _devices[name] = CudaDevice(int(name[5:] or 0))

@@ -41,10 +41,10 @@ class DoubleMemory:
 
     @property
     def address(self) -> int:
-        raise TypeError("the double has no addresses: its kernels take `numbers`")
+        raise TypeError("the fake GPU has no addresses: its kernels take `numbers`")
 
     def numbers(self, offset: int, count: int, dtype: DTypeLike) -> NDArray[Any]:
-        """For the double's own kernels, which must let go of them."""
+        """For the fake GPU's own kernels, which must let go of them."""
         return np.frombuffer(self._map, dtype, count, self._start + offset)
 
     def upload(self, offset: int, source: memoryview) -> None:
@@ -81,7 +81,7 @@ def _unmap(mapping: mmap.mmap, fd: int) -> None:
 class FakeDevice:
     """`total_bytes` can be made small, to see what happens when it is full."""
 
-    name = "double"
+    name = "fake"
 
     def __init__(self, total_bytes: int = _TOTAL_BYTES) -> None:
         self.total_bytes = total_bytes
@@ -135,7 +135,7 @@ class FakeDevice:
         return array
 
     def await_program(self) -> None:
-        """The double's copies have ended when they return."""
+        """The fake GPU's copies have ended when they return."""
 
     def pin(self, buffer: memoryview) -> Callable[[], None]:
         return lambda: None

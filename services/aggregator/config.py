@@ -40,8 +40,8 @@ class AggregatorConfig(ServiceConfig, kw_only=True, frozen=True):
     migration_bytes_s: Annotated[int, msgspec.Meta(ge=0)] = 256 * 1024 * 1024
     """Bytes a second that copies of buckets to other hosts may take of the link, all together; 0:
     no cap. On one host nothing is copied."""
-    device: Annotated[str, msgspec.Meta(pattern=r"^(|cuda|cuda:[0-9]+|double)$")] = ""
-    """Hold and fold buckets in a GPU's memory: `cuda` or `cuda:1`; `double` plays one; empty: none.
+    device: Annotated[str, msgspec.Meta(pattern=r"^(|cuda|cuda:[0-9]+|fake|double)$")] = ""
+    """Hold and fold buckets in a GPU's memory: `cuda` or `cuda:1`; `fake` plays one; empty: none.
     """
     restart_window_s: Annotated[float, msgspec.Meta(ge=0.0, le=86_400.0)] = 0.0
     """Seconds without a heartbeat for which its supervisor keeps its memory and starts it anew: its

@@ -1,4 +1,4 @@
-"""A test of device memory runs on the double, which needs nothing, and on a GPU where one is."""
+"""A test of device memory runs on the fake GPU, which needs nothing, and on a GPU where one is."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ def kernel_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("kernels")
 
 
-@pytest.fixture(params=["double", "fake-cuda", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.fixture(params=["fake", "fake-cuda", pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, kernel_folder: Path
 ) -> Device:

@@ -58,5 +58,10 @@ def test_a_gpu_array_given_to_an_agent_without_device_says_what_to_do() -> None:
 
 
 def test_an_array_of_another_device_is_refused() -> None:
-    with pytest.raises(Rejected, match="no array on device double"):
-        device_named("double").wrap([1.0])
+    with pytest.raises(Rejected, match="no array on device fake"):
+        device_named("fake").wrap([1.0])
+
+
+def test_the_fake_gpus_former_name_still_means_it() -> None:
+    assert device_named("double") is device_named("fake")
+    assert AggregatorConfig(device="double").device == "double"

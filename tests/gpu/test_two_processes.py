@@ -1,4 +1,4 @@
-"""One process's device memory, opened by another: by CUDA IPC, or as the double does it."""
+"""One process's device memory, opened by another: by CUDA IPC, or as the fake GPU does it."""
 
 import asyncio
 import hashlib
@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 NBYTES = 3 * 1024 * 1024 + 4096
 
 
-@pytest.fixture(params=["double", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.fixture(params=["fake", pytest.param("cuda", marks=pytest.mark.gpu)])
 def name(request: pytest.FixtureRequest) -> str:
     kind = str(request.param)
     try:

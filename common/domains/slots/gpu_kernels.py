@@ -61,7 +61,7 @@ def kernels_of(device: Device) -> FoldKernels:
     """One set a device: compiled kernels are its."""
     made = _made.get(device)
     if made is None:
-        made = FakeKernels() if device.name == "double" else CudaKernels(device)
+        made = FakeKernels() if device.name == "fake" else CudaKernels(device)
         _made[device] = made
     return made
 

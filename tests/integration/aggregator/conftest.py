@@ -331,7 +331,7 @@ class Training:
         if not name:
             return gradient
         device: Any = device_named(name)
-        return device.array(gradient) if name == "double" else device.cupy.asarray(gradient)
+        return device.array(gradient) if name == "fake" else device.cupy.asarray(gradient)
 
     async def until(self, iteration: int, within_s: float = 60.0) -> None:
         async with asyncio.timeout(within_s * PATIENCE):

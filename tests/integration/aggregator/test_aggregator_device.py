@@ -1,5 +1,6 @@
 """Buckets in device memory, in the running system: real aggregators, real Agents, kernels of the
-device; on the double everywhere, on a GPU where one is. Bits are those of a replay on this CPU."""
+device; on the fake GPU everywhere, on a GPU where one is. Bits are those of a replay on
+this CPU."""
 
 import asyncio
 import signal
@@ -16,7 +17,7 @@ from slackwater.common.transport.devices import device_named
 pytestmark = [pytest.mark.live, pytest.mark.timeout(120)]
 
 
-@pytest.fixture(params=["double", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.fixture(params=["fake", pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request: pytest.FixtureRequest) -> str:
     name = str(request.param)
     try:

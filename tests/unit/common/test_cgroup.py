@@ -67,7 +67,7 @@ def test_aggregators_of_one_machine_share_its_memory() -> None:
     assert memory_budget(64 * 1024**2) == 64 * 1024**2
     with pytest.raises(ConfigRejected, match="give 1048576 or more"):
         memory_budget(1)
-    own = ClusterOptions(aggregators=2, aggregator={"device": "double"})
+    own = ClusterOptions(aggregators=2, aggregator={"device": "fake"})
     for kind, _, fields in service_stages(own, 0.1, "secret")[0]:
         assert kind != "aggregator" or "memory_bytes_max" not in fields
 

@@ -37,7 +37,7 @@ for _name in tcp._COMPILED:  # Now: while it is loaded, short deadlines of the f
 
 CASES = ["memory", "memory-mapped", "shm", "tcp", "verbs", "verbs-domains"]
 VERBS_LACKS = why_not()
-DEVICE_CASES = ["memory+part", "shm+double", "shm+part-staged", "tcp+part"]
+DEVICE_CASES = ["memory+part", "shm+fake", "shm+part-staged", "tcp+part"]
 """Regions wholly or partly on a device, played by host memory: opened by its handle where both ends
 have it (shm), else staged."""
 GPU_CASES = ["shm+cuda", "shm+cuda-staged", "tcp+cuda"]
@@ -109,7 +109,7 @@ class Party:
 def device_of(case: str) -> Device | None:
     if "+" not in case:
         return None
-    return device_named("cuda" if "cuda" in case else "double")
+    return device_named("cuda" if "cuda" in case else "fake")
 
 
 @pytest.fixture
