@@ -240,7 +240,7 @@ class Snapshot:
 
 
 def _seen_of(record: JobRecord) -> tuple[object, ...]:
-    """What a policy sees of a record, and whether it sees it."""
+    """Return the part of a record that a policy sees, and whether it sees it."""
     return (
         record.spec, shown_allocation(record), record.state in TERMINAL_STATES,
         record.state in WAITING_STATES, record.state in HOLDING_STATES, record.since_s,

@@ -58,7 +58,7 @@ def test_a_gpu_array_given_to_an_agent_without_device_says_what_to_do() -> None:
 
 
 def test_an_array_of_another_device_is_refused() -> None:
-    with pytest.raises(Rejected, match="no array on device fake"):
+    with pytest.raises(Rejected, match="not an array on device fake"):
         device_named("fake").wrap([1.0])
 
 

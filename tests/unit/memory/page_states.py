@@ -21,7 +21,7 @@ _COPY_AFTER = {
 
 
 class Look:
-    """What every page is at, read word by word."""
+    """The state of every page, read word by word."""
 
     def __init__(self, table: k.Table) -> None:
         pages = range(int(table.words[k.PAGES]))

@@ -34,7 +34,7 @@ write to no slab to queued.
 
 A copy in the prefetch cache is NONE, COMING (asked for) or READY. It begins at a page that is
 remote behind a channel alone; a write or a discard ends it in the same step; a slab that is left
-for good ends what is COMING; a read by a client consumes it. `stamp` and `version` are no states:
+for good ends what is COMING; a read by a client consumes it. `stamp` and `version` are not states:
 they count writes and discards, by page (several share one) and by span.
 """
 
