@@ -41,16 +41,18 @@ class Failure:
         return str(self.error) if self.expected else repr(self.error)
 
 
-class Background:
-    """Tasks that one owner has begun. Its methods belong to the owner's loop, but for `post`."""
+class Tasks:
+    """Tasks that one owner has begun on its loop. `fail` is told the name and the exception of one
+    that raised; cancelling one is not a failure."""
 
-    def __init__(self) -> None:
-        self.failure: Failure | None = None
-        self._failed = asyncio.Event()
+    def __init__(self, fail: Callable[[str, BaseException], None]) -> None:
+        self._fail = fail
         self._tasks: set[asyncio.Task[Any]] = set()
 
+    def __len__(self) -> int:
+        return len(self._tasks)
+
     def spawn(self, work: Coroutine[Any, Any, T], name: str = "") -> asyncio.Task[T]:
-        """A task that runs on this loop. Cancelling it is not a failure."""
         name = name or getattr(work, "__qualname__", "task")
         task = asyncio.get_running_loop().create_task(work, name=name)
         self._tasks.add(task)
@@ -60,7 +62,33 @@ class Background:
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self.fail(task.get_name(), error)
+            self._fail(task.get_name(), error)
+
+    def cancel(self) -> None:
+        """Nothing that was spawned is waited for any more."""
+        for task in self._tasks:
+            task.cancel()
+
+    async def ended(self) -> None:
+        """Return when none runs any more."""
+        while self._tasks:
+            await asyncio.wait(set(self._tasks))
+
+    async def close(self) -> None:
+        """Cancel all that run, and return when they have ended."""
+        unfinished = [*self._tasks]
+        self.cancel()
+        await asyncio.gather(*unfinished, return_exceptions=True)
+
+
+class Background(Tasks):
+    """Tasks, callbacks and threads of one owner. Its methods belong to the owner's loop, but for
+    `post`."""
+
+    def __init__(self) -> None:
+        super().__init__(self.fail)
+        self.failure: Failure | None = None
+        self._failed = asyncio.Event()
 
     def guarded(self, function: Callable[..., object]) -> Callable[..., None]:
         """`function` as a callback of the loop, which drops what callbacks raise."""
@@ -98,11 +126,6 @@ class Background:
         if self.failure is None:
             self.failure = failure
             self._failed.set()
-
-    def cancel(self) -> None:
-        """Nothing that was spawned is waited for any more."""
-        for task in self._tasks:
-            task.cancel()
 
     async def alongside(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of `work`. Raises Fatal when something in the background fails before."""

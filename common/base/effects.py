@@ -3,14 +3,30 @@
 A core is `step(event, now_s) -> list[Effect]`: pure, synchronous. Events are past tense, effects
 imperative. The shell stores every `Persist` of a step before it carries out the step's other
 effects; the order within the others is kept.
+
+What a service alone can do (start a process, copy a tensor) is an `Action`: a frozen dataclass
+beside its core. The shell finds the handler by the type (common/shell/effect_runner.py).
 """
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
-from slackwater.schemas.base import Message, Record
+from slackwater.schemas.base import Message, Record, Refused
+
+
+class EffectKey:
+    """Names a timer or a request. Each kind is a small frozen dataclass of the core that asks: the
+    event that answers carries it back, and `match` tells the kinds apart."""
+
+    __slots__ = ()
+
+
+class Action:
+    """I/O of the service's own kind; the base of frozen dataclasses."""
+
+    __slots__ = ()
 
 
 class Persist(msgspec.Struct, frozen=True):
@@ -35,21 +51,18 @@ class Reply(msgspec.Struct, frozen=True):
     message: Message
 
 
-REFUSED: Final = "refused/"
-
-
 class Request(msgspec.Struct, frozen=True):
     """A command to another service. The shell retries it within the budget; the answer (or
     `Refused`, when the budget is spent) comes back as the event `Answered(key, message)`.
 
     Requests with one `lane` are sent one after the other, in order. With `hear_refusals` each
-    refusal that is retried comes as `Answered(REFUSED + key, refused)`, too. Without
+    refusal that is retried comes as `RefusedSoFar(key, refused)`, too. Without
     `retry_refusals` a refusal is the answer; only where nobody answers the shell tries again.
     """
 
     subject: str
     message: Message
-    key: str
+    key: EffectKey
     lane: str = ""
     timeout_s: float = 5.0
     budget_s: float = 60.0
@@ -60,19 +73,18 @@ class Request(msgspec.Struct, frozen=True):
 class StartTimer(msgspec.Struct, frozen=True):
     """The event `TimerFired(key)` comes at `at_s`; a later StartTimer of the key replaces it."""
 
-    key: str
+    key: EffectKey
     at_s: float
 
 
 class CancelTimer(msgspec.Struct, frozen=True):
-    key: str
+    key: EffectKey
 
 
-class Do(msgspec.Struct, frozen=True):
-    """I/O of the service's own kind (start a process, copy a tensor): its shell knows `action`."""
+class Count(msgspec.Struct, frozen=True):
+    """Add one to a counter that `stats` and the metrics show (`metrics.OWN` lists the names)."""
 
-    action: str
-    arguments: dict[str, Any] = msgspec.field(default_factory=dict)
+    name: str
 
 
 class Log(msgspec.Struct, frozen=True):
@@ -90,7 +102,9 @@ class Stop(msgspec.Struct, frozen=True):
     code: int = 1
 
 
-Effect = Persist | Publish | Reply | Request | StartTimer | CancelTimer | Do | Log | Stop
+Effect = (
+    Persist | Publish | Reply | Request | StartTimer | CancelTimer | Count | Log | Stop | Action
+)
 
 
 # Events that the shell itself makes ---------------------------------------------------------------
@@ -113,12 +127,19 @@ class Observed(msgspec.Struct, frozen=True):
 class Answered(msgspec.Struct, frozen=True):
     """The answer to Request(key=key): the reply, or Refused if the budget ran out."""
 
-    key: str
+    key: EffectKey
     message: Message
 
 
+class RefusedSoFar(msgspec.Struct, frozen=True):
+    """The receiver of Request(key=key, hear_refusals=True) refused it for now; it is sent again."""
+
+    key: EffectKey
+    message: Refused
+
+
 class TimerFired(msgspec.Struct, frozen=True):
-    key: str
+    key: EffectKey
 
 
 class Recovered(msgspec.Struct, frozen=True):
@@ -136,4 +157,4 @@ class Draining(msgspec.Struct, frozen=True):
     """SIGTERM or `drain`: take nothing new, finish what is begun."""
 
 
-ShellEvent = Requested | Observed | Answered | TimerFired | Recovered | Draining
+ShellEvent = Requested | Observed | Answered | RefusedSoFar | TimerFired | Recovered | Draining

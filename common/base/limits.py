@@ -93,7 +93,7 @@ STEPS_WAITING_MAX: Final = 4096
 REPLY_S: Final = 30.0
 """A core that has not answered a request by then has forgotten it."""
 REQUESTS_IN_FLIGHT_MAX: Final = 512
-DO_IN_FLIGHT_MAX: Final = 1024
+ACTIONS_IN_FLIGHT_MAX: Final = 1024
 TIMERS_MAX: Final = 100_000
 SENDERS_MAX: Final = 65_536
 STORE_RETRY_S: Final = 60.0

@@ -42,8 +42,16 @@ def _origin(event: Any) -> str:
     it was."""
     if isinstance(event, Requested):
         return ""
-    where = getattr(event, "subject", "") or getattr(event, "key", "") or type(event).__name__
+    where = _sent_under(event) or type(event).__name__
     return f"{where} {type(event.message).__name__}"
+
+
+def _sent_under(event: Any) -> str:
+    """The subject of a fact, or the key of the request that was answered; empty for others."""
+    if subject := getattr(event, "subject", ""):
+        return str(subject)
+    key = getattr(event, "key", None)
+    return "" if key is None else repr(key)
 
 
 def _content(event: Any) -> bytes:
@@ -52,8 +60,8 @@ def _content(event: Any) -> bytes:
 
 
 def _digest(event: Any) -> str:
-    key = getattr(event, "key", "") or getattr(event, "subject", "")
-    return hashlib.blake2b(key.encode() + b"\n" + _content(event), digest_size=16).hexdigest()
+    where = _sent_under(event).encode()
+    return hashlib.blake2b(where + b"\n" + _content(event), digest_size=16).hexdigest()
 
 
 class Breaches:

@@ -5,12 +5,13 @@ all services.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from slackwater.common.base.effects import Effect
 from slackwater.common.base.histogram import Histogram
+from slackwater.common.shell.effect_runner import Handlers
 from slackwater.common.shell.process import Process
 from slackwater.schemas.base import Message, Record
 
@@ -62,11 +63,6 @@ class Level(NamedTuple):
     value: float | Histogram
 
 
-Handler = Callable[..., Awaitable[Any] | Any]
-"""Carries out `Do(action, arguments)`: called with the arguments as keywords, in the order of the
-effects. What it returns (unless None), or what its coroutine returns later, is the next event."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceDefinition:
     """One instance of a service.
@@ -76,6 +72,8 @@ class ServiceDefinition:
     type of record. `endpoints` maps a verb to the type of its request, `subscriptions` a pattern
     to the type (or union of types) that arrives there. `concurrency`: requests of a verb that are
     worked on at once, where that is not ENDPOINT_CONCURRENCY; one more is told when to come again.
+
+    `handlers` carry out the core's own effects, by their type (effect_runner.handlers).
 
     `heartbeat` gives the message that is published each HEARTBEAT_S (the shell fills in a
     Heartbeat's incarnation: the epoch); None: a plain Heartbeat.
@@ -99,10 +97,10 @@ class ServiceDefinition:
     endpoints: Mapping[str, Any] = field(default_factory=dict)
     concurrency: Mapping[str, int] = field(default_factory=dict)
     subscriptions: Mapping[str, Any] = field(default_factory=dict)
-    handlers: Mapping[str, Handler] = field(default_factory=dict)
+    handlers: Handlers = field(default_factory=dict)
     heartbeat: Callable[[float], Message] | None = None
     levels: Callable[[], Iterable[Level]] = tuple[Level, ...]
     on_start: Callable[[Port], Awaitable[None]] | None = None
     on_stop: Callable[[], Awaitable[None]] | None = None
     needs_all_records: bool = False
-    tasks: Sequence[Callable[[Port], Awaitable[None]]] = ()
+    tasks: Sequence[Callable[[Port], Coroutine[Any, Any, None]]] = ()

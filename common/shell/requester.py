@@ -15,7 +15,7 @@ import msgspec
 
 from slackwater.common.base import codec, limits
 from slackwater.common.base.clock import Clock
-from slackwater.common.base.effects import REFUSED, Answered, Request
+from slackwater.common.base.effects import Answered, RefusedSoFar, Request
 from slackwater.common.base.errors import DecodeRejected, Rejected, Retryable
 from slackwater.common.base.failpoints import failpoint
 from slackwater.common.base.retry import retry
@@ -60,7 +60,7 @@ def _types() -> dict[str, type[Message]]:
     return found
 
 
-class _RefusedSoFar(Retryable):
+class _Refusal(Retryable):
     """The receiver's own words: they are the answer, if the budget ends with them."""
 
     def __init__(self, reply: Refused) -> None:
@@ -132,14 +132,14 @@ class Requester:
             insisting = request.retry_refusals
             if insisting and isinstance(reply, Refused) and reply.retry_after_s > 0:
                 if request.hear_refusals:
-                    self._post(Answered(REFUSED + request.key, reply))
-                raise _RefusedSoFar(reply)
+                    self._post(RefusedSoFar(request.key, reply))
+                raise _Refusal(reply)
             return reply
 
         try:
             payload = codec.encode(self._stamp(request.message))
             return await retry(once, budget_s=request.budget_s, rng=self._rng, clock=self._clock)
-        except _RefusedSoFar as error:
+        except _Refusal as error:
             self._counters.requests_failed += 1
             return error.reply
         except Retryable as error:

@@ -8,8 +8,7 @@ it anew, and it rebuilds from its buckets. The same code runs live and in a simu
 """
 
 import asyncio
-import inspect
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Coroutine, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -18,20 +17,16 @@ import structlog
 from slackwater.common.base import limits
 from slackwater.common.base.codec import encode
 from slackwater.common.base.effects import (
-    CancelTimer,
-    Do,
+    Count,
     Draining,
-    Effect,
-    Log,
     Publish,
     Recovered,
     Reply,
     Request,
     Requested,
-    StartTimer,
     Stop,
 )
-from slackwater.common.base.errors import Breached, Fatal, Rejected, Retryable
+from slackwater.common.base.errors import Breached, Rejected, Retryable
 from slackwater.common.base.failpoints import failpoint
 from slackwater.common.base.retry import retry
 from slackwater.common.bus.base import Subscription
@@ -39,6 +34,7 @@ from slackwater.common.shell import leadership, metrics
 from slackwater.common.shell.breaches import Breaches
 from slackwater.common.shell.counters import Counters
 from slackwater.common.shell.definition import Level, ServiceDefinition
+from slackwater.common.shell.effect_runner import EffectRunner, Handlers
 from slackwater.common.shell.endpoints import Intake
 from slackwater.common.shell.facts import Introspection
 from slackwater.common.shell.fencing import sender_name
@@ -47,7 +43,6 @@ from slackwater.common.shell.process import Process
 from slackwater.common.shell.recovery import Recovery, recover
 from slackwater.common.shell.requester import Requester
 from slackwater.common.shell.steps import Steps
-from slackwater.common.shell.timers import Timers
 from slackwater.common.shell.world import World
 from slackwater.common.store.base import Lease
 from slackwater.schemas import subjects
@@ -88,16 +83,19 @@ class Shell:
         self._code = 0
         self._sender = sender_name(definition.service, definition.id)
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._tasks: set[asyncio.Task[Any]] = set()
-        self._doing: set[asyncio.Task[Any]] = set()
-        self._do_slots = asyncio.Semaphore(limits.DO_IN_FLIGHT_MAX)
         self._writers: dict[str, BucketWriter] = {}
         self._subscriptions: list[Subscription] = []
         self._lease: Lease | None = None
         self._damaged: Mapping[str, frozenset[str]] = {}
         """Bucket -> keys whose records could not be read."""
         service, clock, counters = definition.service, world.clock, self.counters
-        self._timers = Timers(clock, self.post)
+        self._runner = EffectRunner(
+            clock,
+            self.post,
+            lambda _, error: self.fail(error),
+            definition.handlers,
+        )
+        self._spawn = self._runner.tasks.spawn
         self._breaches = Breaches(self._sender, clock, lambda: self._epoch)
         self._steps = Steps(
             service,
@@ -105,7 +103,7 @@ class Shell:
             clock,
             counters,
             self._breaches,
-            self._perform,
+            self._runner.perform,
             self._publish,
             self.fail,
         )
@@ -125,15 +123,7 @@ class Shell:
             self._doubts,
             stop.set,
         )
-        self._performers: dict[type, Callable[[Any], None]] = {
-            Reply: self._intake.reply,
-            Request: self._requester.send,
-            StartTimer: lambda effect: self._timers.start(effect.key, effect.at_s),
-            CancelTimer: lambda effect: self._timers.cancel(effect.key),
-            Do: self._do,
-            Log: self._write_log,
-            Stop: self._end,
-        }
+        self._runner.register(self._handlers())
         self._publish_after = f"{service}.publish.after"
 
     # What handlers and tasks see ------------------------------------------------------------------
@@ -297,7 +287,8 @@ class Shell:
             passed_s = loop.time() - begun_s
             records = sum(writer.waiting for writer in self._writers.values())
             asked = len(self._requester) if passed_s < limits.DRAIN_S / 4 else 0
-            if not (self._steps.waiting or records or self._doing or asked or len(self._intake)):
+            unfinished = self._steps.waiting or records or self._runner.doing or asked
+            if not (unfinished or len(self._intake)):
                 return
             if passed_s > limits.DRAIN_S / 2:
                 _log.warning("drain.unfinished", steps=self._steps.waiting, records=records)
@@ -311,13 +302,9 @@ class Shell:
         self.stopping.set()
         self._steps.halt()
         self._intake.refuse_all(f"{self._sender} ended")
-        self._timers.close()
         for writer in self._writers.values():
             writer.close()
-        unfinished = [*self._tasks]
-        for task in unfinished:
-            task.cancel()
-        await asyncio.gather(*unfinished, return_exceptions=True)
+        await self._runner.close()
         try:
             if self.definition.on_stop is not None:
                 async with asyncio.timeout(limits.DRAIN_S / 4):
@@ -345,21 +332,7 @@ class Shell:
         done = self._failure.done() and not self._failure.cancelled()
         return self._failure.exception() if done else None
 
-    # Tasks ----------------------------------------------------------------------------------------
-
-    def _spawn(self, work: Any, name: str) -> asyncio.Task[Any]:
-        task: asyncio.Task[Any] = asyncio.get_running_loop().create_task(work, name=name)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-        return task
-
-    def _ended(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        self._doing.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            error = task.exception()
-            assert error is not None
-            self.fail(error)
+    # Heartbeats -----------------------------------------------------------------------------------
 
     async def _heartbeats(self) -> None:
         clock, bus, definition = self._world.clock, self._world.bus, self.definition
@@ -393,9 +366,6 @@ class Shell:
 
     # Effects --------------------------------------------------------------------------------------
 
-    def _perform(self, effect: Effect) -> None:
-        self._performers[type(effect)](effect)
-
     async def _publish(self, effect: Publish) -> None:
         try:
             await self._world.bus.publish(effect.subject, encode(self.stamp(effect.message)))
@@ -408,24 +378,13 @@ class Shell:
             self.counters.said(effect.subject)
             failpoint(self._publish_after)
 
-    def _do(self, effect: Do) -> None:
-        handler = self.definition.handlers.get(effect.action)
-        if handler is None:
-            raise Fatal(f"{self._sender} has no handler for the action {effect.action!r}")
-        result = handler(**effect.arguments)
-        if inspect.isawaitable(result):
-            self._doing.add(self._spawn(self._finish(result), effect.action))
-        elif result is not None:
-            self.post(result)
-
-    async def _finish(self, result: Any) -> None:
-        async with self._do_slots:
-            event = await result
-        if event is not None:
-            self.post(event)
-
-    def _write_log(self, effect: Log) -> None:
-        getattr(_log, effect.level)(effect.event, **effect.fields)
+    def _handlers(self) -> Handlers:
+        return {
+            Reply: self._intake.reply,
+            Request: self._requester.send,
+            Count: lambda effect: self.counters.count(effect.name),
+            Stop: self._end,
+        }
 
     def _end(self, effect: Stop) -> None:
         _log.info("stop", reason=effect.reason, code=effect.code)
@@ -447,8 +406,8 @@ class Shell:
             "records_waiting": float(sum(w.waiting for w in self._writers.values())),
             "requests_open": float(len(self._requester)),
             "requests_unanswered": float(len(self._intake)),
-            "actions": float(len(self._doing)),
-            "timers": float(len(self._timers)),
+            "actions": float(self._runner.doing),
+            "timers": float(len(self._runner.timers)),
             "step_s_sum": self.counters.step_s.sum,
             "step_s_max": self.counters.step_s_max,
             "epoch": float(self._epoch),

@@ -6,7 +6,7 @@ from typing import Any
 
 from slackwater.common.base import limits
 from slackwater.common.base.clock import Clock
-from slackwater.common.base.effects import TimerFired
+from slackwater.common.base.effects import EffectKey, TimerFired
 from slackwater.common.base.errors import Fatal
 
 
@@ -14,12 +14,12 @@ class Timers:
     def __init__(self, clock: Clock, post: Callable[[Any], None]) -> None:
         self._clock = clock
         self._post = post
-        self._handles: dict[str, asyncio.TimerHandle] = {}
+        self._handles: dict[EffectKey, asyncio.TimerHandle] = {}
 
     def __len__(self) -> int:
         return len(self._handles)
 
-    def start(self, key: str, at_s: float) -> None:
+    def start(self, key: EffectKey, at_s: float) -> None:
         """A later start of the same key replaces this one. A time in the past fires at once."""
         self.cancel(key)
         if len(self._handles) >= limits.TIMERS_MAX:
@@ -27,7 +27,7 @@ class Timers:
         delay_s = max(0.0, at_s - self._clock.now_s())
         self._handles[key] = asyncio.get_running_loop().call_later(delay_s, self._due, key, at_s)
 
-    def cancel(self, key: str) -> None:
+    def cancel(self, key: EffectKey) -> None:
         handle = self._handles.pop(key, None)
         if handle is not None:
             handle.cancel()
@@ -37,7 +37,7 @@ class Timers:
             handle.cancel()
         self._handles.clear()
 
-    def _due(self, key: str, at_s: float) -> None:
+    def _due(self, key: EffectKey, at_s: float) -> None:
         del self._handles[key]
         if self._clock.now_s() < at_s:  # The loop's clock and the world's differ by a rounding.
             self.start(key, at_s)

@@ -10,9 +10,9 @@ from tests.fuzz.messages import message
 
 from slackwater.common.base import codec
 from slackwater.common.base.effects import (
+    Action,
     Answered,
     CancelTimer,
-    Do,
     Effect,
     Observed,
     Persist,
@@ -44,14 +44,14 @@ ANSWERS: Mapping[type[Message], type[Message]] = {
 
 
 class Driven:
-    """`acts` carries out a `Do`: the events that follow from it. `restarted` is called with the
-    core of each new life."""
+    """`acts` carries out an `Action` and returns the events that follow. `restarted` is called with
+    the core of each new life."""
 
     def __init__(
         self,
         rng: Random,
         define: Callable[[], ServiceDefinition],
-        acts: Callable[[Do], list[Any]] = lambda effect: [],
+        acts: Callable[[Any], list[Any]] = lambda effect: [],
         restarted: Callable[[Core], list[Any]] = lambda core: [],
     ) -> None:
         self.rng = rng
@@ -62,7 +62,7 @@ class Driven:
         self._tokens = 0
         self._open: dict[int, Message] = {}
         self._asked: list[Request] = []
-        self._timers: dict[str, float] = {}
+        self._timers: dict[Any, float] = {}
         self._records: dict[str, dict[str, bytes]] = {}
         self.restart()
 
@@ -126,7 +126,7 @@ class Driven:
                 self._timers[key] = at_s
             case CancelTimer(key=key):
                 self._timers.pop(key, None)
-            case Do():
+            case Action():
                 return self._acts(effect)
         return []
 

@@ -7,15 +7,17 @@ It keeps sums (`add`: durable, once per command), keeps bytes in a memfd of the 
 import os
 import subprocess
 import time
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import msgspec
 
 from slackwater.common.base import failpoints
 from slackwater.common.base.effects import (
+    Action,
     Answered,
-    Do,
     Effect,
+    EffectKey,
     Persist,
     Publish,
     Recovered,
@@ -25,6 +27,7 @@ from slackwater.common.base.effects import (
 )
 from slackwater.common.shell import Port, ServiceDefinition
 from slackwater.common.shell.config import ServiceConfig
+from slackwater.common.shell.effect_runner import handlers, on
 from slackwater.common.shell.main import main
 from slackwater.common.shell.world import World
 from slackwater.schemas import subjects
@@ -73,6 +76,24 @@ class ToyConfig(ServiceConfig, kw_only=True, frozen=True):
     instance: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class ForToken(EffectKey):
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
+class KeepMemory(Action):
+    token: int
+    name: str
+    content: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Misbehave(Action):
+    token: int
+    what: str
+
+
 class Toy:
     def __init__(self, bucket: str) -> None:
         self._bucket = bucket
@@ -86,13 +107,13 @@ class Toy:
                 return self._add(token, add)
             case Requested(token, Ask(to=to, command=command)):
                 add = Add(command=command, account="asked", amount=1)
-                return [Request(subjects.command("toy", to, "add"), add, str(token), "lane")]
-            case Answered(key, message):
-                return [Reply(int(key), message)]
+                return [Request(subjects.command("toy", to, "add"), add, ForToken(token), "lane")]
+            case Answered(ForToken(token), message):
+                return [Reply(token, message)]
             case Requested(token, Keep(name=name, content=content)):
-                return [Do("keep", {"token": token, "name": name, "content": content})]
+                return [KeepMemory(token, name, content)]
             case Requested(token, Tell(what=what)):
-                return [Do(what, {"token": token})]
+                return [Misbehave(token, what)]
             case Reply():
                 return [event]
         return []
@@ -122,14 +143,21 @@ class Hands:
         self._port = port
         self._fds.update(port.process.stored)
 
-    async def keep(self, token: int, name: str, content: bytes) -> Reply:
+    async def keep(self, effect: KeepMemory) -> Reply:
         assert self._port is not None
+        token, name, content = effect.token, effect.name, effect.content
         fd = os.memfd_create(name, os.MFD_CLOEXEC)
         os.write(fd, content)
         self._fds[name] = fd
         await self._port.process.notify.store(fd, name)
         await self._port.process.notify.barrier()
         return Reply(token, Ok())
+
+    def misbehave(self, effect: Misbehave) -> Any:
+        known = {
+            "kept": self.kept, "hang": self.hang, "orphan": self.orphan, "forget": self.forget
+        }  # fmt: skip
+        return known[effect.what](effect.token)
 
     def kept(self, token: int) -> Reply:
         found = {name: os.pread(fd, 65_536, 0) for name, fd in self._fds.items()}
@@ -161,13 +189,9 @@ def build(config: ToyConfig, world: World) -> ServiceDefinition:
         core=Toy(config.bucket),
         buckets={config.bucket: Account},
         endpoints={"add": Add, "ask": Ask, "keep": Keep, "tell": Tell},
-        handlers={
-            "keep": hands.keep,
-            "kept": hands.kept,
-            "hang": hands.hang,
-            "orphan": hands.orphan,
-            "forget": hands.forget,
-        },
+        handlers=handlers(
+            KeepMemory | Misbehave, on(KeepMemory, hands.keep), on(Misbehave, hands.misbehave)
+        ),
         on_start=hands.start,
     )
 

@@ -10,9 +10,10 @@ import msgspec
 
 from slackwater.common.base import codec
 from slackwater.common.base.effects import (
+    Action,
     Answered,
-    Do,
     Effect,
+    EffectKey,
     Observed,
     Persist,
     Publish,
@@ -25,6 +26,7 @@ from slackwater.common.base.effects import (
     TimerFired,
 )
 from slackwater.common.shell import Port, ServiceDefinition, run_service
+from slackwater.common.shell.effect_runner import handlers, on
 from slackwater.common.shell.simulated_loop import run_simulated
 from slackwater.common.shell.world import SimWorld
 from slackwater.schemas import subjects
@@ -74,6 +76,21 @@ class Account(Record, kw_only=True, frozen=True):
     commands: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class ForToken(EffectKey):
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Broken(EffectKey):
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Work(Action):
+    token: int
+
+
 @dataclass
 class Worked:
     token: int
@@ -97,13 +114,13 @@ class Ledger:
             case Requested(token, Add() as add):
                 return self._add(token, add)
             case Requested(token, Later(wait_s=wait_s)):
-                return [StartTimer(str(token), now_s + wait_s)] if wait_s >= 0 else []
+                return [StartTimer(ForToken(token), now_s + wait_s)] if wait_s >= 0 else []
             case Requested(token, Ask(to=to, budget_s=budget_s)):
                 subject = subjects.command("ledger", to, "add")
                 ask = Add(command="c", account="asked", amount=1)
-                return [Request(subject, ask, str(token), "lane", 1.0, budget_s)]
+                return [Request(subject, ask, ForToken(token), "lane", 1.0, budget_s)]
             case Requested(token, Ok()):
-                return [Do("work", {"token": token})]
+                return [Work(token)]
             case Requested(_, Crash()):
                 self.accounts.clear()  # Half of what it wanted to do.
                 raise AssertionError("an invariant is broken")
@@ -112,12 +129,12 @@ class Ledger:
                 return [Persist("accounts", account, kept), Reply(token, Ok())]
             case Observed(_, Sum(total=-2)) | Answered(_, Sum(total=-2)):
                 raise ZeroDivisionError("nobody thought of this")
-            case TimerFired("broken"):
+            case TimerFired(Broken()):
                 raise AssertionError("nobody outside is to blame")
-            case TimerFired(key):
-                return [Reply(int(key), Ok())]
-            case Answered(key, message):
-                return [Reply(int(key), message)]
+            case TimerFired(ForToken(token)):
+                return [Reply(token, Ok())]
+            case Answered(ForToken(token), message):
+                return [Reply(token, message)]
             case Worked(token):
                 return [Reply(token, Ok())]
             case Observed(_, Sum(total=-1)):
@@ -165,7 +182,7 @@ class Running:
             buckets={"accounts": Account},
             endpoints=ENDPOINTS,
             subscriptions={subjects.events("ledger", "*", "told"): Sum},
-            handlers={"work": self._work},
+            handlers=handlers(Work, on(Work, self._work)),
             on_start=self._on_start,
         )
         definition = replace(definition, **changes)
@@ -174,9 +191,9 @@ class Running:
     async def _on_start(self, port: Port) -> None:
         self.port = port
 
-    async def _work(self, token: int) -> Worked:
+    async def _work(self, effect: Work) -> Worked:
         await asyncio.sleep(2.0)
-        return Worked(token)
+        return Worked(effect.token)
 
     async def ready(self) -> "Running":
         """Returns once it answers."""

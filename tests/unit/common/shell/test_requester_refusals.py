@@ -2,19 +2,29 @@
 receiver's own words."""
 
 import asyncio
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 from slackwater.common.base import codec
-from slackwater.common.base.effects import Answered, Request
+from slackwater.common.base.effects import Answered, EffectKey, RefusedSoFar, Request
 from slackwater.common.shell.counters import Counters
 from slackwater.common.shell.requester import Requester
 from slackwater.common.shell.simulated_loop import run_simulated
 from slackwater.common.shell.world import SimWorld
-from slackwater.schemas.base import Message, Ok, Refused
+from slackwater.schemas.base import Ok, Refused
 
+Heard = Answered | RefusedSoFar
 BUSY = Refused(reason="all slots are taken", retry_after_s=1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Start(EffectKey):
+    job: str
+
+
+START = Start("j")
 
 
 class Receiver:
@@ -28,10 +38,10 @@ class Receiver:
         return codec.encode(BUSY if self.left >= 0 else Ok())
 
 
-def answers(refusals: int, hear_refusals: bool, again: bool = True) -> list[tuple[str, Message]]:
-    async def main() -> list[tuple[str, Message]]:
+def answers(refusals: int, hear_refusals: bool, again: bool = True) -> list[Heard]:
+    async def main() -> list[Heard]:
         world = SimWorld(1).client("asker")
-        heard: list[Answered] = []
+        heard: list[Heard] = []
         tasks: list[asyncio.Task[Any]] = []
         requester = Requester(
             "asker",
@@ -47,27 +57,27 @@ def answers(refusals: int, hear_refusals: bool, again: bool = True) -> list[tupl
             Request(
                 "a.subject",
                 Ok(),
-                "start/j",
+                START,
                 budget_s=10.0,
                 hear_refusals=hear_refusals,
                 retry_refusals=again,
             )
         )
         await asyncio.gather(*tasks)
-        return [(each.key, each.message) for each in heard]
+        return heard
 
     return run_simulated(main())
 
 
 def test_refusals_are_heard_as_they_come_and_then_the_answer() -> None:
-    assert answers(2, True) == [("refused/start/j", BUSY)] * 2 + [("start/j", Ok())]
-    assert answers(2, False) == [("start/j", Ok())]
+    assert answers(2, True) == [RefusedSoFar(START, BUSY)] * 2 + [Answered(START, Ok())]
+    assert answers(2, False) == [Answered(START, Ok())]
 
 
 @pytest.mark.parametrize("hear", [True, False])
 def test_when_the_budget_ends_with_a_refusal_it_is_the_answer_as_it_was_said(hear: bool) -> None:
-    assert answers(99, hear)[-1] == ("start/j", BUSY)
+    assert answers(99, hear)[-1] == Answered(START, BUSY)
 
 
 def test_a_refusal_may_be_the_answer() -> None:
-    assert answers(2, True, again=False) == [("start/j", BUSY)]
+    assert answers(2, True, again=False) == [Answered(START, BUSY)]

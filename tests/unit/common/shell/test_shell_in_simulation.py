@@ -10,6 +10,7 @@ from tests.unit.common.shell.ledger import (
     Account,
     Add,
     Ask,
+    Broken,
     Later,
     Running,
     Sum,
@@ -349,7 +350,7 @@ def test_a_core_that_stops_gives_the_exit_code_and_one_that_breaks_by_itself_its
         crashing = asyncio.ensure_future(service.ask("later", Later(wait_s=9.0)))
         await asyncio.sleep(0.1)
         assert service.port is not None
-        service.port.post(TimerFired("broken"))
+        service.port.post(TimerFired(Broken()))
         with pytest.raises(AssertionError, match="nobody outside"):
             await service.task
         assert isinstance(await crashing, Refused)
