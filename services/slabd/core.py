@@ -16,13 +16,14 @@ from slackwater.common.base import limits
 from slackwater.common.base.effects import (
     Answered,
     CancelTimer,
-    Do,
+    Count,
     Draining,
     Effect,
     Log,
     Observed,
     Publish,
     Recovered,
+    RefusedSoFar,
     Reply,
     Requested,
     StartTimer,
@@ -32,7 +33,6 @@ from slackwater.common.domains.memory import trailer
 from slackwater.schemas import subjects
 from slackwater.schemas.base import CONFLICT, NOT_FOUND, Message, Ok, Refused
 from slackwater.schemas.memory import (
-    SLABS_PER_MESSAGE,
     Activity,
     CheckActivity,
     ClaimSlab,
@@ -53,14 +53,26 @@ from slackwater.schemas.memory import (
     SlabId,
     SlabList,
     SlabState,
+    ToDevice,
     ToLender,
     UnmapSlab,
 )
 from slackwater.services.slabd import drain_record, events
 from slackwater.services.slabd.config import SlabdConfig
+from slackwater.services.slabd.effects import (
+    CloseSession,
+    EvictionDue,
+    HoldDue,
+    LendSlab,
+    MakeSlab,
+    ReleaseSlab,
+    RenewSlab,
+    RoundDue,
+    SendToDevice,
+)
 from slackwater.services.slabd.eviction import Round, candidates
 from slackwater.services.slabd.sizing import Sizing
-from slackwater.services.slabd.slab import Slab, state_found
+from slackwater.services.slabd.slab import Slab, by_session, state_found
 
 _ID_BITS: Final = 48
 
@@ -106,7 +118,7 @@ class LenderCore:
             case Recovered(records=records, damaged=damaged):
                 self.lending = not drain_record.found(self.id, records, damaged)
                 return []
-            case Draining() | Answered() | Observed():
+            case Draining() | Answered() | RefusedSoFar() | Observed():
                 return []
         assert_never(event)
 
@@ -140,7 +152,7 @@ class LenderCore:
     def _make(self) -> Effect:
         slab = SlabId(f"{self._rng.getrandbits(_ID_BITS):012x}")
         self.slabs[slab] = Slab(slab, "making")
-        return Do("make", {"slab": slab})
+        return MakeSlab(slab)
 
     def _made(self, slab: SlabId, failure: str, now_s: float) -> list[Effect]:
         if failure:
@@ -179,9 +191,9 @@ class LenderCore:
         self._rounds[number] = Round(need, tuple(chosen))
         effects: list[Effect] = [
             self._send(session, CheckActivity(round=number, slabs=part))
-            for session, part in self._by_session(chosen)
+            for session, part in by_session(self.slabs[slab] for slab in chosen)
         ]
-        return [*effects, StartTimer(f"round.{number}", now_s + self._config.check_s)]
+        return [*effects, StartTimer(RoundDue(number), now_s + self._config.check_s)]
 
     def _activity(self, message: Activity, session: int, now_s: float) -> list[Effect]:
         current = self._rounds.get(message.round)
@@ -194,7 +206,7 @@ class LenderCore:
         current.needed.update(current.answers.keys() & message.needed)
         if len(current.answers) < len(current.candidates):
             return []
-        return [CancelTimer(f"round.{message.round}"), *self._end_round(message.round, now_s)]
+        return [CancelTimer(RoundDue(message.round)), *self._end_round(message.round, now_s)]
 
     def _end_round(self, number: int, now_s: float) -> list[Effect]:
         ended = self._rounds.pop(number, None)
@@ -209,8 +221,8 @@ class LenderCore:
             found = self.slabs[slab]
             found.move("evicting", "EVICT is sent")
             found.asked_s = now_s
-            effects.append(StartTimer(f"evict.{slab}", now_s + self._config.evict_s))
-        for session, part in self._by_session(chosen):
+            effects.append(StartTimer(EvictionDue(slab), now_s + self._config.evict_s))
+        for session, part in by_session(self.slabs[slab] for slab in chosen):
             evict_s, later_s = self._config.evict_s, self._config.evict_later_s
             message = EvictSlabs(slabs=part, deadline_s=evict_s, later_s=later_s)
             effects.insert(0, self._send(session, message))
@@ -224,7 +236,7 @@ class LenderCore:
             if found is None or found.session != session or found.state != "evicting":
                 continue
             facts += self._fact(found, "evicted", now_s, took_s=now_s - found.asked_s)
-            effects += [CancelTimer(f"evict.{slab}"), self._let_go(found)]
+            effects += [CancelTimer(EvictionDue(slab)), self._let_go(found)]
         return effects + facts
 
     def _later(self, slabs: Sequence[SlabId], session: int) -> list[Effect]:
@@ -232,30 +244,27 @@ class LenderCore:
         mine = [found for slab in slabs if (found := self.slabs.get(slab)) is not None]
         asked = [slab for slab in mine if slab.session == session and slab.state == "evicting"]
         wait_s = self._config.evict_later_s
-        return [StartTimer(f"evict.{slab.id}", slab.asked_s + wait_s) for slab in asked]
+        return [StartTimer(EvictionDue(slab.id), slab.asked_s + wait_s) for slab in asked]
 
     @staticmethod
     def _let_go(slab: Slab, *, forced: bool = False) -> Effect:
-        """Its memory goes back to the machine. By force, the channel ends first where memory is not
-        mapped: nothing may be read from it meanwhile."""
         slab.move("leaving", "by force" if forced else "let go")
-        given = {"slab": slab.id, "session": slab.session, "generation": slab.generation}
-        return Do("let_go", {**given, "forced": forced})
+        return ReleaseSlab(slab.id, slab.session, slab.generation, forced)
 
     def _revoke(self, slab: Slab, reason: str, now_s: float) -> list[Effect]:
         """Without its device's consent."""
         fact = self._fact(slab, "revoked", now_s, reason=reason)
-        return [CancelTimer(f"hold.{slab.id}"), self._let_go(slab, forced=True), *fact]
+        return [CancelTimer(HoldDue(slab.id)), self._let_go(slab, forced=True), *fact]
 
-    def _timer(self, key: str, now_s: float) -> list[Effect]:
-        kind, _, rest = key.partition(".")
-        if kind == "round":
-            return self._end_round(int(rest), now_s)
-        slab = self.slabs.get(SlabId(rest))
-        if kind == "evict" and slab is not None and slab.state == "evicting":
-            return self._revoke(slab, f"no DONE within {now_s - slab.asked_s:.3g} s", now_s)
-        if kind == "hold" and slab is not None and slab.state == "held":
-            return self._revoke(slab, "its device did not come back", now_s)
+    def _timer(self, key: object, now_s: float) -> list[Effect]:
+        match key:
+            case RoundDue(number=number):
+                return self._end_round(number, now_s)
+            case EvictionDue(slab=id) if self._state(id) == "evicting":
+                slab = self.slabs[id]
+                return self._revoke(slab, f"no DONE within {now_s - slab.asked_s:.3g} s", now_s)
+            case HoldDue(slab=id) if self._state(id) == "held":
+                return self._revoke(self.slabs[id], "its device did not come back", now_s)
         return []
 
     # What devices say -----------------------------------------------------------------------------
@@ -318,7 +327,7 @@ class LenderCore:
             hold_s=slab.hold_s,
             since_s=slab.since_s,
         )
-        return Do("lend", {"session": slab.session, "request": request, "identity": identity})
+        return LendSlab(slab.session, request, identity)
 
     def _claim(self, session: int, message: ClaimSlab, now_s: float) -> list[Effect]:
         slab = self.slabs.get(message.slab)
@@ -341,10 +350,10 @@ class LenderCore:
                 reason=f"lender {self.id} is closing the channel that had slab {slab.id}",
                 retry_after_s=0.1,
             )
-            return [Do("close", {"session": slab.session}), self._send(session, wait)]
+            return [CloseSession(slab.session), self._send(session, wait)]
         slab.move("lent", f"CLAIM of {device}")
         slab.session = session
-        effects = [CancelTimer(f"hold.{slab.id}"), self._lend(slab, message.request)]
+        effects = [CancelTimer(HoldDue(slab.id)), self._lend(slab, message.request)]
         if not self.lending:  # It was started anew while it was drained: in good order, then.
             effects += self._evict([slab.id], now_s)
         return [*effects, *self._fact(slab, "claimed", now_s)]
@@ -359,8 +368,7 @@ class LenderCore:
             return []
         fact = self._fact(found, "returned", now_s)
         found.move("renewing", "UNMAP")
-        given = {"slab": slab, "session": session, "generation": generation}
-        return [Do("renew", given), *fact]
+        return [RenewSlab(slab, session, generation), *fact]
 
     def _session_closed(self, session: int, now_s: float) -> list[Effect]:
         """Its slabs are kept for a claim, if it wanted that; a slab under eviction is not."""
@@ -373,10 +381,10 @@ class LenderCore:
             hold_s = min(slab.hold_s, self._config.hold_s_max)
             if slab.state == "lent" and hold_s > 0:
                 slab.move("held", "its device is gone")
-                effects.append(StartTimer(f"hold.{slab.id}", now_s + hold_s))
+                effects.append(StartTimer(HoldDue(slab.id), now_s + hold_s))
             else:
                 effects += [
-                    CancelTimer(f"evict.{slab.id}"),
+                    CancelTimer(EvictionDue(slab.id)),
                     *self._revoke(slab, "its device is gone", now_s),
                 ]
         return effects
@@ -400,7 +408,7 @@ class LenderCore:
                 slab.become_free()
             elif state == "held":
                 hold_s = min(identity.hold_s, self._config.hold_s_max)
-                effects.append(StartTimer(f"hold.{slab.id}", now_s + hold_s))
+                effects.append(StartTimer(HoldDue(slab.id), now_s + hold_s))
             else:
                 if trailer.fence_state(word) == trailer.LENT:
                     why = "the daemon was started again, and its device did not ask to wait"
@@ -465,20 +473,9 @@ class LenderCore:
         found = self.slabs.get(slab)
         return found.state if found is not None else None
 
-    def _by_session(self, slabs: Iterable[SlabId]) -> list[tuple[int, tuple[SlabId, ...]]]:
-        """In messages of a bounded size."""
-        grouped: dict[int, list[SlabId]] = {}
-        for slab in slabs:
-            grouped.setdefault(self.slabs[slab].session, []).append(slab)
-        return [
-            (session, tuple(part[first : first + SLABS_PER_MESSAGE]))
-            for session, part in grouped.items()
-            for first in range(0, len(part), SLABS_PER_MESSAGE)
-        ]
-
     @staticmethod
-    def _send(session: int, message: Message) -> Effect:
-        return Do("send", {"session": session, "message": message})
+    def _send(session: int, message: ToDevice) -> Effect:
+        return SendToDevice(session, message)
 
     def _fact(
         self, slab: Slab, fact: Fact, now_s: float, *, took_s: float = 0.0, reason: str = ""
@@ -494,4 +491,4 @@ class LenderCore:
             at_s=now_s,
         )
         told = Publish(subjects.event("slab", slab.id, fact), event)
-        return [Do("count", {"name": f"slabs_{fact}"}), told]
+        return [Count(f"slabs_{fact}"), told]

@@ -18,8 +18,8 @@ from slackwater.common.domains.memory import frames, trailer
 from slackwater.common.shell.definition import Port
 from slackwater.common.transport.base import Channel, Offering
 from slackwater.common.transport.region import Region
-from slackwater.schemas.base import Message
-from slackwater.schemas.memory import DeviceHello, NotMapped, SlabId, SlabMapped
+from slackwater.schemas.memory import DeviceHello, NotMapped, SlabId, SlabMapped, ToDevice
+from slackwater.services.slabd.effects import CloseSession, SendToDevice
 from slackwater.services.slabd.events import Heard, SessionClosed, SessionOpened
 
 MAPPING: Final = frozenset(("shm",))
@@ -86,14 +86,17 @@ class Sessions:
             del self._sessions[number]
             port.post(SessionClosed(number))
 
-    async def close(self, session: int) -> None:
-        found = self._sessions.get(session)
+    async def close(self, effect: CloseSession) -> None:
+        found = self._sessions.get(effect.session)
         if found is not None:
             await found.channel.close()
 
     # What is said and granted ---------------------------------------------------------------------
 
-    def send(self, session: int, message: Message) -> None:
+    def send(self, effect: SendToDevice) -> None:
+        self._send(effect.session, effect.message)
+
+    def _send(self, session: int, message: ToDevice) -> None:
         """A device that does not take its frames is as good as gone: deadlines see to the rest."""
         found = self._sessions.get(session)
         if found is None or self._port is None:
@@ -114,7 +117,7 @@ class Sessions:
             channel = found.channel
             key = channel.offer(region) if isinstance(channel, Offering) else channel.grant(region)
         except (Unavailable, Rejected) as error:
-            self.send(session, NotMapped(request=request, reason=str(error)))
+            self._send(session, NotMapped(request=request, reason=str(error)))
             return
         found.keys[identity.slab] = key
         message = SlabMapped(
@@ -124,7 +127,7 @@ class Sessions:
             slab_bytes=identity.slab_bytes,
             key=key,
         )
-        self.send(session, message)
+        self._send(session, message)
 
     def maps(self, session: int) -> bool:
         """Whether its device sees the lender's memory itself."""

@@ -13,6 +13,7 @@ import structlog
 from slackwater.common.base.errors import ConfigRejected, Rejected
 from slackwater.common.native import descriptors, memlock
 from slackwater.common.shell.definition import Level, Port, ServiceDefinition
+from slackwater.common.shell.effect_runner import handlers, on
 from slackwater.common.shell.namesake import yield_to_namesake
 from slackwater.common.shell.world import World
 from slackwater.common.transport.base import Fabric, Listener
@@ -30,6 +31,15 @@ from slackwater.schemas.memory import (
 from slackwater.services.slabd import drain_record
 from slackwater.services.slabd.config import SlabdConfig
 from slackwater.services.slabd.core import LenderCore
+from slackwater.services.slabd.effects import (
+    CloseSession,
+    LenderAction,
+    LendSlab,
+    MakeSlab,
+    ReleaseSlab,
+    RenewSlab,
+    SendToDevice,
+)
 from slackwater.services.slabd.monitor import KernelMonitor, Monitor
 from slackwater.services.slabd.sessions import MAPPING, Sessions
 from slackwater.services.slabd.slabs import Slabs, at_once, in_thread
@@ -67,7 +77,6 @@ class Slabd:
         self._monitor: Monitor = monitor if monitor is not None else KernelMonitor()
         self._listeners: list[tuple[str, Listener]] = []
         self._incarnation = 0
-        self._port: Port | None = None
         self._node = NodeId(config.node or socket.gethostname().split(".")[0])
         self.core = LenderCore(config, world.rng)
         self.sessions = Sessions(config.cluster_token, mapping)
@@ -78,7 +87,6 @@ class Slabd:
     async def start(self, port: Port) -> None:
         """Find the memory again before anybody can ask for it."""
         self._incarnation = port.epoch
-        self._port = port
         descriptors.allow_all()
         port.post(await self.slabs.recover(port.process))
         self.sessions.begin(port)
@@ -103,10 +111,6 @@ class Slabd:
                 _log.warning(
                     "slab.not-registered", label=region.label, kind=kind, reason=str(error)
                 )
-
-    def _count(self, name: str) -> None:
-        assert self._port is not None
-        self._port.count(name)
 
     async def watch(self, port: Port) -> None:
         """Look at the machine's memory, once a period."""
@@ -172,12 +176,15 @@ class Slabd:
             description="Lends idle memory in slabs, and takes it back when the machine needs it.",
             buckets={drain_record.bucket(self._config.id): LenderRecord},
             endpoints={"slabs": ListSlabs, "evict": EvictNow, "lending": SetLending},
-            handlers={
-                **self.slabs.handlers(),
-                "send": self.sessions.send,
-                "close": self.sessions.close,
-                "count": self._count,
-            },
+            handlers=handlers(
+                LenderAction,
+                on(MakeSlab, self.slabs.make),
+                on(LendSlab, self.slabs.lend),
+                on(RenewSlab, self.slabs.renew),
+                on(ReleaseSlab, self.slabs.release),
+                on(SendToDevice, self.sessions.send),
+                on(CloseSession, self.sessions.close),
+            ),
             heartbeat=self.heartbeat,
             levels=self.levels,
             on_start=self.start,

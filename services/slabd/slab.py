@@ -12,13 +12,13 @@ free ----------> lent ----------> evicting -------------------+
 making begins a slab; renewing makes one that was given back anew
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from slackwater.common.base.transitions import Story
 from slackwater.common.domains.memory import trailer
-from slackwater.schemas.memory import SlabId, SlabInfo, SlabState
+from slackwater.schemas.memory import SLABS_PER_MESSAGE, SlabId, SlabInfo, SlabState
 
 TRANSITIONS: Final[Mapping[SlabState, frozenset[SlabState]]] = {
     "making": frozenset({"free"}),
@@ -98,3 +98,15 @@ def check_invariants(slabs: Mapping[SlabId, Slab], sessions: Collection[int]) ->
         }
         broken = [what for what, holds in good.items() if not holds]
         assert not broken, f"slab {id} is {slab.state}: {broken}; before: {slab.story}"
+
+
+def by_session(slabs: Iterable[Slab]) -> list[tuple[int, tuple[SlabId, ...]]]:
+    """Group slabs by their devices' sessions, in parts that fit one message."""
+    grouped: dict[int, list[SlabId]] = {}
+    for slab in slabs:
+        grouped.setdefault(slab.session, []).append(slab.id)
+    return [
+        (session, tuple(part[first : first + SLABS_PER_MESSAGE]))
+        for session, part in grouped.items()
+        for first in range(0, len(part), SLABS_PER_MESSAGE)
+    ]

@@ -12,7 +12,7 @@ import asyncio
 import os
 import threading
 from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import structlog
@@ -24,6 +24,7 @@ from slackwater.common.shell.notify import SdNotify
 from slackwater.common.shell.process import Process
 from slackwater.common.transport.region import Region
 from slackwater.schemas.memory import SlabId
+from slackwater.services.slabd.effects import LendSlab, MakeSlab, ReleaseSlab, RenewSlab
 from slackwater.services.slabd.events import SlabGone, SlabMade, SlabsFound
 from slackwater.services.slabd.sessions import Sessions
 
@@ -95,7 +96,10 @@ class Slabs:
 
     # Handlers of the core's effects ---------------------------------------------------------------
 
-    async def make(self, slab: SlabId, generation: int = 0) -> SlabMade:
+    async def make(self, effect: MakeSlab) -> SlabMade:
+        return await self._make(effect.slab, 0)
+
+    async def _make(self, slab: SlabId, generation: int) -> SlabMade:
         """`generation`: how often it was lent, in other memory."""
         made: list[Region] = []
 
@@ -137,24 +141,26 @@ class Slabs:
             self._passing.discard(region)
         region.close()
 
-    def lend(self, session: int, request: int, identity: trailer.SlabIdentity) -> None:
+    def lend(self, effect: LendSlab) -> None:
         """The trailer first: from the moment the device has a key, the memory says whose it is."""
+        identity = effect.identity
         region = self.regions[identity.slab]
         trailer.write(region.buffer, trailer.LENT, identity)
-        if self._sessions.maps(session):
+        if self._sessions.maps(effect.session):
             self._mapped.add(identity.slab)
-        self._sessions.grant(session, request, identity, region)
+        self._sessions.grant(effect.session, effect.request, identity, region)
 
-    async def renew(self, slab: SlabId, session: int, generation: int) -> SlabMade:
+    async def renew(self, effect: RenewSlab) -> SlabMade:
         """Returned in good order: the next device must not see what this one wrote, nor this one
         what the next one writes. Where only a key led to the memory, zeros will do."""
+        slab, generation = effect.slab, effect.generation
         region = self.regions[slab]
         trailer.write_fence(region.buffer, trailer.REVOKED, generation)
-        self._sessions.revoke(session, slab)
+        self._sessions.revoke(effect.session, slab)
         if slab in self._mapped:
             self._take_out(slab)
             await self._free(slab, region)
-            return await self.make(slab, generation)
+            return await self._make(slab, generation)
 
         def clear() -> None:
             data = np.frombuffer(region.buffer, np.uint8)[: self._slab_bytes]
@@ -165,10 +171,11 @@ class Slabs:
         self._set_free(slab, region, generation)
         return SlabMade(slab)
 
-    async def let_go(self, slab: SlabId, session: int, generation: int, forced: bool) -> SlabGone:
+    async def release(self, effect: ReleaseSlab) -> SlabGone:
+        slab = effect.slab
         region = self._take_out(slab)
-        trailer.write_fence(region.buffer, trailer.REVOKED, generation)
-        await self._sessions.fence_off(session, slab, forced)
+        trailer.write_fence(region.buffer, trailer.REVOKED, effect.generation)
+        await self._sessions.fence_off(effect.session, slab, effect.forced)
         await self._free(slab, region)
         return SlabGone(slab)
 
@@ -190,6 +197,3 @@ class Slabs:
                 await self._notify.remove(f"slab.{slab}")
         except DeadlineExceeded as error:
             _log.warning("slab.not-forgotten", slab=slab, reason=str(error))
-
-    def handlers(self) -> dict[str, Callable[..., Any]]:
-        return {"make": self.make, "lend": self.lend, "renew": self.renew, "let_go": self.let_go}

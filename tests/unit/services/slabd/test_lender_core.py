@@ -2,13 +2,15 @@
 
 import random
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
 from slackwater.common.base.effects import (
-    Do,
+    Action,
+    Count,
     Effect,
+    EffectKey,
     Persist,
     Publish,
     Recovered,
@@ -41,6 +43,17 @@ from slackwater.schemas.memory import (
 )
 from slackwater.services.slabd.config import SlabdConfig
 from slackwater.services.slabd.core import LenderCore
+from slackwater.services.slabd.effects import (
+    CloseSession,
+    EvictionDue,
+    HoldDue,
+    LendSlab,
+    MakeSlab,
+    ReleaseSlab,
+    RenewSlab,
+    RoundDue,
+    SendToDevice,
+)
 from slackwater.services.slabd.events import (
     Heard,
     MemorySampled,
@@ -56,6 +69,8 @@ from slackwater.services.slabd.slab import check_invariants
 SLAB = 1024 * 1024
 WHOLE = SLAB + trailer.TRAILER_BYTES
 
+A = TypeVar("A", bound=Action)
+
 
 class Lender:
     """A core whose effects are carried out at once, as far as memory is concerned."""
@@ -67,9 +82,10 @@ class Lender:
         )
         self.now_s = 0.0
         self.sent: list[tuple[int, Message]] = []
-        self.done: list[tuple[str, dict[str, Any]]] = []
+        self.done: list[Action] = []
         self.facts: list[str] = []
-        self.timers: dict[str, float] = {}
+        self.counted: list[str] = []
+        self.timers: dict[EffectKey, float] = {}
         self.replies: list[Message] = []
 
     def feed(self, event: Any) -> None:
@@ -80,12 +96,14 @@ class Lender:
 
     def _perform(self, effect: Effect) -> None:
         match effect:
-            case Do(action="send", arguments={"session": session, "message": message}):
+            case SendToDevice(session=session, message=message):
                 self.sent.append((session, message))
-            case Do(action=action, arguments=arguments):
-                self.done.append((action, arguments))
-                if action == "make":
-                    self.feed(SlabMade(arguments["slab"]))
+            case Action():
+                self.done.append(effect)
+                if isinstance(effect, MakeSlab):
+                    self.feed(SlabMade(effect.slab))
+            case Count(name=name):
+                self.counted.append(name)
             case Publish(message=message):
                 self.facts.append(message.fact)  # type: ignore[attr-defined]
             case StartTimer(key=key, at_s=at_s):
@@ -111,16 +129,16 @@ class Lender:
             self.feed(Heard(session, MapSlab(request=span, span=span, **fields)))
         return [slab.id for slab in self.core.having("lent") if slab.id not in before]
 
-    def fire(self, kind: str) -> None:
-        for key in [key for key in self.timers if key.startswith(f"{kind}.")]:
+    def fire(self, kind: type[EffectKey]) -> None:
+        for key in [key for key in self.timers if isinstance(key, kind)]:
             self.now_s = max(self.now_s, self.timers.pop(key))
             self.feed(TimerFired(key))
 
     def last(self, kind: type[Message]) -> list[Any]:
         return [message for _, message in self.sent if isinstance(message, kind)]
 
-    def took(self, action: str) -> list[dict[str, Any]]:
-        return [arguments for name, arguments in self.done if name == action]
+    def took(self, action: type[A]) -> list[A]:
+        return [each for each in self.done if isinstance(each, action)]
 
 
 def lending(slabs: int = 8, **config: Any) -> Lender:
@@ -164,9 +182,9 @@ def test_a_burst_takes_slabs_at_once_and_they_come_back_slowly() -> None:
     second no slab is added for several."""
     lender = lending(8)
     lender.sample(4.0)
-    assert len(lender.took("let_go")) == 4
-    for arguments in lender.took("let_go"):
-        lender.feed(SlabGone(arguments["slab"]))
+    assert len(lender.took(ReleaseSlab)) == 4
+    for arguments in lender.took(ReleaseSlab):
+        lender.feed(SlabGone(arguments.slab))
     lender.sample(0.0, times=2)
     assert len(lender.core.slabs) == 4
     lender.sample(0.0, times=30)
@@ -184,7 +202,7 @@ def test_unmapped_slabs_go_first_and_no_device_is_asked() -> None:
     lender.join(1)
     lent = lender.borrow(1, 3)
     lender.sample(5.0)
-    assert len(lender.took("let_go")) == 5
+    assert len(lender.took(ReleaseSlab)) == 5
     assert not lender.last(CheckActivity)
     assert {slab.id for slab in lender.core.having("lent")} == set(lent)
 
@@ -201,10 +219,10 @@ def test_eviction_asks_e_plus_e_and_takes_the_least_active() -> None:
     lender.feed(Heard(1, Activity(round=check.round, activity=activity)))
     [evict] = lender.last(EvictSlabs)
     assert set(evict.slabs) == {slab for slab, _ in activity[:2]}
-    assert not lender.took("let_go"), "not before DONE"
+    assert not lender.took(ReleaseSlab), "not before DONE"
     lender.now_s += 0.01
     lender.feed(Heard(1, EvictDone(slabs=evict.slabs)))
-    assert [one["forced"] for one in lender.took("let_go")] == [False, False]
+    assert [one.forced for one in lender.took(ReleaseSlab)] == [False, False]
     assert lender.facts.count("evicted") == 2
 
 
@@ -214,7 +232,7 @@ def test_an_eviction_under_way_is_counted_and_not_asked_for_again() -> None:
     lender.borrow(1, 8)
     lender.sample(2.0, times=3)
     assert len(lender.last(CheckActivity)) == 1
-    lender.fire("round")
+    lender.fire(RoundDue)
     lender.sample(2.0, times=3)
     assert sum(len(message.slabs) for message in lender.last(EvictSlabs)) == 2
 
@@ -231,7 +249,7 @@ def test_a_device_that_tells_no_activity_loses_its_slabs_first() -> None:
             told = tuple((slab, 0.0) for slab in check.slabs)
             lender.feed(Heard(2, Activity(round=check.round, activity=told)))
     assert not lender.last(EvictSlabs), "it waits for the other one"
-    lender.fire("round")
+    lender.fire(RoundDue)
     evicted = [slab for message in lender.last(EvictSlabs) for slab in message.slabs]
     assert len(evicted) == 4
     assert silent <= set(evicted)
@@ -244,9 +262,9 @@ def test_a_dead_device_never_blocks_the_lender() -> None:
     [slab] = lender.borrow(1)
     lender.sample(2.0)
     assert lender.last(EvictSlabs)[0].slabs == (slab,)
-    lender.fire("evict")
-    forced = [one for one in lender.took("let_go") if one["slab"] == slab]
-    assert [one["forced"] for one in forced] == [True]
+    lender.fire(EvictionDue)
+    forced = [one for one in lender.took(ReleaseSlab) if one.slab == slab]
+    assert [one.forced for one in forced] == [True]
     assert "revoked" in lender.facts
     lender.feed(Heard(1, EvictDone(slabs=(slab,))))  # Too late: nothing happens.
     lender.feed(SlabGone(slab))
@@ -259,7 +277,7 @@ def test_a_returned_slab_is_made_anew_before_it_is_lent_again() -> None:
     lender.join(1)
     [slab] = lender.borrow(1)
     lender.feed(Heard(1, UnmapSlab(slab=slab, generation=1)))
-    assert lender.took("renew") == [{"slab": slab, "session": 1, "generation": 1}]
+    assert lender.took(RenewSlab) == [RenewSlab(slab, session=1, generation=1)]
     lender.sample(0.0, times=5)
     assert list(lender.core.slabs) == [slab], "it counts once meanwhile"
     assert not lender.borrow(1), "not yet"
@@ -290,7 +308,7 @@ def test_a_lost_device_may_claim_its_slab_with_its_secret() -> None:
     lender.feed(Heard(2, ClaimSlab(request=9, slab=slab, generation=1, secret="s3")))
     assert lender.core.slabs[slab].state == "lent"
     assert lender.core.slabs[slab].generation == 1, "the same lending goes on"
-    assert lender.took("lend")[-1]["session"] == 2
+    assert lender.took(LendSlab)[-1].session == 2
 
 
 def test_a_claim_waits_until_the_old_channel_is_over() -> None:
@@ -300,7 +318,7 @@ def test_a_claim_waits_until_the_old_channel_is_over() -> None:
     [slab] = lender.borrow(1, secret="s", hold_s=5.0)
     lender.join(2, "d")
     lender.feed(Heard(2, ClaimSlab(request=1, slab=slab, generation=1, secret="s")))
-    assert lender.took("close") == [{"session": 1}]
+    assert lender.took(CloseSession) == [CloseSession(1)]
     assert lender.last(NotMapped)[-1].retry_after_s > 0
     lender.feed(SessionClosed(1))
     lender.feed(Heard(2, ClaimSlab(request=2, slab=slab, generation=1, secret="s")))
@@ -312,9 +330,9 @@ def test_a_slab_that_nobody_claims_is_never_lent_again() -> None:
     lender.join(1)
     [slab] = lender.borrow(1, hold_s=60.0)
     lender.feed(SessionClosed(1))
-    assert lender.timers[f"hold.{slab}"] == lender.now_s + 3.0
-    lender.fire("hold")
-    assert [one["slab"] for one in lender.took("let_go")] == [slab]
+    assert lender.timers[HoldDue(slab)] == lender.now_s + 3.0
+    lender.fire(HoldDue)
+    assert [one.slab for one in lender.took(ReleaseSlab)] == [slab]
 
 
 def test_without_a_hold_a_lost_device_loses_its_slab_at_once() -> None:
@@ -322,7 +340,7 @@ def test_without_a_hold_a_lost_device_loses_its_slab_at_once() -> None:
     lender.join(1)
     [slab] = lender.borrow(1)
     lender.feed(SessionClosed(1))
-    assert [one["slab"] for one in lender.took("let_go")] == [slab]
+    assert [one.slab for one in lender.took(ReleaseSlab)] == [slab]
 
 
 def test_a_quota_bounds_one_device() -> None:
@@ -357,7 +375,7 @@ def test_usage_counts_lent_slabs_and_not_those_that_wait() -> None:
 def test_pressure_stops_growth_and_gives_up_one_slab_a_second() -> None:
     lender = lending(8)
     lender.sample(0.0, times=3, pressure=0.5)
-    assert len(lender.took("let_go")) == 3
+    assert len(lender.took(ReleaseSlab)) == 3
 
 
 def test_a_restarted_daemon_finds_its_slabs() -> None:
@@ -377,7 +395,7 @@ def test_a_restarted_daemon_finds_its_slabs() -> None:
     lender.feed(SlabsFound(tuple(found)))
     assert [s.id[0] for s in lender.core.having("free")] == ["a"]
     assert [s.id[0] for s in lender.core.having("held")] == ["b"]
-    assert [one["slab"][0] for one in lender.took("let_go")] == ["c"]
+    assert [one.slab[0] for one in lender.took(ReleaseSlab)] == ["c"]
     lender.join(1, "d")
     lender.feed(Heard(1, ClaimSlab(request=1, slab=SlabId("b" * 12), generation=3, secret="s")))
     assert lender.core.slabs[SlabId("b" * 12)].state == "lent"
@@ -389,7 +407,7 @@ def test_a_lent_slab_that_nobody_may_claim_is_told_as_lost_by_a_restarted_daemon
     identity = trailer.SlabIdentity(slab=slab, slab_bytes=SLAB, generation=3, device="d")
     lender.feed(SlabsFound(((trailer.fence(trailer.LENT, 3), identity),)))
     assert lender.facts == ["lost"]
-    assert [one["slab"] for one in lender.took("let_go")] == [slab]
+    assert [one.slab for one in lender.took(ReleaseSlab)] == [slab]
     lender.join(1, "d")
     lender.feed(Heard(1, ClaimSlab(request=1, slab=slab, generation=3, secret="")))
     assert lender.last(NotMapped)[0].retry_after_s == 0.0
@@ -401,11 +419,11 @@ def test_a_drained_lender_empties_itself_and_lends_again_when_told() -> None:
     lent = lender.borrow(1, 2)
     lender.feed(Requested(1, SetLending(lending=False)))
     assert lender.replies == [Ok()]
-    assert len(lender.took("let_go")) == 2
+    assert len(lender.took(ReleaseSlab)) == 2
     assert set(lender.last(EvictSlabs)[0].slabs) == set(lent)
     lender.feed(Heard(1, EvictDone(slabs=tuple(lent))))
-    for arguments in lender.took("let_go"):
-        lender.feed(SlabGone(arguments["slab"]))
+    for arguments in lender.took(ReleaseSlab):
+        lender.feed(SlabGone(arguments.slab))
     lender.sample(0.0, times=20)
     assert not lender.core.slabs
     lender.feed(Requested(2, SetLending(lending=True)))
@@ -440,18 +458,18 @@ def test_a_lender_that_was_drained_in_its_last_life_takes_back_in_good_order() -
         )
         found.append((trailer.fence(state, 3), identity))  # type: ignore[arg-type]
     lender.feed(SlabsFound(tuple(found)))
-    assert [one["slab"][0] for one in lender.took("let_go")] == ["a"]
+    assert [one.slab[0] for one in lender.took(ReleaseSlab)] == ["a"]
     lender.join(1, "d")
     lender.feed(Heard(1, MapSlab(request=1, span=0)))
     assert "is being drained" in lender.last(NotMapped)[0].reason
     slab = SlabId("b" * 12)
     lender.feed(Heard(1, ClaimSlab(request=2, slab=slab, generation=3, secret="")))
-    assert lender.took("lend")[0]["identity"].slab == slab
+    assert lender.took(LendSlab)[0].identity.slab == slab
     assert lender.last(EvictSlabs)[0].slabs == (slab,)
     lender.feed(Heard(1, EvictDone(slabs=(slab,))))
     assert lender.facts == ["claimed", "evicted"]
     lender.sample(0.0, times=20)
-    assert not lender.took("make")
+    assert not lender.took(MakeSlab)
 
 
 def test_an_operator_is_told_how_many_slabs_go() -> None:
@@ -486,7 +504,7 @@ def test_every_fact_is_counted() -> None:
     lender.feed(Heard(1, EvictDone(slabs=(slab,))))
     lender.borrow(1)
     lender.feed(SessionClosed(1))
-    counted = [arguments["name"] for arguments in lender.took("count")]
+    counted = lender.counted
     assert counted == ["slabs_lent", "slabs_evicted", "slabs_lent", "slabs_revoked"]
 
 

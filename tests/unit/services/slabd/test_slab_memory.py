@@ -13,6 +13,7 @@ from slackwater.common.shell.world import World
 from slackwater.common.transport.region import Region
 from slackwater.schemas.memory import SlabId
 from slackwater.services.slabd.config import SlabdConfig
+from slackwater.services.slabd.effects import MakeSlab, ReleaseSlab, RenewSlab
 from slackwater.services.slabd.events import MemorySampled, SlabMade
 from slackwater.services.slabd.sessions import Sessions
 from slackwater.services.slabd.shell import Slabd
@@ -27,7 +28,7 @@ async def test_a_slab_is_resident_and_registered_before_it_is_offered() -> None:
     slabs = Slabs(SLAB_BYTES, Sessions("secret"), at_once)
     registered: list[Region] = []
     slabs.prepare = registered.append
-    made = await slabs.make(SLAB)
+    made = await slabs.make(MakeSlab(SLAB))
     assert (made.slab, made.failure) == (SLAB, "")
     assert registered == [slabs.regions[SLAB]]
     assert slabs.resident_bytes() >= SLAB_BYTES
@@ -58,17 +59,17 @@ async def test_memory_that_is_being_made_or_freed_counts_as_the_lenders_own() ->
     slabs = Slabs(SLAB_BYTES, Sessions("secret"), at_once)
     seen: list[int] = []
     slabs.prepare = lambda region: seen.append(slabs.resident_bytes())
-    await slabs.make(SLAB)
+    await slabs.make(MakeSlab(SLAB))
     assert seen == [SLAB_BYTES + trailer.TRAILER_BYTES]
     [region] = slabs.regions.values()
     region.when_closed(lambda: seen.append(slabs.resident_bytes()))
-    await slabs.let_go(SLAB, 0, 0, False)
+    await slabs.release(ReleaseSlab(SLAB, 0, 0, False))
     assert seen[1:] == [0]
 
 
 async def test_no_room_for_fresh_memory_is_told() -> None:
     slabs = Slabs(2**50, Sessions("secret"), at_once)
-    made = await slabs.make(SLAB)
+    made = await slabs.make(MakeSlab(SLAB))
     assert made.failure
     assert not slabs.regions
     assert not slabs.resident_bytes()
@@ -77,14 +78,14 @@ async def test_no_room_for_fresh_memory_is_told() -> None:
 async def test_memory_that_was_lent_in_a_former_life_is_not_lent_again() -> None:
     """Its device may have mapped it, whichever way it comes back."""
     former = Slabs(SLAB_BYTES, Sessions("secret"), at_once)
-    await former.make(SLAB)
+    await former.make(MakeSlab(SLAB))
     identity = trailer.SlabIdentity(slab=SLAB, slab_bytes=SLAB_BYTES, generation=1, hold_s=9.0)
     trailer.write(former.regions[SLAB].buffer, trailer.LENT, identity)
     fd = os.dup(former.regions[SLAB].fileno())
     old = former.regions[SLAB]
     slabs = Slabs(SLAB_BYTES, Sessions("secret"), at_once)
     await slabs.recover(Process(stored=(("slab", fd),)))
-    assert await slabs.renew(SLAB, 0, 1) == SlabMade(SLAB)
+    assert await slabs.renew(RenewSlab(SLAB, 0, 1)) == SlabMade(SLAB)
     inode, fresh = (os.fstat(region.fileno()).st_ino for region in (old, slabs.regions[SLAB]))
     assert fresh != inode
     assert trailer.read_fence(old.buffer) == trailer.fence(trailer.REVOKED, 1)
@@ -96,8 +97,8 @@ async def test_memory_that_was_lent_in_a_former_life_is_not_lent_again() -> None
 
 async def test_a_device_that_writes_into_the_trailer_cannot_end_the_lender() -> None:
     slabs = Slabs(SLAB_BYTES, Sessions("secret", frozenset(("shm",))), at_once)
-    await slabs.make(SLAB)
+    await slabs.make(MakeSlab(SLAB))
     slabs.regions[SLAB].buffer[SLAB_BYTES:] = b"\xff" * trailer.TRAILER_BYTES
-    assert await slabs.renew(SLAB, 0, 3) == SlabMade(SLAB)
+    assert await slabs.renew(RenewSlab(SLAB, 0, 3)) == SlabMade(SLAB)
     slabs.regions[SLAB].buffer[SLAB_BYTES:] = b"\xff" * trailer.TRAILER_BYTES
-    assert (await slabs.let_go(SLAB, 0, 3, True)).slab == SLAB
+    assert (await slabs.release(ReleaseSlab(SLAB, 0, 3, True))).slab == SLAB
