@@ -107,8 +107,7 @@ class Life:
         await self.lenders.rest()
         await self.device.backup.close()
         self.lenders._closed = True
-        for timer in self.lenders._timers.values():
-            timer.cancel()
+        self.lenders._runner.timers.close()
         for channel in tuple(self.lenders._channels.values()):
             await channel.close()
         await self._bus.close()

@@ -11,15 +11,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from random import Random
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from slackwater.common.base.effects import (
+    Action,
     CancelTimer,
-    Do,
     Effect,
+    EffectKey,
     Log,
     Publish,
     Requested,
@@ -29,6 +29,14 @@ from slackwater.common.base.effects import (
 from slackwater.common.base.errors import Rejected
 from slackwater.memory.control import events as to_device
 from slackwater.memory.control.core import DeviceCore
+from slackwater.memory.control.effects import (
+    AdmitSlab,
+    ConnectLender,
+    LeaveSlab,
+    OpenSlab,
+    SaveMap,
+    SendToLender,
+)
 from slackwater.memory.control.spans import DeviceSettings
 from slackwater.schemas.base import Message, NodeId
 from slackwater.schemas.memory import (
@@ -37,7 +45,6 @@ from slackwater.schemas.memory import (
     LenderId,
     SlabdHeartbeat,
     SlabEvent,
-    SlabId,
     SlabMapped,
     SlabState,
     SpanEvent,
@@ -47,6 +54,13 @@ from slackwater.schemas.memory import (
 from slackwater.services.slabd import events as to_lender
 from slackwater.services.slabd.config import SlabdConfig
 from slackwater.services.slabd.core import LenderCore
+from slackwater.services.slabd.effects import (
+    LendSlab,
+    MakeSlab,
+    ReleaseSlab,
+    RenewSlab,
+    SendToDevice,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +91,7 @@ class Machine:
     """The lender's sessions: number -> the machine at the other end."""
     channels: dict[LenderId, tuple["Machine", int]] = field(default_factory=dict)
     """The device's channels: lender -> its machine, and the session's number there."""
-    timers: dict[tuple[str, str], int] = field(default_factory=dict)
+    timers: dict[tuple[str, EffectKey], int] = field(default_factory=dict)
 
 
 class World:
@@ -193,16 +207,16 @@ class World:
     def lender_step(self, machine: Machine, event: to_lender.Event) -> None:
         self.steps += 1
         for effect in machine.lender.step(event, self.now_s):
-            if isinstance(effect, Do):
-                self._lender_does(machine, effect.action, effect.arguments)
+            if isinstance(effect, Action):
+                self._lender_does(machine, effect)
             else:
                 self._carry(machine, "lender", effect)
 
     def device_step(self, machine: Machine, event: to_device.Event) -> None:
         self.steps += 1
         for effect in machine.device.step(event, self.now_s):
-            if isinstance(effect, Do):
-                self._device_does(machine, effect.action, effect.arguments)
+            if isinstance(effect, Action):
+                self._device_does(machine, effect)
             else:
                 self._carry(machine, "device", effect)
 
@@ -221,7 +235,7 @@ class World:
             case _:
                 pass  # Replies to nobody.
 
-    def _fire(self, machine: Machine, side: str, key: str, number: int) -> None:
+    def _fire(self, machine: Machine, side: str, key: EffectKey, number: int) -> None:
         if machine.timers.get((side, key)) != number:
             return
         del machine.timers[side, key]
@@ -245,30 +259,25 @@ class World:
 
     # The lender's shell ---------------------------------------------------------------------------
 
-    def _lender_does(self, machine: Machine, action: str, given: dict[str, Any]) -> None:
-        slab: SlabId
+    def _lender_does(self, machine: Machine, action: Action) -> None:
         times = self._times
         match action:
-            case "send":
-                self._to_device(machine, given["session"], given["message"])
-            case "make" | "renew":
-                slab = given["slab"]
+            case SendToDevice(session=session, message=message):
+                self._to_device(machine, session, message)
+            case MakeSlab(slab=slab) | RenewSlab(slab=slab):
                 made = to_lender.SlabMade(slab)
                 self._after(times.make_s, lambda: self.lender_step(machine, made))
-            case "lend":
-                identity = given["identity"]
+            case LendSlab(identity=identity):
                 granted = SlabMapped(
-                    request=given["request"],
+                    request=action.request,
                     slab=identity.slab,
                     generation=identity.generation,
                     slab_bytes=identity.slab_bytes,
                     key=b"",
                 )
-                self._to_device(machine, given["session"], granted)
-            case "count":
-                pass  # Facts are counted where they are heard.
-            case "let_go":
-                gone = to_lender.SlabGone(given["slab"])
+                self._to_device(machine, action.session, granted)
+            case ReleaseSlab(slab=slab):
+                gone = to_lender.SlabGone(slab)
                 self._after(times.free_s, lambda: self.lender_step(machine, gone))
             case _:
                 raise AssertionError(f"a lender's core asked for {action}")
@@ -280,26 +289,25 @@ class World:
 
     # The device's shell ---------------------------------------------------------------------------
 
-    def _device_does(self, machine: Machine, action: str, given: dict[str, Any]) -> None:
+    def _device_does(self, machine: Machine, action: Action) -> None:
         times = self._times
         match action:
-            case "send":
-                lender, session = machine.channels[given["lender"]]
-                self._to_lender(lender, session, given["message"])
-            case "connect":
-                name = given["lender"]
+            case SendToLender(lender=name, message=message):
+                lender, session = machine.channels[name]
+                self._to_lender(lender, session, message)
+            case ConnectLender(lender=name):
                 self._after(times.message_s, lambda: self._connect(machine, name))
-            case "open":
-                opened = to_device.Opened(given["member"])
+            case OpenSlab(member=member):
+                opened = to_device.Opened(member)
                 self._after(times.open_s, lambda: self.device_step(machine, opened))
-            case "admit":
-                self._on_mapped(machine.number, given["span"])
-            case "leave":
-                self._on_unmapped(machine.number, given["span"])
-                left = to_device.Left(given["member"])
+            case AdmitSlab(span=span):
+                self._on_mapped(machine.number, span)
+            case LeaveSlab(member=member, span=span):
+                self._on_unmapped(machine.number, span)
+                left = to_device.Left(member)
                 self._after(times.leave_s, lambda: self.device_step(machine, left))
-            case "save":
-                pass  # Its slab map is for a restart.
+            case SaveMap():
+                pass  # The slab map is for a restart.
             case _:
                 raise AssertionError(f"a device's core asked for {action}")
 

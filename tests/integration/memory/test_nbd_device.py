@@ -22,6 +22,8 @@ from slackwater.memory.nbd import protocol as nbd
 from slackwater.memory.pages import kernels as k
 from slackwater.memory.pages import writeback
 from slackwater.memory.pages.table import counters, page_range
+from slackwater.schemas.memory import LenderId
+from slackwater.services.slabd.effects import ReleaseSlab
 
 MIB = 1024 * 1024
 KINDS = pytest.mark.parametrize("kind", ["shm", "tcp"])
@@ -144,7 +146,7 @@ async def test_a_stopped_device_cannot_read_what_was_taken_from_it(cluster: Make
         lender = c.lenders[0]
         [slab] = lender.core.having("lent")
         assembly.lenders.feed = lambda event: None  # Deaf from now on.
-        await lender.slabs.let_go(slab.id, slab.session, slab.generation, forced=True)
+        await lender.slabs.release(ReleaseSlab(slab.id, slab.session, slab.generation, forced=True))
         await check(client, checker, range(0, 8))
         assert counters(assembly.device.table)["fenced"] > 0
         await client.close()
@@ -164,14 +166,14 @@ async def test_a_lender_that_cannot_be_reached_is_logged_when_that_changes(
         )  # fmt: skip
         with structlog.testing.capture_logs() as logs:
             assembly = await c.export(1 * MIB)
-            connect = assembly.lenders._actions["connect"]
+            live = assembly.lenders._live
 
-            def count(**arguments: Any) -> None:
+            async def count(lender: LenderId, addresses: Any) -> None:
                 nonlocal tried
                 tried += 1
-                connect(**arguments)
+                await live(lender, addresses)
 
-            assembly.lenders._actions["connect"] = count
+            assembly.lenders._live = count
             async with asyncio.timeout(20):
                 while tried < 4:
                     await assembly.device.write_pages(page_range(0, 1), memoryview(bytes(4096)))
@@ -562,7 +564,9 @@ async def test_a_slab_that_is_taken_away_amid_a_large_write(cluster: Make, raw: 
             table = assembly.device.table
             await c.until(lambda: counters(table)["written_mapped_pages"] >= 127)
             assembly.lenders.feed = lambda event: None  # Deaf from now on.
-            await lender.slabs.let_go(slab.id, slab.session, slab.generation, forced=True)
+            await lender.slabs.release(
+                ReleaseSlab(slab.id, slab.session, slab.generation, forced=True)
+            )
             await asyncio.to_thread(sock.sendall, data[MIB // 2 :])
             assert await asyncio.to_thread(answer, sock) == (0, 1)
         assert counters(table)["fenced"] > 0

@@ -1,7 +1,7 @@
 """The device's decisions: activity, placement, eviction, lenders that come and go (2.4)."""
 
 import random
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -9,10 +9,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slackwater.common.base.effects import Do, Effect, Publish, StartTimer, TimerFired
+from slackwater.common.base.effects import (
+    Action,
+    Effect,
+    EffectKey,
+    Publish,
+    StartTimer,
+    TimerFired,
+)
 from slackwater.common.domains.memory.coding_sets import groups
 from slackwater.common.domains.memory.placement import candidates, lower
 from slackwater.memory.control.core import DeviceCore
+from slackwater.memory.control.effects import (
+    ClaimDue,
+    ConnectLender,
+    LeaveSlab,
+    LossDue,
+    OpenSlab,
+    PlacementDue,
+    SendToLender,
+    SuspendSlab,
+)
 from slackwater.memory.control.events import (
     ActivityMeasured,
     Connected,
@@ -55,6 +72,9 @@ def slab_id(number: int) -> SlabId:
     return SlabId(f"{number:012x}")
 
 
+A = TypeVar("A", bound=Action)
+
+
 class World:
     """A core, and lenders that answer what they are told to."""
 
@@ -72,11 +92,11 @@ class World:
         self.mute: set[LenderId] = set()
         self.down: set[LenderId] = set()
         self.sent: list[tuple[LenderId, Message]] = []
-        self.did: list[tuple[str, dict[str, Any]]] = []
+        self.did: list[Action] = []
         self.facts: list[str] = []
         self.reasons: list[str] = []
         self.refusal = ""
-        self.timers: dict[str, float] = {}
+        self.timers: dict[EffectKey, float] = {}
         self.given = 0
         self.beat()
 
@@ -103,19 +123,19 @@ class World:
 
     def _perform(self, effect: Effect) -> None:
         match effect:
-            case Do(action="connect", arguments={"lender": lender}):
-                self.did.append(("connect", {"lender": lender}))
+            case ConnectLender(lender=lender):
+                self.did.append(effect)
                 if lender in self.down:
                     self.feed(Disconnected(lender, "nobody there"))
                 else:
                     self.feed(Connected(lender))
-            case Do(action="send", arguments={"lender": lender, "message": message}):
+            case SendToLender(lender=lender, message=message):
                 self.sent.append((lender, message))
                 self._answer(lender, message)
-            case Do(action=action, arguments=arguments):
-                self.did.append((action, arguments))
-                if action == "open":
-                    self.feed(Opened(arguments["member"]))
+            case Action():
+                self.did.append(effect)
+                if isinstance(effect, OpenSlab):
+                    self.feed(Opened(effect.member))
             case Publish(message=message):
                 self.facts.append(message.fact)  # type: ignore[attr-defined]
                 self.reasons.append(message.reason)  # type: ignore[attr-defined]
@@ -163,12 +183,11 @@ class World:
 
     def leave(self) -> None:
         """The driver has seen the last request of every slab that is left."""
-        for action, arguments in list(self.did):
-            if action == "leave":
-                self.feed(Left(arguments["member"]))
+        for effect in self.took(LeaveSlab):
+            self.feed(Left(effect.member))
 
-    def fire(self, kind: str) -> None:
-        for key in [key for key in self.timers if key.startswith(f"{kind}.")]:
+    def fire(self, kind: type[EffectKey]) -> None:
+        for key in [key for key in self.timers if isinstance(key, kind)]:
             self.now_s = max(self.now_s, self.timers.pop(key))
             self.feed(TimerFired(key))
 
@@ -185,8 +204,8 @@ class World:
     def to(self, kind: type[Message]) -> list[tuple[LenderId, Any]]:
         return [(lender, message) for lender, message in self.sent if isinstance(message, kind)]
 
-    def took(self, action: str) -> list[dict[str, Any]]:
-        return [arguments for name, arguments in self.did if name == action]
+    def took(self, kind: type[A]) -> list[A]:
+        return [each for each in self.did if isinstance(each, kind)]
 
 
 def test_a_span_is_mapped_when_its_average_crosses_hot_slab() -> None:
@@ -260,7 +279,7 @@ def test_a_fuller_lender_gives_its_slab_after_all_when_the_other_is_gone(silent:
         world.feed(Disconnected(world.names[0], "cut"))
     world.use(1000, 0, beat=False)
     if silent:
-        world.fire("place")
+        world.fire(PlacementDue)
     assert world.lender_of(0) == world.names[1]
 
 
@@ -337,7 +356,7 @@ def test_a_lender_that_does_not_answer_is_left_out_after_a_while() -> None:
     world.mute = {world.names[0]}
     world.use(1000, 0)
     assert world.core.spans.state(0) == "placing"
-    world.fire("place")
+    world.fire(PlacementDue)
     assert world.lender_of(0) == world.names[1]
 
 
@@ -424,8 +443,8 @@ def test_a_lost_channel_suspends_and_a_claim_resumes() -> None:
     lender, slab = world.lender_of(0), world.slab_of(0)
     world.feed(Disconnected(lender, "cut"))
     assert world.core.spans.state(0) == "suspended"
-    assert world.took("suspend")
-    world.fire("claim")
+    assert world.took(SuspendSlab)
+    world.fire(ClaimDue)
     assert [message.slab for _, message in world.to(ClaimSlab)] == [slab]
     assert world.core.spans.state(0) == "mapped"
     assert world.facts[-2:] == ["suspended", "resumed"]
@@ -438,9 +457,9 @@ def test_a_lender_that_stays_away_has_lost_the_slab() -> None:
     world.down.add(lender)
     world.feed(Disconnected(lender, "dead"))
     began_s = world.now_s
-    world.fire("claim")
-    assert world.timers["lost.1"] == began_s + 3.0
-    world.fire("lost")
+    world.fire(ClaimDue)
+    assert world.timers[LossDue(1)] == began_s + 3.0
+    world.fire(LossDue)
     world.leave()
     assert world.lender_of(0) != lender, "it is hot: placed elsewhere"
 
@@ -451,11 +470,11 @@ def test_a_claim_that_is_refused_for_good_loses_the_slab() -> None:
     lender = world.lender_of(0)
     world.mute = {lender}
     world.feed(Disconnected(lender, "restarted"))
-    world.fire("claim")
+    world.fire(ClaimDue)
     [(_, claim)] = world.to(ClaimSlab)
     gone = NotMapped(request=claim.request, reason="gone", retry_after_s=0.0)
     world.feed(Heard(lender, gone))
-    assert world.took("leave")
+    assert world.took(LeaveSlab)
 
 
 def test_a_claim_is_repeated_while_the_lender_says_so() -> None:
@@ -464,11 +483,11 @@ def test_a_claim_is_repeated_while_the_lender_says_so() -> None:
     lender = world.lender_of(0)
     world.mute = {lender}
     world.feed(Disconnected(lender, "cut"))
-    world.fire("claim")
+    world.fire(ClaimDue)
     [(_, claim)] = world.to(ClaimSlab)
     world.feed(Heard(lender, NotMapped(request=claim.request, reason="wait", retry_after_s=0.1)))
     world.mute = set()
-    world.fire("claim")
+    world.fire(ClaimDue)
     assert world.core.spans.state(0) == "mapped"
 
 
@@ -717,7 +736,7 @@ def test_evictions_alone_never_cost_a_coded_span_a_page(steps: list[tuple[str, i
         assert world.whole() >= 4
     wanted = [member for member in world.members() if member.wanted]
     for _ in range(8):
-        world.fire("lost")
+        world.fire(LossDue)
         world.leave()
         world.use(1000, 0, seconds=4)
         world.restore()

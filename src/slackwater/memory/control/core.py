@@ -17,14 +17,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slackwater.common.base import limits
-from slackwater.common.base.effects import CancelTimer, Do, Effect, Publish, StartTimer, TimerFired
+from slackwater.common.base.effects import CancelTimer, Effect, Publish, StartTimer, TimerFired
 from slackwater.common.domains.memory import coding_sets
 from slackwater.common.domains.memory.placement import candidates, lower
 from slackwater.memory.control import events
+from slackwater.memory.control.effects import (
+    AdmitSlab,
+    ClaimDue,
+    ConnectLender,
+    LeaveSlab,
+    LossDue,
+    MemberKey,
+    OpenSlab,
+    PlacementDue,
+    SaveMap,
+    SendToLender,
+    SuspendSlab,
+)
 from slackwater.memory.control.lender_directory import LenderDirectory
 from slackwater.memory.control.spans import DeviceSettings, Member, Spans, Why
 from slackwater.schemas import subjects
-from slackwater.schemas.base import Message
 from slackwater.schemas.memory import (
     CheckActivity,
     ClaimSlab,
@@ -41,6 +53,7 @@ from slackwater.schemas.memory import (
     SlabsLost,
     SpanEvent,
     ToDevice,
+    ToLender,
     UnmapSlab,
 )
 
@@ -153,7 +166,7 @@ class DeviceCore:
     def _query_all(self, member: Member, lenders: Sequence[LenderId], now_s: float) -> list[Effect]:
         effects = [effect for lender in lenders for effect in self._query(member, lender)]
         due_s = now_s + limits.PLACEMENT_WAIT_S
-        return [*effects, StartTimer(f"place.{member.number}", due_s)]
+        return [*effects, StartTimer(PlacementDue(member.number), due_s)]
 
     def _from_set(self, member: Member, excluded: set[LenderId], now_s: float) -> list[LenderId]:
         """The least loaded lender of the span's coding set that nobody of the span asks."""
@@ -171,14 +184,14 @@ class DeviceCore:
         if lender not in self.connected:
             return self._connect(lender)
         request = self._open_request(member, lender)
-        return [self._send(lender, QueryMemory(request=request))]
+        return [SendToLender(lender, QueryMemory(request=request))]
 
     def _connect(self, lender: LenderId) -> list[Effect]:
         if lender in self._connecting or lender not in self.directory.beats:
             return []
         self._connecting.add(lender)
         addresses = self.directory.beats[lender][0].addresses
-        return [Do("connect", {"lender": lender, "addresses": addresses})]
+        return [ConnectLender(lender, addresses)]
 
     def _open_request(self, member: Member, lender: LenderId) -> int:
         self._request += 1
@@ -214,7 +227,7 @@ class DeviceCore:
             usage_max=usage_max,
         )
         due_s = now_s + limits.PLACEMENT_WAIT_S
-        return [self._send(lender, message), StartTimer(f"place.{member.number}", due_s)]
+        return [SendToLender(lender, message), StartTimer(PlacementDue(member.number), due_s)]
 
     def _old(self) -> set[LenderId]:
         return {m.lender for m in self.spans.all() if m.lender is not None}
@@ -228,7 +241,7 @@ class DeviceCore:
         known, nbytes = len(self.directory.beats), self._slab_bytes
         reason = member.refusal or f"none of {known} lenders has a free slab of {nbytes} bytes"
         return [
-            CancelTimer(f"place.{member.number}"),
+            CancelTimer(PlacementDue(member.number)),
             self._fact(member, "refused", now_s, f"{reason}; its pages go to the backup"),
         ]
 
@@ -245,7 +258,7 @@ class DeviceCore:
                 member = self._answered(request, lender)
                 return [] if member is None else self._not_mapped(member, message, now_s)
             case CheckActivity():
-                return [self._send(lender, self.spans.active(lender, message, self.activity))]
+                return [SendToLender(lender, self.spans.active(lender, message, self.activity))]
             case EvictSlabs(slabs=slabs, later_s=later_s):
                 return self._evict(lender, slabs, "evict", later=later_s > 0)
             case SlabsLost(slabs=slabs):
@@ -272,20 +285,17 @@ class DeviceCore:
         member = self._answered(message.request, lender)
         if member is None or member.state not in ("mapping", "claiming"):
             back = UnmapSlab(slab=message.slab, generation=message.generation)
-            return [self._send(lender, back)]
+            return [SendToLender(lender, back)]
         member.slab, member.generation = message.slab, message.generation
-        claimed = member.state == "claiming"
         member.move("opening", "MR_INFO")
-        opening = {"lender": lender, "message": message, "claimed": claimed}
-        place = {"member": member.number, "span": member.span, "index": member.index}
-        return [Do("open", place | opening)]
+        return [OpenSlab(member.number, lender, message)]
 
     def _not_mapped(self, member: Member, message: NotMapped, now_s: float) -> list[Effect]:
         if member.state == "claiming":
             if message.retry_after_s > 0:
                 member.move("suspended", "its lender is not ready")
                 due_s = now_s + max(message.retry_after_s, 0.05)
-                return [StartTimer(f"claim.{member.number}", due_s)]
+                return [StartTimer(ClaimDue(member.number), due_s)]
             return self._leave(member, "lost")
         if member.state != "mapping" or member.lender is None:
             return []
@@ -305,10 +315,10 @@ class DeviceCore:
         self._paused.pop(member.span, None)
         fact: Fact = "resumed" if resumed else "mapped"
         return [
-            CancelTimer(f"place.{number}"),
-            CancelTimer(f"lost.{number}"),
-            Do("admit", {"member": number, "span": member.span, "index": member.index}),
-            Do("save"),
+            CancelTimer(PlacementDue(number)),
+            CancelTimer(LossDue(number)),
+            AdmitSlab(number, member.span, member.index),
+            SaveMap(),
             self._fact(member, fact, now_s, took_s=now_s - member.began_s),
         ]
 
@@ -331,9 +341,9 @@ class DeviceCore:
             elif slab in known:
                 known[slab].why = why
         if strangers and why == "evict":
-            effects.append(self._send(lender, EvictDone(slabs=strangers)))
+            effects.append(SendToLender(lender, EvictDone(slabs=strangers)))
         if kept:
-            effects.append(self._send(lender, EvictLater(slabs=tuple(kept))))
+            effects.append(SendToLender(lender, EvictLater(slabs=tuple(kept))))
         return effects
 
     def _restored(self, number: int) -> list[Effect]:
@@ -351,10 +361,10 @@ class DeviceCore:
         member.leave(why)
         number = member.number
         return [
-            CancelTimer(f"place.{number}"),
-            CancelTimer(f"claim.{number}"),
-            CancelTimer(f"lost.{number}"),
-            Do("leave", {"member": number, "span": member.span, "index": member.index}),
+            CancelTimer(PlacementDue(number)),
+            CancelTimer(ClaimDue(number)),
+            CancelTimer(LossDue(number)),
+            LeaveSlab(number, member.span, member.index),
         ]
 
     def _left(self, number: int, now_s: float) -> list[Effect]:
@@ -370,11 +380,11 @@ class DeviceCore:
             effects += self._place(member.span, now_s)
         if member.lender in self.connected and member.slab is not None:
             assert member.lender is not None
-            done: Message = EvictDone(slabs=(member.slab,))
+            done: ToLender = EvictDone(slabs=(member.slab,))
             if member.why != "evict":
                 done = UnmapSlab(slab=member.slab, generation=member.generation)
-            effects.append(self._send(member.lender, done))
-        return [*effects, Do("save")]
+            effects.append(SendToLender(member.lender, done))
+        return [*effects, SaveMap()]
 
     def _connected(self, lender: LenderId) -> list[Effect]:
         self._connecting.discard(lender)
@@ -399,14 +409,12 @@ class DeviceCore:
             generation=member.generation,
             secret=self.settings.secret,
         )
-        return [self._send(member.lender, message)]
+        return [SendToLender(member.lender, message)]
 
     def _disconnected(self, lender: LenderId, reason: str, now_s: float) -> list[Effect]:
         self.connected.discard(lender)
         self._connecting.discard(lender)
-        late = [request for request, (_, asked) in self._requests.items() if asked == lender]
-        for request in late:
-            del self._requests[request]
+        self._requests = {n: pair for n, pair in self._requests.items() if pair[1] != lender}
         effects: list[Effect] = []
         for member in self.spans.all():
             if member.state == "placing" and lender in member.asked:
@@ -420,7 +428,7 @@ class DeviceCore:
                 effects += self._suspend(member, reason, now_s)
             elif member.lender == lender and member.state == "suspended":
                 due_s = now_s + limits.CLAIM_RETRY_S
-                effects.append(StartTimer(f"claim.{member.number}", due_s))
+                effects.append(StartTimer(ClaimDue(member.number), due_s))
         return effects
 
     def _drop_candidate(self, member: Member, lender: LenderId, now_s: float) -> list[Effect]:
@@ -435,41 +443,38 @@ class DeviceCore:
         """`claiming` again: the time it may be away runs on from the first loss."""
         first = member.state == "open"
         member.suspend(reason)
-        effects: list[Effect] = [StartTimer(f"claim.{member.number}", now_s + limits.CLAIM_RETRY_S)]
+        effects: list[Effect] = [StartTimer(ClaimDue(member.number), now_s + limits.CLAIM_RETRY_S)]
         if first:
             member.began_s = now_s
-            arguments = {"member": member.number, "span": member.span, "index": member.index}
             effects = [
-                Do("suspend", arguments),
+                SuspendSlab(member.number, member.span, member.index),
                 *effects,
-                StartTimer(f"lost.{member.number}", now_s + self.settings.hold_s),
+                StartTimer(LossDue(member.number), now_s + self.settings.hold_s),
                 self._fact(member, "suspended", now_s, reason),
             ]
         return effects
 
-    def _timer(self, key: str, now_s: float) -> list[Effect]:
-        kind, _, rest = key.partition(".")
-        member = self.spans.numbered(int(rest))
+    def _timer(self, key: object, now_s: float) -> list[Effect]:
+        member = self.spans.numbered(key.member) if isinstance(key, MemberKey) else None
         if member is None:
             return []
-        if kind == "place" and member.state == "placing":
-            member.excluded |= member.asked - {lender for lender, _ in member.answers}
-            return self._choose(member, now_s)
-        if kind == "place" and member.state == "mapping" and member.lender is not None:
-            member.excluded.add(member.lender)
-            self._drop_requests(member)
-            return self._ask(member, now_s)
-        if kind == "claim" and member.state == "suspended":
-            return self._claim(member)
-        if kind == "lost" and member.state in ("suspended", "claiming", "opening"):
-            return self._leave(member, "lost")
+        match key:
+            case PlacementDue() if member.state == "placing":
+                member.excluded |= member.asked - {lender for lender, _ in member.answers}
+                return self._choose(member, now_s)
+            case PlacementDue() if member.state == "mapping" and member.lender is not None:
+                member.excluded.add(member.lender)
+                self._drop_requests(member)
+                return self._ask(member, now_s)
+            case ClaimDue() if member.state == "suspended":
+                return self._claim(member)
+            case LossDue() if member.state in ("suspended", "claiming", "opening"):
+                return self._leave(member, "lost")
         return []
 
     def _drop_requests(self, member: Member) -> None:
         """A mapping that comes after all finds nobody, and goes back."""
-        late = [number for number, (asker, _) in self._requests.items() if asker is member]
-        for number in late:
-            del self._requests[number]
+        self._requests = {n: pair for n, pair in self._requests.items() if pair[0] is not member}
 
     def _stop(self) -> list[Effect]:
         self._stopping = True
@@ -483,10 +488,6 @@ class DeviceCore:
         return effects
 
     # Small things ---------------------------------------------------------------------------------
-
-    @staticmethod
-    def _send(lender: LenderId, message: Message) -> Effect:
-        return Do("send", {"lender": lender, "message": message})
 
     def _fact(
         self, member: Member, fact: Fact, now_s: float, reason: str = "", *, took_s: float = 0.0

@@ -14,20 +14,23 @@ import structlog
 
 from slackwater.common.base import limits
 from slackwater.common.base.clock import Clock
-from slackwater.common.base.effects import (
-    CancelTimer,
-    Do,
-    Effect,
-    Log,
-    Publish,
-    StartTimer,
-    TimerFired,
-)
+from slackwater.common.base.effects import Publish
 from slackwater.common.base.errors import DecodeRejected, SlackwaterError, Unavailable
 from slackwater.common.domains.memory import frames
+from slackwater.common.shell.effect_runner import EffectRunner, Handlers, handlers, on
 from slackwater.common.transport.base import Channel, Fabric
 from slackwater.common.transport.negotiate import choose
 from slackwater.memory.control.core import DeviceCore
+from slackwater.memory.control.effects import (
+    AdmitSlab,
+    ConnectLender,
+    DeviceAction,
+    LeaveSlab,
+    OpenSlab,
+    SaveMap,
+    SendToLender,
+    SuspendSlab,
+)
 from slackwater.memory.control.events import (
     ActivityMeasured,
     Connected,
@@ -47,7 +50,6 @@ from slackwater.memory.pages import kernels as k
 from slackwater.memory.pages import states
 from slackwater.memory.pages.device import Device
 from slackwater.memory.pages.remote import RemoteSlab
-from slackwater.schemas.base import Message
 from slackwater.schemas.memory import LenderId, SlabdHeartbeat, SlabMapped
 
 TICK_S: Final = 1.0
@@ -87,8 +89,6 @@ class Lenders:
         self._slabs: dict[int, RemoteSlab] = {}
         self._unpopulated: list[RemoteSlab] = []
         self._populating = False
-        self._timers: dict[str, asyncio.TimerHandle] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
         self._leavings: set[asyncio.Task[None]] = set()
         self._closed = False
         self.regenerator = Regenerator(device, clock)
@@ -97,15 +97,26 @@ class Lenders:
         self._resting = False
         device.on_fenced = lambda span: self.feed(Fenced(span))
         device.on_failed = self._failed
-        self._actions: dict[str, Callable[..., object]] = {
-            "connect": self._connect,
-            "send": self._send,
-            "open": self._open,
-            "admit": self._admit,
-            "suspend": self._suspend,
-            "leave": self._leave,
-            "save": lambda: self._loop.call_soon(self._background.guarded(self._changed)),
-        }
+        self._runner = EffectRunner(
+            clock, self._background.guarded(self.feed), self._background.fail, self._handlers()
+        )
+
+    def _handlers(self) -> Handlers:
+        own = handlers(
+            DeviceAction,
+            on(ConnectLender, lambda e: self._spawn(self._live(e.lender, e.addresses))),
+            on(SendToLender, self._send),
+            on(OpenSlab, lambda e: self._spawn(self._opening(e.member, e.lender, e.message))),
+            on(AdmitSlab, self._admit),
+            on(SuspendSlab, self._suspend),
+            on(LeaveSlab, self._leave),
+            on(SaveMap, lambda _: self._soon(self._changed)),
+        )
+        # Facts wait for a moment: what is sent to lenders leaves before.
+        return {**own, Publish: lambda effect: self._soon(self._publish, effect)}
+
+    def _soon(self, function: Callable[..., None], *arguments: object) -> None:
+        self._loop.call_soon(self._background.guarded(function), *arguments)
 
     # A life ---------------------------------------------------------------------------------------
 
@@ -137,12 +148,9 @@ class Lenders:
         if self._leavings:
             await asyncio.wait(self._leavings, timeout=_STOP_S)
         self._closed = True
-        for timer in self._timers.values():
-            timer.cancel()
+        self._runner.timers.close()
         await asyncio.gather(*(channel.close() for channel in tuple(self._channels.values())))
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._runner.close()
         for slab in self._slabs.values():
             slab.close()
 
@@ -151,46 +159,12 @@ class Lenders:
         if self._closed:
             return
         for effect in self.core.step(event, self._clock.now_s()):
-            self._perform(effect)
+            self._runner.perform(effect)
 
-    def _perform(self, effect: Effect) -> None:
-        match effect:
-            case Do(action=action, arguments=arguments):
-                self._actions[action](**arguments)
-            case StartTimer(key=key, at_s=at_s):
-                self._cancel(key)
-                delay_s = max(0.0, at_s - self._clock.now_s())
-                self._timers[key] = self._loop.call_later(
-                    delay_s, self._background.guarded(self._fire), key
-                )
-            case CancelTimer(key=key):
-                self._cancel(key)
-            case Publish():  # What is sent to lenders leaves before.
-                self._loop.call_soon(self._background.guarded(self._publish), effect)
-            case Log(event=event, fields=fields, level=level):
-                getattr(_log, level)(event, **fields)
-            case _:
-                raise AssertionError(f"a device's core asked for {effect!r}")
-
-    def _cancel(self, key: str) -> None:
-        timer = self._timers.pop(key, None)
-        if timer is not None:
-            timer.cancel()
-
-    def _fire(self, key: str) -> None:
-        del self._timers[key]
-        self.feed(TimerFired(key))
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = self._background.spawn(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        self._runner.tasks.spawn(work)
 
     # Channels -------------------------------------------------------------------------------------
-
-    def _connect(self, lender: LenderId, addresses: tuple[tuple[str, str], ...]) -> None:
-        self._spawn(self._live(lender, addresses))
 
     async def _live(self, lender: LenderId, addresses: tuple[tuple[str, str], ...]) -> None:
         """A channel from its beginning to its end; the frames in between."""
@@ -227,12 +201,12 @@ class Lenders:
             self._unreachable.remove(lender)
             _log.info("lender.reached-again", lender=lender)
 
-    def _send(self, lender: LenderId, message: Message) -> None:
-        channel = self._channels.get(lender)
+    def _send(self, effect: SendToLender) -> None:
+        channel = self._channels.get(effect.lender)
         if channel is None:
             return
         try:
-            channel.send(frames.pack(message))
+            channel.send(frames.pack(effect.message))
         except Unavailable:
             self._spawn(channel.close())  # Its end is seen by the one who receives.
 
@@ -244,17 +218,6 @@ class Lenders:
                 self._spawn(slab.abandon())
 
     # Slabs ----------------------------------------------------------------------------------------
-
-    def _open(
-        self,
-        member: int,
-        span: int,
-        index: int,
-        lender: LenderId,
-        message: SlabMapped,
-        claimed: bool,
-    ) -> None:
-        self._spawn(self._opening(member, lender, message))
 
     async def _opening(self, member: int, lender: LenderId, message: SlabMapped) -> None:
         channel = self._channels.get(lender)
@@ -292,12 +255,13 @@ class Lenders:
         finally:
             self._populating = False
 
-    def _admit(self, member: int, span: int, index: int) -> None:
+    def _admit(self, effect: AdmitSlab) -> None:
+        member, span, index = effect.member, effect.span, effect.index
         self.device.admit(span, index, self._slabs[member])
         if self.device.resilience.width > 1:
             self._spawn(self._restore(member, span, index))
         if self.device.table.state[span] == states.MAPPED and not self._resting:
-            refill = self._spawn(self.refiller.run(span))
+            refill = self._runner.tasks.spawn(self.refiller.run(span))
             self._refills.add(refill)
             refill.add_done_callback(self._refills.discard)
 
@@ -305,19 +269,20 @@ class Lenders:
         if await self.regenerator.run(span, index):
             self.feed(Restored(member))
 
-    def _suspend(self, member: int, span: int, index: int) -> None:
-        self.device.suspend(span, index)
-        slab = self._slabs.pop(member, None)
+    def _suspend(self, effect: SuspendSlab) -> None:
+        self.device.suspend(effect.span, effect.index)
+        slab = self._slabs.pop(effect.member, None)
         if slab is not None:
-            self._spawn(self._close_quiet(span, slab))
+            self._spawn(self._close_quiet(effect.span, slab))
 
     async def _close_quiet(self, span: int, slab: RemoteSlab) -> None:
         await self.device.quiet(span)
         slab.close()
 
-    def _leave(self, member: int, span: int, index: int) -> None:
+    def _leave(self, effect: LeaveSlab) -> None:
+        member, span, index = effect.member, effect.span, effect.index
         self.device.leave(span, index)  # At once: the channel may end before a task runs.
-        task = self._spawn(self._leaving(member, span, index))
+        task = self._runner.tasks.spawn(self._leaving(member, span, index))
         self._leavings.add(task)
         task.add_done_callback(self._leavings.discard)
 

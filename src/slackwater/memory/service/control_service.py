@@ -11,15 +11,17 @@ from dataclasses import dataclass
 from typing import Final, assert_never
 
 from slackwater.common.base.effects import (
+    Action,
     Answered,
     CancelTimer,
-    Do,
     Draining,
     Effect,
+    EffectKey,
     Observed,
     Persist,
     Publish,
     Recovered,
+    RefusedSoFar,
     Reply,
     Requested,
     ShellEvent,
@@ -27,6 +29,7 @@ from slackwater.common.base.effects import (
     TimerFired,
 )
 from slackwater.common.shell.definition import ServiceDefinition
+from slackwater.common.shell.effect_runner import handlers, on
 from slackwater.schemas import subjects
 from slackwater.schemas.base import Record, Refused
 from slackwater.schemas.memory import (
@@ -42,6 +45,18 @@ KEY: Final = "map"
 """The key of the first part; the others are `map-1` and so on."""
 _SAVE_S: Final = 1.0
 """At most one look at what changed per so many seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class NoteLender(Action):
+    """A lender's heartbeat goes to the device."""
+
+    heartbeat: SlabdHeartbeat
+
+
+@dataclass(frozen=True, slots=True)
+class SaveDue(EffectKey):
+    """The slab map is stored again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +93,8 @@ class ControlServiceCore:
 
     def step(self, event: Event | MapRead, now_s: float) -> Sequence[Effect]:
         match event:
-            case Observed(message=message):
-                return [Do("seen", {"heartbeat": message})]
+            case Observed(message=SlabdHeartbeat() as heartbeat):
+                return [NoteLender(heartbeat)]
             case Requested(token=token, message=message):
                 why = f"a device does not know {type(message).__name__}"
                 return [Reply(token, Refused(reason=why))]
@@ -93,8 +108,8 @@ class ControlServiceCore:
                 self._saved = records.get(self._bucket, {})
                 return []
             case Draining():
-                return [CancelTimer("save")]
-            case TimerFired() | Answered():
+                return [CancelTimer(SaveDue())]
+            case Observed() | TimerFired() | Answered() | RefusedSoFar():
                 return []
         assert_never(event)
 
@@ -102,7 +117,7 @@ class ControlServiceCore:
         if self._waiting or not self.keeps:
             return []
         self._waiting = True
-        return [StartTimer("save", max(now_s, self._saved_s + _SAVE_S))]
+        return [StartTimer(SaveDue(), max(now_s, self._saved_s + _SAVE_S))]
 
     def _save(self, found: Mapping[int, DeviceRecord], now_s: float) -> list[Effect]:
         self._waiting = False
@@ -159,7 +174,7 @@ def definition(
         subscriptions={
             subjects.telemetries(service="slabd", what="heartbeat"): SlabdHeartbeat,
         },
-        handlers={"seen": seen},
+        handlers=handlers(NoteLender, on(NoteLender, lambda effect: seen(effect.heartbeat))),
         needs_all_records=True,  # A part of the slab map would be pages lost without a word.
         heartbeat=heartbeat,
     )
