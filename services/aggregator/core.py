@@ -17,13 +17,13 @@ from typing import assert_never
 from slackwater.common.base import limits
 from slackwater.common.base.effects import (
     Answered,
-    Do,
     Draining,
     Effect,
     Log,
     Observed,
     Publish,
     Recovered,
+    RefusedSoFar,
     Reply,
     Requested,
     TimerFired,
@@ -49,6 +49,14 @@ from slackwater.schemas.placement import (
     WorkerDone,
 )
 from slackwater.services.aggregator.bucket import Bucket, Key, Move
+from slackwater.services.aggregator.effects import (
+    DropBuckets,
+    KeepBucket,
+    MakeRegions,
+    MoveBucket,
+    SetDeadlines,
+    SetTurns,
+)
 from slackwater.services.aggregator.events import (
     BucketCopied,
     BucketSeeded,
@@ -135,7 +143,7 @@ class AggregatorCore:
             case Recovered(epoch=epoch):
                 self._incarnation = epoch
                 return []
-            case Draining() | Answered() | Observed() | TimerFired():
+            case Draining() | Answered() | RefusedSoFar() | Observed() | TimerFired():
                 return []
         assert_never(event)
 
@@ -251,7 +259,7 @@ class AggregatorCore:
         if known and known.cluster == message.cluster and _order(message) < _order(known):
             return [Reply(token, Ok())]  # Repeated late: a newer plan is in force.
         self._turns = message
-        return [Do("turns", {"message": message}), Reply(token, Ok())]
+        return [SetTurns(message), Reply(token, Ok())]
 
     def _list(self, job: str) -> BucketsHeld:
         held = tuple(
@@ -279,7 +287,7 @@ class AggregatorCore:
             return [Reply(token, Refused(reason=fault))]
         effects: list[Effect] = []
         if message.positions:
-            effects.append(Do("deadlines", {"message": message}))
+            effects.append(SetDeadlines(message))
         new: list[int] = []
         replaced: list[Key] = []
         for position, (layout, epoch) in enumerate(
@@ -299,7 +307,7 @@ class AggregatorCore:
                 replaced.append(key)
                 new.append(position)
             elif bucket.location_epoch < epoch:
-                effects.append(Do("keep", {"key": key, "location_epoch": epoch}))
+                effects.append(KeepBucket(key, epoch))
         if not new:
             return [*effects, Reply(token, Ok())]
         nbytes = sum(
@@ -314,10 +322,10 @@ class AggregatorCore:
         if reason:
             return [*effects, Reply(token, Refused(reason=reason, retry_after_s=1.0))]
         if replaced:
-            effects.append(Do("drop", {"keys": tuple(replaced), "token": 0}))
+            effects.append(DropBuckets(tuple(replaced)))
         self._making[message.plan.job] = _Making(message, tuple(new), nbytes)
         self._making_bytes += nbytes
-        effects.append(Do("make", {"token": token, "message": message, "new": tuple(new)}))
+        effects.append(MakeRegions(token, message, tuple(new)))
         return effects
 
     def _made(self, event: RegionsMade, now_s: float) -> list[Effect]:
@@ -353,7 +361,7 @@ class AggregatorCore:
         )
         if not keys:
             return [Reply(token, Ok())]
-        return [Do("drop", {"keys": keys, "token": token})]
+        return [DropBuckets(keys, token)]
 
     # Migrations -----------------------------------------------------------------------------------
 
@@ -392,10 +400,10 @@ class AggregatorCore:
         if move.location_epoch < highest:
             return []  # Late: a newer order has been carried out, or is about to be.
         if move.to.aggregator == self.id:
-            keep = Do("keep", {"key": bucket.key, "location_epoch": move.location_epoch})
+            keep = KeepBucket(bucket.key, move.location_epoch)
             here = BucketCopied(bucket.key, move, bucket.version, bucket.initialized, 0, 0.0)
             return [keep, self._copy_done(here)]
-        return [Do("move", {"key": bucket.key, "move": move})]
+        return [MoveBucket(bucket.key, move)]
 
     def _copied(self, event: BucketCopied, now_s: float) -> list[Effect]:
         while len(self.departed) >= limits.DEPARTED_MAX:

@@ -1,24 +1,32 @@
-"""Handlers of the core's orders about regions: its `Do` effects.
+"""Handlers of the core's orders about regions: its effects.
 
 Making and dropping wait for the descriptor store, copying for another aggregator; none of it stops
 a push or pull of other buckets.
 """
 
-import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 import structlog
 
 from slackwater.common.base import limits
+from slackwater.common.base.background import Tasks
 from slackwater.common.base.clock import Clock
 from slackwater.common.base.errors import DeadlineExceeded, Rejected, Unavailable
 from slackwater.common.base.failpoints import failpoint
 from slackwater.common.domains.slots.region import SlotRegion
 from slackwater.common.shell.definition import Port
-from slackwater.schemas.placement import BucketHeld, HostBuckets, JobPlan, PlanTurns
+from slackwater.schemas.placement import BucketHeld, HostBuckets, JobPlan
 from slackwater.services.aggregator.bucket import Bucket, Key, Move
 from slackwater.services.aggregator.core import AggregatorCore, Locked
+from slackwater.services.aggregator.effects import (
+    DropBuckets,
+    KeepBucket,
+    MakeRegions,
+    MoveBucket,
+    SetDeadlines,
+    SetTurns,
+)
 from slackwater.services.aggregator.events import BucketCopied, RegionsDropped, RegionsMade
 from slackwater.services.aggregator.executor import Executor, OffLoop, warm
 from slackwater.services.aggregator.migration import Handovers, standing_order
@@ -55,7 +63,7 @@ class Orders:
     ) -> None:
         self._core, self._regions, self._plane = core, regions, plane
         self._executor, self._clock, self._off_loop = executor, clock, off_loop
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks = Tasks(self._failed)
         self._loaded = False
         self._fail: Callable[[BaseException], None] | None = None
         self._post: Callable[[Any], None] | None = None
@@ -111,34 +119,34 @@ class Orders:
 
     async def close(self) -> None:
         await self.handovers.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.close()
 
     # Making ---------------------------------------------------------------------------------------
 
-    async def make(self, token: int, message: HostBuckets, new: Sequence[int]) -> RegionsMade:
-        job = message.plan.job
+    async def make(self, effect: MakeRegions) -> RegionsMade:
+        message, job = effect.message, effect.message.plan.job
         try:
-            made = await self._regions.make(message, new)
+            made = await self._regions.make(message, effect.new)
         except (MemoryError, DeadlineExceeded) as error:
-            return RegionsMade(job, token, str(error))
+            return RegionsMade(job, effect.token, str(error))
         for held in made:
             self._regions.add(held)
             self._add(held)
-        self.deadlines(message)
+        self._plan_deadlines(message)
         await self._warm(message.plan)  # So that no push waits for a compiler.
         failpoint("aggregator.host.after")
-        return RegionsMade(job, token)
+        return RegionsMade(job, effect.token)
 
-    def deadlines(self, message: HostBuckets) -> None:
-        """By which deadlines the buckets' tasks run, if by any."""
+    def deadlines(self, effect: SetDeadlines) -> None:
+        self._plan_deadlines(effect.message)
+
+    def _plan_deadlines(self, message: HostBuckets) -> None:
         for layout, position in zip(message.buckets, message.positions, strict=False):
             task = (message.plan.job, layout.index)
             self._executor.turns.deadlines.plan(task, position, message.slack, message.iteration_s)
 
-    def turns(self, message: PlanTurns) -> None:
-        """How often whose tasks are expected, and in which cycle."""
+    def turns(self, effect: SetTurns) -> None:
+        message = effect.message
         if message.jobs and not self._loaded and self._regions.device is None:
             self._loaded = True
             self._background(self._load_kernels())
@@ -176,10 +184,10 @@ class Orders:
 
     # Dropping -------------------------------------------------------------------------------------
 
-    def drop(self, keys: Sequence[Key], token: int) -> Awaitable[RegionsDropped]:
-        """Forget these buckets now, and let their memory go."""
-        gone = [held for key in keys if (held := self._remove(key, "has dropped it")) is not None]
-        return self._drop(gone, token)
+    def drop(self, effect: DropBuckets) -> Awaitable[RegionsDropped]:
+        """Forget the buckets now; their memory goes later."""
+        removed = [self._remove(key, "has dropped it") for key in effect.keys]
+        return self._drop([held for held in removed if held is not None], effect.token)
 
     def _remove(self, key: Key, what: str) -> Held | None:
         self.handovers.cancel(key)
@@ -205,8 +213,8 @@ class Orders:
 
     # Staying and leaving --------------------------------------------------------------------------
 
-    def keep(self, key: Key, location_epoch: int) -> None:
-        """The bucket stays here, whatever was ordered before."""
+    def keep(self, effect: KeepBucket) -> None:
+        key, location_epoch = effect.key, effect.location_epoch
         bucket, held = self._core.buckets.get(key), self._regions.held.get(key)
         if bucket is None or held is None:
             return
@@ -217,7 +225,7 @@ class Orders:
                 slots.owner = self._regions.me
                 slots.location_epoch = location_epoch
         except Unavailable:  # Another process is in the middle of taking it.
-            self._background(self._keep_later(key, location_epoch))
+            self._background(self._keep_later(effect))
             return
         if bucket.phase == "moving":
             slots = held.slots
@@ -225,12 +233,12 @@ class Orders:
         bucket.thaw(location_epoch)
         self._plane.fold_if_complete(bucket, held)
 
-    async def _keep_later(self, key: Key, location_epoch: int) -> None:
+    async def _keep_later(self, effect: KeepBucket) -> None:
         await self._clock.sleep_until(self._clock.now_s() + limits.RETRY_WAIT_S_MIN)
-        self.keep(key, location_epoch)
+        self.keep(effect)
 
-    def move(self, key: Key, move: Move) -> None:
-        """MIGRATE_INIT: at the next committed version, or at once where nothing waits for one."""
+    def move(self, effect: MoveBucket) -> None:
+        key, move = effect.key, effect.move
         bucket, held = self._core.buckets.get(key), self._regions.held.get(key)
         if bucket is None or held is None:
             return
@@ -312,12 +320,8 @@ class Orders:
     # Tasks ----------------------------------------------------------------------------------------
 
     def _background(self, work: Coroutine[Any, Any, Any]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
+        self._tasks.spawn(work)
 
-    def _ended(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            assert self._fail is not None
-            self._fail(error)
+    def _failed(self, _: str, error: BaseException) -> None:
+        assert self._fail is not None
+        self._fail(error)

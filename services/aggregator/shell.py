@@ -15,6 +15,7 @@ from slackwater.common.base.errors import ConfigRejected
 from slackwater.common.native import descriptors
 from slackwater.common.native.cgroup import memory_bytes
 from slackwater.common.shell.definition import Level, Port, ServiceDefinition
+from slackwater.common.shell.effect_runner import handlers, on
 from slackwater.common.shell.namesake import yield_to_namesake
 from slackwater.common.shell.world import World
 from slackwater.common.transport.base import Fabric, Listener
@@ -33,6 +34,15 @@ from slackwater.schemas.placement import (
 from slackwater.schemas.telemetry import TasksObserved
 from slackwater.services.aggregator.config import AggregatorConfig
 from slackwater.services.aggregator.core import AggregatorCore
+from slackwater.services.aggregator.effects import (
+    AggregatorAction,
+    DropBuckets,
+    KeepBucket,
+    MakeRegions,
+    MoveBucket,
+    SetDeadlines,
+    SetTurns,
+)
 from slackwater.services.aggregator.events import TasksMeasured
 from slackwater.services.aggregator.executor import (
     Executor,
@@ -258,14 +268,15 @@ class Aggregator:
                 "held": ListBuckets,
                 "turns": PlanTurns,
             },
-            handlers={
-                "make": orders.make,
-                "drop": orders.drop,
-                "keep": orders.keep,
-                "deadlines": orders.deadlines,
-                "turns": orders.turns,
-                "move": orders.move,
-            },
+            handlers=handlers(
+                AggregatorAction,
+                on(MakeRegions, orders.make),
+                on(DropBuckets, orders.drop),
+                on(KeepBucket, orders.keep),
+                on(MoveBucket, orders.move),
+                on(SetDeadlines, orders.deadlines),
+                on(SetTurns, orders.turns),
+            ),
             heartbeat=self.heartbeat,
             levels=self.levels,
             on_start=self.start,

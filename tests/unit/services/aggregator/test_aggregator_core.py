@@ -1,12 +1,12 @@
 """Commands to an aggregator: idempotent by location epoch, bounded, never half done."""
 
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
 from slackwater.common.base import limits
 from slackwater.common.base.effects import (
-    Do,
+    Action,
     Draining,
     Effect,
     Publish,
@@ -34,6 +34,12 @@ from slackwater.schemas.placement import (
 from slackwater.schemas.service import Drain
 from slackwater.services.aggregator.bucket import Bucket, Move
 from slackwater.services.aggregator.core import AggregatorCore, Locked
+from slackwater.services.aggregator.effects import (
+    DropBuckets,
+    KeepBucket,
+    MakeRegions,
+    MoveBucket,
+)
 from slackwater.services.aggregator.events import (
     BucketCopied,
     BucketSeeded,
@@ -86,6 +92,9 @@ def migrate(*indices: int, epoch: int = 1, target: str = "a2", name: str = "m1")
     )
 
 
+A = TypeVar("A", bound=Action)
+
+
 class Driver:
     """Sends commands, and carries out `make`, `keep`, `move` and `drop` as the data plane would."""
 
@@ -93,7 +102,7 @@ class Driver:
         self.core = AggregatorCore("a1", memory)
         self.core.step(Recovered(7, {}), 0.0)
         self.now_s = 100.0
-        self.done: list[Do] = []
+        self.done: list[Action] = []
         self.published: list[Any] = []
         self._token = 0
 
@@ -114,27 +123,27 @@ class Driver:
                 return message if to_token == token else None
             case Publish(message=message):
                 self.published.append(message)
-            case Do(action="drop", arguments=arguments):
+            case DropBuckets(keys=keys, token=given):
                 self.done.append(effect)
-                for key in arguments["keys"]:
+                for key in keys:
                     self.core.remove(key)
-                event = RegionsDropped(arguments["token"])
+                event = RegionsDropped(given)
                 return self.run(self.core.step(event, self.now_s), token)
-            case Do(action="move", arguments=arguments):
+            case MoveBucket(key=key, move=move):
                 self.done.append(effect)
-                self.core.buckets[arguments["key"]].move = arguments["move"]
-            case Do(action="keep", arguments=arguments):
+                self.core.buckets[key].move = move
+            case KeepBucket(key=key, location_epoch=location_epoch):
                 self.done.append(effect)
-                self.core.buckets[arguments["key"]].thaw(arguments["location_epoch"])
-            case Do():
+                self.core.buckets[key].thaw(location_epoch)
+            case Action():
                 self.done.append(effect)
         return None
 
     def made(self, token: int, failure: str = "") -> Message | None:
-        order = next(d for d in self.done if d.action == "make" and d.arguments["token"] == token)
-        message = order.arguments["message"]
+        order = next(d for d in self.actions(MakeRegions) if d.token == token)
+        message = order.message
         if not failure:
-            for position in order.arguments["new"]:
+            for position in order.new:
                 layout, epoch = message.buckets[position], message.at_epochs[position]
                 nbytes = SlotRegion.nbytes_of(message.plan, layout, (TENSORS[layout.index],))
                 handle = self.core.next_handle()
@@ -150,8 +159,8 @@ class Driver:
         assert isinstance(answer, BucketsHeld)
         return {each.bucket: (each.location_epoch, each.moving) for each in answer.held}
 
-    def actions(self, name: str) -> list[dict[str, Any]]:
-        return [d.arguments for d in self.done if d.action == name]
+    def actions(self, kind: type[A]) -> list[A]:
+        return [each for each in self.done if isinstance(each, kind)]
 
 
 def test_hosting_is_answered_when_the_regions_are_there_and_once_made_never_again() -> None:
@@ -159,7 +168,7 @@ def test_hosting_is_answered_when_the_regions_are_there_and_once_made_never_agai
     assert driver.ask(host(0, 1)) is None
     assert isinstance(driver.made(1), Ok)
     assert isinstance(driver.ask(host(0, 1)), Ok)
-    assert len(driver.actions("make")) == 1
+    assert len(driver.actions(MakeRegions)) == 1
     assert driver.held() == {0: (0, False), 1: (0, False)}
     answer = driver.ask(ListBuckets())
     assert isinstance(answer, BucketsHeld)
@@ -172,8 +181,8 @@ def test_commands_wait_for_regions_that_are_being_made() -> None:
     assert driver.ask(host(0, 1)) is None
     assert driver.ask(DropJob(job="j1")) is None
     driver.made(1)
-    assert len(driver.actions("make")) == 2, "bucket 1 alone is missing"
-    assert driver.actions("make")[1]["new"] == (1,)
+    assert len(driver.actions(MakeRegions)) == 2, "bucket 1 alone is missing"
+    assert driver.actions(MakeRegions)[1].new == (1,)
     driver.made(2)
     assert driver.held() == {}, "the drop came last"
 
@@ -288,7 +297,7 @@ def test_migrate_init_is_stored_once_and_a_newer_one_replaces_it() -> None:
     driver.host(0, 1)
     assert isinstance(driver.ask(migrate(0, 1, epoch=1)), Ok)
     assert isinstance(driver.ask(migrate(0, 1, epoch=1)), Ok)
-    assert len(driver.actions("move")) == 2, "the repetition changes nothing"
+    assert len(driver.actions(MoveBucket)) == 2, "the repetition changes nothing"
     assert driver.held() == {0: (0, True), 1: (0, True)}
     driver.ask(migrate(0, epoch=2, target="a3"))
     assert driver.core.buckets[JOB, 0].move == Move("m1", 2, to("a3"))
@@ -455,4 +464,4 @@ def test_a_bucket_that_is_named_twice_is_refused_before_a_region_is_made() -> No
     refused = driver.ask(host(0, 0))
     assert isinstance(refused, Refused)
     assert "named twice" in refused.reason
-    assert [done.action for done in driver.done] == []
+    assert driver.done == []
