@@ -15,6 +15,7 @@ from slackwater.schemas.base import REASON_CHARS_MAX, AggregatorId, Message, Ref
 from slackwater.schemas.cluster import AggregatorsAllocated, AllocateAggregators
 from slackwater.schemas.placement import BucketPlace
 from slackwater.services.controller import evacuation, hosting, migrations, room, scaling
+from slackwater.services.controller.keys import AllocationAsked, ServeDue
 from slackwater.services.controller.policies.view import (
     NEW,
     ClusterView,
@@ -89,7 +90,7 @@ def derive(state: State, job: Job, now_s: float) -> None:
 def decide(state: State, job: Job, now_s: float) -> None:
     """One attempt at the job's wish."""
     wish = job.wish
-    if wish is None or f"allocate/{job.id}" in state.asked:
+    if wish is None or AllocationAsked(job.id) in state.asked:
         return
     if job.record.phase == "released" or (job.moving and wish.cause != "lost"):
         return
@@ -221,9 +222,11 @@ def _wait(state: State, job: Job, reason: str) -> None:
 def serve(state: State, now_s: float) -> None:
     """Try jobs that stand in line, until one has to wait for the master's answer."""
     line, tried = state.line, 0
-    while line.serving and f"allocate/{line.asked}" not in state.asked:
+    while line.serving:
+        if line.asked is not None and AllocationAsked(line.asked) in state.asked:
+            return
         if tried == TRIED_AT_ONCE:
-            state.out.append(StartTimer("serve", now_s))
+            state.out.append(StartTimer(ServeDue(), now_s))
             return
         id = line.next()
         job = state.jobs.get(id)
@@ -256,7 +259,7 @@ def _ask(state: State, job: Job, wish: Wish, count: int, now_s: float) -> None:
         temporary_for=job.id if profiling else "",
     )
     insist = wish.cause != "start"
-    state.ask_master(f"allocate/{job.id}", "allocate", message, now_s, insist=insist)
+    state.ask_master(AllocationAsked(job.id), "allocate", message, now_s, insist=insist)
 
 
 def allocated(state: State, job: Job | None, answer: Message, now_s: float) -> None:
@@ -344,7 +347,7 @@ def _with_room(
     if wish.cause != "start":
         wish.wait_s = min(2 * wish.wait_s, RETRY_S_MAX)
     wish.full = frozenset()
-    job.refusals.pop(f"allocate/{job.id}", None)  # It has aggregators; they have no memory.
+    job.refusals.pop(AllocationAsked(job.id), None)  # It has aggregators; they have no memory.
     _wait(state, job, "; ".join(short.values()))
     return None
 

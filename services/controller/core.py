@@ -23,12 +23,13 @@ from random import Random
 from slackwater.common.base import limits
 from slackwater.common.base.codec import encode_record
 from slackwater.common.base.effects import (
-    REFUSED,
     Answered,
     Draining,
     Effect,
+    EffectKey,
     Observed,
     Recovered,
+    RefusedSoFar,
     Reply,
     Requested,
     ShellEvent,
@@ -75,6 +76,19 @@ from slackwater.services.controller import (
     slot_plans,
 )
 from slackwater.services.controller.config import ControllerConfig
+from slackwater.services.controller.keys import (
+    AdoptionAsked,
+    AllocationAsked,
+    DropAsked,
+    HeldAsked,
+    HostAsked,
+    JobKey,
+    MigrateAsked,
+    PoolAsked,
+    ReturnAsked,
+    TickDue,
+    TurnsAsked,
+)
 from slackwater.services.controller.state import Asked, Job, State
 
 LAYOUT_EPOCH = 1
@@ -93,13 +107,14 @@ class Controller:
                 self._requested(event.token, event.message, now_s)
             case Observed():
                 self._observed(event.message, now_s)
+            case RefusedSoFar(key=key, message=refused):
+                self._note_refusal(key, refused)
             case Answered(key=key, message=message):
                 self._note_refusal(key, message)
-                if not key.startswith(REFUSED):
-                    asked = state.asked.pop(key, Asked(now_s))
-                    self._answered(key.split("/"), asked, message, now_s)
-                    membership.sweep(state, now_s)
-            case TimerFired(key="tick"):
+                asked = state.asked.pop(key, Asked(now_s))
+                self._answered(key, asked, message, now_s)
+                membership.sweep(state, now_s)
+            case TimerFired(key=TickDue()):
                 self._tick(now_s)
             case TimerFired():
                 pass  # Jobs that wait in line go on.
@@ -129,11 +144,11 @@ class Controller:
         membership.ask_pool(state, now_s)
         for job in sorted(state.jobs.values(), key=lambda job: job.record.submitted_s):
             assignment.derive(state, job, now_s)
-        state.out.append(StartTimer("tick", now_s + state.config.tick_s))
+        state.out.append(StartTimer(TickDue(), now_s + state.config.tick_s))
 
     def _tick(self, now_s: float) -> None:
         state = self.state
-        state.out.append(StartTimer("tick", now_s + state.config.tick_s))
+        state.out.append(StartTimer(TickDue(), now_s + state.config.tick_s))
         membership.tick(state, now_s)
         if not state.pool_known or now_s - state.pool_asked_s >= state.config.resync_s:
             state.pool_asked_s = now_s
@@ -281,43 +296,42 @@ class Controller:
 
     # Answers --------------------------------------------------------------------------------------
 
-    def _note_refusal(self, key: str, answer: Message) -> None:
+    def _note_refusal(self, key: EffectKey, answer: Message) -> None:
         """For whoever asks why a job waits; an answer ends it."""
-        key = key.removeprefix(REFUSED)
-        job = self.state.jobs.get(JobId(key.split("/")[1])) if "/" in key else None
+        job = self.state.jobs.get(key.job) if isinstance(key, JobKey) else None
         if job is not None:
             job.refusals.pop(key, None)
             if isinstance(answer, Refused):
                 job.refusals[key] = answer.reason
 
-    def _answered(self, key: list[str], asked: Asked, answer: Message, now_s: float) -> None:
-        state, what = self.state, key[0]
-        job = state.jobs.get(JobId(key[1])) if len(key) > 1 else None
-        match what:
-            case "pool":
+    def _answered(self, key: EffectKey, asked: Asked, answer: Message, now_s: float) -> None:
+        state = self.state
+        job = state.jobs.get(key.job) if isinstance(key, JobKey) else None
+        match key:
+            case PoolAsked():
                 membership.listed(state, asked, answer, now_s)
-            case "allocate":
+            case AllocationAsked():
                 assignment.allocated(state, job, answer, now_s)
-            case "deallocate":
-                membership.deallocated(state, AggregatorId(key[1]), answer)
-            case "adopt":
-                membership.adopted(state, AggregatorId(key[1]), answer)
-            case "turns":
-                slot_plans.told(state, AggregatorId(key[1]), asked, answer)
-            case "held":
-                reconcile.compare(state, AggregatorId(key[1]), asked, answer, now_s)
-            case "host" if job is not None:
-                hosting.hosted(state, job, AggregatorId(key[2]), asked, answer, now_s)
+            case ReturnAsked(aggregator=aggregator):
+                membership.deallocated(state, aggregator, answer)
+            case AdoptionAsked(aggregator=aggregator):
+                membership.adopted(state, aggregator, answer)
+            case TurnsAsked(aggregator=aggregator):
+                slot_plans.told(state, aggregator, asked, answer)
+            case HeldAsked(aggregator=aggregator):
+                reconcile.compare(state, aggregator, asked, answer, now_s)
+            case HostAsked(aggregator=aggregator) if job is not None:
+                hosting.hosted(state, job, aggregator, asked, answer, now_s)
                 migrations.pursue(state, job, now_s)
-            case "migrate" if job is not None:
-                pair = (AggregatorId(key[2]), AggregatorId(key[3]))
-                migrations.initiated(state, job, pair, answer, now_s)
-            case "drop" if job is not None and not isinstance(answer, Refused):
-                job.dropped.add(AggregatorId(key[2]))
-                if job.record.phase == "released":
-                    hosting.let_go(state, job, now_s)
+            case MigrateAsked(source=source, target=target) if job is not None:
+                migrations.initiated(state, job, (source, target), answer, now_s)
+            case DropAsked(aggregator=aggregator) if job is not None:
+                if not isinstance(answer, Refused):
+                    job.dropped.add(aggregator)
+                    if job.record.phase == "released":
+                        hosting.let_go(state, job, now_s)
             case _:
-                pass  # Of a job that is no more, or a stray's end.
+                pass  # A job that is no more, or a stray's end.
 
 
 def _again(known: Job, message: PlaceJob) -> Message:

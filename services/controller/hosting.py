@@ -10,6 +10,7 @@ from typing import Any
 from slackwater.common.base.limits import LOST_AFTER_S
 from slackwater.schemas.base import NOT_FOUND, AggregatorId, Message, Refused
 from slackwater.schemas.placement import DropJob, HostBuckets, Located
+from slackwater.services.controller.keys import AllocationAsked, DropAsked, HostAsked
 from slackwater.services.controller.policies.demand import slack_s
 from slackwater.services.controller.snapshot import positions_of
 from slackwater.services.controller.state import RETRY_S_MAX, RUN_EPOCHS, Asked, Job, State
@@ -45,7 +46,7 @@ def host(state: State, job: Job, now_s: float) -> None:
             tensors=record.tensors,
             **_turns(state, job, buckets),
         )
-        state.ask_aggregator(f"host/{job.id}/{aggregator}", "host", aggregator, message, now_s)
+        state.ask_aggregator(HostAsked(job.id, aggregator), "host", aggregator, message, now_s)
     if not unconfirmed:
         _all_hosted(state, job, now_s)
 
@@ -118,10 +119,10 @@ def why_waiting(job: Job) -> str:
     record = job.record
     if record.phase == "hosting":
         homes = sorted(job.homes())
-        refusals = {a: job.refusals.get(f"host/{job.id}/{a}", "") for a in homes}
+        refusals = {a: job.refusals.get(HostAsked(job.id, a), "") for a in homes}
         refused = [f"{a} refused: {why}" for a, why in refusals.items() if why]
         return "; ".join([f"its aggregators ({', '.join(homes)}) are being prepared", *refused])
-    asked = job.refusals.get(f"allocate/{job.id}", "") if job.wish is not None else ""
+    asked = job.refusals.get(AllocationAsked(job.id), "") if job.wish is not None else ""
     why = asked or record.reason
     if record.phase == "waiting":
         return f"waits for aggregators: {why or 'they are being asked for'}"
@@ -197,7 +198,7 @@ def let_go(state: State, job: Job, now_s: float) -> None:
             continue  # What is gone is compared with the records when it comes back.
         waiting = True
         if entry.alive:
-            key = f"drop/{job.id}/{aggregator}"
+            key = DropAsked(job.id, aggregator)
             last = RUN_EPOCHS * (job.record.run + 1) - 1
             message = DropJob(job=job.id, up_to_epoch=last)
             state.ask_aggregator(key, "drop", aggregator, message, now_s)

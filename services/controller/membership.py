@@ -32,6 +32,12 @@ from slackwater.schemas.cluster import (
 )
 from slackwater.schemas.placement import WorkerDone
 from slackwater.services.controller import assignment, hosting, migrations, scaling
+from slackwater.services.controller.keys import (
+    AdoptionAsked,
+    AllocationAsked,
+    PoolAsked,
+    ReturnAsked,
+)
 from slackwater.services.controller.snapshot import free_parts, shared
 from slackwater.services.controller.state import Asked, Job, State, numbered
 
@@ -116,7 +122,7 @@ def tick(state: State, now_s: float) -> None:
 
 
 def ask_pool(state: State, now_s: float) -> None:
-    state.ask_master("pool", "aggregators", ListAggregators(), now_s)
+    state.ask_master(PoolAsked(), "aggregators", ListAggregators(), now_s)
 
 
 def listed(state: State, asked: Asked, answer: Message, now_s: float) -> None:
@@ -159,7 +165,7 @@ def sweep(state: State, now_s: float) -> None:
     ]
     if not due:
         return
-    asking = [JobId(key.split("/")[1]) for key in state.asked if key.startswith("allocate/")]
+    asking = [key.job for key in state.asked if isinstance(key, AllocationAsked)]
     records = [(id, state.jobs[id].record) for id in asking if id in state.jobs]
     granting = {numbered(id, "a", record.asks, record.run) for id, record in records}
     kept = set(scaling.idle(state)) - set(scaling.surplus(state))
@@ -179,7 +185,7 @@ def sweep(state: State, now_s: float) -> None:
                 _give_back(state, id, now_s)
         elif entry.temporary and id not in private:
             message = AdoptAggregators(cluster=state.cluster, aggregators=(id,))
-            state.ask_master(f"adopt/{id}", "adopt", message, now_s)
+            state.ask_master(AdoptionAsked(id), "adopt", message, now_s)
 
 
 def _give_back(state: State, id: AggregatorId, now_s: float) -> None:
@@ -193,7 +199,7 @@ def _give_back(state: State, id: AggregatorId, now_s: float) -> None:
     message = DeallocateAggregators(
         cluster=state.cluster, aggregators=(id,), requests=(entry.request,)
     )
-    state.ask_master(f"deallocate/{id}", "deallocate", message, now_s)
+    state.ask_master(ReturnAsked(id), "deallocate", message, now_s)
 
 
 def deallocated(state: State, id: AggregatorId, answer: Message) -> None:

@@ -22,6 +22,7 @@ from slackwater.schemas.placement import (
     WorkerDone,
 )
 from slackwater.services.controller.hosting import settle
+from slackwater.services.controller.keys import HeldAsked, MigrateAsked
 from slackwater.services.controller.state import Job, State, numbered
 
 MigrationCause = Literal[
@@ -103,7 +104,7 @@ def pursue(state: State, job: Job, now_s: float) -> None:
             epochs=tuple(record.target[bucket].location_epoch for bucket in buckets),
             to=state.aggregators[target].endpoint(),
         )
-        key = f"migrate/{job.id}/{source}/{target}"
+        key = MigrateAsked(job.id, source, target)
         state.ask_aggregator(key, "migrate", source, message, now_s)
     if now_s - job.synced_s >= state.config.migration_s:
         sync(state, job, now_s)
@@ -121,7 +122,7 @@ def sync(state: State, job: Job, now_s: float) -> None:
 
 def ask_held(state: State, aggregator: AggregatorId, now_s: float) -> None:
     if state.alive(aggregator):
-        key = f"held/{aggregator}"
+        key = HeldAsked(aggregator)
         state.ask_aggregator(key, "held", aggregator, ListBuckets(), now_s)
 
 

@@ -11,6 +11,7 @@ was asked: between two answers in the other order it may have travelled.
 from slackwater.schemas.base import AggregatorId, JobId, Message
 from slackwater.schemas.placement import BucketHeld, BucketPlace, BucketsHeld, DropJob
 from slackwater.services.controller import hosting, idle_jobs, migrations
+from slackwater.services.controller.keys import StrayDropAsked
 from slackwater.services.controller.state import Aggregator, Asked, Job, State
 
 
@@ -58,7 +59,7 @@ def _drop(
         up_to_epochs=tuple(held.location_epoch for held in stale),
     )
     state.log("stray.dropped", "warning", job=job, at=aggregator, buckets=len(stale))
-    state.ask_aggregator(f"stray/{job}/{aggregator}", "drop", aggregator, message, now_s)
+    state.ask_aggregator(StrayDropAsked(job, aggregator), "drop", aggregator, message, now_s)
 
 
 def _compare_job(

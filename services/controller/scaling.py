@@ -13,6 +13,7 @@ it; what the next period does not need goes at its end.
 from math import floor
 
 from slackwater.schemas.base import AggregatorId
+from slackwater.services.controller.keys import ReturnAsked
 from slackwater.services.controller.state import Job, State
 
 
@@ -34,10 +35,8 @@ def end(state: State) -> None:
 
 def surplus(state: State) -> list[AggregatorId]:
     """The idle ones that go at the period's end: the others are kept for the demand measured."""
-    staying = sum(
-        entry.ours and f"deallocate/{id}" not in state.asked
-        for id, entry in state.aggregators.items()
-    )
+    going = _going(state)
+    staying = sum(entry.ours and id not in going for id, entry in state.aggregators.items())
     return idle(state)[: max(0, staying - state.usage.keep)]
 
 
@@ -45,7 +44,7 @@ def idle(state: State) -> list[AggregatorId]:
     """Ours and of no use to anybody; without a period they are being given back already."""
     if not state.config.scaling_s:
         return []
-    used = state.index.involved
+    used, going = state.index.involved, _going(state)
     return [
         id
         for id, entry in state.aggregators.items()
@@ -56,8 +55,13 @@ def idle(state: State) -> list[AggregatorId]:
         and entry.reserved_for is None
         and not entry.avoided
         and id not in used
-        and f"deallocate/{id}" not in state.asked
+        and id not in going
     ]
+
+
+def _going(state: State) -> set[AggregatorId]:
+    """Find those that the master was asked to take back."""
+    return {key.aggregator for key in state.asked if isinstance(key, ReturnAsked)}
 
 
 def period_end_s(state: State, now_s: float) -> float:

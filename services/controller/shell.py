@@ -8,7 +8,7 @@ from typing import get_args
 
 from slackwater.common.base.effects import Effect, ShellEvent
 from slackwater.common.base.histogram import LATENCY_S, Histogram
-from slackwater.common.shell.definition import Level, Port, ServiceDefinition
+from slackwater.common.shell.definition import Level, ServiceDefinition
 from slackwater.common.shell.world import World
 from slackwater.schemas import subjects
 from slackwater.schemas.cluster import (
@@ -33,20 +33,6 @@ from slackwater.schemas.telemetry import JobProfiled, WindowMeasured
 from slackwater.services.controller.config import ControllerConfig
 from slackwater.services.controller.core import Controller
 from slackwater.services.controller.policies.scheme import loss
-
-
-class _Counting:
-    """Handler of `count`."""
-
-    def __init__(self) -> None:
-        self._port: Port | None = None
-
-    async def start(self, port: Port) -> None:
-        self._port = port
-
-    def count(self, name: str) -> None:
-        assert self._port is not None
-        self._port.count(name)
 
 
 class _Measured(Controller):
@@ -88,7 +74,7 @@ class _Measured(Controller):
 
 def definition(config: ControllerConfig, world: World) -> ServiceDefinition:
     """Raises ConfigRejected for an unknown policy."""
-    core, counting = _Measured(config, world.rng), _Counting()
+    core = _Measured(config, world.rng)
     return ServiceDefinition(
         service="controller",
         id=config.id,
@@ -112,7 +98,5 @@ def definition(config: ControllerConfig, world: World) -> ServiceDefinition:
             subjects.events("migration", fact="copied"): TensorCopyDone,
             subjects.events("migration", fact="worker-done"): WorkerDone,
         },
-        handlers={"count": counting.count},
         levels=core.levels,
-        on_start=counting.start,
     )

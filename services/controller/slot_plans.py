@@ -10,6 +10,7 @@ import msgspec
 
 from slackwater.schemas.base import AggregatorId, Message, Ok
 from slackwater.schemas.placement import JobTurns, PlanTurns
+from slackwater.services.controller.keys import TurnsAsked
 from slackwater.services.controller.policies.demand import slack_s
 from slackwater.services.controller.snapshot import cluster_view
 from slackwater.services.controller.state import Asked, Job, State
@@ -26,11 +27,11 @@ def tell(state: State, now_s: float) -> None:
         state.turns, state.turns_present, state.turns_stale = plans(state), present, False
     for id, plan in state.turns.items():
         entry = state.aggregators[id]
-        if entry.turns != (entry.incarnation, plan) and f"turns/{id}" not in state.asked:
+        if entry.turns != (entry.incarnation, plan) and TurnsAsked(id) not in state.asked:
             state.turns_told += 1
             entry.turns_asked = plan
             message = msgspec.structs.replace(plan, number=state.turns_told)
-            state.ask_aggregator(f"turns/{id}", "turns", id, message, now_s)
+            state.ask_aggregator(TurnsAsked(id), "turns", id, message, now_s)
 
 
 def told(state: State, aggregator: AggregatorId, asked: Asked, answer: Message) -> None:

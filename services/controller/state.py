@@ -13,7 +13,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from slackwater.common.base.effects import Do, Effect, Log, Persist, Publish, Request
+from slackwater.common.base.effects import Count, Effect, EffectKey, Log, Persist, Publish, Request
 from slackwater.common.base.errors import ConfigRejected
 from slackwater.common.base.histogram import LOSS_RATIO, Histogram
 from slackwater.common.base.limits import LOST_AFTER_S
@@ -26,6 +26,7 @@ from slackwater.schemas.telemetry import WindowMeasured
 from slackwater.services.controller.config import ControllerConfig
 from slackwater.services.controller.host_load import Hosts
 from slackwater.services.controller.index import Index, Whereabouts
+from slackwater.services.controller.keys import AggregatorKey, JobKey
 from slackwater.services.controller.policies import load_policy
 from slackwater.services.controller.policies.view import JobView, Memory, Policy
 from slackwater.services.controller.usage import Usage
@@ -109,8 +110,8 @@ class Job:
     """Sizes of its regions, in bytes (room.py)."""
     held: tuple[JobPlacement, dict[AggregatorId, int]] | None = None
     """Bytes that are held for it, by aggregator, by that record (room.py)."""
-    refusals: dict[str, str] = field(default_factory=dict)
-    """Refusals of commands for this job, by key: why the last attempt was refused."""
+    refusals: dict[EffectKey, str] = field(default_factory=dict)
+    """Of commands for this job, by key: why the last attempt was refused."""
     escapes: int = 0
     """Times that it left a congested link since its speed was last above the limit."""
     window: WindowMeasured | None = None
@@ -241,7 +242,7 @@ class State:
         self.index = Index()
         self.aggregators: dict[AggregatorId, Aggregator] = {}
         """In the order of their ids."""
-        self.asked: dict[str, Asked] = {}
+        self.asked: dict[EffectKey, Asked] = {}
         self.hosts = Hosts(config.host_s)
         self.usage = Usage()
         self.line = Line(config.retry_s)
@@ -386,11 +387,11 @@ class State:
 
     def count(self, name: str) -> None:
         """Add one to a counter that `stats` and the metrics show."""
-        self.out.append(Do("count", {"name": name}))
+        self.out.append(Count(name))
 
     def ask(
         self,
-        key: str,
+        key: EffectKey,
         subject: str,
         message: Message,
         asked: Asked,
@@ -416,15 +417,20 @@ class State:
         )
 
     def ask_aggregator(
-        self, key: str, verb: str, aggregator: AggregatorId, message: Message, now_s: float
+        self,
+        key: JobKey | AggregatorKey,
+        verb: str,
+        aggregator: AggregatorId,
+        message: Message,
+        now_s: float,
     ) -> None:
         """Commands about one job reach one aggregator in the order in which they were decided."""
         asked = Asked(now_s, self.aggregators[aggregator].incarnation)
-        lane = f"{aggregator}/{key.split('/')[1]}"
+        lane = f"{aggregator}/{key.about}"
         self.ask(key, subjects.command("aggregator", aggregator, verb), message, asked, lane=lane)
 
     def ask_master(
-        self, key: str, verb: str, message: Message, now_s: float, *, insist: bool = True
+        self, key: EffectKey, verb: str, message: Message, now_s: float, *, insist: bool = True
     ) -> None:
         subject = subjects.command("master", subjects.MASTER, verb)
         self.ask(key, subject, message, Asked(now_s), insist=insist)

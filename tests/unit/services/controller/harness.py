@@ -56,6 +56,7 @@ from slackwater.schemas.placement import (
 from slackwater.schemas.telemetry import JobProfiled, WindowMeasured
 from slackwater.services.controller.config import ControllerConfig
 from slackwater.services.controller.core import Controller
+from slackwater.services.controller.keys import ServeDue, TickDue
 
 T = TypeVar("T")
 SHARE = 0.1
@@ -176,8 +177,8 @@ class Harness:
                     self.facts.append(effect.message)
                 if isinstance(effect, Publish) and isinstance(effect.message, AggregatorFact):
                     self.told.append(effect.message)
-                if isinstance(effect, StartTimer) and effect.key == "serve":
-                    open_events.append(TimerFired("serve"))
+                if isinstance(effect, StartTimer) and effect.key == ServeDue():
+                    open_events.append(TimerFired(ServeDue()))
                 if isinstance(effect, Request):
                     self.sent.append(effect.message)
                     if isinstance(effect.message, self.hold):
@@ -197,7 +198,7 @@ class Harness:
 
     def tick(self, after_s: float = 1.0) -> list[Effect]:
         self.now_s += after_s
-        return self.step(TimerFired("tick"))
+        return self.step(TimerFired(TickDue()))
 
     def beat(self, *ids: str, arrived: tuple[WorkersAt, ...] = ()) -> None:
         for id in ids or self.pool.all:
