@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from slackwater.common.base.effects import (
-    Do,
+    Action,
     Effect,
+    EffectKey,
     Log,
     Observed,
     Publish,
@@ -67,9 +68,17 @@ class _Job:
 
 
 @dataclass(frozen=True, slots=True)
-class HostMeasured:
-    """The handler of the action `host-load` found this."""
+class MeasureHost(Action):
+    """Look at the machine's load. `HostMeasured` follows."""
 
+
+@dataclass(frozen=True, slots=True)
+class HostDue(EffectKey):
+    """The host is measured again."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostMeasured:
     load: HostLoad
 
 
@@ -93,8 +102,8 @@ class Profiler:
                 self._out.append(Publish(subject, event.load))
             case Recovered() | TimerFired():
                 self._forget_silent(now_s)
-                self._out.append(Do("host-load"))
-                self._out.append(StartTimer("host", now_s + self._config.host_period_s))
+                self._out.append(MeasureHost())
+                self._out.append(StartTimer(HostDue(), now_s + self._config.host_period_s))
             case _:
                 pass
         return self._out

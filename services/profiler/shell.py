@@ -5,16 +5,17 @@ from collections.abc import Iterator
 import psutil
 
 from slackwater.common.shell.definition import Level, Port, ServiceDefinition
+from slackwater.common.shell.effect_runner import handlers, on
 from slackwater.common.shell.world import World
 from slackwater.schemas import subjects
 from slackwater.schemas.jobs import JobEvent
 from slackwater.schemas.telemetry import HostLoad, IterationsObserved, TasksObserved
 from slackwater.services.profiler.config import ProfilerConfig
-from slackwater.services.profiler.core import HostMeasured, Profiler
+from slackwater.services.profiler.core import HostMeasured, MeasureHost, Profiler
 
 
 class _Host:
-    """Handler of `host-load`."""
+    """Handler of `MeasureHost`."""
 
     def __init__(self) -> None:
         self._port: Port | None = None
@@ -23,7 +24,7 @@ class _Host:
         self._port = port
         psutil.cpu_percent()  # The first call only sets the mark that the next measures from.
 
-    def load(self) -> HostMeasured:
+    def load(self, _: MeasureHost) -> HostMeasured:
         assert self._port is not None
         return HostMeasured(
             HostLoad(
@@ -54,7 +55,7 @@ def definition(config: ProfilerConfig, world: World) -> ServiceDefinition:
             subjects.events("job", fact="failed"): JobEvent,
             subjects.events("job", fact="cancelled"): JobEvent,
         },
-        handlers={"host-load": host.load},
+        handlers=handlers(MeasureHost, on(MeasureHost, host.load)),
         levels=levels,
         on_start=host.start,
     )
