@@ -15,12 +15,12 @@ from typing import Literal, assert_never
 from slackwater.common.base import limits
 from slackwater.common.base.effects import (
     Answered,
-    Do,
     Draining,
     Effect,
     Log,
     Observed,
     Recovered,
+    RefusedSoFar,
     Reply,
     Request,
     Requested,
@@ -42,6 +42,17 @@ from slackwater.schemas.base import (
 )
 from slackwater.schemas.cluster import StartWorkers, StopWorkers, WorkerExited
 from slackwater.schemas.logs import LogPiece, ReadLog
+from slackwater.services.worker.effects import (
+    AwaitEnd,
+    FindProcesses,
+    ForgetRank,
+    KillDue,
+    ReadRankLog,
+    ReportKey,
+    RunRank,
+    SignalRank,
+    WatchRank,
+)
 
 RankState = Literal["intended", "running", "exited", "reported"]
 
@@ -116,11 +127,6 @@ class _Rank:
     """GPUs that are its own."""
 
     @property
-    def named(self) -> dict[str, object]:
-        """Name the process for whoever looks after its files."""
-        return {"job": self.job, "rank": self.rank, "attempt": self.attempt}
-
-    @property
     def over(self) -> bool:
         return self.state in ("exited", "reported")
 
@@ -152,7 +158,7 @@ class WorkerCore:
     def step(self, event: Event, now_s: float) -> Sequence[Effect]:
         match event:
             case Recovered():
-                return [Do("find")]
+                return [FindProcesses()]
             case ProcessesFound(found=found):
                 return self._adopt(found)
             case Requested(token=token, message=StartWorkers() as message):
@@ -185,8 +191,8 @@ class WorkerCore:
                 stops = [
                     effect for job in jobs for effect in self._stop(job, now_s, self._stop_grace_s)
                 ]
-                return [*stops, Do("await_end")]
-            case Observed():
+                return [*stops, AwaitEnd()]
+            case RefusedSoFar() | Observed():
                 return []
         assert_never(event)
 
@@ -209,7 +215,7 @@ class WorkerCore:
                 rank.state = "running"
                 effects.append(_run(rank, each.workers, each.program, each.folder))
             elif each.state == "running":
-                effects.append(Do("watch", rank.named))
+                effects.append(WatchRank(rank.job, rank.rank, rank.attempt))
             elif each.state == "exited":
                 effects.append(self._report(rank))
         running = sum(1 for _ in self._with("running"))
@@ -274,8 +280,7 @@ class WorkerCore:
         if rank is None:
             reason = f"{self._node} has no log of job {message.job}, rank {message.rank}"
             return Reply(token, Refused(reason=reason))
-        arguments = {"token": token, "asked": message, "attempt": rank.attempt}
-        return Do("read_log", {**arguments, "code": rank.code, "over": rank.over})
+        return ReadRankLog(token, message, rank.attempt, rank.over, rank.code)
 
     @staticmethod
     def _may_start(known: _Rank | None, attempt: int) -> bool:
@@ -308,16 +313,14 @@ class WorkerCore:
     ) -> list[Effect]:
         """SIGTERM to every process group of the job, SIGKILL to what is left after the grace."""
         signals: list[Effect] = [
-            Do("signal", {"job": job, "rank": rank.rank, "kill": False})
-            for rank in self._until(job, last)
+            SignalRank(job, rank.rank, kill=False) for rank in self._until(job, last)
         ]
-        return [*signals, StartTimer(f"kill/{job}/{last}", now_s + grace_s)]
+        return [*signals, StartTimer(KillDue(job, last), now_s + grace_s)]
 
     def _kill(self, job: JobId, last: int) -> list[Effect]:
         """Nobody waits for longer: whoever wants to know whether it helped asks again."""
         kills: list[Effect] = [
-            Do("signal", {"job": job, "rank": rank.rank, "kill": True})
-            for rank in self._until(job, last)
+            SignalRank(job, rank.rank, kill=True) for rank in self._until(job, last)
         ]
         waiting = self._stopping.pop((job, last), [])
         reason = f"{self._node}: processes of job {job} are being killed"
@@ -356,39 +359,41 @@ class WorkerCore:
         return Request(
             subject=subjects.command("master", subjects.MASTER, "worker-exited"),
             message=message,
-            key=f"report/{rank.job}/{rank.rank}/{rank.attempt}",
+            key=ReportKey(rank.job, rank.rank, rank.attempt),
             lane=rank.job,
             timeout_s=limits.REQUEST_TIMEOUT_S,
             budget_s=limits.RETRY_BUDGET_S,
         )
 
-    def _answered(self, key: str, message: Message, now_s: float) -> list[Effect]:
-        rank = self._by_key(key)
-        if rank is None or rank.state != "exited":
+    def _answered(self, key: object, message: Message, now_s: float) -> list[Effect]:
+        rank = self._unreported(key)
+        if rank is None:
             return []
         if isinstance(message, Refused):
             wait_s = max(message.retry_after_s, limits.RETRY_WAIT_S_MAX)
             fields = {"job": rank.job, "rank": rank.rank, "reason": message.reason}
             return [
                 Log("report.refused", fields, "warning"),
-                StartTimer(key, now_s + wait_s),
+                StartTimer(ReportKey(rank.job, rank.rank, rank.attempt), now_s + wait_s),
             ]
         rank.state = "reported"
-        return [Do("forget", rank.named)]
+        return [ForgetRank(rank.job, rank.rank, rank.attempt)]
 
-    def _fired(self, key: str) -> list[Effect]:
-        if key.startswith("kill/"):
-            _, job, last = key.split("/")
-            return self._kill(JobId(job), int(last))
-        rank = self._by_key(key)
-        return [self._report(rank)] if rank is not None and rank.state == "exited" else []
+    def _fired(self, key: object) -> list[Effect]:
+        if isinstance(key, KillDue):
+            return self._kill(key.job, key.last)
+        rank = self._unreported(key)
+        return [self._report(rank)] if rank is not None else []
 
-    def _by_key(self, key: str) -> _Rank | None:
-        _, job, number, attempt = key.split("/")
-        rank = self._ranks.get((JobId(job), int(number)))
-        return rank if rank is not None and rank.attempt == int(attempt) else None
+    def _unreported(self, key: object) -> _Rank | None:
+        """Find the rank of a report, if the master has not stored its end yet."""
+        if not isinstance(key, ReportKey):
+            return None
+        rank = self._ranks.get((key.job, key.rank))
+        if rank is None or rank.attempt != key.attempt or rank.state != "exited":
+            return None
+        return rank
 
 
-def _run(rank: _Rank, workers: int, program: tuple[str, ...], folder: str) -> Do:
-    asked = {"workers": workers, "program": program, "folder": folder, "gpu_ids": rank.gpu_ids}
-    return Do("run", {**rank.named, **asked})
+def _run(rank: _Rank, workers: int, program: tuple[str, ...], folder: str) -> RunRank:
+    return RunRank(rank.job, rank.rank, rank.attempt, workers, program, folder, rank.gpu_ids)

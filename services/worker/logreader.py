@@ -7,6 +7,7 @@ from typing import Final
 from slackwater.common.base import limits
 from slackwater.schemas.logs import LogPiece, ReadLog
 from slackwater.services.worker.core import LogRead
+from slackwater.services.worker.effects import ReadRankLog
 from slackwater.services.worker.processes import RankFiles
 from slackwater.services.worker.ranklog import Piece
 
@@ -14,18 +15,16 @@ _LOOK_S: Final = 0.05
 
 
 class LogReader:
-    """Handles the core's `read_log`."""
+    """Handles the core's `ReadRankLog`."""
 
     def __init__(self, state_dir: Path) -> None:
         self._state_dir = state_dir
         self.stopping = asyncio.Event()
 
-    async def read(
-        self, token: int, asked: ReadLog, attempt: int, over: bool, code: int
-    ) -> LogRead:
-        """`over`: the rank was known to have ended, with `code`, when the request came."""
+    async def read(self, effect: ReadRankLog) -> LogRead:
+        asked, over, code = effect.asked, effect.over, effect.code
         loop = asyncio.get_running_loop()
-        files = RankFiles(self._state_dir, asked.job, asked.rank, attempt)
+        files = RankFiles(self._state_dir, asked.job, asked.rank, effect.attempt)
         offset = files.log.tail(asked.tail) if asked.offset is None else asked.offset
         until_s = loop.time() + min(asked.wait_s, limits.LOG_WAIT_S)
         while True:
@@ -33,7 +32,9 @@ class LogReader:
             ended = over or (files.code() is not None and files.logged())
             piece = files.log.read(offset, limits.LOG_PIECE_BYTES)
             if piece.data or ended or loop.time() >= until_s or self.stopping.is_set():
-                return LogRead(token, _answer(asked, files, piece, ended, code if over else None))
+                return LogRead(
+                    effect.token, _answer(asked, files, piece, ended, code if over else None)
+                )
             await asyncio.sleep(_LOOK_S)
             while loop.time() < until_s and not self.stopping.is_set():
                 if files.log.newest() != newest or files.path("exit").exists():

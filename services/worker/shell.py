@@ -5,16 +5,17 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from slackwater.common.base import limits
+from slackwater.common.base.background import Tasks
 from slackwater.common.base.errors import Fatal
 from slackwater.common.native import cgroup
 from slackwater.common.native.cgroup import FOR_MEMORY, LOOK_S, MemoryKills
 from slackwater.common.shell.definition import Level, Port, ServiceDefinition
+from slackwater.common.shell.effect_runner import handlers, on
 from slackwater.common.shell.world import World
 from slackwater.schemas.base import JobId, NodeId
 from slackwater.schemas.cluster import StartWorkers, StopWorkers, WorkerHeartbeat
@@ -26,6 +27,16 @@ from slackwater.services.worker.core import (
     ProcessExited,
     RoomLooked,
     WorkerCore,
+)
+from slackwater.services.worker.effects import (
+    AwaitEnd,
+    FindProcesses,
+    ForgetRank,
+    ReadRankLog,
+    RunRank,
+    SignalRank,
+    WatchRank,
+    WorkerAction,
 )
 from slackwater.services.worker.logreader import LogReader
 from slackwater.services.worker.processes import (
@@ -52,7 +63,7 @@ class _Watched:
 
 
 class Processes:
-    """Handlers of the core's `Do`."""
+    """Handlers of the core's effects that concern processes."""
 
     def __init__(self, config: WorkerConfig, memory_kills: MemoryKills | None = None) -> None:
         self._config = config
@@ -60,7 +71,7 @@ class Processes:
         self._state_dir = Path(config.state_dir)
         self._keep = Keep(config.jobs_kept_max, config.jobs_kept_s, config.jobs_kept_bytes)
         self._watched: dict[tuple[str, int], _Watched] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks(self._failed)
         self._port: Port | None = None
 
     async def start(self, port: Port) -> None:
@@ -68,9 +79,7 @@ class Processes:
         self._port = port
 
     async def stop(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.close()
 
     async def look_for_kills(self, port: Port) -> None:
         """Keep in mind how often the kernel killed for memory until a moment ago."""
@@ -98,69 +107,61 @@ class Processes:
 
     # Handlers -------------------------------------------------------------------------------------
 
-    def find(self) -> ProcessesFound:
+    def find(self, _: FindProcesses) -> ProcessesFound:
         assert self._port is not None
         prune(self._state_dir, self._keep, self._port.now_s())
         return ProcessesFound(find(self._state_dir))
 
-    def run(
-        self,
-        job: JobId,
-        rank: int,
-        attempt: int,
-        workers: int,
-        program: tuple[str, ...],
-        folder: str,
-        gpu_ids: tuple[str, ...],
-    ) -> None:
+    def run(self, effect: RunRank) -> None:
+        job, rank, attempt = effect.job, effect.rank, effect.attempt
         files = RankFiles(self._state_dir, job, rank, attempt)
         intent = Intent(
             job=job,
             rank=rank,
-            workers=workers,
-            program=program,
+            workers=effect.workers,
+            program=effect.program,
             attempt=attempt,
-            folder=folder,
-            gpu_ids=gpu_ids,
+            folder=effect.folder,
+            gpu_ids=effect.gpu_ids,
         )
         environment = {
             **self._config.credentials.environment(),
             "SLACKWATER_URL": self._config.url,
             "SLACKWATER_JOB": job,
             "SLACKWATER_RANK": str(rank),
-            "SLACKWATER_WORKERS": str(workers),
+            "SLACKWATER_WORKERS": str(effect.workers),
             "SLACKWATER_RESULT": str(files.path("result.json").absolute()),
-            **visible_gpus(gpu_ids),
+            **visible_gpus(effect.gpu_ids),
             "PYTHONUNBUFFERED": "1",  # The last line of a log is the reason of a failure.
         }
         try:
             child = files.launch(intent, environment, self._config.log_bytes_max)
         except OSError as error:
+            folder = effect.folder
             where = f" in {folder} (submit with --folder one that its node has)" if folder else ""
-            reason = f"cannot start {program[0]}{where}: {error}"
+            reason = f"cannot start {effect.program[0]}{where}: {error}"
             self._post(ProcessExited(job, rank, 127, reason, attempt))
             return
         assert self._port is not None
         self._port.count("ranks_started")
         if attempt:
             self._port.count("ranks_restarted")
-        self._spawn(self._follow(files, child))
+        self._tasks.spawn(self._follow(files, child))
 
-    def watch(self, job: JobId, rank: int, attempt: int) -> None:
-        self._spawn(self._follow(RankFiles(self._state_dir, job, rank, attempt), None))
+    def watch(self, effect: WatchRank) -> None:
+        files = RankFiles(self._state_dir, effect.job, effect.rank, effect.attempt)
+        self._tasks.spawn(self._follow(files, None))
 
-    def signal(self, job: JobId, rank: int, kill: bool) -> None:
-        watched = self._watched.get((job, rank))
+    def signal(self, effect: SignalRank) -> None:
+        watched = self._watched.get((effect.job, effect.rank))
         if watched is not None:
-            watched.files.signal_group(watched.identity, kill)
+            watched.files.signal_group(watched.identity, effect.kill)
 
-    async def await_end(self) -> None:
-        """A drain goes on until what it told to stop has ended."""
-        while self._tasks:
-            await asyncio.wait(set(self._tasks))
+    async def await_end(self, _: AwaitEnd) -> None:
+        await self._tasks.ended()
 
-    def forget(self, job: JobId, rank: int, attempt: int) -> None:
-        RankFiles(self._state_dir, job, rank, attempt).forget()
+    def forget(self, effect: ForgetRank) -> None:
+        RankFiles(self._state_dir, effect.job, effect.rank, effect.attempt).forget()
 
     # A process's life -----------------------------------------------------------------------------
 
@@ -168,16 +169,9 @@ class Processes:
         assert self._port is not None
         self._port.post(event)
 
-    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            assert self._port is not None
-            self._port.fail(error)
+    def _failed(self, _: str, error: BaseException) -> None:
+        assert self._port is not None
+        self._port.fail(error)
 
     async def _follow(self, files: RankFiles, child: subprocess.Popen[bytes] | None) -> None:
         """Until the process has ended; then its outcome goes to the core."""
@@ -308,15 +302,16 @@ def definition(config: WorkerConfig, world: World) -> ServiceDefinition:
         description="Starts and stops the processes of jobs on one machine.",
         endpoints={"start": StartWorkers, "stop": StopWorkers, "log": ReadLog},
         concurrency={"log": limits.LOG_READERS_MAX},
-        handlers={
-            "find": processes.find,
-            "run": processes.run,
-            "watch": processes.watch,
-            "signal": processes.signal,
-            "forget": processes.forget,
-            "await_end": processes.await_end,
-            "read_log": logs.read,
-        },
+        handlers=handlers(
+            WorkerAction,
+            on(FindProcesses, processes.find),
+            on(RunRank, processes.run),
+            on(WatchRank, processes.watch),
+            on(SignalRank, processes.signal),
+            on(ForgetRank, processes.forget),
+            on(AwaitEnd, processes.await_end),
+            on(ReadRankLog, logs.read),
+        ),
         heartbeat=heartbeat,
         levels=levels,
         on_start=opened,

@@ -9,7 +9,7 @@ import pytest
 from tests.fuzz.driven import Driven
 from tests.fuzz.messages import message
 
-from slackwater.common.base.effects import Do
+from slackwater.common.base.effects import Action
 from slackwater.common.shell import ServiceDefinition
 from slackwater.common.shell.simulated_loop import run_simulated
 from slackwater.common.shell.world import SimWorld
@@ -32,6 +32,7 @@ from slackwater.services.profiler.config import ProfilerConfig
 from slackwater.services.slabd import drain_record
 from slackwater.services.slabd.config import SlabdConfig
 from slackwater.services.slabd.core import LenderCore
+from slackwater.services.slabd.effects import MakeSlab, ReleaseSlab, RenewSlab
 from slackwater.services.slabd.events import (
     Heard,
     MemorySampled,
@@ -42,6 +43,7 @@ from slackwater.services.slabd.events import (
 )
 from slackwater.services.slabd.slab import check_invariants
 from slackwater.services.worker.core import ProcessesFound, ProcessExited, WorkerCore
+from slackwater.services.worker.effects import FindProcesses, RunRank
 
 SHORT, LONG = 600, 20_000
 """Events from outside, in `make test` and in `make thorough`."""
@@ -121,14 +123,14 @@ class Node:
         endpoints = {"start": StartWorkers, "stop": StopWorkers}
         return ServiceDefinition(service="worker", id="w1", core=core, endpoints=endpoints)
 
-    def act(self, effect: Do) -> list[Any]:
-        if effect.action == "find":
-            self.running.clear()
-            return [ProcessesFound(())]
-        rank = (effect.arguments["job"], effect.arguments["rank"])
-        if effect.action == "run":
-            assert rank not in self.running, "two processes of one rank"
-            self.running.add(rank)
+    def act(self, effect: Action) -> list[Any]:
+        match effect:
+            case FindProcesses():
+                self.running.clear()
+                return [ProcessesFound(())]
+            case RunRank(job=job, rank=rank):
+                assert (job, rank) not in self.running, "two processes of one rank"
+                self.running.add((job, rank))
         return []
 
     def some_end(self) -> list[Any]:
@@ -169,14 +171,11 @@ class Memory:
             endpoints={"slabs": ListSlabs, "evict": EvictNow, "lending": SetLending},
         )
 
-    def act(self, effect: Do) -> list[Any]:
-        slab = effect.arguments.get("slab")
-        match effect.action:
-            case "make":
+    def act(self, effect: Action) -> list[Any]:
+        match effect:
+            case MakeSlab(slab=slab) | RenewSlab(slab=slab):
                 return [SlabMade(slab, self.rng.choice(("", "", "no memory")))]
-            case "renew":
-                return [SlabMade(slab, self.rng.choice(("", "", "no memory")))]
-            case "let_go":
+            case ReleaseSlab(slab=slab):
                 return [SlabGone(slab)]
         return []
 

@@ -28,6 +28,7 @@ from slackwater.common.bus.memory import SeededFaults
 from slackwater.common.shell import ServiceDefinition
 from slackwater.common.shell.client import Client
 from slackwater.common.shell.definition import Port
+from slackwater.common.shell.effect_runner import handlers, on
 from slackwater.common.shell.world import SimWorld, World
 from slackwater.common.store.memory import SeededStoreFaults
 from slackwater.common.transport.memory import MemoryChannel, MemoryFabric
@@ -40,6 +41,7 @@ from slackwater.schemas.jobs import (
     TensorSpec,
     UpdateRule,
 )
+from slackwater.schemas.logs import LogPiece
 from slackwater.services.aggregator import executor
 from slackwater.services.controller.config import ControllerConfig
 from slackwater.services.controller.policies import demand
@@ -49,7 +51,22 @@ from slackwater.services.master.shell import definition as master_definition
 from slackwater.services.profiler.config import ProfilerConfig
 from slackwater.services.profiler.shell import definition as profiler_definition
 from slackwater.services.worker.config import WorkerConfig
-from slackwater.services.worker.core import Found, ProcessesFound, ProcessExited
+from slackwater.services.worker.core import (
+    Found,
+    LogRead,
+    ProcessesFound,
+    ProcessExited,
+)
+from slackwater.services.worker.effects import (
+    AwaitEnd,
+    FindProcesses,
+    ForgetRank,
+    ReadRankLog,
+    RunRank,
+    SignalRank,
+    WatchRank,
+    WorkerAction,
+)
 from slackwater.services.worker.shell import definition as worker_definition
 
 SHARE = 0.25
@@ -245,9 +262,8 @@ class Program:
     async def _die(self) -> None:
         """The process is over: its channels break, whatever it waited for."""
         session = self.session
-        for task in list(session._tasks):
-            task.cancel()
-        await asyncio.gather(*session._tasks, return_exceptions=True)
+        if hasattr(session, "_runner"):  # It had begun.
+            await session._runner.close()
         for channel in list(session._channels.values()):
             if isinstance(channel, MemoryChannel) and not channel.closed:
                 await channel.close()
@@ -289,7 +305,7 @@ class Processes:
     async def stop(self) -> None:
         pass
 
-    def find(self) -> ProcessesFound:
+    def find(self, _: FindProcesses) -> ProcessesFound:
         return ProcessesFound(
             tuple(
                 Found(
@@ -299,21 +315,13 @@ class Processes:
             )
         )
 
-    def run(
-        self,
-        job: JobId,
-        rank: int,
-        attempt: int,
-        workers: int,
-        program: tuple[str, ...],
-        folder: str,
-        gpu_ids: tuple[str, ...],
-    ) -> None:
-        assert not folder, "a simulated program runs nowhere"
-        entry = Rank(job, rank, workers, program, attempt=attempt)
+    def run(self, effect: RunRank) -> None:
+        job, rank = effect.job, effect.rank
+        assert not effect.folder, "a simulated program runs nowhere"
+        entry = Rank(job, rank, effect.workers, effect.program, attempt=effect.attempt)
         self._system.ranks[job, rank] = entry
         entry.task = self._system.spawn(self._live(entry))
-        self.watch(job, rank, attempt)
+        self.watch(WatchRank(job, rank, effect.attempt))
 
     async def _live(self, entry: Rank) -> None:
         program = Program(self._system, self._system.jobs[entry.job], entry.rank)
@@ -328,8 +336,8 @@ class Processes:
             entry.state = "exited"
             entry.over.set()
 
-    def watch(self, job: JobId, rank: int, attempt: int) -> None:
-        self._system.spawn(self._follow(self._system.ranks[job, rank]))
+    def watch(self, effect: WatchRank) -> None:
+        self._system.spawn(self._follow(self._system.ranks[effect.job, effect.rank]))
 
     async def _follow(self, entry: Rank) -> None:
         await entry.over.wait()
@@ -338,16 +346,21 @@ class Processes:
             ProcessExited(JobId(entry.job), entry.rank, entry.code, entry.result, entry.attempt)
         )
 
-    def signal(self, job: JobId, rank: int, kill: bool) -> None:
-        task = self._system.ranks[job, rank].task
+    def signal(self, effect: SignalRank) -> None:
+        task = self._system.ranks[effect.job, effect.rank].task
         assert task is not None
         task.cancel()
 
-    async def await_end(self) -> None:
+    async def await_end(self, _: AwaitEnd) -> None:
         pass
 
-    def forget(self, job: JobId, rank: int, attempt: int) -> None:
-        self._system.ranks[job, rank].state = "reported"
+    def forget(self, effect: ForgetRank) -> None:
+        self._system.ranks[effect.job, effect.rank].state = "reported"
+
+    def read(self, effect: ReadRankLog) -> LogRead:
+        """A simulated program prints nothing."""
+        asked = effect.asked
+        return LogRead(effect.token, LogPiece(job=asked.job, rank=asked.rank, start=0, ended=True))
 
 
 # The system ---------------------------------------------------------------------------------------
@@ -391,10 +404,16 @@ class System(Services):
             processes = Processes(self)
             return dataclasses.replace(
                 worker_definition(WorkerConfig(id="w1", keep_jobs=True), world),
-                handlers={
-                    name: getattr(processes, name)
-                    for name in ("find", "run", "watch", "signal", "forget", "await_end")
-                },
+                handlers=handlers(
+                    WorkerAction,
+                    on(FindProcesses, processes.find),
+                    on(RunRank, processes.run),
+                    on(WatchRank, processes.watch),
+                    on(SignalRank, processes.signal),
+                    on(ForgetRank, processes.forget),
+                    on(AwaitEnd, processes.await_end),
+                    on(ReadRankLog, processes.read),
+                ),
                 on_start=processes.start,
                 on_stop=processes.stop,
                 tasks=(),

@@ -11,6 +11,7 @@ from slackwater.common.native.cgroup import MemoryKills
 from slackwater.schemas.base import JobId
 from slackwater.services.worker.config import WorkerConfig
 from slackwater.services.worker.core import ProcessExited
+from slackwater.services.worker.effects import RunRank
 from slackwater.services.worker.shell import Processes
 
 
@@ -40,7 +41,7 @@ async def ended(proc: Path, script: str) -> ProcessExited:
     kills = MemoryKills(proc, proc / "none")
     processes, port = Processes(WorkerConfig(state_dir=str(proc)), kills), Told()
     await processes.start(port)  # type: ignore[arg-type]  # what of a port is used
-    processes.run(JobId("j"), 0, 0, 1, ("/bin/sh", "-c", script), "", ())
+    processes.run(RunRank(JobId("j"), 0, 0, 1, ("/bin/sh", "-c", script), "", ()))
     async with asyncio.timeout(60):
         event = await port.events.get()
     await processes.stop()

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import msgspec
 
 from slackwater.common.base.effects import (
+    Action,
     Answered,
-    Do,
     Draining,
     Effect,
     Recovered,
@@ -28,6 +28,16 @@ from slackwater.services.worker.core import (
     RoomLooked,
     WorkerCore,
 )
+from slackwater.services.worker.effects import (
+    FindProcesses,
+    ForgetRank,
+    KillDue,
+    ReadRankLog,
+    ReportKey,
+    RunRank,
+    SignalRank,
+    WatchRank,
+)
 
 START = StartWorkers(job="j1", ranks=(0, 1), workers=2, program=("python", "train.py"))
 J1 = JobId("j1")
@@ -35,25 +45,17 @@ J1 = JobId("j1")
 
 def core(slots: int = 4, keep_jobs: bool = False, found: tuple[Found, ...] = ()) -> WorkerCore:
     worker = WorkerCore(NodeId("n1"), slots, stop_grace_s=5.0, keep_jobs=keep_jobs)
-    assert worker.step(Recovered(epoch=1, records={}), 0.0) == [Do("find")]
+    assert worker.step(Recovered(epoch=1, records={}), 0.0) == [FindProcesses()]
     worker.step(ProcessesFound(found), 0.0)
     return worker
 
 
-def run(rank: int, attempt: int = 0) -> Do:
-    program = ("python", "train.py")
-    return Do(
-        "run",
-        {**named(rank, attempt), "workers": 2, "program": program, "folder": "", "gpu_ids": ()},
-    )
+def run(rank: int, attempt: int = 0) -> RunRank:
+    return RunRank(J1, rank, attempt, 2, ("python", "train.py"), "", ())
 
 
-def named(rank: int, attempt: int = 0) -> dict[str, object]:
-    return {"job": "j1", "rank": rank, "attempt": attempt}
-
-
-def signal(rank: int, kill: bool) -> Do:
-    return Do("signal", {"job": "j1", "rank": rank, "kill": kill})
+def signal(rank: int, kill: bool) -> SignalRank:
+    return SignalRank(J1, rank, kill)
 
 
 def the_request(effects: list[Effect]) -> Request:
@@ -100,7 +102,7 @@ def test_an_exit_is_told_until_the_master_has_stored_it() -> None:
     later = worker.step(Answered(request.key, Refused(reason="no leader")), 3.0)
     assert StartTimer(request.key, 5.0) in later
     assert worker.step(TimerFired(request.key), 5.0) == [request]
-    assert worker.step(Answered(request.key, Ok()), 6.0) == [Do("forget", named(1))]
+    assert worker.step(Answered(request.key, Ok()), 6.0) == [ForgetRank(J1, 1, 0)]
     assert worker.step(Answered(request.key, Ok()), 6.1) == []
     assert worker.step(ProcessExited(J1, 1, 3, "again"), 7.0) == []
     assert worker.step(Requested(9, START), 8.0) == [Reply(9, Ok())]  # Ended ranks stay ended.
@@ -120,8 +122,8 @@ def test_after_a_kill_of_the_service_each_rank_goes_on_where_its_files_say() -> 
         ),
         0.0,
     )
-    assert Do("watch", named(0)) in effects
-    assert the_request(list(effects)).key == "report/j1/1/0"
+    assert WatchRank(J1, 0, 0) in effects
+    assert the_request(list(effects)).key == ReportKey(J1, 1, 0)
     assert run(3) in effects
     assert worker.running() == ((J1, 0), (J1, 3))
 
@@ -133,10 +135,10 @@ def test_a_stop_asks_first_and_kills_what_is_left() -> None:
     assert effects == [
         signal(0, kill=False),
         signal(1, kill=False),
-        StartTimer("kill/j1/0", 15.0),
+        StartTimer(KillDue(J1, 0), 15.0),
     ]
     worker.step(ProcessExited(J1, 0, -15, ""), 11.0)
-    kill, reply = worker.step(TimerFired("kill/j1/0"), 15.0)
+    kill, reply = worker.step(TimerFired(KillDue(J1, 0)), 15.0)
     assert kill == signal(1, kill=True)
     assert isinstance(reply, Reply)
     assert isinstance(reply.message, Refused)
@@ -177,11 +179,11 @@ def test_what_is_said_late_of_a_former_run_changes_nothing_of_this_one() -> None
     assert started == [run(0, RUN_ATTEMPTS), run(1, RUN_ATTEMPTS), Reply(3, Ok())]
     assert worker.step(Requested(4, START), 3.0) == [Reply(4, Ok())]
     assert worker.step(Requested(5, StopWorkers(job="j1")), 3.5) == [Reply(5, Ok())]
-    assert worker.step(TimerFired("kill/j1/0"), 6.0) == []
+    assert worker.step(TimerFired(KillDue(J1, 0)), 6.0) == []
     assert worker.step(ProcessExited(J1, 0, -15, ""), 6.5) == []
     assert worker.running() == ((J1, 0), (J1, 1))
     stop = worker.step(Requested(6, StopWorkers(job="j1", run=1)), 7.0)
-    assert [effect for effect in stop if isinstance(effect, Do)] == [
+    assert [effect for effect in stop if isinstance(effect, Action)] == [
         signal(0, kill=False), signal(1, kill=False),
     ]  # fmt: skip
 
@@ -210,11 +212,10 @@ def test_a_log_is_read_of_ranks_that_ran_here_and_of_no_others() -> None:
     worker.step(Requested(1, START), 1.0)
     asked = ReadLog(job="j1", rank=1, tail=10)
     (read,) = worker.step(Requested(2, asked), 1.0)
-    told = {"asked": asked, "attempt": 0}
-    assert read == Do("read_log", {**told, "token": 2, "code": 0, "over": False})
+    assert read == ReadRankLog(2, asked, attempt=0, over=False, code=0)
     worker.step(ProcessExited(J1, 1, 3, "why"), 2.0)
     (read,) = worker.step(Requested(3, asked), 2.0)
-    assert read == Do("read_log", {**told, "token": 3, "code": 3, "over": True})
+    assert read == ReadRankLog(3, asked, attempt=0, over=True, code=3)
     piece = LogPiece(job="j1", rank=1, start=0, data=b"why\n", end=4, ended=True, code=3)
     assert worker.step(LogRead(3, piece), 2.0) == [Reply(3, piece)]
     refusal = worker.step(Requested(4, ReadLog(job="j2", rank=0)), 2.0)
@@ -246,11 +247,9 @@ def test_a_rank_that_died_is_started_again_once_for_each_attempt() -> None:
     second = the_request(list(worker.step(ProcessExited(J1, 1, 1, "bad", 1), 4.0)))
     assert isinstance(second.message, WorkerExited)
     assert (second.message.attempt, second.message.code) == (1, 1)
-    assert worker.step(Answered(second.key, Ok()), 5.0) == [Do("forget", named(1, 1))]
+    assert worker.step(Answered(second.key, Ok()), 5.0) == [ForgetRank(J1, 1, 1)]
     third = StartWorkers(job="j1", ranks=(0, 1), workers=2, program=("x",), attempts=(0, 2))
-    assert worker.step(Requested(6, third), 6.0)[:-1] == [
-        Do("run", {**named(1, 2), "workers": 2, "program": ("x",), "folder": "", "gpu_ids": ()})
-    ]
+    assert worker.step(Requested(6, third), 6.0)[:-1] == [RunRank(J1, 1, 2, 2, ("x",), "", ())]
 
 
 def test_a_restart_that_was_only_intended_is_carried_out_by_the_next_service() -> None:

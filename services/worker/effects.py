@@ -1,0 +1,91 @@
+"""Actions of the worker's core, which its shell carries out, and names of requests and timers."""
+
+from dataclasses import dataclass
+
+from slackwater.common.base.effects import Action, EffectKey
+from slackwater.schemas.base import JobId
+from slackwater.schemas.logs import ReadLog
+
+
+@dataclass(frozen=True, slots=True)
+class FindProcesses(Action):
+    """`ProcessesFound` follows."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunRank(Action):
+    """Start a process, and watch it. Its intention is on disk when this returns. `ProcessExited`
+    follows."""
+
+    job: JobId
+    rank: int
+    attempt: int
+    workers: int
+    program: tuple[str, ...]
+    folder: str
+    gpu_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WatchRank(Action):
+    """Watch a process that a former life of the service started. `ProcessExited` follows."""
+
+    job: JobId
+    rank: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class SignalRank(Action):
+    """SIGTERM to the rank's process group, or SIGKILL."""
+
+    job: JobId
+    rank: int
+    kill: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetRank(Action):
+    """The master has stored how the attempt ended: its files need not say it again."""
+
+    job: JobId
+    rank: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitEnd(Action):
+    """The drain goes on until what was told to stop has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRankLog(Action):
+    """`LogRead` follows. `over`: the rank was known to have ended, with `code`, when asked."""
+
+    token: int
+    asked: ReadLog
+    attempt: int
+    over: bool
+    code: int
+
+
+WorkerAction = (
+    FindProcesses | RunRank | WatchRank | SignalRank | ForgetRank | AwaitEnd | ReadRankLog
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ReportKey(EffectKey):
+    """The master is told how an attempt of a rank ended; and the timer before it is told again."""
+
+    job: JobId
+    rank: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class KillDue(EffectKey):
+    """What is left of the job's processes, up to this attempt of the job, is killed."""
+
+    job: JobId
+    last: int
