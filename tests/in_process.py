@@ -7,7 +7,6 @@ late as possible, when somebody waits. The parameters that the next fold will re
 early as possible. So a program that reads too early or too late is found out.
 """
 
-import asyncio
 import os
 import threading
 import time
@@ -18,7 +17,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from slackwater.agent.core import Ring, WriteSeed
+from slackwater.agent.effects import (
+    Ring,
+    WriteSeed,
+)
 from slackwater.agent.session import Session
 from slackwater.common.base import limits
 from slackwater.common.base.errors import Rejected, SlackwaterError
@@ -206,7 +208,7 @@ class LocalSession(Session):
         super().__init__(*arguments, **options)
         self.cluster = cluster
         self.talk: Talk
-        self._clock = SimpleNamespace(now_s=time.monotonic)  # type: ignore[assignment]
+        self._begin(SimpleNamespace(now_s=time.monotonic))  # type: ignore[arg-type]
 
     # The program's side ---------------------------------------------------------------------------
 
@@ -243,9 +245,8 @@ class LocalSession(Session):
 
     # What the loop would do -----------------------------------------------------------------------
 
-    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
-        finish(coroutine)
-        return None  # type: ignore[return-value]
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        finish(work)
 
     async def _locate(self, at_s: float) -> None:
         self._take_plan(self._located)

@@ -201,7 +201,7 @@ class Rank:
         parts._loop = asyncio.get_running_loop()
         parts._transfers = asyncio.Semaphore(4)
         parts._fabrics = {"memory": MemoryFabric(cluster.network, mapped=cluster.shared)}
-        parts._clock = cluster.clock
+        parts._begin(cluster.clock)
         parts._control = cluster
         session._apply(session._core.start(cluster.clock.now_s()))
 
@@ -258,9 +258,7 @@ class Rank:
             assert min(contained) >= iteration - bound, (contained, iteration)
 
     async def close(self) -> None:
-        for task in self.session._tasks:
-            task.cancel()
-        await asyncio.gather(*self.session._tasks, return_exceptions=True)
+        await self.session._runner.close()
         for channel in self.session._channels.values():
             await channel.close()
         for cell in self.session.cells:

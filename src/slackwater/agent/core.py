@@ -16,6 +16,20 @@ from dataclasses import dataclass
 from random import Random
 from typing import Final, Literal
 
+from slackwater.agent.effects import (
+    AgentAction,
+    Connect,
+    Deliver,
+    Fail,
+    Locate,
+    MakeOffer,
+    Reattach,
+    Refuse,
+    Resume,
+    Ring,
+    Send,
+    WriteSeed,
+)
 from slackwater.common.base import limits
 from slackwater.common.domains.slots.frames import (
     ENTRIES_MAX,
@@ -31,115 +45,6 @@ from slackwater.schemas.base import AggregatorId
 from slackwater.schemas.placement import BucketPlace, Endpoint, Located
 
 Stage = Literal["detached", "asked", "offered", "ready"]
-
-# Effects ------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Connect:
-    """Open a channel at `at_s`; say connected() or connect_failed()."""
-
-    endpoint: Endpoint
-    at_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Locate:
-    """Ask the controller at `at_s`; say located(), or not_located()."""
-
-    at_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Reattach:
-    """Call reattach() at `at_s`."""
-
-    aggregator: AggregatorId
-    at_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Send:
-    """One control frame to an aggregator whose channel is open."""
-
-    aggregator: AggregatorId
-    frame: Attach
-
-
-@dataclass(frozen=True, slots=True)
-class MakeOffer:
-    """Say that this worker could fill the bare region with what it has."""
-
-    aggregator: AggregatorId
-    bucket: int
-    handle: int
-    version: int
-
-
-@dataclass(frozen=True, slots=True)
-class Ring:
-    """See that the slot holds the gradient and the pushed word says so, then ring."""
-
-    aggregator: AggregatorId
-    bucket: int
-    handle: int
-    iteration: int
-
-
-@dataclass(frozen=True, slots=True)
-class WriteSeed:
-    """Write this worker's parameters of `version` into the bare region, then send Seed."""
-
-    aggregator: AggregatorId
-    bucket: int
-    handle: int
-    version: int
-
-
-@dataclass(frozen=True, slots=True)
-class Deliver:
-    """The parameters of `version` are complete: bring them if need be, wake who waits."""
-
-    bucket: int
-    version: int
-
-
-@dataclass(frozen=True, slots=True)
-class Resume:
-    """First attachment: the bucket's next iteration is `iteration` + 1."""
-
-    bucket: int
-    iteration: int
-
-
-@dataclass(frozen=True, slots=True)
-class Refuse:
-    """This worker's push was refused: tell the program, which may push the iteration again."""
-
-    bucket: int
-    refused: PushRefused
-
-
-@dataclass(frozen=True, slots=True)
-class Fail:
-    """The job cannot go on: every wait raises Rejected with this reason."""
-
-    reason: str
-
-
-Effect = (
-    Connect
-    | Locate
-    | Reattach
-    | Send
-    | MakeOffer
-    | Ring
-    | WriteSeed
-    | Deliver
-    | Resume
-    | Refuse
-    | Fail
-)
 
 _ARRIVAL_WAITS_S: Final = (0.002, 0.005, *(0.01,) * 10, *(0.02,) * 20, 0.1, 0.2)
 """After a redirect, between attempts to attach where the bucket is being copied to: as short as
@@ -224,10 +129,10 @@ class AgentCore:
 
     # Where things are -----------------------------------------------------------------------------
 
-    def start(self, now_s: float) -> list[Effect]:
+    def start(self, now_s: float) -> list[AgentAction]:
         return self._ask_location(now_s)
 
-    def located(self, located: Located, now_s: float) -> list[Effect]:
+    def located(self, located: Located, now_s: float) -> list[AgentAction]:
         """The controller's table. A place older than one we were redirected to is ignored."""
         self._locating = False
         self._locate_failures = 0
@@ -252,7 +157,7 @@ class AgentCore:
                 self._place(bucket, place)
         return self._reach(self.aggregators, now_s)
 
-    def not_located(self, why: str, retry_after_s: float, now_s: float) -> list[Effect]:
+    def not_located(self, why: str, retry_after_s: float, now_s: float) -> list[AgentAction]:
         """No answer, or Refused; `retry_after_s` 0: it never will be."""
         self._locating = False
         if retry_after_s <= 0.0:
@@ -260,7 +165,7 @@ class AgentCore:
         self._locate_failures += 1
         return self._ask_location(now_s + max(retry_after_s, self._wait_s(self._locate_failures)))
 
-    def _ask_location(self, at_s: float) -> list[Effect]:
+    def _ask_location(self, at_s: float) -> list[AgentAction]:
         if self._locating:
             return []
         self._locating = True
@@ -275,9 +180,9 @@ class AgentCore:
         self._by_handle.pop((bucket.place.aggregator, bucket.handle), None)
         bucket.stage, bucket.handle = "detached", -1
 
-    def _reach(self, aggregators: Iterable[AggregatorId], now_s: float) -> list[Effect]:
+    def _reach(self, aggregators: Iterable[AggregatorId], now_s: float) -> list[AgentAction]:
         """Attach what is detached, over the channel there is or one to be opened."""
-        effects: list[Effect] = []
+        effects: list[AgentAction] = []
         for aggregator in aggregators:
             waiting = [
                 bucket
@@ -295,7 +200,7 @@ class AgentCore:
                 effects.append(Connect(self._endpoints[aggregator], now_s))
         return effects
 
-    def _attach(self, aggregator: AggregatorId, waiting: list[_Bucket]) -> list[Effect]:
+    def _attach(self, aggregator: AggregatorId, waiting: list[_Bucket]) -> list[AgentAction]:
         for bucket in waiting:
             bucket.stage = "asked"
         indices = [bucket.index for bucket in waiting]
@@ -306,21 +211,21 @@ class AgentCore:
 
     # Channels -------------------------------------------------------------------------------------
 
-    def connected(self, aggregator: AggregatorId, now_s: float) -> list[Effect]:
+    def connected(self, aggregator: AggregatorId, now_s: float) -> list[AgentAction]:
         self._connecting.discard(aggregator)
         self._failures.pop(aggregator, None)
         self._open.add(aggregator)
         return self._reach((aggregator,), now_s)
 
-    def connect_failed(self, aggregator: AggregatorId, now_s: float) -> list[Effect]:
+    def connect_failed(self, aggregator: AggregatorId, now_s: float) -> list[AgentAction]:
         self._connecting.discard(aggregator)
         failures = self._failures[aggregator] = self._failures.get(aggregator, 0) + 1
-        effects: list[Effect] = []
+        effects: list[AgentAction] = []
         if failures >= _LOCATE_AFTER_FAILURES:
             effects += self._ask_location(now_s + self._wait_s(failures))
         return effects + self._reach((aggregator,), now_s + self._wait_s(failures))
 
-    def channel_lost(self, aggregator: AggregatorId, now_s: float) -> list[Effect]:
+    def channel_lost(self, aggregator: AggregatorId, now_s: float) -> list[AgentAction]:
         self._open.discard(aggregator)
         for bucket in self._buckets:
             if bucket.place.aggregator == aggregator:
@@ -336,7 +241,7 @@ class AgentCore:
 
     # What aggregators say -------------------------------------------------------------------------
 
-    def granted(self, aggregator: AggregatorId, granted: Granted, pushed: int) -> list[Effect]:
+    def granted(self, aggregator: AggregatorId, granted: Granted, pushed: int) -> list[AgentAction]:
         """The bucket's region is open; `pushed` is this worker's pushed word in it."""
         bucket = self._at(aggregator, granted.bucket)
         if bucket is None:
@@ -349,7 +254,7 @@ class AgentCore:
             return [_offer(bucket)]
         return self._complete(bucket, granted.version, pushed)
 
-    def done(self, aggregator: AggregatorId, done: Done) -> list[Effect]:
+    def done(self, aggregator: AggregatorId, done: Done) -> list[AgentAction]:
         """The pull response: `version` is complete."""
         bucket = self._by_handle.get((aggregator, done.handle))
         if bucket is None:
@@ -357,7 +262,7 @@ class AgentCore:
         bucket.place = BucketPlace(aggregator=aggregator, location_epoch=done.location_epoch)
         return self._complete(bucket, done.version)
 
-    def moved(self, aggregator: AggregatorId, moved: Moved, now_s: float) -> list[Effect]:
+    def moved(self, aggregator: AggregatorId, moved: Moved, now_s: float) -> list[AgentAction]:
         """The pull response that names the new aggregator (appendix B, step 3)."""
         bucket = self._at(aggregator, moved.bucket)
         if bucket is None:
@@ -365,7 +270,7 @@ class AgentCore:
         if moved.location_epoch <= bucket.place.location_epoch:  # Somebody is behind: who?
             self._detach(bucket)
             return self._ask_location(now_s + limits.RETRY_WAIT_S_MIN)
-        effects: list[Effect] = []
+        effects: list[AgentAction] = []
         if bucket.stage == "ready" and moved.version > bucket.version:
             # The parameters are complete where we read them; the training program goes on while
             # the bucket is copied.
@@ -379,7 +284,7 @@ class AgentCore:
         self._endpoints[moved.to.aggregator] = moved.to
         return effects + self._reach((moved.to.aggregator,), now_s)
 
-    def denied(self, aggregator: AggregatorId, denied: Denied, now_s: float) -> list[Effect]:
+    def denied(self, aggregator: AggregatorId, denied: Denied, now_s: float) -> list[AgentAction]:
         bucket = self._at(aggregator, denied.bucket)
         if bucket is None:
             return []
@@ -391,16 +296,16 @@ class AgentCore:
             return [Reattach(aggregator, now_s + wait_s)]
         return self._ask_location(now_s + max(denied.retry_after_s, limits.RETRY_WAIT_S_MIN))
 
-    def reattach(self, aggregator: AggregatorId, now_s: float) -> list[Effect]:
+    def reattach(self, aggregator: AggregatorId, now_s: float) -> list[AgentAction]:
         return self._reach((aggregator,), now_s)
 
-    def repeat(self, now_s: float) -> list[Effect]:
+    def repeat(self, now_s: float) -> list[AgentAction]:
         """Called every REPEAT_S: whatever has been outstanding since the last call is said again.
 
         Every request is idempotent, and no answer is known to get lost while its channel lives; a
         wait that depends on that nevertheless has an end.
         """
-        effects: list[Effect] = []
+        effects: list[AgentAction] = []
         again: set[AggregatorId] = set()
         for bucket in self._buckets:
             before, bucket.asked = bucket.asked, bucket.outstanding()
@@ -418,13 +323,13 @@ class AgentCore:
                     effects += self._ask_location(now_s)
         return effects + self._reach(sorted(again), now_s)
 
-    def seed_asked(self, aggregator: AggregatorId, asked: SeedAsked) -> list[Effect]:
+    def seed_asked(self, aggregator: AggregatorId, asked: SeedAsked) -> list[AgentAction]:
         bucket = self._by_handle.get((aggregator, asked.handle))
         if bucket is None:
             return []
         return [WriteSeed(aggregator, bucket.index, asked.handle, max(bucket.held, 0))]
 
-    def push_refused(self, aggregator: AggregatorId, refused: PushRefused) -> list[Effect]:
+    def push_refused(self, aggregator: AggregatorId, refused: PushRefused) -> list[AgentAction]:
         """Another worker's refusal only means that this one waits on."""
         bucket = self._by_handle.get((aggregator, refused.handle))
         if bucket is None or refused.worker != self._rank or refused.iteration != bucket.iteration:
@@ -438,7 +343,7 @@ class AgentCore:
             return None
         return self._buckets[index]
 
-    def _complete(self, bucket: _Bucket, version: int, pushed: int = 0) -> list[Effect]:
+    def _complete(self, bucket: _Bucket, version: int, pushed: int = 0) -> list[AgentAction]:
         """The bucket's region is initialised and holds `version`.
 
         A version that was complete but that no worker holds may be gone with its region; one that
@@ -455,7 +360,7 @@ class AgentCore:
                     f"at {bucket.place.aggregator}; restart the job from its last checkpoint"
                 )
             ]
-        effects: list[Effect] = []
+        effects: list[AgentAction] = []
         if not bucket.attached_before:
             # A program that was started again goes on where the job is. A push of its former life
             # that no version answered yet stands: the slot may be in the middle of a fold.
@@ -474,7 +379,7 @@ class AgentCore:
 
     # What the training program does ---------------------------------------------------------------
 
-    def pushed(self, index: int, iteration: int) -> list[Effect]:
+    def pushed(self, index: int, iteration: int) -> list[AgentAction]:
         """All tensors of the bucket are in its slot."""
         bucket = self._buckets[index]
         bucket.iteration = max(bucket.iteration, iteration)

@@ -18,11 +18,11 @@ import uvloop
 
 from slackwater.agent.address_choice import agent_fabrics, dial
 from slackwater.agent.control import Control, Progress
-from slackwater.agent.core import (
-    AgentCore,
+from slackwater.agent.core import AgentCore
+from slackwater.agent.effects import (
+    AgentAction,
     Connect,
     Deliver,
-    Effect,
     Fail,
     Locate,
     MakeOffer,
@@ -36,7 +36,8 @@ from slackwater.agent.core import (
 from slackwater.agent.patience import Patience
 from slackwater.agent.region_access import Array, Attached, InPlace, Staged
 from slackwater.agent.region_choice import attach
-from slackwater.agent.worker_bucket import Cell, Waiter
+from slackwater.agent.worker_bucket import Cell, Waiter, cells_of
+from slackwater.common.base.clock import Clock
 from slackwater.common.base.errors import (
     DeadlineExceeded,
     Fatal,
@@ -61,8 +62,7 @@ from slackwater.common.domains.slots.frames import (
     encode_hello,
     encode_rings,
 )
-from slackwater.common.domains.slots.layout import bucket_tensors
-from slackwater.common.domains.slots.rules import Hyper
+from slackwater.common.shell.effect_runner import EffectRunner, Handlers, handlers, on
 from slackwater.common.shell.world import live_world
 from slackwater.common.transport.base import Channel, Fabric
 from slackwater.common.transport.gpu import Device
@@ -105,9 +105,10 @@ class Session:
         self._channels: dict[AggregatorId, Channel] = {}
         self._errors: dict[AggregatorId, str] = {}
         self._fabrics: dict[str, Fabric] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
         self._rung: deque[tuple[int, int]] = deque()
-        self._flush_due = False
+        self._rings: dict[AggregatorId, list[tuple[int, int]]] = {}
+        """By aggregator, handles and iterations that go out with the effects of one step."""
+        self._flush_due = self._delivered = False
         self._waiter: Waiter | None = None
         self._patience = Patience(
             self._who(), rank, lambda asking: self._call(lambda: self._spawn(asking)), self._fail
@@ -208,13 +209,13 @@ class Session:
         self._fabrics = agent_fabrics(self._device)
         name, bus = f"agent-{self.job}-{self.rank}", self._bus
         async with live_world(bus.url, name, credentials=bus.credentials) as world:
-            self._clock = world.clock
+            self._begin(world.clock)
             self._control = control = Control(
                 world, self._spec, self.rank, self._deadline_s, lambda: self._core.location_epoch
             )
             await control.register(self._tensors, self._submitted)
             self._apply(self._core.start(world.clock.now_s()))
-            observing = self._spawn(control.observe(self.progress))
+            observing = self._runner.tasks.spawn(control.observe(self.progress))
             self._spawn(control.repeat(lambda now_s: self._apply(self._core.repeat(now_s))))
             await self._closing.wait()
             observing.cancel()
@@ -222,9 +223,7 @@ class Session:
             if self._finish is not None:
                 await control.finish(self._finish)
                 self._finished = True
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await self._runner.close()
             await asyncio.gather(*(channel.close() for channel in self._channels.values()))
 
     def _fail(self, error: SlackwaterError) -> None:
@@ -234,81 +233,92 @@ class Session:
         if self._waiter is not None:
             self._waiter.release()
 
-    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = self._loop.create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-        return task
+    def _begin(self, clock: Clock) -> None:
+        self._clock = clock
+        self._runner = EffectRunner(clock, self._no_event, self._task_failed, self._handlers())
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            if isinstance(error, SlackwaterError):
-                self._fail(error)
-                return
-            failure = Fatal(f"{self._who()}: {error!r}")
-            failure.__cause__ = error
-            self._fail(failure)
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        self._runner.tasks.spawn(work)
+
+    def _no_event(self, event: object) -> None:
+        raise AssertionError(f"the Agent's core has no step for {event!r}: call its method")
+
+    def _task_failed(self, name: str, error: BaseException) -> None:
+        if isinstance(error, SlackwaterError):
+            self._fail(error)
+            return
+        failure = Fatal(f"{self._who()}: {name}: {error!r}")
+        failure.__cause__ = error
+        self._fail(failure)
 
     def _flush(self) -> None:
         self._flush_due = False
-        effects: list[Effect] = []
+        effects: list[AgentAction] = []
         while self._rung:
             effects += self._core.pushed(*self._rung.popleft())
         self._apply(effects)
 
     # Effects --------------------------------------------------------------------------------------
 
-    def _apply(self, effects: Iterable[Effect]) -> None:
-        rings: dict[AggregatorId, list[tuple[int, int]]] = {}
-        woken = False
+    def _handlers(self) -> Handlers:
+        return handlers(
+            AgentAction,
+            on(Ring, self._ring),
+            on(Deliver, self._deliver),
+            on(Resume, self._resume),
+            on(Send, lambda e: self._send(e.aggregator, encode_control(e.frame))),
+            on(MakeOffer, self._make_offer),
+            on(Connect, lambda e: self._spawn(self._connect(e.endpoint, e.at_s))),
+            on(Locate, lambda e: self._spawn(self._locate(e.at_s))),
+            on(Reattach, lambda e: self._spawn(self._reattach(e.aggregator, e.at_s))),
+            on(WriteSeed, lambda e: self._spawn(self._seed(e))),
+            on(Refuse, self._refuse),
+            on(Fail, lambda e: self._fail(Rejected(f"{self._who()}: {e.reason}"))),
+        )
+
+    def _apply(self, effects: Iterable[AgentAction]) -> None:
+        """Carry them out. Rings of one step leave as one frame per aggregator."""
         for effect in effects:
-            match effect:
-                case Ring(bucket=bucket):
-                    cell = self.cells[bucket]
-                    slots = cell.slots
-                    if isinstance(slots, InPlace):
-                        slots.mark(effect.iteration, cell.hyper)
-                        rings.setdefault(effect.aggregator, []).append(
-                            (effect.handle, effect.iteration)
-                        )
-                    elif slots is not None:
-                        self._spawn(self._push(effect, cell, slots))
-                case Deliver(bucket=bucket, version=version):
-                    cell = self.cells[bucket]
-                    slots = cell.slots
-                    if isinstance(slots, InPlace):
-                        self._have(cell, slots, version)
-                        woken = True
-                    elif slots is not None:
-                        self._spawn(self._fetch(cell, slots, version))
-                case Resume(bucket=bucket, iteration=iteration):
-                    self.cells[bucket].iteration = iteration
-                case Send(aggregator=aggregator, frame=frame):
-                    self._send(aggregator, encode_control(frame))
-                case MakeOffer(handle=handle):
-                    offer = self.cells[effect.bucket].offer(handle, effect.version)
-                    self._send(effect.aggregator, encode_control(offer))
-                case Connect(endpoint=endpoint, at_s=at_s):
-                    self._spawn(self._connect(endpoint, at_s))
-                case Locate(at_s=at_s):
-                    self._spawn(self._locate(at_s))
-                case Reattach(aggregator=aggregator, at_s=at_s):
-                    self._spawn(self._reattach(aggregator, at_s))
-                case WriteSeed():
-                    self._spawn(self._seed(effect))
-                case Refuse(bucket=bucket, refused=refused):
-                    self.cells[bucket].was_refused = True
-                    self.cells[bucket].refused = refused
-                    if self._waiter is not None:
-                        self._waiter.release()
-                case Fail(reason=reason):
-                    self._fail(Rejected(f"{self._who()}: {reason}"))
+            self._runner.perform(effect)
+        rings, self._rings = self._rings, {}
         for aggregator, pairs in rings.items():
             for first in range(0, len(pairs), ENTRIES_MAX):
                 self._send(aggregator, encode_rings(pairs[first : first + ENTRIES_MAX]))
-        if woken and self._waiter is not None:
-            self._waiter.look()
+        if self._delivered:
+            self._delivered = False
+            if self._waiter is not None:
+                self._waiter.look()
+
+    def _ring(self, effect: Ring) -> None:
+        cell = self.cells[effect.bucket]
+        slots = cell.slots
+        if isinstance(slots, InPlace):
+            slots.mark(effect.iteration, cell.hyper)
+            self._rings.setdefault(effect.aggregator, []).append((effect.handle, effect.iteration))
+        elif slots is not None:
+            self._spawn(self._push(effect, cell, slots))
+
+    def _deliver(self, effect: Deliver) -> None:
+        cell = self.cells[effect.bucket]
+        slots = cell.slots
+        if isinstance(slots, InPlace):
+            self._have(cell, slots, effect.version)
+            self._delivered = True
+        elif slots is not None:
+            self._spawn(self._fetch(cell, slots, effect.version))
+
+    def _resume(self, effect: Resume) -> None:
+        self.cells[effect.bucket].iteration = effect.iteration
+
+    def _make_offer(self, effect: MakeOffer) -> None:
+        offer = self.cells[effect.bucket].offer(effect.handle, effect.version)
+        self._send(effect.aggregator, encode_control(offer))
+
+    def _refuse(self, effect: Refuse) -> None:
+        cell = self.cells[effect.bucket]
+        cell.was_refused, cell.refused = True, effect.refused
+        if self._waiter is not None:
+            self._waiter.release()
 
     def _send(self, aggregator: AggregatorId, frame: bytes) -> None:
         channel = self._channels.get(aggregator)
@@ -356,18 +366,7 @@ class Session:
     def _take_plan(self, located: Located) -> None:
         """The first table makes the cells; the token may change with any. Raises Rejected."""
         if self.plan is None:
-            wanted = self._spec.gradient_dtype
-            if located.plan.gradient_dtype != wanted:
-                raise Rejected(
-                    f"the job's gradients are {located.plan.gradient_dtype}, this program's "
-                    f"{wanted}; give gradient_dtype as it was submitted"
-                )
-            if self.rank >= located.plan.workers:
-                raise Rejected(f"rank {self.rank} of {located.plan.workers} workers")
-            self.cells = [
-                Cell(layout, bucket_tensors(layout, self._tensors), Hyper.of(located.plan.update))
-                for layout in located.buckets
-            ]
+            self.cells = cells_of(located, self._spec, self.rank, self._tensors)
         self.plan = located.plan
 
     async def _connect(self, endpoint: Endpoint, at_s: float) -> None:
@@ -400,7 +399,7 @@ class Session:
         try:
             while True:
                 frame = await channel.receive()
-                effects: list[Effect] = []
+                effects: list[AgentAction] = []
                 for entry in decode(frame):
                     if isinstance(entry, Granted):
                         self._apply(effects)
@@ -416,7 +415,7 @@ class Session:
             await channel.close()
         self._apply(self._core.channel_lost(aggregator, self._clock.now_s()))
 
-    def _heard(self, aggregator: AggregatorId, entry: object) -> list[Effect]:
+    def _heard(self, aggregator: AggregatorId, entry: object) -> list[AgentAction]:
         now_s = self._clock.now_s()
         match entry:
             case Done():
@@ -433,7 +432,7 @@ class Session:
 
     async def _granted(
         self, aggregator: AggregatorId, channel: Channel, granted: Granted
-    ) -> list[Effect]:
+    ) -> list[AgentAction]:
         """Open the bucket's region and make it the place of the next gradient."""
         if not self._core.expects(aggregator, granted.bucket):
             return []

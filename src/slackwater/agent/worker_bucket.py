@@ -19,10 +19,11 @@ from slackwater.agent.region_access import ELEMENT, Array, Attached, Staging
 from slackwater.agent.snapshot import Snapshots
 from slackwater.common.base.errors import GradientRefused, Rejected
 from slackwater.common.domains.slots.frames import Offer, PushRefused
+from slackwater.common.domains.slots.layout import bucket_tensors
 from slackwater.common.domains.slots.rules import Floats, Hyper
 from slackwater.common.transport.gpu import Device, DeviceArray, copy_into
-from slackwater.schemas.jobs import DType, TensorSpec
-from slackwater.schemas.placement import BucketLayout
+from slackwater.schemas.jobs import DType, JobSpec, TensorSpec
+from slackwater.schemas.placement import BucketLayout, Located
 
 
 class Cell:
@@ -229,3 +230,20 @@ def read_tensors(
             values[name] = given
         specs.append(TensorSpec(name=name, shape=shape, group=groups.get(name, 0)))
     return tuple(specs), values
+
+
+def cells_of(
+    located: Located, spec: JobSpec, rank: int, tensors: tuple[TensorSpec, ...]
+) -> list[Cell]:
+    """Make the job's cells from its first placement. Raises Rejected where this program does not
+    fit the job."""
+    plan = located.plan
+    if plan.gradient_dtype != spec.gradient_dtype:
+        raise Rejected(
+            f"the job's gradients are {plan.gradient_dtype}, this program's "
+            f"{spec.gradient_dtype}; give gradient_dtype as it was submitted"
+        )
+    if rank >= plan.workers:
+        raise Rejected(f"rank {rank} of {plan.workers} workers")
+    hyper = Hyper.of(plan.update)
+    return [Cell(layout, bucket_tensors(layout, tensors), hyper) for layout in located.buckets]

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slackwater.agent.core import (
-    AgentCore,
+from slackwater.agent.core import AgentCore
+from slackwater.agent.effects import (
+    AgentAction,
     Connect,
     Deliver,
-    Effect,
     Fail,
     Locate,
     MakeOffer,
@@ -355,7 +355,7 @@ class World:
     up: set[AggregatorId] = field(default_factory=set)
     inbox: list[tuple[str, AggregatorId, int]] = field(default_factory=list)
 
-    def play(self, effects: list[Effect]) -> None:
+    def play(self, effects: list[AgentAction]) -> None:
         for effect in effects:
             match effect:
                 case Locate():
