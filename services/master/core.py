@@ -24,13 +24,13 @@ import msgspec
 
 from slackwater.common.base import limits
 from slackwater.common.base.effects import (
-    REFUSED,
     Answered,
     Draining,
     Effect,
     Log,
     Observed,
     Recovered,
+    RefusedSoFar,
     Requested,
     ShellEvent,
     StartTimer,
@@ -39,7 +39,6 @@ from slackwater.common.base.effects import (
 from slackwater.schemas.base import (
     NOT_FOUND,
     RUN_ATTEMPTS,
-    AggregatorId,
     JobId,
     Message,
     Ok,
@@ -100,6 +99,14 @@ from slackwater.services.master.jobs import (
     silent_node,
     unknown,
 )
+from slackwater.services.master.keys import (
+    DecisionDue,
+    HeldKey,
+    LineKey,
+    OrderKey,
+    RankDue,
+    TickDue,
+)
 from slackwater.services.master.pool import BUCKET as NODES_BUCKET
 from slackwater.services.master.snapshot import Durations
 from slackwater.services.master.state import JOBS_BUCKET, State, tenants
@@ -141,12 +148,14 @@ class Master:
                 self._handlers[type(event.message)](event.token, event.message, now_s)
             case Observed():
                 self._observe(event.message, now_s)
-            case Answered():
-                self._answered(event.key, event.message, now_s)
-            case TimerFired(key=key) if key.startswith(dispatch.TIMER):
-                dispatch.wake(self.state, key)
-            case TimerFired(key=key) if key != "tick":
-                rank_restarts.rested(self.state, key)
+            case Answered(key=key, message=message):
+                self._answered(key, message, now_s)
+            case RefusedSoFar(key=key, message=refused):
+                self._answered(key, refused, now_s, final=False)
+            case TimerFired(key=DecisionDue(schedule=schedule)):
+                dispatch.wake(self.state, schedule)
+            case TimerFired(key=RankDue() as due):
+                rank_restarts.rested(self.state, due)
             case TimerFired():
                 self._tick(now_s)
             case Recovered():
@@ -181,7 +190,7 @@ class Master:
         policies = records.get(gpu_policy.POLICIES_BUCKET, {})
         policy = policies.get(gpu_policy.POOL)
         gpu_policy.restore(state, policy if isinstance(policy, PolicyRecord) else None)
-        state.out.append(StartTimer("tick", now_s + state.config.tick_s))
+        state.out.append(StartTimer(TickDue(), now_s + state.config.tick_s))
         for job in list(state.unsettled.values()):
             lifecycle.advance(state, job)
 
@@ -296,31 +305,30 @@ class Master:
 
     # What comes back, and what is observed --------------------------------------------------------
 
-    def _answered(self, key: str, message: Message, now_s: float) -> None:
+    def _answered(self, key: object, message: Message, now_s: float, *, final: bool = True) -> None:
         state = self.state
-        again = key.startswith(REFUSED)
-        what, _, id = key.removeprefix(REFUSED).partition("/")
-        if what == "held":
-            state.out += state.pool.held(AggregatorId(id), message)
-            return
-        job = state.jobs.get(JobId(id))
-        if job is None:
-            return
-        if what.startswith(missing_ranks.LINE):
-            job.asked.discard(what)
-            missing_ranks.line_read(job, what, message)
-            return
+        match key:
+            case HeldKey(aggregator=aggregator):
+                state.out += state.pool.held(aggregator, message)
+            case LineKey(job=id, rank=rank) if (job := state.jobs.get(id)) is not None:
+                job.reading.discard(rank)
+                missing_ranks.line_read(job, rank, message)
+            case OrderKey(job=id, what=what) if (job := state.jobs.get(id)) is not None:
+                self._obeyed(job, what, message, now_s, final)
+
+    def _obeyed(self, job: Job, what: str, message: Message, now_s: float, final: bool) -> None:
+        """Take the answer to an order. Not `final`: it was refused, and is repeated."""
         refused = message if isinstance(message, Refused) else None
         job.refusals.pop(what, None)
         if refused is not None:
             job.refusals[what] = refused.reason
-        if again:
+        if not final:
             return
         job.asked.discard(what)
         if what == "place":
-            cluster_assignment.placed(state, job, refused)
+            cluster_assignment.placed(self.state, job, refused)
         else:
-            lifecycle.carried_out(state, job, what, refused, now_s)
+            lifecycle.carried_out(self.state, job, what, refused, now_s)
 
     def _observe(self, message: Message, now_s: float) -> None:
         state = self.state
@@ -358,7 +366,7 @@ class Master:
 
     def _tick(self, now_s: float) -> None:
         state = self.state
-        state.out.append(StartTimer("tick", now_s + state.config.tick_s))
+        state.out.append(StartTimer(TickDue(), now_s + state.config.tick_s))
         state.out += state.pool.tick(now_s)
         for job in list(state.unsettled.values()):
             self._look_after(job, now_s)

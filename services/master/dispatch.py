@@ -17,6 +17,7 @@ from slackwater.schemas.jobs import JobRecord
 from slackwater.services.master.admission import Hold, named
 from slackwater.services.master.gangs import fits_processes
 from slackwater.services.master.jobs import Job
+from slackwater.services.master.keys import DecisionDue
 from slackwater.services.master.lifecycle import advance, given, leave
 from slackwater.services.master.nodes import Room
 from slackwater.services.master.schedule import Schedule
@@ -25,7 +26,6 @@ from slackwater.services.master.scheduling.view import Allocation, View
 from slackwater.services.master.snapshot import Capacity
 from slackwater.services.master.state import State, held_back
 
-TIMER: Final = "decide"
 SETTLE_S: Final = 2.5
 """After its start a master knows which GPUs there are once every node was heard, as they are each
 second. A policy that saw half of the cluster would pause jobs for want of room."""
@@ -45,9 +45,9 @@ def dispatch(state: State, now_s: float) -> bool:
     return asked_gpus
 
 
-def wake(state: State, key: str) -> None:
+def wake(state: State, name: str) -> None:
     """Ask a scheduler that wanted it when its timer fires."""
-    schedule = state.slots if key.endswith(state.slots.name) else state.gpus
+    schedule = state.slots if name == state.slots.name else state.gpus
     schedule.due = True
 
 
@@ -68,7 +68,7 @@ def _settled(state: State, now_s: float) -> bool:
         return True
     if schedule.wake_s == inf:
         schedule.wake_s = state.begun_s + SETTLE_S
-        state.out.append(StartTimer(f"{TIMER}/{schedule.name}", schedule.wake_s))
+        state.out.append(StartTimer(DecisionDue(schedule.name), schedule.wake_s))
     return False
 
 
@@ -104,7 +104,7 @@ def _decide(state: State, schedule: Schedule, view: View, now_s: float) -> Decis
         return None
     schedule.failure = ""
     if now_s < decision.wake_s < inf and decision.wake_s != schedule.wake_s:
-        state.out.append(StartTimer(f"{TIMER}/{schedule.name}", decision.wake_s))
+        state.out.append(StartTimer(DecisionDue(schedule.name), decision.wake_s))
     schedule.wake_s = decision.wake_s
     return decision
 

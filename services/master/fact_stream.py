@@ -1,6 +1,7 @@
 """The stream in which the bus keeps facts: whichever master leads makes it, and repairs it."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import structlog
 
@@ -14,7 +15,7 @@ from slackwater.services.master.config import MasterConfig
 _log = structlog.get_logger()
 
 
-def keep_facts(world: World, config: MasterConfig) -> Callable[[Port], Awaitable[None]]:
+def keep_facts(world: World, config: MasterConfig) -> Callable[[Port], Coroutine[Any, Any, None]]:
     """A task of the leading master. Jobs do not need the stream: where it cannot be made (no room,
     another stream of these subjects), the log says why, once for each reason."""
     keeping = Keeping(

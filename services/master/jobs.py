@@ -38,6 +38,8 @@ class Job:
     """Requests of these kinds that were carried out."""
     refusals: dict[str, str] = field(default_factory=dict)
     """Requests -> why the last one was refused, until one is carried out."""
+    reading: set[int] = field(default_factory=set)
+    """Ranks whose logs' last lines were asked for."""
     heard_s: float = 0.0
     progress: Progress = field(default_factory=Progress)
     missing_since_s: dict[int, float] = field(default_factory=dict)

@@ -15,6 +15,7 @@ from slackwater.schemas.jobs import AskMissing, MissingRanks
 from slackwater.schemas.logs import LogPiece, ReadLog
 from slackwater.services.master.gangs import node_of
 from slackwater.services.master.jobs import Job
+from slackwater.services.master.keys import LineKey
 from slackwater.services.master.progress import own_iterations
 from slackwater.services.master.state import State
 
@@ -24,7 +25,6 @@ SILENT_S: Final = 30.0
 """Seconds without a push after which a rank is named with the last line of its log."""
 FRESH_S: Final = 5.0
 """Seconds for which a waiting Agent's question counts; it asks every second."""
-LINE: Final = "line-"
 
 
 def asked(state: State, job: Job, message: AskMissing, now_s: float) -> MissingRanks:
@@ -74,12 +74,12 @@ def unheard(job: Job, agent_silent_s: float, now_s: float) -> str:
     )
 
 
-def line_read(job: Job, what: str, message: Message) -> None:
+def line_read(job: Job, rank: int, message: Message) -> None:
     """Take the answer of the rank's worker node, which may know no such log."""
     if isinstance(message, LogPiece):
         lines = message.data.decode(errors="replace").split("\n")
         last = next((line.strip() for line in reversed(lines) if line.strip()), "")
-        job.lines[int(what.removeprefix(LINE))] = last[:200]
+        job.lines[rank] = last[:200]
 
 
 def _over(job: Job, rank: int) -> bool:
@@ -117,16 +117,16 @@ def _where(job: Job, rank: int, iteration: int, waited_s: float, now_s: float) -
 
 
 def _read_line(state: State, job: Job, rank: int) -> None:
-    what, node = f"{LINE}{rank}", node_of(job.record, rank)
-    if node is None or what in job.asked:
+    node = node_of(job.record, rank)
+    if node is None or rank in job.reading:
         return
-    job.asked.add(what)
+    job.reading.add(rank)
     subject = subjects.command("worker", state.nodes.service_id(node), "log")
     state.out.append(
         Request(
             subject,
             ReadLog(job=job.id, rank=rank, tail=1),
-            f"{what}/{job.id}",
+            LineKey(job.id, rank),
             timeout_s=REQUEST_TIMEOUT_S,
             budget_s=REQUEST_TIMEOUT_S,
         )

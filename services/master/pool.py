@@ -43,6 +43,7 @@ from slackwater.schemas.cluster import (
     DeallocateAggregators,
 )
 from slackwater.schemas.placement import BucketHeld, BucketsHeld, DropJob, ListBuckets
+from slackwater.services.master.keys import CleanKey, HeldKey
 
 BUCKET = "nodes"
 RETRY_S = 1.0
@@ -134,7 +135,7 @@ class Pool:
             return []
         self._cleaning.add(id)
         subject = subjects.command("aggregator", id, "held")
-        return [Request(subject, ListBuckets(), f"held/{id}", budget_s=CLEAN_BUDGET_S)]
+        return [Request(subject, ListBuckets(), HeldKey(id), budget_s=CLEAN_BUDGET_S)]
 
     def held(self, id: AggregatorId, answer: Message) -> list[Effect]:
         """Drop what a free aggregator holds. The next heartbeat shows whether it is gone."""
@@ -152,7 +153,7 @@ class Pool:
                     buckets=tuple(each.bucket for each in stale),
                     up_to_epochs=tuple(each.location_epoch for each in stale),
                 ),
-                f"drop/{id}/{job}",
+                CleanKey(id, job),
                 budget_s=CLEAN_BUDGET_S,
             )
             for job, stale in jobs.items()

@@ -11,9 +11,10 @@ import signal
 from typing import Final
 
 from slackwater.common.base.effects import StartTimer
-from slackwater.schemas.base import COUNT_MAX, JobId
+from slackwater.schemas.base import COUNT_MAX
 from slackwater.schemas.cluster import WorkerExited
 from slackwater.services.master.jobs import Job
+from slackwater.services.master.keys import RankDue
 from slackwater.services.master.lifecycle import advance, end
 from slackwater.services.master.state import State
 
@@ -21,7 +22,6 @@ FIRST_WAIT_S: Final = 0.5
 WAIT_S_MAX: Final = 30.0
 """Seconds before a rank is started again: the first, then twice as many each time, up to the
 second. A fault that kills a program at once would do so again."""
-TIMER: Final = "again"
 
 
 def rank_died(state: State, job: Job, exited: WorkerExited, now_s: float) -> None:
@@ -44,15 +44,14 @@ def rank_died(state: State, job: Job, exited: WorkerExited, now_s: float) -> Non
     job.resting.add(exited.rank)
     job.died_s[exited.rank] = now_s
     job.missing_since_s.pop(exited.rank, None)
-    state.out.append(StartTimer(f"{TIMER}/{job.id}/{rank}", now_s + wait_s))
+    state.out.append(StartTimer(RankDue(job.id, exited.rank), now_s + wait_s))
 
 
-def rested(state: State, key: str) -> None:
+def rested(state: State, key: RankDue) -> None:
     """Start the rank again when its timer fires."""
-    _, id, rank = key.split("/")
-    job = state.jobs.get(JobId(id))
-    if job is not None and int(rank) in job.resting:
-        job.resting.discard(int(rank))
+    job = state.jobs.get(key.job)
+    if job is not None and key.rank in job.resting:
+        job.resting.discard(key.rank)
         advance(state, job)
 
 

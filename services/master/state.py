@@ -36,6 +36,7 @@ from slackwater.services.master.clusters import Clusters
 from slackwater.services.master.config import MasterConfig
 from slackwater.services.master.gangs import slots_held
 from slackwater.services.master.jobs import Job
+from slackwater.services.master.keys import OrderKey
 from slackwater.services.master.nodes import Nodes
 from slackwater.services.master.pool import Pool
 from slackwater.services.master.schedule import Schedule
@@ -201,7 +202,7 @@ class State:
         if what in job.asked or what in job.told:
             return
         job.asked.add(what)
-        key = f"{what}/{job.record.spec.id}"
+        key = OrderKey(JobId(job.record.spec.id), what)
         # Start, stop: in order, or a start that is repeated late would follow the stop.
         ordered = what.startswith(("start", "again", "stop"))
         lane = f"{subject.rpartition('.')[0]}/{job.record.spec.id}" if ordered else ""

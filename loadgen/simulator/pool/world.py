@@ -23,6 +23,7 @@ import msgspec
 from slackwater.common.base.effects import (
     Answered,
     Effect,
+    EffectKey,
     Observed,
     Publish,
     Recovered,
@@ -50,7 +51,9 @@ from slackwater.schemas.placement import (
     WorkerDone,
 )
 from slackwater.services.controller.core import Controller
+from slackwater.services.controller.keys import ServeDue, TickDue
 from slackwater.services.controller.state import ASK_BUDGET_S, Aggregator
+from slackwater.services.master import keys as master_keys
 from slackwater.services.master.core import Master
 
 COPY_S = 1.0
@@ -93,7 +96,7 @@ class World:
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._number = 0
         self._inbox: deque[tuple[str, ShellEvent]] = deque()
-        self._tokens: dict[int, tuple[str, str]] = {}
+        self._tokens: dict[int, tuple[str, EffectKey]] = {}
         self._token = 0
         self._ticks_s: dict[str, float] = {}
         self._attended_s = -inf
@@ -127,7 +130,7 @@ class World:
         for id, played in self._played.items():
             if played.owner == name and played.up:
                 self._put(name, Observed("", self._heartbeat(id)))
-        self._give(name, TimerFired("tick"))
+        self._give(name, TimerFired(TickDue()))
         self._stepped.discard(name)
         self._plan_tick(name)
 
@@ -216,7 +219,7 @@ class World:
         for id, played in self._played.items():
             if played.up:
                 self._put(MASTER, Observed("", self._heartbeat(id)))
-        self._give(MASTER, TimerFired("tick"))
+        self._give(MASTER, TimerFired(master_keys.TickDue()))
         for name in self.controllers:
             self.tick(name)
         if self.now_s + BEAT_S <= self._attended_s:
@@ -268,15 +271,16 @@ class World:
                     name = MASTER if service == "master" else id
                     self._put(name, Requested(self._token, message))
             case Reply(token=token, message=message):
-                asker, key = self._tokens.pop(token, ("", ""))
-                if not asker:
+                asked = self._tokens.pop(token, None)
+                if asked is None:
                     return
+                asker, key = asked
                 if isinstance(message, AggregatorsAllocated):
                     for granted in message.aggregators:
                         self._put(asker, Observed("", self._heartbeat(granted)))
                 self._put(asker, Answered(key, message))
-            case StartTimer(key="serve"):
-                self._put(sender, TimerFired("serve"))
+            case StartTimer(key=ServeDue() as key):
+                self._put(sender, TimerFired(key))
             case Publish(message=message):
                 if isinstance(message, ClusterReport):
                     self._reports[sender] = message

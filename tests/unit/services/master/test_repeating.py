@@ -16,7 +16,7 @@ from tests.unit.services.master.test_master_core import (
     submitted,
 )
 
-from slackwater.common.base.effects import Answered, Publish, Reply, Request
+from slackwater.common.base.effects import Answered, EffectKey, Publish, Reply, Request
 from slackwater.schemas.base import RUN_ATTEMPTS, JobId, Message, NodeId, Ok, Refused
 from slackwater.schemas.cluster import StartWorkers, StopWorkers, WorkerExited
 from slackwater.schemas.job_states import TERMINAL_STATES
@@ -37,6 +37,7 @@ from slackwater.schemas.jobs import (
     SubmitJob,
 )
 from slackwater.schemas.placement import PlaceJob, ReleaseJob
+from slackwater.services.master.keys import OrderKey
 
 
 def exited(id: str, rank: int, code: int = 0, run: int = 0) -> WorkerExited:
@@ -48,9 +49,9 @@ def failed(harness: Harness, id: str = "a") -> None:
     """A job that ran, failed, and of which nothing is left."""
     submitted(harness, id)
     harness.node()
-    harness.step(Answered(f"start/{id}", Ok()))
+    harness.step(Answered(OrderKey(JobId(id), "start"), Ok()))
     harness.ask(exited(id, 1, code=3))
-    harness.step(Answered(f"stop/{id}", Ok()))
+    harness.step(Answered(OrderKey(JobId(id), "stop"), Ok()))
     assert harness.job(id).released
 
 
@@ -93,8 +94,8 @@ def test_a_rerun_waits_until_nothing_of_the_former_run_is_left() -> None:
     harness.ask(exited("a", 1, code=3))
     waits = refused(harness.answer(RerunJob(job="a", run=1)), "worker node n1", "processes ended")
     assert waits.retry_after_s > 0
-    harness.step(Answered("start/a", Ok()))
-    harness.step(Answered("stop/a", Ok()))
+    harness.step(Answered(OrderKey(JobId("a"), "start"), Ok()))
+    harness.step(Answered(OrderKey(JobId("a"), "stop"), Ok()))
     assert isinstance(harness.answer(RerunJob(job="a", run=1)), JobInfo)
 
 
@@ -108,7 +109,7 @@ def test_what_cannot_run_again_is_refused_with_the_remedy() -> None:
     harness.report("c0", 1.0)
     by_hand = spec("h", program=(), workers=1)
     harness.ask(RegisterJob(job="h", rank=0, tensors=TENSORS, spec=by_hand))
-    harness.step(Answered("place/h", Ok()))
+    harness.step(Answered(OrderKey(JobId("h"), "place"), Ok()))
     harness.ask(FinishJob(job="h", rank=0))
     refused(harness.answer(RerunJob(job="h", run=1)), "started by its user", "delete h")
 
@@ -132,7 +133,7 @@ def test_all_orders_of_a_run_carry_its_number() -> None:
     harness.ask(RerunJob(job="a", run=1))
     place = orders(harness.ask(RegisterJob(job="a", rank=0, tensors=TENSORS)))
     assert [order.run for order in place if isinstance(order, PlaceJob)] == [1]
-    harness.step(Answered("place/a", Ok()))
+    harness.step(Answered(OrderKey(JobId("a"), "place"), Ok()))
     told = orders(harness.ask(CancelJob(job="a")))
     assert StopWorkers(job="a", run=1, attempt=1) in told
     assert ReleaseJob(job="a", run=1) in told
@@ -174,8 +175,8 @@ def test_a_deleted_job_still_ends_and_its_id_is_free_after_that() -> None:
     assert harness.answer(DeleteJob(job="a")) == Ok()
     waits = refused(harness.answer(SubmitJob(spec=spec("a", workers=1))), "still ending")
     assert waits.retry_after_s > 0
-    harness.step(Answered("start/a", Ok()))
-    harness.step(Answered("stop/a", Ok()))
+    harness.step(Answered(OrderKey(JobId("a"), "start"), Ok()))
+    harness.step(Answered(OrderKey(JobId("a"), "stop"), Ok()))
     assert isinstance(harness.answer(SubmitJob(spec=spec("a", workers=1))), JobAccepted)
 
 
@@ -186,10 +187,10 @@ def test_a_job_started_by_hand_is_registered_anew_after_it_was_deleted() -> None
     for run in range(2):
         effects = harness.ask(RegisterJob(job="h", rank=0, tensors=TENSORS, spec=by_hand))
         assert [order.run for order in orders(effects) if isinstance(order, PlaceJob)] == [run]
-        answered = harness.step(Answered("place/h", Ok()))
+        answered = harness.step(Answered(OrderKey(JobId("h"), "place"), Ok()))
         assert isinstance(only(answered, Reply).message, JobRegistered)
         harness.ask(FinishJob(job="h", rank=0))
-        harness.step(Answered("release/h", Ok()))
+        harness.step(Answered(OrderKey(JobId("h"), "release"), Ok()))
         assert harness.answer(DeleteJob(job="h")) == Ok()
 
 
@@ -228,7 +229,7 @@ class World:
 
     def __init__(self) -> None:
         self.harness = Harness()
-        self.open: dict[str, Message] = {}
+        self.open: dict[EffectKey, Message] = {}
         self.said: list[WorkerExited] = []
         self.alive: dict[tuple[str, int], int] = {}
         """(job, rank) -> the attempt that runs."""
@@ -246,7 +247,7 @@ class World:
     def answer(self, which: int) -> None:
         if not self.open:
             return
-        key = sorted(self.open)[which % len(self.open)]
+        key = sorted(self.open, key=repr)[which % len(self.open)]
         message = self.open.pop(key)
         match message:
             case StartWorkers():

@@ -10,8 +10,9 @@ from tests.unit.services.master.test_master_core import (
 )
 
 from slackwater.common.base.effects import Answered, Persist, Reply, StartTimer, TimerFired
-from slackwater.schemas.base import NodeId, Ok
+from slackwater.schemas.base import JobId, NodeId, Ok
 from slackwater.schemas.cluster import StartWorkers, StopWorkers, WorkerExited
+from slackwater.services.master.keys import OrderKey, RankDue
 from slackwater.services.master.rank_restarts import WAIT_S_MAX, death
 
 
@@ -25,7 +26,7 @@ def running(restarts: int) -> Harness:
     harness = Harness()
     submitted(harness, "a", restarts=restarts)
     harness.node()
-    harness.step(Answered("start/a", Ok()))
+    harness.step(Answered(OrderKey(JobId("a"), "start"), Ok()))
     return harness
 
 
@@ -47,7 +48,7 @@ def test_a_rank_that_dies_is_started_again_and_the_job_runs_on() -> None:
     assert harness.job("a").restarts == {"1": 1}
     assert orders(harness.step(TimerFired(timer.key))) == [again(1, 1)]
     assert orders(harness.tick()) == []  # It is on its way.
-    harness.step(Answered("again-1-1/a", Ok()))
+    harness.step(Answered(OrderKey(JobId("a"), "again-1-1"), Ok()))
     for rank, attempt in ((0, 0), (1, 1)):
         harness.ask(exited(rank, 0, "{}", attempt))
     assert harness.job("a").state == "completed"
@@ -61,7 +62,7 @@ def test_restarts_are_counted_over_all_ranks_and_the_last_death_fails_the_job() 
     assert orders(effects) == [StopWorkers(job="a")]
     reason = "rank 1 on n1 ended with exit code 1: ValueError: worse (after 2 of 2 restarts)"
     assert (harness.job("a").state, harness.job("a").reason) == ("failed", reason)
-    assert harness.step(TimerFired("again/a/0")) == [], "its timer comes late"
+    assert harness.step(TimerFired(RankDue(JobId("a"), 0))) == [], "its timer comes late"
 
 
 def test_a_rank_that_dies_again_and_again_waits_longer_each_time() -> None:
@@ -92,8 +93,8 @@ def test_a_rank_that_is_about_to_start_again_has_not_vanished() -> None:
         harness.node(running=(("a", 0),))
         harness.tick()
     assert harness.job("a").state == "running"
-    harness.step(TimerFired("again/a/1"))
-    harness.step(Answered("again-1-1/a", Ok()))
+    harness.step(TimerFired(RankDue(JobId("a"), 1)))
+    harness.step(Answered(OrderKey(JobId("a"), "again-1-1"), Ok()))
     for _ in range(20):
         harness.node(running=(("a", 0),))
         harness.tick()
