@@ -180,5 +180,5 @@ class Driven:
                 self.step(Answered(request.key, Refused(reason="nobody answers")))
             if not self._open:
                 return
-            self.pass_time(1.0)
+            self.pass_time(20.0)  # Jobs may ask for ten minutes to end.
         raise AssertionError(f"never answered: {list(self._open.values())[:3]}")
