@@ -11,7 +11,7 @@ p_ji binary each product w_i * p_ji is replaced by a variable z_ji between max(0
 and min(w_i, W p_ji), which is exact.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
