@@ -111,7 +111,7 @@ class Job:
     held: tuple[JobPlacement, dict[AggregatorId, int]] | None = None
     """Bytes that are held for it, by aggregator, by that record (room.py)."""
     refusals: dict[EffectKey, str] = field(default_factory=dict)
-    """Of commands for this job, by key: why the last attempt was refused."""
+    """Refusals of commands for this job, by key: why the last attempt was refused."""
     escapes: int = 0
     """Times that it left a congested link since its speed was last above the limit."""
     window: WindowMeasured | None = None

@@ -85,7 +85,7 @@ class ReportKey(EffectKey):
 
 @dataclass(frozen=True, slots=True)
 class KillDue(EffectKey):
-    """What is left of the job's processes, up to this attempt of the job, is killed."""
+    """Kills what is left of the job's processes, up to this attempt of the job."""
 
     job: JobId
     last: int
