@@ -59,6 +59,12 @@ class PolicyInfo(Message, kw_only=True, frozen=True, tag="policy.info"):
     """How often it failed, so that everybody kept what they had."""
     reason: Text = ""
     """Why it failed last; empty: its last decision was carried out."""
+    quotas: Annotated[dict[Name, Count], msgspec.Meta(max_length=10_000)] = msgspec.field(
+        default_factory=dict
+    )
+    """Tenant -> GPUs of its own, under every policy; empty: all share alike."""
+    min_run_s: Seconds = 0.0
+    """Seconds that a job keeps its GPUs at least, under every policy."""
 
     def __post_init__(self) -> None:
         cut_texts(self)

@@ -102,7 +102,7 @@ def remember(state: State) -> None:
 
 def info(state: State) -> PolicyInfo:
     schedule, record = state.gpus, state.policy
-    jobs = schedule.snapshot.jobs.values()
+    jobs, rules = schedule.snapshot.jobs.values(), schedule.scheduler.rules
     return PolicyInfo(
         policy=record.policy,
         settings=record.settings,
@@ -115,6 +115,8 @@ def info(state: State) -> PolicyInfo:
         decisions=schedule.decisions,
         failures=schedule.failures,
         reason=schedule.failure,
+        quotas=dict(rules.quotas),
+        min_run_s=rules.min_run_s,
     )
 
 

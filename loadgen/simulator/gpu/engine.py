@@ -22,11 +22,13 @@ from msgspec.structs import replace
 
 from slackwater.common.base import limits
 from slackwater.common.base.errors import Fatal, Rejected
+from slackwater.loadgen.simulator.gpu.active import Active
 from slackwater.loadgen.simulator.gpu.cluster import Cluster
 from slackwater.loadgen.simulator.gpu.interference import Surroundings
 from slackwater.loadgen.simulator.gpu.jobmodels.base import Conditions, JobModel, JobRun
 from slackwater.loadgen.simulator.gpu.outcome import (
     DEFAULT_SETTINGS,
+    Begun,
     Costs,
     Outcome,
     Result,
@@ -54,43 +56,6 @@ PROGRESS_EVERY = 256
 """Events between two calls of the progress callback."""
 
 
-class Active:
-    """An active job: the engine's mutable side of a JobView."""
-
-    __slots__ = (
-        "allocation", "attained", "first_start_s", "furthest", "generation", "gpus", "group", "job",
-        "marked_s", "outcome", "ready_s", "restarts", "run", "run_s", "since_s", "useful", "vain",
-        "view", "work",
-    )  # fmt: skip
-
-    def __init__(
-        self, job: SimJob, run: JobRun, outcome: Outcome, now_s: float, restart_s: float | None
-    ) -> None:
-        self.job, self.run, self.outcome = job, run, outcome
-        self.generation = 0
-        self.allocation: Allocation = NOTHING
-        self.group = ""
-        self.gpus = 0
-        self.since_s: float = now_s
-        self.ready_s: float = now_s
-        self.marked_s: float = now_s
-        self.attained: float = 0
-        self.run_s: float = 0
-        self.first_start_s = inf
-        self.restarts = 0
-        self.furthest, self.vain = run.work_done, 0
-        """Its best progress, and how often it has held GPUs since without getting further."""
-        self.work: float = 0
-        self.useful: float = 0
-        self.view = JobView(
-            id=JobId(job.id), number=job.number, submitted_s=job.submit_s, gpus=job.gpus,
-            gpus_min=job.gpus_min, gpus_max=job.gpus_max, model=job.model, tenant=job.tenant,
-            priority=job.priority, batch_size=job.batch_size, skew=job.skew, speeds=job.speeds,
-            restart_s=restart_s,
-        )  # fmt: skip
-        """The view last shown to the policy. A changed copy costs a quarter of a new one."""
-
-
 class Engine:
     """Runs a workload under one policy. `run()` once."""
 
@@ -103,9 +68,12 @@ class Engine:
         settings: Settings = DEFAULT_SETTINGS,
         *,
         record: bool = True,
+        begun: Begun | None = None,
         on_progress: Callable[[int, float], None] | None = None,
     ) -> None:
+        """`begun`: what the jobs did before; left out: nothing."""
         self._jobs, self._cluster, self._model = jobs, cluster, model
+        self._begun = begun or Begun(-inf, {})
         self._scheduler = Scheduler(policy, settings.rules)
         self._costs, self._failures = settings.costs, settings.failures
         self._slowdowns = settings.slowdowns
@@ -138,8 +106,8 @@ class Engine:
     def run(self) -> Result:
         """Until every job is done. A policy that leaves jobs waiting for ever is an error."""
         if self._jobs:
-            self._capacity_since_s = self._now_s = self._jobs[0].submit_s
-            heappush(self._heap, (self._jobs[0].submit_s, _ARRIVAL, 0, 0))
+            self._capacity_since_s = self._now_s = self._arrives_s(0)
+            heappush(self._heap, (self._now_s, _ARRIVAL, 0, 0))
         self._start_outages()
         while self._done < len(self._jobs):
             if not self._heap:
@@ -200,11 +168,25 @@ class Engine:
         self._active[number] = active
         self._number[JobId(job.id)] = number
         self._scheduler.admit(active.view)
+        before = self._begun.jobs.get(job.id)
+        if before is not None:
+            self._go_on(active, before)
         self._show(active)
         self._next_arrival = number + 1
         if self._next_arrival < len(self._jobs):
-            at_s = self._jobs[self._next_arrival].submit_s
+            at_s = self._arrives_s(self._next_arrival)
             heappush(self._heap, (at_s, _ARRIVAL, self._next_arrival, 0))
+
+    def _arrives_s(self, number: int) -> float:
+        return max(self._jobs[number].submit_s, self._begun.at_s)
+
+    def _go_on(self, active: Active, before: JobView) -> None:
+        """Keep the GPUs that it holds, without a restart."""
+        active.begun(before)
+        if before.allocation:
+            self._take(active, before.allocation, "", free=True)
+            self._resume(active)
+            active.since_s = before.since_s
 
     def _progress(self, number: int, generation: int) -> bool:
         active = self._active.get(number)

@@ -1,5 +1,6 @@
 """Settings of a simulated world, and the outcome of a run: the engine's input and output."""
 
+from collections.abc import Mapping
 from math import inf
 from typing import NamedTuple
 
@@ -8,7 +9,7 @@ import msgspec
 from slackwater.loadgen.simulator.gpu.failures import Failures
 from slackwater.loadgen.simulator.gpu.interference import Slowdowns
 from slackwater.loadgen.simulator.gpu.workload import SimJob
-from slackwater.services.master.scheduling.view import Allocation, Pending, Rules
+from slackwater.services.master.scheduling.view import Allocation, JobView, Pending, Rules
 
 
 class Costs(msgspec.Struct, frozen=True):
@@ -47,6 +48,15 @@ class Settings(msgspec.Struct, frozen=True):
 
 
 DEFAULT_SETTINGS = Settings()
+
+
+class Begun(NamedTuple):
+    """A simulation that goes on from a cluster at work."""
+
+    at_s: float
+    """Jobs that were submitted before arrive then, all at once."""
+    jobs: Mapping[str, JobView]
+    """Job -> its attained service and the GPUs that it holds."""
 
 
 class Segment(NamedTuple):

@@ -1,0 +1,208 @@
+"""Play the jobs that a cluster has now under another GPU policy.
+
+Pure. The snapshot is built by the master's own module, so that the simulator begins with the view
+that the cluster's policy has. Instants are whole seconds from now on; jobs that are submitted
+later are not foreseen, and a restart is free.
+"""
+
+from collections.abc import Iterable, Mapping
+from math import ceil, floor, inf
+from typing import Final
+
+import msgspec
+from msgspec.structs import replace
+
+from slackwater.common.base.errors import Rejected
+from slackwater.loadgen.simulator.gpu.cluster import Cluster
+from slackwater.loadgen.simulator.gpu.engine import Engine
+from slackwater.loadgen.simulator.gpu.jobmodels.fixed import FixedModel
+from slackwater.loadgen.simulator.gpu.outcome import Begun, Settings
+from slackwater.loadgen.simulator.gpu.workload import SimJob
+from slackwater.schemas.base import JobId
+from slackwater.schemas.cluster import NodeInfo
+from slackwater.schemas.gpus import NodeAllocation
+from slackwater.schemas.job_states import TERMINAL_STATES, JobState
+from slackwater.schemas.jobs import JobRecord
+from slackwater.schemas.progress import JobProgress
+from slackwater.services.master.nodes import Nodes
+from slackwater.services.master.scheduling.registry import make
+from slackwater.services.master.scheduling.view import JobView, NodeView, Rules
+from slackwater.services.master.snapshot import Snapshot, shown_allocation
+
+_HEARD_S: Final = 1.0
+
+
+class LiveJob(msgspec.Struct, frozen=True, kw_only=True):
+    """A job with GPUs that has not ended."""
+
+    id: JobId
+    state: JobState
+    allocation: NodeAllocation
+    """GPUs that it holds now, or is about to hold."""
+    remaining_s: float
+    """Seconds that it still needs on the GPUs that it asks for, at the reference speed."""
+    assumed: bool
+    """Its agents do not tell `remaining_s`."""
+
+
+class Situation(msgspec.Struct, frozen=True):
+    """The cluster as it is now, in the simulator's terms."""
+
+    nodes: tuple[tuple[int, str], ...]
+    """(GPUs, type) of each node."""
+    jobs: tuple[SimJob, ...]
+    """In the order of their submission; submitted at 0 or before."""
+    begun: Mapping[str, JobView]
+    live: Mapping[str, LiveJob]
+    left_out: Mapping[str, str]
+    """Job -> why it is not played."""
+
+
+class Ending(msgspec.Struct, frozen=True, kw_only=True):
+    """A job's end under both policies, in seconds from now."""
+
+    job: LiveJob
+    ends_s: float
+    """Under the policy that the cluster has."""
+    would_end_s: float
+    """Under the other one."""
+
+    @property
+    def difference_s(self) -> float:
+        """Seconds that it would end later; below 0: earlier."""
+        return self.would_end_s - self.ends_s
+
+
+def situation(
+    records: Iterable[JobRecord],
+    progress: Mapping[JobId, JobProgress],
+    nodes: Iterable[NodeInfo],
+    now_s: float,
+    assume_s: float,
+) -> Situation:
+    """Build the simulator's cluster and jobs. `assume_s`: `remaining_s` of jobs that do not tell.
+
+    Raises Rejected where no job with GPUs is there to be played.
+    """
+    heard = Nodes(_HEARD_S)
+    for info in nodes:
+        heard.heard(info.heartbeat, now_s if info.alive else -inf)
+    active = sorted(
+        (each for each in records if each.spec.gpus and each.state not in TERMINAL_STATES),
+        key=lambda each: (each.submitted_s, each.spec.id),
+    )
+    snapshot, left_out = Snapshot(), {each.spec.id: _HELD for each in active if each.held}
+    for record in active:
+        if not record.held:
+            snapshot.show(record)
+    view = snapshot.view(heard.gpus(now_s), now_s)
+    jobs: list[SimJob] = []
+    begun: dict[str, JobView] = {}
+    live: dict[str, LiveJob] = {}
+    for record in active:
+        id = JobId(record.spec.id)
+        if id in left_out:
+            continue
+        seen = view.jobs.get(id)
+        if seen is None:
+            left_out[id] = _KEPT if record.spec.program else _BY_HAND
+        elif room := _lacks_room(seen, view.cluster.nodes):
+            left_out[id] = room
+        else:
+            left_s = _remaining_s(seen, view.cluster.nodes, progress.get(id))
+            live[id] = LiveJob(
+                id=id, state=record.state, allocation=shown_allocation(record),
+                remaining_s=assume_s if left_s is None else left_s, assumed=left_s is None,
+            )  # fmt: skip
+            jobs.append(_sim_job(seen, len(jobs), now_s, live[id].remaining_s))
+            begun[id] = _from_now(seen, now_s)
+    if not jobs:
+        raise Rejected(_nothing(left_out))
+    sizes = tuple((node.gpus, node.gpu_type) for node in view.cluster.nodes)
+    return Situation(sizes, tuple(jobs), begun, live, left_out)
+
+
+def play(
+    now: Situation, policy: str, settings: Mapping[str, str], rules: Rules
+) -> dict[str, float]:
+    """Return each job's end under the policy, in seconds from now.
+
+    Raises ConfigRejected for a rule, or something that a job asks for, which the policy ignores.
+    """
+    engine = Engine(
+        now.jobs, Cluster(now.nodes), make(policy, settings), FixedModel(), Settings(rules=rules),
+        record=False, begun=Begun(0, now.begun),
+    )  # fmt: skip
+    return {each.job.id: each.end_s for each in engine.run().outcomes}
+
+
+def compared(
+    now: Situation, ends_s: Mapping[str, float], would_end_s: Mapping[str, float]
+) -> tuple[Ending, ...]:
+    return tuple(
+        Ending(job=job, ends_s=ends_s[id], would_end_s=would_end_s[id])
+        for id, job in now.live.items()
+    )
+
+
+_HELD: Final = "somebody paused it"
+_KEPT: Final = "it may not be paused, and its GPUs are taken off the cluster"
+_BY_HAND: Final = "its user starts it by hand"
+
+
+def _nothing(left_out: Mapping[str, str]) -> str:
+    if not left_out:
+        return "no job with GPUs runs or waits: submit some with `slackwater submit --gpus`"
+    id, why = next(iter(left_out.items()))
+    return f"none of the {len(left_out)} jobs with GPUs can be played; job {id}: {why}"
+
+
+def _lacks_room(job: JobView, nodes: Iterable[NodeView]) -> str:
+    """Say why no policy could ever start it; empty: one could."""
+    by_type: dict[str, int] = {}
+    for node in nodes:
+        if not job.speeds or node.gpu_type in job.speeds:
+            by_type[node.gpu_type] = by_type.get(node.gpu_type, 0) + node.gpus
+    room = max(by_type.values(), default=0)
+    if job.gpus_min <= room:
+        return ""
+    return f"it asks for {job.gpus_min} GPUs of one type, and there are {room} that it can use"
+
+
+def _remaining_s(
+    job: JobView, nodes: tuple[NodeView, ...], told: JobProgress | None
+) -> float | None:
+    """Convert what is left at its present speed to the GPUs that it asks for; None: not known."""
+    if told is None or told.eta_s is None or not job.allocation:
+        return None
+    speed = job.speeds.get(nodes[job.allocation[0][0]].gpu_type, 1.0)
+    return float(told.eta_s) * speed * job.held_gpus / job.gpus
+
+
+def _sim_job(job: JobView, number: int, now_s: float, remaining_s: float) -> SimJob:
+    return SimJob(
+        id=job.id,
+        number=number,
+        submit_s=min(0, floor(job.submitted_s - now_s)),
+        gpus=job.gpus,
+        duration_s=max(1, ceil(remaining_s)),
+        gpus_min=job.gpus_min,
+        gpus_max=job.gpus_max,
+        model=job.model,
+        tenant=job.tenant,
+        priority=job.priority,
+        batch_size=job.batch_size,
+        skew=job.skew,
+        speeds=job.speeds,
+    )
+
+
+def _from_now(job: JobView, now_s: float) -> JobView:
+    """Count its instants in whole seconds from now, which are 0 or before."""
+    return replace(
+        job,
+        since_s=min(0, round(job.since_s - now_s)),
+        attained_gpu_s_then=round(job.attained_gpu_s_then),
+        run_s_then=round(job.run_s_then),
+        first_start_s=min(0, round(job.first_start_s - now_s)) if job.first_start_s < inf else inf,
+    )
