@@ -23,6 +23,7 @@ app = program(
         "drain": "slackwater.cli.drain:drain",
         "tenants": "slackwater.cli.pool:tenants",
         "policy": "slackwater.cli.policy:app",
+        "what-if": "slackwater.cli.what_if:what_if",
         "top": "slackwater.cli.top:top",
         "tap": "slackwater.cli.show:tap",
         "config": "slackwater.cli.config:app",

@@ -49,14 +49,18 @@ def environment() -> Iterator[dict[str, str]]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def command(environment: dict[str, str], *words: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [*COMMAND, *words], env=environment, text=True, capture_output=True, timeout=60,
+        check=False,
+    )  # fmt: skip
+
+
 def test_a_job_is_paused_for_a_smaller_one_and_goes_on_after_it(
     environment: dict[str, str],
 ) -> None:
     def run(*words: str) -> "subprocess.CompletedProcess[str]":
-        return subprocess.run(
-            [*COMMAND, *words], env=environment, text=True, capture_output=True, timeout=60,
-            check=False,
-        )  # fmt: skip
+        return command(environment, *words)
 
     def submit(id: str, gpus: int, script: str) -> None:
         words = ("submit", "--id", id, "--workers", str(gpus), "--gpus", str(gpus))
@@ -67,6 +71,9 @@ def test_a_job_is_paused_for_a_smaller_one_and_goes_on_after_it(
         found: dict[str, object] = json.loads(run("job", id, "--json").stdout)
         return found
 
+    nothing = run("what-if", "--gpu-policy", "fifo")
+    assert nothing.returncode == 65
+    assert "no job with GPUs runs or waits" in nothing.stderr
     submit("big", 4, SAVES)
     eventually(lambda: record("big")["state"] == "running", "big runs", 30.0)
     submit("small", 1, "while [ ! -e $TMPDIR/over ]; do sleep .1; done")
@@ -85,3 +92,33 @@ def test_a_job_is_paused_for_a_smaller_one_and_goes_on_after_it(
     assert run("policy", "set", "fifo").returncode == 0
     shown = json.loads(run("policy", "show", "--json").stdout)
     assert (shown["policy"], shown["chosen"], shown["gpus_used"]) == ("fifo", True, 4)
+    submit("tiny", 1, "sleep 60")
+    eventually(lambda: "held by big" in str(record("tiny")["reason"]), "tiny waits for big", 30.0)
+    check_what_if(environment)
+
+
+def check_what_if(environment: dict[str, str]) -> None:
+    """Under fifo `tiny` waits for `big`, which holds all GPUs; by size it is the other way."""
+    words = ("what-if", "--gpu-policy", "sf", "--assume-s", "60")
+    answer = json.loads(command(environment, *words, "--json").stdout)
+    assert (answer["policy"], answer["other"]) == ("fifo", "sf")
+    jobs = {each["id"]: each for each in answer["jobs"]}
+    ends_s = {id: (each["ends_s"], each["would_end_s"]) for id, each in jobs.items()}
+    assert ends_s == {"big": (60, 120), "tiny": (120, 60)}
+    assert (jobs["big"]["state"], jobs["tiny"]["state"]) == ("running", "pending")
+    assert all(each["assumed"] for each in answer["jobs"])
+    assert sum(number for _, number in jobs["big"]["allocation"]) == 4
+    table = command(environment, *words)
+    assert table.stdout.splitlines()[0].split() == [
+        "JOB", "STATE", "HOLDS", "LEFT", "FIFO", "SF", "DIFF",
+    ]  # fmt: skip
+    assert table.stdout.splitlines()[-1].split() == ["mean", "-", "-", "-", "1m30s", "1m30s", "0s"]
+    assert "assumed by --assume-s 60" in table.stderr
+    foreign = command(environment, *words, "--set", "fifo.consolidate=no")
+    assert "write sf.NAME=VALUE" in foreign.stderr
+    for policy, said in (("fifi", "fifo"), ("srsf", "the time that each job still needs")):
+        refused = command(environment, "what-if", "--gpu-policy", policy)
+        assert refused.returncode in (2, 65), refused
+        assert said in refused.stderr
+    nobody = command(environment, *words, "--url", "nats://127.0.0.1:9")
+    assert nobody.returncode == 69

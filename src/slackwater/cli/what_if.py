@@ -1,0 +1,169 @@
+"""`slackwater what-if`: when jobs would end if another policy gave them GPUs."""
+
+from statistics import fmean
+from typing import Annotated
+
+import msgspec
+import typer
+
+from slackwater.cli.policy import parsed
+from slackwater.cli.show import with_client
+from slackwater.common.base import limits
+from slackwater.common.shell.client import Client
+from slackwater.console import figures, tables
+from slackwater.console.names import gpu_policy_named
+from slackwater.console.options import Json, Url
+from slackwater.console.outcome import Usage, err, print_json, reported
+from slackwater.console.tables import Row
+from slackwater.loadgen.simulator.gpu.what_if import Ending, Situation, compared, play, situation
+from slackwater.schemas.base import JobId
+from slackwater.schemas.cluster import NodeInfo
+from slackwater.schemas.gpus import described
+from slackwater.schemas.jobs import JobRecord
+from slackwater.schemas.progress import JobProgress
+from slackwater.schemas.scheduling import GetPolicy, PolicyInfo
+from slackwater.services.master.scheduling.view import Rules
+
+HOUR_S = 3600.0
+
+_Policy = Annotated[
+    str, typer.Option(help="The policy to try: one that `slackwater policy set` takes.")
+]
+_Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="SETTING",
+        help="An option of that policy, as tiresias-las.limits=3600,7200; repeatable.",
+    ),
+]
+_Assume = Annotated[
+    float,
+    typer.Option(
+        min=1.0,
+        max=limits.TRACE_SECONDS_MAX,
+        help="Seconds that a job still needs, on the GPUs that it asks for, where it does not "
+        "tell: it waits, or its program counts for itself.",
+    ),
+]
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer as JSON; times are seconds from `at_s` on."""
+
+    policy: str
+    other: str
+    settings: dict[str, str]
+    at_s: float
+    jobs: list[dict[str, object]]
+    mean_ends_s: float
+    mean_would_end_s: float
+    left_out: dict[str, str]
+
+
+def what_if(
+    gpu_policy: _Policy,
+    settings: _Settings = None,
+    assume_s: _Assume = HOUR_S,
+    url: Url = None,
+    json: Json = False,
+) -> None:
+    """Tell when the jobs of now would end if another policy gave them GPUs. Changes nothing.
+
+    The simulator goes on from the running cluster, once with its policy and once with the other.
+    Jobs that come later are not foreseen, and restarts cost nothing. LEFT: seconds of work left on
+    the GPUs that a job asks for; ~ before it: not known, see --assume-s.
+    """
+    with reported():
+        other = gpu_policy_named(gpu_policy)
+        knobs = {_knob(other, key): value for key, value in parsed(settings).items()}
+
+    async def ask(client: Client) -> tuple[PolicyInfo, Situation, float]:
+        policy = await client.master("policy", GetPolicy(), PolicyInfo)
+        records, progress = await _jobs(client)
+        nodes: tuple[NodeInfo, ...] = await client.nodes()
+        now_s = client.clock.now_s()
+        return policy, situation(records, progress, nodes, now_s, assume_s), now_s
+
+    policy, now, at_s = with_client(url, ask)
+    with reported():
+        rules = Rules(quotas=policy.quotas, min_run_s=policy.min_run_s)
+        endings = compared(
+            now, play(now, policy.policy, policy.settings, rules), play(now, other, knobs, rules)
+        )
+    answer = Answer(
+        policy=policy.policy,
+        other=other,
+        settings=knobs,
+        at_s=at_s,
+        jobs=[_document(each) for each in endings],
+        mean_ends_s=fmean(each.ends_s for each in endings),
+        mean_would_end_s=fmean(each.would_end_s for each in endings),
+        left_out=dict(now.left_out),
+    )
+    if json:
+        print_json(answer)
+        return
+    tables.show(table(endings, answer))
+    for id, why in now.left_out.items():
+        err.print(f"left out: job {id}: {why}", markup=False)
+    if any(each.job.assumed for each in endings):
+        err.print(f"~ not known: assumed by --assume-s {assume_s:g}", markup=False)
+
+
+async def _jobs(client: Client) -> tuple[list[JobRecord], dict[JobId, JobProgress]]:
+    """Read all pages of the list: active jobs come first, in an order that pages may break."""
+    records: dict[str, JobRecord] = {}
+    progress: dict[JobId, JobProgress] = {}
+    offset, total = 0, 1
+    while offset < total:
+        page = await client.job_page(offset=offset)
+        total, offset = page.total, offset + max(1, len(page.jobs))
+        records |= {each.spec.id: each for each in page.jobs}
+        progress |= page.progress
+    return list(records.values()), progress
+
+
+def _knob(policy: str, key: str) -> str:
+    """Take the policy's name off POLICY.KNOB. Raises Usage."""
+    owner, dot, knob = key.partition(".")
+    if not dot or not knob or owner != policy:
+        raise Usage(f"--set {key}: write {policy}.NAME=VALUE; it sets options of --gpu-policy")
+    return knob
+
+
+def table(endings: tuple[Ending, ...], answer: Answer) -> list[str]:
+    """Lay out a row per job, and one of the means."""
+    heads = ("JOB", "STATE", "HOLDS", "LEFT", answer.policy.upper(), answer.other.upper(), "DIFF")
+    rows = [
+        Row(
+            (
+                each.job.id,
+                each.job.state,
+                described(each.job.allocation),
+                ("~" if each.job.assumed else "") + figures.lasted(each.job.remaining_s),
+                figures.lasted(each.ends_s),
+                figures.lasted(each.would_end_s),
+                _signed(each.difference_s),
+            )
+        )
+        for each in endings
+    ]
+    before_s, after_s = answer.mean_ends_s, answer.mean_would_end_s
+    means = (figures.lasted(before_s), figures.lasted(after_s), _signed(after_s - before_s))
+    return tables.lines(heads, [*rows, Row(("mean", "", "", "", *means))])
+
+
+def _signed(seconds: float) -> str:
+    if abs(seconds) < 1:
+        return "0s"
+    return ("+" if seconds > 0 else "-") + figures.lasted(abs(seconds))
+
+
+def _document(ending: Ending) -> dict[str, object]:
+    found: dict[str, object] = msgspec.to_builtins(ending.job)
+    return found | {
+        "ends_s": ending.ends_s,
+        "would_end_s": ending.would_end_s,
+        "difference_s": ending.difference_s,
+    }
