@@ -14,7 +14,7 @@ from slackwater.common.bus.access import shown
 from slackwater.common.embedded import ClusterOptions, EmbeddedCluster, fit_cpu_share
 from slackwater.common.shell.client import Client, connect
 from slackwater.console import where
-from slackwater.console.names import policy_named
+from slackwater.console.names import gpu_policy_named, policy_named
 from slackwater.console.options import Json, Report, Seed, Url, Window
 from slackwater.console.outcome import (
     FAILED,
@@ -34,13 +34,18 @@ from slackwater.loadgen.replay.report import Summary
 from slackwater.loadgen.replay.workload import Workload
 from slackwater.loadgen.traces import read
 from slackwater.loadgen.traces.select import select
-from slackwater.schemas.base import AGGREGATORS_MAX, ID_PATTERN
+from slackwater.schemas.base import AGGREGATORS_MAX, ID_PATTERN, NODE_GPUS_MAX
 from slackwater.schemas.job_states import STATE_SAID
 from slackwater.schemas.jobs import Aggregation
+from slackwater.schemas.scheduling import GetPolicy, PolicyInfo
 
 BYTES_SCALE_HELP = "Shrinks tensors; by default chosen by this machine's folding speed."
 TRANSPORT_HELP = "How bytes go between Agents and aggregators: shm, verbs, tcp or auto."
 POLICY_HELP = "How jobs share: edf, cyclic (the paper's), static (own servers) or one installed"
+GPU_POLICY_HELP = (
+    "How jobs are given GPUs, one for each worker: fifo, sf or another; left out, they need none. "
+    "With --url, the one that the running cluster has."
+)
 PROFILING = {"profile_iterations": 5, "profile_s": 2.0}
 Transport = Literal["auto", "shm", "verbs", "tcp"]
 Prefix = Annotated[
@@ -48,6 +53,11 @@ Prefix = Annotated[
 ]
 _Aggregators = Annotated[
     int, typer.Option(min=1, max=AGGREGATORS_MAX, help="Pool of the embedded cluster.")
+]
+_GpuPolicy = Annotated[str | None, typer.Option(help=GPU_POLICY_HELP)]
+_Gpus = Annotated[
+    int,
+    typer.Option(min=1, max=NODE_GPUS_MAX, help="GPUs, which do not exist, of its worker node."),
 ]
 _Controllers = Annotated[
     int, typer.Option(min=1, max=limits.CLUSTERS_MAX, help="Its aggregator clusters.")
@@ -65,6 +75,8 @@ def replay(
     policy: Annotated[
         str | None, typer.Option(help=f"{POLICY_HELP}; by default the cluster's own.")
     ] = None,
+    gpu_policy: _GpuPolicy = None,
+    gpus: _Gpus = 8,
     aggregators: _Aggregators = 10,
     controllers: _Controllers = 2,
     cpu_share: Annotated[float, typer.Option(help="Cores of one aggregator.")] = 0.1,
@@ -83,6 +95,7 @@ def replay(
     started_s = time.monotonic()
     with reported():
         chosen = None if policy is None else policy_named(policy)
+        of_gpus = None if gpu_policy is None else gpu_policy_named(gpu_policy)
         forced = _transport(transport, url := where.given(url))
         above_zero(time_scale, compute_scale, 1.0 if bytes_scale is None else bytes_scale)
         rows = select(read(trace).jobs, min_gpus=min_gpus, jobs=jobs)
@@ -91,16 +104,16 @@ def replay(
         work = workload.from_trace(
             rows, time_scale=time_scale, compute_scale=compute_scale, bytes_scale=scale, seed=seed
         )
-        work = _named(work, chosen, prefix)
+        work = _named(work.with_gpus() if of_gpus else work, chosen, prefix)
         cluster = ClusterOptions(
             controllers=controllers, aggregators=aggregators, cpu_share=cpu_share,
             log_dir=report_dir / "logs", transport=forced,
-            profiler={"window_iterations": window, **PROFILING},
+            profiler={"window_iterations": window, **PROFILING}, **_with_gpus(of_gpus, gpus),
         )  # fmt: skip
         options |= {"bytes_scale": scale, "workload": work}
         err.print(f"bytes scale {scale:.3f}, {len(work.jobs)} jobs, seed {seed}")
         with progress() as on_phase:
-            outcome = run(_run(work, cluster, url, window, on_phase))
+            outcome = run(_run(work, cluster, url, of_gpus, window, on_phase))
         doubts = report.unfinished(outcome.figures) + list(outcome.mismatches.values())
         summary = report.summarize(
             outcome, doubts=doubts, experiment=False, wall_s=time.monotonic() - started_s
@@ -184,11 +197,35 @@ def _transport(name: str, url: str | None) -> Transport:
     raise Usage(f"--transport {name!r}: choose shm, verbs, tcp or auto")
 
 
+def _with_gpus(policy: str | None, gpus: int) -> dict[str, Any]:
+    """Choose the embedded cluster's options where jobs ask for GPUs."""
+    return {"gpus_per_node": gpus, "master": {"gpu_policy": policy}} if policy else {}
+
+
+async def _refuse_other_policy(client: Client, policy: str) -> None:
+    """Replay changes nothing of a cluster that others use. Raises Rejected."""
+    info = await client.master("policy", GetPolicy(), PolicyInfo)
+    if info.policy != policy:
+        raise Rejected(
+            f"--gpu-policy {policy}: this cluster gives GPUs by {info.policy}; change it for all "
+            f"its jobs with `slackwater policy set {policy}`, or leave --url out"
+        )
+    if not info.gpus:
+        raise Rejected(f"--gpu-policy {policy}: no node of this cluster has GPUs; leave it out")
+
+
 async def _run(
-    work: Workload, options: ClusterOptions, url: str | None, window: int, on_phase: OnPhase
+    work: Workload,
+    options: ClusterOptions,
+    url: str | None,
+    gpu_policy: str | None,
+    window: int,
+    on_phase: OnPhase,
 ) -> Outcome:
     if url is not None:
         async with connect(url, "loadgen", credentials()) as client:
+            if gpu_policy is not None:
+                await _refuse_other_policy(client, gpu_policy)
             await _refuse_known(client, work)
             share = await experiment.cpu_share(client)
             return await experiment.play(client, work, share, window, on_phase)

@@ -83,6 +83,16 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
         )
         return msgspec.structs.replace(self, jobs=jobs)
 
+    def with_gpus(self) -> "Workload":
+        """The same jobs, each of whose workers asks for a GPU."""
+        jobs = tuple(
+            msgspec.structs.replace(
+                job, spec=msgspec.structs.replace(job.spec, gpus=job.spec.workers)
+            )
+            for job in self.jobs
+        )
+        return msgspec.structs.replace(self, jobs=jobs)
+
     def shortened(self, iterations: int, spacing_s: float) -> "Workload":
         """The same jobs in the same order, closer together and with at most `iterations`
         iterations of the slowest model (faster ones in proportion)."""

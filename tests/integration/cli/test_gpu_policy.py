@@ -21,6 +21,7 @@ pytestmark = pytest.mark.live
 
 COMMAND = [sys.executable, "-m", "slackwater.cli.main"]
 OWN = ("SLACKWATER", "NATS", "XDG_STATE_HOME")
+SAMPLE = Path(__file__).parents[3] / "loadgen" / "samples" / "philly.csv"
 SAVES = (
     'trap "echo saving; exit 9" TERM; echo gpu $CUDA_VISIBLE_DEVICES; while :; do sleep .1; done'
 )
@@ -74,6 +75,7 @@ def test_a_job_is_paused_for_a_smaller_one_and_goes_on_after_it(
     nothing = run("what-if", "--gpu-policy", "fifo")
     assert nothing.returncode == 65
     assert "no job with GPUs runs or waits" in nothing.stderr
+    check_replay(environment)
     submit("big", 4, SAVES)
     eventually(lambda: record("big")["state"] == "running", "big runs", 30.0)
     submit("small", 1, "while [ ! -e $TMPDIR/over ]; do sleep .1; done")
@@ -122,3 +124,17 @@ def check_what_if(environment: dict[str, str]) -> None:
         assert said in refused.stderr
     nobody = command(environment, *words, "--url", "nats://127.0.0.1:9")
     assert nobody.returncode == 69
+
+
+def check_replay(environment: dict[str, str]) -> None:
+    """A trace is not played under another policy than the running cluster has."""
+    url = json.loads(Path(environment["TMPDIR"], "out").read_text())["url"]
+    refused = subprocess.run(
+        [sys.executable, "-m", "slackwater.loadgen.cli.main", "replay", str(SAMPLE), "--url", url,
+         "--gpu-policy", "fifo", "--jobs", "1", "--bytes-scale", "0.001",
+         "--report", str(Path(environment["TMPDIR"], "report"))],
+        env=environment, text=True, capture_output=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert refused.returncode == 65
+    assert "gives GPUs by sf" in refused.stderr
+    assert "slackwater policy set fifo" in refused.stderr

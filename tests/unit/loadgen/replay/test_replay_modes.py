@@ -22,6 +22,12 @@ def test_a_trace_says_the_mode_of_its_jobs() -> None:
     assert (job.spec.consistency, job.spec.staleness) == ("stale-synchronous", 4)
 
 
+def test_workers_ask_for_a_gpu_each_where_a_policy_gives_them() -> None:
+    assert [job.spec.gpus for job in replayed().jobs] == [0]
+    (job,) = replayed().with_gpus().jobs
+    assert (job.spec.workers, job.spec.gpus) == (2, 2)
+
+
 @pytest.mark.parametrize("extra", [{"consistency": "eventual"}, {"staleness": "many"}])
 def test_a_mode_that_is_none_is_refused(extra: dict[str, str]) -> None:
     with pytest.raises(Rejected, match=r"job a of the trace: consistency .*staleness"):
