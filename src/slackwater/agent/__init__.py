@@ -1,7 +1,7 @@
 """The Agent library: what a training program has of Slackwater (Gu et al. 2021, section 3.1).
 
-`client` is the interface, `cells` the program's view of buckets, `attached` the regions behind
-them, `session` the thread that talks, `core` what it decides.
+`client` is the interface, `worker_bucket` the program's view of a bucket, `region_access` the
+regions behind it, `session` the thread that talks to aggregators, `core` what it decides.
 """
 
 from slackwater.agent.client import Agent

@@ -32,7 +32,7 @@ from slackwater.agent.local import Local
 from slackwater.agent.region_access import Array
 from slackwater.agent.session import Session
 from slackwater.agent.snapshot import Snapshots
-from slackwater.agent.worker_bucket import Cell, check_gradient, read_tensors
+from slackwater.agent.worker_bucket import WorkerBucket, check_gradient, read_tensors
 from slackwater.common.base import limits
 from slackwater.common.base.errors import GradientRefused, Rejected
 from slackwater.common.bus.access import Credentials
@@ -156,33 +156,33 @@ class Agent:
         assert plan is not None
         self._rule, self._usual = plan.update.name, Hyper.of(plan.update)
         self.workers = plan.workers
-        self._cells = self._session.cells
-        self._places: dict[str, tuple[Cell, int]] = {
-            spec.name: (cell, position)
-            for cell in self._cells
-            for position, spec in enumerate(cell.tensors)
+        self._buckets = self._session.buckets
+        self._places: dict[str, tuple[WorkerBucket, int]] = {
+            spec.name: (bucket, position)
+            for bucket in self._buckets
+            for position, spec in enumerate(bucket.tensors)
         }
         self._divided = self._find_divided()
-        self._iteration = min(cell.iteration for cell in self._cells)
-        newest = max(cell.iteration for cell in self._cells)
+        self._iteration = min(bucket.iteration for bucket in self._buckets)
+        newest = max(bucket.iteration for bucket in self._buckets)
         self._retried = newest if newest > self._iteration else None
         self._standing = {
-            (cell.index, position)
-            for cell in self._cells
-            for position in range(len(cell.tensors))
-            if cell.iteration > self._iteration
+            (bucket.index, position)
+            for bucket in self._buckets
+            for position in range(len(bucket.tensors))
+            if bucket.iteration > self._iteration
         }
-        for cell in self._cells:
-            cell.confirmed = min(cell.version, self._iteration)
-        self._behind = sum(cell.confirmed <= self._iteration for cell in self._cells)
+        for bucket in self._buckets:
+            bucket.confirmed = min(bucket.version, self._iteration)
+        self._behind = sum(bucket.confirmed <= self._iteration for bucket in self._buckets)
         self._session.progress.first_iteration = self._iteration + 1
         self._ended_s = time.monotonic()
 
     def _find_divided(self) -> dict[str, Divided]:
         """Raises Rejected."""
-        parts: dict[str, list[Cell]] = {}
-        for cell in self._cells:
-            parts.setdefault(cell.tensors[0].name, []).append(cell)
+        parts: dict[str, list[WorkerBucket]] = {}
+        for bucket in self._buckets:
+            parts.setdefault(bucket.tensors[0].name, []).append(bucket)
         divided = {
             spec.name: Divided(spec, parts[spec.name])
             for spec in self._specs
@@ -226,51 +226,51 @@ class Agent:
         same iteration again is a retry: what was counted already is not counted twice.
         """
         divided = self._divided.get(name)
-        cell, position = self._place(name)
-        spec = divided.spec if divided is not None else cell.tensors[position]
+        bucket, position = self._place(name)
+        spec = divided.spec if divided is not None else bucket.tensors[position]
         if self._device is not None:
             gradient = _arrived(gradient, self._device)
         if gradient is not None:
             wrong = check_gradient(gradient, spec, self._dtype)
             if wrong:
-                raise GradientRefused(self.job, name, self.rank, cell.iteration + 1, wrong)
+                raise GradientRefused(self.job, name, self.rank, bucket.iteration + 1, wrong)
         if divided is None:
-            self._push(cell, position, gradient, hyper)
+            self._push(bucket, position, gradient, hyper)
             return
         flat = None if gradient is None else gradient.reshape(-1)
         for part, first, end in divided.pieces:
             self._push(part, 0, None if flat is None else flat[first:end], hyper)
 
     def _push(
-        self, cell: Cell, position: int, gradient: Array | None, hyper: Mapping[str, float]
+        self, bucket: WorkerBucket, at: int, gradient: Array | None, hyper: Mapping[str, float]
     ) -> None:
-        if self._is_counted(cell, position):
-            self._standing.discard((cell.index, position))
+        if self._is_counted(bucket, at):
+            self._standing.discard((bucket.index, at))
             return
-        if not cell.settled or cell.refused is not None:
-            self._settle((cell,))
+        if not bucket.settled or bucket.refused is not None:
+            self._settle((bucket,))
         if hyper:
-            cell.hyper = self._hyper(hyper)
-        elif len(cell.missing) == len(cell.tensors):
-            cell.hyper = self._usual  # The first of an iteration.
-        before = cell.iteration
-        cell.put(position, gradient)
-        self._session.progress.bytes_pushed += cell.gradients[position].nbytes
-        if cell.iteration != before:
-            cell.pushed_s = time.monotonic()
-            self._session.ring(cell)
+            bucket.hyper = self._hyper(hyper)
+        elif len(bucket.missing) == len(bucket.tensors):
+            bucket.hyper = self._usual  # The first of an iteration.
+        before = bucket.iteration
+        bucket.put(at, gradient)
+        self._session.progress.bytes_pushed += bucket.gradients[at].nbytes
+        if bucket.iteration != before:
+            bucket.pushed_s = time.monotonic()
+            self._session.ring(bucket)
 
     def gradient_buffer(self, name: str) -> Any:
         """The tensor's place in the slot: produce the gradient there, then push(name). Ask for it
         anew in every iteration: a bucket that moved has another slot."""
-        cells = self._cells_of(name)
-        if any(not cell.settled or cell.refused is not None for cell in cells):
-            self._settle(cells)
+        buckets = self._buckets_of(name)
+        if any(not bucket.settled or bucket.refused is not None for bucket in buckets):
+            self._settle(buckets)
         if name in self._divided:
             return self._divided[name].gradient()
-        cell, position = self._place(name)
-        view = cell.gradients[position]
-        cell.lent[position] = view
+        bucket, position = self._place(name)
+        view = bucket.gradients[position]
+        bucket.handed_out_views[position] = view
         return self._presented(view)
 
     def pull(self, name: str, out: Any = None) -> Any:
@@ -280,8 +280,8 @@ class Agent:
             view = self._divided[name].parameters()
             view.flags.writeable = False
         else:
-            cell, position = self._place(name)
-            view = cell.parameters(position)
+            bucket, position = self._place(name)
+            view = bucket.parameters(position)
         if out is None:
             return self._presented(view)
         whole = self._device is not None and self._device.is_array(out)
@@ -295,8 +295,8 @@ class Agent:
         self._confirm(self._places_of(name))
         if name in self._divided:
             return self._divided[name].parameters()
-        cell, position = self._place(name)
-        return self._presented(cell.buffer(position))
+        bucket, position = self._place(name)
+        return self._presented(bucket.buffer(position))
 
     def _presented(self, array: Any) -> Any:
         """Present the array as the program's library has it."""
@@ -306,7 +306,9 @@ class Agent:
         """Until the last pushed iteration of these tensors (None: of all) has been applied.
         Returns how many iterations have been waited for whole."""
         if names is None:
-            self._confirm((cell, at) for cell in self._cells for at in range(len(cell.tensors)))
+            self._confirm(
+                (bucket, at) for bucket in self._buckets for at in range(len(bucket.tensors))
+            )
         else:
             self._confirm(place for name in names for place in self._places_of(name))
         return self._iteration
@@ -315,9 +317,9 @@ class Agent:
         """Whether `wait(names)` would return at once. It does not stand for waiting: only what was
         waited for counts towards an iteration."""
         return all(
-            (cell.version >= cell.iteration and cell.refused is None) or self._stands(cell)
+            (bucket.version >= bucket.iteration and bucket.refused is None) or self._stands(bucket)
             for name in names
-            for cell in self._cells_of(name)
+            for bucket in self._buckets_of(name)
         )
 
     def step(self, gradients: Mapping[str, Array], **hyper: float) -> dict[str, Floats]:
@@ -340,50 +342,50 @@ class Agent:
 
     def versions(self) -> tuple[int, int]:
         """The oldest and the newest version among the buckets: equal after `wait()`."""
-        versions = [cell.version for cell in self._cells]
+        versions = [bucket.version for bucket in self._buckets]
         return min(versions), max(versions)
 
     @property
     def reads(self) -> tuple[int, int]:
         """Count how often all buckets' parameters were read over a network, and how many of these
         reads an update overtook. Both are 0 for a synchronous job."""
-        copies = [c.staging for c in self._cells if isinstance(c.staging, Snapshots)]
+        copies = [c.staging for c in self._buckets if isinstance(c.staging, Snapshots)]
         return sum(each.reads for each in copies), sum(each.torn for each in copies)
 
     # How it works ---------------------------------------------------------------------------------
 
-    def _place(self, name: str) -> tuple[Cell, int]:
+    def _place(self, name: str) -> tuple[WorkerBucket, int]:
         try:
             return self._places[name]
         except KeyError:
             raise Rejected(f"job {self.job} has no tensor {name!r}") from None
 
-    def _cells_of(self, name: str) -> tuple[Cell, ...]:
+    def _buckets_of(self, name: str) -> tuple[WorkerBucket, ...]:
         """One, unless the tensor is divided."""
         divided = self._divided.get(name)
-        return divided.cells if divided is not None else (self._place(name)[0],)
+        return divided.buckets if divided is not None else (self._place(name)[0],)
 
-    def _places_of(self, name: str) -> Iterable[tuple[Cell, int]]:
+    def _places_of(self, name: str) -> Iterable[tuple[WorkerBucket, int]]:
         """(bucket, which of its tensors): one, unless the tensor is divided."""
         divided = self._divided.get(name)
         if divided is None:
             return (self._place(name),)
-        return tuple((cell, 0) for cell in divided.cells)  # A part is its bucket's first.
+        return tuple((bucket, 0) for bucket in divided.buckets)  # A part is its bucket's first.
 
-    def _is_counted(self, cell: Cell, position: int) -> bool:
+    def _is_counted(self, bucket: WorkerBucket, position: int) -> bool:
         """While an iteration is being repeated: this tensor's push of it stands."""
         return (
             self._retried is not None
-            and cell.refused is None
-            and cell.iteration >= self._retried > cell.confirmed
-            and position in cell.missing
+            and bucket.refused is None
+            and bucket.iteration >= self._retried > bucket.confirmed
+            and position in bucket.missing
         )
 
-    def _stands(self, cell: Cell) -> bool:
+    def _stands(self, bucket: WorkerBucket) -> bool:
         """Pushed in a former life of the program, which has not repeated it in this one: nothing
         that it pushed is outstanding there, so it waits for nothing. (Workers that were started
         again and waited for one another's pushes would wait for ever.)"""
-        return any(index == cell.index for index, _ in self._standing)
+        return any(index == bucket.index for index, _ in self._standing)
 
     def _hyper(self, given: Mapping[str, float]) -> Hyper:
         """The job's, with what this push has of its own. Raises Rejected."""
@@ -398,54 +400,54 @@ class Agent:
             raise Rejected(f"job {self.job}: {fault}")
         return hyper
 
-    def _settle(self, cells: Sequence[Cell]) -> None:
+    def _settle(self, buckets: Sequence[WorkerBucket]) -> None:
         """Wait, and raise what was refused."""
-        if any(not cell.settled for cell in cells):
-            self._session.wait(cells, self._deadline_s)
+        if any(not bucket.settled for bucket in buckets):
+            self._session.wait(buckets, self._deadline_s)
         if self._session.failure is not None:
             raise self._session.failure
-        for cell in cells:
-            if cell.refused is not None:
-                refused = cell.take_refusal(self.rank)
+        for bucket in buckets:
+            if bucket.refused is not None:
+                refused = bucket.take_refusal(self.rank)
                 assert refused is not None
                 self._retried = refused.iteration
                 raise refused
 
-    def _confirm(self, places: Iterable[tuple[Cell, int]]) -> None:
+    def _confirm(self, places: Iterable[tuple[WorkerBucket, int]]) -> None:
         """A tensor that is not pushed yet is waited for as of the iteration before, whether or not
         others of its bucket are pushed already."""
-        named: dict[int, Cell] = {}
-        for cell, position in places:
-            if position not in cell.missing:
-                names = [cell.tensors[position].name for position in sorted(cell.missing)]
+        named: dict[int, WorkerBucket] = {}
+        for bucket, position in places:
+            if position not in bucket.missing:
+                names = [bucket.tensors[position].name for position in sorted(bucket.missing)]
                 raise Rejected(
-                    f"job {self.job}: iteration {cell.iteration + 1} cannot be waited for before "
+                    f"job {self.job}: iteration {bucket.iteration + 1} cannot be waited for before "
                     f"these tensors, which share a bucket, are pushed: {', '.join(names[:5])}"
                 )
-            named[cell.index] = cell
-        cells = [cell for cell in named.values() if not self._stands(cell)]
+            named[bucket.index] = bucket
+        buckets = [bucket for bucket in named.values() if not self._stands(bucket)]
         needed_s = time.monotonic()
-        self._settle(cells)
-        for cell in cells:
-            if cell.confirmed < cell.version:
-                if cell.pushed_s:
-                    self._session.progress.needed(cell.index, needed_s - cell.pushed_s)
-                self._behind -= cell.confirmed <= self._iteration < cell.version
-                cell.confirmed = cell.version
-                self._session.progress.bytes_pulled += 4 * cell.bounds[-1][1]
+        self._settle(buckets)
+        for bucket in buckets:
+            if bucket.confirmed < bucket.version:
+                if bucket.pushed_s:
+                    self._session.progress.needed(bucket.index, needed_s - bucket.pushed_s)
+                self._behind -= bucket.confirmed <= self._iteration < bucket.version
+                bucket.confirmed = bucket.version
+                self._session.progress.bytes_pulled += 4 * bucket.bounds[-1][1]
         if self._behind == 0:
             self._count_iteration()
 
     def _count_iteration(self) -> None:
         """An iteration ends when all its tensors have been waited for."""
-        complete = min(cell.confirmed for cell in self._cells)
+        complete = min(bucket.confirmed for bucket in self._buckets)
         if self._retried is not None and complete >= self._retried:
             self._retried = None
         now_s = time.monotonic()
         ended = complete - self._iteration
         self._session.progress.durations_s.extend([(now_s - self._ended_s) / ended] * ended)
         self._ended_s, self._iteration = now_s, complete
-        self._behind = sum(cell.confirmed <= complete for cell in self._cells)
+        self._behind = sum(bucket.confirmed <= complete for bucket in self._buckets)
 
     # The end --------------------------------------------------------------------------------------
 

@@ -15,33 +15,33 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slackwater.agent.region_access import Array
-from slackwater.agent.worker_bucket import Cell
+from slackwater.agent.worker_bucket import WorkerBucket
 from slackwater.common.domains.slots.rules import Floats
 from slackwater.common.transport.mapping import Window
 from slackwater.schemas.jobs import TensorSpec
 
-Piece = tuple[Cell, int, int]
+Piece = tuple[WorkerBucket, int, int]
 """A bucket that begins with elements [first, end) of the tensor."""
 
 
 class Divided:
-    """`cells` in the order of the tensor's elements; each begins with its part of it."""
+    """`buckets` in the order of the tensor's elements; each begins with its part of it."""
 
-    def __init__(self, spec: TensorSpec, cells: Sequence[Cell]) -> None:
+    def __init__(self, spec: TensorSpec, buckets: Sequence[WorkerBucket]) -> None:
         self.spec = spec
-        self.cells = tuple(cells)
-        ends = accumulate((prod(cell.tensors[0].shape) for cell in cells), initial=0)
+        self.buckets = tuple(buckets)
+        ends = accumulate((prod(bucket.tensors[0].shape) for bucket in buckets), initial=0)
         self.pieces: tuple[Piece, ...] = tuple(
-            (cell, *bounds) for cell, bounds in zip(cells, pairwise(ends), strict=True)
+            (bucket, *bounds) for bucket, bounds in zip(buckets, pairwise(ends), strict=True)
         )
         self._gradient: _View | None = None
         self._parameters: list[_View | None] = [None, None]
 
     def gradient(self) -> Array:
-        """The slots' parts; each cell remembers what was lent of it."""
+        """The slots' parts; each bucket remembers which views it handed out."""
         parts = []
-        for cell in self.cells:
-            cell.lent[0] = part = cell.gradients[0]
+        for bucket in self.buckets:
+            bucket.handed_out_views[0] = part = bucket.gradients[0]
             parts.append(part)
         if self._gradient is None:
             self._gradient = _View(parts)
@@ -51,14 +51,14 @@ class Divided:
     def parameters(self) -> Floats:
         """Return the parameters of the newest version of each part: valid as long as a bucket's
         are."""
-        parts = [cell.buffer(0) for cell in self.cells]
-        version = self.cells[0].version
-        if any(cell.version != version for cell in self.cells):  # A part's push was refused.
+        parts = [bucket.buffer(0) for bucket in self.buckets]
+        version = self.buckets[0].version
+        if any(bucket.version != version for bucket in self.buckets):  # A part's push was refused.
             return np.concatenate(parts).reshape(self.spec.shape)
         view = self._parameters[version & 1]
         if view is None:
             view = self._parameters[version & 1] = _View(parts)
-        owners = [cell.source for cell in self.cells]
+        owners = [bucket.source for bucket in self.buckets]
         parameters: Floats = view.of(owners, parts).reshape(self.spec.shape)
         return parameters
 

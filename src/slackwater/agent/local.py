@@ -11,7 +11,7 @@ from typing import Final
 
 from slackwater.agent.control import Progress
 from slackwater.agent.region_access import Array, InPlace
-from slackwater.agent.worker_bucket import Cell
+from slackwater.agent.worker_bucket import WorkerBucket
 from slackwater.common.base.errors import SlackwaterError
 from slackwater.common.domains.slots.folding import blame, check_hypers, commit, fold
 from slackwater.common.domains.slots.frames import PushRefused
@@ -47,54 +47,54 @@ class Local:
         )
         self.failure: SlackwaterError | None = None
         self.progress = Progress()
-        self.cells: list[Cell] = []
+        self.buckets: list[WorkerBucket] = []
         self._regions: list[SlotRegion] = []
         for layout in plan_buckets(tensors):
-            cell = Cell(layout, bucket_tensors(layout, tensors), Hyper.of(spec.update))
-            self._fill(cell, tensors, initial)
-            self.cells.append(cell)
+            bucket = WorkerBucket(layout, bucket_tensors(layout, tensors), Hyper.of(spec.update))
+            self._fill(bucket, tensors, initial)
+            self.buckets.append(bucket)
 
     def _fill(
-        self, cell: Cell, tensors: tuple[TensorSpec, ...], initial: Mapping[str, Array]
+        self, bucket: WorkerBucket, tensors: tuple[TensorSpec, ...], initial: Mapping[str, Array]
     ) -> None:
-        memory = _Memory(SlotRegion.nbytes_of(self.plan, cell.layout, tensors))
-        region = SlotRegion.format(memory.view, self.plan, cell.layout, tensors, 0)
-        values = cell.newest(initial)
-        for (first, last), value in zip(cell.bounds, values, strict=True):
+        memory = _Memory(SlotRegion.nbytes_of(self.plan, bucket.layout, tensors))
+        region = SlotRegion.format(memory.view, self.plan, bucket.layout, tensors, 0)
+        values = bucket.newest(initial)
+        for (first, last), value in zip(bucket.bounds, values, strict=True):
             copy_into(region.parameters(0)[first:last], value.reshape(-1))
         region.initialize(0)
         self._regions.append(region)
-        slots = InPlace(memory, self.plan.job, cell.index, 0)
-        cell.adopt(slots)
-        cell.source, cell.version = slots, 0
+        slots = InPlace(memory, self.plan.job, bucket.index, 0)
+        bucket.adopt(slots)
+        bucket.source, bucket.version = slots, 0
 
     def open(self) -> None:
         """Return at once: there is nothing to wait for."""
 
-    def ring(self, cell: Cell) -> None:
+    def ring(self, bucket: WorkerBucket) -> None:
         """Apply the bucket's push, or refuse it."""
-        region, slots = self._regions[cell.index], cell.slots
+        region, slots = self._regions[bucket.index], bucket.slots
         assert isinstance(slots, InPlace)
-        slots.mark(cell.iteration, cell.hyper)
+        slots.mark(bucket.iteration, bucket.hyper)
         refusal = check_hypers(region)
         if refusal is None and not fold(region):
             refusal = blame(region)
         if refusal is None:
-            cell.version = commit(region)
+            bucket.version = commit(region)
             return
-        cell.was_refused = True
-        cell.refused = PushRefused(
+        bucket.was_refused = True
+        bucket.refused = PushRefused(
             handle=0,
-            iteration=cell.iteration,
+            iteration=bucket.iteration,
             job=self.plan.job,
             tensor=refusal.tensor,
             worker=0,
             why=refusal.why,
         )
 
-    def wait(self, cells: Sequence[Cell], deadline_s: float) -> None:
+    def wait(self, buckets: Sequence[WorkerBucket], deadline_s: float) -> None:
         """Return at once: every push has been applied already."""
-        assert all(cell.settled for cell in cells), "a push was neither applied nor refused"
+        assert all(bucket.settled for bucket in buckets), "a push was neither applied nor refused"
 
     def close(self, finish: str | None) -> None:
         """Close. Views that the program holds stay valid; there is nobody to tell the result."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final
 
 from slackwater.agent.control import Control
-from slackwater.agent.worker_bucket import Cell, Waiter
+from slackwater.agent.worker_bucket import Waiter, WorkerBucket
 from slackwater.common.base.errors import Rejected, Retryable, SlackwaterError
 from slackwater.schemas.jobs import MissingRanks
 from slackwater.schemas.placement import JobPlan
@@ -59,13 +59,13 @@ class Patience:
     def sleep(
         self,
         waiter: Waiter,
-        cells: Sequence[Cell],
+        buckets: Sequence[WorkerBucket],
         deadline_s: float,
         plan: JobPlan | None,
         control: Control | None,
-    ) -> Cell | None:
-        """Wait in the program's thread until all cells have settled, or waits have failed: None.
-        After `deadline_s` return the first cell that has not. The time of a restart does not
+    ) -> WorkerBucket | None:
+        """Wait in the program's thread until all buckets have settled, or waits have failed: None.
+        After `deadline_s` return the first bucket that has not. The time of a restart does not
         count."""
         warned, self.told = False, None
         began_s, pause_s = time.monotonic(), ASK_AFTER_S
@@ -79,16 +79,18 @@ class Patience:
             if self.reason and now_s - began_s > WARN_AFTER_S and not warned:
                 warned = True
                 _log.warning("%s%s", self._who, self.reason)
-            late = next((cell for cell in cells if not cell.settled), None)
+            late = next((bucket for bucket in buckets if not bucket.settled), None)
             if late and plan and control and not self._asking:
                 self._asking = True
                 self._start(self._ask(late, now_s - began_s, plan, control))
-        return next((cell for cell in cells if not cell.settled), None)
+        return next((bucket for bucket in buckets if not bucket.settled), None)
 
-    async def _ask(self, cell: Cell, waited_s: float, plan: JobPlan, control: Control) -> None:
+    async def _ask(
+        self, bucket: WorkerBucket, waited_s: float, plan: JobPlan, control: Control
+    ) -> None:
         try:
-            slots, iteration = cell.slots, cell.iteration
-            if slots is None or cell.settled:
+            slots, iteration = bucket.slots, bucket.iteration
+            if slots is None or bucket.settled:
                 return
             ranks = missing(plan, self._rank, iteration, await slots.all_pushed())
             if not ranks:
@@ -100,5 +102,5 @@ class Patience:
             return
         finally:
             self._asking = False
-        if self.told.final and not cell.settled:
+        if self.told.final and not bucket.settled:
             self._fail(Rejected(f"{self._who}: {self.told.reason}"))

@@ -3,7 +3,7 @@
 from slackwater.agent.on_device import staged
 from slackwater.agent.region_access import Attached, InPlace
 from slackwater.agent.snapshot import Snapshot, Snapshots, StagedSnapshot
-from slackwater.agent.worker_bucket import Cell
+from slackwater.agent.worker_bucket import WorkerBucket
 from slackwater.common.domains.slots.layout import Geometry
 from slackwater.common.transport.base import Channel, RemoteRegion
 from slackwater.common.transport.gpu import Device
@@ -14,20 +14,20 @@ async def attach(
     channel: Channel,
     remote: RemoteRegion,
     plan: JobPlan,
-    cell: Cell,
+    bucket: WorkerBucket,
     rank: int,
     device: Device | None,
 ) -> Attached:
     """Raises Unavailable, AccessRefused, Rejected (no region of this bucket), Fatal (no room)."""
-    geometry = Geometry.of(plan, cell.layout)
+    geometry = Geometry.of(plan, bucket.layout)
     if plan.consistency != "synchronous":
-        copies = cell.staging
+        copies = bucket.staging
         if not isinstance(copies, Snapshots):
-            cell.staging = copies = Snapshots(geometry.elements, geometry.dtype)
+            bucket.staging = copies = Snapshots(geometry.elements, geometry.dtype)
         if remote.view is not None:
-            return Snapshot(remote, plan.job, cell.index, rank, copies)
+            return Snapshot(remote, plan.job, bucket.index, rank, copies)
         return await StagedSnapshot.attach(channel, remote, geometry, rank, copies)
     if remote.view is not None and device is None:
-        return InPlace(remote, plan.job, cell.index, rank)
-    kind, cell.staging = staged(cell.staging, geometry, device)
-    return await kind.attach(channel, remote, geometry, rank, cell.staging)
+        return InPlace(remote, plan.job, bucket.index, rank)
+    kind, bucket.staging = staged(bucket.staging, geometry, device)
+    return await kind.attach(channel, remote, geometry, rank, bucket.staging)

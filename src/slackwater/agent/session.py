@@ -36,7 +36,7 @@ from slackwater.agent.effects import (
 from slackwater.agent.patience import Patience
 from slackwater.agent.region_access import Array, Attached, InPlace, Staged
 from slackwater.agent.region_choice import attach
-from slackwater.agent.worker_bucket import Cell, Waiter, cells_of
+from slackwater.agent.worker_bucket import Waiter, WorkerBucket, worker_buckets
 from slackwater.common.base.clock import Clock
 from slackwater.common.base.errors import (
     DeadlineExceeded,
@@ -93,7 +93,7 @@ class Session:
         device: Device | None = None,
     ) -> None:
         self.job, self.rank = JobId(spec.id), rank
-        self.cells: list[Cell] = []
+        self.buckets: list[WorkerBucket] = []
         self.plan: JobPlan | None = None
         self.failure: SlackwaterError | None = None
         self.progress = Progress()
@@ -133,21 +133,21 @@ class Session:
             self.close(None)
             raise error
 
-    def ring(self, cell: Cell) -> None:
+    def ring(self, bucket: WorkerBucket) -> None:
         """All tensors of the bucket's newest iteration are in its slot."""
-        self._rung.append((cell.index, cell.iteration))
+        self._rung.append((bucket.index, bucket.iteration))
         if not self._flush_due:
             self._flush_due = True
             self._call(self._flush)
 
-    def wait(self, cells: Sequence[Cell], deadline_s: float) -> None:
+    def wait(self, buckets: Sequence[WorkerBucket], deadline_s: float) -> None:
         """Until each has settled: its version is there, or its push was refused."""
-        waiter = Waiter(cells)
+        waiter = Waiter(buckets)
         self._waiter = waiter
         waiter.look()
-        late: Cell | None = None
-        if self.failure is None and all(cell.refused is None for cell in cells):
-            late = self._patience.sleep(waiter, cells, deadline_s, self.plan, self._control)
+        late: WorkerBucket | None = None
+        if self.failure is None and all(bucket.refused is None for bucket in buckets):
+            late = self._patience.sleep(waiter, buckets, deadline_s, self.plan, self._control)
         self._waiter = None
         if self.failure is not None:
             raise self.failure
@@ -175,17 +175,17 @@ class Session:
     def _who(self) -> str:
         return f"job {self.job}, rank {self.rank}"
 
-    def _describe(self, cell: Cell) -> str:
-        where = self._core.describe(cell.index)
-        errors = "".join(f"; {at}: {text}" for at, text in sorted(self._errors.items()))
-        return f"version {cell.iteration} of bucket {cell.index} ({cell.names}; {where}{errors})"
+    def _describe(self, bucket: WorkerBucket) -> str:
+        where = self._core.describe(bucket.index)
+        where += "".join(f"; {at}: {text}" for at, text in sorted(self._errors.items()))
+        return f"version {bucket.iteration} of bucket {bucket.index} ({bucket.names}; {where})"
 
     def _missing_at_start(self) -> str:
         within = f"within {self._deadline_s:g} s"
         cluster = self._control.cluster if self._control is not None else None
         if cluster is None:
             return f"the master at {self._bus} did not register it {within}"
-        late = next((cell for cell in self.cells if cell.version < 0), None)
+        late = next((bucket for bucket in self.buckets if bucket.version < 0), None)
         if late is None:
             return f"cluster {cluster} did not place it {within}: {self._not_located}"
         return f"{self._describe(late)} did not come {within}"
@@ -290,33 +290,33 @@ class Session:
                 self._waiter.look()
 
     def _ring(self, effect: Ring) -> None:
-        cell = self.cells[effect.bucket]
-        slots = cell.slots
+        bucket = self.buckets[effect.bucket]
+        slots = bucket.slots
         if isinstance(slots, InPlace):
-            slots.mark(effect.iteration, cell.hyper)
+            slots.mark(effect.iteration, bucket.hyper)
             self._rings.setdefault(effect.aggregator, []).append((effect.handle, effect.iteration))
         elif slots is not None:
-            self._spawn(self._push(effect, cell, slots))
+            self._spawn(self._push(effect, bucket, slots))
 
     def _deliver(self, effect: Deliver) -> None:
-        cell = self.cells[effect.bucket]
-        slots = cell.slots
+        bucket = self.buckets[effect.bucket]
+        slots = bucket.slots
         if isinstance(slots, InPlace):
-            self._have(cell, slots, effect.version)
+            self._have(bucket, slots, effect.version)
             self._delivered = True
         elif slots is not None:
-            self._spawn(self._fetch(cell, slots, effect.version))
+            self._spawn(self._fetch(bucket, slots, effect.version))
 
     def _resume(self, effect: Resume) -> None:
-        self.cells[effect.bucket].iteration = effect.iteration
+        self.buckets[effect.bucket].iteration = effect.iteration
 
     def _make_offer(self, effect: MakeOffer) -> None:
-        offer = self.cells[effect.bucket].offer(effect.handle, effect.version)
+        offer = self.buckets[effect.bucket].offer(effect.handle, effect.version)
         self._send(effect.aggregator, encode_control(offer))
 
     def _refuse(self, effect: Refuse) -> None:
-        cell = self.cells[effect.bucket]
-        cell.was_refused, cell.refused = True, effect.refused
+        bucket = self.buckets[effect.bucket]
+        bucket.was_refused, bucket.refused = True, effect.refused
         if self._waiter is not None:
             self._waiter.release()
 
@@ -329,16 +329,16 @@ class Session:
         except Unavailable as error:  # A frame that was not taken would be missed for ever.
             self._spawn(self._drop(aggregator, channel, error))
 
-    def _have(self, cell: Cell, slots: Attached, version: int) -> None:
+    def _have(self, bucket: WorkerBucket, slots: Attached, version: int) -> None:
         """The parameters of `version` can be read from `slots`."""
-        if version < cell.version:
+        if version < bucket.version:
             return
-        old, cell.source = cell.source, slots
-        cell.version = version
-        self._core.held(cell.index, version)
-        if old is not None and old is not slots and old is not cell.slots:
+        old, bucket.source = bucket.source, slots
+        bucket.version = version
+        self._core.held(bucket.index, version)
+        if old is not None and old is not slots and old is not bucket.slots:
             old.close()
-        if not self._all_here and all(c.version >= 0 for c in self.cells):
+        if not self._all_here and all(c.version >= 0 for c in self.buckets):
             self._all_here = True
             self._initial.clear()
             self._opened.set()
@@ -364,9 +364,9 @@ class Session:
         self._apply(self._core.reattach(aggregator, self._clock.now_s()))
 
     def _take_plan(self, located: Located) -> None:
-        """The first table makes the cells; the token may change with any. Raises Rejected."""
+        """The first table makes the buckets; the token may change with any. Raises Rejected."""
         if self.plan is None:
-            self.cells = cells_of(located, self._spec, self.rank, self._tensors)
+            self.buckets = worker_buckets(located, self._spec, self.rank, self._tensors)
         self.plan = located.plan
 
     async def _connect(self, endpoint: Endpoint, at_s: float) -> None:
@@ -437,34 +437,35 @@ class Session:
         if not self._core.expects(aggregator, granted.bucket):
             return []
         assert self.plan is not None
-        cell = self.cells[granted.bucket]
+        bucket = self.buckets[granted.bucket]
         remote = await channel.open(granted.key)
-        slots = await attach(channel, remote, self.plan, cell, self.rank, self._device)
+        slots = await attach(channel, remote, self.plan, bucket, self.rank, self._device)
         slots.link = self.progress.links.to(aggregator)
-        old = cell.slots
-        cell.adopt(slots)
+        old = bucket.slots
+        bucket.adopt(slots)
         effects = self._core.granted(aggregator, granted, slots.pushed)
-        if isinstance(slots, InPlace) and granted.initialized and granted.version == cell.version:
-            self._have(cell, slots, cell.version)
-        elif old is not None and old is not cell.source:
+        if isinstance(slots, InPlace) and granted.initialized and granted.version == bucket.version:
+            self._have(bucket, slots, bucket.version)
+        elif old is not None and old is not bucket.source:
             old.close()
         return effects
 
     # Bytes that must be moved ---------------------------------------------------------------------
 
-    async def _push(self, ring: Ring, cell: Cell, slots: Attached) -> None:
+    async def _push(self, ring: Ring, bucket: WorkerBucket, slots: Attached) -> None:
         channel = self._channels.get(ring.aggregator)
         if channel is None or not isinstance(slots, Staged):
             return
         try:
             async with self._transfers:
-                await slots.push(ring.iteration, cell.hyper, ring.handle, again=cell.was_refused)
-            cell.was_refused = False
+                again = bucket.was_refused
+                await slots.push(ring.iteration, bucket.hyper, ring.handle, again=again)
+            bucket.was_refused = False
             channel.send(encode_rings([(ring.handle, ring.iteration)]))
         except (Unavailable, Rejected) as error:
             await self._drop(ring.aggregator, channel, error)
 
-    async def _fetch(self, cell: Cell, slots: Attached, version: int) -> None:
+    async def _fetch(self, bucket: WorkerBucket, slots: Attached, version: int) -> None:
         assert isinstance(slots, Staged)
         try:
             async with self._transfers:
@@ -472,23 +473,23 @@ class Session:
         except (Unavailable, Rejected) as error:
             # It is delivered again where the bucket is attached next; if that is nowhere else, we
             # attach here anew.
-            _log.info("%s: bucket %d, version %d: %s", self._who(), cell.index, version, error)
-            if cell.slots is slots and self._core.attached(cell.index):
+            _log.info("%s: bucket %d, version %d: %s", self._who(), bucket.index, version, error)
+            if bucket.slots is slots and self._core.attached(bucket.index):
                 await slots.channel.close()
             return
-        self._have(cell, slots, version)
+        self._have(bucket, slots, version)
         if self._waiter is not None:
             self._waiter.look()
 
     async def _seed(self, seed: WriteSeed) -> None:
         """Fill a bare region with the newest parameters that this worker has."""
-        cell, channel = self.cells[seed.bucket], self._channels.get(seed.aggregator)
-        if channel is None or (slots := cell.slots) is None:
+        bucket, channel = self.buckets[seed.bucket], self._channels.get(seed.aggregator)
+        if channel is None or (slots := bucket.slots) is None:
             return
         try:
-            version = cell.updates(seed.version)
+            version = bucket.updates(seed.version)
             async with self._transfers:
-                await slots.seed(version, cell.newest(self._initial))
+                await slots.seed(version, bucket.newest(self._initial))
             channel.send(encode_control(Seed(handle=seed.handle, version=version)))
         except (Unavailable, Rejected) as error:
             await self._drop(seed.aggregator, channel, error)

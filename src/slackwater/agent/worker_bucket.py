@@ -26,7 +26,7 @@ from slackwater.schemas.jobs import DType, JobSpec, TensorSpec
 from slackwater.schemas.placement import BucketLayout, Located
 
 
-class Cell:
+class WorkerBucket:
     """One bucket: its tensors' places in the slot, and how far it is."""
 
     def __init__(self, layout: BucketLayout, tensors: tuple[TensorSpec, ...], hyper: Hyper) -> None:
@@ -56,7 +56,8 @@ class Cell:
         """When `iteration` was pushed whole, on the monotonic clock."""
         self.missing = set(range(len(tensors)))
         """Tensors of iteration + 1 that are not in the slot yet."""
-        self.lent: dict[int, Array] = {}
+        self.handed_out_views: dict[int, Array] = {}
+        """Tensor -> the part of a slot that the program was given to write its gradient into."""
         self.hyper = hyper
         """The hyper-parameters of the iteration being produced, or outstanding."""
         self.refused: PushRefused | None = None
@@ -97,11 +98,11 @@ class Cell:
         """Copy a tensor's gradient into the slot (None: it was produced there)."""
         with self.lock:
             into = self.gradients[position]
-            lent = self.lent.get(position)
+            view = self.handed_out_views.get(position)
             if gradient is not None:
                 copy_into(into, gradient)
-            elif lent is not None and lent is not into:
-                copy_into(into, lent)  # Produced in a slot that has moved since.
+            elif view is not None and view is not into:
+                copy_into(into, view)  # Produced in a slot that has moved since.
             self.missing.discard(position)
             if not self.missing:
                 self.iteration += 1
@@ -166,8 +167,8 @@ class Cell:
 class Waiter:
     """The program's thread, asleep until all these buckets have settled."""
 
-    def __init__(self, cells: Iterable[Cell]) -> None:
-        self._pending = list(cells)
+    def __init__(self, buckets: Iterable[WorkerBucket]) -> None:
+        self._pending = list(buckets)
         self._lock = threading.Lock()
         self._woken = threading.Lock()
         self._woken.acquire()
@@ -232,10 +233,10 @@ def read_tensors(
     return tuple(specs), values
 
 
-def cells_of(
+def worker_buckets(
     located: Located, spec: JobSpec, rank: int, tensors: tuple[TensorSpec, ...]
-) -> list[Cell]:
-    """Make the job's cells from its first placement. Raises Rejected where this program does not
+) -> list[WorkerBucket]:
+    """Make the job's buckets from its first placement. Raises Rejected where this program does not
     fit the job."""
     plan = located.plan
     if plan.gradient_dtype != spec.gradient_dtype:
@@ -246,4 +247,6 @@ def cells_of(
     if rank >= plan.workers:
         raise Rejected(f"rank {rank} of {plan.workers} workers")
     hyper = Hyper.of(plan.update)
-    return [Cell(layout, bucket_tensors(layout, tensors), hyper) for layout in located.buckets]
+    return [
+        WorkerBucket(layout, bucket_tensors(layout, tensors), hyper) for layout in located.buckets
+    ]

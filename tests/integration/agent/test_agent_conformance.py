@@ -165,7 +165,7 @@ def value(agent: Agent, name: str) -> float:
 
 def test_small_neighbours_share_a_bucket(held: Cluster) -> None:
     def program(agent: Agent) -> list[list[str]]:
-        return [[spec.name for spec in cell.tensors] for cell in agent._cells]
+        return [[spec.name for spec in bucket.tensors] for bucket in agent._buckets]
 
     assert run(held, program) == [[["w", "b"], ["large"]]]
 

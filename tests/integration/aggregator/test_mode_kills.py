@@ -97,12 +97,12 @@ class Workers:
 
     def _check(self, agent: Agent, rank: int, iteration: int) -> None:
         """Check that the worker's reads are whole, and have what the mode promises."""
-        for cell in agent._cells:
-            contained = cell.contained
+        for bucket in agent._buckets:
+            contained = bucket.contained
             assert contained[rank] >= iteration
             if "staleness" in self.mode:
                 assert min(contained) >= iteration - self.mode["staleness"], contained
-            for spec in cell.tensors:
+            for spec in bucket.tensors:
                 values = agent.pull(spec.name)
                 assert np.array_equal(values, self.summed(spec.name, contained)), contained
 

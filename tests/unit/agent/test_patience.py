@@ -7,7 +7,7 @@ import pytest
 
 from slackwater.agent import patience
 from slackwater.agent.patience import Patience, missing
-from slackwater.agent.worker_bucket import Cell, Waiter
+from slackwater.agent.worker_bucket import Waiter, WorkerBucket
 from slackwater.common.base.errors import SlackwaterError
 from slackwater.common.domains.slots.rules import Hyper
 from slackwater.schemas.base import JobId
@@ -48,9 +48,11 @@ class Told:
         self.failed: list[SlackwaterError] = []
         self.patience = Patience("job j, rank 0", 0, self._start, self.failed.append)
         layout = BucketLayout(index=0, first=0, count=1, elements=1)
-        self.cell = Cell(layout, (TensorSpec(name="w", shape=(1,)),), Hyper.of(UpdateRule()))
-        self.cell.version, self.cell.iteration = 0, 1
-        self.waiter = Waiter([self.cell])
+        self.bucket = WorkerBucket(
+            layout, (TensorSpec(name="w", shape=(1,)),), Hyper.of(UpdateRule())
+        )
+        self.bucket.version, self.bucket.iteration = 0, 1
+        self.waiter = Waiter([self.bucket])
 
     def _start(self, asking: Coroutine[Any, Any, None]) -> None:
         asking.close()
@@ -58,13 +60,13 @@ class Told:
         if self.answers:
             self.patience.told = self.answers.pop(0)
         else:
-            self.cell.version = 1
+            self.bucket.version = 1
             self.waiter.look()
 
-    def sleep(self, deadline_s: float) -> Cell | None:
+    def sleep(self, deadline_s: float) -> WorkerBucket | None:
         control: Any = object()
         return self.patience.sleep(
-            self.waiter, [self.cell], deadline_s, plan("synchronous"), control
+            self.waiter, [self.bucket], deadline_s, plan("synchronous"), control
         )
 
 
@@ -80,7 +82,7 @@ def test_without_a_restart_the_deadline_holds_and_says_who_was_missing(
 ) -> None:
     silent = MissingRanks(reason="rank 1 is silent since 31 s (iteration 13)")
     told = Told(monkeypatch, [silent] * 10_000)
-    assert told.sleep(0.2) is told.cell
+    assert told.sleep(0.2) is told.bucket
     assert told.patience.reason == ": rank 1 is silent since 31 s (iteration 13)"
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from slackwater.agent.region_access import Array, Attached
-from slackwater.agent.worker_bucket import Cell, check_gradient, read_tensors
+from slackwater.agent.worker_bucket import WorkerBucket, check_gradient, read_tensors
 from slackwater.common.base.errors import Rejected
 from slackwater.common.domains.slots.frames import PushRefused
 from slackwater.common.domains.slots.rules import Floats, Hyper
@@ -39,8 +39,10 @@ class Arrays:
         raise NotImplementedError
 
 
-def cell(slots: Arrays) -> Cell:
-    made = Cell(BucketLayout(index=0, first=0, count=2, elements=7), SPECS, Hyper.of(UpdateRule()))
+def made_bucket(slots: Arrays) -> WorkerBucket:
+    made = WorkerBucket(
+        BucketLayout(index=0, first=0, count=2, elements=7), SPECS, Hyper.of(UpdateRule())
+    )
     made.adopt(slots)
     made.version = 0
     return made
@@ -52,7 +54,7 @@ B = np.asarray(9.0, np.float32)
 
 def test_an_iteration_is_whole_when_its_last_tensor_is_in_the_slot() -> None:
     slots = Arrays()
-    bucket = cell(slots)
+    bucket = made_bucket(slots)
     bucket.put(1, B)
     assert (bucket.iteration, bucket.begun, bucket.settled) == (0, True, True)
     bucket.put(0, W)
@@ -65,18 +67,18 @@ def test_an_iteration_is_whole_when_its_last_tensor_is_in_the_slot() -> None:
 def test_a_slot_that_moves_takes_along_what_was_begun() -> None:
     """One tensor was copied in, the other is being produced in a view of the old slot."""
     old, new = Arrays(), Arrays()
-    bucket = cell(old)
+    bucket = made_bucket(old)
     bucket.put(0, W)
-    lent = bucket.lent[1] = bucket.gradients[1]
+    view = bucket.handed_out_views[1] = bucket.gradients[1]
     bucket.adopt(new)
-    lent[...] = 9.0
+    view[...] = 9.0
     bucket.put(1, None)
     assert new.gradient.tolist() == [0, 1, 2, 3, 4, 5, 9]
 
 
 def test_a_region_that_is_still_the_same_is_not_written_again() -> None:
     """A retry rings again and never resends: the fold may be reading the slot."""
-    bucket = cell(Arrays())
+    bucket = made_bucket(Arrays())
     bucket.put(0, W)
     bucket.put(1, B)
     same = Arrays(pushed=1)
@@ -91,7 +93,7 @@ def test_a_region_that_is_still_the_same_is_not_written_again() -> None:
 def test_a_copy_of_before_a_part_was_pushed_gets_that_part() -> None:
     """The bucket was copied when iteration 1 was applied. A tensor of iteration 2 came into the old
     slot before the new one was attached: the copy, whose word says 1, has the one before it."""
-    bucket = cell(Arrays())
+    bucket = made_bucket(Arrays())
     bucket.put(0, W)
     bucket.put(1, B)
     bucket.version = 1
@@ -104,7 +106,7 @@ def test_a_copy_of_before_a_part_was_pushed_gets_that_part() -> None:
 
 
 def test_after_a_refusal_only_the_named_tensor_is_missing() -> None:
-    bucket = cell(Arrays())
+    bucket = made_bucket(Arrays())
     bucket.put(0, W)
     bucket.put(1, B)
     bucket.refused = PushRefused(
@@ -121,7 +123,7 @@ def test_after_a_refusal_only_the_named_tensor_is_missing() -> None:
 
 def test_parameters_are_shaped_and_cannot_be_written() -> None:
     slots = Arrays()
-    bucket = cell(slots)
+    bucket = made_bucket(slots)
     bucket.source, bucket.version = slots, 1
     assert bucket.parameters(0).shape == (2, 3)
     assert bucket.parameters(1).shape == ()
@@ -132,7 +134,9 @@ def test_parameters_are_shaped_and_cannot_be_written() -> None:
 
 def test_a_layout_of_another_size_is_refused() -> None:
     with pytest.raises(Rejected, match="bucket 4 has 8 elements, its tensors 7"):
-        Cell(BucketLayout(index=4, first=0, count=2, elements=8), SPECS, Hyper.of(UpdateRule()))
+        WorkerBucket(
+            BucketLayout(index=4, first=0, count=2, elements=8), SPECS, Hyper.of(UpdateRule())
+        )
 
 
 def test_gradients_of_two_bytes() -> None:
