@@ -165,7 +165,7 @@ class HostBuckets(Message, kw_only=True, frozen=True, tag="bucket.host"):
     """The profiled duration of an iteration; 0: not profiled yet."""
 
 
-class JobTurns(Record, kw_only=True, frozen=True):
+class JobSlotPlan(Record, kw_only=True, frozen=True):
     """How often each of a job's tasks on the aggregator is expected."""
 
     job: JobId
@@ -176,7 +176,7 @@ class JobTurns(Record, kw_only=True, frozen=True):
     """The slack of this job, from its tenant's loss limit; 0: the plan's slack counts."""
 
 
-class PlanTurns(Message, kw_only=True, frozen=True, tag="bucket.turns"):
+class SlotPlan(Message, kw_only=True, frozen=True, tag="bucket.turns"):
     """Controller to aggregator: by which rule its tasks run from now on, all of it anew.
 
     Idempotent; one with a lower `number` than one that was heard in this epoch comes late and
@@ -191,7 +191,7 @@ class PlanTurns(Message, kw_only=True, frozen=True, tag="bucket.turns"):
     """C_n; 0: there is no cycle, those named run by deadline."""
     slack: Fraction = 0.0
     """The part of `every_s` by which a task may be late."""
-    jobs: Annotated[tuple[JobTurns, ...], msgspec.Meta(max_length=TASKS_MAX)] = ()
+    jobs: Annotated[tuple[JobSlotPlan, ...], msgspec.Meta(max_length=TASKS_MAX)] = ()
 
 
 class DropJob(Message, kw_only=True, frozen=True, tag="bucket.drop"):

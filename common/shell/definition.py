@@ -81,7 +81,7 @@ class ServiceDefinition:
     `needs_all_records`: its records are one whole, of which a part would mislead; without it a
     service starts with those that can be read (see recovery.py).
 
-    `levels` gives the service's own samples when somebody scrapes.
+    `service_gauges` gives the service's own samples when somebody scrapes.
 
     `on_start` opens what the core's handlers need, before the core recovers; `tasks` run from
     then on until the drain is over; `on_stop` closes it.
@@ -99,7 +99,7 @@ class ServiceDefinition:
     subscriptions: Mapping[str, Any] = field(default_factory=dict)
     handlers: Handlers = field(default_factory=dict)
     heartbeat: Callable[[float], Message] | None = None
-    levels: Callable[[], Iterable[Level]] = tuple[Level, ...]
+    service_gauges: Callable[[], Iterable[Level]] = tuple[Level, ...]
     on_start: Callable[[Port], Awaitable[None]] | None = None
     on_stop: Callable[[], Awaitable[None]] | None = None
     needs_all_records: bool = False

@@ -118,7 +118,7 @@ class Shell:
             world.bus,
             clock,
             counters,
-            self.gauges,
+            self.shell_gauges,
             lambda: self._steps.waiting,
             self._doubts,
             stop.set,
@@ -395,12 +395,13 @@ class Shell:
 
     def samples(self) -> Iterator[Level]:
         """For the metrics, from the loop's own thread: the core's state is read."""
-        yield from metrics.of_shell(self.counters, self.gauges(), self._world.bus)
+        yield from metrics.of_shell(self.counters, self.shell_gauges(), self._world.bus)
         if self.definition.lease:
             yield Level("leading", {}, float(self._lease is not None))
-        yield from self.definition.levels()
+        yield from self.definition.service_gauges()
 
-    def gauges(self) -> dict[str, float]:
+    def shell_gauges(self) -> dict[str, float]:
+        """Return the gauges that every service has: its queues, timers, open requests."""
         return {
             "steps_waiting": float(self._steps.waiting),
             "records_waiting": float(sum(w.waiting for w in self._writers.values())),

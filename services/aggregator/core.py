@@ -44,7 +44,7 @@ from slackwater.schemas.placement import (
     JobPlan,
     ListBuckets,
     MigrateInit,
-    PlanTurns,
+    SlotPlan,
     TensorCopyDone,
     WorkerDone,
 )
@@ -55,7 +55,7 @@ from slackwater.services.aggregator.effects import (
     MakeRegions,
     MoveBucket,
     SetDeadlines,
-    SetTurns,
+    SetSlotPlan,
 )
 from slackwater.services.aggregator.events import (
     BucketCopied,
@@ -112,7 +112,7 @@ class AggregatorCore:
         self._handles = 0
         self._incarnation = 0
         self._arrived: deque[tuple[WorkersAt, float]] = deque(maxlen=ARRIVED_MAX)
-        self._turns: PlanTurns | None = None
+        self._turns: SlotPlan | None = None
 
     def arrived(self, now_s: float) -> tuple[WorkersAt, ...]:
         """The newest WORKER_DONEs, which every heartbeat repeats for a while."""
@@ -221,8 +221,8 @@ class AggregatorCore:
                 del self._by_job[key[0]]
         return bucket
 
-    def went(self, key: Key, now_s: float) -> BucketCopied | None:
-        """Where a bucket that was here is now, as long as that is remembered."""
+    def forwarding_of(self, key: Key, now_s: float) -> BucketCopied | None:
+        """Return where a bucket that was here is now; None once limits.DEPARTED_S are over."""
         departed = self.departed.get(key)
         return departed.fact if departed is not None and departed.until_s > now_s else None
 
@@ -232,8 +232,8 @@ class AggregatorCore:
         match message:
             case ListBuckets():
                 return [Reply(token, self._list(message.job))]
-            case PlanTurns():
-                return self._plan_turns(token, message)
+            case SlotPlan():
+                return self._set_slot_plan(token, message)
             case HostBuckets(plan=plan):
                 job = plan.job
             case DropJob() | MigrateInit():
@@ -254,12 +254,12 @@ class AggregatorCore:
             return self._drop(token, message)
         return self._migrate(token, message, now_s)
 
-    def _plan_turns(self, token: int, message: PlanTurns) -> list[Effect]:
+    def _set_slot_plan(self, token: int, message: SlotPlan) -> list[Effect]:
         known = self._turns
         if known and known.cluster == message.cluster and _order(message) < _order(known):
             return [Reply(token, Ok())]  # Repeated late: a newer plan is in force.
         self._turns = message
-        return [SetTurns(message), Reply(token, Ok())]
+        return [SetSlotPlan(message), Reply(token, Ok())]
 
     def _list(self, job: str) -> BucketsHeld:
         held = tuple(
@@ -300,7 +300,7 @@ class AggregatorCore:
                 if locked is not None and epoch <= locked.held.location_epoch:
                     reason = f"{self.id}: another process has locked the region of bucket {key}"
                     return [*effects, Reply(token, Refused(reason=reason, retry_after_s=1.0))]
-                gone = self.went(key, now_s)
+                gone = self.forwarding_of(key, now_s)
                 if gone is None or gone.move.location_epoch < epoch:
                     new.append(position)
             elif bucket.plan.layout_epoch < message.plan.layout_epoch:
@@ -378,7 +378,7 @@ class AggregatorCore:
             if bucket is not None:
                 effects += self._order(bucket, move)
                 continue
-            gone = self.went(key, now_s)
+            gone = self.forwarding_of(key, now_s)
             if gone is None or gone.move.location_epoch < epoch:
                 unknown.append(index)
             elif gone.move.location_epoch == epoch:
@@ -464,7 +464,7 @@ class AggregatorCore:
         ]
 
 
-def _order(plan: PlanTurns) -> tuple[int, int]:
+def _order(plan: SlotPlan) -> tuple[int, int]:
     return (plan.epoch, plan.number)
 
 

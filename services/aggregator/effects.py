@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from slackwater.common.base.effects import Action
-from slackwater.schemas.placement import HostBuckets, PlanTurns
+from slackwater.schemas.placement import HostBuckets, SlotPlan
 from slackwater.services.aggregator.bucket import Key, Move
 
 
@@ -50,10 +50,10 @@ class SetDeadlines(Action):
 
 
 @dataclass(frozen=True, slots=True)
-class SetTurns(Action):
+class SetSlotPlan(Action):
     """Set how often each job's tasks are expected, and the cycle."""
 
-    message: PlanTurns
+    message: SlotPlan
 
 
-AggregatorAction = MakeRegions | DropBuckets | KeepBucket | MoveBucket | SetDeadlines | SetTurns
+AggregatorAction = MakeRegions | DropBuckets | KeepBucket | MoveBucket | SetDeadlines | SetSlotPlan

@@ -25,7 +25,7 @@ from slackwater.services.aggregator.effects import (
     MakeRegions,
     MoveBucket,
     SetDeadlines,
-    SetTurns,
+    SetSlotPlan,
 )
 from slackwater.services.aggregator.events import BucketCopied, RegionsDropped, RegionsMade
 from slackwater.services.aggregator.executor import Executor, OffLoop, warm
@@ -145,7 +145,7 @@ class Orders:
             task = (message.plan.job, layout.index)
             self._executor.turns.deadlines.plan(task, position, message.slack, message.iteration_s)
 
-    def turns(self, effect: SetTurns) -> None:
+    def turns(self, effect: SetSlotPlan) -> None:
         message = effect.message
         if message.jobs and not self._loaded and self._regions.device is None:
             self._loaded = True
@@ -302,7 +302,7 @@ class Orders:
     # Arriving: what adoptions ask -----------------------------------------------------------------
 
     def passed_on(self, key: Key, location_epoch: int) -> bool:
-        gone = self._core.went(key, self._clock.now_s())
+        gone = self._core.forwarding_of(key, self._clock.now_s())
         return gone is not None and gone.move.location_epoch > location_epoch
 
     def may_adopt(self, key: Key, nbytes: int) -> None:

@@ -338,7 +338,7 @@ class DataPlane:
             self._redirect(session, bucket.key)
 
     def _redirect(self, session: Session, key: Key) -> None:
-        gone = self._core.went(key, self.port.now_s())
+        gone = self._core.forwarding_of(key, self.port.now_s())
         if gone is not None:
             answered = gone.answered[session.rank] if session.rank < len(gone.answered) else 0
             session.tell(_moved(key, gone.move, answered, gone.initialized))

@@ -29,7 +29,7 @@ from slackwater.schemas.placement import (
     HostBuckets,
     ListBuckets,
     MigrateInit,
-    PlanTurns,
+    SlotPlan,
 )
 from slackwater.schemas.telemetry import TasksObserved
 from slackwater.services.aggregator.config import AggregatorConfig
@@ -41,7 +41,7 @@ from slackwater.services.aggregator.effects import (
     MakeRegions,
     MoveBucket,
     SetDeadlines,
-    SetTurns,
+    SetSlotPlan,
 )
 from slackwater.services.aggregator.events import TasksMeasured
 from slackwater.services.aggregator.executor import (
@@ -233,7 +233,7 @@ class Aggregator:
             node_memory_bytes=self._config.node_memory_bytes_max,
         )
 
-    def levels(self) -> Iterator[Level]:
+    def service_gauges(self) -> Iterator[Level]:
         """Return the metrics' levels, from the same numbers as the heartbeat."""
         beat = self.heartbeat(self._clock.now_s())
         for name, value in {
@@ -266,7 +266,7 @@ class Aggregator:
                 "drop": DropJob,
                 "migrate": MigrateInit,
                 "held": ListBuckets,
-                "turns": PlanTurns,
+                "turns": SlotPlan,
             },
             handlers=handlers(
                 AggregatorAction,
@@ -275,10 +275,10 @@ class Aggregator:
                 on(KeepBucket, orders.keep),
                 on(MoveBucket, orders.move),
                 on(SetDeadlines, orders.deadlines),
-                on(SetTurns, orders.turns),
+                on(SetSlotPlan, orders.turns),
             ),
             heartbeat=self.heartbeat,
-            levels=self.levels,
+            service_gauges=self.service_gauges,
             on_start=self.start,
             on_stop=self.stop,
             tasks=(self.run_slot, self.report, self.yield_to_namesake),

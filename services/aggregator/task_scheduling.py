@@ -9,7 +9,7 @@
 
 A rule sees requests and gives each a deadline, by which the slot orders them (schedule.py); where
 there is none, a request has its turn as it came. A request is known by its task: (job,
-bucket). Which jobs follow which rule is the controller's plan (`PlanTurns`).
+bucket). Which jobs follow which rule is the controller's plan (`SlotPlan`).
 """
 
 from collections.abc import Mapping
@@ -26,8 +26,8 @@ class TaskRules:
     """The tasks of one aggregator, each by its job's rule."""
 
     def __init__(self) -> None:
-        self.cycle = CyclicTurns()
-        self.deadlines = DeadlineTurns()
+        self.cycle = CyclicRule()
+        self.deadlines = DeadlineRule()
 
     def plan(
         self,
@@ -75,7 +75,7 @@ class _Member:
     tasks: dict[int, _Reserved] = field(default_factory=dict)
 
 
-class CyclicTurns:
+class CyclicRule:
     """The slots of an execution cycle C_n, which repeats.
 
     A job's tasks are expected once every d_j, so that a faster job has k_jn = C_n / d_j executions
@@ -163,7 +163,7 @@ class _Paced:
     arrived_s: float = -inf
 
 
-class DeadlineTurns:
+class DeadlineRule:
     """A task of position x on a job of iteration D is due max(x D, C) + slack D after it became
     complete. Its deadlines are at least D apart: a job that pushes more often than it was profiled
     to runs ahead only on time that nobody else needs.

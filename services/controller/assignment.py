@@ -1,11 +1,11 @@
 """From a reason to assign a job's buckets to a validated plan, an approval and an order.
 
-A wish says why: the job is new (start), was profiled, slows somebody (reverted), or its aggregator
-is gone (lost), has a congested link (interfered) or is being emptied (drained). Deciding is
-repeated from the present snapshot until the plan needs no aggregator that is not there; what is
-missing is asked of the master (AutoPS section 3.3.3). A refusal leaves the job where it is, with
-the reason, and is followed by another try; only a job that is nowhere is placed without approval:
-on the least loaded of what there is.
+A pending assignment says why: the job is new (start), was profiled, slows somebody (reverted), or
+its aggregator is gone (lost), has a congested link (interfered) or is being emptied (drained).
+Deciding is repeated from the present snapshot until the plan needs no aggregator that is not there;
+what is missing is asked of the master (AutoPS section 3.3.3). A refusal leaves the job where it is,
+with the reason, and is followed by another try; only a job that is nowhere is placed without
+approval: on the least loaded of what there is.
 """
 
 from math import inf
@@ -30,8 +30,8 @@ from slackwater.services.controller.state import (
     RUN_EPOCHS,
     Cause,
     Job,
+    PendingAssignment,
     State,
-    Wish,
     numbered,
 )
 from slackwater.services.controller.waiting_jobs import TRIED_AT_ONCE
@@ -41,21 +41,14 @@ FULL_MAX = 32
 """Aggregators without room that one attempt leaves out."""
 
 
-def want(
-    state: State,
-    job: Job,
-    cause: Cause,
-    now_s: float,
-    *,
-    standalone: bool = False,
-    protected: str = "",
-    request: str = "",
-    endured_s: float = 0.0,
-) -> None:
-    """Decide now, and again until it is done."""
-    if job.wish is not None and job.wish.cause == cause:
+def request_assignment(
+    state: State, job: Job, cause: Cause, now_s: float, *, standalone: bool = False,
+    protected: str = "", request: str = "", endured_s: float = 0.0,
+) -> None:  # fmt: skip
+    """Decide where the job goes now, and again until that is carried out."""
+    if job.pending is not None and job.pending.cause == cause:
         return
-    job.wish = Wish(
+    job.pending = PendingAssignment(
         cause,
         since_s=now_s,
         next_s=now_s,
@@ -68,40 +61,43 @@ def want(
     decide(state, job, now_s)
 
 
-def derive(state: State, job: Job, now_s: float) -> None:
+def resume_pending(state: State, job: Job, now_s: float) -> None:
     """Resume what the record alone says is still to be decided: after a restart, or a request
     undone."""
     record = job.record
-    if job.wish is not None or record.phase == "released":
+    if job.pending is not None or record.phase == "released":
         return
     if record.phase == "waiting":
         # The same request as before a restart: it may have been granted.
         request = numbered(job.id, "a", record.asks, record.run) if record.asks else ""
         retry_s = state.config.retry_s
-        job.wish = Wish("start", since_s=now_s, next_s=inf, wait_s=retry_s, request=request)
+        job.pending = PendingAssignment(
+            "start", since_s=now_s, next_s=inf, wait_s=retry_s, request=request
+        )
         state.line.join(job.id, now_s)
         state.line.wake()
     elif record.phase == "profiling" and record.profile is not None:
-        want(state, job, "profiled", now_s)
+        request_assignment(state, job, "profiled", now_s)
     elif record.phase == "steady" and job.homes() & set(record.excluded):
-        want(state, job, "reverted", now_s)
+        request_assignment(state, job, "reverted", now_s)
 
 
 def decide(state: State, job: Job, now_s: float) -> None:
-    """One attempt at the job's wish."""
-    wish = job.wish
-    if wish is None or AllocationAsked(job.id) in state.asked:
+    """Try once to carry out the pending assignment of the job."""
+    pending = job.pending
+    if pending is None or AllocationAsked(job.id) in state.asked:
         return
-    if job.record.phase == "released" or (job.moving and wish.cause != "lost"):
+    if job.record.phase == "released" or (job.moving and pending.cause != "lost"):
         return
-    if wish.cause in evacuation.CAUSES and not evacuation.buckets(state, job, wish.cause):
-        job.wish = None  # The link is good again, or the order was taken back.
+    evacuates = pending.cause in evacuation.CAUSES
+    if evacuates and not evacuation.buckets(state, job, pending.cause):
+        job.pending = None  # The link is good again, or the order was taken back.
         return
-    wish.next_s = now_s + wish.wait_s
-    if not state.pool_known and wish.cause != "start":
-        wish.next_s = now_s  # Who is alive is not known yet; the tick decides.
+    pending.next_s = now_s + pending.wait_s
+    if not state.pool_known and pending.cause != "start":
+        pending.next_s = now_s  # Who is alive is not known yet; the tick decides.
         return
-    view, subject = _case(state, job, wish, now_s)
+    view, subject = _case(state, job, pending, now_s)
     name = state.policy_name(job)
     state.plans += 1
     plan, memory = state.policy_named(name).assign(view, subject, state.memories.get(name))
@@ -112,64 +108,66 @@ def decide(state: State, job: Job, now_s: float) -> None:
         _wait(state, job, f"policy {name}: {error}")
         return
     state.memories[name] = memory
-    fresh = _fresh(state, job, wish)
-    if wish.cause in evacuation.CAUSES and _stays(state, job, wish, view, subject, plan, now_s):
+    fresh = _fresh(state, job, pending)
+    if evacuates and _stays(state, job, pending, view, subject, plan, now_s):
         return
-    if wish.cause == "profiled" and job.record.temporary and _keeps(job, plan):
-        _apply(state, job, wish, [p.aggregator for p in job.record.places], plan, now_s)
+    if pending.cause == "profiled" and job.record.temporary and _keeps(job, plan):
+        _apply(state, job, pending, [p.aggregator for p in job.record.places], plan, now_s)
     elif not plan.places:
         _wait(state, job, plan.reason)
-    elif wish.cause == "profiled" and scaling.postponed(state, job, plan.new, now_s):
-        wish.next_s = scaling.period_end_s(state, now_s)
+    elif pending.cause == "profiled" and scaling.postponed(state, job, plan.new, now_s):
+        pending.next_s = scaling.period_end_s(state, now_s)
         _wait(state, job, f"{plan.new} new aggregators: at the end of the scaling period")
-    elif plan.new <= len(fresh) or (wish.at_least and fresh):
+    elif plan.new <= len(fresh) or (pending.at_least and fresh):
         homes = _name(plan, subject, fresh)
-        _apply(state, job, wish, homes, plan, now_s)
+        _apply(state, job, pending, homes, plan, now_s)
     else:
-        _ask(state, job, wish, plan.new - len(fresh), now_s)
+        _ask(state, job, pending, plan.new - len(fresh), now_s)
 
 
 def _stays(
-    state: State, job: Job, wish: Wish, view: ClusterView, subject: JobView, plan: Plan,
-    now_s: float,
+    state: State, job: Job, pending: PendingAssignment, view: ClusterView, subject: JobView,
+    plan: Plan, now_s: float,
 ) -> bool:  # fmt: skip
     """Whether what should leave cannot, or had better not; without room it is tried by force."""
-    if not plan.places and not wish.refused:
-        wish.refused = True
+    if not plan.places and not pending.refused:
+        pending.refused = True
         decide(state, job, now_s)
         return True
-    if wish.cause == "interfered" and view.forced and plan.places:
-        reason = evacuation.not_worthwhile(view, subject, plan, wish.endured_s)
+    if pending.cause == "interfered" and view.forced and plan.places:
+        reason = evacuation.not_worthwhile(view, subject, plan, pending.endured_s)
         if reason:
-            wish.refused = False  # The next time, more aggregators are asked for again.
+            pending.refused = False  # The next time, more aggregators are asked for again.
             _wait(state, job, reason)
             return True
     return False
 
 
-def _case(state: State, job: Job, wish: Wish, now_s: float) -> tuple[ClusterView, JobView]:
+def _case(
+    state: State, job: Job, pending: PendingAssignment, now_s: float
+) -> tuple[ClusterView, JobView]:
     """The snapshot and the job's open buckets, by cause."""
     buckets = frozenset(range(len(job.record.buckets)))
-    if wish.cause == "lost":
+    if pending.cause == "lost":
         lost = frozenset(
             b for b, p in enumerate(job.record.places) if state.gone(p.aggregator, now_s)
         )
-        forced = wish.refused and state.adapts(job)
-        view = cluster_view(state, job, forced=forced, without=wish.full)
+        forced = pending.refused and state.adapts(job)
+        view = cluster_view(state, job, forced=forced, without=pending.full)
         return view, job_view(state, job, lost, lost)
-    if wish.cause in evacuation.CAUSES:
-        return evacuation.case(state, job, wish)
-    if wish.cause == "start":
-        forced = wish.refused and wish.at_least == 1 and state.adapts(job)
+    if pending.cause in evacuation.CAUSES:
+        return evacuation.case(state, job, pending)
+    if pending.cause == "start":
+        forced = pending.refused and pending.at_least == 1 and state.adapts(job)
         view = cluster_view(state, job, forced=forced)
         if forced and not view.aggregators:
             view = cluster_view(state, job)
         return view, job_view(state, job)
-    view = cluster_view(state, job, without=wish.full)
-    return view, job_view(state, job, buckets, standalone=wish.standalone)
+    view = cluster_view(state, job, without=pending.full)
+    return view, job_view(state, job, buckets, standalone=pending.standalone)
 
 
-def _fresh(state: State, job: Job, wish: Wish) -> list[AggregatorId]:
+def _fresh(state: State, job: Job, pending: PendingAssignment) -> list[AggregatorId]:
     """Aggregators that may serve as the plan's new ones without asking anybody."""
     reserved = [
         entry.id
@@ -177,7 +175,7 @@ def _fresh(state: State, job: Job, wish: Wish) -> list[AggregatorId]:
         if entry.reserved_for == job.id and entry.alive and not entry.avoided
     ]
     fresh = reserved + scaling.idle(state)
-    if wish.cause != "profiled":
+    if pending.cause != "profiled":
         return fresh
     return [
         a for a in job.record.temporary if state.alive(a) and not state.aggregators[a].avoided
@@ -230,123 +228,134 @@ def serve(state: State, now_s: float) -> None:
             return
         id = line.next()
         job = state.jobs.get(id)
-        wish = job.wish if job is not None else None
-        if job is None or wish is None or wish.cause != "start":
+        pending = job.pending if job is not None else None
+        if job is None or pending is None or pending.cause != "start":
             line.leave(id)
-        elif wish.need == 0 or line.known(wish.need) is None:
+        elif pending.need == 0 or line.known(pending.need) is None:
             tried, line.asked = tried + 1, id
             decide(state, job, now_s)
 
 
-def _ask(state: State, job: Job, wish: Wish, count: int, now_s: float) -> None:
-    if not wish.request:
+def _ask(state: State, job: Job, pending: PendingAssignment, count: int, now_s: float) -> None:
+    if not pending.request:
         state.change(job, asks=job.record.asks + 1)
-        wish.request = numbered(job.id, "a", job.record.asks, job.record.run)
+        pending.request = numbered(job.id, "a", job.record.asks, job.record.run)
     patience_s = state.config.unprofiled_after_s
-    impatient = wish.hopeless or now_s - wish.since_s >= patience_s
-    wish.at_least = 1 if wish.cause == "start" and impatient and state.adapts(job) else 0
-    wish.need = wish.at_least or count
-    known = state.line.known(wish.need) if wish.cause == "start" and wish.refused else None
+    impatient = pending.hopeless or now_s - pending.since_s >= patience_s
+    pending.at_least = 1 if pending.cause == "start" and impatient and state.adapts(job) else 0
+    pending.need = pending.at_least or count
+    known = state.line.known(pending.need) if pending.cause == "start" and pending.refused else None
     if known is not None:  # The master has just refused as much.
-        _refused(state, job, wish, known, now_s)
+        _refused(state, job, pending, known, now_s)
         return
-    profiling = wish.cause == "start" and state.adapts(job)
+    profiling = pending.cause == "start" and state.adapts(job)
     message = AllocateAggregators(
-        request=wish.request,
+        request=pending.request,
         cluster=state.cluster,
         count=count,
-        at_least=wish.at_least,
+        at_least=pending.at_least,
         temporary_for=job.id if profiling else "",
     )
-    insist = wish.cause != "start"
+    insist = pending.cause != "start"
     state.ask_master(AllocationAsked(job.id), "allocate", message, now_s, insist=insist)
 
 
 def allocated(state: State, job: Job | None, answer: Message, now_s: float) -> None:
     """The master's answer. An aggregator for a job that is no more is swept up as unused."""
-    wish = job.wish if job is not None else None
+    pending = job.pending if job is not None else None
     if isinstance(answer, AggregatorsAllocated):
         for id in answer.aggregators:
             entry = state.aggregator(id, now_s)
             entry.ours, entry.ours_since_s, entry.request = True, now_s, answer.request
-            entry.temporary = wish is not None and wish.cause == "start"
-            if job is not None and wish is not None:
+            entry.temporary = pending is not None and pending.cause == "start"
+            if job is not None and pending is not None:
                 entry.reserved_for = job.id
-    if job is None or wish is None:
+    if job is None or pending is None:
         return
     if isinstance(answer, Refused):
-        _refused(state, job, wish, answer, now_s)
+        _refused(state, job, pending, answer, now_s)
     elif isinstance(answer, AggregatorsAllocated):
-        wish.request, wish.refused = "", False
+        pending.request, pending.refused = "", False
         decide(state, job, now_s)
 
 
-def _refused(state: State, job: Job, wish: Wish, answer: Refused, now_s: float) -> None:
+def _refused(
+    state: State, job: Job, pending: PendingAssignment, answer: Refused, now_s: float
+) -> None:
     _wait(state, job, f"more aggregators were refused: {answer.reason}")
-    wish.refused = True
-    wish.next_s = now_s + wish.wait_s
+    pending.refused = True
+    pending.next_s = now_s + pending.wait_s
     hopeless = answer.retry_after_s == 0.0
-    if wish.cause == "start":
-        _stand(state, job, wish, answer, now_s)
-    urgent = wish.cause == "lost" or wish.cause in evacuation.CAUSES
-    if urgent or (wish.cause == "start" and wish.at_least == 1):
-        if wish.wait_s == state.config.retry_s:
-            wish.wait_s *= 2
+    if pending.cause == "start":
+        _stand(state, job, pending, answer, now_s)
+    urgent = pending.cause == "lost" or pending.cause in evacuation.CAUSES
+    if urgent or (pending.cause == "start" and pending.at_least == 1):
+        if pending.wait_s == state.config.retry_s:
+            pending.wait_s *= 2
             decide(state, job, now_s)  # Forced, where there is anything to be forced onto.
-    elif wish.cause == "start" and hopeless and not wish.hopeless:
-        wish.hopeless = True
+    elif pending.cause == "start" and hopeless and not pending.hopeless:
+        pending.hopeless = True
         decide(state, job, now_s)  # With fewer, at once: waiting would not help.
-    elif wish.cause != "start":
-        wish.wait_s = min(2 * wish.wait_s, RETRY_S_MAX)
+    elif pending.cause != "start":
+        pending.wait_s = min(2 * pending.wait_s, RETRY_S_MAX)
 
 
-def _stand(state: State, job: Job, wish: Wish, answer: Refused, now_s: float) -> None:
+def _stand(
+    state: State, job: Job, pending: PendingAssignment, answer: Refused, now_s: float
+) -> None:
     """Put the job in line, until it is tried again or may do with less."""
     state.line.join(job.id, now_s)
     if answer.retry_after_s:
-        state.line.short(wish.need, answer)
-    patient = wish.at_least == 0 and state.adapts(job)
-    wish.next_s = max(now_s, wish.since_s + state.config.unprofiled_after_s) if patient else inf
+        state.line.short(pending.need, answer)
+    patient = pending.at_least == 0 and state.adapts(job)
+    pending.next_s = (
+        max(now_s, pending.since_s + state.config.unprofiled_after_s) if patient else inf
+    )
 
 
 # Carrying a plan out ------------------------------------------------------------------------------
 
 
 def _apply(
-    state: State, job: Job, wish: Wish, homes: list[AggregatorId], plan: Plan, now_s: float
-) -> None:
-    fitting = _with_room(state, job, wish, homes, now_s)
+    state: State, job: Job, pending: PendingAssignment, homes: list[AggregatorId], plan: Plan,
+    now_s: float,
+) -> None:  # fmt: skip
+    fitting = _with_room(state, job, pending, homes, now_s)
     if fitting is None:
         return
-    homes, job.wish = fitting, None
+    homes, job.pending = fitting, None
     for entry in state.aggregators.values():
         if entry.reserved_for == job.id:
             entry.reserved_for = None  # In the plan, or unused and swept up.
-    if wish.cause == "start":
+    if pending.cause == "start":
         _place_first(state, job, homes, plan.temporary, now_s)
-    elif wish.cause == "lost":
+    elif pending.cause == "lost":
         _place_again(state, job, homes, now_s)
     else:
-        _reassign(state, job, wish, homes, now_s)
+        _reassign(state, job, pending, homes, now_s)
 
 
 def _with_room(
-    state: State, job: Job, wish: Wish, homes: list[AggregatorId], now_s: float
+    state: State, job: Job, pending: PendingAssignment, homes: list[AggregatorId], now_s: float
 ) -> list[AggregatorId] | None:
     """`homes` where the job's regions fit by their bytes; else None: another attempt leaves out
     what is full, and when nothing fits the job waits with that reason."""
     short = room.short(state, job, homes)
     if not short:
         return homes
-    if wish.cause == "start" and (dealt := room.repacked(state, job, homes)):
+    if pending.cause == "start" and (dealt := room.repacked(state, job, homes)):
         return dealt
-    if wish.cause != "start" and not short.keys() <= wish.full and len(wish.full) < FULL_MAX:
-        wish.full |= short.keys()
+    if (
+        pending.cause != "start"
+        and not short.keys() <= pending.full
+        and len(pending.full) < FULL_MAX
+    ):
+        pending.full |= short.keys()
         decide(state, job, now_s)
         return None
-    if wish.cause != "start":
-        wish.wait_s = min(2 * wish.wait_s, RETRY_S_MAX)
-    wish.full = frozenset()
+    if pending.cause != "start":
+        pending.wait_s = min(2 * pending.wait_s, RETRY_S_MAX)
+    pending.full = frozenset()
     job.refusals.pop(AllocationAsked(job.id), None)  # It has aggregators; they have no memory.
     _wait(state, job, "; ".join(short.values()))
     return None
@@ -408,22 +417,26 @@ def _place_again(state: State, job: Job, homes: list[AggregatorId], now_s: float
     hosting.host(state, job, now_s)
 
 
-def _reassign(state: State, job: Job, wish: Wish, homes: list[AggregatorId], now_s: float) -> None:
+def _reassign(
+    state: State, job: Job, pending: PendingAssignment, homes: list[AggregatorId], now_s: float
+) -> None:
     record = job.record
-    if wish.protected:
-        state.change(job, protected=wish.protected)
+    if pending.protected:
+        state.change(job, protected=pending.protected)
     if homes != [place.aggregator for place in record.places]:
         why: migrations.MigrationCause = "profiled"
-        if wish.cause == "reverted":
-            why = "expanded" if wish.standalone else "reverted"
-            why = "protected" if wish.protected else why
-        elif wish.cause == "interfered" or wish.cause == "drained":
-            why = wish.cause
+        if pending.cause == "reverted":
+            why = "expanded" if pending.standalone else "reverted"
+            why = "protected" if pending.protected else why
+        elif pending.cause == "interfered" or pending.cause == "drained":
+            why = pending.cause
         migrations.begin(state, job, homes, why, now_s)
         _tell_assigned(state, job, now_s)
         return
     hosting.settle(state, job, now_s)
-    state.change(job, phase="steady", temporary=(), assigned_s=now_s, cause=wish.cause, reason="")
+    state.change(
+        job, phase="steady", temporary=(), assigned_s=now_s, cause=pending.cause, reason=""
+    )
     _tell_assigned(state, job, now_s)
     state.tell(job, "steady", now_s, aggregators=",".join(sorted(job.homes())))
 
@@ -455,9 +468,9 @@ def lose(state: State, job: Job, now_s: float) -> None:
         job.confirmed.clear()
         hosting.host(state, job, now_s)
     if any(state.gone(place.aggregator, now_s) for place in job.record.places):
-        if job.wish is not None and job.wish.cause != "lost":
-            job.wish = None
-        want(state, job, "lost", now_s)
+        if job.pending is not None and job.pending.cause != "lost":
+            job.pending = None
+        request_assignment(state, job, "lost", now_s)
 
 
 def _sources(job: Job) -> set[AggregatorId] | frozenset[AggregatorId]:

@@ -6,16 +6,24 @@ by the policy, migrated, watched, perhaps reverted, and released (AutoPS section
 step follows from the job's stored record and from what is observed, and is simply tried again until
 it is confirmed: a lost message costs time, a crash nothing.
 
-    layout      which tensors share a bucket          state       what is known
-    policies    which aggregator takes a bucket       snapshot    ... as a policy sees it
-    assigning   wishes, plans, approvals              hosting     regions made, found, dropped
-    moving      migrations                            reconcile   what is held against the records
-    watching    reverts and recycling                 members     aggregators, ours and others
-    idling      jobs that keep aggregators and do not iterate
-    leaving     interference, draining: links that are congested, aggregators that are emptied
-    turns       what their slots are told           room       whether regions fit into memory
-    index       which jobs have anything where      waiting    jobs that wait for an aggregator
-    hosts       other work on aggregators' machines  usage     aggregators in use, over a period
+    policies      which aggregator takes a bucket
+    snapshot      the state as a policy sees it
+    assignment    requests, plans, approvals
+    hosting       regions made, found, dropped
+    migrations    buckets moved to another aggregator
+    reconcile     what aggregators hold, compared with the records
+    feedback      reverts and recycling
+    membership    aggregators, ours and others
+    idle_jobs     jobs that keep aggregators and do not iterate
+    interference  links that are congested
+    drains        aggregators that are emptied
+    evacuation    where jobs go that leave a link or an aggregator
+    slot_plans    what aggregators' slots are told
+    room          whether regions fit into memory
+    index         which jobs have anything where
+    waiting_jobs  jobs that wait for an aggregator
+    host_load     other work on aggregators' machines
+    usage         aggregators in use, over a period
 """
 
 from random import Random
@@ -86,8 +94,8 @@ from slackwater.services.controller.keys import (
     MigrateAsked,
     PoolAsked,
     ReturnAsked,
+    SlotPlanAsked,
     TickDue,
-    TurnsAsked,
 )
 from slackwater.services.controller.state import Asked, Job, State
 
@@ -143,7 +151,7 @@ class Controller:
             drains.recover(state, drain, now_s)
         membership.ask_pool(state, now_s)
         for job in sorted(state.jobs.values(), key=lambda job: job.record.submitted_s):
-            assignment.derive(state, job, now_s)
+            assignment.resume_pending(state, job, now_s)
         state.out.append(StartTimer(TickDue(), now_s + state.config.tick_s))
 
     def _tick(self, now_s: float) -> None:
@@ -218,7 +226,7 @@ class Controller:
         state.know(job)
         state.change(job)
         state.out.append(Reply(token, Ok()))
-        assignment.want(state, job, "start", now_s)
+        assignment.request_assignment(state, job, "start", now_s)
 
     def _record(self, message: PlaceJob, now_s: float) -> JobPlacement:
         spec = message.spec
@@ -258,7 +266,7 @@ class Controller:
     def _release(self, job: Job, now_s: float) -> None:
         state = self.state
         if job.record.phase != "released":
-            job.wish = None
+            job.pending = None
             hosting.settle(state, job, now_s)
             state.change(job, phase="released")
         hosting.let_go(state, job, now_s)
@@ -316,7 +324,7 @@ class Controller:
                 membership.deallocated(state, aggregator, answer)
             case AdoptionAsked(aggregator=aggregator):
                 membership.adopted(state, aggregator, answer)
-            case TurnsAsked(aggregator=aggregator):
+            case SlotPlanAsked(aggregator=aggregator):
                 slot_plans.told(state, aggregator, asked, answer)
             case HeldAsked(aggregator=aggregator):
                 reconcile.compare(state, aggregator, asked, answer, now_s)

@@ -36,7 +36,7 @@ from slackwater.services.controller.state import Job, State
 JOBS_AT_ONCE: Final = 4
 LISTED_MAX: Final = 1000
 _LEADS_AWAY: Final = frozenset({"lost", "drained"})
-"""Wishes that lead away from the aggregator already."""
+"""Causes of a pending assignment that lead away from the aggregator already."""
 
 
 def order(state: State, message: DrainAggregator, now_s: float) -> Message:
@@ -137,9 +137,9 @@ def _pursue(state: State, drain: AggregatorDrain, now_s: float) -> None:
         ready = job.record.phase == "steady" or (urgent and job.record.phase == "profiling")
         if job.moving or not ready:
             continue
-        if job.wish is not None and job.wish.cause in _LEADS_AWAY:
+        if job.pending is not None and job.pending.cause in _LEADS_AWAY:
             continue
-        assignment.want(state, job, "drained", now_s)
+        assignment.request_assignment(state, job, "drained", now_s)
         under_way += job.moving
 
 
@@ -213,6 +213,6 @@ def _why(job: Job) -> str:
         return ""
     if job.record.phase in ("waiting", "hosting", "profiling"):
         return f"is {job.record.phase}"
-    if job.wish is not None and job.wish.cause == "drained":
+    if job.pending is not None and job.pending.cause == "drained":
         return job.record.reason or "more aggregators are being asked for"
     return "waits for its turn"

@@ -16,7 +16,7 @@ from slackwater.services.controller.policies.view import (
     validate,
 )
 from slackwater.services.controller.snapshot import cluster_view, job_view
-from slackwater.services.controller.state import Cause, Job, State, Wish
+from slackwater.services.controller.state import Cause, Job, PendingAssignment, State
 
 CAUSES: Final[frozenset[Cause]] = frozenset({"interfered", "drained"})
 WORTH: Final = 0.9
@@ -38,12 +38,12 @@ def avoided(state: State) -> frozenset[AggregatorId]:
     return frozenset(id for id, entry in state.aggregators.items() if entry.avoided)
 
 
-def case(state: State, job: Job, wish: Wish) -> tuple[ClusterView, JobView]:
+def case(state: State, job: Job, pending: PendingAssignment) -> tuple[ClusterView, JobView]:
     """The snapshot and the buckets that leave. Once the master has refused more aggregators, those
     that there are take them, fit or not."""
-    forced = wish.refused and state.adapts(job)
-    view = cluster_view(state, job, forced=forced, without=avoided(state) | wish.full)
-    away = buckets(state, job, wish.cause)
+    forced = pending.refused and state.adapts(job)
+    view = cluster_view(state, job, forced=forced, without=avoided(state) | pending.full)
+    away = buckets(state, job, pending.cause)
     return view, job_view(state, job, away, away)
 
 

@@ -71,7 +71,7 @@ def profiled(state: State, job: Job, fact: JobProfiled, now_s: float) -> None:
             cpu_s=f"{sum(profile.task_cpu_s):.6g}",
             utilisation=f"{_utilisation(state, job, profile):.4g}",
         )
-        assignment.want(state, job, "profiled", now_s)
+        assignment.request_assignment(state, job, "profiled", now_s)
     elif record.profile is None:
         state.change(job, profile=profile)
     elif record.profile.pull_s_per_byte == 0.0 < profile.pull_s_per_byte:
@@ -111,27 +111,27 @@ def _lower(state: State, job: Job, iteration_s: float, now_s: float) -> bool:
 def _decide_again(state: State, job: Job, now_s: float) -> None:
     """Decide again what followed from too long an iteration: where the job may not stay by the new
     one, it leaves; where it was left to itself, it shares if it can."""
-    if job.wish is not None:
+    if job.pending is not None:
         assignment.decide(state, job, now_s)
         return
     if job.record.phase != "steady" or not state.adapts(job):
         return
     neighbours = _neighbours(state, job)
-    if any(each.record.phase != "steady" or each.wish is not None for each in neighbours):
+    if any(each.record.phase != "steady" or each.pending is not None for each in neighbours):
         return
     if not neighbours:
         _share(state, job, now_s)
         return
     for each in (job, *neighbours):
         if stretched := _stretched(state, each):
-            assignment.want(state, stretched[0], "reverted", now_s)
+            assignment.request_assignment(state, stretched[0], "reverted", now_s)
             return
     view = cluster_view(state, job)
     plan = Plan(places=tuple(place.aggregator for place in job.record.places))
     try:
         validate(plan, view, job_view(state, job, _buckets(job)))
     except PlanRefused:
-        assignment.want(state, job, "reverted", now_s)
+        assignment.request_assignment(state, job, "reverted", now_s)
 
 
 def _share(state: State, job: Job, now_s: float) -> None:
@@ -193,12 +193,12 @@ def measured(state: State, job: Job, window: WindowMeasured, now_s: float) -> No
     begun_s = now_s - (window.spanned_s or window.iterations * window.iteration_s)
     if begun_s < job.settled_s:
         return
-    remedied = any(each.wish is not None for each in (job, *neighbours))  # Or it was refused.
+    remedied = any(each.pending is not None for each in (job, *neighbours))  # Or it was refused.
     if loss > limit and not remedied and (stretched := _stretched(state, job)):
         # Whatever has changed since the window began: it still is.
         leaving, where = stretched
         _tell_loss(state, leaving, "reverted", job, loss, window, where, now_s)
-        assignment.want(state, leaving, "reverted", now_s)
+        assignment.request_assignment(state, leaving, "reverted", now_s)
         return
     changed_s = max(state.aggregators[a].changed_s for a in job.homes())
     if begun_s < changed_s:
@@ -219,7 +219,7 @@ def measured(state: State, job: Job, window: WindowMeasured, now_s: float) -> No
         _revert(state, job, neighbours, loss, window, now_s)
     elif len(job.homes()) < record.spec.servers:
         _tell_loss(state, job, "expanded", job, loss, window, sorted(job.homes()), now_s)
-        assignment.want(state, job, "reverted", now_s, standalone=True)
+        assignment.request_assignment(state, job, "reverted", now_s, standalone=True)
 
 
 def _confirmed(job: Job, steadily: float, limit: float, changed_s: float, now_s: float) -> bool:
@@ -240,8 +240,8 @@ def _neighbours(state: State, job: Job) -> list[Job]:
 
 def _forgive(state: State, job: Job) -> None:
     """It is well where it is, though it may have been told to leave and could not."""
-    if job.wish is not None and job.wish.cause == "reverted":
-        job.wish = None
+    if job.pending is not None and job.pending.cause == "reverted":
+        job.pending = None
         homes = job.homes()
         left = tuple(a for a in job.record.excluded if a not in homes)
         state.change(job, excluded=left, reason="")
@@ -288,7 +288,7 @@ def _revert(
         crowded=tuple(sorted({*record.crowded, *where})),
     )
     _tell_loss(state, newest, "reverted", victim, loss, window, sorted(where), now_s)
-    assignment.want(state, newest, "reverted", now_s)
+    assignment.request_assignment(state, newest, "reverted", now_s)
 
 
 def _protect(
@@ -304,7 +304,7 @@ def _protect(
         f"{state.config.reverts_max} reverts of each job there"
     )
     _tell_loss(state, victim, "protected", victim, loss, window, sorted(where), now_s)
-    assignment.want(state, victim, "reverted", now_s, standalone=True, protected=why)
+    assignment.request_assignment(state, victim, "reverted", now_s, standalone=True, protected=why)
 
 
 def _tell_loss(
@@ -352,8 +352,8 @@ def _changing(job: Job) -> bool:
     """Whether its part in the load of shared aggregators is about to change."""
     if job.moving or job.record.phase == "released":
         return True
-    if job.wish is not None:
-        return job.wish.cause != "start"
+    if job.pending is not None:
+        return job.pending.cause != "start"
     return job.record.phase == "hosting" and not job.record.temporary
 
 

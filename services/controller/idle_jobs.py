@@ -39,7 +39,7 @@ def tick(state: State, now_s: float) -> None:
             continue
         looked_s = min(state.aggregators[home].checked_s for home in job.homes())
         idle_s = looked_s - max(job.iterated_s, job.settled_s)
-        if job.wish is None and idle_s >= patience_s:
+        if job.pending is None and idle_s >= patience_s:
             _let_others_in(state, job, idle_s, now_s)
 
 

@@ -68,7 +68,7 @@ def congested(factors: Mapping[AggregatorId, float], at: float) -> dict[Aggregat
 def mitigate(state: State, job: Job, window: WindowMeasured, loss: float, now_s: float) -> bool:
     """The job lost more than the limit. True: its links explain it, and its aggregations leave, or
     are about to; then no assignment is undone."""
-    if job.wish is not None and job.wish.cause == "interfered":
+    if job.pending is not None and job.pending.cause == "interfered":
         return True
     found = _found(state, job, window)
     if not found:
@@ -89,7 +89,7 @@ def mitigate(state: State, job: Job, window: WindowMeasured, loss: float, now_s:
         slowdown=f"{max(found.values()):.3g}",
         iteration_s=f"{window.iteration_s:.6g}",
     )
-    assignment.want(state, job, "interfered", now_s, endured_s=window.iteration_s)
+    assignment.request_assignment(state, job, "interfered", now_s, endured_s=window.iteration_s)
     return True
 
 
@@ -104,8 +104,8 @@ def look(state: State, job: Job, window: WindowMeasured, now_s: float) -> None:
 def relieved(state: State, job: Job) -> None:
     """The job's speed is above the limit: where it is, it may stay."""
     job.escapes = 0
-    if job.wish is not None and job.wish.cause == "interfered":
-        job.wish = None
+    if job.pending is not None and job.pending.cause == "interfered":
+        job.pending = None
         if job.record.reason:
             state.change(job, reason="")
 

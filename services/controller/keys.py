@@ -27,7 +27,7 @@ class AggregatorKey(EffectKey):
 
 @dataclass(frozen=True, slots=True)
 class AllocationAsked(JobKey):
-    """The master is asked for aggregators, for the job's wish."""
+    """The master is asked for aggregators, for the job's pending assignment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class HeldAsked(AggregatorKey):
 
 
 @dataclass(frozen=True, slots=True)
-class TurnsAsked(AggregatorKey):
+class SlotPlanAsked(AggregatorKey):
     pass
 
 

@@ -141,7 +141,7 @@ def listed(state: State, asked: Asked, answer: Message, now_s: float) -> None:
         entry.temporary = info.record.temporary_for is not None
         entry.ours, entry.ours_since_s, entry.request = True, now_s, info.record.request
         for job in state.living():
-            if job.wish is not None and job.wish.request == entry.request:
+            if job.pending is not None and job.pending.request == entry.request:
                 entry.reserved_for = job.id
     for entry in state.aggregators.values():
         if entry.ours and entry.id not in ours and entry.ours_since_s < asked.at_s:
@@ -177,7 +177,7 @@ def sweep(state: State, now_s: float) -> None:
             continue  # Whoever got it would have its link, or lose what was brought there.
         if entry.reserved_for is not None:
             owner = state.jobs.get(entry.reserved_for)
-            if owner is not None and owner.wish is not None:
+            if owner is not None and owner.pending is not None:
                 continue
             entry.reserved_for = None
         if id not in used:
@@ -320,14 +320,14 @@ def lose_and_retry(state: State, now_s: float) -> None:
         if job.record.phase == "released":
             hosting.let_go(state, job, now_s)
             continue
-        if job.record.phase == "waiting" and job.wish is not None:
-            if now_s >= job.wish.next_s:
-                job.wish.need, job.wish.next_s = 0, inf
+        if job.record.phase == "waiting" and job.pending is not None:
+            if now_s >= job.pending.next_s:
+                job.pending.need, job.pending.next_s = 0, inf
                 state.line.again(job.id)
             continue
         assignment.lose(state, job, now_s)
-        assignment.derive(state, job, now_s)
-        if job.wish is not None and now_s >= job.wish.next_s:
+        assignment.resume_pending(state, job, now_s)
+        if job.pending is not None and now_s >= job.pending.next_s:
             assignment.decide(state, job, now_s)
         hosting.host(state, job, now_s)
         migrations.pursue(state, job, now_s)

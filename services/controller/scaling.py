@@ -71,7 +71,7 @@ def period_end_s(state: State, now_s: float) -> float:
 
 def postponed(state: State, job: Job, new: int, now_s: float) -> bool:
     """Whether the job's new aggregators wait for the end of the period: too few to ask for."""
-    wish, config = job.wish, state.config
-    if wish is None or not config.scaling_s or not 0 < new < config.on_demand_min:
+    pending, config = job.pending, state.config
+    if pending is None or not config.scaling_s or not 0 < new < config.on_demand_min:
         return False
-    return floor(now_s / config.scaling_s) == floor(wish.since_s / config.scaling_s)
+    return floor(now_s / config.scaling_s) == floor(pending.since_s / config.scaling_s)

@@ -49,7 +49,7 @@ class _Measured(Controller):
             self.plan_s.add(perf_counter() - begun_s)
         return effects
 
-    def levels(self) -> Iterator[Level]:
+    def service_gauges(self) -> Iterator[Level]:
         """Return the levels that the metrics show."""
         state = self.state
         phases = Counter(job.record.phase for job in state.jobs.values())
@@ -98,5 +98,5 @@ def definition(config: ControllerConfig, world: World) -> ServiceDefinition:
             subjects.events("migration", fact="copied"): TensorCopyDone,
             subjects.events("migration", fact="worker-done"): WorkerDone,
         },
-        levels=core.levels,
+        service_gauges=core.service_gauges,
     )

@@ -9,8 +9,8 @@ incarnation, has not confirmed the same.
 import msgspec
 
 from slackwater.schemas.base import AggregatorId, Message, Ok
-from slackwater.schemas.placement import JobTurns, PlanTurns
-from slackwater.services.controller.keys import TurnsAsked
+from slackwater.schemas.placement import JobSlotPlan, SlotPlan
+from slackwater.services.controller.keys import SlotPlanAsked
 from slackwater.services.controller.policies.demand import slack_s
 from slackwater.services.controller.snapshot import cluster_view
 from slackwater.services.controller.state import Asked, Job, State
@@ -27,11 +27,11 @@ def tell(state: State, now_s: float) -> None:
         state.turns, state.turns_present, state.turns_stale = plans(state), present, False
     for id, plan in state.turns.items():
         entry = state.aggregators[id]
-        if entry.turns != (entry.incarnation, plan) and TurnsAsked(id) not in state.asked:
+        if entry.turns != (entry.incarnation, plan) and SlotPlanAsked(id) not in state.asked:
             state.turns_told += 1
             entry.turns_asked = plan
             message = msgspec.structs.replace(plan, number=state.turns_told)
-            state.ask_aggregator(TurnsAsked(id), "turns", id, message, now_s)
+            state.ask_aggregator(SlotPlanAsked(id), "turns", id, message, now_s)
 
 
 def told(state: State, aggregator: AggregatorId, asked: Asked, answer: Message) -> None:
@@ -41,14 +41,14 @@ def told(state: State, aggregator: AggregatorId, asked: Asked, answer: Message) 
         entry.turns = (asked.incarnation, entry.turns_asked)
 
 
-def plans(state: State) -> dict[AggregatorId, PlanTurns]:
+def plans(state: State) -> dict[AggregatorId, SlotPlan]:
     """Return the plan, without a number, of every shared aggregator whose jobs' policy orders
     tasks."""
-    found: dict[AggregatorId, PlanTurns] = {}
+    found: dict[AggregatorId, SlotPlan] = {}
     for name in state.index.policies():
         planned = state.policy_named(name).plans(cluster_view(state, None, policy=name))
         for id, turns in planned.items():
-            found[id] = PlanTurns(
+            found[id] = SlotPlan(
                 cluster=state.cluster,
                 number=0,
                 cycle_s=turns.cycle_s,
@@ -59,11 +59,11 @@ def plans(state: State) -> dict[AggregatorId, PlanTurns]:
     return found
 
 
-def _turns(job: Job, every_s: float) -> JobTurns:
+def _turns(job: Job, every_s: float) -> JobSlotPlan:
     spec = job.record.spec
     if spec.consistency != "synchronous":
         every_s /= spec.workers
-    return JobTurns(job=job.id, every_s=every_s, slack=_slack(job.record.loss_limit))
+    return JobSlotPlan(job=job.id, every_s=every_s, slack=_slack(job.record.loss_limit))
 
 
 def _slack(loss_limit: float) -> float:

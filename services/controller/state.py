@@ -21,7 +21,7 @@ from slackwater.schemas import subjects
 from slackwater.schemas.base import RUNS_MAX, AggregatorId, ClusterId, JobId, Message
 from slackwater.schemas.cluster import AggregatorDrain, AggregatorFact, AggregatorHeartbeat
 from slackwater.schemas.jobs import JobEvent
-from slackwater.schemas.placement import BucketPlace, Endpoint, JobPlacement, PlanTurns
+from slackwater.schemas.placement import BucketPlace, Endpoint, JobPlacement, SlotPlan
 from slackwater.schemas.telemetry import WindowMeasured
 from slackwater.services.controller.config import ControllerConfig
 from slackwater.services.controller.host_load import Hosts
@@ -51,8 +51,8 @@ Cause = Literal["start", "profiled", "reverted", "lost", "interfered", "drained"
 
 
 @dataclass(slots=True)
-class Wish:
-    """A decision that waits for the master's approval, or for its turn."""
+class PendingAssignment:
+    """A reassignment of the job that is not carried out yet: not approved, or not its turn."""
 
     cause: Cause
     since_s: float
@@ -94,7 +94,7 @@ class Job:
     missing_s: dict[int, float] = field(default_factory=dict)
     """Moving bucket -> when its old aggregator was found not to hold it."""
     synced_s: float = 0.0
-    wish: Wish | None = None
+    pending: PendingAssignment | None = None
     updates: dict[AggregatorId, int] = field(default_factory=dict)
     """Aggregator -> the sum of the versions that it held of the job (idle_jobs.py)."""
     iterated_s: float = 0.0
@@ -189,9 +189,9 @@ class Aggregator:
     checked_s: float = 0.0
     empty_s: float = -1.0
     """When it was last seen to hold nothing."""
-    turns: tuple[int, PlanTurns] | None = None
+    turns: tuple[int, SlotPlan] | None = None
     """The incarnation that confirmed a plan of its slot, and the plan (slot_plans.py)."""
-    turns_asked: PlanTurns | None = None
+    turns_asked: SlotPlan | None = None
 
     congested_s: float | None = None
     """When its link was last seen congested (interference.py); None: it is not."""
@@ -257,7 +257,7 @@ class State:
         """Whether unused aggregators are given back now."""
         self.scaled_s = 0.0
         """When the last scaling began."""
-        self.turns: dict[AggregatorId, PlanTurns] = {}
+        self.turns: dict[AggregatorId, SlotPlan] = {}
         self.turns_present: dict[AggregatorId, int] = {}
         """Incarnations of the aggregators for which `turns` was reckoned."""
         self.turns_stale = True

@@ -99,12 +99,12 @@ def definition(
             subjects.events("job", fact="profiled"): JobProfiled,
             subjects.events("job", fact="optimizer-state-lost"): JobEvent,
         },
-        levels=lambda: levels(core.state, world.clock.now_s()),
+        service_gauges=lambda: service_gauges(core.state, world.clock.now_s()),
         tasks=(keep_facts(world, config),),
     )
 
 
-def tenant_levels(info: TenantInfo) -> Iterator[Level]:
+def tenant_gauges(info: TenantInfo) -> Iterator[Level]:
     shown = {
         "asked_cores": info.cpu,
         "allowed_cores": info.cpu_fraction * info.pool_cpu,
@@ -119,7 +119,7 @@ def tenant_levels(info: TenantInfo) -> Iterator[Level]:
         yield Level(f"tenant_{name}", {"tenant": info.tenant or NO_TENANT}, value)
 
 
-def levels(state: State, now_s: float) -> Iterator[Level]:
+def service_gauges(state: State, now_s: float) -> Iterator[Level]:
     states = Counter(job.record.state for job in state.jobs.values())
     for name in get_args(JobState):
         yield Level("master_jobs", {"state": name}, states[name])
@@ -128,4 +128,4 @@ def levels(state: State, now_s: float) -> Iterator[Level]:
     for name, count in state.pool.counts().items():
         yield Level("master_aggregators", {"state": name}, count)
     for info in islice(tenants(state, now_s), TENANTS_MAX):
-        yield from tenant_levels(info)
+        yield from tenant_gauges(info)

@@ -40,7 +40,7 @@ class _Host:
 def definition(config: ProfilerConfig, world: World) -> ServiceDefinition:
     host, core = _Host(), Profiler(config)
 
-    def levels() -> Iterator[Level]:
+    def service_gauges() -> Iterator[Level]:
         yield Level("profiler_jobs", {}, core.jobs)
 
     return ServiceDefinition(
@@ -56,6 +56,6 @@ def definition(config: ProfilerConfig, world: World) -> ServiceDefinition:
             subjects.events("job", fact="cancelled"): JobEvent,
         },
         handlers=handlers(MeasureHost, on(MeasureHost, host.load)),
-        levels=levels,
+        service_gauges=service_gauges,
         on_start=host.start,
     )

@@ -153,7 +153,7 @@ class Slabd:
             lending=core.lending,
         )
 
-    def levels(self) -> Iterator[Level]:
+    def service_gauges(self) -> Iterator[Level]:
         """Yield the levels that the metrics show."""
         states = Counter(slab.state for slab in self.core.slabs.values())
         for state in get_args(SlabState):
@@ -186,7 +186,7 @@ class Slabd:
                 on(CloseSession, self.sessions.close),
             ),
             heartbeat=self.heartbeat,
-            levels=self.levels,
+            service_gauges=self.service_gauges,
             on_start=self.start,
             on_stop=self.stop,
             tasks=(self.watch, self.yield_to_namesake),

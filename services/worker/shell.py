@@ -287,7 +287,7 @@ def definition(config: WorkerConfig, world: World) -> ServiceDefinition:
             memory_bytes=memory_bytes,
         )
 
-    def levels() -> Iterator[Level]:
+    def service_gauges() -> Iterator[Level]:
         counts = core.counts()
         yield Level("worker_slots", {}, config.slots)
         yield Level("worker_gpus", {"type": config.gpu_type}, len(gpus))
@@ -313,7 +313,7 @@ def definition(config: WorkerConfig, world: World) -> ServiceDefinition:
             on(ReadRankLog, logs.read),
         ),
         heartbeat=heartbeat,
-        levels=levels,
+        service_gauges=service_gauges,
         on_start=opened,
         on_stop=processes.stop,
         tasks=(processes.look_for_kills, processes.look_for_room, processes.prune),

@@ -18,6 +18,9 @@ STORED: Final = frozenset(
 )  # fmt: skip
 """The records that are values of a bucket's keys; the others are parts of these and of messages."""
 
+RENAMED: Final = {"PlanTurns": "SlotPlan"}
+"""Names that types had in an earlier version. Their tags on the wire are what they were."""
+
 
 def of(base: type[Message] | type[Record]) -> dict[str, type[Any]]:
     """By name, what derives from `base`."""

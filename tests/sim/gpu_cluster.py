@@ -199,7 +199,7 @@ class GpuCluster(Services):
                 heartbeat=heartbeat,
                 on_start=processes.start,
                 on_stop=processes.stop,
-                levels=None,
+                service_gauges=None,
                 tasks=(),
             )
 

@@ -193,10 +193,10 @@ class LossWatch:
             return
         windows = [mean_s(lasted_s[-n * WINDOW :][:WINDOW]) for n in range(1, WINDOWS + 1)]
         least = 1.0 - profile.iteration_s / min(windows)
-        waiting = [each.id for each in near if each.wish is not None and each.wish.refused]
+        waiting = [each.id for each in near if each.pending is not None and each.pending.refused]
         assert least <= state.config.loss_limit + 0.02 or waiting, (
             f"{now_s:.1f}: {job.spec.id} loses {least:.3f} for {WINDOWS} windows on {sorted(homes)}"
-            f" with {[(e.id, e.record.reverts, e.record.cause, e.wish) for e in near]}"
+            f" with {[(e.id, e.record.reverts, e.record.cause, e.pending) for e in near]}"
         )
 
 

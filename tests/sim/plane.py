@@ -44,7 +44,7 @@ from slackwater.schemas.placement import (
     LocateJob,
     MigrateInit,
     MigrationEvent,
-    PlanTurns,
+    SlotPlan,
     TensorCopyDone,
     WorkerDone,
 )
@@ -440,7 +440,7 @@ async def plane(
                 "migrate": MigrateInit,
                 "drop": DropJob,
                 "held": ListBuckets,
-                "turns": PlanTurns,
+                "turns": SlotPlan,
             },
             heartbeat=m.heartbeat,
             tasks=(m.tell_costs,),

@@ -195,7 +195,7 @@ class Checker:
                     continue
                 homes = job.homes()
                 near = [each for each in living if each.homes() & homes]
-                if any(each.wish is not None and each.wish.refused for each in near):
+                if any(each.pending is not None and each.pending.refused for each in near):
                     continue
                 where = tuple((each.id, each.location_epoch, each.record.phase) for each in near)
                 known = self._losing.get(job.id)

@@ -233,7 +233,7 @@ def _shares(job: Job) -> bool:
 
 
 def _asks_to_leave(job: Job) -> bool:
-    return job.wish is not None and job.wish.cause == "reverted"
+    return job.pending is not None and job.pending.cause == "reverted"
 
 
 def _neighbourhoods(controller: Controller) -> Iterator[list[Job]]:

@@ -2,7 +2,7 @@
 
 The pool's simulation counts a job's loss as its policy does. This plays the placement out on the
 aggregators' own slot schedule and rules (services/aggregator/schedule.py, task_scheduling.py),
-which are told the controller's own plans (`PlanTurns`): a job goes forward layer by layer, each
+which are told the controller's own plans (`SlotPlan`): a job goes forward layer by layer, each
 waiting for its parameters, then backward, pushing each gradient as it is ready; the update of a
 task is done when its slot ends. Nothing is assumed about phases: each job starts when it is told
 to, and runs into the others as it happens.
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from math import inf
 
-from slackwater.schemas.placement import PlanTurns
+from slackwater.schemas.placement import SlotPlan
 from slackwater.services.aggregator.schedule import SlotSchedule
 from slackwater.services.aggregator.task_scheduling import TaskRules
 from slackwater.services.controller.policies.view import Order
@@ -79,7 +79,7 @@ class SlotRun:
         shares: Mapping[str, float],
         order: Order,
         until_s: float,
-        plans: Mapping[str, PlanTurns] | None = None,
+        plans: Mapping[str, SlotPlan] | None = None,
     ) -> None:
         self._until_s = until_s
         self._shares = shares
@@ -186,7 +186,7 @@ def losses(
     shares: Mapping[str, float],
     order: Order,
     until_s: float,
-    plans: Mapping[str, PlanTurns] | None = None,
+    plans: Mapping[str, SlotPlan] | None = None,
     skip: int = 2,
 ) -> dict[str, float]:
     """Return the share of its speed alone that each job loses; the first iterations not counted."""

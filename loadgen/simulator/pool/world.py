@@ -8,8 +8,8 @@ host what they are told to host, and a migrated bucket arrives after `copy_s`.
 Aggregators may be killed, with their memory or without, and come back. While one is away, and until
 what follows from it is over, everybody ticks and every heart beats every other second.
 
-A core's tick comes when something of it is due (a wish, a migration, an aggregator to give back)
-and at the end of every scaling period, not once a second: between these nothing changes.
+A core's tick comes when something of it is due (a pending assignment, a migration, an aggregator to
+give back) and at the end of every scaling period, not once a second: between these nothing changes.
 """
 
 from collections import deque
@@ -157,8 +157,8 @@ class World:
             return self.now_s
         due_s = state.line.next_s
         for job in state.jobs.values():
-            if job.wish is not None:
-                due_s = min(due_s, job.wish.next_s)
+            if job.pending is not None:
+                due_s = min(due_s, job.pending.next_s)
         if any(state.releasing or entry.temporary for entry in self._unused(name)):
             return self.now_s
         return due_s
@@ -171,7 +171,7 @@ class World:
     def scaling_due(self, name: str) -> bool:
         """Whether the end of a scaling period can change anything in the cluster."""
         state = self.controllers[name].state
-        waiting = any(job.wish is not None for job in state.jobs.values())
+        waiting = any(job.pending is not None for job in state.jobs.values())
         return state.job_ended or waiting or bool(self._unused(name))
 
     # Aggregators that die -------------------------------------------------------------------------

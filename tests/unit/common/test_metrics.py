@@ -82,7 +82,7 @@ async def test_what_a_service_shows_is_read_by_prometheus(service: str, tmp_path
     config = parse_config({"id": "x1", "state_dir": str(tmp_path)}, kind, "test")
     shell = importlib.import_module(f"slackwater.services.{service}.shell")
     definition: ServiceDefinition = shell.definition(config, world())
-    found = scraped(service, lambda: list(definition.levels()))
+    found = scraped(service, lambda: list(definition.service_gauges()))
     prefix = {"slabd": "lender"}.get(service, service)
     own = {f"slackwater_{name}" for name, family in metrics.FAMILIES.items()
            if name.startswith(f"{prefix}_") and family.kind != "counter"}  # fmt: skip

@@ -367,8 +367,8 @@ def test_a_finished_migration_is_told_and_told_again() -> None:
 def test_where_it_went_is_remembered_for_a_bounded_time() -> None:
     driver = Driver()
     driver.core.step(copied(), 10.0)
-    assert driver.core.went((JOB, 0), 10.0 + limits.DEPARTED_S - 1) == copied()
-    assert driver.core.went((JOB, 0), 10.0 + limits.DEPARTED_S + 1) is None
+    assert driver.core.forwarding_of((JOB, 0), 10.0 + limits.DEPARTED_S - 1) == copied()
+    assert driver.core.forwarding_of((JOB, 0), 10.0 + limits.DEPARTED_S + 1) is None
 
 
 def test_a_late_order_to_host_does_not_make_what_has_left() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slackwater.services.aggregator.task_scheduling import CyclicTurns, DeadlineTurns, TaskRules
+from slackwater.services.aggregator.task_scheduling import CyclicRule, DeadlineRule, TaskRules
 
 A, B = ("a", 0), ("b", 0)
 
@@ -15,7 +15,7 @@ class Cycle:
     """A cycle of 12, one task a job: (slot, every)."""
 
     def __init__(self, slack: float = 0.0, **tasks: tuple[float, float]) -> None:
-        self.turns = CyclicTurns()
+        self.turns = CyclicRule()
         self.slots_s = {job: slot_s for job, (slot_s, _) in tasks.items()}
         self.turns.plan(slack, {job: every_s for job, (_, every_s) in tasks.items()})
 
@@ -73,7 +73,7 @@ def test_running_a_little_ahead_adds_up() -> None:
 
 def test_a_straggler_is_held_back_once_and_not_with_each_of_its_tasks() -> None:
     """Its other requests come as much later as the first one; they are expected then."""
-    turns = CyclicTurns()
+    turns = CyclicRule()
     turns.plan(0.1, {"a": 12.0, "b": 12.0})
     for at_s, task in ((1.0, ("a", 0)), (2.0, ("a", 1)), (10.0, B)):
         turns.arrived(task, at_s, 2.0)
@@ -102,7 +102,7 @@ def test_places_that_are_waited_for_are_a_slot_s_period_apart_whatever_a_job_doe
 ) -> None:
     """It comes, has its slot after a while, and comes again when it likes. What it had before its
     place came it had of slots that nobody else asked for; a late one has no place of its own."""
-    turns = CyclicTurns()
+    turns = CyclicRule()
     turns.plan(0.1, {"a": every_s, "b": 12.0})
     now_s, last_s, expected_s = 0.0, -inf, inf
     for pause_s, served_s in behaviour:
@@ -120,7 +120,7 @@ def test_places_that_are_waited_for_are_a_slot_s_period_apart_whatever_a_job_doe
 def test_a_deadline_is_the_window_of_the_layer_plus_the_slack() -> None:
     """x = 0.5 of D = 2, slack a tenth: due 1.2 after it became complete; the first layer has its
     own cost and the slack only."""
-    turns = DeadlineTurns()
+    turns = DeadlineRule()
     turns.plan(A, 0.5, 0.1, 2.0)
     turns.plan(B, 0.0, 0.1, 2.0)
     assert turns.arrived(A, 10.0, 0.3) == pytest.approx(11.2)
@@ -129,14 +129,14 @@ def test_a_deadline_is_the_window_of_the_layer_plus_the_slack() -> None:
 
 def test_deadlines_are_an_iteration_apart_however_often_a_job_pushes() -> None:
     """A job that runs ahead of its profile cannot push others back: its deadlines do not hurry."""
-    turns = DeadlineTurns()
+    turns = DeadlineRule()
     turns.plan(A, 0.0, 0.1, 2.0)
     deadlines = [turns.arrived(A, at_s, 0.0) for at_s in (0.0, 0.5, 1.0, 9.0)]
     assert deadlines == pytest.approx([0.2, 2.2, 4.2, 9.2])
 
 
 def test_a_job_in_profiling_is_due_as_it_comes_and_its_iteration_is_learned() -> None:
-    turns = DeadlineTurns()
+    turns = DeadlineRule()
     turns.plan(A, 0.5, 0.1)
     assert turns.arrived(A, 0.0, 0.3) == 0.3
     for turn in range(1, 20):

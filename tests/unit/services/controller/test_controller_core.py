@@ -40,8 +40,8 @@ from slackwater.schemas.placement import (
     LocateJob,
     MigrateInit,
     PlaceJob,
-    PlanTurns,
     ReleaseJob,
+    SlotPlan,
 )
 from slackwater.schemas.telemetry import WindowMeasured
 from slackwater.services.controller.core import Controller
@@ -228,7 +228,7 @@ def test_a_tenant_s_limit_is_what_its_job_is_watched_by_and_its_tasks_run_by() -
         (plan,) = {
             each.slack
             for message in harness.sent
-            if isinstance(message, PlanTurns)
+            if isinstance(message, SlotPlan)
             for each in message.jobs
             if each.job == "old"
         }
@@ -557,13 +557,13 @@ def test_every_aggregator_is_told_its_cycle_and_again_whenever_it_changes() -> N
     harness.tick()
     (home,) = set(harness.homes("short"))
     assert told(harness, home) == (1.0, {"long": 1.0, "short": pytest.approx(1 / 3)})
-    before = sum(isinstance(message, PlanTurns) for message in harness.sent)
+    before = sum(isinstance(message, SlotPlan) for message in harness.sent)
     harness.pass_time(5)
-    assert sum(isinstance(message, PlanTurns) for message in harness.sent) == before
+    assert sum(isinstance(message, SlotPlan) for message in harness.sent) == before
     harness.ask(ReleaseJob(job="long"))
     harness.tick()
     assert told(harness, home) == (0.31, {"short": 0.31})
-    numbers = [message.number for message in harness.sent if isinstance(message, PlanTurns)]
+    numbers = [message.number for message in harness.sent if isinstance(message, SlotPlan)]
     assert numbers == sorted(set(numbers))
 
 
@@ -577,14 +577,14 @@ def test_a_plan_of_turns_is_told_to_a_new_incarnation_and_until_it_is_confirmed(
 
     def lie(request: Request) -> Message | None:
         busy = Refused(reason="busy", retry_after_s=1.0)
-        return busy if isinstance(request.message, PlanTurns) else None
+        return busy if isinstance(request.message, SlotPlan) else None
 
     harness.pool.lie = lie
     harness.pass_time(3)
-    assert sum(isinstance(message, PlanTurns) for message in harness.sent) == 3
+    assert sum(isinstance(message, SlotPlan) for message in harness.sent) == 3
     harness.pool.lie = lambda request: None
     harness.pass_time(3)
-    plans = [message for message in harness.sent if isinstance(message, PlanTurns)]
+    plans = [message for message in harness.sent if isinstance(message, SlotPlan)]
     assert len(plans) == 4
     assert (plans[-1].cycle_s, plans[-1].slack) == (0.0, pytest.approx(1 / 9)), "by deadline"
     assert told(harness, home) == (0.0, {"j": 1.0})

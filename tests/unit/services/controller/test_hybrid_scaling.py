@@ -11,7 +11,7 @@ from slackwater.schemas.jobs import JobSpec
 from slackwater.schemas.placement import BucketPlace, JobPlacement, JobPlan, ReleaseJob
 from slackwater.services.controller import scaling
 from slackwater.services.controller.config import ControllerConfig
-from slackwater.services.controller.state import Job, State, Wish
+from slackwater.services.controller.state import Job, PendingAssignment, State
 from slackwater.services.controller.usage import Usage
 from slackwater.services.master.clusters import ClusterRoom, Clusters
 
@@ -78,7 +78,7 @@ def test_what_is_reserved_temporary_or_being_given_back_is_not_idle() -> None:
 def test_a_small_demand_waits_for_the_periods_end_and_a_large_one_does_not() -> None:
     made = state(600.0, on_demand_min=3)
     waiting = job(made, "a0")
-    waiting.wish = Wish("profiled", since_s=100.0, next_s=100.0, wait_s=5.0)
+    waiting.pending = PendingAssignment("profiled", since_s=100.0, next_s=100.0, wait_s=5.0)
     assert scaling.postponed(made, waiting, 2, 110.0)
     assert scaling.period_end_s(made, 110.0) == 600.0
     assert not scaling.postponed(made, waiting, 3, 110.0)

@@ -140,4 +140,4 @@ def test_patience_ends_for_all_of_them_a_few_at_a_time() -> None:
     harness.pass_time(25)
     assert all(harness.stored[f"w{n}"].phase != "waiting" for n in range(30))
     assert max(steps) <= TRIED_AT_ONCE + 1, "with the one who was just answered"
-    assert harness.core.state.jobs[JobId("w0")].wish is None
+    assert harness.core.state.jobs[JobId("w0")].pending is None

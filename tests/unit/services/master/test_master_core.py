@@ -66,7 +66,7 @@ from slackwater.schemas.tenants import ListTenants, TenantInfo, TenantList
 from slackwater.services.master.config import MasterConfig, Tenant
 from slackwater.services.master.core import Master
 from slackwater.services.master.keys import OrderKey, TickDue
-from slackwater.services.master.shell import tenant_levels
+from slackwater.services.master.shell import tenant_gauges
 
 MOST = MasterConfig().aggregators_max
 TENSORS = (TensorSpec(name="w", shape=(8, 4)), TensorSpec(name="b", shape=(4,)))
@@ -657,7 +657,7 @@ def test_what_a_tenant_uses_and_loses_is_summed_over_the_clusters_that_live() ->
     (found,) = tenants_of(harness)
     assert (found.measured, found.used_cpu, found.used_slots) == (3, 0.75, 6.0)
     assert (found.loss, found.beyond) == (0.12, 1)
-    levels = {level.name: level.value for level in tenant_levels(found)}
+    levels = {level.name: level.value for level in tenant_gauges(found)}
     assert set(levels) == {name for name in metrics.FAMILIES if name.startswith("tenant_")}
     assert levels["tenant_used_cores"] == 0.75
     assert levels["tenant_allowed_cores"] == pytest.approx(0.5 * found.pool_cpu)

@@ -42,7 +42,7 @@ def test_the_metrics_tell_its_slabs_and_its_machine() -> None:
     slabd.core.step(MemorySampled(80 * SLAB_BYTES, 8 * SLAB_BYTES, 0.05), 1.0)
     [slab] = slabd.core.slabs
     slabd.core.step(SlabMade(slab), 1.1)
-    found = list(slabd.levels())
+    found = list(slabd.service_gauges())
     assert Level("lender_slabs", {"state": "free"}, 1.0) in found
     assert Level("lender_memory_bytes", {"of": "headroom"}, 10.0 * SLAB_BYTES) in found
     assert Level("lender_pressure_ratio", {}, 0.05) in found

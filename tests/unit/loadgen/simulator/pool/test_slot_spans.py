@@ -7,7 +7,7 @@ import pytest
 
 from slackwater.loadgen.simulator.pool.slots import SlotJob, SlotRun, SlotTask, losses
 from slackwater.schemas.base import ClusterId, JobId
-from slackwater.schemas.placement import JobTurns, PlanTurns
+from slackwater.schemas.placement import JobSlotPlan, SlotPlan
 from slackwater.services.controller.policies.view import Order
 
 SHARES = {"s0": 0.5, "s1": 0.5}
@@ -42,12 +42,12 @@ def test_plans_hold_a_job_back_that_pushes_more_often_than_it_was_profiled_to(
     good = SlotJob("good", 0.8, (SlotTask("s0", 0.1, 0.0),), 1.0, SLACK)
     bad = SlotJob("bad", 1e-3, tuple(SlotTask("s0", 0.06, 0.0) for _ in range(4)), 1.0, SLACK)
     shares = {"s0": 0.5}
-    plan = PlanTurns(
+    plan = SlotPlan(
         cluster=ClusterId("c"),
         number=1,
         cycle_s=cycle_s,
         slack=SLACK,
-        jobs=tuple(JobTurns(job=JobId(each.id), every_s=1.0) for each in (good, bad)),
+        jobs=tuple(JobSlotPlan(job=JobId(each.id), every_s=1.0) for each in (good, bad)),
     )
     order: Order = "cyclic" if cycle_s else "deadline"
     held = losses([good, bad], shares, order, 120.0, {"s0": plan})
