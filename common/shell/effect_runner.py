@@ -82,7 +82,7 @@ class EffectRunner:
             self._handlers[kind] = handler
 
     @property
-    def doing(self) -> int:
+    def running(self) -> int:
         """Return how many handlers' coroutines have not ended yet."""
         return len(self._doing)
 

@@ -287,7 +287,7 @@ class Shell:
             passed_s = loop.time() - begun_s
             records = sum(writer.waiting for writer in self._writers.values())
             asked = len(self._requester) if passed_s < limits.DRAIN_S / 4 else 0
-            unfinished = self._steps.waiting or records or self._runner.doing or asked
+            unfinished = self._steps.waiting or records or self._runner.running or asked
             if not (unfinished or len(self._intake)):
                 return
             if passed_s > limits.DRAIN_S / 2:
@@ -407,7 +407,7 @@ class Shell:
             "records_waiting": float(sum(w.waiting for w in self._writers.values())),
             "requests_open": float(len(self._requester)),
             "requests_unanswered": float(len(self._intake)),
-            "actions": float(self._runner.doing),
+            "actions": float(self._runner.running),
             "timers": float(len(self._runner.timers)),
             "step_s_sum": self.counters.step_s.sum,
             "step_s_max": self.counters.step_s_max,

@@ -112,7 +112,7 @@ class Offering(Protocol):
 
 
 @runtime_checkable
-class Roomy(Protocol):
+class Reserving(Protocol):
     """A channel that also reserves memory at the peer before anything is handed over."""
 
     async def make_room(self, region: Region) -> int:

@@ -32,7 +32,7 @@ def by_host(_sock: socket.socket, address: Any) -> Hashable:
     return host
 
 
-class Door:
+class Greeter:
     """A listening socket, and the greetings that are under way behind it.
 
     `on_greeting` gets the first record of each connection, within `greet_s` in all; it keeps the

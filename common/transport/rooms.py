@@ -79,7 +79,7 @@ class _Room:
     look: asyncio.TimerHandle | None = None
 
 
-class Rooms:
+class Reservations:
     """The rooms of one channel, by their handles among what it serves."""
 
     def __init__(self, served: "Served") -> None:

@@ -48,7 +48,7 @@ from slackwater.common.transport.gpu import Device, DeviceRegion, Loan, body_of,
 from slackwater.common.transport.gpu_remote import RemoteBody
 from slackwater.common.transport.hello import check_hello, check_hello_size, connect_error
 from slackwater.common.transport.host import host_identity, split_identity
-from slackwater.common.transport.listeners import Accepted, Door
+from slackwater.common.transport.listeners import Accepted, Greeter
 from slackwater.common.transport.mapping import Mapping
 from slackwater.common.transport.pacing import Pace, Parts
 from slackwater.common.transport.region import Region, check_foreign
@@ -358,7 +358,7 @@ class ShmChannel(SocketChannel):
 
 
 class ShmListener:
-    def __init__(self, path: str, host: str, door: Door, accepted: Accepted, inode: int) -> None:
+    def __init__(self, path: str, host: str, door: Greeter, accepted: Accepted, inode: int) -> None:
         self._path, self._host = path, host
         self._door, self._accepted, self._inode = door, accepted, inode
 
@@ -421,7 +421,7 @@ class ShmFabric:
             accepted.begin(channel)
 
         sock = bind(path)
-        door = Door(
+        door = Greeter(
             sock, greet, greet_s=limits.CONNECT_S, passes_fds=True,
             peer_of=lambda sock, _: credentials(sock),
         )  # fmt: skip

@@ -27,7 +27,7 @@ from slackwater.common.transport.base import (
     OnPrepare,
 )
 from slackwater.common.transport.hello import check_hello, check_hello_size, connect_error
-from slackwater.common.transport.listeners import BACKLOG, Accepted, Door
+from slackwater.common.transport.listeners import BACKLOG, Accepted, Greeter
 from slackwater.common.transport.region import Region
 from slackwater.common.transport.stream import Greeting, Stream
 from slackwater.common.transport.tcp_channel import CONTROL, TcpChannel, TcpTuning
@@ -134,7 +134,7 @@ async def _introduce(
 
 
 class TcpListener:
-    def __init__(self, door: Door, accepted: Accepted, sessions: "_Sessions", name: str) -> None:
+    def __init__(self, door: Greeter, accepted: Accepted, sessions: "_Sessions", name: str) -> None:
         self._door, self._accepted, self._sessions, self._name = door, accepted, sessions, name
 
     @property
@@ -241,7 +241,7 @@ class TcpFabric:
         sock.setblocking(False)
         accepted = Accepted(accept, on_channel)
         sessions = _Sessions(accepted, on_handover, on_prepare, self._tuning)
-        door = Door(sock, sessions.greet, greet_s=self._tuning.greet_s, passes_fds=False)
+        door = Greeter(sock, sessions.greet, greet_s=self._tuning.greet_s, passes_fds=False)
         name = f"[{host}]" if ":" in host else host
         return TcpListener(door, accepted, sessions, f"{name}:{sock.getsockname()[1]}")
 

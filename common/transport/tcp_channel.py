@@ -36,7 +36,7 @@ from slackwater.common.transport.channel import (
 )
 from slackwater.common.transport.pacing import Pace, Parts, paced
 from slackwater.common.transport.region import Region
-from slackwater.common.transport.rooms import GiveBack, Rooms, once
+from slackwater.common.transport.rooms import GiveBack, Reservations, once
 from slackwater.common.transport.stream import Linger, Stream
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ class TcpChannel(SocketChannel):
         self._initiator_lanes = InitiatorLanes(streams + 1)
         self._target_lanes = TargetLanes(streams + 1, self._served, self.violated)
         self._keys: dict[bytes, set[int]] = {}
-        self._rooms = Rooms(self._served)
+        self._rooms = Reservations(self._served)
         self._retained: deque[bytes] = deque()
         self._sent_ordinal = self._received_ordinal = self._told_ordinal = 0
         self._by_eof: set[int] = set()

@@ -106,7 +106,7 @@ def _write(folder: Path, summary: DemoSummary, outcome: Outcome, options: dict[s
          "Aggregators in use (filled) against the servers that the jobs asked for.")),
         ("Speeds", page.plot(folder / "speeds.png",
          "Each job's speed against its speed alone; shaded: an assignment that was undone.")),
-        ("What happened", page.told(told)),
+        ("What happened", page.story_html(told)),
     ]  # fmt: skip
     page.write(folder / "index.html", "Slackwater: jobs share their servers", sections)
 

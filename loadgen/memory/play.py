@@ -228,7 +228,7 @@ class _Source:
 # An array -----------------------------------------------------------------------------------------
 
 
-class Touched(Protocol):
+class PagedArray(Protocol):
     """The part of `RemoteArray` that a play uses: pages as rows of bytes."""
 
     @property
@@ -237,7 +237,7 @@ class Touched(Protocol):
     def figures(self) -> dict[str, int]: ...
 
 
-def play_array(remote: Touched, options: PlayOptions) -> PlayResult:
+def play_array(remote: PagedArray, options: PlayOptions) -> PlayResult:
     """`remote` has `options.pages` rows of 4096 bytes. Raises WrongPage."""
     pages = remote.array
     checker = Checker()
@@ -273,7 +273,7 @@ def play_array(remote: Touched, options: PlayOptions) -> PlayResult:
     return recorder.result(options, before, _counters(remote))
 
 
-def _counters(remote: Touched) -> dict[str, int]:
+def _counters(remote: PagedArray) -> dict[str, int]:
     """Return the counters that grow; the other figures are of one moment."""
     found = remote.figures()
     return {name: found[name] for name in found if name not in ("resident", "remote_pages")}

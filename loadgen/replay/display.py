@@ -32,7 +32,7 @@ def render(phase: str, timeline: Timeline, now_s: float) -> RenderableType:
         alone_s = track.alone_s
         table.add_row(
             id,
-            doing(id, track, timeline),
+            state_text(id, track, timeline),
             ProgressBar(total=track.spec.iterations, completed=track.reported, width=BAR_WIDTH),
             f"{track.reported}/{track.spec.iterations}",
             f"{speed:.2f}" if speed else "-",
@@ -41,7 +41,7 @@ def render(phase: str, timeline: Timeline, now_s: float) -> RenderableType:
     return Group(table, *scaling(timeline, now_s), *happenings(timeline))
 
 
-def doing(id: str, track: JobTrack, timeline: Timeline) -> str:
+def state_text(id: str, track: JobTrack, timeline: Timeline) -> str:
     """A job's state in words that need no glossary."""
     if track.ended_s is not None:
         return track.state

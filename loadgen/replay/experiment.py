@@ -24,8 +24,8 @@ from slackwater.loadgen.replay.measures import (
     LOSS_LIMIT,
     WARM_UP_ITERATIONS,
     JobFigures,
-    beside,
     duty,
+    iteration_during,
     job_figures,
     known,
     loss,
@@ -258,7 +258,7 @@ def beside_each(
     found = {}
     for id, track in timeline.tracks.items():
         own = twin.tracks[f"twin-{track.spec.model}"]
-        seconds = beside(own, steady(timeline, track, within))
+        seconds = iteration_during(own, steady(timeline, track, within))
         if seconds is not None:
             found[id] = seconds
     return found
@@ -293,7 +293,7 @@ async def _control(
     losses = []
     for track in timeline.tracks.values():
         own = [each for each in track.iterations if each.number > WARM_UP_ITERATIONS]
-        beside_s = beside(twin.tracks[f"twin-{track.spec.model}"], own)
+        beside_s = iteration_during(twin.tracks[f"twin-{track.spec.model}"], own)
         if own and (lost := loss(beside_s, mean_s([i.duration_s for i in own]))) is not None:
             losses.append(lost)
     return max(losses, default=None)

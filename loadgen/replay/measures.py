@@ -62,7 +62,7 @@ def mean_iteration_s(track: JobTrack) -> float | None:
     return mean_s(durations_s) if durations_s else None
 
 
-def beside(track: JobTrack, kept: Sequence[Iteration]) -> float | None:
+def iteration_during(track: JobTrack, kept: Sequence[Iteration]) -> float | None:
     """The mean iteration of a job in the time that another one's iterations span; None: it has none
     there."""
     if not kept:

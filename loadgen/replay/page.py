@@ -46,8 +46,8 @@ def sentences(items: Iterable[str], *, wrong: bool = False) -> str:
     return "".join(f"<p{kind}>{escape(item)}</p>" for item in items)
 
 
-def told(lines: Iterable[tuple[float, str]]) -> str:
-    """The story: (second, sentence)."""
+def story_html(lines: Iterable[tuple[float, str]]) -> str:
+    """Return the story as a list: (second, sentence)."""
     items = "".join(f"<li><span>{at_s:.1f} s</span>{escape(text)}</li>" for at_s, text in lines)
     return f'<ol class="story">{items}</ol>'
 

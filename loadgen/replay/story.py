@@ -38,7 +38,7 @@ class Happening:
 
 
 @dataclass
-class _Teller:
+class _StoryWriter:
     """Walks through the facts in order."""
 
     timeline: Timeline
@@ -87,7 +87,7 @@ class _Teller:
 
 def story(timeline: Timeline) -> list[Happening]:
     """Tell what happened, by time."""
-    teller = _Teller(timeline)
+    teller = _StoryWriter(timeline)
     for id, track in timeline.tracks.items():
         spec = track.spec
         text = f"{id} arrives: {count(spec.workers, 'worker')}, asks for "

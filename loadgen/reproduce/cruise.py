@@ -90,7 +90,7 @@ def training(x: float) -> Training:
     return Training(instances=1e6, batch=batch, model_bytes=model_bytes)
 
 
-def seen(reports: int, noise: Noise, rng: Random) -> Machine:
+def measured_machine(reports: int, noise: Noise, rng: Random) -> Machine:
     """A machine as the averages of so many reports show it."""
     compute, transfer = (sum(noise(rng) for _ in range(reports)) / reports for _ in range(2))
     return Machine(MACHINE.instance_s * compute, MACHINE.bytes_per_s / transfer)
@@ -106,7 +106,7 @@ def losses(
     best_s = even_optimum(true, MACHINE, MACHINES).epoch_s
     found = []
     for _ in range(draws):
-        machine = seen(start if averaged else 1, noise, rng)
+        machine = measured_machine(start if averaged else 1, noise, rng)
         choice = even_optimum(true, machine, MACHINES)
         workers = choice.worker_count
         if start and not pays(even_epoch_s(true, machine, MACHINES, start), choice.epoch_s):

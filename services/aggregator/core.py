@@ -69,7 +69,7 @@ from slackwater.services.aggregator.events import (
 
 
 @dataclass(frozen=True, slots=True)
-class Departed:
+class DepartedBucket:
     """Where a bucket went."""
 
     fact: BucketCopied
@@ -77,7 +77,7 @@ class Departed:
 
 
 @dataclass(frozen=True, slots=True)
-class Locked:
+class LockedBucket:
     """A bucket whose region is here and cannot be taken over yet."""
 
     held: BucketHeld
@@ -99,8 +99,8 @@ class AggregatorCore:
     def __init__(self, id: str, memory_bytes_max: int) -> None:
         self.id = AggregatorId(id)
         self.buckets: dict[Key, Bucket] = {}
-        self.locked: dict[Key, Locked] = {}
-        self.departed: OrderedDict[Key, Departed] = OrderedDict()
+        self.locked: dict[Key, LockedBucket] = {}
+        self.departed: OrderedDict[Key, DepartedBucket] = OrderedDict()
         self._memory_bytes_max = memory_bytes_max
         self._held_bytes = 0
         self._prepared_bytes = 0
@@ -409,7 +409,7 @@ class AggregatorCore:
         while len(self.departed) >= limits.DEPARTED_MAX:
             self.departed.popitem(last=False)
         self.departed.pop(event.key, None)
-        self.departed[event.key] = Departed(event, now_s + limits.DEPARTED_S)
+        self.departed[event.key] = DepartedBucket(event, now_s + limits.DEPARTED_S)
         if event.plan is not None:
             while len(self._left) >= limits.DEPARTED_MAX:
                 self._left.popitem(last=False)

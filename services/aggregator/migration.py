@@ -70,7 +70,7 @@ from slackwater.common.base.retry import next_wait_s
 from slackwater.common.domains.slots.frames import Hello, encode_hello
 from slackwater.common.domains.slots.live import live_parts, parts_bytes
 from slackwater.common.domains.slots.region import SlotRegion, owner_word
-from slackwater.common.transport.base import Channel, Fabric, Roomy
+from slackwater.common.transport.base import Channel, Fabric, Reserving
 from slackwater.common.transport.negotiate import connect_best
 from slackwater.common.transport.pacing import Bandwidth
 from slackwater.common.transport.region import Region
@@ -242,7 +242,7 @@ class Handovers:
         if readiness is None or not readiness.room or readiness.channel is None:
             return
         room, readiness.room = readiness.room, 0
-        if isinstance(readiness.channel, Roomy):
+        if isinstance(readiness.channel, Reserving):
             readiness.channel.give_back(room)
 
     def _end(self, key: Key, *, copied: bool) -> None:
@@ -274,7 +274,7 @@ class Handovers:
     ) -> bool:
         """Be among those that may leave, for a while; whether it has left."""
         try:
-            if isinstance(channel, Roomy):
+            if isinstance(channel, Reserving):
                 readiness.room = await channel.make_room(held.region)
         except (Retryable, Rejected):
             readiness.unhindered = True
@@ -366,7 +366,7 @@ class Handovers:
         parts = live_parts(slots, held.region.nbytes, pushed)
         self.departures.began(key, parts_bytes(parts), self._clock.now_s())
         room, readiness.room = readiness.room, 0
-        if room and channel is readiness.channel and isinstance(channel, Roomy):
+        if room and channel is readiness.channel and isinstance(channel, Reserving):
             await channel.hand_over_into(room, held.region, encoded, self._pace, parts)
         else:
             await channel.handover(held.region, encoded, self._pace, parts)

@@ -18,7 +18,7 @@ from slackwater.common.domains.slots.region import SlotRegion
 from slackwater.common.shell.definition import Port
 from slackwater.schemas.placement import BucketHeld, HostBuckets, JobPlan
 from slackwater.services.aggregator.bucket import Bucket, Key, Move
-from slackwater.services.aggregator.core import AggregatorCore, Locked
+from slackwater.services.aggregator.core import AggregatorCore, LockedBucket
 from slackwater.services.aggregator.effects import (
     DropBuckets,
     KeepBucket,
@@ -93,7 +93,7 @@ class Orders:
     def _show_locked(self) -> None:
         """The controller is to wait for them, and not to begin them anew."""
         self._core.locked = {
-            held.key: Locked(_as_locked(held.slots), held.region.nbytes)
+            held.key: LockedBucket(_as_locked(held.slots), held.region.nbytes)
             for held in self._regions.locked.values()
         }
 

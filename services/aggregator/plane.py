@@ -123,7 +123,7 @@ class DataPlane:
         self._sessions[session.number] = session
         await session.serve()
 
-    def left(self, session: Session) -> None:
+    def session_closed(self, session: Session) -> None:
         if self._sessions.pop(session.number, None) is None:
             return
         for bucket in session.handles.values():

@@ -150,7 +150,7 @@ def _case(
     buckets = frozenset(range(len(job.record.buckets)))
     if pending.cause == "lost":
         lost = frozenset(
-            b for b, p in enumerate(job.record.places) if state.gone(p.aggregator, now_s)
+            b for b, p in enumerate(job.record.places) if state.is_gone(p.aggregator, now_s)
         )
         forced = pending.refused and state.adapts(job)
         view = cluster_view(state, job, forced=forced, without=pending.full)
@@ -306,7 +306,7 @@ def _stand(
     """Put the job in line, until it is tried again or may do with less."""
     state.line.join(job.id, now_s)
     if answer.retry_after_s:
-        state.line.short(pending.need, answer)
+        state.line.note_refusal(pending.need, answer)
     patient = pending.at_least == 0 and state.adapts(job)
     pending.next_s = (
         max(now_s, pending.since_s + state.config.unprofiled_after_s) if patient else inf
@@ -340,7 +340,7 @@ def _with_room(
 ) -> list[AggregatorId] | None:
     """`homes` where the job's regions fit by their bytes; else None: another attempt leaves out
     what is full, and when nothing fits the job waits with that reason."""
-    short = room.short(state, job, homes)
+    short = room.without_room(state, job, homes)
     if not short:
         return homes
     if pending.cause == "start" and (dealt := room.repacked(state, job, homes)):
@@ -461,13 +461,13 @@ def lose(state: State, job: Job, now_s: float) -> None:
     """If an aggregator of the job stays away, its buckets must begin anew elsewhere."""
     if job.record.phase in ("waiting", "released"):
         return
-    if not any(state.gone(aggregator, now_s) for aggregator in job.homes() | _sources(job)):
+    if not any(state.is_gone(aggregator, now_s) for aggregator in job.homes() | _sources(job)):
         return
     if job.moving:
         migrations.abandon(state, job, _resting_places(state, job, now_s), now_s)
         job.confirmed.clear()
         hosting.host(state, job, now_s)
-    if any(state.gone(place.aggregator, now_s) for place in job.record.places):
+    if any(state.is_gone(place.aggregator, now_s) for place in job.record.places):
         if job.pending is not None and job.pending.cause != "lost":
             job.pending = None
         request_assignment(state, job, "lost", now_s)
@@ -492,7 +492,7 @@ def _resting_places(state: State, job: Job, now_s: float) -> tuple[BucketPlace, 
         if bucket not in moved or bucket in job.copied:
             resting.append(new)
             continue
-        stay = new if state.gone(old.aggregator, now_s) else old
+        stay = new if state.is_gone(old.aggregator, now_s) else old
         resting.append(
             BucketPlace(aggregator=stay.aggregator, location_epoch=new.location_epoch + 1)
         )

@@ -169,7 +169,7 @@ class Controller:
         feedback.recycle(state, now_s)
         membership.sweep(state, now_s)
         scaling.end(state)
-        slot_plans.tell(state, now_s)
+        slot_plans.send_plans(state, now_s)
         membership.report(state, now_s)
 
     # Requests -------------------------------------------------------------------------------------
@@ -220,7 +220,7 @@ class Controller:
             state.out.append(Reply(token, Refused(reason=too_large)))
             return
         job = Job(record, settled_s=now_s)
-        if too_much := room.never(state, job, message.aggregators_max):
+        if too_much := room.impossible_reason(state, job, message.aggregators_max):
             state.out.append(Reply(token, Refused(reason=too_much)))
             return
         state.know(job)
@@ -325,7 +325,7 @@ class Controller:
             case AdoptionAsked(aggregator=aggregator):
                 membership.adopted(state, aggregator, answer)
             case SlotPlanAsked(aggregator=aggregator):
-                slot_plans.told(state, aggregator, asked, answer)
+                slot_plans.confirm_plan(state, aggregator, asked, answer)
             case HeldAsked(aggregator=aggregator):
                 reconcile.compare(state, aggregator, asked, answer, now_s)
             case HostAsked(aggregator=aggregator) if job is not None:

@@ -84,7 +84,7 @@ def tick(state: State, now_s: float) -> None:
     for id in sorted(state.drains):
         entry = state.aggregator(id, now_s)
         disowned = state.pool_known and not entry.ours
-        if disowned or state.gone(id, now_s):
+        if disowned or state.is_gone(id, now_s):
             _tell(state, id, "vanished", now_s, then=_THEN)
             _forget(state, id)
             continue
@@ -93,7 +93,7 @@ def tick(state: State, now_s: float) -> None:
 
 
 def progress(state: State, id: AggregatorId, now_s: float) -> DrainProgress:
-    jobs = left(state, id)
+    jobs = jobs_on(state, id)
     nbytes = sum(_bytes(job, id) for job in jobs)
     heartbeat = state.aggregators[id].heartbeat
     cap = heartbeat.migration_bytes_s if heartbeat is not None else 0
@@ -116,7 +116,7 @@ def progress(state: State, id: AggregatorId, now_s: float) -> DrainProgress:
     )
 
 
-def left(state: State, id: AggregatorId) -> list[Job]:
+def jobs_on(state: State, id: AggregatorId) -> list[Job]:
     """Jobs with anything there, in the order in which they leave."""
     jobs = [job for job in state.living() if id in job.involved()]
     return sorted(jobs, key=lambda job: (not _keeps_state(job), _bytes(job, id), job.id))
@@ -128,7 +128,7 @@ def left(state: State, id: AggregatorId) -> list[Job]:
 def _pursue(state: State, drain: AggregatorDrain, now_s: float) -> None:
     """Let the next ones leave. A job that is being profiled leaves with its profile, or without
     one when half of the time is over."""
-    jobs = left(state, drain.aggregator)
+    jobs = jobs_on(state, drain.aggregator)
     urgent = now_s >= (drain.begun_s + drain.deadline_s) / 2
     under_way = sum(job.moving for job in jobs)
     for job in jobs:
@@ -145,7 +145,7 @@ def _pursue(state: State, drain: AggregatorDrain, now_s: float) -> None:
 
 def _judge(state: State, drain: AggregatorDrain, now_s: float) -> None:
     id = drain.aggregator
-    empty = not left(state, id)
+    empty = not jobs_on(state, id)
     if empty and drain.state != "drained":
         _store(state, msgspec.structs.replace(drain, state="drained"))
         spare_s = drain.deadline_s - now_s
@@ -163,7 +163,7 @@ _THEN: Final = (
 
 
 def _tell(state: State, id: AggregatorId, fact: str, now_s: float, **detail: str) -> None:
-    jobs = left(state, id)
+    jobs = jobs_on(state, id)
     state.tell_aggregator(
         id,
         fact,

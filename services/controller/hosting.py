@@ -194,7 +194,7 @@ def let_go(state: State, job: Job, now_s: float) -> None:
     waiting = False
     for aggregator in sorted(job.involved()):
         entry = state.aggregator(aggregator, now_s)
-        if aggregator in job.dropped or state.gone(aggregator, now_s):
+        if aggregator in job.dropped or state.is_gone(aggregator, now_s):
             continue  # What is gone is compared with the records when it comes back.
         waiting = True
         if entry.alive:

@@ -194,7 +194,7 @@ def _give_back(state: State, id: AggregatorId, now_s: float) -> None:
     if entry.alive and entry.empty_s < max(entry.changed_s, entry.ours_since_s):
         migrations.ask_held(state, id, now_s)
         return
-    if not entry.alive and not state.gone(id, now_s):
+    if not entry.alive and not state.is_gone(id, now_s):
         return
     message = DeallocateAggregators(
         cluster=state.cluster, aggregators=(id,), requests=(entry.request,)

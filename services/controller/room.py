@@ -26,7 +26,7 @@ def region_sizes(record: JobPlacement) -> tuple[int, ...]:
     )
 
 
-def never(state: State, job: Job, aggregators_max: int) -> str:
+def impossible_reason(state: State, job: Job, aggregators_max: int) -> str:
     """Why the job could not be held by all the aggregators that it may get (at most
     `aggregators_max`, 0: any number), were they empty; empty: it could, or how much they may hold
     is not known."""
@@ -58,7 +58,7 @@ def never(state: State, job: Job, aggregators_max: int) -> str:
     return ""
 
 
-def short(state: State, job: Job, homes: Sequence[AggregatorId]) -> dict[AggregatorId, str]:
+def without_room(state: State, job: Job, homes: Sequence[AggregatorId]) -> dict[AggregatorId, str]:
     """Aggregators of `homes`, one for each bucket, that cannot hold what is new to them -> why."""
     wanted: dict[AggregatorId, list[int]] = {}
     for bucket, (home, size) in enumerate(zip(homes, _sizes(job), strict=True)):

@@ -16,7 +16,7 @@ from slackwater.services.controller.snapshot import cluster_view
 from slackwater.services.controller.state import Asked, Job, State
 
 
-def tell(state: State, now_s: float) -> None:
+def send_plans(state: State, now_s: float) -> None:
     """Once a tick."""
     present = {
         id: entry.incarnation
@@ -34,7 +34,7 @@ def tell(state: State, now_s: float) -> None:
             state.ask_aggregator(SlotPlanAsked(id), "turns", id, message, now_s)
 
 
-def told(state: State, aggregator: AggregatorId, asked: Asked, answer: Message) -> None:
+def confirm_plan(state: State, aggregator: AggregatorId, asked: Asked, answer: Message) -> None:
     """Note a confirmed plan. One that was refused or lost is told again by the next tick."""
     entry = state.aggregators[aggregator]
     if isinstance(answer, Ok) and entry.turns_asked is not None:

@@ -320,7 +320,7 @@ class State:
         entry = self.aggregators.get(id)
         return entry is not None and entry.alive
 
-    def gone(self, id: AggregatorId, now_s: float) -> bool:
+    def is_gone(self, id: AggregatorId, now_s: float) -> bool:
         """Away for so long that its buckets go elsewhere. As long as its supervisor starts it anew
         it may be back with all that they hold."""
         entry = self.aggregators.get(id)

@@ -79,7 +79,7 @@ class Line:
             self._wait_s = wait_s
         self._openings = openings
 
-    def short(self, need: int, why: Refused) -> None:
+    def note_refusal(self, need: int, why: Refused) -> None:
         """Remember that the master has no `need` aggregators now."""
         if not self._short or need < self._short:
             self._short, self._why = need, why

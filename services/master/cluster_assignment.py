@@ -69,12 +69,12 @@ def _another_spec(known: Job) -> str:
 
 def register(state: State, token: int, message: RegisterJob, now_s: float) -> None:
     id = JobId(message.job)
-    if state.seen(id) is None and message.spec is not None:
+    if state.shown_job(id) is None and message.spec is not None:
         refusal = _too_slow(state, message.spec) or _admit_by_hand(state, message.spec, id, now_s)
         if refusal is not None:
             state.reply(token, refusal)
             return
-    job = state.seen(id)
+    job = state.shown_job(id)
     refusal = unfit(job, message)
     if job is not None and refusal is None and job.record.cluster is None:
         refusal = _too_slow(state, job.record.spec)

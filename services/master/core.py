@@ -155,7 +155,7 @@ class Master:
             case TimerFired(key=DecisionDue(schedule=schedule)):
                 dispatch.wake(self.state, schedule)
             case TimerFired(key=RankDue() as due):
-                rank_restarts.rested(self.state, due)
+                rank_restarts.on_delay_over(self.state, due)
             case TimerFired():
                 self._tick(now_s)
             case Recovered():
@@ -197,7 +197,7 @@ class Master:
     # People's requests ----------------------------------------------------------------------------
 
     def _submit(self, token: int, message: SubmitJob, now_s: float) -> None:
-        known = self.state.seen(message.spec.id)
+        known = self.state.shown_job(message.spec.id)
         refusal = cluster_assignment.admit(self.state, message.spec, now_s)
         accepted = JobAccepted(
             job=message.spec.id, known=brief(known.record) if known is not None else None
@@ -205,7 +205,7 @@ class Master:
         self.state.reply(token, refusal or accepted)
 
     def _cancel(self, token: int, message: CancelJob, now_s: float) -> None:
-        job = self.state.seen(message.job)
+        job = self.state.shown_job(message.job)
         if job is None:
             self.state.reply(token, Refused(reason=unknown(message.job), code=NOT_FOUND))
             return
@@ -221,7 +221,7 @@ class Master:
 
     def _get(self, token: int, message: GetJob, now_s: float) -> None:
         state = self.state
-        job = state.seen(message.job)
+        job = state.shown_job(message.job)
         if job is None:
             state.reply(token, Refused(reason=unknown(message.job), code=NOT_FOUND))
             return
@@ -291,7 +291,7 @@ class Master:
         if job is None:
             state.reply(token, Refused(reason=unknown(message.job)))
             return
-        state.reply(token, missing_ranks.asked(state, job, message, now_s))
+        state.reply(token, missing_ranks.answer(state, job, message, now_s))
 
     def _worker_exited(self, token: int, message: WorkerExited, now_s: float) -> None:
         job = self.state.jobs.get(JobId(message.job))
@@ -362,7 +362,7 @@ class Master:
         for id, placed in report.placed.items():
             job = self.state.jobs.get(id)
             if job is not None and job.record.cluster == report.cluster:
-                job.progress.told(placed, report.aggregators)
+                job.progress.take_report(placed, report.aggregators)
 
     def _tick(self, now_s: float) -> None:
         state = self.state
@@ -383,7 +383,7 @@ class Master:
                 lifecycle.end(state, job, "failed", reason, now_s)
         lifecycle.advance(state, job)
         if job.record.state == "stopping":
-            lifecycle.left(state, job, now_s)
+            lifecycle.on_processes_gone(state, job, now_s)
 
     def _silent(self, job: Job, now_s: float) -> bool:
         state = self.state

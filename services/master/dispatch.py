@@ -18,7 +18,7 @@ from slackwater.services.master.admission import Hold, named
 from slackwater.services.master.gangs import fits_processes
 from slackwater.services.master.jobs import Job
 from slackwater.services.master.keys import DecisionDue
-from slackwater.services.master.lifecycle import advance, given, leave
+from slackwater.services.master.lifecycle import advance, choose_devices, leave
 from slackwater.services.master.nodes import Room
 from slackwater.services.master.schedule import Schedule
 from slackwater.services.master.scheduling.scheduler import Decision
@@ -159,7 +159,7 @@ def _begin(
     if record.state == "stopping":  # It was paused a moment ago, and goes on after all.
         state.change(job, now_s, "resized", planned=placed, **changes)
         return
-    changes |= given(state, record, placed)
+    changes |= choose_devices(state, record, placed)
     state_now = "starting" if record.spec.gpus else "running"
     state.change(job, now_s, state_now, state=state_now, allocation=placed, **changes)
 
@@ -184,14 +184,14 @@ def _hide_too_large(schedule: Schedule, capacities: tuple[Capacity, ...], of_gpu
         fits = [
             id
             for id, record in snapshot.hidden.items()
-            if asked(record) <= largest and record.spec.tenant not in schedule.closed
+            if units_min(record) <= largest and record.spec.tenant not in schedule.closed
         ]
         snapshot.unhide(fits)
     snapshot.hide(large)
     return moved
 
 
-def asked(record: JobRecord) -> int:
+def units_min(record: JobRecord) -> int:
     """The fewest GPUs, or slots, that the job can start with."""
     return record.spec.gpu_bounds[0] if record.spec.gpus else record.spec.workers
 
@@ -213,7 +213,7 @@ class _Holds:
         for tenant in sorted(schedule.closed):
             hidden = [
                 id for id, record in schedule.snapshot.hidden.items()
-                if record.spec.tenant == tenant and asked(record) <= schedule.largest
+                if record.spec.tenant == tenant and units_min(record) <= schedule.largest
             ]  # fmt: skip
             first = self._state.jobs[hidden[0]] if hidden else None
             why = held_back(self._state, first, self._now_s) if first is not None else None
@@ -311,9 +311,9 @@ def waits_for_gpus(state: State, now_s: float) -> dict[JobId, str]:
         lacks = f"waits for {pending.resource}{held_by}"
         found[pending.job] = f"{lacks}: {pending.text} (rule: {pending.rule})"
     for id, record in schedule.snapshot.hidden.items():
-        if asked(record) > schedule.largest:
+        if units_min(record) > schedule.largest:
             found[id] = (
-                f"waits for {asked(record)} GPUs: all nodes together have {schedule.largest}; "
+                f"waits for {units_min(record)} GPUs: all nodes together have {schedule.largest}; "
                 "start a worker node with more, or submit the job with fewer"
             )
         else:
@@ -336,7 +336,7 @@ def _tell_waits(state: State, schedule: Schedule, ids: list[JobId], now_s: float
         if schedule is state.gpus:
             told.setdefault(id, "")  # A policy explains all at once: at the next tick.
             continue
-        cause = room.barrier(asked(job.record))
+        cause = room.barrier(units_min(job.record))
         if told.get(id) == cause:
             continue
         told[id] = cause

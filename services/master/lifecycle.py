@@ -137,7 +137,7 @@ def carried_out(state: State, job: Job, what: str, refused: Refused | None, now_
         if what.startswith("start") and job.record.state == "starting" and job.started:
             state.change(job, now_s, "running", state="running")
         if what.startswith("stop"):
-            left(state, job, now_s)
+            on_processes_gone(state, job, now_s)
         _settle(state, job)
     elif what.startswith(("start", "again")) and refused.retry_after_s == 0.0 and not job.ended:
         end(state, job, "failed", f"it cannot be started: {refused.reason}", now_s)
@@ -154,7 +154,7 @@ def leave(state: State, job: Job, planned: NodeAllocation, now_s: float, **chang
     state.change(job, now_s, fact, state="stopping", planned=planned, **changes)
 
 
-def left(state: State, job: Job, now_s: float) -> None:
+def on_processes_gone(state: State, job: Job, now_s: float) -> None:
     """Go on once no process of a stopping or ended job is left: it pauses or starts at its new
     size, and others start where it was. A node that is silent is not waited for: the processes
     that it may still have are stopped when it is heard again."""
@@ -168,7 +168,7 @@ def left(state: State, job: Job, now_s: float) -> None:
         if goes_on:
             # Its own GPUs are not taken by itself: they are given up first.
             state.change(job, now_s, gpu_ids={})
-            changes |= given(state, record, record.planned)
+            changes |= choose_devices(state, record, record.planned)
             changes |= {"state": "starting", "allocation": record.planned}
         else:
             changes |= {"state": "paused", "allocation": ()}
@@ -183,7 +183,7 @@ def left(state: State, job: Job, now_s: float) -> None:
     start_ready(state)
 
 
-def given(state: State, record: JobRecord, allocation: NodeAllocation) -> dict[str, Any]:
+def choose_devices(state: State, record: JobRecord, allocation: NodeAllocation) -> dict[str, Any]:
     """Choose the GPUs of a job that gets an allocation; nothing for a job on slots."""
     if not record.spec.gpus:
         return {"node": allocation[0][0]}

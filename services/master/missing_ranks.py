@@ -27,7 +27,7 @@ FRESH_S: Final = 5.0
 """Seconds for which a waiting Agent's question counts; it asks every second."""
 
 
-def asked(state: State, job: Job, message: AskMissing, now_s: float) -> MissingRanks:
+def answer(state: State, job: Job, message: AskMissing, now_s: float) -> MissingRanks:
     """Answer a rank that waits; the answer is remembered for whoever looks at the job."""
     if job.ended:
         why = job.record.reason or "it ended"

@@ -67,7 +67,7 @@ class Progress:
             rank = self.ranks[message.rank] = _Rank()
         rank.reported(message, now_s)
 
-    def told(self, placed: PlacedJob, aggregators: tuple[AggregatorId, ...]) -> None:
+    def take_report(self, placed: PlacedJob, aggregators: tuple[AggregatorId, ...]) -> None:
         """Take the report of the job's controller, whose aggregators are `aggregators`."""
         self.placed = placed
         self.aggregators = tuple(aggregators[at] for at in placed.at if at < len(aggregators))

@@ -47,7 +47,7 @@ def rank_died(state: State, job: Job, exited: WorkerExited, now_s: float) -> Non
     state.out.append(StartTimer(RankDue(job.id, exited.rank), now_s + wait_s))
 
 
-def rested(state: State, key: RankDue) -> None:
+def on_delay_over(state: State, key: RankDue) -> None:
     """Start the rank again when its timer fires."""
     job = state.jobs.get(key.job)
     if job is not None and key.rank in job.resting:

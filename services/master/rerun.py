@@ -25,7 +25,7 @@ ENDING_RETRY_S: Final = 0.5
 
 def rerun(state: State, message: RerunJob, now_s: float) -> Message:
     """Run the job again. Refused: nothing was changed."""
-    job = state.seen(message.job)
+    job = state.shown_job(message.job)
     if job is None:
         return Refused(reason=unknown(message.job), code=NOT_FOUND)
     record = job.record

@@ -101,8 +101,8 @@ class State:
         self.jobs[job.id] = job
         self._index(job, None, job.record)
 
-    def seen(self, id: str) -> Job | None:
-        """Tell whether people are shown the job: it was not deleted."""
+    def shown_job(self, id: str) -> Job | None:
+        """Return the job if people are shown it: None where it is unknown or was deleted."""
         job = self.jobs.get(JobId(id))
         return None if job is None or job.record.deleted else job
 

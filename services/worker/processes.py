@@ -90,7 +90,7 @@ class Identity:
 
 
 @dataclass(frozen=True, slots=True)
-class Keep:
+class Retention:
     """Bounds what is kept of jobs that ended: how many, for how long, and how many bytes
     together."""
 
@@ -265,7 +265,7 @@ def _ranks(state_dir: Path) -> Iterator[RankFiles]:
             yield RankFiles(state_dir, intent.parent.name, int(rank))
 
 
-def prune(state_dir: Path, keep: Keep, now_s: float) -> frozenset[str]:
+def prune(state_dir: Path, keep: Retention, now_s: float) -> frozenset[str]:
     """Remove the files of ended jobs beyond what is to be kept, the oldest first. Return the jobs
     whose files were removed."""
     folders = []

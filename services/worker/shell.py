@@ -42,8 +42,8 @@ from slackwater.services.worker.logreader import LogReader
 from slackwater.services.worker.processes import (
     Identity,
     Intent,
-    Keep,
     RankFiles,
+    Retention,
     find,
     log_bytes,
     prune,
@@ -69,7 +69,7 @@ class Processes:
         self._config = config
         self._memory_kills = memory_kills or MemoryKills()
         self._state_dir = Path(config.state_dir)
-        self._keep = Keep(config.jobs_kept_max, config.jobs_kept_s, config.jobs_kept_bytes)
+        self._keep = Retention(config.jobs_kept_max, config.jobs_kept_s, config.jobs_kept_bytes)
         self._watched: dict[tuple[str, int], _Watched] = {}
         self._tasks = Tasks(self._failed)
         self._port: Port | None = None

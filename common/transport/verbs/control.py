@@ -16,7 +16,7 @@ from slackwater.common.base.errors import DecodeRejected
 from slackwater.common.transport import wire
 from slackwater.common.transport.verbs import library as ibv
 from slackwater.common.transport.verbs.device import Exposure, Memory
-from slackwater.common.transport.verbs.queue_pair import Noticed, QueuePair, Work
+from slackwater.common.transport.verbs.queue_pair import QueuePair, Work, WorkWithCallback
 from slackwater.common.transport.verbs.ring import Incoming, Outgoing, read_credit
 
 RING: Final = struct.Struct("<QII")
@@ -125,7 +125,7 @@ class ControlStream:
             immediate=nbytes,
             inline=nbytes <= self._pair.inline_bytes,
         )
-        self._pair.submit(Noticed(request, completed))
+        self._pair.submit(WorkWithCallback(request, completed))
 
     def _progress(self) -> None:
         """The ring may have room again, or be empty."""

@@ -28,7 +28,7 @@ from slackwater.common.transport.base import (
     OnPrepare,
 )
 from slackwater.common.transport.hello import check_hello, check_hello_size, connect_error
-from slackwater.common.transport.listeners import BACKLOG, Accepted, Door
+from slackwater.common.transport.listeners import BACKLOG, Accepted, Greeter
 from slackwater.common.transport.region import Region
 from slackwater.common.transport.stream import Greeting
 from slackwater.common.transport.tcp import dial, resolve, split_address, tune
@@ -50,7 +50,7 @@ class VerbsTuning:
 
 
 class VerbsListener:
-    def __init__(self, door: Door, accepted: Accepted, name: str, device: Device) -> None:
+    def __init__(self, door: Greeter, accepted: Accepted, name: str, device: Device) -> None:
         self._door, self._accepted, self._name = door, accepted, name
         self._device: Device | None = device
 
@@ -138,7 +138,7 @@ class VerbsFabric:
                 raise
             accepted.begin(channel)
 
-        door = Door(sock, greet, greet_s=self._tuning.greet_s, passes_fds=False)
+        door = Greeter(sock, greet, greet_s=self._tuning.greet_s, passes_fds=False)
         name = f"[{host}]" if ":" in host else host
         return VerbsListener(door, accepted, f"{name}:{sock.getsockname()[1]}", device)
 

@@ -86,7 +86,7 @@ class Work:
         """It is completed (None), or known to have failed. May be called again."""
 
 
-class Noticed(Work):
+class WorkWithCallback(Work):
     """A request whose completion, and only that, is told."""
 
     __slots__ = ("_completed",)

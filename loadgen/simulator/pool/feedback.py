@@ -36,7 +36,7 @@ Say = Callable[[str, WindowMeasured], None]
 
 
 @dataclass(slots=True)
-class Felt:
+class LossRecord:
     """The loss of one job so far."""
 
     loss: float = 0.0
@@ -79,7 +79,7 @@ class Feedback:
         self._limit = loss_limit
         self._window_iterations = window_iterations
         self._at, self._say = at, say
-        self.felt: dict[JobId, Felt] = {}
+        self.felt: dict[JobId, LossRecord] = {}
         self.slow: dict[JobId, float] = {}
         """Jobs whose own machines are slow just now: how many times longer an iteration lasts."""
         self._changed: set[str] = set()
@@ -100,7 +100,7 @@ class Feedback:
                 self._note(cluster, self._reckoned(cluster), now_s)
 
     def ended(self, job: JobId, now_s: float) -> None:
-        felt = self.felt.setdefault(job, Felt(since_s=now_s))
+        felt = self.felt.setdefault(job, LossRecord(since_s=now_s))
         felt.note(0.0, self._limit, now_s)
 
     # How long iterations last ---------------------------------------------------------------------
@@ -180,7 +180,7 @@ class Feedback:
         state = self._controllers[cluster].state
         for id, shared_loss in found.items():
             loss = 1.0 - (1.0 - shared_loss) / self.slow.get(id, 1.0)
-            self.felt.setdefault(id, Felt(since_s=now_s)).note(loss, self._limit, now_s)
+            self.felt.setdefault(id, LossRecord(since_s=now_s)).note(loss, self._limit, now_s)
             if self._mode != "none" and (loss > self._limit or _asks_to_leave(state.jobs[id])):
                 self._watch(cluster, id, now_s)
 

@@ -22,7 +22,7 @@ from slackwater.services.controller.policies.view import (
     Order,
     Plan,
     PlanRefused,
-    Turns,
+    TaskIntervals,
     residents,
     validate,
 )
@@ -75,13 +75,13 @@ class Cyclic(Defaults):
         leaving = min(there_s, key=lambda id: (there_s[id], id), default=job)
         return Expected(lost, where, leaving)
 
-    def plans(self, view: ClusterView) -> dict[AggregatorId, Turns]:
+    def plans(self, view: ClusterView) -> dict[AggregatorId, TaskIntervals]:
         """Return each aggregator's cycle, with the d_j of each job there. A job whose aggregators
         are all away is not stretched."""
         packing, durations_s = self._packing(view)
         every_s = {job.id: durations_s.get(job.id, job.iteration_s) for job in view.jobs}
         return {
-            id: Turns({job: every_s[job] for job in jobs}, packing.free_s(id)[1])
+            id: TaskIntervals({job: every_s[job] for job in jobs}, packing.free_s(id)[1])
             for id, jobs in residents(view).items()
         }
 

@@ -40,7 +40,7 @@ from slackwater.services.controller.policies.view import (
     Expected,
     JobView,
     Order,
-    Turns,
+    TaskIntervals,
     loss_limit,
     residents,
     unused,
@@ -89,11 +89,11 @@ class Edf(Cyclic):
             return Expected(min(limit, late_s / (subject.iteration_s + late_s)))
         return Expected(late_s / (subject.iteration_s + late_s) if late_s < inf else 1.0)
 
-    def plans(self, view: ClusterView) -> dict[AggregatorId, Turns]:
+    def plans(self, view: ClusterView) -> dict[AggregatorId, TaskIntervals]:
         """Return each job's own D_j: no job is stretched."""
         every_s = {job.id: job.iteration_s for job in view.jobs}
         there = residents(view).items()
-        return {id: Turns({job: every_s[job] for job in jobs}) for id, jobs in there}
+        return {id: TaskIntervals({job: every_s[job] for job in jobs}) for id, jobs in there}
 
     def place(self, view: ClusterView, job: JobView) -> tuple[dict[int, str], int]:
         placed, new = place_by_deadline(view, job)

@@ -108,7 +108,7 @@ first."""
 
 
 @dataclass(frozen=True, slots=True)
-class Turns:
+class TaskIntervals:
     """How the tasks on one aggregator take turns."""
 
     every_s: dict[JobId, float]
@@ -163,7 +163,7 @@ class Policy(Protocol):
         know. If it names `leaving`, that job moves, and the newest assignment is not looked for."""
         ...
 
-    def plans(self, view: ClusterView) -> dict[AggregatorId, Turns]:
+    def plans(self, view: ClusterView) -> dict[AggregatorId, TaskIntervals]:
         """Return the turns of aggregators' slots. Aggregators that are left out run tasks as they
         come, or by the deadlines that came with the buckets."""
         ...
@@ -189,7 +189,7 @@ class Defaults:
     def explains(self, view: ClusterView, job: JobId) -> Expected | None:
         return None
 
-    def plans(self, view: ClusterView) -> dict[AggregatorId, Turns]:
+    def plans(self, view: ClusterView) -> dict[AggregatorId, TaskIntervals]:
         return {}
 
 

@@ -18,7 +18,7 @@ LINKS_MAX: Final = 1024
 """Links that one report carries; those beyond it are counted and never reported."""
 
 
-class Way:
+class LinkDirection:
     """One direction of one link."""
 
     __slots__ = ("_now_s", "_open", "_since_s", "busy_s", "nbytes")
@@ -55,12 +55,12 @@ class Way:
             self._since_s = now_s
 
 
-class Travelling:
-    """`with Travelling(way, nbytes): await ...`."""
+class TimedTransfer:
+    """`with TimedTransfer(way, nbytes): await ...`."""
 
     __slots__ = ("_nbytes", "_way")
 
-    def __init__(self, way: Way, nbytes: int) -> None:
+    def __init__(self, way: LinkDirection, nbytes: int) -> None:
         self._way, self._nbytes = way, nbytes
 
     def __enter__(self) -> None:
@@ -81,13 +81,13 @@ class Link:
     __slots__ = ("pulled", "pushed")
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
-        self.pushed, self.pulled = Way(now_s), Way(now_s)
+        self.pushed, self.pulled = LinkDirection(now_s), LinkDirection(now_s)
 
-    def pushing(self, nbytes: int) -> Travelling:
-        return Travelling(self.pushed, nbytes)
+    def pushing(self, nbytes: int) -> TimedTransfer:
+        return TimedTransfer(self.pushed, nbytes)
 
-    def pulling(self, nbytes: int) -> Travelling:
-        return Travelling(self.pulled, nbytes)
+    def pulling(self, nbytes: int) -> TimedTransfer:
+        return TimedTransfer(self.pulled, nbytes)
 
 
 class Links:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from slackwater.agent.link_times import Link, Links, Way
+from slackwater.agent.link_times import Link, LinkDirection, Links
 from slackwater.schemas.base import AggregatorId
 
 
@@ -16,7 +16,7 @@ class Now:
 
 def test_transfers_that_overlap_count_once_and_pauses_not_at_all() -> None:
     now = Now()
-    way = Way(now)
+    way = LinkDirection(now)
     way.begin()
     now.s = 1.0
     way.begin()
@@ -32,7 +32,7 @@ def test_transfers_that_overlap_count_once_and_pauses_not_at_all() -> None:
 def test_a_transfer_that_a_report_cuts_counts_in_both() -> None:
     """Its time so far in the first, the rest and its bytes in the second."""
     now = Now()
-    way = Way(now)
+    way = LinkDirection(now)
     way.begin()
     now.s = 2.0
     assert way.take() == (0, 2.0)

@@ -83,9 +83,9 @@ def test_what_a_handler_returns_at_once_or_later_is_the_next_event() -> None:
         )
         one.perform(Close("a"))
         one.perform(Open("b"))
-        assert (events, one.doing) == (["opened b"], 1)
+        assert (events, one.running) == (["opened b"], 1)
         await asyncio.sleep(1.5)
-        assert (events, one.doing) == (["opened b", "closed a"], 0)
+        assert (events, one.running) == (["opened b", "closed a"], 0)
 
     run_simulated(main())
 
@@ -103,7 +103,7 @@ def test_a_handler_that_fails_later_is_told_by_its_effect_and_a_closed_one_is_no
         await asyncio.sleep(1.5)
         one.perform(Close("b"))
         await one.close()
-        assert (failures, one.doing, len(one.tasks)) == (["Close: a"], 0, 0)
+        assert (failures, one.running, len(one.tasks)) == (["Close: a"], 0, 0)
 
     run_simulated(main())
 

@@ -17,7 +17,7 @@ from slackwater.common.shell.simulated_loop import run_simulated
 from slackwater.common.transport import tcp, wire
 from slackwater.common.transport.host import split_identity
 from slackwater.common.transport.region import Region
-from slackwater.common.transport.rooms import Rooms
+from slackwater.common.transport.rooms import Reservations
 from slackwater.common.transport.target_stream import Served
 
 GREETINGS = 24
@@ -155,7 +155,7 @@ def test_room_that_is_written_into_is_kept() -> None:
     given: list[str] = []
 
     async def main() -> None:
-        rooms = Rooms(Served())
+        rooms = Reservations(Served())
         region = Region.create(64 * 4096, "slow")
         rooms.add(1, region, lambda: given.append("back"), limits.PREPARED_S)
         for page in range(20):

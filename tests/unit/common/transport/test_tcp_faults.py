@@ -19,7 +19,7 @@ from tests.waiting import soon
 from slackwater.common.base import limits
 from slackwater.common.base.errors import AccessRefused, Rejected, SlackwaterError, Unavailable
 from slackwater.common.transport import wire
-from slackwater.common.transport.base import Channel, Roomy
+from slackwater.common.transport.base import Channel, Reserving
 from slackwater.common.transport.region import Region
 from slackwater.common.transport.tcp import TcpFabric
 from slackwater.common.transport.tcp_channel import TcpTuning
@@ -361,7 +361,7 @@ async def test_room_that_was_made_before_is_used_once_or_given_back() -> None:
     """Its pages are there before anything is sent; what goes into it is what a handover sends."""
     async with through_a_proxy(PATIENT) as both:
         near, far = both.near, both.far
-        assert isinstance(near, Roomy)
+        assert isinstance(near, Reserving)
         region = Region.create(5 * 1024 * 1024, "r")
         region.buffer[:3] = b"abc"
         first, second = await near.make_room(region), await near.make_room(region)

@@ -150,7 +150,7 @@ def test_the_report_opens_without_a_server(tmp_path: Path) -> None:
     sections = [
         ("Jobs", page.table(["job"], [["<script>"]], numbers=())),
         ("Plot", page.plot(image, "A plot.")),
-        ("Story", page.told([(1.0, "a & b")])),
+        ("Story", page.story_html([(1.0, "a & b")])),
     ]
     page.write(tmp_path / "index.html", "Title", sections)
     text = (tmp_path / "index.html").read_text()

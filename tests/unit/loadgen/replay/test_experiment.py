@@ -39,9 +39,9 @@ def test_a_twin_is_measured_in_the_seconds_of_the_job_alone() -> None:
     twin = JobTrack(spec=JobSpec(id="twin"), submitted_s=0.0)
     twin.iterations = iterations([2.0] * 10 + [1.0] * 10, 0.0)
     kept = iterations([1.1] * 6, 22.0, first=30)
-    assert measures.beside(twin, kept) == pytest.approx(1.0)
-    assert measures.beside(twin, []) is None
-    assert measures.beside(twin, iterations([1.0] * 3, 500.0)) is None
+    assert measures.iteration_during(twin, kept) == pytest.approx(1.0)
+    assert measures.iteration_during(twin, []) is None
+    assert measures.iteration_during(twin, iterations([1.0] * 3, 500.0)) is None
 
 
 def conclusive() -> Outcome:

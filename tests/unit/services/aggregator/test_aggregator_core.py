@@ -33,7 +33,7 @@ from slackwater.schemas.placement import (
 )
 from slackwater.schemas.service import Drain
 from slackwater.services.aggregator.bucket import Bucket, Move
-from slackwater.services.aggregator.core import AggregatorCore, Locked
+from slackwater.services.aggregator.core import AggregatorCore, LockedBucket
 from slackwater.services.aggregator.effects import (
     DropBuckets,
     KeepBucket,
@@ -313,9 +313,9 @@ def test_a_locked_bucket_is_told_of_and_does_not_begin_anew_at_its_epoch() -> No
     there = BucketHeld(job=JOB, bucket=0, layout_epoch=0, location_epoch=3, version=7, moving=True)
     free = driver.core.no_room_for(0)
     assert not free
-    driver.core.locked = {(JOB, 0): Locked(there, 2**62)}
+    driver.core.locked = {(JOB, 0): LockedBucket(there, 2**62)}
     assert driver.core.no_room_for(1)
-    driver.core.locked = {(JOB, 0): Locked(there, 0)}
+    driver.core.locked = {(JOB, 0): LockedBucket(there, 0)}
     assert driver.held() == {0: (3, True), 1: (0, False)}
     answer = driver.ask(host(0, epoch=3))
     assert isinstance(answer, Refused)

@@ -95,7 +95,7 @@ def test_those_that_would_lose_optimiser_state_leave_first_and_the_smallest_of_t
     (home,) = {a for id in ("plain", "large", "small") for a in harness.homes(id)} & {
         harness.homes("plain")[0]
     }
-    order = [job.id for job in drains.left(harness.core.state, AggregatorId(home))]
+    order = [job.id for job in drains.jobs_on(harness.core.state, AggregatorId(home))]
     assert order == [id for id in ("small", "large", "plain") if id in order]
     assert len(order) >= 2
 

@@ -19,7 +19,7 @@ from slackwater.services.controller.policies import known_policies, load_policy
 
 MODULE = '''
 from slackwater.services.controller.policies.edf import Edf
-from slackwater.services.controller.policies.view import Turns
+from slackwater.services.controller.policies.view import TaskIntervals
 
 
 class Twice(Edf):
@@ -29,7 +29,7 @@ class Twice(Edf):
 
     def plans(self, view):
         return {
-            id: Turns({job: every_s / 2 for job, every_s in turns.every_s.items()})
+            id: TaskIntervals({job: every_s / 2 for job, every_s in turns.every_s.items()})
             for id, turns in super().plans(view).items()
         }
 

@@ -90,7 +90,9 @@ def test_a_program_that_counts_for_itself_has_no_total() -> None:
 
 def test_a_job_that_ended_keeps_how_far_it_came() -> None:
     progress = reported()
-    progress.told(PlacedJob(at=(0,), phase="steady", moves=2, loss=0.1), (AggregatorId("a1"),))
+    progress.take_report(
+        PlacedJob(at=(0,), phase="steady", moves=2, loss=0.1), (AggregatorId("a1"),)
+    )
     found = progress.shown(SPEC, 25.0, by_rank=False, ended=True)
     assert found is not None
     assert (found.iteration, found.speed, found.aggregators, found.moves) == (200, 0.0, (), 2)
@@ -101,7 +103,7 @@ def test_where_it_is_comes_from_its_controller() -> None:
     progress = Progress()
     assert progress.shown(SPEC, 0.0, by_rank=True, ended=False) is None
     ours = (AggregatorId("a1"), AggregatorId("a2"), AggregatorId("a10"))
-    progress.told(PlacedJob(at=(1, 2, 9), phase="moving", loss=-0.02), ours)
+    progress.take_report(PlacedJob(at=(1, 2, 9), phase="moving", loss=-0.02), ours)
     found = seen(progress, 0.0)
     assert found.aggregators == ("a2", "a10")
     assert (found.phase, found.loss) == ("moving", -0.02)

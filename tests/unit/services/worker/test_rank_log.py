@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.waiting import eventually
 
 from slackwater.common.base import limits
-from slackwater.services.worker.processes import Intent, Keep, RankFiles, find, prune
+from slackwater.services.worker.processes import Intent, RankFiles, Retention, find, prune
 from slackwater.services.worker.ranklog import RankLog
 from slackwater.services.worker.shell import short_of_room
 
@@ -223,14 +223,16 @@ def left(state_dir: Path) -> set[str]:
 @pytest.mark.parametrize(
     ("keep", "removed"),
     [
-        (Keep(jobs=2, seconds=1e9, nbytes=10**9), {"j1", "j2"}),
-        (Keep(jobs=9, seconds=60.0, nbytes=10**9), {"j1", "j2"}),
-        (Keep(jobs=9, seconds=1e9, nbytes=250), {"j1", "j2"}),
-        (Keep(jobs=9, seconds=1e9, nbytes=10**9), set()),
+        (Retention(jobs=2, seconds=1e9, nbytes=10**9), {"j1", "j2"}),
+        (Retention(jobs=9, seconds=60.0, nbytes=10**9), {"j1", "j2"}),
+        (Retention(jobs=9, seconds=1e9, nbytes=250), {"j1", "j2"}),
+        (Retention(jobs=9, seconds=1e9, nbytes=10**9), set()),
     ],
     ids=["count", "age", "bytes", "all"],
 )
-def test_files_of_ended_jobs_are_bounded(tmp_path: Path, keep: Keep, removed: set[str]) -> None:
+def test_files_of_ended_jobs_are_bounded(
+    tmp_path: Path, keep: Retention, removed: set[str]
+) -> None:
     jobs = {f"j{n}" for n in range(1, 5)}
     for n in range(1, 5):
         ended_job(tmp_path, f"j{n}", ended_s=n * 25.0, nbytes=100)
@@ -241,7 +243,7 @@ def test_files_of_ended_jobs_are_bounded(tmp_path: Path, keep: Keep, removed: se
 def test_files_of_a_job_of_which_the_master_does_not_know_all_are_kept(tmp_path: Path) -> None:
     ended_job(tmp_path, "j1", ended_s=1.0)
     RankFiles(tmp_path, "j1", 1).path("intent.json").write_bytes(b"{}")
-    assert prune(tmp_path, Keep(jobs=0, seconds=0.0, nbytes=0), now_s=1e6) == frozenset()
+    assert prune(tmp_path, Retention(jobs=0, seconds=0.0, nbytes=0), now_s=1e6) == frozenset()
     assert left(tmp_path) == {"j1"}
 
 

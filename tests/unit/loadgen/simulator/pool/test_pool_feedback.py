@@ -6,7 +6,7 @@ from random import Random
 import msgspec
 import pytest
 
-from slackwater.loadgen.simulator.pool.feedback import Felt, Mode
+from slackwater.loadgen.simulator.pool.feedback import LossRecord, Mode
 from slackwater.loadgen.simulator.pool.profiles import PoolJob, cost, draw_models
 from slackwater.loadgen.simulator.pool.run import PoolOutcome, PoolRun, PoolSettings
 
@@ -77,7 +77,7 @@ def test_whom_a_shrunk_cycle_stretches_is_moved_itself_and_no_newer_job_for_it()
 
 
 def test_losses_are_summed_over_time_and_the_longest_time_beyond_the_limit_is_kept() -> None:
-    felt = Felt(since_s=100.0)
+    felt = LossRecord(since_s=100.0)
     for loss, at_s in ((0.2, 110.0), (0.05, 140.0), (0.3, 150.0), (0.3, 155.0), (0.0, 160.0)):
         felt.note(loss, 0.1, at_s)
     assert felt.lost_s == pytest.approx(0.2 * 30 + 0.05 * 10 + 0.3 * 10)
