@@ -149,6 +149,66 @@ def test_docstrings_begin_with_a_verb_or_a_name() -> None:
     assert not obscure, f"say it with a verb or a name: {obscure}"
 
 
+def leading_text(node: ast.expr) -> str:
+    match node:
+        case ast.Constant(value=str(text)):
+            return text
+        case ast.JoinedStr(values=[ast.Constant(value=str(text)), *_]):
+            return text
+    return ""
+
+
+def test_help_and_errors_begin_with_a_verb_or_a_name() -> None:
+    """Help texts of options and commands, texts of raised errors, reasons of refusals. Commands'
+    own help is a docstring, see above."""
+    said = {"help", "short_help", "epilog", "reason", "why", "remedy"}
+    obscure = []
+    for path in modules():
+        for node in ast.walk(tree(path)):
+            texts: list[ast.expr] = []
+            if isinstance(node, ast.Call):
+                texts += [keyword.value for keyword in node.keywords if keyword.arg in said]
+            if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
+                texts += node.exc.args
+            obscure += [
+                f"{name(path)}:{text.lineno} {words[0]}"
+                for text in texts
+                if (words := leading_text(text).split()) and obscure_start(words[0])
+            ]
+    assert not obscure, f"say it with a verb or a name: {obscure}"
+
+
+LIST_ITEM = re.compile(r"\s*(?:[-*]|\d+\.|>)\s+")
+
+
+def paragraphs(page: Path) -> Iterator[tuple[int, str]]:
+    """Line and first words of each paragraph and list item. Headings may ask a question."""
+    code, before = False, ""
+    for number, line in enumerate(page.read_text().splitlines(), 1):
+        item = LIST_ITEM.match(line)
+        if line.lstrip().startswith("```"):
+            code = not code
+        begins = item or not before.strip() or before.startswith("#")
+        if (
+            begins
+            and not code
+            and line.strip()
+            and not line.lstrip().startswith(("#", "|", "`" * 3))
+        ):
+            yield number, line[item.end() :] if item else line
+        before = line
+
+
+def test_guides_begin_paragraphs_with_a_verb_or_a_name() -> None:
+    obscure = [
+        f"{name(page)}:{line} {text[:40]}"
+        for page in sorted((ROOT / "docs" / "guide").glob("*.md"))
+        for line, text in paragraphs(page)
+        if (words := text.split()) and obscure_start(words[0].strip("*_"))
+    ]
+    assert not obscure, f"say it with a verb or a name: {obscure}"
+
+
 IS_NO = re.compile(
     r"(?<!\bthere )\b(?:is|are|was|were) no "
     r"(?!(?:longer|more|less|fewer|better|worse|one|such|later|larger|smaller|slower|faster)\b)"
@@ -186,8 +246,37 @@ FORMER_NAMES = {
     "Holding": "FileLock", "AskingEnd": "InitiatorEnd", "Asker": "TransferOwner",
     "rang": "on_doorbell", "partly": "on_partial_push", "hopeful": "may_complete",
     "DoubleKernels": "FakeKernels", "DoubleDevice": "FakeDevice",
+    "Wish": "PendingAssignment", "wish": "pending", "went": "forwarding_of",
+    "PlanTurns": "SlotPlan", "JobTurns": "JobSlotPlan", "Turns": "TaskIntervals",
+    "SetTurns": "SetSlotPlan", "CyclicTurns": "CyclicRule", "DeadlineTurns": "DeadlineRule",
+    "tenant_levels": "tenant_gauges", "Way": "LinkDirection", "Travelling": "TimedTransfer",
+    "Noticed": "WorkWithCallback", "Roomy": "Reserving", "Rooms": "Reservations",
+    "Door": "Greeter", "Felt": "LossRecord", "Touched": "PagedArray",
 }  # fmt: skip
 """Private metaphors, and the plain words that took their places."""
+FORMER_FUNCTIONS = {
+    "services/aggregator/session.py": {"left"},
+    "services/controller/assignment.py": {"want", "derive"},
+    "services/controller/drains.py": {"left"},
+    "services/controller/room.py": {"never", "short"},
+    "services/controller/slot_plans.py": {"tell", "told"},
+    "services/controller/state.py": {"gone"},
+    "services/master/dispatch.py": {"asked"},
+    "services/master/lifecycle.py": {"left", "given"},
+    "services/master/missing_ranks.py": {"asked"},
+    "services/master/progress.py": {"told"},
+    "services/master/rank_restarts.py": {"rested"},
+    "services/master/state.py": {"seen"},
+    "services/worker/processes.py": {"Keep"},
+    "src/slackwater/agent/worker_bucket.py": {"Cell", "cells_of", "lent"},
+    "common/shell/service.py": {"gauges"},
+    "common/shell/definition.py": {"levels"},
+    "loadgen/replay/display.py": {"doing"},
+    "loadgen/replay/measures.py": {"beside"},
+    "loadgen/replay/page.py": {"told"},
+    "loadgen/reproduce/cruise.py": {"seen"},
+}
+"""Names that mean something elsewhere, but said nothing in these modules."""
 
 
 def test_former_names_stay_away() -> None:
@@ -204,6 +293,17 @@ def test_former_names_stay_away() -> None:
                     continue
             if word in FORMER_NAMES:
                 found.append(f"{name(path)}:{node.lineno} {word} is {FORMER_NAMES[word]} now")
+    for module, former in FORMER_FUNCTIONS.items():
+        for node in ast.walk(tree(ROOT / module)):
+            match node:
+                case ast.ClassDef(name=word) | ast.FunctionDef(name=word):
+                    pass
+                case ast.AnnAssign(target=ast.Name(id=word) | ast.Attribute(attr=word)):
+                    pass
+                case _:
+                    continue
+            if word in former:
+                found.append(f"{module}:{node.lineno} {word} had another name")
     assert not found, found
 
 
