@@ -239,8 +239,8 @@ FORMER_MODULES = {
     "draining", "edges", "ending", "face", "factkeeper", "filling", "gpu_double", "holding",
     "idling", "interrupting", "keeper", "lane_ends", "leaving", "listening", "missing",
     "moving", "naming", "natsserver", "placing", "queued", "repeating", "restarting", "roads",
-    "running", "scraping", "sdnotify", "served", "shelf", "simloop", "stocking", "team", "told",
-    "turns", "watching", "wishes", "within",
+    "rooms", "running", "scraping", "sdnotify", "served", "shelf", "simloop", "stocking", "team",
+    "told", "turns", "watching", "wishes", "within",
 }  # fmt: skip
 FORMER_NAMES = {
     "Holding": "FileLock", "AskingEnd": "InitiatorEnd", "Asker": "TransferOwner",

@@ -26,7 +26,7 @@ from slackwater.common.transport.base import OnHandover, OnPrepare, RemoteRegion
 from slackwater.common.transport.inbox import Credit, Inbox
 from slackwater.common.transport.mapping import Mapping
 from slackwater.common.transport.region import Region
-from slackwater.common.transport.rooms import Arriving, GiveBack, no_account
+from slackwater.common.transport.reservations import Arriving, GiveBack, no_account
 
 KEY_BYTES: Final = 32
 LABEL_BYTES_MAX: Final = 200

@@ -37,7 +37,7 @@ from slackwater.common.transport.inbox import Credit, Inbox
 from slackwater.common.transport.listeners import Accepted
 from slackwater.common.transport.pacing import Pace, Parts
 from slackwater.common.transport.region import Region
-from slackwater.common.transport.rooms import Arriving, GiveBack, no_account
+from slackwater.common.transport.reservations import Arriving, GiveBack, no_account
 
 
 class MemoryNetwork:

@@ -52,7 +52,7 @@ from slackwater.common.transport.listeners import Accepted, Greeter
 from slackwater.common.transport.mapping import Mapping
 from slackwater.common.transport.pacing import Pace, Parts
 from slackwater.common.transport.region import Region, check_foreign
-from slackwater.common.transport.rooms import GiveBack
+from slackwater.common.transport.reservations import GiveBack
 from slackwater.common.transport.socket_files import (
     bind,
     checked,

@@ -36,7 +36,7 @@ from slackwater.common.transport.channel import (
 )
 from slackwater.common.transport.pacing import Pace, Parts, paced
 from slackwater.common.transport.region import Region
-from slackwater.common.transport.rooms import GiveBack, Reservations, once
+from slackwater.common.transport.reservations import GiveBack, Reservations, once
 from slackwater.common.transport.stream import Linger, Stream
 
 if TYPE_CHECKING:

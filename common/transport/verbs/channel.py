@@ -38,7 +38,7 @@ from slackwater.common.transport.channel import (
 )
 from slackwater.common.transport.pacing import Pace, Parts, paced
 from slackwater.common.transport.region import Region
-from slackwater.common.transport.rooms import GiveBack
+from slackwater.common.transport.reservations import GiveBack
 from slackwater.common.transport.stream import Stream
 from slackwater.common.transport.verbs import library as ibv
 from slackwater.common.transport.verbs.control import ControlStream

@@ -17,7 +17,7 @@ from slackwater.common.shell.simulated_loop import run_simulated
 from slackwater.common.transport import tcp, wire
 from slackwater.common.transport.host import split_identity
 from slackwater.common.transport.region import Region
-from slackwater.common.transport.rooms import Reservations
+from slackwater.common.transport.reservations import Reservations
 from slackwater.common.transport.target_stream import Served
 
 GREETINGS = 24
