@@ -1,10 +1,10 @@
 """A cluster in this process: real Agents on a real aggregator's data plane, without loops, sockets
 or a bus.
 
-Everything that decides is the shipped code: the Agent with its cells and its core, the aggregator's
-plane with its buckets, regions and folds. What is left out is what takes time. A fold is done as
-late as possible, when somebody waits. The parameters that the next fold will replace are spoiled as
-early as possible. So a program that reads too early or too late is found out.
+Everything that decides is the shipped code: the Agent with its buckets and its core, the
+aggregator's plane with its buckets, regions and folds. What is left out is what takes time. A fold
+is done as late as possible, when somebody waits. The parameters that the next fold will replace are
+spoiled as early as possible. So a program that reads too early or too late is found out.
 """
 
 import os
@@ -224,12 +224,12 @@ class LocalSession(Session):
         with self.cluster.lock:
             function()
 
-    def wait(self, cells: Any, deadline_s: float) -> None:
+    def wait(self, buckets: Any, deadline_s: float) -> None:
         with self.cluster.lock:
             self.cluster.waiting += 1
             self.cluster.deliver()
         try:
-            super().wait(cells, deadline_s)
+            super().wait(buckets, deadline_s)
         finally:
             with self.cluster.lock:
                 self.cluster.waiting -= 1
@@ -269,7 +269,7 @@ class LocalSession(Session):
                 self._apply(self._heard(HERE, entry))
 
     async def _seed(self, seed: WriteSeed) -> None:
-        cell = self.cells[seed.bucket]
+        cell = self.buckets[seed.bucket]
         version = cell.updates(seed.version)
         tensors = [np.ravel(tensor) for tensor in cell.newest(self._initial)]
         self.cluster.slots(self.job, seed.bucket).parameters(version)[:] = np.concatenate(tensors)

@@ -182,7 +182,7 @@ class Program:
         try:
             await self._until(self.session._opened.is_set, "its buckets")
             session = self.session
-            iteration = min(cell.iteration for cell in session.cells)
+            iteration = min(cell.iteration for cell in session.buckets)
             session.progress.first_iteration = iteration + 1
             while iteration < self.job.spec.iterations:
                 await self._iterate(iteration)
@@ -225,8 +225,8 @@ class Program:
                 )
 
     def _where(self) -> str:
-        late = [cell for cell in self.session.cells if not cell.settled]
-        if not self.session.cells:
+        late = [cell for cell in self.session.buckets if not cell.settled]
+        if not self.session.buckets:
             return str(self.session._missing_at_start())
         return ", ".join(map(self.session._describe, late))
 
@@ -237,7 +237,7 @@ class Program:
         await self._forward(iteration, part_s / 3.0)
         for index in reversed(range(len(self.job.elements))):
             await asyncio.sleep(part_s * 2.0 / 3.0 * self.job.slow[self.rank])
-            cell = self.session.cells[index]
+            cell = self.session.buckets[index]
             cell.put(0, self.job.gradients[index][self.rank, iteration + 1])
             self.session.ring(cell)
         lasted_s = self.system.now_s() - began_s
@@ -246,7 +246,7 @@ class Program:
             self.job.iterations_s.append((self.system.now_s(), lasted_s))
 
     async def _forward(self, iteration: int, layer_s: float) -> None:
-        for index, cell in enumerate(self.session.cells):
+        for index, cell in enumerate(self.session.buckets):
             await self._until(lambda cell=cell: cell.settled, f"version {iteration}")  # type: ignore[misc]
             assert cell.refused is None
             self._check(cell, index, iteration)
@@ -267,7 +267,7 @@ class Program:
         for channel in list(session._channels.values()):
             if isinstance(channel, MemoryChannel) and not channel.closed:
                 await channel.close()
-        for cell in session.cells:
+        for cell in session.buckets:
             for slots in {id(s): s for s in (cell.slots, cell.source) if s is not None}.values():
                 slots.close()
         await self.system.sim.broker.crash(f"agent-{self.job.spec.id}-{self.rank}")

@@ -222,17 +222,19 @@ class Rank:
                 raise self.session.failure
             await asyncio.sleep(self.rng.choice((1e-4, 1e-3)))
             if self.now_s > give_up_s:
-                late = [c for c in self.session.cells if c.version < max(c.iteration, 0)]
+                late = [c for c in self.session.buckets if c.version < max(c.iteration, 0)]
                 where = ", ".join(map(self.session._describe, late))
                 raise AssertionError(f"rank {self.rank} waits for {what}: {where}")
 
     async def train(self, iterations: int) -> None:
-        cells = self.session.cells
+        cells = self.session.buckets
         await self.until(
-            lambda: bool(self.session.cells) and all(c.version >= 0 for c in self.session.cells),
+            lambda: (
+                bool(self.session.buckets) and all(c.version >= 0 for c in self.session.buckets)
+            ),
             "its first parameters",
         )
-        cells = self.session.cells
+        cells = self.session.buckets
         for iteration in range(cells[0].iteration + 1, iterations + 1):
             for cell in self.rng.sample(cells, len(cells)):
                 cell.put(0, self.gradient(iteration, cell.index))
@@ -250,7 +252,7 @@ class Rank:
     def check_reads(self, iteration: int, bound: int) -> None:
         """Check that this worker's reads after an iteration are whole, say what they contain, and
         lack nothing that the bound promises."""
-        for cell in self.session.cells:
+        for cell in self.session.buckets:
             values = cell.parameters(0)
             contained = cell.contained
             assert (values == summed(cell.index, contained)).all(), (cell.index, contained)
@@ -261,7 +263,7 @@ class Rank:
         await self.session._runner.close()
         for channel in self.session._channels.values():
             await channel.close()
-        for cell in self.session.cells:
+        for cell in self.session.buckets:
             for slots in {id(s): s for s in (cell.slots, cell.source) if s is not None}.values():
                 slots.close()
 
@@ -380,7 +382,7 @@ async def check(cluster: Cluster, ranks: list[Rank], iterations: int) -> None:
     for bucket in range(BUCKETS) if not alone else ():
         wanted = expected(bucket, iterations)
         for rank in ranks:
-            got = rank.session.cells[bucket].parameters(0)
+            got = rank.session.buckets[bucket].parameters(0)
             assert (got.view(np.uint32) == wanted.view(np.uint32)).all(), (bucket, rank.rank)
     async with asyncio.timeout(STALLED_S):
         while True:
@@ -422,7 +424,7 @@ def scripted(
             ranks = [Rank(cluster, rank) for rank in range(WORKERS)]
             await train(ranks, 3)
             await act(cluster, ranks)
-            last = max(cell.iteration for rank in ranks for cell in rank.session.cells) + 3
+            last = max(cell.iteration for rank in ranks for cell in rank.session.buckets) + 3
             await train(ranks, last)
             await check(cluster, ranks, last)
             for rank in ranks:
