@@ -4,6 +4,8 @@
     ready or empty --frozen by a migration--> moving --copied--> gone
     moving --cancelled--> what it was
 
+The table is `TRANSITIONS`; any of them may be removed and is then `gone`.
+
 Synchronous training (Gu et al. 2021, section 2.1): version v + 1 is the fold of every worker's push
 of iteration v + 1, once. In the other modes each push is a version of its own, and a worker is
 answered when its push is applied and nobody is too far behind
@@ -14,8 +16,9 @@ never counted here, so that a repeated, reordered or lost doorbell changes nothi
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Literal
+from typing import Final, Literal
 
+from slackwater.common.base.transitions import Story
 from slackwater.common.domains.slots.consistency import acknowledged, next_rank, staleness_bound
 from slackwater.schemas.base import JobId
 from slackwater.schemas.placement import BucketLayout, Endpoint, JobPlan
@@ -23,6 +26,16 @@ from slackwater.services.aggregator.early_fold import Ahead, Parts
 
 Key = tuple[JobId, int]
 Phase = Literal["empty", "seeding", "ready", "folding", "moving", "gone"]
+TRANSITIONS: Final[dict[Phase, frozenset[Phase]]] = {
+    "empty": frozenset({"seeding", "moving", "gone"}),
+    "seeding": frozenset({"empty", "ready", "gone"}),
+    "ready": frozenset({"folding", "moving", "gone"}),
+    "folding": frozenset({"ready", "gone"}),
+    "moving": frozenset({"empty", "ready", "gone"}),
+    "gone": frozenset(),
+}
+"""Phase -> those that may follow it. The story leaves out `folding` and the `ready` after it: every
+push passes through them, so that they would push all else out of it."""
 
 
 class Verdict(Enum):
@@ -78,6 +91,8 @@ class Bucket:
         self.bound = staleness_bound(plan)
         self.applied = list(applied) or [0] * plan.workers
         self.phase: Phase = "ready" if initialized else "empty"
+        self._story = Story()
+        self._story.begin(self.phase, "it came" if arrived else "it is made or found")
         self.attached: dict[int, int] = {}
         self.parts = Parts(plan.workers, layout.elements)
         self.move: Move | None = None
@@ -90,6 +105,17 @@ class Bucket:
         self._was_ready = initialized
         self._heard: set[int] | None = set() if arrived else None
         """Ranks that rang here since the bucket came; None: nobody waits for WORKER_DONE."""
+
+    def _become(self, new: Phase, why: str) -> None:
+        """Raises InvalidTransition: the table has no such one."""
+        thing = f"bucket {self.key[0]}/{self.key[1]} at version {self.version}"
+        self._story.move(thing, self.phase, new, why, TRANSITIONS)
+        self.phase = new
+
+    def leave(self) -> None:
+        """It is not here any more."""
+        self._become("gone", "it is removed")
+        self._seeder = None
 
     # Attachments ----------------------------------------------------------------------------------
 
@@ -109,7 +135,8 @@ class Bucket:
         self.parts.forget(rank)
         self._offers.pop(rank, None)
         if self._seeder == rank and self.phase == "seeding":
-            self._seeder, self.phase = None, "empty"
+            self._seeder = None
+            self._become("empty", f"rank {rank}, which was to seed it, is away")
 
     # A bare region --------------------------------------------------------------------------------
 
@@ -131,7 +158,7 @@ class Bucket:
             return None
         newest = max(map(self._contained, self._offers))
         self._seeder = min(r for r in self._offers if self._contained(r) == newest)
-        self.phase = "seeding"
+        self._become("seeding", f"rank {self._seeder} is asked")
         return self._seeder
 
     def _contained(self, rank: int) -> int:
@@ -144,7 +171,8 @@ class Bucket:
         not applied again, nor is one that the seed contains."""
         if self.phase != "seeding" or rank != self._seeder or self._contained(rank) != version:
             return False
-        self.phase, self.version = "ready", version
+        self._become("ready", f"rank {rank} seeded it")
+        self.version = version
         contained = self._offers[rank][1] or (0,) * self.plan.workers
         self.applied = list(map(max, contained, self._done))
         self._offers.clear()
@@ -205,8 +233,10 @@ class Bucket:
         return next_rank(pushed, self.applied, self.bound, last)
 
     def fold_begun(self, pushed: Sequence[int] = ()) -> int | None:
-        """Return the rank whose push is the next version; None: the mean of all is."""
-        assert self.phase == "ready"
+        """Return the rank whose push is the next version; None: the mean of all is. Raises
+        InvalidTransition when it is not ready."""
+        if self.phase != "ready":
+            self._become("folding", "a push is to be folded")
         self.phase = "folding"
         if self.bound is not None:
             self._folding = self._next(pushed)
@@ -255,20 +285,20 @@ class Bucket:
         return self.move is not None and self.move.location_epoch == self.location_epoch
 
     def freeze(self) -> None:
-        """After a committed version, or while it is idle."""
-        assert self.phase in ("empty", "ready"), self.phase
+        """After a committed version, or while it is idle. Raises InvalidTransition at any other
+        time."""
         assert self.move is not None
         self._was_ready = self.phase == "ready"
+        self._become("moving", f"frozen by {self.move.migration}")
         self._offers.clear()
         self.parts.take()
-        self.phase = "moving"
         self.location_epoch = self.move.location_epoch
 
     def doubt(self) -> None:
         """Found after a restart in the middle of a copy to another host: frozen until the target
         accepts it, or the controller says that it stays."""
         self._was_ready = self.phase == "ready"
-        self.phase = "moving"
+        self._become("moving", "found in the middle of a copy")
 
     def found(self, version: int, initialized: bool, applied: Sequence[int] = ()) -> None:
         """While it was on its way: what the region's words say now. Another aggregator may have
@@ -279,6 +309,23 @@ class Bucket:
     def thaw(self, location_epoch: int) -> None:
         """It stays, at a place of this epoch."""
         if self.phase == "moving":
-            self.phase = "ready" if self._was_ready else "empty"
+            self._become("ready" if self._was_ready else "empty", f"it stays: {location_epoch}")
         self.move = None
         self.location_epoch = max(self.location_epoch, location_epoch)
+
+    def check_invariants(self) -> None:
+        """Raises AssertionError, with the bucket's story, when its fields do not fit its phase."""
+        workers, seeding = self.plan.workers, self.phase == "seeding"
+        ranks = {*self.attached, *self._offers, *(self._heard or ())}
+        good = {
+            "with a seeder while it is seeded": seeding == (self._seeder is not None),
+            "seeded by one that offered": not seeding or self._seeder in self._offers,
+            "offered only while it is bare": not self._offers
+            or self.phase in ("empty", "seeding", "gone"),
+            "folded for one rank, or for all": self.phase != "folding"
+            or (self.bound is None) == (self._folding is None),
+            "with a word of each worker": len(self.applied) == len(self._done) == workers,
+            "known to its workers alone": all(0 <= rank < workers for rank in ranks),
+        }
+        broken = [what for what, holds in good.items() if not holds]
+        assert not broken, f"bucket {self.key} is {self.phase}: {broken}; before: {self._story}"

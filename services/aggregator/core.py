@@ -213,7 +213,7 @@ class AggregatorCore:
     def remove(self, key: Key) -> Bucket | None:
         bucket = self.buckets.pop(key, None)
         if bucket is not None:
-            bucket.phase = "gone"
+            bucket.leave()
             self._held_bytes -= bucket.nbytes
             siblings = self._by_job[key[0]]
             del siblings[key]
@@ -225,6 +225,20 @@ class AggregatorCore:
         """Return where a bucket that was here is now; None once limits.DEPARTED_S are over."""
         departed = self.departed.get(key)
         return departed.fact if departed is not None and departed.until_s > now_s else None
+
+    def check_invariants(self) -> None:
+        """Raises AssertionError when an index or a sum is not what its buckets say."""
+        by_job: dict[JobId, dict[Key, Bucket]] = {}
+        for key, bucket in self.buckets.items():
+            by_job.setdefault(key[0], {})[key] = bucket
+            assert key == bucket.key, f"{bucket.key} is held as {key}"
+            assert bucket.phase != "gone", f"{key} is held though it is gone"
+            bucket.check_invariants()
+        assert self._by_job == by_job, f"{self._by_job} is not {by_job}"
+        held, making = self.buckets.values(), self._making.values()
+        assert self._held_bytes == sum(bucket.nbytes for bucket in held), self._held_bytes
+        assert self._making_bytes == sum(each.nbytes for each in making), self._making_bytes
+        assert self._prepared_bytes >= 0, self._prepared_bytes
 
     # Commands -------------------------------------------------------------------------------------
 

@@ -115,6 +115,7 @@ class Driver:
         answer: Message | None = None
         for effect in list(effects):
             answer = self._one(effect, token) or answer
+        self.core.check_invariants()
         return answer
 
     def _one(self, effect: Effect, token: int) -> Message | None:

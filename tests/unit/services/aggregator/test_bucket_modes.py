@@ -187,6 +187,7 @@ class Alone(RuleBasedStateMachine):
 
     @invariant()
     def nobody_goes_on_too_early(self) -> None:
+        self.bucket.check_invariants()
         for rank in range(WORKERS):
             assert self.told[rank] <= self.applied[rank] <= self.pushed[rank]
             if self.staleness is not None:
