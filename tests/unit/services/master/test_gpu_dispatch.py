@@ -5,12 +5,13 @@ from tests.unit.services.master.test_master_core import Harness, facts, only, or
 
 from slackwater.common.base.effects import Answered, Log, Persist, Publish, Reply, Request
 from slackwater.common.base.errors import ConfigRejected
-from slackwater.schemas.base import RUN_ATTEMPTS, NodeId, Ok, Refused
+from slackwater.schemas.base import RUN_ATTEMPTS, JobId, NodeId, Ok, Refused
 from slackwater.schemas.cluster import StartWorkers, StopWorkers, WorkerExited, WorkerHeartbeat
 from slackwater.schemas.gpus import Gpu
 from slackwater.schemas.jobs import CancelJob, SubmitJob
 from slackwater.schemas.scheduling import GetPolicy, PolicyEvent, PolicyInfo, SetPolicy
 from slackwater.services.master.config import Tenant
+from slackwater.services.master.keys import OrderKey
 
 
 class GpuHarness(Harness):
@@ -39,7 +40,9 @@ class GpuHarness(Harness):
         return list(self.ask(SubmitJob(spec=asked)))
 
     def confirm(self, what: str) -> list[object]:
-        return list(self.step(Answered(what, Ok())))
+        """`what`: order/job."""
+        order, job = what.split("/")
+        return list(self.step(Answered(OrderKey(JobId(job), order), Ok())))
 
 
 def started(effects: list[object]) -> dict[str, tuple[str, ...]]:
