@@ -52,11 +52,3 @@ TRANSITIONS: Final[dict[JobState, frozenset[JobState]]] = {
 """State -> the states that may follow it. To remain in a state is always possible; from an ended
 state to `pending` leads a new run alone. `starting` or `running` to `paused`: its node was lost, or
 refused it, so that no process of it is to be waited for."""
-
-
-def impossible(job: str, old: JobState, new: JobState) -> str:
-    """Say why a job cannot go from one state to the other; empty: it can."""
-    if new == old or new in TRANSITIONS[old]:
-        return ""
-    follow = ", ".join(sorted(TRANSITIONS[old]))
-    return f"job {job} {STATE_SAID[old]} and cannot become {new}; after {old} comes {follow}"

@@ -5,8 +5,9 @@ from math import inf
 
 import msgspec
 
+from slackwater.common.base.transitions import Story
 from slackwater.schemas.base import CONFLICT, NOT_FOUND, JobId, NodeId, Refused
-from slackwater.schemas.job_states import TERMINAL_STATES, WAITING_STATES
+from slackwater.schemas.job_states import TERMINAL_STATES, TRANSITIONS, WAITING_STATES, JobState
 from slackwater.schemas.jobs import (
     JobRecord,
     JobSpec,
@@ -51,6 +52,16 @@ class Job:
     """Ranks that died and are not to be started again yet."""
     died_s: dict[int, float] = field(default_factory=dict)
     """When ranks died last that this master had started again."""
+    story: Story = field(default_factory=Story, repr=False)
+
+    def __post_init__(self) -> None:
+        self.story.begin(self.record.state, "it is submitted or found")
+
+    def move(self, new: JobState, why: str) -> None:
+        """Note that the record is about to say so. Raises InvalidTransition: the table has no such
+        one."""
+        if new != self.record.state:
+            self.story.move(f"job {self.id}", self.record.state, new, why, TRANSITIONS)
 
     @property
     def id(self) -> JobId:

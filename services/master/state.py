@@ -13,13 +13,12 @@ from typing import Any
 import msgspec
 
 from slackwater.common.base.effects import Effect, Persist, Publish, Reply, Request
-from slackwater.common.base.errors import Fatal
 from slackwater.common.base.limits import JOBS_MAX
 from slackwater.schemas import subjects
 from slackwater.schemas.base import JobId, Message, Refused
 from slackwater.schemas.cluster import TenantUse
 from slackwater.schemas.gpus import GpuId
-from slackwater.schemas.job_states import HOLDING_STATES, TERMINAL_STATES, impossible
+from slackwater.schemas.job_states import HOLDING_STATES, TERMINAL_STATES
 from slackwater.schemas.jobs import JobEvent, JobRecord, JobSpec
 from slackwater.schemas.scheduling import PolicyRecord
 from slackwater.schemas.tenants import TenantInfo
@@ -34,7 +33,7 @@ from slackwater.services.master.admission import (
 )
 from slackwater.services.master.clusters import Clusters
 from slackwater.services.master.config import MasterConfig
-from slackwater.services.master.gangs import slots_held
+from slackwater.services.master.gangs import slots_held, vacating
 from slackwater.services.master.jobs import Job
 from slackwater.services.master.keys import OrderKey
 from slackwater.services.master.nodes import Nodes
@@ -124,10 +123,9 @@ class State:
         self.out.append(Reply(token, message))
 
     def change(self, job: Job, now_s: float, fact: str = "", **changes: Any) -> None:
-        """Store the changed record, then tell `fact`. Raises Fatal for a state that cannot follow
-        the one before."""
-        if why := impossible(job.id, job.record.state, changes.get("state", job.record.state)):
-            raise Fatal(why)
+        """Store the changed record, then tell `fact`. Raises InvalidTransition for a state that
+        cannot follow the one before."""
+        job.move(changes.get("state", job.record.state), fact or "it is stored")
         record = msgspec.structs.replace(job.record, epoch=self.epoch, **changes)
         self._index(job, job.record, record)
         job.record = record
@@ -178,6 +176,42 @@ class State:
             self.starting[job.id] = job
         else:
             self.starting.pop(job.id, None)
+
+    def indexes(self) -> dict[str, Any]:
+        """Return what follows from the records, to compare it with what they say."""
+        return {
+            "live": self.live,
+            "pending": +self.pending,
+            "admitted": {tenant: set(jobs) for tenant, jobs in self.admitted.items() if jobs},
+            "placed": set(self.placed),
+            "unsettled": set(self.unsettled),
+            "settled": sorted(self.settled),
+            "starting": set(self.starting),
+            "holders": {gpu: set(jobs) for gpu, jobs in self.holders.items() if jobs},
+            "slots taken": +self.nodes.taken,
+        }
+
+    def check_invariants(self) -> None:
+        """Raises AssertionError when an index is not what all records together say, or a GPU is
+        given to two jobs neither of which is leaving it."""
+        anew = State(self.config, self.gpus.scheduler)
+        for id, job in self.jobs.items():
+            assert job.id == id, f"job {job.id} is kept as {id}"
+            anew.know(job)
+        here, there = self.indexes(), anew.indexes()
+        wrong = {name: (here[name], there[name]) for name in here if here[name] != there[name]}
+        assert not wrong, f"by name, (the index, what the records say): {wrong}"
+        for gpu, jobs in self.holders.items():
+            staying = {id: str(j.story) for id, j in jobs.items() if not vacating(j.record)}
+            assert len(staying) <= 1, f"GPU {gpu} is given to {staying}"
+        stale = self.held.keys() - {id for id, job in self.jobs.items() if not job.ended}
+        assert not stale, f"admission holds back {stale}, which have ended"
+        for schedule in (self.slots, self.gpus):
+            both = schedule.snapshot.waiting.keys() & schedule.snapshot.hidden.keys()
+            assert not both, f"{both} are shown to the {schedule.name} policy, and hidden from it"
+            for id in (*schedule.snapshot.waiting, *schedule.snapshot.hidden):
+                job = self.jobs[id]
+                assert job.queued, f"job {id} waits for {schedule.name}; before: {job.story}"
 
     def tell(self, job: Job, fact: str, now_s: float, reason: str = "") -> None:
         record = job.record

@@ -16,7 +16,6 @@ from slackwater.schemas.job_states import (
     TRANSITIONS,
     WAITING_STATES,
     JobState,
-    impossible,
 )
 from slackwater.schemas.jobs import JobRecord, JobSpec, upgraded
 
@@ -69,15 +68,6 @@ def test_states_are_told_apart_and_none_is_left_out() -> None:
         assert TRANSITIONS[state] >= TERMINAL_STATES, "every job can end"
     for state in TERMINAL_STATES:
         assert TRANSITIONS[state] == {"pending"}, "and then only begin anew"
-
-
-def test_an_impossible_transition_is_named_with_what_may_follow() -> None:
-    assert impossible("a", "running", "running") == ""
-    assert impossible("a", "paused", "starting") == ""
-    assert impossible("a", "paused", "stopping") == (
-        "job a is paused and cannot become stopping; after paused comes cancelled, completed, "
-        "failed, running, starting"
-    )
 
 
 def test_a_record_of_an_earlier_version_holds_its_node_and_counts_runs_as_attempts() -> None:

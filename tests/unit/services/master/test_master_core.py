@@ -19,6 +19,7 @@ from slackwater.common.base.effects import (
     Requested,
     TimerFired,
 )
+from slackwater.common.base.transitions import InvalidTransition
 from slackwater.common.shell import metrics
 from slackwater.schemas.base import (
     AggregatorId,
@@ -98,6 +99,7 @@ class Harness:
                 self.stored[effect.bucket].pop(effect.key, None)
             elif isinstance(effect, Persist) and effect.record is not None:
                 self.stored[effect.bucket][effect.key] = effect.record
+        self.core.state.check_invariants()
         return effects
 
     def ask(self, message: Message) -> list[Effect]:
@@ -891,3 +893,26 @@ def test_a_draining_aggregator_is_told_as_such() -> None:
     listed = harness.answer(ListAggregators())
     assert isinstance(listed, AggregatorList)
     assert [info.drain for info in listed.aggregators] == ["late"]
+
+
+def test_an_impossible_transition_of_a_job_tells_its_story_and_changes_nothing() -> None:
+    harness = Harness()
+    harness.ask(SubmitJob(spec=spec("a")))
+    job = harness.core.state.jobs[JobId("a")]
+    record, out = job.record, list(harness.core.state.out)
+    with pytest.raises(InvalidTransition) as caught:
+        harness.core.state.change(job, 1.0, "stopping", state="stopping")
+    assert str(caught.value) == (
+        "job a: pending -> stopping (stopping) is impossible; before: pending (it is submitted or "
+        "found)"
+    )
+    assert job.record is record
+    assert harness.core.state.out == out, "nothing is stored or told"
+
+
+def test_an_index_that_is_not_what_the_records_say_is_found() -> None:
+    harness = Harness()
+    harness.ask(SubmitJob(spec=spec("a")))
+    harness.core.state.live += 1
+    with pytest.raises(AssertionError, match=r"'live': \(2, 1\)"):
+        harness.core.state.check_invariants()
