@@ -49,8 +49,8 @@ def heard(state: State, heartbeat: AggregatorHeartbeat, now_s: float) -> None:
     news = not entry.alive or heartbeat.incarnation != entry.incarnation
     if news or (entry.heartbeat and entry.heartbeat.buckets and not heartbeat.buckets):
         state.line.wake()  # The master may have one more to give.
-    entry.heartbeat, entry.seen_s, entry.alive = heartbeat, now_s, True
-    entry.restarts, entry.given_up = (0, 0.0), False
+    entry.heartbeat, entry.seen_s, entry.restarts = heartbeat, now_s, (0, 0.0)
+    entry.become("alive", "it is heard")
     if (usable := state.hosts.heard(heartbeat, now_s)) is not None:
         state.log("host.usable", node=heartbeat.node, usable=round(usable, 3))
     _workers_arrived(state, heartbeat, now_s)
@@ -91,7 +91,7 @@ def give_up(state: State, id: AggregatorId, now_s: float) -> None:
     entry = state.aggregator(id, now_s)
     if not entry.given_up:
         state.log("aggregator.given_up", "warning", aggregator=id)
-    entry.given_up, entry.alive = True, False
+    entry.become("given_up", "it will not come back")
 
 
 def lost(state: State, message: AggregatorLost, now_s: float) -> Message:
@@ -109,7 +109,7 @@ def lost(state: State, message: AggregatorLost, now_s: float) -> Message:
 def tick(state: State, now_s: float) -> None:
     for entry in list(state.aggregators.values()):
         if entry.alive and now_s - entry.seen_s > LOST_AFTER_S:
-            entry.alive = False
+            entry.become("silent", "its heartbeats stopped")
             if entry.ours:
                 state.log("aggregator.lost", "warning", aggregator=entry.id)
         unchecked = entry.checked != entry.incarnation

@@ -17,16 +17,18 @@ from slackwater.common.base.effects import Count, Effect, EffectKey, Log, Persis
 from slackwater.common.base.errors import ConfigRejected
 from slackwater.common.base.histogram import LOSS_RATIO, Histogram
 from slackwater.common.base.limits import LOST_AFTER_S
+from slackwater.common.base.transitions import Story
 from slackwater.schemas import subjects
 from slackwater.schemas.base import RUNS_MAX, AggregatorId, ClusterId, JobId, Message
 from slackwater.schemas.cluster import AggregatorDrain, AggregatorFact, AggregatorHeartbeat
 from slackwater.schemas.jobs import JobEvent
-from slackwater.schemas.placement import BucketPlace, Endpoint, JobPlacement, SlotPlan
+from slackwater.schemas.placement import BucketPlace, Endpoint, JobPlacement, Phase, SlotPlan
 from slackwater.schemas.telemetry import WindowMeasured
 from slackwater.services.controller.config import ControllerConfig
 from slackwater.services.controller.host_load import Hosts
 from slackwater.services.controller.index import Index, Whereabouts
 from slackwater.services.controller.keys import AggregatorKey, JobKey
+from slackwater.services.controller.phases import PHASES, PRESENCES, Presence
 from slackwater.services.controller.policies import load_policy
 from slackwater.services.controller.policies.view import JobView, Memory, Policy
 from slackwater.services.controller.usage import Usage
@@ -120,10 +122,20 @@ class Job:
     """When a window last showed a loss beyond the limit that the next one is to confirm."""
     doubts: int = 0
     """Such windows in succession."""
+    story: Story = field(default_factory=Story, repr=False)
+
+    def __post_init__(self) -> None:
+        self.story.begin(self.record.phase, "it is placed or found")
 
     @property
     def id(self) -> JobId:
         return self.record.plan.job
+
+    def move(self, new: Phase, why: str) -> None:
+        """Note that the record is about to say so. Raises InvalidTransition: the table has no such
+        one."""
+        if new != self.record.phase:
+            self.story.move(f"job {self.id}", self.record.phase, new, why, PHASES)
 
     @property
     def moving(self) -> bool:
@@ -173,7 +185,7 @@ class Aggregator:
     id: AggregatorId
     seen_s: float
     heartbeat: AggregatorHeartbeat | None = None
-    alive: bool = False
+    presence: Presence = "unheard"
     ours: bool = False
     ours_since_s: float = 0.0
     temporary: bool = False
@@ -201,8 +213,24 @@ class Aggregator:
     """It is being emptied, by an operator's order (drains.py)."""
     restarts: tuple[int, float] = (0, 0.0)
     """The supervisor's last report: how often it started it anew, and when that was said."""
-    given_up: bool = False
-    """Its supervisor, or an operator, said that it will not come back."""
+    story: Story = field(default_factory=Story, repr=False)
+
+    def __post_init__(self) -> None:
+        self.story.begin(self.presence, "it is named")
+
+    def become(self, new: Presence, why: str) -> None:
+        """Raises InvalidTransition: the table has no such one."""
+        if new != self.presence:
+            self.story.move(f"aggregator {self.id}", self.presence, new, why, PRESENCES)
+            self.presence = new
+
+    @property
+    def alive(self) -> bool:
+        return self.presence == "alive"
+
+    @property
+    def given_up(self) -> bool:
+        return self.presence == "given_up"
 
     @property
     def avoided(self) -> bool:
@@ -354,7 +382,9 @@ class State:
         self.index.follow(job.whereabouts(), name, shares=not self.policy_named(name).private)
 
     def change(self, job: Job, **changes: Any) -> None:
-        """Store the job's changed record; this precedes all that depends on it."""
+        """Store the job's changed record; this precedes all that depends on it. Raises
+        InvalidTransition for a phase that cannot follow the one before."""
+        job.move(changes.get("phase", job.record.phase), changes.get("cause") or "it is stored")
         job.record = msgspec.structs.replace(job.record, epoch=self.epoch, **changes)
         self.turns_stale = self.turns_stale or not changes.keys().isdisjoint(_TURNS_FOLLOW)
         if not changes.keys().isdisjoint(_INDEXED):

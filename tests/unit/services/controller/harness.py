@@ -56,6 +56,7 @@ from slackwater.schemas.placement import (
 from slackwater.schemas.telemetry import JobProfiled, WindowMeasured
 from slackwater.services.controller.config import ControllerConfig
 from slackwater.services.controller.core import Controller
+from slackwater.services.controller.invariants import check_invariants
 from slackwater.services.controller.keys import ServeDue, TickDue
 
 T = TypeVar("T")
@@ -161,6 +162,7 @@ class Harness:
         while open_events:
             effects = self.core.step(open_events.pop(0), self.now_s)
             all_effects += effects
+            check_invariants(self.core.state)
             for effect in effects:  # Records first, as the shell does.
                 if isinstance(effect, Persist):
                     records: Any = self.drains if effect.bucket == "drains_c0" else self.stored

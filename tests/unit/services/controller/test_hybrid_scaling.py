@@ -21,7 +21,7 @@ def state(scaling_s: float, on_demand_min: int = 1) -> State:
     made = State(config, Random(0))
     for name in ("a0", "a1"):
         entry = made.aggregator(AggregatorId(name), 0.0)
-        entry.ours = entry.alive = True
+        entry.ours, entry.presence = True, "alive"
         entry.request = "r1"
     return made
 
