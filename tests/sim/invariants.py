@@ -6,6 +6,7 @@ every update applied once                 by every program, of every version tha
 no aggregator over its cycle              `CycleWatch`; by deadline: no task that may be late
 no job beyond its loss limit for longer
 than the feedback window                  `LossWatch`
+every index as its records say            `IndexWatch`
 no allocation leaked                      `LeakWatch`, `check_settled`, `check_empty`
 """
 
@@ -17,6 +18,7 @@ from slackwater.common.domains.models.iterations import mean_s
 from slackwater.loadgen.simulator.pool.checker import Overdue, overfilled
 from slackwater.schemas.base import AggregatorId, JobId
 from slackwater.services.controller.core import Controller
+from slackwater.services.controller.invariants import check_invariants
 from slackwater.services.controller.snapshot import cluster_view
 from slackwater.services.controller.state import Job as Placed
 
@@ -62,6 +64,21 @@ class Peace:
     @property
     def reigns(self) -> bool:
         return self.system.now_s() > self.disturbed_s
+
+
+@dataclass
+class IndexWatch:
+    """Every core's indexes and sums are what its records and buckets say, at any moment."""
+
+    system: System
+
+    def check(self) -> None:
+        if self.system.master is not None:
+            self.system.master.state.check_invariants()
+        for controller in controllers(self.system):
+            check_invariants(controller.state)
+        for id in self.system.lives.ids:
+            self.system.lives.lives[id].aggregator.core.check_invariants()
 
 
 @dataclass

@@ -17,6 +17,7 @@ import pytest
 import structlog
 from tests.sim.invariants import (
     CycleWatch,
+    IndexWatch,
     LeakWatch,
     LossWatch,
     OwnerWatch,
@@ -119,7 +120,10 @@ class Story:
             job.ended = "completed"  # Perhaps before its user's cancel came.
 
     async def _check_always(self) -> None:
-        watches = (self.owners, CycleWatch(self.system), self.losses, LeakWatch(self.peace))
+        system = self.system
+        watches = (
+            IndexWatch(system), self.owners, CycleWatch(system), self.losses, LeakWatch(self.peace)
+        )  # fmt: skip
         while True:
             await asyncio.sleep(1.0)
             self.system.raise_failures()  # First: what a dead service leaves behind is no cause.
