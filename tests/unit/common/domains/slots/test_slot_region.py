@@ -90,7 +90,7 @@ def test_a_mapping_of_the_same_memory_sees_words_and_counters() -> None:
 @pytest.mark.parametrize(
     ("offset", "nbytes", "says"),
     [
-        (0, b"\0" * 8, "not a region"),
+        (0, b"\0" * 8, "no region"),
         (8, b"\x63\0\0\0", "format 99"),
         (12, b"\xff\xff\xff\xff", "checksum"),
         (24, struct.pack("<Q", 2**40), "record ends"),
