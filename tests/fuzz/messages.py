@@ -92,7 +92,8 @@ def _made(info: inspect.Type, rng: Random) -> Any:
             return _number(INTS, info.ge, info.le if info.lt is None else info.lt - 1, rng)
         case inspect.FloatType():
             high = info.le if info.lt is None else info.lt - 2**-53
-            return float(_number(FLOATS, info.ge, high, rng))
+            low = info.ge if info.gt is None else info.gt + 2**-53
+            return float(_number(FLOATS, low, high, rng))
         case inspect.StrType():
             return _text(info, rng)
         case inspect.LiteralType():

@@ -67,9 +67,9 @@ def test_it_takes_back_what_the_other_work_leaves() -> None:
 
 @given(st.lists(st.floats(0.0, 8.0), min_size=30, max_size=30))
 def test_bursts_of_less_than_half_of_the_time_decide_nothing(heights: list[float]) -> None:
-    """Bursts of any height come every second second, and later for half a minute less two seconds
-    at once."""
-    quiet = [height if second % 2 else 0.0 for second, height in enumerate(heights * 4)]
+    """Bursts of any height come every third second, and later for half a minute less two seconds
+    at once. Every second second would be a little over half of some windows of 61 samples."""
+    quiet = [0.0 if second % 3 else height for second, height in enumerate(heights * 4)]
     once = [0.0] * 60 + heights[:28] + [0.0] * 60
     assert set(usable_after([0.0, 0.0, *quiet])) == {1.0}
     assert set(usable_after(once)) == {1.0}
