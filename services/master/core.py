@@ -90,6 +90,7 @@ from slackwater.services.master import (
 )
 from slackwater.services.master.config import MasterConfig
 from slackwater.services.master.explain import brief, fitting, shown
+from slackwater.services.master.gangs import processes
 from slackwater.services.master.jobs import (
     Job,
     active_first,
@@ -295,7 +296,7 @@ class Master:
 
     def _worker_exited(self, token: int, message: WorkerExited, now_s: float) -> None:
         job = self.state.jobs.get(JobId(message.job))
-        if job is not None and not job.ended and message.job_attempt == job.record.attempt:
+        if job is not None and not job.ended and _is_of(job.record, message):
             message = msgspec.structs.replace(message, attempt=message.attempt % RUN_ATTEMPTS)
             if message.code == 0 and (message.result or job.record.state != "stopping"):
                 lifecycle.rank_ended(self.state, job, message.rank, message.result, now_s)
@@ -388,3 +389,9 @@ class Master:
     def _silent(self, job: Job, now_s: float) -> bool:
         state = self.state
         return silent_node(job, state.nodes, state.config, state.begun_s, now_s) is not None
+
+
+def _is_of(record: JobRecord, exited: WorkerExited) -> bool:
+    """Say whether a rank's end is one of the attempt that the job is in. A job that was paused has
+    no processes: what is told of its attempt then is told again."""
+    return exited.job_attempt == record.attempt and processes(record) > 0

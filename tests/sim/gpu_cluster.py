@@ -15,19 +15,31 @@ from slackwater.common.bus.memory import SeededFaults
 from slackwater.common.shell import ServiceDefinition
 from slackwater.common.shell.client import Client
 from slackwater.common.shell.definition import Port
+from slackwater.common.shell.effect_runner import handlers, on
 from slackwater.common.shell.world import SimWorld, World
 from slackwater.common.store.memory import SeededStoreFaults
 from slackwater.schemas.base import JobId
 from slackwater.schemas.cluster import WorkerHeartbeat
 from slackwater.schemas.gpus import Gpu
 from slackwater.schemas.jobs import JobAccepted, JobRecord, JobSpec, SubmitJob
+from slackwater.schemas.logs import LogPiece
 from slackwater.services.master.config import MasterConfig
 from slackwater.services.master.core import Master
 from slackwater.services.master.scheduling.scheduler import Decision, Scheduler
 from slackwater.services.master.scheduling.view import View
 from slackwater.services.master.shell import definition as master_definition
 from slackwater.services.worker.config import WorkerConfig
-from slackwater.services.worker.core import Found, ProcessesFound, ProcessExited
+from slackwater.services.worker.core import Found, LogRead, ProcessesFound, ProcessExited
+from slackwater.services.worker.effects import (
+    AwaitEnd,
+    FindProcesses,
+    ForgetRank,
+    ReadRankLog,
+    RunRank,
+    SignalRank,
+    WatchRank,
+    WorkerAction,
+)
 from slackwater.services.worker.shell import definition as worker_definition
 
 STOPPED = -15
@@ -83,7 +95,7 @@ class Processes:
     async def stop(self) -> None:
         pass
 
-    def find(self) -> ProcessesFound:
+    def find(self, _: FindProcesses) -> ProcessesFound:
         return ProcessesFound(
             tuple(
                 Found(
@@ -94,20 +106,12 @@ class Processes:
             )
         )  # fmt: skip
 
-    def run(
-        self,
-        job: JobId,
-        rank: int,
-        attempt: int,
-        workers: int,
-        program: tuple[str, ...],
-        folder: str,
-        gpu_ids: tuple[str, ...],
-    ) -> None:
-        self._cluster.take(job, gpu_ids)
-        entry = self._ranks[job, rank] = Rank(job, rank, attempt, gpu_ids)
+    def run(self, effect: RunRank) -> None:
+        job, rank = effect.job, effect.rank
+        self._cluster.take(job, effect.gpu_ids)
+        entry = self._ranks[job, rank] = Rank(job, rank, effect.attempt, effect.gpu_ids)
         entry.task = self._cluster.spawn(self._live(entry))
-        self.watch(job, rank, attempt)
+        self._cluster.spawn(self._follow(entry))
 
     async def _live(self, entry: Rank) -> None:
         cluster = self._cluster
@@ -123,25 +127,30 @@ class Processes:
             cluster.leave(entry.job, entry.gpu_ids)
             entry.over.set()
 
-    def watch(self, job: JobId, rank: int, attempt: int) -> None:
-        self._cluster.spawn(self._follow(self._ranks[job, rank]))
+    def watch(self, effect: WatchRank) -> None:
+        self._cluster.spawn(self._follow(self._ranks[effect.job, effect.rank]))
 
     async def _follow(self, entry: Rank) -> None:
         await entry.over.wait()
         assert self._port is not None
         self._port.post(ProcessExited(JobId(entry.job), entry.rank, entry.code, "", entry.attempt))
 
-    def signal(self, job: JobId, rank: int, kill: bool) -> None:
-        task = self._ranks[job, rank].task
+    def signal(self, effect: SignalRank) -> None:
+        task = self._ranks[effect.job, effect.rank].task
         assert task is not None
         task.cancel()
 
-    async def await_end(self) -> None:
+    async def await_end(self, _: AwaitEnd) -> None:
         pass
 
-    def forget(self, job: JobId, rank: int, attempt: int) -> None:
-        if self._ranks[job, rank].attempt == attempt:
-            self._ranks[job, rank].state = "reported"
+    def forget(self, effect: ForgetRank) -> None:
+        entry = self._ranks[effect.job, effect.rank]
+        if entry.attempt == effect.attempt:
+            entry.state = "reported"
+
+    def read(self, effect: ReadRankLog) -> LogRead:
+        asked = effect.asked
+        return LogRead(effect.token, LogPiece(job=asked.job, rank=asked.rank, start=0, ended=True))
 
 
 class GpuCluster(Services):
@@ -192,10 +201,18 @@ class GpuCluster(Services):
                 assert isinstance(told, WorkerHeartbeat)
                 return msgspec.structs.replace(told, gpus=inventory)
 
-            names = ("find", "run", "watch", "signal", "forget", "await_end")
             return dataclasses.replace(
                 made,
-                handlers={each: getattr(processes, each) for each in names},
+                handlers=handlers(
+                    WorkerAction,
+                    on(FindProcesses, processes.find),
+                    on(RunRank, processes.run),
+                    on(WatchRank, processes.watch),
+                    on(SignalRank, processes.signal),
+                    on(ForgetRank, processes.forget),
+                    on(AwaitEnd, processes.await_end),
+                    on(ReadRankLog, processes.read),
+                ),
                 heartbeat=heartbeat,
                 on_start=processes.start,
                 on_stop=processes.stop,

@@ -22,7 +22,7 @@ from slackwater.common.domains.slots import folding
 from slackwater.common.domains.slots.region import SlotRegion
 from slackwater.common.shell.simulated_loop import run_simulated
 from slackwater.schemas.base import JobId
-from slackwater.services.controller import membership
+from slackwater.services.controller import feedback, membership
 
 SHARED_S = 45.0
 """By then the second of two jobs was profiled and shares an aggregator with the first."""
@@ -156,16 +156,16 @@ def test_an_aggregator_that_is_asked_for_more_than_it_has_is_found(policy: str, 
     in_scene(policy, act)
 
 
-@pytest.mark.parametrize("feedback", [True, False])
+@pytest.mark.parametrize("helped", [True, False])
 def test_a_loss_that_outlasts_feedback_is_found(
-    feedback: bool, monkeypatch: pytest.MonkeyPatch
+    helped: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A job becomes slower while it shares: the controller sees to it that it does not for long.
     One that hears of no window leaves it there."""
 
     async def act(scene: Scene) -> None:
         scene.job(1).slow = [1.4, 1.4]
-        if feedback:
+        if helped:
             await scene.watch(200.0)
             assert scene.losses.beyond > 0
         else:

@@ -76,6 +76,8 @@ def make(info: inspect.Type, rng: random.Random, path: str = "") -> Any:
             return rng.choice([least, most, rng.randint(least, most), max(least, min(most, 1))])
         case inspect.FloatType():
             least = info.ge if info.ge is not None else -1e300
+            if info.gt is not None:
+                least = math.nextafter(info.gt, math.inf)
             most = info.le if info.le is not None else 1e300
             if info.lt is not None:
                 most = math.nextafter(info.lt, least)

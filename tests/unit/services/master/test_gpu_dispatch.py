@@ -111,6 +111,21 @@ def test_a_late_exit_of_a_former_attempt_ends_nothing() -> None:
     assert harness.job("a").state == "completed"
 
 
+@pytest.mark.parametrize("code", [-15, 0])
+def test_an_end_that_is_told_again_does_not_fail_a_paused_job(code: int) -> None:
+    """Regression: a worker service repeats an end until it is acknowledged. The job had no
+    processes by then, its attempt was the same, and it failed, or the master divided by 0."""
+    harness = GpuHarness(gpus=1, gpu_policy="sf")
+    harness.submit("a", 2)
+    harness.submit("b", 1)
+    for node in ("n1", "n2"):
+        harness.confirm(f"stop@{node}/a")
+    assert harness.job("a").state in ("paused", "pending")
+    before = harness.job("a")
+    harness.ask(WorkerExited(job="a", rank=0, node=NodeId("n1"), code=code, result="{}"))
+    assert harness.job("a") == before
+
+
 def test_a_master_that_is_killed_during_a_pause_goes_on_with_it() -> None:
     harness = GpuHarness(gpus=1, gpu_policy="sf")
     harness.submit("a", 2)
