@@ -24,7 +24,12 @@ from slackwater.loadgen.simulator.gpu import eventlog
 from slackwater.loadgen.simulator.gpu.build import refuse_ignored
 from slackwater.loadgen.simulator.gpu.metrics import Summary
 from slackwater.loadgen.simulator.gpu.options import PRESETS, Options
-from slackwater.loadgen.simulator.gpu.prepare import prepare, read_trace, selected
+from slackwater.loadgen.simulator.gpu.prepare import (
+    prepare,
+    read_trace,
+    refuse_without_stages,
+    selected,
+)
 from slackwater.loadgen.simulator.gpu.report import confidence, write_report
 from slackwater.loadgen.simulator.gpu.runner import RunReport, Task, run_all, tasks_of
 from slackwater.loadgen.traces import read
@@ -54,6 +59,7 @@ def simulate(
     _refuse_slips(options, report)
     prepared = prepare(options, options.seed)
     refuse_ignored(options, prepared.jobs)
+    refuse_without_stages(options, prepared.jobs)
     if report is not None:
         _begin(report)
     tasks = tasks_of(options, report)

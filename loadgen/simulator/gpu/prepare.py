@@ -80,14 +80,18 @@ def prepare(options: Options, seed: int) -> Prepared:
         jobs = [msgspec.structs.replace(job, gpus_min=1, gpus_max=most) for job in jobs]
     rules = build_rules(options, jobs)
     refuse_unfit(jobs, cluster.gpus_by_type(), rules.quotas, rules.borrowing)
-    if options.colocate > 1 and not any(job.stages_s for job in jobs):
-        raise Rejected(
-            f"--colocate {options.colocate} interleaves the stages of an iteration, and no job of "
-            f"{trace.path} has stage times; leave it out, or give the trace a column stages_s"
-        )
     notes = list(_notes(options, rows, model.name))
     skipped = dict(trace.skipped)
     return Prepared(jobs, trace.sha256, trace.format, len(trace.jobs), skipped, notes)
+
+
+def refuse_without_stages(options: Options, jobs: Sequence[SimJob]) -> None:
+    """Raise Rejected where --colocate would do nothing: no job has stage times."""
+    if options.colocate > 1 and not any(job.stages_s for job in jobs):
+        raise Rejected(
+            f"--colocate {options.colocate} interleaves the stages of an iteration, and no job of "
+            f"{options.trace} has stage times; leave it out, or give the trace a column stages_s"
+        )
 
 
 def _notes(options: Options, rows: Sequence[TraceJob], model: str) -> Iterator[str]:
