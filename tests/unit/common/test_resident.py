@@ -9,14 +9,14 @@ import pytest
 PROGRAM = """
 import ctypes, os, resource, sys
 from pathlib import Path
-from slackwater.common import resident
+from slackwater.common.native import memlock
 if sys.argv[1] == "anybody":
     resource.setrlimit(resource.RLIMIT_MEMLOCK, (2**16, 2**16))
     if os.getuid() == 0:
         os.setresuid(65534, 65534, 65534)
-print(resident.lock_memory(as_touched=sys.argv[1] == "touched"))
-print(resident.become_io_flusher())
-print(resident.be_killed_last())
+print(memlock.lock_memory(as_touched=sys.argv[1] == "touched"))
+print(memlock.become_io_flusher())
+print(memlock.be_killed_last())
 data = bytearray(1 << 20)
 status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
 print(int(status["VmLck"].split()[0]) >= 1024, ctypes.CDLL(None).prctl(58, 0, 0, 0, 0))

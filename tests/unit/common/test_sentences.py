@@ -14,6 +14,7 @@ from slackwater.schemas.facts import FACTS, Fact
 from slackwater.schemas.jobs import JobEvent
 from slackwater.schemas.memory import SlabEvent, SpanEvent
 from slackwater.schemas.placement import MigrationEvent, Profile, TensorCopyDone, WorkerDone
+from slackwater.schemas.scheduling import PolicyEvent
 from slackwater.schemas.telemetry import JobProfiled, WindowMeasured
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -44,6 +45,8 @@ def made(noun: str, fact: str) -> Any:
         return WindowMeasured(
             job=job, location_epoch=1, last_iteration=90, iterations=32, iteration_s=0.13
         )
+    if kind is PolicyEvent:
+        return PolicyEvent(pool="gpus", fact=fact, policy="srsf", before="fifo", at_s=1.0)
     if kind is AllocationEvent:
         return AllocationEvent(
             aggregator=a1, fact=fact, cluster=ClusterId("c1"), in_use=3, at_s=1.0  # type: ignore[arg-type]
@@ -85,7 +88,13 @@ def known() -> Iterator[tuple[str, str]]:
 def test_every_fact_has_a_sentence(noun: str, fact: str) -> None:
     """It begins with what it is about, is one line, and is not what stands in for unknown facts."""
     text = sentence(made(noun, fact))
-    about = {"job": "alexnet", "aggregator": "a1", "migration": "alexnet", "device": "d1"}
+    about = {
+        "job": "alexnet",
+        "aggregator": "a1",
+        "migration": "alexnet",
+        "device": "d1",
+        "policy": "gpus",
+    }
     assert text.startswith(about.get(noun, "slab s1-1 of s1"))
     assert "\n" not in text
     assert "  " not in text

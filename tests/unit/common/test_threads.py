@@ -17,10 +17,10 @@ def test_what_is_set_stands() -> None:
 def test_loadgen_says_so_before_anything_loads_numpy() -> None:
     program = (
         "import os, sys\n"
-        "from slackwater.cli import loadgen\n"
+        "import slackwater.loadgen.cli.main\n"
         "assert 'numpy' not in sys.modules\n"
         "sys.argv[1:] = ['generate', 'tiresias']\n"
-        "try:\n    loadgen.main()\nexcept SystemExit: pass\n"
+        "try:\n    slackwater.loadgen.cli.main.main()\nexcept SystemExit: pass\n"
         "import numpy, threadpoolctl\n"
         "pools = threadpoolctl.threadpool_info()\n"
         "print('THREADS', [pool['num_threads'] for pool in pools])\n"
