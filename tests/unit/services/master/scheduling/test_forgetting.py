@@ -6,7 +6,6 @@ without noted changes, as the live master's do.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -32,11 +31,16 @@ from slackwater.services.master.scheduling.policies.gittins import Distribution
 from slackwater.services.master.scheduling.policies.tiresias import TiresiasGittins
 from slackwater.services.master.scheduling.registry import make, names
 from slackwater.services.master.scheduling.rules import EVERY_RULE
-from slackwater.services.master.scheduling.scheduler import Scheduler
+from slackwater.services.master.scheduling.scheduler import Decision, Scheduler
 from slackwater.services.master.scheduling.view import Pending, Plan, Policy, View
 
 FORGETS = {"pollux"}
 """Its population is a search's head start: without, the next round finds another good plan."""
+
+
+def in_order(decision: Decision) -> Decision:
+    """Return the decision with its pauses sorted, which come in any order."""
+    return msgspec.structs.replace(decision, pause=tuple(sorted(decision.pause)))
 
 
 class Restarting:
@@ -59,8 +63,7 @@ class Restarting:
             self.restarts += 1
         decision = self.kept.decide(asked)
         again = self.restarted.decide(asked)
-        same = [replace(each, pause=tuple(sorted(each.pause))) for each in (again, decision)]
-        assert same[0] == same[1], f"at {view.now_s} s"  # Pauses come in no order.
+        assert in_order(again) == in_order(decision), f"at {view.now_s} s"
         changes = {**dict.fromkeys(decision.pause, ()), **decision.resize, **decision.start}
         return Plan(changes, decision.groups, decision.wake_s, decision.desired_nodes), True
 
