@@ -192,7 +192,7 @@ async def test_a_broken_lane_costs_no_page_and_comes_back(cluster: Make) -> None
             await load.goes_on(c)
             for slab in c.lenders:
                 for session in tuple(slab.sessions._sessions.values()):
-                    for end in tuple(session.channel._lanes_answered._ends.values()):
+                    for end in tuple(session.channel._target_lanes._ends.values()):
                         end._sock.shutdown(2)
             await load.goes_on(c)
             before = load.seen()["read_lane_pages"]
@@ -291,7 +291,7 @@ async def test_clients_come_and_go_with_writes_under_way(cluster: Make) -> None:
         await c.until(lambda: not table.pending.any())
         await load.end()
         lanes = [
-            len(session.channel._lanes_answered)
+            len(session.channel._target_lanes)
             for lender in c.lenders
             for session in lender.sessions._sessions.values()
         ]
