@@ -14,7 +14,7 @@ import typer
 from slackwater.cli.machine import announce
 from slackwater.common.base import limits
 from slackwater.common.base.errors import DeadlineExceeded
-from slackwater.common.embedded import local_clusters
+from slackwater.common.bus import local_clusters
 from slackwater.common.embedded.logs import rotate
 from slackwater.console.outcome import FAILED, err
 from slackwater.schemas.machine import LocalCluster

@@ -14,8 +14,8 @@ from rich.markup import escape
 
 from slackwater.common.base.clock import LiveClock
 from slackwater.common.base.errors import DeadlineExceeded, Retryable, SlackwaterError, Unavailable
+from slackwater.common.bus import local_clusters
 from slackwater.common.bus.access import address_file
-from slackwater.common.embedded import local_clusters
 from slackwater.common.embedded.leftovers import sweep
 from slackwater.common.embedded.orphans import alive
 from slackwater.common.shell.client import connect

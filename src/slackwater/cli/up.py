@@ -16,16 +16,16 @@ from slackwater.common.base import limits
 from slackwater.common.base.clock import LiveClock
 from slackwater.common.base.errors import ConfigRejected, Rejected, SlackwaterError
 from slackwater.common.base.private_files import write_private
+from slackwater.common.bus import local_clusters
 from slackwater.common.bus.access import DEFAULT_CLUSTER, address_file
+from slackwater.common.bus.local_clusters import Listed
 from slackwater.common.embedded import (
     ClusterOptions,
     EmbeddedCluster,
     Supervisor,
     controllers_for,
-    local_clusters,
     whole_cores,
 )
-from slackwater.common.embedded.local_clusters import Listed
 from slackwater.console.gpus import gpu_type_named
 from slackwater.console.names import DEFAULT_GPU_POLICY, gpu_policy_named, policy_named
 from slackwater.console.options import Json

@@ -15,8 +15,8 @@ from typing import Annotated, Any, TypeVar, cast
 import typer
 
 from slackwater.common.base.errors import Rejected, Unavailable
+from slackwater.common.bus import local_clusters
 from slackwater.common.bus.access import DEFAULT_CLUSTER, VARIABLES, Credentials
-from slackwater.common.embedded import local_clusters
 from slackwater.console import usage
 
 CLUSTER = "SLACKWATER_CLUSTER"

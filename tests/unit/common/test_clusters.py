@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from slackwater.common.base.errors import DecodeRejected, Rejected, Unavailable
 from slackwater.common.base.file_lock import FileLock
+from slackwater.common.bus import local_clusters
 from slackwater.common.bus.access import address_file, clusters_folder
-from slackwater.common.embedded import leftovers, local_clusters, logs
+from slackwater.common.embedded import leftovers, logs
 from slackwater.console import where
 from slackwater.schemas.machine import LocalCluster, ServiceStatus
 
