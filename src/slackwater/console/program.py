@@ -92,7 +92,6 @@ def run(app: typer.Typer, name: str) -> None:
         from typer.completion import completion_init  # type: ignore[attr-defined]
 
         completion_init()
-    interrupt.by_exception()
     code = answered(app, sys.argv[1:], name)
     interrupt.at_once()  # Nothing is left to be given back but the interpreter.
     sys.exit(code)
@@ -106,6 +105,7 @@ def answered(app: typer.Typer, words: Sequence[str], name: str) -> int:
             return USAGE
     try:
         command = dressed(typer.main.get_command(app))
+        interrupt.by_exception()
         with reported():  # Options are read before the command.
             code = command.main(list(words), prog_name=name, standalone_mode=False)
     except TyperException as error:
@@ -115,6 +115,8 @@ def answered(app: typer.Typer, words: Sequence[str], name: str) -> int:
         return end.exit_code
     except typer.Abort:
         return FAILED
+    except KeyboardInterrupt:  # Before the command, or after it.
+        code = interrupt.INTERRUPTED
     if code == interrupt.INTERRUPTED:
         err.print(interrupt.SAID)
     return code if isinstance(code, int) else 0
