@@ -101,7 +101,7 @@ def test_a_newcomers_first_hour(newcomer: Newcomer) -> None:
 
     # A rank dies, and may be started again.
     submit = ("submit", "--workers", "2", "--servers", "1")
-    assert slackwater(*submit, "--id", "again", "--restarts", "1", *program, "400") == (
+    assert slackwater(*submit, "--id", "again", "--restarts", "1", *program, "1000") == (
         "job again is stored\n"
     )
     assert slackwater(*submit, "--id", "once", *program, "100000") == "job once is stored\n"
@@ -138,7 +138,7 @@ def test_a_newcomers_first_hour(newcomer: Newcomer) -> None:
     )
     lines = slackwater("logs", "again", "--rank", "1").splitlines()
     assert lines.count("step 0") == 1, "it did not begin anew"
-    assert lines[-1] == "step 399"
+    assert lines[-1] == "step 999"
 
     # The option before the command is the one that is meant.
     assert "no cluster 'blue' runs here" in slackwater("--cluster", "blue", "down", code=65)

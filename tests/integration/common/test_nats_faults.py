@@ -170,7 +170,7 @@ async def test_nothing_is_kept_for_later(own_nats_server: NatsServer) -> None:
 async def test_a_flush_under_way_ends_with_its_connection(own_nats_server: NatsServer) -> None:
     """It would wait for its whole deadline: no PONG comes from a server that is gone."""
     bus = await NatsBus.connect(own_nats_server.url, "one")
-    os.kill(own_nats_server.pid, signal.SIGSTOP)
+    _pause(own_nats_server)
     flushing = asyncio.create_task(bus.flush())
     await asyncio.sleep(0.05)  # Its PING is sent.
     own_nats_server.kill()

@@ -126,7 +126,7 @@ def test_there_are_structs_to_test() -> None:
 
 @every_struct
 @settings(max_examples=25)
-@given(rng=st.randoms(use_true_random=False))
+@given(rng=st.randoms(use_true_random=True))
 def test_round_trip_and_a_foreign_reader(kind: type[msgspec.Struct], rng: random.Random) -> None:
     """Decoding gives what was encoded, and the plain msgpack package reads the same map."""
     made = instance(kind, rng)
