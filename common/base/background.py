@@ -49,7 +49,9 @@ class Tasks:
         self._fail = fail
         self._tasks: set[asyncio.Task[Any]] = set()
 
-    def __len__(self) -> int:
+    @property
+    def running(self) -> int:
+        """Return how many have not ended yet. No `__len__`: an owner without tasks is still true."""
         return len(self._tasks)
 
     def spawn(self, work: Coroutine[Any, Any, T], name: str = "") -> asyncio.Task[T]:

@@ -52,7 +52,7 @@ class Life:
         strategy = resilience(system.resilience, self.background)
         places = 4 * prefetch_cache.WAYS if system.ahead else 0
         table = make_table(PAGES, strategy.span_pages(SLAB_BYTES), slots=64, places=places)
-        disk = SlowDisk(system.file, table, background=self.background)
+        disk = SlowDisk(system.file, table, self.background)
         self.device = Device(table, disk, strategy, self.background)
         self.ahead = ReadAhead(self.device)
         settings = DeviceSettings(

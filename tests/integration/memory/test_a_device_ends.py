@@ -6,7 +6,8 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from slackwater.common.base.errors import Fatal, Unavailable
 from slackwater.loadgen.memory.nbd_client import NbdClient
 from slackwater.memory.pages.device import Device
 from slackwater.memory.pages.stall import Stall
-from slackwater.memory.resilience.hydra import Hydra
+from slackwater.memory.resilience.late_binding import WritePlan
 from slackwater.memory.service import assembly as parts
 from slackwater.memory.service.shutdown import Patience
 
@@ -30,7 +31,7 @@ async def test_a_task_that_fails_is_the_devices_state_and_end(
 ) -> None:
     """One member's acknowledgement raises, in a task that nobody awaits."""
 
-    def arrived(self: Hydra, *_: object) -> None:
+    def answered(self: WritePlan, *_: object) -> None:
         raise ValueError("injected")
 
     async with cluster("tcp") as c:
@@ -39,7 +40,7 @@ async def test_a_task_that_fails_is_the_devices_state_and_end(
         client = await NbdClient.connect(assembly.options.socket)
         await client.write(0, bytes(4096))
         await c.mapped(1)
-        monkeypatch.setattr(Hydra, "_arrived", arrived)
+        monkeypatch.setattr(WritePlan, "answered", answered)
         writing = asyncio.ensure_future(client.write(0, bytes(4096)))
         with pytest.raises(Fatal, match=r"Hydra\._post failed: ValueError\('injected'\)"):
             await assembly.background.alongside(asyncio.sleep(20))
@@ -107,21 +108,30 @@ PROGRAM = """
     import asyncio, sys, threading
     from slackwater.common.base import limits
     limits.RING_STUCK_S = 1.0
-    from slackwater.memory.pages.backup import Backup
+    from slackwater.memory.pages import writeback
     from slackwater.memory.pages.device import Device
     from slackwater.memory.control.lenders import Lenders
 
     async def failing_task(self):
         raise ValueError("injected into a task")
 
-    def failing_thread(self):
+    def failing_thread():
         raise ValueError("injected into a thread")
 
     async def never(*_):
         await asyncio.Event().wait()
 
-    def hanging_thread(self):
+    def hanging_thread():
         threading.Event().wait()
+
+    def writer_does(work):
+        begun = writeback.write_back  # It is also called once to compile it.
+
+        def instead(*arguments):
+            writer = threading.current_thread().name == "backup-write"
+            return work() if writer else begun(*arguments)
+
+        writeback.write_back = instead
 
     {patch}
     from slackwater.cli.main import main
@@ -133,26 +143,35 @@ PROGRAM = """
 """
 
 
-def exported(folder: Path, patch: str) -> "subprocess.Popen[str]":
+START_S = 100.0
+"""A process that loads its compiled code, or compiles it, has so long."""
+
+
+@contextmanager
+def exported(folder: Path, patch: str) -> Iterator["subprocess.Popen[str]"]:
     text = textwrap.dedent(PROGRAM).format(patch=patch, socket=str(folder / "nbd"))
-    return subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-c", text], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 @pytest.mark.parametrize(
     ("patch", "reason"),
     [
         ("Lenders.run = failing_task", "injected into a task"),
-        ("Backup._write = failing_thread", "injected into a thread"),
+        ("writer_does(failing_thread)", "injected into a thread"),
     ],
 )
 def test_the_process_exits_with_an_error_when_a_part_of_it_fails(
     tmp_path: Path, patch: str, reason: str
 ) -> None:
     """A process starts and loads its compiled code: some seconds."""
-    process = exported(tmp_path, patch)
-    _, told = process.communicate(timeout=100)
+    with exported(tmp_path, patch) as process:
+        _, told = process.communicate(timeout=START_S)
     assert process.returncode == 1
     assert "background.failed" in told
     assert f"failed: ValueError('{reason}')" in told.splitlines()[-1]
@@ -162,27 +181,28 @@ def test_the_process_exits_with_an_error_when_a_part_of_it_fails(
     ("number", "patch", "given_up"),
     [
         (signal.SIGTERM, "Device.write_pages = Device.write_if = never", "requests of clients"),
-        (signal.SIGINT, "Backup._write = hanging_thread", "the backup file"),
+        (signal.SIGINT, "writer_does(hanging_thread)", "the backup file"),
     ],
 )
 async def test_a_signal_ends_a_device_that_is_stuck(
     tmp_path: Path, number: int, patch: str, given_up: str
 ) -> None:
     """It says what was not flushed. A process starts and waits in vain: some seconds."""
-    process = exported(tmp_path, patch)
-    assert process.stdout is not None
-    await asyncio.to_thread(process.stdout.readline)
-    client = await NbdClient.connect(tmp_path / "nbd")
-    writes: list[asyncio.Task[None]] = []
-    try:
-        writes = [asyncio.ensure_future(client.write(n * 4096 + 512, b"x" * 512)) for n in range(4)]
-        await asyncio.sleep(0.2)
-        process.send_signal(number)
-        _, told = await asyncio.to_thread(process.communicate, timeout=60)
-    finally:
-        process.kill()
-        await asyncio.gather(*writes, return_exceptions=True)
-        await client.close()
+    with exported(tmp_path, patch) as process:
+        assert process.stdout is not None
+        async with asyncio.timeout(START_S):
+            await asyncio.to_thread(process.stdout.readline)
+        client = await NbdClient.connect(tmp_path / "nbd")
+        parts_of_pages = [n * 4096 + 512 for n in range(4)]
+        writes = [asyncio.ensure_future(client.write(at, b"x" * 512)) for at in parts_of_pages]
+        try:
+            await asyncio.sleep(0.2)
+            process.send_signal(number)
+            _, told = await asyncio.to_thread(process.communicate, timeout=60)
+        finally:
+            process.kill()
+            await asyncio.gather(*writes, return_exceptions=True)
+            await client.close()
     assert process.returncode == 1
     assert "device.given-up" in told
     assert "was ended while it waited for " in told

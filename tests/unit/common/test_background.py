@@ -54,6 +54,11 @@ async def test_a_failure_that_came_before_is_not_forgotten() -> None:
         await background.alongside(asyncio.sleep(3600))
 
 
+async def test_an_owner_is_true_with_tasks_and_without() -> None:
+    """`background or Background()` gave a part an owner of its own, which nobody looked at."""
+    assert Background()
+
+
 async def test_work_that_ends_by_itself_has_its_result() -> None:
     background = Background()
     cancelled = background.spawn(asyncio.Event().wait())

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from slackwater.common.base.background import Background
 from slackwater.common.base.errors import AccessRefused, ConfigRejected, Unavailable
 from slackwater.common.shell.simulated_loop import run_simulated
 from slackwater.memory.control.regeneration import Cap
@@ -67,7 +68,7 @@ class Span:
     """A coded span and what was written to it."""
 
     def __init__(self, name: str = "8+2", *, mapped: bool = False) -> None:
-        strategy = resilience(name)
+        strategy = resilience(name, Background())
         assert isinstance(strategy, Hydra)
         self.hydra = strategy
         self.slab_bytes = self.hydra.slot_bytes * PAGES
@@ -574,23 +575,23 @@ def test_a_write_counts_with_the_kth_acknowledgement(
 
 
 def test_memory_is_at_most_1_30_times_the_pages() -> None:
-    hydra = Hydra("8+2", ErasureCode(8, 2))
+    hydra = Hydra("8+2", ErasureCode(8, 2), Background())
     slab = 1024**3
     taken = 10 * (slab + PAGE_BYTES)
     assert taken / (hydra.span_pages(slab) * PAGE_BYTES) < 1.30
-    copies = Hydra("2-copies", Copies(2))
+    copies = Hydra("2-copies", Copies(2), Background())
     assert 2.0 < 2 * slab / (copies.span_pages(slab) * PAGE_BYTES) < 2.01
 
 
 @pytest.mark.parametrize("name", ["disk", "8+2", "4+2", "2-copies"])
 def test_names_are_kept(name: str) -> None:
-    assert resilience(name).name == name
+    assert resilience(name, Background()).name == name
 
 
 @pytest.mark.parametrize("name", ["", "raid", "3+2", "8+", "1-copies", "8+2 "])
 def test_names_that_are_none(name: str) -> None:
     with pytest.raises(ConfigRejected):
-        resilience(name)
+        resilience(name, Background())
 
 
 def test_the_cap_is_kept_and_not_saved_up() -> None:

@@ -51,11 +51,11 @@ class Backup:
         self,
         path: Path,
         table: k.Table,
+        background: Background,
         *,
         direct: bool = False,
         delay_s: float = 0.0,
         reserve: bool = False,
-        background: Background | None = None,
     ) -> None:
         """Opens or makes the file; `reserve`: with room for all of it. Raises ConfigRejected."""
         self.path = path
@@ -65,7 +65,7 @@ class Backup:
         self._fd = _open(path, int(table.words[k.PAGES]) * PAGE_BYTES, direct, reserve)
         self._direct = direct
         self._readers = ThreadPoolExecutor(_READERS, "backup-read")
-        self._background = background or Background()
+        self._background = background
         self._thread: Thread | None = None
         self._ending = threading.Event()
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []

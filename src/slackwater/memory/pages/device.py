@@ -38,9 +38,9 @@ class Device:
         table: k.Table,
         backup: Backup,
         resilience: Resilience,
-        background: Background | None = None,
+        background: Background,
     ) -> None:
-        self.background = background or Background()
+        self.background = background
         self.table = table
         self.backup = backup
         self.resilience = resilience

@@ -53,9 +53,9 @@ class Hydra:
         self,
         name: str,
         code: Code,
+        background: Background,
         *,
         extra: int = DELTA,
-        background: Background | None = None,
     ) -> None:
         self.name = name
         self.code = code
@@ -68,7 +68,7 @@ class Hydra:
         """Requests that a member did not answer."""
         self.lost_pages = 0
         """That could not be made whole."""
-        self.background = background or Background()
+        self.background = background
         self._extra = extra
         self._pages = 0
         self._generation = 0

@@ -72,14 +72,14 @@ _CODING: Final = re.compile(r"(\d{1,2})\+(\d{1,2})")
 _COPIES: Final = re.compile(r"(\d{1,2})-copies")
 
 
-def resilience(name: str, background: Background | None = None) -> Resilience:
+def resilience(name: str, background: Background) -> Resilience:
     """`disk`, `8+2` (k data and r parity fragments) or `2-copies`. Raises ConfigRejected."""
     if name == DiskBackup.name:
         return DiskBackup()
     if coding := _CODING.fullmatch(name):
-        return Hydra(name, ErasureCode(int(coding[1]), int(coding[2])), background=background)
+        return Hydra(name, ErasureCode(int(coding[1]), int(coding[2])), background)
     if copies := _COPIES.fullmatch(name):
-        return Hydra(name, Copies(int(copies[1])), background=background)
+        return Hydra(name, Copies(int(copies[1])), background)
     raise ConfigRejected(
         f"resilience {name!r}: choose disk, k+r (8+2 is usual) or n-copies (2-copies)"
     )

@@ -80,10 +80,10 @@ class DeviceAssembly:
         backup = Backup(
             options.backup,
             table,
+            self.background,
             direct=options.direct,
             delay_s=options.delay_s,
             reserve=options.swap,
-            background=self.background,
         )
         self.device = Device(table, backup, strategy, self.background)
         self.stall = Stall(table)

@@ -103,7 +103,7 @@ def test_a_handler_that_fails_later_is_told_by_its_effect_and_a_closed_one_is_no
         await asyncio.sleep(1.5)
         one.perform(Close("b"))
         await one.close()
-        assert (failures, one.running, len(one.tasks)) == (["Close: a"], 0, 0)
+        assert (failures, one.running, one.tasks.running) == (["Close: a"], 0, 0)
 
     run_simulated(main())
 
