@@ -352,7 +352,7 @@ def test_a_pager_that_hangs_counts_as_dead() -> None:
     done = run("""
         import os, signal
         import numpy as np
-        from slackwater.common import limits
+        from slackwater.common.base import limits
         from slackwater.memory import RemoteArray
 
         limits.ARRAY_SILENT_S = 3.0
@@ -364,9 +364,9 @@ def test_a_pager_that_hangs_counts_as_dead() -> None:
         pages[::16, 7].sum()
         print("survived", flush=True)
     """)
+    assert done.returncode == -signal.SIGBUS, done.stderr
     pager = int(done.stdout.splitlines()[0])
     eventually(lambda: gone(pager), f"pager {pager} ends with its program")
-    assert done.returncode == -signal.SIGBUS
     assert "survived" not in done.stdout
     assert "pager of a RemoteArray died" in done.stderr
 
