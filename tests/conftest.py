@@ -1,6 +1,7 @@
 """Fixtures for every test: the shared traces' folder, where there is one."""
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,11 @@ settings.load_profile("slackwater")
 # Fitting solves many tiny systems: threads of the linear algebra only stand in each other's way.
 # Set before anything imports numpy.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+# A shell without job control starts its background with SIGINT ignored, and so do those whom that
+# starts: a command that a test interrupts would go on for ever.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).resolve().parent.parent
 
