@@ -5,41 +5,28 @@ import asyncio
 import dataclasses
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from tests.sim.processes import Processes, Rank, Ranks
 from tests.sim.services import Services
 
 from slackwater.common.bus.memory import SeededFaults
 from slackwater.common.shell import ServiceDefinition
 from slackwater.common.shell.client import Client
-from slackwater.common.shell.definition import Port
-from slackwater.common.shell.effect_runner import handlers, on
 from slackwater.common.shell.world import SimWorld, World
 from slackwater.common.store.memory import SeededStoreFaults
 from slackwater.schemas.base import JobId
 from slackwater.schemas.cluster import WorkerHeartbeat
 from slackwater.schemas.gpus import Gpu
 from slackwater.schemas.jobs import JobAccepted, JobRecord, JobSpec, SubmitJob
-from slackwater.schemas.logs import LogPiece
 from slackwater.services.master.config import MasterConfig
 from slackwater.services.master.core import Master
 from slackwater.services.master.scheduling.scheduler import Decision, Scheduler
 from slackwater.services.master.scheduling.view import View
 from slackwater.services.master.shell import definition as master_definition
 from slackwater.services.worker.config import WorkerConfig
-from slackwater.services.worker.core import Found, LogRead, ProcessesFound, ProcessExited
-from slackwater.services.worker.effects import (
-    AwaitEnd,
-    FindProcesses,
-    ForgetRank,
-    ReadRankLog,
-    RunRank,
-    SignalRank,
-    WatchRank,
-    WorkerAction,
-)
 from slackwater.services.worker.shell import definition as worker_definition
 
 STOPPED = -15
@@ -68,91 +55,6 @@ def record(scheduler: Scheduler, into: list[Decided], since_s: float = 0.0) -> N
     scheduler.decide = noted  # type: ignore[method-assign]
 
 
-@dataclass(eq=False)
-class Rank:
-    """A process, as its files tell of it: they outlive the worker service."""
-
-    job: str
-    rank: int
-    attempt: int
-    gpu_ids: tuple[str, ...]
-    state: Any = "running"
-    code: int = 0
-    task: asyncio.Task[None] | None = None
-    over: asyncio.Event = field(default_factory=asyncio.Event)
-
-
-class Processes:
-    """Handlers of one life of a node's worker service."""
-
-    def __init__(self, cluster: "GpuCluster", node: str) -> None:
-        self._cluster, self._ranks = cluster, cluster.ranks[node]
-        self._port: Port | None = None
-
-    async def start(self, port: Port) -> None:
-        self._port = port
-
-    async def stop(self) -> None:
-        pass
-
-    def find(self, _: FindProcesses) -> ProcessesFound:
-        return ProcessesFound(
-            tuple(
-                Found(
-                    JobId(r.job), r.rank, r.state, code=r.code, attempt=r.attempt,
-                    gpu_ids=r.gpu_ids,
-                )
-                for _, r in sorted(self._ranks.items())
-            )
-        )  # fmt: skip
-
-    def run(self, effect: RunRank) -> None:
-        job, rank = effect.job, effect.rank
-        self._cluster.take(job, effect.gpu_ids)
-        entry = self._ranks[job, rank] = Rank(job, rank, effect.attempt, effect.gpu_ids)
-        entry.task = self._cluster.spawn(self._live(entry))
-        self._cluster.spawn(self._follow(entry))
-
-    async def _live(self, entry: Rank) -> None:
-        cluster = self._cluster
-        began_s = cluster.now_s()
-        try:
-            await asyncio.sleep(cluster.durations[entry.job] - cluster.done_s[entry.job])
-        except asyncio.CancelledError:
-            entry.code = STOPPED
-            if entry.rank == 0:
-                cluster.done_s[entry.job] += cluster.now_s() - began_s
-        finally:
-            entry.state = "exited"
-            cluster.leave(entry.job, entry.gpu_ids)
-            entry.over.set()
-
-    def watch(self, effect: WatchRank) -> None:
-        self._cluster.spawn(self._follow(self._ranks[effect.job, effect.rank]))
-
-    async def _follow(self, entry: Rank) -> None:
-        await entry.over.wait()
-        assert self._port is not None
-        self._port.post(ProcessExited(JobId(entry.job), entry.rank, entry.code, "", entry.attempt))
-
-    def signal(self, effect: SignalRank) -> None:
-        task = self._ranks[effect.job, effect.rank].task
-        assert task is not None
-        task.cancel()
-
-    async def await_end(self, _: AwaitEnd) -> None:
-        pass
-
-    def forget(self, effect: ForgetRank) -> None:
-        entry = self._ranks[effect.job, effect.rank]
-        if entry.attempt == effect.attempt:
-            entry.state = "reported"
-
-    def read(self, effect: ReadRankLog) -> LogRead:
-        asked = effect.asked
-        return LogRead(effect.token, LogPiece(job=asked.job, rank=asked.rank, start=0, ended=True))
-
-
 class GpuCluster(Services):
     """A master and `nodes` worker services with `gpus` GPUs each."""
 
@@ -176,7 +78,7 @@ class GpuCluster(Services):
         self.holders: dict[str, str] = {}
         """GPU -> the job whose process runs on it."""
         names = [f"n{number}" for number in range(nodes)]
-        self.ranks: dict[str, dict[tuple[str, int], Rank]] = {name: {} for name in names}
+        self.ranks: dict[str, Ranks] = {name: {} for name in names}
         config = MasterConfig(gpu_policy=policy, gpu_policy_settings=dict(settings or {}))
         self.definitions["master"] = lambda world: self._master(config, world)
         for name in names:
@@ -193,7 +95,7 @@ class GpuCluster(Services):
 
         def define(world: World) -> ServiceDefinition:
             made = worker_definition(WorkerConfig(id=name, keep_jobs=True), world)
-            processes, beat = Processes(self, name), made.heartbeat
+            beat = made.heartbeat
             assert beat is not None
 
             def heartbeat(now_s: float) -> WorkerHeartbeat:
@@ -201,26 +103,23 @@ class GpuCluster(Services):
                 assert isinstance(told, WorkerHeartbeat)
                 return msgspec.structs.replace(told, gpus=inventory)
 
-            return dataclasses.replace(
-                made,
-                handlers=handlers(
-                    WorkerAction,
-                    on(FindProcesses, processes.find),
-                    on(RunRank, processes.run),
-                    on(WatchRank, processes.watch),
-                    on(SignalRank, processes.signal),
-                    on(ForgetRank, processes.forget),
-                    on(AwaitEnd, processes.await_end),
-                    on(ReadRankLog, processes.read),
-                ),
-                heartbeat=heartbeat,
-                on_start=processes.start,
-                on_stop=processes.stop,
-                service_gauges=None,
-                tasks=(),
-            )
+            processes = Processes(self, self.ranks[name], self._run)
+            return dataclasses.replace(processes.of(made), heartbeat=heartbeat, service_gauges=None)
 
         return define
+
+    async def _run(self, rank: Rank) -> None:
+        """Sleep for the rest of the job's duration. Its first rank notes what a stop has left."""
+        job, began_s = rank.started.job, self.now_s()
+        self.take(job, rank.started.gpu_ids)
+        try:
+            await asyncio.sleep(self.durations[job] - self.done_s[job])
+        except asyncio.CancelledError:
+            rank.code = STOPPED
+            if rank.started.rank == 0:
+                self.done_s[job] += self.now_s() - began_s
+        finally:
+            self.leave(job, rank.started.gpu_ids)
 
     # GPUs: two jobs never hold one ---------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.sim.lives import Lives, Network
+from tests.sim.processes import Processes, Rank, Ranks
 from tests.sim.services import Services
 
 from slackwater.agent import session as agent_session
@@ -27,8 +28,6 @@ from slackwater.common.bus.access import Access
 from slackwater.common.bus.memory import SeededFaults
 from slackwater.common.shell import ServiceDefinition
 from slackwater.common.shell.client import Client
-from slackwater.common.shell.definition import Port
-from slackwater.common.shell.effect_runner import handlers, on
 from slackwater.common.shell.world import SimWorld, World
 from slackwater.common.store.memory import SeededStoreFaults
 from slackwater.common.transport.memory import MemoryChannel, MemoryFabric
@@ -41,7 +40,6 @@ from slackwater.schemas.jobs import (
     TensorSpec,
     UpdateRule,
 )
-from slackwater.schemas.logs import LogPiece
 from slackwater.services.aggregator import executor
 from slackwater.services.controller.config import ControllerConfig
 from slackwater.services.controller.policies import demand
@@ -51,22 +49,6 @@ from slackwater.services.master.shell import definition as master_definition
 from slackwater.services.profiler.config import ProfilerConfig
 from slackwater.services.profiler.shell import definition as profiler_definition
 from slackwater.services.worker.config import WorkerConfig
-from slackwater.services.worker.core import (
-    Found,
-    LogRead,
-    ProcessesFound,
-    ProcessExited,
-)
-from slackwater.services.worker.effects import (
-    AwaitEnd,
-    FindProcesses,
-    ForgetRank,
-    ReadRankLog,
-    RunRank,
-    SignalRank,
-    WatchRank,
-    WorkerAction,
-)
 from slackwater.services.worker.shell import definition as worker_definition
 
 SHARE = 0.25
@@ -273,96 +255,6 @@ class Program:
         await self.system.sim.broker.crash(f"agent-{self.job.spec.id}-{self.rank}")
 
 
-# The machine that runs them -----------------------------------------------------------------------
-
-
-@dataclass(eq=False)
-class Rank:
-    """The files of a rank; they outlive the worker service."""
-
-    job: str
-    rank: int
-    workers: int
-    program: tuple[str, ...]
-    state: Any = "running"
-    code: int = 0
-    result: str = ""
-    task: asyncio.Task[None] | None = None
-    over: asyncio.Event = field(default_factory=asyncio.Event)
-    attempt: int = 0
-
-
-class Processes:
-    """Handlers of one life of the worker service."""
-
-    def __init__(self, system: "System") -> None:
-        self._system = system
-        self._port: Port | None = None
-
-    async def start(self, port: Port) -> None:
-        self._port = port
-
-    async def stop(self) -> None:
-        pass
-
-    def find(self, _: FindProcesses) -> ProcessesFound:
-        return ProcessesFound(
-            tuple(
-                Found(
-                    JobId(r.job), r.rank, r.state, r.workers, r.program, r.code, r.result, r.attempt
-                )
-                for _, r in sorted(self._system.ranks.items())
-            )
-        )
-
-    def run(self, effect: RunRank) -> None:
-        job, rank = effect.job, effect.rank
-        assert not effect.folder, "a simulated program runs nowhere"
-        entry = Rank(job, rank, effect.workers, effect.program, attempt=effect.attempt)
-        self._system.ranks[job, rank] = entry
-        entry.task = self._system.spawn(self._live(entry))
-        self.watch(WatchRank(job, rank, effect.attempt))
-
-    async def _live(self, entry: Rank) -> None:
-        program = Program(self._system, self._system.jobs[entry.job], entry.rank)
-        try:
-            await program.run()
-            entry.code = 0
-        except asyncio.CancelledError:
-            entry.code, entry.result = KILLED, "killed"
-        except SlackwaterError as error:
-            entry.code, entry.result = 1, str(error)
-        finally:
-            entry.state = "exited"
-            entry.over.set()
-
-    def watch(self, effect: WatchRank) -> None:
-        self._system.spawn(self._follow(self._system.ranks[effect.job, effect.rank]))
-
-    async def _follow(self, entry: Rank) -> None:
-        await entry.over.wait()
-        assert self._port is not None
-        self._port.post(
-            ProcessExited(JobId(entry.job), entry.rank, entry.code, entry.result, entry.attempt)
-        )
-
-    def signal(self, effect: SignalRank) -> None:
-        task = self._system.ranks[effect.job, effect.rank].task
-        assert task is not None
-        task.cancel()
-
-    async def await_end(self, _: AwaitEnd) -> None:
-        pass
-
-    def forget(self, effect: ForgetRank) -> None:
-        self._system.ranks[effect.job, effect.rank].state = "reported"
-
-    def read(self, effect: ReadRankLog) -> LogRead:
-        """A simulated program prints nothing."""
-        asked = effect.asked
-        return LogRead(effect.token, LogPiece(job=asked.job, rank=asked.rank, start=0, ended=True))
-
-
 # The system ---------------------------------------------------------------------------------------
 
 
@@ -388,7 +280,7 @@ class System(Services):
         self.lives = Lives(self.sim, self.network, random.Random(f"{seed}/lives"), ids, SHARE)
         self.outside: World = self.sim.client("outside")
         self.jobs: dict[str, Job] = {}
-        self.ranks: dict[tuple[str, int], Rank] = {}
+        self.ranks: Ranks = {}
         self._define(policy, clusters, aggregators)
 
     def _define(self, policy: str, clusters: int, aggregators: int) -> None:
@@ -401,25 +293,18 @@ class System(Services):
         self.definitions["profiler"] = lambda world: profiler_definition(profiler, world)
 
         def worker(world: World) -> ServiceDefinition:
-            processes = Processes(self)
-            return dataclasses.replace(
-                worker_definition(WorkerConfig(id="w1", keep_jobs=True), world),
-                handlers=handlers(
-                    WorkerAction,
-                    on(FindProcesses, processes.find),
-                    on(RunRank, processes.run),
-                    on(WatchRank, processes.watch),
-                    on(SignalRank, processes.signal),
-                    on(ForgetRank, processes.forget),
-                    on(AwaitEnd, processes.await_end),
-                    on(ReadRankLog, processes.read),
-                ),
-                on_start=processes.start,
-                on_stop=processes.stop,
-                tasks=(),
-            )
+            made = worker_definition(WorkerConfig(id="w1", keep_jobs=True), world)
+            return Processes(self, self.ranks, self._run).of(made)
 
         self.definitions["worker"] = worker
+
+    async def _run(self, rank: Rank) -> None:
+        try:
+            await Program(self, self.jobs[rank.started.job], rank.started.rank).run()
+        except asyncio.CancelledError:
+            rank.code, rank.result = KILLED, "killed"
+        except SlackwaterError as error:
+            rank.code, rank.result = 1, str(error)
 
     def raise_failures(self) -> None:
         super().raise_failures()
