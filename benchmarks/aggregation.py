@@ -174,7 +174,7 @@ def torch_worker(url: str, job: str, rank: int, workers: int, elements: int) -> 
     assert (ours == expected).all(), (ours, expected)
 
 
-# Who takes part -----------------------------------------------------------------------------------
+# The processes ------------------------------------------------------------------------------------
 
 
 class Field:

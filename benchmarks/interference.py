@@ -381,7 +381,7 @@ async def watch(stack: Stack) -> None:
         try:
             stack.facts.append(codec.decode(delivery.payload, JobEvent | MigrationEvent))
         except Rejected:
-            return  # Of another type.
+            return  # A fact of another type.
 
     await stack.client.bus.subscribe("sw.v1.evt.>", take)
 

@@ -117,7 +117,7 @@ async def compare(options: argparse.Namespace) -> list[Outcome]:
         aggregators=4,
         cpu_share=CPU_SHARE,
         master={"tenants": {"good": {"loss_limit": LOSS_LIMIT}, "bad": {"cpu_fraction": 0.9}}},
-        controller={"reverts_max": 0},  # What the aggregators do alone: nobody is moved away.
+        controller={"reverts_max": 0},  # No job is moved away: only aggregators act.
         profiler={"window_iterations": 12, "profile_iterations": 5},
     )
     guess = calibrate.bytes_scale(CPU_SHARE, COMPUTE_S, DUTY)

@@ -67,7 +67,7 @@ def train(options: argparse.Namespace) -> None:
     torch.manual_seed(1)
     torch.set_num_threads(1)
     training, test = datasets()
-    if options.spill is not None:  # What is prepared once may be read back in each epoch.
+    if options.spill is not None:  # Each epoch reads back what was prepared once.
         training = slackwater.torch.Prepared(
             training, memory_bytes=options.spill, disk_bytes=SPILLED_BYTES_MAX
         )

@@ -78,7 +78,7 @@ class InProcess:
         monkeypatch.setattr(client, "Session", lambda *a, **k: LocalSession(self, *a, **k))
         monkeypatch.setitem(os.environ, "SLACKWATER_URL", "nats://in-this-process")
 
-    # As a shell -----------------------------------------------------------------------------------
+    # The shell's part -----------------------------------------------------------------------------
 
     def now_s(self) -> float:
         return time.monotonic()
@@ -157,7 +157,7 @@ class InProcess:
         if outcome.refused is None:
             ranks = range(task.bucket.plan.workers) if task.alone is None else (task.alone,)
             for rank in ranks:
-                task.slots.gradient(rank).fill(77)  # A slot's old content is nobody's.
+                task.slots.gradient(rank).fill(77)  # A slot's old content means nothing.
         self._plane.folded(task, outcome)
 
 
@@ -243,7 +243,7 @@ class LocalSession(Session):
                     raise self.failure
                 self.cluster.finished[self._spec.id, self.rank] = finish
 
-    # What the loop would do -----------------------------------------------------------------------
+    # The loop's part ------------------------------------------------------------------------------
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         finish(work)

@@ -314,7 +314,7 @@ class MemoryBus:
     def _answer(self, reply_to: str, answer: Answer) -> None:
         requester = self._broker.inboxes.get(reply_to)
         if requester is None:
-            return  # Nobody asks, or nobody waits any longer.
+            return  # No answer is wanted, or not any more.
         if not self.connected:
             self.counters.dropped += 1
             return

@@ -336,7 +336,7 @@ class NatsBus:
 
     async def _answer(self, reply_to: str, answer: Answer, json: bool) -> None:
         if not reply_to:
-            return  # Somebody published to a command's subject: done, but nobody asks.
+            return  # The command was published, not requested: no answer is wanted.
         headers = None
         if isinstance(answer, Failed):
             headers = dict(_JSON_HEADERS) if json else {}
@@ -420,7 +420,7 @@ class NatsBus:
             self.counters.dropped += 1
 
     async def _note_disconnect(self) -> None:
-        # What was not yet written would be sent after the reconnection, however late that is.
+        # Unsent requests would leave after the reconnection, however late that is.
         self.client._pending.clear()
         self.client._pending_data_size = 0
         # No answer can arrive any more: who waits for one need not wait for the deadline.
@@ -440,7 +440,7 @@ class NatsBus:
 def _end(answer: "asyncio.Future[Any]", error: Exception) -> None:
     if not answer.done():
         answer.set_exception(error)
-        answer.exception()  # Seen, if nobody waits after all.
+        answer.exception()  # Marks the error as seen: the waiter may be gone.
 
 
 def _status(message: Msg) -> str:

@@ -177,7 +177,7 @@ class NatsServer:
             stale.unlink()
         config = self.state_dir / "nats.conf"
         write_private(config, self._config())
-        with self.log_path.open("ab") as log:  # What it says before it has read where to log.
+        with self.log_path.open("ab") as log:  # It prints here until it has read where to log.
             self._log_from = log.tell()
             self._process = subprocess.Popen(
                 [binary, "-c", str(config), "-l", str(self.log_path)],

@@ -232,7 +232,8 @@ class Unit:
 
     def _spawn(self, log: IO[bytes]) -> None:
         spec = self.spec
-        held = sorted(self._store.held, key=lambda entry: entry[1])  # As launch.py moves them.
+        # launch.py moves them in this order.
+        held = sorted(self._store.held, key=lambda entry: entry[1])
         fds = [fd for _, fd in held]
         own = {key: value for key, value in os.environ.items() if key not in _SYSTEMD}
         environment = own | dict(spec.environment) | dict(self._marker)
@@ -277,7 +278,7 @@ class Unit:
         finally:
             loop.remove_reader(pidfd)
             os.close(pidfd)
-        self._notify.read()  # What it said last; nothing of it may count for the next life.
+        self._notify.read()  # Its last words must not count for the next life.
         code = process.wait()
         self._process = None
         self.ready.clear()

@@ -61,7 +61,7 @@ class _Server(ThreadingMixIn, WSGIServer):
             self._silent[request] = time.monotonic()
         try:
             super().process_request(request, client_address)
-        except BaseException:  # This process may have no more threads.
+        except BaseException:  # The limit of threads is reached.
             self._forget(request)
             raise
 

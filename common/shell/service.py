@@ -126,7 +126,7 @@ class Shell:
         self._runner.register(self._handlers())
         self._publish_after = f"{service}.publish.after"
 
-    # What handlers and tasks see ------------------------------------------------------------------
+    # For handlers and tasks -----------------------------------------------------------------------
 
     @property
     def epoch(self) -> int:
@@ -162,7 +162,7 @@ class Shell:
         until_s = clock.now_s() + limits.BREACH_S
         await self._breaches.keep(self._world.store, event, error)
         while self._steps.waiting and clock.now_s() < until_s:
-            # What was decided before is still said.
+            # Earlier decisions are still sent.
             await clock.sleep_until(clock.now_s() + limits.RETRY_WAIT_S_MIN)
         raise Breached(
             f"a {type(event.message).__name__} broke the core ({type(error).__name__}); it is "
@@ -391,7 +391,7 @@ class Shell:
         self._code = effect.code
         self._stop.set()
 
-    # What is shown --------------------------------------------------------------------------------
+    # Health, statistics, gauges -------------------------------------------------------------------
 
     def samples(self) -> Iterator[Level]:
         """For the metrics, from the loop's own thread: the core's state is read."""

@@ -70,7 +70,8 @@ class StreamReader:
         self.place = 0  # The sequence of the last message read.
         self._read_s = 0.0  # When that message was stored.
         self._consumer = ""
-        self._delivered = 0  # What the consumer has delivered: a gap means that one was lost.
+        # Messages that the consumer has delivered: a gap means that one was lost.
+        self._delivered = 0
         self._asked = 0
         self._arrived: asyncio.Queue[Msg | None] = asyncio.Queue()  # At most what was asked for.
         self._inbox: Inbox | None = None
@@ -192,7 +193,7 @@ class StreamReader:
     async def _make_consumer(self) -> None:
         if self._inbox is None:
             self._inbox = await self._bus.open_inbox(self._arrived.put_nowait)
-        if await self._given_again():  # Whatever was stored since then is new.
+        if await self._given_again():  # Everything that was stored since then is new.
             self.place, self._since_s = 0, self._read_s + _SAME_S
         config: dict[str, Any] = {
             "ack_policy": "none",

@@ -138,7 +138,7 @@ class SocketChannel(ABC):
         self._tick_s = stall_s / STALL_TICKS
         self._watch = self._loop.call_later(self._tick_s, self._tick)
 
-    # What differs --------------------------------------------------------------------------------
+    # Differences between kinds of channels --------------------------------------------------------
 
     @abstractmethod
     def _push(self, record: bytes, *, fd: int = -1, ordered: bool = True) -> None:

@@ -98,7 +98,8 @@ class _Driver:
 
     def uuid(self, ordinal: int) -> bytes:
         uuid = (ctypes.c_ubyte * 16)()
-        self.call("cuDeviceGetUuid_v2", ctypes.byref(uuid), self.device(ordinal))  # Of a MIG slice.
+        # A MIG slice has one of its own.
+        self.call("cuDeviceGetUuid_v2", ctypes.byref(uuid), self.device(ordinal))
         return bytes(uuid)
 
     def attribute(self, which: str, ordinal: int) -> bool:
@@ -378,7 +379,7 @@ def _strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-# What this host has -------------------------------------------------------------------------------
+# The GPUs of this host ----------------------------------------------------------------------------
 
 
 def probe() -> tuple[bool, str]:

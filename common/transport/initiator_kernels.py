@@ -26,7 +26,7 @@ HEAD: Final = 24  # of the ring: the next to be sent, counted from the beginning
 TAIL: Final = 32
 SENT: Final = 40  # bytes of the ring's head that have left
 LEFT: Final = 48  # bytes of the present answer that are to come
-TARGET: Final = 56  # where they belong; 0: nobody wants them
+TARGET: Final = 56  # where they belong; 0: they are dropped
 ARRIVING: Final = 64  # the number of the present answer; 0: none
 RECORDS: Final = 72
 DONE: Final = 80  # numbers that were answered, in the list
@@ -67,7 +67,7 @@ PART_LENGTH: Final = 40
 PART_STREAM: Final = 48
 PART_ABANDONED: Final = 56
 
-# What comes back
+# Results
 IDLE: Final = 0  # nothing more is there, or all was sent
 BUSY: Final = 1  # more may be there, or the socket is full
 ENDED: Final = 2

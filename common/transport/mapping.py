@@ -93,7 +93,7 @@ class Window:
         if array.nbytes != nbytes or array.ctypes.data % mmap.PAGESIZE:
             raise ValueError(f"{array.nbytes} bytes at {array.ctypes.data:#x}, {nbytes} fit")
         flags = _MREMAP_MAYMOVE | _MREMAP_FIXED
-        # Of no old bytes: a shared mapping is mapped once more, and stays where it is.
+        # An old size of 0 maps a shared mapping once more; the old one stays where it is.
         _checked(_libc.mremap(array.ctypes.data, 0, nbytes, flags, self._at + first))
 
 

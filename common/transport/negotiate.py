@@ -126,7 +126,7 @@ def _unreachable(address: Address, here: str) -> str:
     return "" if stat.S_ISSOCK(mode) else f"{path} is not a socket"
 
 
-# What this host has -------------------------------------------------------------------------------
+# The transports of this host ----------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,5 +66,5 @@ async def paced(
                     await room.acquire()
                     await pace(len(piece))
                     group.create_task(send(start, piece))
-    except BaseExceptionGroup as failed:  # As one write would fail.
+    except BaseExceptionGroup as failed:  # Fails as a single write would.
         raise failed.exceptions[0] from failed

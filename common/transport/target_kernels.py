@@ -59,7 +59,7 @@ ENTRY_STAGED: Final = 24  # 1: the program takes part in each access
 REMEMBERED: Final = 2 * limits.TRANSFERS_MAX
 """Writes done lately, by their number; a power of two."""
 
-# What `serve` returns
+# Results of `serve`
 ENDED: Final = 1
 FAILED: Final = 2
 MALFORMED: Final = 3

@@ -181,7 +181,7 @@ class ServingEnd:
         thread = threading.Thread(target=self._run, name="transport-serve", daemon=True)
         try:
             thread.start()
-        except RuntimeError as error:  # This process may have no more threads.
+        except RuntimeError as error:  # The limit of threads is reached.
             self._ended(OSError(errno.EAGAIN, str(error)))
         else:
             self._thread = thread

@@ -230,6 +230,6 @@ def result(cell: Cell, outcome: Outcome) -> CellResult:
     else:
         found.doubts.append("the jobs were never all placed before the first one ended")
     found.doubts += unproven(figures, control_loss=outcome.control_loss, verified=outcome.verified)
-    if cell.workers == 2:  # What the duties' targets are stated for.
+    if cell.workers == 2:  # The duties' targets are stated for two workers.
         found.doubts += off_target(figures)
     return found

@@ -66,7 +66,7 @@ async def replay(
         try:
             await _until_ended(client, workload, timeline, submitting, on_tick, failure)
             await _until_released(client, timeline, on_tick)
-            on_tick(timeline, client.clock.now_s())  # What happened last is to be seen, too.
+            on_tick(timeline, client.clock.now_s())  # Shows the last events, too.
         except BaseException:
             submitting.cancel()
             await asyncio.shield(_cancel_all(client, timeline))

@@ -152,7 +152,7 @@ class Bucket:
             return None
         self._offers[rank] = (version, applied)
         self._done[rank] = max(self._done[rank], version)
-        if self.phase == "seeding":  # Who was asked and offers again has not heard it.
+        if self.phase == "seeding":  # A rank that was asked and offers again has not heard it.
             return rank if rank == self._seeder else None
         if len(self._offers) < self.plan.workers:
             return None

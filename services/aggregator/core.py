@@ -147,7 +147,7 @@ class AggregatorCore:
                 return []
         assert_never(event)
 
-    # What is here ---------------------------------------------------------------------------------
+    # Inventory ------------------------------------------------------------------------------------
 
     @property
     def held_bytes(self) -> int:

@@ -472,7 +472,7 @@ def warm(rule: str, dtype: str, workers: int, device: Device | None = None) -> N
     """Load or compile the kernel of a job: off the event loop, before the first push."""
     from slackwater.common.domains.slots import folding, gpu_kernels, kernels
 
-    assert folding.CHUNK_ELEMENTS > 0  # What `execute` imports, imported now.
+    assert folding.CHUNK_ELEMENTS > 0  # Imports now what `execute` imports.
     if device is not None:
         gpu_kernels.kernels_of(device).warm(rule, dtype, workers)  # type: ignore[arg-type]  # As below.
         return

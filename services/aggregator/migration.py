@@ -265,7 +265,7 @@ class Handovers:
             return
         readiness.channel = channel
         left = False
-        while not left:  # One whose workers do not push keeps nobody else from leaving.
+        while not left:  # A bucket whose workers do not push must not hold up others.
             async with self._rooms:
                 left = await self._take_turn(channel, held, readiness, leave)
 
@@ -445,7 +445,7 @@ class Adoptions:
             raise
         if settled is not held:  # On our device: that copy is what we own from now on.
             self._own(settled.slots, note, shared=False)
-        self._destination.adopted(settled)  # At once: it is ours, nobody else answers for it.
+        self._destination.adopted(settled)  # Adopted at once: no other aggregator answers for it.
         if settled is not held:
             await self._regions.forget(held, moved=True)
             held.close()

@@ -144,7 +144,7 @@ class DataPlane:
             who = (hello.job or hello.sender)[:_QUOTED]
             raise AccessRefused(f"{hello.role} {who}: the token is wrong")
 
-    # What a session asks --------------------------------------------------------------------------
+    # Requests of a session ------------------------------------------------------------------------
 
     def attach(self, session: Session, index: int) -> None:
         key = (JobId(session.hello.job), index)

@@ -165,7 +165,7 @@ class Regions:
                 with held.locked() as slots:
                     ours = slots.owner == self.me
                     if ours and not slots.transfer & COPIED:
-                        slots.transfer = 0  # Nobody else has it, nobody will take it.
+                        slots.transfer = 0  # No other aggregator has it or will take it.
             except Unavailable:
                 continue
             del self.locked[name]
@@ -189,7 +189,7 @@ class Regions:
             other.close()
         settled = await self.settle(held)
         self.add_recovered(held, settled)
-        if settled is not held:  # What the store has would be an old version soon.
+        if settled is not held:  # The store's copy would soon be an old version.
             await self.let_go(held)
 
     def add_recovered(self, held: Held, settled: Held) -> None:
@@ -303,7 +303,7 @@ class Regions:
         if not moved:
             self._ledger.add(held.slots)
         if not held.region.in_place:
-            return  # Nobody keeps it but us.
+            return  # Only this process keeps it.
         async with self._telling:
             if not moved and not self._ledger.kept:
                 await self._keep_ledger()
@@ -319,7 +319,7 @@ class Regions:
         except MemoryError as error:  # Then a kill forgets them.
             _log.warning("counters.not_kept", reason=str(error))
 
-    # What was moved -------------------------------------------------------------------------------
+    # Regions that were moved ----------------------------------------------------------------------
 
     def bytes_moved(self) -> tuple[int, int]:
         """(in, out), by the regions' own counters: those that are here, and those that ended."""

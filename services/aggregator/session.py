@@ -116,7 +116,7 @@ class Session:
 
     def done(self, bucket: Bucket) -> None:
         """The pull response."""
-        if not self._dones:  # Those of one turn of the loop leave in one frame.
+        if not self._dones:  # All answers of one turn of the loop leave in one frame.
             asyncio.get_running_loop().call_soon(self._send_dones)
         answered = bucket.answered(self.rank)
         self._dones.append((bucket.handle, answered, bucket.location_epoch))

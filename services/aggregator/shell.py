@@ -196,7 +196,7 @@ class Aggregator:
         await self.regions.spill()
         self.regions.close()
 
-    # What others see ------------------------------------------------------------------------------
+    # Heartbeat and gauges -------------------------------------------------------------------------
 
     @property
     def addresses(self) -> tuple[tuple[str, str], ...]:

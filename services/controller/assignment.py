@@ -95,7 +95,8 @@ def decide(state: State, job: Job, now_s: float) -> None:
         return
     pending.next_s = now_s + pending.wait_s
     if not state.pool_known and pending.cause != "start":
-        pending.next_s = now_s  # Who is alive is not known yet; the tick decides.
+        # The master has not yet said which aggregators live; the next tick decides.
+        pending.next_s = now_s
         return
     view, subject = _case(state, job, pending, now_s)
     name = state.policy_name(job)
@@ -209,7 +210,8 @@ def _name(plan: Plan, subject: JobView, fresh: list[AggregatorId]) -> list[Aggre
 
 
 def _wait(state: State, job: Job, reason: str) -> None:
-    reason = reason[:REASON_CHARS_MAX]  # As the record cuts it: the same is not stored again.
+    # Cut as in the record, so that the same reason is not stored again.
+    reason = reason[:REASON_CHARS_MAX]
     if job.record.reason != reason:
         state.change(job, reason=reason)
 
@@ -454,7 +456,7 @@ def _tell_assigned(state: State, job: Job, now_s: float) -> None:
     )
 
 
-# What is gone for good ----------------------------------------------------------------------------
+# Losses -------------------------------------------------------------------------------------------
 
 
 def lose(state: State, job: Job, now_s: float) -> None:

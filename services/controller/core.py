@@ -271,7 +271,7 @@ class Controller:
             state.change(job, phase="released")
         hosting.let_go(state, job, now_s)
 
-    # What is observed -----------------------------------------------------------------------------
+    # Observations ---------------------------------------------------------------------------------
 
     def _observed(self, message: Message, now_s: float) -> None:
         state = self.state
@@ -339,7 +339,7 @@ class Controller:
                     if job.record.phase == "released":
                         hosting.let_go(state, job, now_s)
             case _:
-                pass  # A job that is no more, or a stray's end.
+                pass  # The job has ended, or a stray bucket was dropped.
 
 
 def _again(known: Job, message: PlaceJob) -> Message:

@@ -188,7 +188,7 @@ def _forget(state: State, id: AggregatorId) -> None:
     state.out.append(Persist(state.drains_bucket, id, None))
 
 
-# What is there ------------------------------------------------------------------------------------
+# Inventory ----------------------------------------------------------------------------------------
 
 
 def _here(job: Job, id: AggregatorId) -> list[int]:

@@ -60,7 +60,7 @@ def profiled(state: State, job: Job, fact: JobProfiled, now_s: float) -> None:
         state.log("profile.unfit", "warning", job=job.id, tasks=len(profile.task_cpu_s))
         return
     if fact.location_epoch != job.location_epoch or not record.places or job.moving:
-        return  # Of another placement; the profiler measures this one too.
+        return  # Measured at another placement; the profiler measures this one too.
     if record.phase == "profiling" and record.profile is None:
         state.change(job, profile=profile)
         state.tell(
@@ -195,7 +195,7 @@ def measured(state: State, job: Job, window: WindowMeasured, now_s: float) -> No
         return
     remedied = any(each.pending is not None for each in (job, *neighbours))  # Or it was refused.
     if loss > limit and not remedied and (stretched := _stretched(state, job)):
-        # Whatever has changed since the window began: it still is.
+        # The job is stretched even after all changes since the window began.
         leaving, where = stretched
         _tell_loss(state, leaving, "reverted", job, loss, window, where, now_s)
         assignment.request_assignment(state, leaving, "reverted", now_s)

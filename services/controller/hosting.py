@@ -195,7 +195,7 @@ def let_go(state: State, job: Job, now_s: float) -> None:
     for aggregator in sorted(job.involved()):
         entry = state.aggregator(aggregator, now_s)
         if aggregator in job.dropped or state.is_gone(aggregator, now_s):
-            continue  # What is gone is compared with the records when it comes back.
+            continue  # A lost aggregator is compared with the records when it comes back.
         waiting = True
         if entry.alive:
             key = DropAsked(job.id, aggregator)

@@ -29,7 +29,7 @@ JUDGED_BYTES: Final = 64 * 1024
 """Bytes of a window, in one direction, below which it says nothing about a link."""
 
 
-# Which links are congested ------------------------------------------------------------------------
+# Congested links ----------------------------------------------------------------------------------
 
 
 def slowdowns(profile: Profile, links: Iterable[LinkTimes]) -> dict[AggregatorId, float]:
@@ -62,7 +62,7 @@ def congested(factors: Mapping[AggregatorId, float], at: float) -> dict[Aggregat
     return stand_out
 
 
-# What is done about it ----------------------------------------------------------------------------
+# Moves away from them -----------------------------------------------------------------------------
 
 
 def mitigate(state: State, job: Job, window: WindowMeasured, loss: float, now_s: float) -> bool:

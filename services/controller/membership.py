@@ -45,7 +45,7 @@ from slackwater.services.controller.state import Asked, Job, State, numbered
 def heard(state: State, heartbeat: AggregatorHeartbeat, now_s: float) -> None:
     entry = state.aggregator(AggregatorId(heartbeat.id), now_s)
     if heartbeat.incarnation < entry.incarnation:
-        return  # Of an instance that was replaced.
+        return  # Sent by an instance that was replaced.
     news = not entry.alive or heartbeat.incarnation != entry.incarnation
     if news or (entry.heartbeat and entry.heartbeat.buckets and not heartbeat.buckets):
         state.line.wake()  # The master may have one more to give.
@@ -118,7 +118,7 @@ def tick(state: State, now_s: float) -> None:
             migrations.ask_held(state, entry.id, now_s)
 
 
-# What the master knows --------------------------------------------------------------------------
+# The master's pool --------------------------------------------------------------------------------
 
 
 def ask_pool(state: State, now_s: float) -> None:
@@ -174,7 +174,7 @@ def sweep(state: State, now_s: float) -> None:
         if not entry.request or entry.request in granting or entry.guarded:
             continue
         if entry.avoided and entry.alive:
-            continue  # Whoever got it would have its link, or lose what was brought there.
+            continue  # Another job would get its congested link, or lose the buckets brought there.
         if entry.reserved_for is not None:
             owner = state.jobs.get(entry.reserved_for)
             if owner is not None and owner.pending is not None:
@@ -208,7 +208,7 @@ def deallocated(state: State, id: AggregatorId, answer: Message) -> None:
     state.line.wake()
     entry = state.aggregators[id]
     entry.ours, entry.request, entry.temporary, entry.checked = False, "", False, -1
-    for job in state.living():  # Whoever has it next starts without its history.
+    for job in state.living():  # Its next use starts without its history.
         record = job.record
         if id in record.excluded or id in record.crowded:
             state.change(
@@ -223,7 +223,7 @@ def adopted(state: State, id: AggregatorId, answer: Message) -> None:
         state.aggregators[id].temporary = False
 
 
-# What the master must know ----------------------------------------------------------------------
+# Reports to the master ----------------------------------------------------------------------------
 
 
 def report(state: State, now_s: float) -> None:

@@ -161,7 +161,7 @@ def _progress(
     state: State, job: Job, bucket: int, location_epoch: int, done: set[int], now_s: float
 ) -> None:
     if not job.moving or bucket >= len(job.record.target) or bucket in done:
-        return  # Of an earlier migration, or repeated.
+        return  # Belongs to an earlier migration, or is repeated.
     if job.record.target[bucket].location_epoch != location_epoch:
         return
     done.add(bucket)

@@ -179,7 +179,7 @@ def _choose_cluster(state: State, job: Job, now_s: float) -> ClusterId | None:
         (
             other.record.cluster,
             id,
-            # What it holds for its profiling is not unallocated any more.
+            # Aggregators lent for its profiling are allocated already.
             max(0.0, clusters.demand_cpu(other.record.spec, share) - lent[id] * share),
         )
         for id, other in state.placed.items()

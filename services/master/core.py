@@ -283,7 +283,7 @@ class Master:
             reason = f"{unknown(message.job)}, or it has no rank {message.rank}"
             self.state.reply(token, Refused(reason=reason, code=NOT_FOUND))
             return
-        if job.by_hand:  # Of the others, the worker node reports the end.
+        if job.by_hand:  # For other jobs, the worker node reports the end.
             lifecycle.rank_ended(self.state, job, message.rank, message.result, now_s)
         self.state.reply(token, Ok())
 
@@ -304,7 +304,7 @@ class Master:
                 rank_restarts.rank_died(self.state, job, message, now_s)
         self.state.reply(token, Ok())
 
-    # What comes back, and what is observed --------------------------------------------------------
+    # Answers and observations ---------------------------------------------------------------------
 
     def _answered(self, key: object, message: Message, now_s: float, *, final: bool = True) -> None:
         state = self.state

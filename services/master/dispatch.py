@@ -168,7 +168,7 @@ def _feasible(schedule: Schedule, job: Job, allocation: Allocation) -> bool:
     return fits_processes(job.record.spec, schedule.snapshot.names(allocation))
 
 
-# Who may not start --------------------------------------------------------------------------------
+# Jobs that may not start --------------------------------------------------------------------------
 
 
 def _hide_too_large(schedule: Schedule, capacities: tuple[Capacity, ...], of_gpus: bool) -> bool:
@@ -341,7 +341,7 @@ def _tell_waits(state: State, schedule: Schedule, ids: list[JobId], now_s: float
             continue
         told[id] = cause
         why = waits_here(state, room, job)
-        if why and id not in state.held:  # Those were told.
+        if why and id not in state.held:  # Held jobs were told already.
             state.tell(job, "waiting", now_s, why)
 
 

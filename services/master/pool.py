@@ -78,7 +78,7 @@ class Pool:
         self._epoch = epoch
         self._records = {r.id: r for r in records.values() if r.cluster is not None}
 
-    # What the choice of a cluster needs ---------------------------------------------------------
+    # For the choice of a cluster ------------------------------------------------------------------
 
     def share(self) -> float:
         """cpu_share of a member (they are alike on one machine); 0 while none is known."""
@@ -122,7 +122,7 @@ class Pool:
             self._members[id] = _Member(heartbeat, now_s)
             return []
         if heartbeat.incarnation < member.heartbeat.incarnation:
-            return []  # Of an instance that was replaced.
+            return []  # Sent by an instance that was replaced.
         back = not member.alive or heartbeat.incarnation > member.heartbeat.incarnation
         member.heartbeat, member.seen_s, member.alive = heartbeat, now_s, True
         record = self._records.get(id)

@@ -146,7 +146,7 @@ class State:
         elif old is not None and is_admitted(old):
             del self.admitted[new.spec.tenant][id]
         if not self.admitted.get(new.spec.tenant) and not self.pending[new.spec.tenant]:
-            self.admitted.pop(new.spec.tenant, None)  # As many names as there are live jobs.
+            self.admitted.pop(new.spec.tenant, None)  # Forgets a tenant without live jobs.
             del self.pending[new.spec.tenant]
         if not is_live:
             self.held.pop(id, None)

@@ -122,7 +122,7 @@ class LenderCore:
                 return []
         assert_never(event)
 
-    # What is here ---------------------------------------------------------------------------------
+    # Inventory ------------------------------------------------------------------------------------
 
     def having(self, *states: SlabState) -> list[Slab]:
         return [slab for slab in self.slabs.values() if slab.state in states]
@@ -267,7 +267,7 @@ class LenderCore:
                 return self._revoke(self.slabs[id], "its device did not come back", now_s)
         return []
 
-    # What devices say -----------------------------------------------------------------------------
+    # Messages from devices ------------------------------------------------------------------------
 
     def _heard(self, session: int, message: ToLender, now_s: float) -> list[Effect]:
         if session not in self.sessions:
@@ -344,7 +344,7 @@ class LenderCore:
             gone = NotMapped(request=message.request, reason=reason, retry_after_s=0.0)
             return [self._send(session, gone)]
         if slab.state == "lent" and slab.session != session:
-            # What the old channel still has on its way must not land after the claim.
+            # Writes still under way on the old channel must not land after the claim.
             wait = NotMapped(
                 request=message.request,
                 reason=f"lender {self.id} is closing the channel that had slab {slab.id}",

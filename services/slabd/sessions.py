@@ -91,7 +91,7 @@ class Sessions:
         if found is not None:
             await found.channel.close()
 
-    # What is said and granted ---------------------------------------------------------------------
+    # Messages and grants --------------------------------------------------------------------------
 
     def send(self, effect: SendToDevice) -> None:
         self._send(effect.session, effect.message)

@@ -127,7 +127,7 @@ class Slabd:
             await listener.close()
         self.slabs.close()
 
-    # What others see ------------------------------------------------------------------------------
+    # Heartbeat and gauges -------------------------------------------------------------------------
 
     @property
     def addresses(self) -> tuple[tuple[str, str], ...]:

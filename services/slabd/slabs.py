@@ -77,7 +77,7 @@ class Slabs:
                 continue
             self.regions[identity.slab] = region
             if trailer.fence_state(word) != trailer.FREE:
-                self._mapped.add(identity.slab)  # Nobody knows how it was lent.
+                self._mapped.add(identity.slab)  # Unknown how it was lent, so it counts as mapped.
             await self.off_loop(region.populate)
             found.append((word, identity))
         return SlabsFound(tuple(found))

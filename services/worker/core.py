@@ -345,7 +345,7 @@ class WorkerCore:
         told = Log("process.exited", fields, level)
         return [told, self._report(rank), *self._stopped(rank.job)]
 
-    # What the master must learn -------------------------------------------------------------------
+    # Reports to the master ------------------------------------------------------------------------
 
     def _report(self, rank: _Rank) -> Request:
         message = WorkerExited(

@@ -180,7 +180,7 @@ class Processes:
             watched = _Watched(files, identity, child)
             self._watched[files.job, files.rank] = watched
             await _ended(identity)
-            files.signal_group(identity, kill=True)  # What the program left behind.
+            files.signal_group(identity, kill=True)  # Ends processes that the program left behind.
             del self._watched[files.job, files.rank]
         if child is not None:
             child.wait()

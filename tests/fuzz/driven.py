@@ -138,7 +138,7 @@ class Driven:
             return  # Too large: the shell says so instead.
         assert codec.decode(payload, type(said)) == said
 
-    # What comes from outside ----------------------------------------------------------------------
+    # Events from outside --------------------------------------------------------------------------
 
     def ask(self, kind: Any) -> None:
         self._tokens += 1

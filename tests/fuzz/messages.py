@@ -55,7 +55,7 @@ def message(kind: Any, rng: Random) -> Any:
         try:
             return codec.decode(msgspec.msgpack.encode(tree), kind)
         except (DecodeRejected, OverflowError):
-            continue  # As the shell: it does not reach the core.
+            continue  # The shell refuses it too: it does not reach the core.
 
 
 def made(kind: Any, rng: Random) -> Any:
@@ -80,7 +80,7 @@ def _made(info: inspect.Type, rng: Random) -> Any:
                 fields = {f.name: _made(f.type, rng) for f in given}
                 try:
                     return info.cls(**fields)
-                except ValueError:  # What its own check refuses: another one.
+                except ValueError:  # Its own check refused it: make another one.
                     continue
         case inspect.UnionType():
             return _made(rng.choice(info.types), rng)

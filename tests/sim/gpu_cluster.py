@@ -133,7 +133,7 @@ class GpuCluster(Services):
         for id in gpu_ids:
             assert self.holders.pop(id) == job
 
-    # What users do and see -----------------------------------------------------------------------
+    # For users ------------------------------------------------------------------------------------
 
     async def submit(self, spec: JobSpec) -> None:
         world = self.sim.client(f"user-{spec.id}")

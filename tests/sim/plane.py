@@ -383,7 +383,7 @@ class Plane(Services):
         )
         self.publish(subjects.telemetry("job", model.spec.id, "iterations"), message)
 
-    # What is seen -------------------------------------------------------------------------------
+    # Observations ---------------------------------------------------------------------------------
 
     async def watch(self) -> None:
         async def take(delivery: Any) -> None:
@@ -391,7 +391,7 @@ class Plane(Services):
             try:
                 message = decode(delivery.payload, kind)
             except Rejected:
-                return  # Of another type.
+                return  # A fact of another type.
             self.events.append((self.now_s(), delivery.subject, message))
 
         await self.watcher.bus.subscribe("sw.v1.evt.>", take)

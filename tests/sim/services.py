@@ -62,7 +62,7 @@ class Services:
                 await run_service(made, world, stop)
                 return
             except Retryable:
-                await asyncio.sleep(0.2)  # As the supervisor does.
+                await asyncio.sleep(0.2)  # The supervisor waits, too.
                 world = self.sim.client(name)
             except Exception as error:  # Noted: a core's broken invariant is the test's failure.
                 self.failures.append(error)
@@ -79,7 +79,7 @@ class Services:
         for _, _, stop in self.running.values():
             stop.set()
         tasks = [task for _, task, _ in self.running.values()]
-        await asyncio.gather(*tasks, return_exceptions=True)  # What failed is noted.
+        await asyncio.gather(*tasks, return_exceptions=True)  # Failures are noted already.
 
     async def end_tasks(self) -> None:
         for task in list(self._tasks):

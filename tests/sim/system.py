@@ -329,7 +329,7 @@ class System(Services):
         await self.end_tasks()
         self.lives.close()
 
-    # What users do --------------------------------------------------------------------------------
+    # For users ------------------------------------------------------------------------------------
 
     def _client(self) -> Client:
         world = self.outside

@@ -88,8 +88,8 @@ def test_figure_10_an_alexnet_that_slows_is_reverted_and_gets_an_aggregator_of_i
             return shown
 
     assert run_simulated(main()) == [
-        "allocated 1", "allocated 2",  # VGG19's temporary ones ...
-        "adopted 2", "adopted 2",  # ... which it keeps.
+        "allocated 1", "allocated 2",  # VGG19's temporary ones, kept below.
+        "adopted 2", "adopted 2",  # VGG19 keeps them.
         "allocated 3", "allocated 4",  # AlexNet's.
         "alex started profiled", "alex finished profiled", "released 3", "released 2",
         "alex reverted",

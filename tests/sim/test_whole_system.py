@@ -115,7 +115,7 @@ class Story:
             await asyncio.sleep(self.rng.uniform(1.0, 120.0))
             await system.cancel(job)
         while system.state_of(job) not in ("completed", "cancelled", "failed"):  # noqa: ASYNC110
-            await asyncio.sleep(1.0)  # Of no service, and under no clock but the simulation's.
+            await asyncio.sleep(1.0)  # Runs beside the services, under the simulation's clock.
         if system.state_of(job) == "completed":
             job.ended = "completed"  # Perhaps before its user's cancel came.
 
@@ -126,7 +126,7 @@ class Story:
         )  # fmt: skip
         while True:
             await asyncio.sleep(1.0)
-            self.system.raise_failures()  # First: what a dead service leaves behind is no cause.
+            self.system.raise_failures()  # First the causes: a dead service breaks invariants, too.
             for watch in watches:
                 watch.check()
 

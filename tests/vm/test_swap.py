@@ -124,7 +124,7 @@ class Group:
     async def remove(self) -> None:
         async with asyncio.timeout(30):
             while True:
-                with contextlib.suppress(OSError):  # Those who ended leave a little later.
+                with contextlib.suppress(OSError):  # Ended processes leave a little later.
                     self.path.rmdir()
                     return
                 await asyncio.sleep(0.1)

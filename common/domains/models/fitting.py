@@ -73,14 +73,14 @@ def fit(
         known = np.array(guess) / unit_s
         known[_BG] *= unit_m
         known[_GAMMA] = guess.gamma
-        # What no measurement had moved from its floor starts as if there were no guess.
+        # A parameter that no measurement moved from its floor starts as without a guess.
         start = np.clip(np.where(known > _FLOOR, known, start), low, high)
     result = scipy.optimize.minimize(
         _objective, start, args=(data,), jac=True, method="L-BFGS-B",
         bounds=list(zip(low, high, strict=True)), options={"ftol": _ENOUGH},
     )  # fmt: skip
     values = np.clip(result.x if np.isfinite(result.fun) else start, low, high)
-    # What the floor stands for is nothing at all.
+    # The floor stands for zero.
     values[:_GAMMA][values[:_GAMMA] <= _FLOOR] = 0.0
     values[:_GAMMA] *= unit_s
     values[_BG] /= unit_m

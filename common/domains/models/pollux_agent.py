@@ -82,7 +82,7 @@ class PolluxAgent:
         self._theta: ThroughputParams | None = None
         self._gradients = _Smoothed(smoothing)
 
-    # What was seen -----------------------------------------------------------------------------
+    # Measurements ---------------------------------------------------------------------------------
 
     def has_seen(self, nodes: int, gpus: int, per_gpu: int, accumulation: int = 0) -> bool:
         return (nodes, gpus, per_gpu, accumulation) in self._seen
@@ -143,7 +143,7 @@ class PolluxAgent:
         moments = self._gradients.mean
         return 0.0 if moments is None else moments.noise_scale(self.limits.initial)
 
-    # What follows from it ----------------------------------------------------------------------
+    # The model and its choices --------------------------------------------------------------------
 
     def refit(self) -> bool:
         """Fit theta_sys to all configurations seen, from the last fit on, and renew the goodput

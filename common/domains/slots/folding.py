@@ -47,7 +47,7 @@ def check_hypers(region: SlotRegion, alone: int | None = None) -> Refusal | None
     """Whether all ranks pushed the same usable hyper-parameters; else the first that did not."""
     ranks = _ranks(region, alone)
     pushed = region.hyper_blocks(ranks)
-    if region.accepted == pushed:  # As they were the last time, byte for byte.
+    if region.accepted == pushed:  # The same bytes as last time.
         return None
     rule = RULES[region.plan.update.name]
     reference = region.hyper(ranks[0])

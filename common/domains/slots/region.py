@@ -447,7 +447,7 @@ class SlotRegion:
     def state(self, version: int, index: int) -> Floats:
         return self._floats(self.geometry.state_offset(version, index))
 
-    # What it is -----------------------------------------------------------------------------------
+    # Properties -----------------------------------------------------------------------------------
 
     @property
     def plan(self) -> JobPlan:

@@ -341,7 +341,7 @@ class VerbsChannel(SocketChannel):
             self.lose(f"a queue pair does not survive a refusal: {error}")
 
     def peer_gave_up(self, why: str) -> None:
-        self.pair.drain()  # What it sent before is in our ring.
+        self.pair.drain()  # Its earlier messages are in our ring.
         self._conclude()
         self.lose(f"the peer gave the channel up: {why}")
 

@@ -284,7 +284,7 @@ class QueuePair:
     def _post(self) -> None:
         self._scheduled = False
         if self.closed or self._broken or not self._batch:
-            return  # What waits is settled when the pair closes.
+            return  # Waiting requests are settled when the pair closes.
         works, self._batch = self._batch, []
         following: Any = None
         for work in works:

@@ -108,7 +108,7 @@ def _demand(job: LoggedJob) -> _Demand | None:
 
 
 def _check_priorities(log: EventLog, held: dict[int, list[Held]]) -> Iterator[str]:
-    # At an instant, first who begins to wait, then who no longer does.
+    # At one instant, jobs that begin to wait come before jobs that stop waiting.
     steps: list[tuple[float, int, int, bool]] = []
     for number, segments in held.items():
         if _demand(log.slackwater.jobs[number]) is None or any(h.group for h in segments):

@@ -156,7 +156,7 @@ class Engine:
             "rounds must name its next one"
         )
 
-    # What happens ------------------------------------------------------------------------------
+    # Events ---------------------------------------------------------------------------------------
 
     def _arrive(self, number: int) -> None:
         job = self._jobs[number]

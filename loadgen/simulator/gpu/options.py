@@ -53,7 +53,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     shake_s: Seconds = 60.0
     """With several seeds: submissions of all but the first run move by up to this, so that the
     interval shows what mere chance does to a result (input shaking)."""
-    # Which jobs
+    # Choice of jobs
     format: str = ""
     jobs: int = 0
     min_gpus: int = 0

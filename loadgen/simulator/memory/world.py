@@ -162,7 +162,7 @@ class World:
     def _after(self, delay_s: float, do: Callable[[], None]) -> None:
         self.at(self.now_s + delay_s, do)
 
-    # What the outside tells -----------------------------------------------------------------------
+    # Events from outside --------------------------------------------------------------------------
 
     def sampled(self, machine: Machine, others_bytes: int) -> None:
         """The lender looks at its machine, and tells the bus."""
@@ -233,7 +233,7 @@ class World:
             case Log(event="slab.not-made"):
                 raise Rejected(f"m{machine.number}: a slab was not made: {effect.fields}")
             case _:
-                pass  # Replies to nobody.
+                pass  # Replies have no receiver here.
 
     def _fire(self, machine: Machine, side: str, key: EffectKey, number: int) -> None:
         if machine.timers.get((side, key)) != number:

@@ -321,7 +321,7 @@ class PoolRun:
         wait_s = self._settings.profile_iterations * profile.iteration_s
         self.world.at(now_s + wait_s, profiled)
 
-    # What it costs the jobs -----------------------------------------------------------------------
+    # Costs for the jobs ---------------------------------------------------------------------------
 
     def _play(self) -> None:
         for id, lost in self._feedback.play_all(self.world.now_s).items():

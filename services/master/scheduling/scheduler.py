@@ -130,7 +130,7 @@ class Scheduler:
             self._memory = self.policy.restored(facts)
         self._compare, self._seen = True, None
 
-    # What outlasts the process -----------------------------------------------------------------
+    # Durable facts --------------------------------------------------------------------------------
 
     def durable(self) -> bytes:
         """Encode what the policy must not forget, for `restore`; empty: nothing."""

@@ -82,7 +82,7 @@ class Control:
         self._deadline_s = deadline_s
         self._job = JobId(spec.id)
         self.cluster: ClusterId | None = None
-        self._workers = self._buckets = 0  # As the table says, which the controller answers with.
+        self._workers = self._buckets = 0  # Taken from the controller's answer.
 
     def _client(self, budget_s: float) -> Client:
         world = self._world

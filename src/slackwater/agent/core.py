@@ -92,7 +92,7 @@ class AgentCore:
         self._layout_epoch = -1
         self._synchronous = True
 
-    # What the shell asks --------------------------------------------------------------------------
+    # Questions of the shell -----------------------------------------------------------------------
 
     @property
     def location_epoch(self) -> int:
@@ -239,7 +239,7 @@ class AgentCore:
         longest = min(most_s, limits.RETRY_WAIT_S_MIN * 2.0 ** min(failures, 16))
         return longest * self._rng.uniform(0.5, 1.0)
 
-    # What aggregators say -------------------------------------------------------------------------
+    # Messages from aggregators --------------------------------------------------------------------
 
     def granted(self, aggregator: AggregatorId, granted: Granted, pushed: int) -> list[AgentAction]:
         """The bucket's region is open; `pushed` is this worker's pushed word in it."""
@@ -377,7 +377,7 @@ class AgentCore:
         bucket.stage = "ready"
         return effects
 
-    # What the training program does ---------------------------------------------------------------
+    # Calls of the training program ----------------------------------------------------------------
 
     def pushed(self, index: int, iteration: int) -> list[AgentAction]:
         """All tensors of the bucket are in its slot."""

@@ -97,7 +97,7 @@ class Patience:
                 self.told = None
                 return
             self.told = await control.missing(iteration, waited_s, ranks)
-        except (Retryable, Rejected) as error:  # The wait goes on, and names nobody.
+        except (Retryable, Rejected) as error:  # The wait goes on, without names.
             _log.info("%s: whom it waits for is not known: %s", self._who, error)
             return
         finally:

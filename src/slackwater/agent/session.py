@@ -198,7 +198,7 @@ class Session:
                 runner.run(self._main())
         except SlackwaterError as error:
             self._fail(error)
-        except BaseException as error:  # Whatever ends this thread must end the waits.
+        except BaseException as error:  # However this thread ends, the waits must end.
             self._fail(Fatal(f"{self._who()}: the Agent's thread ended: {error!r}"))
             raise
 

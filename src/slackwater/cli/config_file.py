@@ -55,7 +55,7 @@ def service_of(text: str, name: str) -> Service | None:
     return found[0] if len(found) == 1 else None
 
 
-# What is wrong ----------------------------------------------------------------------------------
+# Faults -------------------------------------------------------------------------------------------
 
 
 def faults(text: str, kind: type[ServiceConfig]) -> list[Fault]:

@@ -285,7 +285,7 @@ async def _say_what_ends(url: str) -> None:
     try:
         jobs = await running_jobs(url)
     except SlackwaterError:
-        return  # Its master is gone: nobody knows.
+        return  # Its master is gone: no one can tell.
     if jobs:
         word = "job runs and fails" if len(jobs) == 1 else "jobs run and fail"
         err.print(f"{len(jobs)} {word} with the cluster: {', '.join(jobs)}", markup=False)

@@ -206,7 +206,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]  # mypy does not r
             with torch.enable_grad():
                 loss = closure()
         self._check()
-        self.synchronize()  # What no forward pass came by, and so no backward pass either.
+        self.synchronize()  # Includes parameters that neither pass came by.
         for tensor in self._all:
             if not tensor.pushed:
                 self._push(tensor)
@@ -272,7 +272,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]  # mypy does not r
         for tensor in tensors:
             tensor.adopt(self._agent.parameters_buffer(tensor.name))
 
-    # What a torch optimiser has besides -----------------------------------------------------------
+    # The rest of a torch optimiser ----------------------------------------------------------------
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         if self._joined:

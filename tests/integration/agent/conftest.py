@@ -311,7 +311,7 @@ class StandIn:
         slots.release()
         region.close()
 
-    # What a test does to it -----------------------------------------------------------------------
+    # For tests ------------------------------------------------------------------------------------
 
     async def move_after_next(self, to: str) -> None:
         self.moving = dict.fromkeys(range(len(self.buckets)), to)

@@ -371,7 +371,7 @@ def test_hyper_parameters_of_a_push_count_and_must_agree(whole: Cluster) -> None
                 agent.push(name, gradients[name], learning_rate=1.0)
             with pytest.raises(GradientRefused, match="learning_rate"):
                 agent.wait(MATES)
-        agent.step(gradients, learning_rate=RATE)  # Of a bucket the last that was given counts.
+        agent.step(gradients, learning_rate=RATE)  # The last rate given for a bucket counts.
         return value(agent, "b")
 
     assert run(whole, program, workers=2) == [8.0 - 0.25 - 2 * RATE] * 2

@@ -46,7 +46,7 @@ async def test_a_region_that_is_locked_keeps_no_other_job_from_its_aggregator(
     """kill -9 while another process holds locks on one job's regions. Its bytes wait for it: that
     job goes on where it was when the locks are gone, to the same bits."""
     await lab.aggregators("a1")
-    jobs = ("held", "free")  # Whose bytes moved are not told apart, so they are not compared.
+    jobs = ("held", "free")  # Counters of moved bytes do not tell them apart.
     runs = {job: training(job=job, pace_s=0.01, transport="shm", lossy=True) for job in jobs}
     for run in runs.values():
         run.start()

@@ -180,7 +180,7 @@ def said(words: list[str], capfd: pytest.CaptureFixture[str]) -> tuple[int, str]
         ("slackwater memory map a.b --url BUS", 2, "device 'a.b': a name has letters, digits"),
         ("slackwater model throughput --worker-s abc", 2, "abc"),
         ("slackwater compile everything", 2, "part 'everything': choose pages, folds"),
-        # A bus on which nobody is.
+        # A bus without services.
         ("slackwater jobs --url BUS", 69, "no master answers (sw.v1.cmd.master.main.list: nobody"),
         ("slackwater jobs --url BUS", 69, "start one with `slackwater run master`, or a whole"),
         ("slackwater drain a1 --cancel --url BUS", 69, "no master answers"),

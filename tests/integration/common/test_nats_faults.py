@@ -177,7 +177,7 @@ async def test_a_flush_under_way_ends_with_its_connection(own_nats_server: NatsS
     with pytest.raises(DeadlineExceeded, match="was lost before the answer"):
         await flushing
     await own_nats_server.start_async()
-    await Client(bus, LiveClock(), budget_s=10.0).flush()  # As soon as there is a connection.
+    await Client(bus, LiveClock(), budget_s=10.0).flush()  # Succeeds once there is a connection.
     await bus.close()
 
 

@@ -111,7 +111,7 @@ def test_it_dies_with_its_parent(tmp_path: Path) -> None:
     eventually(lambda: gone(pid), "the server ends with its parent")
 
 
-# Which binary, which version ----------------------------------------------------------------------
+# The binary and its version -----------------------------------------------------------------------
 
 
 def _script(path: Path, text: str) -> str:

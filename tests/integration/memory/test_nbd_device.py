@@ -360,7 +360,7 @@ async def test_hostile_clients_get_errors_and_stop_nobody(cluster: Make, raw: Ma
                 assert answer(sock) == (nbd.EINVAL, 5)
                 sock.sendall(request(99, 0, 4096, 6))
                 assert answer(sock) == (nbd.EINVAL, 6)
-                head = nbd.REQUEST_MAGIC, 1 << 9, nbd.WRITE, 8, 0, 512  # A flag nobody knows.
+                head = nbd.REQUEST_MAGIC, 1 << 9, nbd.WRITE, 8, 0, 512  # An unknown flag.
                 sock.sendall(nbd.REQUEST.pack(*head) + bytes(512))
                 assert answer(sock) == (nbd.EINVAL, 8)
                 sock.sendall(request(nbd.TRIM, 4096, 2**32 - 4096, 7))

@@ -33,7 +33,7 @@ async def test_an_evicted_span_comes_back_by_itself(cluster: Make, kind: str) ->
         def there() -> int:
             return sum(device.present_pages(span) for span in range(SLABS))
 
-        await c.until(lambda: there() == written)  # As it was before it was first mapped.
+        await c.until(lambda: there() == written)  # The same pages as before its first mapping.
         await device.flush()
         before = counters(device.table)
         [leaving] = device.members(0)

@@ -60,7 +60,7 @@ def make(info: inspect.Type, rng: random.Random, path: str = "") -> Any:
                     arguments[field.name] = make(field.type, rng, f"{path}.{field.name}")
             try:
                 return info.cls(**arguments)
-            except ValueError:  # What only its own check refuses.
+            except ValueError:  # Only its own check refuses it.
                 return make(info, rng, path)
         case inspect.UnionType():
             return make(rng.choice(info.types), rng, path)

@@ -193,6 +193,6 @@ def test_tasks_in_a_set_have_the_same_order_in_every_run() -> None:
         return found
 
     first = run_simulated(orders())
-    moved = [bytearray(size) for size in range(0, 4000, 7)]  # What comes lies elsewhere.
+    moved = [bytearray(size) for size in range(0, 4000, 7)]  # The next objects lie elsewhere.
     assert run_simulated(orders()) == first
     assert len(moved) > 0

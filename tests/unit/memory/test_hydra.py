@@ -571,7 +571,7 @@ def test_a_write_counts_with_the_kth_acknowledgement(
     assert plan.settled
 
 
-# What it costs, and what can be asked for ---------------------------------------------------------
+# Costs, and options that are refused --------------------------------------------------------------
 
 
 def test_memory_is_at_most_1_30_times_the_pages() -> None:

@@ -40,7 +40,7 @@ class LoggedAgent(Agent):
         self.left = True
         super().__exit__(*details)
 
-    # What a test looks at -------------------------------------------------------------------------
+    # For tests ------------------------------------------------------------------------------------
 
     def group(self, name: str) -> int:
         cell, position = self._places[name]
@@ -77,7 +77,7 @@ def local(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> It
     cluster = InProcess(**({"bucket_bytes": request.param} if hasattr(request, "param") else {}))
     cluster.take_part(monkeypatch)
     monkeypatch.setattr(binding, "Agent", LoggedAgent)
-    kept: list[Any] = []  # As the interpreter keeps them.
+    kept: list[Any] = []  # Holds them as the interpreter would.
     monkeypatch.setattr(ending.atexit, "register", kept.append)
     monkeypatch.setattr(ending, "_watch", lambda: None)
     Local.agents = []

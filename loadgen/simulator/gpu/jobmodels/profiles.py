@@ -107,7 +107,7 @@ class ProfileRun:
         """The one that learns about the type that the job runs on, or ran on last."""
         return self._agents[self._kind(self._gpu_type)]
 
-    # What the engine sees ----------------------------------------------------------------------
+    # For the engine -------------------------------------------------------------------------------
 
     @property
     def work_done(self) -> float:

@@ -52,7 +52,7 @@ class JsqChunk:
                 size = job.held_gpus or self._size(job, view)
                 if size:
                     sizes[job.id] = size
-        # Of several running jobs in one queue, since machines were lost, the protected go on.
+        # After a loss of machines one queue may have several running jobs: the protected go on.
         kept = [] if view.rules.min_run_s <= 0 else list(view.jobs.values())
         kept = [j for j in kept if j.id not in sizes and view.rules.protects(j, view.now_s)]
         sizes |= {job.id: job.held_gpus for job in kept}

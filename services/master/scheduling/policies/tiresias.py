@@ -209,7 +209,7 @@ class Tiresias(QueuePolicy):
     def _entered_s(self, job: JobView, queue: int, now_s: float, notes: Notes) -> float:
         """When the job came into this queue, remembered from the decision that saw it there."""
         if notes.entered.get(job.id, (-1, 0))[0] != queue:
-            # Nobody looked while no job waited, or the master was away: it sank when it sank.
+            # It may have sunk between two decisions: while no job waited, or the master was away.
             sank_s = job.since_s
             if job.allocation and queue > 0:
                 lacked = self.limits[queue - 1] - job.attained_gpu_s_then

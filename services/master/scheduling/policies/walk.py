@@ -200,7 +200,7 @@ class Walk:
             behind = self._behind_waiting(self._running_now(level), heads)
             at = 0
             while heads and at < len(behind):
-                # As many as come before the first waiting job, then it, and so on.
+                # Keep those that come before the first waiting job, then start it, and so on.
                 first = heads[0][0][:2]
                 until = bisect_left(behind, first, lo=at, key=_rank)
                 self._keep_some(behind[at:until], last)

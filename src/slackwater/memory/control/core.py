@@ -245,7 +245,7 @@ class DeviceCore:
             self._fact(member, "refused", now_s, f"{reason}; its pages go to the backup"),
         ]
 
-    # What lenders say -----------------------------------------------------------------------------
+    # Messages from lenders ------------------------------------------------------------------------
 
     def _heard(self, lender: LenderId, message: ToDevice, now_s: float) -> list[Effect]:
         match message:

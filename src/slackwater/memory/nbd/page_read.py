@@ -16,7 +16,7 @@ from slackwater.memory.nbd import state as s
 from slackwater.memory.pages import kernels, prefetch_kernels
 from slackwater.memory.store import PAGE_BYTES
 
-# What `read` returns
+# Results of `read`
 ANSWERED: Final = 0  # or a lender was asked
 SEND_FIRST: Final = 11  # the answers that wait must leave, then it goes on
 DEFERRED: Final = 20  # the program is to do it

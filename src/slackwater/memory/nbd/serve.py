@@ -23,7 +23,7 @@ from slackwater.memory.nbd import state as s
 from slackwater.memory.pages import kernels, prefetch_cache, states
 from slackwater.memory.store import PAGE_BYTES
 
-# What `serve` returns
+# Results of `serve`
 CLOSED: Final = 0
 DISCONNECTED: Final = 1
 GARBAGE: Final = 2

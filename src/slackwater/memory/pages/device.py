@@ -320,7 +320,7 @@ class Device:
         """By page, from `first` on, as far as the file was looked at: it was written, and not let
         go since. Raises OSError."""
         pages = slice(first, first + count)
-        # What waits for the disk is looked at before the disk: between the two it is in both.
+        # Look at waiting entries before the disk: an entry that gets there in between is in both.
         marks = self.table.mark[pages]
         here = self.table.pending[pages] != 0
         here |= ~np.isin(marks, (states.ABSENT, states.FILLING))
@@ -461,7 +461,7 @@ class Device:
             if not done.done():
                 done.set_result(None)
 
-    # What operators see ---------------------------------------------------------------------------
+    # For operators --------------------------------------------------------------------------------
 
     def present_pages(self, span: int) -> int:
         return int(k.count_present(self.table, span))

@@ -443,7 +443,7 @@ def leave_span(t, span, state):
     first = span * t.words[SPAN_PAGES]
     last = min(first + t.words[SPAN_PAGES], t.words[PAGES])
     count = 0
-    if state == UNMAPPED:  # What was not asked for yet would be asked of the slab that comes next.
+    if state == UNMAPPED:  # Else the next slab would be asked for what these entries wait for.
         prefetch_cache.invalidate_range(t.prefetched, first, last - first, states.COMING)
     for page in range(first, last):
         if t.mark[page] == PRESENT:

@@ -24,7 +24,7 @@ BATCH: Final = 1024
 
 GATHER_NS: Final = 1_000_000
 
-# What write_back returns
+# Results of `write_back`
 PROGRESS: Final = 0
 STOPPED: Final = 1
 DISCARDS: Final = 2

@@ -153,7 +153,8 @@ class ReadAhead:
         came = np.zeros(len(pages), np.bool_)
         try:
             came = await self._device.read_ahead(pages, buffer.data)
-        except (OSError, SlackwaterError) as error:  # Who asks for them is told, and told more.
+        # A read that asks for them reports it, with more detail.
+        except (OSError, SlackwaterError) as error:
             _log.debug("ahead.failed", pages=len(pages), reason=str(error))
         finally:
             prefetch_kernels.store(self._table, places, tickets, buffer.ctypes.data, came)

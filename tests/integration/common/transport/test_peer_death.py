@@ -113,7 +113,7 @@ async def test_a_killed_peer_ends_every_operation(kind: str, tmp_path: Path) -> 
         for name, outcome in zip(tasks, outcomes, strict=True):
             assert isinstance(outcome, Unavailable), (name, outcome)
         assert made.channel.closed
-        if kind == "shm":  # What was mapped stays readable: in-place pulls do not crash.
+        if kind == "shm":  # Mapped memory stays readable: in-place pulls do not crash.
             assert made.remote.view is not None
             assert len(bytes(made.remote.view[:4096])) == 4096
         given.close()

@@ -43,7 +43,7 @@ def test_a_request_that_breaks_the_core_is_answered_and_refused_at_once_the_seco
             await service.task
         assert exit_code(ended.value) == EX_BREACHED
         again = await Running(sim).ready()
-        assert again.core.accounts["a"].total == 5  # As it was stored, not as it was left.
+        assert again.core.accounts["a"].total == 5  # The stored total, not the one in memory.
         for _ in range(3):  # An honest client repeats it.
             answer = await again.ask("crash", Crash(sender="agent.a", epoch=9))
             assert isinstance(answer, Refused)
@@ -68,7 +68,7 @@ def test_a_record_that_could_not_be_read_back_is_never_stored() -> None:
         good = service.add("c1", 5)
         bad = service.ask("keep", Keep(account="u", total=2**60))
         answers = await asyncio.gather(good, bad)
-        assert answers[0].total == 5  # What was decided before is still stored and said.
+        assert answers[0].total == 5  # Earlier decisions are still stored and sent.
         assert isinstance(answers[1], Refused)
         for part in ("bucket accounts, key u", "<= 9007199254740992", "$.total", str(2**60)):
             assert part in answers[1].reason

@@ -32,7 +32,7 @@ def _within_sampling_error(sample: list[float], mean: float, deviation: float) -
     return abs(fmean(sample) - mean) <= 5 * deviation / sqrt(len(sample))
 
 
-# What all have in common --------------------------------------------------------------------------
+# Common to all ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", WORKLOADS)

@@ -167,7 +167,7 @@ def test_every_workload_of_pollux_and_sia(traces_dir: Path) -> None:
         for number in (1, 2, 3, 5, 6):
             path = traces_dir / "pollux" / f"workloads{suffix}" / f"workload-{number}.csv"
             assert len(read(path).jobs) == jobs
-    workloads = sorted((traces_dir / "sia").rglob("workload*.csv"))  # Profiles are no workloads.
+    workloads = sorted((traces_dir / "sia").rglob("workload*.csv"))  # Leaves out the profiles.
     assert workloads
     for path in workloads:
         assert read(path).format == "pollux"

@@ -779,7 +779,7 @@ async def test_the_older_of_two_aggregators_of_one_id_ends(system: System) -> No
     _, older = system._stops.pop("a1")
     system.network = MemoryNetwork(
         seed=2, latency_s=1e-4
-    )  # As on another machine: nobody listens at its address.
+    )  # No one listens at its address, as on another machine.
     await system.start("a1", node="n2")
     with pytest.raises(ConfigRejected, match=r"aggregator: .* id a1 runs on node n2"):
         async with asyncio.timeout(20):

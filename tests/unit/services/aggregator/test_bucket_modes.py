@@ -98,7 +98,7 @@ def test_the_richest_copy_seeds_and_no_push_counts_twice() -> None:
     assert bare.offered(0, 4, (4, 3, 3)) is None
     assert bare.offered(1, 5, (5, 5, 3)) is None
     assert bare.offered(2, 4, (2, 4, 4)) == 1
-    bare.detach(2, 12)  # What it said it is done with stays known.
+    bare.detach(2, 12)  # Its last acknowledged version stays known.
     assert not bare.seeded(1, 5), "a seed is known by the updates in it"
     assert bare.seeded(1, 13)
     assert (bare.version, bare.applied) == (13, [5, 5, 4])

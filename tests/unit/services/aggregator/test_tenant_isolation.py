@@ -131,7 +131,7 @@ def test_who_pushes_more_often_than_profiled_costs_the_others_at_most_their_limi
     used = share_an_aggregator(rule, mine, other)
     assert mine.loss <= LIMIT
     assert used["good"] >= 0.2 * (1.0 - LIMIT)
-    assert used["bad"] <= 1.0 - used["good"] + 0.02  # What is left; it is throttled to that.
+    assert used["bad"] <= 1.0 - used["good"] + 0.02  # Throttled to the rest.
     assert other.loss < 0.0  # Throttled, not stopped: it is faster than its profile.
 
 

@@ -129,7 +129,7 @@ class Crashed(Exception):
 class Harness:
     def __init__(self, pool: Pool, **config: Any) -> None:
         self.pool = pool
-        # What the tests expect is the scheme of the paper, unless they say otherwise.
+        # Tests expect the scheme of the paper, unless they say otherwise.
         self.config = ControllerConfig(id="c0", **{"policy": "cyclic", **config})
         self.stored: dict[str, JobPlacement] = {}
         self.drains: dict[str, Record] = {}

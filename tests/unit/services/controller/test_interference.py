@@ -26,7 +26,7 @@ def link(id: str, push: float = 1.0, pull: float = 1.0, nbytes: int = MB) -> Lin
     )
 
 
-# Which links --------------------------------------------------------------------------------------
+# Congested links ----------------------------------------------------------------------------------
 
 
 def test_the_worse_direction_counts_and_what_was_not_measured_does_not() -> None:
@@ -55,7 +55,7 @@ def test_an_aggregator_is_congested_if_it_stands_out(
     assert set(congested(factors, 2.0)) == expected
 
 
-# What is done -------------------------------------------------------------------------------------
+# Moves --------------------------------------------------------------------------------------------
 
 
 class Measured(Harness):

@@ -226,7 +226,7 @@ def test_a_job_runs_on_a_node_with_room_and_is_completed_when_all_ranks_ended_we
     effects = harness.ask(WorkerExited(job="a", rank=1, node=NodeId("n1"), code=0, result="{}"))
     assert facts(effects) == ["completed"]
     assert harness.job("a").results == {"0": '{"x": 1}', "1": "{}"}
-    assert harness.job("a").released  # It was never placed: nobody else knows of it.
+    assert harness.job("a").released  # It was never placed: no controller knows of it.
 
 
 def test_the_first_failure_fails_the_job_stops_the_others_and_keeps_the_reason() -> None:
@@ -622,7 +622,7 @@ def test_a_tenant_that_has_its_part_waits_and_the_others_pass() -> None:
     assert "waits for tenant bad's part of the pool" in harness.why("b3")
     assert "waits until tenant bad's jobs, submitted earlier" in harness.why("b4")
     effects = harness.ask(SubmitJob(spec=spec("good", workers=1, tenant="good")))
-    assert facts(effects) == ["pending", "running"]  # Nobody of `bad` is told anything again.
+    assert facts(effects) == ["pending", "running"]  # No job of `bad` is told again.
     submitted(harness, "b5", tenant="bad", workers=1)
     refused = harness.answer(SubmitJob(spec=spec("b6", workers=1, tenant="bad")))
     assert isinstance(refused, Refused)

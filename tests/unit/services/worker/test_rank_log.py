@@ -204,7 +204,7 @@ def test_the_logger_lives_through_the_signals_to_its_rank_and_ends_with_it(tmp_p
     assert files.log.last_line() == "told to end"
 
 
-# What is kept -------------------------------------------------------------------------------------
+# Kept logs ----------------------------------------------------------------------------------------
 
 
 def ended_job(state_dir: Path, job: str, ended_s: float, nbytes: int = 0) -> None:

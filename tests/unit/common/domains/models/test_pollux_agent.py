@@ -118,7 +118,7 @@ def test_every_split_keeps_the_limits(
         assert steps >= 0
         if agent.model is not None and agent.model.tune(nodes, gpus).goodput > 0:
             assert limits.per_gpu_min <= per_gpu
-            # What is rounded up passes the largest batch by less than a share, never by more.
+            # A batch that is rounded up passes the largest one by less than a share.
             assert total <= max(limits.total_max, gpus * limits.per_gpu_min * (steps + 1))
         agent.saw_iteration(iteration(nodes, gpus, max(per_gpu, 1)))
         agent.refit()

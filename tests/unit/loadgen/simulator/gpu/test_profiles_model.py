@@ -204,7 +204,7 @@ def test_a_failure_goes_back_to_the_last_checkpoint(toy: Application) -> None:
 
 def test_the_oracle_counts_iterations_of_the_traces_batch(toy: Application) -> None:
     run = run_of(toy, FIXED, batch=400)
-    # As published: from the end of the current epoch, counted from 1, to the last one's.
+    # The published count runs from the end of the current epoch, counted from 1, to the last.
     assert run.remaining_iterations == 4000.0
     assert run.iteration_s(4) == pytest.approx(0.174)
     # One GPU holds 160 and accumulates: three steps of 134.

@@ -121,7 +121,7 @@ def test_a_move_costs_what_the_jobs_own_restart_costs() -> None:
     problem, _ = Pollux(delay_s=30).problem(view(jobs, [8]), jobs, {})
     terms = [float(problem.worth[j, 0, 0, 2]) for j in range(4)]
     assert terms[3] < terms[0] == terms[1] < terms[2]
-    # As realloc_factor says of a job of 600 s that was never moved.
+    # realloc_factor of a job of 600 s that was never moved.
     gains = Pollux(p=1, delay_s=30).problem(view(jobs, [8]), jobs, {})[0].worth[:, 0, 0, 2]
     assert gains[3] / gains[2] == pytest.approx(605 / 900, rel=0.01)
 
