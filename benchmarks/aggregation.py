@@ -248,7 +248,7 @@ class Field:
 
 
 def _reap(server: "subprocess.Popen[bytes]") -> None:
-    """It ends when its workers have."""
+    """Wait for the server, which ends when its workers have."""
     try:
         server.wait(20)
     except subprocess.TimeoutExpired:

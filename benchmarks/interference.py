@@ -234,7 +234,7 @@ class Stack:
 
 
 def units(supervisor: Supervisor, hosts: dict[str, Machine]) -> list[UnitSpec]:
-    """Two aggregators on each of two machines: a1 and a3 on one, a2 and a4 on the other."""
+    """Return two aggregators on each of two machines: a1 and a3 on one, a2 and a4 on the other."""
     token = os.urandom(16).hex()
     inside = lent(supervisor.url)
     wanted: list[tuple[str, str, dict[str, Any], Machine | None]] = [

@@ -71,7 +71,7 @@ GOALS = {
 }
 Sample = dict[str, float]
 Samples = dict[tuple[str, str], list[Sample]]
-"""By job and server."""
+"""Samples by job and server."""
 RAMP_S = 0.3
 LENDER = re.compile(r"s\d+")
 """Its id, and the name of its configuration."""

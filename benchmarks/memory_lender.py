@@ -42,7 +42,7 @@ from slackwater.memory.store import PAGE_BYTES
 
 LENDER = "s0"
 SETTLE_S = 0.05
-"""After a process was stopped or continued, or a slab was asked for."""
+"""Seconds after a process was stopped or continued, or a slab was asked for."""
 WARM_UP_S = 1.0
 MEASURES = {
     "requests a second": ("1/s", 0.98), "p50": ("us", None), "p99": ("us", 1.04),

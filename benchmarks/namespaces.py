@@ -37,7 +37,7 @@ class Machine:
         sh(*self.command("tc", *text.split()))
 
     def shape(self, rate_mbit: int) -> None:
-        """Its NIC: so much leaves it, in two classes, of which the second is the background."""
+        """Limit the rate that leaves its NIC, in two classes; the second is the background's."""
         whole = f"ceil {rate_mbit}mbit burst {BURST} cburst {BURST} quantum 60000"
         self.tc("qdisc add dev nic root handle 1: htb default 10")
         self.tc(f"class add dev nic parent 1: classid 1:1 htb rate {rate_mbit}mbit {whole}")

@@ -174,7 +174,7 @@ def draw(usages: dict[str, Usage], path: Path) -> None:
 
 
 def show_cost(console: Console) -> bool:
-    """Whether the goal is met for every model."""
+    """Say whether the goal is met for every model."""
     period_s = AggregatorConfig().telemetry_s
     table = Table(title="cost of profiling, of an aggregator's CPU", title_justify="left")
     for column in ("model", "executions a second", "charging", "reports", "together", "goal"):

@@ -155,7 +155,8 @@ def told(one: Outcome) -> str:
 
 
 def rows(outcomes: list[Outcome]) -> list[Row]:
-    """Nothing but why, where the control did not break the limit or they did not share."""
+    """Return the figures; only the reason where the control kept the limit or the jobs did not
+    share."""
     made: list[Row] = []
     control = [one.loss for one in outcomes if one.policy == "packed"]
     for one in outcomes:

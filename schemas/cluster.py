@@ -92,7 +92,7 @@ class AggregatorHeartbeat(Heartbeat, kw_only=True, frozen=True, tag="aggregator.
     arrived: Annotated[tuple[WorkersAt, ...], msgspec.Meta(max_length=ARRIVED_MAX)] = ()
     """Lately: the fact was published once, and the bus may have been away."""
     migration_bytes_s: Count = 0
-    """Its cap for copies to other hosts; 0: none."""
+    """The aggregator's cap for copies to other hosts, in bytes a second; 0: none."""
     executions: Count = 0
     """Folds since start."""
     undercharged: Count = 0
@@ -132,7 +132,7 @@ class WorkerHeartbeat(Heartbeat, kw_only=True, frozen=True, tag="worker.heartbea
     running: Annotated[tuple[tuple[JobId, Count], ...], msgspec.Meta(max_length=4096)] = ()
     """(job, rank) of each process that runs."""
     gpus: Annotated[tuple[Gpu, ...], msgspec.Meta(max_length=NODE_GPUS_MAX)] = ()
-    """Its GPUs, ascending by index, those with a fault too."""
+    """The node's GPUs, ascending by index, with those that have a fault."""
     cores: Cores = 0.0
     """Cores of CPU for jobs; 0: it does not say."""
     memory_bytes: Count = 0
@@ -258,7 +258,7 @@ class DrainedJob(Record, kw_only=True, frozen=True):
     buckets: Count
     nbytes: Count
     keeps_state: bool
-    """Its update rule has optimiser state, which only a move saves."""
+    """Set where the update rule has optimiser state, which only a move saves."""
     phase: Name
     reason: Text = ""
     """Why it is not on its way."""
@@ -320,7 +320,7 @@ class PlacedJob(Record, kw_only=True, frozen=True, array_like=True):
         tuple[Annotated[int, msgspec.Meta(ge=0, lt=AGGREGATORS_MAX)], ...],
         msgspec.Meta(max_length=AGGREGATORS_MAX),
     ]
-    """Its aggregators: places in `ClusterReport.aggregators`."""
+    """The job's aggregators: places in `ClusterReport.aggregators`."""
     phase: Name = ""
     """The phase of its placement: hosting, profiling, moving or steady."""
     moves: Count = 0
@@ -390,7 +390,7 @@ class StartWorkers(Message, kw_only=True, frozen=True, tag="worker.start"):
 
     job: IdText
     ranks: Annotated[tuple[Rank, ...], msgspec.Meta(max_length=WORKERS_MAX)]
-    """This node's."""
+    """The ranks of this node."""
     workers: Workers
     """Ranks of the job, on all nodes."""
     program: Program
@@ -459,7 +459,7 @@ class WorkerExited(Message, kw_only=True, frozen=True, tag="worker.exited"):
     rank: Rank
     node: NodeId
     code: Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
-    """Its exit code; below 0: the signal that killed it."""
+    """The rank's exit code; below 0: the signal that killed it."""
     result: Text = ""
     """The result that it left; if it failed, the last line of its log."""
     attempt: Count = 0
@@ -482,9 +482,9 @@ class NodeInfo(Record, kw_only=True, frozen=True):
     """A worker node: what it last told, and what jobs hold of it by the master's records."""
 
     alive: bool
-    """It was heard lately."""
+    """Set while its heartbeats come."""
     heartbeat: WorkerHeartbeat
-    """Its last one, without the processes that run."""
+    """The node's last heartbeat, without the processes that run."""
     slots_used: Count = 0
     gpus_used: NodeGpuIds = ()
     """GPUs that jobs hold."""

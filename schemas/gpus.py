@@ -34,7 +34,7 @@ class Gpu(Record, kw_only=True, frozen=True):
     """A GPU of a node, as its worker service tells it."""
 
     index: Annotated[int, msgspec.Meta(ge=0, lt=NODE_GPUS_MAX)]
-    """Its place in the node, from 0."""
+    """The GPU's place in the node, from 0."""
     id: GpuId
     type: GpuType
     memory_bytes: Count = 0

@@ -176,7 +176,7 @@ class JobSpec(Record, kw_only=True, frozen=True):
     """How often ranks that die are started again, counted over all ranks; each goes on where the
     job is."""
     fractional_share: bool = False
-    """It takes aggregators of less than a core, as emulated pools have, and is slowed by them."""
+    """Accept aggregators of less than a core, as emulated pools have, which slow the job down."""
     loss_limit: LossLimit = 0.0
     """The part of its speed that sharing may cost; 0: as its tenant, or cluster, says."""
     gpus: Gpus = 0
@@ -204,8 +204,8 @@ class JobSpec(Record, kw_only=True, frozen=True):
     batch_max: Count = 0
     """The largest batch that it may be trained with; 0: `batch_size`."""
     adaptive: bool = False
-    """It may be given another number of GPUs, within its bounds, while it runs; otherwise it keeps
-    the number that it was started with."""
+    """Set where the number of GPUs may change within its bounds while the job runs; otherwise it
+    keeps the number that it was started with."""
     preemptible: bool = True
     """A policy may pause it for others' sake; otherwise it keeps what it was given until it ends.
     """
@@ -296,9 +296,9 @@ class JobRecord(Record, kw_only=True, frozen=True):
     preemptions: Count = 0
     """How often a policy took all of its allocation."""
     deleted: bool = False
-    """It ended, and nobody is shown it any more. Its id is free."""
+    """Set when an ended job was deleted: it is not listed any more, and its id is free."""
     released: bool = False
-    """It ended, its controller and its worker node know, and nothing of it is left there."""
+    """Set when the job ended and its controller and worker nodes have let everything of it go."""
     epoch: Count = 0
 
     def __post_init__(self) -> None:
@@ -357,7 +357,7 @@ class ListJobs(Message, kw_only=True, frozen=True, tag="job.list"):
     state: JobState | None = None
     offset: Count = 0
     tenant: Tenant | None = None
-    """Only this tenant's."""
+    """List only this tenant's jobs."""
     order: Literal["newest", "active"] = "newest"
     whole: bool = False
 

@@ -41,5 +41,5 @@ class LogPiece(Message, kw_only=True, frozen=True, tag="log.piece"):
     ended: bool = False
     """The rank has ended, and this piece is the last."""
     code: Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)] = 0
-    """Its exit code, once it has ended; negative: by this signal."""
+    """The rank's exit code, once it has ended; negative: the signal that killed it."""
     ended_s: Seconds = 0.0

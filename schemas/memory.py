@@ -210,7 +210,7 @@ class SlabdHeartbeat(Heartbeat, kw_only=True, frozen=True, tag="slabd.heartbeat"
     devices: Count
     total_bytes: Count
     used_bytes: Count
-    """By everything but the slabs."""
+    """Memory used by everything but the slabs."""
     headroom_bytes: Count
     pressure: Finite = 0.0
     """Share of the last ten seconds in which something waited for memory (PSI, avg10 of `some`)."""
@@ -248,7 +248,7 @@ class DeviceHeartbeat(Heartbeat, kw_only=True, frozen=True, tag="device.heartbea
     spans: Count
     mapped_spans: Count
     lenders: Count
-    """That it has slabs on."""
+    """Lenders on which the device has slabs."""
     read_pages: Count
     read_remote_pages: Count
     written_pages: Count
@@ -264,15 +264,15 @@ class DeviceHeartbeat(Heartbeat, kw_only=True, frozen=True, tag="device.heartbea
     prefetch_late_pages: Count = 0
     """Prefetched pages that a client read while they were still on their way."""
     slabs_evicted: Count = 0
-    """That lenders asked back."""
+    """Slabs that lenders asked back."""
     slabs_lost: Count = 0
-    """That were taken by force, or were gone with their lender."""
+    """Slabs that were taken by force, or were gone with their lender."""
     refilled_pages: Count = 0
     """Given to slabs that are new to their span, out of the backup file."""
     regenerated_pages: Count = 0
     """Fragments (or copies) given to members that lacked them."""
     repaired_fragments: Count = 0
-    """That a read found damaged, or of another write, and made up for out of others."""
+    """Fragments that a read found damaged, or from another write, and rebuilt from others."""
     lost_pages: Count = 0
     """Pages of which too few fragments were left: read from the backup file."""
     latency: Annotated[tuple[LatencyInfo, ...], msgspec.Meta(max_length=16)] = ()
@@ -322,7 +322,7 @@ class EvictNow(Message, kw_only=True, frozen=True, tag="slabd.evict"):
 
 
 class EvictBegun(Message, kw_only=True, frozen=True, tag="slabd.evict-reply"):
-    """So many slabs go: fewer than were asked for where fewer are lent."""
+    """The number of slabs that go: fewer than were asked for where fewer are lent."""
 
     slabs: Positive
 

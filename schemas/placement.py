@@ -236,7 +236,7 @@ class BucketHeld(Record, kw_only=True, frozen=True):
 
 class ListBuckets(Message, kw_only=True, frozen=True, tag="bucket.list"):
     job: MaybeId = ""
-    """Only this job's; empty: all."""
+    """List only this job's; empty: all."""
 
 
 class BucketsHeld(Message, kw_only=True, frozen=True, tag="bucket.held"):

@@ -17,7 +17,7 @@ class PolicyRecord(Record, kw_only=True, frozen=True):
     policy: Name
     settings: PolicySettings = msgspec.field(default_factory=dict)
     chosen: bool = False
-    """It was set on the running cluster, and counts before the master's configuration."""
+    """Set where it was chosen on the running cluster; that overrides the master's configuration."""
     facts: Annotated[bytes, msgspec.Meta(max_length=POLICY_FACTS_BYTES_MAX)] = b""
     """Facts that the policy must not forget (see scheduling/scheduler.py)."""
     set_s: Seconds = 0.0
@@ -43,7 +43,8 @@ class PolicyInfo(Message, kw_only=True, frozen=True, tag="policy.info"):
     settings: PolicySettings = msgspec.field(default_factory=dict)
     """Every option that differs from its default."""
     chosen: bool = False
-    """It was set on the running cluster; otherwise the master's configuration names it."""
+    """Set where it was chosen on the running cluster; else it comes from the master's
+    configuration."""
     set_s: Seconds = 0.0
     """When it was set; 0: it is the configuration's."""
     gpus: Count = 0

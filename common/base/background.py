@@ -33,7 +33,7 @@ class Failure:
 
     @property
     def expected(self) -> bool:
-        """Its message alone says what was wrong."""
+        """Say whether the message alone tells what was wrong."""
         return isinstance(self.error, SlackwaterError | OSError)
 
     @property
@@ -67,7 +67,7 @@ class Tasks:
             self._fail(task.get_name(), error)
 
     def cancel(self) -> None:
-        """Nothing that was spawned is waited for any more."""
+        """Cancel every task that was spawned."""
         for task in self._tasks:
             task.cancel()
 
@@ -121,7 +121,8 @@ class Background(Tasks):
         return Thread(self, target, name)
 
     def fail(self, name: str, error: BaseException) -> None:
-        """Nothing after this is to be relied on; the first failure is the owner's reason."""
+        """Note a failure. The first one is the owner's reason to end: its state cannot be relied
+        on."""
         failure = Failure(name, error)
         trace = None if failure.expected else error
         _log.error("background.failed", name=name, reason=failure.reason, exc_info=trace)

@@ -106,9 +106,9 @@ BREACH_BYTES_MAX: Final = 8192
 """Bytes that are kept of each breach to reproduce it."""
 BREACH_ERROR_CHARS: Final = 512
 BREACH_TERM_S: Final = 600.0
-"""So long what broke a core is refused."""
+"""Seconds for which a message that broke a core is refused."""
 BREACHES_ALIKE_MAX: Final = 3
-"""After so many facts of one type and origin, all of them are refused."""
+"""Facts of one type and origin that break a core before all of them are refused."""
 BREACH_S: Final = 2.0
 """A service that broke tells so long what it had decided before."""
 DAMAGED_FEW: Final = 16
@@ -185,8 +185,8 @@ GREETINGS_MAX: Final = 512
 """Connections of one listener that have not said who they are yet. One more, and the peer with the
 most of them loses its oldest."""
 ADMIT_WAIT_S: Final = 0.2
-"""So long a greeting waits for what will let it in (its job, on its way here); the peer has no
-channel meanwhile."""
+"""Seconds for which a greeting waits for its job, which is on its way here; the peer has no channel
+meanwhile."""
 ADMIT_LOOK_S: Final = 0.01
 GRANTS_MAX: Final = 65_536
 """Keys of one channel."""
@@ -282,10 +282,11 @@ DEPARTED_MAX: Final = 20_000
 DEPARTED_S: Final = 60.0
 """An aggregator remembers this long where a bucket went."""
 LINGER_S: Final = 5.0
-"""And keeps its memory this long, for workers that still read the last version there."""
+"""Seconds for which an aggregator keeps the memory of a bucket that left, for workers that still
+read the last version there."""
 ARRIVED_S: Final = 10.0
-"""Its heartbeats repeat this long that all workers have come to a bucket: longer than a controller
-waits for it."""
+"""Seconds for which heartbeats repeat that all workers have come to a bucket: longer than a
+controller waits for it."""
 
 # Remote memory
 SLAB_BYTES_DEFAULT: Final = 1024**3
@@ -295,7 +296,7 @@ SLABS_HELD_MAX: Final = 1024
 """Slabs that one lender holds; each has a descriptor in the store."""
 LENDER_DEVICES_MAX: Final = 1024
 LENDERS_MAX: Final = 4096
-"""That one device knows."""
+"""Lenders that one device knows."""
 DEVICE_BYTES_MAX: Final = 16 * 1024**4
 DEVICE_SPANS_MAX: Final = 65_536
 DISPATCH_PAGES: Final = 16_384
@@ -329,7 +330,8 @@ CLAIM_RETRY_S: Final = 0.2
 PLACEMENT_WAIT_S: Final = 2.0
 """A lender that has not answered a query or a mapping by then is left out of this placement."""
 PLACEMENT_PAUSE_S_MAX: Final = 30.0
-"""Between two attempts to place a span for which no lender had room, doubled from one second."""
+"""Seconds between two attempts to place a span for which no lender had room, doubled from one
+second."""
 ARRAY_CACHE_BYTES_MIN: Final = 256 * 1024
 ARRAY_WRITING_PAGES: Final = 256
 """Pages of an array that wait to be written back. While it is full, none that was written is taken
@@ -338,7 +340,7 @@ ARRAY_FETCHES: Final = 32
 """Prefetches of one array that are under way at once; further ones are left out."""
 ARRAY_BATCH_PAGES: Final = 64
 ARRAY_STORE_S: Final = 30.0
-"""So long a pager tries to read or write a page before it gives up, loudly."""
+"""Seconds for which a pager tries to read or write a page before it gives up, loudly."""
 ARRAY_SILENT_S: Final = 60.0
 """A pager that is silent for so long counts as dead."""
 ARRAY_START_S: Final = 120.0

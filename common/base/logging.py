@@ -56,7 +56,7 @@ def _add(fields: dict[str, Any]) -> Any:
 
 
 def _is_journal() -> bool:
-    """Whether standard error is the stream that systemd names; systemd.exec(5), JOURNAL_STREAM.
+    """Say whether standard error is the stream that systemd names; systemd.exec(5), JOURNAL_STREAM.
     A child whose standard error is a file has the variable too."""
     try:
         at = os.fstat(sys.stderr.fileno())

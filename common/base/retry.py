@@ -40,7 +40,8 @@ async def retry(
 
 
 def next_wait_s(attempt: int, hint_s: float, rng: Random) -> float:
-    """After the attempt-th failure (from 1): at least the hint, and never two alike."""
+    """Return the seconds to wait after the attempt-th failure (from 1): at least the hint, never
+    two alike."""
     least_s, most_s = limits.RETRY_WAIT_S_MIN, limits.RETRY_WAIT_S_MAX
     bound_s = min(most_s, least_s * 2.0 ** min(attempt, 32))
     drawn_s = rng.uniform(least_s, bound_s)

@@ -122,7 +122,8 @@ def shown(url: str) -> str:
 
 
 def carries_identity(url: str) -> bool:
-    """Whether the URL says itself as whom the bus is used: that counts then, and nothing else."""
+    """Say whether the URL says itself as whom the bus is used: that counts then, and nothing
+    else."""
     return _CARRIED.search(url) is not None
 
 

@@ -74,7 +74,7 @@ def whole_cores(cpu_share: float, cores: int | None = None) -> int:
 
 
 def controllers_for(aggregators: int) -> int:
-    """Two clusters where each has room for a job's own servers and another job's profiling."""
+    """Return 2 where each cluster has room for a job's own servers and another job's profiling."""
     return 2 if aggregators >= 2 * 2 * SERVERS_OF_A_JOB else 1
 
 

@@ -52,7 +52,7 @@ class UnitSpec:
     stop_s: float = limits.DRAIN_S
     restarts_max: int = limits.RESTARTS_MAX
     restart_wait_s: float = limits.RESTART_WAIT_S
-    """Before the first restart; doubled by every further end in quick succession."""
+    """Seconds before the first restart; doubled by every further end in quick succession."""
     restart_wait_s_max: float = limits.RESTART_WAIT_S_MAX
     """Where the doubling stops."""
     oom_score_adj: int = 0

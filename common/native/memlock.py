@@ -23,8 +23,8 @@ _NEVER: Final = "-1000"
 
 
 def lock_memory(*, as_touched: bool = False) -> str:
-    """Nothing that this process has, or will have, is swapped out. Pages come in now, or when they
-    are touched.
+    """Keep this process's present and future memory from being swapped out. Pages come in now, or
+    when they are touched.
 
     Refused under a limit, however high: memory that is asked for beyond it would fail later, in the
     middle of a request.
@@ -42,7 +42,8 @@ def lock_memory(*, as_touched: bool = False) -> str:
 
 
 def become_io_flusher() -> str:
-    """This thread, and those that it starts, get memory without waiting for I/O to free some."""
+    """Let this thread, and those that it starts, get memory without waiting for I/O to free
+    some."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_IO_FLUSHER, 1, 0, 0, 0) != 0:
         why = os.strerror(ctypes.get_errno())

@@ -33,7 +33,7 @@ _log = structlog.get_logger()
 
 
 def from_outside(event: Any) -> bool:
-    """Whether the event carries a message that another process sent."""
+    """Say whether the event carries a message that another process sent."""
     return isinstance(getattr(event, "message", None), Message)
 
 

@@ -134,7 +134,8 @@ class Client:
         return (await self.ask(subject, message, Ok)).changed
 
     async def lost(self, aggregator: str) -> None:
-        """It will not come back: nobody is to wait for it."""
+        """Tell the aggregator's controller that it will not come back, so that no job waits for
+        it."""
         subject = subjects.command("controller", await self._cluster_of(aggregator), "lost")
         await self.ask(subject, cluster.AggregatorLost(aggregator=AggregatorId(aggregator)), Ok)
 

@@ -33,7 +33,7 @@ class Counters:
     def __init__(self) -> None:
         self.records = 0
         self.endpoints: dict[str, EndpointFigures] = {}
-        """By verb."""
+        """Figures by verb."""
         self.refused = 0
         self.fenced = 0
         self.undecodable = 0

@@ -156,7 +156,7 @@ class Intake:
             self.reply(Reply(token, Refused(reason=reason, retry_after_s=1.0, code=NO_ANSWER)))
 
     def refuse_all(self, reason: str) -> None:
-        """Nothing will answer them any more."""
+        """Refuse every waiting request: its answer will not come."""
         for token in list(self._waiting):
             self.reply(Reply(token, Refused(reason=reason, retry_after_s=1.0)))
 

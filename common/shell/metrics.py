@@ -185,7 +185,8 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "device_repaired_fragments_total": _counter("Fragments that a read made up for"),
     "device_lost_pages_total": _counter("Pages with too few fragments: read from the backup file"),
 }
-"""By name, without the prefix. A histogram has the series `_bucket`, `_sum` and `_count`."""
+"""Metrics by name, without the prefix. A histogram has the series `_bucket`, `_sum` and
+`_count`."""
 OWN: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
     "pushes_refused": ("aggregator_pushes_refused_total", {}),
     "buckets_migrated": ("aggregator_migrated_buckets_total", {}),

@@ -76,7 +76,7 @@ class _Server(ThreadingMixIn, WSGIServer):
         self._slots.release()
 
     def asked(self, request: Any) -> None:
-        """It is served to its end."""
+        """Note that the request arrived whole: it is served to its end."""
         with self._turn:
             self._silent.pop(request, None)
 

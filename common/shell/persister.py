@@ -146,7 +146,7 @@ class BucketWriter:
             self._on_failure(error)
 
     async def _resolve(self) -> None:
-        """Nothing is in flight any more: find out what became of the window."""
+        """Find out which writes of the window were stored, once none is in flight."""
         give_up_s = self._clock.now_s() + limits.STORE_RETRY_S
         wait_s = limits.RETRY_WAIT_S_MIN
         while not self._failed:

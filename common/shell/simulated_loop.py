@@ -58,9 +58,9 @@ class _JumpingSelector(selectors.BaseSelector):
 
 
 class _SimTask(asyncio.Task[Any]):
-    """Its hash is its number. Tasks are kept in sets, and cancelled and waited for in a set's order
-    (a task group's, too); by its address, which a hash is else, one run would differ from the next
-    in the same process."""
+    """A task whose hash is its number. Tasks are kept in sets, and cancelled and waited for in a
+    set's order (a task group's, too); by its address, which a hash is else, one run would differ
+    from the next in the same process."""
 
     def __init__(self, number: int, coro: Coroutine[Any, Any, Any], **named: Any) -> None:
         self._number = number  # First: the module keeps each task in a set of its own.

@@ -17,7 +17,7 @@ class MemoryHistory:
         self._broker = broker
         self._keeping: Keeping | None = None
         self._facts: OrderedDict[int, Kept] = OrderedDict()
-        """By sequence, in its order."""
+        """Facts by sequence, ascending."""
         self._of_subject: dict[str, deque[int]] = {}
         self._last = 0
         self._nbytes = 0

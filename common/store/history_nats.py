@@ -34,7 +34,7 @@ from slackwater.schemas import subjects
 
 _WHERE: Final = f"stream {STREAM}"
 _PROBE: Final = f"{subjects.PREFIX}.facts.probe"
-"""Nothing that is sent there is ever taken: the answer says how the stream is."""
+"""A subject of the stream whose messages are always refused: the refusal says how the stream is."""
 _FIXED: Final[dict[str, Any]] = {
     "name": STREAM,
     "subjects": [SUBJECTS, _PROBE],

@@ -357,13 +357,14 @@ class SocketChannel(ABC):
             self._push(wire.pack_refusal(error, offset=header.offset))
 
     def _ask_room(self, nbytes: int) -> GiveBack:
-        """Before memory is taken for a handover. Raises AccessRefused, Rejected, Unavailable."""
+        """Ask for room before memory is taken for a handover. Raises AccessRefused, Rejected,
+        Unavailable."""
         if self._on_handover is None:
             raise Rejected("this side takes no regions: it named no on_handover")
         return no_account if self._on_prepare is None else self._on_prepare(self._hello, nbytes)
 
     def forget(self, remote: object) -> None:
-        """It was closed here."""
+        """Forget a remote region that was closed here."""
         self._opened.discard(remote)
 
     def _take_handover(self, header: wire.Header, body: bytes) -> None:
@@ -388,7 +389,7 @@ class SocketChannel(ABC):
         task.add_done_callback(lambda _task: self._handover_ended(arriving))
 
     async def _run_handover(self, arriving: Arriving, note: bytes, request: int) -> None:
-        """Only when the callback has returned is the region its program's."""
+        """Hand a region over. It belongs to the program once the callback has returned."""
         on_handover = self._on_handover
         assert on_handover is not None  # Else no room was given.
         try:

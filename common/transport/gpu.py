@@ -84,11 +84,12 @@ class Device(Protocol):
         ...
 
     def open(self, raw: bytes, start: int, nbytes: int) -> DeviceMemory:
-        """Another process's. Raises AccessRefused when there is no such memory (any more)."""
+        """Open another process's memory. Raises AccessRefused when there is no such memory (any
+        more)."""
         ...
 
     def is_array(self, given: Any) -> bool:
-        """Whether a program's object is an array on this device."""
+        """Say whether a program's object is an array on this device."""
         ...
 
     def wrap(self, given: Any) -> "DeviceArray":

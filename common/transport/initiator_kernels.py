@@ -132,7 +132,7 @@ def _gather(s, parts, first, last):
 
 @njit(nogil=True)
 def _advance(s, parts, sent):
-    """So many bytes have left."""
+    """Take `sent` bytes off the ring's head."""
     head = libc.get(s + HEAD)
     sent += libc.get(s + SENT)
     while head < libc.get(s + TAIL):
@@ -197,7 +197,7 @@ def _staged_body(s):
 
 @njit(nogil=True)
 def _refusal(s, length, waiting, at):
-    """Its text stays where it is until the next call."""
+    """Report a refusal; its text stays in place until the next call."""
     if not 0 <= length <= wire.REASON_BYTES_MAX:
         return MALFORMED
     if waiting < wire.HEADER_BYTES + length:

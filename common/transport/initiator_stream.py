@@ -99,7 +99,7 @@ class InitiatorEnd:
         return settled
 
     def divert(self, number: int) -> None:
-        """If its answer is coming in at present, its memory is wanted back."""
+        """Stop an answer that is coming in from writing into memory that is wanted back."""
         if self._words[initiator_kernels.ARRIVING // _WORD] == number:
             self._words[initiator_kernels.TARGET // _WORD] = 0
 

@@ -27,7 +27,7 @@ PeerOf = Callable[[socket.socket, Any], Hashable]
 
 
 def by_host(_sock: socket.socket, address: Any) -> Hashable:
-    """By the host's address, whatever the port."""
+    """Return the host's address, without the port."""
     host: Hashable = address[0]
     return host
 

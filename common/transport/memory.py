@@ -274,7 +274,7 @@ class MemoryChannel:
         return copy
 
     def ask_room(self, nbytes: int) -> GiveBack:
-        """Before a region arrives. Raises AccessRefused, Rejected, Unavailable."""
+        """Ask for room before a region arrives. Raises AccessRefused, Rejected, Unavailable."""
         if self._on_handover is None:
             raise Rejected("this side takes no regions: it named no on_handover")
         return no_account if self._on_prepare is None else self._on_prepare(self.hello, nbytes)

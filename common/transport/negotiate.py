@@ -98,8 +98,8 @@ async def connect_best(
     deadline_s: float,
     forced: str | None = None,
 ) -> tuple[Fabric, Channel]:
-    """By the best transport that answers; `deadline_s` is each one's. Raises as `choose`, and what
-    the last of them said."""
+    """Connect by the best transport that answers; each has `deadline_s`. Raises what `choose`
+    raises, and the last transport's error."""
     found = candidates(mine, offered, forced=forced)
     for number, (fabric, address) in enumerate(found, 1):
         try:

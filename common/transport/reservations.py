@@ -30,7 +30,7 @@ GiveBack = Callable[[], None]
 
 _STEP_BYTES: Final = 4 * LARGE_PAGE
 _REST: Final = 2.0
-"""After each step, so many times as long as it took."""
+"""Rest after each step, as a multiple of the step's time."""
 _UNHURRIED_S: Final = limits.HANDOVER_S / 3
 """Then without a rest: the peer waits at most HANDOVER_S."""
 
@@ -60,7 +60,7 @@ class Arriving:
     def __init__(self, region: Region, give_back: GiveBack) -> None:
         self.region = region
         self.accepted = False
-        """It is the program's."""
+        """Set once the region is the program's."""
         self.give_back = once(give_back)
 
     def end(self) -> None:
@@ -138,7 +138,7 @@ class Reservations:
             self._making -= 1
 
     def add(self, handle: int, region: Region, give_back: GiveBack, patience_s: float) -> None:
-        """It is withdrawn once nothing was written into it for so long."""
+        """Reserve the region; it is withdrawn after `patience_s` without a write."""
         self._rooms[handle] = room = _Room(region, give_back, patience_s)
         self._wait(handle, room)
 
@@ -165,7 +165,7 @@ class Reservations:
         return room.region, room.give_back
 
     def withdraw(self, handle: int) -> None:
-        """Nothing will be handed over in it. Idempotent."""
+        """Give the memory back unused. Idempotent."""
         taken = self.take(handle)
         if taken is not None:
             region, give_back = taken

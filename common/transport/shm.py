@@ -123,7 +123,7 @@ class ShmChannel(SocketChannel):
         self._device = device
         self._lent: dict[bytes, list[Callable[[], None]]] = {}
         self._offers: dict[bytes, Mapping] = {}
-        """By key: memory that the peer sent before we asked for it."""
+        """Memory that the peer sent before we asked for it, by key."""
         self._staging = 0
 
     # One-sided access ----------------------------------------------------------------------------

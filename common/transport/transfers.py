@@ -30,7 +30,7 @@ _FULL_BYTES: Final = 256 * 1024
 """Parts share one stream up to this load: small ones then leave and arrive in fewer calls."""
 _SETTLE_NS: Final = int(limits.SETTLE_S * 1e9)
 _LONE_TURNS: Final = 2
-"""After so many turns with one request each, the next are waited for by their callers."""
+"""Turns with one request each after which callers wait for the next ones themselves."""
 _IMPATIENCE_MAX: Final = 255
 _WORD: Final = 8
 _PART: Final = struct.Struct("<8q")
@@ -241,7 +241,7 @@ class Transfers:
         self._schedule(1)
 
     def _schedule(self, count: int) -> None:
-        """So many parts more leave at the end of this turn of the loop."""
+        """Send `count` more parts at the end of this turn of the loop."""
         if self._turn_due:
             self._asked += count
         else:
@@ -275,7 +275,7 @@ class Transfers:
         return operation
 
     def _turn(self) -> None:
-        """Everything that was ready to run in this turn of the loop has run."""
+        """Send the scheduled parts: all that was ready in this turn of the loop has run."""
         self._turn_due = False
         lone = self._asked == 1 and len(self._parts) == 1
         self._lone_turns = self._lone_turns + 1 if lone else 0

@@ -140,7 +140,7 @@ def conclude(
 
 
 def above_zero(*scales: float) -> None:
-    """Before anything is started."""
+    """Check scales before anything is started. Raises Usage."""
     if not all(scale > 0 for scale in scales):
         raise Usage("--time-scale, --compute-scale and --bytes-scale must be above 0")
 

@@ -82,12 +82,12 @@ class Checker:
         known.maybe.clear()
 
     def failed(self, page: int, generation: int) -> None:
-        """It may have happened, and may still."""
+        """Note a failed write: it may have happened, and may still."""
         self._pages[page].maybe.add(generation)
         self.failures += 1
 
     def snapshot(self) -> dict[int, int]:
-        """Before a flush is sent: what it will cover."""
+        """Return what a flush that is about to be sent will cover."""
         return {page: known.acked for page, known in self._pages.items() if not known.maybe}
 
     def flushed(self, covered: dict[int, int]) -> None:

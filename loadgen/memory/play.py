@@ -53,7 +53,7 @@ class PlayResult(msgspec.Struct, kw_only=True):
     read_us: dict[str, float]
     write_us: dict[str, float]
     counted: dict[str, int]
-    """By the other side, while the workload ran."""
+    """Counters of the other side, while the workload ran."""
     rates: dict[str, float]
     """Hit rates that follow from these."""
     checked_pages: int

@@ -26,7 +26,8 @@ PROBE_DUTY = 1.0
 AlexNet iterates in 144 to 150 ms, which no cycle of VGG19's holds within the loss limit."""
 PROBE_ITERATIONS = 36
 PROBE_S = 5.0
-"""It trains at least so long, however short its iterations: profiling takes time."""
+"""Seconds that a probing job trains at least, however short its iterations: profiling takes
+time."""
 ELEMENTS = 8 * 2**20
 WORKERS = 2
 CHARGE_MARGIN = 3.0

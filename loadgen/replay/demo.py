@@ -70,7 +70,7 @@ class DemoJob(msgspec.Struct, frozen=True, kw_only=True):
     loss: float | None
     moved: int
     equal: bool
-    """Its parameters are those of a single-process replay, bit for bit."""
+    """Set where its parameters equal those of a single-process replay, bit for bit."""
 
 
 class DemoSummary(msgspec.Struct, frozen=True, kw_only=True):

@@ -254,7 +254,7 @@ def twins(workload: Workload) -> list[JobSpec]:
 def beside_each(
     timeline: Timeline, twin: Timeline, within: tuple[float, float] | None
 ) -> dict[str, float]:
-    """By job: its twin's mean iteration in the seconds that the job's own figures are from."""
+    """Return each job's twin's mean iteration, over the seconds of the job's own figures."""
     found = {}
     for id, track in timeline.tracks.items():
         own = twin.tracks[f"twin-{track.spec.model}"]

@@ -33,7 +33,7 @@ TICK_S = 0.25
 START_S = 30.0
 """Seconds that starting a job may take, on top of its computing."""
 RUNNING_S = 60.0
-"""And its first iterations, in a job that runs beside others."""
+"""Seconds for a job's first iterations beside other jobs."""
 SLOWDOWN_MAX = 6.0
 """A job that computes for C seconds alone is given up after SLOWDOWN_MAX x C + START_S."""
 SETTLE_S = 15.0
@@ -49,7 +49,7 @@ def unwatched() -> SlackwaterError | None:
 
 
 def deadline_s(workload: Workload) -> float:
-    """After how many seconds the replay is given up."""
+    """Return the seconds after which the replay is given up."""
     return max(
         job.at_s + START_S + SLOWDOWN_MAX * job.compute_s * job.spec.iterations
         for job in workload.jobs

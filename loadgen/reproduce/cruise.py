@@ -219,7 +219,8 @@ def heterogeneous_rows() -> list[Row]:
     shares = [d for d, w in zip(found.instances, found.workers, strict=True) if w]
 
     def even_s(slow_workers: int) -> float:
-        """So many slow machines and two fast ones work, the others serve, all with even shares."""
+        """Return the seconds with even shares: these slow machines and two fast ones work, others
+        serve."""
         works = [i < slow_workers or 28 <= i < 30 for i in range(32)]
         return epoch_s(
             nmf, machines, works, [nmf.instances / sum(works) if w else 0.0 for w in works],

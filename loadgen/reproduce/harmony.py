@@ -55,7 +55,7 @@ Speedups = dict[str, tuple[float, float]]
 
 
 def speedups(seed: int) -> Speedups:
-    """Over isolated: JCT and makespan."""
+    """Return the speedups over `isolated`, of JCT and makespan."""
     base = simulate("isolated", seed)
 
     def over(found: tuple[float, float]) -> tuple[float, float]:

@@ -14,7 +14,7 @@ COLUMNS: Final = ("figure", "published or goal", "ours", "ratio", "met", "comman
 YES: Final = "yes"
 MISSED: Final = "**no**"
 REPORTED: Final = "reported"
-"""Nobody published a figure, and no goal is set."""
+"""No figure was published, and no goal is set."""
 UNLIKE: Final = "not comparable"
 
 

@@ -44,9 +44,9 @@ class Verdict(Enum):
     WAIT = auto()
     """Others have not pushed yet, or it is being folded: DONE comes later."""
     FOLD = auto()
-    """It was the last one."""
+    """The last push came: fold."""
     DONE = auto()
-    """That iteration is in already: a retry, answered at once."""
+    """The iteration is applied already: a retry, answered at once."""
     AWAY = auto()
     """The bucket is elsewhere, or on its way."""
     AHEAD = auto()
@@ -113,7 +113,7 @@ class Bucket:
         self.phase = new
 
     def leave(self) -> None:
-        """It is not here any more."""
+        """Note that the bucket has left."""
         self._become("gone", "it is removed")
         self._seeder = None
 
@@ -167,8 +167,8 @@ class Bucket:
         return version if self.bound is None else sum(applied)
 
     def seeded(self, rank: int, version: int) -> bool:
-        """Whether this is the seed that was asked for. A push of whose answer its worker knows is
-        not applied again, nor is one that the seed contains."""
+        """Say whether this is the seed that was asked for. A push of whose answer its worker knows
+        is not applied again, nor is one that the seed contains."""
         if self.phase != "seeding" or rank != self._seeder or self._contained(rank) != version:
             return False
         self._become("ready", f"rank {rank} seeded it")
@@ -198,7 +198,7 @@ class Bucket:
         return Verdict.FOLD if self.complete(pushed) else Verdict.WAIT
 
     def on_partial_push(self, rank: int, iteration: int, elements: int) -> None:
-        """So many of the first elements of the rank's push are in."""
+        """Note that the first `elements` elements of the rank's push have arrived."""
         if iteration == self.version + 1 and self._may_begin():
             self.parts.arrived(rank, elements)
 
@@ -244,7 +244,7 @@ class Bucket:
         return self._folding
 
     def fold_ended(self, version: int, applied: Sequence[int] = ()) -> tuple[int, ...]:
-        """These are what the region has now: unchanged if the fold was refused. Returns the ranks
+        """Note the region's version after a fold: unchanged if it was refused. Returns the ranks
         that may go on."""
         if self.phase == "folding":
             self.phase = "ready"
@@ -281,12 +281,12 @@ class Bucket:
 
     @property
     def sent_on(self) -> bool:
-        """Some workers were told where it goes: they push there and nowhere else."""
+        """Say whether workers were told where the bucket goes: they push there and nowhere else."""
         return self.move is not None and self.move.location_epoch == self.location_epoch
 
     def freeze(self) -> None:
-        """After a committed version, or while it is idle. Raises InvalidTransition at any other
-        time."""
+        """Freeze the bucket after a committed version, or while it is idle. Raises
+        InvalidTransition at any other time."""
         assert self.move is not None
         self._was_ready = self.phase == "ready"
         self._become("moving", f"frozen by {self.move.migration}")
@@ -307,7 +307,7 @@ class Bucket:
         self.applied = list(applied) or self.applied
 
     def thaw(self, location_epoch: int) -> None:
-        """It stays, at a place of this epoch."""
+        """Let the frozen bucket stay, at a place of this epoch."""
         if self.phase == "moving":
             self._become("ready" if self._was_ready else "empty", f"it stays: {location_epoch}")
         self.move = None

@@ -199,11 +199,11 @@ class AggregatorCore:
         return ""
 
     def awaits(self, key: Key) -> bool:
-        """Whether a region that was locked is still wanted: the bucket did not begin anew."""
+        """Say whether a region that was locked is still wanted: the bucket did not begin anew."""
         return key not in self.buckets and key[0] not in self._making
 
     def add(self, bucket: Bucket) -> None:
-        """It is here: made, taken over from another aggregator, or found after a restart."""
+        """Add a bucket: made, taken over from another aggregator, or found after a restart."""
         assert bucket.key not in self.buckets
         self.buckets[bucket.key] = bucket
         self._by_job.setdefault(bucket.key[0], {})[bucket.key] = bucket

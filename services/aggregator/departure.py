@@ -70,7 +70,7 @@ class Departures:
         self._gaps.pop(key, None)
 
     def may_leave(self, key: Key, nbytes: int, now_s: float) -> bool:
-        """Whether the copy of so many bytes would end before the bucket's next push."""
+        """Say whether the copy of so many bytes would end before the bucket's next push."""
         gap = self._gaps.get(key)
         waiting = sum(self._under_way.values())
         if gap is None or gap.span_s == 0.0 or self.rests_at_s(key) <= now_s:
@@ -89,13 +89,13 @@ class Departures:
         return gap.flipped_s + _REST_GAPS * gap.span_s + _REST_S
 
     def began(self, key: Key, nbytes: int, now_s: float) -> None:
-        """It is frozen, and about to be copied."""
+        """Note that the bucket is frozen, and about to be copied."""
         if not self._under_way:
             self._busy_since_s, self._busy_bytes = now_s, 0
         self._under_way[key] = nbytes
 
     def ended(self, key: Key, now_s: float, *, copied: bool) -> None:
-        """It was taken, or it stays."""
+        """Note that the bucket was copied, or stays."""
         nbytes = self._under_way.pop(key, 0)
         if copied:
             self._busy_bytes += nbytes

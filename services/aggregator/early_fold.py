@@ -21,7 +21,7 @@ class Ahead:
 
     version: int
     upto: int = 0
-    """So many may be folded."""
+    """Elements that may be folded."""
     done: int = 0
     clean: bool = True
     """All was finite."""
@@ -44,7 +44,7 @@ class Parts:
         self._ahead: Ahead | None = None
 
     def arrived(self, rank: int, elements: int) -> None:
-        """So many of its first elements are in."""
+        """Note that the rank's first `elements` elements have arrived."""
         self._there[rank] = elements
 
     def ready(self, version: int, pushed: Sequence[int]) -> Ahead | None:
@@ -62,15 +62,14 @@ class Parts:
         return ahead
 
     def take(self) -> Ahead | None:
-        """Nothing more ahead: the fold begins, which need not do this again, or the bucket leaves,
-        and it is worth nothing."""
+        """Return what was folded ahead, and stop: the fold begins, or the bucket leaves."""
         ahead = self._ahead
         self._there = [0] * len(self._there)
         self._void()
         return ahead
 
     def forget(self, rank: int) -> None:
-        """Its slot may hold another gradient from now on."""
+        """Forget the rank's arrived elements: its slot may hold another gradient from now on."""
         if self._there[rank]:
             self._there[rank] = 0
             self._void()

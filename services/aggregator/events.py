@@ -25,7 +25,8 @@ class RegionsDropped:
 
 @dataclass(frozen=True, slots=True)
 class BucketSeeded:
-    """By a worker, at a version above 0: the bytes had been lost, the optimiser starts afresh."""
+    """A worker seeded the bucket at a version above 0: the bytes had been lost, the optimiser
+    starts afresh."""
 
     key: Key
     rank: int

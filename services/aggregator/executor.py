@@ -424,8 +424,8 @@ def _is_short(task: Task) -> bool:
 
 
 def _is_large(task: Task) -> bool:
-    """Its chunks are shared out among the team even where others wait. A device's tasks run one
-    after the other in any case."""
+    """Say whether the task's chunks are shared out among the team even where others wait. A
+    device's tasks run one after the other in any case."""
     nbytes = task.slots.geometry.parameter_bytes
     return task.slots.kernels is not None or nbytes >= _ALONE_BYTES
 

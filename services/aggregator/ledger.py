@@ -61,7 +61,7 @@ class Ledger:
         return int(self._words[first]), int(self._words[first + 1])
 
     def has(self, slots: SlotRegion) -> bool:
-        """Whether the region's counters are among the totals."""
+        """Say whether the region's counters are among the totals."""
         return 0 < slots.counted <= self.number
 
     def add(self, slots: SlotRegion) -> None:

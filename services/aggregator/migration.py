@@ -86,7 +86,7 @@ SHARED = "shm"
 _TURN_S = 30.0
 """A bucket that could not leave for so long lets others try."""
 _LOOK_S = 0.25
-"""Between two looks at a bucket that might leave though no version flips."""
+"""Seconds between two looks at a bucket that might leave though no version flips."""
 _SOON_S = 0.2
 _SOON_ATTEMPTS = 20
 
@@ -135,7 +135,7 @@ class Destination(Protocol):
     """The data plane as the adopting side needs it."""
 
     def passed_on(self, key: Key, location_epoch: int) -> bool:
-        """Whether it was here at that epoch or later, and went on."""
+        """Say whether it was here at that epoch or later, and went on."""
         ...
 
     def may_adopt(self, key: Key, nbytes: int) -> None:
@@ -155,9 +155,9 @@ class _Readiness:
 
     move: Move
     done: bool = False
-    """It may leave, if it fits."""
+    """The bucket may leave, if it fits."""
     unhindered: bool = False
-    """It may leave at once: nothing is copied, or the target does not answer."""
+    """The bucket may leave at once: nothing is copied, or the target does not answer."""
     channel: Channel | None = None
     room: int = 0
     """At the target, on `channel`; 0: none."""
@@ -246,7 +246,7 @@ class Handovers:
             readiness.channel.give_back(room)
 
     def _end(self, key: Key, *, copied: bool) -> None:
-        """It is not under way any more."""
+        """End the bucket's migration, copied or not."""
         self.departures.ended(key, self._clock.now_s(), copied=copied)
         self._changed.set()
         self._changed = asyncio.Event()

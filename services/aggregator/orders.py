@@ -205,7 +205,8 @@ class Orders:
         return RegionsDropped(token)
 
     def taken(self, bucket: Bucket) -> None:
-        """Another aggregator became its owner while we were thought to be gone."""
+        """Let go of a bucket that another aggregator took over while this one was thought to be
+        gone."""
         _log.warning("bucket.taken", job=bucket.key[0], bucket=bucket.key[1])
         held = self._remove(bucket.key, "does not own it any more")
         if held is not None:
@@ -270,7 +271,8 @@ class Orders:
         self.handovers.start(bucket, held, self._fail)
 
     def copied(self, bucket: Bucket, held: Held, move: Move, nbytes: int, copy_s: float) -> None:
-        """Its new aggregator has it. Workers may still read the last version here."""
+        """Let the bucket go: its new aggregator has it. Workers may still read the last version
+        here."""
         if self._core.buckets.get(bucket.key) is not bucket:
             return
         assert self._post is not None

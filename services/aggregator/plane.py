@@ -269,7 +269,7 @@ class DataPlane:
             self.submit_ahead(bucket, held.slots, ahead)
 
     def folded_ahead(self, bucket: Bucket) -> None:
-        """Nobody works on it any more: if it was to leave, it can."""
+        """Let the bucket leave, if it was ordered to: the fold has ended."""
         held = self._regions.held.get(bucket.key)
         if held is not None:
             self.leave_if_idle(bucket, held)
@@ -318,7 +318,7 @@ class DataPlane:
     # Telling --------------------------------------------------------------------------------------
 
     def _tell(self, bucket: Bucket, ranks: Iterable[int]) -> None:
-        """These may go on."""
+        """Tell these ranks that they may go on."""
         numbers = tuple(bucket.attached[rank] for rank in ranks)
         for session in by_number(self._sessions, numbers):
             session.done(bucket)
@@ -346,7 +346,7 @@ class DataPlane:
             session.tell(Denied(bucket=key[1], why=f"{self._core.id} does not have it"))
 
     def part(self, bucket: Bucket, why: str) -> None:
-        """Nobody is attached to it any more."""
+        """Detach all sessions from the bucket, and tell them why."""
         for session in by_number(self._sessions, tuple(bucket.attached.values())):
             session.ungranted(bucket)
             session.handles.pop(bucket.handle, None)

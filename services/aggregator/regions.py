@@ -53,7 +53,7 @@ class Held:
         return self.slots.plan.job, self.slots.bucket.index
 
     def holds(self, region: Region) -> bool:
-        """Whether that is the same memory."""
+        """Say whether that is the same memory."""
         return os.path.sameopenfile(self.region.fileno(), region.fileno())
 
     def close(self) -> None:
@@ -106,7 +106,8 @@ def region_name(region: Region, slots: SlotRegion) -> str:
 
 
 class Regions:
-    """By bucket. `aggregator` is our own id: its word is the owner of all that is here."""
+    """The regions of this aggregator, by bucket. `aggregator` is its id, whose word marks it as
+    owner."""
 
     def __init__(
         self, aggregator: str, off_loop: OffLoop, device: Device | None = None, *, pin: bool = False
@@ -117,7 +118,7 @@ class Regions:
         self.me = owner_word(aggregator)
         self.held: dict[Key, Held] = {}
         self.locked: dict[str, Held] = {}
-        """By name: those that another process does not let us take over yet."""
+        """Regions by name that another process does not let us take over yet."""
         self.recovered = 0
         """Taken over from this aggregator's former life."""
         self._aggregator = aggregator
@@ -179,7 +180,7 @@ class Regions:
         return found
 
     async def _recover(self, held: Held) -> None:
-        """Before anybody uses any: of two of one bucket the newer stays."""
+        """Keep the newer of two regions of one bucket, before any is used."""
         other = self.held.get(held.key)
         if other is not None and held.slots.location_epoch < other.slots.location_epoch:
             await self.let_go(held)
@@ -297,7 +298,8 @@ class Regions:
         self.held[held.key] = held
 
     async def forget(self, held: Held, *, moved: bool = False) -> None:
-        """It is not ours any more. Its counters stay in our sum unless they moved with it."""
+        """Let a region go that is not ours any more. Its counters stay in our sum unless they moved
+        with it."""
         if self.held.get(held.key) is held:
             del self.held[held.key]
         if not moved:

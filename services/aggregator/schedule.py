@@ -126,7 +126,7 @@ class SlotSchedule(Generic[T]):
 
     @property
     def urgent(self) -> bool:
-        """Whether a task that waits has a nearer deadline than the one that began last."""
+        """Say whether a task that waits has a nearer deadline than the one that began last."""
         running = self._running
         return bool(self._waiting) and running is not None and self._waiting[0] < running
 
@@ -149,7 +149,7 @@ class SlotSchedule(Generic[T]):
         return Ended(self._free_s, True)
 
     def cut(self, now_s: float) -> Ended | None:
-        """If something is more urgent: the slot of the task that `end` was called for ends with the
+        """Where a task is more urgent: the slot of the task that `end` was called for ends with the
         chunk that it is in, where that is sooner, and it is queued again with the rest."""
         if not self.urgent or self._cpu_share >= 1.0:
             return None

@@ -44,7 +44,7 @@ class Session:
         self.hello = hello
         self.rank = hello.rank
         self.handles: dict[int, Bucket] = {}
-        """Everything that was granted on this channel, also what left since."""
+        """Buckets granted on this channel, with those that left since."""
         self._plane = plane
         self._channel = channel
         self._keys: dict[int, bytes] = {}
@@ -127,7 +127,7 @@ class Session:
             self.send(encode_dones(dones[first : first + ENTRIES_MAX]))
 
     def tell(self, control: Control) -> None:
-        """After what was said before."""
+        """Send a message after all earlier ones."""
         self._send_dones()
         self.send(encode_control(control))
 

@@ -43,7 +43,7 @@ class TaskRules:
             self.deadlines.pace(slack, paces, slacks or {})
 
     def planned(self, task: Task) -> bool:
-        """Whether it has a rule; else it runs as it comes."""
+        """Say whether it has a rule; else it runs as it comes."""
         return self.deadlines.planned(task) or self.cycle.planned(task)
 
     def arrived(self, task: Task, now_s: float, slot_s: float) -> float:

@@ -130,7 +130,8 @@ def _stays(
     state: State, job: Job, pending: PendingAssignment, view: ClusterView, subject: JobView,
     plan: Plan, now_s: float,
 ) -> bool:  # fmt: skip
-    """Whether what should leave cannot, or had better not; without room it is tried by force."""
+    """Say whether what should leave cannot, or had better not; without room it is tried by
+    force."""
     if not plan.places and not pending.refused:
         pending.refused = True
         decide(state, job, now_s)
@@ -460,7 +461,7 @@ def _tell_assigned(state: State, job: Job, now_s: float) -> None:
 
 
 def lose(state: State, job: Job, now_s: float) -> None:
-    """If an aggregator of the job stays away, its buckets must begin anew elsewhere."""
+    """Let buckets of an aggregator that stays away begin anew elsewhere."""
     if job.record.phase in ("waiting", "released"):
         return
     if not any(state.is_gone(aggregator, now_s) for aggregator in job.homes() | _sources(job)):

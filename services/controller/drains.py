@@ -204,7 +204,7 @@ def _bytes(job: Job, id: AggregatorId) -> int:
 
 
 def _keeps_state(job: Job) -> bool:
-    """Its optimiser state would be lost with the machine."""
+    """Say whether the job has optimiser state, which would be lost with the machine."""
     return RULES[job.record.plan.update.name].states > 0
 
 

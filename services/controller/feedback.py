@@ -88,8 +88,9 @@ def profiled(state: State, job: Job, fact: JobProfiled, now_s: float) -> None:
 
 
 def _lower(state: State, job: Job, iteration_s: float, now_s: float) -> bool:
-    """Nobody is faster shared than alone: where two windows in succession were shorter than the
-    profile, its iterations had been slowed by something, and the longer of both is nearer."""
+    """Lower the profiled iteration of a job that is faster than its profile, and say whether. No
+    job is faster shared than alone: two shorter windows in succession mean that the profile was
+    disturbed."""
     profile = job.record.profile
     if profile is None or iteration_s >= profile.iteration_s * (1.0 - FASTER_FROM):
         return False
@@ -239,7 +240,7 @@ def _neighbours(state: State, job: Job) -> list[Job]:
 
 
 def _forgive(state: State, job: Job) -> None:
-    """It is well where it is, though it may have been told to leave and could not."""
+    """Take back the job's pending reversion and exclusions: it does well where it is."""
     if job.pending is not None and job.pending.cause == "reverted":
         job.pending = None
         homes = job.homes()
@@ -349,7 +350,7 @@ def recycle(state: State, now_s: float) -> None:
 
 
 def _changing(job: Job) -> bool:
-    """Whether its part in the load of shared aggregators is about to change."""
+    """Say whether its part in the load of shared aggregators is about to change."""
     if job.moving or job.record.phase == "released":
         return True
     if job.pending is not None:

@@ -52,7 +52,7 @@ def host(state: State, job: Job, now_s: float) -> None:
 
 
 def _confirmed(state: State, job: Job, now_s: float) -> bool:
-    """Whether every home has confirmed what it hosts, in its present incarnation."""
+    """Say whether every home has confirmed what it hosts, in its present incarnation."""
     return job.located and all(
         job.hosted_by(home, state.aggregator(home, now_s).incarnation, now_s)
         for home in job.homes()
@@ -181,7 +181,8 @@ def locate(state: State, job: Job | None, id: str, now_s: float) -> Message:
 
 
 def unreadable(state: State, id: str) -> Refused:
-    """Its tensors are where they were; a person can restore the record of where that is."""
+    """Refuse a job whose record cannot be read. Its tensors are still in place; an operator can
+    restore the record."""
     reason = (
         f"cluster {state.cluster}: the record of job {id} is damaged; restore key {id} of bucket "
         f"{state.bucket}, or delete it to give the job up, and start the controller again"

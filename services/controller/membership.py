@@ -78,7 +78,7 @@ def _workers_arrived(state: State, heartbeat: AggregatorHeartbeat, now_s: float)
 
 
 def restarts(state: State, said: AggregatorRestarts, now_s: float) -> None:
-    """Its supervisor says what it does while the aggregator cannot speak for itself."""
+    """Note the restarts that the supervisor reports while the aggregator cannot."""
     if said.given_up:
         give_up(state, said.aggregator, now_s)
         return
@@ -87,7 +87,7 @@ def restarts(state: State, said: AggregatorRestarts, now_s: float) -> None:
 
 
 def give_up(state: State, id: AggregatorId, now_s: float) -> None:
-    """Nobody waits for it any longer: the next tick moves its buckets elsewhere."""
+    """Stop waiting for the aggregator: the next tick moves its buckets elsewhere."""
     entry = state.aggregator(id, now_s)
     if not entry.given_up:
         state.log("aggregator.given_up", "warning", aggregator=id)

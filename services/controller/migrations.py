@@ -189,7 +189,8 @@ def finish(state: State, job: Job, now_s: float) -> None:
 
 
 def abandon(state: State, job: Job, places: tuple[BucketPlace, ...], now_s: float) -> None:
-    """Some aggregator is gone for good: what was copied counts, the rest is where `places` says."""
+    """End the job's moves after an aggregator's loss: copied buckets stay, the rest goes to
+    `places`."""
     _tell(state, job, "cancelled", now_s)
     settle(state, job, now_s)
     state.change(job, phase="hosting", places=places, target=(), migration="")

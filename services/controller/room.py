@@ -109,7 +109,7 @@ class Ledger:
         self._held_of: dict[NodeId, tuple[int, int]] = {}
 
     def take(self, id: AggregatorId, nbytes: int, of_node: int) -> bool:
-        """Whether so much is free there, and on its node; it is taken then."""
+        """Say whether so much is free there, and on its node; it is taken then."""
         entry = self._state.aggregators.get(id)
         heartbeat = entry.heartbeat if entry is not None else None
         if heartbeat is None or not heartbeat.memory_bytes:
@@ -152,7 +152,7 @@ class Ledger:
         return max(told, self._recorded(node)) + theirs, total
 
     def _held(self, id: AggregatorId) -> int:
-        """By the records, which know what a heartbeat does not say yet."""
+        """Return the bytes held there by the records, which are ahead of heartbeats."""
         if id not in self._held_by:
             jobs = self._state.jobs.values()
             held = sum(_held(job).get(id, 0) for job in jobs if id in job.involved())

@@ -18,7 +18,7 @@ from slackwater.services.controller.state import Job, State
 
 
 def begin(state: State, now_s: float) -> None:
-    """Whether a period ended since the last look."""
+    """Say whether a period ended since the last look."""
     period_s = state.config.scaling_s
     if period_s and floor(now_s / period_s) > floor(state.scaled_s / period_s):
         state.scaled_s = now_s
@@ -70,7 +70,7 @@ def period_end_s(state: State, now_s: float) -> float:
 
 
 def postponed(state: State, job: Job, new: int, now_s: float) -> bool:
-    """Whether the job's new aggregators wait for the end of the period: too few to ask for."""
+    """Say whether the job's new aggregators wait for the end of the period: too few to ask for."""
     pending, config = job.pending, state.config
     if pending is None or not config.scaling_s or not 0 < new < config.on_demand_min:
         return False

@@ -166,7 +166,7 @@ class Job:
         return self.whereabouts().homes
 
     def hosted_by(self, aggregator: AggregatorId, incarnation: int, before_s: float) -> bool:
-        """Whether that incarnation had confirmed by then."""
+        """Say whether that incarnation had confirmed by then."""
         found, at_s = self.confirmed.get(aggregator, (-1, 0.0))
         return found == incarnation >= 0 and at_s <= before_s
 
@@ -208,9 +208,9 @@ class Aggregator:
     congested_s: float | None = None
     """When its link was last seen congested (interference.py); None: it is not."""
     guarded: bool = False
-    """It holds buckets of a job whose record is damaged: it is not given back."""
+    """Set while it holds buckets of a job whose record is damaged: it is not given back."""
     leaving: bool = False
-    """It is being emptied, by an operator's order (drains.py)."""
+    """Set while it is being emptied by an operator's order (drains.py)."""
     restarts: tuple[int, float] = (0, 0.0)
     """The supervisor's last report: how often it started it anew, and when that was said."""
     story: Story = field(default_factory=Story, repr=False)
@@ -234,7 +234,7 @@ class Aggregator:
 
     @property
     def avoided(self) -> bool:
-        """It takes nothing new, and nobody else may have it."""
+        """Say whether it takes no new buckets and is not given to other jobs."""
         return self.leaving or self.congested_s is not None
 
     @property
@@ -334,7 +334,7 @@ class State:
         return ""
 
     def adapts(self, job: Job) -> bool:
-        """Whether the job shares aggregators: monitored, reverted, recycled."""
+        """Say whether the job shares aggregators: monitored, reverted, recycled."""
         return self.policy_named(self.policy_name(job)).adapts
 
     def aggregator(self, id: AggregatorId, now_s: float) -> Aggregator:

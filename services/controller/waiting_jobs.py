@@ -44,7 +44,7 @@ class Line:
 
     @property
     def serving(self) -> bool:
-        """Whether a job of the line is still to be tried."""
+        """Say whether a job of the line is still to be tried."""
         return bool(self._round)
 
     def join(self, job: JobId, now_s: float) -> None:

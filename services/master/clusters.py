@@ -31,7 +31,8 @@ class ClusterRoom:
 
 
 def best_fit(rooms: Iterable[ClusterRoom], demand_cpu: float) -> ClusterId | None:
-    """None only where there is no cluster."""
+    """Return the cluster with the least free CPU that suffices, else the one with the most; None
+    without any cluster."""
     ordered = sorted(rooms, key=lambda room: (room.free_cpu, room.id))
     for room in ordered:
         if room.free_cpu >= demand_cpu:
@@ -102,12 +103,13 @@ class Clusters:
         return entry is not None and now_s - entry[1] <= LOST_AFTER_S
 
     def silent(self, cluster: ClusterId, now_s: float) -> bool:
-        """Not heard for too long, of which a master that was just started knows nothing."""
+        """Say whether the cluster was silent for too long; before its first report, since the
+        master's start."""
         heard_s = self._reports[cluster][1] if cluster in self._reports else self.since_s
         return now_s - heard_s > LOST_AFTER_S
 
     def counts(self, cluster: ClusterId | None, job: JobId) -> bool:
-        """Whether the job shares aggregators there, by its controller's last report."""
+        """Say whether the job shares aggregators there, by its controller's last report."""
         entry = self._reports.get(cluster) if cluster is not None else None
         return entry is not None and job in entry[0].jobs
 
@@ -126,7 +128,7 @@ class Clusters:
         }
 
     def uses(self, now_s: float) -> dict[str, TenantUse]:
-        """By tenant, summed over the clusters that live."""
+        """Return what each tenant uses, summed over the live clusters."""
         found: dict[str, TenantUse] = {}
         for cluster, (report, _) in self._reports.items():
             for use in report.tenants if self.alive(cluster, now_s) else ():

@@ -228,7 +228,7 @@ class _Holds:
             schedule.snapshot.hide([id for id in fresh if waiting[id].tenant in schedule.closed])
 
     def blocked(self) -> bool:
-        """Whether nobody may start: the first that waits may not, and nobody overtakes it."""
+        """Say whether nobody may start: the first that waits may not, and nobody overtakes it."""
         if self._idle or self._schedule is self._state.gpus:
             return self._schedule.barrier is not None
         waiting = self._schedule.snapshot.waiting
@@ -240,7 +240,7 @@ class _Holds:
         return False
 
     def back(self, job: Job) -> bool:
-        """Whether the job may not start; its tenant's others, or all others, may not either."""
+        """Say whether the job may not start; its tenant's others, or all others, may not either."""
         why = None if self._idle else held_back(self._state, job, self._now_s)
         if why is None:
             return False

@@ -91,7 +91,7 @@ class Job:
 
     @property
     def queued(self) -> bool:
-        """Whether it waits for worker nodes to start it."""
+        """Say whether it waits for worker nodes to start it."""
         return self.record.state in WAITING_STATES and not self.by_hand
 
     def order(self, verb: str, node: NodeId) -> str:
@@ -102,7 +102,7 @@ class Job:
 
     @property
     def started(self) -> bool:
-        """Whether all its nodes have said that they started it."""
+        """Say whether all its nodes have said that they started it."""
         nodes = [node for node, _ in self.record.allocation]
         return all(self.order("start", node) in self.told for node in nodes)
 

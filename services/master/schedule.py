@@ -16,7 +16,7 @@ class Schedule:
     scheduler: Scheduler
     snapshot: Snapshot = field(default_factory=Snapshot)
     due: bool = False
-    """It is to be asked though no record changed."""
+    """Set where the scheduler must be asked though no record changed."""
     wake_s: float = inf
     """When the policy wants to be asked again."""
     closed: dict[str, Hold] = field(default_factory=dict)

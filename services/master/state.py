@@ -253,7 +253,7 @@ def _gpus_held(record: JobRecord | None) -> Iterator[GpuId]:
 
 
 def is_admitted(record: JobRecord) -> bool:
-    """By its record: a worker node was told to start it, or a cluster to serve it."""
+    """Say whether a worker node was told to start the job, or a cluster to serve it."""
     if record.state in TERMINAL_STATES:
         return False
     return record.node is not None or record.cluster is not None

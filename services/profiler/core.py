@@ -210,7 +210,7 @@ class Profiler:
         job.say_at = 2 * count
 
     def _enough(self, iterations: Iterations) -> bool:
-        """Whether the profile has lasted long enough for its two halves to say the same."""
+        """Say whether the profile has lasted long enough for its two halves to say the same."""
         config, lasted_s = self._config, iterations.profiled_s
         if lasted_s < config.profile_s:
             return False

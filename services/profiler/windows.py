@@ -113,7 +113,7 @@ class Iterations:
         return max(quietest_s(entry.profile_s) for entry in self._ranks.values())
 
     def agrees(self, within: float) -> bool:
-        """Whether D_j of the first half and of the second differ by no more than that part."""
+        """Say whether D_j of the first half and of the second differ by no more than that part."""
         if self.profiled < 2:
             return False
         halves_s = [0.0, 0.0]

@@ -46,7 +46,7 @@ class SlabdConfig(ServiceConfig, kw_only=True, frozen=True):
     """Share of ten seconds in which something waited for memory (PSI): above, no slab is added and
     one is given up each second."""
     sample_s: Annotated[float, msgspec.Meta(gt=0.0, le=60.0)] = 1.0
-    """Between two looks at the machine's memory."""
+    """Seconds between two looks at the machine's memory."""
     shm_path: str = ""
     """Unix socket for devices of this host; empty: `slabs.sock` in `state_dir`."""
     tcp_address: str = ""

@@ -371,7 +371,8 @@ class LenderCore:
         return [RenewSlab(slab, session, generation), *fact]
 
     def _session_closed(self, session: int, now_s: float) -> list[Effect]:
-        """Its slabs are kept for a claim, if it wanted that; a slab under eviction is not."""
+        """Keep the device's slabs for a claim, if it wanted that; slabs under eviction are not
+        kept."""
         self.sessions.pop(session, None)
         effects: list[Effect] = []
         for slab in self.having("lent", "evicting"):

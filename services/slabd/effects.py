@@ -25,7 +25,8 @@ class LendSlab(Action):
 
 @dataclass(frozen=True, slots=True)
 class RenewSlab(Action):
-    """It was given back in good order: nobody may read what it held. `SlabMade` follows."""
+    """Wipe a slab that was given back in good order: no one may read its old content. `SlabMade`
+    follows."""
 
     slab: SlabId
     session: int

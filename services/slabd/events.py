@@ -25,7 +25,7 @@ class SlabsFound:
 
 @dataclass(frozen=True, slots=True)
 class SlabMade:
-    """Or one that was returned is as good as new."""
+    """A new slab is ready, or one that was returned is wiped. `failure`: why not."""
 
     slab: SlabId
     failure: str = ""
@@ -33,7 +33,7 @@ class SlabMade:
 
 @dataclass(frozen=True, slots=True)
 class SlabGone:
-    """Its memory is the machine's again."""
+    """The slab's memory is the machine's again."""
 
     slab: SlabId
 

@@ -34,8 +34,9 @@ class Round:
 
 
 def light_probability(need: int, extra: int, busy: float) -> float:
-    """That at least E of E + E' slabs are lightly active, each being busy with probability `busy`:
-    sum over i from E to E + E' of C(E + E', i) (1 - p)^i p^(E + E' - i)."""
+    """Return the probability that at least E of E + E' slabs are lightly active, each being busy
+    with probability `busy`: sum over i from E to E + E' of C(E + E', i) (1 - p)^i p^(E + E' -
+    i)."""
     asked = need + extra
     return sum(
         comb(asked, light) * (1.0 - busy) ** light * busy ** (asked - light)

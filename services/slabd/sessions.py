@@ -130,7 +130,7 @@ class Sessions:
         self._send(session, message)
 
     def maps(self, session: int) -> bool:
-        """Whether its device sees the lender's memory itself."""
+        """Say whether its device sees the lender's memory itself."""
         found = self._sessions.get(session)
         return found is not None and found.kind in self._mapping
 
@@ -140,8 +140,8 @@ class Sessions:
             found.channel.revoke(key)
 
     async def fence_off(self, session: int, slab: SlabId, forced: bool) -> None:
-        """Nothing reaches the slab through this channel any more. By force, and where the peer does
-        not map it, the channel ends: an answer may be on its way out of the memory."""
+        """Keep this channel from reaching the slab. By force, and where the peer does not map it,
+        the channel ends: an answer may be on its way out of the memory."""
         found = self._sessions.get(session)
         self.revoke(session, slab)
         if forced and found is not None and found.kind not in self._mapping:

@@ -28,7 +28,7 @@ class WorkerConfig(ServiceConfig, kw_only=True, frozen=True):
     memory_bytes: Count = 0
     """Bytes of main memory that jobs may be given; 0: all that this service may use."""
     stop_grace_s: Annotated[float, msgspec.Meta(gt=0.0, le=4.0)] = 3.0
-    """Between SIGTERM and SIGKILL; a drain has 5 s for all of it."""
+    """Seconds between SIGTERM and SIGKILL; a drain has 5 s for all of it."""
     keep_jobs: bool = False
     """Leave job processes running when this service is stopped (a kill -9 always does)."""
     log_bytes_max: Annotated[int, msgspec.Meta(ge=8 * 1024**2, le=2**40)] = 16 * 1024**2

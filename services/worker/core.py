@@ -284,7 +284,7 @@ class WorkerCore:
 
     @staticmethod
     def _may_start(known: _Rank | None, attempt: int) -> bool:
-        """Another attempt is asked for by a master that has stored how the one before ended."""
+        """Say whether the attempt may start: its master has stored how the one before ended."""
         if known is None:
             return True
         return attempt > known.attempt and known.state in ("exited", "reported")
@@ -318,7 +318,8 @@ class WorkerCore:
         return [*signals, StartTimer(KillDue(job, last), now_s + grace_s)]
 
     def _kill(self, job: JobId, last: int) -> list[Effect]:
-        """Nobody waits for longer: whoever wants to know whether it helped asks again."""
+        """Kill the job's ranks up to the attempt `last`. Whether that helped is asked again, not
+        awaited."""
         kills: list[Effect] = [
             SignalRank(job, rank.rank, kill=True) for rank in self._until(job, last)
         ]

@@ -162,7 +162,7 @@ class RankFiles:
                 path.unlink()
 
     def identity(self) -> Identity | None:
-        """None while the leader has not written it (or never did)."""
+        """Return the leader's identity; None while the leader has not written it (or never did)."""
         return self._identity("process")
 
     def _identity(self, what: str) -> Identity | None:

@@ -188,7 +188,7 @@ class Program:
             self._woken.release()
 
     async def _look(self) -> None:
-        """Whether a wait is over is looked at with all that is heard, and now and then."""
+        """Say whether a wait is over is looked at with all that is heard, and now and then."""
         while True:
             await asyncio.sleep(0.25)
             self._woken.look()

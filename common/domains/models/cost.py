@@ -59,7 +59,7 @@ class Configuration(msgspec.Struct, frozen=True):
     instances: tuple[float, ...]
     model_bytes: tuple[float, ...]
     epoch_s: float
-    """Its estimate by the cost model."""
+    """The epoch's estimate by the cost model, in seconds."""
     proven: bool = True
     """No better one exists in the model (with its grain of shares)."""
 

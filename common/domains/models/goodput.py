@@ -153,7 +153,7 @@ class GoodputProfile(msgspec.Struct, frozen=True):
     """A job as its agent last told of it (section 3.4.1): `JobView.profile` of an adaptive job."""
 
     model: GoodputModel | None = None
-    """None until the first iteration was measured."""
+    """The fitted model; None until the first iteration was measured."""
     gpus_seen: int = 0
     """The most GPUs that it was measured on."""
 

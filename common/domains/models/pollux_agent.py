@@ -128,8 +128,8 @@ class PolluxAgent:
         )
 
     def saw_difference(self, mean_sqr: float, difference_sqr: float, batch: float) -> bool:
-        """Two consecutive iterations had one gradient each: the mean of their squared lengths, and
-        the squared length of their difference."""
+        """Note two consecutive iterations with one gradient each: the mean of their squared
+        lengths, and the squared length of their difference."""
         initial = self.limits.initial
         return self.saw_gradients(
             moments_of_differences(mean_sqr, difference_sqr, batch, initial), differenced=True

@@ -81,19 +81,19 @@ class SpeedupCurve:
         return work / self.x[min(nodes, self.nodes)]
 
     def hell(self) -> Sizes:
-        """By budget; the cost is w / X(w)^2, to be multiplied by J X(1)."""
+        """Sizes by budget; the cost is w / X(w)^2, to be multiplied by J X(1)."""
         return self._cached("hell", 0.0)
 
     def knee(self, alpha: float) -> Sizes:
-        """By budget; the cost is 1 / X(w), to be multiplied by J."""
+        """Sizes by budget; the cost is 1 / X(w), to be multiplied by J."""
         return self._cached("knee", alpha)
 
     def fastest(self) -> Sizes:
-        """By budget, the size of the largest X; the cost is 1 / X(w)."""
+        """For each budget, the size of the largest X; the cost is 1 / X(w)."""
         return self._cached("fastest", 0.0)
 
     def everything(self) -> Sizes:
-        """By budget, all of it; the cost is 1 / X(w)."""
+        """For each budget, all of it; the cost is 1 / X(w)."""
         return self._cached("everything", 0.0)
 
     def _cached(self, kind: str, alpha: float) -> Sizes:

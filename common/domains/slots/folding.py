@@ -44,7 +44,8 @@ def _ranks(region: SlotRegion, alone: int | None) -> Sequence[int]:
 
 
 def check_hypers(region: SlotRegion, alone: int | None = None) -> Refusal | None:
-    """Whether all ranks pushed the same usable hyper-parameters; else the first that did not."""
+    """Say whether all ranks pushed the same usable hyper-parameters; else the first that did
+    not."""
     ranks = _ranks(region, alone)
     pushed = region.hyper_blocks(ranks)
     if region.accepted == pushed:  # The same bytes as last time.

@@ -121,7 +121,7 @@ class Seed(_Control, frozen=True, kw_only=True, tag="seed"):
 
 
 class PushRefused(_Control, frozen=True, kw_only=True, tag="push-refused"):
-    """Nothing was applied. The named worker's push is forgotten, so that it can push again."""
+    """The push was not applied. The named worker's push is forgotten, so that it can push again."""
 
     handle: Count
     iteration: Count

@@ -25,7 +25,7 @@ def slot_body(geometry: Geometry) -> tuple[int, int]:
 
 
 class DeviceSlotRegion(SlotRegion):
-    """Its arrays are DeviceArrays."""
+    """A region whose arrays are DeviceArrays."""
 
     def __init__(self, region: DeviceRegion, record: RegionRecord, identity: bytes) -> None:
         super().__init__(region.buffer, record, identity)

@@ -403,7 +403,7 @@ class SlotRegion:
         return pushed, sum(self.bytes_pulled(rank) for rank in ranks)
 
     def count_anew(self) -> None:
-        """Its counters went elsewhere."""
+        """Start the counters at zero: theirs went elsewhere."""
         for rank in range(self.geometry.workers):
             first = self.counters_offset(rank) // WORD
             self._words[first : first + 2] = 0

@@ -67,7 +67,7 @@ class Rule:
 
     @property
     def ages(self) -> bool:
-        """Whether a step depends on how many there were."""
+        """Say whether a step depends on how many there were."""
         return "beta1" in self.uses
 
     def fault(self, hyper: Hyper) -> str:

@@ -274,7 +274,7 @@ class VerbsChannel(SocketChannel):
             give_back()
 
     async def _prepare(self, header: wire.Header, label: str, give_back: GiveBack) -> bool:
-        """Whether the room is kept."""
+        """Say whether the room is kept."""
         region: Region | None = None
         kept = False
         try:
@@ -334,7 +334,7 @@ class VerbsChannel(SocketChannel):
         self._loop.call_later(limits.VERBS_VERDICT_S, self._conclude)
 
     def _conclude(self) -> None:
-        """Nobody died: the access was refused."""
+        """Settle a refused access, which is not a peer's death."""
         if self._verdict is not None and not self.closed:
             part, error = self._verdict
             part.settle(error)

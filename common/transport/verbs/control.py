@@ -188,6 +188,6 @@ class ControlStream:
         self._wake()
 
     def close(self) -> None:
-        """After the queue pair went."""
+        """Close the ring, after its queue pair."""
         self._inward = self._outward = memoryview(b"")
         self._memory.close()

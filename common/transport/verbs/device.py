@@ -126,7 +126,7 @@ class Domain:
         return known
 
     def forget(self, registration: Registration) -> None:
-        """It is being closed, by its region or with us."""
+        """Forget a registration that its region closes, or that ends with the device."""
         region = registration.region
         if region is not None:
             self._regions.pop(region, None)

@@ -199,7 +199,7 @@ class Port:
     number: int
     active: bool
     allowed: bool
-    """This process may open the device."""
+    """Set where this process may open the device."""
     netdev: str = ""
 
     def __str__(self) -> str:

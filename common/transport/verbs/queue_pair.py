@@ -83,7 +83,7 @@ class Work:
         self.number = 0
 
     def settle(self, error: SlackwaterError | None) -> None:
-        """It is completed (None), or known to have failed. May be called again."""
+        """Note that the request was completed (None), or has failed. May be called again."""
 
 
 class WorkWithCallback(Work):

@@ -44,7 +44,7 @@ class Outgoing:
 
     @property
     def idle(self) -> bool:
-        """Nothing is on its way."""
+        """Say whether all that was written has arrived."""
         return self.completed == self.written
 
     def room(self) -> int:

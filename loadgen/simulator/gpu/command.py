@@ -276,7 +276,7 @@ def simulate_command(
 
 
 def _is_default(context: typer.Context, name: str) -> bool:
-    """Nobody gave this option."""
+    """Say whether the option was left at its default."""
     source = context.get_parameter_source(name)
     return source is None or source.name == "DEFAULT"
 

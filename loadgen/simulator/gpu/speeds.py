@@ -32,7 +32,8 @@ def read_speeds(path: Path) -> Speeds:
 
 
 def gavel_speeds(path: Path, rows: Iterable[TraceJob], types: Iterable[str], ref: str) -> Speeds:
-    """By job id, relative to the GPU type `ref` (which the durations are measured on)."""
+    """Return speeds by job id, relative to the GPU type `ref` (which the durations are measured
+    on)."""
     try:
         table: Any = msgspec.json.decode(path.read_bytes())
     except (OSError, msgspec.DecodeError) as error:

@@ -42,7 +42,7 @@ class LiveJob(msgspec.Struct, frozen=True, kw_only=True):
     remaining_s: float
     """Seconds that it still needs on the GPUs that it asks for, at the reference speed."""
     assumed: bool
-    """Its agents do not tell `remaining_s`."""
+    """Set where its agents do not report `remaining_s`."""
 
 
 class Situation(msgspec.Struct, frozen=True):

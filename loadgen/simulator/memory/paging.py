@@ -47,7 +47,7 @@ class Swap:
         return len(self.used[0]) * self.span_pages
 
     def free(self, pages: Floats) -> None:
-        """So many slots of each machine, from anywhere."""
+        """Free that many slots of each machine, from any device."""
         total = self.used.sum(axis=1)
         share = np.divide(pages, total, out=np.zeros_like(total), where=total > 0)
         keep = 1.0 - np.minimum(share, 1.0)
@@ -80,7 +80,7 @@ class Swap:
                 self._left[machine] = max(0.0, self.span_pages - held)
 
     def map(self, machine: int, span: int) -> None:
-        """Only what is written from now on goes there."""
+        """Map a slab to the span: pages written from now on go there."""
         self.mapped[machine, span] = True
 
     def unmap(self, machine: int, span: int) -> None:

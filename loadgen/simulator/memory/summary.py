@@ -23,7 +23,7 @@ class MemorySummary(msgspec.Struct):
     containers: int
     utilization: float
     gain: float
-    """Over the baseline of the same seed."""
+    """Gain over the baseline of the same seed."""
     max_to_median: float
     max_to_min: float
     utilization_end: float

@@ -38,7 +38,7 @@ class Faults:
         """Jobs whose own machines were slow at some time."""
 
     def plan(self, first_s: float, last_s: float, kills: float, stragglers: float) -> None:
-        """So many of each a day, at any moment."""
+        """Plan that many kills and stragglers a day, at random times."""
         for daily, happen in ((kills, self._kill), (stragglers, self._straggle)):
             at_s = first_s
             while daily and (at_s := at_s + self._rng.expovariate(daily / DAY_S)) < last_s:

@@ -26,7 +26,7 @@ from slackwater.services.controller.state import Job
 
 PLAYED_S: Final = 20.0
 SETTLED_S: Final = 1.0
-"""After a change: what changes with it has changed, too."""
+"""Seconds after a change until all that depends on it has changed, too."""
 SAID_S: Final = 1.0
 """From a window's last iteration until its report has come."""
 
@@ -42,7 +42,7 @@ class LossRecord:
     loss: float = 0.0
     since_s: float = 0.0
     lost_s: float = 0.0
-    """Its losses times how long each lasted."""
+    """The sum of the job's losses, each times the seconds that it lasted."""
     worst: float = 0.0
     beyond_s: float = -1.0
     """Since when it is beyond its limit; -1: it is not."""
@@ -86,7 +86,7 @@ class Feedback:
         self._looking: dict[str, float] = {}
         self._watched: set[JobId] = set()
         self._played: dict[tuple[tuple[JobId, int], ...], dict[str, float]] = {}
-        """By who shares with whom, where: the losses last played, kept while they stand."""
+        """The losses last played, by the jobs that share and where; kept while they share."""
 
     def changed(self, cluster: ClusterId | None) -> None:
         self._changed.add(str(cluster))
@@ -228,7 +228,7 @@ def _profile(job: Job) -> Profile:
 
 
 def _shares(job: Job) -> bool:
-    """Whether it is where it is to stay: profiled, and on its way nowhere."""
+    """Say whether it is where it is to stay: profiled, and on its way nowhere."""
     return job.record.profile is not None and not job.record.temporary and not job.moving
 
 

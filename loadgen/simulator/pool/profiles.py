@@ -59,7 +59,7 @@ class ModelCost:
 
     @property
     def servers_used(self) -> float:
-        """Its duty, summed over servers: CPU time per iteration over what one server has."""
+        """The job's duty, summed over servers: CPU time per iteration over what one server has."""
         return sum(self.profile.task_cpu_s) / SERVER_CORES / self.profile.iteration_s
 
 

@@ -34,7 +34,7 @@ from slackwater.services.master.core import Master
 
 Progress = Callable[[int, float], None]
 NEVER_S = 1e12
-"""Nobody restarts and no message is lost, so that nothing has to be compared again."""
+"""No service restarts and no message is lost: nothing has to be compared again."""
 
 
 Iterations = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
@@ -101,7 +101,7 @@ class JobRow(msgspec.Struct):
     loss: float = 0.0
     """The worst at any moment, as `feedback` reckons it."""
     loss_mean: float = 0.0
-    """Over all the time that it ran."""
+    """Mean loss over the whole time that the job ran."""
     beyond_longest_s: float = 0.0
     """The longest that it lost more than the limit."""
     played: float = -1.0

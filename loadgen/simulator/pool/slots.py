@@ -49,7 +49,7 @@ class SlotJob:
 class _Running:
     job: SlotJob
     order: list[int]
-    """Its tasks in forward order."""
+    """The job's tasks in forward order."""
     done: list[bool]
     next: int = 0
     at_s: float = 0.0

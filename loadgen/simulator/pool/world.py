@@ -135,8 +135,8 @@ class World:
         self._plan_tick(name)
 
     def report(self, name: str) -> None:
-        """So that the master has the controller's report of now. Of one that did nothing since
-        its last, it is that one again."""
+        """Bring the controller's present report to the master; after no event its last one
+        again."""
         last = self._reports.get(name)
         if last is None or name in self._stepped:
             self.tick(name)
@@ -169,7 +169,7 @@ class World:
         return [e for e in state.aggregators.values() if e.ours and e.id not in used]
 
     def scaling_due(self, name: str) -> bool:
-        """Whether the end of a scaling period can change anything in the cluster."""
+        """Say whether the end of a scaling period can change anything in the cluster."""
         state = self.controllers[name].state
         waiting = any(job.pending is not None for job in state.jobs.values())
         return state.job_ended or waiting or bool(self._unused(name))
@@ -178,7 +178,7 @@ class World:
 
     @property
     def calm(self) -> bool:
-        """Nothing that follows from a kill is going on."""
+        """Say whether the consequences of the last kill are over."""
         return self.now_s > self._attended_s
 
     def held(self) -> dict[tuple[JobId, int], list[tuple[AggregatorId, int]]]:

@@ -189,7 +189,7 @@ def _grow(view: ClusterView, job: JobView) -> Plan:
 
 
 def _spread_least_loaded(view: ClusterView, job: JobView, free: dict[AggregatorId, float]) -> Plan:
-    """Nothing fits and nothing more can be had: each open bucket to the least utilised one."""
+    """Put each open bucket on the least utilised aggregator: none fits, and none can be added."""
     if not view.aggregators:
         return Plan(reason="the cluster has no aggregator that is alive")
     welcome = [a for a in view.aggregators if a.id not in job.excluded] or view.aggregators

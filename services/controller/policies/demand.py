@@ -46,7 +46,7 @@ class Load(NamedTuple):
     utilisation: float
     excess_s: float
     chunk_s: float
-    """Its longest stretch without preemption."""
+    """The longest stretch without preemption, in seconds."""
 
 
 def slack_s(iteration_s: float, loss_limit: float) -> float:
@@ -120,9 +120,9 @@ def schedulable(loads: Iterable[Load], usable: float = 1.0) -> bool:
 
 
 def spare_s(loads: Sequence[Load], longest_s: float) -> float:
-    """By how much all deadlines could be earlier, and the test would still pass: so much earlier
-    everything is done, since deadlines that move together change no order. Below 0 by how much
-    later they had to be; at most `longest_s`, or minus infinity where no delay suffices."""
+    """Return by how many seconds all deadlines could be earlier, with the test still passing. All
+    work is done that much earlier: deadlines that move together change no order. Below 0 by how
+    much later they had to be; at most `longest_s`, or minus infinity where no delay suffices."""
 
     def passes(earlier_s: float) -> bool:
         # Every step of the demand moves with its window.

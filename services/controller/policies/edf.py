@@ -56,7 +56,7 @@ class Edf(Cyclic):
 
     order: Order = "deadline"
     prefers: Mapping[str, Any] = MappingProxyType({"scaling_s": 0.0, "pack_alone": True})
-    """It scales with every exit, and a lone job shares with itself."""
+    """Scale with every exit; let a lone job share with itself."""
     _last_residents: tuple[ClusterView, dict[AggregatorId, list[JobId]]] | None = None
 
     def __init__(self) -> None:
@@ -219,7 +219,7 @@ class Deadlines:
         return self._wanted[key]
 
     def takes(self, target: _Aggregator, tasks: list[int]) -> bool:
-        """Whether every deadline there would still hold."""
+        """Say whether every deadline there would still hold."""
         if self.wanted(target.cpu_share, tasks) > target.free + SLIP:
             return False
         if target.loads is None:

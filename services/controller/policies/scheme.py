@@ -239,7 +239,7 @@ class _Shelves:
         self._at[rank] = (key, estimate)
 
     def take(self, rank: int) -> None:
-        """If it is there."""
+        """Take the rank out, if it is there."""
         entry = self._at.pop(rank, None)
         if entry is not None:
             key, estimate = entry

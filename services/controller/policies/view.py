@@ -46,9 +46,10 @@ class JobView:
     excluded: frozenset[AggregatorId] = frozenset()
     """Aggregators where this job lost speed: it may not return there."""
     standalone: bool = False
-    """It loses speed though alone on fewer aggregators than it asked for: give it all of them."""
+    """Set where the job, alone on fewer aggregators than it asked for, loses speed: give it all of
+    them."""
     loss_limit: float = 0.0
-    """Its tenant's; 0: the cluster's."""
+    """The tenant's limit; 0: the cluster's."""
     positions: tuple[float, ...] = ()
     """Per bucket, which part of the forward pass comes before it is pulled; empty: not profiled."""
     _reckoned: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -85,8 +86,8 @@ class ClusterView:
     """How many may be asked for: 0 while recycling."""
     loss_limit: float
     forced: bool = False
-    """Nothing more can be had and the buckets are nowhere: the least loaded take them, fit or
-    not."""
+    """Set where no aggregator can be added and the buckets have no home: the least loaded take
+    them, even beyond their capacity."""
     pack_alone: bool = False
     """A job alone in its cluster is placed as any other, instead of keeping what it asked for."""
 
@@ -138,17 +139,17 @@ restart."""
 class Policy(Protocol):
     @property
     def adapts(self) -> bool:
-        """Whether its jobs are monitored, reverted and recycled."""
+        """Say whether its jobs are monitored, reverted and recycled."""
         ...
 
     @property
     def private(self) -> bool:
-        """Whether each job has aggregators of its own; else the jobs of this policy share."""
+        """Say whether each job has aggregators of its own; else the jobs of this policy share."""
         ...
 
     @property
     def order(self) -> Order:
-        """By which rule its jobs' tasks run on the aggregators that they share."""
+        """The order in which its jobs' tasks run on aggregators that they share."""
         ...
 
     def assign(self, view: ClusterView, job: JobView, memory: Memory) -> tuple[Plan, Memory]: ...

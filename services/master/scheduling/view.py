@@ -197,7 +197,7 @@ class View(msgspec.Struct, frozen=True):
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """Only what changes. An empty allocation takes a job's GPUs away."""
+    """The allocations that change. An empty allocation takes a job's GPUs away."""
 
     allocations: Mapping[JobId, Allocation] = msgspec.field(default_factory=dict)
     groups: Mapping[JobId, str] = msgspec.field(default_factory=dict)

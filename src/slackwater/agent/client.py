@@ -218,9 +218,10 @@ class Agent:
         gradient: Array | None = None,
         **hyper: float,
     ) -> None:
-        """This worker's gradient of a tensor for its next iteration. None: it was produced in the
-        `gradient_buffer`. `hyper`: learning_rate, momentum, beta1, beta2, epsilon or weight_decay
-        of this push, where it is not the job's; one set a bucket, the last that was given counts.
+        """Push this worker's gradient of a tensor for its next iteration. None: it was produced in
+        the `gradient_buffer`. `hyper`: learning_rate, momentum, beta1, beta2, epsilon or
+        weight_decay of this push, where it is not the job's; one set a bucket, the last that was
+        given counts.
 
         Waits while the slot still holds the iteration before. After a GradientRefused, pushing the
         same iteration again is a retry: what was counted already is not counted twice.
@@ -314,8 +315,8 @@ class Agent:
         return self._iteration
 
     def ready(self, names: Iterable[str]) -> bool:
-        """Whether `wait(names)` would return at once. It does not stand for waiting: only what was
-        waited for counts towards an iteration."""
+        """Say whether `wait(names)` would return at once. It does not stand for waiting: only what
+        was waited for counts towards an iteration."""
         return all(
             (bucket.version >= bucket.iteration and bucket.refused is None) or self._stands(bucket)
             for name in names

@@ -104,11 +104,11 @@ class AgentCore:
         return tuple(sorted({bucket.place.aggregator for bucket in self._buckets}))
 
     def expects(self, aggregator: AggregatorId, index: int) -> bool:
-        """Whether the bucket is believed to be there: only then is its region worth opening."""
+        """Say whether the bucket is believed to be there: only then is its region worth opening."""
         return self._at(aggregator, index) is not None
 
     def attached(self, index: int) -> bool:
-        """Whether doorbells reach the bucket at present."""
+        """Say whether doorbells reach the bucket at present."""
         return self._buckets[index].stage == "ready"
 
     def describe(self, index: int) -> str:
@@ -330,7 +330,7 @@ class AgentCore:
         return [WriteSeed(aggregator, bucket.index, asked.handle, max(bucket.held, 0))]
 
     def push_refused(self, aggregator: AggregatorId, refused: PushRefused) -> list[AgentAction]:
-        """Another worker's refusal only means that this one waits on."""
+        """Note a refused push. Another worker's refusal only means that this one waits on."""
         bucket = self._by_handle.get((aggregator, refused.handle))
         if bucket is None or refused.worker != self._rank or refused.iteration != bucket.iteration:
             return []

@@ -53,7 +53,7 @@ _WORDS: Final = struct.Struct("<3Q")
 PIECE_BYTES: Final = limits.CHUNK_BYTES
 """Bytes that are folded at a time."""
 Tell = Callable[[int], None]
-"""So many elements of the slot are there. Raises Unavailable."""
+"""Called with the number of the slot's elements that have arrived. Raises Unavailable."""
 
 
 class Attached(Protocol):
@@ -77,7 +77,7 @@ class Attached(Protocol):
     def parameters(self, version: int) -> Floats: ...
 
     def keeps(self, old: "Attached", iteration: int) -> bool:
-        """Whether the slot holds what `old`'s does, if that is `iteration` whole or in part."""
+        """Say whether the slot holds what `old`'s does, if that is `iteration` whole or in part."""
         ...
 
     async def seed(self, version: int, tensors: Sequence[Floats]) -> None:

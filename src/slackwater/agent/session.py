@@ -107,7 +107,7 @@ class Session:
         self._fabrics: dict[str, Fabric] = {}
         self._rung: deque[tuple[int, int]] = deque()
         self._rings: dict[AggregatorId, list[tuple[int, int]]] = {}
-        """By aggregator, handles and iterations that go out with the effects of one step."""
+        """Handles and iterations that leave with the effects of one step, by aggregator."""
         self._flush_due = self._delivered = False
         self._waiter: Waiter | None = None
         self._patience = Patience(

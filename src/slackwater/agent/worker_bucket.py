@@ -79,8 +79,8 @@ class WorkerBucket:
         return self.iteration > self.version or len(self.missing) < len(self.tensors)
 
     def adopt(self, slots: Attached) -> None:
-        """Another mapping (the bucket moved, its region was lost): what the slot held goes along,
-        unless it is there already, because the region is the same."""
+        """Use another mapping (the bucket moved, its region was lost): what the slot held goes
+        along, unless it is there already, because the region is the same."""
         with self.lock:
             old = self.slots
             # A copy that was made before this part of the next iteration came has it not.

@@ -75,7 +75,7 @@ class Seen:
     lenders: dict[str, SlabdHeartbeat] = field(default_factory=dict)
     devices: dict[str, DeviceHeartbeat] = field(default_factory=dict)
     heard_s: dict[str, float] = field(default_factory=dict)
-    """By service and id."""
+    """Time of the last heartbeat, by service and id."""
     older: dict[str, tuple[str, float]] = field(default_factory=dict)
     """Lenders that share an id with an older one: the older one's node, and when that was seen."""
 

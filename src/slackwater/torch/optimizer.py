@@ -31,7 +31,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]  # mypy does not r
     """Wraps `optimizer` (SGD, Adam, AdamW or Adagrad, fresh), whose parameters are `model`'s."""
 
     _step_supports_amp_scaling = True
-    """So that a GradScaler hands over its scale, and can be refused."""
+    """Makes a GradScaler hand over its scale, so that it can be refused."""
 
     def __init__(
         self,
@@ -219,7 +219,8 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]  # mypy does not r
         return loss
 
     def _check(self) -> None:
-        """That what was pushed is what the program means by now. Raises Rejected."""
+        """Check that the pushed gradients are still those that the program means. Raises
+        Rejected."""
         if getattr(self, "grad_scale", None) is not None:
             raise Rejected(
                 "a GradScaler skips steps on its own, which other workers would wait for; train "

@@ -85,7 +85,7 @@ class Prepared(torch.utils.data.Dataset[Any]):  # type: ignore[misc]  # mypy doe
         return self._spill_server.figures()
 
     def close(self) -> None:
-        """Nothing is kept any more. Else it is done when the program ends."""
+        """Drop all kept samples. The end of the program does so, too."""
         self._spill_server.close()
 
     def __enter__(self) -> "Prepared":

@@ -78,7 +78,7 @@ class Trained:
     # Parameters -----------------------------------------------------------------------------------
 
     def adopt(self, buffer: Array) -> None:
-        """These are the parameter's values now."""
+        """Make the buffer the parameter's values."""
         parameter = self.parameter
         if self._in_place:
             parameter.data = self._view(buffer)

@@ -211,7 +211,7 @@ class Choice(NamedTuple):
 
 
 class ElasticPolicy(ABC):
-    """Everything but the sizes."""
+    """An elastic policy, but for its choice of sizes."""
 
     elastic = True
     honours = frozenset[Rule]({"priorities", "min_run_s"})

@@ -61,7 +61,7 @@ class Waterfill(ElasticPolicy):
 
 @register("equal-share")
 class EqualShare(ElasticPolicy):
-    """Nobody gets more than makes it faster; what that leaves is shared again."""
+    """No job gets more than makes it faster; the rest is shared again."""
 
     def sizes(
         self, view: View, pool: Pool, budget: int, kept: Mapping[JobId, int]

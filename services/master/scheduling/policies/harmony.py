@@ -132,7 +132,7 @@ class Harmony:
     def _repair(
         self, groups: list[Group], waiting: list[JobView], view: View, known: Memory
     ) -> "Change | None":
-        """After completions and arrivals."""
+        """Regroup after completions and arrivals."""
         gone = [job_id for job_id in known.group_of if job_id not in view.jobs]
         by_label = {group.label: group for group in groups}
         touched: dict[str, Group] = {}

@@ -88,7 +88,8 @@ class NaiveColocation:
         return Plan(allocations, labels), next_label
 
     def _order(self, view: View) -> list[JobView]:
-        """By submission; with a stride, every so many-th first: another combination of jobs."""
+        """Return the waiting jobs by submission; with a stride, every n-th first, for another
+        combination."""
         waiting = [job for job in view.jobs.values() if not job.allocation]
         return sorted(waiting, key=lambda j: (-j.priority, j.number % self.stride, j.number))
 

@@ -40,7 +40,7 @@ class OracleProfile(Protocol):
 @register("optimus")
 class Optimus:
     elastic = True
-    """Its jobs may run on any number of GPUs between their bounds."""
+    """Jobs may run on any number of GPUs between their bounds."""
     honours = frozenset[Rule]({"min_run_s"})
 
     def __init__(self, round_s: Period = 60) -> None:

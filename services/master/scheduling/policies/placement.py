@@ -132,14 +132,14 @@ class Observation(NamedTuple):
 
     skew: float
     relative_speed: float
-    """Its speed over its consolidated speed."""
+    """The job's speed, over its speed when consolidated."""
 
 
 SENSITIVE_BELOW = 0.95
 """A job that keeps less than this of its speed when spread is one to consolidate."""
 
 PACK_LIMIT = (0.61 + 0.146) / 2
-"""Before there is history of one's own: half-way between the two groups of table 3.3."""
+"""The limit without history: half-way between the two groups of table 3.3."""
 
 
 def learn_pack_limit(history: Sequence[Observation], fallback: float = PACK_LIMIT) -> float:

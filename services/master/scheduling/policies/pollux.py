@@ -90,7 +90,7 @@ class Tabulated(msgspec.Struct, frozen=True):
 
 
 class Memory(msgspec.Struct):
-    """Between rounds: the population, and the tables."""
+    """Kept between rounds: the population, and the tables."""
 
     jobs: tuple[JobId, ...] = ()
     nodes: tuple[NodeId, ...] = ()
@@ -109,9 +109,9 @@ Growth = Annotated[float, msgspec.Meta(ge=1, le=limits.TRACE_GPUS_MAX)]
 @register("pollux")
 class Pollux:
     elastic = True
-    """Its jobs may run on any number of GPUs between their bounds."""
+    """Jobs may run on any number of GPUs between their bounds."""
     adaptive = True
-    """Its jobs tune their own batch."""
+    """Jobs tune their own batch."""
     honours = frozenset[Rule]({"min_run_s", "gpu_types"})
 
     def __init__(

@@ -35,7 +35,7 @@ class Candidate(NamedTuple):
     gpus_max: int
     """To how many it may grow in the next round."""
     row: Ints
-    """Its GPUs on each machine."""
+    """The job's GPUs on each machine."""
 
 
 class History(msgspec.Struct, frozen=True):

@@ -22,7 +22,7 @@ Held = tuple[Key, int, int, JobId]
 """(key, submission number, GPUs held, job): the same for a running job."""
 
 RUNNING_LEVEL: Level = ()
-"""Before every other level: where the running jobs of a policy without preemption are."""
+"""The level before all others: where the running jobs of a policy without preemption are."""
 
 
 class Bucket:

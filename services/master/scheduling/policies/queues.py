@@ -84,7 +84,7 @@ class QueuePolicy(ABC):
         return job.since_s + view.rules.min_run_s
 
     def protects(self, view: View) -> bool:
-        """Whether any running job can be protected: the walk is shorter where none is."""
+        """Say whether any running job can be protected: the walk is shorter where none is."""
         return view.rules.min_run_s > 0
 
     def next_round_s(self, view: View) -> float:
