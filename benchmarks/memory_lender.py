@@ -151,7 +151,7 @@ async def periods(
 
 async def measure(arguments: argparse.Namespace) -> list[Figure]:
     os.environ["SLACKWATER_CLUSTER_TOKEN"] = token = secrets.token_hex(16)
-    slabs = arguments.pairs * len(VALUES)  # Nobody touches a slab that went: it stays away.
+    slabs = arguments.pairs * len(VALUES)  # A slab that went is not touched: it stays away.
     pages = slabs * SLAB_BYTES // PAGE_BYTES
     made: list[Figure] = []
     with contextlib.ExitStack() as stack:

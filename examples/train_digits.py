@@ -55,7 +55,7 @@ def initial_parameters() -> Tensors:
 
 
 def batches(steps: int) -> list[np.ndarray]:
-    """Which images each step trains on: the same for everybody."""
+    """Return the images of each step: the same in every process."""
     rng = np.random.default_rng(2)
     return [rng.choice(1797, BATCH, replace=False) for _ in range(steps)]
 

@@ -308,7 +308,7 @@ class Profile(Record, kw_only=True, frozen=True):
     """CPU time of each bucket's task (measured alone); e_t is this divided by cpu_share."""
     iterations: Count = 0
     positions: Positions = ()
-    """Which part of the forward pass comes before each bucket is pulled; empty: not known."""
+    """The part of the forward pass that comes before each bucket is pulled; empty: not known."""
     push_s_per_byte: Seconds = 0.0
     """Seconds per byte that a push takes on the link of its usual aggregator, over a network; 0:
     not measured."""

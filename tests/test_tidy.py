@@ -5,9 +5,11 @@ may stay listed in LONG_FUNCTIONS; the list may only shrink.
 """
 
 import ast
+import io
 import re
 import subprocess
 import sys
+import tokenize
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -22,8 +24,11 @@ LONG_FUNCTIONS: frozenset[str] = frozenset()
 LONG_MODULES: dict[str, str] = {}
 """Module -> why one idea needs more lines. The idea decides where a module is cut."""
 
-OBSCURE_STARTS = {"Of", "Who", "Whose", "Whom", "Whoever", "What", "Whatever", "As", "Those"}
-"""Words at which a reader does not know yet what a docstring is about."""
+OBSCURE_STARTS = {
+    "Of", "Who", "Whose", "Whom", "Whoever", "What", "Whatever", "Which", "Whichever", "As",
+    "Those", "Nobody", "Or",
+}  # fmt: skip
+"""Words at which a reader does not know yet what a docstring or a comment is about."""
 
 FLOORS = (
     "schemas",
@@ -134,16 +139,39 @@ def docstrings(path: Path) -> Iterator[tuple[int, str]]:
                     yield line.lineno, text
 
 
+@cache
+def comments(path: Path) -> tuple[tuple[int, str], ...]:
+    """Line and text of each comment; neighbouring lines of comment alone are one."""
+    found: list[tuple[int, str]] = []
+    last = 0
+    for token in tokenize.generate_tokens(io.StringIO(path.read_text()).readline):
+        if token.type != tokenize.COMMENT:
+            continue
+        line, text = token.start[0], token.string.lstrip("#:! ").rstrip("- ")
+        alone = token.line.lstrip().startswith("#")
+        if alone and last == line - 1:
+            first, before = found[-1]
+            found[-1] = (first, f"{before} {text}")
+        else:
+            found.append((line, text))
+        last = line if alone else 0
+    return tuple(found)
+
+
+def python_files() -> Iterator[Path]:
+    yield from (*modules(), *sorted((ROOT / "tests").rglob("*.py")))
+
+
 def obscure_start(word: str) -> bool:
     return word.startswith("...") or word.rstrip(",:;") in OBSCURE_STARTS
 
 
-def test_docstrings_begin_with_a_verb_or_a_name() -> None:
-    """`Of the job: ...` is read twice, `The job's ...` once."""
+def test_docstrings_and_comments_begin_with_a_verb_or_a_name() -> None:
+    """`Of the job: ...` is read twice, `The job's ...` once. Comments are held to it, too."""
     obscure = [
         f"{name(path)}:{line}"
-        for path in (*modules(), *(ROOT / "tests").rglob("*.py"))
-        for line, text in docstrings(path)
+        for path in python_files()
+        for line, text in (*docstrings(path), *comments(path))
         if text.split()[:1] and obscure_start(text.split()[0])
     ]
     assert not obscure, f"say it with a verb or a name: {obscure}"
@@ -219,10 +247,11 @@ IS_NO = re.compile(
 def test_nobody_says_is_no() -> None:
     texts = [
         (path, node.lineno, node.value)
-        for path in (*modules(), *(ROOT / "tests").rglob("*.py"))
+        for path in python_files()
         for node in ast.walk(tree(path))
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     ]
+    texts += [(path, line, text) for path in python_files() for line, text in comments(path)]
     pages = [*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md")]
     texts += [(page, 1, page.read_text()) for page in pages if page.name != "CHANGELOG.md"]
     found = [

@@ -30,7 +30,7 @@ class ServiceConfig(msgspec.Struct, kw_only=True, frozen=True):
     """The fields of every service's configuration; each service adds its own."""
 
     id: IdText
-    """Which instance this is: a token of its subjects, unique among its kind."""
+    """The instance's id: a token of its subjects, unique among its kind."""
     url: str = DEFAULT_URL
     """The bus."""
     state_dir: str = ""

@@ -1,4 +1,4 @@
-"""Which host this is, so that a socket's path is tried only where it means something.
+"""Identify this host, so that a socket's path is tried only where it means something.
 
 The kernel's boot id tells one running kernel from another. Containers of one kernel share it:
 there the path itself decides, it exists or it does not.

@@ -1,4 +1,4 @@
-"""Which transport two parties use: the best that both have and that leads somewhere.
+"""Choose the transport of two parties: the best that both have and that connects.
 
 Each party publishes (kind, address) pairs. Shared memory serves only parties of one host, so its
 address carries the host's identity and is not even tried elsewhere. `probe` says for every kind,

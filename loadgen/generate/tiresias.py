@@ -65,7 +65,7 @@ def workload(rng: Random, *, mean_gap_s: float = 30.0) -> tuple[TraceJob, ...]:
 
 
 def _short_flags(rng: Random, sizes: list[int]) -> list[bool]:
-    """Which jobs are short: the table's part of the small ones and of the large ones, exactly."""
+    """Choose the short jobs: the table's part of the small ones and of the large ones, exactly."""
     flags = [False] * len(sizes)
     for small, part in ((True, SHORT_PART_OF_SMALL), (False, SHORT_PART_OF_LARGE)):
         members = [i for i, gpus in enumerate(sizes) if (gpus <= SMALL_GPUS_MAX) == small]

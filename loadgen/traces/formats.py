@@ -1,4 +1,4 @@
-"""Which format a file is in, and reading it: one entry point for every public trace.
+"""Recognise a trace's format and read it: one entry point for every public trace.
 
 The format is found from the content: `[` begins Philly's JSON, a first line of 7, 10 or 12 tab
 separated columns is Gavel's, otherwise the header decides: the format with the most required

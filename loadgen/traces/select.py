@@ -1,4 +1,4 @@
-"""Which part of a trace is replayed or simulated, and at what pace. Pure.
+"""Select the part of a trace to replay or simulate, and its pace. Pure.
 
 select(jobs, min_gpus=2, jobs=12)            the first 12 jobs of at least 2 GPUs
 select(jobs, start_s=..., end_s=...)         one week; t = 0 is then the start of the week

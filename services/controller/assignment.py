@@ -95,8 +95,7 @@ def decide(state: State, job: Job, now_s: float) -> None:
         return
     pending.next_s = now_s + pending.wait_s
     if not state.pool_known and pending.cause != "start":
-        # The master has not yet said which aggregators live; the next tick decides.
-        pending.next_s = now_s
+        pending.next_s = now_s  # The pool is not known yet: the next tick decides.
         return
     view, subject = _case(state, job, pending, now_s)
     name = state.policy_name(job)
@@ -211,8 +210,7 @@ def _name(plan: Plan, subject: JobView, fresh: list[AggregatorId]) -> list[Aggre
 
 
 def _wait(state: State, job: Job, reason: str) -> None:
-    # Cut as in the record, so that the same reason is not stored again.
-    reason = reason[:REASON_CHARS_MAX]
+    reason = reason[:REASON_CHARS_MAX]  # Cut as the record cuts it, to compare with it.
     if job.record.reason != reason:
         state.change(job, reason=reason)
 

@@ -194,7 +194,8 @@ def measured(state: State, job: Job, window: WindowMeasured, now_s: float) -> No
     begun_s = now_s - (window.spanned_s or window.iterations * window.iteration_s)
     if begun_s < job.settled_s:
         return
-    remedied = any(each.pending is not None for each in (job, *neighbours))  # Or it was refused.
+    # A move may have been refused.
+    remedied = any(each.pending is not None for each in (job, *neighbours))
     if loss > limit and not remedied and (stretched := _stretched(state, job)):
         # The job is stretched even after all changes since the window began.
         leaving, where = stretched

@@ -126,7 +126,8 @@ def ask_pool(state: State, now_s: float) -> None:
 
 
 def listed(state: State, asked: Asked, answer: Message, now_s: float) -> None:
-    """Which aggregators are ours: all of a restart's knowledge, and the cure for leaks."""
+    """Take in the master's list of our aggregators: all of a restart's knowledge, and the cure for
+    leaks."""
     if not isinstance(answer, AggregatorList):
         return
     ours = {

@@ -1,4 +1,4 @@
-"""Which jobs may run now: room for their servers, and their tenant's part of the pool.
+"""Decide which jobs may run now: room for their servers, and their tenant's part of the pool.
 
 Section 4.3.3.5 of the dissertation: when the cluster manager cannot satisfy what a new job asks for
 ("a number of standalone parameter servers"), it should not schedule it, because the pool may have

@@ -1,4 +1,4 @@
-"""Which aggregator cluster a new job goes to: the first of the two steps of AutoPS section 3.3.3.
+"""Choose the aggregator cluster of a new job: the first of the two steps of AutoPS section 3.3.3.
 
 Best fit by free CPU: the cluster with sufficient but the least; ties to the lowest id. Free CPU is
 what could still be allocated to the cluster plus the free slots F_n of what it has

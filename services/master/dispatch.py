@@ -1,4 +1,4 @@
-"""Which waiting jobs start, and which running ones stop: a scheduler is asked, and obeyed.
+"""Start waiting jobs and stop running ones, as a scheduler decides.
 
 A policy is asked once a step in which something changed, and when it wants to be. What it decides
 is carried out through records: all that change are stored first, as intended; then jobs that lose

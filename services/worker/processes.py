@@ -72,7 +72,7 @@ class Intent(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Which process: a pid together with what no later process of that pid shares."""
+    """Identify a process: its pid together with what no later process of that pid shares."""
 
     boot_id: str
     pid: int

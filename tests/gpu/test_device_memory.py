@@ -165,7 +165,7 @@ def runtime_of(cuda: Any) -> Any:
 
 
 def test_allocations_are_whole_granules_and_are_freed(cuda: Any) -> None:
-    """Nobody else's data may lie in what a handle opens."""
+    """No other owner's data may lie in what a handle opens."""
     memory = cuda.allocate(1)
     [(_, block)] = runtime_of(cuda).blocks.items()
     assert len(block) == gpu_cuda.GRANULE_BYTES

@@ -174,7 +174,7 @@ class Swap:
             await sh("swapoff", NBD)
 
     def check_safe(self) -> None:
-        """Nobody through whom pages are swapped can be swapped, or be killed to make room."""
+        """No process through which pages are swapped can be swapped, or be killed to make room."""
         for pid in self.pids:
             assert (kib(pid, "VmLck") > 0, kib(pid, "VmSwap")) == (True, 0)
         assert Path(f"/proc/{self.pids[0]}/oom_score_adj").read_text().strip() == "-1000"

@@ -1,4 +1,5 @@
-"""Which machine backs a span: power of two choices, machines without a slab of this device first.
+"""Choose the machine that backs a span: power of two choices, machines without a slab of this
+device first.
 
 Gu, dissertation, 2.4.2 and figure 2.4. Candidates are drawn here, at random; they are asked
 (QUERY_MEM), and `lower` compares the answers. So placement needs no coordinator and no fresh view

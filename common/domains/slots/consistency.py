@@ -1,4 +1,5 @@
-"""Which push is applied next, and how far a worker may go on. Pure: the words of a region.
+"""Choose the push that is applied next, and how far a worker may go on. Pure: the words of a
+region.
 
 A synchronous job's version v + 1 is the mean of all workers' pushes of iteration v + 1. In the
 other two modes a push is an update of its own, applied as it comes (ps-lite's asynchronous

@@ -1,4 +1,4 @@
-"""Which kernels fold a region: this CPU's, or those of the device that its slots are on.
+"""Choose the kernels that fold a region: this CPU's, or those of the device that holds its slots.
 
 A kernel set is what `folding.fold` asks, whatever the memory: fold a span of elements, say whether
 every new value is finite. On a device a bucket is one launch: the grain of execution is for caches

@@ -1,4 +1,4 @@
-"""Which tensors share a bucket, and where everything lies in a bucket's region. Pure arithmetic.
+"""The layout of buckets: tensors that share one, and offsets in a bucket's region. Pure arithmetic.
 
 A tensor is the paper's unit of placement (Gu et al. 2021, section 2.2). A tensor of BUCKET_BYTES
 or more is a bucket of its own; smaller neighbours share one up to that size: a region, a doorbell

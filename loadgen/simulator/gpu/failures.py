@@ -1,4 +1,4 @@
-"""Which node fails when: seeded, and the same whatever the policy does."""
+"""Draw the nodes' failures: seeded, and the same under every policy."""
 
 from collections.abc import Iterator
 from random import Random

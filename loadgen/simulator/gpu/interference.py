@@ -28,7 +28,7 @@ class Slowdowns(msgspec.Struct, frozen=True):
 
 
 class Surroundings:
-    """Which distributed jobs meet on which node."""
+    """Find the nodes on which distributed jobs meet."""
 
     def __init__(self, slowdowns: Slowdowns) -> None:
         self._slowdowns = slowdowns

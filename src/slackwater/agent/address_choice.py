@@ -1,4 +1,5 @@
-"""Which of an aggregator's addresses this worker uses: the best transport that both ends share."""
+"""Choose the address of an aggregator that this worker uses: the best transport that both ends
+share."""
 
 from collections.abc import Mapping
 from typing import Final

@@ -1,4 +1,4 @@
-"""Which face a granted region gets here: by whether it is mapped, and whom its updates wait for."""
+"""Choose the class for a granted region: by whether it is mapped, and whom its updates wait for."""
 
 from slackwater.agent.on_device import staged
 from slackwater.agent.region_access import Attached, InPlace

@@ -367,7 +367,7 @@ def show_map(
     url: Url = None,
     json: Json = False,
 ) -> None:
-    """Which slab of whom backs which part of a device; or what lenders have lent to whom."""
+    """Show the slabs that back a device, or all slabs that lenders have lent."""
 
     async def of_device(client: Client) -> DeviceMap:
         assert device is not None

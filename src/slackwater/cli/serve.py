@@ -11,7 +11,7 @@ from slackwater.cli.config_file import Service
 
 
 def serve(
-    service: Annotated[Service, typer.Argument(help="Which service to run.")],
+    service: Annotated[Service, typer.Argument(help="The service to run.")],
     config: Annotated[
         Path,
         typer.Option(help="The service's TOML file; `slackwater config sample` prints one."),

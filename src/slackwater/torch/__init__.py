@@ -34,10 +34,10 @@ def __getattr__(name: str) -> Any:
 
 
 def rank() -> int:
-    """Which worker of the job this process is; 0 where nobody said."""
+    """Return this process's rank among the job's workers; 0 outside a job."""
     return rank_of()
 
 
 def size() -> int:
-    """How many workers the job has; 1 where nobody said."""
+    """Return the number of the job's workers; 1 outside a job."""
     return workers_of()

@@ -90,7 +90,7 @@ def started_by_hand(folder: Path, program: str, url: str, rank: int) -> "subproc
 
 
 async def test_a_rank_that_is_killed_by_hand_is_named(url: str, tmp_path: Path) -> None:
-    """Nobody watches its process: its Agent is not heard any more."""
+    """No worker service watches its process: its Agent is not heard any more."""
     program = script(tmp_path, "open('there', 'w').close(); time.sleep(1000)")
     ranks = [started_by_hand(tmp_path, program, url, rank) for rank in range(2)]
     try:

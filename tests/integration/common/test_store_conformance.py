@@ -348,7 +348,7 @@ async def test_renewing_keeps_a_lease_beyond_its_time(connect: Connect, unique: 
 
 
 async def test_an_expired_lease_stays_lost(connect: Connect, unique: str) -> None:
-    """Nobody else took it; it is lost all the same, because somebody could have."""
+    """A lease that no other took is lost all the same, because one could have."""
     lease = await (await connect("one")).lease(unique, "master", "one", 1.0)
     assert lease is not None
     other = await (await connect("other")).bucket(unique)

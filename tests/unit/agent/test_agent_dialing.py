@@ -1,4 +1,4 @@
-"""Which transport an Agent insists on, and what it says when it cannot have it."""
+"""An Agent insists on one transport, and says why it cannot have it."""
 
 import pytest
 

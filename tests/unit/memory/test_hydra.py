@@ -142,8 +142,8 @@ def test_a_damaged_fragment_is_made_up_for(mapped: bool, at: int) -> None:
 
 @pytest.mark.parametrize("lost", [(), (0,), (3, 9), (8, 9), (0, 1)], ids=str)
 def test_mapped_members_that_are_well_need_no_plan(lost: tuple[int, ...]) -> None:
-    """Nobody is asked in rounds; a damaged fragment is found all the same, and another member's is
-    taken instead, as long as there is one."""
+    """No member is asked in rounds; a damaged fragment is found all the same, and another member's
+    is taken instead, as long as there is one."""
 
     async def story() -> None:
         span = Span(mapped=True)

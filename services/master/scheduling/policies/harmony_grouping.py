@@ -1,4 +1,5 @@
-"""Which jobs share machines, and how many: Harmony's algorithms 1 and 2 (Lee, section 4.3.2).
+"""Choose the jobs that share machines, and how many: Harmony's algorithms 1 and 2 (Lee, section
+4.3.2).
 
 As printed they cannot run; this is how they are read here.
 

@@ -1,4 +1,4 @@
-"""Which pages of an array are in local memory, which of them must be written back, which go first.
+"""Track an array's pages in local memory: those to write back, and those that go first.
 
 Pure. The processor's accessed bits of another process cannot be read, so the order is that of
 arrival, with one exception, Leap's eager eviction (section 3.3): a page that a scan has read and

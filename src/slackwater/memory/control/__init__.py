@@ -1,1 +1,1 @@
-"""Which slabs back which spans, when they move, and which lender is asked."""
+"""Decide which slabs back which spans, when they move, and which lender is asked."""

@@ -233,7 +233,7 @@ class DeviceCore:
         return {m.lender for m in self.spans.all() if m.lender is not None}
 
     def _refused(self, member: Member, now_s: float) -> list[Effect]:
-        """Nobody has room: later again, less and less often."""
+        """Try again later, less and less often: no lender has room."""
         _, pause_s = self._paused.get(member.span, (0.0, 1.0))
         following = min(2.0 * pause_s, limits.PLACEMENT_PAUSE_S_MAX)
         self._paused[member.span] = (now_s + pause_s, following)

@@ -456,7 +456,7 @@ class Connection:
 
 
 def _lost(items: Item) -> NDArray[np.bool_]:
-    """Which of them were on a lane, and were not acknowledged."""
+    """Return those that were on a lane, and were not acknowledged."""
     return np.isin(items[:, s.ITEM_KIND], (s.LOST, s.LOST_PART))
 
 

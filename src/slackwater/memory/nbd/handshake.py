@@ -91,7 +91,7 @@ class Handshake:
         return name in (b"", self.export.name.encode())
 
     def _contexts(self, option: int, body: bytes) -> bytes:
-        """Which contexts there are (of these queries), or: these are wanted."""
+        """Answer a query for metadata contexts, or choose those that the client wants."""
         setting = option == nbd.OPT_SET_META_CONTEXT
         self.allocation &= not setting
         if not self.chunked:

@@ -225,7 +225,7 @@ def _give_back(lanes, c, i, row, refused):
 
 @kernel()
 def _still(t, row):
-    """Nobody has changed the pages of a read since it was asked for."""
+    """Say whether the pages of a read are unchanged since it was asked for."""
     return _stamp(t, row[s.OFFSET] // PAGE_BYTES, row[s.LENGTH] // PAGE_BYTES) == row[s.STAMP]
 
 

@@ -227,7 +227,7 @@ def _end_stream(t, c):
     when it is whole."""
     newest, lane_index = t.words[kernels.HEAD] - 1, c.words[s.LANE_INDEX]
     if c.words[s.LEFT]:
-        if lane_index >= 0 and newest >= c.words[s.BEGUN]:  # Nobody waits for what is on the lane.
+        if lane_index >= 0 and newest >= c.words[s.BEGUN]:  # No one waits for what is on the lane.
             c.words[s.DISK_BARRIER_ENTRY] = newest
         s.put_number(c.inward, 16, 8, c.words[s.AT])
         s.put_number(c.inward, 24, 4, c.words[s.LEFT])

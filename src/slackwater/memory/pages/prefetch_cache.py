@@ -117,7 +117,7 @@ def note(s, stream, page, count):
 
 @kernel()
 def trim_notes(s):
-    """Nobody takes the notes while no stream follows a trend: the newest of them are enough."""
+    """Drop old notes, which no stream takes while none follows a trend: the newest are enough."""
     at = s.words[NOTED]
     if at >= NOTES // 2:
         for i in range(NOTES_KEPT):

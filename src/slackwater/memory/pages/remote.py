@@ -88,7 +88,7 @@ class RemoteSlab:
         tasks = [asyncio.ensure_future(work(offset, part)) for offset, part in parts]
         try:
             await asyncio.gather(*tasks)
-        finally:  # Nobody may touch the buffer once this has ended.
+        finally:  # The buffer must be left alone once this has ended.
             await asyncio.gather(*tasks, return_exceptions=True)
 
     def close(self) -> None:

@@ -43,7 +43,7 @@ class Near(NamedTuple):
     members: Members
     """The list that this was made of: for another list it does not hold."""
     chosen: tuple[int, ...]
-    """Which of them, in order."""
+    """The chosen ones' places in `members`, in order."""
     last: tuple[int, ...]
     """Members that lacked something: taken where the others are too few, the newest of them
     last."""

@@ -417,7 +417,7 @@ async def test_strangers_are_turned_away(system: System) -> None:
 
 @simulated
 async def test_a_token_is_looked_at_when_the_job_has_come(system: System) -> None:
-    """Nobody has a channel before: not the thief, nor the worker, who waits while it comes."""
+    """No one has a channel before: not the thief, nor the worker, who waits while it comes."""
     await system.start("a1")
     thief = asyncio.create_task(Worker(system, 0).connect(token="wrong"))
     worker = asyncio.create_task(Worker(system, 0).connect())

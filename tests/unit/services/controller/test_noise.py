@@ -27,7 +27,7 @@ def sharing(neighbour_s: float, noisy_s: float = NOISY_S) -> Harness:
 
 
 def test_a_profile_that_was_too_long_is_lowered_and_losses_are_judged_by_the_new_one() -> None:
-    """Nobody is faster shared than alone. 4 x .134 holds both .134 and .1727 within the limit."""
+    """No job is faster shared than alone. 4 x .134 holds both .134 and .1727 within the limit."""
     harness = sharing(4 * TRUE_S)
     assert set(harness.homes("fast")) <= set(harness.homes("slow"))
     for _ in range(5):

@@ -159,7 +159,7 @@ class Played:
                 self.harness.see(effect.message)
 
     def placement(self) -> set[frozenset[tuple[str, int]]]:
-        """Which buckets are together; what the aggregators are called does not matter."""
+        """Return the buckets that are together; the aggregators' names do not matter."""
         found: dict[str, set[tuple[str, int]]] = {}
         for id in self.harness.stored:
             for bucket, home in enumerate(self.harness.homes(id)):

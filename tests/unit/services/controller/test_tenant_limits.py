@@ -45,7 +45,7 @@ def view(*jobs: JobView, limit: float) -> ClusterView:
 def test_five_in_a_cycle_of_twelve_is_for_tenants_that_may_lose_a_sixth(
     cluster: float, tenant: float, shares: bool
 ) -> None:
-    """Whichever of the two comes last, it is the limit of the one that is stretched that counts."""
+    """The limit of the job that is stretched counts, in either order."""
     short, long = job("short", 5.0, 1.0, tenant), job("long", 12.0, 3.0, 0.0)
     settled = replace(long, places=(A,))
     assert (place_tasks(view(settled, limit=cluster), short)[0][0] == "a") == shares

@@ -1,4 +1,4 @@
-"""Which jobs may run now: dissertation 4.3.3.5, and what tenants may have."""
+"""Jobs that may run now: dissertation 4.3.3.5, and what tenants may have."""
 
 from dataclasses import replace
 

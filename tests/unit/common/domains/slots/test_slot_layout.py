@@ -1,4 +1,4 @@
-"""Which tensors share a bucket, and where a region's parts lie."""
+"""Tensors that share a bucket, and offsets of a region's parts."""
 
 from itertools import pairwise
 from math import prod

@@ -282,7 +282,7 @@ WORLDS = {
 @pytest.mark.parametrize("world", sorted(WORLDS))
 @pytest.mark.parametrize("policy", ["pollux", "optimus", "tiresias-artifact", "srtf"])
 def test_every_run_is_sound_and_repeatable(toy: Application, policy: str, world: str) -> None:
-    """Nobody lost, capacity kept and work conserved (an auditor who shares no code says so), and
+    """No job lost, capacity kept and work conserved (an auditor who shares no code says so), and
     the same again from the same seed."""
     result = simulate(toy, policy, WORLDS[world])
     assert all(outcome.end_s < inf for outcome in result.outcomes)
