@@ -11,6 +11,7 @@ from slackwater.schemas.base import (
     FINITE_MAX,
     TASKS_MAX,
     AggregatorId,
+    Attempt,
     Count,
     Finite,
     Index,
@@ -178,6 +179,8 @@ class GoodputReport(Message, kw_only=True, frozen=True, tag="job.goodput"):
     section 3.4.1): the job's goodput function, fitted to all that it measured."""
 
     job: JobId
+    attempt: Attempt = 0
+    """The job's attempt that the Agent belongs to; one of another attempt is not believed."""
     theta: ThroughputTheta
     noise_scale: Annotated[float, msgspec.Meta(ge=0.0, le=FINITE_MAX)] | None = None
     """phi, in examples; None: infinite, no example is redundant."""

@@ -91,6 +91,11 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "master_jobs_queued": _gauge("Jobs that wait for slots of worker nodes"),
     "master_jobs_held": _gauge("Queued and registered jobs that may not run yet"),
     "master_facts_unkept_total": _counter("Times that the stream of facts could not be looked to"),
+    "master_goodput_refused_total": _counter(
+        "Reports of jobs' goodput that were not believed: of another job or attempt, or with "
+        "figures that cannot be",
+        "cause",
+    ),
     "master_aggregators": _gauge("Aggregators of the pool: free, used, or dead", "state"),
     "tenant_asked_cores": _gauge("Cores that its admitted jobs ask for, as profiled", "tenant"),
     "tenant_allowed_cores": _gauge("Cores of the pool that they may ask for", "tenant"),
@@ -197,6 +202,10 @@ OWN: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
     "frames_refused": ("lender_frames_refused_total", {}),
     "frames_unsent": ("lender_frames_unsent_total", {}),
     "facts_unkept": ("master_facts_unkept_total", {}),
+    **{
+        f"goodput_{cause}": ("master_goodput_refused_total", {"cause": cause})
+        for cause in ("job", "attempt", "figures")
+    },
     "ranks_started": ("worker_started_total", {}),
     "ranks_restarted": ("worker_restarted_total", {}),
     "ranks_ok": ("worker_exited_total", {"how": "ok"}),

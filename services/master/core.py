@@ -13,7 +13,7 @@ receiver takes a repeated command for the one it has carried out.
     pool                aggregators, allocations        progress       how far jobs are
     state               what is known                   explain        why a job waits
     rank_restarts       ranks that died                 missing_ranks  ranks that others wait for
-    rerun               run again, deleted
+    rerun               run again, deleted         goodput        what jobs' agents report
 """
 
 from collections import Counter
@@ -76,11 +76,12 @@ from slackwater.schemas.jobs import (
     upgraded,
 )
 from slackwater.schemas.scheduling import GetPolicy, PolicyRecord, SetPolicy
-from slackwater.schemas.telemetry import IterationsObserved, JobProfiled
+from slackwater.schemas.telemetry import GoodputReport, IterationsObserved, JobProfiled
 from slackwater.schemas.tenants import ListTenants, TenantList
 from slackwater.services.master import (
     cluster_assignment,
     dispatch,
+    goodput,
     gpu_policy,
     lifecycle,
     missing_ranks,
@@ -148,7 +149,7 @@ class Master:
             case Requested():
                 self._handlers[type(event.message)](event.token, event.message, now_s)
             case Observed():
-                self._observe(event.message, now_s)
+                self._observe(event, now_s)
             case Answered(key=key, message=message):
                 self._answered(key, message, now_s)
             case RefusedSoFar(key=key, message=refused):
@@ -331,8 +332,8 @@ class Master:
         else:
             lifecycle.carried_out(self.state, job, what, refused, now_s)
 
-    def _observe(self, message: Message, now_s: float) -> None:
-        state = self.state
+    def _observe(self, event: Observed, now_s: float) -> None:
+        state, message = self.state, event.message
         match message:
             case AggregatorHeartbeat():
                 state.out += state.pool.heard(message, now_s)
@@ -356,6 +357,8 @@ class Master:
                 if job is not None and message.rank < job.record.spec.workers:
                     job.heard_s = now_s
                     job.progress.reported(message, now_s)
+            case GoodputReport():
+                goodput.take(state, message, event.subject)
             case _:
                 state.out.append(Log("unexpected", {"type": type(message).__name__}, "warning"))
 

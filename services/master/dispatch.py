@@ -31,6 +31,11 @@ SETTLE_S: Final = 2.5
 second. A policy that saw half of the cluster would pause jobs for want of room."""
 
 
+LATE_S: Final = 1.0
+"""A timer fires milliseconds after the instant that its policy named. A policy that works in rounds
+takes any other instant for one between two rounds, so up to so much later it is asked as of it."""
+
+
 def dispatch(state: State, now_s: float) -> bool:
     """Ask the schedulers that something changed for. True: the one of GPUs was asked."""
     asked_gpus = False
@@ -80,8 +85,9 @@ def _dispatch(state: State, schedule: Schedule, now_s: float) -> None:
     moved = _hide_too_large(schedule, capacities, of_gpus)
     holds = _Holds(state, schedule, now_s)
     holds.reopen()
+    asked_s = schedule.wake_s if now_s - LATE_S < schedule.wake_s < now_s else now_s
     while not holds.blocked():
-        view = schedule.snapshot.view(capacities, now_s)
+        view = schedule.snapshot.view(capacities, asked_s)
         decision = _decide(state, schedule, view, now_s)
         if decision is None or _carry_out(state, schedule, decision, holds, now_s):
             break
@@ -103,7 +109,7 @@ def _decide(state: State, schedule: Schedule, view: View, now_s: float) -> Decis
         schedule.failure = failure
         return None
     schedule.failure = ""
-    if now_s < decision.wake_s < inf and decision.wake_s != schedule.wake_s:
+    if view.now_s < decision.wake_s < inf and decision.wake_s != schedule.wake_s:
         state.out.append(StartTimer(DecisionDue(schedule.name), decision.wake_s))
     schedule.wake_s = decision.wake_s
     return decision

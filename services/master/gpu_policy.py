@@ -142,7 +142,6 @@ NEEDS: Final[Mapping[str, str]] = {
     "srtf": _DURATIONS,
     "srsf": _DURATIONS,
     "optimus": _CURVES,
-    "pollux": _CURVES,
     "hell": _CURVES,
     "knee": _CURVES,
     "srpt": _CURVES,

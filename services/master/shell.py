@@ -38,7 +38,7 @@ from slackwater.schemas.jobs import (
     SubmitJob,
 )
 from slackwater.schemas.scheduling import GetPolicy, PolicyRecord, SetPolicy
-from slackwater.schemas.telemetry import IterationsObserved, JobProfiled
+from slackwater.schemas.telemetry import GoodputReport, IterationsObserved, JobProfiled
 from slackwater.schemas.tenants import ListTenants, TenantInfo
 from slackwater.services.master.config import MasterConfig
 from slackwater.services.master.core import Master
@@ -96,6 +96,7 @@ def definition(
             subjects.telemetries("worker", what="heartbeat"): WorkerHeartbeat,
             subjects.telemetries("controller", what="report"): ClusterReport,
             subjects.telemetries("job", what="iterations"): IterationsObserved,
+            subjects.telemetries("job", what="goodput"): GoodputReport,
             subjects.events("job", fact="profiled"): JobProfiled,
             subjects.events("job", fact="optimizer-state-lost"): JobEvent,
         },

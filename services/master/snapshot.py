@@ -14,7 +14,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
+from typing import Final
 
+import msgspec
+
+from slackwater.common.domains.models.goodput import GoodputProfile
 from slackwater.schemas.base import JobId, NodeId
 from slackwater.schemas.gpus import NodeAllocation
 from slackwater.schemas.job_states import HOLDING_STATES, TERMINAL_STATES, WAITING_STATES
@@ -30,6 +34,8 @@ from slackwater.services.master.scheduling.view import (
 
 Durations = Mapping[str, float]
 """Job -> seconds that it runs on the GPUs that it asks for. Only a simulation can tell."""
+NOT_REPORTED: Final = GoodputProfile()
+"""The profile of a job whose agent has told nothing yet: it begins on one GPU, or its fewest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +60,12 @@ class Snapshot:
     """Jobs among `jobs` that wait, in the order of their submission."""
     hidden: dict[JobId, JobRecord] = field(default_factory=dict)
     """Jobs that wait, and are kept from the policy."""
-    profiles: dict[JobId, object] = field(default_factory=dict)
+    profiles: dict[JobId, GoodputProfile] = field(default_factory=dict)
     """Reports of jobs' agents, for policies that plan with them."""
     changed: list[JobId] = field(default_factory=list)
     """Since the last view."""
+    _profiled: list[JobId] = field(default_factory=list)
+    """Jobs that reported since the last view."""
     _records: dict[JobId, JobRecord] = field(default_factory=dict)
     _numbers: dict[JobId, int] = field(default_factory=dict)
     _next: int = 0
@@ -110,17 +118,21 @@ class Snapshot:
         """Show the job once more: something of a decision about it was not carried out."""
         self.changed.append(id)
 
-    def profiled(self, id: JobId, profile: object) -> None:
-        """Show what the job's agent reported."""
-        if id in self._records:
-            self.profiles[id] = profile
-            self.show(self._records[id])
+    def profiled(self, id: JobId, profile: GoodputProfile) -> None:
+        """Show what the job's agent reported, from the next view on. No policy is asked because of
+        it: a policy that plans with reports names its rounds itself."""
+        self.profiles[id] = profile
+        if id in self.jobs:
+            self.jobs[id] = seen = msgspec.structs.replace(self.jobs[id], profile=profile)
+            if id in self.waiting:
+                self.waiting[id] = seen
+            self._profiled.append(id)
 
     def view(self, capacities: tuple[Capacity, ...], now_s: float) -> View:
         """`capacities`: of each node that is known, by node id; 0 of those that are silent."""
         self._see(capacities)
-        changed = None if self._all else self.changed
-        self._all, self.changed = False, []
+        changed = None if self._all else [*self.changed, *self._profiled]
+        self._all, self.changed, self._profiled = False, [], []
         return self._view(now_s, changed)
 
     def shown(self, now_s: float) -> View:
@@ -192,13 +204,12 @@ class Snapshot:
             restarts=record.reallocations,
             remaining_s_then=max(0.0, duration_s - record.run_s),
             ready_s=record.since_s,
-            profile=self.profiles.get(id),
+            profile=self.profiles.get(id, NOT_REPORTED),
         )
 
     def _alike(self, before: JobRecord, after: JobRecord) -> bool:
         """Tell whether a policy sees no difference: a start that is confirmed, say."""
-        id, same = JobId(after.spec.id), _seen_of(before) == _seen_of(after)
-        return same and (id not in self.jobs or self.jobs[id].profile is self.profiles.get(id))
+        return _seen_of(before) == _seen_of(after)
 
     def _knows(self, record: JobRecord) -> bool:
         return all(node in self._index for node, _ in shown_allocation(record))

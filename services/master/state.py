@@ -84,6 +84,8 @@ class State:
         """Queued or registered jobs that may not run yet, as of the last look at them."""
         self.pending: Counter[str] = Counter()
         """Jobs that wait to be started, by tenant."""
+        self.reports_refused: Counter[str] = Counter()
+        """Reports of goodput that were not believed, by cause."""
         self.admitted: dict[str, dict[JobId, Job]] = {}
         """Tenant -> its jobs that were started, or sent to a cluster, and have not ended."""
         self.live = 0

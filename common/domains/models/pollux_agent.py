@@ -20,6 +20,8 @@ the first estimate by replicas forgets all that came from differences.
 from math import floor, inf, isfinite
 from typing import Final, NamedTuple
 
+import msgspec
+
 from slackwater.common.base.errors import Rejected
 from slackwater.common.domains.models.efficiency import (
     GradientMoments,
@@ -89,11 +91,7 @@ class PolluxAgent:
 
     def saw_iteration(self, seen: Observation) -> None:
         """An iteration ended. Raises Rejected for a time that cannot be."""
-        if not (0.0 < seen.iteration_s < inf and 0.0 <= seen.grad_s < inf):
-            raise Rejected(
-                f"an iteration of {seen.iteration_s} s with {seen.grad_s} s of computing was not "
-                "measured: give iteration_s above 0 and grad_s of at least 0, both finite"
-            )
+        check_iteration(seen)
         self.gpus_seen = max(self.gpus_seen, seen.gpus)
         key = seen[:4]
         known, count = self._seen.get(key, (seen, 0))
@@ -118,11 +116,7 @@ class PolluxAgent:
         """Several gradients of one iteration were averaged, those of replicas or of accumulation
         steps: the mean of their squared lengths, and the squared length of their mean. Raises
         Rejected for a single gradient, which tells no noise from signal."""
-        if not 0 < batch_small < batch_large:
-            raise Rejected(
-                f"gradients of {batch_small} examples averaged over {batch_large} are not "
-                "several; tell one gradient an iteration to saw_difference"
-            )
+        check_replicas(batch_small, batch_large)
         return self.saw_gradients(
             moments_of_replicas(small_sqr, large_sqr, batch_small, batch_large, self.limits.initial)
         )
@@ -184,7 +178,7 @@ class PolluxAgent:
     def profile(self) -> GoodputProfile:
         return GoodputProfile(self.model, self.gpus_seen)
 
-    def report(self, job: JobId) -> GoodputReport:
+    def report(self, job: JobId, attempt: int = 0) -> GoodputReport:
         """The message that tells the scheduler. Raises Rejected before the first refit, and for a
         known throughput of another form than theta_sys."""
         model = self.model
@@ -196,6 +190,7 @@ class PolluxAgent:
         limits = self.limits
         return GoodputReport(
             job=job,
+            attempt=attempt,
             theta=ThroughputTheta(**theta._asdict()),
             noise_scale=None if model.noise_scale == inf else min(model.noise_scale, FINITE_MAX),
             batch=BatchBounds(
@@ -206,31 +201,83 @@ class PolluxAgent:
             gpus_seen=self.gpus_seen,
         )  # fmt: skip
 
+    # A job that is paused begins in a new process ------------------------------------------------
+
+    def learned(self) -> "Learned":
+        """Return what a new process of the job must know; `recall` takes it."""
+        gradients = self._gradients
+        return Learned(
+            self.gpus_seen,
+            tuple(self._seen.values()),
+            self._theta,
+            (gradients.sqr, gradients.var, gradients.weight),
+            gradients.differenced,
+        )
+
+    def recall(self, learned: "Learned") -> None:
+        """Go on from what a former process of the job had learned, before anything is seen."""
+        self.gpus_seen, self._theta = learned.gpus_seen, learned.theta
+        self._seen = {seen[:4]: (seen, count) for seen, count in learned.seen}
+        self._unfitted = bool(self._seen)
+        gradients = self._gradients
+        gradients.sqr, gradients.var, gradients.weight = learned.moments
+        gradients.differenced = learned.differenced
+
+
+class Learned(msgspec.Struct, frozen=True, array_like=True):
+    """All that an agent has learned, as a job's checkpoint keeps it."""
+
+    gpus_seen: int
+    seen: tuple[tuple[Observation, int], ...]
+    """Means by configuration, and the iterations that each is of."""
+    theta: ThroughputParams | None
+    moments: tuple[float, float, float]
+    """Smoothed moments of the gradient: squared length, variance, weight of both."""
+    differenced: bool
+
 
 class _Smoothed:
     """Moments averaged with weights that fall by `smoothing` with each that follows."""
 
     def __init__(self, smoothing: float) -> None:
-        self._smoothing, self._differenced = smoothing, False
-        self._sqr = self._var = self._weight = 0.0
+        self._smoothing, self.differenced = smoothing, False
+        self.sqr = self.var = self.weight = 0.0
 
     def add(self, moments: GradientMoments, differenced: bool) -> bool:
         if not (isfinite(moments.sqr) and isfinite(moments.var)):
             return False
-        if self._differenced and not differenced:
-            self._sqr = self._var = self._weight = 0.0
-        self._differenced = differenced
+        if self.differenced and not differenced:
+            self.sqr = self.var = self.weight = 0.0
+        self.differenced = differenced
         keep, take = self._smoothing, 1.0 - self._smoothing
-        self._sqr = keep * self._sqr + take * moments.sqr
-        self._var = keep * self._var + take * moments.var
-        self._weight = keep * self._weight + take
+        self.sqr = keep * self.sqr + take * moments.sqr
+        self.var = keep * self.var + take * moments.var
+        self.weight = keep * self.weight + take
         return True
 
     @property
     def mean(self) -> GradientMoments | None:
-        if not self._weight:
+        if not self.weight:
             return None
-        return GradientMoments(self._sqr / self._weight, self._var / self._weight)
+        return GradientMoments(self.sqr / self.weight, self.var / self.weight)
+
+
+def check_iteration(seen: Observation) -> None:
+    """Raise Rejected for a time that cannot be."""
+    if not (0.0 < seen.iteration_s < inf and 0.0 <= seen.grad_s < inf):
+        raise Rejected(
+            f"an iteration of {seen.iteration_s} s with {seen.grad_s} s of computing was not "
+            "measured: give iteration_s above 0 and grad_s of at least 0, both finite"
+        )
+
+
+def check_replicas(batch_small: float, batch_large: float) -> None:
+    """Raise Rejected for a single gradient, which tells no noise from signal."""
+    if not 0 < batch_small < batch_large:
+        raise Rejected(
+            f"gradients of {batch_small} examples averaged over {batch_large} are not several; "
+            "tell one gradient an iteration to saw_difference"
+        )
 
 
 def next_report_s(after_s: float, period_s: float) -> float:

@@ -15,11 +15,15 @@ matrix with the best FITNESS_p that the search finds is applied (section 3.4.2):
 GPU types: goodput is tabulated per type, by a function of that type's own where the job was
 measured on it, at the job's relative speed; a job keeps to one type at a time. `scale`: see
 pollux_scaling.
+
+**Restarts of the master.** The last reports are durable facts. A job that waits has no agent that
+could report again, and one that runs would count as scaling perfectly until it does. The
+population is not: it is a head start of the search, without which it finds another plan as good.
 """
 
 from collections.abc import Mapping, Sequence
 from math import floor, inf
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, Final, Protocol
 
 import msgspec
 import numpy as np
@@ -32,8 +36,8 @@ from slackwater.common.domains.models.fitness import (
     realloc_factor,
     worth,
 )
-from slackwater.common.domains.models.goodput import GoodputModel
-from slackwater.common.domains.models.throughput import Floats
+from slackwater.common.domains.models.goodput import BatchLimits, GoodputModel, GoodputProfile
+from slackwater.common.domains.models.throughput import Floats, ThroughputParams
 from slackwater.schemas.base import JobId, NodeId
 from slackwater.services.master.scheduling.policies import pollux_scaling
 from slackwater.services.master.scheduling.policies.pollux_search import (
@@ -100,8 +104,44 @@ class Memory(msgspec.Struct):
     fitness: float = 0.0
     """The fitness of the last plan."""
     scaling: pollux_scaling.History = msgspec.field(default_factory=pollux_scaling.History)
+    reports: dict[JobId, GoodputProfile] = msgspec.field(default_factory=dict)
+    """The reports that the last round was decided by, of those that can be kept."""
+    facts: "PolluxFacts | None" = None
+    """The same as facts, once they were asked for."""
 
 
+class Report(msgspec.Struct, frozen=True, array_like=True):
+    """A job's goodput function with theta_sys for its throughput."""
+
+    throughput: ThroughputParams
+    noise_scale: float
+    initial: int
+    total_max: int
+    per_gpu_max: int
+    per_gpu_min: int
+    fixed: int | None
+    accumulate_alone: bool
+    gpus_seen: int
+
+    @property
+    def profile(self) -> GoodputProfile:
+        limits = BatchLimits(
+            initial=self.initial, total_max=self.total_max, per_gpu_max=self.per_gpu_max,
+            per_gpu_min=self.per_gpu_min, fixed=self.fixed,
+            accumulate_alone=self.accumulate_alone,
+        )  # fmt: skip
+        model = GoodputModel(self.throughput, self.noise_scale, limits)
+        return GoodputProfile(model, self.gpus_seen)
+
+
+class PolluxFacts(msgspec.Struct, frozen=True):
+    """Reports by job, of the first `REPORTS_KEPT_MAX` jobs."""
+
+    reports: dict[JobId, Report]
+
+
+REPORTS_KEPT_MAX: Final = 1000
+"""So many fit into a policy's facts, whatever the lengths of ids and numbers."""
 Steps = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
 Growth = Annotated[float, msgspec.Meta(ge=1, le=limits.TRACE_GPUS_MAX)]
 
@@ -146,7 +186,9 @@ class Pollux:
         next_s = tick_s + self.round_s if view.jobs else inf
         if tick_s != view.now_s:
             return Plan(next_decision_s=next_s), kept
-        jobs = sorted(view.jobs.values(), key=lambda job: job.number)
+        jobs = [
+            _reported(job, kept) for job in sorted(view.jobs.values(), key=lambda job: job.number)
+        ]
         if not jobs:
             return Plan(next_decision_s=next_s), Memory(rounds=kept.rounds, scaling=kept.scaling)
         problem, tables = self.problem(view, jobs, kept.tables)
@@ -175,6 +217,7 @@ class Pollux:
             kept.rounds + 1,
             fitness_of_worth(total, len(jobs), self.p) if len(jobs) else 0.0,
             scaling,
+            _kept_reports(jobs),
         )
         return Plan(_changes(jobs, matrix), next_decision_s=next_s, desired_nodes=desired), memory
 
@@ -238,6 +281,19 @@ class Pollux:
     def _pinned(self, job: JobView, view: View) -> bool:
         return view.rules.protects(job, view.now_s)
 
+    # A new process ------------------------------------------------------------------------------
+
+    facts = PolluxFacts
+
+    def durable(self, memory: Memory) -> PolluxFacts:
+        if memory.facts is None:
+            reports = {id: _fact(profile) for id, profile in memory.reports.items()}
+            memory.facts = PolluxFacts(reports)
+        return memory.facts
+
+    def restored(self, facts: PolluxFacts) -> Memory:
+        return Memory(reports={id: report.profile for id, report in facts.reports.items()})
+
     def explain(self, view: View, memory: Any) -> list[Pending]:
         tick_s = (floor(view.now_s / self.round_s) + 1) * self.round_s
         free = sum(view.free)
@@ -258,6 +314,40 @@ class Pollux:
 def _report(job: JobView) -> AdaptiveProfile | None:
     """A job whose model knows nothing of goodput counts as one that has not reported yet."""
     return job.profile if hasattr(job.profile, "gpus_seen") else None
+
+
+def _reported(job: JobView, kept: Memory) -> JobView:
+    """The job with the report that is known from before a restart, until it reports again."""
+    known = kept.reports.get(job.id)
+    profile = _report(job)
+    if known is None or profile is None or profile.model is not None:
+        return job
+    return msgspec.structs.replace(job, profile=known)
+
+
+def _kept_reports(jobs: Sequence[JobView]) -> dict[JobId, GoodputProfile]:
+    kept: dict[JobId, GoodputProfile] = {}
+    for job in jobs:
+        profile = _report(job)
+        if profile is None or (model := profile.model) is None:
+            continue
+        if isinstance(model.throughput, ThroughputParams):
+            kept[job.id] = GoodputProfile(model, profile.gpus_seen)
+            if len(kept) == REPORTS_KEPT_MAX:
+                break
+    return kept
+
+
+def _fact(profile: GoodputProfile) -> Report:
+    model = profile.model
+    assert model is not None
+    assert isinstance(model.throughput, ThroughputParams)  # Others are not kept.
+    limits = model.limits
+    return Report(
+        model.throughput, model.noise_scale, limits.initial, limits.total_max,
+        limits.per_gpu_max, limits.per_gpu_min, limits.fixed, limits.accumulate_alone,
+        profile.gpus_seen,
+    )  # fmt: skip
 
 
 def _tabulate(job: JobView, types: Sequence[str], sizes: int, known: Tabulated | None) -> Tabulated:

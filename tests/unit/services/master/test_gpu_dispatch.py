@@ -242,7 +242,7 @@ def test_a_policy_that_is_set_is_stored_told_and_outlasts_the_master() -> None:
     assert (found.policy, found.chosen) == ("sf", True)
 
 
-@pytest.mark.parametrize("policy", ["srsf", "pollux", "harmony"])
+@pytest.mark.parametrize("policy", ["srsf", "optimus", "harmony"])
 def test_a_policy_that_plans_with_what_only_a_simulator_knows_is_refused(policy: str) -> None:
     said = GpuHarness().answer(SetPolicy(policy=policy))
     assert isinstance(said, Refused)
