@@ -41,6 +41,7 @@ from slackwater.schemas.base import (
     Refused,
 )
 from slackwater.schemas.cluster import StartWorkers, StopWorkers, WorkerExited
+from slackwater.schemas.gpus import NodeAllocation
 from slackwater.schemas.logs import LogPiece, ReadLog
 from slackwater.services.worker.effects import (
     AwaitEnd,
@@ -73,6 +74,8 @@ class Found:
     folder: str = ""
     """The program runs in it; empty: in the service's own."""
     gpu_ids: tuple[str, ...] = ()
+    allocation: NodeAllocation = ()
+    """GPUs of its whole job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +216,7 @@ class WorkerCore:
             if each.state == "intended":
                 # The service died between the intention and the process.
                 rank.state = "running"
-                effects.append(_run(rank, each.workers, each.program, each.folder))
+                effects.append(_run(rank, each))
             elif each.state == "running":
                 effects.append(WatchRank(rank.job, rank.rank, rank.attempt))
             elif each.state == "exited":
@@ -254,7 +257,7 @@ class WorkerCore:
         effects: list[Effect] = []
         for rank in new:
             self._ranks[job, rank.rank] = rank
-            effects.append(_run(rank, message.workers, message.program, message.folder))
+            effects.append(_run(rank, message))
         # The processes are started (their intentions are on disk) before the master hears of it.
         return [*effects, Reply(token, Ok())]
 
@@ -396,5 +399,8 @@ class WorkerCore:
         return rank
 
 
-def _run(rank: _Rank, workers: int, program: tuple[str, ...], folder: str) -> RunRank:
-    return RunRank(rank.job, rank.rank, rank.attempt, workers, program, folder, rank.gpu_ids)
+def _run(rank: _Rank, asked: StartWorkers | Found) -> RunRank:
+    return RunRank(
+        rank.job, rank.rank, rank.attempt, asked.workers, asked.program, asked.folder,
+        rank.gpu_ids, asked.allocation,
+    )  # fmt: skip

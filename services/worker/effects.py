@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from slackwater.common.base.effects import Action, EffectKey
 from slackwater.schemas.base import JobId
+from slackwater.schemas.gpus import NodeAllocation
 from slackwater.schemas.logs import ReadLog
 
 
@@ -24,6 +25,8 @@ class RunRank(Action):
     program: tuple[str, ...]
     folder: str
     gpu_ids: tuple[str, ...]
+    allocation: NodeAllocation = ()
+    """GPUs of the whole job, for its program to know."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,7 @@ import msgspec
 
 from slackwater.common.base import limits
 from slackwater.schemas.base import JobId
+from slackwater.schemas.gpus import NodeAllocation
 from slackwater.services.worker.core import Found
 from slackwater.services.worker.ranklog import RankLog
 
@@ -68,6 +69,7 @@ class Intent(msgspec.Struct, frozen=True, kw_only=True):
     attempt: int = 0
     folder: str = ""
     gpu_ids: tuple[str, ...] = ()
+    allocation: NodeAllocation = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +247,7 @@ class RankFiles:
         if identity is None and self.code() is None:
             return Found(
                 job, self.rank, "intended", intent.workers, intent.program, attempt=attempt,
-                folder=intent.folder, gpu_ids=intent.gpu_ids,
+                folder=intent.folder, gpu_ids=intent.gpu_ids, allocation=intent.allocation,
             )  # fmt: skip
         if identity is not None and identity.alive():
             return Found(job, self.rank, "running", attempt=attempt, gpu_ids=intent.gpu_ids)

@@ -17,8 +17,9 @@ from slackwater.common.native.cgroup import FOR_MEMORY, LOOK_S, MemoryKills
 from slackwater.common.shell.definition import Level, Port, ServiceDefinition
 from slackwater.common.shell.effect_runner import handlers, on
 from slackwater.common.shell.world import World
-from slackwater.schemas.base import JobId, NodeId
+from slackwater.schemas.base import RUN_ATTEMPTS, JobId, NodeId
 from slackwater.schemas.cluster import StartWorkers, StopWorkers, WorkerHeartbeat
+from slackwater.schemas.gpus import described
 from slackwater.schemas.logs import ReadLog
 from slackwater.services.worker.config import WorkerConfig, configured_gpus
 from slackwater.services.worker.core import (
@@ -123,6 +124,7 @@ class Processes:
             attempt=attempt,
             folder=effect.folder,
             gpu_ids=effect.gpu_ids,
+            allocation=effect.allocation,
         )
         environment = {
             **self._config.credentials.environment(),
@@ -132,6 +134,7 @@ class Processes:
             "SLACKWATER_WORKERS": str(effect.workers),
             "SLACKWATER_RESULT": str(files.path("result.json").absolute()),
             **visible_gpus(effect.gpu_ids),
+            **told_of_gpus(effect),
             "PYTHONUNBUFFERED": "1",  # The last line of a log is the reason of a failure.
         }
         try:
@@ -219,6 +222,16 @@ def visible_gpus(gpu_ids: tuple[str, ...]) -> dict[str, str]:
     if not gpu_ids:
         return {}
     return {"CUDA_VISIBLE_DEVICES": ",".join(id.rpartition("/")[2] for id in gpu_ids)}
+
+
+def told_of_gpus(effect: RunRank) -> dict[str, str]:
+    """Tell a job with GPUs its attempt and all that it holds, for the reports of its agent."""
+    if not effect.allocation:
+        return {}
+    return {
+        "SLACKWATER_ATTEMPT": str(effect.attempt // RUN_ATTEMPTS),
+        "SLACKWATER_GPUS": described(effect.allocation),
+    }
 
 
 def short_of_room(state_dir: Path) -> str:

@@ -1,7 +1,8 @@
 """The Agent library: what a training program has of Slackwater (Gu et al. 2021, section 3.1).
 
 `client` is the interface, `worker_bucket` the program's view of a bucket, `region_access` the
-regions behind it, `session` the thread that talks to aggregators, `core` what it decides.
+regions behind it, `session` the thread that talks to aggregators, `core` what it decides;
+`goodput` tells the cluster how well a job trains, whatever it synchronises by.
 """
 
 from slackwater.agent.client import Agent

@@ -1,0 +1,280 @@
+"""`slackwater.GoodputReporter`: tells the cluster how well a job trains, for the policy Pollux.
+
+    limits = BatchLimits(initial=128, total_max=4096, per_gpu_max=512)
+    with GoodputReporter(limits, state=checkpoints / "goodput") as goodput:
+        for batch in batches:
+            per_gpu, accumulation = goodput.batch_split()
+            ...                                     # train an iteration, however it synchronises
+            goodput.saw_iteration(iteration_s, per_gpu, accumulation)
+            goodput.saw_replicas(small_sqr, large_sqr, batch_small, batch_large)
+
+Every rank may have one. That of rank 0 reports, from a thread of its own, every `report_s` and a
+little before the cluster's next round; reporting re-tunes the batch (Qiao, thesis, section 3.4.1).
+The thread alone touches the Pollux agent, so that a fit never holds training up. Ranks that measure
+for themselves may come to different splits: take rank 0's for all.
+
+A job that is given other GPUs begins in new processes. `state` names a file in its checkpoint, in
+which rank 0 keeps what it has learned. Reports are measurements: while the bus is away they are
+lost, and training goes on.
+"""
+
+import asyncio
+import logging
+import os
+import threading
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Final, NamedTuple, Self
+
+import msgspec
+
+from slackwater.agent.identity import access, identify, plainly, write_result
+from slackwater.common.base import codec
+from slackwater.common.base.errors import Rejected, Retryable
+from slackwater.common.bus.access import Access, Credentials
+from slackwater.common.domains.models.fitting import Observation
+from slackwater.common.domains.models.goodput import BatchLimits
+from slackwater.common.domains.models.pollux_agent import (
+    BatchSplit,
+    Learned,
+    PolluxAgent,
+    check_iteration,
+    check_replicas,
+    next_report_s,
+)
+from slackwater.common.shell.world import World, live_world
+from slackwater.schemas import subjects
+from slackwater.schemas.base import JobId
+
+_log = logging.getLogger("slackwater.agent")
+ATTEMPT: Final = "SLACKWATER_ATTEMPT"
+GPUS: Final = "SLACKWATER_GPUS"
+REPORT_S: Final = 30.0
+LEAD_S: Final = 2.0
+"""Seconds before a multiple of the period at which a report leaves: rounds are at multiples."""
+SEEN_MAX: Final = 4096
+"""Iterations between two reports; beyond it the oldest are not learned from."""
+STATE_BYTES_MAX: Final = 1 << 20
+_CLOSE_S: Final = 5.0
+
+
+class Placement(NamedTuple):
+    """The GPUs of the job's present attempt."""
+
+    attempt: int
+    nodes: int
+    gpus: int
+
+
+class GoodputReporter:
+    """Learns how one job trains, tunes its batch, and reports. What is not given is taken from the
+    environment, where the worker service puts it. Without a job it reports to nobody."""
+
+    def __init__(
+        self,
+        limits: BatchLimits,
+        *,
+        state: Path | str | None = None,
+        report_s: float = REPORT_S,
+        lr_rule: str = "adascale",
+        job: str | None = None,
+        rank: int | None = None,
+        workers: int | None = None,
+        url: str | None = None,
+        credentials: Credentials | None = None,
+    ) -> None:
+        """`limits`: of the batch; with `fixed` it stays as it is. `report_s`: seconds between two
+        reports. `lr_rule`: how `learning_rate_scale` reckons.
+
+        Raises Rejected for an environment that cannot be understood, or a `state` that is damaged;
+        ConfigRejected for a rule that nobody offers.
+        """
+        if not report_s > 0.0:
+            raise Rejected(f"report_s is {report_s}; give seconds above 0, 30 for instance")
+        self.job, self.rank, self.workers, _ = identify(job, rank, workers, url)
+        self.placement = placement_of(os.environ, self.workers)
+        self._bus: Access | None = access(url, credentials) if self.job and not self.rank else None
+        self._agent = PolluxAgent(limits, lr_rule=lr_rule)
+        self._state = Path(state) if state is not None else None
+        if self._state is not None and self._state.exists():
+            self._agent.recall(_read(self._state))
+            self._agent.refit()
+        self._split = self._tuned()
+        self._report_s = report_s
+        self._seen: deque[Callable[[], object]] = deque(maxlen=SEEN_MAX)
+        self._scale = threading.Lock()
+        """Held while gradients are added, or the rate is scaled by them."""
+        self.reports = 0
+        """Reports that were sent."""
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._live, name="slackwater-goodput", daemon=True)
+        self._closing = asyncio.Event()
+        self._ready = threading.Event()
+        self._thread.start()
+        self._ready.wait()
+
+    # The program's side ---------------------------------------------------------------------------
+
+    def batch_split(self) -> BatchSplit:
+        """(examples a GPU, accumulation steps) of the next iteration, as of the last report."""
+        self._check()
+        return self._split
+
+    def saw_iteration(
+        self, iteration_s: float, per_gpu: int, accumulation: int = 0, grad_s: float = 0.0
+    ) -> None:
+        """An iteration of this batch split took so long; `grad_s`: one forward and backward pass of
+        it, where it was measured. Raises Rejected for a time that cannot be."""
+        self._check()
+        _, nodes, gpus = self.placement
+        seen = Observation(nodes, gpus, per_gpu, accumulation, iteration_s, grad_s)
+        check_iteration(seen)
+        self._seen.append(lambda: self._agent.saw_iteration(seen))
+
+    def saw_replicas(
+        self, small_sqr: float, large_sqr: float, batch_small: float, batch_large: float
+    ) -> None:
+        """Tell how noisy the gradients of one iteration were; see `PolluxAgent.saw_replicas`.
+        Raises Rejected for a single gradient."""
+        self._check()
+        check_replicas(batch_small, batch_large)
+        self._seen.append(
+            lambda: self._agent.saw_replicas(small_sqr, large_sqr, batch_small, batch_large)
+        )
+
+    def saw_difference(self, mean_sqr: float, difference_sqr: float, batch: float) -> None:
+        """Tell how noisy single gradients are; see `PolluxAgent.saw_difference`."""
+        self._check()
+        self._seen.append(lambda: self._agent.saw_difference(mean_sqr, difference_sqr, batch))
+
+    def learning_rate_scale(self, batch: float, epoch: float = float("inf")) -> float:
+        """Return the factor on the learning rate of the smallest batch, for one of `batch`."""
+        with self._scale:
+            return self._agent.learning_rate_scale(batch, epoch)
+
+    def close(self) -> None:
+        """Send the last report, and end. Idempotent."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._closing.set)
+            self._thread.join(_CLOSE_S)
+        self._check()
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # The thread -----------------------------------------------------------------------------------
+
+    def _live(self) -> None:
+        try:
+            with asyncio.Runner() as runner:
+                runner.run(self._main())
+        except Exception as error:  # The program hears of it at its next call.
+            self._failure = error
+            _log.exception("the reporter of goodput ended")
+        finally:
+            self._ready.set()
+
+    async def _main(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._ready.set()
+        while not self._closing.is_set():
+            if self._bus is None:
+                await self._repeat(None)
+                return
+            name = f"goodput-{self.job}"
+            try:
+                async with live_world(
+                    self._bus.url, name, credentials=self._bus.credentials
+                ) as world:
+                    await self._repeat(world)
+            except Retryable as error:
+                _log.info("job %s: goodput is not reported: %s", self.job, error)
+                await self._pause(self._report_s)
+
+    async def _repeat(self, world: World | None) -> None:
+        """Until the program closes; then once more."""
+        while not self._closing.is_set():
+            await self._pause(self._wait_s(world))
+            self._learn()
+            if world is not None:
+                await self._report(world)
+
+    def _wait_s(self, world: World | None) -> float:
+        if world is None:
+            return self._report_s
+        lead_s = min(LEAD_S, self._report_s / 2)
+        now_s = world.clock.now_s() + lead_s
+        return next_report_s(now_s, self._report_s) - now_s
+
+    async def _pause(self, wait_s: float) -> None:
+        try:
+            await asyncio.wait_for(self._closing.wait(), wait_s)
+        except TimeoutError:
+            return  # That long nothing was to be done.
+
+    def _learn(self) -> None:
+        agent = self._agent
+        with self._scale:
+            while self._seen:
+                self._seen.popleft()()
+        if agent.refit():
+            self._split = self._tuned()
+            if self._state is not None and self.rank == 0:
+                self._state.parent.mkdir(parents=True, exist_ok=True)
+                write_result(self._state, msgspec.json.encode(agent.learned()).decode())
+
+    def _tuned(self) -> BatchSplit:
+        return self._agent.batch_split(self.placement.nodes, self.placement.gpus)
+
+    async def _report(self, world: World) -> None:
+        if self._agent.model is None:
+            return
+        report = self._agent.report(JobId(self.job), self.placement.attempt)
+        report = msgspec.structs.replace(report, sender=f"agent.{self.job}.{self.rank}")
+        try:
+            subject = subjects.telemetry("job", self.job, "goodput")
+            await world.bus.publish(subject, codec.encode(report))
+            self.reports += 1
+        except Retryable as error:
+            _log.info("job %s: goodput is not reported: %s", self.job, error)
+
+
+def placement_of(environment: "os._Environ[str] | dict[str, str]", workers: int) -> Placement:
+    """Read what the worker service says of the job's GPUs; where it says nothing, each worker has
+    one, and all are on one machine. Raises Rejected."""
+    attempt, held = environment.get(ATTEMPT, "0"), environment.get(GPUS, "")
+    try:
+        parts = [int(part.rpartition(":")[2]) for part in held.split(",") if part]
+        found = Placement(int(attempt), max(1, len(parts)), sum(parts) if parts else workers)
+    except ValueError:
+        raise plainly(
+            f"{ATTEMPT} is {attempt!r} and {GPUS} {held!r}; the worker service sets them to a "
+            "whole number and to NODE:GPUS,...; unset both where you start the program yourself"
+        ) from None
+    return found
+
+
+def _read(path: Path) -> Learned:
+    """Raises Rejected."""
+    try:
+        with path.open("rb") as file:
+            return msgspec.json.decode(file.read(STATE_BYTES_MAX), type=Learned)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Rejected(
+            f"state {path} is not what a reporter of goodput left ({error}); delete it, and it "
+            "learns anew"
+        ) from error
