@@ -51,7 +51,7 @@ class Tasks:
 
     @property
     def running(self) -> int:
-        """Return how many have not ended yet. No `__len__`: an owner without tasks is still true."""
+        """Return how many have not ended. Not `__len__`: an owner without tasks stays true."""
         return len(self._tasks)
 
     def spawn(self, work: Coroutine[Any, Any, T], name: str = "") -> asyncio.Task[T]:

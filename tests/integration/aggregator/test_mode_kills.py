@@ -114,7 +114,7 @@ class Workers:
                 await asyncio.sleep(0.01)
 
     async def until_ahead(self, iterations: int) -> None:
-        """Wait until the faster worker is that far ahead. Where it had to wait it would never be."""
+        """Wait until the faster worker is that far ahead, which a mode that waits forbids."""
         async with asyncio.timeout(60.0):
             while self.furthest < iterations:
                 if self.failures:
