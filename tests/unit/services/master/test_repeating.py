@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.unit.services.master.test_master_core import (
     TENSORS,
@@ -229,7 +229,7 @@ class World:
 
     def __init__(self) -> None:
         self.harness = Harness()
-        self.open: dict[EffectKey, Message] = {}
+        self.open: dict[EffectKey, Request] = {}
         self.said: list[WorkerExited] = []
         self.alive: dict[tuple[str, int], int] = {}
         """(job, rank) -> the attempt that runs."""
@@ -239,16 +239,18 @@ class World:
     def take(self, effects: list[object]) -> None:
         for effect in effects:
             if isinstance(effect, Request):
-                self.open[effect.key] = effect.message
+                self.open[effect.key] = effect
 
     def ask(self, message: Message) -> None:
         self.take(self.harness.ask(message))  # type: ignore[arg-type]
 
     def answer(self, which: int) -> None:
-        if not self.open:
+        """Answer one request that is on its way; those of one lane arrive in their order."""
+        first = {request.lane or key: key for key, request in reversed(self.open.items())}
+        if not first:
             return
-        key = sorted(self.open, key=repr)[which % len(self.open)]
-        message = self.open.pop(key)
+        key = sorted(first.values(), key=repr)[which % len(first)]
+        message = self.open.pop(key).message
         match message:
             case StartWorkers():
                 for rank, attempt in zip(
@@ -300,6 +302,15 @@ _NEXT = {
 
 
 @settings(max_examples=200)
+@example(
+    [
+        ("submit", "a", 0),
+        ("cancel", "a", 0),
+        ("answer", "a", 1),
+        ("answer", "a", 0),
+        ("rerun", "a", 0),
+    ]
+)
 @given(
     st.lists(
         st.tuples(st.sampled_from(sorted(STEPS)), st.sampled_from(["a", "b"]), st.integers(0, 7)),
