@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 from slackwater.common.base import limits
+from slackwater.common.base.background import Tasks
 from slackwater.common.base.clock import Clock
 from slackwater.common.base.errors import Deposed, Fatal, Retryable
 from slackwater.common.store.base import EPOCH_KEY, Bucket, Entry, SequenceConflict
@@ -61,7 +62,7 @@ class BucketWriter:
         self._in_flight = 0
         self._doubt: Exception | None = None
         self._failed = False
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks(lambda _, error: self._fail(error))
 
     @property
     def waiting(self) -> int:
@@ -81,8 +82,7 @@ class BucketWriter:
 
     def close(self) -> None:
         self._failed = True
-        for task in self._tasks:
-            task.cancel()
+        self._tasks.cancel()
 
     def _pump(self) -> None:
         while (
@@ -99,14 +99,10 @@ class BucketWriter:
 
     def _issue(self, write: Write) -> None:
         self._in_flight += 1
-        self._spawn(self._put(write))
-
-    def _spawn(self, coroutine: Any) -> None:
-        task = asyncio.get_running_loop().create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.spawn(self._put(write))
 
     async def _put(self, write: Write) -> None:
+        """A record that no bucket takes raises: the service ends, and is started anew."""
         try:
             if write.value is None:
                 await self._bucket.delete(
@@ -117,20 +113,16 @@ class BucketWriter:
                     write.key, write.value, expected_last=write.expected, fence=self._fence
                 )
         except (Retryable, SequenceConflict) as error:
-            self._in_flight -= 1
             if self._doubt is None:
                 self._doubt = error
-        except Exception as error:  # A bug or a record that no bucket takes: end, be restarted.
-            self._in_flight -= 1
-            self._fail(error)
-            return
         else:
-            self._in_flight -= 1
             self._settled(write)
+        finally:
+            self._in_flight -= 1
         if self._doubt is None:
             self._pump()
         elif self._in_flight == 0:
-            self._spawn(self._resolve())
+            self._tasks.spawn(self._resolve())
 
     def _settled(self, write: Write) -> None:
         """The write is durable, and so are all before it once they say so themselves."""
@@ -156,13 +148,9 @@ class BucketWriter:
             except Retryable as error:
                 self._doubt = error
                 if self._clock.now_s() >= give_up_s:
-                    self._fail(error)
-                    return
+                    raise
                 await asyncio.sleep(wait_s * self._rng.uniform(0.5, 1.0))
                 wait_s = min(2 * wait_s, limits.RETRY_WAIT_S_MAX)
-            except Exception as error:
-                self._fail(error)
-                return
         self._doubt = None
         for write in list(self._window):
             if write.durable:

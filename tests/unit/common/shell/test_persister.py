@@ -200,3 +200,21 @@ def test_a_store_that_comes_back_gets_all_that_waited() -> None:
         assert owned.writer.in_doubt == ""
 
     run_simulated(main())
+
+
+def test_a_step_that_fails_when_its_record_is_durable_ends_the_writer() -> None:
+    """It was an exception of a task that nobody looked at: the service went on without the step."""
+
+    def broken(ticket: Any) -> None:
+        raise ValueError("injected")
+
+    async def main() -> None:
+        owned = await Owned.take(SimWorld(1))
+        owned.writer._on_durable = broken
+        owned.writer.write("a", b"1", 1)
+        async with asyncio.timeout(60.0):
+            while not owned.failures:  # noqa: ASYNC110 (virtual time)
+                await asyncio.sleep(0.01)
+        assert str(owned.failures[0]) == "injected"
+
+    run_simulated(main())
