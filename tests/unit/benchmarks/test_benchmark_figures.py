@@ -22,6 +22,7 @@ def load(name: str) -> ModuleType:
 
 figures = load("figures")
 pages = load("pages")
+revisions = load("revisions")
 
 
 def test_the_pages_show_what_was_measured() -> None:
@@ -89,3 +90,24 @@ def test_what_cannot_be_compared_has_no_verdict_and_says_why() -> None:
     assert row[4] == "not comparable"
     slower = figures.Figure("evict", 1.1, 0.363, "ms", "paper", 1.0, lower_is_better=True)
     assert pages.cells(figures.as_dict(slower), "run it")[4] == "**no**"
+
+
+def _rows(*ratios: float, bound: str = "at least") -> list[list[dict[str, object]]]:
+    return [[{"name": "reads", "peer_name": "it", "ratio": r, "bound": bound}] for r in ratios]
+
+
+def test_a_figure_fell_where_the_new_median_is_worse_than_any_old_run() -> None:
+    old, within, below = _rows(0.9, 1.0, 1.1), _rows(0.5, 0.91, 2.0), _rows(0.5, 0.89, 2.0)
+    assert [one.fell for one in revisions.compared(old, within)] == [False]
+    assert [one.fell for one in revisions.compared(old, below)] == [True]
+    assert [one.name for one in revisions.compared(old, below)] == ["reads / it"]
+
+
+def test_a_time_fell_where_it_is_longer() -> None:
+    old = _rows(0.9, 1.0, 1.1, bound="at most")
+    assert not revisions.compared(old, _rows(0.5, bound="at most"))[0].fell
+    assert revisions.compared(old, _rows(1.2, bound="at most"))[0].fell
+
+
+def test_a_figure_that_one_checkout_does_not_measure_is_not_compared() -> None:
+    assert revisions.compared(_rows(1.0), [[]]) == []
