@@ -51,4 +51,4 @@ def telemetries(service: str = "*", id: str = "*", what: str = "*") -> str:
 
 
 MASTER = "main"
-"""The id under which whichever master leads answers."""
+"""The id under which the leading master answers."""

@@ -141,7 +141,7 @@ def _make_or_refuse(self: CacheImpl, py_func: Any) -> None:
         _make(self, py_func)
     except RuntimeError as error:
         raise ConfigRejected(
-            f"there is nowhere to keep compiled code ({error}); set NUMBA_CACHE_DIR to a folder "
+            f"no folder can keep compiled code ({error}); set NUMBA_CACHE_DIR to a folder "
             "that may be written"
         ) from error
 
@@ -152,7 +152,7 @@ _told: list[Callable[[], None]] = []
 
 def on_compiling(say: Callable[[], None]) -> None:
     """`say` is called once, before the next function of ours that is not in the cache is compiled;
-    by whichever thread compiles it."""
+    by the thread that compiles it."""
     _told[:] = [say]
 
 

@@ -32,7 +32,7 @@ _tag_decoder = msgspec.msgpack.Decoder(_Tag)
 
 
 def decode_any(payload: bytes) -> Message:
-    """The message in `payload`, whichever of the schemas' it is. Raises DecodeRejected."""
+    """Decode `payload`, a message of any schema. Raises DecodeRejected."""
     try:
         tag = _tag_decoder.decode(payload).t
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

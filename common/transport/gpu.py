@@ -181,7 +181,7 @@ class DeviceArray:
 
 
 def copy_into(target: Any, source: Any) -> None:
-    """np.copyto, whichever of the two is on a device."""
+    """Copy as np.copyto does; either array may be on a device."""
     if isinstance(target, DeviceArray):
         target.assign(source)
     elif isinstance(source, DeviceArray):
@@ -425,7 +425,7 @@ class _Part:
 
 
 class Loan(_Part):
-    """A peer's allocation, open here. `returned` is called, in whichever thread that is, when its
+    """A peer's allocation, open here. `returned` is called, in any thread, when its
     last user has gone and it is closed."""
 
     def __init__(self, memory: DeviceMemory, returned: Callable[[], None]) -> None:

@@ -33,7 +33,7 @@ def play(
         str, typer.Argument(help="The experiment to play: sharing, which is figure 10 of AutoPS.")
     ],
     time_scale: Annotated[
-        float, typer.Option(help="Shrinks arrivals, durations and computing.")
+        float, typer.Option(help="Factor for arrivals, durations and computing; below 1 is faster.")
     ] = 1.0,
     policy: Annotated[str, typer.Option(help=f"{POLICY_HELP}.")] = "cyclic",
     window: Window = 20,

@@ -18,9 +18,11 @@ def generate(
     workload: Annotated[str, typer.Argument(help=f"One of {', '.join(sorted(WORKLOADS))}.")],
     seed: Seed = 1,
     option: Annotated[
-        list[str] | None, typer.Option("--set", help="A knob as NAME=VALUE; may be repeated.")
+        list[str] | None, typer.Option("--set", help="A setting as NAME=VALUE; may be repeated.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="A file; else standard output.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The file to write; by default standard output.")
+    ] = None,
 ) -> None:
     """Write a paper's own workload, drawn from its published distributions, as CSV."""
     with reported():

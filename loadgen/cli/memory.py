@@ -31,16 +31,24 @@ def memory(
         str, typer.Argument(help="The pattern: sequential, strided, random, zipf, etc or sys.")
     ],
     size: Annotated[str, typer.Option(help="Bytes of the address space, for example 1G.")],
-    socket: Annotated[Path | None, typer.Option(help="A block device's NBD socket.")] = None,
-    device: Annotated[str, typer.Option(help="Its name, for hit rates by the bus.")] = "",
-    cache: Annotated[str, typer.Option(help="Without a socket: an array with so much here.")] = "",
-    seconds: Annotated[float, typer.Option(help="Measured, after everything was written.")] = 10.0,
+    socket: Annotated[
+        Path | None, typer.Option(help="The NBD socket of a block device to play on.")
+    ] = None,
+    device: Annotated[
+        str, typer.Option(help="The device's name on the bus, to read its hit rates.")
+    ] = "",
+    cache: Annotated[
+        str, typer.Option(help="Without a socket: local bytes of the array to play on.")
+    ] = "",
+    seconds: Annotated[
+        float, typer.Option(help="Seconds to measure, after everything was written.")
+    ] = 10.0,
     depth: Annotated[
-        int, typer.Option(min=1, max=1024, help="Requests at once, of a block device.")
+        int, typer.Option(min=1, max=1024, help="Requests in flight, on a block device.")
     ] = 16,
     seed: Seed = 0,
     check: Annotated[bool, typer.Option(help="Check every page that is read.")] = False,
-    report: Annotated[Path | None, typer.Option(help="Folder to write to.")] = None,
+    report: Annotated[Path | None, typer.Option(help="Write the report to this folder.")] = None,
     url: Url = None,
     json: Json = False,
 ) -> None:

@@ -49,29 +49,36 @@ GPU_POLICY_HELP = (
 PROFILING = {"profile_iterations": 5, "profile_s": 2.0}
 Transport = Literal["auto", "shm", "verbs", "tcp"]
 Prefix = Annotated[
-    str, typer.Option(help="Begins the jobs' ids: a trace can be played again under another.")
+    str, typer.Option(help="Prefix of the jobs' ids; another one lets a trace be played again.")
 ]
 _Aggregators = Annotated[
-    int, typer.Option(min=1, max=AGGREGATORS_MAX, help="Pool of the embedded cluster.")
+    int, typer.Option(min=1, max=AGGREGATORS_MAX, help="Aggregators of the embedded cluster.")
 ]
 _GpuPolicy = Annotated[str | None, typer.Option(help=GPU_POLICY_HELP)]
 _Gpus = Annotated[
     int,
-    typer.Option(min=1, max=NODE_GPUS_MAX, help="GPUs, which do not exist, of its worker node."),
+    typer.Option(min=1, max=NODE_GPUS_MAX, help="Fake GPUs of the embedded cluster's worker node."),
 ]
 _Controllers = Annotated[
-    int, typer.Option(min=1, max=limits.CLUSTERS_MAX, help="Its aggregator clusters.")
+    int,
+    typer.Option(
+        min=1, max=limits.CLUSTERS_MAX, help="Aggregator clusters of the embedded cluster."
+    ),
 ]
 
 
 def replay(
-    trace: Annotated[Path, typer.Argument(help="A job trace.")],
+    trace: Annotated[Path, typer.Argument(help="The trace file to replay.")],
     url: Url = None,
-    time_scale: Annotated[float, typer.Option(help="Times arrivals and durations.")] = 1.0,
-    compute_scale: Annotated[float, typer.Option(help="Times a job's computing.")] = 0.5,
+    time_scale: Annotated[float, typer.Option(help="Factor for arrivals and durations.")] = 1.0,
+    compute_scale: Annotated[float, typer.Option(help="Factor for a job's computing.")] = 0.5,
     bytes_scale: Annotated[float | None, typer.Option(help=BYTES_SCALE_HELP)] = None,
-    jobs: Annotated[int | None, typer.Option(min=1, help="At most so many of the trace.")] = None,
-    min_gpus: Annotated[int, typer.Option(min=0, help="Only jobs of so many GPUs.")] = 0,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="The most jobs to take from the trace.")
+    ] = None,
+    min_gpus: Annotated[
+        int, typer.Option(min=0, help="Take only jobs of at least this many GPUs.")
+    ] = 0,
     policy: Annotated[
         str | None, typer.Option(help=f"{POLICY_HELP}; by default the cluster's own.")
     ] = None,

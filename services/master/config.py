@@ -33,7 +33,7 @@ class MasterConfig(ServiceConfig, kw_only=True, frozen=True):
     """Fields with unit, default and meaning."""
 
     id: IdText = "m0"
-    """Tells this instance from its standby; whichever leads answers as `main`."""
+    """Tells this instance from its standby; the leading one answers as `main`."""
     aggregators_max: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 16
     """Aggregators that one cluster may hold at once, temporary ones included."""
     cluster_scaling_s: Annotated[float, msgspec.Meta(ge=0.0)] = 0.0

@@ -1,4 +1,4 @@
-"""The stream in which the bus keeps facts: whichever master leads makes it, and repairs it."""
+"""The stream in which the bus keeps facts: the leading master makes and repairs it."""
 
 from collections.abc import Callable, Coroutine
 from typing import Any

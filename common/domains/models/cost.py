@@ -2,7 +2,7 @@
 
 N machines are workers or servers. Worker i holds d_i training instances and computes c_i seconds
 on each; server j holds m_j bytes of the model. For each mini-batch of B instances a worker fetches
-the whole model, at the rate of whichever is slower: the busiest server, which serves all w workers,
+the whole model, at the rate of the slower one: the busiest server, which serves all w workers,
 or the worker's own link (eqs. 3.2 to 3.4):
 
     C_i = c_i d_i + (d_i / B) max(max_j m_j w / b_ij, sum_j m_j / b_ij),      C = max_i C_i

@@ -2,7 +2,7 @@
 
 A policy is a function of a frozen snapshot: it places the open buckets of one job, names new
 aggregators `new#0`, `new#1`, ... and changes nothing. Its plan is validated before anything is
-applied, whichever policy made it (ARCHITECTURE.md, A service).
+applied, under every policy (ARCHITECTURE.md, A service).
 """
 
 from collections import defaultdict

@@ -1,4 +1,4 @@
-"""Check a plan before anything of it is carried out, whichever policy made it.
+"""Check a plan of any policy before anything of it is carried out.
 
 Refused is what a cluster cannot do (capacity of each node, whole gangs, jobs that nobody knows,
 groups that hold different GPUs), and what the operator's rules forbid: GPUs of several types for

@@ -16,7 +16,7 @@ again (so a policy may grow its indexes in place). With memory None a policy mus
 view alone.
 
 **The plan** names only the jobs whose allocation changes; everybody else keeps what they have. It
-is checked (`validation`) before anything of it is carried out, whichever policy made it: capacity
+is checked (`validation`) before anything of it is carried out, under every policy: capacity
 of each node, whole gangs, known jobs, the operator's rules. `next_decision_s` is when the policy
 wants to be asked again even if nothing happens: a demotion, a round, the end of a protected minute.
 A policy is asked at every instant at which something happened, once, after all of it; one that
@@ -167,7 +167,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rules(msgspec.Struct, frozen=True):
-    """The operator's rules, whichever the policy."""
+    """The operator's rules, which hold under every policy."""
 
     quotas: Mapping[str, int] = msgspec.field(default_factory=dict)
     """Tenant (virtual cluster) -> GPUs it is guaranteed. Beyond it a tenant borrows what is idle,

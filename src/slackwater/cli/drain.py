@@ -22,7 +22,9 @@ GRACE_S = 2.0
 
 def drain(
     context: typer.Context,
-    aggregator: Annotated[str, typer.Argument(help="One that `slackwater aggregators` lists.")],
+    aggregator: Annotated[
+        str, typer.Argument(help="An aggregator that `slackwater aggregators` lists.")
+    ],
     within: Annotated[
         float,
         typer.Option(
@@ -35,7 +37,9 @@ def drain(
     request: Annotated[
         str,
         typer.Option(
-            "--id", metavar="ID", help="Name the order; given again, it is the same order."
+            "--id",
+            metavar="ID",
+            help="Name the order; repeated under this name, it is the same order.",
         ),
     ] = "",
     wait: Annotated[
@@ -44,7 +48,9 @@ def drain(
     cancel: Annotated[bool, typer.Option("--cancel", help="Cancel the order to empty it.")] = False,
     lost: Annotated[
         bool,
-        typer.Option("--lost", help="Its machine is gone for good: do not wait for its return."),
+        typer.Option(
+            "--lost", help="Give it up: its machine is gone for good, and will not return."
+        ),
     ] = False,
     url: Url = None,
     json: Json = False,

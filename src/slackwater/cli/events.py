@@ -46,11 +46,11 @@ class Told:
 def events(
     job: MaybeJobId = "",
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Keep printing what happens from now on.")
+        bool, typer.Option("--follow", "-f", help="Keep printing new facts.")
     ] = False,
     since: Since = "",
     limit: Annotated[
-        int, typer.Option(min=0, help="Show so many of the newest facts (0: all).")
+        int, typer.Option(min=0, help="Show this many of the newest facts (0: all).")
     ] = LIMIT,
     all: Annotated[
         bool, typer.Option("--all", help="Show routine facts, too: windows, copies.")

@@ -58,12 +58,12 @@ class Listed(msgspec.Struct, frozen=True):
 
 
 def jobs(
-    state: Annotated[JobState | None, typer.Option(help="List jobs in this state alone.")] = None,
-    tenant: Annotated[str | None, typer.Option(help="List this tenant's jobs alone.")] = None,
+    state: Annotated[JobState | None, typer.Option(help="List only jobs in this state.")] = None,
+    tenant: Annotated[str | None, typer.Option(help="List only this tenant's jobs.")] = None,
     sort: Annotated[Sort, typer.Option(help="Sort by this; active is the order above.")] = (
         "active"
     ),
-    limit: Annotated[int, typer.Option(min=0, help="Show so many jobs at most (0: all).")] = 0,
+    limit: Annotated[int, typer.Option(min=0, help="Show at most this many jobs (0: all).")] = 0,
     everything: Annotated[
         bool, typer.Option("--all", help=f"Show all ended jobs, not only the last {ENDED_SHOWN}.")
     ] = False,

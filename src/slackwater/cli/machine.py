@@ -35,7 +35,7 @@ _Which = Annotated[
     str,
     typer.Option(
         envvar=CLUSTER,
-        help="The cluster; by default the only one, or `default`.",
+        help="The cluster's name; by default the only cluster, or `default`.",
         show_default=False,
     ),
 ]
@@ -62,9 +62,7 @@ def status(
 
 def down(
     name: _Which = "",
-    force: Annotated[
-        bool, typer.Option(help="End it even if jobs run on it, which fail then.")
-    ] = False,
+    force: Annotated[bool, typer.Option(help="End it even if jobs run on it; they fail.")] = False,
     timeout: Annotated[
         float, typer.Option(min=1, help="Seconds to wait until it has ended.")
     ] = 60.0,

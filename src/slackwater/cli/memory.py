@@ -48,7 +48,7 @@ from slackwater.schemas.memory import (
 if TYPE_CHECKING:
     from slackwater.memory.service.assembly import DeviceAssembly
 
-app = group("Remote memory: block devices in the idle memory of other machines.")
+app = group("Manage remote memory: block devices in the idle memory of other machines.")
 _LISTEN_S = 2.2
 """Longer than two heartbeats: who is there has been heard by then."""
 _WHO = "`slackwater memory top`"
@@ -117,7 +117,9 @@ def export(
         Path | None, typer.Option(help="The file behind it [default: SOCKET.backup].")
     ] = None,
     id: Annotated[str, typer.Option(help="The device's name on the bus.")] = "d1",
-    node: Annotated[str, typer.Option(help="This machine, never borrowed from.")] = "",
+    node: Annotated[
+        str, typer.Option(help="Name of this machine, from which it never borrows.")
+    ] = "",
     slab_size: Annotated[str, typer.Option(help="Bytes of a slab; by default the lenders'.")] = "0",
     resilience: Annotated[
         str, typer.Option(help="How pages outlive a lender: disk, 8+2 (k + r coding) or 2-copies.")
@@ -126,9 +128,11 @@ def export(
     cold: Annotated[float, typer.Option(help="Page I/O per second that unmaps a slab.")] = 0.0,
     direct: Annotated[bool, typer.Option(help="Keep the backup out of the page cache.")] = False,
     swap: Annotated[bool, typer.Option(help="Serve this machine's own swap.")] = False,
-    transport: Annotated[str | None, typer.Option(help="Use shm, tcp or verbs alone.")] = None,
+    transport: Annotated[
+        str | None, typer.Option(help="Use only this transport: shm, tcp or verbs.")
+    ] = None,
     prefetch: Annotated[
-        int, typer.Option(help="Requests of a scan fetched ahead over tcp or verbs; 0: none.")
+        int, typer.Option(help="Requests that a scan fetches ahead over tcp or verbs; 0: none.")
     ] = 8,
     metrics_port: Annotated[
         int, typer.Option(min=-1, max=65_535, help="Port of metrics; 0: none, -1: any free one.")
@@ -307,7 +311,7 @@ def top(
     json: Json = False,
     once: Annotated[bool, typer.Option(help="Print once and end.")] = False,
 ) -> None:
-    """Lenders and devices, refreshed every second."""
+    """Show lenders and devices, refreshed every second."""
 
     async def snapshot(client: Client) -> tuple[Seen, float]:
         seen = Seen()
@@ -435,13 +439,14 @@ def _slabs(lists: list[SlabList]) -> list[str]:
 
 @app.command()
 def evict(
-    lender: Annotated[str, typer.Argument(help="One that `slackwater memory top` lists.")],
+    lender: Annotated[str, typer.Argument(help="A lender that `slackwater memory top` lists.")],
     slab: Annotated[
         list[str] | None,
         typer.Argument(help="Slabs to evict, by their names in `slackwater memory map`."),
     ] = None,
     count: Annotated[
-        int, typer.Option(min=0, max=4096, help="Evict so many instead, the least active ones.")
+        int,
+        typer.Option(min=0, max=4096, help="Evict this many of the least active slabs instead."),
     ] = 0,
     url: Url = None,
     json: Json = False,
@@ -474,7 +479,7 @@ def evict(
 
 @app.command()
 def drain(
-    lender: Annotated[str, typer.Argument(help="One that `slackwater memory top` lists.")],
+    lender: Annotated[str, typer.Argument(help="A lender that `slackwater memory top` lists.")],
     back: Annotated[bool, typer.Option("--back", help="Let the lender lend again.")] = False,
     url: Url = None,
     json: Json = False,

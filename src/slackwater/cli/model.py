@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # They load numpy and scipy: seconds on a cold machine, for a
     from slackwater.common.domains.models.cost import Configuration, Machine
     from slackwater.common.domains.models.queueing import Method, Solution, StepTimes
 
-app = group("Performance models: throughput of asynchronous SGD, configuration of a cluster.")
+app = group("Predict the throughput of asynchronous SGD, or the best configuration of a cluster.")
 
 
 def _numbers(text: str, option: str) -> list[float]:
@@ -51,23 +51,27 @@ def _steps(times: dict[str, str], workers: int) -> "list[StepTimes]":
 
 @app.command()
 def throughput(
-    worker_s: Annotated[str, typer.Option(help="Computing a gradient; or one per worker: a,b,c.")],
+    worker_s: Annotated[
+        str, typer.Option(help="Seconds to compute a gradient; or one per worker: a,b,c.")
+    ],
     server_s: Annotated[
-        str, typer.Option(help="Applying it at the server; exact if alike for all workers.")
+        str, typer.Option(help="Seconds to apply it at the server; exact if alike for all workers.")
     ] = "0",
-    uplink_s: Annotated[str, typer.Option(help="Sending it, undisturbed.")] = "0",
-    downlink_s: Annotated[str, typer.Option(help="Fetching the parameters, undisturbed.")] = "0",
+    uplink_s: Annotated[str, typer.Option(help="Seconds to send it over a free link.")] = "0",
+    downlink_s: Annotated[
+        str, typer.Option(help="Seconds to fetch the parameters over a free link.")
+    ] = "0",
     workers: Annotated[
         int,
         typer.Option(
             min=0,
             max=limits.MODEL_WORKERS_MAX,
-            help="How many (0: as many as times are given).",
+            help="Number of workers (0: as many as --worker-s gives times).",
         ),
     ] = 0,
     servers: Annotated[int, typer.Option(min=1, help="Parameter servers; they share evenly.")] = 1,
     shares: Annotated[
-        str, typer.Option(help="Part of the bytes on each server, instead: .67,.17,.16.")
+        str, typer.Option(help="Share of the bytes on each server, where uneven: .67,.17,.16.")
     ] = "",
     method: Annotated[
         str, typer.Option(help="How transfers share a link: exact, fcfs or hybrid.")
@@ -80,7 +84,7 @@ def throughput(
     ] = 0.8,
     json: Json = False,
 ) -> None:
-    """Mini-batches per second of asynchronous SGD with a parameter server (Lin et al.)."""
+    """Predict mini-batches per second of asynchronous SGD with a parameter server (Lin et al.)."""
     from slackwater.common.domains.models.queueing import sharing_above, solve
 
     with reported(rejected=USAGE):
@@ -135,7 +139,8 @@ def configure(
     batch: Annotated[float, typer.Option(help="B: instances of a worker's mini-batch.")],
     model_bytes: Annotated[float, typer.Option(help="M: bytes of the model.")],
     machines: Annotated[
-        int, typer.Option(min=0, max=limits.MODEL_MACHINES_MAX, help="N machines alike.")
+        int,
+        typer.Option(min=0, max=limits.MODEL_MACHINES_MAX, help="Number of machines, all alike."),
     ] = 0,
     instance_s: Annotated[
         float, typer.Option(help="Seconds that a worker takes per instance (the paper's c).")
@@ -154,7 +159,7 @@ def configure(
         typer.Option(
             min=0,
             max=limits.MODEL_MACHINES_MAX,
-            help="Workers now, of machines alike: tells whether a change is worth it.",
+            help="Present number of workers, on machines alike: says whether a change is worth it.",
         ),
     ] = 0,
     blocks: Annotated[
@@ -162,11 +167,11 @@ def configure(
         typer.Option(min=1, max=limits.MODEL_BLOCKS_MAX, help="Blocks in which the data moves."),
     ] = limits.MODEL_BLOCKS,
     time_limit_s: Annotated[
-        float, typer.Option(help="Search at most so many seconds, where machines differ.")
+        float, typer.Option(help="Search for at most this many seconds, where machines differ.")
     ] = limits.MODEL_TIME_LIMIT_S,
     json: Json = False,
 ) -> None:
-    """Workers, servers and shares with the shortest epoch (Cruise)."""
+    """Find the workers, servers and shares with the shortest epoch (Cruise)."""
     with reported(rejected=USAGE):
         kinds = [_kind(text) for text in machine or ()]
         if bool(kinds) == bool(machines):

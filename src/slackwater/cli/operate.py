@@ -79,7 +79,7 @@ def rerun(
 def delete(
     ids: JobIds,
     force: Annotated[
-        bool, typer.Option("--force", help="First cancel those that have not ended.")
+        bool, typer.Option("--force", help="First cancel jobs that have not ended.")
     ] = False,
     url: Url = None,
     json: Json = False,

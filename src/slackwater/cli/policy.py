@@ -12,7 +12,7 @@ from slackwater.console.outcome import Usage, out, print_json
 from slackwater.console.program import group
 from slackwater.schemas.scheduling import GetPolicy, PolicyInfo, SetPolicy
 
-app = group("The policy that gives GPUs to jobs: show it, or set another one.")
+app = group("Show or set the policy that gives GPUs to jobs.")
 
 Settings = Annotated[
     list[str] | None,

@@ -32,10 +32,12 @@ def with_client(url: str | None, work: Callable[[Client], Awaitable[T]]) -> T:
 
 
 def tap(
-    subject: Annotated[str, typer.Argument(help="A subject or pattern.")] = "sw.v1.evt.>",
+    subject: Annotated[
+        str, typer.Argument(help="The NATS subject or pattern to listen to.")
+    ] = "sw.v1.evt.>",
     url: Url = None,
     json: Json = False,
-    count: Annotated[int, typer.Option(min=0, help="End after so many messages (0: never).")] = 0,
+    count: Annotated[int, typer.Option(min=0, help="End after this many messages (0: never).")] = 0,
 ) -> None:
     """Print messages as they pass, readably."""
 

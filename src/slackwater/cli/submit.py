@@ -38,7 +38,9 @@ OF_A_JOB: Final = (
 )  # fmt: skip
 Id = Annotated[
     str,
-    typer.Option(help="The job's id; submitted again it changes nothing. By default one is made."),
+    typer.Option(
+        help="The job's id; by default one is made. Submitting an id again changes nothing."
+    ),
 ]
 Program = Annotated[
     list[str] | None,
@@ -48,7 +50,7 @@ Folder = Annotated[
     Path | None,
     typer.Option(
         metavar="FOLDER",
-        help="Run the program in this folder of its node; by default in the one you are in.",
+        help="Run the program in this folder of its node; by default the present one.",
     ),
 ]
 Model = Annotated[
@@ -58,7 +60,7 @@ File = Annotated[
     Path | None,
     typer.Option(help="Read the job from a JSON or TOML file; see `slackwater config sample job`."),
 ]
-Processes = Annotated[int, typer.Option(min=1, max=64, help="Run so many processes, one per rank.")]
+Processes = Annotated[int, typer.Option(min=1, max=64, help="Number of processes, one per rank.")]
 Servers = Annotated[
     int,
     typer.Option(min=1, max=64, help="Parameter servers that the job would reserve for itself."),
@@ -94,7 +96,7 @@ Restarts = Annotated[
     int,
     typer.Option(
         min=0, max=1000,
-        help="Restart ranks that die so many times in all; each goes on where the job is.",
+        help="Restarts of ranks that die, in all; each continues at the job's iteration.",
     ),
 ]  # fmt: skip
 Tenant = Annotated[
@@ -140,7 +142,7 @@ Preferred = Annotated[
     int,
     typer.Option(
         min=-PRIORITY_MAX, max=PRIORITY_MAX,
-        help="Policies that know priorities prefer the job with the higher one.",
+        help="Priority; policies that use it prefer the higher.",
     ),
 ]  # fmt: skip
 Batch = Annotated[
@@ -155,23 +157,23 @@ Adaptive = Annotated[
 ]
 Preemptible = Annotated[
     bool,
-    typer.Option("--preemptible/--no-preemptible", help="Let a policy pause it for others' sake."),
+    typer.Option(
+        "--preemptible/--no-preemptible", help="Let a policy pause it in favour of other jobs."
+    ),
 ]
 Grace = Annotated[
     float,
     typer.Option(
         "--grace", min=0, max=GRACE_S_MAX,
-        help="Seconds to save and end after SIGTERM, before it is killed; 0: as its node says.",
+        help="Seconds from SIGTERM to SIGKILL, to save its state; 0: the node's setting.",
     ),
 ]  # fmt: skip
 Checkpoint = Annotated[
     Path | None,
-    typer.Option(
-        metavar="FOLDER", help="The folder in which its program saves what it needs to go on."
-    ),
+    typer.Option(metavar="FOLDER", help="The folder in which its program saves checkpoints."),
 ]
 Wait = Annotated[
-    bool, typer.Option("--wait", help="Print its logs until it ends, and exit as it does.")
+    bool, typer.Option("--wait", help="Print its logs until it ends, and exit with its exit code.")
 ]
 
 

@@ -68,7 +68,7 @@ _Controllers = Annotated[
     typer.Option(
         min=1,
         max=limits.CLUSTERS_MAX,
-        help="Clusters of aggregators; by default 1, from 8 aggregators on 2.",
+        help="Aggregator clusters; by default 1, or 2 from 8 aggregators on.",
         show_default=False,
     ),
 ]
@@ -106,22 +106,26 @@ _GpuPolicy = Annotated[
 _Nodes = Annotated[
     int,
     typer.Option(
-        min=1, max=limits.LOCAL_NODES_MAX, help="Worker services, each posing as a node of its own."
+        min=1,
+        max=limits.LOCAL_NODES_MAX,
+        help="Number of worker services, each of which acts as a node.",
     ),
 ]
 _Gpus = Annotated[
     int,
     typer.Option(
-        min=0, max=NODE_GPUS_MAX, metavar="N", help="GPUs that each node says it has; 0: none."
+        min=0, max=NODE_GPUS_MAX, metavar="N", help="GPUs that each node reports; 0: none."
     ),
 ]
 _GpuType = Annotated[
     str,
-    typer.Option(help="Type of these GPUs. Fake ones are scheduled like others, and do not exist."),
+    typer.Option(help="Type of these GPUs. Those of type fake stand for no hardware."),
 ]
 _StateDir = Annotated[
     Path | None,
-    typer.Option(help="Keep records and logs in this folder (else the records go at the end)."),
+    typer.Option(
+        help="Keep records and logs in this folder; without it records end with the cluster."
+    ),
 ]
 _Metrics = Annotated[
     int,

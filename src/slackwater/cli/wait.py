@@ -40,7 +40,7 @@ def wait(
         Wanted, typer.Option("--for", help="The state that all jobs must reach.")
     ] = "ended",
     timeout: Annotated[
-        float, typer.Option(min=0, help="Seconds to wait for (0: as long as it takes).")
+        float, typer.Option(min=0, help="Seconds to wait (0: without limit).")
     ] = 0.0,
     url: Url = None,
     json: Json = False,

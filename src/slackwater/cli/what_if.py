@@ -27,7 +27,7 @@ from slackwater.services.master.scheduling.view import Rules
 HOUR_S = 3600.0
 
 _Policy = Annotated[
-    str, typer.Option(help="The policy to try: one that `slackwater policy set` takes.")
+    str, typer.Option(help="The policy to try; any that `slackwater policy set` takes.")
 ]
 _Settings = Annotated[
     list[str] | None,
@@ -42,8 +42,7 @@ _Assume = Annotated[
     typer.Option(
         min=1.0,
         max=limits.TRACE_SECONDS_MAX,
-        help="Seconds that a job still needs, on the GPUs that it asks for, where it does not "
-        "tell: it waits, or its program counts for itself.",
+        help="Seconds that a job without reported progress still needs, on the GPUs it asks for.",
     ),
 ]
 

@@ -14,7 +14,8 @@ Url = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 Seed = Annotated[
-    int, typer.Option(min=0, max=COUNT_MAX, help="Draw by this seed: the same one, the same draws.")
+    int,
+    typer.Option(min=0, max=COUNT_MAX, help="Seed of all random draws; equal seeds repeat a run."),
 ]
 Window = Annotated[
     int,

@@ -111,7 +111,7 @@ def identify(
         str,
         typer.Option(
             envvar=VARIABLES["password"],
-            help="Give that user's password; others cannot see it in the variable.",
+            help="The user's password; the variable hides it from other accounts.",
         ),
     ] = "",
     token: Annotated[

@@ -1,10 +1,10 @@
 """`slackwater.torch.Prepared`: a data set whose samples are prepared once and then read back.
 
-Reading, decoding and resizing often cost more than training. What they gave is kept in a spill
-store: in memory as far as that goes, then in the idle memory of other machines, then on disk
-(memory/spill/spill_server.py). So each epoch after the first reads its samples back, in whatever
-order, by whichever of a DataLoader's workers. A sample for which there is no room, or that is lost
-with its lender, is prepared again.
+Reading, decoding and resizing often cost more than training. Prepared samples are kept in a spill
+store: in memory until that is full, then in the idle memory of other machines, then on disk
+(memory/spill/spill_server.py). Each epoch after the first reads its samples back, in any order; any
+worker of a DataLoader can read any sample. A sample that finds no room, or is lost with its lender,
+is prepared again.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,10 +35,11 @@ class Prepared(torch.utils.data.Dataset[Any]):  # type: ignore[misc]  # mypy doe
         transform: Callable[[Any], Any] | None = None,
         **tiers: Any,
     ) -> None:
-        """`memory_bytes`, `remote_bytes`, `disk_bytes`: at most so much is kept in each; at least
-        one of them. `folder`: for what is on disk. `url` of the bus: whose lenders are used; with
-        it `credentials`, `resilience`, `transport` and `node`. Make it before the DataLoader that
-        uses it. Raises Rejected, Unavailable."""
+        """Open the store. Make it before the DataLoader that uses it.
+
+        `memory_bytes`, `remote_bytes`, `disk_bytes` limit each tier; give at least one. `folder`
+        is for the disk tier. `url` is the bus of the cluster whose lenders are used; with it come
+        `credentials`, `resilience`, `transport` and `node`. Raises Rejected, Unavailable."""
         if not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
             raise Rejected(
                 f"a {type(dataset).__name__} has no samples by number: give a map-style data set"
@@ -64,7 +65,7 @@ class Prepared(torch.utils.data.Dataset[Any]):  # type: ignore[misc]  # mypy doe
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """A DataLoader asks for a whole batch."""
+        """Return a batch: a DataLoader calls this with all its indices."""
         found = self._spill_server.get([str(index) for index in indices])
         return [
             self._finished(self._prepare(index) if blob is None else unpack(blob))
@@ -80,8 +81,8 @@ class Prepared(torch.utils.data.Dataset[Any]):  # type: ignore[misc]  # mypy doe
         return sample if self._transform is None else self._transform(sample)
 
     def figures(self) -> dict[str, int]:
-        """Samples `found` and `missing` so far, `kept`, `refused` for want of room, `unreadable`;
-        and what each tier has: `memory_blobs`, `memory_bytes`, `remote_...`, `disk_...`."""
+        """Count samples: `found`, `missing`, `kept`, `refused` (no room), `unreadable`; and the
+        contents of each tier: `memory_blobs`, `memory_bytes`, `remote_...`, `disk_...`."""
         return self._spill_server.figures()
 
     def close(self) -> None:

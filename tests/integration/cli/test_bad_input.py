@@ -48,7 +48,7 @@ def bus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     [
         (["export", "--id", "a.b"], "id 'a.b': give letters, digits, - and _"),
         (["export", "--node", "a/b"], "node 'a/b': give letters, digits, - and _"),
-        (["export", "--socket", "/no/where"], "socket /no/where: there is no folder /no; name"),
+        (["export", "--socket", "/no/where"], "socket /no/where: folder /no does not exist; name"),
         (["export", "--socket", __file__], "exists and is not a socket: name another path"),
         (["export", "--size", "5000"], "size 5000: give a multiple of 4096"),
         (["export", "--size", "0"], "size 0: give a multiple of 4096"),

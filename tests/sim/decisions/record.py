@@ -174,7 +174,7 @@ def main(given: Sequence[str]) -> int:
         write_inputs(inputs)
         for name in options.cases or CASES:
             if CASES[name].recorded and not public_traces().is_dir():
-                print(f"{name}: left out, there is no folder {public_traces()}")
+                print(f"{name}: left out, folder {public_traces()} is missing")
                 continue
             began_s = process_time()
             report = (options.logs or Path(folder)) / name

@@ -452,7 +452,7 @@ class ProfilesModel:
     def _application(self, job: SimJob) -> Application:
         if job.model not in self.applications:
             raise Rejected(
-                f"job {job.id} trains {job.model!r}, of which there is no profile; there are "
+                f"job {job.id} trains {job.model!r}, which has no profile; profiles exist for "
                 f"{', '.join(sorted(self.applications))}"
             )
         return self.applications[job.model]

@@ -59,7 +59,7 @@ def check_options(options: DeviceOptions, slab_bytes: int) -> None:
             )
     path = options.socket
     if path is not None and not path.parent.is_dir():
-        raise ConfigRejected(f"socket {path}: there is no folder {path.parent}; name another path")
+        raise ConfigRejected(f"socket {path}: folder {path.parent} does not exist; name another")
     if path is not None and path.exists() and not path.is_socket():
         raise ConfigRejected(f"socket {path} exists and is not a socket: name another path")
     if options.size_bytes % PAGE_BYTES or options.size_bytes <= 0:
