@@ -47,40 +47,70 @@ class Tasks:
 
     def __init__(self, fail: Callable[[str, BaseException], None]) -> None:
         self._fail = fail
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks: dict[asyncio.Task[Any], None] = {}
+        """In order: a set's would differ from run to run of a simulation."""
 
     @property
     def running(self) -> int:
-        """Return how many have not ended. Not `__len__`: an owner without tasks stays true."""
+        """Return how many have not ended yet. It is not `__len__`: an owner without tasks would be
+        false."""
         return len(self._tasks)
+
+    def group(self) -> "Tasks":
+        """Return a part of these, which is waited for and cancelled by itself. Its failures, too,
+        are the owner's."""
+        return _Group(self)
 
     def spawn(self, work: Coroutine[Any, Any, T], name: str = "") -> asyncio.Task[T]:
         name = name or getattr(work, "__qualname__", "task")
         task = asyncio.get_running_loop().create_task(work, name=name)
-        self._tasks.add(task)
+        self._tasks[task] = None
         task.add_done_callback(self._ended)
         return task
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
+        del self._tasks[task]
         if not task.cancelled() and (error := task.exception()) is not None:
             self._fail(task.get_name(), error)
 
     def cancel(self) -> None:
-        """Cancel every task that was spawned."""
-        for task in self._tasks:
+        """Cancel all that run."""
+        for task in tuple(self._tasks):
             task.cancel()
 
     async def ended(self) -> None:
-        """Return when none runs any more."""
-        while self._tasks:
-            await asyncio.wait(set(self._tasks))
+        """Return when none runs any more, but for the one that asks."""
+        while self._others():
+            await self.begun_ended()
 
-    async def close(self) -> None:
-        """Cancel all that run, and return when they have ended."""
-        unfinished = [*self._tasks]
-        self.cancel()
-        await asyncio.gather(*unfinished, return_exceptions=True)
+    async def begun_ended(self, timeout_s: float | None = None) -> None:
+        """Return when those that run now have ended, whatever is spawned meanwhile; or after so
+        long."""
+        if begun := self._others():
+            await asyncio.wait(begun, timeout=timeout_s)
+
+    async def close(self, timeout_s: float | None = None) -> None:
+        """Cancel all that run, but for the one that asks, and return when they have ended; or after
+        so long."""
+        for task in self._others():
+            task.cancel()
+        await self.begun_ended(timeout_s)
+
+    def _others(self) -> list[asyncio.Task[Any]]:
+        """Return all that run, but for the one that asks: it cannot wait for itself."""
+        return [task for task in self._tasks if task is not asyncio.current_task()]
+
+
+class _Group(Tasks):
+    def __init__(self, owner: Tasks) -> None:
+        super().__init__(owner._fail)
+        self._owner = owner
+
+    def spawn(self, work: Coroutine[Any, Any, T], name: str = "") -> asyncio.Task[T]:
+        task = self._owner.spawn(work, name)
+        self._tasks[task] = None
+        task.add_done_callback(self._tasks.pop)
+        return task
 
 
 class Background(Tasks):

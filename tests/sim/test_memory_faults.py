@@ -100,9 +100,10 @@ class Life:
     async def kill(self) -> None:
         """Not a line of it runs any more; its channels break."""
         assert self.background.failure is None
-        ends = (*self.users, self._ticking, *self.ahead._fetches)
+        ends = (*self.users, self._ticking)
         for task in ends:
             task.cancel()
+        await self.ahead._fetches.close()
         await asyncio.gather(*ends, return_exceptions=True)
         await self.lenders.rest()
         await self.device.backup.close()

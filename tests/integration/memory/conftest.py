@@ -118,7 +118,7 @@ class Cluster:
         assembly = self.assembly
         assert assembly is not None
         await self.until(
-            lambda: assembly.device.mapped_spans == spans and not assembly.lenders._refills,
+            lambda: assembly.device.mapped_spans == spans and not assembly.lenders._refills.running,
             seconds,
         )
 

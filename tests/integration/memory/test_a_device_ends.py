@@ -1,7 +1,9 @@
 """A device that cannot go on says so and ends: a part fails unseen, or its ring stands still."""
 
 import asyncio
+import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,7 +17,10 @@ from typing import Any
 import pytest
 
 from slackwater.common.base.errors import Fatal, Unavailable
+from slackwater.common.transport.tcp_channel import TcpChannel
 from slackwater.loadgen.memory.nbd_client import NbdClient
+from slackwater.memory.control.regeneration import Regenerator
+from slackwater.memory.pages.backup import Backup
 from slackwater.memory.pages.device import Device
 from slackwater.memory.pages.stall import Stall
 from slackwater.memory.resilience.late_binding import WritePlan
@@ -55,6 +60,54 @@ async def test_a_task_that_fails_is_the_devices_state_and_end(
             await writing
         await client.close()
         assert assembly.options.backup.stat().st_size == MIB // 2
+
+
+@pytest.mark.parametrize(
+    ("owner", "method", "resilience", "task"),
+    [
+        (Device, "flush", "disk", "Connection._one"),
+        (Device, "read_ahead", "disk", "ReadAhead._fetch"),
+        (TcpChannel, "lane", "disk", "LaneSet._dial"),
+        (Backup, "allocated", "disk", "Refiller.run"),
+        (Regenerator, "run", "2-copies", "Lenders._restore"),
+        (Device, "retire", "disk", "Lenders._leaving"),
+    ],
+)
+async def test_whatever_works_for_a_device_ends_it_when_it_fails(
+    cluster: Make, monkeypatch: pytest.MonkeyPatch, owner: type, method: str, resilience: str,
+    task: str,
+) -> None:  # fmt: skip
+    """Each part meets a bug once. What it leaves undone is waited for in vain: some seconds."""
+
+    async def broken(*_: object, **__: object) -> None:
+        raise ValueError("injected")
+
+    async def used(c: Any, client: NbdClient) -> None:
+        await client.write(0, bytes(MIB // 2))
+        await c.until(lambda: c.assembly.device.mapped_spans == 1)
+        await client.write(0, bytes(MIB // 2))
+        for page in range(64):
+            await client.read(page * 4096, 4096)
+        await client.flush()
+        for machine in c.machines:
+            machine.others_bytes = machine.total_bytes
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(owner, method, broken)
+    monkeypatch.setattr(parts, "Patience", partial(Patience, stuck_s=0.1))
+    async with cluster("tcp") as c:
+        await c.lend(2, slabs=2)
+        assembly = await c.export(MIB // 2, resilience=resilience)
+        client = await NbdClient.connect(assembly.options.socket)
+        async with asyncio.timeout(20):
+            with pytest.raises(
+                Fatal, match=rf"^{re.escape(task)} failed: ValueError\('injected'\)"
+            ):
+                await assembly.background.alongside(used(c, client))
+        c.assembly = None
+        await client.close()
+        with contextlib.suppress(Fatal):  # What the part left undone is given up.
+            await assembly.close()
 
 
 async def test_a_ring_that_stands_still_is_shown_until_it_moves(

@@ -47,7 +47,7 @@ async def test_an_evicted_span_comes_back_by_itself(cluster: Make, kind: str) ->
             lambda: (
                 there() >= written - 1
                 and device.members(0) not in ((), (leaving,))
-                and not assembly.lenders._refills
+                and not assembly.lenders._refills.running
             )
         )
         await device.flush()

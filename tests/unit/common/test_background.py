@@ -22,6 +22,10 @@ def by_task(background: Background) -> None:
     background.spawn(raising())
 
 
+def by_group(background: Background) -> None:
+    background.group().spawn(raising())
+
+
 def by_callback(background: Background) -> None:
     asyncio.get_running_loop().call_soon(background.guarded(raising_at_once))
 
@@ -35,7 +39,7 @@ def by_thread(background: Background) -> None:
     background.thread(raising_at_once, "raising-thread").start()
 
 
-@pytest.mark.parametrize("fail", [by_task, by_callback, by_call_from_a_thread, by_thread])
+@pytest.mark.parametrize("fail", [by_task, by_group, by_callback, by_call_from_a_thread, by_thread])
 async def test_a_failure_that_nobody_awaits_ends_its_owner(
     fail: Callable[[Background], None],
 ) -> None:
@@ -44,6 +48,35 @@ async def test_a_failure_that_nobody_awaits_ends_its_owner(
     with pytest.raises(Fatal, match=r"^raising.* failed: ValueError\('injected'\)$"):
         await background.alongside(asyncio.Event().wait())
     assert background.failure is not None
+
+
+async def test_a_group_is_cancelled_and_waited_for_by_itself_and_with_its_owner() -> None:
+    background = Background()
+    group, other = background.group(), background.group()
+    ours = [group.spawn(asyncio.Event().wait()) for _ in range(2)]
+    theirs = other.spawn(asyncio.Event().wait())
+    assert (background.running, group.running, other.running) == (3, 2, 1)
+    await group.close()
+    assert all(task.cancelled() for task in ours)
+    assert (background.running, group.running, other.running) == (1, 0, 1)
+    group.spawn(asyncio.sleep(0))
+    await group.ended()
+    background.cancel()
+    await other.begun_ended()
+    assert theirs.cancelled()
+    assert (background.running, background.failure) == (0, None)
+
+
+async def test_those_that_were_begun_are_waited_for_and_later_ones_not() -> None:
+    group, go = Background().group(), asyncio.Event()
+    group.spawn(go.wait())
+    waiting = asyncio.ensure_future(group.begun_ended())
+    await asyncio.sleep(0)
+    late = group.spawn(asyncio.Event().wait())
+    go.set()
+    await waiting
+    assert not late.done()
+    await group.close()
 
 
 async def test_a_failure_that_came_before_is_not_forgotten() -> None:

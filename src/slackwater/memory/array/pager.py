@@ -17,8 +17,8 @@ import asyncio
 import errno
 import os
 from collections import OrderedDict, deque
-from collections.abc import Coroutine, Iterable, Sequence
-from typing import Any, Final
+from collections.abc import Iterable, Sequence
+from typing import Final
 
 import numpy as np
 import structlog
@@ -79,7 +79,7 @@ class Pager:
         """Faults for which no room could be made until the writer is further."""
         self._write = asyncio.Event()
         self._written = asyncio.Event()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = background.group()
         self._loop = asyncio.get_running_loop()
         self._background = background
         self._over = asyncio.Event()
@@ -93,22 +93,15 @@ class Pager:
     async def serve(self) -> None:
         """Return after `stop`."""
         self._loop.add_reader(self._faults.fd, self._background.guarded(self._on_faults))
-        self._start(self._write_back())
+        self._tasks.spawn(self._write_back())
         try:
             await self._over.wait()
         finally:
             self._loop.remove_reader(self._faults.fd)
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await self._tasks.close()
 
     def stop(self) -> None:
         self._over.set()
-
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        task = self._background.spawn(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     # Faults ---------------------------------------------------------------------------------------
 
@@ -172,7 +165,7 @@ class Pager:
             self._install(page, data[0], fault)
             return
         self._coming[page] = fault
-        self._start(self._fetch([page], held=None))
+        self._tasks.spawn(self._fetch([page], held=None))
 
     def _install(self, page: int, data: Bytes | None, fault: Fault) -> None:
         if data is None and fault.write:
@@ -208,7 +201,7 @@ class Pager:
         return page in self.local or page in self._held or page in self._coming
 
     def _bring(self, pages: Sequence[int], thread: int) -> None:
-        if len(self._tasks) > limits.ARRAY_FETCHES or not self._room(len(pages)):
+        if self._tasks.running > limits.ARRAY_FETCHES or not self._room(len(pages)):
             self.leap.drop(pages)
             return
         silent = self._silent[thread]
@@ -232,7 +225,7 @@ class Pager:
             self._place(order, data, held)
             return
         self._coming.update(dict.fromkeys(far))
-        self._start(self._fetch(far, held))
+        self._tasks.spawn(self._fetch(far, held))
 
     def _place(self, order: NDArray[np.int64], data: Bytes, held: int | None) -> None:
         """Neighbours with one call. They are all missing."""
@@ -275,7 +268,7 @@ class Pager:
         wanted = wanted[: self.local.capacity // 2]
         for at in range(0, len(wanted), limits.ARRAY_BATCH_PAGES):
             batch = wanted[at : at + limits.ARRAY_BATCH_PAGES]
-            if len(self._tasks) > limits.ARRAY_FETCHES or not self._room(len(batch)):
+            if self._tasks.running > limits.ARRAY_FETCHES or not self._room(len(batch)):
                 return at
             self._prefetch(batch, held=None)
         return len(wanted)
@@ -311,7 +304,7 @@ class Pager:
     def _give_up(self, order: NDArray[np.int64], error: Exception) -> None:
         for page in order.tolist():
             if self._coming[page] is not None and len(order) > 1:
-                self._start(self._fetch([page], held=None))  # It may be well, unlike another.
+                self._tasks.spawn(self._fetch([page], held=None))  # It may be well, unlike another.
                 continue
             fault = self._coming.pop(page)
             self.leap.drop([page])

@@ -89,17 +89,17 @@ class Lenders:
         self._slabs: dict[int, RemoteSlab] = {}
         self._unpopulated: list[RemoteSlab] = []
         self._populating = False
-        self._leavings: set[asyncio.Task[None]] = set()
         self._closed = False
         self.regenerator = Regenerator(device, clock)
         self.refiller = Refiller(device, clock)
-        self._refills: set[asyncio.Task[None]] = set()
         self._resting = False
         device.on_fenced = lambda span: self.feed(Fenced(span))
         device.on_failed = self._failed
         self._runner = EffectRunner(
             clock, self._background.guarded(self.feed), self._background.fail, self._handlers()
         )
+        self._refills = self._runner.tasks.group()
+        self._leavings = self._runner.tasks.group()
 
     def _handlers(self) -> Handlers:
         own = handlers(
@@ -137,16 +137,12 @@ class Lenders:
     async def rest(self) -> None:
         """Nothing reads the backup any more; call this before it is closed."""
         self._resting = True
-        refills = tuple(self._refills)
-        for refill in refills:
-            refill.cancel()
-        await asyncio.gather(*refills, return_exceptions=True)
+        await self._refills.close()
 
     async def close(self) -> None:
         """Give the slabs back, within a moment, and end the channels."""
         self.feed(Stopping())
-        if self._leavings:
-            await asyncio.wait(self._leavings, timeout=_STOP_S)
+        await self._leavings.begun_ended(_STOP_S)
         self._closed = True
         self._runner.timers.close()
         await asyncio.gather(*(channel.close() for channel in tuple(self._channels.values())))
@@ -261,9 +257,7 @@ class Lenders:
         if self.device.resilience.width > 1:
             self._spawn(self._restore(member, span, index))
         if self.device.table.state[span] == states.MAPPED and not self._resting:
-            refill = self._runner.tasks.spawn(self.refiller.run(span))
-            self._refills.add(refill)
-            refill.add_done_callback(self._refills.discard)
+            self._refills.spawn(self.refiller.run(span))
 
     async def _restore(self, member: int, span: int, index: int) -> None:
         if await self.regenerator.run(span, index):
@@ -282,9 +276,7 @@ class Lenders:
     def _leave(self, effect: LeaveSlab) -> None:
         member, span, index = effect.member, effect.span, effect.index
         self.device.leave(span, index)  # At once: the channel may end before a task runs.
-        task = self._runner.tasks.spawn(self._leaving(member, span, index))
-        self._leavings.add(task)
-        task.add_done_callback(self._leavings.discard)
+        self._leavings.spawn(self._leaving(member, span, index))
 
     async def _leaving(self, member: int, span: int, index: int) -> None:
         await self.device.retire(span, index)

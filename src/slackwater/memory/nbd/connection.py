@@ -12,7 +12,7 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
@@ -68,11 +68,11 @@ class Connection:
         self._open = self._open_bytes = 0
         """Items whose answers are not sent yet, and the bytes that they hold."""
         self._room = threading.Condition()
-        self._tasks: set[asyncio.Task[None]] = set()
         self._left = False
         self._chunked = False
         self._allocation = False
         self._background = device.background
+        self._tasks = self._background.group()
         self._thread = self._background.thread(self._run, "nbd")
         self._answering = self._background.thread(self._answer, "nbd-answers")
         self._lanes = LaneSet(device)
@@ -95,8 +95,7 @@ class Connection:
 
     def give_up(self) -> None:
         """Nothing that was begun is waited for any more."""
-        for task in self._tasks:
-            task.cancel()
+        self._tasks.cancel()
 
     # The client's thread --------------------------------------------------------------------------
 
@@ -210,7 +209,7 @@ class Connection:
         with self._room:
             self._open += len(items)
         for item in items:
-            self._post(lambda one: self._spawn(self._land_lost(one)), item)
+            self._post(lambda one: self._tasks.spawn(self._land_lost(one)), item)
 
     def _hand_over(self, state: s.Connection) -> bool:
         """Items go to the event loop; too many at once, and the client waits."""
@@ -274,29 +273,24 @@ class Connection:
         reads = [i for i in np.flatnonzero((kinds == nbd.READ) & whole).tolist()]
         late = [i for i in reads if self._coming(items[i])]
         for i in late:
-            self._spawn(self._one(items[i], b""))
+            self._tasks.spawn(self._one(items[i], b""))
             reads.remove(i)
         joint = int(items[reads, s.ITEM_LENGTH].sum()) <= _JOINT_BYTES
         if len(reads) > 1 and joint:
-            self._spawn(self._read_together(items[reads]))
+            self._tasks.spawn(self._read_together(items[reads]))
         else:
             for i in reads:
-                self._spawn(self._one(items[i], b""))
+                self._tasks.spawn(self._one(items[i], b""))
         for group in _side_by_side(items[kinds == s.LANDING]):
-            self._spawn(self._land(group))
+            self._tasks.spawn(self._land(group))
         for i in np.flatnonzero((kinds != s.LANDING) & ~((kinds == nbd.READ) & whole)).tolist():
-            self._spawn(self._one(items[i], payloads[i]))
+            self._tasks.spawn(self._one(items[i], payloads[i]))
         self._ahead.look_soon()
 
     def _coming(self, item: Item) -> bool:
         """Pages that it reads are on their way: it waits for them, and others not for it."""
         count = int(item[s.ITEM_LENGTH]) // PAGE_BYTES
         return self._ahead.coming(int(item[s.ITEM_OFFSET]) // PAGE_BYTES, count)
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = self._background.spawn(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     async def _read_together(self, items: Item) -> None:
         pages = np.concatenate(
@@ -307,7 +301,7 @@ class Connection:
             cause = await self._ahead.read_pages(pages, buffer)
         except (OSError, SlackwaterError):  # Each by itself: some may be well.
             for item in items:
-                self._spawn(self._one(item, b""))
+                self._tasks.spawn(self._one(item, b""))
             return
         answers: list[bytes | memoryview] = []
         start = 0
@@ -443,8 +437,7 @@ class Connection:
         self._background.spawn(self._finish())
 
     async def _finish(self) -> None:
-        while self._tasks:
-            await asyncio.wait(self._tasks)
+        await self._tasks.ended()
         await self._lanes.rest()
         self._answers.put(None)
         with contextlib.suppress(OSError):  # Wakes the thread that sends to one who does not read.

@@ -48,7 +48,7 @@ class LaneSet:
         self._replace_not_before_s = 0.0
         self._crowded = False
         """One of them is to make room."""
-        self._dialing: set[asyncio.Task[None]] = set()
+        self._dialing = device.background.group()
         self._turn = threading.Lock()
         self._closed = False
 
@@ -59,7 +59,7 @@ class LaneSet:
         channel = self._device.channels.channel(channel_id)
         now_s = self._loop.time()
         self._not_before_s = {r: at_s for r, at_s in self._not_before_s.items() if now_s < at_s}
-        if channel is None or self._dialing or channel_id in self._not_before_s:
+        if channel is None or self._dialing.running or channel_id in self._not_before_s:
             return
         if len(self._lanes) == self._most:
             if now_s >= self._replace_not_before_s:
@@ -68,9 +68,7 @@ class LaneSet:
                 lanes.shared[s.SWEEP] = 1
             return
         self._not_before_s[channel_id] = now_s + limits.LANE_PAUSE_S
-        task = self._device.background.spawn(self._dial(channel, channel_id, lanes))
-        self._dialing.add(task)
-        task.add_done_callback(self._dialing.discard)
+        self._dialing.spawn(self._dial(channel, channel_id, lanes))
 
     async def _dial(self, channel: Laned, channel_id: int, lanes: s.Lanes) -> None:
         try:
@@ -89,9 +87,7 @@ class LaneSet:
 
     async def rest(self) -> None:
         """Nothing is being asked for any more; `close` came first."""
-        for task in tuple(self._dialing):
-            task.cancel()
-        await asyncio.gather(*self._dialing, return_exceptions=True)
+        await self._dialing.close()
 
     # In the connection's thread -------------------------------------------------------------------
 

@@ -44,7 +44,7 @@ class ReadAhead:
         self._notes = np.zeros((prefetch_cache.NOTES, prefetch_cache.NOTE_WORDS), np.int64)
         self._coming: dict[int, asyncio.Task[None]] = {}
         """Page -> what brings it."""
-        self._fetches: set[asyncio.Task[None]] = set()
+        self._fetches = device.background.group()
         self._due = False
         self._bell: int | None = None
         self.late_pages = 0
@@ -63,8 +63,7 @@ class ReadAhead:
             asyncio.get_running_loop().remove_reader(self._bell)
             self._table.prefetched.words[prefetch_cache.BELL] = -1
             os.close(self._bell)
-        while self._fetches:
-            await asyncio.wait(self._fetches)
+        await self._fetches.ended()
 
     # Reads ----------------------------------------------------------------------------------------
 
@@ -129,7 +128,7 @@ class ReadAhead:
         """Requests of `length` pages will begin at the chosen ones."""
         if not chosen:
             return
-        if len(self._fetches) >= limits.AHEAD_FETCHES:
+        if self._fetches.running >= limits.AHEAD_FETCHES:
             self._leap.drop(chosen)
             return
         end = self._device.page_count
@@ -144,8 +143,7 @@ class ReadAhead:
             return
         order = np.flatnonzero(got)[np.argsort(pages[got])]
         work = self._fetch(pages[order], places[order], tickets[order])
-        task = self._device.background.spawn(work)
-        self._fetches.add(task)
+        task = self._fetches.spawn(work)
         self._coming.update(dict.fromkeys(reserved, task))
 
     async def _fetch(self, pages: Pages, places: _Places, tickets: _Places) -> None:
@@ -160,7 +158,6 @@ class ReadAhead:
             prefetch_kernels.store(self._table, places, tickets, buffer.ctypes.data, came)
             task = asyncio.current_task()
             assert task is not None
-            self._fetches.discard(task)
             for page in pages.tolist():  # One that was changed meanwhile may be another's by now.
                 if self._coming.get(page) is task:
                     del self._coming[page]

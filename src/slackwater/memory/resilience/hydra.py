@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from slackwater.common.base.background import Background
+from slackwater.common.base.background import Background, Tasks
 from slackwater.common.base.errors import AccessRefused, Unavailable
 from slackwater.memory.resilience import fragments, gather, scatter
 from slackwater.memory.resilience.coding import Bytes, Code
@@ -79,7 +79,8 @@ class Hydra:
         self._writes: dict[int, dict[int, _Write]] = {}
         """Span -> by generation. They settle in any order: a channel has several streams, and
         acknowledgements keep their order on each alone. No page is in two of them."""
-        self._tasks: dict[int, set[asyncio.Task[Any]]] = {}
+        self._tasks: dict[int, Tasks] = {}
+        """By span."""
 
     def span_pages(self, slab_bytes: int) -> int:
         self._pages = slab_bytes // self.slot_bytes
@@ -272,22 +273,13 @@ class Hydra:
             await asyncio.wait([w.settled for w in mine])
 
     async def quiet(self, span: int) -> None:
-        tasks = tuple(self._tasks.get(span, ()))
-        if tasks:
-            await asyncio.wait(tasks)
+        if span in self._tasks:
+            await self._tasks[span].begun_ended()
 
     def _begin(self, span: int, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        task = self.background.spawn(work)
-        running = self._tasks.setdefault(span, set())
-        running.add(task)
-
-        def ended(task: asyncio.Task[Any]) -> None:
-            running.discard(task)
-            if not running and self._tasks.get(span) is running:
-                del self._tasks[span]
-
-        task.add_done_callback(ended)
-        return task
+        if span not in self._tasks:
+            self._tasks[span] = self.background.group()
+        return self._tasks[span].spawn(work)
 
     # Regeneration ---------------------------------------------------------------------------------
 
