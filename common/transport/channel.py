@@ -9,10 +9,11 @@ violates the protocol is treated as lost.
 import asyncio
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Coroutine, Iterable
+from collections.abc import Iterable
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from slackwater.common.base import limits
+from slackwater.common.base.background import Tasks
 from slackwater.common.base.errors import (
     AccessRefused,
     DeadlineExceeded,
@@ -131,7 +132,8 @@ class SocketChannel(ABC):
         """The peer's regions that are open here."""
         self._waiting: dict[int, asyncio.Future[Answer]] = {}
         self._requests = 0
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks = Tasks(self._broke)
+        self._spawn = self._tasks.spawn
         self._asked_for_room: set[asyncio.Task[Answer]] = set()
         self._handovers = 0
         self._lost: str | None = None
@@ -429,15 +431,13 @@ class SocketChannel(ABC):
                 waiter.set_exception(Unavailable(why))
         self._inbox.close(why)
         self._grants.clear()
-        for task in self._tasks:
-            task.cancel()
+        self._tasks.cancel()
         self._watch.cancel()
 
-    async def _join_tasks(self) -> None:
-        """Wait for what `lose` cancelled, except ourselves."""
-        tasks = self._tasks - {asyncio.current_task()}
-        if tasks:
-            await asyncio.wait(tasks, timeout=limits.CLOSE_S)
+    def _broke(self, name: str, error: BaseException) -> None:
+        """A task raised what none may: whoever waits for what it was to do would wait for ever."""
+        self._report(f"{name} failed", error)
+        self.lose(f"the channel broke here: {name} failed: {error!r}")
 
     def _tick(self) -> None:
         """A peer that began a record and does not end it, or owes an answer, is lost."""
@@ -447,13 +447,7 @@ class SocketChannel(ABC):
                 return
         self._watch = self._loop.call_later(self._tick_s, self._tick)
 
-    def _spawn(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
-        task = self._loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
-
-    def _report(self, what: str, error: Exception) -> None:
+    def _report(self, what: str, error: BaseException) -> None:
         self._loop.call_exception_handler(
             {"message": f"transport: {what}", "exception": error, "channel": self}
         )

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, Final
 
 from slackwater.common.base import limits
+from slackwater.common.base.background import Tasks
 from slackwater.common.base.errors import AccessRefused, DecodeRejected, Rejected, Unavailable
 from slackwater.common.transport import wire
 from slackwater.common.transport.base import Accept, Channel, OnChannel
@@ -54,6 +55,7 @@ class Greeter:
         self._greet_s = greet_s
         self._passes_fds = passes_fds
         self._loop = asyncio.get_running_loop()
+        self._tasks = Tasks(lambda _, error: _report("a greeting failed", error))
         self._greetings: dict[asyncio.Task[None], Greeting] = {}
         self._by_peer: dict[Hashable, dict[asyncio.Task[None], None]] = {}
         """The same, of each peer the oldest first."""
@@ -71,9 +73,7 @@ class Greeter:
             self._loop.remove_reader(self._sock.fileno())
             self._again = self._loop.call_later(_FULL_WAIT_S, self._listen_again)
             if not self._full:  # Said once, however often it is tried.
-                self._loop.call_exception_handler(
-                    {"message": "transport: cannot accept a connection", "exception": error}
-                )
+                _report("cannot accept a connection", error)
             self._full = True
             return
         self._full = False
@@ -86,7 +86,7 @@ class Greeter:
             self._drop_oldest()
         sock.setblocking(False)
         greeting = Greeting(sock, passes_fds=self._passes_fds)
-        task = self._loop.create_task(self._greet(greeting))
+        task = self._tasks.spawn(self._greet(greeting))
         self._greetings[task] = greeting
         self._by_peer.setdefault(peer, {})[task] = None
         task.add_done_callback(partial(self._forget, peer))
@@ -142,11 +142,9 @@ class Greeter:
         else:
             self._loop.remove_reader(self._sock.fileno())
         self._sock.close()
-        greetings = dict(self._greetings)
-        for task, greeting in greetings.items():
+        for task, greeting in tuple(self._greetings.items()):
             self._cancel(task, greeting)
-        if greetings:
-            await asyncio.wait(greetings, timeout=limits.CLOSE_S)
+        await self._tasks.begun_ended(limits.CLOSE_S)
 
 
 class Accepted:
@@ -157,7 +155,7 @@ class Accepted:
         self._on_channel = on_channel
         # In order, for the simulation's sake: a set's would differ from run to run.
         self._channels: dict[Channel, None] = {}
-        self._tasks: dict[asyncio.Task[None], None] = {}
+        self._tasks = Tasks(lambda _, error: _report("a channel did not close", error))
 
     async def admit(self, hello: bytes) -> None:
         """Raises Unavailable when there are too many channels, and as `accept` does."""
@@ -183,16 +181,12 @@ class Accepted:
         except Rejected as error:
             raise AccessRefused(str(error)) from error
         except Exception as error:
-            asyncio.get_running_loop().call_exception_handler(
-                {"message": "transport: accept failed", "exception": error}
-            )
+            _report("accept failed", error)
             raise Unavailable("the listener could not look at the hello") from error
 
     def begin(self, channel: Channel) -> None:
         self._channels[channel] = None
-        task = asyncio.get_running_loop().create_task(self._run(channel))
-        self._tasks[task] = None
-        task.add_done_callback(self._tasks.pop)
+        self._tasks.spawn(self._run(channel))
 
     async def _run(self, channel: Channel) -> None:
         """A handler may return and keep its channel; one that fails loses it."""
@@ -201,18 +195,17 @@ class Accepted:
         except Unavailable:
             await channel.close()  # How a handler ends whose peer is gone.
         except Exception as error:
-            asyncio.get_running_loop().call_exception_handler(
-                {"message": "transport: on_channel failed", "exception": error}
-            )
+            _report("on_channel failed", error)
             await channel.close()
 
     async def close(self) -> None:
         channels, self._channels = self._channels, {}
         await asyncio.gather(*(channel.close() for channel in channels))
-        tasks = self._tasks.keys() - {asyncio.current_task()}
-        if tasks:
-            _, late = await asyncio.wait(tasks, timeout=limits.CLOSE_S)
-            for task in late:
-                task.cancel()
-            if late:
-                await asyncio.wait(late, timeout=limits.CLOSE_S)
+        await self._tasks.begun_ended(limits.CLOSE_S)
+        await self._tasks.close(limits.CLOSE_S)
+
+
+def _report(what: str, error: BaseException) -> None:
+    asyncio.get_running_loop().call_exception_handler(
+        {"message": f"transport: {what}", "exception": error}
+    )

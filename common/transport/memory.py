@@ -10,10 +10,11 @@ import asyncio
 import os
 import random
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import Any
 
 from slackwater.common.base import limits
+from slackwater.common.base.background import Tasks
 from slackwater.common.base.errors import (
     AccessRefused,
     ConfigRejected,
@@ -137,8 +138,7 @@ class MemoryChannel:
         self._ended: asyncio.Future[None] = self._loop.create_future()
         self._handovers = 0
         self._lane: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
-        self._tasks: dict[asyncio.Task[None], None] = {}
-        """In order: a set's would differ from run to run."""
+        self._tasks = Tasks(self._broke)
 
     @property
     def hello(self) -> bytes:
@@ -286,7 +286,7 @@ class MemoryChannel:
             answer.set_exception(Unavailable(f"{self._handovers} handovers are under way"))
             return
         self._handovers += 1
-        task = self._spawn(self._run_handover(arriving, note, answer))
+        task = self._tasks.spawn(self._run_handover(arriving, note, answer))
         task.add_done_callback(lambda _task: self._handover_ended(arriving))
 
     def _handover_ended(self, arriving: Arriving) -> None:
@@ -345,8 +345,7 @@ class MemoryChannel:
         self._inbox.close(why)
         self._grants.clear()
         self._ended.set_result(None)
-        for task in self._tasks:
-            task.cancel()
+        self._tasks.cancel()
 
     async def close(self) -> None:
         if not self.closed:
@@ -355,16 +354,12 @@ class MemoryChannel:
         for region in self._opened:
             region.close()
         self._opened.clear()
-        current = asyncio.current_task()
-        tasks = [task for task in self._tasks if task is not current]
-        if tasks:
-            await asyncio.wait(tasks, timeout=limits.CLOSE_S)
+        await self._tasks.begun_ended(limits.CLOSE_S)
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
-        task = self._loop.create_task(work)
-        self._tasks[task] = None
-        task.add_done_callback(self._tasks.pop)
-        return task
+    def _broke(self, name: str, error: BaseException) -> None:
+        """A task raised what none may: whoever waits for what it was to do would wait for ever."""
+        self.lose(f"the channel broke here: {name} failed: {error!r}")
+        self._later(self.peer.lose, "the peer closed the channel or died")
 
 
 class MemoryListener:

@@ -472,7 +472,7 @@ class TcpChannel(SocketChannel):
         for stream in (control, *data):
             if stream is not None:
                 stream.close()
-        await self._join_tasks()
+        await self._tasks.begun_ended(limits.CLOSE_S)
         for region in tuple(self._opened):
             region.close()
 

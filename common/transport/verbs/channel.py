@@ -380,7 +380,7 @@ class VerbsChannel(SocketChannel):
                 async with asyncio.timeout(limits.CLOSE_S):
                     await self._control.drain()
             self.lose("the channel was closed here")
-        await self._join_tasks()
+        await self._tasks.begun_ended(limits.CLOSE_S)
         for region in tuple(self._opened):
             region.close()
 

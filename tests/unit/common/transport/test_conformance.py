@@ -595,6 +595,22 @@ async def test_the_listeners_end_is_its_channels_end(party: Make) -> None:
             await near.close()
 
 
+async def test_a_task_of_a_channel_that_fails_ends_it_by_name(party: Make) -> None:
+    """A mapping that is never answered would be waited for until its deadline, and hide a bug."""
+
+    async def broken() -> None:
+        raise ValueError("a bug")
+
+    asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+    async with party() as listener:
+        near, far = await listener.connect()
+        near._tasks.spawn(broken(), "mending")
+        with pytest.raises(Unavailable, match=r"mending failed: ValueError\('a bug'\)"):
+            await asyncio.wait_for(near.receive(), 5)
+        with pytest.raises(Unavailable):
+            await asyncio.wait_for(far.receive(), 5)
+
+
 async def test_a_handler_that_fails_loses_its_channel_only(party: Make) -> None:
     reported: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
