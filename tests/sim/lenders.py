@@ -2,7 +2,8 @@
 
 import asyncio
 import os
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,10 +22,23 @@ from slackwater.memory.store import Pages
 from slackwater.services.slabd.config import SlabdConfig
 from slackwater.services.slabd.events import MemorySampled
 from slackwater.services.slabd.shell import Slabd
+from slackwater.services.slabd.slab import check_invariants
 
 SPAN_PAGES = 16
 SLAB_BYTES = SPAN_PAGES * PAGE_BYTES
 MEMORY_BYTES = 8 * (SLAB_BYTES + PAGE_BYTES)
+
+
+def checked(core: Any, check: Callable[[], object]) -> None:
+    """Run `check` after each step of this core."""
+    step = core.step
+
+    def stepped(event: Any, now_s: float) -> Any:
+        effects = step(event, now_s)
+        check()
+        return effects
+
+    core.step = stepped
 
 
 class Surroundings(Protocol):
@@ -130,6 +144,8 @@ class Lender:
             mapping=frozenset(("memory",)) if self.system.mapped else frozenset(),
             virtual=True,
         )
+        core = self.slabd.core
+        checked(core, lambda: check_invariants(core.slabs, core.sessions))
         process = Process(notify=self._notify, stored=stored)
         world = self.system.sim.client(f"slabd-{self.id}-{self.life}")
         self._task = asyncio.ensure_future(

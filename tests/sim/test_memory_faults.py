@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.sim.lenders import MEMORY_BYTES, SLAB_BYTES, SPAN_PAGES, Lender, SlowDisk
+from tests.sim.lenders import MEMORY_BYTES, SLAB_BYTES, SPAN_PAGES, Lender, SlowDisk, checked
+from tests.unit.memory import page_states
 
 from slackwater.common.base import codec
 from slackwater.common.base.background import Background
@@ -63,6 +64,7 @@ class Life:
             device=DeviceId("d1"), node=NodeId("client"), incarnation=number, token="c"
         )
         self.core = DeviceCore(settings, SLAB_BYTES, random.Random(system.seed * 1000 + number))
+        checked(self.core, self.check_invariants)
         self.lenders = Lenders(
             self.core,
             self.device,
@@ -76,6 +78,10 @@ class Life:
         self.facts: list[str] = []
         self._bus = system.sim.client(f"device-{number}").bus
         self.users: set[asyncio.Task[None]] = set()
+
+    def check_invariants(self) -> None:
+        self.core.spans.check_invariants()
+        page_states.check_invariants(self.device.table)
 
     async def read(self, reader: int, pages: Pages, target: memoryview) -> None:
         """Read as a client's connection does: noted, served, and then the prefetcher looks."""
