@@ -174,7 +174,7 @@ class EmbeddedCluster:
         except BaseException:
             await supervisor.stop()
             raise
-        self._announcing = asyncio.create_task(announce(url, lambda: supervisor.units))
+        self._announcing = supervisor.spawn(announce(url, lambda: supervisor.units))
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -23,6 +23,7 @@ from pathlib import Path
 import structlog
 
 from slackwater.common.base import limits
+from slackwater.common.base.background import Tasks
 from slackwater.common.base.errors import (
     ConfigRejected,
     Fatal,
@@ -71,7 +72,8 @@ class Supervisor:
         self._holding: FileLock | None = None
         self._stages: list[list[Unit]] = []
         self._memory_kills = MemoryKills()
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks = Tasks(self._broke)
+        self.spawn = self._tasks.spawn
         self._closed = False
         self.failed: asyncio.Event = asyncio.Event()
         """Set when a unit, or the bus server, will not be started again."""
@@ -126,8 +128,8 @@ class Supervisor:
         )
         await self._nats.start_async()
         self._nats_pid = self._nats.pid
-        self._tasks.append(asyncio.ensure_future(self._watch_nats(self._nats)))
-        self._tasks.append(asyncio.ensure_future(self._reap()))
+        self.spawn(self._watch_nats(self._nats))
+        self.spawn(self._reap())
         return self._nats.url
 
     async def start_units(self, specs: Sequence[UnitSpec]) -> None:
@@ -146,7 +148,8 @@ class Supervisor:
         finally:
             for wait in waits:
                 wait.cancel()
-        self._tasks += [asyncio.ensure_future(self._follow(unit)) for unit in stage]
+        for unit in stage:
+            self.spawn(self._follow(unit))
 
     # Fault tests ----------------------------------------------------------------------------------
 
@@ -195,9 +198,8 @@ class Supervisor:
         if self._closed:
             return
         self._closed = True
-        for task in self._tasks:
-            with contextlib.suppress(RuntimeError):  # The loop may be closed already.
-                task.cancel()
+        with contextlib.suppress(RuntimeError):  # The loop may be closed already.
+            self._tasks.cancel()
         sessions = {pid for unit in self.units.values() for pid in unit.sessions}
         for stage in reversed(self._stages):
             for unit in stage:
@@ -235,7 +237,12 @@ class Supervisor:
         if unit.state == "failed":
             self._fail(unit.failure(), unit.log_path)
 
-    def _fail(self, error: SlackwaterError, log: Path) -> None:
+    def _broke(self, name: str, error: BaseException) -> None:
+        """Nothing of its kind is watched any more: a unit that ends would stay away."""
+        _log.error("supervisor.broke", task=name, exc_info=error)
+        self._fail(Fatal(f"{name} failed: {error!r}"), None)
+
+    def _fail(self, error: SlackwaterError, log: Path | None) -> None:
         if self.failure is None:
             self.failure, self.failed_log = error, log
             self.failed.set()

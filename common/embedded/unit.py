@@ -224,6 +224,9 @@ class Unit:
                 await asyncio.sleep(wait_s)
                 if self._stopping:
                     break
+        except Exception as error:
+            _log.error("unit.lost", unit=self.spec.name, exc_info=error)
+            self._fail(f"cannot be started or watched: {error!r}")
         finally:
             if self.state != "failed":
                 self.state = "stopped"

@@ -14,7 +14,7 @@ import pytest
 
 from slackwater.common.base import codec
 from slackwater.common.base.errors import ConfigRejected, Fatal
-from slackwater.common.embedded import UnitSpec
+from slackwater.common.embedded import UnitSpec, supervisor
 from slackwater.common.store.nats import NatsStore
 from slackwater.schemas.base import Message, Ok, Refused
 from slackwater.schemas.service import Drain, GetHealth, GetInfo, Health, Info
@@ -41,6 +41,29 @@ async def test_a_killed_service_is_back_with_its_records_and_a_higher_epoch(lab:
     status = {unit.name: unit for unit in lab.supervisor.status()}["t1"]
     assert (status.state, status.restarts) == ("ready", 1)
     assert status.pid != info.pid
+
+
+async def test_a_task_of_the_supervisor_that_fails_is_its_failure(
+    lab: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ended unseen: nothing was reaped any more, and its units would have stayed away."""
+
+    def broken(path: Path) -> None:
+        raise ValueError("injected")
+
+    await lab.supervisor.start_units([lab.spec()])
+    monkeypatch.setattr(supervisor, "rotate", broken)
+    async with asyncio.timeout(20):
+        await lab.supervisor.failed.wait()
+    assert isinstance(lab.supervisor.failure, Fatal)
+    assert str(lab.supervisor.failure) == "Supervisor._reap failed: ValueError('injected')"
+
+
+async def test_a_unit_that_cannot_be_started_has_failed(lab: Any) -> None:
+    """It counted as stopped, as if somebody had asked for that."""
+    with pytest.raises(Fatal, match="t1: cannot be started or watched: ValueError"):
+        await lab.supervisor.start_units([replace(lab.spec(), command=("a\0b",))])
+    assert lab.supervisor.units["t1"].state == "failed"
 
 
 async def test_memory_in_the_descriptor_store_survives_kill_9(lab: Any) -> None:
