@@ -312,4 +312,5 @@ def _list_metrics(cluster: EmbeddedCluster, name: str) -> None:
 
 
 def _failure(supervisor: Supervisor, error: SlackwaterError) -> SlackwaterError:
-    return type(error)(f"the cluster ends: {error}; its log: {supervisor.failed_log}")
+    log = f"; its log: {supervisor.failed_log}" if supervisor.failed_log else ""
+    return type(error)(f"the cluster ends: {error}{log}")
