@@ -1,32 +1,39 @@
 """A cluster of GPUs in virtual time: the master and worker services are the product's; programs are
-models that run for as long as the trace says, and remember what they have done when stopped."""
+models that remember what they have done when stopped. They run for as long as a trace says, or are
+the simulator's profiles of training jobs, whose Pollux agents report to the master."""
 
 import asyncio
 import dataclasses
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from math import ceil
+from typing import Any, Protocol
 
 import msgspec
 from tests.sim.processes import Processes, Rank, Ranks
 from tests.sim.services import Services
 
+from slackwater.common.base import codec
 from slackwater.common.bus.memory import SeededFaults
 from slackwater.common.shell import ServiceDefinition
 from slackwater.common.shell.client import Client
 from slackwater.common.shell.world import SimWorld, World
 from slackwater.common.store.memory import SeededStoreFaults
-from slackwater.schemas.base import JobId
+from slackwater.loadgen.simulator.gpu.jobmodels.base import Conditions
+from slackwater.loadgen.simulator.gpu.jobmodels.profiles import ProfileRun
+from slackwater.schemas import subjects
+from slackwater.schemas.base import RUN_ATTEMPTS, JobId
 from slackwater.schemas.cluster import WorkerHeartbeat
 from slackwater.schemas.gpus import Gpu
 from slackwater.schemas.jobs import JobAccepted, JobRecord, JobSpec, SubmitJob
 from slackwater.services.master.config import MasterConfig
 from slackwater.services.master.core import Master
 from slackwater.services.master.scheduling.scheduler import Decision, Scheduler
-from slackwater.services.master.scheduling.view import View
+from slackwater.services.master.scheduling.view import NOTHING, View
 from slackwater.services.master.shell import definition as master_definition
 from slackwater.services.worker.config import WorkerConfig
+from slackwater.services.worker.effects import RunRank
 from slackwater.services.worker.shell import definition as worker_definition
 
 STOPPED = -15
@@ -55,26 +62,88 @@ def record(scheduler: Scheduler, into: list[Decided], since_s: float = 0.0) -> N
     scheduler.decide = noted  # type: ignore[method-assign]
 
 
+class Work(Protocol):
+    """Work of a job, over all its attempts."""
+
+    async def go_on(self, cluster: "GpuCluster", rank: RunRank) -> None:
+        """Be this rank's process: return at its end. Cancelled where it is told to stop."""
+        ...
+
+
+class Lasting:
+    """It runs for so long. Its first rank notes what a stop has left."""
+
+    def __init__(self, duration_s: float) -> None:
+        self.left_s = duration_s
+
+    async def go_on(self, cluster: "GpuCluster", rank: RunRank) -> None:
+        began_s = cluster.now_s()
+        try:
+            await asyncio.sleep(self.left_s)
+        except asyncio.CancelledError:
+            if rank.rank == 0:
+                self.left_s -= cluster.now_s() - began_s
+            raise
+
+
+class Training:
+    """It trains as its profile says. The profile's own agent reports whenever it learned something,
+    so that a live policy may know at each round what the simulator's policy sees."""
+
+    def __init__(self, run: ProfileRun) -> None:
+        self.run, self.over = run, asyncio.Event()
+        self._told: Any = None
+
+    async def go_on(self, cluster: "GpuCluster", rank: RunRank) -> None:
+        if rank.rank:
+            await self.over.wait()
+            return
+        run, world = self.run, cluster.sim.client(f"agent-{rank.job}-{rank.attempt}")
+        places = tuple((int(node[1:]), gpus) for node, gpus in rank.allocation)
+        run.resume(cluster.now_s() - cluster.began_s, places, Conditions())
+        try:
+            while not run.done:
+                due_s = run.next_s()
+                await world.clock.sleep_until(cluster.began_s + due_s)
+                run.advance(due_s)
+                known = run.model, run.gpus_seen
+                if known != self._told:
+                    self._told = known
+                    report = run.agent.report(rank.job, rank.attempt // RUN_ATTEMPTS)
+                    subject = subjects.telemetry("job", rank.job, "goodput")
+                    await world.bus.publish(subject, codec.encode(report))
+            self.over.set()
+        except asyncio.CancelledError:
+            now_s = cluster.now_s() - cluster.began_s
+            run.advance(now_s)
+            run.resume(now_s, NOTHING, Conditions())
+            raise
+
+
 class GpuCluster(Services):
-    """A master and `nodes` worker services with `gpus` GPUs each."""
+    """A master and `nodes` worker services with `gpus` GPUs each. `durations`: what the master is
+    told of how long jobs run; None: nothing, as on a real cluster. `align_s`: the trace begins at
+    a multiple of it, so that rounds are at the same of its seconds as in the simulator."""
 
     def __init__(
         self,
         seed: int,
         policy: str,
-        durations: Mapping[str, float],
+        works: Mapping[str, Work],
         *,
+        durations: Mapping[str, float] | None = None,
         nodes: int = 4,
         gpus: int = 4,
         settings: Mapping[str, str] | None = None,
+        align_s: float = 1.0,
         faults: SeededFaults | None = None,
         store_faults: SeededStoreFaults | None = None,
     ) -> None:
         super().__init__(SimWorld(seed, faults=faults, store_faults=store_faults))
-        self.durations = durations
-        self.done_s = dict.fromkeys(durations, 0.0)
+        self.works, self.durations = works, durations
         self.decided: list[Decided] = []
-        self.began_s = self.now_s()
+        self.began_s = ceil(self.now_s() / align_s) * align_s
+        """The trace's second 0."""
         self.holders: dict[str, str] = {}
         """GPU -> the job whose process runs on it."""
         names = [f"n{number}" for number in range(nodes)]
@@ -109,15 +178,13 @@ class GpuCluster(Services):
         return define
 
     async def _run(self, rank: Rank) -> None:
-        """Sleep for the rest of the job's duration. Its first rank notes what a stop has left."""
-        job, began_s = rank.started.job, self.now_s()
+        """Hold its GPUs and do its part of the job's work, until that ends or is stopped."""
+        job = rank.started.job
         self.take(job, rank.started.gpu_ids)
         try:
-            await asyncio.sleep(self.durations[job] - self.done_s[job])
+            await self.works[job].go_on(self, rank.started)
         except asyncio.CancelledError:
             rank.code = STOPPED
-            if rank.started.rank == 0:
-                self.done_s[job] += self.now_s() - began_s
         finally:
             self.leave(job, rank.started.gpu_ids)
 

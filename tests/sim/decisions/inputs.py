@@ -25,8 +25,7 @@ def write_inputs(folder: Path) -> None:
     (folder / "elastic.csv").write_text(_elastic(Random(13), jobs=14))
     speeds = {"": {"t4": 0.5, "v100": 1.0}, "vgg19": {"v100": 1.0}, "alexnet": {"t4": 0.8}}
     (folder / "speeds.json").write_text(json.dumps(speeds))
-    _profiles(folder / "profiles" / "small", step=20, batches=(100, 400, 1600))
-    _profiles(folder / "profiles" / "large", step=60, batches=(64, 256, 1024))
+    write_profiles(folder / "profiles")
 
 
 def _jobs(rng: Random, jobs: int, gap_s: int, longest_s: int) -> str:
@@ -62,7 +61,13 @@ def _elastic(rng: Random, jobs: int) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _profiles(folder: Path, step: int, batches: tuple[int, ...]) -> None:
+def write_profiles(folder: Path, epoch: int = 6000) -> None:
+    """Write the two applications; `epoch`: their epochs' length in iterations of M0."""
+    _profiles(folder / "small", step=20, batches=(100, 400, 1600), epoch=epoch)
+    _profiles(folder / "large", step=60, batches=(64, 256, 1024), epoch=epoch)
+
+
+def _profiles(folder: Path, step: int, batches: tuple[int, ...], epoch: int) -> None:
     """One application: a step costs a constant, a term by batch and one by machines and GPUs."""
     folder.mkdir(parents=True)
 
@@ -86,5 +91,5 @@ def _profiles(folder: Path, step: int, batches: tuple[int, ...]) -> None:
     (folder / "scalability.csv").write_text("\n".join(scalability))
     for batch in batches:
         lines = ["progress,iteration,metric,grad_sqr,grad_var"]
-        lines += [f"{e * 6000},{e * 6000},0.5,1.0,{3 + e}" for e in range(1, EPOCHS + 1)]
+        lines += [f"{e * epoch},{e * epoch},0.5,1.0,{3 + e}" for e in range(1, EPOCHS + 1)]
         (folder / f"validation-{batch}.csv").write_text("\n".join(lines))

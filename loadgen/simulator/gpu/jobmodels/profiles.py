@@ -103,7 +103,7 @@ class ProfileRun:
         )
 
     @property
-    def _agent(self) -> PolluxAgent:
+    def agent(self) -> PolluxAgent:
         """The one that learns about the type that the job runs on, or ran on last."""
         return self._agents[self._kind(self._gpu_type)]
 
@@ -132,7 +132,7 @@ class ProfileRun:
 
     @property
     def model(self) -> GoodputModel | None:
-        return self._agent.model
+        return self.agent.model
 
     def model_on(self, gpu_type: str) -> GoodputModel | None:
         """Return the model of a GPU type. On a type that it was not measured on: as on the type
@@ -274,13 +274,13 @@ class ProfileRun:
     def _tune(self) -> None:
         """(m, s) for the current allocation, from what is known."""
         nodes, gpus = len(self._shape), sum(self._shape)
-        self._per_gpu, self._steps = self._agent.batch_split(nodes, gpus, self._gpu_speed)
+        self._per_gpu, self._steps = self.agent.batch_split(nodes, gpus, self._gpu_speed)
 
     def _measure(self) -> None:
         """One iteration was seen: its time, exact at once, and its gradients' statistics."""
         if not self._options.adaptive:
             return
-        agent, nodes, gpus = self._agent, len(self._shape), sum(self._shape)
+        agent, nodes, gpus = self.agent, len(self._shape), sum(self._shape)
         if not agent.has_seen(nodes, gpus, self._per_gpu):
             step_s, sync_s = self._step_times()
             # Parameters are those of the reference type; the scheduler scales them by type.
