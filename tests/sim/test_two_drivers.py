@@ -158,14 +158,16 @@ def test_with_a_bus_that_delays_and_repeats_each_decision_comes_within_a_tick(po
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_master_that_is_killed_in_between_goes_on_with_the_same_decisions(policy: str) -> None:
-    """It is killed in the longest time in which nothing happens, with jobs that run and wait."""
+    """It is killed in the longest time in which nothing happens, with jobs that run and wait. What
+    Tiresias must not forget is stored. It demotes in whole seconds of service, so that a start
+    which the bus delays by milliseconds may move a demotion by one more second."""
     jobs = trace(SEEDS[policy])
     expected = simulated(policy, jobs)
     instants = sorted({job.submit_s for job in jobs} | {each.at_s for each in expected})
     _, began_s = max((later - one, one) for one, later in pairwise(instants[10:-10]))
     faults = SeededFaults(random.Random(7), delay_s_max=0.01)
     decided = run_simulated(lived(policy, jobs, faults, killed_s=began_s + 1.0))
-    alike(decided, expected, within_s=TICK_S)
+    alike(decided, expected, within_s=TICK_S * (2 if policy == "tiresias-las" else 1))
 
 
 # Pollux -------------------------------------------------------------------------------------------
