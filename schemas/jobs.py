@@ -95,6 +95,13 @@ def check_elements(tensors: tuple[TensorSpec, ...]) -> None:
         )
 
 
+def largest_share(tensors: tuple[TensorSpec, ...]) -> float:
+    """Return the largest tensor's part of all elements: the skew of a model (Tiresias, section
+    3.3.3); 0 of none."""
+    elements = [prod(tensor.shape) for tensor in tensors]
+    return max(elements, default=0) / max(1, sum(elements))
+
+
 def first_difference(expected: tuple[TensorSpec, ...], found: tuple[TensorSpec, ...]) -> str:
     """Names the first tensor in which two ranks' lists differ; empty: they are equal."""
     if expected == found:
@@ -295,6 +302,8 @@ class JobRecord(Record, kw_only=True, frozen=True):
     """How often it was given an allocation after its first one."""
     preemptions: Count = 0
     """How often a policy took all of its allocation."""
+    skew: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] = 0.0
+    """The largest tensor's part of its model, as its Agents registered it; 0: not known yet."""
     deleted: bool = False
     """Set when an ended job was deleted: it is not listed any more, and its id is free."""
     released: bool = False

@@ -9,7 +9,13 @@ from slackwater.common.base.errors import Rejected
 from slackwater.schemas import subjects
 from slackwater.schemas.base import CONFLICT, NOT_FOUND, ClusterId, JobId, Refused
 from slackwater.schemas.job_states import STATE_SAID
-from slackwater.schemas.jobs import JobRecord, JobRegistered, JobSpec, RegisterJob
+from slackwater.schemas.jobs import (
+    JobRecord,
+    JobRegistered,
+    JobSpec,
+    RegisterJob,
+    largest_share,
+)
 from slackwater.schemas.placement import PlaceJob
 from slackwater.services.master.admission import limits_of
 from slackwater.services.master.explain import NO_CONTROLLER
@@ -86,6 +92,9 @@ def register(state: State, token: int, message: RegisterJob, now_s: float) -> No
         state.change(job, now_s, "running", state="running", started_s=now_s)
     if not job.tensors:
         job.tensors, job.update = message.tensors, message.update
+        skew = largest_share(job.tensors)
+        if job.record.spec.gpus and skew != job.record.skew:
+            state.change(job, now_s, skew=skew)
     if job.placed:
         state.reply(token, _registered(job))
         return

@@ -34,6 +34,8 @@ from slackwater.services.master.scheduling.view import (
 
 Durations = Mapping[str, float]
 """Job -> seconds that it runs on the GPUs that it asks for. Only a simulation can tell."""
+SKEWS_MAX: Final = 10_000
+"""Models whose skew is remembered."""
 NOT_REPORTED: Final = GoodputProfile()
 """The profile of a job whose agent has told nothing yet: it begins on one GPU, or its fewest."""
 
@@ -62,6 +64,9 @@ class Snapshot:
     """Jobs that wait, and are kept from the policy."""
     profiles: dict[JobId, GoodputProfile] = field(default_factory=dict)
     """Reports of jobs' agents, for policies that plan with them."""
+    skews: dict[str, float] = field(default_factory=dict)
+    """Model -> its skew, as the last job that trained it registered it: a job that waits has not
+    registered yet."""
     changed: list[JobId] = field(default_factory=list)
     """Since the last view."""
     _profiled: list[JobId] = field(default_factory=list)
@@ -82,6 +87,7 @@ class Snapshot:
     def show(self, record: JobRecord) -> None:
         """Take a record that changed."""
         id = JobId(record.spec.id)
+        self._learn_skew(record)
         before = self._records.get(id)
         if before is not None and self._alike(before, record):
             self._records[id] = record
@@ -98,6 +104,19 @@ class Snapshot:
         else:
             self.hidden.pop(id, None)
             self._remember(id, record)
+
+    def _learn_skew(self, record: JobRecord) -> None:
+        model = record.spec.model
+        if not model or not record.skew or self.skews.get(model) == record.skew:
+            return
+        if len(self.skews) >= SKEWS_MAX and model not in self.skews:
+            del self.skews[next(iter(self.skews))]
+        self.skews[model] = record.skew
+        for id, seen in self.waiting.items():
+            if seen.model == model and not self._records[id].skew:
+                view = msgspec.structs.replace(seen, skew=record.skew)
+                self.jobs[id] = self.waiting[id] = view
+                self.changed.append(id)
 
     def preview(self, record: JobRecord) -> JobView:
         """Show a job that is not stored yet, as a policy would see it."""
@@ -193,6 +212,7 @@ class Snapshot:
             tenant=spec.tenant,
             priority=spec.priority,
             batch_size=spec.batch_size,
+            skew=record.skew or self.skews.get(spec.model, 0.0),
             speeds=spec.gpu_types,
             cores=spec.cores / (gpus_each(spec) or 1),
             memory_bytes=spec.memory_bytes // (gpus_each(spec) or 1),
@@ -204,6 +224,7 @@ class Snapshot:
             restarts=record.reallocations,
             remaining_s_then=max(0.0, duration_s - record.run_s),
             ready_s=record.since_s,
+            speed=1.0 if spec.id in self.durations else 0.0,
             profile=self.profiles.get(id, NOT_REPORTED),
         )
 
@@ -255,7 +276,7 @@ def _seen_of(record: JobRecord) -> tuple[object, ...]:
     return (
         record.spec, shown_allocation(record), record.state in TERMINAL_STATES,
         record.state in WAITING_STATES, record.state in HOLDING_STATES, record.since_s,
-        record.gpu_s, record.run_s, record.submitted_s, record.reallocations,
+        record.gpu_s, record.run_s, record.submitted_s, record.reallocations, record.skew,
     )  # fmt: skip
 
 

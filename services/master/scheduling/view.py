@@ -116,7 +116,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     """(then) For policies with an oracle: seconds of running it still needs with the GPUs it asks
     for. inf where nobody may know."""
     speed: float = 1
-    """Oracle seconds done per second, while it runs."""
+    """Oracle seconds done per second, while it runs; 0 where nobody may know."""
     ready_s: float = 0.0
     """When its restart is over and progress begins (if it runs)."""
     profile: Any = None
