@@ -218,7 +218,7 @@ class PolluxAgent:
         """Go on from what a former process of the job had learned, before anything is seen."""
         self.gpus_seen, self._theta = learned.gpus_seen, learned.theta
         self._seen = {seen[:4]: (seen, count) for seen, count in learned.seen}
-        self._unfitted = bool(self._seen)
+        self._unfitted = learned.theta is None
         gradients = self._gradients
         gradients.sqr, gradients.var, gradients.weight = learned.moments
         gradients.differenced = learned.differenced

@@ -18,6 +18,7 @@ from slackwater.common.domains.models.fitting import Observation
 from slackwater.common.domains.models.goodput import BatchLimits
 from slackwater.common.domains.models.pollux_agent import (
     CONFIGURATIONS_MAX,
+    Learned,
     PolluxAgent,
     next_report_s,
     profile_of,
@@ -236,6 +237,21 @@ def test_rates_are_scaled_by_the_rule_that_was_chosen() -> None:
     assert agent.learning_rate_scale(512) == pytest.approx(4.0)
     with pytest.raises(ConfigRejected, match="no learning-rate rule 'guess'"):
         PolluxAgent(LIMITS, lr_rule="guess")
+
+
+def test_a_new_process_goes_on_with_what_the_former_one_had_learned() -> None:
+    """A job that is given other GPUs begins anew, and must not explore what it knows."""
+    former = trained((1, 1), (1, 4), (2, 8))
+    former.saw_gradients(GradientMoments(1.0, 3000.0))
+    former.refit()
+    kept = msgspec.json.decode(msgspec.json.encode(former.learned()), type=Learned)
+    again = PolluxAgent(LIMITS)
+    again.recall(kept)
+    assert again.refit()
+    assert again.profile().gpus_seen == 8
+    assert again.noise_scale == former.noise_scale
+    assert again.learned() == former.learned()
+    assert again.batch_split(2, 8) == former.batch_split(2, 8)
 
 
 def test_a_report_survives_the_wire() -> None:
