@@ -130,7 +130,7 @@ def scheduler(
         raise ConfigRejected(
             f"gpu_policy {policy}: it plans with {needs}, which a running cluster does not know; "
             "`slackwater-loadgen simulate` plays it; here use fifo, best-effort, sf, gandiva, "
-            "tiresias-las or tiresias-gittins"
+            "tiresias-las, tiresias-gittins or pollux"
         )
     return Scheduler(make(policy, settings), gpu_rules(config))
 

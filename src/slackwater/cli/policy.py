@@ -32,7 +32,7 @@ def show(url: Url = None, json: Json = False) -> None:
 
 @app.command("set")
 def set_policy(
-    policy: Annotated[str, typer.Argument(help="For example fifo, sf or tiresias-las.")],
+    policy: Annotated[str, typer.Argument(help="For example fifo, sf, tiresias-las or pollux.")],
     settings: Settings = None,
     url: Url = None,
     json: Json = False,

@@ -99,8 +99,8 @@ _Policy = Annotated[
 _GpuPolicy = Annotated[
     str,
     typer.Option(
-        help="How jobs are given GPUs: fifo, sf, tiresias-las or another policy; `slackwater "
-        "policy set` changes it later."
+        help="How jobs are given GPUs: fifo, sf, tiresias-las, pollux or another policy; "
+        "`slackwater policy set` changes it later."
     ),
 ]
 _Nodes = Annotated[

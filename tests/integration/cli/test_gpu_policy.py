@@ -57,6 +57,46 @@ def command(environment: dict[str, str], *words: str) -> "subprocess.CompletedPr
     )  # fmt: skip
 
 
+TRAINS = """
+import sys, time
+from slackwater import BatchLimits, GoodputReporter
+limits = BatchLimits(initial=32, total_max=1024, per_gpu_max=128)
+with GoodputReporter(limits, state=sys.argv[1], report_s=1.0) as goodput:
+    print("holds", goodput.placement.gpus, flush=True)
+    while True:
+        per_gpu, steps = goodput.batch_split()
+        computing_s = 0.01 + 0.0002 * per_gpu
+        time.sleep(computing_s * (steps + 1))
+        goodput.saw_iteration(computing_s * (steps + 1), per_gpu, steps, computing_s)
+        squared = 1.0 + 5000.0 / per_gpu
+        goodput.saw_difference(squared, 2 * (squared - 1.0), per_gpu)
+"""
+
+
+def test_a_job_grows_under_pollux_as_its_program_reports(environment: dict[str, str]) -> None:
+    """One GPU first, then two, then more, in rounds of four seconds: its program reports them, and
+    keeps what it has learned. It takes half a minute, a restart of its processes each round."""
+
+    def run(*words: str) -> str:
+        done = command(environment, *words)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def held() -> int:
+        return sum(gpus for _, gpus in json.loads(run("job", "trains", "--json"))["allocation"])
+
+    run("policy", "set", "pollux", "--set", "round_s=4", "--set", "delay_s=0")
+    folder = Path(environment["TMPDIR"])
+    (folder / "train.py").write_text(TRAINS)
+    run("submit", "--id", "trains", "--gpus", "1", "--gpus-max", "4", "--adaptive", "--grace", "1",
+        "--", sys.executable, str(folder / "train.py"), str(folder / "learned"))  # fmt: skip
+    eventually(lambda: held() > 2, "it grows", 90.0)
+    said = [line for line in run("logs", "trains", "--rank", "0").splitlines() if "holds" in line]
+    assert said[:2] == ["holds 1", "holds 2"]
+    shown = json.loads(run("policy", "show", "--json"))
+    assert (shown["policy"], shown["failures"]) == ("pollux", 0)
+
+
 def test_a_job_is_paused_for_a_smaller_one_and_goes_on_after_it(
     environment: dict[str, str],
 ) -> None:
