@@ -43,8 +43,8 @@ BYTES_SCALE_HELP = "Shrinks tensors; by default chosen by this machine's folding
 TRANSPORT_HELP = "How bytes go between Agents and aggregators: shm, verbs, tcp or auto."
 POLICY_HELP = "How jobs share: edf, cyclic (the paper's), static (own servers) or one installed"
 GPU_POLICY_HELP = (
-    "How jobs are given GPUs, one for each worker: fifo, sf or another; left out, they need none. "
-    "With --url, the one that the running cluster has."
+    "How jobs are given GPUs, one for each worker: fifo, sf, pollux or another; left out, they "
+    "need none. With --url, the one that the running cluster has."
 )
 PROFILING = {"profile_iterations": 5, "profile_s": 2.0}
 Transport = Literal["auto", "shm", "verbs", "tcp"]

@@ -43,7 +43,7 @@ SEEDS = {"fifo": 6, "srsf": 38, "tiresias-las": 36}
 POLICIES = ("fifo", "srsf", "tiresias-las")
 SETTINGS = {"tiresias-las": {"limits": "200,800"}, "pollux": {"steps": "20"}}
 PROFILED_SEEDS = (2, 3, 4)
-"""Of traces whose jobs train as profiles say."""
+"""Seeds for traces whose jobs train as profiles say."""
 ROUND_S = 60.0
 REPORT_S = 59.9
 """Agents re-tune in this rhythm: at a round, nobody could say which of the two comes first."""

@@ -1,4 +1,4 @@
-"""What a program's reporter learns, tunes, keeps and refuses; nobody listens."""
+"""A program's reporter learns, tunes, keeps and refuses; nobody listens."""
 
 from pathlib import Path
 
