@@ -11,13 +11,20 @@ from slackwater.common.domains.models.fitness import power_mean
 from slackwater.common.domains.models.goodput import BatchLimits, GoodputModel, GoodputProfile
 from slackwater.common.domains.models.throughput import ThroughputParams
 from slackwater.schemas.base import JobId, NodeId
-from slackwater.services.master.scheduling.policies.pollux import Memory, Pollux
+from slackwater.schemas.scheduling import POLICY_FACTS_BYTES_MAX
+from slackwater.services.master.scheduling.policies.pollux import (
+    REPORTS_KEPT_MAX,
+    Memory,
+    Pollux,
+    _kept_reports,
+)
 from slackwater.services.master.scheduling.policies.pollux_scaling import (
     Candidate,
     History,
     desired_nodes,
 )
 from slackwater.services.master.scheduling.registry import make
+from slackwater.services.master.scheduling.scheduler import Scheduler
 from slackwater.services.master.scheduling.validation import validate
 from slackwater.services.master.scheduling.view import (
     Allocation,
@@ -208,6 +215,36 @@ def test_a_job_that_reports_no_goodput_counts_as_scaling_perfectly() -> None:
     unknown = msgspec.structs.replace(other, profile=None)
     plan, _ = Pollux().allocate(view([unknown], [4]), None)
     assert sizes_of(plan, [unknown]) == [4]
+
+
+def test_the_reports_of_a_round_are_facts_and_stand_in_until_jobs_report_again() -> None:
+    """A job that waits has no agent: forgotten, it would count as new, and as scaling perfectly."""
+    told = [job(0, ((0, 1),)), job(1, profile=GoodputProfile(model(7.0), 4))]
+    scheduler = Scheduler(Pollux())
+    scheduler.decide(view(told, [2, 2]))
+    facts = scheduler.durable()
+    again = Scheduler(Pollux())
+    again.restore(facts)
+    assert again.durable() == facts
+    silent = [job(n, each.allocation, GoodputProfile()) for n, each in enumerate(told)]
+    now = view(silent, [2, 2], now_s=630.0)
+    again.decide(now)
+    again.decide(msgspec.structs.replace(now, now_s=660.0))
+    assert again.durable() == facts, "the round was decided by what was known"
+    anew = job(0, profile=GoodputProfile(model(9.0), 8))
+    again.decide(view([anew], [2, 2], now_s=720.0))
+    assert again.durable() not in (b"", facts)
+
+
+def test_facts_of_any_number_of_jobs_fit_into_a_record() -> None:
+    jobs = [
+        job(n, id=JobId(f"{n:063d}"), profile=GoodputProfile(model(1e300), 2**53))
+        for n in range(REPORTS_KEPT_MAX + 50)
+    ]
+    memory = Memory(reports=_kept_reports(jobs))
+    facts = msgspec.msgpack.encode(Pollux().durable(memory))
+    assert len(memory.reports) == REPORTS_KEPT_MAX
+    assert len(facts) < POLICY_FACTS_BYTES_MAX
 
 
 def test_pending_jobs_are_told_why() -> None:
