@@ -70,7 +70,8 @@ class Placement(NamedTuple):
 
 class GoodputReporter:
     """Learns how one job trains, tunes its batch, and reports. What is not given is taken from the
-    environment, where the worker service puts it. Without a job it reports to nobody."""
+    environment, where the worker service puts it. Without a job to which the cluster gives GPUs it
+    reports to nobody."""
 
     def __init__(
         self,
@@ -95,7 +96,8 @@ class GoodputReporter:
             raise Rejected(f"report_s is {report_s}; give seconds above 0, 30 for instance")
         self.job, self.rank, self.workers, _ = identify(job, rank, workers, url)
         self.placement = placement_of(os.environ, self.workers)
-        self._bus: Access | None = access(url, credentials) if self.job and not self.rank else None
+        tells = self.job and self.rank == 0 and os.environ.get(GPUS)
+        self._bus: Access | None = access(url, credentials) if tells else None
         self._agent = PolluxAgent(limits, lr_rule=lr_rule)
         self._state = Path(state) if state is not None else None
         if self._state is not None and self._state.exists():

@@ -42,6 +42,7 @@ async def test_rank_0_reports_its_attempt_and_a_profile(
 async def test_training_goes_on_while_the_bus_is_away(
     unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("SLACKWATER_GPUS", "n1:1")
     nobody = "nats://127.0.0.1:9"
     with GoodputReporter(LIMITS, job=unique, rank=0, workers=1, url=nobody, report_s=0.05) as alone:
         alone.saw_iteration(0.1, per_gpu=32)
