@@ -2,7 +2,7 @@
 
 A policy's class declares `honours`, a frozenset of rule names; one that declares nothing honours
 nothing. A rule that a policy ignores is refused by name: a tenant's guarantee that nobody keeps is
-worse than an error.
+worse than an error. One that is `divisible` need not know quotas: `tenants` keeps them around it.
 """
 
 from typing import Final, Literal, Protocol, get_args
@@ -33,14 +33,17 @@ class Ranked(Protocol):
 
 
 def honours_of(policy: object) -> frozenset[Rule]:
-    """Raises ConfigRejected for a declaration that names no rule."""
+    """The rules that hold under a policy, by itself or because it is divisible.
+
+    Raises ConfigRejected for a declaration that names no rule.
+    """
     declared: frozenset[Rule] = frozenset(getattr(policy, "honours", NOTHING_HONOURED))
     if strange := declared - EVERY_RULE:
         raise ConfigRejected(
             f"{name_of(policy)} honours {sorted(strange)[0]!r}, which names no rule; there are "
             f"{', '.join(sorted(EVERY_RULE))}"
         )
-    return declared
+    return declared | {"quotas"} if getattr(policy, "divisible", False) else declared
 
 
 def refuse_rules(policy: object, rules: Rules) -> None:

@@ -31,6 +31,7 @@ import msgspec
 from slackwater.common.base.errors import Rejected
 from slackwater.schemas.base import JobId
 from slackwater.services.master.scheduling.rules import refuse_job, refuse_rules, refuse_types
+from slackwater.services.master.scheduling.tenants import Divided
 from slackwater.services.master.scheduling.validation import PlanRefused, validate
 from slackwater.services.master.scheduling.view import (
     NO_RULES,
@@ -79,6 +80,8 @@ class Scheduler:
     def __init__(self, policy: Policy, rules: Rules = NO_RULES) -> None:
         refuse_rules(policy, rules)
         self.policy, self.rules = policy, rules
+        divided = bool(rules.quotas) and getattr(policy, "divisible", False)
+        self._asked: Policy = Divided(policy) if divided else policy
         self._memory: Any = None
         self._cluster: ClusterView | None = None
         self._seen: Mapping[JobId, JobView | None] | None = None
@@ -105,7 +108,7 @@ class Scheduler:
         if changed is not view.changed or view.rules is not self.rules:
             asked = View(view.now_s, view.cluster, view.jobs, view.free, changed, self.rules)
         try:
-            plan, self._memory = self.policy.allocate(asked, self._memory)
+            plan, self._memory = self._asked.allocate(asked, self._memory)
             decision = _checked(plan, asked)
         except Exception:
             self.forget()
@@ -120,14 +123,14 @@ class Scheduler:
         `view` shows the decision carried out.
         """
         asked = View(view.now_s, view.cluster, view.jobs, view.free, None, self.rules)
-        return self.policy.explain(asked, self._memory)
+        return self._asked.explain(asked, self._memory)
 
     def forget(self) -> None:
         """Drop the memory but for what must not be forgotten: the next decision compares all."""
         facts = self._facts()
         self._memory = None
-        if facts is not None and isinstance(self.policy, Remembers):
-            self._memory = self.policy.restored(facts)
+        if facts is not None and isinstance(self._asked, Remembers):
+            self._memory = self._asked.restored(facts)
         self._compare, self._seen = True, None
 
     # Durable facts --------------------------------------------------------------------------------
@@ -144,22 +147,22 @@ class Scheduler:
         """
         if not facts:
             return
-        if not isinstance(self.policy, Remembers):
+        if not isinstance(self._asked, Remembers):
             raise Rejected(f"{name_of(self.policy)} keeps no durable facts; start without them")
         try:
-            found = msgspec.msgpack.decode(facts, type=self.policy.facts)
+            found = msgspec.msgpack.decode(facts, type=self._asked.facts)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise Rejected(
                 f"these are not durable facts of {name_of(self.policy)} ({error}); start without "
                 "them"
             ) from error
-        self._memory = self.policy.restored(found)
+        self._memory = self._asked.restored(found)
         self._compare, self._seen = True, None
 
     def _facts(self) -> msgspec.Struct | None:
-        if self._memory is None or not isinstance(self.policy, Remembers):
+        if self._memory is None or not isinstance(self._asked, Remembers):
             return None
-        return self.policy.durable(self._memory)
+        return self._asked.durable(self._memory)
 
     def _changed(self, view: View) -> Sequence[JobId] | None:
         """Compare with the last view; None: its driver noted changes, so nothing was kept."""

@@ -43,6 +43,19 @@ Allocation = tuple[tuple[int, int], ...]
 NOTHING: Allocation = ()
 
 
+def shrunk(allocation: Allocation, size: int) -> Allocation:
+    """So many of its GPUs: the smallest parts are left first."""
+    if not size:
+        return NOTHING
+    left = []
+    for node, gpus in sorted(allocation, key=lambda part: (-part[1], part[0])):
+        taken = min(gpus, size)
+        size -= taken
+        if taken:
+            left.append((node, taken))
+    return tuple(sorted(left))
+
+
 class NodeView(msgspec.Struct, frozen=True, gc=False):
     """A machine with GPUs. A node that is lost stays in its place with `gpus` 0."""
 
@@ -226,7 +239,8 @@ class Policy(Protocol):
     """The object that is registered under a name. Instances hold options only, never state.
 
     Its class declares in `honours` which rules it knows (see `rules`); the scheduler refuses the
-    others by name.
+    others by name. `divisible = True`: tenants' quotas hold by asking it for each tenant's part of
+    the cluster (see `tenants`), which needs jobs that never share GPUs.
     """
 
     def allocate(self, view: View, memory: Any) -> tuple[Plan, Any]: ...

@@ -12,6 +12,8 @@ ORDERED: Final = (
 )  # fmt: skip
 """Policies that order a queue: quotas, priorities and GPU types hold under them."""
 SIZED: Final = ("equal-share", "hell", "jsq-chunk", "knee", "srpt", "waterfill")
+DIVIDED: Final = (*SIZED, "tiresias-artifact")
+"""Policies that are asked for each tenant's part of the cluster."""
 ANY: Final = (*ORDERED, *SIZED, "naive-colocation", "tiresias-artifact")
 """Policies that need nothing of a job model."""
 
@@ -67,6 +69,10 @@ CASES: Final[dict[str, Case]] = {
     "quotas-unequal": Case(f"{BURST} --quotas red=8,green=4,blue=0 --restart-s 5", ORDERED),
     "quotas-strict": Case(f"{MIXED} --quotas red=8,green=8,blue=8 --no-borrowing", ORDERED),
     "quotas-on-types": Case(f"{TYPES} --quotas equal --min-run-s 300", ORDERED),
+    "quotas-divided": Case(f"{MIXED} --mode malleable --quotas equal --restart-s 30", DIVIDED),
+    "quotas-divided-strict": Case(
+        f"{BURST} --quotas red=8,green=8,blue=8 --no-borrowing --min-run-s 120", DIVIDED
+    ),
     "priorities": Case(
         f"{MIXED} --priorities",
         (*ORDERED, "equal-share", "hell", "knee", "srpt", "waterfill"),

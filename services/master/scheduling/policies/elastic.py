@@ -8,8 +8,9 @@ machines with as few moves as possible.
 Remaining work J is what the job model's oracle says (`JobView.remaining_s`), in the unit of the
 job's curve. A job without a curve is taken to scale linearly, as the fixed job model does.
 
-Deviations: nodes are GPUs of one type; tenants' quotas are not weighed, and are refused. A running
-job that the operator protects from preemption keeps its nodes as they are.
+Deviations: nodes are GPUs of one type; tenants' quotas divide the cluster (see
+`scheduling.tenants`). A running job that the operator protects from preemption keeps its nodes as
+they are.
 """
 
 from abc import ABC, abstractmethod
@@ -33,12 +34,12 @@ from slackwater.schemas.base import JobId
 from slackwater.services.master.scheduling.policies.placement import Placer
 from slackwater.services.master.scheduling.rules import Rule
 from slackwater.services.master.scheduling.view import (
-    NOTHING,
     Allocation,
     JobView,
     Pending,
     Plan,
     View,
+    shrunk,
 )
 
 
@@ -213,7 +214,7 @@ class Choice(NamedTuple):
 class ElasticPolicy(ABC):
     """An elastic policy, but for its choice of sizes."""
 
-    elastic = True
+    elastic = divisible = True
     honours = frozenset[Rule]({"priorities", "min_run_s"})
     progress_exponent = 0.0
     moldable = False
@@ -379,15 +380,3 @@ def resize(
         if job_id not in running and (allocation := placer.place(size)):
             changes[job_id] = allocation
     return changes
-
-
-def shrunk(allocation: Allocation, size: int) -> Allocation:
-    if not size:
-        return NOTHING
-    left = []
-    for node, gpus in sorted(allocation, key=lambda part: (-part[1], part[0])):
-        taken = min(gpus, size)
-        size -= taken
-        if taken:
-            left.append((node, taken))
-    return tuple(sorted(left))

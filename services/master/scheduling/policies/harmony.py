@@ -32,7 +32,6 @@ from slackwater.common.domains.models.group import (
     weighted,
 )
 from slackwater.schemas.base import JobId
-from slackwater.services.master.scheduling.policies.elastic import shrunk
 from slackwater.services.master.scheduling.policies.harmony_grouping import FEWER_JOBS, schedule
 from slackwater.services.master.scheduling.policies.placement import Placer
 from slackwater.services.master.scheduling.registry import AtLeast0, Share, register
@@ -44,6 +43,7 @@ from slackwater.services.master.scheduling.view import (
     Pending,
     Plan,
     View,
+    shrunk,
 )
 
 LABEL: Final = "harmony-"

@@ -37,7 +37,7 @@ class ChunkFacts(msgspec.Struct, frozen=True):
 
 @register("jsq-chunk")
 class JsqChunk:
-    elastic = True
+    elastic = divisible = True
     honours = frozenset[Rule]({"min_run_s"})
 
     def __init__(self, chunk: Count = 16) -> None:

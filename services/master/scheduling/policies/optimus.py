@@ -41,6 +41,7 @@ class OracleProfile(Protocol):
 class Optimus:
     elastic = True
     """Jobs may run on any number of GPUs between their bounds."""
+    divisible = True
     honours = frozenset[Rule]({"min_run_s"})
 
     def __init__(self, round_s: Period = 60) -> None:

@@ -152,6 +152,8 @@ class Pollux:
     """Jobs may run on any number of GPUs between their bounds."""
     adaptive = True
     """Jobs tune their own batch."""
+    divisible = True
+    """Unless it scales the cluster: machines are added for all tenants."""
     honours = frozenset[Rule]({"min_run_s", "gpu_types"})
 
     def __init__(
@@ -179,6 +181,7 @@ class Pollux:
         self.steps, self.seed = steps, seed
         self.scale, self.scale_up, self.scale_to = scale, scale_up, scale_to
         self.scale_down = scale_down
+        self.divisible = not scale
 
     def allocate(self, view: View, memory: Any) -> tuple[Plan, Any]:
         kept: Memory = memory if memory is not None else Memory()

@@ -32,6 +32,7 @@ class Lists(msgspec.Struct):
 
 @register("tiresias-artifact")
 class TiresiasArtifact:
+    divisible = True
     honours = frozenset[Rule]({"min_run_s"})
 
     def __init__(self, limit_gpu_s: AtLeast0 = 57600, round_s: Period = 60) -> None:

@@ -280,8 +280,11 @@ c,10,4,1000,b,1
 @pytest.mark.parametrize(
     ("policy", "rule", "said"),
     [
-        ("pollux", ("--quotas", "a=4,b=4", "--no-borrowing"), "pollux does not keep .* quotas"),
-        ("hell", ("--quotas", "a=4,b=4"), "hell does not keep tenants' quotas"),
+        ("harmony", ("--quotas", "a=4,b=4"), "harmony does not keep tenants' quotas"),
+        (
+            "pollux", ("--quotas", "a=4,b=4", "--no-borrowing", "--set", "pollux.scale=true"),
+            "pollux does not keep .* quotas",
+        ),
         ("pollux", ("--priorities",), "pollux knows no priorities, and job c has priority 1"),
         ("jsq-chunk", ("--priorities",), "jsq-chunk knows no priorities"),
         ("harmony", ("--min-run-s", "60"), "harmony protects no job"),

@@ -83,8 +83,6 @@ relaxed = settings(max_examples=15, suppress_health_check=[HealthCheck.function_
 @relaxed
 @given(jobs=workloads())
 def test_the_auditor_finds_nothing(name: str, world: str, jobs: list[SimJob]) -> None:
-    if WORLDS[world].rules.quotas and "quotas" not in honours_of(make(name)):
-        pytest.skip(f"{name} refuses quotas (see test_scheduler)")
     nodes = [(4, ""), (2, ""), (2, "")]
     result = run(name, jobs, nodes, WORLDS[world])
     rules = WORLDS[world].rules
