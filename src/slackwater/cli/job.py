@@ -6,7 +6,7 @@ from typing import Final
 
 from slackwater.cli.events import recent_events
 from slackwater.cli.job_ids import JobId
-from slackwater.cli.logs import last_lines
+from slackwater.cli.logs import last_lines, ranks_of
 from slackwater.cli.show import with_client
 from slackwater.common.shell.client import Client
 from slackwater.common.store.history import NothingKept
@@ -51,8 +51,7 @@ async def history(client: Client, info: JobInfo) -> list[str]:
     record = info.job
     past = await _steps(client, record)
     printed: list[str] = []
-    shown = min(record.spec.workers, RANKS) if record.spec.program and record.node else 0
-    for rank in range(shown):
+    for rank in ranks_of(record)[:RANKS] if record.spec.program and record.node else ():
         lines = await last_lines(client, record, rank, LINES)
         printed += [f"{INDENT}rank {rank} | {line}" for line in lines]
     return [*past, *(["Log:", *printed] if printed else [])]

@@ -1,10 +1,10 @@
-"""`slackwater logs`: what a job's processes print, from the machine that they run on."""
+"""`slackwater logs`: what a job's processes print, each from the machine that it runs on."""
 
 import asyncio
 import sys
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from typing import Annotated, Final
+from typing import Annotated, Final, NamedTuple
 
 import msgspec
 import typer
@@ -18,11 +18,12 @@ from slackwater.common.shell.client import Client
 from slackwater.console.options import Json, Url
 from slackwater.console.outcome import Usage, err
 from slackwater.schemas import subjects
-from slackwater.schemas.base import Refused
+from slackwater.schemas.base import NodeId, Refused
 from slackwater.schemas.cluster import WorkerHeartbeat
 from slackwater.schemas.job_states import TERMINAL_STATES
 from slackwater.schemas.jobs import JobRecord
 from slackwater.schemas.logs import TAIL_LINES_MAX, LogPiece, ReadLog
+from slackwater.services.master.gangs import node_of, processes
 
 LOOK_S: Final = 1.0
 HEARD_S: Final = 2.5
@@ -31,8 +32,17 @@ GLANCE_S: Final = 1.0
 QUEUE_LINES: Final = 1000
 LINE_BYTES_MAX: Final = 64 * 1024
 """A longer line is shown in parts."""
-Print = Callable[[int, bytes], None]
-"""Takes a rank and what it printed, whole lines where there are several ranks."""
+
+
+class Said(NamedTuple):
+    """What a rank printed on a node: bytes as they are, or a line without its line feed."""
+
+    rank: int
+    node: str
+    data: bytes
+
+
+Print = Callable[[Said], None]
 
 
 def logs(
@@ -52,38 +62,46 @@ def logs(
 ) -> None:
     """Print what a job's processes printed, also after they have ended.
 
-    With several ranks each line says whose it is. A machine keeps the last 16 MiB of each rank
-    (`log_bytes_max` of its worker service).
+    With several ranks each line says whose it is, and where they lie on several nodes, from which
+    one. A machine keeps the last 16 MiB of each rank (`log_bytes_max` of its worker service).
     """
 
     async def show(client: Client) -> None:
         record = await started(client, job, follow)
-        ranks = range(record.spec.workers) if rank < 0 else [rank]
-        if rank >= record.spec.workers:
-            raise Usage(f"--rank {rank}: job {job} has {record.spec.workers} (from 0 on)")
-        out = printer(len(ranks), json)
-        if follow:
-            await follow_all(client, record, ranks, tail, out)
-            return
-        for each in ranks:
-            async with aclosing(read(client, record, each, tail, False, len(ranks) > 1)) as pieces:
-                async for piece in pieces:
-                    out(each, piece)
+        every = ranks_of(record)
+        if rank >= len(every):
+            raise Usage(f"--rank {rank}: job {job} has {len(every)} (from 0 on)")
+        ranks = every if rank < 0 else range(rank, rank + 1)
+        out = printer(record, ranks, json)
+        await (follow_all if follow else show_all)(client, record, ranks, tail, out)
 
     with_client(url, show)
 
 
-def printer(ranks: int, json: bool) -> Print:
-    """Write to stdout what comes: bytes of one rank as they are, lines of several with their rank
-    before them."""
+def ranks_of(record: JobRecord) -> range:
+    """The ranks of its present or last attempt; those that it asks for while it holds nothing."""
+    return range(processes(record) or record.spec.workers)
 
-    def plain(rank: int, data: bytes) -> None:
-        sys.stdout.buffer.write(f"rank {rank} | ".encode() + data + b"\n" if ranks > 1 else data)
+
+def place_of(record: JobRecord, rank: int) -> NodeId | None:
+    """The node on which the rank runs or ran; of a job that holds nothing, its first one."""
+    return node_of(record, rank) or record.node
+
+
+def printer(record: JobRecord, ranks: Sequence[int], json: bool) -> Print:
+    """Write to stdout what comes: bytes of one rank as they are, lines of several with their rank
+    before them, and the node where that is not the same for all."""
+    home = record.node if len(record.allocation) <= 1 else None
+
+    def plain(said: Said) -> None:
+        where = "" if said.node == home else f" on {said.node}"
+        whose = f"rank {said.rank}{where} | ".encode()
+        sys.stdout.buffer.write(whose + said.data + b"\n" if len(ranks) > 1 else said.data)
         sys.stdout.buffer.flush()
 
-    def document(rank: int, data: bytes) -> None:
-        for line in data.decode(errors="replace").splitlines() or [""]:
-            text = msgspec.json.encode({"rank": rank, "line": line})
+    def document(said: Said) -> None:
+        for line in said.data.decode(errors="replace").splitlines() or [""]:
+            text = msgspec.json.encode({"rank": said.rank, "node": said.node, "line": line})
             sys.stdout.buffer.write(text + b"\n")
         sys.stdout.buffer.flush()
 
@@ -113,22 +131,40 @@ async def started(client: Client, job: str, patient: bool) -> JobRecord:
         await client.clock.sleep_until(client.clock.now_s() + LOOK_S)
 
 
+async def show_all(
+    client: Client, record: JobRecord, ranks: Sequence[int], tail: int, out: Print
+) -> None:
+    """Print what there is, rank by rank. Raises the first error after all that can be shown."""
+    first: SlackwaterError | None = None
+    for rank in ranks:
+        try:
+            async with aclosing(read(client, record, rank, tail, False, len(ranks) > 1)) as pieces:
+                async for said in pieces:
+                    out(said)
+        except (Rejected, Retryable) as error:
+            if first is not None:
+                err.print(f"rank {rank}: {error}", markup=False)
+            first = first or error
+    if first is not None:
+        raise first
+
+
 async def follow_all(
     client: Client, record: JobRecord, ranks: Sequence[int], tail: int, out: Print
 ) -> None:
     """Print until the job has ended, or all of these ranks have."""
-    lines: asyncio.Queue[tuple[int, bytes]] = asyncio.Queue(QUEUE_LINES)
+    lines: asyncio.Queue[Said | None] = asyncio.Queue(QUEUE_LINES)
 
     async def one(rank: int) -> None:
         async with aclosing(read(client, record, rank, tail, True, len(ranks) > 1)) as pieces:
-            async for piece in pieces:
-                await lines.put((rank, piece))
+            async for said in pieces:
+                await lines.put(said)
 
     reading = asyncio.gather(*(one(rank) for rank in ranks))
-    reading.add_done_callback(lambda _: asyncio.ensure_future(lines.put((-1, b""))))
+    reading.add_done_callback(lambda _: asyncio.ensure_future(lines.put(None)))
     try:
-        while (said := await lines.get())[0] >= 0:
-            out(*said)
+        while (said := await lines.get()) is not None:
+            out(said)
         await reading
     finally:
         reading.cancel()
@@ -136,40 +172,54 @@ async def follow_all(
 
 async def read(
     client: Client, record: JobRecord, rank: int, tail: int, follow: bool, by_line: bool
-) -> AsyncGenerator[bytes, None]:
+) -> AsyncGenerator[Said, None]:
     """Yield what the rank printed; `by_line`: line by line, without the line feeds. `follow`: until
-    it has ended for good, through whatever happens to services and bus meanwhile."""
+    it has ended for good, through whatever happens to services and bus meanwhile, and on whichever
+    node it goes on. Raises Unavailable, Rejected."""
     worker = Worker(client, record, rank)
-    place: int | None = 0 if tail < 0 else None
+    places: dict[str, int | None] = {worker.node: 0 if tail < 0 else None}
     rest, until = b"", -1
     while True:
-        piece = await worker.piece(place, tail, follow)
-        if place is not None and piece.start > place:
-            lost = piece.start - place
-            err.print(f"rank {rank}: its first {lost} bytes are not kept", markup=False)
-        place = piece.start + len(piece.data)
-        until = piece.end if until < 0 else until
-        if by_line:
-            *whole, rest = (rest + piece.data).split(b"\n")
-            for line in whole:
-                yield line
-            if len(rest) > LINE_BYTES_MAX:
-                yield rest
-                rest = b""
-        elif piece.data:
-            yield piece.data
-        over = not piece.data or place >= until
-        if (over and not follow) or (follow and piece.ended and await _over(client, record, rank)):
-            if rest:
-                yield rest
-            return
-        if follow and piece.ended:
+        place = places.setdefault(worker.node, 0)
+        piece: LogPiece | None = None
+        try:
+            piece = await worker.piece(place, tail, follow)
+        except Rejected:
+            # A node knows no rank that it has not been told to start yet.
+            if not follow or await _over(client, record, rank):
+                raise
+        if piece is not None:
+            if place is not None and piece.start > place:
+                lost = piece.start - place
+                err.print(f"rank {rank}: its first {lost} bytes are not kept", markup=False)
+            place = places[worker.node] = piece.start + len(piece.data)
+            until = piece.end if until < 0 else until
+            if by_line:
+                *whole, rest = (rest + piece.data).split(b"\n")
+                for line in whole:
+                    yield Said(rank, worker.node, line)
+                if len(rest) > LINE_BYTES_MAX:
+                    yield Said(rank, worker.node, rest)
+                    rest = b""
+            elif piece.data:
+                yield Said(rank, worker.node, piece.data)
+            over = not follow and (not piece.data or place >= until)
+            if over or (follow and piece.ended and await _over(client, record, rank)):
+                if rest:
+                    yield Said(rank, worker.node, rest)
+                return
+        if piece is None or piece.ended:
             await client.clock.sleep_until(client.clock.now_s() + LOOK_S)
+            moved = await worker.moved()
+            if moved is not worker and rest:
+                yield Said(rank, worker.node, rest)
+                rest = b""
+            worker = moved
 
 
 async def _over(client: Client, record: JobRecord, rank: int) -> bool:
     """Tell whether the rank has ended for good. One that died may be started again, and goes on in
-    the same log."""
+    the same log, or on another node."""
     try:
         now = await client.job(record.spec.id)
     except Retryable:
@@ -178,14 +228,25 @@ async def _over(client: Client, record: JobRecord, rank: int) -> bool:
 
 
 class Worker:
-    """Asks the worker service of the job's machine for a rank's log."""
+    """Asks the worker service of a rank's machine for its log."""
 
     def __init__(self, client: Client, record: JobRecord, rank: int) -> None:
         self._client, self._record, self._rank = client, record, rank
-        self._id = record.node or ""
+        self.node: str = place_of(record, rank) or ""
+        self._id = self.node
         """The service's id: most often the name of its node."""
         self._heard = False
         self._told = False
+
+    async def moved(self) -> "Worker":
+        """Return who is to be asked now: another service, where the rank went to another node."""
+        try:
+            now = await self._client.job(self._record.spec.id)
+        except Retryable:
+            return self
+        node = node_of(now, self._rank)
+        same = node is None or node == self.node
+        return self if same else Worker(self._client, now, self._rank)
 
     async def piece(self, place: int | None, tail: int, patient: bool) -> LogPiece:
         """Ask for a piece. `patient`: wait for what will be printed, and for a service that is
@@ -214,7 +275,7 @@ class Worker:
 
     def _away(self) -> Unavailable:
         return Unavailable(
-            f"the worker service of node {self._record.node} does not answer: is the machine up? "
+            f"the worker service of node {self.node} does not answer: is the machine up? "
             f"The log is there, in jobs/{self._record.spec.id} of its state_dir"
         )
 
@@ -224,7 +285,7 @@ class Worker:
 
         async def beat(delivery: Delivery) -> None:
             found = codec.decode(delivery.payload, WorkerHeartbeat)
-            if found.node == self._record.node and not heard.done():
+            if found.node == self.node and not heard.done():
                 heard.set_result(found.id)
 
         pattern = subjects.telemetries("worker", what="heartbeat")
@@ -243,7 +304,7 @@ class Worker:
 async def last_lines(client: Client, record: JobRecord, rank: int, count: int) -> list[str]:
     """Return the last lines of a rank's log; none where its machine does not answer at once."""
     asked = ReadLog(job=record.spec.id, rank=rank, tail=count)
-    subject = subjects.command("worker", record.node or "", "log")
+    subject = subjects.command("worker", place_of(record, rank) or "", "log")
     try:
         raw = await client.bus.request(subject, codec.encode(asked), timeout_s=GLANCE_S)
     except Retryable:

@@ -41,8 +41,8 @@ async def _followed(client: Client, spec: JobSpec, json: bool) -> None:
         return
     try:
         record = await logs.started(client, spec.id, patient=True)
-        out = logs.printer(spec.workers, json)
-        await logs.follow_all(client, record, range(spec.workers), -1, out)
+        ranks = logs.ranks_of(record)
+        await logs.follow_all(client, record, ranks, -1, logs.printer(record, ranks, json))
     except Rejected as error:  # It ended before it was started: the record says more.
         err.print(str(error), markup=False)
 
@@ -51,7 +51,7 @@ async def _code(client: Client, record: JobRecord) -> int:
     """Choose the first failure's exit code: the other ranks are told to end then, so theirs come
     later, and are signals."""
     found: list[LogPiece] = []
-    for rank in range(record.spec.workers if record.node else 0):
+    for rank in logs.ranks_of(record) if record.node else ():
         try:
             piece = await logs.Worker(client, record, rank).piece(None, 0, patient=False)
         except (Rejected, Retryable) as error:

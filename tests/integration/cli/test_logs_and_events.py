@@ -154,7 +154,7 @@ def test_logs_after_the_end_and_what_there_is_none_of(site: Site) -> None:
     tail = site.run("logs", "e1", "--tail", "2").stdout.splitlines()
     assert tail == ["rank 0 | 5", "rank 0 | of rank 0", "rank 1 | 5", "rank 1 | of rank 1"]
     found = site.run("logs", "e1", "--rank", "0", "--tail", "1", "--json").stdout
-    assert json.loads(found) == {"rank": 0, "line": "of rank 0"}
+    assert json.loads(found) == {"rank": 0, "node": "w1", "line": "of rank 0"}
     described = site.run("job", "e1").stdout
     assert "rank 1 | of rank 1" in described
     assert "e1 completed" in described

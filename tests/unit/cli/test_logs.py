@@ -4,12 +4,14 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from pathlib import Path
+from typing import TypeVar
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slackwater.cli import logs
+from slackwater.cli import logs as logs_of
 from slackwater.common.base import codec, limits
 from slackwater.common.base.errors import Rejected, SlackwaterError, Unavailable
 from slackwater.common.bus.base import Delivery, Endpoint, ServiceInfo
@@ -59,9 +61,9 @@ class Site:
             await asyncio.sleep(limits.HEARTBEAT_S)
 
     async def read(self, *, follow: bool = False, by_line: bool = False, tail: int = -1) -> bytes:
-        reading = logs.read(self.client, self.record, 0, tail, follow, by_line)
+        reading = logs_of.read(self.client, self.record, 0, tail, follow, by_line)
         async with aclosing(reading) as pieces:
-            found = [piece async for piece in pieces]
+            found = [said.data async for said in pieces]
         return b"\n".join(found) if by_line else b"".join(found)
 
     async def _serve(self, name: str, subject: str, answer: Callable[[Delivery], Message]) -> None:
@@ -83,12 +85,15 @@ class Site:
         piece = self.log.read(place, size)
         ended = piece.start + len(piece.data) >= piece.end
         return LogPiece(
-            job="j1", rank=0, start=piece.start, data=piece.data, begin=piece.begin,
+            job="j1", rank=asked.rank, start=piece.start, data=piece.data, begin=piece.begin,
             end=piece.end, ended=ended,
         )  # fmt: skip
 
 
-def simulated(site: Callable[[], Site], program: Callable[[Site], Awaitable[None]]) -> None:
+AnySite = TypeVar("AnySite", bound=Site)
+
+
+def simulated(site: Callable[[], AnySite], program: Callable[[AnySite], Awaitable[None]]) -> None:
     async def run() -> None:
         await program(site())
 
@@ -195,7 +200,7 @@ def test_a_job_without_a_log_says_why(tmp_path: Path, record: JobRecord, why: st
     async def program(site: Site) -> None:
         await site.master()
         with pytest.raises(Rejected, match=why):
-            await logs.started(site.client, "j1", patient=False)
+            await logs_of.started(site.client, "j1", patient=False)
 
     simulated(lambda: Site(record, written(tmp_path, b"")), program)
 
@@ -209,6 +214,110 @@ def test_a_log_that_was_removed_is_said_to_be(tmp_path: Path) -> None:
         await site.worker()
         with pytest.raises(SlackwaterError, match="n1 has no log of it"):
             await site.read()
-        assert await logs.last_lines(site.client, gone, 0, 3) == []
+        assert await logs_of.last_lines(site.client, gone, 0, 3) == []
 
     simulated(lambda: Site(gone, written(tmp_path, b"")), program)
+
+
+GANG = JobSpec(id="j1", program=("train",), workers=3, gpus=6)
+SPREAD = JobRecord(
+    spec=GANG, state="running", node=NodeId("n1"),
+    allocation=((NodeId("n1"), 2), (NodeId("n2"), 4)),
+)  # fmt: skip
+
+
+class Nodes(Site):
+    """Several machines, each with a log for any rank that it was given."""
+
+    def __init__(self, record: JobRecord, logs: dict[tuple[str, int], RankLog]) -> None:
+        super().__init__(record, next(iter(logs.values())))
+        self.logs = logs
+        self.shown: list[logs_of.Said] = []
+
+    async def node(self, id: str) -> None:
+        def answer(delivery: Delivery) -> Message:
+            asked = codec.decode(delivery.payload, ReadLog)
+            if (id, asked.rank) not in self.logs:
+                return Refused(reason=f"{id} has no log of job j1, rank {asked.rank}")
+            self.log = self.logs[id, asked.rank]
+            return self._log(delivery)
+
+        await self._serve(f"worker-{id}", subjects.command("worker", id, "log"), answer)
+
+
+def gang(folder: Path, *places: tuple[str, int]) -> dict[tuple[str, int], RankLog]:
+    made = {}
+    for node, rank in places:
+        path = folder / node
+        path.mkdir(exist_ok=True)
+        (path / f"rank{rank}.log").write_text(f"{rank} was on {node}\n")
+        made[node, rank] = RankLog(path / f"rank{rank}.log")
+    return made
+
+
+def test_each_rank_of_a_gang_is_asked_for_on_its_own_node(
+    tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    """Two GPUs for each process: the first on n1, the others on n2."""
+    record = msgspec.structs.replace(SPREAD, state="completed")
+
+    async def program(site: Nodes) -> None:
+        await site.master()
+        for node in ("n1", "n2"):
+            await site.node(node)
+        ranks = logs_of.ranks_of(record)
+        assert list(ranks) == [0, 1, 2]
+        for show in (logs_of.show_all, logs_of.follow_all):
+            for json in (False, True):
+                await show(site.client, record, ranks, -1, logs_of.printer(record, ranks, json))
+        alone = logs_of.printer(record, [2], False)
+        await logs_of.show_all(site.client, record, [2], -1, alone)
+
+    simulated(lambda: Nodes(record, gang(tmp_path, ("n1", 0), ("n2", 1), ("n2", 2))), program)
+    shown = capsysbinary.readouterr().out.decode().splitlines()
+    places = [(0, "n1"), (1, "n2"), (2, "n2")]
+    plain = [f"rank {rank} on {node} | {rank} was on {node}" for rank, node in places]
+    documents = [
+        f'{{"rank":{rank},"node":"{node}","line":"{rank} was on {node}"}}' for rank, node in places
+    ]
+    assert shown[:6] == [*plain, *documents]
+    assert sorted(shown[6:-1]) == sorted([*plain, *documents])
+    assert shown[-1] == "2 was on n2"
+
+
+def test_a_machine_that_is_away_does_not_hide_the_other_ranks(tmp_path: Path) -> None:
+    async def program(site: Nodes) -> None:
+        await site.node("n2")
+        with pytest.raises(Unavailable, match="worker service of node n1 does not answer"):
+            await logs_of.show_all(site.client, SPREAD, range(3), -1, site.shown.append)
+        assert [(said.rank, said.node) for said in site.shown] == [(1, "n2"), (2, "n2")]
+
+    simulated(lambda: Nodes(SPREAD, gang(tmp_path, ("n2", 1), ("n2", 2))), program)
+
+
+def test_a_follower_goes_with_a_rank_to_another_node(tmp_path: Path) -> None:
+    """A policy moves the job: what the rank prints there comes after what it printed before."""
+    first = msgspec.structs.replace(SPREAD, allocation=((NodeId("n1"), 6),))
+    moved = msgspec.structs.replace(SPREAD, state="starting", attempt=1)
+
+    async def program(site: Nodes) -> None:
+        await site.master()
+        for node in ("n1", "n2"):
+            await site.node(node)
+
+        async def follow() -> None:
+            async with aclosing(logs_of.read(site.client, first, 1, -1, True, True)) as pieces:
+                site.shown = [said async for said in pieces]
+
+        following = asyncio.ensure_future(follow())
+        await asyncio.sleep(5.0)
+        site.record = moved
+        await asyncio.sleep(5.0)
+        assert not following.done(), "n2 has not started it yet"
+        site.logs |= gang(tmp_path, ("n2", 1))
+        await asyncio.sleep(5.0)
+        site.record = msgspec.structs.replace(moved, state="completed")
+        await following
+        assert site.shown == [(1, "n1", b"1 was on n1"), (1, "n2", b"1 was on n2")]
+
+    simulated(lambda: Nodes(first, gang(tmp_path, ("n1", 1))), program)
