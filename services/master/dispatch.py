@@ -15,7 +15,7 @@ from slackwater.common.base.effects import Log, StartTimer
 from slackwater.schemas.base import JobId
 from slackwater.schemas.jobs import JobRecord
 from slackwater.services.master.admission import Hold, named
-from slackwater.services.master.gangs import fits_processes
+from slackwater.services.master.gangs import fits_processes, gpus_each
 from slackwater.services.master.jobs import Job
 from slackwater.services.master.keys import DecisionDue
 from slackwater.services.master.lifecycle import advance, choose_devices, leave
@@ -124,13 +124,14 @@ def _carry_out(
     """False: admission held a start back, so that the policy is to decide anew."""
     names = schedule.snapshot.names
     concerned = []
+    schedule.split = {id: why for id, why in schedule.split.items() if id in schedule.snapshot.jobs}
     for id in decision.pause:
         job = state.jobs[id]
         preemptions = job.record.preemptions + 1
         leave(state, job, (), now_s, preemptions=preemptions, reason="its GPUs go to other jobs")
         concerned.append(job)
     for id, allocation in decision.resize.items():
-        if _feasible(schedule, state.jobs[id], allocation):
+        if _feasible(state, schedule, state.jobs[id], allocation, now_s):
             job = state.jobs[id]
             reallocations = job.record.reallocations + 1
             leave(state, job, names(allocation), now_s, reallocations=reallocations, reason="")
@@ -141,7 +142,7 @@ def _carry_out(
         job = state.jobs[id]
         if complete and holds.back(job):
             complete = False
-        if not complete or not _feasible(schedule, job, decision.start[id]):
+        if not complete or not _feasible(state, schedule, job, decision.start[id], now_s):
             schedule.snapshot.touch(id)
             continue
         _begin(state, job, decision.start[id], schedule, now_s)
@@ -170,8 +171,29 @@ def _begin(
     state.change(job, now_s, state_now, state=state_now, allocation=placed, **changes)
 
 
-def _feasible(schedule: Schedule, job: Job, allocation: Allocation) -> bool:
-    return fits_processes(job.record.spec, schedule.snapshot.names(allocation))
+def _feasible(
+    state: State, schedule: Schedule, job: Job, allocation: Allocation, now_s: float
+) -> bool:
+    """Whether every process finds its GPUs on one node. The user and the operator are told where
+    not: a policy knows a job's GPUs and not its processes."""
+    spec, placed = job.record.spec, schedule.snapshot.names(allocation)
+    if fits_processes(spec, placed):
+        schedule.split.pop(job.id, None)
+        return True
+    parts = " and ".join(f"{number} on {node}" for node, number in placed)
+    why = (
+        f"the policy {schedule.policy} gave it {parts}, which splits a process over nodes: each of "
+        f"its {spec.workers} processes has {gpus_each(spec)} GPUs of one node. It waits until it "
+        "many are idle together; submit it with a process for each GPU to run on any (rule: split)"
+    )
+    if schedule.split.get(job.id) != why:
+        schedule.split[job.id] = why
+        fields = {"job": job.id, "policy": schedule.policy, "reason": why}
+        state.out.append(Log("policy.splits-process", fields, "warning"))
+        if not job.record.allocation:
+            state.tell(job, "waiting", now_s, why)
+            schedule.told[job.id] = "told"
+    return False
 
 
 # Jobs that may not start --------------------------------------------------------------------------
@@ -316,6 +338,7 @@ def waits_for_gpus(state: State, now_s: float) -> dict[JobId, str]:
         held_by = f"; held by {by}{more}" if by and pending.rule != "size" else ""
         lacks = f"waits for {pending.resource}{held_by}"
         found[pending.job] = f"{lacks}: {pending.text} (rule: {pending.rule})"
+    found |= {id: why for id, why in schedule.split.items() if id in schedule.snapshot.waiting}
     for id, record in schedule.snapshot.hidden.items():
         if units_min(record) > schedule.largest:
             found[id] = (

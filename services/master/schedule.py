@@ -29,6 +29,8 @@ class Schedule:
     """Most that one job can be given, as of the last look."""
     told: dict[JobId, str] = field(default_factory=dict)
     """Waiting job -> the kind of reason that was last told."""
+    split: dict[JobId, str] = field(default_factory=dict)
+    """Job -> why what the policy gave it last was not carried out: it splits a process."""
     decisions: int = 0
     failures: int = 0
     """Decisions that the policy failed to make, or that could not be carried out."""

@@ -190,6 +190,27 @@ def test_a_job_that_waits_for_gpus_names_the_rule_the_resource_and_who_holds_it(
     assert harness.job("c").state == "starting"
 
 
+def test_a_process_that_a_policy_would_split_over_nodes_is_explained() -> None:
+    """Regression: such a start was left out without a word. Three GPUs a node, two a process."""
+    harness = GpuHarness(gpus=3)
+    asked = spec("a", workers=2, gpus=4)
+    effects = harness.ask(SubmitJob(spec=asked))
+    assert facts(effects) == ["pending", "waiting"]
+    told = only(effects, Log)
+    assert (told.event, told.level) == ("policy.splits-process", "warning")
+    said = "the policy fifo gave it 3 on n1 and 1 on n2, which splits a process over nodes"
+    assert said in harness.why("a")
+    assert "each of its 2 processes has 2 GPUs of one node" in harness.why("a")
+    assert harness.job("a").state == "pending"
+    again = [*harness.tick(), *harness.submit("b", 6)]
+    assert [fact for fact in facts(again) if fact == "waiting"] == []
+    assert not any(isinstance(effect, Log) for effect in again), "said once"
+    harness.ask(CancelJob(job="a"))
+    assert harness.job("b").state == "starting"
+    harness.tick()
+    assert harness.core.state.gpus.split == {}
+
+
 def test_jobs_that_wait_for_gpus_are_told_once_at_the_next_tick() -> None:
     """A policy explains all at once, so that a thousand submissions cost no thousand walks."""
     harness = GpuHarness()
