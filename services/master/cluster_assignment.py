@@ -20,6 +20,7 @@ from slackwater.schemas.placement import PlaceJob
 from slackwater.services.master.admission import limits_of
 from slackwater.services.master.explain import NO_CONTROLLER
 from slackwater.services.master.jobs import Job, unfit, unknown
+from slackwater.services.master.keys import Order
 from slackwater.services.master.lifecycle import advance, answer_waiting
 from slackwater.services.master.rerun import begin_again, ending
 from slackwater.services.master.state import JOBS_BUCKET, RETRY_S, State, held_back
@@ -142,7 +143,7 @@ def _registered(job: Job) -> JobRegistered:
 
 def _place(state: State, job: Job, now_s: float) -> None:
     """Step one of the placement, then the order to the chosen cluster's controller."""
-    if "place" in job.asked:
+    if Order("place") in job.asked:
         return
     if job.record.cluster is None:
         if job.by_hand and _held_back(state, job, now_s):
@@ -163,7 +164,7 @@ def _place(state: State, job: Job, now_s: float) -> None:
         aggregators_max=state.config.aggregators_max,
         run=job.record.run,
     )
-    state.ask(job, "place", subject, message)
+    state.ask(job, Order("place"), subject, message)
 
 
 def _held_back(state: State, job: Job, now_s: float) -> bool:

@@ -105,6 +105,7 @@ from slackwater.services.master.keys import (
     DecisionDue,
     HeldKey,
     LineKey,
+    Order,
     OrderKey,
     RankDue,
     TickDue,
@@ -318,7 +319,7 @@ class Master:
             case OrderKey(job=id, what=what) if (job := state.jobs.get(id)) is not None:
                 self._obeyed(job, what, message, now_s, final)
 
-    def _obeyed(self, job: Job, what: str, message: Message, now_s: float, final: bool) -> None:
+    def _obeyed(self, job: Job, what: Order, message: Message, now_s: float, final: bool) -> None:
         """Take the answer to an order. Not `final`: it was refused, and is repeated."""
         refused = message if isinstance(message, Refused) else None
         job.refusals.pop(what, None)
@@ -327,7 +328,7 @@ class Master:
         if not final:
             return
         job.asked.discard(what)
-        if what == "place":
+        if what.verb == "place":
             cluster_assignment.placed(self.state, job, refused)
         else:
             lifecycle.carried_out(self.state, job, what, refused, now_s)

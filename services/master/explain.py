@@ -17,6 +17,7 @@ from slackwater.schemas.jobs import JobRecord
 from slackwater.services.master.clusters import Clusters
 from slackwater.services.master.dispatch import room_of, waits_for_gpus, waits_here
 from slackwater.services.master.jobs import Job
+from slackwater.services.master.keys import Order
 from slackwater.services.master.missing_ranks import stall, unheard
 from slackwater.services.master.nodes import Room
 from slackwater.services.master.state import State
@@ -66,8 +67,8 @@ def _why(job: Job, clusters: Clusters, now_s: float) -> str:
             return f"waits for worker node {node}, which refused: {why}"
     if record.cluster is None:
         return _no_cluster(clusters, now_s) if job.tensors else ""
-    if "place" in job.refusals:
-        return f"controller {record.cluster} refused it: {job.refusals['place']}"
+    if why := job.refusals.get(Order("place")):
+        return f"controller {record.cluster} refused it: {why}"
     if clusters.silent(record.cluster, now_s):
         return (
             f"its controller {record.cluster} is not heard: what it has to decide waits; start it "

@@ -18,6 +18,7 @@ from slackwater.schemas.jobs import (
 )
 from slackwater.services.master.config import MasterConfig
 from slackwater.services.master.gangs import ranks_at
+from slackwater.services.master.keys import OF_PROCESSES, Order, Verb
 from slackwater.services.master.nodes import Nodes
 from slackwater.services.master.progress import Progress
 
@@ -33,12 +34,12 @@ class Job:
     placed: bool = False
     waiting: dict[int, int] = field(default_factory=dict)
     """Token -> rank of registrations that wait for the controller."""
-    asked: set[str] = field(default_factory=set)
-    """place, start, stop, release: requests on their way."""
-    told: set[str] = field(default_factory=set)
-    """Requests of these kinds that were carried out."""
-    refusals: dict[str, str] = field(default_factory=dict)
-    """Requests -> why the last one was refused, until one is carried out."""
+    asked: set[Order] = field(default_factory=set)
+    """Orders on their way."""
+    told: set[Order] = field(default_factory=set)
+    """Orders that were carried out."""
+    refusals: dict[Order, str] = field(default_factory=dict)
+    """Orders -> why each was refused last, until it is carried out."""
     reading: set[int] = field(default_factory=set)
     """Ranks whose logs' last lines were asked for."""
     heard_s: float = 0.0
@@ -87,18 +88,18 @@ class Job:
     def awaited(self, rank: int) -> bool:
         """Tell whether it died, and its node has not started it again yet."""
         again = self.record.restarts.get(str(rank), 0)
-        return bool(again) and f"again-{rank}-{again}" not in self.told
+        return bool(again) and Order("again", f"-{rank}-{again}") not in self.told
 
     @property
     def queued(self) -> bool:
         """Say whether it waits for worker nodes to start it."""
         return self.record.state in WAITING_STATES and not self.by_hand
 
-    def order(self, verb: str, node: NodeId) -> str:
+    def order(self, verb: Verb, node: NodeId) -> Order:
         """Name the order to a node that concerns the present attempt."""
         record = self.record
         attempt = "" if record.attempt == record.run else f"-{record.attempt}"
-        return f"{verb}{attempt}@{node}" if len(record.allocation) > 1 else f"{verb}{attempt}"
+        return Order(verb, f"{attempt}@{node}" if len(record.allocation) > 1 else attempt)
 
     @property
     def started(self) -> bool:
@@ -122,7 +123,7 @@ class Job:
 
     def next_attempt(self) -> None:
         """Drop what was known of the processes of the attempt before."""
-        self.told = {what for what in self.told if not what.startswith(("start", "again", "stop"))}
+        self.told = {order for order in self.told if order.verb not in OF_PROCESSES}
         self.refusals.clear()
         self.resting.clear()
         self.missing_since_s.clear()

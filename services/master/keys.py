@@ -1,17 +1,35 @@
 """Names of the master's requests and timers."""
 
 from dataclasses import dataclass
+from typing import Final, Literal, NamedTuple
 
 from slackwater.common.base.effects import EffectKey
 from slackwater.schemas.base import AggregatorId, JobId
 
+Verb = Literal["place", "release", "start", "again", "stop", "stranger"]
+"""`place` and `release` go to a job's controller, the others to worker nodes: start the processes
+of an attempt there, start one of them again, stop them, stop those of an attempt that moved on."""
+OF_PROCESSES: Final[frozenset[Verb]] = frozenset({"start", "again", "stop"})
+"""Carried out in the order in which they were sent, and void once the next attempt begins."""
+
+
+class Order(NamedTuple):
+    """An order about a job."""
+
+    verb: Verb
+    where: str = ""
+    """Which attempt, rank and node it concerns, where the job has several (`Job.order`)."""
+
+    def __str__(self) -> str:
+        return f"{self.verb}{self.where}"
+
 
 @dataclass(frozen=True, slots=True)
 class OrderKey(EffectKey):
-    """An order about a job, to its controller or a worker node. `what`: which (`Job.order`)."""
+    """An order about a job, to its controller or a worker node."""
 
     job: JobId
-    what: str
+    what: Order
 
 
 @dataclass(frozen=True, slots=True)

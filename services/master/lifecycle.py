@@ -26,6 +26,7 @@ from slackwater.services.master.gangs import (
     vacating,
 )
 from slackwater.services.master.jobs import Job
+from slackwater.services.master.keys import Order
 from slackwater.services.master.state import JOBS_BUCKET, State
 
 RESULTS_BYTES_MAX = limits.RECORD_BYTES_MAX * 3 // 4
@@ -82,7 +83,7 @@ def advance(state: State, job: Job) -> None:
     if job.ended and not record.released:
         if record.cluster is not None:
             subject = subjects.command("controller", record.cluster, "release")
-            state.ask(job, "release", subject, ReleaseJob(job=job.id, run=record.run))
+            state.ask(job, Order("release"), subject, ReleaseJob(job=job.id, run=record.run))
         _settle(state, job)
 
 
@@ -108,7 +109,8 @@ def _order_start(state: State, job: Job, node: NodeId, placed: tuple[int, ...]) 
     for rank in ranks:
         again = record.restarts.get(str(rank), 0)
         if again and rank not in job.resting:
-            state.ask(job, f"again-{rank}-{again}", subject, _start(record, node, (rank,)))
+            order = Order("again", f"-{rank}-{again}")
+            state.ask(job, order, subject, _start(record, node, (rank,)))
 
 
 def _start(record: JobRecord, node: NodeId, ranks: tuple[int, ...]) -> StartWorkers:
@@ -130,19 +132,19 @@ def _start(record: JobRecord, node: NodeId, ranks: tuple[int, ...]) -> StartWork
     )
 
 
-def carried_out(state: State, job: Job, what: str, refused: Refused | None, now_s: float) -> None:
+def carried_out(state: State, job: Job, what: Order, refused: Refused | None, now_s: float) -> None:
     """Take the answer to start, again, stop or release."""
     if refused is None:
         job.told.add(what)
-        if what.startswith("start") and job.record.state == "starting" and job.started:
+        if what.verb == "start" and job.record.state == "starting" and job.started:
             state.change(job, now_s, "running", state="running")
-        if what.startswith("stop"):
+        if what.verb == "stop":
             on_processes_gone(state, job, now_s)
         _settle(state, job)
-    elif what.startswith(("start", "again")) and refused.retry_after_s == 0.0 and not job.ended:
+    elif what.verb in ("start", "again") and refused.retry_after_s == 0.0 and not job.ended:
         end(state, job, "failed", f"it cannot be started: {refused.reason}", now_s)
     else:
-        fields = {"what": what, "job": job.id, "reason": refused.reason}
+        fields = {"what": str(what), "job": job.id, "reason": refused.reason}
         state.out.append(Log("ask.refused", fields, "warning"))
 
 
@@ -209,7 +211,8 @@ def stop_strangers(state: State, heartbeat: WorkerHeartbeat) -> None:
         if elsewhere and record.state in ("paused", "starting", "running"):
             stop = StopWorkers(job=id, attempt=record.attempt - 1)
             subject = _worker(state, heartbeat.node, "stop")
-            state.ask(job, f"stranger-{record.attempt}@{heartbeat.node}", subject, stop)
+            order = Order("stranger", f"-{record.attempt}@{heartbeat.node}")
+            state.ask(job, order, subject, stop)
 
 
 def _worker(state: State, node: NodeId, verb: str) -> str:
@@ -219,7 +222,7 @@ def _worker(state: State, node: NodeId, verb: str) -> str:
 def _settle(state: State, job: Job) -> None:
     """An ended job is settled when all who knew of it have let it go."""
     record = job.record
-    needed = {"release"} if record.cluster is not None else set()
+    needed = {Order("release")} if record.cluster is not None else set()
     if job.ended and not record.released and needed <= job.told and not job.unstopped:
         state.change(job, record.finished_s, released=True)
         _prune(state)

@@ -18,6 +18,7 @@ import msgspec
 from slackwater.schemas.base import CONFLICT, NOT_FOUND, RUNS_MAX, JobId, Message, Ok, Refused
 from slackwater.schemas.jobs import DeleteJob, JobInfo, JobRecord, JobSpec, RerunJob
 from slackwater.services.master.jobs import Job, unknown
+from slackwater.services.master.keys import Order
 from slackwater.services.master.state import State
 
 ENDING_RETRY_S: Final = 0.5
@@ -75,7 +76,7 @@ def ending(state: State, job: Job) -> Refused | None:
     if record.released and not job.asked:
         return None
     waits = [f"worker node {node} to say that its processes ended" for node in job.unstopped]
-    if record.cluster is not None and "release" not in job.told:
+    if record.cluster is not None and Order("release") not in job.told:
         waits.append(f"controller {record.cluster} to let its tensors go")
     for_whom = " and for ".join(waits) or "what it was asked for last"
     return Refused(

@@ -35,7 +35,7 @@ from slackwater.services.master.clusters import Clusters
 from slackwater.services.master.config import MasterConfig
 from slackwater.services.master.gangs import slots_held, vacating
 from slackwater.services.master.jobs import Job
-from slackwater.services.master.keys import OrderKey
+from slackwater.services.master.keys import OF_PROCESSES, Order, OrderKey
 from slackwater.services.master.nodes import Nodes
 from slackwater.services.master.pool import Pool
 from slackwater.services.master.schedule import Schedule
@@ -233,14 +233,14 @@ class State:
             )
         )
 
-    def ask(self, job: Job, what: str, subject: str, message: Message) -> None:
+    def ask(self, job: Job, what: Order, subject: str, message: Message) -> None:
         """Order it unless it is on its way, or was confirmed."""
         if what in job.asked or what in job.told:
             return
         job.asked.add(what)
         key = OrderKey(JobId(job.record.spec.id), what)
         # Start, stop: in order, or a start that is repeated late would follow the stop.
-        ordered = what.startswith(("start", "again", "stop"))
+        ordered = what.verb in OF_PROCESSES
         lane = f"{subject.rpartition('.')[0]}/{job.record.spec.id}" if ordered else ""
         self.out.append(
             Request(subject, message, key, lane=lane, budget_s=ASK_BUDGET_S, hear_refusals=True)

@@ -1,5 +1,6 @@
 """Jobs with GPUs, event by event: intended first, then stops, then starts once all have left."""
 
+import msgspec
 import pytest
 from tests.unit.services.master.test_master_core import Harness, facts, only, orders, spec
 
@@ -11,7 +12,7 @@ from slackwater.schemas.gpus import Gpu
 from slackwater.schemas.jobs import CancelJob, SubmitJob
 from slackwater.schemas.scheduling import GetPolicy, PolicyEvent, PolicyInfo, SetPolicy
 from slackwater.services.master.config import Tenant
-from slackwater.services.master.keys import OrderKey
+from slackwater.services.master.keys import Order, OrderKey, Verb
 
 
 class GpuHarness(Harness):
@@ -41,8 +42,10 @@ class GpuHarness(Harness):
 
     def confirm(self, what: str) -> list[object]:
         """`what`: order/job."""
-        order, job = what.split("/")
-        return list(self.step(Answered(OrderKey(JobId(job), order), Ok())))
+        order, _, job = what.partition("/")
+        verb, at, node = order.partition("@")
+        key = OrderKey(JobId(job), Order(msgspec.convert(verb, Verb), at + node))
+        return list(self.step(Answered(key, Ok())))
 
 
 def started(effects: list[object]) -> dict[str, tuple[str, ...]]:

@@ -66,7 +66,7 @@ from slackwater.schemas.telemetry import IterationsObserved, JobProfiled
 from slackwater.schemas.tenants import ListTenants, TenantInfo, TenantList
 from slackwater.services.master.config import MasterConfig, Tenant
 from slackwater.services.master.core import Master
-from slackwater.services.master.keys import OrderKey, TickDue
+from slackwater.services.master.keys import Order, OrderKey, TickDue
 from slackwater.services.master.shell import tenant_gauges
 
 MOST = MasterConfig().aggregators_max
@@ -233,7 +233,7 @@ def test_the_first_failure_fails_the_job_stops_the_others_and_keeps_the_reason()
     harness = Harness()
     submitted(harness, "a")
     harness.node()
-    harness.step(Answered(OrderKey(JobId("a"), "start"), Ok()))
+    harness.step(Answered(OrderKey(JobId("a"), Order("start")), Ok()))
     effects = harness.ask(
         WorkerExited(job="a", rank=1, node=NodeId("n1"), code=3, result="ValueError: bad")
     )
@@ -241,7 +241,7 @@ def test_the_first_failure_fails_the_job_stops_the_others_and_keeps_the_reason()
     assert harness.job("a").reason == "rank 1 on n1 ended with exit code 3: ValueError: bad"
     harness.ask(WorkerExited(job="a", rank=0, node=NodeId("n1"), code=-15))
     assert harness.job("a").state == "failed"
-    harness.step(Answered(OrderKey(JobId("a"), "stop"), Ok()))
+    harness.step(Answered(OrderKey(JobId("a"), Order("stop")), Ok()))
     assert harness.job("a").released
 
 
@@ -304,11 +304,13 @@ def test_a_job_says_which_cluster_it_waits_for_and_what_its_controller_refused()
     harness.node()
     submitted(harness, "a")
     harness.step(
-        Answered(OrderKey(JobId("a"), "start"), Refused(reason="n1 drains", retry_after_s=1.0))
+        Answered(
+            OrderKey(JobId("a"), Order("start")), Refused(reason="n1 drains", retry_after_s=1.0)
+        )
     )
     assert harness.why("a") == "waits for worker node n1, which refused: n1 drains"
     harness.tick()
-    harness.step(Answered(OrderKey(JobId("a"), "start"), Ok()))
+    harness.step(Answered(OrderKey(JobId("a"), Order("start")), Ok()))
     assert harness.why("a") == ""
     refused = harness.answer(RegisterJob(job="a", rank=0, tensors=TENSORS))
     assert isinstance(refused, Refused)
@@ -317,12 +319,13 @@ def test_a_job_says_which_cluster_it_waits_for_and_what_its_controller_refused()
     harness.ask(RegisterJob(job="a", rank=0, tensors=TENSORS))
     harness.step(
         Answered(
-            OrderKey(JobId("a"), "place"), Refused(reason="c0 has 10000 jobs", retry_after_s=5.0)
+            OrderKey(JobId("a"), Order("place")),
+            Refused(reason="c0 has 10000 jobs", retry_after_s=5.0),
         )
     )
     assert harness.why("a") == "controller c0 refused it: c0 has 10000 jobs"
     harness.ask(RegisterJob(job="a", rank=0, tensors=TENSORS))
-    harness.step(Answered(OrderKey(JobId("a"), "place"), Ok()))
+    harness.step(Answered(OrderKey(JobId("a"), Order("place")), Ok()))
     harness.report("c0", 1.0, waiting={"a": "waits for aggregators: 1 free"})
     assert harness.why("a") == "waits for aggregators: 1 free"
     harness.report("c0", 1.0)
@@ -341,7 +344,7 @@ def test_a_master_that_was_killed_orders_again_what_nobody_confirmed() -> None:
     assert first == [StartWorkers(job="a", ranks=(0, 1), workers=2, program=("train",))]
     assert harness.answer(CancelJob(job="a")) == Ok()
     assert orders(harness.restart()) == [StopWorkers(job="a")]
-    harness.step(Answered(OrderKey(JobId("a"), "stop"), Ok()))
+    harness.step(Answered(OrderKey(JobId("a"), Order("stop")), Ok()))
     assert orders(harness.restart()) == []
 
 
@@ -349,10 +352,12 @@ def test_a_start_that_can_never_be_carried_out_fails_the_job() -> None:
     harness = Harness()
     submitted(harness, "a")
     harness.node()
-    harness.step(Answered(OrderKey(JobId("a"), "start"), Refused(reason="busy", retry_after_s=1.0)))
+    harness.step(
+        Answered(OrderKey(JobId("a"), Order("start")), Refused(reason="busy", retry_after_s=1.0))
+    )
     assert harness.job("a").state == "running"
     assert orders(harness.tick()) != []
-    harness.step(Answered(OrderKey(JobId("a"), "start"), Refused(reason="no such program")))
+    harness.step(Answered(OrderKey(JobId("a"), Order("start")), Refused(reason="no such program")))
     assert harness.job("a").state == "failed"
     assert "no such program" in harness.job("a").reason
 
@@ -362,8 +367,8 @@ def test_ranks_and_nodes_that_vanish_fail_the_job_in_bounded_time() -> None:
     submitted(harness, "a")
     submitted(harness, "b")
     harness.node()
-    harness.step(Answered(OrderKey(JobId("a"), "start"), Ok()))
-    harness.step(Answered(OrderKey(JobId("b"), "start"), Ok()))
+    harness.step(Answered(OrderKey(JobId("a"), Order("start")), Ok()))
+    harness.step(Answered(OrderKey(JobId("b"), Order("start")), Ok()))
     for _ in range(8):
         harness.node(running=(("a", 0), ("b", 0), ("b", 1)))
         harness.tick()
@@ -407,7 +412,7 @@ def test_ranks_wait_for_the_controller_and_learn_the_cluster() -> None:
     assert harness.job("a").cluster == "c0"  # Ties go to the lowest id.
     second = harness.ask(RegisterJob(job="a", rank=1, tensors=TENSORS))
     assert second == []
-    placed = harness.step(Answered(OrderKey(JobId("a"), "place"), Ok()))
+    placed = harness.step(Answered(OrderKey(JobId("a"), Order("place")), Ok()))
     answers = [effect.message for effect in placed if isinstance(effect, Reply)]
     assert answers == [JobRegistered(job="a", cluster=ClusterId("c0"), workers=2)] * 2
     assert harness.answer(RegisterJob(job="a", rank=0, tensors=TENSORS)) == answers[0]
@@ -447,7 +452,7 @@ def test_on_whole_cores_a_program_registers_without_asking() -> None:
     harness.see(whole)
     effects = harness.ask(RegisterJob(job="a", rank=0, tensors=TENSORS))
     assert [type(each) for each in orders(effects)] == [PlaceJob]
-    harness.step(Answered(OrderKey(JobId("a"), "place"), Ok()))
+    harness.step(Answered(OrderKey(JobId("a"), Order("place")), Ok()))
     harness.see(heartbeat("a2", harness.now_s))  # A slow one joins: it is placed by now.
     again = harness.answer(RegisterJob(job="a", rank=1, tensors=TENSORS))
     assert isinstance(again, JobRegistered)
@@ -475,13 +480,13 @@ def test_a_program_started_by_hand_is_admitted_with_its_spec_and_finishes_by_its
     by_hand = spec("h", program=())
     effects = harness.ask(RegisterJob(job="h", rank=0, tensors=TENSORS, spec=by_hand))
     assert orders(effects) == [PlaceJob(spec=by_hand, tensors=TENSORS, aggregators_max=MOST)]
-    harness.step(Answered(OrderKey(JobId("h"), "place"), Ok()))
+    harness.step(Answered(OrderKey(JobId("h"), Order("place")), Ok()))
     assert harness.answer(FinishJob(job="h", rank=0, result="1")) == Ok()
     done = harness.ask(FinishJob(job="h", rank=1))
     assert harness.job("h").state == "completed"
     assert orders(done) == [ReleaseJob(job="h")]
     assert not harness.job("h").released
-    harness.step(Answered(OrderKey(JobId("h"), "release"), Ok()))
+    harness.step(Answered(OrderKey(JobId("h"), Order("release")), Ok()))
     assert harness.job("h").released
 
 
@@ -747,7 +752,7 @@ def test_a_worker_s_longest_refusal_becomes_a_record_that_can_be_read_back() -> 
     harness = Harness()
     submitted(harness, "a")
     harness.node()
-    harness.step(Answered(OrderKey(JobId("a"), "start"), Refused(reason="x" * 4096)))
+    harness.step(Answered(OrderKey(JobId("a"), Order("start")), Refused(reason="x" * 4096)))
     record = harness.job("a")
     assert record.reason.startswith("it cannot be started: xxx")
     assert codec.decode_record(codec.encode_record(record, 1), JobRecord, "a")[0] == record

@@ -9,7 +9,7 @@ from slackwater.schemas.cluster import WorkerExited
 from slackwater.schemas.jobs import AskMissing, CancelJob, MissingRanks, RegisterJob
 from slackwater.schemas.logs import LogPiece, ReadLog
 from slackwater.schemas.telemetry import IterationsObserved
-from slackwater.services.master.keys import OrderKey
+from slackwater.services.master.keys import Order, OrderKey
 
 
 def observed(rank: int, iteration: int) -> IterationsObserved:
@@ -23,7 +23,7 @@ def running(**spec: int) -> Harness:
     harness = Harness()
     submitted(harness, "a", iterations=20, **spec)
     harness.node()
-    harness.step(Answered(OrderKey(JobId("a"), "start"), Ok()))
+    harness.step(Answered(OrderKey(JobId("a"), Order("start")), Ok()))
     for rank in (0, 1):
         harness.see(observed(rank, 13))
     return harness
@@ -106,7 +106,7 @@ def test_a_rank_that_is_being_started_again_is_given_its_time() -> None:
     told = ask(harness, 2.0)
     assert (told.final, told.restarting) == (False, True)
     assert told.reason.startswith("rank 1 died and is being started again (its attempt 2)")
-    harness.step(Answered(OrderKey(JobId("a"), "again-1-1"), Ok()))
+    harness.step(Answered(OrderKey(JobId("a"), Order("again", "-1-1")), Ok()))
     harness.now_s += 8.0
     told = ask(harness, 10.0)
     assert not told.restarting
@@ -135,7 +135,7 @@ def test_a_job_by_hand_of_which_nothing_is_heard_says_so_and_when_it_fails() -> 
     harness.report("c0", 1.0)
     for rank in (0, 1):
         harness.ask(RegisterJob(job="h", rank=rank, tensors=TENSORS, spec=spec("h", program=())))
-    harness.step(Answered(OrderKey(JobId("h"), "place"), Ok()))
+    harness.step(Answered(OrderKey(JobId("h"), Order("place")), Ok()))
     harness.now_s += 4.0
     harness.report("c0", 1.0)
     assert harness.why("h") == ""

@@ -37,7 +37,7 @@ from slackwater.schemas.jobs import (
     SubmitJob,
 )
 from slackwater.schemas.placement import PlaceJob, ReleaseJob
-from slackwater.services.master.keys import OrderKey
+from slackwater.services.master.keys import Order, OrderKey
 
 
 def exited(id: str, rank: int, code: int = 0, run: int = 0) -> WorkerExited:
@@ -49,9 +49,9 @@ def failed(harness: Harness, id: str = "a") -> None:
     """A job that ran, failed, and of which nothing is left."""
     submitted(harness, id)
     harness.node()
-    harness.step(Answered(OrderKey(JobId(id), "start"), Ok()))
+    harness.step(Answered(OrderKey(JobId(id), Order("start")), Ok()))
     harness.ask(exited(id, 1, code=3))
-    harness.step(Answered(OrderKey(JobId(id), "stop"), Ok()))
+    harness.step(Answered(OrderKey(JobId(id), Order("stop")), Ok()))
     assert harness.job(id).released
 
 
@@ -94,8 +94,8 @@ def test_a_rerun_waits_until_nothing_of_the_former_run_is_left() -> None:
     harness.ask(exited("a", 1, code=3))
     waits = refused(harness.answer(RerunJob(job="a", run=1)), "worker node n1", "processes ended")
     assert waits.retry_after_s > 0
-    harness.step(Answered(OrderKey(JobId("a"), "start"), Ok()))
-    harness.step(Answered(OrderKey(JobId("a"), "stop"), Ok()))
+    harness.step(Answered(OrderKey(JobId("a"), Order("start")), Ok()))
+    harness.step(Answered(OrderKey(JobId("a"), Order("stop")), Ok()))
     assert isinstance(harness.answer(RerunJob(job="a", run=1)), JobInfo)
 
 
@@ -109,7 +109,7 @@ def test_what_cannot_run_again_is_refused_with_the_remedy() -> None:
     harness.report("c0", 1.0)
     by_hand = spec("h", program=(), workers=1)
     harness.ask(RegisterJob(job="h", rank=0, tensors=TENSORS, spec=by_hand))
-    harness.step(Answered(OrderKey(JobId("h"), "place"), Ok()))
+    harness.step(Answered(OrderKey(JobId("h"), Order("place")), Ok()))
     harness.ask(FinishJob(job="h", rank=0))
     refused(harness.answer(RerunJob(job="h", run=1)), "started by its user", "delete h")
 
@@ -133,7 +133,7 @@ def test_all_orders_of_a_run_carry_its_number() -> None:
     harness.ask(RerunJob(job="a", run=1))
     place = orders(harness.ask(RegisterJob(job="a", rank=0, tensors=TENSORS)))
     assert [order.run for order in place if isinstance(order, PlaceJob)] == [1]
-    harness.step(Answered(OrderKey(JobId("a"), "place"), Ok()))
+    harness.step(Answered(OrderKey(JobId("a"), Order("place")), Ok()))
     told = orders(harness.ask(CancelJob(job="a")))
     assert StopWorkers(job="a", run=1, attempt=1) in told
     assert ReleaseJob(job="a", run=1) in told
@@ -175,8 +175,8 @@ def test_a_deleted_job_still_ends_and_its_id_is_free_after_that() -> None:
     assert harness.answer(DeleteJob(job="a")) == Ok()
     waits = refused(harness.answer(SubmitJob(spec=spec("a", workers=1))), "still ending")
     assert waits.retry_after_s > 0
-    harness.step(Answered(OrderKey(JobId("a"), "start"), Ok()))
-    harness.step(Answered(OrderKey(JobId("a"), "stop"), Ok()))
+    harness.step(Answered(OrderKey(JobId("a"), Order("start")), Ok()))
+    harness.step(Answered(OrderKey(JobId("a"), Order("stop")), Ok()))
     assert isinstance(harness.answer(SubmitJob(spec=spec("a", workers=1))), JobAccepted)
 
 
@@ -187,10 +187,10 @@ def test_a_job_started_by_hand_is_registered_anew_after_it_was_deleted() -> None
     for run in range(2):
         effects = harness.ask(RegisterJob(job="h", rank=0, tensors=TENSORS, spec=by_hand))
         assert [order.run for order in orders(effects) if isinstance(order, PlaceJob)] == [run]
-        answered = harness.step(Answered(OrderKey(JobId("h"), "place"), Ok()))
+        answered = harness.step(Answered(OrderKey(JobId("h"), Order("place")), Ok()))
         assert isinstance(only(answered, Reply).message, JobRegistered)
         harness.ask(FinishJob(job="h", rank=0))
-        harness.step(Answered(OrderKey(JobId("h"), "release"), Ok()))
+        harness.step(Answered(OrderKey(JobId("h"), Order("release")), Ok()))
         assert harness.answer(DeleteJob(job="h")) == Ok()
 
 

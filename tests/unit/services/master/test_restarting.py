@@ -12,7 +12,7 @@ from tests.unit.services.master.test_master_core import (
 from slackwater.common.base.effects import Answered, Persist, Reply, StartTimer, TimerFired
 from slackwater.schemas.base import JobId, NodeId, Ok
 from slackwater.schemas.cluster import StartWorkers, StopWorkers, WorkerExited
-from slackwater.services.master.keys import OrderKey, RankDue
+from slackwater.services.master.keys import Order, OrderKey, RankDue
 from slackwater.services.master.rank_restarts import WAIT_S_MAX, death
 
 
@@ -26,7 +26,7 @@ def running(restarts: int) -> Harness:
     harness = Harness()
     submitted(harness, "a", restarts=restarts)
     harness.node()
-    harness.step(Answered(OrderKey(JobId("a"), "start"), Ok()))
+    harness.step(Answered(OrderKey(JobId("a"), Order("start")), Ok()))
     return harness
 
 
@@ -48,7 +48,7 @@ def test_a_rank_that_dies_is_started_again_and_the_job_runs_on() -> None:
     assert harness.job("a").restarts == {"1": 1}
     assert orders(harness.step(TimerFired(timer.key))) == [again(1, 1)]
     assert orders(harness.tick()) == []  # It is on its way.
-    harness.step(Answered(OrderKey(JobId("a"), "again-1-1"), Ok()))
+    harness.step(Answered(OrderKey(JobId("a"), Order("again", "-1-1")), Ok()))
     for rank, attempt in ((0, 0), (1, 1)):
         harness.ask(exited(rank, 0, "{}", attempt))
     assert harness.job("a").state == "completed"
@@ -94,7 +94,7 @@ def test_a_rank_that_is_about_to_start_again_has_not_vanished() -> None:
         harness.tick()
     assert harness.job("a").state == "running"
     harness.step(TimerFired(RankDue(JobId("a"), 1)))
-    harness.step(Answered(OrderKey(JobId("a"), "again-1-1"), Ok()))
+    harness.step(Answered(OrderKey(JobId("a"), Order("again", "-1-1")), Ok()))
     for _ in range(20):
         harness.node(running=(("a", 0),))
         harness.tick()

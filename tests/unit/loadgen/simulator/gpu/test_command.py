@@ -282,7 +282,8 @@ c,10,4,1000,b,1
     [
         ("harmony", ("--quotas", "a=4,b=4"), "harmony does not keep tenants' quotas"),
         (
-            "pollux", ("--quotas", "a=4,b=4", "--no-borrowing", "--set", "pollux.scale=true"),
+            "pollux",
+            ("--quotas", "a=4,b=4", "--no-borrowing", "--set", "pollux.scale=true"),
             "pollux does not keep .* quotas",
         ),
         ("pollux", ("--priorities",), "pollux knows no priorities, and job c has priority 1"),
