@@ -48,18 +48,20 @@ class Decided:
     """(job, allocation) by job."""
 
 
-def record(scheduler: Scheduler, into: list[Decided], since_s: float = 0.0) -> None:
-    """Note each decision that changes something."""
-    decide = scheduler.decide
+class NotingScheduler(Scheduler):
+    """A scheduler as another one was made, which notes each decision that changes something."""
 
-    def noted(view: View) -> Decision:
-        decision = decide(view)
+    def __init__(self, like: Scheduler, into: list[Decided], since_s: float = 0.0) -> None:
+        super().__init__(like.policy, like.rules)
+        self._into, self._since_s = into, since_s
+
+    def decide(self, view: View) -> Decision:
+        decision = super().decide(view)
         changed = {**decision.start, **decision.resize, **dict.fromkeys(decision.pause, ())}
         if changed:
-            into.append(Decided(view.now_s - since_s, tuple(sorted(changed.items()))))
+            at_s = view.now_s - self._since_s
+            self._into.append(Decided(at_s, tuple(sorted(changed.items()))))
         return decision
-
-    scheduler.decide = noted  # type: ignore[method-assign]
 
 
 class Work(Protocol):
@@ -156,7 +158,8 @@ class GpuCluster(Services):
     def _master(self, config: MasterConfig, world: World) -> ServiceDefinition:
         made = master_definition(config, world, self.durations)
         assert isinstance(made.core, Master)
-        record(made.core.state.gpus.scheduler, self.decided, self.began_s)
+        gpus = made.core.state.gpus
+        gpus.scheduler = NotingScheduler(gpus.scheduler, self.decided, self.began_s)
         return dataclasses.replace(made, tasks=())
 
     def _worker(self, name: str, gpus: int) -> Callable[[World], ServiceDefinition]:
@@ -217,6 +220,7 @@ async def gpu_cluster(*arguments: Any, **options: Any) -> AsyncIterator[GpuClust
     cluster = GpuCluster(*arguments, **options)
     for name in cluster.definitions:
         cluster.start(name)
+    cluster.spawn(cluster.watch_indexes())
     try:
         yield cluster
         cluster.raise_failures()

@@ -6,7 +6,7 @@ every update applied once                 by every program, of every version tha
 no aggregator over its cycle              `CycleWatch`; by deadline: no task that may be late
 no job beyond its loss limit for longer
 than the feedback window                  `LossWatch`
-every index as its records say            `IndexWatch`
+every index as its records say            `IndexWatch`; in smaller simulations `watch_indexes`
 no allocation leaked                      `LeakWatch`, `check_settled`, `check_empty`
 """
 
@@ -18,7 +18,6 @@ from slackwater.common.domains.models.iterations import mean_s
 from slackwater.loadgen.simulator.pool.checker import Overdue, overfilled
 from slackwater.schemas.base import AggregatorId, JobId
 from slackwater.services.controller.core import Controller
-from slackwater.services.controller.invariants import check_invariants
 from slackwater.services.controller.snapshot import cluster_view
 from slackwater.services.controller.state import Job as Placed
 
@@ -73,10 +72,7 @@ class IndexWatch:
     system: System
 
     def check(self) -> None:
-        if self.system.master is not None:
-            self.system.master.state.check_invariants()
-        for controller in controllers(self.system):
-            check_invariants(controller.state)
+        self.system.check_indexes()
         for id in self.system.lives.ids:
             self.system.lives.lives[id].aggregator.core.check_invariants()
 

@@ -448,8 +448,10 @@ async def plane(
     await made.watch()
     for name in made.definitions:
         made.start(name)
+    made.spawn(made.watch_indexes())
     try:
         yield made
+        made.raise_failures()
     finally:
         await made.stop()
 

@@ -10,6 +10,7 @@ from slackwater.common.shell import ServiceDefinition, run_service
 from slackwater.common.shell.world import SimWorld, World
 from slackwater.schemas.base import AggregatorId, JobId
 from slackwater.services.controller.core import Controller
+from slackwater.services.controller.invariants import check_invariants
 from slackwater.services.master.core import Master
 
 Held = Mapping[tuple[JobId, int], list[tuple[AggregatorId, int]]]
@@ -85,6 +86,19 @@ class Services:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def check_indexes(self) -> None:
+        """Every core's indexes and sums are what its records say, at any moment."""
+        if self.master is not None:
+            self.master.state.check_invariants()
+        for name in sorted(self.controllers):
+            check_invariants(self.controllers[name].state)
+
+    async def watch_indexes(self) -> None:
+        """Check them every second for as long as the simulation lasts; a failure is noted."""
+        while True:
+            await asyncio.sleep(1.0)
+            self.check_indexes()
 
     def allocated(self) -> set[AggregatorId]:
         assert self.master is not None

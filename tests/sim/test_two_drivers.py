@@ -18,10 +18,10 @@ from tests.sim.gpu_cluster import (
     Decided,
     GpuCluster,
     Lasting,
+    NotingScheduler,
     Training,
     Work,
     gpu_cluster,
-    record,
 )
 
 from slackwater.common.bus.memory import SeededFaults
@@ -75,7 +75,7 @@ def simulated(
     asked = make(policy, SETTINGS.get(policy))
     cluster = Cluster([(GPUS, "fake")] * NODES)
     engine = Engine(jobs, cluster, asked, model or FixedModel())
-    record(engine._scheduler, decided)
+    engine._scheduler = NotingScheduler(engine._scheduler, decided)
     result = engine.run()
     instants = [job.submit_s for job in jobs] + [outcome.end_s for outcome in result.outcomes]
     if round_s:
