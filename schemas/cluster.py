@@ -189,11 +189,14 @@ class AdoptAggregators(Message, kw_only=True, frozen=True, tag="aggregator.adopt
     aggregators: Aggregators
 
 
+AllocationFact = Literal["allocated", "released", "lost", "returned", "adopted"]
+
+
 class AllocationEvent(Message, kw_only=True, frozen=True, tag="aggregator.event"):
     """sw.v1.evt.aggregator.<id>.allocated | released | lost | returned | adopted."""
 
     aggregator: AggregatorId
-    fact: Literal["allocated", "released", "lost", "returned", "adopted"]
+    fact: AllocationFact
     cluster: ClusterId | None
     temporary_for: MaybeId = ""
     in_use: Count

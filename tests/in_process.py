@@ -7,6 +7,7 @@ is done as late as possible, when somebody waits. The parameters that the next f
 spoiled as early as possible. So a program that reads too early or too late is found out.
 """
 
+import asyncio
 import os
 import threading
 import time
@@ -201,6 +202,16 @@ class _PromptTalk(Talk):
         self.send(frames.encode_dones([entry]))
 
 
+class _Monotonic:
+    """The clock by which a local session calls its core."""
+
+    def now_s(self) -> float:
+        return time.monotonic()
+
+    async def sleep_until(self, at_s: float) -> None:
+        await asyncio.sleep(at_s - self.now_s())
+
+
 class LocalSession(Session):
     """An Agent's shell without a loop: what it would wait for is done at once, under one lock."""
 
@@ -208,7 +219,7 @@ class LocalSession(Session):
         super().__init__(*arguments, **options)
         self.cluster = cluster
         self.talk: Talk
-        self._begin(SimpleNamespace(now_s=time.monotonic))  # type: ignore[arg-type]
+        self._begin(_Monotonic())
 
     # The program's side ---------------------------------------------------------------------------
 

@@ -128,7 +128,7 @@ class Background(Tasks):
         def call(*arguments: Any) -> None:
             try:
                 function(*arguments)
-            except Exception as error:
+            except Exception as error:  # A loop would log it and go on: here it is kept.
                 self.fail(getattr(function, "__qualname__", repr(function)), error)
 
         return call

@@ -60,7 +60,7 @@ class EndpointWorker:
         began_s = perf_counter()
         try:
             answer = self._respond(delivery)
-        except Exception as error:
+        except Exception as error:  # A responder may be anybody's: who asks is told.
             answer = self._failed(delivery, error)
         if not isinstance(answer, (bytes, Failed)):
             task = self._loop.create_task(self._finish(answer, delivery, reply_to, began_s))
@@ -107,7 +107,7 @@ class EndpointWorker:
         try:
             try:
                 answer = await awaited
-            except Exception as error:
+            except Exception as error:  # As in `take`.
                 answer = self._failed(delivery, error)
             self._end(answer, began_s)
             await self._send(reply_to, answer, delivery.json)

@@ -72,7 +72,7 @@ def main(
         return _tell(f"{service} {id}", error, exit_code(error))
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
-    except Exception as error:
+    except Exception as error:  # A bug: it is logged, and the supervisor starts it anew.
         structlog.get_logger().exception("failed", reason=repr(error))
         return EX_FAILED
 

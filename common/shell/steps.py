@@ -153,7 +153,7 @@ class Steps:
         try:
             effects = self._core.step(event, self._clock.now_s())
             values = self._encoded(effects)
-        except Exception as error:
+        except Exception as error:  # A broken invariant: what comes from outside is refused now.
             if not from_outside(event):
                 if isinstance(error, Rejected):  # Ours: another life may decide otherwise.
                     raise Fatal(f"{type(event).__name__}: {error}") from error

@@ -401,7 +401,7 @@ class SocketChannel(ABC):
             self._reply(wire.pack(wire.ACCEPTED, offset=request))
         except SlackwaterError as error:
             self._reply(wire.pack_refusal(error, offset=request))
-        except Exception as error:
+        except Exception as error:  # A caller's callback: the giver is told.
             self._reply(wire.pack_refusal(Unavailable("on_handover failed"), offset=request))
             self._report("on_handover failed", error)
 

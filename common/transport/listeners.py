@@ -180,7 +180,7 @@ class Accepted:
             raise
         except Rejected as error:
             raise AccessRefused(str(error)) from error
-        except Exception as error:
+        except Exception as error:  # A caller's callback: it costs this peer, not the listener.
             _report("accept failed", error)
             raise Unavailable("the listener could not look at the hello") from error
 
@@ -194,7 +194,7 @@ class Accepted:
             await self._on_channel(channel)
         except Unavailable:
             await channel.close()  # How a handler ends whose peer is gone.
-        except Exception as error:
+        except Exception as error:  # A caller's callback, as above.
             _report("on_channel failed", error)
             await channel.close()
 

@@ -305,7 +305,7 @@ class MemoryChannel:
         except SlackwaterError as error:
             answer.set_exception(error)
             answer.exception()  # The giver may be gone.
-        except Exception as error:
+        except Exception as error:  # A caller's callback: the giver is told.
             answer.set_exception(Unavailable("on_handover failed"))
             answer.exception()
             self._loop.call_exception_handler(

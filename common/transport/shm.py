@@ -301,7 +301,7 @@ class ShmChannel(SocketChannel):
             else:
                 await asyncio.to_thread(work, offset, nbytes)
             self._reply(wire.pack(wire.ACCEPTED, offset=header.offset))
-        except Exception as error:
+        except Exception as error:  # A device's library raises many kinds: the peer is told.
             self._reply(wire.pack_refusal(Unavailable("staging failed"), offset=header.offset))
             if not region.closed:
                 self._report("staging failed", error)

@@ -195,7 +195,7 @@ class ServingEnd:
         error: Exception | None
         try:
             error = self._serve()
-        except Exception as failed:
+        except Exception as failed:  # The thread's end: the channel says why.
             error = Unavailable(f"the channel's own region failed: {failed!r}")
         with contextlib.suppress(RuntimeError):  # The loop is over, and the channel with it.
             self._loop.call_soon_threadsafe(self._ended, error)

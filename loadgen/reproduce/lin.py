@@ -164,14 +164,13 @@ Cells = Mapping[tuple[str, str, float], Cell]
 def claims(cells: Cells, title: str, command: str) -> list[Row]:
     """Put section V-B's words and curves about malleable and moldable jobs into numbers."""
 
+    def response_days(what: str, load: float) -> float:
+        policy, mode = what.split()
+        return cells[policy, mode, load].response_days
+
     def below(over: str, under: str, loads: tuple[float, ...], goal: str, bound: float) -> Row:
         """`over` and `under`: "policy mode". The load at which their ratio is largest counts."""
-        policies = [tuple(what.split()) for what in (over, under)]
-        ratios = {
-            load: cells[(*policies[0], load)].response_days  # type: ignore[index]
-            / cells[(*policies[1], load)].response_days  # type: ignore[index]
-            for load in loads
-        }
+        ratios = {load: response_days(over, load) / response_days(under, load) for load in loads}
         worst = max(ratios, key=lambda load: ratios[load])
         beyond = [f"{load}" for load in loads if ratios[load] > bound]
         ours = f"{ratios[worst]:.3f} at load {worst}"

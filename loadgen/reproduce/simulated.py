@@ -1,11 +1,28 @@
 """One run of `loadgen simulate` from Python, and the command that does the same."""
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypedDict
 
 from slackwater.loadgen.simulator.gpu.metrics import JobFigures, Summary
 from slackwater.loadgen.simulator.gpu.options import Options
 from slackwater.loadgen.simulator.gpu.runner import Task, run
+
+
+class Given(TypedDict, total=False):
+    """Fields of `Options` that published runs set."""
+
+    trace: str
+    seed: int
+    start: str
+    end: str
+    rebase: bool
+    nodes: int
+    gpus_per_node: int
+    overhead: Literal["full", "none"]
+    start_s: float
+    restart_s: float
+    colocate: int
+    settings: tuple[str, ...]
 
 
 class Run(NamedTuple):
@@ -14,9 +31,8 @@ class Run(NamedTuple):
     command: str
 
 
-def simulate(policy: str, **given: object) -> Run:
-    """`given`: fields of `Options`, which checks their names."""
-    options = Options(policies=(policy,), **given)  # type: ignore[arg-type]
+def simulate(policy: str, given: Given) -> Run:
+    options = Options(policies=(policy,), **given)
     words = ["loadgen simulate", Path(options.trace).name, f"--policy {policy}"]
     for name, value in given.items():
         if name == "settings":

@@ -19,7 +19,7 @@ from typing import Final
 
 from slackwater.loadgen.reproduce import tiresias_sensitivity as sensitivity
 from slackwater.loadgen.reproduce import tiresias_testbed as testbed
-from slackwater.loadgen.reproduce.simulated import Run, simulate
+from slackwater.loadgen.reproduce.simulated import Given, Run, simulate
 from slackwater.loadgen.reproduce.tiresias_sensitivity import PHILLY, WEEK
 from slackwater.loadgen.reproduce.verdict import (
     MISSED,
@@ -94,11 +94,14 @@ def exact_tables(traces: Path) -> Iterator[Row]:
     """Average / p95 JCT (s), equal to the integer second"""
     for figures, source in ((TABLE, "public simulator, run by us"), (LOOP, "own second program")):
         for (path, gpus), policies in figures.items():
-            span = WEEK if path == PHILLY else {}
+            span: Given = WEEK if path == PHILLY else {}
             for policy, theirs in policies.items():
                 found = simulate(
-                    policy, trace=str(traces / path), nodes=1, gpus_per_node=gpus,
-                    overhead="none", **span,
+                    policy,
+                    {
+                        "trace": str(traces / path), "nodes": 1, "gpus_per_node": gpus,
+                        "overhead": "none", **span,
+                    },
                 )  # fmt: skip
                 name = "Philly week" if path == PHILLY else path
                 yield equal(f"{name}, {gpus} GPUs, {policy}", found, theirs, source)
@@ -111,15 +114,15 @@ def two_dimensional(traces: Path) -> Iterator[Row]:
         ("elasticflow-itp/cluster02.csv", 96, 37_197, 0.84),
         ("muri/trace3.csv", 64, 315_223, 1.32),
     ):
-        world = {
+        world: Given = {
             "trace": str(traces / path), "nodes": 1, "gpus_per_node": gpus, "overhead": "none",
         }  # fmt: skip
-        las, _, command = simulate("tiresias-las", **world)
+        las, _, command = simulate("tiresias-las", world)
         label = f"{path}, tiresias-las (limits 3600 and 57600)"
         yield at_most(f"{label}, average JCT (s)", las.avg_jct_s, average_s, source, command)
         per_job = las.preemptions / las.jobs
         yield at_most(f"{label}, preemptions a job", per_job, preemptions, source, command)
-        gittins, _, command = simulate("tiresias-gittins", **world)
+        gittins, _, command = simulate("tiresias-gittins", world)
         yield Row(
             f"{path}, tiresias-gittins over tiresias-las, average JCT: its index orders the "
             "waiting jobs of one queue, or it is LAS",
@@ -129,14 +132,21 @@ def two_dimensional(traces: Path) -> Iterator[Row]:
     trace = str(traces / "muri/trace3.csv")
     for policy in ("srsf", "srtf"):
         found = simulate(
-            policy, trace=trace, nodes=8, gpus_per_node=8, start_s=30, restart_s=30, colocate=3
-        )
+            policy,
+            {
+                "trace": trace, "nodes": 8, "gpus_per_node": 8, "start_s": 30, "restart_s": 30,
+                "colocate": 3,
+            },
+        )  # fmt: skip
         label = f"trace3, co-located, {policy}, 30 s a start, average JCT (s)"
         yield at_most(label, found.summary.avg_jct_s, 83_242, source, found.command)
     for policy in ("srsf", "srtf", "tiresias-las", "tiresias-gittins"):
         found = simulate(
-            policy, trace=trace, nodes=1, gpus_per_node=64, overhead="none", colocate=3
-        )
+            policy,
+            {
+                "trace": trace, "nodes": 1, "gpus_per_node": 64, "overhead": "none", "colocate": 3,
+            },
+        )  # fmt: skip
         label = f"trace3, co-located, {policy}, starts and places free, average JCT (s)"
         yield Row(label, "-", f"{found.summary.avg_jct_s:,.0f}", "-", REPORTED, found.command)
 
@@ -144,7 +154,7 @@ def two_dimensional(traces: Path) -> Iterator[Row]:
 def philly_week(traces: Path) -> Iterator[Row]:
     """Tables 3.1 and 3.6, on a week of Philly (2017-10-09..15) and 432 GPUs"""
     found = {
-        policy: simulate(policy, trace=str(traces / PHILLY), **sensitivity.WORLD)
+        policy: simulate(policy, {"trace": str(traces / PHILLY), **sensitivity.WORLD})
         for policy in ("srsf", "tiresias-las", *TABLE_3_1, *TABLE_3_6)
     }
     kinds: tuple[tuple[str, dict[str, tuple[tuple[float, float, float], Better]]], ...] = (

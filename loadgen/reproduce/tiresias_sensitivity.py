@@ -9,12 +9,12 @@ from math import inf
 from pathlib import Path
 from typing import Final
 
-from slackwater.loadgen.reproduce.simulated import Run, simulate
+from slackwater.loadgen.reproduce.simulated import Given, Run, simulate
 from slackwater.loadgen.reproduce.verdict import TOLERANCE, Row, yes
 
 PHILLY: Final = "philly/philly_gpu_jobs_2017-09_10.csv"
-WEEK: Final[dict[str, object]] = {"start": "2017-10-09", "end": "2017-10-16"}
-WORLD: Final[dict[str, object]] = {"nodes": 1, "gpus_per_node": 432, "overhead": "none", **WEEK}
+WEEK: Final[Given] = {"start": "2017-10-09", "end": "2017-10-16"}
+WORLD: Final[Given] = {"nodes": 1, "gpus_per_node": 432, "overhead": "none", **WEEK}
 POLICIES: Final = ("tiresias-las", "tiresias-gittins")
 HOUR: Final = 3600
 LIMITS: Final = tuple(int(hours * HOUR) for hours in (0.5, 1, 2, 4, 8))
@@ -33,7 +33,7 @@ def rows(traces: Path) -> Iterator[Row]:
         settings = [f"{policy}.limits={','.join(map(str, limits))}"]
         if knob < inf:
             settings.append(f"{policy}.promote_knob={knob:g}")
-        return simulate(policy, trace=trace, settings=tuple(settings), **WORLD)
+        return simulate(policy, {"trace": trace, "settings": tuple(settings), **WORLD})
 
     for policy in POLICIES:
         runs = {limit: tiresias(policy, (limit,)) for limit in LIMITS}

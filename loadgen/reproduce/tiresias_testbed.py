@@ -6,6 +6,7 @@ them, and stand beside ours without one.
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Final
@@ -68,7 +69,7 @@ def rows(_traces: Path) -> Iterator[Row]:
         yield unlike(f"{policy}, makespan (s)", f"{seconds:,}", f"{found:,.0f}", WHY,
                      commands[policy])  # fmt: skip
     for policy, delays_s in QUEUEING_S.items():
-        parts = (average(policy, lambda run, part=part: _delay_s(run, part)) for part in _PARTS)  # type: ignore[misc]
+        parts = (average(policy, partial(_delay_s, part=part)) for part in _PARTS)
         yield unlike(f"{policy}, queueing of jobs on several GPUs: average, median, p95 (s)",
                      ", ".join(f"{s:,}" for s in delays_s), ", ".join(f"{s:,.0f}" for s in parts),
                      WHY, commands[policy])  # fmt: skip
@@ -87,8 +88,11 @@ def rows(_traces: Path) -> Iterator[Row]:
 def _run(policy: str, seed: int) -> Run:
     settings = (f"{policy}.limits={LIMIT}",) if policy in (LAS, "tiresias-gittins") else ()
     return simulate(
-        policy, seed=seed, trace="generate:tiresias", nodes=15, gpus_per_node=4, overhead="none",
-        settings=settings,
+        policy,
+        {
+            "seed": seed, "trace": "generate:tiresias", "nodes": 15, "gpus_per_node": 4,
+            "overhead": "none", "settings": settings,
+        },
     )  # fmt: skip
 
 

@@ -40,6 +40,7 @@ from slackwater.schemas.cluster import (
     AggregatorsAllocated,
     AllocateAggregators,
     AllocationEvent,
+    AllocationFact,
     DeallocateAggregators,
 )
 from slackwater.schemas.placement import BucketHeld, BucketsHeld, DropJob, ListBuckets
@@ -286,12 +287,12 @@ class Pool:
             and id not in self.unreadable
         )
 
-    def _event(self, record: AggregatorRecord, fact: str, now_s: float) -> Publish:
+    def _event(self, record: AggregatorRecord, fact: AllocationFact, now_s: float) -> Publish:
         return Publish(
             subjects.event("aggregator", record.id, fact),
             AllocationEvent(
                 aggregator=record.id,
-                fact=fact,  # type: ignore[arg-type]  # one of the Literal's words, see the callers
+                fact=fact,
                 cluster=record.cluster,
                 temporary_for=record.temporary_for or "",
                 in_use=self.in_use,

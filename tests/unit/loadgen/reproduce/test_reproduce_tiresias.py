@@ -14,8 +14,12 @@ from slackwater.loadgen.reproduce.verdict import UNLIKE
 @pytest.fixture(scope="module")
 def run() -> Run:
     return simulate(
-        "fifo", trace="generate:tiresias", nodes=15, gpus_per_node=4, overhead="none", seed=1
-    )
+        "fifo",
+        {
+            "trace": "generate:tiresias", "nodes": 15, "gpus_per_node": 4, "overhead": "none",
+            "seed": 1,
+        },
+    )  # fmt: skip
 
 
 def with_figures(run: Run, **figures: float) -> Run:
