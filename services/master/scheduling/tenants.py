@@ -17,13 +17,14 @@ A tenant's GPUs are chosen beside those that it holds, then on the emptiest mach
 
 from collections.abc import Collection, Mapping, Sequence
 from math import floor, inf
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 from msgspec.structs import replace
 
 from slackwater.common.base.errors import Rejected
 from slackwater.schemas.base import JobId
+from slackwater.schemas.scheduling import POLICY_FACTS_BYTES_MAX
 from slackwater.services.master.scheduling.validation import PlanRefused, validate
 from slackwater.services.master.scheduling.view import (
     Allocation,
@@ -39,6 +40,8 @@ from slackwater.services.master.scheduling.view import (
     shrunk,
 )
 
+_FACTS_FRAME_BYTES: Final = 16
+"""At most so many bytes beside the names and facts themselves, for each and for all of them."""
 Sizing = Literal["rigid", "moldable", "malleable"]
 """A policy gives each job just what it asks for, a size within its bounds for good, or any."""
 
@@ -152,11 +155,14 @@ class Divided:
     def durable(self, memory: Any) -> DividedFacts | None:
         if not isinstance(self.inner, Remembers):
             return None
-        found = {}
-        for tenant, kept in memory.items():
+        found, room = {}, POLICY_FACTS_BYTES_MAX - _FACTS_FRAME_BYTES
+        for tenant, kept in sorted(memory.items()):
             facts = None if kept.memory is None else self.inner.durable(kept.memory)
-            if facts is not None:
-                found[tenant] = msgspec.msgpack.encode(facts)
+            encoded = b"" if facts is None else msgspec.msgpack.encode(facts)
+            needs = len(encoded) + len(tenant.encode()) + _FACTS_FRAME_BYTES
+            if encoded and needs <= room:  # Else it is forgotten: it decides by the view alone.
+                found[tenant] = encoded
+                room -= needs
         return DividedFacts(found) if found else None
 
     def restored(self, facts: DividedFacts) -> dict[str, Kept]:

@@ -22,11 +22,13 @@ from slackwater.loadgen.simulator.gpu.jobmodels.fixed import FixedModel
 from slackwater.loadgen.simulator.gpu.jobmodels.profiles import Options, ProfilesModel
 from slackwater.loadgen.simulator.gpu.workload import SimJob
 from slackwater.schemas.base import JobId, NodeId
+from slackwater.schemas.scheduling import POLICY_FACTS_BYTES_MAX
 from slackwater.services.master.scheduling.policies.colocation import Colocated
+from slackwater.services.master.scheduling.policies.tiresias_artifact import Lists
 from slackwater.services.master.scheduling.registry import make, names
 from slackwater.services.master.scheduling.rules import honours_of
 from slackwater.services.master.scheduling.scheduler import Scheduler
-from slackwater.services.master.scheduling.tenants import Sizing, divide, share_out
+from slackwater.services.master.scheduling.tenants import Divided, Kept, Sizing, divide, share_out
 from slackwater.services.master.scheduling.validation import PlanRefused
 from slackwater.services.master.scheduling.view import (
     Allocation,
@@ -240,6 +242,18 @@ def test_each_tenants_facts_outlast_the_scheduler() -> None:
         Scheduler(make("jsq-chunk"), HALVES).restore(first.durable())
     with pytest.raises(Rejected, match="optimus keeps no durable facts"):
         Scheduler(make("optimus"), HALVES).restore(first.durable())
+
+
+def test_facts_of_many_tenants_stay_within_what_a_record_holds() -> None:
+    """Three tenants whose policy keeps nearly half of it each: the last one's are left out."""
+    tenants = Divided(make("tiresias-artifact"))
+    ids = [JobId(f"job-{number:06}") for number in range(10_000)]
+    memory = {name: Kept(Lists(first=ids)) for name in "abc"}
+    facts = tenants.durable(memory)
+    assert facts is not None
+    assert sorted(facts.tenants) == ["a", "b"]
+    assert len(msgspec.msgpack.encode(facts)) <= POLICY_FACTS_BYTES_MAX
+    assert tenants.restored(facts)["b"].memory.first == ids
 
 
 class Sharer:
