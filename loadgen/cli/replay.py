@@ -73,12 +73,8 @@ def replay(
     time_scale: Annotated[float, typer.Option(help="Factor for arrivals and durations.")] = 1.0,
     compute_scale: Annotated[float, typer.Option(help="Factor for a job's computing.")] = 0.5,
     bytes_scale: Annotated[float | None, typer.Option(help=BYTES_SCALE_HELP)] = None,
-    jobs: Annotated[
-        int | None, typer.Option(min=1, help="The most jobs to take from the trace.")
-    ] = None,
-    min_gpus: Annotated[
-        int, typer.Option(min=0, help="Take only jobs of at least this many GPUs.")
-    ] = 0,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Take at most this many jobs.")] = None,
+    min_gpus: Annotated[int, typer.Option(min=0, help="Take jobs of at least N GPUs.")] = 0,
     policy: Annotated[
         str | None, typer.Option(help=f"{POLICY_HELP}; by default the cluster's own.")
     ] = None,

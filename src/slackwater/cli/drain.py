@@ -22,9 +22,7 @@ GRACE_S = 2.0
 
 def drain(
     context: typer.Context,
-    aggregator: Annotated[
-        str, typer.Argument(help="An aggregator that `slackwater aggregators` lists.")
-    ],
+    aggregator: Annotated[str, typer.Argument(help="One that `slackwater aggregators` lists.")],
     within: Annotated[
         float,
         typer.Option(
@@ -39,7 +37,7 @@ def drain(
         typer.Option(
             "--id",
             metavar="ID",
-            help="Name the order; repeated under this name, it is the same order.",
+            help="Name the order, to repeat it safely.",
         ),
     ] = "",
     wait: Annotated[
@@ -48,9 +46,7 @@ def drain(
     cancel: Annotated[bool, typer.Option("--cancel", help="Cancel the order to empty it.")] = False,
     lost: Annotated[
         bool,
-        typer.Option(
-            "--lost", help="Give it up: its machine is gone for good, and will not return."
-        ),
+        typer.Option("--lost", help="Give it up: its machine is gone for good."),
     ] = False,
     url: Url = None,
     json: Json = False,

@@ -117,9 +117,7 @@ def export(
         Path | None, typer.Option(help="The file behind it [default: SOCKET.backup].")
     ] = None,
     id: Annotated[str, typer.Option(help="The device's name on the bus.")] = "d1",
-    node: Annotated[
-        str, typer.Option(help="Name of this machine, from which it never borrows.")
-    ] = "",
+    node: Annotated[str, typer.Option(help="This machine, not borrowed from.")] = "",
     slab_size: Annotated[str, typer.Option(help="Bytes of a slab; by default the lenders'.")] = "0",
     resilience: Annotated[
         str, typer.Option(help="How pages outlive a lender: disk, 8+2 (k + r coding) or 2-copies.")
@@ -128,9 +126,7 @@ def export(
     cold: Annotated[float, typer.Option(help="Page I/O per second that unmaps a slab.")] = 0.0,
     direct: Annotated[bool, typer.Option(help="Keep the backup out of the page cache.")] = False,
     swap: Annotated[bool, typer.Option(help="Serve this machine's own swap.")] = False,
-    transport: Annotated[
-        str | None, typer.Option(help="Use only this transport: shm, tcp or verbs.")
-    ] = None,
+    transport: Annotated[str | None, typer.Option(help="Use only shm, tcp or verbs.")] = None,
     prefetch: Annotated[
         int, typer.Option(help="Requests that a scan fetches ahead over tcp or verbs; 0: none.")
     ] = 8,
