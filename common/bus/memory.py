@@ -300,7 +300,7 @@ class MemoryBus:
             await mailbox.cancel()
 
     def _send(self, subject: str, payload: bytes, reply_to: str, json: bool) -> bool:
-        """False: nobody listens."""
+        """Deliver the message; False: no subscriber."""
         found = self._broker.route(subject)
         delivery = Delivery(subject, payload, json)
         for interest in found:

@@ -388,7 +388,7 @@ class NatsBus:
         )
 
     def _mapped(self, error: Exception, subject: str, timeout_s: float = 0.0) -> SlackwaterError:
-        """The one place where the library's errors become ours."""
+        """Map the library's errors to ours, in this one place."""
         match error:
             case nats.errors.NoRespondersError():
                 return NobodyThere(f"{subject}: nobody answers there", limits.RETRY_WAIT_S_MIN)

@@ -303,7 +303,7 @@ class NatsServer:
 
 
 def _unused_folder() -> Path:
-    """A name that nobody can guess; the folder is made when the server starts."""
+    """Return a name that no one can guess; the server makes the folder when it starts."""
     return Path(tempfile.gettempdir()) / f"slackwater-nats-{secrets.token_hex(8)}"
 
 

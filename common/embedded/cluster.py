@@ -210,7 +210,7 @@ class EmbeddedCluster:
 
 
 def _transport_of_jobs(options: ClusterOptions, service: str) -> dict[str, str]:
-    """The worker service hands its environment on to the processes of jobs."""
+    """Force the jobs' transport through the environment, which the worker service hands on."""
     if service != "worker" or not options.transport:
         return {}
     return {"SLACKWATER_TRANSPORT": options.transport}

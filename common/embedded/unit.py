@@ -262,7 +262,7 @@ class Unit:
         self.sessions.add(self._process.pid)
 
     async def _watch(self) -> int:
-        """Until the process has ended: its exit code, negative for a signal."""
+        """Watch until the process has ended; return its exit code, negative for a signal."""
         process = self._process
         assert process is not None
         gone = asyncio.Event()
@@ -318,7 +318,7 @@ class Unit:
                 self.state = "stopping"
 
     def _may_restart(self, code: int, how: str) -> bool:
-        """Restart=on-failure, within bounds; says why not."""
+        """Apply Restart=on-failure, within bounds; return why not."""
         now_s = time.monotonic()
         self._was_ready = self._was_ready or self._ready_s > 0
         settled = self._ready_s > 0 and now_s - self._ready_s >= limits.SETTLED_S

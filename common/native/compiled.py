@@ -78,7 +78,7 @@ _IMPORT = re.compile(rb"^(?:from|import) slackwater\.?([\w.]*)(?: import (\([^)]
 
 @cache
 def _read(path: Path) -> tuple[bytes, tuple[Path, ...]]:
-    """A module's digest, and the files of ours that it may import."""
+    """Return a module's digest, and the files of ours that it may import."""
     text = path.read_bytes()
     package = path
     while package.name != "slackwater":

@@ -85,7 +85,7 @@ def _load_word(_context: Any, address: Any) -> Any:
 
 @intrinsic
 def _get_word(_context: Any, address: Any) -> Any:
-    """A 64-bit word at any address."""
+    """Read a 64-bit word at any address."""
     signature = types.int64(types.uintp)
 
     def codegen(_ctx: Any, builder: Any, _signature: Any, args: Any) -> Any:
@@ -132,7 +132,7 @@ _put: Any = _put_word
 
 @njit(nogil=True, inline="always")
 def get(address):
-    """A 64-bit word at any address."""
+    """Read a 64-bit word at any address."""
     return _get(ADDRESS(address))
 
 

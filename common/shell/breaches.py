@@ -55,7 +55,7 @@ def _sent_under(event: Any) -> str:
 
 
 def _content(event: Any) -> bytes:
-    """The message without its sender: a restarted one says the same."""
+    """Return the message without its sender, which differs after a restart."""
     return _encode(msgspec.structs.replace(event.message, sender="", epoch=0))
 
 

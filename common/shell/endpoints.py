@@ -178,7 +178,7 @@ class Intake:
         )
 
     def _admit(self, delivery: Delivery, kind: Any) -> Any:
-        """The request, or the `Refused` that turns it away."""
+        """Return the request, or the `Refused` that turns it away."""
         if self.draining:
             return self._refuse("is shutting down; ask again in a second", 1.0)
         if self._steps.full:

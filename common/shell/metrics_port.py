@@ -87,7 +87,7 @@ class _Server(ThreadingMixIn, WSGIServer):
         self._end_silent(lambda since_s: now_s - since_s > limits.SCRAPE_S, limits.SCRAPES_MAX)
 
     def _end_silent(self, due: Callable[[float], bool], at_most: int) -> None:
-        """Their threads find them ended."""
+        """End silent connections; their threads find them ended."""
         with self._turn:
             for request in [each for each, since_s in self._silent.items() if due(since_s)][
                 :at_most

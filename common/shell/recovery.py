@@ -100,7 +100,7 @@ def _epoch(bucket: str, entry: Entry | None) -> int:
 def _decode(
     bucket: str, kind: type[Record], entries: Mapping[str, Entry]
 ) -> tuple[dict[str, Record], dict[str, str]]:
-    """The records, and why the others cannot be read."""
+    """Return the records, and why others cannot be read."""
     records: dict[str, Record] = {}
     damaged: dict[str, str] = {}
     for key, entry in entries.items():
@@ -116,7 +116,7 @@ def _decode(
 
 
 def _check_few(bucket: str, damaged: Mapping[str, str], sound: int, whole: bool) -> None:
-    """A single record may be damaged; most of a bucket is not by accident."""
+    """Log damaged records, and refuse a bucket that is mostly damaged: that is not an accident."""
     for key, reason in damaged.items():
         _log.error("record.damaged", bucket=bucket, key=key, reason=reason)
     most = max(limits.DAMAGED_FEW, limits.DAMAGED_SHARE_MAX * (sound + len(damaged)))
@@ -129,7 +129,7 @@ def _check_few(bucket: str, damaged: Mapping[str, str], sound: int, whole: bool)
 
 
 async def _set_aside(store: Store, bucket: str, entries: Sequence[Entry]) -> None:
-    """A copy of each, which nothing will overwrite. Raises Retryable."""
+    """Store a copy of each, which nothing will overwrite. Raises Retryable."""
     kept = await store.bucket(DAMAGED)
     for entry in entries:
         assert entry.value is not None

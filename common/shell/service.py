@@ -274,7 +274,7 @@ class Shell:
         await asyncio.get_running_loop().create_future()
 
     async def _drain(self) -> None:
-        """No new requests and facts; what is begun is finished, within DRAIN_S."""
+        """Stop taking requests and facts, and finish begun work within DRAIN_S."""
         failpoint(f"{self.definition.service}.drain.before")
         self.process.notify.stopping()
         _log.info("draining", code=self._code)
@@ -358,7 +358,7 @@ class Shell:
         )
 
     def _beat_watchdog(self) -> None:
-        """From the loop itself: a loop that hangs is killed and started anew."""
+        """Beat from the loop itself: a loop that hangs is killed and started anew."""
         notify = self.process.notify
         if notify.watchdog_s > 0:
             notify.watchdog()

@@ -194,7 +194,7 @@ class Steps:
         return ()
 
     def _encoded(self, effects: Sequence[Effect]) -> list[tuple[Persist, bytes | None]]:
-        """The step's records as bytes that can be read back. Raises Rejected."""
+        """Encode the step's records, and check that they can be read back. Raises Rejected."""
         return [
             (effect, None if effect.record is None else self._value(effect, effect.record))
             for effect in effects
@@ -222,7 +222,7 @@ class Steps:
         return None
 
     def _release(self) -> None:
-        """Carry out what may be, up to the first effect that must be awaited."""
+        """Carry out effects up to the first that must be awaited."""
         waiting = self._waiting
         while waiting and not self._publishing and not waiting[0].outstanding:
             step = waiting[0]

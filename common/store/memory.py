@@ -188,7 +188,7 @@ class MemoryBucket:
             stream.watchers.remove(changed.set)
 
     async def _write(self, key: str, value: bytes | None, expected_last: int, fence: int) -> int:
-        """Applied within the call, in the order of the calls; answered later."""
+        """Apply the write within the call, in the order of calls; answer later."""
         stream = self._stream()
         fate: Fate = "good"
         delay_s = 0.0

@@ -343,7 +343,7 @@ async def _publish(
 
 
 def _is_deletion(headers: dict[str, str] | None) -> bool:
-    """A person's or our DEL or PURGE, or the server's own marker of an expiry."""
+    """Say whether it is a DEL or PURGE, or the server's marker of an expiry."""
     return headers is not None and (_OPERATION in headers or "Nats-Marker-Reason" in headers)
 
 

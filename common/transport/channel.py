@@ -229,11 +229,11 @@ class SocketChannel(ABC):
         self._push(record, ordered=False)
 
     def _received(self) -> int:
-        """Ordered records received so far."""
+        """Return the number of ordered records received so far."""
         return 0
 
     def _peer_received(self, ordinal: int) -> None:
-        """The peer has this many of our ordered records. Raises DecodeRejected."""
+        """Note how many of our ordered records the peer has. Raises DecodeRejected."""
         if ordinal:
             raise DecodeRejected(f"{ordinal} numbered records on a channel that numbers none")
 
@@ -435,7 +435,7 @@ class SocketChannel(ABC):
         self._watch.cancel()
 
     def _broke(self, name: str, error: BaseException) -> None:
-        """A task raised what none may: whoever waits for what it was to do would wait for ever."""
+        """Lose the channel after a task's failure: waits for its work would never end."""
         self._report(f"{name} failed", error)
         self.lose(f"the channel broke here: {name} failed: {error!r}")
 

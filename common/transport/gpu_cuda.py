@@ -58,7 +58,7 @@ def _cupy() -> Any:
 
 @contextlib.contextmanager
 def _cuda(what: str) -> Iterator[None]:
-    """CUDA's errors as ours."""
+    """Map CUDA's errors to ours."""
     try:
         yield
     except RuntimeError as error:

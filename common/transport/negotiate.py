@@ -115,7 +115,7 @@ def rank(kind: str) -> int:
 
 
 def _unreachable(address: Address, here: str) -> str:
-    """Why a shm address cannot be used from here, or nothing."""
+    """Return why a shm address cannot be used from here; empty: it can."""
     host, path = split_identity(address)
     if host and host != here:
         return f"{path} is on another host"
@@ -179,7 +179,7 @@ def _probe_tcp() -> Found:
 
 
 def _probe_verbs() -> Found:
-    """The device is opened, where there is one; nothing is sent."""
+    """Open the device, where there is one, and send nothing."""
     if why := why_not():
         return Found("verbs", False, why)
     try:

@@ -168,7 +168,7 @@ class ShmChannel(SocketChannel):
         return RemoteBody(place, loan)
 
     def _returned(self, key: bytes) -> None:
-        """In any thread: what the peer lent is closed here."""
+        """Close memory that the peer lent; called in any thread."""
         with contextlib.suppress(RuntimeError):  # The loop has ended, and the channel with it.
             self._loop.call_soon_threadsafe(self._reply, wire.pack(wire.RETURNED, body=key))
 
@@ -465,7 +465,7 @@ class ShmFabric:
             raise mapped from error
 
     def _check_peer(self, sock: socket.socket) -> None:
-        """Raises AccessRefused unless the other end is one of our users."""
+        """Check that the other end is one of our users. Raises AccessRefused."""
         pid, uid = credentials(sock)
         if uid not in self._uids:
             raise AccessRefused(

@@ -227,7 +227,7 @@ class Stream:
             self._drained = None
 
     def _send_some(self) -> bool:
-        """One system call; True if the socket took all that it was given."""
+        """Send with one system call; True if the socket took everything."""
         first = self._queue[0]
         buffers: list[Buffer] = []
         ancillary: list[tuple[int, int, Any]] = []

@@ -201,7 +201,7 @@ class ServingEnd:
             self._loop.call_soon_threadsafe(self._ended, error)
 
     def _serve(self) -> Exception | None:
-        """Why it ended."""
+        """Serve the stream; return why it ended."""
         words, served = self._words, self._served
         while True:
             status = target_kernels.serve(self._address, served.table_address, self._done_address)
@@ -226,7 +226,7 @@ class ServingEnd:
                     return None
 
     def _take_part(self, status: int) -> None:
-        """The bytes of a region on a device pass through its buffer."""
+        """Pass the bytes of a region on a device through its buffer."""
         words = self._words
         region = self._served.region(words[target_kernels.HANDLE // 8])
         if region is None or region.closed:

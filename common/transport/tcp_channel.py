@@ -224,14 +224,14 @@ class TcpChannel(SocketChannel):
         super()._tick()
 
     def _seek(self, index: int) -> None:
-        """A stream is missing."""
+        """Reconnect a missing stream, or await the peer that does."""
         if self._redial is not None:
             self._spawn(self._mend(index, self._redial))
         else:
             self._await_return()
 
     def _await_return(self) -> None:
-        """The accepting side: give the peer time to mend."""
+        """Give the peer time to reconnect; for the accepting side."""
         everything = len(self._by_eof) == len(self._data) + 1
         if self._deadline is not None:
             if not everything:

@@ -98,7 +98,7 @@ async def _device(
 
 @asynccontextmanager
 async def _heard(device: str, url: str) -> "AsyncIterator[Counters]":
-    """The counters of the device's last heartbeat."""
+    """Return the counters of the device's last heartbeat."""
     from slackwater.common.base import codec
     from slackwater.common.base.errors import Unavailable
     from slackwater.common.bus.base import Delivery

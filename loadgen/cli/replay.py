@@ -149,7 +149,7 @@ def above_zero(*scales: float) -> None:
 
 
 def _calibrated(compute_scale: float, cpu_share: float, aggregators: int) -> float:
-    """The bytes scale for jobs whose computing is shrunk by `compute_scale`."""
+    """Return the bytes scale for jobs whose computing is scaled by `compute_scale`."""
     share = fit_cpu_share(cpu_share, aggregators, len(os.sched_getaffinity(0)))
     return calibrate.bytes_scale(share, compute_scale)
 
@@ -206,7 +206,8 @@ def _with_gpus(policy: str | None, gpus: int) -> dict[str, Any]:
 
 
 async def _refuse_other_policy(client: Client, policy: str) -> None:
-    """Replay changes nothing of a cluster that others use. Raises Rejected."""
+    """Refuse a running cluster that has another policy: replays change no settings. Raises
+    Rejected."""
     info = await client.master("policy", GetPolicy(), PolicyInfo)
     if info.policy != policy:
         raise Rejected(

@@ -51,7 +51,7 @@ def options(name: str) -> dict[str, Option]:
 
 
 def _as_type_of(default: Option, option: str, value: Option) -> Option:
-    """The value in its option's type: a command line brings texts."""
+    """Convert a text of the command line to its option's type."""
     try:
         return type(default)(value)
     except (ValueError, OverflowError) as error:

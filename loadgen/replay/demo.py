@@ -175,7 +175,7 @@ def _beyond(row: JobFigures) -> str:
 
 
 def _moved(outcome: Outcome) -> tuple[str, ...]:
-    """The sentences about each job that was moved away, in order."""
+    """Return the sentences about jobs that were moved away, in order."""
     kinds = ("slow-down", "reverted", "relieved")
     told = [each for each in story(outcome.timeline) if each.kind in kinds]
     return tuple(each.text for each in told)

@@ -366,7 +366,7 @@ async def play(
 
 
 def _only(timeline: Timeline) -> float:
-    """The mean iteration of the timeline's only job."""
+    """Return the mean iteration of the timeline's only job."""
     (track,) = timeline.tracks.values()
     seconds = mean_iteration_s(track)
     assert seconds is not None, f"{track.spec.id} reported no iteration"

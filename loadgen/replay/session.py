@@ -157,7 +157,7 @@ async def _until_ended(
 
 
 async def _poll(client: Client, timeline: Timeline) -> None:
-    """The bus may lose a fact: the master's records have the jobs' ends."""
+    """Read the jobs' ends from the master's records: the bus may lose a fact."""
     try:
         records = await client.jobs()
     except Retryable as error:
@@ -170,7 +170,7 @@ async def _poll(client: Client, timeline: Timeline) -> None:
 
 
 async def _until_released(client: Client, timeline: Timeline, on_tick: OnTick) -> None:
-    """The last job's aggregators are given back shortly after its end."""
+    """Wait until the last job's aggregators are given back."""
     give_up_s = client.clock.now_s() + SETTLE_S
     while timeline.in_use > 0 and client.clock.now_s() < give_up_s:
         now_s = client.clock.now_s()

@@ -242,7 +242,7 @@ def from_trace(
 
 
 def _mode(row: TraceJob) -> tuple[Consistency, int]:
-    """Raises Rejected, naming the job and the value."""
+    """Read the job's consistency. Raises Rejected, which names job and value."""
     try:
         return (
             msgspec.convert(row.extra.get("consistency") or "synchronous", Consistency),

@@ -166,6 +166,6 @@ def _likeness(present: set[str], columns: tuple[str, ...]) -> float:
 
 
 def _first_line(text: str) -> str:
-    """The first line that is not blank (its beginning, where it is very long)."""
+    """Return the first line that is not blank (its beginning, where it is very long)."""
     start = len(text) - len(text.lstrip())
     return text[start : start + 2 * limits.TRACE_TEXT_LONG_MAX].split("\n", 1)[0].rstrip("\r")

@@ -56,7 +56,7 @@ class JobLog:
                 yield job
 
     def _entries(self) -> Iterator[Any]:
-        """Each element of the list in turn, so that a fault is located by line."""
+        """Yield the list's elements one by one, so that a fault is located by line."""
         text, decoder = self._text, json.JSONDecoder(parse_constant=self._refuse_constant)
         position = _blank_until(text, 0)
         if text[position : position + 1] != "[":
@@ -152,7 +152,7 @@ class JobLog:
 
 
 def _blank_until(text: str, position: int) -> int:
-    """The first position from here on that is not white space."""
+    """Return the next position that is not white space."""
     while position < len(text) and text[position] in " \t\r\n":
         position += 1
     return position

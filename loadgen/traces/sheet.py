@@ -130,7 +130,7 @@ class Sheet:
         raise TraceRejected(self.path, self.line, column, value, expected)
 
     def _next_row(self) -> list[str] | None:
-        """The next row that is not empty; `line` is the line that it starts on."""
+        """Return the next row that is not empty; `line` is the line that it starts on."""
         while True:
             self.line = self._reader.line_num + 1
             try:

@@ -107,7 +107,7 @@ class Bucket:
         """Ranks that rang here since the bucket came; None: nobody waits for WORKER_DONE."""
 
     def _become(self, new: Phase, why: str) -> None:
-        """Raises InvalidTransition: the table has no such one."""
+        """Change the phase. Raises InvalidTransition where the table lacks the transition."""
         thing = f"bucket {self.key[0]}/{self.key[1]} at version {self.version}"
         self._story.move(thing, self.phase, new, why, TRANSITIONS)
         self.phase = new
@@ -162,7 +162,7 @@ class Bucket:
         return self._seeder
 
     def _contained(self, rank: int) -> int:
-        """Updates in the parameters that the rank offers."""
+        """Return the number of updates in the parameters that the rank offers."""
         version, applied = self._offers[rank]
         return version if self.bound is None else sum(applied)
 

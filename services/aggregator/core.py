@@ -483,7 +483,7 @@ def _order(plan: SlotPlan) -> tuple[int, int]:
 
 
 def _fault(message: HostBuckets) -> str:
-    """Why the command cannot be carried out as it is; empty: it can."""
+    """Return why the command cannot be carried out; empty: it can."""
     if len(message.buckets) != len(message.at_epochs):
         return f"host: {len(message.at_epochs)} epochs for {len(message.buckets)} buckets"
     if len({layout.index for layout in message.buckets}) < len(message.buckets):

@@ -209,7 +209,7 @@ class Executor:
                 self._interrupted[task.bucket] = outcome
 
     async def _hold(self, slot: Ended) -> bool:
-        """Until the slot ends; whether the task has had all of its time."""
+        """Wait until the slot ends; return whether the task has had all of its time."""
         self._holding = True
         while (now_s := self._clock.now_s()) < slot.at_s:
             cut = self._schedule.cut(now_s) if slot.done else None
@@ -221,7 +221,7 @@ class Executor:
         return slot.done
 
     async def _until_woken(self, at_s: float = inf) -> None:
-        """Until then, or until something arrives that has to be looked at."""
+        """Wait until then, or until a task arrives."""
         self._woken.clear()
         timer = None
         if at_s < inf:
@@ -462,7 +462,7 @@ def execute(task: Task, owner: int, team: Team | None = None) -> Outcome:
 
 
 def _spent_s(slots: SlotRegion, team: Team | None) -> float:
-    """CPU time; of a fold on a device, the time that it is waited for."""
+    """Return CPU time; for a fold on a device, the time waited."""
     if slots.kernels is not None:
         return slots.kernels.now_s()
     return time.thread_time() + (team.cpu_s if team is not None else 0.0)

@@ -272,7 +272,7 @@ class Handovers:
     async def _take_turn(
         self, channel: Channel, held: Held, readiness: _Readiness, leave: Callable[[], bool]
     ) -> bool:
-        """Be among those that may leave, for a while; whether it has left."""
+        """Compete to leave for a while; return whether the bucket has left."""
         try:
             if isinstance(channel, Reserving):
                 readiness.room = await channel.make_room(held.region)

@@ -91,7 +91,7 @@ class Orders:
             self._plane.fold_if_complete(bucket, held)
 
     def _show_locked(self) -> None:
-        """The controller is to wait for them, and not to begin them anew."""
+        """Report locked buckets, so that the controller waits and does not begin them anew."""
         self._core.locked = {
             held.key: LockedBucket(_as_locked(held.slots), held.region.nbytes)
             for held in self._regions.locked.values()

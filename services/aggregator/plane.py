@@ -329,7 +329,7 @@ class DataPlane:
             session.tell(control)
 
     def _away(self, session: Session, bucket: Bucket) -> None:
-        """The bucket leaves, or has left."""
+        """Tell the session that the bucket leaves, or has left."""
         move = bucket.move
         if bucket.phase == "moving" and move is not None:
             answered = bucket.answered(session.rank)

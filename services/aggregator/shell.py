@@ -294,7 +294,7 @@ def _fabrics(config: AggregatorConfig, given: Mapping[str, Fabric] | None) -> di
 
 
 def _addresses(config: AggregatorConfig, kinds: Container[str]) -> dict[str, str]:
-    """Where to listen, best first. Raises ConfigRejected."""
+    """Return the addresses to listen at, best first. Raises ConfigRejected."""
     for fault in config.faults():
         raise ConfigRejected(f"aggregator: {fault}")
     addresses: dict[str, str] = {}

@@ -147,7 +147,7 @@ def _stays(
 def _case(
     state: State, job: Job, pending: PendingAssignment, now_s: float
 ) -> tuple[ClusterView, JobView]:
-    """The snapshot and the job's open buckets, by cause."""
+    """Return the snapshot and the job's open buckets, by cause."""
     buckets = frozenset(range(len(job.record.buckets)))
     if pending.cause == "lost":
         lost = frozenset(
@@ -169,7 +169,7 @@ def _case(
 
 
 def _fresh(state: State, job: Job, pending: PendingAssignment) -> list[AggregatorId]:
-    """Aggregators that may serve as the plan's new ones without asking anybody."""
+    """Return aggregators that can be the plan's new ones without a request to the master."""
     reserved = [
         entry.id
         for entry in state.aggregators.values()

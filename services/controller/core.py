@@ -305,7 +305,7 @@ class Controller:
     # Answers --------------------------------------------------------------------------------------
 
     def _note_refusal(self, key: EffectKey, answer: Message) -> None:
-        """For whoever asks why a job waits; an answer ends it."""
+        """Note why a job waits, for `explain`; an answer ends it."""
         job = self.state.jobs.get(key.job) if isinstance(key, JobKey) else None
         if job is not None:
             job.refusals.pop(key, None)
@@ -343,7 +343,7 @@ class Controller:
 
 
 def _again(known: Job, message: PlaceJob) -> Message:
-    """A repeated command: the first one stands, if it says the same."""
+    """Answer a repeated command: the first one stands, if it says the same."""
     spec = message.spec
     if known.record.phase == "released":
         return Refused(reason=f"job {spec.id} is ending", retry_after_s=0.5)

@@ -236,7 +236,7 @@ def _confirmed(job: Job, steadily: float, limit: float, changed_s: float, now_s:
 
 
 def _neighbours(state: State, job: Job) -> list[Job]:
-    """The jobs that share an aggregator with this one."""
+    """Return the jobs that share an aggregator with this one."""
     return [state.jobs[id] for id in state.index.users(job.homes()) if id != job.id]
 
 
@@ -369,7 +369,7 @@ def _keeps_all(state: State, job: Job) -> bool:
 def _empty_out(
     state: State, aggregator: AggregatorId
 ) -> list[tuple[Job, list[AggregatorId]]] | None:
-    """New homes for all that is there, or None: it stays."""
+    """Return new homes for all buckets there; None: it stays."""
     present = [entry.id for entry in shared(state)]
     users = [state.jobs[id] for id in state.index.users(present)]
     jobs = [job for job in users if state.adapts(job)]

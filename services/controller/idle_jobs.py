@@ -56,7 +56,7 @@ def _let_others_in(state: State, job: Job, idle_s: float, now_s: float) -> None:
 
 
 def _shared_homes(state: State, job: Job) -> list[AggregatorId]:
-    """Least loaded ones of others; empty: there are none."""
+    """Return other jobs' least loaded aggregators; empty: none."""
     view = cluster_view(state, job, forced=True, without=job.homes())
     usable = {id for id, entry in state.aggregators.items() if not entry.avoided}
     view = replace(view, aggregators=tuple(a for a in view.aggregators if a.id in usable))

@@ -64,7 +64,7 @@ def heard(state: State, heartbeat: AggregatorHeartbeat, now_s: float) -> None:
 
 
 def _workers_arrived(state: State, heartbeat: AggregatorHeartbeat, now_s: float) -> None:
-    """WORKER_DONE again: the bus may have been away when it was published."""
+    """Take WORKER_DONE from a heartbeat: the bus may have been away when it was published."""
     for at in heartbeat.arrived:
         job = state.jobs.get(at.job)
         if job is not None and job.moving and job.record.phase != "released":
@@ -190,7 +190,7 @@ def sweep(state: State, now_s: float) -> None:
 
 
 def _give_back(state: State, id: AggregatorId, now_s: float) -> None:
-    """Once it was seen empty after its last change; a dead one as it is."""
+    """Give an aggregator back, once it was seen empty after its last change; a dead one at once."""
     entry = state.aggregators[id]
     if entry.alive and entry.empty_s < max(entry.changed_s, entry.ours_since_s):
         migrations.ask_held(state, id, now_s)

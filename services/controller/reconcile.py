@@ -111,7 +111,7 @@ def _compare_moving(
     here: BucketHeld | None,
     now_s: float,
 ) -> bool:
-    """True if the bucket is lost."""
+    """Compare a moving bucket; return True if it is lost."""
     if not job.moving:  # It finished while the others of this answer were looked at.
         return False
     old, new = job.record.places[bucket], job.record.target[bucket]

@@ -197,7 +197,7 @@ def _held(job: Job) -> dict[AggregatorId, int]:
 
 
 def _places_of(record: JobPlacement, bucket: int) -> set[AggregatorId]:
-    """Where the bucket has a region, or is promised one; a moving one has two."""
+    """Return where the bucket has a region, or is promised one; a moving bucket has two."""
     return {places[bucket].aggregator for places in (record.places, record.target) if places}
 
 

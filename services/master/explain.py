@@ -51,7 +51,7 @@ def shown(state: State, page: Iterable[Job], now_s: float) -> Iterator[JobRecord
 
 
 def _why(job: Job, clusters: Clusters, now_s: float) -> str:
-    """Empty where nothing holds the job up."""
+    """Return why the job waits; empty: it does not."""
     record = job.record
     if record.state == "pending":
         return (

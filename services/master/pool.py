@@ -277,7 +277,7 @@ class Pool:
         return sum(record.cluster == cluster for record in self._records.values())
 
     def _free(self) -> list[AggregatorId]:
-        """Alive, unallocated and empty, in the order of their ids."""
+        """Return live, unallocated, empty aggregators, by id."""
         return sorted(
             id
             for id, member in self._members.items()

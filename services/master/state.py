@@ -309,7 +309,7 @@ def tenants(state: State, now_s: float) -> Iterator[TenantInfo]:
 
 
 def _free(state: State, now_s: float) -> int:
-    """Aggregators that one cluster could be given, less those that are promised."""
+    """Count the aggregators that one cluster could be given, without promised ones."""
     clusters, pool = state.clusters, state.pool
     served = pool.profiling | {
         id for id, job in state.placed.items() if clusters.counts(job.record.cluster, id)

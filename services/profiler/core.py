@@ -218,7 +218,7 @@ class Profiler:
         return at_most or lasted_s >= config.profile_s_max or iterations.agrees(AGREEING)
 
     def _costed(self, job: _Job) -> bool:
-        """Every bucket's cost is known."""
+        """Say whether every bucket's cost is known."""
         known = len(job.costs_s)
         if job.buckets:
             return known == job.buckets and max(job.costs_s) == known - 1

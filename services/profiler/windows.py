@@ -156,5 +156,5 @@ class Iterations:
         return Window(max(0, last), iterations, slowest_s, quieter_s, spanned_s)
 
     def _complete(self) -> bool:
-        """Every rank that the job is known to have was heard under this placement."""
+        """Say whether every known rank of the job was heard under this placement."""
         return bool(self._ranks) and len(self._ranks) >= self.workers

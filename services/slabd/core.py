@@ -143,7 +143,7 @@ class LenderCore:
         return self._grow()
 
     def _grow(self) -> list[Effect]:
-        """One at a time: faulting a slab in takes a second per GB."""
+        """Make one slab at a time: faulting it in takes a second per GB."""
         full = len(self.slabs) >= limits.SLABS_HELD_MAX
         if not self.lending or full or not self.sizing.may_add(len(self.slabs)):
             return []
@@ -252,7 +252,7 @@ class LenderCore:
         return ReleaseSlab(slab.id, slab.session, slab.generation, forced)
 
     def _revoke(self, slab: Slab, reason: str, now_s: float) -> list[Effect]:
-        """Without its device's consent."""
+        """Take the slab without its device's consent."""
         fact = self._fact(slab, "revoked", now_s, reason=reason)
         return [CancelTimer(HoldDue(slab.id)), self._let_go(slab, forced=True), *fact]
 
@@ -461,7 +461,7 @@ class LenderCore:
         return [*effects, *self._begin_round(count, now_s), Reply(token, EvictBegun(slabs=begun))]
 
     def _set_lending(self, lending: bool, now_s: float) -> list[Effect]:
-        """The shell answers once the record is durable."""
+        """Set whether memory is lent. The shell answers once the record is durable."""
         changed, self.lending = lending != self.lending, lending
         if lending:
             return [drain_record.forget(self.id)] if changed else []

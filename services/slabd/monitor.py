@@ -55,7 +55,7 @@ def _limited(group: Group) -> tuple[int, int]:
 
 
 def _pressure(path: Path) -> float:
-    """Share of ten seconds; 0 where the kernel does not say."""
+    """Return the pressure, as a share of ten seconds; 0 where the kernel reports none."""
     try:
         some = path.read_text().split("\n", 1)[0]
         return float(some.split("avg10=", 1)[1].split(" ", 1)[0]) / 100.0

@@ -103,7 +103,8 @@ class Slabd:
             await self.slabs.off_loop(partial(self._prepare, region))
 
     def _prepare(self, region: Region) -> None:
-        """A slab that a NIC cannot register is lent by other means."""
+        """Register the slab with NICs; one that cannot be registered is lent over other
+        transports."""
         for kind, listener in self._listeners:
             try:
                 listener.prepare(region)
@@ -194,7 +195,7 @@ class Slabd:
 
 
 def _addresses(config: SlabdConfig) -> dict[str, str]:
-    """Where to listen. Raises ConfigRejected."""
+    """Return the addresses to listen at. Raises ConfigRejected."""
     for fault in config.faults():
         raise ConfigRejected(f"slabd: {fault}")
     addresses: dict[str, str] = {}

@@ -286,7 +286,7 @@ def prune(state_dir: Path, keep: Retention, now_s: float) -> frozenset[str]:
 
 
 def _write(path: Path, payload: bytes) -> None:
-    """The file is there whole or not at all."""
+    """Write the file as a whole or not at all."""
     fresh = path.with_name(path.name + ".new")
     fresh.write_bytes(payload)
     fresh.replace(path)

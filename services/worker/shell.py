@@ -177,7 +177,7 @@ class Processes:
         self._port.fail(error)
 
     async def _follow(self, files: RankFiles, child: subprocess.Popen[bytes] | None) -> None:
-        """Until the process has ended; then its outcome goes to the core."""
+        """Follow the process until it has ended; then report its outcome to the core."""
         identity = await self._identified(files, child)
         if identity is not None:
             watched = _Watched(files, identity, child)
@@ -257,7 +257,7 @@ async def _logged(files: RankFiles) -> None:
 
 
 async def _ended(identity: Identity) -> None:
-    """Returns when the process is gone (or was, before we looked)."""
+    """Return when the process is gone (or was, before we looked)."""
     try:
         pidfd = os.pidfd_open(identity.pid)
     except ProcessLookupError:

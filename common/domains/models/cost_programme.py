@@ -98,7 +98,7 @@ def different_optimum(
 
 
 def _smoothed(problem: _Problem, found: Configuration) -> Configuration:
-    """Data and model shared out continuously among the roles found."""
+    """Share out data and model continuously among the roles found."""
     working = [i for i, role in enumerate(found.workers) if role]
     serving = [j for j, role in enumerate(found.workers) if not role]
     links = problem.links[np.ix_(working, serving)]

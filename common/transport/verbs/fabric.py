@@ -176,7 +176,7 @@ class VerbsFabric:
 
 
 async def _welcome(greeting: Greeting, channel: VerbsChannel) -> None:
-    """The accepting side's half."""
+    """Set up the accepting side of a channel."""
     stream = greeting.stream
     stream.push(wire.pack(wire.WELCOME, body=channel.end_point().pack()))
     header, body = await greeting.next_record()

@@ -128,7 +128,7 @@ class Library:
 
 
 def _find() -> Any:
-    """The import specification of pyverbs, None where it is not installed."""
+    """Return the import specification of pyverbs, None where it is not installed."""
     spec = importlib.util.find_spec("pyverbs")
     if spec is not None:
         return spec

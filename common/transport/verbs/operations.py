@@ -141,7 +141,7 @@ class Mover:
             raise
 
     async def _stage(self, operation: Operation, start: int, piece: memoryview) -> None:
-        """One part of memory that is not registered; its quota is taken."""
+        """Send one part of unregistered memory, whose quota is taken, through staging."""
         memory, staging = self._domain.staging
         nbytes, write = len(piece), operation.opcode == ibv.WRITE
         try:

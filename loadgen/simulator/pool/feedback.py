@@ -116,7 +116,7 @@ class Feedback:
         return found
 
     def _look_later(self, cluster: str, now_s: float) -> None:
-        """Once nothing has changed there for a moment."""
+        """Look again once nothing has changed there for a moment."""
         due_s = self._looking[cluster] = now_s + SETTLED_S
 
         def look() -> None:
@@ -185,7 +185,7 @@ class Feedback:
                 self._watch(cluster, id, now_s)
 
     def _watch(self, cluster: str, id: JobId, now_s: float) -> None:
-        """A window of iterations from now."""
+        """Plan the end of a window of iterations from now."""
         if id in self._watched:
             return
         self._watched.add(id)

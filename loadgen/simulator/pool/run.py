@@ -197,7 +197,7 @@ class PoolRun:
         self._plan_periods(min(job.start_s for job in jobs), self._last_s)
 
     def _running(self) -> dict[JobId, str]:
-        """Jobs that are where they are to stay, and their clusters."""
+        """Return jobs that are settled, and their clusters."""
         return {
             job.id: name
             for name, controller in self.controllers.items()

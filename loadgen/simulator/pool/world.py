@@ -151,7 +151,7 @@ class World:
             self.at(due_s, lambda: self.tick(name) if self._ticks_s.get(name) == due_s else None)
 
     def _due_s(self, name: str) -> float:
-        """When the controller has something to do again: its next tick, or none."""
+        """Return the controller's next tick; infinite: none."""
         state = self.controllers[name].state
         if state.recycle_due:
             return self.now_s

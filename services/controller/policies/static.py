@@ -28,7 +28,7 @@ class Static(Defaults):
 
 
 def _replace_lost(view: ClusterView, job: JobView) -> Plan:
-    """One new server for those that were lost."""
+    """Replace all lost servers by one new one."""
     if view.new_max < 1:
         return Plan(reason="1 aggregator is needed to replace a lost one, none may be asked")
     places = tuple(

@@ -362,7 +362,7 @@ class Agent:
             raise Rejected(f"job {self.job} has no tensor {name!r}") from None
 
     def _buckets_of(self, name: str) -> tuple[WorkerBucket, ...]:
-        """One, unless the tensor is divided."""
+        """Return the tensor's bucket; several, if the tensor is divided."""
         divided = self._divided.get(name)
         return divided.buckets if divided is not None else (self._place(name)[0],)
 
@@ -402,7 +402,7 @@ class Agent:
         return hyper
 
     def _settle(self, buckets: Sequence[WorkerBucket]) -> None:
-        """Wait, and raise what was refused."""
+        """Wait, and raise the refusal, if any."""
         if any(not bucket.settled for bucket in buckets):
             self._session.wait(buckets, self._deadline_s)
         if self._session.failure is not None:

@@ -330,7 +330,7 @@ class Session:
             self._spawn(self._drop(aggregator, channel, error))
 
     def _have(self, bucket: WorkerBucket, slots: Attached, version: int) -> None:
-        """The parameters of `version` can be read from `slots`."""
+        """Note that the parameters of `version` can be read from `slots`."""
         if version < bucket.version:
             return
         old, bucket.source = bucket.source, slots
@@ -395,7 +395,7 @@ class Session:
     # Channels -------------------------------------------------------------------------------------
 
     async def _converse(self, aggregator: AggregatorId, channel: Channel) -> None:
-        """Until the channel is lost."""
+        """Exchange messages until the channel is lost."""
         try:
             while True:
                 frame = await channel.receive()

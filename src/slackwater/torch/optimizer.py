@@ -94,7 +94,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]  # mypy does not r
         return agent
 
     def _first_hyper(self, rule: str) -> dict[str, float]:
-        """For the job's record; each push carries its own."""
+        """Return the first group's values, for the job's record; each push carries its own."""
         return hyper_of(rule, self.param_groups[0], 1)
 
     def _hook(self, model: torch.nn.Module) -> list[Any]:
@@ -168,7 +168,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]  # mypy does not r
     # Backward: push -------------------------------------------------------------------------------
 
     def _accumulated(self, tensor: Trained) -> None:
-        """A backward pass has added to this parameter's gradient."""
+        """Note that a backward pass has added to this parameter's gradient."""
         if tensor.stale:
             raise Rejected(
                 f"{tensor.name} was read before its newest values were waited for (not by its "
