@@ -37,7 +37,6 @@ from slackwater.schemas.jobs import GetJob, JobRecord, JobSpec, SubmitJob
 from slackwater.schemas.service import GetHealth
 
 IN_FLIGHT = 64
-BARE = "bench.bare"
 Call = Callable[[int], Awaitable[object]]
 
 BARE_RESPONDER = """

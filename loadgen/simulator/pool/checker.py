@@ -115,7 +115,6 @@ class Checker:
         self, world: World, controllers: Mapping[str, Controller], feedback: Feedback
     ) -> None:
         self._world, self._controllers, self._feedback = world, controllers, feedback
-        self.checks = 0
         self._idle_s: dict[AggregatorId, float] = {}
         """Aggregators that serve nobody, and since when."""
         self._overdue: dict[str, Overdue] = {}
@@ -124,7 +123,6 @@ class Checker:
 
     def check(self) -> None:
         """Raises Broken."""
-        self.checks += 1
         self._check_time()
         held = self._world.held()
         for key, places in held.items():

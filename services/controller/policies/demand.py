@@ -179,12 +179,3 @@ def holds(demands: Sequence[Demand]) -> bool:
     order = np.argsort(steps_s, kind="stable")
     demand = np.cumsum(slots_s[of][order]) + chunk_s
     return bool((demand <= steps_s[order] * (1.0 + EPSILON)).all())
-
-
-def demand_s(tasks: Sequence[tuple[float, float, float]], length_s: float) -> float:
-    """h(l) of tasks (period, slot, window), by its definition."""
-    return sum(
-        slot_s * max(0, int((length_s - window) / period_s + EPSILON) + 1)
-        for period_s, slot_s, window in tasks
-        if length_s >= window * (1.0 - EPSILON)
-    )

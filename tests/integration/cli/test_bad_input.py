@@ -4,12 +4,10 @@ scripts, and nothing half-done left behind."""
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from slackwater.common.bus.server import NatsServer
 from slackwater.loadgen.samples import PHILLY
 
 pytestmark = pytest.mark.live
@@ -34,13 +32,6 @@ def one_line(done: subprocess.CompletedProcess[str]) -> str:
     assert len(lines) == 1, done.stderr
     assert "Traceback" not in done.stderr
     return lines[0]
-
-
-@pytest.fixture(scope="module")
-def bus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The URL of a server with nobody there."""
-    with NatsServer(tmp_path_factory.mktemp("nats")) as server:
-        yield server.url
 
 
 @pytest.mark.parametrize(

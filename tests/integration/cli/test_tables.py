@@ -4,13 +4,11 @@
 """
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.unit.cli.commands import PROGRAMS
 
-from slackwater.common.bus.server import NatsServer
 from slackwater.console.program import answered
 from slackwater.loadgen.samples import PHILLY
 
@@ -21,13 +19,6 @@ EMULATED = f"{JOB} --model vgg19"
 REPLAY = f"loadgen replay {PHILLY}"
 CONFIGURE = "slackwater model configure --instances 1e6 --batch 1000 --model-bytes 2e8"
 RULE = "give letters, digits, - and _"
-
-
-@pytest.fixture(scope="module")
-def bus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The URL of a server with nobody there."""
-    with NatsServer(tmp_path_factory.mktemp("nats")) as server:
-        yield server.url
 
 
 @pytest.fixture(autouse=True)

@@ -106,7 +106,7 @@ async def test_whatever_works_for_a_device_ends_it_when_it_fails(
                 await assembly.background.alongside(used(c, client))
         c.assembly = None
         await client.close()
-        with contextlib.suppress(Fatal):  # What the part left undone is given up.
+        with contextlib.suppress(Fatal):  # The part's unfinished work is given up.
             await assembly.close()
 
 

@@ -4,6 +4,7 @@ The proof that matters is the last part: jobs admitted one after another, their 
 on the aggregators' own slot schedule from random phases, and nobody loses more than the limit.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 
@@ -22,7 +23,6 @@ from slackwater.services.controller.policies.demand import (
     Demand,
     Load,
     Tasks,
-    demand_s,
     holds,
     schedulable,
     slack_s,
@@ -30,6 +30,7 @@ from slackwater.services.controller.policies.demand import (
 )
 from slackwater.services.controller.policies.edf import Edf, load_on, place_by_deadline
 from slackwater.services.controller.policies.view import (
+    EPSILON,
     AggregatorView,
     ClusterView,
     JobView,
@@ -128,6 +129,15 @@ def test_chunks_block_and_too_short_a_window_is_refused_for_it() -> None:
 tasks_of = st.lists(st.tuples(st.floats(0.001, 0.3), st.floats(0.0, 1.0)), min_size=1, max_size=6)
 jobs_of = st.lists(st.tuples(st.sampled_from([0.3, 0.5, 0.7, 1.0, 1.2, 2.5]), tasks_of),
                    min_size=1, max_size=4)  # fmt: skip
+
+
+def demand_s(tasks: Sequence[tuple[float, float, float]], length_s: float) -> float:
+    """h(l) of tasks (period, slot, window), by its definition."""
+    return sum(
+        slot_s * max(0, int((length_s - window) / period_s + EPSILON) + 1)
+        for period_s, slot_s, window in tasks
+        if length_s >= window * (1.0 - EPSILON)
+    )
 
 
 @settings(max_examples=200)

@@ -53,7 +53,6 @@ class Curves:
 
     def __init__(self, curves: Mapping[str, SpeedupCurve]) -> None:
         self.curves = curves
-        self._queueing = QueueingModel()
 
     def run(self, job: SimJob, cluster: object) -> object:
         from slackwater.loadgen.simulator.gpu.jobmodels.queueing import QueueingRun
