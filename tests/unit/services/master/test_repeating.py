@@ -234,6 +234,8 @@ class World:
         self.alive: dict[tuple[str, int], int] = {}
         """(job, rank) -> the attempt that runs."""
         self.highest: dict[str, int] = {}
+        self.begun: set[tuple[str, int, int]] = set()
+        """(job, rank, attempt): a worker service begins each once, however often it is told to."""
         self.take(self.harness.node(slots=64))
 
     def take(self, effects: list[object]) -> None:
@@ -258,7 +260,9 @@ class World:
                 ):
                     running = self.alive.get((message.job, rank), attempt)
                     assert running == attempt, "two runs beside one another"
-                    if attempt >= self.highest.get(message.job, 0):
+                    this = message.job, rank, attempt
+                    if attempt >= self.highest.get(message.job, 0) and this not in self.begun:
+                        self.begun.add(this)
                         self.alive[message.job, rank] = attempt
                         self.highest[message.job] = attempt
             case StopWorkers():
@@ -309,6 +313,17 @@ _NEXT = {
         ("answer", "a", 1),
         ("answer", "a", 0),
         ("rerun", "a", 0),
+    ]
+)
+@example(
+    [
+        ("submit", "a", 0),
+        ("answer", "a", 0),
+        ("restart", "a", 0),
+        ("ends", "a", 0),
+        ("answer", "a", 0),
+        ("delete", "a", 0),
+        ("submit", "a", 0),
     ]
 )
 @given(
