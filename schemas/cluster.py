@@ -189,14 +189,11 @@ class AdoptAggregators(Message, kw_only=True, frozen=True, tag="aggregator.adopt
     aggregators: Aggregators
 
 
-AllocationFact = Literal["allocated", "released", "lost", "returned", "adopted"]
-
-
 class AllocationEvent(Message, kw_only=True, frozen=True, tag="aggregator.event"):
     """sw.v1.evt.aggregator.<id>.allocated | released | lost | returned | adopted."""
 
     aggregator: AggregatorId
-    fact: AllocationFact
+    fact: Literal["allocated", "released", "lost", "returned", "adopted"]
     cluster: ClusterId | None
     temporary_for: MaybeId = ""
     in_use: Count

@@ -44,7 +44,7 @@ FLOORS = (
 LOOK_INTO_SERVICES = {
     "console": "the names of placement policies, for --policy",
     "loadgen": "pure parts of services, which the simulator drives",
-    "cli": "configurations, names of policies, and what the simulator imports",
+    "cli": "configurations, names of policies, a gang's ranks, what the simulator imports",
 }
 """Rooms above the services that may import of them, and what. Everything else meets a service on
 the bus."""
@@ -164,6 +164,19 @@ def python_files() -> Iterator[Path]:
 
 def obscure_start(word: str) -> bool:
     return word.startswith("...") or word.rstrip(",:;") in OBSCURE_STARTS
+
+
+def test_a_handler_of_every_exception_says_why() -> None:
+    """A comment on the line or below it names what else may be raised, or what becomes of it."""
+    silent = []
+    for path in modules():
+        lines = path.read_text().splitlines()
+        for number, line in enumerate(lines, 1):
+            caught = re.search(r"except Exception(?: as \w+)?:(.*)$", line)
+            below = lines[number].strip() if number < len(lines) else ""
+            if caught and "#" not in caught[1] and not below.startswith("#"):
+                silent.append(f"{name(path)}:{number}")
+    assert not silent, f"name the exceptions, or say why all of them: {silent}"
 
 
 def test_docstrings_and_comments_begin_with_a_verb_or_a_name() -> None:

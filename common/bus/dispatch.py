@@ -107,7 +107,7 @@ class EndpointWorker:
         try:
             try:
                 answer = await awaited
-            except Exception as error:  # As in `take`.
+            except Exception as error:  # The same.
                 answer = self._failed(delivery, error)
             self._end(answer, began_s)
             await self._send(reply_to, answer, delivery.json)

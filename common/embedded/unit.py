@@ -224,7 +224,7 @@ class Unit:
                 await asyncio.sleep(wait_s)
                 if self._stopping:
                     break
-        except Exception as error:
+        except Exception as error:  # A bug or a broken system: the cluster is told, and ends.
             _log.error("unit.lost", unit=self.spec.name, exc_info=error)
             self._fail(f"cannot be started or watched: {error!r}")
         finally:

@@ -18,7 +18,7 @@ class Order(NamedTuple):
 
     verb: Verb
     where: str = ""
-    """Which attempt, rank and node it concerns, where the job has several (`Job.order`)."""
+    """The attempt, rank and node that it concerns, where the job has several (`Job.order`)."""
 
     def __str__(self) -> str:
         return f"{self.verb}{self.where}"

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
@@ -40,12 +40,12 @@ from slackwater.schemas.cluster import (
     AggregatorsAllocated,
     AllocateAggregators,
     AllocationEvent,
-    AllocationFact,
     DeallocateAggregators,
 )
 from slackwater.schemas.placement import BucketHeld, BucketsHeld, DropJob, ListBuckets
 from slackwater.services.master.keys import CleanKey, HeldKey
 
+_Fact = Literal["allocated", "released", "lost", "returned", "adopted"]
 BUCKET = "nodes"
 RETRY_S = 1.0
 CLEAN_BUDGET_S = 5.0
@@ -287,7 +287,7 @@ class Pool:
             and id not in self.unreadable
         )
 
-    def _event(self, record: AggregatorRecord, fact: AllocationFact, now_s: float) -> Publish:
+    def _event(self, record: AggregatorRecord, fact: _Fact, now_s: float) -> Publish:
         return Publish(
             subjects.event("aggregator", record.id, fact),
             AllocationEvent(

@@ -110,7 +110,7 @@ class Scheduler:
         try:
             plan, self._memory = self._asked.allocate(asked, self._memory)
             decision = _checked(plan, asked)
-        except Exception:  # Whatever it was, the policy's memory counts on a plan that is not.
+        except Exception:  # The policy's memory counts on a plan that is not carried out.
             self.forget()
             raise
         self._compare = False

@@ -183,7 +183,7 @@ class _SpillThread(threading.Thread):
     def run(self) -> None:
         try:
             asyncio.run(self._live())
-        except Exception as error:
+        except Exception as error:  # The thread's end: who waits is told, or the log is.
             if not self.ready.done():
                 self.ready.set_exception(error)
                 return
