@@ -27,7 +27,7 @@ from slackwater.loadgen.simulator.gpu.engine import Engine, Result
 from slackwater.loadgen.simulator.gpu.jobmodels.fixed import FixedModel
 from slackwater.loadgen.simulator.gpu.jobmodels.interleaved import InterleavedModel
 from slackwater.loadgen.simulator.gpu.metrics import job_figures
-from slackwater.loadgen.simulator.gpu.workload import SimJob, workload
+from slackwater.loadgen.simulator.gpu.workload import Submission, workload
 from slackwater.loadgen.traces import read
 from slackwater.schemas.base import JobId
 from slackwater.services.master.scheduling.policies.colocation import Colocated
@@ -58,7 +58,7 @@ def timed(work: Callable[[], Result]) -> tuple[Result, float]:
     return result, process_time() - began_s
 
 
-def tiled(folder: Path, count: int) -> list[SimJob]:
+def tiled(folder: Path, count: int) -> list[Submission]:
     """Philly's first two months, over and over."""
     jobs = read(folder / "philly/philly_gpu_jobs_2017-09_10.csv").jobs
     span_s = jobs[-1].submit_s
@@ -84,10 +84,10 @@ def peak_waiting(result: Result) -> int:
     return peak
 
 
-def re_sorting(jobs: list[SimJob], gpus: int) -> np.ndarray:
+def re_sorting(jobs: list[Submission], gpus: int) -> np.ndarray:
     """Completions under tiresias-las by a program that re-sorts every active job every time."""
-    size = np.array([j.gpus for j in jobs])
-    left = np.array([int(j.duration_s) for j in jobs])
+    size = np.array([j.spec.gpus for j in jobs])
+    left = np.array([int(j.oracle.duration_s) for j in jobs])
     attained, ends = np.zeros(len(jobs), int), np.zeros(len(jobs), int)
     running = np.zeros(len(jobs), bool)
     active = np.zeros(0, int)
@@ -141,7 +141,7 @@ def _fitting(order: np.ndarray, sizes: np.ndarray, free: int) -> list[int]:
 
 def big_run(folder: Path, check: bool, count: int) -> None:
     jobs = tiled(folder, count)
-    load = sum(j.gpus * j.duration_s for j in jobs) / BIG_GPUS / jobs[-1].submit_s
+    load = sum(j.spec.gpus * j.oracle.duration_s for j in jobs) / BIG_GPUS / jobs[-1].submit_s
     result, cpu_s = timed(
         Engine(
             jobs, Cluster.counted(BIG_GPUS), make("tiresias-las"), FixedModel(), record=False

@@ -234,6 +234,16 @@ class JobSpec(Record, kw_only=True, frozen=True):
         """The fewest and the most GPUs that it may be given."""
         return self.gpus_min or self.gpus, self.gpus_max or self.gpus
 
+    @property
+    def gpus_each(self) -> int:
+        """GPUs of each of its processes; 0: it takes slots."""
+        return self.gpus // self.workers
+
+    @property
+    def needs_host(self) -> bool:
+        """Say whether it asks for processor cores or main memory."""
+        return bool(self.cores or self.memory_bytes)
+
     def processes(self, held: int) -> int:
         """Count its processes on so many GPUs; on slots: one each."""
         return -(-held * self.workers // self.gpus) if self.gpus else held

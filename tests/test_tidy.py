@@ -49,6 +49,8 @@ LOOK_INTO_SERVICES = {
 """Rooms above the services that may import of them, and what. Everything else meets a service on
 the bus."""
 
+SIMULATORS = {"gpu", "pool", "memory"}
+
 PURE_BANNED = {
     "asyncio", "ctypes", "fcntl", "logging", "mmap", "nats", "os", "pathlib", "psutil", "random",
     "selectors", "shutil", "socket", "structlog", "subprocess", "threading", "time",
@@ -448,6 +450,23 @@ def test_the_simulator_imports_only_pure_parts_of_services() -> None:
             words = imported.split(".")
             service = words[:2] == ["slackwater", "services"]
             if service and words[3] in {"shell", *SHELLS[words[2]]}:
+                wrong.append(f"{name(path)}:{line} imports {imported}")
+    assert not wrong, wrong
+
+
+def test_the_simulators_know_neither_one_another_nor_their_commands() -> None:
+    """They share the top of `loadgen/simulator`, and what is below; `loadgen/cli` joins them."""
+    wrong = []
+    for path in modules():
+        words = dotted(path)
+        if words[0] != "loadgen" or words[1] == "cli":
+            continue
+        own = words[2] if words[1] == "simulator" and len(words) > 3 else ""
+        for imported, line in imports(path):
+            found = imported.split(".")[1:]
+            commands = found[:2] == ["loadgen", "cli"]
+            other = found[:2] == ["loadgen", "simulator"] and found[2] in SIMULATORS - {own}
+            if commands or (other and words[1] == "simulator"):
                 wrong.append(f"{name(path)}:{line} imports {imported}")
     assert not wrong, wrong
 

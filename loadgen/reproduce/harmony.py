@@ -24,8 +24,8 @@ from slackwater.loadgen.reproduce.verdict import (
     table,
     yes,
 )
-from slackwater.loadgen.simulator.gpu.options import Options
 from slackwater.loadgen.simulator.gpu.runner import Task, run
+from slackwater.loadgen.simulator.options import Options
 
 MACHINES: Final = 100
 SEEDS: Final = 5

@@ -30,9 +30,9 @@ from slackwater.loadgen.reproduce.verdict import REPORTED, Row, judged, unlike, 
 from slackwater.loadgen.reproduce.verdict import table as rows_table
 from slackwater.loadgen.simulator.gpu.build import build_cluster, build_model, build_policy
 from slackwater.loadgen.simulator.gpu.engine import Engine
-from slackwater.loadgen.simulator.gpu.options import Options
 from slackwater.loadgen.simulator.gpu.prepare import prepare
 from slackwater.loadgen.simulator.gpu.runner import Task, run
+from slackwater.loadgen.simulator.options import Options
 
 MODULE: Final = "python -m slackwater.loadgen.reproduce.lin"
 NODES: Final = 100
@@ -257,7 +257,7 @@ def _until_and_whole_s(gamma: float, jobs: int, seeds: int) -> tuple[float, floa
         whole_s += [outcome.end_s - outcome.job.submit_s for outcome in result.outcomes]
         for segment in result.segments:
             job = work[segment.number]
-            goal = FRACTION * job.iterations
+            goal = FRACTION * job.oracle.iterations
             if segment.work_before < goal <= segment.work_after:
                 part = (goal - segment.work_before) / (segment.work_after - segment.work_before)
                 reached_s = segment.ready_s + part * (segment.end_s - segment.ready_s)

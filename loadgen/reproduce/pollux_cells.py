@@ -17,8 +17,9 @@ from slackwater.loadgen.simulator.gpu.metrics import quantile
 from slackwater.loadgen.simulator.gpu.outcome import Outcome as JobOutcome
 from slackwater.loadgen.simulator.gpu.outcome import Result, Scaling
 from slackwater.loadgen.simulator.gpu.single import simulate_once
-from slackwater.loadgen.simulator.gpu.workload import SimJob, workload
+from slackwater.loadgen.simulator.gpu.workload import Oracle, Submission, workload
 from slackwater.loadgen.traces import read
+from slackwater.schemas.jobs import JobSpec
 
 NODES, NODE_GPUS, RESTART_S, ROUND_S = 16, 4, 30.0, 60.0
 WORKLOADS = (1, 2, 3, 5, 6)
@@ -96,12 +97,12 @@ def _applications(folder: str) -> dict[str, Application]:
     return read_applications(Path(folder))
 
 
-def _jobs(cell: Cell, folder: Path) -> list[SimJob]:
+def _jobs(cell: Cell, folder: Path) -> list[Submission]:
     if not cell.workload:
         return [
-            SimJob(
-                id="imagenet", number=0, submit_s=0.0, gpus=4, duration_s=1.0, gpus_min=4,
-                gpus_max=4, model="imagenet", batch_size=200,
+            Submission(
+                spec=JobSpec(id="imagenet", gpus=4, model="imagenet", batch_size=200),
+                oracle=Oracle(), number=0, submit_s=0.0,
             )
         ]  # fmt: skip
     name = "workloads" if cell.load == "1.0" else f"workloads-{cell.load}"
@@ -123,8 +124,8 @@ def _outcome(result: Result, model: ProfilesModel) -> Outcome:
         capacity_gpu_s=result.capacity_gpu_s,
         run_s=sum(o.run_s for o in done),
         application_jct_s={
-            name: fmean(o.end_s - o.job.submit_s for o in done if o.job.model == name)
-            for name in sorted({o.job.model for o in done})
+            name: fmean(o.end_s - o.job.submit_s for o in done if o.job.spec.model == name)
+            for name in sorted({o.job.spec.model for o in done})
         },
     )
 
@@ -138,7 +139,7 @@ def _fairness_of(one: JobOutcome, everyone: list[JobOutcome], model: ProfilesMod
     ) / max(1.0, ended - begun)
     cluster = Cluster([(NODE_GPUS, "")] * NODES).view
     (free,) = model.elastic([one.job])
-    share = max(1, min(free.gpus_max, round(NODES * NODE_GPUS / max(1.0, together))))
+    share = max(1, min(free.spec.gpus_max, round(NODES * NODE_GPUS / max(1.0, together))))
     return (ended - begun) / (RESTART_S + model.run(one.job, cluster).alone_s(share))
 
 

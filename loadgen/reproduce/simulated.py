@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Literal, NamedTuple, TypedDict
 
 from slackwater.loadgen.simulator.gpu.metrics import JobFigures, Summary
-from slackwater.loadgen.simulator.gpu.options import Options
 from slackwater.loadgen.simulator.gpu.runner import Task, run
+from slackwater.loadgen.simulator.options import Options
 
 
 class Given(TypedDict, total=False):

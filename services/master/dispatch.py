@@ -15,7 +15,7 @@ from slackwater.common.base.effects import Log, StartTimer
 from slackwater.schemas.base import JobId
 from slackwater.schemas.jobs import JobRecord
 from slackwater.services.master.admission import Hold, named
-from slackwater.services.master.gangs import fits_processes, gpus_each
+from slackwater.services.master.gangs import fits_processes
 from slackwater.services.master.jobs import Job
 from slackwater.services.master.keys import DecisionDue
 from slackwater.services.master.lifecycle import advance, choose_devices, leave
@@ -183,7 +183,7 @@ def _feasible(
     parts = " and ".join(f"{number} on {node}" for node, number in placed)
     why = (
         f"the policy {schedule.policy} gave it {parts}, which splits a process over nodes: each of "
-        f"its {spec.workers} processes has {gpus_each(spec)} GPUs of one node. It waits until it "
+        f"its {spec.workers} processes has {spec.gpus_each} GPUs of one node. It waits until it "
         "many are idle together; submit it with a process for each GPU to run on any (rule: split)"
     )
     if schedule.split.get(job.id) != why:

@@ -15,14 +15,9 @@ from slackwater.schemas.job_states import HOLDING_STATES, TERMINAL_STATES
 from slackwater.schemas.jobs import JobRecord, JobSpec
 
 
-def gpus_each(spec: JobSpec) -> int:
-    """GPUs of each of the job's processes; 0: it takes slots."""
-    return spec.gpus // spec.workers
-
-
 def fits_processes(spec: JobSpec, allocation: NodeAllocation) -> bool:
     """Tell whether every process finds its GPUs on one node."""
-    each = gpus_each(spec)
+    each = spec.gpus_each
     return not each or not any(number % each for _, number in allocation)
 
 
@@ -34,7 +29,7 @@ def processes(record: JobRecord) -> int:
 
 def ranks_at(record: JobRecord) -> dict[NodeId, tuple[int, ...]]:
     """Node -> its ranks, ended ones included."""
-    each, first = gpus_each(record.spec) or 1, 0
+    each, first = record.spec.gpus_each or 1, 0
     found = {}
     for node, number in record.allocation:
         count = number // each

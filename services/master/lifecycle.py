@@ -18,7 +18,6 @@ from slackwater.schemas.jobs import JobRecord
 from slackwater.schemas.placement import ReleaseJob
 from slackwater.services.master.gangs import (
     choose_gpus,
-    gpus_each,
     process_number,
     processes,
     ranks_at,
@@ -116,7 +115,7 @@ def _order_start(state: State, job: Job, node: NodeId, placed: tuple[int, ...]) 
 def _start(record: JobRecord, node: NodeId, ranks: tuple[int, ...]) -> StartWorkers:
     spec = record.spec
     numbers = tuple(process_number(record, rank) for rank in ranks)
-    first, each = ranks_at(record)[node][0], gpus_each(spec)
+    first, each = ranks_at(record)[node][0], spec.gpus_each
     ids = record.gpu_ids.get(node, ())
     return StartWorkers(
         job=spec.id,

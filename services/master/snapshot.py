@@ -23,7 +23,8 @@ from slackwater.schemas.base import JobId, NodeId
 from slackwater.schemas.gpus import NodeAllocation
 from slackwater.schemas.job_states import HOLDING_STATES, TERMINAL_STATES, WAITING_STATES
 from slackwater.schemas.jobs import JobRecord
-from slackwater.services.master.gangs import gpus_each, slots_held
+from slackwater.services.master.gangs import slots_held
+from slackwater.services.master.scheduling.shown import shown, size_bounds
 from slackwater.services.master.scheduling.view import (
     Allocation,
     ClusterView,
@@ -195,27 +196,18 @@ class Snapshot:
         spec, allocation = record.spec, shown_allocation(record)
         index = self._index
         placed = tuple(sorted((index[n], c) for n, c in allocation)) if self._knows(record) else ()
-        asked = spec.gpus or spec.workers
-        least, most = spec.gpu_bounds if spec.gpus else (asked, asked)
-        if allocation and not spec.adaptive:
-            least = most = sum(number for _, number in allocation)
+        least, most = size_bounds(spec, sum(number for _, number in allocation))
         started = record.started_s if record.run_s or allocation else inf
         duration_s = self.durations.get(spec.id, inf)
-        return JobView(
-            id=id,
-            number=self._numbers.get(id, self._next),
-            submitted_s=record.submitted_s,
-            gpus=asked,
+        return msgspec.structs.replace(
+            shown(
+                spec,
+                self._numbers.get(id, self._next),
+                record.submitted_s,
+                skew=record.skew or self.skews.get(spec.model, 0.0),
+            ),
             gpus_min=least,
             gpus_max=most,
-            model=spec.model,
-            tenant=spec.tenant,
-            priority=spec.priority,
-            batch_size=spec.batch_size,
-            skew=record.skew or self.skews.get(spec.model, 0.0),
-            speeds=spec.gpu_types,
-            cores=spec.cores / (gpus_each(spec) or 1),
-            memory_bytes=spec.memory_bytes // (gpus_each(spec) or 1),
             allocation=placed,
             since_s=record.since_s or record.submitted_s,
             attained_gpu_s_then=record.gpu_s,

@@ -23,6 +23,7 @@ from tests.sim.gpu_cluster import (
     Work,
     gpu_cluster,
 )
+from tests.sim.submissions import submission
 
 from slackwater.common.bus.memory import SeededFaults
 from slackwater.common.shell.simulated_loop import run_simulated
@@ -31,8 +32,7 @@ from slackwater.loadgen.simulator.gpu.engine import Engine
 from slackwater.loadgen.simulator.gpu.jobmodels.base import JobModel
 from slackwater.loadgen.simulator.gpu.jobmodels.fixed import FixedModel
 from slackwater.loadgen.simulator.gpu.jobmodels.profiles import ProfilesModel
-from slackwater.loadgen.simulator.gpu.workload import SimJob
-from slackwater.schemas.jobs import JobSpec
+from slackwater.loadgen.simulator.gpu.workload import Submission
 from slackwater.services.master.scheduling.registry import make
 
 NODES, GPUS = 4, 4
@@ -49,7 +49,7 @@ REPORT_S = 59.9
 """Agents re-tune in this rhythm: at a round, nobody could say which of the two comes first."""
 
 
-def trace(seed: int, count: int = 40, quiet: tuple[int, int] = (0, 0)) -> list[SimJob]:
+def trace(seed: int, count: int = 40, quiet: tuple[int, int] = (0, 0)) -> list[Submission]:
     """Jobs of whole seconds; none is submitted in the `quiet` interval."""
     rng, at_s, jobs = random.Random(seed), FIRST_S, []
     for number in range(count):
@@ -58,16 +58,16 @@ def trace(seed: int, count: int = 40, quiet: tuple[int, int] = (0, 0)) -> list[S
             at_s += quiet[1] - quiet[0]
         gpus = rng.choice((1, 1, 1, 2, 2, 4, 8))
         jobs.append(
-            SimJob(
-                id=f"j{number:02d}", number=number, submit_s=at_s, gpus=gpus,
-                duration_s=rng.randint(20, 400), gpus_min=gpus, gpus_max=gpus,
+            submission(
+                number, id=f"j{number:02d}", submit_s=at_s, duration_s=rng.randint(20, 400),
+                gpus=gpus, workers=gpus, program=("train",),
             )
         )  # fmt: skip
     return jobs
 
 
 def simulated(
-    policy: str, jobs: Sequence[SimJob], model: JobModel | None = None, round_s: float = 0.0
+    policy: str, jobs: Sequence[Submission], model: JobModel | None = None, round_s: float = 0.0
 ) -> list[Decided]:
     """Return what the engine decides. No two things may happen at one instant, because the live
     master hears of them one by one; under a policy of rounds, none at a round."""
@@ -87,16 +87,16 @@ def simulated(
 
 async def lived(
     policy: str,
-    jobs: Sequence[SimJob],
+    jobs: Sequence[Submission],
     faults: SeededFaults | None = None,
     killed_s: float | None = None,
     model: ProfilesModel | None = None,
 ) -> list[Decided]:
-    works: dict[str, Work] = {job.id: Lasting(job.duration_s) for job in jobs}
-    durations: dict[str, float] | None = {job.id: job.duration_s for job in jobs}
+    works: dict[str, Work] = {job.spec.id: Lasting(job.oracle.duration_s) for job in jobs}
+    durations: dict[str, float] | None = {job.spec.id: job.oracle.duration_s for job in jobs}
     if model is not None:
         view = Cluster([(GPUS, "fake")] * NODES).view
-        works, durations = {job.id: Training(model.run(job, view)) for job in jobs}, None
+        works, durations = {job.spec.id: Training(model.run(job, view)) for job in jobs}, None
     made = gpu_cluster(
         1, policy, works, durations=durations, nodes=NODES, gpus=GPUS,
         settings=SETTINGS.get(policy), faults=faults, align_s=ROUND_S if model else 1.0,
@@ -106,21 +106,13 @@ async def lived(
             cluster.spawn(kill(cluster, killed_s))
         for job in jobs:
             await asyncio.sleep(cluster.began_s + job.submit_s - cluster.now_s())
-            cluster.spawn(cluster.submit(spec_of(job)))
+            cluster.spawn(cluster.submit(job.spec))
         until_s = cluster.now_s() + 20_000.0
         while not all_completed(cluster, jobs):
-            assert cluster.now_s() < until_s, [cluster.record(job.id) for job in jobs]
+            assert cluster.now_s() < until_s, [cluster.record(job.spec.id) for job in jobs]
             cluster.raise_failures()
             await asyncio.sleep(5.0)
         return cluster.decided
-
-
-def spec_of(job: SimJob) -> JobSpec:
-    return JobSpec(
-        id=job.id, workers=job.gpus, gpus=job.gpus, gpus_min=job.gpus_min, gpus_max=job.gpus_max,
-        model=job.model, batch_size=job.batch_size, adaptive=job.gpus_min < job.gpus_max,
-        program=("train",),
-    )  # fmt: skip
 
 
 async def kill(cluster: GpuCluster, at_s: float) -> None:
@@ -129,8 +121,8 @@ async def kill(cluster: GpuCluster, at_s: float) -> None:
     cluster.start("master")
 
 
-def all_completed(cluster: GpuCluster, jobs: Sequence[SimJob]) -> bool:
-    records = [cluster.record(job.id) for job in jobs]
+def all_completed(cluster: GpuCluster, jobs: Sequence[Submission]) -> bool:
+    records = [cluster.record(job.spec.id) for job in jobs]
     assert not [r for r in records if r is not None and r.state in ("failed", "cancelled")]
     return all(record is not None and record.state == "completed" for record in records)
 
@@ -180,7 +172,7 @@ def profiles(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def training(profiles: Path, seed: int, count: int = 14) -> tuple[ProfilesModel, list[SimJob]]:
+def training(profiles: Path, seed: int, count: int = 14) -> tuple[ProfilesModel, list[Submission]]:
     """Jobs that tune their batch, and a model of them that one run may use."""
     rng, at_s, jobs = random.Random(seed), FIRST_S, []
     for number in range(count):
@@ -188,9 +180,9 @@ def training(profiles: Path, seed: int, count: int = 14) -> tuple[ProfilesModel,
         model, batch = rng.choice((("small", 400), ("large", 256)))
         gpus = rng.choice((1, 2, 4))
         jobs.append(
-            SimJob(
-                id=f"j{number:02d}", number=number, submit_s=at_s, gpus=gpus, duration_s=0.0,
-                gpus_min=gpus, gpus_max=gpus, model=model, batch_size=batch,
+            submission(
+                number, id=f"j{number:02d}", submit_s=at_s, gpus=gpus, workers=gpus, model=model,
+                batch_size=batch, program=("train",),
             )
         )  # fmt: skip
     made = ProfilesModel(str(profiles), report_s=REPORT_S, whole_seconds=False)

@@ -4,8 +4,8 @@ from math import inf
 
 from slackwater.loadgen.simulator.gpu.jobmodels.base import JobRun
 from slackwater.loadgen.simulator.gpu.outcome import Outcome
-from slackwater.loadgen.simulator.gpu.workload import SimJob
-from slackwater.schemas.base import JobId
+from slackwater.loadgen.simulator.gpu.workload import Submission
+from slackwater.services.master.scheduling.shown import shown
 from slackwater.services.master.scheduling.view import NOTHING, Allocation, JobView
 
 
@@ -14,12 +14,12 @@ class Active:
 
     __slots__ = (
         "allocation", "attained", "first_start_s", "furthest", "generation", "gpus", "group", "job",
-        "marked_s", "outcome", "ready_s", "restarts", "run", "run_s", "since_s", "useful", "vain",
-        "view", "work",
+        "keeps_size", "marked_s", "outcome", "ready_s", "restarts", "run", "run_s", "since_s",
+        "useful", "vain", "view", "work",
     )  # fmt: skip
 
     def __init__(
-        self, job: SimJob, run: JobRun, outcome: Outcome, now_s: float, restart_s: float | None
+        self, job: Submission, run: JobRun, outcome: Outcome, now_s: float, restart_s: float | None
     ) -> None:
         self.job, self.run, self.outcome = job, run, outcome
         self.generation = 0
@@ -37,13 +37,12 @@ class Active:
         """Its best progress, and how often it has held GPUs since without getting further."""
         self.work: float = 0
         self.useful: float = 0
-        self.view = JobView(
-            id=JobId(job.id), number=job.number, submitted_s=job.submit_s, gpus=job.gpus,
-            gpus_min=job.gpus_min, gpus_max=job.gpus_max, model=job.model, tenant=job.tenant,
-            priority=job.priority, batch_size=job.batch_size, skew=job.skew, speeds=job.speeds,
-            restart_s=restart_s,
-        )  # fmt: skip
+        self.view = shown(
+            job.spec, job.number, job.submit_s, skew=job.oracle.skew, restart_s=restart_s
+        )
         """The view last shown to the policy. A changed copy costs a quarter of a new one."""
+        self.keeps_size = not job.spec.adaptive and self.view.gpus_min < self.view.gpus_max
+        """It may be started with several numbers of GPUs, and then keeps its number."""
 
     def begun(self, before: JobView) -> None:
         """Take over what it did before the simulation begins."""

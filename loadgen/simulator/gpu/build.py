@@ -13,9 +13,9 @@ from slackwater.loadgen.simulator.gpu.failures import Failures
 from slackwater.loadgen.simulator.gpu.interference import Slowdowns
 from slackwater.loadgen.simulator.gpu.jobmodels.base import JobModel
 from slackwater.loadgen.simulator.gpu.jobmodels.registry import make_model
-from slackwater.loadgen.simulator.gpu.options import Options, pairs, settings_of
 from slackwater.loadgen.simulator.gpu.outcome import Costs, Scaling, Settings
-from slackwater.loadgen.simulator.gpu.workload import SimJob
+from slackwater.loadgen.simulator.gpu.workload import Submission
+from slackwater.loadgen.simulator.options import Options, pairs, settings_of
 from slackwater.services.master.scheduling import registry
 from slackwater.services.master.scheduling.policies.colocation import Colocated
 from slackwater.services.master.scheduling.rules import refuse_job, refuse_rules, refuse_types
@@ -49,16 +49,16 @@ def build_cluster(options: Options) -> Cluster:
     return Cluster(nodes)
 
 
-def build_rules(options: Options, jobs: Sequence[SimJob]) -> Rules:
+def build_rules(options: Options, jobs: Sequence[Submission]) -> Rules:
     quotas: dict[str, int] = {}
     if options.quotas == "equal":
-        tenants = sorted({job.tenant for job in jobs})
+        tenants = sorted({job.spec.tenant for job in jobs})
         total = sum(build_cluster(options).sizes)
         share, rest = divmod(total, len(tenants))
         quotas = {tenant: share + (i < rest) for i, tenant in enumerate(tenants)}
     elif options.quotas:
         quotas = {k: int(v) for k, v in pairs(options.quotas, "--quotas").items()}
-        _refuse_strangers("--quotas", "tenant", quotas, {job.tenant for job in jobs})
+        _refuse_strangers("--quotas", "tenant", quotas, {job.spec.tenant for job in jobs})
     return Rules(quotas, options.borrowing, options.min_run_s, options.restart_s)
 
 
@@ -73,7 +73,7 @@ def _refuse_strangers(option: str, kind: str, named: Mapping[str, object], known
         )
 
 
-def build_settings(options: Options, jobs: Sequence[SimJob], seed: int) -> Settings:
+def build_settings(options: Options, jobs: Sequence[Submission], seed: int) -> Settings:
     free = options.overhead == "none"
     if free and (options.restart_s or options.start_s or options.restart_by_model):
         raise ConfigRejected("--overhead none makes restarts free; leave the restart costs out")
@@ -86,7 +86,7 @@ def build_settings(options: Options, jobs: Sequence[SimJob], seed: int) -> Setti
     if options.nodes_max:
         scaling = Scaling(1, options.nodes_max, options.provision_s)
     by_model = pairs(options.restart_by_model, "--restart-by-model")
-    _refuse_strangers("--restart-by-model", "model", by_model, {job.model for job in jobs})
+    _refuse_strangers("--restart-by-model", "model", by_model, {job.spec.model for job in jobs})
     return Settings(
         rules=build_rules(options, jobs),
         costs=Costs(
@@ -155,7 +155,7 @@ def policy_knobs(name: str, options: Options) -> dict[str, object]:
     return {**knobs, **settings_of(options, name)}
 
 
-def refuse_ignored(options: Options, jobs: Sequence[SimJob]) -> None:
+def refuse_ignored(options: Options, jobs: Sequence[Submission]) -> None:
     """Raise ConfigRejected, naming the policy, the rule and the remedy."""
     cluster, rules = build_cluster(options).view, build_rules(options, jobs)
     for name in options.policies:
@@ -163,4 +163,4 @@ def refuse_ignored(options: Options, jobs: Sequence[SimJob]) -> None:
         refuse_rules(policy, rules)
         refuse_types(policy, cluster)
         for job in jobs:
-            refuse_job(policy, job)
+            refuse_job(policy, job.spec)

@@ -36,9 +36,10 @@ from slackwater.loadgen.simulator.gpu.outcome import (
     Segment,
     Settings,
 )
-from slackwater.loadgen.simulator.gpu.workload import SimJob
+from slackwater.loadgen.simulator.gpu.workload import Submission
 from slackwater.schemas.base import JobId
 from slackwater.services.master.scheduling.scheduler import Decision, Scheduler
+from slackwater.services.master.scheduling.shown import size_bounds
 from slackwater.services.master.scheduling.view import (
     NOTHING,
     Allocation,
@@ -61,7 +62,7 @@ class Engine:
 
     def __init__(
         self,
-        jobs: Sequence[SimJob],
+        jobs: Sequence[Submission],
         cluster: Cluster,
         policy: Policy,
         model: JobModel,
@@ -149,7 +150,7 @@ class Engine:
         return something
 
     def _stuck(self) -> str:
-        waiting = [active.job.id for active in self._active.values()]
+        waiting = [active.view.id for active in self._active.values()]
         return (
             f"the policy leaves {len(waiting)} jobs waiting for ever, {waiting[0]} among them, "
             f"though nothing else will happen after {self._now_s} s; a policy that decides in "
@@ -163,12 +164,12 @@ class Engine:
         run = self._model.run(job, self._cluster.view)
         outcome = self._outcomes[number]
         outcome.work_total = run.work_total
-        outcome.alone_s = run.alone_s(job.gpus)
-        active = Active(job, run, outcome, self._now_s, self._costs.known_s(job.model))
+        outcome.alone_s = run.alone_s(job.spec.gpus)
+        active = Active(job, run, outcome, self._now_s, self._costs.known_s(job.spec.model))
         self._active[number] = active
-        self._number[JobId(job.id)] = number
+        self._number[active.view.id] = number
         self._scheduler.admit(active.view)
-        before = self._begun.jobs.get(job.id)
+        before = self._begun.jobs.get(job.spec.id)
         if before is not None:
             self._go_on(active, before)
         self._show(active)
@@ -200,9 +201,9 @@ class Engine:
         self._release(active, "completed")
         active.outcome.end_s = self._now_s
         active.outcome.restarts = active.restarts
-        del self._active[number], self._views[JobId(active.job.id)]
-        del self._number[JobId(active.job.id)]
-        self._changed.append(JobId(active.job.id))
+        del self._active[number], self._views[active.view.id]
+        del self._number[active.view.id]
+        self._changed.append(active.view.id)
         self._done += 1
         self._recondition(set(self._members.get(group, ())) if group else set())
         return True
@@ -293,7 +294,7 @@ class Engine:
     def _delay_s(self, active: Active) -> float:
         if active.first_start_s == inf:
             return self._costs.start_s
-        return self._costs.known_s(active.job.model) or 0
+        return self._costs.known_s(active.job.spec.model) or 0
 
     def _release(self, active: Active, why: str) -> set[int]:
         """The job's segment ends now; answers whom that concerns."""
@@ -341,7 +342,7 @@ class Engine:
         if active.vain >= limits.STARTS_IN_VAIN_MAX or self._now_s > limits.TRACE_SECONDS_MAX:
             done = active.furthest / active.run.work_total
             raise Rejected(
-                f"job {active.job.id} held GPUs {active.vain} times, until {self._now_s} s, and "
+                f"job {active.view.id} held GPUs {active.vain} times, until {self._now_s} s, and "
                 f"got no further than {done:.0%}: it loses them before its restart is over or its "
                 "next checkpoint; give it checkpoints (--checkpoint-s), cheaper restarts "
                 "(--restart-s), longer turns, or machines that fail less (--mtbf-s)"
@@ -355,7 +356,7 @@ class Engine:
         slowdown = 1.0
         if self._slowdowns.any:
             slowdown = self._surroundings.slowdown(active.job, active.allocation, cluster.view)
-        speeds = active.job.speeds
+        speeds = active.job.spec.gpu_types
         gpu_speed = speeds[cluster.types[active.allocation[0][0]]] if speeds else 1.0
         peers: tuple[JobRun, ...] = ()
         if active.group:
@@ -393,6 +394,9 @@ class Engine:
     def _show(self, active: Active) -> None:
         """A new struct for the policy: the job's state changed."""
         run, job_id = active.run, active.view.id
+        if active.keeps_size:
+            least, most = size_bounds(active.job.spec, active.gpus)
+            active.view = replace(active.view, gpus_min=least, gpus_max=most)
         self._views[job_id] = active.view = replace(
             active.view,
             allocation=active.allocation, group=active.group, since_s=active.since_s,

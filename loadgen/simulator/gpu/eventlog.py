@@ -75,10 +75,10 @@ def event_log(
         [(node, a, None if b == float("inf") else b) for node, a, b in result.outages],
         [
             LoggedJob(
-                o.job.id, o.job.submit_s, o.end_s, o.job.gpus, o.job.gpus_min, o.job.gpus_max,
+                o.job.spec.id, o.job.submit_s, o.end_s, o.job.spec.gpus, *o.job.spec.gpu_bounds,
                 o.gpu_s, o.work_total, o.restarts, o.preemptions, o.failures,
-                o.job.tenant if rules.quotas else "", o.job.priority,
-                tuple(sorted(o.job.speeds)) if several else (),
+                o.job.spec.tenant if rules.quotas else "", o.job.spec.priority,
+                tuple(sorted(o.job.spec.gpu_types)) if several else (),
             )
             for o in result.outcomes
         ],
@@ -118,7 +118,7 @@ def _slices(result: Result) -> list[dict[str, Any]]:
         for node, gpus in s.allocation:
             events.append(
                 {
-                    "ph": "X", "name": job.id, "cat": s.why, "pid": node + 1,
+                    "ph": "X", "name": job.spec.id, "cat": s.why, "pid": node + 1,
                     "tid": lanes.take(node, s.start_s, s.end_s),
                     "ts": round(s.start_s * _MICRO), "dur": round((s.end_s - s.start_s) * _MICRO),
                     "args": {
@@ -151,8 +151,8 @@ class _Lanes:
 
 
 def _marks(result: Result) -> list[dict[str, Any]]:
-    marks = [("submitted " + o.job.id, o.job.submit_s) for o in result.outcomes]
-    marks += [("completed " + o.job.id, o.end_s) for o in result.outcomes]
+    marks = [("submitted " + o.job.spec.id, o.job.submit_s) for o in result.outcomes]
+    marks += [("completed " + o.job.spec.id, o.end_s) for o in result.outcomes]
     for node, lost_s, back_s in result.outages:
         marks.append((f"lost n{node}", lost_s))
         if back_s < float("inf"):

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from slackwater.loadgen.simulator.gpu.workload import SimJob
+from slackwater.loadgen.simulator.gpu.workload import Submission
 from slackwater.services.master.scheduling.view import Allocation, ClusterView
 
 
@@ -55,14 +55,15 @@ class Surroundings:
                 met |= here
         return met - {number}
 
-    def slowdown(self, job: SimJob, allocation: Allocation, cluster: ClusterView) -> float:
+    def slowdown(self, job: Submission, allocation: Allocation, cluster: ClusterView) -> float:
         factor = 1.0
         rules = self._slowdowns
         if len(allocation) > 1:
             gpus = sum(count for _, count in allocation)
             kind = cluster.nodes[allocation[0][0]].gpu_type
             if len(allocation) > cluster.fewest_nodes(gpus, kind):
-                factor = rules.spread_by_model.get(job.model, 1.0 + rules.spread * job.skew)
+                by_skew = 1.0 + rules.spread * job.oracle.skew
+                factor = rules.spread_by_model.get(job.spec.model, by_skew)
             if rules.interference and any(
                 len(self._distributed.get(node, ())) > 1 for node, _ in allocation
             ):

@@ -96,11 +96,11 @@ def job_figures(result: Result, gpus: int) -> list[JobFigures]:
 
 
 def _figures(outcome: Outcome, contention: "_Contention", gpus: int) -> JobFigures:
-    job = outcome.job
-    jct_s = outcome.end_s - job.submit_s
-    share = max(1.0, job.gpus * contention.average(job.submit_s, outcome.end_s) / gpus)
+    job, submit_s = outcome.job.spec, outcome.job.submit_s
+    jct_s = outcome.end_s - submit_s
+    share = max(1.0, job.gpus * contention.average(submit_s, outcome.end_s) / gpus)
     return JobFigures(
-        job.id, job.model, job.tenant, job.gpus, job.submit_s, outcome.start_s, outcome.end_s,
+        job.id, job.model, job.tenant, job.gpus, submit_s, outcome.start_s, outcome.end_s,
         jct_s, outcome.run_s, jct_s - outcome.run_s, outcome.gpu_s, outcome.preemptions,
         outcome.restarts, outcome.failures, outcome.wasted_gpu_s,
         jct_s / (max(outcome.alone_s, 1e-9) * share),

@@ -8,7 +8,7 @@ import msgspec
 
 from slackwater.loadgen.simulator.gpu.failures import Failures
 from slackwater.loadgen.simulator.gpu.interference import Slowdowns
-from slackwater.loadgen.simulator.gpu.workload import SimJob
+from slackwater.loadgen.simulator.gpu.workload import Submission
 from slackwater.services.master.scheduling.view import Allocation, JobView, Pending, Rules
 
 
@@ -79,7 +79,7 @@ class Segment(NamedTuple):
 class Outcome(msgspec.Struct):
     """The outcome of a job."""
 
-    job: SimJob
+    job: Submission
     start_s: float = inf
     end_s: float = inf
     run_s: float = 0

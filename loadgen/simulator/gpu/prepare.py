@@ -10,9 +10,9 @@ import msgspec
 from slackwater.common.base.errors import Rejected
 from slackwater.loadgen.generate import generate
 from slackwater.loadgen.simulator.gpu.build import build_cluster, build_model, build_rules
-from slackwater.loadgen.simulator.gpu.options import GENERATED, Options
 from slackwater.loadgen.simulator.gpu.speeds import Speeds, gavel_speeds, read_speeds
-from slackwater.loadgen.simulator.gpu.workload import SimJob, refuse_unfit, workload
+from slackwater.loadgen.simulator.gpu.workload import Submission, refuse_unfit, resizable, workload
+from slackwater.loadgen.simulator.options import GENERATED, Options
 from slackwater.loadgen.traces import Trace, read, seconds_after_origin, select
 from slackwater.loadgen.traces.gavel import with_durations
 from slackwater.loadgen.traces.record import TraceJob
@@ -24,7 +24,7 @@ TIMED_MODELS: Final = frozenset({"fixed", "interleaved"})
 class Prepared(msgspec.Struct):
     """The workload of one run."""
 
-    jobs: list[SimJob]
+    jobs: list[Submission]
     trace_sha256: str
     trace_format: str
     trace_rows: int
@@ -77,7 +77,7 @@ def prepare(options: Options, seed: int) -> Prepared:
     cluster = build_cluster(options)
     if options.mode != "rigid":
         most = sum(cluster.sizes)
-        jobs = [msgspec.structs.replace(job, gpus_min=1, gpus_max=most) for job in jobs]
+        jobs = [resizable(job, max(most, job.spec.gpus)) for job in jobs]
     rules = build_rules(options, jobs)
     refuse_unfit(jobs, cluster.gpus_by_type(), rules.quotas, rules.borrowing)
     notes = list(_notes(options, rows, model.name))
@@ -85,9 +85,9 @@ def prepare(options: Options, seed: int) -> Prepared:
     return Prepared(jobs, trace.sha256, trace.format, len(trace.jobs), skipped, notes)
 
 
-def refuse_without_stages(options: Options, jobs: Sequence[SimJob]) -> None:
+def refuse_without_stages(options: Options, jobs: Sequence[Submission]) -> None:
     """Raise Rejected where --colocate would do nothing: no job has stage times."""
-    if options.colocate > 1 and not any(job.stages_s for job in jobs):
+    if options.colocate > 1 and not any(job.oracle.stages_s for job in jobs):
         raise Rejected(
             f"--colocate {options.colocate} interleaves the stages of an iteration, and no job of "
             f"{options.trace} has stage times; leave it out, or give the trace a column stages_s"

@@ -26,9 +26,9 @@ from slackwater.loadgen.files import table_text, write_json
 from slackwater.loadgen.plots import COLORS, cdf, figure
 from slackwater.loadgen.simulator.gpu.build import policy_knobs
 from slackwater.loadgen.simulator.gpu.metrics import FAIRNESS_DEFINITION, JobFigures, Summary
-from slackwater.loadgen.simulator.gpu.options import Options
 from slackwater.loadgen.simulator.gpu.prepare import Prepared
 from slackwater.loadgen.simulator.gpu.runner import RunReport
+from slackwater.loadgen.simulator.options import Options
 
 CONFIDENCE = 0.95
 

@@ -30,10 +30,10 @@ from slackwater.loadgen.simulator.gpu.metrics import (
     size_bins,
     summarize,
 )
-from slackwater.loadgen.simulator.gpu.options import Options
 from slackwater.loadgen.simulator.gpu.prepare import prepare
 from slackwater.loadgen.simulator.gpu.series import Series, series
-from slackwater.loadgen.simulator.gpu.workload import SimJob
+from slackwater.loadgen.simulator.gpu.workload import Submission
+from slackwater.loadgen.simulator.options import Options
 from slackwater.services.master.scheduling.view import Pending
 
 POLL_S = 0.2
@@ -76,7 +76,7 @@ class RunReport(msgspec.Struct):
 def run(
     task: Task,
     on_progress: Callable[[int, float], None] | None = None,
-    jobs: Sequence[SimJob] | None = None,
+    jobs: Sequence[Submission] | None = None,
 ) -> RunReport:
     """`jobs`: the task's, where they were prepared already."""
     options = task.options
@@ -109,7 +109,7 @@ def run_all(
     tasks: Sequence[Task],
     processes: int,
     on_progress: Progress | None,
-    prepared: Mapping[int, Sequence[SimJob]],
+    prepared: Mapping[int, Sequence[Submission]],
 ) -> list[RunReport]:
     """Every task's report, in the order of the tasks. `processes`: 0 is one a core. `prepared`: the
     jobs by seed, where known; other processes read the trace themselves."""

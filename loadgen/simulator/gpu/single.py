@@ -10,13 +10,13 @@ from slackwater.loadgen.simulator.gpu.engine import Engine
 from slackwater.loadgen.simulator.gpu.interference import Slowdowns
 from slackwater.loadgen.simulator.gpu.jobmodels.base import FitsPolicy, JobModel
 from slackwater.loadgen.simulator.gpu.outcome import Costs, Result, Scaling, Settings
-from slackwater.loadgen.simulator.gpu.workload import SimJob
+from slackwater.loadgen.simulator.gpu.workload import Submission
 from slackwater.services.master.scheduling.registry import make
 from slackwater.services.master.scheduling.view import Rules
 
 
 def simulate_once(
-    jobs: Sequence[SimJob],
+    jobs: Sequence[Submission],
     cluster: Cluster,
     policy: str,
     model: JobModel,

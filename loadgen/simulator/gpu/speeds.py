@@ -1,4 +1,4 @@
-"""How fast a job is on each type of GPU: measured tables brought to `SimJob.speeds`.
+"""How fast a job is on each type of GPU: measured tables brought to `JobSpec.gpu_types`.
 
 Two sources: a JSON of our own (model -> GPU type -> relative speed, "" for all other models), and
 Gavel's `simulation_throughputs.json` (GPU type -> "('job type', GPUs)" -> steps per second alone).

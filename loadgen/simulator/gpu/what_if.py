@@ -17,7 +17,7 @@ from slackwater.loadgen.simulator.gpu.cluster import Cluster
 from slackwater.loadgen.simulator.gpu.engine import Engine
 from slackwater.loadgen.simulator.gpu.jobmodels.fixed import FixedModel
 from slackwater.loadgen.simulator.gpu.outcome import Begun, Settings
-from slackwater.loadgen.simulator.gpu.workload import SimJob
+from slackwater.loadgen.simulator.gpu.workload import Oracle, Submission
 from slackwater.schemas.base import JobId
 from slackwater.schemas.cluster import NodeInfo
 from slackwater.schemas.gpus import NodeAllocation
@@ -50,7 +50,7 @@ class Situation(msgspec.Struct, frozen=True):
 
     nodes: tuple[tuple[int, str], ...]
     """(GPUs, type) of each node."""
-    jobs: tuple[SimJob, ...]
+    jobs: tuple[Submission, ...]
     """In the order of their submission; submitted at 0 or before."""
     begun: Mapping[str, JobView]
     live: Mapping[str, LiveJob]
@@ -96,7 +96,7 @@ def situation(
         if not record.held:
             snapshot.show(record)
     view = snapshot.view(heard.gpus(now_s), now_s)
-    jobs: list[SimJob] = []
+    jobs: list[Submission] = []
     begun: dict[str, JobView] = {}
     live: dict[str, LiveJob] = {}
     for record in active:
@@ -111,10 +111,18 @@ def situation(
         else:
             left_s = _remaining_s(seen, view.cluster.nodes, progress.get(id))
             live[id] = LiveJob(
-                id=id, state=record.state, allocation=shown_allocation(record),
-                remaining_s=assume_s if left_s is None else left_s, assumed=left_s is None,
+                id=id,
+                state=record.state,
+                allocation=shown_allocation(record),
+                remaining_s=assume_s if left_s is None else left_s,
+                assumed=left_s is None,
+            )
+            jobs.append(
+                Submission(
+                    spec=record.spec, oracle=Oracle(duration_s=max(1, ceil(live[id].remaining_s))),
+                    number=len(jobs), submit_s=min(0, floor(record.submitted_s - now_s)),
+                )
             )  # fmt: skip
-            jobs.append(_sim_job(seen, len(jobs), now_s, live[id].remaining_s))
             begun[id] = _from_now(seen, now_s)
     if not jobs:
         raise Rejected(_nothing(left_out))
@@ -133,7 +141,7 @@ def play(
         now.jobs, Cluster(now.nodes), make(policy, settings), FixedModel(), Settings(rules=rules),
         record=False, begun=Begun(0, now.begun),
     )  # fmt: skip
-    return {each.job.id: each.end_s for each in engine.run().outcomes}
+    return {each.job.spec.id: each.end_s for each in engine.run().outcomes}
 
 
 def compared(
@@ -177,24 +185,6 @@ def _remaining_s(
         return None
     speed = job.speeds.get(nodes[job.allocation[0][0]].gpu_type, 1.0)
     return float(told.eta_s) * speed * job.held_gpus / job.gpus
-
-
-def _sim_job(job: JobView, number: int, now_s: float, remaining_s: float) -> SimJob:
-    return SimJob(
-        id=job.id,
-        number=number,
-        submit_s=min(0, floor(job.submitted_s - now_s)),
-        gpus=job.gpus,
-        duration_s=max(1, ceil(remaining_s)),
-        gpus_min=job.gpus_min,
-        gpus_max=job.gpus_max,
-        model=job.model,
-        tenant=job.tenant,
-        priority=job.priority,
-        batch_size=job.batch_size,
-        skew=job.skew,
-        speeds=job.speeds,
-    )
 
 
 def _from_now(job: JobView, now_s: float) -> JobView:

@@ -1,4 +1,5 @@
-"""The simulator's own job: a trace row brought to the simulator's terms, once, before the run.
+"""A trace row brought to the simulator's terms, once, before the run: a job as users submit it, and
+an oracle.
 
 Whole seconds where the job model counts them: a submission is floored, a duration rounded and at
 least one second (as public simulators have it, with `--overhead none`). Equal submissions
@@ -10,44 +11,43 @@ from math import floor
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from slackwater.common.base import limits
 from slackwater.common.base.errors import Rejected
+from slackwater.loadgen.simulator.gpu.speeds import Speeds
 from slackwater.loadgen.traces.record import TraceJob
+from slackwater.schemas.jobs import JobSpec
 
 
-class SimJob(msgspec.Struct, frozen=True, kw_only=True):
-    """The facts known about a job before it runs. Nothing here changes during a run.
+class Oracle(msgspec.Struct, frozen=True, kw_only=True):
+    """Facts of a job that nobody can tell before it has run, and that a trace recorded.
 
-    `duration_s` is the running time with `gpus` GPUs of the reference type, undisturbed: what the
-    fixed model works off; models with a progress of their own ignore it (0 where a trace has none).
+    `duration_s` is the running time with the GPUs that the job asks for, of the reference type,
+    undisturbed: what the fixed model works off; models with a progress of their own ignore it (0
+    where a trace has none).
     """
 
-    id: str
-    number: int
-    submit_s: float
-    gpus: int
-    duration_s: float
-    gpus_min: int
-    gpus_max: int
-    model: str = ""
-    tenant: str = ""
-    priority: int = 0
-    batch_size: int = 0
+    duration_s: float = 0
     skew: float = 0.0
+    """Largest tensor's share of the model."""
     stages_s: tuple[float, ...] = ()
     """Measured stage times of an iteration (Muri: GPU, CPU, network or storage), if any."""
     iteration_s: float = 0.0
     iterations: int = 0
-    speeds: Mapping[str, float] = msgspec.field(default_factory=dict)
-    """GPU type -> speed relative to the reference; empty: every type alike."""
+    """Iterations that it ran for; 0: the trace does not say."""
     extra: Mapping[str, Any] = msgspec.field(default_factory=dict)
     """Further columns of the trace, by name, for job models that know them."""
 
-    @property
-    def needs_host(self) -> bool:
-        """Traces say nothing of processor cores and main memory."""
-        return False
+
+class Submission(msgspec.Struct, frozen=True, kw_only=True):
+    """A job of the workload: what its user asks for, when, and the oracle. Nothing here changes
+    during a run."""
+
+    spec: JobSpec
+    oracle: Oracle
+    number: int
+    submit_s: float
 
 
 SKEWS: Mapping[str, float] = {
@@ -63,9 +63,9 @@ def workload(
     *,
     whole_seconds: bool = True,
     priorities: bool = False,
-    speeds: Mapping[str, Mapping[str, float]] | None = None,
-    job_speeds: Mapping[str, Mapping[str, float]] | None = None,
-) -> list[SimJob]:
+    speeds: Speeds | None = None,
+    job_speeds: Speeds | None = None,
+) -> list[Submission]:
     """The trace's jobs, numbered by submission. `speeds`: model -> GPU type -> relative speed
     (the key "" is for all other models); `job_speeds` the same by job id, and first. `priorities`:
     take the trace's `priority` column."""
@@ -77,41 +77,42 @@ def workload(
             raise Rejected(f"two jobs are called {row.id!r}; give each job an id of its own")
         seen.add(row.id)
         by_type = (job_speeds or {}).get(row.id) or _by_model(row.model, speeds or {})
-        jobs.append(_sim_job(row, number, whole_seconds, priorities, by_type))
+        jobs.append(_submission(row, number, whole_seconds, priorities, by_type))
     return jobs
 
 
-def _by_model(model: str, speeds: Mapping[str, Mapping[str, float]]) -> Mapping[str, float]:
+def _by_model(model: str, speeds: Speeds) -> dict[str, float]:
     return speeds.get(model, speeds.get("", {}))
 
 
-def _sim_job(
+def _submission(
     row: TraceJob,
     number: int,
     whole_seconds: bool,
     priorities: bool,
-    speeds: Mapping[str, float],
-) -> SimJob:
+    speeds: dict[str, float],
+) -> Submission:
     duration_s = row.duration_s or 0.0
-    model = row.model.lower()
-    return SimJob(
-        id=row.id,
+    return Submission(
+        spec=JobSpec(
+            id=row.id,
+            gpus=row.gpus,
+            model=row.model,
+            tenant=row.tenant,
+            priority=_priority(row) if priorities else 0,
+            batch_size=row.batch_size or 0,
+            gpu_types=speeds,
+        ),
+        oracle=Oracle(
+            duration_s=max(1, round(duration_s)) if whole_seconds else duration_s,
+            skew=SKEWS.get(row.model.lower(), 0.0),
+            stages_s=tuple(row.stages_s.values()),
+            iteration_s=row.iteration_s or 0.0,
+            iterations=row.iterations or 0,
+            extra=row.extra,
+        ),
         number=number,
         submit_s=floor(row.submit_s) if whole_seconds else row.submit_s,
-        gpus=row.gpus,
-        duration_s=max(1, round(duration_s)) if whole_seconds else duration_s,
-        gpus_min=row.gpus,
-        gpus_max=row.gpus,
-        model=row.model,
-        tenant=row.tenant,
-        priority=_priority(row) if priorities else 0,
-        batch_size=row.batch_size or 0,
-        skew=SKEWS.get(model, 0.0),
-        stages_s=tuple(row.stages_s.values()),
-        iteration_s=row.iteration_s or 0.0,
-        iterations=row.iterations or 0,
-        speeds=speeds,
-        extra=row.extra,
     )
 
 
@@ -130,27 +131,33 @@ def _priority(row: TraceJob) -> int:
     )
 
 
-def any_size(jobs: Sequence[SimJob]) -> list[SimJob]:
+def resizable(job: Submission, most: int) -> Submission:
+    """The same job, free to run on 1 to `most` GPUs and to change while it runs."""
+    gpus = min(job.spec.gpus, most)
+    spec = replace(job.spec, gpus=gpus, gpus_min=1, gpus_max=most, adaptive=True)
+    return replace(job, spec=spec)
+
+
+def any_size(jobs: Sequence[Submission]) -> list[Submission]:
     """The same jobs, free to run on any number of GPUs."""
-    most = limits.TRACE_GPUS_MAX
-    return [msgspec.structs.replace(job, gpus_min=1, gpus_max=most) for job in jobs]
+    return [resizable(job, limits.TRACE_GPUS_MAX) for job in jobs]
 
 
 def refuse_unfit(
-    jobs: Sequence[SimJob], up: Mapping[str, int], quotas: Mapping[str, int], borrowing: bool
+    jobs: Sequence[Submission], up: Mapping[str, int], quotas: Mapping[str, int], borrowing: bool
 ) -> None:
     """Jobs in equal jobs out: one that can never run is refused by name before the run.
 
     `up` is the number of GPUs of each type with every node up.
     """
-    for job in jobs:
-        usable = {k: n for k, n in up.items() if not job.speeds or k in job.speeds}
-        room = max(usable.values(), default=0)
+    for job in (each.spec for each in jobs):
+        usable = {k: n for k, n in up.items() if not job.gpu_types or k in job.gpu_types}
+        room, (least, _) = max(usable.values(), default=0), job.gpu_bounds
         if job.gpus < 1:
             raise Rejected(f"job {job.id} asks for {job.gpus} GPUs; leave such jobs out")
-        if job.gpus_min > room:
+        if least > room:
             raise Rejected(
-                f"job {job.id} asks for {job.gpus} GPUs of one type and the cluster has {room} "
+                f"job {job.id} asks for {least} GPUs of one type and the cluster has {room} "
                 "that it can use; add nodes, or leave the job out (--max-gpus)"
             )
         if quotas and not borrowing and job.gpus > quotas.get(job.tenant, 0):

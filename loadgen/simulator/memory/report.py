@@ -23,11 +23,11 @@ from rich.table import Table
 
 from slackwater.loadgen.files import table_text, write_json
 from slackwater.loadgen.plots import COLORS, figure
-from slackwater.loadgen.simulator.gpu.options import Options
 from slackwater.loadgen.simulator.memory.containers import APPLICATIONS, CONFIGURATIONS
 from slackwater.loadgen.simulator.memory.eviction import EXTRAS, NEED, Point
 from slackwater.loadgen.simulator.memory.run import MachineRow, MemoryOutcome, MemorySettings
 from slackwater.loadgen.simulator.memory.summary import MemorySummary
+from slackwater.loadgen.simulator.options import Options
 
 DIGITS: Final = 6
 

@@ -10,7 +10,7 @@
 Everything but `wall_s` is a function of trace, options and seed: a rerun gives equal bytes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,9 +19,6 @@ from rich.table import Table
 
 from slackwater.loadgen.files import table_text, write_json
 from slackwater.loadgen.plots import COLORS, cdf, figure
-from slackwater.loadgen.simulator.gpu.options import Options
-from slackwater.loadgen.simulator.gpu.prepare import Prepared
-from slackwater.loadgen.simulator.gpu.report import origin
 from slackwater.loadgen.simulator.pool.minutes import Minutes, PoolSummary, ratios
 from slackwater.loadgen.simulator.pool.profiles import (
     CPU_NS_PER_BYTE,
@@ -38,13 +35,13 @@ Reported = tuple[PoolOutcome, Minutes, PoolSummary]
 
 def write_report(
     folder: Path,
-    options: Options,
-    prepared: Prepared,
+    origin: Mapping[str, Any],
     settings: dict[str, PoolSettings],
     runs: Sequence[Reported],
 ) -> None:
+    """`origin`: the ingredients of the run, as its options and its trace give them."""
     write_json(folder / "summary.json", [summary for _, _, summary in runs])
-    write_json(folder / "manifest.json", manifest(options, prepared, settings))
+    write_json(folder / "manifest.json", manifest(origin, settings))
     (folder / "jobs.csv").write_text(jobs_csv([outcome for outcome, _, _ in runs]))
     (folder / "minutes.csv").write_text(minutes_csv(runs))
     draw(folder, runs)
@@ -68,11 +65,9 @@ def table_of_models() -> list[dict[str, Any]]:
     return rows
 
 
-def manifest(
-    options: Options, prepared: Prepared, settings: dict[str, PoolSettings]
-) -> dict[str, Any]:
+def manifest(origin: Mapping[str, Any], settings: dict[str, PoolSettings]) -> dict[str, Any]:
     return {
-        **origin(options, prepared),
+        **origin,
         "settings": {name: msgspec.to_builtins(each) for name, each in settings.items()},
         "models": table_of_models(),
         "cpu_ns_per_byte": CPU_NS_PER_BYTE,

@@ -19,7 +19,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
-from slackwater.loadgen.simulator.gpu.workload import SimJob
+from slackwater.loadgen.simulator.gpu.workload import Submission
 from slackwater.services.master.scheduling.view import Allocation, ClusterView, Policy
 
 
@@ -42,7 +42,7 @@ class Conditions(msgspec.Struct, frozen=True):
 class JobRun(Protocol):
     """One job's progress. `work_done` grows to `work_total` in the model's own unit."""
 
-    job: SimJob
+    job: Submission
 
     @property
     def work_done(self) -> float: ...
@@ -91,11 +91,11 @@ class JobModel(Protocol):
     integer_times: bool
     """True: instants are whole seconds, so that GPU-seconds add up exactly."""
 
-    def run(self, job: SimJob, cluster: ClusterView) -> JobRun: ...
+    def run(self, job: Submission, cluster: ClusterView) -> JobRun: ...
 
 
 @runtime_checkable
 class FitsPolicy(Protocol):
     """A job model whose jobs do what the policy can make use of: be resized, tune their batch."""
 
-    def adapt(self, jobs: Sequence[SimJob], policy: Policy) -> list[SimJob]: ...
+    def adapt(self, jobs: Sequence[Submission], policy: Policy) -> list[Submission]: ...

@@ -9,7 +9,7 @@ divide its speed.
 from typing import Any, Final
 
 from slackwater.loadgen.simulator.gpu.jobmodels.base import Conditions
-from slackwater.loadgen.simulator.gpu.workload import SimJob
+from slackwater.loadgen.simulator.gpu.workload import Submission
 from slackwater.services.master.scheduling.view import Allocation, ClusterView
 
 _NEVER: Final = float("inf")
@@ -17,11 +17,11 @@ _MILLI: Final = 1000
 
 
 class FixedRun:
-    __slots__ = ("_at_s", "_marked", "_rate", "_work", "job", "total")
+    __slots__ = ("_asked", "_at_s", "_marked", "_rate", "_work", "job", "total")
 
-    def __init__(self, job: SimJob) -> None:
-        self.job = job
-        self.total = max(1, round(job.duration_s)) * _MILLI
+    def __init__(self, job: Submission) -> None:
+        self.job, self._asked = job, job.spec.gpus
+        self.total = max(1, round(job.oracle.duration_s)) * _MILLI
         self._work = 0
         self._marked = 0
         self._rate = 0
@@ -50,11 +50,11 @@ class FixedRun:
 
     @property
     def useful_gpu_s(self) -> float:
-        return self._work * self.job.gpus / _MILLI
+        return self._work * self._asked / _MILLI
 
     def resume(self, now_s: float, allocation: Allocation, conditions: Conditions) -> None:
         gpus = sum(count for _, count in allocation)
-        rate = self.relative_speed(conditions) * gpus / self.job.gpus
+        rate = self.relative_speed(conditions) * gpus / self._asked
         self._rate = max(1, round(_MILLI * rate)) if gpus else 0
         self._at_s = now_s + conditions.delay_s
 
@@ -76,7 +76,7 @@ class FixedRun:
         return left if not rest else left + rest / _MILLI
 
     def alone_s(self, gpus: int) -> float:
-        return self.total / _MILLI * self.job.gpus / min(gpus, self.job.gpus)
+        return self.total / _MILLI * self._asked / min(gpus, self._asked)
 
     def mark(self) -> None:
         self._marked = self._work
@@ -89,5 +89,5 @@ class FixedModel:
     name = "fixed"
     integer_times = True
 
-    def run(self, job: SimJob, cluster: ClusterView) -> FixedRun:
+    def run(self, job: Submission, cluster: ClusterView) -> FixedRun:
         return FixedRun(job)

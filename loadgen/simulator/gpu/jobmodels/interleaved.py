@@ -8,14 +8,14 @@ without stage times is one that fills its GPUs: it gains nothing from sharing.
 from slackwater.common.domains.models.interleave import StageProfile, speeds
 from slackwater.loadgen.simulator.gpu.jobmodels.base import Conditions
 from slackwater.loadgen.simulator.gpu.jobmodels.fixed import FixedRun
-from slackwater.loadgen.simulator.gpu.workload import SimJob
+from slackwater.loadgen.simulator.gpu.workload import Submission
 from slackwater.services.master.scheduling.view import ClusterView
 
 
 class InterleavedRun(FixedRun):
     __slots__ = ("_profile",)
 
-    def __init__(self, job: SimJob) -> None:
+    def __init__(self, job: Submission) -> None:
         super().__init__(job)
         self._profile = stage_profile(job)
 
@@ -31,15 +31,16 @@ class InterleavedRun(FixedRun):
         return alone * speeds(members)[0]
 
 
-def stage_profile(job: SimJob) -> StageProfile:
-    if not job.stages_s:
+def stage_profile(job: Submission) -> StageProfile:
+    oracle = job.oracle
+    if not oracle.stages_s:
         return StageProfile((1.0,), 1.0)
-    return StageProfile(job.stages_s, job.iteration_s or sum(job.stages_s))
+    return StageProfile(oracle.stages_s, oracle.iteration_s or sum(oracle.stages_s))
 
 
 class InterleavedModel:
     name = "interleaved"
     integer_times = True
 
-    def run(self, job: SimJob, cluster: ClusterView) -> InterleavedRun:
+    def run(self, job: Submission, cluster: ClusterView) -> InterleavedRun:
         return InterleavedRun(job)

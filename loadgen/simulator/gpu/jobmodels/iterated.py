@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from typing import Final
 
 from slackwater.loadgen.simulator.gpu.jobmodels.base import Conditions
-from slackwater.loadgen.simulator.gpu.workload import SimJob
+from slackwater.loadgen.simulator.gpu.workload import Submission
 from slackwater.services.master.scheduling.view import Allocation
 
 NEVER: Final = float("inf")
@@ -16,9 +16,9 @@ class IteratedRun(ABC):
 
     __slots__ = ("_at_s", "_end_s", "_marked", "_rate", "job", "work_done", "work_total")
 
-    def __init__(self, job: SimJob) -> None:
+    def __init__(self, job: Submission) -> None:
         self.job = job
-        self.work_total = float(job.iterations)
+        self.work_total = float(job.oracle.iterations)
         self.work_done = 0.0
         self._marked = 0.0
         self._rate = 0.0

@@ -36,7 +36,7 @@ from slackwater.loadgen.simulator.gpu.jobmodels.applications import (
     read_applications,
 )
 from slackwater.loadgen.simulator.gpu.jobmodels.base import Conditions
-from slackwater.loadgen.simulator.gpu.workload import SimJob
+from slackwater.loadgen.simulator.gpu.workload import Submission, resizable
 from slackwater.services.master.scheduling.registry import Period
 from slackwater.services.master.scheduling.view import Allocation, ClusterView, Policy
 
@@ -68,7 +68,7 @@ class ProfileRun:
     `remaining_iterations` (oracles)."""
 
     def __init__(
-        self, job: SimJob, application: Application, cluster: ClusterView, options: Options
+        self, job: Submission, application: Application, cluster: ClusterView, options: Options
     ) -> None:
         self.job = job
         self._application, self._options = application, options
@@ -97,7 +97,7 @@ class ProfileRun:
     def _new_agent(self, kind: str) -> PolluxAgent:
         return PolluxAgent(
             limits_of(self.job, self._application, self._options, kind),
-            known=self._options.known.get(self.job.model, {}).get(kind),
+            known=self._options.known.get(self.job.spec.model, {}).get(kind),
             throughput_only=self._options.throughput_only,
             smoothing=0.0,  # The profiles' moments are means already.
         )
@@ -147,7 +147,7 @@ class ProfileRun:
     def speed(self) -> float:
         if not self._allocation or self.done:
             return 0.0
-        alone = self._alone_s(self.job.gpus)
+        alone = self._alone_s(self.job.spec.gpus)
         epoch_s = alone[self._epoch + 1] - alone[self._epoch]
         length = self._length(self._epoch)
         return self._rate * epoch_s / length
@@ -308,7 +308,7 @@ class ProfileRun:
     def remaining_iterations(self) -> float:
         """Count the iterations left at the trace's batch size, by the measured runs; 1 in the last
         epoch."""
-        application, batch = self._application, float(self.job.batch_size)
+        application, batch = self._application, float(self.job.spec.batch_size)
         last = application.epochs - 1
         if self._epoch >= last:
             return 1.0
@@ -320,19 +320,19 @@ class ProfileRun:
         """True time of an iteration of the trace's batch on so many GPUs on full machines."""
         full, rest = divmod(gpus, self._node_gpus)
         shape = (self._node_gpus,) * full + ((rest,) if rest else ())
-        limits = self._limits
+        limits, batch = self._limits, self.job.spec.batch_size
         if gpus == 1:
-            share = ceil(self.job.batch_size / limits.per_gpu_max)
+            share = ceil(batch / limits.per_gpu_max)
             steps = max(1, share - 1)
-            per_gpu = min(ceil(self.job.batch_size / (steps + 1)), limits.total_max // (steps + 1))
+            per_gpu = min(ceil(batch / (steps + 1)), limits.total_max // (steps + 1))
         else:
-            m, s = split_batch(limits, self.job.batch_size, gpus)
+            m, s = split_batch(limits, batch, gpus)
             per_gpu, steps = int(m), int(s)
         step_s, sync_s = self._times_of(shape, per_gpu)
         return step_s + (step_s - sync_s) * steps
 
     def remaining_s(self) -> float:
-        alone = self._alone_s(self.job.gpus)
+        alone = self._alone_s(self.job.spec.gpus)
         if self.done:
             return 0.0
         begun = self._progress - self._application.progress_at(self._epoch)
@@ -345,7 +345,7 @@ class ProfileRun:
 
     def _alone_s(self, gpus: int) -> list[float]:
         """Seconds to the end of each epoch with the trace's batch on `gpus` GPUs to itself."""
-        batch = self._limits.fixed or self.job.batch_size or self._limits.initial
+        batch = self._limits.fixed or self.job.spec.batch_size or self._limits.initial
         known = self._application.alone_s
         if (gpus, batch) not in known:
             ends = [0.0]
@@ -364,14 +364,14 @@ class ProfileRun:
 
 
 def limits_of(
-    job: SimJob, application: Application, options: Options, gpu_type: str = ""
+    job: Submission, application: Application, options: Options, gpu_type: str = ""
 ) -> BatchLimits:
     fixed = None
     per_gpu_min, per_gpu_max = application.per_gpu_bounds(gpu_type)
     if not options.adaptive:
-        fixed = job.batch_size or application.batch_initial
-    elif job.model in options.fixed:
-        fixed = options.fixed[job.model][1]
+        fixed = job.spec.batch_size or application.batch_initial
+    elif job.spec.model in options.fixed:
+        fixed = options.fixed[job.spec.model][1]
     return BatchLimits(
         initial=application.batch_initial,
         total_max=application.batch_max,
@@ -427,10 +427,10 @@ class ProfilesModel:
         model._ask_policy = False
         return model
 
-    def run(self, job: SimJob, cluster: ClusterView) -> ProfileRun:
+    def run(self, job: Submission, cluster: ClusterView) -> ProfileRun:
         return ProfileRun(job, self._application(job), cluster, self.options)
 
-    def adapt(self, jobs: Sequence[SimJob], policy: Policy) -> list[SimJob]:
+    def adapt(self, jobs: Sequence[Submission], policy: Policy) -> list[Submission]:
         """Return the jobs in the form that the policy can use: free in size if it is `elastic`,
         with their own agents if it is `adaptive`."""
         if self._ask_policy:
@@ -438,24 +438,25 @@ class ProfilesModel:
             self.options = msgspec.structs.replace(self.options, adaptive=adaptive)
         return self.elastic(jobs) if getattr(policy, "elastic", False) else list(jobs)
 
-    def elastic(self, jobs: Sequence[SimJob], gpus: int = GPUS_MAX) -> list[SimJob]:
+    def elastic(self, jobs: Sequence[Submission], gpus: int = GPUS_MAX) -> list[Submission]:
         """The same jobs, free to run on any number of GPUs that their batch allows."""
         return [self._elastic(job, gpus) for job in jobs]
 
-    def _elastic(self, job: SimJob, gpus: int) -> SimJob:
+    def _elastic(self, job: Submission, gpus: int) -> Submission:
         limits = limits_of(job, self._application(job), self.options)
         most = min(gpus, GPUS_MAX, limits.gpus_max)
-        if job.model in self.options.fixed:
-            most = self.options.fixed[job.model][0]
-        return msgspec.structs.replace(job, gpus_min=1, gpus_max=most)
+        if job.spec.model in self.options.fixed:
+            most = self.options.fixed[job.spec.model][0]
+        return resizable(job, most)
 
-    def _application(self, job: SimJob) -> Application:
-        if job.model not in self.applications:
+    def _application(self, job: Submission) -> Application:
+        model = job.spec.model
+        if model not in self.applications:
             raise Rejected(
-                f"job {job.id} trains {job.model!r}, which has no profile; profiles exist for "
+                f"job {job.spec.id} trains {model!r}, which has no profile; profiles exist for "
                 f"{', '.join(sorted(self.applications))}"
             )
-        return self.applications[job.model]
+        return self.applications[model]
 
 
 def _folder(given: str) -> Path:

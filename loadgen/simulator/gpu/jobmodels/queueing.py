@@ -23,7 +23,7 @@ from slackwater.common.domains.models.queueing import Method, StepTimes, sharing
 from slackwater.common.domains.models.speedup import ElasticProfile, SpeedupCurve
 from slackwater.loadgen.simulator.gpu.jobmodels.base import Conditions
 from slackwater.loadgen.simulator.gpu.jobmodels.iterated import IteratedRun
-from slackwater.loadgen.simulator.gpu.workload import SimJob, any_size
+from slackwater.loadgen.simulator.gpu.workload import Submission, any_size
 from slackwater.services.master.scheduling.registry import Count
 from slackwater.services.master.scheduling.view import ClusterView, Policy
 
@@ -31,13 +31,13 @@ from slackwater.services.master.scheduling.view import ClusterView, Policy
 class QueueingRun(IteratedRun):
     __slots__ = ("profile",)
 
-    def __init__(self, job: SimJob, curve: SpeedupCurve) -> None:
+    def __init__(self, job: Submission, curve: SpeedupCurve) -> None:
         super().__init__(job)
         self.profile = ElasticProfile(curve, self.work_total)
 
     @property
     def speed(self) -> float:
-        return self._rate / self._x(self.job.gpus)
+        return self._rate / self._x(self.job.spec.gpus)
 
     @property
     def useful_gpu_s(self) -> float:
@@ -52,7 +52,7 @@ class QueueingRun(IteratedRun):
         return self._x(gpus) * conditions.gpu_speed / conditions.slowdown
 
     def remaining_s(self) -> float:
-        return (self.work_total - self.work_done) / self._x(self.job.gpus)
+        return (self.work_total - self.work_done) / self._x(self.job.spec.gpus)
 
     def alone_s(self, gpus: int) -> float:
         return self.work_total / self._x(gpus)
@@ -74,17 +74,18 @@ class QueueingModel:
         self.sharing = sharing_above(overlap_above)
         self._curves: dict[tuple[StepTimes, int], SpeedupCurve] = {}
 
-    def adapt(self, jobs: Sequence[SimJob], policy: Policy) -> list[SimJob]:
+    def adapt(self, jobs: Sequence[Submission], policy: Policy) -> list[Submission]:
         """Under a policy that chooses sizes, jobs may run on any number of nodes."""
         return any_size(jobs) if getattr(policy, "elastic", False) else list(jobs)
 
-    def run(self, job: SimJob, cluster: ClusterView) -> QueueingRun:
-        if job.iterations < 1:
+    def run(self, job: Submission, cluster: ClusterView) -> QueueingRun:
+        if job.oracle.iterations < 1:
             raise Rejected(
-                f"job {job.id} has no iterations; the queueing model counts progress in steps: "
-                "use a trace with that column, or `generate:lin`"
+                f"job {job.spec.id} has no iterations; the queueing model counts progress in "
+                "steps: use a trace with that column, or `generate:lin`"
             )
-        nodes = max(job.gpus, min(job.gpus_max, sum(node.gpus for node in cluster.nodes)), 1)
+        asked, (_, most) = job.spec.gpus, job.spec.gpu_bounds
+        nodes = max(asked, min(most, sum(node.gpus for node in cluster.nodes)), 1)
         key = (step_times(job), nodes)
         if key not in self._curves:
             self._curves[key] = self.curve(*key)
@@ -98,14 +99,15 @@ class QueueingModel:
         return SpeedupCurve([0.0, alone, *x.tolist()[1:nodes]])
 
 
-def step_times(job: SimJob) -> StepTimes:
-    match job.stages_s:
+def step_times(job: Submission) -> StepTimes:
+    stages_s = job.oracle.stages_s
+    match stages_s:
         case (worker_s, uplink_s, downlink_s):
             return StepTimes(worker_s, 0.0, uplink_s, downlink_s)
         case (worker_s, uplink_s, server_s, downlink_s):
             return StepTimes(worker_s, server_s, uplink_s, downlink_s)
         case _:
             raise Rejected(
-                f"job {job.id} has {len(job.stages_s)} stages; the queueing model needs the times "
+                f"job {job.spec.id} has {len(stages_s)} stages; the queueing model needs the times "
                 "of worker, uplink, (server,) downlink"
             )

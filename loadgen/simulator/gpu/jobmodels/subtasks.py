@@ -19,20 +19,20 @@ from slackwater.common.domains.models.group import (
 )
 from slackwater.loadgen.simulator.gpu.jobmodels.base import Conditions
 from slackwater.loadgen.simulator.gpu.jobmodels.iterated import IteratedRun
-from slackwater.loadgen.simulator.gpu.workload import SimJob, any_size
+from slackwater.loadgen.simulator.gpu.workload import Submission, any_size
 from slackwater.services.master.scheduling.view import ClusterView, Policy
 
 
 class SubtasksRun(IteratedRun):
     __slots__ = ("profile",)
 
-    def __init__(self, job: SimJob) -> None:
+    def __init__(self, job: Submission) -> None:
         super().__init__(job)
         self.profile = subtasks_of(job)
 
     @property
     def speed(self) -> float:
-        return self._rate * self.profile.iteration_s(self.job.gpus)
+        return self._rate * self.profile.iteration_s(self.job.spec.gpus)
 
     @property
     def useful_gpu_s(self) -> float:
@@ -52,7 +52,7 @@ class SubtasksRun(IteratedRun):
         return group_iteration_s([self.profile, *others], machines)
 
     def remaining_s(self) -> float:
-        return (self.work_total - self.work_done) * self.profile.iteration_s(self.job.gpus)
+        return (self.work_total - self.work_done) * self.profile.iteration_s(self.job.spec.gpus)
 
     def alone_s(self, gpus: int) -> float:
         return self.work_total * self.profile.iteration_s(gpus)
@@ -62,25 +62,26 @@ class SubtasksModel:
     name = "subtasks"
     integer_times = False
 
-    def adapt(self, jobs: Sequence[SimJob], policy: Policy) -> list[SimJob]:
+    def adapt(self, jobs: Sequence[Submission], policy: Policy) -> list[Submission]:
         """Under a policy that chooses sizes, jobs may run on any number of nodes."""
         return any_size(jobs) if getattr(policy, "elastic", False) else list(jobs)
 
-    def run(self, job: SimJob, cluster: ClusterView) -> SubtasksRun:
-        if job.iterations < 1:
+    def run(self, job: Submission, cluster: ClusterView) -> SubtasksRun:
+        if job.oracle.iterations < 1:
             raise Rejected(
-                f"job {job.id} has no iterations; the subtasks model counts progress in them: use "
-                "a trace with that column, or `generate:harmony`"
+                f"job {job.spec.id} has no iterations; the subtasks model counts progress in them: "
+                "use a trace with that column, or `generate:harmony`"
             )
         return SubtasksRun(job)
 
 
-def subtasks_of(job: SimJob) -> Subtasks:
-    if len(job.stages_s) != 2:
+def subtasks_of(job: Submission) -> Subtasks:
+    stages_s = job.oracle.stages_s
+    if len(stages_s) != 2:
         raise Rejected(
-            f"job {job.id} has {len(job.stages_s)} stages; the subtasks model needs two, the times "
-            "of an iteration on the CPU and on the network"
+            f"job {job.spec.id} has {len(stages_s)} stages; the subtasks model needs two, the "
+            "times of an iteration on the CPU and on the network"
         )
-    found = Subtasks(job.stages_s[0], job.stages_s[1], max(job.gpus, 1))
-    check(found, f"job {job.id}")
+    found = Subtasks(*stages_s, max(job.spec.gpus, 1))
+    check(found, f"job {job.spec.id}")
     return found

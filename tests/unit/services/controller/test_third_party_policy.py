@@ -10,8 +10,8 @@ from slackwater.common.base.errors import ConfigRejected
 from slackwater.common.shell.requester import decode_any
 from slackwater.console.outcome import Usage
 from slackwater.loadgen.cli.replay import policy_named
-from slackwater.loadgen.simulator.gpu.options import Options
-from slackwater.loadgen.simulator.pool.command import settings_for, simulate_pool
+from slackwater.loadgen.cli.simulate_pool import settings_for, simulate_pool
+from slackwater.loadgen.simulator.options import Options
 from slackwater.schemas.base import Ok, Refused
 from slackwater.schemas.jobs import JobSpec, SubmitJob, TensorSpec
 from slackwater.schemas.placement import PlaceJob

@@ -4,20 +4,20 @@ from collections.abc import Callable
 
 import msgspec
 import pytest
+from tests.sim.submissions import submission
 
 from slackwater.loadgen.simulator.gpu.audit import audit
 from slackwater.loadgen.simulator.gpu.cluster import Cluster
 from slackwater.loadgen.simulator.gpu.engine import Costs, Engine, Settings
 from slackwater.loadgen.simulator.gpu.eventlog import EventLog, event_log
 from slackwater.loadgen.simulator.gpu.jobmodels.fixed import FixedModel
-from slackwater.loadgen.simulator.gpu.workload import SimJob
 from slackwater.loadgen.traces.record import TraceJob
 from slackwater.services.master.scheduling.registry import make
 
 
 def log() -> EventLog:
     jobs = [
-        SimJob(id=f"j{i}", number=i, submit_s=10 * i, gpus=g, duration_s=d, gpus_min=g, gpus_max=g)
+        submission(i, submit_s=10 * i, gpus=g, duration_s=d)
         for i, (g, d) in enumerate([(6, 500), (4, 100), (2, 30), (8, 60)])
     ]
     engine = Engine(

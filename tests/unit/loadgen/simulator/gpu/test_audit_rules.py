@@ -6,13 +6,14 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.sim.submissions import submission
 
 from slackwater.loadgen.simulator.gpu.audit import audit
 from slackwater.loadgen.simulator.gpu.cluster import Cluster
 from slackwater.loadgen.simulator.gpu.engine import Engine, Settings
 from slackwater.loadgen.simulator.gpu.eventlog import EventLog, event_log
 from slackwater.loadgen.simulator.gpu.jobmodels.fixed import FixedModel
-from slackwater.loadgen.simulator.gpu.workload import SimJob
+from slackwater.loadgen.simulator.gpu.workload import Submission
 from slackwater.services.master.scheduling.registry import make
 from slackwater.services.master.scheduling.view import NO_RULES, Rules
 
@@ -21,25 +22,22 @@ TWO = [(4, "a100"), (4, "t4")]
 STRICT = Rules(quotas={"a": 4, "b": 4}, borrowing=False)
 
 
-def job(number: int, submit_s: int, gpus: int, duration_s: int, **more: Any) -> SimJob:
-    return SimJob(
-        id=f"j{number}", number=number, submit_s=submit_s, gpus=gpus, duration_s=duration_s,
-        gpus_min=gpus, gpus_max=gpus, **more,
-    )  # fmt: skip
+def job(number: int, submit_s: int, gpus: int, duration_s: int, **more: Any) -> Submission:
+    return submission(number, submit_s=submit_s, gpus=gpus, duration_s=duration_s, **more)
 
 
 def log(
-    jobs: list[SimJob], nodes: list[tuple[int, str]] = ONE, rules: Rules = NO_RULES,
+    jobs: list[Submission], nodes: list[tuple[int, str]] = ONE, rules: Rules = NO_RULES,
     policy: str = "srsf",
 ) -> EventLog:  # fmt: skip
     result = Engine(jobs, Cluster(nodes), make(policy), FixedModel(), Settings(rules=rules)).run()
-    made = event_log(result, policy, "fixed", nodes, exact=not jobs[0].speeds, rules=rules)
+    made = event_log(result, policy, "fixed", nodes, exact=not jobs[0].spec.gpu_types, rules=rules)
     return msgspec.json.decode(msgspec.json.encode(made), type=EventLog)
 
 
 def of_types() -> EventLog:
     speeds = {"a100": 1.0, "t4": 0.5}
-    return log([job(0, 0, 2, 50, speeds=speeds), job(1, 0, 2, 50, speeds=speeds)], TWO)
+    return log([job(0, 0, 2, 50, gpu_types=speeds), job(1, 0, 2, 50, gpu_types=speeds)], TWO)
 
 
 def of_quotas() -> EventLog:

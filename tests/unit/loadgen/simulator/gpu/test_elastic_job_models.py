@@ -1,6 +1,7 @@
 """The job models `queueing` and `subtasks`: rates by the performance models, exact accounts."""
 
 import pytest
+from tests.sim.submissions import submission
 
 from slackwater.common.base.errors import ConfigRejected, Rejected
 from slackwater.common.domains.models.queueing import StepTimes, throughputs
@@ -9,19 +10,18 @@ from slackwater.loadgen.simulator.gpu.jobmodels.base import Conditions, JobRun
 from slackwater.loadgen.simulator.gpu.jobmodels.queueing import QueueingModel
 from slackwater.loadgen.simulator.gpu.jobmodels.registry import make_model, names
 from slackwater.loadgen.simulator.gpu.jobmodels.subtasks import SubtasksModel
-from slackwater.loadgen.simulator.gpu.options import Options
 from slackwater.loadgen.simulator.gpu.runner import Task, run
-from slackwater.loadgen.simulator.gpu.workload import SimJob
+from slackwater.loadgen.simulator.gpu.workload import Submission
+from slackwater.loadgen.simulator.options import Options
 
 ALEXNET = StepTimes(5.696, 0.0, 1.992, 1.992)
 VIEW = Cluster.counted(16).view
 
 
-def sim_job(stages_s: tuple[float, ...], iterations: int = 1000, gpus: int = 1) -> SimJob:
-    return SimJob(
-        id="j", number=0, submit_s=0, gpus=gpus, duration_s=0, gpus_min=1, gpus_max=16,
-        stages_s=stages_s, iterations=iterations,
-    )  # fmt: skip
+def sim_job(stages_s: tuple[float, ...], iterations: int = 1000, gpus: int = 1) -> Submission:
+    return submission(
+        0, id="j", gpus=gpus, gpus_min=1, gpus_max=16, stages_s=stages_s, iterations=iterations
+    )
 
 
 @pytest.mark.parametrize("method", ["exact", "fcfs", "hybrid"])

@@ -1,26 +1,24 @@
 """A run that cannot end stops, and names the job that gets no further."""
 
 import pytest
+from tests.sim.submissions import submission
 
 from slackwater.common.base.errors import Rejected
 from slackwater.loadgen.simulator.gpu.cluster import Cluster
 from slackwater.loadgen.simulator.gpu.engine import Costs, Engine, Settings
 from slackwater.loadgen.simulator.gpu.failures import Failures
 from slackwater.loadgen.simulator.gpu.jobmodels.fixed import FixedModel
-from slackwater.loadgen.simulator.gpu.workload import SimJob
+from slackwater.loadgen.simulator.gpu.workload import Submission
 from slackwater.services.master.scheduling.registry import make
 
 WEEK_S = 604_800.0
 
 
-def _job(name: str, number: int, duration_s: int) -> SimJob:
-    return SimJob(
-        id=name, number=number, submit_s=0, gpus=64, gpus_min=64, gpus_max=64,
-        duration_s=duration_s,
-    )  # fmt: skip
+def _job(name: str, number: int, duration_s: int) -> Submission:
+    return submission(number, id=name, gpus=64, duration_s=duration_s)
 
 
-def _run(jobs: list[SimJob], policy: str, world: Settings) -> float:
+def _run(jobs: list[Submission], policy: str, world: Settings) -> float:
     nodes = [(8, "")] * 8
     return Engine(jobs, Cluster(nodes), make(policy), FixedModel(), world, record=False).run().end_s
 

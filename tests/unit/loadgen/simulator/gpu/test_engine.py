@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from tests.sim.submissions import submission
 
 from slackwater.common.base.errors import Fatal, Rejected
 from slackwater.loadgen.simulator.gpu.audit import audit
@@ -14,22 +15,19 @@ from slackwater.loadgen.simulator.gpu.failures import Failures
 from slackwater.loadgen.simulator.gpu.interference import Slowdowns
 from slackwater.loadgen.simulator.gpu.jobmodels.fixed import FixedModel
 from slackwater.loadgen.simulator.gpu.jobmodels.interleaved import InterleavedModel
-from slackwater.loadgen.simulator.gpu.workload import SimJob, refuse_unfit, workload
+from slackwater.loadgen.simulator.gpu.workload import Submission, refuse_unfit, workload
 from slackwater.loadgen.traces.record import TraceJob
 from slackwater.services.master.scheduling.policies.colocation import Colocated
 from slackwater.services.master.scheduling.registry import make
 from slackwater.services.master.scheduling.view import Plan, Rules, View
 
 
-def job(number: int, submit_s: float, gpus: int, duration_s: float, **more: Any) -> SimJob:
-    return SimJob(
-        id=f"j{number}", number=number, submit_s=submit_s, gpus=gpus, duration_s=duration_s,
-        gpus_min=gpus, gpus_max=gpus, **more,
-    )  # fmt: skip
+def job(number: int, submit_s: float, gpus: int, duration_s: float, **more: Any) -> Submission:
+    return submission(number, submit_s=submit_s, gpus=gpus, duration_s=duration_s, **more)
 
 
 def run(
-    policy: str, jobs: list[SimJob], nodes: str, world: Settings | None = None,
+    policy: str, jobs: list[Submission], nodes: str, world: Settings | None = None,
     options: Mapping[str, str] | None = None,
 ) -> Result:  # fmt: skip
     engine = Engine(
@@ -106,8 +104,8 @@ def test_gpu_types() -> None:
     """A job runs at its type's speed, on one type only, and not on a type it does not name."""
     speeds = {"fast": 2.0, "slow": 1.0}
     jobs = [
-        job(0, 0, 4, 100, speeds=speeds), job(1, 0, 4, 100, speeds=speeds),
-        job(2, 0, 2, 10, speeds={"fast": 2.0}),
+        job(0, 0, 4, 100, gpu_types=speeds), job(1, 0, 4, 100, gpu_types=speeds),
+        job(2, 0, 2, 10, gpu_types={"fast": 2.0}),
     ]  # fmt: skip
     result = run("tiresias-las", jobs, "1x4:fast,1x4:slow")
     assert ends(result) == [50, 100, 55]
@@ -131,7 +129,7 @@ def test_jobs_that_never_fit_are_refused_by_name() -> None:
     with pytest.raises(Rejected, match="job j0 asks for 9 GPUs of one type and the cluster has 8"):
         refuse_unfit([job(0, 0, 9, 1)], {"": 8}, {}, True)
     with pytest.raises(Rejected, match=r"job j0 .* cluster has 4 that it can use"):
-        refuse_unfit([job(0, 0, 6, 1, speeds={"a": 1.0})], {"a": 4, "b": 8}, {}, True)
+        refuse_unfit([job(0, 0, 6, 1, gpu_types={"a": 1.0})], {"a": 4, "b": 8}, {}, True)
     with pytest.raises(Rejected, match="tenant 'x' is limited to 2 without borrowing"):
         refuse_unfit([job(0, 0, 4, 1, tenant="x")], {"": 8}, {"x": 2}, False)
     rows = [TraceJob(id="a", submit_s=0, gpus=1), TraceJob(id="a", submit_s=1, gpus=1)]

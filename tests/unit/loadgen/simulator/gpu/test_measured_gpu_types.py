@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from tests.conftest import public_traces
+from tests.sim.submissions import submission
 
 from slackwater.loadgen.simulator.gpu.cluster import Cluster, parse_nodes
 from slackwater.loadgen.simulator.gpu.engine import Engine, Settings
@@ -11,7 +12,7 @@ from slackwater.loadgen.simulator.gpu.jobmodels.applications import read_applica
 from slackwater.loadgen.simulator.gpu.jobmodels.base import Conditions
 from slackwater.loadgen.simulator.gpu.jobmodels.profiles import Options, ProfileRun, ProfilesModel
 from slackwater.loadgen.simulator.gpu.outcome import Costs, Result
-from slackwater.loadgen.simulator.gpu.workload import SimJob, workload
+from slackwater.loadgen.simulator.gpu.workload import Submission, workload
 from slackwater.loadgen.traces import read
 from slackwater.loadgen.traces.record import TraceRejected
 from slackwater.services.master.scheduling.registry import make
@@ -56,17 +57,14 @@ def profiles(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def _jobs(count: int) -> list[SimJob]:
+def _jobs(count: int) -> list[Submission]:
     return [
-        SimJob(
-            id=f"j{i}", number=i, submit_s=60 * i, gpus=1, gpus_min=1, gpus_max=64, duration_s=0,
-            model="toy", batch_size=100,
-        )
+        submission(i, submit_s=60 * i, gpus=1, gpus_min=1, gpus_max=64, model="toy", batch_size=100)
         for i in range(count)
-    ]  # fmt: skip
+    ]
 
 
-def _run(profiles: Path, jobs: list[SimJob], nodes: str) -> Result:
+def _run(profiles: Path, jobs: list[Submission], nodes: str) -> Result:
     policy, model = make("pollux", {"steps": "40"}), ProfilesModel(str(profiles))
     world = Settings(rules=Rules(restart_s=30), costs=Costs(restart_s=30))
     cluster = Cluster(parse_nodes(nodes))

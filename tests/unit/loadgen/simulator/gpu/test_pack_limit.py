@@ -4,12 +4,13 @@ from random import Random
 from typing import Any
 
 import pytest
+from tests.sim.submissions import submission
 
 from slackwater.loadgen.simulator.gpu.cluster import Cluster
 from slackwater.loadgen.simulator.gpu.engine import Engine, Settings
 from slackwater.loadgen.simulator.gpu.interference import Slowdowns
 from slackwater.loadgen.simulator.gpu.jobmodels.fixed import FixedModel
-from slackwater.loadgen.simulator.gpu.workload import SimJob
+from slackwater.loadgen.simulator.gpu.workload import Submission
 from slackwater.services.master.scheduling.policies.tiresias import TiresiasLas
 from slackwater.services.master.scheduling.registry import make
 from slackwater.services.master.scheduling.view import Plan, View
@@ -18,22 +19,21 @@ KINDS = [(12, "vgg16", 0.743)] * 3 + [(4, "vgg19", 0.715)] * 2 + [(1, "resnet50"
 """(GPUs, model, skew): a machine has eight GPUs, so VGG16 always lies on two of them or more."""
 
 
-def _jobs(seed: int, jobs: int) -> list[SimJob]:
+def _jobs(seed: int, jobs: int) -> list[Submission]:
     rng, at_s, found = Random(seed), 0, []
     for number in range(jobs):
         at_s += int(rng.expovariate(1 / 140))
         gpus, model, skew = rng.choice(KINDS)
         duration_s = rng.randint(200, 3000)
         found.append(
-            SimJob(
-                id=f"j{number}", number=number, submit_s=at_s, gpus=gpus, gpus_min=gpus,
-                gpus_max=gpus, duration_s=duration_s, model=model, skew=skew,
+            submission(
+                number, submit_s=at_s, gpus=gpus, duration_s=duration_s, model=model, skew=skew
             )
-        )  # fmt: skip
+        )
     return found
 
 
-def _mean_jct_s(jobs: list[SimJob], nodes: list[tuple[int, str]], pack_limit: float) -> float:
+def _mean_jct_s(jobs: list[Submission], nodes: list[tuple[int, str]], pack_limit: float) -> float:
     policy = make("tiresias-las", {"pack_limit": str(pack_limit)})
     settings = Settings(slowdowns=Slowdowns(spread=1.0))
     outcomes = Engine(jobs, Cluster(nodes), policy, FixedModel(), settings).run().outcomes
@@ -69,10 +69,9 @@ class _Remembering(TiresiasLas):
 
 def test_a_job_packed_on_small_machines_of_its_type_is_not_slowed() -> None:
     """Eight GPUs take two machines of four, though machines of eight are there, of another type."""
-    job = SimJob(
-        id="a", number=0, submit_s=0, gpus=8, gpus_min=8, gpus_max=8, duration_s=100,
-        model="vgg16", skew=0.743, speeds={"t4": 1.0},
-    )  # fmt: skip
+    job = submission(
+        0, id="a", gpus=8, duration_s=100, model="vgg16", skew=0.743, gpu_types={"t4": 1.0}
+    )
     for mode in ("prefer", "require"):
         policy = make("fifo", {"consolidate": mode})
         nodes = [(8, "dgx"), (4, "t4"), (4, "t4")]

@@ -5,9 +5,9 @@ from collections.abc import Callable
 from math import inf
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pytest
+from tests.sim.submissions import changed, submission
 
 from slackwater.common.base.errors import ConfigRejected, Rejected
 from slackwater.common.domains.models.throughput import (
@@ -24,7 +24,7 @@ from slackwater.loadgen.simulator.gpu.jobmodels.base import Conditions, FitsPoli
 from slackwater.loadgen.simulator.gpu.jobmodels.profiles import Options, ProfileRun, ProfilesModel
 from slackwater.loadgen.simulator.gpu.jobmodels.registry import make_model
 from slackwater.loadgen.simulator.gpu.outcome import Costs, Result, Scaling, Settings
-from slackwater.loadgen.simulator.gpu.workload import SimJob, workload
+from slackwater.loadgen.simulator.gpu.workload import Submission, workload
 from slackwater.loadgen.traces import read
 from slackwater.loadgen.traces.record import TraceRejected
 from slackwater.services.master.scheduling.registry import make
@@ -70,11 +70,10 @@ def toy(profiles: Path) -> Application:
     return read_applications(profiles)["toy"]
 
 
-def job(number: int = 0, submit_s: float = 0.0, gpus: int = 1, batch: int = 100) -> SimJob:
-    return SimJob(
-        id=f"toy-{number}", number=number, submit_s=submit_s, gpus=gpus, duration_s=0.0,
-        gpus_min=gpus, gpus_max=gpus, model="toy", batch_size=batch,
-    )  # fmt: skip
+def job(number: int = 0, submit_s: float = 0.0, gpus: int = 1, batch: int = 100) -> Submission:
+    return submission(
+        number, id=f"toy-{number}", submit_s=submit_s, gpus=gpus, model="toy", batch_size=batch
+    )
 
 
 def run_of(toy: Application, options: Options, **fields: int) -> ProfileRun:
@@ -234,10 +233,7 @@ def test_profiles_that_cannot_be_used_are_refused(profiles: Path, tmp_path: Path
 
 def test_a_job_without_a_profile_is_refused_by_name(toy: Application) -> None:
     model = ProfilesModel.of({"toy": toy}, FIXED)
-    stranger = SimJob(
-        id="gpt-1", number=0, submit_s=0.0, gpus=1, duration_s=0.0, gpus_min=1, gpus_max=1,
-        model="gpt",
-    )  # fmt: skip
+    stranger = submission(0, id="gpt-1", gpus=1, model="gpt")
     with pytest.raises(Rejected, match=r"job gpt-1 trains 'gpt'.*there are toy"):
         model.run(stranger, Cluster([(4, "")]).view)
 
@@ -246,9 +242,9 @@ def test_the_model_by_name_fits_its_jobs_to_the_policy(profiles: Path) -> None:
     model = make_model("profiles", {"folder": str(profiles), "fixed": "toy=2x400"}, 0)
     assert isinstance(model, FitsPolicy)
     (elastic,) = model.adapt([job(gpus=4, batch=400)], make("pollux"))
-    assert (elastic.gpus_min, elastic.gpus_max) == (1, 2)
+    assert elastic.spec.gpu_bounds == (1, 2)
     (rigid,) = model.adapt([job(gpus=4, batch=400)], make("tiresias-artifact"))
-    assert (rigid.gpus_min, rigid.gpus_max) == (4, 4)
+    assert rigid.spec.gpu_bounds == (4, 4)
     with pytest.raises(ConfigRejected, match="GPUSxBATCH"):
         make_model("profiles", {"folder": str(profiles), "fixed": "toy"}, 0)
 
@@ -306,10 +302,7 @@ def test_gpu_types_are_used_by_what_they_are_worth(toy: Application) -> None:
     ends = []
     for speed in (1.0, 3.0):
         model, policy = ProfilesModel.of({"toy": toy}, Options()), make("pollux")
-        jobs = [
-            msgspec.structs.replace(job(n, 10.0 * n), speeds={"old": 1.0, "new": speed})
-            for n in range(6)
-        ]
+        jobs = [changed(job(n, 10.0 * n), gpu_types={"old": 1.0, "new": speed}) for n in range(6)]
         cluster = Cluster([(4, "old"), (4, "new"), (4, "old"), (4, "new")])
         result = Engine(model.adapt(jobs, policy), cluster, policy, model).run()
         ends.append(np.mean([o.end_s for o in result.outcomes]))
@@ -346,7 +339,7 @@ def artifact(traces_dir: Path) -> Cell:
         settings = Settings(rules=Rules(restart_s=30), costs=Costs(start_s=30, restart_s=30))
         jobs = model.adapt(workload(rows), chosen)
         result = Engine(jobs, Cluster([(4, "")] * 16), chosen, model, settings).run()
-        return {o.job.id: o.end_s - o.job.submit_s for o in result.outcomes}
+        return {o.job.spec.id: o.end_s - o.job.submit_s for o in result.outcomes}
 
     return cell
 

@@ -10,11 +10,11 @@ from math import ceil, inf
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.sim.submissions import submission
 
 from slackwater.loadgen.simulator.gpu.cluster import Cluster
 from slackwater.loadgen.simulator.gpu.engine import Engine
 from slackwater.loadgen.simulator.gpu.jobmodels.fixed import FixedModel
-from slackwater.loadgen.simulator.gpu.workload import SimJob
 from slackwater.services.master.scheduling.registry import make
 from slackwater.services.master.scheduling.view import Plan, View
 
@@ -106,10 +106,7 @@ def test_the_engine_equals_the_reference(policy: str, jobs: list[tuple[int, int,
     limits = (50, 600) if policy == "tiresias-las" else ()
     ends, stops = reference(jobs, 8, policy, limits)
     options = {"limits": "50,600"} if limits else {}
-    sim = [
-        SimJob(id=f"j{i}", number=i, submit_s=s, gpus=g, duration_s=d, gpus_min=g, gpus_max=g)
-        for i, (s, g, d) in enumerate(jobs)
-    ]
+    sim = [submission(i, submit_s=s, gpus=g, duration_s=d) for i, (s, g, d) in enumerate(jobs)]
     result = Engine(sim, Cluster.counted(8), make(policy, options), FixedModel()).run()
     assert [outcome.end_s for outcome in result.outcomes] == ends
     assert sum(outcome.preemptions for outcome in result.outcomes) == stops
@@ -140,7 +137,7 @@ class Forgetful:
 def test_memory_is_only_an_index(policy: str, jobs: list[tuple[int, int, int]]) -> None:
     """A plan made with the memory equals the one made from the bare view."""
     sim = [
-        SimJob(id=f"j{i}", number=i, submit_s=s, gpus=g, duration_s=40 * d, gpus_min=g, gpus_max=g)
+        submission(i, submit_s=s, gpus=g, duration_s=40 * d)
         for i, (s, g, d) in enumerate(sorted(jobs))
     ]
     result = Engine(sim, Cluster([(4, ""), (4, "")]), Forgetful(policy), FixedModel()).run()

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from slackwater.common.base.errors import ConfigRejected, Rejected
-from slackwater.loadgen.simulator.gpu.options import Options
-from slackwater.loadgen.simulator.memory.command import settings_for, simulate_memory
+from slackwater.loadgen.cli.simulate_memory import settings_for, simulate_memory
 from slackwater.loadgen.simulator.memory.containers import (
     APPLICATIONS,
     GIB,
@@ -22,6 +21,7 @@ from slackwater.loadgen.simulator.memory.eviction import Point, found_light
 from slackwater.loadgen.simulator.memory.paging import PAGE_BYTES, Paging, Swap
 from slackwater.loadgen.simulator.memory.run import MemoryOutcome, MemoryRun, MemorySettings
 from slackwater.loadgen.simulator.memory.summary import summarize
+from slackwater.loadgen.simulator.options import Options
 from slackwater.services.slabd.eviction import light_probability
 
 SHORT = MemorySettings(seconds=240)

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from slackwater.common.base.errors import ConfigRejected, Rejected
-from slackwater.loadgen.simulator.gpu.options import Options
-from slackwater.loadgen.simulator.pool.command import settings_for, simulate_pool
+from slackwater.loadgen.cli.simulate_pool import settings_for, simulate_pool
+from slackwater.loadgen.simulator.options import Options
 from slackwater.loadgen.simulator.pool.minutes import (
     Minutes,
     area,

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.sim.submissions import changed, submission
 
 from slackwater.common.base import limits
 from slackwater.loadgen.generate import generate
@@ -25,7 +26,7 @@ from slackwater.loadgen.simulator.gpu.jobmodels.fixed import FixedModel, FixedRu
 from slackwater.loadgen.simulator.gpu.jobmodels.interleaved import InterleavedModel
 from slackwater.loadgen.simulator.gpu.jobmodels.queueing import QueueingModel
 from slackwater.loadgen.simulator.gpu.jobmodels.subtasks import SubtasksModel
-from slackwater.loadgen.simulator.gpu.workload import SimJob, workload
+from slackwater.loadgen.simulator.gpu.workload import Submission, workload
 from slackwater.services.master.scheduling.policies.colocation import Colocated
 from slackwater.services.master.scheduling.policies.gittins import Distribution
 from slackwater.services.master.scheduling.policies.tiresias import TiresiasGittins
@@ -72,7 +73,7 @@ class Restarting:
 
 
 def run(
-    name: str, options: Mapping[str, str], jobs: Sequence[SimJob], model: JobModel,
+    name: str, options: Mapping[str, str], jobs: Sequence[Submission], model: JobModel,
     world: Settings, seed: int, ways: int = 1,
 ) -> Restarting:  # fmt: skip
     policy: Policy = make(name, options)
@@ -100,7 +101,7 @@ class Scaling(FixedRun):
 
 
 class ScalingModel(FixedModel):
-    def run(self, job: SimJob, cluster: Any) -> FixedRun:
+    def run(self, job: Submission, cluster: Any) -> FixedRun:
         return Scaling(job)
 
 
@@ -134,7 +135,7 @@ SUBTASKS = ("harmony", "naive-colocation")
 
 
 @st.composite
-def workloads(draw: st.DrawFn) -> list[SimJob]:
+def workloads(draw: st.DrawFn) -> list[Submission]:
     count = draw(st.integers(4, 16))
     at_s, jobs = 0, []
     for number in range(count):
@@ -142,12 +143,15 @@ def workloads(draw: st.DrawFn) -> list[SimJob]:
         gpus = draw(st.integers(1, 4))
         model = draw(st.sampled_from(sorted(MODELS)))
         jobs.append(
-            SimJob(
-                id=f"j{number}", number=number, submit_s=at_s, gpus=gpus,
-                duration_s=draw(st.integers(1, 3000)), gpus_min=gpus, gpus_max=gpus, model=model,
+            submission(
+                number,
+                submit_s=at_s,
+                gpus=gpus,
+                duration_s=draw(st.integers(1, 3000)),
+                model=model,
                 skew=MODELS[model],
             )
-        )  # fmt: skip
+        )
     return jobs
 
 
@@ -156,25 +160,23 @@ def workloads(draw: st.DrawFn) -> list[SimJob]:
 @settings(max_examples=12)
 @given(jobs=workloads(), seed=st.integers(0, 1000))
 def test_a_restarted_master_decides_the_same(
-    case: str, world: str, jobs: list[SimJob], seed: int
+    case: str, world: str, jobs: list[Submission], seed: int
 ) -> None:
     name, options = FIXED[case]
     model: JobModel = FixedModel()
     if name == "optimus":
         model = ScalingModel()
-        jobs = [msgspec.structs.replace(job, gpus_min=1, gpus_max=8) for job in jobs]
+        jobs = [changed(job, gpus_min=1, gpus_max=8) for job in jobs]
     assert run(name, options, jobs, model, WORLDS[world], seed).kept.durable() is not None
 
 
 @pytest.mark.parametrize("name", ["srsf", "tiresias-las", "tiresias-gittins"])
 @settings(max_examples=10)
 @given(jobs=workloads(), seed=st.integers(0, 1000))
-def test_so_it_does_where_jobs_share_gpus(name: str, jobs: list[SimJob], seed: int) -> None:
+def test_so_it_does_where_jobs_share_gpus(name: str, jobs: list[Submission], seed: int) -> None:
     rng = Random(seed)
     staged = [
-        msgspec.structs.replace(
-            job, stages_s=tuple(rng.random() for _ in range(3)), iteration_s=1.0
-        )
+        changed(job, stages_s=tuple(rng.random() for _ in range(3)), iteration_s=1.0)
         for job in jobs
     ]
     run(name, {}, staged, InterleavedModel(), WORLDS["plain"], seed, ways=2)
@@ -185,10 +187,7 @@ def test_so_it_does_where_jobs_share_gpus(name: str, jobs: list[SimJob], seed: i
 def test_so_it_does_with_jobs_of_any_size(case: str, seed: int) -> None:
     name, options = QUEUEING[case]
     rows = generate("lin", seed, load=0.8, jobs=30, nodes=8)
-    jobs = [
-        msgspec.structs.replace(job, gpus_min=1, gpus_max=8)
-        for job in workload(rows, whole_seconds=False)
-    ]
+    jobs = [changed(job, gpus_min=1, gpus_max=8) for job in workload(rows, whole_seconds=False)]
     assert run(name, options, jobs, QueueingModel(), Settings(), seed).restarts
 
 
@@ -197,7 +196,7 @@ def test_so_it_does_with_jobs_of_any_size(case: str, seed: int) -> None:
 def test_so_it_does_with_groups_of_jobs(name: str, seed: int) -> None:
     rows = generate("harmony", seed, mean_gap_s=600.0)[:20]
     jobs = [
-        msgspec.structs.replace(
+        changed(
             job, gpus=8, gpus_min=1 if name == "harmony" else 8, gpus_max=8
         )
         for job in workload(rows, whole_seconds=False)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.sim.decisions.inputs import write_inputs
+from tests.sim.submissions import changed, submission
 
 from slackwater.common.base.errors import ConfigRejected, Rejected
 from slackwater.loadgen.simulator.gpu.audit import audit
@@ -20,7 +21,7 @@ from slackwater.loadgen.simulator.gpu.jobmodels.applications import Application,
 from slackwater.loadgen.simulator.gpu.jobmodels.base import JobModel
 from slackwater.loadgen.simulator.gpu.jobmodels.fixed import FixedModel
 from slackwater.loadgen.simulator.gpu.jobmodels.profiles import Options, ProfilesModel
-from slackwater.loadgen.simulator.gpu.workload import SimJob
+from slackwater.loadgen.simulator.gpu.workload import Submission
 from slackwater.schemas.base import JobId, NodeId
 from slackwater.schemas.scheduling import POLICY_FACTS_BYTES_MAX
 from slackwater.services.master.scheduling.policies.colocation import Colocated
@@ -315,7 +316,11 @@ def profiles(tmp_path_factory: pytest.TempPathFactory) -> Profiles:
 
 
 def run(
-    name: str, options: dict[str, str], jobs: Sequence[SimJob], world: Settings, profiles: Profiles
+    name: str,
+    options: dict[str, str],
+    jobs: Sequence[Submission],
+    world: Settings,
+    profiles: Profiles,
 ) -> Result:
     policy = make(name, options)
     model: JobModel = FixedModel()
@@ -340,14 +345,14 @@ def test_quotas_hold_in_whole_runs(
     for number, (gap_s, gpus, duration_s, tenant, elastic) in enumerate(shapes):
         at_s += gap_s
         jobs.append(
-            SimJob(
-                id=f"j{number}", number=number, submit_s=at_s, gpus=gpus, duration_s=duration_s,
+            submission(
+                number, submit_s=at_s, gpus=gpus, duration_s=duration_s,
                 gpus_min=1 if elastic else gpus, gpus_max=8 if elastic else gpus, tenant=tenant,
                 model="small", batch_size=100,
             )
         )  # fmt: skip
     if world == "borrowed" or name == "optimus":
-        jobs = [msgspec.structs.replace(each, gpus_min=1) for each in jobs]
+        jobs = [changed(each, gpus_min=1) for each in jobs]
     result = run(name, options, jobs, WORLDS[world], profiles)
     log = event_log(result, name, "fixed", NODES, exact=False, rules=WORLDS[world].rules)
     assert audit(log) == []

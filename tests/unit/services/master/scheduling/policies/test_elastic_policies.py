@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.sim.submissions import changed, submission
 
 from slackwater.common.base.errors import ConfigRejected
 from slackwater.common.domains.models.speedup import ElasticProfile, SpeedupCurve
@@ -19,7 +20,7 @@ from slackwater.loadgen.simulator.gpu.eventlog import event_log
 from slackwater.loadgen.simulator.gpu.failures import Failures
 from slackwater.loadgen.simulator.gpu.jobmodels.fixed import FixedModel
 from slackwater.loadgen.simulator.gpu.jobmodels.queueing import QueueingModel
-from slackwater.loadgen.simulator.gpu.workload import SimJob, workload
+from slackwater.loadgen.simulator.gpu.workload import Submission, workload
 from slackwater.schemas.base import JobId
 from slackwater.services.master.scheduling.policies.elastic import Choice, fill
 from slackwater.services.master.scheduling.registry import make
@@ -54,19 +55,18 @@ class Curves:
     def __init__(self, curves: Mapping[str, SpeedupCurve]) -> None:
         self.curves = curves
 
-    def run(self, job: SimJob, cluster: object) -> object:
+    def run(self, job: Submission, cluster: object) -> object:
         from slackwater.loadgen.simulator.gpu.jobmodels.queueing import QueueingRun
 
-        return QueueingRun(job, self.curves[job.model])
+        return QueueingRun(job, self.curves[job.spec.model])
 
 
 def sim_job(
     number: int, work: int, model: str = "a", submit_s: float = 0.0, most: int = 8
-) -> SimJob:
-    return SimJob(
-        id=f"j{number}", number=number, submit_s=submit_s, gpus=1, duration_s=0, gpus_min=1,
-        gpus_max=most, model=model, iterations=work,
-    )  # fmt: skip
+) -> Submission:
+    return submission(
+        number, submit_s=submit_s, gpus=1, gpus_min=1, gpus_max=most, model=model, iterations=work
+    )
 
 
 class Watcher:
@@ -92,7 +92,7 @@ def first_sizes(name: str, options: dict[str, str], nodes: int) -> list[int]:
     jobs = [sim_job(0, 100, "a", most=nodes), sim_job(1, 60, "b", most=nodes)]
     model = Curves({"a": FIRST, "b": SECOND})
     Engine(jobs, Cluster.counted(nodes), watcher, model).run()  # type: ignore[arg-type]
-    return [watcher.first.get(JobId(job.id), 0) for job in jobs]
+    return [watcher.first.get(JobId(job.spec.id), 0) for job in jobs]
 
 
 @pytest.mark.parametrize(
@@ -187,18 +187,15 @@ def job_view(number: int, curve: SpeedupCurve, work: float):  # type: ignore[no-
     )  # fmt: skip
 
 
-def lin_jobs(seed: int, count: int, nodes: int, load: float = 0.7) -> list[SimJob]:
+def lin_jobs(seed: int, count: int, nodes: int, load: float = 0.7) -> list[Submission]:
     rows = generate("lin", seed, load=load, jobs=count, nodes=nodes)
-    return [
-        msgspec.structs.replace(job, gpus_min=1, gpus_max=nodes)
-        for job in workload(rows, whole_seconds=False)
-    ]
+    return [changed(job, gpus_min=1, gpus_max=nodes) for job in workload(rows, whole_seconds=False)]
 
 
 def run(
     name: str,
     options: dict[str, str],
-    jobs: list[SimJob],
+    jobs: list[Submission],
     nodes: list[tuple[int, str]],
     world: Settings,
 ) -> Result:
@@ -273,12 +270,16 @@ def test_jobs_without_a_curve_are_taken_to_scale_linearly(
     for number, (gap_s, gpus, duration_s, priority) in enumerate(shapes):
         at_s += gap_s
         jobs.append(
-            SimJob(
-                id=f"j{number}", number=number, submit_s=at_s, gpus=gpus, duration_s=duration_s,
-                gpus_min=1 if elastic else gpus, gpus_max=min(8, 2 * gpus) if elastic else gpus,
+            submission(
+                number,
+                submit_s=at_s,
+                gpus=gpus,
+                duration_s=duration_s,
+                gpus_min=1 if elastic else gpus,
+                gpus_max=min(8, 2 * gpus) if elastic else gpus,
                 priority=priority if ranked else 0,
             )
-        )  # fmt: skip
+        )
     nodes = [(4, ""), (2, ""), (2, "")]
     world = Settings(failures=Failures(4000, 300, 60, 1)) if failing else Settings()
     result = Engine(jobs, Cluster(nodes), policy, FixedModel(), world).run()

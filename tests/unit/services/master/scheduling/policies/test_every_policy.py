@@ -8,10 +8,10 @@ cluster, an empty queue or a lost machine are survived.
 from collections.abc import Sequence
 from math import inf
 
-import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.sim.submissions import changed, submission
 
 from slackwater.common.base.errors import ConfigRejected
 from slackwater.loadgen.simulator.gpu.audit import audit
@@ -22,7 +22,7 @@ from slackwater.loadgen.simulator.gpu.failures import Failures
 from slackwater.loadgen.simulator.gpu.interference import Slowdowns
 from slackwater.loadgen.simulator.gpu.jobmodels.fixed import FixedModel
 from slackwater.loadgen.simulator.gpu.jobmodels.interleaved import InterleavedModel
-from slackwater.loadgen.simulator.gpu.workload import SimJob
+from slackwater.loadgen.simulator.gpu.workload import Submission
 from slackwater.services.master.scheduling.policies.colocation import Colocated
 from slackwater.services.master.scheduling.policies.queues import QueuePolicy
 from slackwater.services.master.scheduling.policies.tiresias_artifact import TiresiasArtifact
@@ -41,7 +41,7 @@ MODELS = {"vgg16": 0.743, "resnet50": 0.092}
 
 
 @st.composite
-def workloads(draw: st.DrawFn, gpus_max: int = 8) -> list[SimJob]:
+def workloads(draw: st.DrawFn, gpus_max: int = 8) -> list[Submission]:
     count = draw(st.integers(1, 12))
     at_s = 0
     jobs = []
@@ -50,20 +50,26 @@ def workloads(draw: st.DrawFn, gpus_max: int = 8) -> list[SimJob]:
         gpus = draw(st.integers(1, gpus_max))
         model = draw(st.sampled_from(sorted(MODELS)))
         jobs.append(
-            SimJob(
-                id=f"j{number}", number=number, submit_s=at_s, gpus=gpus,
-                duration_s=draw(st.integers(1, 3000)), gpus_min=gpus, gpus_max=gpus, model=model,
-                skew=MODELS[model], tenant=draw(st.sampled_from(["a", "b"])),
+            submission(
+                number,
+                submit_s=at_s,
+                gpus=gpus,
+                duration_s=draw(st.integers(1, 3000)),
+                model=model,
+                skew=MODELS[model],
+                tenant=draw(st.sampled_from(["a", "b"])),
                 priority=draw(st.integers(0, 1)),
             )
-        )  # fmt: skip
+        )
     return jobs
 
 
-def run(name: str, jobs: Sequence[SimJob], nodes: list[tuple[int, str]], world: Settings) -> Result:
+def run(
+    name: str, jobs: Sequence[Submission], nodes: list[tuple[int, str]], world: Settings
+) -> Result:
     policy = make(name)
     if "priorities" not in honours_of(policy):
-        jobs = [msgspec.structs.replace(job, priority=0) for job in jobs]
+        jobs = [changed(job, priority=0) for job in jobs]
     return Engine(jobs, Cluster(nodes), policy, FixedModel(), world).run()
 
 
@@ -82,7 +88,7 @@ relaxed = settings(max_examples=15, suppress_health_check=[HealthCheck.function_
 @pytest.mark.parametrize("name", QUEUE_POLICIES)
 @relaxed
 @given(jobs=workloads())
-def test_the_auditor_finds_nothing(name: str, world: str, jobs: list[SimJob]) -> None:
+def test_the_auditor_finds_nothing(name: str, world: str, jobs: list[Submission]) -> None:
     nodes = [(4, ""), (2, ""), (2, "")]
     result = run(name, jobs, nodes, WORLDS[world])
     rules = WORLDS[world].rules
@@ -96,7 +102,7 @@ def test_the_auditor_finds_nothing(name: str, world: str, jobs: list[SimJob]) ->
 @relaxed
 @given(jobs=workloads(), seed=st.integers(0, 100), checkpoint_s=st.sampled_from([0, 60, 10_000]))
 def test_lost_machines_are_survived(
-    name: str, jobs: list[SimJob], seed: int, checkpoint_s: int
+    name: str, jobs: list[Submission], seed: int, checkpoint_s: int
 ) -> None:
     """Machines fail every half hour; every job still ends, and the lost work is accounted for."""
     nodes = [(4, ""), (4, "")]
@@ -105,7 +111,7 @@ def test_lost_machines_are_survived(
     assert audit(event_log(result, name, "fixed", nodes, exact=True)) == []
     if checkpoint_s == 0:
         for outcome in result.outcomes:
-            asked = outcome.job.gpus * max(1, outcome.job.duration_s)
+            asked = outcome.job.spec.gpus * max(1, outcome.job.oracle.duration_s)
             assert outcome.gpu_s - outcome.wasted_gpu_s == asked
 
 
@@ -114,11 +120,11 @@ def test_lost_machines_are_survived(
 @relaxed
 @given(jobs=workloads(), stages=st.lists(st.tuples(*[st.floats(0, 1)] * 3), min_size=12))
 def test_co_located_jobs_pass_the_audit(
-    name: str, ways: int, jobs: list[SimJob], stages: list[tuple[float, float, float]]
+    name: str, ways: int, jobs: list[Submission], stages: list[tuple[float, float, float]]
 ) -> None:
     """Sharing under any queue order: GPUs of a group counted once, nobody lost, nobody doubled."""
     staged = [
-        msgspec.structs.replace(job, stages_s=times, iteration_s=sum(times) or 1.0)
+        changed(job, stages_s=times, iteration_s=sum(times) or 1.0)
         for job, times in zip(jobs, stages, strict=False)
     ]
     nodes = [(4, ""), (4, "")]
@@ -137,7 +143,7 @@ def test_co_located_jobs_pass_the_audit(
 @pytest.mark.parametrize("name", QUEUE_POLICIES)
 @relaxed
 @given(jobs=workloads())
-def test_the_same_again(name: str, jobs: list[SimJob]) -> None:
+def test_the_same_again(name: str, jobs: list[Submission]) -> None:
     nodes = [(4, ""), (4, "")]
     assert run(name, jobs, nodes, WORLDS["costly"]).segments == (
         run(name, list(jobs), nodes, WORLDS["costly"]).segments
@@ -158,10 +164,7 @@ def test_nothing_to_do(name: str) -> None:
 
 @pytest.mark.parametrize("name", QUEUE_POLICIES)
 def test_every_pending_job_has_a_reason(name: str) -> None:
-    jobs = [
-        SimJob(id=f"j{i}", number=i, submit_s=0, gpus=4, duration_s=500, gpus_min=4, gpus_max=4)
-        for i in range(5)
-    ]
+    jobs = [submission(i, gpus=4, duration_s=500) for i in range(5)]
     world = Settings(ask_why_s=(0, 100))
     result = run(name, jobs, [(4, ""), (4, "")], world)
     for at_s in {at_s for at_s, _ in result.pending_reasons}:
@@ -177,13 +180,13 @@ def test_time_sharing_gives_a_large_job_its_turn() -> None:
     submits = [("big", 1, 8, 600)] + [(f"s{i}", 50 * i, 4, 100) for i in range(400)]
     submits.sort(key=lambda row: row[1])
     jobs = [
-        SimJob(id=i, number=n, submit_s=s, gpus=g, duration_s=d, gpus_min=g, gpus_max=g)
+        submission(n, id=i, submit_s=s, gpus=g, duration_s=d)
         for n, (i, s, g, d) in enumerate(submits)
     ]
     ends = {}
     for name in ("gandiva", "best-effort"):
         outcomes = run(name, jobs, [(4, ""), (4, "")], WORLDS["free"]).outcomes
-        ends[name] = next(o.end_s for o in outcomes if o.job.id == "big")
+        ends[name] = next(o.end_s for o in outcomes if o.job.spec.id == "big")
     assert ends["gandiva"] < 10_000
     assert ends["best-effort"] > 20_000
 
@@ -226,13 +229,7 @@ def test_a_bad_knob_is_refused_with_what_is_good(knob: str, text: str, said: str
 def test_several_gpu_types_are_placed_on_or_refused_by_name(name: str) -> None:
     """Never waited for: a policy that places without regard to types says so."""
     speeds = {"slow": 0.5, "fast": 1.0}
-    jobs = [
-        SimJob(
-            id=f"j{n}", number=n, submit_s=n, gpus=2, duration_s=50, gpus_min=2, gpus_max=2,
-            speeds=speeds,
-        )
-        for n in range(4)
-    ]  # fmt: skip
+    jobs = [submission(n, submit_s=n, gpus=2, duration_s=50, gpu_types=speeds) for n in range(4)]
     nodes = [(2, "slow"), (2, "fast")]
     if name in ONE_TYPE:
         with pytest.raises(ConfigRejected, match=f"^{name} knows one GPU type"):

@@ -3,16 +3,17 @@
 from random import Random
 
 import pytest
+from tests.sim.submissions import submission
 
 from slackwater.loadgen.simulator.gpu.cluster import Cluster
 from slackwater.loadgen.simulator.gpu.engine import Engine, Result
 from slackwater.loadgen.simulator.gpu.jobmodels.fixed import FixedModel
-from slackwater.loadgen.simulator.gpu.workload import SimJob
+from slackwater.loadgen.simulator.gpu.workload import Submission
 from slackwater.services.master.scheduling.policies.tiresias import TiresiasFacts, TiresiasGittins
 from slackwater.services.master.scheduling.registry import make
 
 
-def _jobs() -> list[SimJob]:
+def _jobs() -> list[Submission]:
     """Two models, one of which takes ten times as long; tenants and sizes say nothing."""
     rng, at_s, jobs = Random(5), 0, []
     for number in range(300):
@@ -21,11 +22,10 @@ def _jobs() -> list[SimJob]:
         duration_s = rng.randint(50, 150) * (10 if model == "long" else 1)
         gpus, tenant = rng.choice([1, 2, 4]), rng.choice("ab")
         jobs.append(
-            SimJob(
-                id=f"j{number}", number=number, submit_s=at_s, gpus=gpus, gpus_min=gpus,
-                gpus_max=gpus, duration_s=duration_s, model=model, tenant=tenant,
+            submission(
+                number, submit_s=at_s, gpus=gpus, duration_s=duration_s, model=model, tenant=tenant
             )
-        )  # fmt: skip
+        )
     return jobs
 
 

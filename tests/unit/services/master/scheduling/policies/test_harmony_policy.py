@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from math import inf
 from random import Random
 
-import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.sim.submissions import changed, submission
 
 from slackwater.common.base.errors import Rejected
 from slackwater.common.domains.models.group import Subtasks, weighted
@@ -20,7 +20,7 @@ from slackwater.loadgen.simulator.gpu.eventlog import event_log
 from slackwater.loadgen.simulator.gpu.failures import Failures
 from slackwater.loadgen.simulator.gpu.jobmodels.fixed import FixedModel
 from slackwater.loadgen.simulator.gpu.jobmodels.subtasks import SubtasksModel
-from slackwater.loadgen.simulator.gpu.workload import SimJob, workload
+from slackwater.loadgen.simulator.gpu.workload import Submission, workload
 from slackwater.services.master.scheduling.policies.harmony_grouping import (
     Jobs,
     assign,
@@ -107,14 +107,14 @@ def test_the_schedule_is_no_worse_than_everybody_together(
         assert found.utilization >= weighted(together) - 1e-9
 
 
-def sim_jobs(count: int, seed: int, gpus: int = 16, mean_gap_s: float = 0.0) -> list[SimJob]:
+def sim_jobs(count: int, seed: int, gpus: int = 16, mean_gap_s: float = 0.0) -> list[Submission]:
     rows = generate("harmony", seed, mean_gap_s=mean_gap_s)[:count]
     jobs = workload(rows, whole_seconds=False)
-    return [msgspec.structs.replace(job, gpus_min=1, gpus_max=gpus) for job in jobs]
+    return [changed(job, gpus_min=1, gpus_max=gpus) for job in jobs]
 
 
 def run(
-    name: str, jobs: list[SimJob], nodes: list[tuple[int, str]], world: Settings = Settings(),  # noqa: B008
+    name: str, jobs: list[Submission], nodes: list[tuple[int, str]], world: Settings = Settings(),  # noqa: B008
     **options: str,
 ) -> Result:  # fmt: skip
     return Engine(jobs, Cluster(nodes), make(name, options), SubtasksModel(), world).run()
@@ -142,7 +142,7 @@ def test_whole_runs_hold_up(world: str, mean_gap_s: float) -> None:
 
 def test_naive_colocation_holds_up() -> None:
     nodes = [(16, ""), (16, ""), (16, "")]
-    jobs = [msgspec.structs.replace(j, gpus_min=16) for j in sim_jobs(20, 1, 16)]
+    jobs = [changed(j, gpus_min=16) for j in sim_jobs(20, 1, 16)]
     for ways in ("1", "2", "3"):
         result = run("naive-colocation", jobs, nodes, ways=ways)
         assert audit(event_log(result, "naive-colocation", "subtasks", nodes, exact=False)) == []
@@ -155,7 +155,7 @@ def test_naive_colocation_holds_up() -> None:
 
 def test_one_way_of_naive_colocation_is_isolated() -> None:
     nodes = [(16, "")] * 3
-    jobs = [msgspec.structs.replace(j, gpus_min=16) for j in sim_jobs(20, 1, 16)]
+    jobs = [changed(j, gpus_min=16) for j in sim_jobs(20, 1, 16)]
     ends = [
         [o.end_s for o in result.outcomes]
         for result in (
@@ -171,7 +171,7 @@ def test_one_way_of_naive_colocation_is_isolated() -> None:
 def test_the_documented_jobs_gain(seed: int) -> None:
     """At least 1.4 times isolated on 16 machines a job, in JCT and in makespan."""
     jobs = sim_jobs(80, seed, 100)
-    rigid = [msgspec.structs.replace(j, gpus_min=16, gpus_max=16) for j in jobs]
+    rigid = [changed(j, gpus_min=16, gpus_max=16) for j in jobs]
     figures = []
     for result in (run("isolated", rigid, [(100, "")]), run("harmony", jobs, [(100, "")])):
         ends = [o.end_s - o.job.submit_s for o in result.outcomes]
@@ -182,11 +182,16 @@ def test_the_documented_jobs_gain(seed: int) -> None:
 
 def job(
     number: int, cpu_s: float, network_s: float, iterations: int, submit_s: float = 0.0
-) -> SimJob:
-    return SimJob(
-        id=f"j{number}", number=number, submit_s=submit_s, gpus=4, duration_s=0, gpus_min=1,
-        gpus_max=4, stages_s=(cpu_s, network_s), iterations=iterations,
-    )  # fmt: skip
+) -> Submission:
+    return submission(
+        number,
+        submit_s=submit_s,
+        gpus=4,
+        gpus_min=1,
+        gpus_max=4,
+        stages_s=(cpu_s, network_s),
+        iterations=iterations,
+    )
 
 
 def test_two_that_fit_run_together_as_fast_as_alone() -> None:
@@ -211,12 +216,10 @@ def test_an_arrival_waits_where_it_would_only_be_in_the_way() -> None:
 
 
 def test_what_it_needs_is_said() -> None:
-    rigid = [msgspec.structs.replace(job(0, 1, 1, 5), gpus_min=4)]
+    rigid = [changed(job(0, 1, 1, 5), gpus_min=4)]
     with pytest.raises(Rejected, match="malleable"):
         run("harmony", rigid, [(4, "")])
-    unknown = SimJob(
-        id="j0", number=0, submit_s=0, gpus=1, duration_s=5, gpus_min=1, gpus_max=4
-    )  # fmt: skip
+    unknown = submission(0, gpus=1, duration_s=5, gpus_min=1, gpus_max=4)
     with pytest.raises(Rejected, match="subtasks"):
         Engine([unknown], Cluster.counted(4), make("harmony"), FixedModel()).run()
 

@@ -5,11 +5,12 @@ from math import inf
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.sim.submissions import submission
 
 from slackwater.loadgen.simulator.gpu.cluster import Cluster
 from slackwater.loadgen.simulator.gpu.engine import Costs, Engine, Result, Settings
 from slackwater.loadgen.simulator.gpu.jobmodels.fixed import FixedModel
-from slackwater.loadgen.simulator.gpu.workload import SimJob
+from slackwater.loadgen.simulator.gpu.workload import Submission
 from slackwater.services.master.scheduling.policies.queues import QueuePolicy
 from slackwater.services.master.scheduling.registry import make, names
 from slackwater.services.master.scheduling.view import Pending, Rules
@@ -28,7 +29,7 @@ worlds = st.builds(
 
 
 @st.composite
-def workloads(draw: st.DrawFn) -> list[SimJob]:
+def workloads(draw: st.DrawFn) -> list[Submission]:
     """Some jobs end soon, the others not before all that is said has come true."""
     at_s, jobs = 0, []
     for number in range(draw(st.integers(2, 10))):
@@ -37,15 +38,19 @@ def workloads(draw: st.DrawFn) -> list[SimJob]:
         duration_s = draw(st.integers(1, 500) | st.just(FOREVER_S))
         tenant, priority = draw(st.sampled_from("ab")), draw(st.integers(0, 1))
         jobs.append(
-            SimJob(
-                id=f"j{number}", number=number, submit_s=at_s, gpus=gpus, gpus_min=gpus,
-                gpus_max=gpus, duration_s=duration_s, tenant=tenant, priority=priority,
+            submission(
+                number,
+                submit_s=at_s,
+                gpus=gpus,
+                duration_s=duration_s,
+                tenant=tenant,
+                priority=priority,
             )
-        )  # fmt: skip
+        )
     return jobs
 
 
-def _run(name: str, jobs: list[SimJob], rules: Rules, at_s: float) -> Result:
+def _run(name: str, jobs: list[Submission], rules: Rules, at_s: float) -> Result:
     world = Settings(rules=rules, costs=Costs(restart_s=rules.restart_s), ask_why_s=(at_s,))
     return Engine(jobs, Cluster(NODES), make(name), FixedModel(), world).run()
 
@@ -59,7 +64,7 @@ def _started_s(result: Result, number: int, after_s: float) -> float:
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(jobs=workloads(), rules=worlds, later_s=st.integers(0, 900))
 def test_what_is_said_of_an_instant_is_true_then(
-    name: str, jobs: list[SimJob], rules: Rules, later_s: int
+    name: str, jobs: list[Submission], rules: Rules, later_s: int
 ) -> None:
     """A job starts at the very instant that was named, and before none where none was, unless one
     ends before. Long jobs are cut: a run asks once, and is compared up to its next completion."""
@@ -99,8 +104,8 @@ def test_a_job_that_comes_later_does_not_wait_for_protection() -> None:
 def _reasons(name: str, min_run_s: float) -> list[Pending]:
     """Why a job of 3 GPUs waits at 100 s behind one that has 8 GPUs since 0 s."""
     jobs = [
-        SimJob(id="j0", number=0, submit_s=0, gpus=4, duration_s=2000, gpus_min=4, gpus_max=4),
-        SimJob(id="j1", number=1, submit_s=100, gpus=3, duration_s=9, gpus_min=3, gpus_max=3),
+        submission(0, gpus=4, duration_s=2000),
+        submission(1, submit_s=100, gpus=3, duration_s=9),
     ]
     rules = Rules(min_run_s=min_run_s)
     world = Settings(rules=rules, ask_why_s=(100,))

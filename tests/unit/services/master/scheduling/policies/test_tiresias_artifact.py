@@ -1,18 +1,16 @@
 """The baseline as Pollux's authors ran it: their two choices, in the smallest cases."""
 
+from tests.sim.submissions import submission
+
 from slackwater.loadgen.simulator.gpu.cluster import Cluster
 from slackwater.loadgen.simulator.gpu.engine import Engine, Result
 from slackwater.loadgen.simulator.gpu.jobmodels.fixed import FixedModel
-from slackwater.loadgen.simulator.gpu.workload import SimJob
 from slackwater.services.master.scheduling.registry import make
 
 
 def _run(jobs: list[tuple[int, int, int]], nodes: list[tuple[int, str]], **knobs: str) -> Result:
     """Jobs of (submission, GPUs, duration)."""
-    made = [
-        SimJob(id=f"j{i}", number=i, submit_s=at, gpus=g, gpus_min=g, gpus_max=g, duration_s=s)
-        for i, (at, g, s) in enumerate(jobs)
-    ]
+    made = [submission(i, submit_s=at, gpus=g, duration_s=s) for i, (at, g, s) in enumerate(jobs)]
     return Engine(made, Cluster(nodes), make("tiresias-artifact", knobs), FixedModel()).run()
 
 

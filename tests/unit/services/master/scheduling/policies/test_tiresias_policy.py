@@ -4,12 +4,12 @@ from math import inf
 from random import Random
 
 import pytest
+from tests.sim.submissions import submission
 
 from slackwater.common.base.errors import ConfigRejected
 from slackwater.loadgen.simulator.gpu.cluster import Cluster
 from slackwater.loadgen.simulator.gpu.engine import Engine
 from slackwater.loadgen.simulator.gpu.jobmodels.fixed import FixedModel
-from slackwater.loadgen.simulator.gpu.workload import SimJob
 from slackwater.services.master.scheduling.policies.gittins import Distribution
 from slackwater.services.master.scheduling.policies.tiresias import Notes, TiresiasLas, parse_limits
 from slackwater.services.master.scheduling.registry import make
@@ -20,10 +20,7 @@ def completions(
     policy: str, sizes: list[tuple[int, int]], gpus: int, **options: str
 ) -> list[float]:
     """Completion times of jobs (GPUs, duration) that all arrive at 0."""
-    jobs = [
-        SimJob(id=f"j{i}", number=i, submit_s=0, gpus=g, duration_s=d, gpus_min=g, gpus_max=g)
-        for i, (g, d) in enumerate(sizes)
-    ]
+    jobs = [submission(i, gpus=g, duration_s=d) for i, (g, d) in enumerate(sizes)]
     engine = Engine(jobs, Cluster.counted(gpus), make(policy, options), FixedModel())
     return [outcome.end_s for outcome in engine.run().outcomes]
 
@@ -110,15 +107,10 @@ def test_equals_do_not_preempt_each_other() -> None:
 
 def test_promotion_keeps_a_long_job_from_starving() -> None:
     """Short jobs fill the machine for ever; with the knob the long one still gets through."""
-    jobs = [
-        SimJob(id="long", number=0, submit_s=0, gpus=1, duration_s=400, gpus_min=1, gpus_max=1)
-    ] + [
-        SimJob(
-            id=f"s{i}", number=i, submit_s=100 + 90 * i, gpus=1, duration_s=90, gpus_min=1,
-            gpus_max=1,
-        )
+    jobs = [submission(0, id="long", gpus=1, duration_s=400)] + [
+        submission(i, id=f"s{i}", submit_s=100 + 90 * i, gpus=1, duration_s=90)
         for i in range(1, 60)
-    ]  # fmt: skip
+    ]
     ends = {}
     for knob in ("0", "1"):
         policy = make("tiresias-las", {"limits": "100", "promote_knob": knob})
@@ -144,11 +136,10 @@ def test_whole_runs_with_promotion_end(name: str, knob: str) -> None:
     for number, submit_s in enumerate(submits):
         gpus = rng.choice((1, 2, 4, 8))
         jobs.append(
-            SimJob(
-                id=f"j{number}", number=number, submit_s=submit_s, gpus=gpus, gpus_min=gpus,
-                gpus_max=gpus, duration_s=rng.choice((20, 100, 400, 1500)),
+            submission(
+                number, submit_s=submit_s, gpus=gpus, duration_s=rng.choice((20, 100, 400, 1500))
             )
-        )  # fmt: skip
+        )
     policy = make(name, {"limits": "200,2000", "promote_knob": knob})
     result = Engine(jobs, Cluster([(4, ""), (4, "")]), policy, FixedModel()).run()
     assert sum(outcome.preemptions for outcome in result.outcomes) > 0

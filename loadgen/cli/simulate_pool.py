@@ -23,9 +23,10 @@ from slackwater.loadgen import models
 from slackwater.loadgen.simulator.gpu.build import build_cluster
 from slackwater.loadgen.simulator.gpu.cluster import Cluster
 from slackwater.loadgen.simulator.gpu.jobmodels.registry import make_model
-from slackwater.loadgen.simulator.gpu.options import Options, settings_in
 from slackwater.loadgen.simulator.gpu.prepare import Prepared, prepare
+from slackwater.loadgen.simulator.gpu.report import origin
 from slackwater.loadgen.simulator.gpu.single import simulate_once
+from slackwater.loadgen.simulator.options import Options, settings_in
 from slackwater.loadgen.simulator.pool.minutes import minutes, summarize
 from slackwater.loadgen.simulator.pool.profiles import MODELS, PoolJob, draw_models, workers_of
 from slackwater.loadgen.simulator.pool.report import Reported, comparison, write_report
@@ -58,7 +59,7 @@ def pool_jobs(options: Options, prepared: Prepared) -> list[PoolJob]:
     """Every distributed job, with the time that it holds its GPUs."""
     machines = Cluster.counted(sum(build_cluster(options).sizes))
     held = simulate_once(prepared.jobs, machines, "fifo", make_model("fixed", {}, options.seed))
-    outcomes = [o for o in held.outcomes if o.job.gpus >= SMALLEST_GPUS and o.end_s < inf]
+    outcomes = [o for o in held.outcomes if o.job.spec.gpus >= SMALLEST_GPUS and o.end_s < inf]
     if not outcomes:
         raise Rejected(
             f"no job of the trace has {SMALLEST_GPUS} GPUs or more: a job on one GPU needs no "
@@ -66,7 +67,7 @@ def pool_jobs(options: Options, prepared: Prepared) -> list[PoolJob]:
         )
     drawn = draw_models(len(outcomes), options.seed, _models(options))
     jobs = [
-        PoolJob(f"j{o.job.number}", model, workers_of(o.job.gpus), o.start_s, o.end_s)
+        PoolJob(f"j{o.job.number}", model, workers_of(o.job.spec.gpus), o.start_s, o.end_s)
         for o, model in zip(outcomes, drawn, strict=True)
     ]
     return sorted(jobs, key=lambda job: (job.start_s, job.id))
@@ -97,7 +98,7 @@ def simulate_pool(
     if report is not None:
         try:
             report.mkdir(parents=True, exist_ok=True)
-            write_report(report, options, prepared, settings, runs)
+            write_report(report, origin(options, prepared), settings, runs)
         except OSError as error:
             raise Rejected(
                 f"--report {report}: cannot be written ({error.strerror}); name another folder"

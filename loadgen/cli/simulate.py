@@ -23,7 +23,6 @@ from slackwater.loadgen.simulator.gpu import audit as auditor
 from slackwater.loadgen.simulator.gpu import eventlog
 from slackwater.loadgen.simulator.gpu.build import refuse_ignored
 from slackwater.loadgen.simulator.gpu.metrics import Summary
-from slackwater.loadgen.simulator.gpu.options import PRESETS, Options
 from slackwater.loadgen.simulator.gpu.prepare import (
     prepare,
     read_trace,
@@ -32,6 +31,7 @@ from slackwater.loadgen.simulator.gpu.prepare import (
 )
 from slackwater.loadgen.simulator.gpu.report import confidence, write_report
 from slackwater.loadgen.simulator.gpu.runner import RunReport, Task, run_all, tasks_of
+from slackwater.loadgen.simulator.options import PRESETS, Options
 from slackwater.loadgen.traces import read
 from slackwater.services.master.scheduling import registry
 
@@ -301,18 +301,18 @@ def _simulate_given(
         case "":
             return simulate(options, report, as_json, processes)
         case "memory":
-            from slackwater.loadgen.simulator.memory import command as of_memory
+            from slackwater.loadgen.cli import simulate_memory
             from slackwater.loadgen.simulator.memory import run as memory_run
 
             options = _with_policies(options, memory_run.POLICIES)
-            found, points = of_memory.simulate_memory(options, report, processes)
-            of_memory.print_memory(_console(), found, points, as_json, report)
+            found, points = simulate_memory.simulate_memory(options, report, processes)
+            simulate_memory.print_memory(_console(), found, points, as_json, report)
         case "aggregation":
-            from slackwater.loadgen.simulator.pool import command as of_aggregation
+            from slackwater.loadgen.cli import simulate_pool
 
-            options = _with_policies(options, of_aggregation.POLICIES)
-            runs = of_aggregation.simulate_pool(options, report, as_json, processes)
-            of_aggregation.print_pool(_console(), runs, as_json, report)
+            options = _with_policies(options, simulate_pool.POLICIES)
+            runs = simulate_pool.simulate_pool(options, report, as_json, processes)
+            simulate_pool.print_pool(_console(), runs, as_json, report)
         case _:
             raise ConfigRejected(f"--pool {pool!r}: aggregation and memory can be simulated")
     return 0

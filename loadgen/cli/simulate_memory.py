@@ -15,7 +15,6 @@ import msgspec
 from rich.console import Console
 
 from slackwater.common.base.errors import ConfigRejected, Rejected
-from slackwater.loadgen.simulator.gpu.options import GENERATED, Options, settings_in
 from slackwater.loadgen.simulator.memory.eviction import Point, figure
 from slackwater.loadgen.simulator.memory.report import Reported, comparison, write_report
 from slackwater.loadgen.simulator.memory.run import (
@@ -25,6 +24,7 @@ from slackwater.loadgen.simulator.memory.run import (
     MemorySettings,
 )
 from slackwater.loadgen.simulator.memory.summary import summarize
+from slackwater.loadgen.simulator.options import GENERATED, Options, settings_in
 
 WORKLOAD: Final = f"{GENERATED}infiniswap"
 

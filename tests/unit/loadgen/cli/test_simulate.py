@@ -11,8 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from slackwater.common.base.errors import ConfigRejected, Rejected
-from slackwater.loadgen.simulator.gpu.command import app, audit, simulate
-from slackwater.loadgen.simulator.gpu.options import Options, pairs
+from slackwater.loadgen.cli.simulate import app, audit, simulate
+from slackwater.loadgen.simulator.options import Options, pairs
 
 TRACE = """job_id,num_gpu,submit_time,iterations,model_name,duration,interval
 a,4,0,100,vgg16,900,0
@@ -85,9 +85,7 @@ def test_the_auditor_says_no(trace: Path, tmp_path: Path) -> None:
 def test_equal_bytes_whatever_the_hash_seed_and_the_number_of_processes(
     trace: Path, tmp_path: Path
 ) -> None:
-    program = (
-        "import sys; from slackwater.loadgen.simulator.gpu.command import app; app(sys.argv[1:])"
-    )
+    program = "import sys; from slackwater.loadgen.cli.simulate import app; app(sys.argv[1:])"
     folders = []
     for hash_seed, processes in (("1", "1"), ("2", "2")):
         folder = tmp_path / f"report-{hash_seed}"
