@@ -9,23 +9,20 @@ says so; a waiting job is not touched at all. Snapshots are made of structs that
 changes, so an event costs what it changes.
 
 **Exact.** Where the job model counts whole seconds, so does the engine: GPU-seconds are integers,
-and jobs in equal jobs out. A job's service, run time and waiting time are kept in segments: one
-segment is one allocation held under one set of conditions' start and end, the unit of the event
-log.
+and jobs in equal jobs out. `Active` keeps a job's account, `Machines` the cluster's.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
-from math import floor, inf
+from math import inf
 
-from msgspec.structs import replace
-
-from slackwater.common.base import limits
-from slackwater.common.base.errors import Fatal, Rejected
+from slackwater.common.base.errors import Fatal
 from slackwater.loadgen.simulator.gpu.active import Active
 from slackwater.loadgen.simulator.gpu.cluster import Cluster
+from slackwater.loadgen.simulator.gpu.events import ARRIVAL, LOST, RUN, WAKE, Heap
 from slackwater.loadgen.simulator.gpu.interference import Surroundings
 from slackwater.loadgen.simulator.gpu.jobmodels.base import Conditions, JobModel, JobRun
+from slackwater.loadgen.simulator.gpu.machines import Machines
 from slackwater.loadgen.simulator.gpu.outcome import (
     DEFAULT_SETTINGS,
     Begun,
@@ -39,9 +36,7 @@ from slackwater.loadgen.simulator.gpu.outcome import (
 from slackwater.loadgen.simulator.gpu.workload import Submission
 from slackwater.schemas.base import JobId
 from slackwater.services.master.scheduling.scheduler import Decision, Scheduler
-from slackwater.services.master.scheduling.shown import size_bounds
 from slackwater.services.master.scheduling.view import (
-    NOTHING,
     Allocation,
     JobView,
     Pending,
@@ -50,8 +45,6 @@ from slackwater.services.master.scheduling.view import (
 )
 
 __all__ = ["Costs", "Engine", "Outcome", "Result", "Scaling", "Segment", "Settings"]
-
-_RUN, _LOST, _BACK, _ARRIVAL, _WAKE = range(5)
 
 PROGRESS_EVERY = 256
 """Events between two calls of the progress callback."""
@@ -79,9 +72,10 @@ class Engine:
         self._costs, self._failures = settings.costs, settings.failures
         self._slowdowns = settings.slowdowns
         self._surroundings = Surroundings(settings.slowdowns)
-        self._scaling, self._record, self._on_progress = settings.scaling, record, on_progress
+        self._record, self._on_progress = record, on_progress
         self._ask_why_s = sorted(settings.ask_why_s, reverse=True)
-        self._heap: list[tuple[float, int, int, int]] = []
+        self._heap: Heap = []
+        self._machines = Machines(cluster, settings.failures, settings.scaling, self._heap)
         self._now_s: float = 0
         self._active: dict[int, Active] = {}
         self._number: dict[JobId, int] = {}
@@ -92,12 +86,6 @@ class Engine:
         self._outcomes = [Outcome(job) for job in jobs]
         self._done = 0
         self._segments: list[Segment] = []
-        self._members: dict[str, list[int]] = {}
-        self._outages: list[tuple[int, float, float]] = []
-        self._outage_plans: list[Iterator[tuple[float, float]]] = []
-        self._coming: set[int] = set()
-        self._capacity_gpu_s: float = 0
-        self._capacity_since_s: float = 0
         self._reasons: list[tuple[float, Pending]] = []
         self.decisions = 0
         self.events = 0
@@ -107,20 +95,19 @@ class Engine:
     def run(self) -> Result:
         """Until every job is done. A policy that leaves jobs waiting for ever is an error."""
         if self._jobs:
-            self._capacity_since_s = self._now_s = self._arrives_s(0)
-            heappush(self._heap, (self._now_s, _ARRIVAL, 0, 0))
-        self._start_outages()
+            self._now_s = self._arrives_s(0)
+            heappush(self._heap, (self._now_s, ARRIVAL, 0, 0))
+            self._machines.begin(self._now_s, self._jobs[0].submit_s)
         while self._done < len(self._jobs):
             if not self._heap:
                 raise Fatal(self._stuck())
             if self._happen():
                 self._decide()
                 self._ask_why()
-        self._count_capacity()
-        self._outages += [(i, at, inf) for i, at in self._down.items()]
+        up_gpu_s, outages = self._machines.account(self._now_s)
         return Result(
-            self._outcomes, self._segments, self._now_s, self._capacity_gpu_s,
-            self.decisions, self.events, sorted(self._outages), self._reasons,
+            self._outcomes, self._segments, self._now_s, up_gpu_s, self.decisions, self.events,
+            outages, self._reasons,
         )  # fmt: skip
 
     def _happen(self) -> bool:
@@ -131,19 +118,19 @@ class Engine:
         while heap and heap[0][0] == now_s:
             _, kind, number, generation = heappop(heap)
             self.events += 1
-            if kind == _RUN:
+            if kind == RUN:
                 something |= self._progress(number, generation)
-            elif kind == _ARRIVAL:
+            elif kind == ARRIVAL:
                 self._arrive(number)
                 something = True
-            elif kind == _WAKE:
+            elif kind == WAKE:
                 if now_s == self._wake_s:
                     self._wake_s = inf
                     something = True
-            elif kind == _LOST:
+            elif kind == LOST:
                 something |= self._lose_node(number)
             else:
-                self._bring_node(number)
+                self._machines.bring(number, now_s)
                 something = True
             if self._on_progress is not None and not self.events % PROGRESS_EVERY:
                 self._on_progress(self._done, now_s)
@@ -176,7 +163,7 @@ class Engine:
         self._next_arrival = number + 1
         if self._next_arrival < len(self._jobs):
             at_s = self._arrives_s(self._next_arrival)
-            heappush(self._heap, (at_s, _ARRIVAL, self._next_arrival, 0))
+            heappush(self._heap, (at_s, ARRIVAL, self._next_arrival, 0))
 
     def _arrives_s(self, number: int) -> float:
         return max(self._jobs[number].submit_s, self._begun.at_s)
@@ -205,13 +192,13 @@ class Engine:
         del self._number[active.view.id]
         self._changed.append(active.view.id)
         self._done += 1
-        self._recondition(set(self._members.get(group, ())) if group else set())
+        self._recondition(set(self._surroundings.members(group)))
         return True
 
     def _schedule(self, active: Active) -> None:
         at_s = active.run.next_s()
         if at_s < inf:
-            heappush(self._heap, (at_s, _RUN, active.job.number, active.generation))
+            heappush(self._heap, (at_s, RUN, active.job.number, active.generation))
 
     # Decisions ---------------------------------------------------------------------------------
 
@@ -227,10 +214,9 @@ class Engine:
         if decision.start or decision.resize or decision.pause:
             self._apply(decision)
         if decision.wake_s < inf and decision.wake_s != self._wake_s:
-            heappush(self._heap, (decision.wake_s, _WAKE, 0, 0))
+            heappush(self._heap, (decision.wake_s, WAKE, 0, 0))
         self._wake_s = decision.wake_s
-        if self._scaling is not None and decision.desired_nodes is not None:
-            self._scale(decision.desired_nodes, self._scaling)
+        self._machines.scale(decision.desired_nodes, self._now_s)
 
     def _ask_why(self) -> None:
         while self._ask_why_s and self._ask_why_s[-1] <= self._now_s:
@@ -244,7 +230,6 @@ class Engine:
         touched: set[int] = set()
         for job_id in decision.pause:
             active = self._active[self._number[job_id]]
-            touched.update(self._members.get(active.group, ()))
             touched |= self._release(active, "preempted")
             active.outcome.preemptions += 1
             self._show(active)
@@ -255,7 +240,6 @@ class Engine:
             alone = not (group and active.group)
             free_of_charge = allocation == active.allocation and alone
             why = "regrouped" if free_of_charge else "resized"
-            touched.update(self._members.get(active.group, ()))
             touched |= self._release(active, why)
             given.append((active, allocation, group, free_of_charge))
         for job_id, allocation in decision.start.items():
@@ -273,23 +257,10 @@ class Engine:
     def _take(self, active: Active, allocation: Allocation, group: str, free: bool) -> set[int]:
         """The job holds these GPUs from now on; answers whom that concerns."""
         self._cluster.take(allocation, group)
-        delay_s = 0 if free else self._delay_s(active)
-        active.allocation, active.group = allocation, group
-        active.gpus = sum(gpus for _, gpus in allocation)
-        active.since_s = active.marked_s = self._now_s
-        active.ready_s = max(active.ready_s, self._now_s) if free else self._now_s + delay_s
-        active.work, active.useful = active.run.work_done, active.run.useful_gpu_s
-        if active.first_start_s == inf:
-            active.first_start_s = active.outcome.start_s = self._now_s
-        elif not free:
-            active.restarts += 1
-        touched = self._surroundings.enter(active.job.number, allocation)
-        if group:
-            members = self._members.setdefault(group, [])
-            touched.update(members)
-            members.append(active.job.number)
-            members.sort()
-        return touched
+        now_s = self._now_s
+        ready_s = max(active.ready_s, now_s) if free else now_s + self._delay_s(active)
+        active.hold(now_s, allocation, group, ready_s, free)
+        return self._surroundings.enter(active.job.number, allocation, group)
 
     def _delay_s(self, active: Active) -> float:
         if active.first_start_s == inf:
@@ -298,55 +269,16 @@ class Engine:
 
     def _release(self, active: Active, why: str) -> set[int]:
         """The job's segment ends now; answers whom that concerns."""
-        now_s = self._now_s
-        active.run.advance(now_s)
+        active.run.advance(self._now_s)
         active.run.mark()
-        return self._close(active, now_s, why)
+        return self._close(active, why)
 
-    def _close(self, active: Active, now_s: float, why: str) -> set[int]:
-        self._count_vain(active)
-        held_s = now_s - active.since_s
-        restarting_s = max(0, min(now_s, active.ready_s) - active.since_s)
-        outcome = active.outcome
-        outcome.wasted_gpu_s += active.gpus * restarting_s
-        active.attained += active.gpus * held_s
-        active.run_s += held_s
-        outcome.run_s, outcome.gpu_s = active.run_s, active.attained
-        if self._record and (held_s > 0 or why == "completed"):
-            run = active.run
-            self._segments.append(
-                Segment(
-                    active.job.number, active.since_s, now_s, active.ready_s, active.allocation,
-                    active.group, active.work, run.work_done, run.useful_gpu_s - active.useful, why,
-                )
-            )  # fmt: skip
-        self._cluster.give_back(active.allocation, active.group)
-        touched = self._surroundings.leave(active.job.number, active.allocation)
-        if active.group:
-            members = self._members[active.group]
-            members.remove(active.job.number)
-            if not members:
-                del self._members[active.group]
-        active.allocation, active.group, active.gpus = NOTHING, "", 0
-        active.since_s = now_s
-        active.generation += 1
-        active.run.resume(now_s, NOTHING, Conditions())
-        return touched
-
-    def _count_vain(self, active: Active) -> None:
-        """Raise Rejected for a job that gets no further however often it is given GPUs."""
-        if active.run.work_done > active.furthest:
-            active.furthest, active.vain = active.run.work_done, 0
-            return
-        active.vain += 1
-        if active.vain >= limits.STARTS_IN_VAIN_MAX or self._now_s > limits.TRACE_SECONDS_MAX:
-            done = active.furthest / active.run.work_total
-            raise Rejected(
-                f"job {active.view.id} held GPUs {active.vain} times, until {self._now_s} s, and "
-                f"got no further than {done:.0%}: it loses them before its restart is over or its "
-                "next checkpoint; give it checkpoints (--checkpoint-s), cheaper restarts "
-                "(--restart-s), longer turns, or machines that fail less (--mtbf-s)"
-            )
+    def _close(self, active: Active, why: str) -> set[int]:
+        segment = active.let_go(self._now_s, why)
+        if self._record and (segment.start_s < self._now_s or why == "completed"):
+            self._segments.append(segment)
+        self._cluster.give_back(segment.allocation, segment.group)
+        return self._surroundings.leave(segment.number, segment.allocation, segment.group)
 
     # Conditions --------------------------------------------------------------------------------
 
@@ -360,7 +292,7 @@ class Engine:
         gpu_speed = speeds[cluster.types[active.allocation[0][0]]] if speeds else 1.0
         peers: tuple[JobRun, ...] = ()
         if active.group:
-            others = self._members[active.group]
+            others = self._surroundings.members(active.group)
             peers = tuple(self._active[n].run for n in others if n != active.job.number)
         return Conditions(delay_s, slowdown, gpu_speed, peers, active.group)
 
@@ -375,112 +307,25 @@ class Engine:
             active = self._active.get(number)
             if active is None or not active.allocation:
                 continue
-            self._checkpoint(active)
+            active.checkpoint(self._now_s, self._failures)
             active.run.advance(self._now_s)
             self._resume(active)
             self._show(active)
 
-    def _checkpoint(self, active: Active) -> None:
-        """Note the last checkpoint that lies behind us: progress since then may yet be lost."""
-        every_s = self._failures.checkpoint_s
-        if self._failures.mtbf_s <= 0 or every_s <= 0:
-            return
-        at_s = active.since_s + floor((self._now_s - active.since_s) / every_s) * every_s
-        if at_s > active.marked_s:
-            active.run.advance(at_s)
-            active.run.mark()
-            active.marked_s = at_s
-
     def _show(self, active: Active) -> None:
-        """A new struct for the policy: the job's state changed."""
-        run, job_id = active.run, active.view.id
-        if active.keeps_size:
-            least, most = size_bounds(active.job.spec, active.gpus)
-            active.view = replace(active.view, gpus_min=least, gpus_max=most)
-        self._views[job_id] = active.view = replace(
-            active.view,
-            allocation=active.allocation, group=active.group, since_s=active.since_s,
-            attained_gpu_s_then=active.attained, run_s_then=active.run_s,
-            first_start_s=active.first_start_s, restarts=active.restarts,
-            remaining_s_then=run.remaining_s(), speed=run.speed, ready_s=active.ready_s,
-            profile=run.profile,
-        )  # fmt: skip
-        self._changed.append(job_id)
-
-    # Nodes -------------------------------------------------------------------------------------
-
-    def _start_outages(self) -> None:
-        self._down: dict[int, float] = {}
-        if self._failures.mtbf_s <= 0:
-            return
-        self._outage_plans = [
-            self._failures.outages(node) for node in range(len(self._cluster.sizes))
-        ]
-        self._repairs = [0.0] * len(self._cluster.sizes)
-        for node in range(len(self._cluster.sizes)):
-            self._next_outage(node)
-
-    def _next_outage(self, node: int) -> None:
-        lost_s, back_s = next(self._outage_plans[node])
-        self._repairs[node] = self._now_s_origin + back_s
-        heappush(self._heap, (self._now_s_origin + lost_s, _LOST, node, 0))
-
-    @property
-    def _now_s_origin(self) -> float:
-        return self._jobs[0].submit_s if self._jobs else 0
+        view = active.show()
+        self._views[view.id] = view
+        self._changed.append(view.id)
 
     def _lose_node(self, node: int) -> bool:
-        heappush(self._heap, (self._repairs[node], _BACK, node, 0))
-        if not self._cluster.up[node]:
+        if not self._machines.lose(node, self._now_s):
             return False
-        self._count_capacity()
-        self._down[node] = self._now_s
-        self._cluster.lose(node)
         touched: set[int] = set()
         for number in sorted(self._active):
             active = self._active[number]
             if any(n == node for n, _ in active.allocation):
-                touched |= self._fail(active)
+                active.fail(self._now_s, self._failures)
+                touched |= self._close(active, "node-lost")
                 self._show(active)
         self._recondition(touched)
         return True
-
-    def _fail(self, active: Active) -> set[int]:
-        """The job loses its GPUs and its progress since the last checkpoint."""
-        self._checkpoint(active)
-        if self._failures.checkpoint_s <= 0:
-            active.run.advance(self._now_s)
-            active.run.mark()
-        else:
-            since_s = max(active.marked_s, min(active.ready_s, self._now_s))
-            active.outcome.wasted_gpu_s += active.gpus * (self._now_s - since_s)
-            active.run.restore()
-        active.outcome.failures += 1
-        return self._close(active, self._now_s, "node-lost")
-
-    def _bring_node(self, node: int) -> None:
-        self._count_capacity()
-        self._coming.discard(node)
-        if node in self._down:
-            self._outages.append((node, self._down.pop(node), self._now_s))
-        self._cluster.bring(node)
-        if self._outage_plans and self._repairs[node] == self._now_s:
-            self._next_outage(node)
-
-    def _scale(self, desired: int, scaling: Scaling) -> None:
-        """Grow from the lowest index (after the provisioning time), shrink from the highest: only
-        idle machines go, so it is the policy's plan that vacates them."""
-        desired = min(max(desired, scaling.nodes_min), scaling.nodes_max, len(self._cluster.up))
-        for node, up in enumerate(self._cluster.up):
-            if node < desired and not up and node not in self._coming and node not in self._down:
-                self._coming.add(node)
-                at_s = self._now_s + scaling.provision_s
-                heappush(self._heap, (at_s, _BACK, node, 0))
-            elif node >= desired and up and self._cluster.idle(node):
-                self._count_capacity()
-                self._cluster.lose(node)
-
-    def _count_capacity(self) -> None:
-        elapsed_s = self._now_s - self._capacity_since_s
-        self._capacity_gpu_s += self._cluster.view.gpus * elapsed_s
-        self._capacity_since_s = self._now_s

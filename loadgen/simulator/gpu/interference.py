@@ -5,7 +5,7 @@ proportion to its skew, or by its model's own measured factor. Network interfere
 3.4.2 and 3.5.3): distributed jobs that meet on a node keep (1 - interference) of their speed.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -28,18 +28,36 @@ class Slowdowns(msgspec.Struct, frozen=True):
 
 
 class Surroundings:
-    """Find the nodes on which distributed jobs meet."""
+    """Find the jobs that share GPUs, and the nodes on which distributed jobs meet."""
 
     def __init__(self, slowdowns: Slowdowns) -> None:
         self._slowdowns = slowdowns
         self._distributed: dict[int, set[int]] = {}
+        self._groups: dict[str, list[int]] = {}
 
-    def enter(self, number: int, allocation: Allocation) -> set[int]:
+    def enter(self, number: int, allocation: Allocation, group: str) -> set[int]:
         """Job `number` holds these GPUs now; answers whose speed may have changed by that."""
-        return self._move(number, allocation, True)
+        touched = self._move(number, allocation, True)
+        if group:
+            members = self._groups.setdefault(group, [])
+            touched.update(members)
+            members.append(number)
+            members.sort()
+        return touched
 
-    def leave(self, number: int, allocation: Allocation) -> set[int]:
-        return self._move(number, allocation, False)
+    def leave(self, number: int, allocation: Allocation, group: str) -> set[int]:
+        touched = self._move(number, allocation, False)
+        if group:
+            members = self._groups[group]
+            members.remove(number)
+            touched.update(members)
+            if not members:
+                del self._groups[group]
+        return touched
+
+    def members(self, group: str) -> Sequence[int]:
+        """Jobs that share GPUs under that label, in the order of their numbers."""
+        return self._groups.get(group, ())
 
     def _move(self, number: int, allocation: Allocation, comes: bool) -> set[int]:
         if not self._slowdowns.interference or len(allocation) < 2:
