@@ -166,6 +166,9 @@ class ProfileRun:
             self._measure_s = self._review_s = self._epoch_end_s = inf
             return
         self._slowdown, self._gpu_speed = conditions.slowdown, conditions.gpu_speed
+        if self.done:  # A neighbour's end, at the same instant, changed its conditions.
+            self._rate, self._epoch_end_s = 0.0, now_s
+            return
         self._at_s = now_s + conditions.delay_s
         if moved:
             self._shape = tuple(gpus for _, gpus in allocation)

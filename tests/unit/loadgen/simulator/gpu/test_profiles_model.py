@@ -288,6 +288,16 @@ def test_every_run_is_sound_and_repeatable(toy: Application, policy: str, world:
     assert [o.end_s for o in again.outcomes] == [o.end_s for o in result.outcomes]
 
 
+def test_jobs_that_share_gpus_may_end_at_the_same_instant(toy: Application) -> None:
+    """The first one's end changes the conditions of the second, which is at its end, too."""
+    model = ProfilesModel.of({"toy": toy}, FIXED)
+    engine = Engine(
+        [job(0, gpus=4), job(1, gpus=4)], Cluster([(4, "")]), make("naive-colocation"), model
+    )
+    first, second = engine.run().outcomes
+    assert first.end_s == second.end_s < inf
+
+
 def test_pollux_beats_the_rigid_policies_on_the_toy(toy: Application) -> None:
     averages = {
         name: np.mean([o.end_s - o.job.submit_s for o in simulate(toy, name, Settings()).outcomes])
