@@ -32,7 +32,8 @@ def test_a_job_that_failures_never_let_end_is_named() -> None:
     assert _run([_job("long", 0, 1_728_000)], "fifo", safe) > 1_728_000
 
 
-def test_jobs_whose_turns_are_shorter_than_a_restart_are_named() -> None:
-    costly = Settings(costs=Costs(start_s=90, restart_s=90))
+@pytest.mark.parametrize("restart_s", [60, 90])
+def test_jobs_whose_turns_are_not_longer_than_a_restart_are_named(restart_s: int) -> None:
+    costly = Settings(costs=Costs(start_s=restart_s, restart_s=restart_s))
     with pytest.raises(Rejected, match=r"job a held GPUs 1000 times.*longer turns"):
         _run([_job("a", 0, 5000), _job("b", 1, 100)], "gandiva", costly)
