@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from math import inf
 
 from slackwater.common.base import limits
 from slackwater.common.base.errors import ConfigRejected
@@ -27,13 +28,21 @@ def parse_nodes(text: str) -> list[tuple[int, str]]:
 class Cluster:
     """Mutable, the engine's own. `free[i]` is 0 while node i is down."""
 
-    def __init__(self, nodes: Sequence[tuple[int, str]], up: int | None = None) -> None:
+    def __init__(
+        self,
+        nodes: Sequence[tuple[int, str]],
+        up: int | None = None,
+        hosts: Sequence[tuple[float, float]] = (),
+    ) -> None:
+        """`nodes`: GPUs and type of each. `hosts`: cores and bytes of memory of each, where a
+        job's needs of them count."""
         self.sizes = [gpus for gpus, _ in nodes]
         self.types = [kind for _, kind in nodes]
         self.gpu_types = tuple(sorted(set(self.types))) or ("",)
         first_up = len(nodes) if up is None else up
         self.up = [i < first_up for i in range(len(nodes))]
         self.free = [gpus if self.up[i] else 0 for i, gpus in enumerate(self.sizes)]
+        self._hosts = hosts or [(inf, inf)] * len(nodes)
         self._members: dict[str, int] = {}
         self.view = self._view()
 
@@ -84,7 +93,7 @@ class Cluster:
 
     def _view(self) -> ClusterView:
         nodes = tuple(
-            NodeView(i, NodeId(f"n{i}"), gpus if self.up[i] else 0, self.types[i])
+            NodeView(i, NodeId(f"n{i}"), gpus if self.up[i] else 0, self.types[i], *self._hosts[i])
             for i, gpus in enumerate(self.sizes)
         )
         return ClusterView(

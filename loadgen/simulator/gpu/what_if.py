@@ -2,7 +2,7 @@
 
 Pure. The snapshot is built by the master's own module, so that the simulator begins with the view
 that the cluster's policy has. Instants are whole seconds from now on; jobs that are submitted
-later are not foreseen, and a restart is free.
+later are not foreseen.
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,7 +16,7 @@ from slackwater.common.base.errors import Rejected
 from slackwater.loadgen.simulator.gpu.cluster import Cluster
 from slackwater.loadgen.simulator.gpu.engine import Engine
 from slackwater.loadgen.simulator.gpu.jobmodels.fixed import FixedModel
-from slackwater.loadgen.simulator.gpu.outcome import Begun, Settings
+from slackwater.loadgen.simulator.gpu.outcome import Begun, Costs, Settings
 from slackwater.loadgen.simulator.gpu.workload import Oracle, Submission
 from slackwater.schemas.base import JobId
 from slackwater.schemas.cluster import NodeInfo
@@ -50,6 +50,8 @@ class Situation(msgspec.Struct, frozen=True):
 
     nodes: tuple[tuple[int, str], ...]
     """(GPUs, type) of each node."""
+    hosts: tuple[tuple[float, float], ...]
+    """(cores, bytes of memory) for jobs of each node."""
     jobs: tuple[Submission, ...]
     """In the order of their submission; submitted at 0 or before."""
     begun: Mapping[str, JobView]
@@ -127,18 +129,24 @@ def situation(
     if not jobs:
         raise Rejected(_nothing(left_out))
     sizes = tuple((node.gpus, node.gpu_type) for node in view.cluster.nodes)
-    return Situation(sizes, tuple(jobs), begun, live, left_out)
+    hosts = tuple((node.cores, node.memory_bytes) for node in view.cluster.nodes)
+    return Situation(sizes, hosts, tuple(jobs), begun, live, left_out)
 
 
 def play(
-    now: Situation, policy: str, settings: Mapping[str, str], rules: Rules
+    now: Situation, policy: str, settings: Mapping[str, str], rules: Rules, restart_s: int = 0
 ) -> dict[str, float]:
-    """Return each job's end under the policy, in seconds from now.
+    """Return each job's end under the policy, in seconds from now. `restart_s`: seconds without
+    progress at every start and every change of a job's GPUs; policies that weigh it know it.
 
     Raises ConfigRejected for a rule, or something that a job asks for, which the policy ignores.
     """
+    world = Settings(
+        rules=replace(rules, restart_s=restart_s),
+        costs=Costs(start_s=restart_s, restart_s=restart_s),
+    )
     engine = Engine(
-        now.jobs, Cluster(now.nodes), make(policy, settings), FixedModel(), Settings(rules=rules),
+        now.jobs, Cluster(now.nodes, hosts=now.hosts), make(policy, settings), FixedModel(), world,
         record=False, begun=Begun(0, now.begun),
     )  # fmt: skip
     return {each.job.spec.id: each.end_s for each in engine.run().outcomes}

@@ -25,6 +25,7 @@ from slackwater.schemas.scheduling import GetPolicy, PolicyInfo
 from slackwater.services.master.scheduling.view import Rules
 
 HOUR_S = 3600.0
+MONTH_S = 30 * 86_400
 
 _Policy = Annotated[
     str, typer.Option(help="The policy to try; any that `slackwater policy set` takes.")
@@ -47,6 +48,17 @@ _Assume = Annotated[
 ]
 
 
+_Restart = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        max=MONTH_S,
+        help="Seconds that a job loses whenever it is given GPUs, or others, as it does under "
+        "your programs: start, data, checkpoint.",
+    ),
+]
+
+
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """The answer as JSON; times are seconds from `at_s` on."""
 
@@ -58,20 +70,24 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     mean_ends_s: float
     mean_would_end_s: float
     left_out: dict[str, str]
+    restart_s: int
+    not_known: tuple[str, ...]
+    """Assumptions that the answer rests on."""
 
 
 def what_if(
     gpu_policy: _Policy,
     settings: _Settings = None,
     assume_s: _Assume = HOUR_S,
+    restart_s: _Restart = 0,
     url: Url = None,
     json: Json = False,
 ) -> None:
     """Tell when the jobs of now would end if another policy gave them GPUs. Changes nothing.
 
     The simulator goes on from the running cluster, once with its policy and once with the other.
-    Jobs that come later are not foreseen, and restarts cost nothing. LEFT: seconds of work left on
-    the GPUs that a job asks for; ~ before it: not known, see --assume-s.
+    Jobs that come later are not foreseen; a restart costs --restart-s. LEFT: seconds of work left
+    on the GPUs that a job asks for; ~ before it: not known, see --assume-s.
     """
     with reported():
         other = gpu_policy_named(gpu_policy)
@@ -88,7 +104,9 @@ def what_if(
     with reported():
         rules = Rules(quotas=policy.quotas, min_run_s=policy.min_run_s)
         endings = compared(
-            now, play(now, policy.policy, policy.settings, rules), play(now, other, knobs, rules)
+            now,
+            play(now, policy.policy, policy.settings, rules, restart_s),
+            play(now, other, knobs, rules, restart_s),
         )
     answer = Answer(
         policy=policy.policy,
@@ -99,6 +117,8 @@ def what_if(
         mean_ends_s=fmean(each.ends_s for each in endings),
         mean_would_end_s=fmean(each.would_end_s for each in endings),
         left_out=dict(now.left_out),
+        restart_s=restart_s,
+        not_known=not_known(endings, assume_s, restart_s),
     )
     if json:
         print_json(answer)
@@ -106,8 +126,18 @@ def what_if(
     tables.show(table(endings, answer))
     for id, why in now.left_out.items():
         err.print(f"left out: job {id}: {why}", markup=False)
-    if any(each.job.assumed for each in endings):
-        err.print(f"~ not known: assumed by --assume-s {assume_s:g}", markup=False)
+    for text in answer.not_known:
+        err.print(f"not known: {text}", markup=False)
+
+
+def not_known(endings: tuple[Ending, ...], assume_s: float, restart_s: int) -> tuple[str, ...]:
+    """Say what the answer rests on and nobody told."""
+    found = ["jobs that are submitted from now on; none is played"]
+    if not restart_s:
+        found.append("what a restart costs; taken to be nothing, see --restart-s")
+    if assumed := sum(each.job.assumed for each in endings):
+        found.append(f"what is left of {assumed} jobs (~); taken to be --assume-s {assume_s:g}")
+    return tuple(found)
 
 
 async def _jobs(client: Client) -> tuple[list[JobRecord], dict[JobId, JobProgress]]:

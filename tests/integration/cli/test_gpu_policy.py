@@ -155,7 +155,12 @@ def check_what_if(environment: dict[str, str]) -> None:
         "JOB", "STATE", "HOLDS", "LEFT", "FIFO", "SF", "DIFF",
     ]  # fmt: skip
     assert table.stdout.splitlines()[-1].split() == ["mean", "-", "-", "-", "1m30s", "1m30s", "0s"]
-    assert "assumed by --assume-s 60" in table.stderr
+    assert "taken to be --assume-s 60" in table.stderr
+    assert "what a restart costs" in table.stderr
+    answer = json.loads(command(environment, *words, "--restart-s", "30", "--json").stdout)
+    assert answer["restart_s"] == 30
+    assert not any("restart" in each for each in answer["not_known"])
+    assert answer["mean_would_end_s"] > 90 + 30
     foreign = command(environment, *words, "--set", "fifo.consolidate=no")
     assert "write sf.NAME=VALUE" in foreign.stderr
     for policy, said in (("fifi", "fifo"), ("srsf", "the time that each job still needs")):

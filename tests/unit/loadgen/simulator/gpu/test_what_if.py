@@ -7,6 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slackwater.common.base.errors import ConfigRejected, Rejected
+from slackwater.loadgen.simulator.gpu.cluster import Cluster
+from slackwater.loadgen.simulator.gpu.engine import Engine
+from slackwater.loadgen.simulator.gpu.jobmodels.fixed import FixedModel
+from slackwater.loadgen.simulator.gpu.outcome import Begun
 from slackwater.loadgen.simulator.gpu.what_if import Situation, compared, play, situation
 from slackwater.schemas.base import JobId, NodeId
 from slackwater.schemas.cluster import NodeInfo, WorkerHeartbeat
@@ -14,19 +18,26 @@ from slackwater.schemas.gpus import Gpu
 from slackwater.schemas.job_states import JobState
 from slackwater.schemas.jobs import JobRecord, JobSpec
 from slackwater.schemas.progress import JobProgress
-from slackwater.services.master.scheduling.view import NO_RULES, Rules
+from slackwater.services.master.scheduling.view import NO_RULES, Plan, Rules, View
 
 NOW_S = 1_700_000_000.25
 ASSUME_S = 1000.0
 
 
-def node(name: str, gpus: int, alive: bool = True, faults: int = 0) -> NodeInfo:
+def node(name: str, gpus: int, alive: bool = True, faults: int = 0, cores: float = 0.0) -> NodeInfo:
     told = tuple(
         Gpu(index=n, id=f"{name}-{n}", type="fake", fault="it fell" if n < faults else "")
         for n in range(gpus)
     )
     beat = WorkerHeartbeat(
-        service="worker", id=name, incarnation=1, at_s=NOW_S, node=NodeId(name), slots=8, gpus=told
+        service="worker",
+        id=name,
+        incarnation=1,
+        at_s=NOW_S,
+        node=NodeId(name),
+        slots=8,
+        gpus=told,
+        cores=cores,
     )
     return NodeInfo(alive=alive, heartbeat=beat)
 
@@ -96,6 +107,37 @@ def test_another_policy_pauses_a_large_job_for_small_ones() -> None:
     assert [each.difference_s for each in endings] == [1000, -500]
     protected = play(now, "sf", {}, Rules(min_run_s=200))
     assert protected["small"] > 1000
+
+
+def test_starts_and_changes_cost_what_a_restart_is_said_to_cost() -> None:
+    """The job that keeps its GPUs pays nothing; one that is paused pays when it goes on."""
+    now = taken(job("big", 4, -60.0, on=(("n1", 4),)), job("small", 1, -5.0), big=500.0)
+    assert play(now, "fifo", {}, NO_RULES, 30) == {"big": 500, "small": 1530}
+    assert play(now, "sf", {}, NO_RULES, 30) == {"big": 1560, "small": 1030}
+
+
+def test_a_job_that_is_not_adaptive_keeps_the_size_that_it_was_started_with() -> None:
+    """The simulator shows it as the master does: waiting it may get 1 to 4 GPUs, then no others."""
+    now = taken(job("a", 2, -5.0, gpus_min=1, gpus_max=4))
+    seen = []
+
+    def watch(view: View, memory: object) -> tuple[Plan, None]:
+        seen.extend((each.gpus_min, each.gpus_max, each.held_gpus) for each in view.jobs.values())
+        start = {id: ((0, 3),) for id, each in view.jobs.items() if not each.allocation}
+        return Plan(start, next_decision_s=view.now_s + 100), None
+
+    watcher = type("Watcher", (), {"allocate": staticmethod(watch)})()
+    Engine(now.jobs, Cluster(now.nodes), watcher, FixedModel(), begun=Begun(0, now.begun)).run()
+    assert (seen[0], seen[-1]) == ((1, 4, 0), (3, 3, 3))
+
+
+def test_cores_that_jobs_need_beside_their_gpus_count() -> None:
+    """Two jobs of six cores do not fit on a machine of eight, whatever GPUs it has."""
+    machine = node("n1", 4, cores=8.0)
+    now = taken(*(job(id, 1, -5.0, cores=6.0) for id in "ab"), nodes=(machine,))
+    assert play(now, "fifo", {}, NO_RULES) == {"a": ASSUME_S, "b": 2 * ASSUME_S}
+    with pytest.raises(ConfigRejected, match="counts neither cores nor main memory"):
+        play(now, "tiresias-artifact", {}, NO_RULES)
 
 
 def test_attained_service_decides_from_the_first_moment_on() -> None:
