@@ -224,7 +224,7 @@ class JobSpec(Record, kw_only=True, frozen=True):
     only a job whose parameters are in aggregators can be paused without losing work."""
 
     def __post_init__(self) -> None:
-        if self.gpus or self.gpus_min or self.gpus_max or self.gpu_types:
+        if self.gpus_min or self.gpus_max or self.gpu_types or self.gpus % self.workers:
             check_gpus(self.gpus, *self.gpu_bounds, self.workers, gpu_types=bool(self.gpu_types))
         if self.batch_size or self.batch_min or self.batch_max:
             check_batch(self)

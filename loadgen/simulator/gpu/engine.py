@@ -216,7 +216,8 @@ class Engine:
         if decision.wake_s < inf and decision.wake_s != self._wake_s:
             heappush(self._heap, (decision.wake_s, WAKE, 0, 0))
         self._wake_s = decision.wake_s
-        self._machines.scale(decision.desired_nodes, self._now_s)
+        if decision.desired_nodes is not None:
+            self._machines.scale(decision.desired_nodes, self._now_s)
 
     def _ask_why(self) -> None:
         while self._ask_why_s and self._ask_why_s[-1] <= self._now_s:

@@ -66,11 +66,11 @@ class Machines:
         if self._plans and self._repairs[node] == now_s:
             self._plan(node)
 
-    def scale(self, desired: int | None, now_s: float) -> None:
+    def scale(self, desired: int, now_s: float) -> None:
         """Grow from the lowest index (after the provisioning time), shrink from the highest: only
         idle machines go, so it is the policy's plan that vacates them."""
         scaling = self._scaling
-        if scaling is None or desired is None:
+        if scaling is None:
             return
         desired = min(max(desired, scaling.nodes_min), scaling.nodes_max, len(self._cluster.up))
         for node, up in enumerate(self._cluster.up):

@@ -20,7 +20,7 @@ from slackwater.loadgen.traces.record import TraceJob
 from slackwater.schemas.jobs import JobSpec
 
 
-class Oracle(msgspec.Struct, frozen=True, kw_only=True):
+class Oracle(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Facts of a job that nobody can tell before it has run, and that a trace recorded.
 
     `duration_s` is the running time with the GPUs that the job asks for, of the reference type,
@@ -40,7 +40,7 @@ class Oracle(msgspec.Struct, frozen=True, kw_only=True):
     """Further columns of the trace, by name, for job models that know them."""
 
 
-class Submission(msgspec.Struct, frozen=True, kw_only=True):
+class Submission(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A job of the workload: what its user asks for, when, and the oracle. Nothing here changes
     during a run."""
 
