@@ -472,8 +472,7 @@ class WorkerExited(Message, kw_only=True, frozen=True, tag="worker.exited"):
 
 
 class ListNodes(Message, kw_only=True, frozen=True, tag="node.list"):
-    """Worker nodes that the master knows, by id, from the `offset`-th on: as many as a message
-    holds."""
+    """List known worker nodes by id, from the `offset`-th on: as many as a message holds."""
 
     offset: Count = 0
 

@@ -107,7 +107,7 @@ class EndpointWorker:
         try:
             try:
                 answer = await awaited
-            except Exception as error:  # The same.
+            except Exception as error:  # Answered as `take` answers it.
                 answer = self._failed(delivery, error)
             self._end(answer, began_s)
             await self._send(reply_to, answer, delivery.json)

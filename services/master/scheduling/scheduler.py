@@ -110,7 +110,7 @@ class Scheduler:
         try:
             plan, self._memory = self._asked.allocate(asked, self._memory)
             decision = _checked(plan, asked)
-        except Exception:  # The policy's memory counts on a plan that is not carried out.
+        except Exception:  # Any failure: the policy's memory counts on this plan.
             self.forget()
             raise
         self._compare = False

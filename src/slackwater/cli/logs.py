@@ -35,7 +35,7 @@ LINE_BYTES_MAX: Final = 64 * 1024
 
 
 class Said(NamedTuple):
-    """A piece of what a rank printed on a node: bytes as they are, or a line, its feed left out."""
+    """Output of a rank on a node: bytes as they are, or a line without its line feed."""
 
     rank: int
     node: str
