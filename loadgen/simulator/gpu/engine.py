@@ -184,15 +184,14 @@ class Engine:
         if not active.run.done:
             self._schedule(active)
             return False
-        group = active.group
-        self._release(active, "completed")
+        touched = self._release(active, "completed")
         active.outcome.end_s = self._now_s
         active.outcome.restarts = active.restarts
         del self._active[number], self._views[active.view.id]
         del self._number[active.view.id]
         self._changed.append(active.view.id)
         self._done += 1
-        self._recondition(set(self._surroundings.members(group)))
+        self._recondition(touched)
         return True
 
     def _schedule(self, active: Active) -> None:

@@ -125,6 +125,13 @@ def test_spread_and_interference_slow_jobs_down() -> None:
     assert ends(run("fifo", met, "1x3,1x2,1x3", slow)) == [200, 200], "they meet on a machine"
 
 
+def test_a_neighbour_on_the_network_speeds_up_when_a_job_ends() -> None:
+    """It stayed slowed until something else changed about it."""
+    slow = Settings(slowdowns=Slowdowns(interference=0.5))
+    jobs = [job(0, 0, 4, 50), job(1, 0, 4, 100)]
+    assert ends(run("fifo", jobs, "1x3,1x2,1x3", slow)) == [100, 150]
+
+
 def test_jobs_that_never_fit_are_refused_by_name() -> None:
     with pytest.raises(Rejected, match="job j0 asks for 9 GPUs of one type and the cluster has 8"):
         refuse_unfit([job(0, 0, 9, 1)], {"": 8}, {}, True)
