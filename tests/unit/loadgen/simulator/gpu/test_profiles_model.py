@@ -234,7 +234,7 @@ def test_profiles_that_cannot_be_used_are_refused(profiles: Path, tmp_path: Path
 def test_a_job_without_a_profile_is_refused_by_name(toy: Application) -> None:
     model = ProfilesModel.of({"toy": toy}, FIXED)
     stranger = submission(0, id="gpt-1", gpus=1, model="gpt")
-    with pytest.raises(Rejected, match=r"job gpt-1 trains 'gpt'.*there are toy"):
+    with pytest.raises(Rejected, match=r"job gpt-1 trains 'gpt'.*profiles exist for toy"):
         model.run(stranger, Cluster([(4, "")]).view)
 
 
