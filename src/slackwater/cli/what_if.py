@@ -1,7 +1,7 @@
 """`slackwater what-if`: when jobs would end if another policy gave them GPUs."""
 
 from statistics import fmean
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
@@ -15,7 +15,6 @@ from slackwater.console.names import gpu_policy_named
 from slackwater.console.options import Json, Url
 from slackwater.console.outcome import Usage, err, print_json, reported
 from slackwater.console.tables import Row
-from slackwater.loadgen.simulator.gpu.what_if import Ending, Situation, compared, play, situation
 from slackwater.schemas.base import JobId
 from slackwater.schemas.cluster import NodeInfo
 from slackwater.schemas.gpus import described
@@ -23,6 +22,9 @@ from slackwater.schemas.jobs import JobRecord
 from slackwater.schemas.progress import JobProgress
 from slackwater.schemas.scheduling import GetPolicy, PolicyInfo
 from slackwater.services.master.scheduling.view import Rules
+
+if TYPE_CHECKING:  # It loads numpy, for a --help.
+    from slackwater.loadgen.simulator.gpu.what_if import Ending, Situation
 
 HOUR_S = 3600.0
 MONTH_S = 30 * 86_400
@@ -93,7 +95,9 @@ def what_if(
         other = gpu_policy_named(gpu_policy)
         knobs = {_knob(other, key): value for key, value in parsed(settings).items()}
 
-    async def ask(client: Client) -> tuple[PolicyInfo, Situation, float]:
+    from slackwater.loadgen.simulator.gpu.what_if import compared, play, situation
+
+    async def ask(client: Client) -> tuple[PolicyInfo, "Situation", float]:
         policy = await client.master("policy", GetPolicy(), PolicyInfo)
         records, progress = await _jobs(client)
         nodes: tuple[NodeInfo, ...] = await client.nodes()
@@ -130,7 +134,7 @@ def what_if(
         err.print(f"not known: {text}", markup=False)
 
 
-def not_known(endings: tuple[Ending, ...], assume_s: float, restart_s: int) -> tuple[str, ...]:
+def not_known(endings: tuple["Ending", ...], assume_s: float, restart_s: int) -> tuple[str, ...]:
     """Say what the answer rests on and nobody told."""
     found = ["jobs that are submitted from now on; none is played"]
     if not restart_s:
@@ -161,7 +165,7 @@ def _knob(policy: str, key: str) -> str:
     return knob
 
 
-def table(endings: tuple[Ending, ...], answer: Answer) -> list[str]:
+def table(endings: tuple["Ending", ...], answer: Answer) -> list[str]:
     """Lay out a row per job, and one of the means."""
     heads = ("JOB", "STATE", "HOLDS", "LEFT", answer.policy.upper(), answer.other.upper(), "DIFF")
     rows = [
@@ -189,7 +193,7 @@ def _signed(seconds: float) -> str:
     return ("+" if seconds > 0 else "-") + figures.lasted(abs(seconds))
 
 
-def _document(ending: Ending) -> dict[str, object]:
+def _document(ending: "Ending") -> dict[str, object]:
     found: dict[str, object] = msgspec.to_builtins(ending.job)
     return found | {
         "ends_s": ending.ends_s,

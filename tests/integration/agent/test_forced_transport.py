@@ -45,8 +45,13 @@ def ignore(timeline: Timeline, now_s: float) -> None:
 
 
 async def kinds_offered(client: Client) -> set[tuple[str, ...]]:
-    infos = await client.aggregators()
-    return {tuple(kind for kind, _ in info.heartbeat.addresses) for info in infos if info.heartbeat}
+    """Tell which kinds of addresses there are, once every aggregator was heard."""
+    async with asyncio.timeout(60.0):
+        while True:
+            beats = [info.heartbeat for info in await client.aggregators()]
+            if beats and all(beats):
+                return {tuple(kind for kind, _ in beat.addresses) for beat in beats if beat}
+            await asyncio.sleep(0.1)
 
 
 async def drain_one(client: Client) -> None:
