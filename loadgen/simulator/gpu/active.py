@@ -5,6 +5,7 @@ one set of conditions' start and end, the unit of the event log.
 """
 
 from math import floor, inf
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -16,6 +17,8 @@ from slackwater.loadgen.simulator.gpu.outcome import Outcome, Segment
 from slackwater.loadgen.simulator.gpu.workload import Submission
 from slackwater.services.master.scheduling.shown import shown, size_bounds
 from slackwater.services.master.scheduling.view import NOTHING, Allocation, JobView
+
+_ALONE: Final = Conditions()
 
 
 class Active:
@@ -91,11 +94,12 @@ class Active:
 
     def let_go(self, now_s: float, why: str) -> Segment:
         """Hold nothing from now on, and put what was held on the account."""
-        self._count_vain(now_s)
         run, outcome = self.run, self.outcome
+        work = run.work_done
+        self._count_vain(now_s, work)
         segment = Segment(
             self.job.number, self.since_s, now_s, self.ready_s, self.allocation, self.group,
-            self.work, run.work_done, run.useful_gpu_s - self.useful, why,
+            self.work, work, run.useful_gpu_s - self.useful, why,
         )  # fmt: skip
         held_s = now_s - self.since_s
         outcome.wasted_gpu_s += self.gpus * max(0, min(now_s, self.ready_s) - self.since_s)
@@ -105,7 +109,7 @@ class Active:
         self.allocation, self.group, self.gpus = NOTHING, "", 0
         self.since_s = now_s
         self.generation += 1
-        run.resume(now_s, NOTHING, Conditions())
+        run.resume(now_s, NOTHING, _ALONE)
         return segment
 
     def checkpoint(self, now_s: float, failures: Failures) -> None:
@@ -131,10 +135,10 @@ class Active:
             self.run.restore()
         self.outcome.failures += 1
 
-    def _count_vain(self, now_s: float) -> None:
+    def _count_vain(self, now_s: float, work: float) -> None:
         """Raise Rejected for a job that gets no further however often it is given GPUs."""
-        if self.run.work_done > self.furthest:
-            self.furthest, self.vain = self.run.work_done, 0
+        if work > self.furthest:
+            self.furthest, self.vain = work, 0
             return
         self.vain += 1
         if self.vain >= limits.STARTS_IN_VAIN_MAX or now_s > limits.TRACE_SECONDS_MAX:
