@@ -55,7 +55,7 @@ async def kinds_offered(client: Client) -> set[tuple[str, ...]]:
 
 
 async def drain_one(client: Client) -> None:
-    """An aggregator that trains a job already."""
+    """Drain an aggregator that trains a job already."""
     async with asyncio.timeout(60.0):
         while True:
             for info in await client.aggregators():
