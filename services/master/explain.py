@@ -59,7 +59,9 @@ def _why(job: Job, clusters: Clusters, now_s: float) -> str:
             "a job that a worker node starts has a `program`"
         )
     if stalled := stall(job, now_s):
-        return stalled
+        # Ranks blame one another while an aggregator is away, which only its controller knows.
+        away = clusters.waiting(record.cluster, job.id) if record.cluster is not None else ""
+        return f"{stalled}; {away}" if away else stalled
     if record.state == "stopping":
         return _leaving(job)
     for node, _ in record.allocation:

@@ -55,17 +55,25 @@ async def under_way(client: Client) -> None:
 
 
 async def crash_loop(cluster: EmbeddedCluster, client: Client) -> set[str]:
-    """Every life ends before its first heartbeat. What the job's record says meanwhile."""
+    """End every life before its first heartbeat. Returns what the job's record says meanwhile."""
     loop = asyncio.get_running_loop()
     until_s, reasons = loop.time() + LOOP_S, set[str]()
     pool = [info.record for info in await client.aggregators()]
     victims = [f"aggregator-{record.id}" for record in pool if record.cluster is not None]
     assert len(victims) < len(pool), "there are others, where its buckets could begin anew"
-    while loop.time() < until_s:
-        for name in victims:
-            cluster.supervisor.kill(name, signal.SIGKILL)
-        await asyncio.sleep(0.3)
-        reasons.add((await client.job("j")).reason)
+
+    async def kill() -> None:
+        """Kill on a clock of its own: while an answer is late, a life would reach its heartbeat."""
+        while loop.time() < until_s:
+            for name in victims:
+                cluster.supervisor.kill(name, signal.SIGKILL)
+            await asyncio.sleep(0.1)
+
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(kill())
+        while loop.time() < until_s:
+            await asyncio.sleep(0.3)
+            reasons.add((await client.job("j")).reason)
     return reasons
 
 
