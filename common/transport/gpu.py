@@ -84,7 +84,7 @@ class Device(Protocol):
         ...
 
     def open(self, raw: bytes, start: int, nbytes: int) -> DeviceMemory:
-        """Open another process's memory. Raises AccessRefused when there is no such memory (any
+        """Open another process's memory. Raises AccessRefused when that memory does not exist (any
         more)."""
         ...
 
