@@ -12,6 +12,7 @@ An expected error is one line with its remedy, never a traceback.
 import argparse
 import asyncio
 import faulthandler
+import gc
 import inspect
 import os
 import signal
@@ -65,6 +66,7 @@ def main(
         return _tell(service, error, EX_CONFIG)
     id = _field(config, "id", service)
     logs.configure(_field(config, "log_level", "info"), service=service, id=id, pid=os.getpid())
+    gc.freeze()  # Modules live as long as the process: a collection need not look at them.
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(_live(service, id, config, build))

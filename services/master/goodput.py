@@ -10,8 +10,7 @@ from typing import Final
 from slackwater.common.base import limits
 from slackwater.common.base.effects import Count, Log
 from slackwater.common.base.errors import Rejected
-from slackwater.common.domains.models.goodput import GoodputProfile
-from slackwater.common.domains.models.pollux_agent import profile_of
+from slackwater.common.domains.models.goodput import GoodputProfile, profile_of
 from slackwater.common.domains.models.throughput import ThroughputParams
 from slackwater.schemas import subjects
 from slackwater.schemas.job_states import HOLDING_STATES

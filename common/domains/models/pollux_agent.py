@@ -283,16 +283,3 @@ def check_replicas(batch_small: float, batch_large: float) -> None:
 def next_report_s(after_s: float, period_s: float) -> float:
     """The first multiple of `period_s` after that second: all agents report in the same rhythm."""
     return (floor(after_s / period_s) + 1) * period_s
-
-
-def profile_of(report: GoodputReport) -> GoodputProfile:
-    """A report as policies take it (`JobView.profile`). Raises Rejected for bounds of a batch that
-    contradict each other."""
-    theta, batch = report.theta, report.batch
-    limits = BatchLimits(
-        initial=batch.initial, total_max=batch.total_max, per_gpu_max=batch.per_gpu_max,
-        per_gpu_min=batch.per_gpu_min, fixed=batch.fixed, accumulate_alone=batch.accumulate_alone,
-    )  # fmt: skip
-    params = ThroughputParams(**{name: getattr(theta, name) for name in ThroughputParams._fields})
-    scale = inf if report.noise_scale is None else report.noise_scale
-    return GoodputProfile(GoodputModel(params, scale, limits), report.gpus_seen)

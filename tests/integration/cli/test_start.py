@@ -28,6 +28,22 @@ for line in sys.argv[1:]:
 """
 
 
+SERVICES = ("aggregator", "controller", "master", "profiler", "slabd", "worker")
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_a_service_loads_neither_a_compiler_nor_an_optimiser(service: str) -> None:
+    """They double a process that answers questions: its collections and caches pay for them."""
+    program = (
+        f"import sys, slackwater.services.{service}.shell\n"
+        "print(*{'numba', 'scipy', 'matplotlib'} & sys.modules.keys())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.split() == []
+
+
 def test_help_and_jobs_load_no_library_of_numbers(tmp_path: Path) -> None:
     """They cost a second and more on a cold machine. One process asks for all: a library that any
     of them loads stays loaded."""
