@@ -31,4 +31,5 @@ def check_invariants(state: State) -> None:
     assert not wrong, f"by name, (the index, what the records say): {wrong}"
     for entry in state.aggregators.values():
         heard = entry.heartbeat is not None
+        assert entry.alive == (entry.presence == "alive"), f"{entry.id}: {entry.story}"
         assert heard or not entry.alive, f"{entry.id} is alive and was not heard: {entry.story}"

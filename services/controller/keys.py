@@ -1,13 +1,10 @@
 """Names of a controller's requests and timers: about which job or aggregator each is."""
 
-from dataclasses import dataclass
-
 from slackwater.common.base.effects import EffectKey
 from slackwater.schemas.base import AggregatorId, JobId
 
 
-@dataclass(frozen=True, slots=True)
-class JobKey(EffectKey):
+class JobKey(EffectKey, frozen=True):
     job: JobId
 
     @property
@@ -16,8 +13,7 @@ class JobKey(EffectKey):
         return self.job
 
 
-@dataclass(frozen=True, slots=True)
-class AggregatorKey(EffectKey):
+class AggregatorKey(EffectKey, frozen=True):
     aggregator: AggregatorId
 
     @property
@@ -25,66 +21,54 @@ class AggregatorKey(EffectKey):
         return self.aggregator
 
 
-@dataclass(frozen=True, slots=True)
-class AllocationAsked(JobKey):
+class AllocationAsked(JobKey, frozen=True):
     """The master is asked for aggregators, for the job's pending assignment."""
 
 
-@dataclass(frozen=True, slots=True)
-class HostAsked(JobKey):
+class HostAsked(JobKey, frozen=True):
     aggregator: AggregatorId
 
 
-@dataclass(frozen=True, slots=True)
-class DropAsked(JobKey):
+class DropAsked(JobKey, frozen=True):
     """The job was released."""
 
     aggregator: AggregatorId
 
 
-@dataclass(frozen=True, slots=True)
-class StrayDropAsked(JobKey):
+class StrayDropAsked(JobKey, frozen=True):
     """The aggregator holds buckets that by the records are not there."""
 
     aggregator: AggregatorId
 
 
-@dataclass(frozen=True, slots=True)
-class MigrateAsked(JobKey):
+class MigrateAsked(JobKey, frozen=True):
     source: AggregatorId
     target: AggregatorId
 
 
-@dataclass(frozen=True, slots=True)
-class HeldAsked(AggregatorKey):
+class HeldAsked(AggregatorKey, frozen=True):
     pass
 
 
-@dataclass(frozen=True, slots=True)
-class SlotPlanAsked(AggregatorKey):
+class SlotPlanAsked(AggregatorKey, frozen=True):
     pass
 
 
-@dataclass(frozen=True, slots=True)
-class AdoptionAsked(AggregatorKey):
+class AdoptionAsked(AggregatorKey, frozen=True):
     """The master is asked to let the cluster keep a temporary aggregator."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReturnAsked(AggregatorKey):
+class ReturnAsked(AggregatorKey, frozen=True):
     """The master is asked to take the aggregator back."""
 
 
-@dataclass(frozen=True, slots=True)
-class PoolAsked(EffectKey):
+class PoolAsked(EffectKey, frozen=True):
     """The master is asked which aggregators there are."""
 
 
-@dataclass(frozen=True, slots=True)
-class TickDue(EffectKey):
+class TickDue(EffectKey, frozen=True):
     pass
 
 
-@dataclass(frozen=True, slots=True)
-class ServeDue(EffectKey):
+class ServeDue(EffectKey, frozen=True):
     """Jobs that wait in line go on."""

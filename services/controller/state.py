@@ -186,6 +186,8 @@ class Aggregator:
     seen_s: float
     heartbeat: AggregatorHeartbeat | None = None
     presence: Presence = "unheard"
+    alive: bool = False
+    """Equals `presence == "alive"`: it is read many times an event."""
     ours: bool = False
     ours_since_s: float = 0.0
     temporary: bool = False
@@ -222,11 +224,7 @@ class Aggregator:
         """Raises InvalidTransition: the table has no such one."""
         if new != self.presence:
             self.story.move(f"aggregator {self.id}", self.presence, new, why, PRESENCES)
-            self.presence = new
-
-    @property
-    def alive(self) -> bool:
-        return self.presence == "alive"
+            self.presence, self.alive = new, new == "alive"
 
     @property
     def given_up(self) -> bool:

@@ -1,6 +1,5 @@
 """Names of the master's requests and timers."""
 
-from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
 from slackwater.common.base.effects import EffectKey
@@ -24,51 +23,44 @@ class Order(NamedTuple):
         return f"{self.verb}{self.where}"
 
 
-@dataclass(frozen=True, slots=True)
-class OrderKey(EffectKey):
+class OrderKey(EffectKey, frozen=True):
     """An order about a job, to its controller or a worker node."""
 
     job: JobId
     what: Order
 
 
-@dataclass(frozen=True, slots=True)
-class LineKey(EffectKey):
+class LineKey(EffectKey, frozen=True):
     """A worker node is asked for the last line of a rank's log."""
 
     job: JobId
     rank: int
 
 
-@dataclass(frozen=True, slots=True)
-class HeldKey(EffectKey):
+class HeldKey(EffectKey, frozen=True):
     """A free aggregator is asked what it still holds."""
 
     aggregator: AggregatorId
 
 
-@dataclass(frozen=True, slots=True)
-class CleanKey(EffectKey):
+class CleanKey(EffectKey, frozen=True):
     """A free aggregator is told to drop what it still holds of a job."""
 
     aggregator: AggregatorId
     job: JobId
 
 
-@dataclass(frozen=True, slots=True)
-class TickDue(EffectKey):
+class TickDue(EffectKey, frozen=True):
     pass
 
 
-@dataclass(frozen=True, slots=True)
-class DecisionDue(EffectKey):
+class DecisionDue(EffectKey, frozen=True):
     """A scheduler wants to be asked."""
 
     schedule: str
 
 
-@dataclass(frozen=True, slots=True)
-class RankDue(EffectKey):
+class RankDue(EffectKey, frozen=True):
     """A rank that died is started again."""
 
     job: JobId

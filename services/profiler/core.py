@@ -72,8 +72,7 @@ class MeasureHost(Action):
     """Look at the machine's load. `HostMeasured` follows."""
 
 
-@dataclass(frozen=True, slots=True)
-class HostDue(EffectKey):
+class HostDue(EffectKey, frozen=True):
     """The host is measured again."""
 
 

@@ -58,22 +58,19 @@ class CloseSession(Action):
 LenderAction = MakeSlab | LendSlab | RenewSlab | ReleaseSlab | SendToDevice | CloseSession
 
 
-@dataclass(frozen=True, slots=True)
-class RoundDue(EffectKey):
+class RoundDue(EffectKey, frozen=True):
     """The round of eviction ends without the answers that are missing."""
 
     number: int
 
 
-@dataclass(frozen=True, slots=True)
-class EvictionDue(EffectKey):
+class EvictionDue(EffectKey, frozen=True):
     """The slab is taken by force if its device has not said DONE."""
 
     slab: SlabId
 
 
-@dataclass(frozen=True, slots=True)
-class HoldDue(EffectKey):
+class HoldDue(EffectKey, frozen=True):
     """The slab is lost to its device if that did not come back."""
 
     slab: SlabId

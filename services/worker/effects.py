@@ -77,8 +77,7 @@ WorkerAction = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class ReportKey(EffectKey):
+class ReportKey(EffectKey, frozen=True):
     """The master is told how an attempt of a rank ended; and the timer before it is told again."""
 
     job: JobId
@@ -86,8 +85,7 @@ class ReportKey(EffectKey):
     attempt: int
 
 
-@dataclass(frozen=True, slots=True)
-class KillDue(EffectKey):
+class KillDue(EffectKey, frozen=True):
     """Kills what is left of the job's processes, up to this attempt of the job."""
 
     job: JobId

@@ -66,21 +66,17 @@ DeviceAction = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class MemberKey(EffectKey):
+class MemberKey(EffectKey, frozen=True):
     member: int
 
 
-@dataclass(frozen=True, slots=True)
-class PlacementDue(MemberKey):
+class PlacementDue(MemberKey, frozen=True):
     """Lenders that were asked for the member's slab have had their time."""
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimDue(MemberKey):
+class ClaimDue(MemberKey, frozen=True):
     """The member's slab is claimed, again."""
 
 
-@dataclass(frozen=True, slots=True)
-class LossDue(MemberKey):
+class LossDue(MemberKey, frozen=True):
     """The member's lender has been away for too long."""

@@ -54,8 +54,7 @@ class NoteLender(Action):
     heartbeat: SlabdHeartbeat
 
 
-@dataclass(frozen=True, slots=True)
-class SaveDue(EffectKey):
+class SaveDue(EffectKey, frozen=True):
     """The slab map is stored again."""
 
 

@@ -76,8 +76,7 @@ class ToyConfig(ServiceConfig, kw_only=True, frozen=True):
     instance: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class ForToken(EffectKey):
+class ForToken(EffectKey, frozen=True):
     token: int
 
 

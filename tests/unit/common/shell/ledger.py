@@ -76,13 +76,11 @@ class Account(Record, kw_only=True, frozen=True):
     commands: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ForToken(EffectKey):
+class ForToken(EffectKey, frozen=True):
     token: int
 
 
-@dataclass(frozen=True, slots=True)
-class Broken(EffectKey):
+class Broken(EffectKey, frozen=True):
     pass
 
 

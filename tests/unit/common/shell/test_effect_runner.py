@@ -24,13 +24,11 @@ class Close(Action):
     path: str
 
 
-@dataclass(frozen=True, slots=True)
-class Retry(EffectKey):
+class Retry(EffectKey, frozen=True):
     path: str
 
 
-@dataclass(frozen=True, slots=True)
-class Expire(EffectKey):
+class Expire(EffectKey, frozen=True):
     path: str
 
 

@@ -2,7 +2,6 @@
 receiver's own words."""
 
 import asyncio
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -19,8 +18,7 @@ Heard = Answered | RefusedSoFar
 BUSY = Refused(reason="all slots are taken", retry_after_s=1.0)
 
 
-@dataclass(frozen=True, slots=True)
-class Start(EffectKey):
+class Start(EffectKey, frozen=True):
     job: str
 
 

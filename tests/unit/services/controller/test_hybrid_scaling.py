@@ -21,7 +21,8 @@ def state(scaling_s: float, on_demand_min: int = 1) -> State:
     made = State(config, Random(0))
     for name in ("a0", "a1"):
         entry = made.aggregator(AggregatorId(name), 0.0)
-        entry.ours, entry.presence = True, "alive"
+        entry.ours = True
+        entry.become("alive", "it is heard")
         entry.request = "r1"
     return made
 
