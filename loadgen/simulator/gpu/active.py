@@ -96,7 +96,10 @@ class Active:
         """Hold nothing from now on, and put what was held on the account."""
         run, outcome = self.run, self.outcome
         work = run.work_done
-        self._count_vain(now_s, work)
+        if work > self.furthest:
+            self.furthest, self.vain = work, 0
+        else:
+            self._count_vain(now_s)
         segment = Segment(
             self.job.number, self.since_s, now_s, self.ready_s, self.allocation, self.group,
             self.work, work, run.useful_gpu_s - self.useful, why,
@@ -135,11 +138,8 @@ class Active:
             self.run.restore()
         self.outcome.failures += 1
 
-    def _count_vain(self, now_s: float, work: float) -> None:
+    def _count_vain(self, now_s: float) -> None:
         """Raise Rejected for a job that gets no further however often it is given GPUs."""
-        if work > self.furthest:
-            self.furthest, self.vain = work, 0
-            return
         self.vain += 1
         if self.vain >= limits.STARTS_IN_VAIN_MAX or now_s > limits.TRACE_SECONDS_MAX:
             done = self.furthest / self.run.work_total

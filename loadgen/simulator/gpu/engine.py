@@ -166,7 +166,8 @@ class Engine:
             heappush(self._heap, (at_s, ARRIVAL, self._next_arrival, 0))
 
     def _arrives_s(self, number: int) -> float:
-        return max(self._jobs[number].submit_s, self._begun.at_s)
+        at_s, begun_s = self._jobs[number].submit_s, self._begun.at_s
+        return at_s if at_s > begun_s else begun_s
 
     def _go_on(self, active: Active, before: JobView) -> None:
         """Keep the GPUs that it holds, without a restart."""
