@@ -4,7 +4,8 @@
 
 OLD and NEW are roots of checkouts in which `make setup-dev kernels` was run; each runs its own
 file of that name with its own Python. Figures are compared by name and peer. One fell where the
-median ratio in NEW is worse than the worst one in OLD. Exits with 1 where any did.
+runs tell the checkouts apart: NEW's median is worse than every run of OLD, and OLD's median better
+than every run of NEW. Exits with 1 where any did.
 """
 
 import argparse
@@ -36,8 +37,10 @@ class Compared:
 
     @property
     def fell(self) -> bool:
-        now = median(self.new)
-        return now > max(self.old) if self.lower_is_better else now < min(self.old)
+        was, now = median(self.old), median(self.new)
+        if self.lower_is_better:
+            return now > max(self.old) and was < min(self.new)
+        return now < min(self.old) and was > max(self.new)
 
 
 def ran(root: Path, benchmark: str, options: Sequence[str]) -> list[dict[str, Any]]:
