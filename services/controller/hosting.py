@@ -122,7 +122,9 @@ def why_waiting(job: Job) -> str:
         refusals = {a: job.refusals.get(HostAsked(job.id, a), "") for a in homes}
         refused = [f"{a} refused: {why}" for a, why in refusals.items() if why]
         return "; ".join([f"its aggregators ({', '.join(homes)}) are being prepared", *refused])
-    asked = job.refusals.get(AllocationAsked(job.id), "") if job.pending is not None else ""
+    asked = ""
+    if job.refusals and job.pending is not None:
+        asked = job.refusals.get(AllocationAsked(job.id), "")
     why = asked or record.reason
     if record.phase == "waiting":
         return f"waits for aggregators: {why or 'they are being asked for'}"
