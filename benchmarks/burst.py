@@ -39,7 +39,8 @@ from slackwater.common.shell.client import Client, connect
 from slackwater.schemas import subjects
 from slackwater.schemas.base import NodeId
 from slackwater.schemas.cluster import WorkerHeartbeat
-from slackwater.schemas.jobs import JobList, JobRecord, JobSpec, ListJobs
+from slackwater.schemas.job_requests import JobList, ListJobs
+from slackwater.schemas.jobs import JobRecord, JobSpec
 from slackwater.schemas.service import GetStats, Stats
 
 GOAL_S = 3.0

@@ -33,7 +33,8 @@ from slackwater.common.base import codec
 from slackwater.common.bus.server import NatsServer
 from slackwater.common.shell.client import connect
 from slackwater.schemas import subjects
-from slackwater.schemas.jobs import GetJob, JobRecord, JobSpec, SubmitJob
+from slackwater.schemas.job_requests import GetJob, SubmitJob
+from slackwater.schemas.jobs import JobRecord, JobSpec
 from slackwater.schemas.service import GetHealth
 
 IN_FLIGHT = 64

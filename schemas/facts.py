@@ -37,7 +37,7 @@ def _said(kind: type[Message]) -> dict[str, type[Any]]:
 FACTS: Final[dict[str, dict[str, type[Any]]]] = {
     "job": {
         **_all(JobEvent, "pending", "waiting", "running", "placed"),
-        **_all(JobEvent, "starting", "stopping", "paused", "resumed", "resized"),
+        **_all(JobEvent, "starting", "stopping", "paused", "held", "released", "resized"),
         **_all(JobEvent, "completed", "failed", "cancelled"),
         **_all(JobEvent, "located", "measured", "assigned", "steady", "rehosted"),
         **_all(JobEvent, "reverted", "expanded", "protected", "interfered"),

@@ -10,9 +10,7 @@ import msgspec
 
 from slackwater.schemas.base import (
     ID_PATTERN,
-    RUNS_MAX,
     SECONDS_MAX,
-    TENSORS_MAX,
     WORKERS_MAX,
     Attempt,
     ClusterId,
@@ -25,7 +23,6 @@ from slackwater.schemas.base import (
     Name,
     NodeId,
     Positive,
-    Rank,
     Record,
     Run,
     Seconds,
@@ -46,7 +43,6 @@ from slackwater.schemas.gpus import (
     check_gpus,
 )
 from slackwater.schemas.job_states import HOLDING_STATES, JobState
-from slackwater.schemas.progress import JobProgress
 from slackwater.schemas.tenants import Tenant
 
 DType = Literal["float32", "float16", "bfloat16"]
@@ -332,144 +328,6 @@ def upgraded(record: JobRecord) -> JobRecord:
     if not allocation and record.node is not None and record.state in HOLDING_STATES:
         allocation = ((record.node, record.spec.workers),)
     return msgspec.structs.replace(record, attempt=attempt, allocation=allocation)
-
-
-# Requests to the master ------------------------------------------------------------------------
-
-
-class SubmitJob(Message, kw_only=True, frozen=True, tag="job.submit"):
-    """Answered by JobAccepted after the record is stored, or Refused."""
-
-    spec: JobSpec
-
-
-class CancelJob(Message, kw_only=True, frozen=True, tag="job.cancel"):
-    job: IdText
-
-
-class RerunJob(Message, kw_only=True, frozen=True, tag="job.rerun"):
-    """Run a job that ended once more, as it was submitted. Answered by JobInfo once it is stored,
-    or Refused. Idempotent by `run`, which is one more than that of the job's record."""
-
-    job: IdText
-    run: Annotated[int, msgspec.Meta(ge=1, le=RUNS_MAX)]
-
-
-class DeleteJob(Message, kw_only=True, frozen=True, tag="job.delete"):
-    """Forget a job that ended; its id is free. Idempotent."""
-
-    job: IdText
-
-
-class GetJob(Message, kw_only=True, frozen=True, tag="job.get"):
-    job: IdText
-
-
-class ListJobs(Message, kw_only=True, frozen=True, tag="job.list"):
-    """Newest first, without results and with the first word of programs only (`whole`: with all of
-    it), at most LIST_JOBS_MAX from `offset` on, fewer where they fill a message.
-
-    `order` active: those that run, then those that wait, in the order of their submission, then
-    those that ended, the latest first.
-    """
-
-    state: JobState | None = None
-    offset: Count = 0
-    tenant: Tenant | None = None
-    """List only this tenant's jobs."""
-    order: Literal["newest", "active"] = "newest"
-    whole: bool = False
-
-
-class RegisterJob(Message, kw_only=True, frozen=True, tag="job.register"):
-    """An Agent says that its rank is there and which tensors its program trains.
-
-    Rank 0's list is the job's; another rank's must equal it. A job unknown to the master is
-    admitted on the spot when `spec` is given (a program that its user started by hand). `update`:
-    the program's rule; it counts where the submitted spec has the default one.
-    """
-
-    job: IdText
-    rank: Rank
-    tensors: Annotated[tuple[TensorSpec, ...], msgspec.Meta(min_length=1, max_length=TENSORS_MAX)]
-    spec: JobSpec | None = None
-    update: UpdateRule | None = None
-
-    def __post_init__(self) -> None:
-        check_elements(self.tensors)
-
-
-class FinishJob(Message, kw_only=True, frozen=True, tag="job.finish"):
-    """An Agent of a job without `program` says that its rank is done."""
-
-    job: IdText
-    rank: Rank
-    result: Text = ""
-
-
-class AskMissing(Message, kw_only=True, frozen=True, tag="job.missing"):
-    """An Agent has waited for `waited_s` for an iteration that other ranks have not pushed: where
-    are they? Answered by MissingRanks."""
-
-    job: IdText
-    rank: Rank
-    """The rank that asks."""
-    iteration: Count
-    waited_s: Seconds
-    behind: Annotated[
-        tuple[tuple[Rank, Count], ...], msgspec.Meta(min_length=1, max_length=WORKERS_MAX)
-    ]
-    """Each rank that it waits for, and the newest iteration that this one has pushed."""
-
-
-# Answers ---------------------------------------------------------------------------------------
-
-
-class JobAccepted(Message, kw_only=True, frozen=True, tag="job.accepted"):
-    job: IdText
-    known: JobRecord | None = None
-    """The record of a job that was there already, with this spec: nothing was started. None: it is
-    new."""
-
-
-class JobRegistered(Message, kw_only=True, frozen=True, tag="job.registered"):
-    """The job's cluster: its controller answers `locate` with the tensors' places."""
-
-    job: IdText
-    cluster: ClusterId
-    workers: Positive
-
-
-class JobInfo(Message, kw_only=True, frozen=True, tag="job.info"):
-    job: JobRecord
-    progress: JobProgress | None = None
-    """None: no Agent and no controller has said anything of it to this master."""
-
-
-class JobList(Message, kw_only=True, frozen=True, tag="job.list-reply"):
-    jobs: Annotated[tuple[JobRecord, ...], msgspec.Meta(max_length=10_000)]
-    total: Count = 0
-    """Jobs that match, on all pages."""
-    progress: Annotated[dict[JobId, JobProgress], msgspec.Meta(max_length=10_000)] = msgspec.field(
-        default_factory=dict
-    )
-    """Progress of the page's jobs, where any is known."""
-    counts: Annotated[dict[JobState, Count], msgspec.Meta(max_length=16)] = msgspec.field(
-        default_factory=dict
-    )
-    """State -> number of jobs of the tenant that was asked for, in every state."""
-
-
-class MissingRanks(Message, kw_only=True, frozen=True, tag="job.missing-reply"):
-    reason: Text
-    """Sentence that names each of the ranks, and says how far it is."""
-    final: bool = False
-    """They will never push it: waiting longer is useless."""
-    restarting: bool = False
-    """One of them is being started again: its time does not count as waiting."""
-
-    def __post_init__(self) -> None:
-        cut_texts(self)
 
 
 # Facts -----------------------------------------------------------------------------------------

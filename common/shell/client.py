@@ -19,6 +19,19 @@ from slackwater.common.shell.world import live_world
 from slackwater.common.store.history import History
 from slackwater.schemas import cluster, jobs, subjects, tenants
 from slackwater.schemas.base import AggregatorId, Message, Ok, Refused
+from slackwater.schemas.job_requests import (
+    CancelJob,
+    DeleteJob,
+    GetJob,
+    JobAccepted,
+    JobInfo,
+    JobList,
+    ListJobs,
+    PauseJob,
+    RerunJob,
+    ResumeJob,
+    SubmitJob,
+)
 from slackwater.schemas.job_states import JobState
 from slackwater.schemas.tenants import TenantInfo
 
@@ -84,25 +97,34 @@ class Client:
     async def submit(self, spec: jobs.JobSpec) -> jobs.JobRecord | None:
         """Submit a job, and return once it is stored: the record of one that was there already,
         else None. Idempotent by the job's id."""
-        return (await self.master("submit", jobs.SubmitJob(spec=spec), jobs.JobAccepted)).known
+        return (await self.master("submit", SubmitJob(spec=spec), JobAccepted)).known
 
     async def cancel(self, job: str) -> None:
-        await self.master("cancel", jobs.CancelJob(job=job), Ok)
+        await self.master("cancel", CancelJob(job=job), Ok)
 
     async def rerun(self, job: str, run: int) -> jobs.JobRecord:
         """Run a job that ended again; `run` is one more than its record's. Idempotent by it."""
-        return (await self.master("rerun", jobs.RerunJob(job=job, run=run), jobs.JobInfo)).job
+        return (await self.master("rerun", RerunJob(job=job, run=run), JobInfo)).job
 
     async def delete(self, job: str) -> None:
         """Forget a job that ended."""
-        await self.master("delete", jobs.DeleteJob(job=job), Ok)
+        await self.master("delete", DeleteJob(job=job), Ok)
+
+    async def pause(self, job: str, waiting: bool = False) -> jobs.JobRecord:
+        """Keep a job from running. `waiting`: refuse it for one that runs."""
+        message = PauseJob(job=job, waiting=waiting)
+        return (await self.master("pause", message, JobInfo)).job
+
+    async def resume(self, job: str) -> jobs.JobRecord:
+        """Let policies start a paused job again."""
+        return (await self.master("resume", ResumeJob(job=job), JobInfo)).job
 
     async def job(self, job: str) -> jobs.JobRecord:
         return (await self.job_info(job)).job
 
-    async def job_info(self, job: str) -> jobs.JobInfo:
+    async def job_info(self, job: str) -> JobInfo:
         """Return the job's record, and how far it is."""
-        return await self.master("get", jobs.GetJob(job=job), jobs.JobInfo)
+        return await self.master("get", GetJob(job=job), JobInfo)
 
     async def job_page(
         self,
@@ -110,16 +132,14 @@ class Client:
         tenant: str | None = None,
         offset: int = 0,
         whole: bool = False,
-    ) -> jobs.JobList:
+    ) -> JobList:
         """List jobs, active ones first, with how far they are; at most LIST_JOBS_MAX. `whole`: with
         their programs and results."""
-        message = jobs.ListJobs(
-            state=state, tenant=tenant, offset=offset, order="active", whole=whole
-        )
-        return await self.master("list", message, jobs.JobList)
+        message = ListJobs(state=state, tenant=tenant, offset=offset, order="active", whole=whole)
+        return await self.master("list", message, JobList)
 
     async def jobs(self, state: JobState | None = None) -> tuple[jobs.JobRecord, ...]:
-        return (await self.master("list", jobs.ListJobs(state=state), jobs.JobList)).jobs
+        return (await self.master("list", ListJobs(state=state), JobList)).jobs
 
     async def drain(self, aggregator: str, request: str, within_s: float) -> cluster.DrainProgress:
         """Empty it within so long; the same `request` again tells how far it is."""

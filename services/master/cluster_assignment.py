@@ -8,14 +8,9 @@ from slackwater.common.base.effects import Log
 from slackwater.common.base.errors import Rejected
 from slackwater.schemas import subjects
 from slackwater.schemas.base import CONFLICT, NOT_FOUND, ClusterId, JobId, Refused
+from slackwater.schemas.job_requests import JobRegistered, RegisterJob
 from slackwater.schemas.job_states import STATE_SAID
-from slackwater.schemas.jobs import (
-    JobRecord,
-    JobRegistered,
-    JobSpec,
-    RegisterJob,
-    largest_share,
-)
+from slackwater.schemas.jobs import JobRecord, JobSpec, largest_share
 from slackwater.schemas.placement import PlaceJob
 from slackwater.services.master.admission import limits_of
 from slackwater.services.master.explain import NO_CONTROLLER

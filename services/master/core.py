@@ -58,23 +58,23 @@ from slackwater.schemas.cluster import (
     WorkerExited,
     WorkerHeartbeat,
 )
-from slackwater.schemas.jobs import (
+from slackwater.schemas.job_requests import (
     AskMissing,
     CancelJob,
     DeleteJob,
     FinishJob,
     GetJob,
     JobAccepted,
-    JobEvent,
     JobInfo,
     JobList,
-    JobRecord,
     ListJobs,
+    PauseJob,
     RegisterJob,
     RerunJob,
+    ResumeJob,
     SubmitJob,
-    upgraded,
 )
+from slackwater.schemas.jobs import JobEvent, JobRecord, upgraded
 from slackwater.schemas.scheduling import GetPolicy, PolicyRecord, SetPolicy
 from slackwater.schemas.telemetry import GoodputReport, IterationsObserved, JobProfiled
 from slackwater.schemas.tenants import ListTenants, TenantList
@@ -86,6 +86,7 @@ from slackwater.services.master import (
     lifecycle,
     missing_ranks,
     node_list,
+    pausing,
     rank_restarts,
     rerun,
 )
@@ -128,6 +129,8 @@ class Master:
             CancelJob: self._cancel,
             RerunJob: self._rerun,
             DeleteJob: self._delete,
+            PauseJob: self._pause,
+            ResumeJob: self._resume,
             GetJob: self._get,
             ListJobs: self._list,
             RegisterJob: self._register,
@@ -222,6 +225,12 @@ class Master:
     def _delete(self, token: int, message: DeleteJob, now_s: float) -> None:
         self.state.reply(token, rerun.delete(self.state, message, now_s))
 
+    def _pause(self, token: int, message: PauseJob, now_s: float) -> None:
+        self.state.reply(token, pausing.pause(self.state, message, now_s))
+
+    def _resume(self, token: int, message: ResumeJob, now_s: float) -> None:
+        self.state.reply(token, pausing.resume(self.state, message, now_s))
+
     def _get(self, token: int, message: GetJob, now_s: float) -> None:
         state = self.state
         job = state.shown_job(message.job)
@@ -229,7 +238,7 @@ class Master:
             state.reply(token, Refused(reason=unknown(message.job), code=NOT_FOUND))
             return
         (record,) = shown(state, [job], now_s)
-        progress = job.progress.shown(record.spec, now_s, by_rank=True, ended=job.ended)
+        progress = job.progress.shown(record.spec, record.state, now_s, by_rank=True)
         state.reply(token, JobInfo(job=record, progress=progress))
 
     def _list(self, token: int, message: ListJobs, now_s: float) -> None:
@@ -243,7 +252,7 @@ class Master:
         some = shown(state, page, now_s)
         records = tuple(fitting(some) if message.whole else map(brief, some))
         told = (
-            (job.id, job.progress.shown(job.record.spec, now_s, by_rank=False, ended=job.ended))
+            (job.id, job.progress.shown(job.record.spec, job.record.state, now_s, by_rank=False))
             for job in page[: len(records)]
         )
         answer = JobList(

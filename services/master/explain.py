@@ -20,6 +20,7 @@ from slackwater.services.master.jobs import Job
 from slackwater.services.master.keys import Order
 from slackwater.services.master.missing_ranks import stall, unheard
 from slackwater.services.master.nodes import Room
+from slackwater.services.master.pausing import why_held
 from slackwater.services.master.state import State
 
 REASON_CHARS_MAX = 1024
@@ -36,6 +37,8 @@ def shown(state: State, page: Iterable[Job], now_s: float) -> Iterator[JobRecord
         record = job.record
         if job.ended:
             why = record.reason
+        elif job.queued and record.held:
+            why = why_held(record)
         elif job.queued and record.spec.gpus:
             gpus = waits_for_gpus(state, now_s) if gpus is None else gpus
             why = gpus.get(job.id) or "its GPUs are free, it is about to start"
@@ -82,8 +85,10 @@ def _why(job: Job, clusters: Clusters, now_s: float) -> str:
 def _leaving(job: Job) -> str:
     grace_s, waits = job.record.spec.grace_s, ", ".join(job.unstopped)
     grace = f", for which it has {grace_s:g} s" if grace_s else ""
-    then = "goes on with other GPUs" if job.record.planned else "waits for GPUs"
-    return f"saves and ends on {waits}{grace}; then it {then}"
+    then = "it goes on with other GPUs" if job.record.planned else "it waits for GPUs"
+    if job.record.held:
+        then = f"it stays paused until `slackwater resume {job.id}`"
+    return f"saves and ends on {waits}{grace}; then {then}"
 
 
 def _no_cluster(clusters: Clusters, now_s: float) -> str:

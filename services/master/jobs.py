@@ -7,15 +7,9 @@ import msgspec
 
 from slackwater.common.base.transitions import Story
 from slackwater.schemas.base import CONFLICT, NOT_FOUND, JobId, NodeId, Refused
+from slackwater.schemas.job_requests import RegisterJob
 from slackwater.schemas.job_states import TERMINAL_STATES, TRANSITIONS, WAITING_STATES, JobState
-from slackwater.schemas.jobs import (
-    JobRecord,
-    JobSpec,
-    RegisterJob,
-    TensorSpec,
-    UpdateRule,
-    first_difference,
-)
+from slackwater.schemas.jobs import JobRecord, JobSpec, TensorSpec, UpdateRule, first_difference
 from slackwater.services.master.config import MasterConfig
 from slackwater.services.master.gangs import ranks_at
 from slackwater.services.master.keys import OF_PROCESSES, Order, Verb

@@ -11,7 +11,7 @@ from slackwater.common.base.effects import Request
 from slackwater.common.base.limits import REQUEST_TIMEOUT_S
 from slackwater.schemas import subjects
 from slackwater.schemas.base import Message
-from slackwater.schemas.jobs import AskMissing, MissingRanks
+from slackwater.schemas.job_requests import AskMissing, MissingRanks
 from slackwater.schemas.logs import LogPiece, ReadLog
 from slackwater.services.master.gangs import node_of
 from slackwater.services.master.jobs import Job

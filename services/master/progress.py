@@ -12,6 +12,7 @@ from typing import Final
 
 from slackwater.schemas.base import COUNT_MAX, AggregatorId
 from slackwater.schemas.cluster import PlacedJob
+from slackwater.schemas.job_states import HOLDING_STATES, TERMINAL_STATES, JobState
 from slackwater.schemas.jobs import JobSpec
 from slackwater.schemas.progress import JobProgress, RankProgress
 from slackwater.schemas.telemetry import IterationsObserved
@@ -72,9 +73,11 @@ class Progress:
         self.placed = placed
         self.aggregators = tuple(aggregators[at] for at in placed.at if at < len(aggregators))
 
-    def shown(self, spec: JobSpec, now_s: float, by_rank: bool, ended: bool) -> JobProgress | None:
-        """None: nothing is known. The job is as far and as fast as its slowest rank. One that ended
-        has no speed, and is nowhere."""
+    def shown(
+        self, spec: JobSpec, state: JobState, now_s: float, by_rank: bool
+    ) -> JobProgress | None:
+        """None: nothing is known. The job is as far and as fast as its slowest rank. One that does
+        not run has no speed; one that ended is nowhere."""
         placed = self.placed
         if not self.ranks and placed is None:
             return None
@@ -83,8 +86,11 @@ class Progress:
         speed = min((r.speed(now_s) for r in self.ranks.values()), default=0.0) if whole else 0.0
         total = own_iterations(spec)
         left = max(0, total - iteration)
-        if ended:
-            speed, placed = 0.0, None
+        idle = state not in HOLDING_STATES
+        if idle:
+            speed = 0.0
+        if state in TERMINAL_STATES:
+            placed = None
         return JobProgress(
             iteration=iteration,
             iterations=total,
@@ -95,16 +101,16 @@ class Progress:
             moves=self.placed.moves if self.placed is not None else 0,
             aggregators=self.aggregators if placed is not None else (),
             updated_s=max((r.heard_s for r in self.ranks.values()), default=0.0),
-            ranks=tuple(self._by_rank(now_s, ended)) if by_rank else (),
+            ranks=tuple(self._by_rank(now_s, idle)) if by_rank else (),
         )
 
-    def _by_rank(self, now_s: float, ended: bool) -> Iterator[RankProgress]:
+    def _by_rank(self, now_s: float, idle: bool) -> Iterator[RankProgress]:
         for number in sorted(self.ranks):
             rank = self.ranks[number]
             yield RankProgress(
                 rank=number,
                 iteration=rank.iteration,
-                speed=0.0 if ended else rank.speed(now_s),
+                speed=0.0 if idle else rank.speed(now_s),
                 heard_s=rank.heard_s,
             )
 

@@ -16,7 +16,8 @@ from typing import Final
 import msgspec
 
 from slackwater.schemas.base import CONFLICT, NOT_FOUND, RUNS_MAX, JobId, Message, Ok, Refused
-from slackwater.schemas.jobs import DeleteJob, JobInfo, JobRecord, JobSpec, RerunJob
+from slackwater.schemas.job_requests import DeleteJob, JobInfo, RerunJob
+from slackwater.schemas.jobs import JobRecord, JobSpec
 from slackwater.services.master.jobs import Job, unknown
 from slackwater.services.master.keys import Order
 from slackwater.services.master.state import State

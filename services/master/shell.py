@@ -23,20 +23,21 @@ from slackwater.schemas.cluster import (
     WorkerExited,
     WorkerHeartbeat,
 )
-from slackwater.schemas.job_states import JobState
-from slackwater.schemas.jobs import (
+from slackwater.schemas.job_requests import (
     AskMissing,
     CancelJob,
     DeleteJob,
     FinishJob,
     GetJob,
-    JobEvent,
-    JobRecord,
     ListJobs,
+    PauseJob,
     RegisterJob,
     RerunJob,
+    ResumeJob,
     SubmitJob,
 )
+from slackwater.schemas.job_states import JobState
+from slackwater.schemas.jobs import JobEvent, JobRecord
 from slackwater.schemas.scheduling import GetPolicy, PolicyRecord, SetPolicy
 from slackwater.schemas.telemetry import GoodputReport, IterationsObserved, JobProfiled
 from slackwater.schemas.tenants import ListTenants, TenantInfo
@@ -75,6 +76,8 @@ def definition(
             "cancel": CancelJob,
             "rerun": RerunJob,
             "delete": DeleteJob,
+            "pause": PauseJob,
+            "resume": ResumeJob,
             "get": GetJob,
             "list": ListJobs,
             "register": RegisterJob,

@@ -5,9 +5,9 @@ job's struct is made anew when its record changes, and then alone (`changed` nam
 decision costs what changed and not what waits.
 
 Three things a policy cannot know are kept from it. A job that no node could ever hold, or that
-admission holds back, is hidden: it neither starts nor blocks others. A running job that may not be
-paused is hidden together with what it holds. A node that is silent has nothing free, and as many
-GPUs as jobs still hold there.
+admission or its user holds back, is hidden: it neither starts nor blocks others. A running job that
+may not be paused is hidden together with what it holds. A node that is silent has nothing free, and
+as many GPUs as jobs still hold there.
 """
 
 from collections import Counter
@@ -95,7 +95,8 @@ class Snapshot:
             return
         self._forget(id)
         over = record.state in TERMINAL_STATES
-        if over or not record.spec.program:
+        kept_back = record.held and not shown_allocation(record)
+        if over or kept_back or not record.spec.program:
             self.hidden.pop(id, None)
             if over:
                 self._numbers.pop(id, None)
@@ -104,7 +105,10 @@ class Snapshot:
             self.hidden[id] = record
         else:
             self.hidden.pop(id, None)
+            last = next(reversed(self.waiting.values()), None)
             self._remember(id, record)
+            if last is not None and last.number > self._numbers[id]:  # It was paused or held back.
+                self._sort_waiting()
 
     def _learn_skew(self, record: JobRecord) -> None:
         model = record.spec.model
@@ -132,7 +136,7 @@ class Snapshot:
     def unhide(self, ids: Iterable[JobId]) -> None:
         for id in ids:
             self._remember(id, self.hidden.pop(id))
-        self.waiting = dict(sorted(self.waiting.items(), key=lambda each: each[1].number))
+        self._sort_waiting()
 
     def touch(self, id: JobId) -> None:
         """Show the job once more: something of a decision about it was not carried out."""
@@ -180,6 +184,9 @@ class Snapshot:
         self.jobs[id] = view
         if record.state in WAITING_STATES:
             self.waiting[id] = view
+
+    def _sort_waiting(self) -> None:
+        self.waiting = dict(sorted(self.waiting.items(), key=lambda each: each[1].number))
 
     def _forget(self, id: JobId) -> None:
         record = self._records.pop(id, None)
@@ -269,6 +276,7 @@ def _seen_of(record: JobRecord) -> tuple[object, ...]:
         record.spec, shown_allocation(record), record.state in TERMINAL_STATES,
         record.state in WAITING_STATES, record.state in HOLDING_STATES, record.since_s,
         record.gpu_s, record.run_s, record.submitted_s, record.reallocations, record.skew,
+        record.held,
     )  # fmt: skip
 
 

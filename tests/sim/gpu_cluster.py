@@ -26,7 +26,8 @@ from slackwater.schemas import subjects
 from slackwater.schemas.base import RUN_ATTEMPTS, JobId
 from slackwater.schemas.cluster import WorkerHeartbeat
 from slackwater.schemas.gpus import Gpu
-from slackwater.schemas.jobs import JobAccepted, JobRecord, JobSpec, SubmitJob
+from slackwater.schemas.job_requests import JobAccepted, SubmitJob
+from slackwater.schemas.jobs import JobRecord, JobSpec
 from slackwater.services.master.config import MasterConfig
 from slackwater.services.master.core import Master
 from slackwater.services.master.scheduling.scheduler import Decision, Scheduler

@@ -17,15 +17,14 @@ from slackwater.common.shell.client import Client
 from slackwater.common.shell.world import World
 from slackwater.schemas import subjects
 from slackwater.schemas.base import ClusterId, JobId, Ok
-from slackwater.schemas.jobs import (
+from slackwater.schemas.job_requests import (
     AskMissing,
     FinishJob,
     JobRegistered,
-    JobSpec,
     MissingRanks,
     RegisterJob,
-    TensorSpec,
 )
+from slackwater.schemas.jobs import JobSpec, TensorSpec
 from slackwater.schemas.placement import Located, LocateJob
 from slackwater.schemas.telemetry import IterationsObserved
 

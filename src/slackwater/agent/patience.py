@@ -13,7 +13,7 @@ from typing import Any, Final
 from slackwater.agent.control import Control
 from slackwater.agent.worker_bucket import Waiter, WorkerBucket
 from slackwater.common.base.errors import Rejected, Retryable, SlackwaterError
-from slackwater.schemas.jobs import MissingRanks
+from slackwater.schemas.job_requests import MissingRanks
 from slackwater.schemas.placement import JobPlan
 
 _log = logging.getLogger("slackwater.agent")

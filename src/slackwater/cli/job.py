@@ -15,8 +15,9 @@ from slackwater.console.options import Json, Url
 from slackwater.console.outcome import out, print_json
 from slackwater.console.sizes import human
 from slackwater.console.tables import Row
+from slackwater.schemas.job_requests import JobInfo
 from slackwater.schemas.job_states import TERMINAL_STATES, WAITING_STATES
-from slackwater.schemas.jobs import JobInfo, JobRecord
+from slackwater.schemas.jobs import JobRecord
 from slackwater.schemas.progress import JobProgress
 
 LABEL: Final = 13

@@ -21,7 +21,7 @@ from slackwater.schemas.jobs import JobRecord
 
 POLL_S: Final = 2.0
 """Seconds between two looks at the records, since the bus may lose a fact."""
-Wanted = Literal["ended", "running", "completed", "failed", "cancelled"]
+Wanted = Literal["ended", "running", "paused", "completed", "failed", "cancelled"]
 Verdict = Literal["reached", "never", "waits"]
 
 

@@ -28,7 +28,8 @@ from slackwater.common.transport.shm import ShmFabric
 from slackwater.common.transport.tcp import TcpFabric
 from slackwater.schemas import placement, subjects
 from slackwater.schemas.base import AggregatorId, ClusterId, JobId, Message, Ok, Refused
-from slackwater.schemas.jobs import FinishJob, JobRegistered, JobSpec, RegisterJob, TensorSpec
+from slackwater.schemas.job_requests import FinishJob, JobRegistered, RegisterJob
+from slackwater.schemas.jobs import JobSpec, TensorSpec
 from slackwater.schemas.telemetry import IterationsObserved
 
 T = TypeVar("T")

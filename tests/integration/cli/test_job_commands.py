@@ -116,6 +116,62 @@ async def watched(cluster: EmbeddedCluster) -> None:
     assert (running.returncode, running.stdout) == (0, "job k1 is running\n")
 
 
+PROGRAM = """
+import time, numpy as np
+from slackwater import Agent
+from slackwater.schemas.jobs import UpdateRule
+rule = UpdateRule(name="momentum", learning_rate=1.0, momentum=0.5)
+with Agent(tensors={"w": np.zeros(1000, np.float32)}, servers=1, update=rule) as agent:
+    print("begins at", agent.iteration, flush=True)
+    while agent.iteration < 200:
+        time.sleep(0.02)
+        found = agent.step({"w": np.full(1000, -1.0, np.float32)})
+    print("ends with", found["w"][0], flush=True)
+"""
+
+
+async def test_a_job_that_is_paused_goes_on_where_it_was(
+    cluster: EmbeddedCluster, tmp_path: Path
+) -> None:
+    """Two ranks that save nothing are paused and resumed: their parameters and momentum stay in
+    the aggregators, and the last parameters are those of 200 undisturbed steps."""
+    script = tmp_path / "steps.py"
+    script.write_text(PROGRAM)
+    async with connect(cluster.url) as client:
+        submitted = await run(
+            cluster, "submit", "--id", "p1", "--workers", "2", "--", "python", str(script)
+        )
+        assert submitted.returncode == 0, submitted.stderr
+        await until_iterating(client, "p1")
+        refused = await run(cluster, "hold", "p1")
+        assert refused.returncode == 65
+        assert "`slackwater pause p1` stops it" in refused.stderr
+        paused = await run(cluster, "pause", "p1", "--wait", "--timeout", "20")
+        assert (paused.returncode, paused.stderr) == (0, "")
+        assert paused.stdout.splitlines()[-1] == "job p1 is paused"
+        info = await client.job_info("p1")
+        assert (info.job.held, info.job.allocation) == (True, ())
+        assert info.progress is not None
+        assert info.progress.speed == 0.0
+        described = (await run(cluster, "job", "p1")).stdout
+        assert "`slackwater resume p1` lets it go on" in described
+        again = await run(cluster, "pause", "p1", "nobody", "--json")
+        assert again.returncode == 65
+        found = {each["job"]: each for each in json.loads(again.stdout)}
+        assert (found["p1"]["state"], found["p1"]["changed"]) == ("paused", False)
+        assert "there is no job nobody" in found["nobody"]["error"]
+        resumed = await run(cluster, "resume", "p1")
+        assert resumed.stdout.startswith("job p1 goes on once there is room"), resumed.stderr
+        assert (await until_ended(client, "p1")).state == "completed"
+        logged = (await run(cluster, "logs", "p1", "--rank", "0")).stdout.split("\n")
+        assert logged[0] == "begins at 0"
+        assert int(logged[2].removeprefix("begins at ")) > 5
+        assert logged[3] == "ends with 398.0"
+        over = await run(cluster, "pause", "p1")
+        assert over.returncode == 65
+        assert "has completed" in over.stderr
+
+
 async def test_a_submission_says_what_it_did(cluster: EmbeddedCluster) -> None:
     """The id is made and printed; a repeated one starts nothing; another spec names the remedy."""
     async with connect(cluster.url) as client:

@@ -11,7 +11,8 @@ from slackwater.agent.worker_bucket import Waiter, WorkerBucket
 from slackwater.common.base.errors import SlackwaterError
 from slackwater.common.domains.slots.rules import Hyper
 from slackwater.schemas.base import JobId
-from slackwater.schemas.jobs import Consistency, MissingRanks, TensorSpec, UpdateRule
+from slackwater.schemas.job_requests import MissingRanks
+from slackwater.schemas.jobs import Consistency, TensorSpec, UpdateRule
 from slackwater.schemas.placement import BucketLayout, JobPlan
 
 

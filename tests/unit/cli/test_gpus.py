@@ -13,7 +13,8 @@ from slackwater.console.outcome import Usage
 from slackwater.schemas.base import NodeId
 from slackwater.schemas.cluster import NodeInfo, WorkerHeartbeat
 from slackwater.schemas.gpus import Gpu
-from slackwater.schemas.jobs import JobInfo, JobRecord, JobSpec
+from slackwater.schemas.job_requests import JobInfo
+from slackwater.schemas.jobs import JobRecord, JobSpec
 from slackwater.services.worker.config import WorkerConfig, configured_gpus
 
 SPEC = JobSpec(

@@ -18,7 +18,8 @@ from slackwater.cli.top import Seen, screen
 from slackwater.console import documents, figures, tables
 from slackwater.console.outcome import print_json
 from slackwater.console.tables import Row, natural
-from slackwater.schemas.jobs import JobInfo, JobRecord, JobSpec
+from slackwater.schemas.job_requests import JobInfo
+from slackwater.schemas.jobs import JobRecord, JobSpec
 from slackwater.schemas.progress import RankProgress
 from slackwater.schemas.tenants import TenantInfo
 

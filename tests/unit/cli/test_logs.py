@@ -21,7 +21,8 @@ from slackwater.common.shell.world import SimWorld, World
 from slackwater.schemas import subjects
 from slackwater.schemas.base import Message, NodeId, Refused
 from slackwater.schemas.cluster import WorkerHeartbeat
-from slackwater.schemas.jobs import JobInfo, JobRecord, JobSpec
+from slackwater.schemas.job_requests import JobInfo
+from slackwater.schemas.jobs import JobRecord, JobSpec
 from slackwater.schemas.logs import LogPiece, ReadLog
 from slackwater.services.worker.ranklog import RankLog
 

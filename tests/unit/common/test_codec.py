@@ -8,7 +8,8 @@ import pytest
 from slackwater.common.base import codec, limits
 from slackwater.common.base.errors import DecodeRejected, Rejected
 from slackwater.schemas.base import Ok, Refused
-from slackwater.schemas.jobs import JobRecord, JobSpec, SubmitJob, UpdateRule
+from slackwater.schemas.job_requests import SubmitJob
+from slackwater.schemas.jobs import JobRecord, JobSpec, UpdateRule
 from slackwater.schemas.telemetry import IterationsObserved
 
 SUBMIT = SubmitJob(spec=JobSpec(id="j1"), sender="cli")

@@ -23,7 +23,8 @@ from slackwater.schemas.cluster import (
     WorkerExited,
     WorkerHeartbeat,
 )
-from slackwater.schemas.jobs import ELEMENTS_MAX, JobEvent, JobRecord, JobSpec, RegisterJob
+from slackwater.schemas.job_requests import RegisterJob
+from slackwater.schemas.jobs import ELEMENTS_MAX, JobEvent, JobRecord, JobSpec
 from slackwater.schemas.placement import HostBuckets, MigrateInit, PlaceJob
 from slackwater.services.controller.policies.demand import slack_s
 

@@ -177,7 +177,6 @@ def test_a_job_that_is_paused_and_goes_on_elsewhere_is_told_with_its_gpus() -> N
         "j1 is told to save and to stop: its GPUs go to other jobs"
     )
     assert told("paused") == "j1 is paused"
-    assert told("resumed", n3=6) == "j1 runs again on n3"
     assert told("resized", n1=2, n2=2) == "j1 is resized on n1 (2) and n2 (2)"
 
 

@@ -10,7 +10,8 @@ import pytest
 
 from slackwater.common.bus.server import NatsServer
 from slackwater.common.shell.client import Client, connect
-from slackwater.schemas.jobs import JobList, JobSpec, ListJobs
+from slackwater.schemas.job_requests import JobList, ListJobs
+from slackwater.schemas.jobs import JobSpec
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(120)]
 

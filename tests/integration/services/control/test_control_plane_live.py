@@ -14,13 +14,8 @@ from slackwater.common.native import blas_threads
 from slackwater.common.shell.client import Client, connect
 from slackwater.schemas import subjects
 from slackwater.schemas.base import Ok
-from slackwater.schemas.jobs import (
-    FinishJob,
-    JobRegistered,
-    JobSpec,
-    RegisterJob,
-    TensorSpec,
-)
+from slackwater.schemas.job_requests import FinishJob, JobRegistered, RegisterJob
+from slackwater.schemas.jobs import JobSpec, TensorSpec
 from slackwater.schemas.placement import Located, LocateJob
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(120)]

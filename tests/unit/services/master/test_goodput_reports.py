@@ -14,7 +14,7 @@ from slackwater.common.base.errors import DecodeRejected
 from slackwater.schemas import subjects
 from slackwater.schemas.base import JobId
 from slackwater.schemas.gpus import held
-from slackwater.schemas.jobs import SubmitJob
+from slackwater.schemas.job_requests import SubmitJob
 from slackwater.schemas.telemetry import BatchBounds, GoodputReport, ThroughputTheta
 from slackwater.services.master.keys import DecisionDue
 from slackwater.services.master.snapshot import NOT_REPORTED

@@ -9,7 +9,7 @@ from slackwater.common.base.errors import ConfigRejected
 from slackwater.schemas.base import RUN_ATTEMPTS, JobId, NodeId, Ok, Refused
 from slackwater.schemas.cluster import StartWorkers, StopWorkers, WorkerExited, WorkerHeartbeat
 from slackwater.schemas.gpus import Gpu
-from slackwater.schemas.jobs import CancelJob, SubmitJob
+from slackwater.schemas.job_requests import CancelJob, SubmitJob
 from slackwater.schemas.scheduling import GetPolicy, PolicyEvent, PolicyInfo, SetPolicy
 from slackwater.services.master.config import Tenant
 from slackwater.services.master.keys import Order, OrderKey, Verb

@@ -45,22 +45,19 @@ from slackwater.schemas.cluster import (
     WorkerExited,
     WorkerHeartbeat,
 )
-from slackwater.schemas.jobs import (
+from slackwater.schemas.job_requests import (
     CancelJob,
     FinishJob,
     GetJob,
     JobAccepted,
-    JobEvent,
     JobInfo,
     JobList,
-    JobRecord,
     JobRegistered,
-    JobSpec,
     ListJobs,
     RegisterJob,
     SubmitJob,
-    TensorSpec,
 )
+from slackwater.schemas.jobs import JobEvent, JobRecord, JobSpec, TensorSpec
 from slackwater.schemas.placement import PlaceJob, Profile, ReleaseJob
 from slackwater.schemas.telemetry import IterationsObserved, JobProfiled
 from slackwater.schemas.tenants import ListTenants, TenantInfo, TenantList

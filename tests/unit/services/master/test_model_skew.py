@@ -8,7 +8,8 @@ from slackwater.loadgen import models
 from slackwater.loadgen.simulator.gpu.workload import SKEWS
 from slackwater.schemas.base import JobId
 from slackwater.schemas.gpus import NodeAllocation
-from slackwater.schemas.jobs import CancelJob, RegisterJob, SubmitJob, largest_share
+from slackwater.schemas.job_requests import CancelJob, RegisterJob, SubmitJob
+from slackwater.schemas.jobs import largest_share
 from slackwater.services.master.scheduling.view import JobView
 
 SPREAD = (("n1", 1), ("n2", 1))

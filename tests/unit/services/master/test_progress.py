@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from slackwater.common.base import codec
 from slackwater.schemas.base import COUNT_MAX, AggregatorId, ClusterId, JobId
 from slackwater.schemas.cluster import PlacedJob
-from slackwater.schemas.jobs import JobInfo, JobRecord, JobSpec
+from slackwater.schemas.job_requests import JobInfo
+from slackwater.schemas.jobs import JobRecord, JobSpec
 from slackwater.schemas.progress import JobProgress
 from slackwater.schemas.telemetry import IterationsObserved
 from slackwater.services.master.progress import SMOOTHED_S, Progress
@@ -34,7 +35,7 @@ def reported(seconds: int = 20, iteration_s: float = 0.1) -> Progress:
 
 
 def seen(progress: Progress, now_s: float, spec: JobSpec = SPEC) -> JobProgress:
-    found = progress.shown(spec, now_s, by_rank=True, ended=False)
+    found = progress.shown(spec, "running", now_s, by_rank=True)
     assert found is not None
     return found
 
@@ -93,15 +94,25 @@ def test_a_job_that_ended_keeps_how_far_it_came() -> None:
     progress.take_report(
         PlacedJob(at=(0,), phase="steady", moves=2, loss=0.1), (AggregatorId("a1"),)
     )
-    found = progress.shown(SPEC, 25.0, by_rank=False, ended=True)
+    found = progress.shown(SPEC, "completed", 25.0, by_rank=False)
     assert found is not None
     assert (found.iteration, found.speed, found.aggregators, found.moves) == (200, 0.0, (), 2)
     assert not found.ranks
 
 
+def test_a_paused_job_has_no_speed_and_keeps_its_aggregators() -> None:
+    progress = reported()
+    progress.take_report(PlacedJob(at=(0,), phase="steady"), (AggregatorId("a1"),))
+    found = progress.shown(SPEC, "paused", 25.0, by_rank=True)
+    assert found is not None
+    assert (found.iteration, found.speed, found.eta_s) == (200, 0.0, None)
+    assert found.aggregators == ("a1",)
+    assert {rank.speed for rank in found.ranks} == {0.0}
+
+
 def test_where_it_is_comes_from_its_controller() -> None:
     progress = Progress()
-    assert progress.shown(SPEC, 0.0, by_rank=True, ended=False) is None
+    assert progress.shown(SPEC, "running", 0.0, by_rank=True) is None
     ours = (AggregatorId("a1"), AggregatorId("a2"), AggregatorId("a10"))
     progress.take_report(PlacedJob(at=(1, 2, 9), phase="moving", loss=-0.02), ours)
     found = seen(progress, 0.0)
@@ -133,7 +144,7 @@ def test_whatever_is_reported_can_be_told(
     for message, after_s in steps:
         now_s += after_s
         progress.reported(message, now_s)
-    found = progress.shown(SPEC, now_s + later_s, by_rank=True, ended=False)
+    found = progress.shown(SPEC, "running", now_s + later_s, by_rank=True)
     info = JobInfo(job=JobRecord(spec=SPEC, cluster=ClusterId("c0")), progress=found)
     assert codec.decode(codec.encode(info), JobInfo) == info
 

@@ -19,23 +19,22 @@ from tests.unit.services.master.test_master_core import (
 from slackwater.common.base.effects import Answered, EffectKey, Publish, Reply, Request
 from slackwater.schemas.base import RUN_ATTEMPTS, JobId, Message, NodeId, Ok, Refused
 from slackwater.schemas.cluster import StartWorkers, StopWorkers, WorkerExited
-from slackwater.schemas.job_states import TERMINAL_STATES
-from slackwater.schemas.jobs import (
+from slackwater.schemas.job_requests import (
     CancelJob,
     DeleteJob,
     FinishJob,
     GetJob,
     JobAccepted,
-    JobEvent,
     JobInfo,
     JobList,
-    JobRecord,
     JobRegistered,
     ListJobs,
     RegisterJob,
     RerunJob,
     SubmitJob,
 )
+from slackwater.schemas.job_states import TERMINAL_STATES
+from slackwater.schemas.jobs import JobEvent, JobRecord
 from slackwater.schemas.placement import PlaceJob, ReleaseJob
 from slackwater.services.master.keys import Order, OrderKey
 

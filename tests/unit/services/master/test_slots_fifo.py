@@ -8,7 +8,8 @@ from tests.unit.services.master.test_master_core import Harness, spec
 
 from slackwater.schemas.base import NodeId
 from slackwater.schemas.cluster import WorkerExited, WorkerHeartbeat
-from slackwater.schemas.jobs import CancelJob, JobRecord, SubmitJob
+from slackwater.schemas.job_requests import CancelJob, SubmitJob
+from slackwater.schemas.jobs import JobRecord
 from slackwater.services.master.nodes import Nodes
 
 
