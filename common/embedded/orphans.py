@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from slackwater.common.base import limits
+from slackwater.common.native.process_marks import mark_of, marks
 
 MARKER: Final = "SLACKWATER_SUPERVISOR"
 _PR_SET_CHILD_SUBREAPER: Final = 36
@@ -26,7 +27,7 @@ class Reaper:
     """Between `open` and `close`, orphans below this process come to it."""
 
     def __init__(self, marker: str) -> None:
-        self._needle = f"{MARKER}={marker}".encode()
+        self._marker = marker
         self._seen: set[int] = set()
         self._before: int | None = None
 
@@ -61,7 +62,7 @@ class Reaper:
         """End every process that carries the marker, and wait for that; who was there."""
         ended: list[int] = []
         give_up_s = time.monotonic() + limits.ABORT_S * 2
-        while left := [pid for pid in _all_pids() if pid != os.getpid() and self._marked(pid)]:
+        while left := [pid for pid, mark in marks(MARKER).items() if mark == self._marker]:
             for pid in left:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
@@ -75,11 +76,7 @@ class Reaper:
         return ended
 
     def _marked(self, pid: int) -> bool:
-        try:
-            environment = Path(f"/proc/{pid}/environ").read_bytes()
-        except OSError:
-            return False  # Gone, or another user's.
-        return self._needle in environment.split(b"\0")
+        return mark_of(pid, MARKER) == self._marker
 
 
 def alive(pid: int) -> bool:
@@ -92,10 +89,6 @@ def _children() -> list[int]:
         with contextlib.suppress(OSError):
             found += [int(pid) for pid in (task / "children").read_text().split()]
     return found
-
-
-def _all_pids() -> list[int]:
-    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
 def _state(pid: int) -> tuple[str, int]:

@@ -1,10 +1,13 @@
-"""The memory that this process may have, and whom the kernel killed for want of it.
+"""The memory that this process may have, whom the kernel killed for want of it, and cgroups to hold
+processes in.
 
 A cgroup with a limit below the machine's memory, ours or one around it, is the machine as far as we
 are concerned. Its count of processes that were killed for memory tells such a kill from a kill by
 somebody; where the cgroup does not count, the machine's count stands in.
 """
 
+import contextlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -70,6 +73,47 @@ def numbers(path: Path) -> Iterator[tuple[str, int]]:
         words = line.split()
         if len(words) >= 2 and words[1].isdigit():
             yield words[0], int(words[1])
+
+
+def own(proc: Path = PROC) -> Path | None:
+    """Return our cgroup of version 2, if we may make others in it, which the kernel can kill as a
+    whole (Linux 5.14); None: we may not."""
+    try:
+        entries = (proc / "self" / "cgroup").read_text().splitlines()
+        mounts = [line.split() for line in (proc / "mounts").read_text().splitlines()]
+    except OSError:
+        return None
+    inner = next((entry[3:] for entry in entries if entry.startswith("0::")), None)
+    root = next((words[1] for words in mounts if words[2] == "cgroup2"), None)
+    if inner is None or root is None:
+        return None
+    folder = Path(root) / inner.lstrip("/")
+    probe = folder / f"slackwater-probe-{os.getpid()}"
+    try:
+        probe.mkdir()
+    except OSError:
+        return None
+    can_kill = (probe / "cgroup.kill").exists()
+    probe.rmdir()
+    return folder if can_kill else None
+
+
+def kill(folder: Path) -> None:
+    """Kill every process of the cgroup and of those in it, if it is there."""
+    with contextlib.suppress(OSError):
+        (folder / "cgroup.kill").write_text("1")
+
+
+def removed(folder: Path) -> bool:
+    """Remove an empty cgroup with those in it. False: processes are in it."""
+    try:
+        for each in sorted(folder.glob("**/"), reverse=True):
+            each.rmdir()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True
 
 
 def memory_bytes(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:

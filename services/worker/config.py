@@ -29,6 +29,9 @@ class WorkerConfig(ServiceConfig, kw_only=True, frozen=True):
     """Bytes of main memory that jobs may be given; 0: all that this service may use."""
     stop_grace_s: Annotated[float, msgspec.Meta(gt=0.0, le=4.0)] = 3.0
     """Seconds between SIGTERM and SIGKILL; a drain has 5 s for all of it."""
+    cgroups: bool = True
+    """Give each rank a cgroup of its own where the host allows it (`slackwater doctor` says so), so
+    that none of its processes is left behind; false: find them by a mark in their environment."""
     keep_jobs: bool = False
     """Leave job processes running when this service is stopped (a kill -9 always does)."""
     log_bytes_max: Annotated[int, msgspec.Meta(ge=8 * 1024**2, le=2**40)] = 16 * 1024**2

@@ -41,6 +41,8 @@ from slackwater.services.worker.ranklog import RankLog
 
 _LAUNCH: Final = f"""\
 {{ echo {limits.OOM_SCORE_JOB} > /proc/$$/oom_score_adj; }} 2>/dev/null
+[ -z "$SLACKWATER_CGROUP" ] || {{ echo 0 > "$SLACKWATER_CGROUP/cgroup.procs"; }} 2>/dev/null
+unset SLACKWATER_CGROUP
 stopped=
 trap stopped=143 TERM INT
 set -C

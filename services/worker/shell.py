@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import structlog
+
 from slackwater.common.base import limits
 from slackwater.common.base.background import Tasks
 from slackwater.common.base.errors import Fatal
@@ -22,6 +24,7 @@ from slackwater.schemas.cluster import StartWorkers, StopWorkers, WorkerHeartbea
 from slackwater.schemas.gpus import described
 from slackwater.schemas.logs import ReadLog
 from slackwater.services.worker.config import WorkerConfig, configured_gpus
+from slackwater.services.worker.containment import Containment
 from slackwater.services.worker.core import (
     JobsPruned,
     ProcessesFound,
@@ -50,6 +53,7 @@ from slackwater.services.worker.processes import (
     prune,
 )
 
+_log = structlog.get_logger()
 _POLL_S = 0.005
 _LAUNCH_S = 10.0
 """From fork to the leader's first file: two milliseconds, on a very busy machine a second."""
@@ -71,6 +75,7 @@ class Processes:
         self._memory_kills = memory_kills or MemoryKills()
         self._state_dir = Path(config.state_dir)
         self._keep = Retention(config.jobs_kept_max, config.jobs_kept_s, config.jobs_kept_bytes)
+        self._containment = Containment(self._state_dir, cgroup.own() if config.cgroups else None)
         self._watched: dict[tuple[str, int], _Watched] = {}
         self._tasks = Tasks(self._failed)
         self._port: Port | None = None
@@ -110,8 +115,12 @@ class Processes:
 
     def find(self, _: FindProcesses) -> ProcessesFound:
         assert self._port is not None
-        prune(self._state_dir, self._keep, self._port.now_s())
-        return ProcessesFound(find(self._state_dir))
+        now_s = self._port.now_s()
+        prune(self._state_dir, self._keep, now_s)
+        found = find(self._state_dir)
+        lives = [each for each in found if each.state in ("intended", "running")]
+        self._containment.end_strangers([(e.job, e.rank, e.attempt) for e in lives], now_s)
+        return ProcessesFound(found)
 
     def run(self, effect: RunRank) -> None:
         job, rank, attempt = effect.job, effect.rank, effect.attempt
@@ -135,6 +144,7 @@ class Processes:
             "SLACKWATER_RESULT": str(files.path("result.json").absolute()),
             **visible_gpus(effect.gpu_ids),
             **told_of_gpus(effect),
+            **self._containment.environment(job, rank, attempt),
             "PYTHONUNBUFFERED": "1",  # The last line of a log is the reason of a failure.
         }
         try:
@@ -157,8 +167,11 @@ class Processes:
 
     def signal(self, effect: SignalRank) -> None:
         watched = self._watched.get((effect.job, effect.rank))
-        if watched is not None:
-            watched.files.signal_group(watched.identity, effect.kill)
+        if watched is None:
+            return
+        watched.files.signal_group(watched.identity, effect.kill)
+        if effect.kill:
+            self._containment.kill(effect.job, effect.rank, watched.files.attempt)
 
     async def await_end(self, _: AwaitEnd) -> None:
         await self._tasks.ended()
@@ -183,7 +196,7 @@ class Processes:
             watched = _Watched(files, identity, child)
             self._watched[files.job, files.rank] = watched
             await _ended(identity)
-            files.signal_group(identity, kill=True)  # Ends processes that the program left behind.
+            await self._end_left_behind(files, identity)
             del self._watched[files.job, files.rank]
         if child is not None:
             child.wait()
@@ -194,6 +207,13 @@ class Processes:
         assert self._port is not None
         self._port.count("ranks_failed" if code else "ranks_ok")
         self._post(ProcessExited(JobId(files.job), files.rank, code, result, files.attempt))
+
+    async def _end_left_behind(self, files: RankFiles, identity: Identity) -> None:
+        """End the processes that the program left behind: its GPUs and its slot are free after."""
+        files.signal_group(identity, kill=True)
+        asked = files.job, files.rank, files.attempt
+        while not await asyncio.to_thread(self._containment.end, *asked):
+            _log.warning("processes.left", job=files.job, rank=files.rank)
 
     async def _identified(
         self, files: RankFiles, child: subprocess.Popen[bytes] | None

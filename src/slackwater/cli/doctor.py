@@ -66,6 +66,7 @@ def doctor(
             *transports(),
             descriptors(*resource.getrlimit(resource.RLIMIT_NOFILE)),
             memory(cgroup.memory_bytes(), cgroup.MemoryKills().count()),
+            jobs(cgroup.own()),
             disk(state_dir or address_file().parent, "state folder"),
             disk(Path(tempfile.gettempdir()), "temporary folder"),
             server(),
@@ -106,6 +107,17 @@ def memory(may_have: int, killed: int) -> Check:
     if killed:
         return Check("memory", "poor", f"{gib}; {killed} processes were killed for want of it")
     return Check("memory", "good", gib)
+
+
+def jobs(parent: Path | None) -> Check:
+    """Check by what a worker service on this host keeps hold of the processes of its jobs."""
+    if parent is None:
+        why = (
+            "found by a mark in their environment: no cgroup can be made here, so a program that "
+            "clears its environment may leave processes behind (root, or Delegate=yes in the unit)"
+        )
+        return Check("job processes", "poor", why)
+    return Check("job processes", "good", f"each rank has a cgroup of its own in {parent}")
 
 
 def disk(folder: Path, what: str) -> Check:

@@ -14,6 +14,13 @@ from slackwater.console.program import answered
 GIB = 2**30
 
 
+def test_a_host_without_cgroups_is_poor_at_holding_processes() -> None:
+    assert doctor.jobs(Path("/sys/fs/cgroup")).state == "good"
+    found = doctor.jobs(None)
+    assert found.state == "poor"
+    assert "Delegate=yes" in found.why
+
+
 def test_a_limit_of_descriptors_that_will_be_felt_is_told_with_the_remedy() -> None:
     assert doctor.descriptors(1024, 65_536).state == "good"
     assert doctor.descriptors(1024, -1).state == "good"
