@@ -99,8 +99,8 @@ class ClusterOptions:
     """Lenders of memory (slabd), each posing as a machine of its own: node m1, m2, ..."""
     nodes: int = 1
     """Worker services, each posing as a machine of its own: node w1, w2, ..."""
-    gpus_per_node: int = 0
-    """GPUs that each of them says it has."""
+    gpus_per_node: int | Literal["auto"] = 0
+    """GPUs that each of them says it has; auto: those that the machine's driver tells."""
     gpu_type: str = FAKE
     """Their type. Fake ones are scheduled like others, and do not exist."""
     cpu_share: float = 1.0
@@ -255,7 +255,7 @@ def service_stages(
         ),
     ]
     gpus = {"gpus": options.gpus_per_node, "gpu_type": options.gpu_type}
-    worker = {**(gpus if options.gpus_per_node else {}), **options.worker}
+    worker = {**gpus, **options.worker}
     stages = [first, [("worker", f"w{n}", worker) for n in range(1, options.nodes + 1)]]
     every: dict[str, Any] = {"log_level": options.log_level} if options.log_level else {}
     ports = itertools.count(options.metrics_port)

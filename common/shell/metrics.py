@@ -141,6 +141,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
     # Worker
     "worker_slots": _gauge("Ranks that may run at once"),
     "worker_gpus": _gauge("GPUs that the node gives to jobs, by type", "type"),
+    "worker_gpus_faulty": _gauge("GPUs with a fault, which no job is given"),
     "worker_ranks": _gauge("Ranks of jobs: running, or exited and not yet forgotten", "state"),
     "worker_started_total": _counter("Ranks that were started"),
     "worker_restarted_total": _counter("Ranks that were started again after they had died"),

@@ -1,6 +1,6 @@
 """The worker service's configuration."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -19,10 +19,12 @@ class WorkerConfig(ServiceConfig, kw_only=True, frozen=True):
     """jobs/<job>/rank<k>.{log,result.json,...}: outlives a kill of this service."""
     slots: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 64
     """Processes of jobs without GPUs that may run at once."""
-    gpus: Annotated[int, msgspec.Meta(ge=0, le=NODE_GPUS_MAX)] = 0
-    """GPUs that jobs may be given, numbered from 0 as CUDA numbers them."""
+    gpus: Annotated[int, msgspec.Meta(ge=0, le=NODE_GPUS_MAX)] | Literal["auto"] = "auto"
+    """GPUs that jobs may be given, numbered from 0 as CUDA numbers them; auto: those that NVIDIA's
+    driver tells, with their types."""
     gpu_type: GpuType = FAKE
-    """Their type, for example V100; fake: they do not exist, and their jobs are told so."""
+    """Type of the GPUs that `gpus` counts, for example V100; fake: they do not exist, and their
+    jobs are told so."""
     cores: Cores = 0.0
     """Cores of CPU that jobs may be given; 0: all that this service may use."""
     memory_bytes: Count = 0
@@ -47,5 +49,6 @@ class WorkerConfig(ServiceConfig, kw_only=True, frozen=True):
 def configured_gpus(config: WorkerConfig, node: NodeId) -> tuple[Gpu, ...]:
     """List the node's GPUs as its configuration names them."""
     return tuple(
-        Gpu(index=index, id=f"{node}/{index}", type=config.gpu_type) for index in range(config.gpus)
+        Gpu(index=index, id=f"{node}/{index}", type=config.gpu_type)
+        for index in range(0 if config.gpus == "auto" else config.gpus)
     )

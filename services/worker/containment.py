@@ -73,6 +73,11 @@ class Containment:
             time.sleep(_POLL_S)
         return True
 
+    def processes(self) -> frozenset[int]:
+        """List the processes of all ranks."""
+        found = marks(MARK).items()
+        return frozenset(pid for pid, mark in found if mark.startswith(self._name))
+
     def end_strangers(self, alive: Iterable[tuple[str, int, int]], now_s: float) -> None:
         """Kill what is left of all ranks but these (job, rank, process number). `now_s`: by the
         wall clock."""

@@ -25,7 +25,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -120,9 +120,14 @@ class RankFiles:
         return RankLog(self.path("log"))
 
     def launch(
-        self, intent: Intent, environment: Mapping[str, str], log_bytes_max: int
+        self,
+        intent: Intent,
+        environment: Mapping[str, str],
+        log_bytes_max: int,
+        held: Sequence[int] = (),
     ) -> subprocess.Popen[bytes]:
-        """Write the intention, then start the program. Raises OSError (no room, no processes)."""
+        """Write the intention, then start the program, which inherits the descriptors `held`.
+        Raises OSError (no room, no processes)."""
         self.folder.mkdir(parents=True, exist_ok=True)
         _write(self.path("intent.json"), msgspec.json.encode(intent))
         self._remove_former()
@@ -143,6 +148,7 @@ class RankFiles:
                 stdout=printing,
                 stderr=printing,
                 start_new_session=True,
+                pass_fds=held,
             )
         finally:
             os.close(reading)

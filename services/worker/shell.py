@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,7 @@ from slackwater.schemas.base import RUN_ATTEMPTS, JobId, NodeId
 from slackwater.schemas.cluster import StartWorkers, StopWorkers, WorkerHeartbeat
 from slackwater.schemas.gpus import described
 from slackwater.schemas.logs import ReadLog
-from slackwater.services.worker.config import WorkerConfig, configured_gpus
+from slackwater.services.worker.config import WorkerConfig
 from slackwater.services.worker.containment import Containment
 from slackwater.services.worker.core import (
     JobsPruned,
@@ -42,6 +43,8 @@ from slackwater.services.worker.effects import (
     WatchRank,
     WorkerAction,
 )
+from slackwater.services.worker.gpus import LOOK_S as GPU_LOOK_S
+from slackwater.services.worker.gpus import GpuHeld, Inventory, nvidia
 from slackwater.services.worker.logreader import LogReader
 from slackwater.services.worker.processes import (
     Identity,
@@ -55,6 +58,8 @@ from slackwater.services.worker.processes import (
 
 _log = structlog.get_logger()
 _POLL_S = 0.005
+CODE_GPU_HELD = 126
+"""A rank's exit code where another process holds its GPU: its program was not started."""
 _LAUNCH_S = 10.0
 """From fork to the leader's first file: two milliseconds, on a very busy machine a second."""
 
@@ -70,8 +75,13 @@ class _Watched:
 class Processes:
     """Handlers of the core's effects that concern processes."""
 
-    def __init__(self, config: WorkerConfig, memory_kills: MemoryKills | None = None) -> None:
-        self._config = config
+    def __init__(
+        self,
+        config: WorkerConfig,
+        inventory: Inventory,
+        memory_kills: MemoryKills | None = None,
+    ) -> None:
+        self._config, self._inventory = config, inventory
         self._memory_kills = memory_kills or MemoryKills()
         self._state_dir = Path(config.state_dir)
         self._keep = Retention(config.jobs_kept_max, config.jobs_kept_s, config.jobs_kept_bytes)
@@ -111,6 +121,17 @@ class Processes:
                 port.post(RoomLooked(found))
             await asyncio.sleep(limits.WORKER_ROOM_S)
 
+    async def look_at_gpus(self, port: Port) -> None:
+        """Ask the driver for the GPUs now and then, and log what became of them."""
+        while self._inventory.watched:
+            ours = await asyncio.to_thread(self._containment.processes)
+            for gpu in await asyncio.to_thread(self._inventory.look, ours):
+                if gpu.fault:
+                    _log.warning("gpu.fault", gpu=gpu.id, index=gpu.index, reason=gpu.fault)
+                else:
+                    _log.info("gpu.healthy", gpu=gpu.id, index=gpu.index, type=gpu.type)
+            await asyncio.sleep(GPU_LOOK_S)
+
     # Handlers -------------------------------------------------------------------------------------
 
     def find(self, _: FindProcesses) -> ProcessesFound:
@@ -147,14 +168,22 @@ class Processes:
             **self._containment.environment(job, rank, attempt),
             "PYTHONUNBUFFERED": "1",  # The last line of a log is the reason of a failure.
         }
+        held: list[int] = []
         try:
-            child = files.launch(intent, environment, self._config.log_bytes_max)
+            held = self._inventory.claim(effect.gpu_ids)
+            child = files.launch(intent, environment, self._config.log_bytes_max, held)
+        except GpuHeld as error:
+            self._post(ProcessExited(job, rank, CODE_GPU_HELD, str(error), attempt))
+            return
         except OSError as error:
             folder = effect.folder
             where = f" in {folder} (submit with --folder one that its node has)" if folder else ""
             reason = f"cannot start {effect.program[0]}{where}: {error}"
             self._post(ProcessExited(job, rank, 127, reason, attempt))
             return
+        finally:
+            for descriptor in held:
+                os.close(descriptor)
         assert self._port is not None
         self._port.count("ranks_started")
         if attempt:
@@ -296,8 +325,9 @@ async def _ended(identity: Identity) -> None:
 def definition(config: WorkerConfig, world: World) -> ServiceDefinition:
     node = NodeId(config.node or config.id)
     core = WorkerCore(node, config.slots, config.stop_grace_s, config.keep_jobs)
-    processes = Processes(config)
-    gpus = configured_gpus(config, node)
+    inventory = Inventory(config, node, nvidia() if config.gpus == "auto" else None)
+    inventory.look(frozenset())
+    processes = Processes(config, inventory)
     cores = config.cores or float(len(os.sched_getaffinity(0)))
     memory_bytes = config.memory_bytes or cgroup.memory_bytes()
     logs = LogReader(Path(config.state_dir))
@@ -315,7 +345,7 @@ def definition(config: WorkerConfig, world: World) -> ServiceDefinition:
             node=node,
             slots=config.slots,
             running=core.running(),
-            gpus=gpus,
+            gpus=inventory.gpus,
             cores=cores,
             memory_bytes=memory_bytes,
         )
@@ -323,7 +353,9 @@ def definition(config: WorkerConfig, world: World) -> ServiceDefinition:
     def service_gauges() -> Iterator[Level]:
         counts = core.counts()
         yield Level("worker_slots", {}, config.slots)
-        yield Level("worker_gpus", {"type": config.gpu_type}, len(gpus))
+        for kind, number in Counter(gpu.type for gpu in inventory.gpus).items():
+            yield Level("worker_gpus", {"type": kind}, number)
+        yield Level("worker_gpus_faulty", {}, sum(bool(gpu.fault) for gpu in inventory.gpus))
         yield Level("worker_ranks", {"state": "running"}, counts["running"])
         yield Level("worker_ranks", {"state": "exited"}, counts.total() - counts["running"])
         yield Level("worker_log_bytes", {}, log_bytes(Path(config.state_dir)))
@@ -349,5 +381,10 @@ def definition(config: WorkerConfig, world: World) -> ServiceDefinition:
         service_gauges=service_gauges,
         on_start=opened,
         on_stop=processes.stop,
-        tasks=(processes.look_for_kills, processes.look_for_room, processes.prune),
+        tasks=(
+            processes.look_for_kills,
+            processes.look_for_room,
+            processes.look_at_gpus,
+            processes.prune,
+        ),
     )

@@ -5,7 +5,7 @@ import os
 import re
 import signal
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 import typer
@@ -112,9 +112,13 @@ _Nodes = Annotated[
     ),
 ]
 _Gpus = Annotated[
-    int,
+    int | None,
     typer.Option(
-        min=0, max=NODE_GPUS_MAX, metavar="N", help="GPUs that each node reports; 0: none."
+        min=0,
+        max=NODE_GPUS_MAX,
+        metavar="N",
+        help="GPUs that each node reports; by default those of NVIDIA's driver if there is one "
+        "node, else none.",
     ),
 ]
 _GpuType = Annotated[
@@ -152,7 +156,7 @@ def up(
     slab_size: Annotated[str, typer.Option(help="Size of a lender's slab, e.g. 64M.")] = "1G",
     lend: Annotated[str, typer.Option(help="Bytes that each lender lends at most.")] = "4G",
     nodes: _Nodes = 1,
-    gpus_per_node: _Gpus = 0,
+    gpus_per_node: _Gpus = None,
     gpu_type: _GpuType = FAKE,
     state_dir: _StateDir = None,
     log_level: Annotated[str, typer.Option(help=f"Log {', '.join(LOG_LEVELS)}.")] = "info",
@@ -179,7 +183,7 @@ def up(
                 "lend_bytes_max": size_bytes(lend, "--lend"),
             },
             nodes=nodes,
-            gpus_per_node=gpus_per_node,
+            gpus_per_node=_gpus_of(gpus_per_node, nodes),
             gpu_type=gpu_type_named(gpu_type),
             state_dir=state_dir,
             log_dir=log_dir.absolute(),
@@ -314,3 +318,10 @@ def _list_metrics(cluster: EmbeddedCluster, name: str) -> None:
 def _failure(supervisor: Supervisor, error: SlackwaterError) -> SlackwaterError:
     log = f"; its log: {supervisor.failed_log}" if supervisor.failed_log else ""
     return type(error)(f"the cluster ends: {error}{log}")
+
+
+def _gpus_of(asked: int | None, nodes: int) -> int | Literal["auto"]:
+    """Nodes that pose as several machines cannot all have the GPUs of this one."""
+    if asked is not None:
+        return asked
+    return "auto" if nodes == 1 else 0

@@ -1,5 +1,6 @@
 """The role of a node that runs jobs: what it writes is a worker service's configuration."""
 
+import json
 import re
 from pathlib import Path
 
@@ -33,7 +34,12 @@ def rendered(folder: Path, variables: dict[str, str]) -> WorkerConfig:
     """Put variables into the template, which has no other expressions."""
     template = (ROLE / "templates/worker.toml.j2").read_text()
     path = folder / "worker.toml"
-    path.write_text(re.sub(r"\{\{ (\w+) \}\}", lambda found: variables[found[1]], template))
+
+    def value(found: re.Match[str]) -> str:
+        said = variables[found[1]]
+        return said if not found[2] or said.isdecimal() else json.dumps(said)
+
+    path.write_text(re.sub(r"\{\{ (\w+)( \| to_json)? \}\}", value, template))
     return load_config(path, WorkerConfig)
 
 
@@ -52,9 +58,10 @@ def test_a_node_of_the_inventory_gets_the_gpus_that_it_names(host: str, tmp_path
     }
     made = rendered(tmp_path, {**defaults(), **found, **own})
     assert (made.id, made.node) == (host.split(".")[0],) * 2
-    assert made.gpus == int(own.get("slackwater_worker_gpus", 0))
+    counted = own.get("slackwater_worker_gpus", "auto")
+    assert str(made.gpus) == counted
     kinds = {gpu.type for gpu in configured_gpus(made, NodeId(made.node))}
-    assert kinds == ({own["slackwater_worker_gpu_type"]} if made.gpus else set())
+    assert kinds == ({own["slackwater_worker_gpu_type"]} if counted.isdecimal() else set())
 
 
 def test_the_defaults_are_the_services_own() -> None:
