@@ -36,7 +36,7 @@ from slackwater.schemas.base import (
     cut_texts,
 )
 from slackwater.schemas.gpus import Gpu, NodeAllocation, NodeGpuIds
-from slackwater.schemas.jobs import GraceSeconds, Program
+from slackwater.schemas.jobs import Environment, GraceSeconds, Program
 from slackwater.schemas.tenants import Tenant
 
 Addresses = Annotated[
@@ -409,6 +409,7 @@ class StartWorkers(Message, kw_only=True, frozen=True, tag="worker.start"):
     """The host on which the ranks of a job on several nodes meet; empty: it has one node."""
     grace_s: GraceSeconds = 0.0
     """Seconds from SIGTERM to SIGKILL; 0: the service's own `stop_grace_s`."""
+    env: Environment = msgspec.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if len(set(self.ranks)) < len(self.ranks):

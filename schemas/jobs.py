@@ -67,6 +67,17 @@ Program = Annotated[tuple[Text, ...], msgspec.Meta(max_length=PROGRAM_WORDS_MAX)
 GRACE_S_MAX: Final = 600.0
 GraceSeconds = Annotated[float, msgspec.Meta(ge=0.0, le=GRACE_S_MAX)]
 """Seconds between SIGTERM and SIGKILL."""
+PAUSE_GRACE_S: Final = 30.0
+"""Those of a job that is to go on later and says nothing of its own."""
+ENV_MAX: Final = 64
+ENV_NAME_PATTERN: Final = r"^[A-Za-z_][A-Za-z0-9_]{0,254}\Z"
+Environment = Annotated[
+    dict[Annotated[str, msgspec.Meta(pattern=ENV_NAME_PATTERN)], Text],
+    msgspec.Meta(max_length=ENV_MAX),
+]
+"""Name -> value of environment variables."""
+OWN_ENV: Final = "SLACKWATER_"
+"""Variables that begin so tell a program what it is: nobody else sets them."""
 
 
 class TensorSpec(Record, kw_only=True, frozen=True):
@@ -161,6 +172,11 @@ class JobSpec(Record, kw_only=True, frozen=True):
     folder: Text = ""
     """The node's folder that the program runs in; empty: where `slackwater submit` is called, of a
     job that comes by another way the worker service's own."""
+    env: Environment = msgspec.field(default_factory=dict)
+    """Environment variables of its program, beside those of the worker service. Whoever may see the
+    job sees their values."""
+    time_limit_s: Seconds = 0.0
+    """Seconds that it may run, in all its attempts together; then it fails. 0: without limit."""
     gradient_dtype: DType = "float32"
     """The type in which gradients are sent."""
     update: UpdateRule = msgspec.field(default_factory=UpdateRule)
@@ -213,8 +229,8 @@ class JobSpec(Record, kw_only=True, frozen=True):
     """A policy may pause it for others' sake; otherwise it keeps what it was given until it ends.
     """
     grace_s: GraceSeconds = 0.0
-    """Seconds that it may take to save and end after SIGTERM, before it is killed; 0: as its
-    worker service's `stop_grace_s` says."""
+    """Seconds that it may take to save and end after SIGTERM, before it is killed; 0: 30 where it
+    is to go on later, else as its worker service's `stop_grace_s` says."""
     checkpoint: Text = ""
     """The folder in which its program saves what it needs to go on; empty: it saves nothing. Then
     only a job whose parameters are in aggregators can be paused without losing work."""
@@ -224,6 +240,9 @@ class JobSpec(Record, kw_only=True, frozen=True):
             check_gpus(self.gpus, *self.gpu_bounds, self.workers, gpu_types=bool(self.gpu_types))
         if self.batch_size or self.batch_min or self.batch_max:
             check_batch(self)
+        for name in self.env:
+            if name.startswith(OWN_ENV):
+                raise ValueError(f"env: {name} is set by the worker service itself; leave it out")
 
     @property
     def gpu_bounds(self) -> tuple[int, int]:

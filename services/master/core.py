@@ -97,6 +97,7 @@ from slackwater.services.master.jobs import (
     Job,
     active_first,
     dead,
+    late,
     newest_first,
     restartable,
     silent_node,
@@ -390,7 +391,7 @@ class Master:
         """Find out whether it is dead, and order what nobody has confirmed."""
         state = self.state
         if not job.ended:
-            reason = dead(job, state.nodes, state.config, state.begun_s, now_s)
+            reason = dead(job, state.nodes, state.config, state.begun_s, now_s) or late(job, now_s)
             if reason and restartable(job) and self._silent(job, now_s):
                 lifecycle.leave(state, job, (), now_s, reason=f"{reason}; it waits for others")
             elif reason:

@@ -18,6 +18,7 @@ from slackwater.services.master.clusters import Clusters
 from slackwater.services.master.dispatch import room_of, waits_for_gpus, waits_here
 from slackwater.services.master.jobs import Job
 from slackwater.services.master.keys import Order
+from slackwater.services.master.lifecycle import stop_grace_s
 from slackwater.services.master.missing_ranks import stall, unheard
 from slackwater.services.master.nodes import Room
 from slackwater.services.master.pausing import why_held
@@ -83,12 +84,11 @@ def _why(job: Job, clusters: Clusters, now_s: float) -> str:
 
 
 def _leaving(job: Job) -> str:
-    grace_s, waits = job.record.spec.grace_s, ", ".join(job.unstopped)
-    grace = f", for which it has {grace_s:g} s" if grace_s else ""
+    grace_s, waits = stop_grace_s(job.record), ", ".join(job.unstopped)
     then = "it goes on with other GPUs" if job.record.planned else "it waits for GPUs"
     if job.record.held:
         then = f"it stays paused until `slackwater resume {job.id}`"
-    return f"saves and ends on {waits}{grace}; then {then}"
+    return f"saves and ends on {waits}, for which it has {grace_s:g} s; then {then}"
 
 
 def _no_cluster(clusters: Clusters, now_s: float) -> str:

@@ -184,6 +184,16 @@ def dead(job: Job, nodes: Nodes, config: MasterConfig, begun_s: float, now_s: fl
     return ""
 
 
+def late(job: Job, now_s: float) -> str:
+    """Say that it has run for longer than it asked for; empty: it has not."""
+    record, limit_s = job.record, job.record.spec.time_limit_s
+    if not limit_s or record.state not in ("starting", "running"):
+        return ""
+    if record.run_s + now_s - (record.since_s or record.started_s) <= limit_s:
+        return ""
+    return f"its time is over: it has run for {limit_s:g} s (time_limit_s)"
+
+
 def restartable(job: Job) -> bool:
     """Tell whether it may go on elsewhere when a node of it is lost."""
     spec = job.record.spec

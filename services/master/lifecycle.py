@@ -14,7 +14,7 @@ from slackwater.schemas.base import CONFLICT, Message, NodeId, Refused
 from slackwater.schemas.cluster import StartWorkers, StopWorkers, WorkerHeartbeat
 from slackwater.schemas.gpus import NodeAllocation, held
 from slackwater.schemas.job_states import JobState
-from slackwater.schemas.jobs import JobRecord
+from slackwater.schemas.jobs import PAUSE_GRACE_S, JobRecord
 from slackwater.schemas.placement import ReleaseJob
 from slackwater.services.master.gangs import (
     choose_gpus,
@@ -75,7 +75,7 @@ def advance(state: State, job: Job) -> None:
             _order_start(state, job, node, placed)
     if record.state == "stopping" or (job.ended and not record.released):
         stop = StopWorkers(
-            job=job.id, run=record.run, attempt=record.attempt, grace_s=record.spec.grace_s
+            job=job.id, run=record.run, attempt=record.attempt, grace_s=stop_grace_s(record)
         )
         for node in job.stopped_by:
             state.ask(job, job.order("stop", node), _worker(state, node, "stop"), stop)
@@ -128,7 +128,13 @@ def _start(record: JobRecord, node: NodeId, ranks: tuple[int, ...]) -> StartWork
         allocation=record.allocation if spec.gpus else (),
         gpu_ids=tuple(id for r in ranks for id in ids[(r - first) * each : (r - first + 1) * each]),
         grace_s=spec.grace_s,
+        env=spec.env,
     )
+
+
+def stop_grace_s(record: JobRecord) -> float:
+    """Return the seconds that its processes have after SIGTERM; 0: as their service says."""
+    return record.spec.grace_s or (PAUSE_GRACE_S if record.state == "stopping" else 0.0)
 
 
 def carried_out(state: State, job: Job, what: Order, refused: Refused | None, now_s: float) -> None:

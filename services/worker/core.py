@@ -9,7 +9,7 @@ was only intended.
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, assert_never
 
 from slackwater.common.base import limits
@@ -76,6 +76,7 @@ class Found:
     gpu_ids: tuple[str, ...] = ()
     allocation: NodeAllocation = ()
     """GPUs of its whole job."""
+    env: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -402,5 +403,5 @@ class WorkerCore:
 def _run(rank: _Rank, asked: StartWorkers | Found) -> RunRank:
     return RunRank(
         rank.job, rank.rank, rank.attempt, asked.workers, asked.program, asked.folder,
-        rank.gpu_ids, asked.allocation,
+        rank.gpu_ids, asked.allocation, asked.env,
     )  # fmt: skip

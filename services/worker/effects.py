@@ -1,6 +1,6 @@
 """Actions of the worker's core, which its shell carries out, and names of requests and timers."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from slackwater.common.base.effects import Action, EffectKey
 from slackwater.schemas.base import JobId
@@ -27,6 +27,7 @@ class RunRank(Action):
     gpu_ids: tuple[str, ...]
     allocation: NodeAllocation = ()
     """GPUs of the whole job, for its program to know."""
+    env: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

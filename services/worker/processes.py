@@ -72,6 +72,7 @@ class Intent(msgspec.Struct, frozen=True, kw_only=True):
     folder: str = ""
     gpu_ids: tuple[str, ...] = ()
     allocation: NodeAllocation = ()
+    env: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,6 +257,7 @@ class RankFiles:
             return Found(
                 job, self.rank, "intended", intent.workers, intent.program, attempt=attempt,
                 folder=intent.folder, gpu_ids=intent.gpu_ids, allocation=intent.allocation,
+                env=intent.env,
             )  # fmt: skip
         if identity is not None and identity.alive():
             return Found(job, self.rank, "running", attempt=attempt, gpu_ids=intent.gpu_ids)

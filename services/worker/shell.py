@@ -155,8 +155,10 @@ class Processes:
             folder=effect.folder,
             gpu_ids=effect.gpu_ids,
             allocation=effect.allocation,
+            env=effect.env,
         )
         environment = {
+            **effect.env,
             **self._config.credentials.environment(),
             "SLACKWATER_URL": self._config.url,
             "SLACKWATER_JOB": job,

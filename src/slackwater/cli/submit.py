@@ -1,5 +1,7 @@
 """`slackwater submit`: hand a job to the cluster."""
 
+import os
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -13,15 +15,23 @@ from slackwater.cli.submit_wait import attend
 from slackwater.common.base.errors import Rejected
 from slackwater.common.shell.client import Client
 from slackwater.common.shell.config import explained
+from slackwater.console.durations import seconds
 from slackwater.console.gpus import batch_bounds, gpu_types
 from slackwater.console.names import new_id, said
 from slackwater.console.options import Json, Seed, Url
 from slackwater.console.outcome import Usage, err, out, print_json, reported
 from slackwater.console.sizes import size_bytes
-from slackwater.console.usage import an_id, typed
+from slackwater.console.usage import an_id, shown, typed
 from slackwater.loadgen.replay.workload import COMPUTE_S, emulated
 from slackwater.schemas.base import CORES_MAX, COUNT_MAX, GPUS_MAX, NAME_CHARS_MAX, WORKERS_MAX
-from slackwater.schemas.jobs import GRACE_S_MAX, PRIORITY_MAX, Consistency, JobSpec
+from slackwater.schemas.jobs import (
+    ENV_NAME_PATTERN,
+    GRACE_S_MAX,
+    OWN_ENV,
+    PRIORITY_MAX,
+    Consistency,
+    JobSpec,
+)
 
 ITERATIONS: Final = 100
 """Iterations of an emulated job that is given no number."""
@@ -49,6 +59,8 @@ Program = Annotated[
 Folder = Annotated[
     Path | None,
     typer.Option(
+        "--folder",
+        "--cwd",
         metavar="FOLDER",
         help="Run the program in this folder of its node; by default the present one.",
     ),
@@ -165,12 +177,24 @@ Grace = Annotated[
     float,
     typer.Option(
         "--grace", min=0, max=GRACE_S_MAX,
-        help="Seconds from SIGTERM to SIGKILL, to save its state; 0: the node's setting.",
+        help="Seconds from SIGTERM to SIGKILL, to save its state; 0: 30 for a pause, else the "
+        "node's setting.",
     ),
 ]  # fmt: skip
 Checkpoint = Annotated[
     Path | None,
     typer.Option(metavar="FOLDER", help="The folder in which its program saves checkpoints."),
+]
+Env = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME[=VALUE]",
+        help="An environment variable of its program; without a value, yours. May be repeated.",
+    ),
+]
+TimeLimit = Annotated[
+    str,
+    typer.Option(help="How long it may run, for example 90m; then it fails. By default no limit."),
 ]
 Wait = Annotated[
     bool, typer.Option("--wait", help="Print its logs until it ends, and exit with its exit code.")
@@ -209,6 +233,8 @@ def submit(
     preemptible: Preemptible = True,
     grace_s: Grace = 0.0,
     checkpoint: Checkpoint = None,
+    env: Env = None,
+    time_limit: TimeLimit = "",
     url: Url = None,
     json: Json = False,
 ) -> None:
@@ -271,11 +297,31 @@ def _with_options(
         fields["memory_bytes"] = size_bytes(options["memory"], "--memory")
     if options["batch"]:
         fields |= batch_bounds(options["batch"])
+    if options["env"]:
+        fields["env"] = {**spec.env, **environment(options["env"], os.environ)}
+    if options["time_limit"]:
+        fields["time_limit_s"] = seconds(options["time_limit"], "--time-limit")
     if options["checkpoint"] is not None:
         fields["checkpoint"] = str(options["checkpoint"].absolute())
     if options["program"] or options["file"] is not None:
         fields["folder"] = _folder(spec, options["folder"])
     return {**msgspec.to_builtins(spec), **fields}
+
+
+def environment(given: Iterable[str], own: Mapping[str, str]) -> dict[str, str]:
+    """Parse NAME=VALUE, or NAME for the variable in `own`. Raises Usage."""
+    found = {}
+    for word in given:
+        name, sign, value = word.partition("=")
+        if re.fullmatch(ENV_NAME_PATTERN, name) is None or name.startswith(OWN_ENV):
+            raise Usage(
+                f"--env {shown(word)}: give NAME=VALUE, or NAME for your own value; a name has "
+                f"letters, digits and _, and does not begin with {OWN_ENV}"
+            )
+        if not sign and name not in own:
+            raise Usage(f"--env {name}: you have no such variable; give {name}=VALUE")
+        found[name] = value if sign else own[name]
+    return found
 
 
 def _folder(spec: JobSpec, given: Path | None) -> str:

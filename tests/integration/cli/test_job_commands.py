@@ -117,13 +117,13 @@ async def watched(cluster: EmbeddedCluster) -> None:
 
 
 PROGRAM = """
-import time, numpy as np
+import os, time, numpy as np
 from slackwater import Agent
 from slackwater.schemas.jobs import UpdateRule
 rule = UpdateRule(name="momentum", learning_rate=1.0, momentum=0.5)
 with Agent(tensors={"w": np.zeros(1000, np.float32)}, servers=1, update=rule) as agent:
     print("begins at", agent.iteration, flush=True)
-    while agent.iteration < 200:
+    while agent.iteration < int(os.environ["STEPS"]):
         time.sleep(0.02)
         found = agent.step({"w": np.full(1000, -1.0, np.float32)})
     print("ends with", found["w"][0], flush=True)
@@ -139,8 +139,9 @@ async def test_a_job_that_is_paused_goes_on_where_it_was(
     script.write_text(PROGRAM)
     async with connect(cluster.url) as client:
         submitted = await run(
-            cluster, "submit", "--id", "p1", "--workers", "2", "--", "python", str(script)
-        )
+            cluster, "submit", "--id", "p1", "--workers", "2", "--env", "STEPS=200",
+            "--time-limit", "10m", "--", "python", str(script),
+        )  # fmt: skip
         assert submitted.returncode == 0, submitted.stderr
         await until_iterating(client, "p1")
         refused = await run(cluster, "hold", "p1")
@@ -161,7 +162,7 @@ async def test_a_job_that_is_paused_goes_on_where_it_was(
         assert (found["p1"]["state"], found["p1"]["changed"]) == ("paused", False)
         assert "there is no job nobody" in found["nobody"]["error"]
         resumed = await run(cluster, "resume", "p1")
-        assert resumed.stdout.startswith("job p1 goes on once there is room"), resumed.stderr
+        assert resumed.stdout.startswith("job p1 goes on as soon as there is room"), resumed.stderr
         assert (await until_ended(client, "p1")).state == "completed"
         logged = (await run(cluster, "logs", "p1", "--rank", "0")).stdout.split("\n")
         assert logged[0] == "begins at 0"

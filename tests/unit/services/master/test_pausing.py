@@ -10,7 +10,7 @@ from tests.unit.services.master.test_repeating import exited, failed, refused
 from slackwater.common.base.effects import Answered
 from slackwater.schemas.base import RUN_ATTEMPTS, JobId, Message, NodeId, Ok, Refused
 from slackwater.schemas.cluster import StartWorkers, StopWorkers, WorkerExited
-from slackwater.schemas.job_requests import JobInfo, PauseJob, ResumeJob, SubmitJob
+from slackwater.schemas.job_requests import CancelJob, JobInfo, PauseJob, ResumeJob, SubmitJob
 from slackwater.schemas.job_states import HOLDING_STATES
 from slackwater.services.master.keys import Order, OrderKey
 
@@ -171,6 +171,50 @@ def test_a_job_that_ends_while_it_is_told_to_stop_has_ended() -> None:
         harness.ask(done)
     assert harness.job("a").state == "completed"
     refused(harness.answer(ResumeJob(job="a")), "has completed")
+
+
+def test_a_job_fails_when_its_time_is_over_and_pauses_do_not_count() -> None:
+    harness = Harness()
+    submitted(harness, "a", time_limit_s=60.0)
+    harness.node()
+    confirm(harness, "a", Order("start"))
+    both = (("a", 0), ("a", 1))
+    harness.now_s += 40.0
+    harness.ask(PauseJob(job="a"))
+    confirm(harness, "a", Order("stop"))
+    harness.tick(500.0)
+    harness.node()
+    harness.ask(ResumeJob(job="a"))
+    harness.now_s += 15.0
+    harness.node(running=both)
+    harness.tick()
+    assert harness.job("a").state == "running"
+    harness.now_s += 10.0
+    harness.node(running=both)
+    harness.tick()
+    assert harness.job("a").state == "failed"
+    assert harness.job("a").reason == "its time is over: it has run for 60 s (time_limit_s)"
+
+
+def test_a_job_that_is_to_go_on_has_half_a_minute_to_save() -> None:
+    """One that is cancelled has as long as its worker service says."""
+    harness = running()
+    (stop,) = orders(harness.ask(PauseJob(job="a")))
+    assert isinstance(stop, StopWorkers)
+    assert stop.grace_s == 30.0
+    assert "for which it has 30 s" in harness.why("a")
+    harness = running()
+    (stop,) = [m for m in orders(harness.ask(CancelJob(job="a"))) if isinstance(m, StopWorkers)]
+    assert stop.grace_s == 0.0
+
+
+def test_a_program_is_started_with_the_variables_of_its_job() -> None:
+    harness = Harness()
+    submitted(harness, "a", env={"HTTP_PROXY": "http://proxy:3128"})
+    (start,) = [m for m in orders(harness.node()) if isinstance(m, StartWorkers)]
+    assert start.env == {"HTTP_PROXY": "http://proxy:3128"}
+    with pytest.raises(ValueError, match="SLACKWATER_RANK is set by the worker service"):
+        spec("b", env={"SLACKWATER_RANK": "3"})
 
 
 @settings(max_examples=150)
