@@ -33,6 +33,7 @@ Consolidate = Literal["prefer", "require", "no"]
 _HERE: Final = "slackwater.services.master.scheduling.policies"
 BUILT_IN: Final = {
     "fifo": f"{_HERE}.sequences:Fifo",
+    "easy-backfill": f"{_HERE}.easy_backfill:EasyBackfill",
     "best-effort": f"{_HERE}.sequences:BestEffort",
     "sf": f"{_HERE}.sequences:SmallestFirst",
     "srtf": f"{_HERE}.sequences:ShortestRemainingTime",

@@ -3,6 +3,8 @@
 The live master and the simulator both show it so, and add what happens to it afterwards.
 """
 
+from math import inf
+
 from slackwater.schemas.base import JobId
 from slackwater.schemas.jobs import JobSpec
 from slackwater.services.master.scheduling.view import JobView
@@ -37,6 +39,7 @@ def shown(
         speeds=spec.gpu_types,
         cores=spec.cores / each,
         memory_bytes=spec.memory_bytes // each,
+        limit_s=spec.time_limit_s or inf,
         restart_s=restart_s,
     )
 

@@ -110,6 +110,8 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     cores: float = 0.0
     memory_bytes: int = 0
     """Processor cores and main memory that it needs beside each of its GPUs; 0: it does not say."""
+    limit_s: float = inf
+    """Seconds that it may run in all; inf: it has no limit."""
 
     allocation: Allocation = NOTHING
     group: str = ""

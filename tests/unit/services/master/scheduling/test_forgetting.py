@@ -112,7 +112,8 @@ WORLDS = {
     "failing": Settings(failures=Failures(8000, 300, 60, 3)),
 }
 FIXED: dict[str, tuple[str, dict[str, str]]] = {
-    "fifo": ("fifo", {}), "best-effort": ("best-effort", {}), "sf": ("sf", {}),
+    "fifo": ("fifo", {}), "best-effort": ("best-effort", {}),
+    "easy-backfill": ("easy-backfill", {}), "sf": ("sf", {}),
     "srtf": ("srtf", {}), "srsf": ("srsf", {}), "gandiva": ("gandiva", {"quantum_s": "300"}),
     "isolated": ("isolated", {}), "optimus": ("optimus", {}),
     "las": ("tiresias-las", {"limits": "600,3000"}),
