@@ -380,6 +380,36 @@ class AggregatorList(Message, kw_only=True, frozen=True, tag="aggregator.list-re
     aggregators: Annotated[tuple[AggregatorInfo, ...], msgspec.Meta(max_length=AGGREGATORS_MAX)]
 
 
+class PrepareWorkers(Message, kw_only=True, frozen=True, tag="worker.prepare"):
+    """Master to worker service: keep room for these ranks, and see that their program can start.
+    Answered by Prepared, or Refused; a gang is started once all of its nodes are prepared.
+    Idempotent. The room is kept until the ranks start, are told to stop, or for RESERVED_S."""
+
+    job: IdText
+    attempt: Attempt
+    ranks: Annotated[tuple[Rank, ...], msgspec.Meta(max_length=WORKERS_MAX)]
+    """The ranks of this node."""
+    program: Program
+    folder: Text = ""
+    env: Environment = msgspec.field(default_factory=dict)
+    gpu_ids: NodeGpuIds = ()
+    """The GPUs of `ranks`."""
+
+
+class Prepared(Message, kw_only=True, frozen=True, tag="worker.prepared"):
+    """The ranks will find what they need."""
+
+    host: Annotated[str, msgspec.Meta(max_length=253)] = ""
+    """The node's address, for ranks of other nodes."""
+    port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 0
+    """A port of the node on which the ranks of this attempt may meet."""
+
+
+RESERVED_S: Final = 60.0
+"""Seconds that a node keeps room for ranks that are not started. A master orders their start, or
+gives them up, within a few."""
+
+
 class StartWorkers(Message, kw_only=True, frozen=True, tag="worker.start"):
     """Master to worker service: run the job's program, one process per rank. Idempotent: a rank
     whose process of this number, or of a later one, was started already stays as it is.
@@ -405,8 +435,8 @@ class StartWorkers(Message, kw_only=True, frozen=True, tag="worker.start"):
     its nodes in this order."""
     gpu_ids: NodeGpuIds = ()
     """The GPUs of `ranks`, in their order, each of which gets an equal part; empty: none."""
-    rendezvous: Annotated[str, msgspec.Meta(max_length=253)] = ""
-    """The host on which the ranks of a job on several nodes meet; empty: it has one node."""
+    rendezvous: Annotated[str, msgspec.Meta(max_length=259)] = ""
+    """host:port on which the ranks meet, their first one listening; empty: they need none."""
     grace_s: GraceSeconds = 0.0
     """Seconds from SIGTERM to SIGKILL; 0: the service's own `stop_grace_s`."""
     env: Environment = msgspec.field(default_factory=dict)

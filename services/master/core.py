@@ -341,7 +341,7 @@ class Master:
         if what.verb == "place":
             cluster_assignment.placed(self.state, job, refused)
         else:
-            lifecycle.carried_out(self.state, job, what, refused, now_s)
+            lifecycle.carried_out(self.state, job, what, message, now_s)
 
     def _observe(self, event: Observed, now_s: float) -> None:
         state, message = self.state, event.message
@@ -396,6 +396,8 @@ class Master:
                 lifecycle.leave(state, job, (), now_s, reason=f"{reason}; it waits for others")
             elif reason:
                 lifecycle.end(state, job, "failed", reason, now_s)
+            elif why := lifecycle.late_to_prepare(state, job, now_s):
+                lifecycle.give_up(state, job, why, now_s)
         lifecycle.advance(state, job)
         if job.record.state == "stopping":
             lifecycle.on_processes_gone(state, job, now_s)

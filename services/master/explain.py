@@ -69,8 +69,10 @@ def _why(job: Job, clusters: Clusters, now_s: float) -> str:
     if record.state == "stopping":
         return _leaving(job)
     for node, _ in record.allocation:
-        if why := job.refusals.get(job.order("start", node)):
-            return f"waits for worker node {node}, which refused: {why}"
+        orders = job.order("prepare", node), job.order("start", node)
+        refused = next((job.refusals[each] for each in orders if each in job.refusals), "")
+        if refused:
+            return f"waits for worker node {node}, which refused: {refused}"
     if record.cluster is None:
         return _no_cluster(clusters, now_s) if job.tensors else ""
     if why := job.refusals.get(Order("place")):

@@ -43,6 +43,10 @@ class Job:
     """When somebody last waited for ranks, and what was known of them."""
     lines: dict[int, str] = field(default_factory=dict)
     """The last log line of each rank that others waited for."""
+    meeting: str = ""
+    """host:port on which the ranks of this attempt meet, as its first node said."""
+    preparing_s: float | None = None
+    """Since when its nodes have been asked to keep room; None: they have not."""
     resting: set[int] = field(default_factory=set)
     """Ranks that died and are not to be started again yet."""
     died_s: dict[int, float] = field(default_factory=dict)
@@ -102,6 +106,15 @@ class Job:
         return all(self.order("start", node) in self.told for node in nodes)
 
     @property
+    def unprepared(self) -> list[NodeId]:
+        """The nodes of a gang that is to start which have not said yet that they keep room."""
+        record = self.record
+        if record.state != "starting" or not record.spec.gpus:
+            return []
+        nodes = (node for node, _ in record.allocation)
+        return [node for node in nodes if self.order("prepare", node) not in self.told]
+
+    @property
     def stopped_by(self) -> list[NodeId]:
         """The nodes that must say that no process of it is left."""
         record = self.record
@@ -119,6 +132,7 @@ class Job:
         """Drop what was known of the processes of the attempt before."""
         self.told = {order for order in self.told if order.verb not in OF_PROCESSES}
         self.refusals.clear()
+        self.meeting, self.preparing_s = "", None
         self.resting.clear()
         self.missing_since_s.clear()
 

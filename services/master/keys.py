@@ -5,10 +5,11 @@ from typing import Final, Literal, NamedTuple
 from slackwater.common.base.effects import EffectKey
 from slackwater.schemas.base import AggregatorId, JobId
 
-Verb = Literal["place", "release", "start", "again", "stop", "stranger"]
-"""`place` and `release` go to a job's controller, the others to worker nodes: start the processes
-of an attempt there, start one of them again, stop them, stop those of an attempt that moved on."""
-OF_PROCESSES: Final[frozenset[Verb]] = frozenset({"start", "again", "stop"})
+Verb = Literal["place", "release", "prepare", "start", "again", "stop", "stranger"]
+"""`place` and `release` go to a job's controller, the others to worker nodes: keep room for the
+processes of an attempt, start them, start one of them again, stop them, stop those of an attempt
+that moved on."""
+OF_PROCESSES: Final[frozenset[Verb]] = frozenset({"prepare", "start", "again", "stop"})
 """Carried out in the order in which they were sent, and void once the next attempt begins."""
 
 

@@ -5,13 +5,19 @@ Orders follow from the record alone: whatever its state demands and nobody has c
 """
 
 from heapq import heappop
-from typing import Any
+from typing import Any, Final
 
 from slackwater.common.base import limits
 from slackwater.common.base.effects import Log, Persist
 from slackwater.schemas import subjects
 from slackwater.schemas.base import CONFLICT, Message, NodeId, Refused
-from slackwater.schemas.cluster import StartWorkers, StopWorkers, WorkerHeartbeat
+from slackwater.schemas.cluster import (
+    Prepared,
+    PrepareWorkers,
+    StartWorkers,
+    StopWorkers,
+    WorkerHeartbeat,
+)
 from slackwater.schemas.gpus import NodeAllocation, held
 from slackwater.schemas.job_states import JobState
 from slackwater.schemas.jobs import PAUSE_GRACE_S, JobRecord
@@ -25,9 +31,14 @@ from slackwater.services.master.gangs import (
     vacating,
 )
 from slackwater.services.master.jobs import Job
-from slackwater.services.master.keys import Order
+from slackwater.services.master.keys import Order, Verb
 from slackwater.services.master.state import JOBS_BUCKET, State
 
+PREPARE_S: Final = 5.0
+"""Seconds that the nodes of a gang have to keep room for it, all together, before it looks for
+other ones."""
+TO_START: Final[frozenset[Verb]] = frozenset({"prepare", "start", "again"})
+"""Orders whose refusal for good means that the job cannot run."""
 RESULTS_BYTES_MAX = limits.RECORD_BYTES_MAX * 3 // 4
 
 
@@ -71,8 +82,12 @@ def advance(state: State, job: Job) -> None:
     """Order whatever the job's state demands and nobody has confirmed."""
     record = job.record
     if record.state in ("starting", "running") and _ready(state, job):
+        unprepared = job.unprepared
         for node, placed in ranks_at(record).items():
-            _order_start(state, job, node, placed)
+            if not unprepared:
+                _order_start(state, job, node, placed)
+            elif node in unprepared:
+                _order_prepare(state, job, node, placed)
     if record.state == "stopping" or (job.ended and not record.released):
         stop = StopWorkers(
             job=job.id, run=record.run, attempt=record.attempt, grace_s=stop_grace_s(record)
@@ -98,22 +113,62 @@ def start_ready(state: State) -> None:
         advance(state, job)
 
 
+def _order_prepare(state: State, job: Job, node: NodeId, placed: tuple[int, ...]) -> None:
+    record = job.record
+    spec = record.spec
+    prepare = PrepareWorkers(
+        job=job.id,
+        attempt=record.attempt,
+        ranks=placed,
+        program=spec.program,
+        folder=spec.folder,
+        env=spec.env,
+        gpu_ids=record.gpu_ids.get(node, ()),
+    )
+    order = job.order("prepare", node)
+    state.ask(job, order, _worker(state, node, "prepare"), prepare)
+
+
+def late_to_prepare(state: State, job: Job, now_s: float) -> str:
+    """Say which node keeps a gang from being started for too long; empty: none does."""
+    unprepared = job.unprepared
+    if not unprepared or not _ready(state, job):
+        job.preparing_s = None
+        return ""
+    if job.preparing_s is None:
+        job.preparing_s = now_s
+    if now_s - job.preparing_s < PREPARE_S:
+        return ""
+    node = unprepared[0]
+    why = job.refusals.get(job.order("prepare", node), "it does not answer")
+    return f"worker node {node} does not take it: {why}; it waits for other GPUs"
+
+
+def give_up(state: State, job: Job, why: str, now_s: float) -> None:
+    """Give up a gang of which no process was started: what is kept for it is free again."""
+    nothing_there = job.unprepared
+    leave(state, job, (), now_s, reason=why)
+    job.told |= {job.order("stop", node) for node in nothing_there}
+    advance(state, job)
+    on_processes_gone(state, job, now_s)
+
+
 def _order_start(state: State, job: Job, node: NodeId, placed: tuple[int, ...]) -> None:
     record = job.record
     subject = _worker(state, node, "start")
     ranks = tuple(rank for rank in placed if str(rank) not in record.results)
     if not ranks:
         return
-    state.ask(job, job.order("start", node), subject, _start(record, node, ranks))
+    state.ask(job, job.order("start", node), subject, _start(job, node, ranks))
     for rank in ranks:
         again = record.restarts.get(str(rank), 0)
         if again and rank not in job.resting:
             order = Order("again", f"-{rank}-{again}")
-            state.ask(job, order, subject, _start(record, node, (rank,)))
+            state.ask(job, order, subject, _start(job, node, (rank,)))
 
 
-def _start(record: JobRecord, node: NodeId, ranks: tuple[int, ...]) -> StartWorkers:
-    spec = record.spec
+def _start(job: Job, node: NodeId, ranks: tuple[int, ...]) -> StartWorkers:
+    record, spec = job.record, job.record.spec
     numbers = tuple(process_number(record, rank) for rank in ranks)
     first, each = ranks_at(record)[node][0], spec.gpus_each
     ids = record.gpu_ids.get(node, ())
@@ -127,6 +182,7 @@ def _start(record: JobRecord, node: NodeId, ranks: tuple[int, ...]) -> StartWork
         attempt=record.attempt,
         allocation=record.allocation if spec.gpus else (),
         gpu_ids=tuple(id for r in ranks for id in ids[(r - first) * each : (r - first + 1) * each]),
+        rendezvous=job.meeting,
         grace_s=spec.grace_s,
         env=spec.env,
     )
@@ -137,20 +193,32 @@ def stop_grace_s(record: JobRecord) -> float:
     return record.spec.grace_s or (PAUSE_GRACE_S if record.state == "stopping" else 0.0)
 
 
-def carried_out(state: State, job: Job, what: Order, refused: Refused | None, now_s: float) -> None:
-    """Take the answer to start, again, stop or release."""
+def carried_out(state: State, job: Job, what: Order, answer: Message, now_s: float) -> None:
+    """Take the answer to prepare, start, again, stop or release."""
+    refused = answer if isinstance(answer, Refused) else None
     if refused is None:
         job.told.add(what)
+        if isinstance(answer, Prepared):
+            _prepared(state, job, what, answer)
         if what.verb == "start" and job.record.state == "starting" and job.started:
             state.change(job, now_s, "running", state="running")
         if what.verb == "stop":
             on_processes_gone(state, job, now_s)
         _settle(state, job)
-    elif what.verb in ("start", "again") and refused.retry_after_s == 0.0 and not job.ended:
+    elif what.verb in TO_START and refused.retry_after_s == 0.0 and not job.ended:
         end(state, job, "failed", f"it cannot be started: {refused.reason}", now_s)
     else:
         fields = {"what": str(what), "job": job.id, "reason": refused.reason}
         state.out.append(Log("ask.refused", fields, "warning"))
+
+
+def _prepared(state: State, job: Job, what: Order, answer: Prepared) -> None:
+    nodes = [node for node, _ in job.record.allocation]
+    if nodes and what == job.order("prepare", nodes[0]):
+        host = answer.host if len(nodes) > 1 else "127.0.0.1"
+        job.meeting = f"{host}:{answer.port}" if answer.port else ""
+    if not job.unprepared:
+        advance(state, job)
 
 
 def leave(state: State, job: Job, planned: NodeAllocation, now_s: float, **changes: Any) -> None:

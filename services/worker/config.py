@@ -15,6 +15,8 @@ class WorkerConfig(ServiceConfig, kw_only=True, frozen=True):
     id: IdText = "w1"
     node: Annotated[str, msgspec.Meta(max_length=63)] = ""
     """The machine that the processes run on, as the master's records name it; empty: `id`."""
+    address: Annotated[str, msgspec.Meta(max_length=253)] = ""
+    """The address at which ranks on other nodes reach this machine; empty: its host name."""
     state_dir: str = "/var/lib/slackwater/worker"
     """jobs/<job>/rank<k>.{log,result.json,...}: outlives a kill of this service."""
     slots: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 64

@@ -31,6 +31,7 @@ from slackwater.common.base.effects import (
 from slackwater.schemas import subjects
 from slackwater.schemas.base import (
     ATTEMPTS_MAX,
+    CONFLICT,
     RUN_ATTEMPTS,
     TOO_MANY,
     Count,
@@ -40,7 +41,14 @@ from slackwater.schemas.base import (
     Ok,
     Refused,
 )
-from slackwater.schemas.cluster import StartWorkers, StopWorkers, WorkerExited
+from slackwater.schemas.cluster import (
+    RESERVED_S,
+    Prepared,
+    PrepareWorkers,
+    StartWorkers,
+    StopWorkers,
+    WorkerExited,
+)
 from slackwater.schemas.gpus import NodeAllocation
 from slackwater.schemas.logs import LogPiece, ReadLog
 from slackwater.services.worker.effects import (
@@ -48,8 +56,10 @@ from slackwater.services.worker.effects import (
     FindProcesses,
     ForgetRank,
     KillDue,
+    LookAtProgram,
     ReadRankLog,
     ReportKey,
+    ReservationDue,
     RunRank,
     SignalRank,
     WatchRank,
@@ -77,6 +87,7 @@ class Found:
     allocation: NodeAllocation = ()
     """GPUs of its whole job."""
     env: dict[str, str] = field(default_factory=dict)
+    rendezvous: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +130,30 @@ class RoomLooked:
     short: str
 
 
+@dataclass(frozen=True, slots=True)
+class ProgramLooked:
+    """Whether a prepared job's program can be started here."""
+
+    token: int
+    job: JobId
+    attempt: int
+    why: str
+    """Why it cannot; empty: it can."""
+    host: str = ""
+    port: int = 0
+
+
+@dataclass(slots=True)
+class _Reserved:
+    """Room that is kept for ranks until they start."""
+
+    attempt: int
+    ranks: int
+    gpu_ids: tuple[str, ...]
+    host: str = ""
+    port: int = 0
+
+
 @dataclass(slots=True)
 class _Rank:
     job: JobId
@@ -135,7 +170,9 @@ class _Rank:
         return self.state in ("exited", "reported")
 
 
-Event = ShellEvent | ProcessesFound | ProcessExited | LogRead | JobsPruned | RoomLooked
+Event = (
+    ShellEvent | ProcessesFound | ProcessExited | LogRead | JobsPruned | RoomLooked | ProgramLooked
+)
 
 
 class WorkerCore:
@@ -147,6 +184,7 @@ class WorkerCore:
         self._ranks: dict[tuple[JobId, int], _Rank] = {}
         self._stopping: dict[tuple[JobId, int], list[int]] = {}
         """Job and attempt -> who waits to be told that its processes have ended."""
+        self._reserved: dict[JobId, _Reserved] = {}
         self._ready = False
         self._draining = False
         self._short = ""
@@ -165,6 +203,10 @@ class WorkerCore:
                 return [FindProcesses()]
             case ProcessesFound(found=found):
                 return self._adopt(found)
+            case Requested(token=token, message=PrepareWorkers() as message):
+                return self._prepare(token, message)
+            case ProgramLooked():
+                return self._looked(event, now_s)
             case Requested(token=token, message=StartWorkers() as message):
                 return self._start(token, message)
             case Requested(token=token, message=StopWorkers() as message):
@@ -229,32 +271,19 @@ class WorkerCore:
 
     def _start(self, token: int, message: StartWorkers) -> list[Effect]:
         job = JobId(message.job)
-        if not self._ready:
-            reason = "the worker service is still reading what runs here"
-            return [Reply(token, Refused(reason=reason, retry_after_s=limits.RETRY_WAIT_S_MIN))]
-        if self._draining:
-            return [Reply(token, Refused(reason=f"{self._node} drains", retry_after_s=1.0))]
+        if refused := self._not_now(job, message.job_attempt):
+            return [Reply(token, refused)]
         attempts = message.attempts or (0,) * len(message.ranks)
-        attempt = message.job_attempt
-        for former in self._with("running", job):
-            if former.attempt // RUN_ATTEMPTS < attempt:
-                reason = f"{self._node}: a former process of job {job}, rank {former.rank}, ends"
-                return [Reply(token, Refused(reason=reason, retry_after_s=1.0))]
         asked = zip(message.ranks, attempts, strict=True)
         new = [
             _Rank(job, rank, "running", attempt=attempt, gpu_ids=message.gpus_of(rank))
             for rank, attempt in asked
             if self._may_start(self._ranks.get((job, rank)), attempt)
         ]
-        if reason := self._no_room(new):
-            return [Reply(token, Refused(reason=reason, retry_after_s=1.0, code=TOO_MANY))]
-        if new and self._short:
-            # A refusal for good would fail each queued job that is sent here, one after the other.
-            reason = f"{self._node}: {self._short}"
-            return [Reply(token, Refused(reason=reason, retry_after_s=1.0, code=TOO_MANY))]
-        if new and not message.program:
-            reason = f"job {job} has no program; its user starts it by hand"
-            return [Reply(token, Refused(reason=reason))]
+        ids = tuple(id for rank in new for id in rank.gpu_ids)
+        if new and (refused := self._no_room(job, len(new), ids, message.program)):
+            return [Reply(token, refused)]
+        self._reserved.pop(job, None)
         effects: list[Effect] = []
         for rank in new:
             self._ranks[job, rank.rank] = rank
@@ -262,19 +291,91 @@ class WorkerCore:
         # The processes are started (their intentions are on disk) before the master hears of it.
         return [*effects, Reply(token, Ok())]
 
-    def _no_room(self, new: Sequence[_Rank]) -> str:
-        """Say why these cannot run beside what runs: slots or GPUs that others have."""
-        holders = {id: rank for rank in self._with("running") for id in rank.gpu_ids}
-        for rank in new:
-            for id in rank.gpu_ids:
-                if id in holders:
-                    other = holders[id]
-                    return f"{self._node}: GPU {id} is held by job {other.job}, rank {other.rank}"
+    def _not_now(self, job: JobId, attempt: int) -> Refused | None:
+        """Say why nothing of the attempt is begun at this moment."""
+        if not self._ready:
+            reason = "the worker service is still reading what runs here"
+            return Refused(reason=reason, retry_after_s=limits.RETRY_WAIT_S_MIN)
+        if self._draining:
+            return Refused(reason=f"{self._node} drains", retry_after_s=1.0)
+        for former in self._with("running", job):
+            if former.attempt // RUN_ATTEMPTS < attempt:
+                reason = f"{self._node}: a former process of job {job}, rank {former.rank}, ends"
+                return Refused(reason=reason, retry_after_s=1.0)
+        return None
+
+    def _no_room(
+        self, job: JobId, ranks: int, gpu_ids: tuple[str, ...], program: tuple[str, ...]
+    ) -> Refused | None:
+        """Say why so many new ranks of the job cannot run beside what runs and is reserved: slots,
+        GPUs or disk that others have."""
+        if not program:
+            reason = f"job {job} has no program; its user starts it by hand"
+            return Refused(reason=reason)
+        if self._short:
+            # A refusal for good would fail each queued job that is sent here, one after the other.
+            return Refused(reason=f"{self._node}: {self._short}", retry_after_s=1.0, code=TOO_MANY)
+        holders = {
+            id: f"job {rank.job}, rank {rank.rank}"
+            for rank in self._with("running")
+            for id in rank.gpu_ids
+        }
+        others = [(of, kept) for of, kept in self._reserved.items() if of != job]
+        holders |= {id: f"job {of}, which starts" for of, kept in others for id in kept.gpu_ids}
+        for id in gpu_ids:
+            if id in holders:
+                reason = f"{self._node}: GPU {id} is held by {holders[id]}"
+                return Refused(reason=reason, retry_after_s=1.0, code=TOO_MANY)
+        if gpu_ids:
+            return None
         running = sum(1 for rank in self._with("running") if not rank.gpu_ids)
-        asked = sum(1 for rank in new if not rank.gpu_ids)
-        if running + asked > self._slots:
-            return f"{self._node}: {running} of {self._slots} slots run, {asked} more asked"
-        return ""
+        running += sum(kept.ranks for _, kept in others if not kept.gpu_ids)
+        if running + ranks > self._slots:
+            reason = f"{self._node}: {running} of {self._slots} slots run, {ranks} more asked"
+            return Refused(reason=reason, retry_after_s=1.0, code=TOO_MANY)
+        return None
+
+    # Room for a gang ------------------------------------------------------------------------------
+
+    def _prepare(self, token: int, message: PrepareWorkers) -> list[Effect]:
+        job, attempt = JobId(message.job), message.attempt
+        if refused := self._not_now(job, attempt):
+            return [Reply(token, refused)]
+        known = self._reserved.get(job)
+        if known is not None and known.attempt > attempt:
+            reason = f"{self._node}: attempt {known.attempt} of job {job} is prepared here already"
+            return [Reply(token, Refused(reason=reason, code=CONFLICT))]
+        begun = [rank for rank in message.ranks if self._began(job, rank, attempt)]
+        new = len(message.ranks) - len(begun)
+        if new and (refused := self._no_room(job, new, message.gpu_ids, message.program)):
+            return [Reply(token, refused)]
+        if known is None or known.attempt < attempt:
+            self._reserved[job] = _Reserved(attempt, new, message.gpu_ids if new else ())
+        path = message.env.get("PATH")
+        return [LookAtProgram(token, job, attempt, message.program, message.folder, path)]
+
+    def _began(self, job: JobId, rank: int, attempt: int) -> bool:
+        """Tell whether a process of the attempt was started: its master was restarted since."""
+        known = self._ranks.get((job, rank))
+        return known is not None and known.attempt // RUN_ATTEMPTS >= attempt
+
+    def _looked(self, event: ProgramLooked, now_s: float) -> list[Effect]:
+        kept = self._reserved.get(event.job)
+        if kept is None or kept.attempt != event.attempt:
+            reason = f"{self._node}: attempt {event.attempt} of job {event.job} was given up"
+            return [Reply(event.token, Refused(reason=reason, code=CONFLICT))]
+        if event.why:
+            del self._reserved[event.job]
+            return [Reply(event.token, Refused(reason=f"{self._node}: {event.why}"))]
+        if not kept.port:
+            kept.host, kept.port = event.host, event.port
+        due = StartTimer(ReservationDue(event.job, event.attempt), now_s + RESERVED_S)
+        return [due, Reply(event.token, Prepared(host=kept.host, port=kept.port))]
+
+    def _give_up(self, job: JobId, last: int) -> None:
+        kept = self._reserved.get(job)
+        if kept is not None and kept.attempt <= last:
+            del self._reserved[job]
 
     def _read(self, token: int, message: ReadLog) -> Effect:
         if not self._ready:
@@ -299,6 +400,7 @@ class WorkerCore:
         if not self._ready:
             reason = "the worker service is still reading what runs here"
             return [Reply(token, Refused(reason=reason, retry_after_s=limits.RETRY_WAIT_S_MIN))]
+        self._give_up(job, last)
         if not any(self._until(job, last)):
             return [Reply(token, Ok())]
         known = (job, last) in self._stopping
@@ -387,6 +489,11 @@ class WorkerCore:
     def _fired(self, key: object) -> list[Effect]:
         if isinstance(key, KillDue):
             return self._kill(key.job, key.last)
+        if isinstance(key, ReservationDue):
+            kept = self._reserved.get(key.job)
+            if kept is not None and kept.attempt == key.attempt:
+                del self._reserved[key.job]
+            return []
         rank = self._unreported(key)
         return [self._report(rank)] if rank is not None else []
 
@@ -403,5 +510,5 @@ class WorkerCore:
 def _run(rank: _Rank, asked: StartWorkers | Found) -> RunRank:
     return RunRank(
         rank.job, rank.rank, rank.attempt, asked.workers, asked.program, asked.folder,
-        rank.gpu_ids, asked.allocation, asked.env,
+        rank.gpu_ids, asked.allocation, asked.env, asked.rendezvous,
     )  # fmt: skip

@@ -28,6 +28,20 @@ class RunRank(Action):
     allocation: NodeAllocation = ()
     """GPUs of the whole job, for its program to know."""
     env: dict[str, str] = field(default_factory=dict)
+    rendezvous: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LookAtProgram(Action):
+    """See whether the program can be started here, and find a port. `ProgramLooked` follows."""
+
+    token: int
+    job: JobId
+    attempt: int
+    program: tuple[str, ...]
+    folder: str
+    path: str | None
+    """Where to look for the program, as its own environment says; None: as the service's does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +88,14 @@ class ReadRankLog(Action):
 
 
 WorkerAction = (
-    FindProcesses | RunRank | WatchRank | SignalRank | ForgetRank | AwaitEnd | ReadRankLog
+    FindProcesses
+    | LookAtProgram
+    | RunRank
+    | WatchRank
+    | SignalRank
+    | ForgetRank
+    | AwaitEnd
+    | ReadRankLog
 )
 
 
@@ -91,3 +112,10 @@ class KillDue(EffectKey, frozen=True):
 
     job: JobId
     last: int
+
+
+class ReservationDue(EffectKey, frozen=True):
+    """Room that was kept for ranks is free again: they were never started."""
+
+    job: JobId
+    attempt: int

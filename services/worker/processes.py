@@ -73,6 +73,7 @@ class Intent(msgspec.Struct, frozen=True, kw_only=True):
     gpu_ids: tuple[str, ...] = ()
     allocation: NodeAllocation = ()
     env: dict[str, str] = msgspec.field(default_factory=dict)
+    rendezvous: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +258,7 @@ class RankFiles:
             return Found(
                 job, self.rank, "intended", intent.workers, intent.program, attempt=attempt,
                 folder=intent.folder, gpu_ids=intent.gpu_ids, allocation=intent.allocation,
-                env=intent.env,
+                env=intent.env, rendezvous=intent.rendezvous,
             )  # fmt: skip
         if identity is not None and identity.alive():
             return Found(job, self.rank, "running", attempt=attempt, gpu_ids=intent.gpu_ids)

@@ -2,7 +2,9 @@
 
 import asyncio
 import os
+import shutil
 import signal
+import socket
 import subprocess
 import time
 from collections import Counter
@@ -21,8 +23,13 @@ from slackwater.common.shell.definition import Level, Port, ServiceDefinition
 from slackwater.common.shell.effect_runner import handlers, on
 from slackwater.common.shell.world import World
 from slackwater.schemas.base import RUN_ATTEMPTS, JobId, NodeId
-from slackwater.schemas.cluster import StartWorkers, StopWorkers, WorkerHeartbeat
-from slackwater.schemas.gpus import described
+from slackwater.schemas.cluster import (
+    PrepareWorkers,
+    StartWorkers,
+    StopWorkers,
+    WorkerHeartbeat,
+)
+from slackwater.schemas.gpus import described, held
 from slackwater.schemas.logs import ReadLog
 from slackwater.services.worker.config import WorkerConfig
 from slackwater.services.worker.containment import Containment
@@ -30,6 +37,7 @@ from slackwater.services.worker.core import (
     JobsPruned,
     ProcessesFound,
     ProcessExited,
+    ProgramLooked,
     RoomLooked,
     WorkerCore,
 )
@@ -37,6 +45,7 @@ from slackwater.services.worker.effects import (
     AwaitEnd,
     FindProcesses,
     ForgetRank,
+    LookAtProgram,
     ReadRankLog,
     RunRank,
     SignalRank,
@@ -82,6 +91,7 @@ class Processes:
         memory_kills: MemoryKills | None = None,
     ) -> None:
         self._config, self._inventory = config, inventory
+        self._node = NodeId(config.node or config.id)
         self._memory_kills = memory_kills or MemoryKills()
         self._state_dir = Path(config.state_dir)
         self._keep = Retention(config.jobs_kept_max, config.jobs_kept_s, config.jobs_kept_bytes)
@@ -143,6 +153,11 @@ class Processes:
         self._containment.end_strangers([(e.job, e.rank, e.attempt) for e in lives], now_s)
         return ProcessesFound(found)
 
+    def look_at_program(self, effect: LookAtProgram) -> ProgramLooked:
+        why = cannot_start(effect.program, effect.folder, effect.path)
+        host = self._config.address or socket.gethostname()
+        return ProgramLooked(effect.token, effect.job, effect.attempt, why, host, idle_port())
+
     def run(self, effect: RunRank) -> None:
         job, rank, attempt = effect.job, effect.rank, effect.attempt
         files = RankFiles(self._state_dir, job, rank, attempt)
@@ -156,6 +171,7 @@ class Processes:
             gpu_ids=effect.gpu_ids,
             allocation=effect.allocation,
             env=effect.env,
+            rendezvous=effect.rendezvous,
         )
         environment = {
             **effect.env,
@@ -167,6 +183,7 @@ class Processes:
             "SLACKWATER_RESULT": str(files.path("result.json").absolute()),
             **visible_gpus(effect.gpu_ids),
             **told_of_gpus(effect),
+            **gang_environment(effect, self._node),
             **self._containment.environment(job, rank, attempt),
             "PYTHONUNBUFFERED": "1",  # The last line of a log is the reason of a failure.
         }
@@ -285,6 +302,50 @@ def told_of_gpus(effect: RunRank) -> dict[str, str]:
     }
 
 
+def gang_environment(effect: RunRank, node: NodeId) -> dict[str, str]:
+    """Tell a rank its place in its gang by the variables that torchrun sets."""
+    if not effect.rendezvous:
+        return {}
+    host, _, port = effect.rendezvous.rpartition(":")
+    each = held(effect.allocation) // effect.workers
+    sizes = [(name, number // each) for name, number in effect.allocation]
+    group = [name for name, _ in sizes].index(node)
+    first, local = sum(size for _, size in sizes[:group]), sizes[group][1]
+    return {
+        "MASTER_ADDR": host,
+        "MASTER_PORT": port,
+        "WORLD_SIZE": str(effect.workers),
+        "RANK": str(effect.rank),
+        "LOCAL_WORLD_SIZE": str(local),
+        "LOCAL_RANK": str(effect.rank - first),
+        "GROUP_WORLD_SIZE": str(len(sizes)),
+        "GROUP_RANK": str(group),
+    }
+
+
+def cannot_start(program: tuple[str, ...], folder: str, path: str | None = None) -> str:
+    """Say why the program cannot be started on this machine; empty: nothing speaks against it."""
+    remedy = "submit with --folder one that its nodes have"
+    if folder and not os.path.isdir(folder):
+        return f"there is no folder {folder}; {remedy}"
+    name = program[0]
+    where = os.path.join(folder, name) if "/" in name else name
+    if name != "python" and shutil.which(where, path=path) is None:
+        return f"there is no program {name} that can be run"
+    script = next((word for word in program[1:] if not word.startswith("-")), "")
+    is_script = name.rpartition("/")[2].startswith("python") and program[1:2] == (script,)
+    if is_script and not os.path.isfile(os.path.join(folder, script)):
+        return f"there is no script {script} in {folder or os.getcwd()}; {remedy}"
+    return ""
+
+
+def idle_port() -> int:
+    """Find a port that nobody listens on now."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
+
+
 def short_of_room(state_dir: Path) -> str:
     """Say why no job is to be started here; empty: there is room."""
     disk = os.statvfs(state_dir)
@@ -367,11 +428,17 @@ def definition(config: WorkerConfig, world: World) -> ServiceDefinition:
         id=config.id,
         core=core,
         description="Starts and stops the processes of jobs on one machine.",
-        endpoints={"start": StartWorkers, "stop": StopWorkers, "log": ReadLog},
+        endpoints={
+            "prepare": PrepareWorkers,
+            "start": StartWorkers,
+            "stop": StopWorkers,
+            "log": ReadLog,
+        },
         concurrency={"log": limits.LOG_READERS_MAX},
         handlers=handlers(
             WorkerAction,
             on(FindProcesses, processes.find),
+            on(LookAtProgram, processes.look_at_program),
             on(RunRank, processes.run),
             on(WatchRank, processes.watch),
             on(SignalRank, processes.signal),

@@ -16,11 +16,18 @@ from slackwater.common.shell.definition import Port
 from slackwater.common.shell.effect_runner import handlers, on
 from slackwater.schemas.base import JobId
 from slackwater.schemas.logs import LogPiece
-from slackwater.services.worker.core import Found, LogRead, ProcessesFound, ProcessExited
+from slackwater.services.worker.core import (
+    Found,
+    LogRead,
+    ProcessesFound,
+    ProcessExited,
+    ProgramLooked,
+)
 from slackwater.services.worker.effects import (
     AwaitEnd,
     FindProcesses,
     ForgetRank,
+    LookAtProgram,
     ReadRankLog,
     RunRank,
     SignalRank,
@@ -69,6 +76,7 @@ class Processes:
             handlers=handlers(
                 WorkerAction,
                 on(FindProcesses, self.find),
+                on(LookAtProgram, self.look_at_program),
                 on(RunRank, self.run),
                 on(WatchRank, self.watch),
                 on(SignalRank, self.signal),
@@ -89,6 +97,9 @@ class Processes:
 
     def find(self, _: FindProcesses) -> ProcessesFound:
         return ProcessesFound(tuple(rank.found() for _, rank in sorted(self._ranks.items())))
+
+    def look_at_program(self, effect: LookAtProgram) -> ProgramLooked:
+        return ProgramLooked(effect.token, effect.job, effect.attempt, "", "localhost", 29500)
 
     def run(self, effect: RunRank) -> None:
         assert not effect.folder, "a simulated program runs nowhere"

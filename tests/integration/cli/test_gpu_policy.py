@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -55,6 +56,46 @@ def command(environment: dict[str, str], *words: str) -> "subprocess.CompletedPr
         [*COMMAND, *words], env=environment, text=True, capture_output=True, timeout=60,
         check=False,
     )  # fmt: skip
+
+
+MEETS = """
+import os, socket, time
+names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
+rank, world, *place = (int(os.environ[name]) for name in names)
+where = "localhost", int(os.environ["MASTER_PORT"])
+if rank == 0:
+    with socket.create_server(where) as server:
+        met = sorted(server.accept()[0].recv(1)[0] for _ in range(world - 1))
+    print("met", met, flush=True)
+else:
+    while True:
+        try:
+            with socket.create_connection(where) as there:
+                there.send(bytes([rank]))
+            break
+        except OSError:
+            time.sleep(0.05)
+print("place", place, os.environ["CUDA_VISIBLE_DEVICES"], os.environ["MASTER_ADDR"], flush=True)
+"""
+
+
+def test_a_gang_over_two_nodes_meets_as_under_torchrun(environment: dict[str, str]) -> None:
+    """A script that is not there is told before anything starts; four ranks on two nodes then find
+    one another by the variables that torchrun sets."""
+    script = Path(environment["TMPDIR"], "meets.py")
+    words = ("submit", "--id", "gang", "--gpus", "4", "--wait", "--", "python", str(script))
+    absent = command(environment, *words)
+    assert absent.returncode == 1
+    assert f"it cannot be started: w1: there is no script {script}" in absent.stderr
+    assert command(environment, "delete", "gang").returncode == 0
+    script.write_text(MEETS)
+    done = command(environment, *words)
+    assert done.returncode == 0, done.stderr
+    logged = command(environment, "logs", "gang").stdout
+    assert "met [1, 2, 3]" in logged
+    host = socket.gethostname()
+    for rank, (local, group) in enumerate([(0, 0), (1, 0), (0, 1), (1, 1)]):
+        assert f"rank {rank} | place [{local}, 2, {group}, 2] {local} {host}" in logged
 
 
 TRAINS = """

@@ -1,13 +1,22 @@
 """Jobs with GPUs, event by event: intended first, then stops, then starts once all have left."""
 
+from typing import Any
+
 import msgspec
 import pytest
 from tests.unit.services.master.test_master_core import Harness, facts, only, orders, spec
 
-from slackwater.common.base.effects import Answered, Log, Persist, Publish, Reply, Request
+from slackwater.common.base.effects import Answered, Effect, Log, Persist, Publish, Reply, Request
 from slackwater.common.base.errors import ConfigRejected
 from slackwater.schemas.base import RUN_ATTEMPTS, JobId, NodeId, Ok, Refused
-from slackwater.schemas.cluster import StartWorkers, StopWorkers, WorkerExited, WorkerHeartbeat
+from slackwater.schemas.cluster import (
+    Prepared,
+    PrepareWorkers,
+    StartWorkers,
+    StopWorkers,
+    WorkerExited,
+    WorkerHeartbeat,
+)
 from slackwater.schemas.gpus import Gpu
 from slackwater.schemas.job_requests import CancelJob, SubmitJob
 from slackwater.schemas.scheduling import GetPolicy, PolicyEvent, PolicyInfo, SetPolicy
@@ -16,13 +25,21 @@ from slackwater.services.master.keys import Order, OrderKey, Verb
 
 
 class GpuHarness(Harness):
-    """Nodes n1 and n2 with `gpus` GPUs each."""
+    """Nodes n1 and n2 with `gpus` GPUs each, which keep room for whatever they are asked."""
 
     def __init__(self, gpus: int = 2, **config: object) -> None:
-        self.gpus = gpus
+        self.gpus, self.prepares = gpus, True
         super().__init__(**config)
         self.hear()
         self.now_s += 3.0  # All nodes were heard by then.
+
+    def step(self, event: Any) -> list[Effect]:
+        effects = super().step(event)
+        prepared = Prepared(host="node.example", port=29500)
+        for asked in effects if self.prepares else ():
+            if isinstance(asked, Request) and isinstance(asked.message, PrepareWorkers):
+                effects = [*effects, *self.step(Answered(asked.key, prepared))]
+        return effects
 
     def hear(self, *nodes: str) -> list[object]:
         effects: list[object] = []

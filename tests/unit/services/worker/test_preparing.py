@@ -1,0 +1,174 @@
+"""Room that a node keeps for ranks of a gang, and what it looks at before they are started."""
+
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+from slackwater.common.base.effects import Effect, Recovered, Reply, Requested, TimerFired
+from slackwater.schemas.base import RUN_ATTEMPTS, JobId, Message, NodeId, Ok, Refused
+from slackwater.schemas.cluster import Prepared, PrepareWorkers, StartWorkers, StopWorkers
+from slackwater.services.worker.core import ProcessesFound, ProgramLooked, WorkerCore
+from slackwater.services.worker.effects import LookAtProgram, ReservationDue, RunRank
+from slackwater.services.worker.shell import cannot_start, gang_environment, idle_port
+
+PROGRAM = ("python", "train.py")
+
+
+class Node:
+    """A worker core whose program can be started unless it says otherwise."""
+
+    def __init__(self, slots: int = 4) -> None:
+        self.core = WorkerCore(NodeId("n1"), slots, stop_grace_s=5.0, keep_jobs=False)
+        self.core.step(Recovered(epoch=1, records={}), 0.0)
+        self.core.step(ProcessesFound(()), 0.0)
+        self.token, self.port, self.why, self.now_s = 0, 4000, "", 0.0
+        self.started: list[int] = []
+
+    def step(self, event: object) -> list[Effect]:
+        effects = list(self.core.step(event, self.now_s))  # type: ignore[arg-type]
+        self.started += [e.rank for e in effects if isinstance(e, RunRank)]
+        for look in [e for e in effects if isinstance(e, LookAtProgram)]:
+            self.port += 1
+            looked = ProgramLooked(look.token, look.job, look.attempt, self.why, "host", self.port)
+            effects += self.step(looked)
+        return effects
+
+    def ask(self, message: Message) -> Message:
+        self.token += 1
+        (reply,) = [e for e in self.step(Requested(self.token, message)) if isinstance(e, Reply)]
+        return reply.message
+
+    def prepare(
+        self, job: str, *gpus: str, attempt: int = 0, ranks: tuple[int, ...] = ()
+    ) -> Message:
+        ranks = ranks or tuple(range(len(gpus)))
+        return self.ask(
+            PrepareWorkers(job=job, attempt=attempt, ranks=ranks, program=PROGRAM, gpu_ids=gpus)
+        )
+
+    def start(self, job: str, *gpus: str, attempt: int = 0) -> Message:
+        ranks = tuple(range(len(gpus)))
+        numbers = tuple(RUN_ATTEMPTS * attempt for _ in ranks) if attempt else ()
+        return self.ask(
+            StartWorkers(
+                job=job, ranks=ranks, workers=len(ranks), program=PROGRAM, gpu_ids=gpus,
+                attempt=attempt, attempts=numbers,
+            )
+        )  # fmt: skip
+
+
+def refused(answer: Message, *words: str) -> Refused:
+    assert isinstance(answer, Refused), answer
+    assert all(word in answer.reason for word in words), answer.reason
+    return answer
+
+
+def test_what_is_prepared_is_nobody_else_s_until_it_starts() -> None:
+    node = Node()
+    assert node.prepare("a", "g0", "g1") == Prepared(host="host", port=4001)
+    assert not node.started
+    waits = refused(node.prepare("b", "g1"), "GPU g1 is held by job a, which starts")
+    assert waits.retry_after_s > 0.0
+    refused(node.start("b", "g1"), "GPU g1 is held by job a, which starts")
+    assert node.start("a", "g0", "g1") == Ok()
+    assert node.started == [0, 1]
+    refused(node.prepare("b", "g1"), "GPU g1 is held by job a, rank 1")
+
+
+def test_asked_again_it_gives_the_same_port() -> None:
+    """The master was restarted, before the ranks were started or after."""
+    node = Node()
+    first = node.prepare("a", "g0")
+    assert node.prepare("a", "g0") == first
+    node.start("a", "g0")
+    assert isinstance(node.prepare("a", "g0"), Prepared)
+    assert node.started == [0]
+
+
+def test_slots_that_are_prepared_are_taken() -> None:
+    node = Node(slots=2)
+    assert isinstance(node.prepare("a", ranks=(0, 1)), Prepared)
+    refused(node.prepare("b", ranks=(0,)), "2 of 2 slots run, 1 more asked")
+
+
+def test_a_stop_gives_the_room_up_and_a_late_start_of_it_is_not_the_node_s_to_judge() -> None:
+    node = Node()
+    node.prepare("a", "g0", attempt=1)
+    assert node.ask(StopWorkers(job="a", attempt=0)) == Ok()
+    refused(node.prepare("b", "g0"), "job a, which starts")
+    assert node.ask(StopWorkers(job="a", attempt=1)) == Ok()
+    assert isinstance(node.prepare("b", "g0"), Prepared)
+
+
+def test_room_that_nobody_uses_is_free_again_in_time() -> None:
+    node = Node()
+    node.prepare("a", "g0", attempt=1)
+    node.step(TimerFired(ReservationDue(JobId("a"), 0)))
+    refused(node.prepare("b", "g0"), "job a, which starts")
+    node.step(TimerFired(ReservationDue(JobId("a"), 1)))
+    assert isinstance(node.prepare("b", "g0"), Prepared)
+
+
+def test_a_program_that_cannot_be_started_is_refused_for_good() -> None:
+    node = Node()
+    node.why = "there is no script train.py in /home/ann"
+    answer = refused(node.prepare("a", "g0"), "n1: there is no script train.py")
+    assert answer.retry_after_s == 0.0
+    node.why = ""
+    assert isinstance(node.prepare("b", "g0"), Prepared), "nothing is kept for it"
+
+
+def test_an_older_attempt_does_not_take_the_room_of_a_newer_one() -> None:
+    node = Node()
+    node.prepare("a", "g0", attempt=2)
+    refused(node.prepare("a", "g0", attempt=1), "attempt 2 of job a is prepared here already")
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        (("python", "train.py"), ""),
+        (("python", "-m", "train"), ""),
+        (("python", "absent.py"), "there is no script absent.py"),
+        ((sys.executable, "absent.py"), "there is no script absent.py"),
+        (("./run.sh",), ""),
+        (("./not-executable.sh",), "there is no program ./not-executable.sh"),
+        (("no-such-program-here",), "there is no program no-such-program-here"),
+        (("sh", "-c", "true"), ""),
+    ],
+)
+def test_what_is_not_there_is_told_before_anything_starts(
+    program: tuple[str, ...], said: str, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / "run.sh").write_text("#!/bin/sh\n")
+    (tmp_path / "run.sh").chmod(0o755)
+    (tmp_path / "not-executable.sh").write_text("")
+    found = cannot_start(program, str(tmp_path))
+    assert found.startswith(said) if said else found == ""
+    assert "there is no folder /nowhere" in cannot_start(program, "/nowhere")
+
+
+def test_a_program_is_looked_for_where_its_own_environment_says(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("#!/bin/sh\n")
+    (tmp_path / "mine").chmod(0o755)
+    assert cannot_start(("mine",), "")
+    assert not cannot_start(("mine",), "", path=str(tmp_path))
+
+
+def test_a_rank_is_told_its_place_as_torchrun_does() -> None:
+    allocation = ((NodeId("n1"), 4), (NodeId("n2"), 2))
+    rank = RunRank(
+        JobId("a"), 2, 0, 3, PROGRAM, "", ("g0", "g1"), allocation, {}, "n1.example:4001"
+    )
+    assert gang_environment(rank, NodeId("n2")) == {
+        "MASTER_ADDR": "n1.example", "MASTER_PORT": "4001", "WORLD_SIZE": "3", "RANK": "2",
+        "LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0", "GROUP_WORLD_SIZE": "2", "GROUP_RANK": "1",
+    }  # fmt: skip
+
+
+def test_a_port_is_one_that_can_be_listened_on() -> None:
+    with socket.create_server(("127.0.0.1", idle_port())):
+        pass
