@@ -68,7 +68,7 @@ GRACE_S_MAX: Final = 600.0
 GraceSeconds = Annotated[float, msgspec.Meta(ge=0.0, le=GRACE_S_MAX)]
 """Seconds between SIGTERM and SIGKILL."""
 PAUSE_GRACE_S: Final = 30.0
-"""Those of a job that is to go on later and says nothing of its own."""
+"""Seconds of grace of a job that is to go on later, unless it says."""
 ENV_MAX: Final = 64
 ENV_NAME_PATTERN: Final = r"^[A-Za-z_][A-Za-z0-9_]{0,254}\Z"
 Environment = Annotated[

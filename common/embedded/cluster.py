@@ -99,8 +99,9 @@ class ClusterOptions:
     """Lenders of memory (slabd), each posing as a machine of its own: node m1, m2, ..."""
     nodes: int = 1
     """Worker services, each posing as a machine of its own: node w1, w2, ..."""
-    gpus_per_node: int | Literal["auto"] = 0
-    """GPUs that each of them says it has; auto: those that the machine's driver tells."""
+    gpus_per_node: int | Literal["auto"] = "auto"
+    """GPUs that each of them says it has; auto: one alone has those that the machine's driver
+    tells, several have none."""
     gpu_type: str = FAKE
     """Their type. Fake ones are scheduled like others, and do not exist."""
     cpu_share: float = 1.0
@@ -254,7 +255,9 @@ def service_stages(
             for n in range(1, options.lenders + 1)
         ),
     ]
-    gpus = {"gpus": options.gpus_per_node, "gpu_type": options.gpu_type}
+    gpus: dict[str, Any] = {"gpus": options.gpus_per_node, "gpu_type": options.gpu_type}
+    if options.gpus_per_node == "auto":
+        gpus = {"gpus": 0} if options.nodes > 1 else {}
     worker = {**gpus, **options.worker}
     stages = [first, [("worker", f"w{n}", worker) for n in range(1, options.nodes + 1)]]
     every: dict[str, Any] = {"log_level": options.log_level} if options.log_level else {}

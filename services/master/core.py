@@ -55,7 +55,6 @@ from slackwater.schemas.cluster import (
     ListAggregators,
     ListNodes,
     NodeList,
-    WorkerExited,
     WorkerHeartbeat,
 )
 from slackwater.schemas.job_requests import (
@@ -78,6 +77,7 @@ from slackwater.schemas.jobs import JobEvent, JobRecord, upgraded
 from slackwater.schemas.scheduling import GetPolicy, PolicyRecord, SetPolicy
 from slackwater.schemas.telemetry import GoodputReport, IterationsObserved, JobProfiled
 from slackwater.schemas.tenants import ListTenants, TenantList
+from slackwater.schemas.workers import WorkerExited
 from slackwater.services.master import (
     cluster_assignment,
     dispatch,

@@ -24,7 +24,8 @@ def fits_processes(spec: JobSpec, allocation: NodeAllocation) -> bool:
 def processes(record: JobRecord) -> int:
     """Count the ranks of the attempt that the record is in."""
     spec = record.spec
-    return spec.processes(held(record.allocation)) if spec.gpus else spec.workers
+    given = spec.gpus and spec.program  # A user who starts the program has GPUs of their own.
+    return spec.processes(held(record.allocation)) if given else spec.workers
 
 
 def ranks_at(record: JobRecord) -> dict[NodeId, tuple[int, ...]]:

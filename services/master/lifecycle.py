@@ -11,17 +11,12 @@ from slackwater.common.base import limits
 from slackwater.common.base.effects import Log, Persist
 from slackwater.schemas import subjects
 from slackwater.schemas.base import CONFLICT, Message, NodeId, Refused
-from slackwater.schemas.cluster import (
-    Prepared,
-    PrepareWorkers,
-    StartWorkers,
-    StopWorkers,
-    WorkerHeartbeat,
-)
+from slackwater.schemas.cluster import WorkerHeartbeat
 from slackwater.schemas.gpus import NodeAllocation, held
 from slackwater.schemas.job_states import JobState
 from slackwater.schemas.jobs import PAUSE_GRACE_S, JobRecord
 from slackwater.schemas.placement import ReleaseJob
+from slackwater.schemas.workers import Prepared, PrepareWorkers, StartWorkers, StopWorkers
 from slackwater.services.master.gangs import (
     choose_gpus,
     process_number,

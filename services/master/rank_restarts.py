@@ -12,7 +12,7 @@ from typing import Final
 
 from slackwater.common.base.effects import StartTimer
 from slackwater.schemas.base import COUNT_MAX
-from slackwater.schemas.cluster import WorkerExited
+from slackwater.schemas.workers import WorkerExited
 from slackwater.services.master.jobs import Job
 from slackwater.services.master.keys import RankDue
 from slackwater.services.master.lifecycle import advance, end

@@ -20,7 +20,6 @@ from slackwater.schemas.cluster import (
     DeallocateAggregators,
     ListAggregators,
     ListNodes,
-    WorkerExited,
     WorkerHeartbeat,
 )
 from slackwater.schemas.job_requests import (
@@ -41,6 +40,7 @@ from slackwater.schemas.jobs import JobEvent, JobRecord
 from slackwater.schemas.scheduling import GetPolicy, PolicyRecord, SetPolicy
 from slackwater.schemas.telemetry import GoodputReport, IterationsObserved, JobProfiled
 from slackwater.schemas.tenants import ListTenants, TenantInfo
+from slackwater.schemas.workers import WorkerExited
 from slackwater.services.master.config import MasterConfig
 from slackwater.services.master.core import Master
 from slackwater.services.master.fact_stream import keep_facts

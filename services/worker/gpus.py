@@ -47,7 +47,7 @@ class Device(NamedTuple):
 
 
 class Driver(Protocol):
-    """What tells the GPUs of a machine."""
+    """Tells the GPUs of a machine."""
 
     def devices(self) -> list[Device]:
         """List them as CUDA numbers them. Raises DriverFailed."""

@@ -6,8 +6,8 @@ from typing import Final
 
 from slackwater.common.base import limits
 from slackwater.schemas.logs import LogPiece, ReadLog
-from slackwater.services.worker.core import LogRead
 from slackwater.services.worker.effects import ReadRankLog
+from slackwater.services.worker.events import LogRead
 from slackwater.services.worker.processes import RankFiles
 from slackwater.services.worker.ranklog import Piece
 

@@ -36,7 +36,7 @@ import msgspec
 from slackwater.common.base import limits
 from slackwater.schemas.base import JobId
 from slackwater.schemas.gpus import NodeAllocation
-from slackwater.services.worker.core import Found
+from slackwater.services.worker.events import Found
 from slackwater.services.worker.ranklog import RankLog
 
 _LAUNCH: Final = f"""\

@@ -8,9 +8,11 @@ import socket
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import structlog
 
@@ -23,24 +25,13 @@ from slackwater.common.shell.definition import Level, Port, ServiceDefinition
 from slackwater.common.shell.effect_runner import handlers, on
 from slackwater.common.shell.world import World
 from slackwater.schemas.base import RUN_ATTEMPTS, JobId, NodeId
-from slackwater.schemas.cluster import (
-    PrepareWorkers,
-    StartWorkers,
-    StopWorkers,
-    WorkerHeartbeat,
-)
+from slackwater.schemas.cluster import WorkerHeartbeat
 from slackwater.schemas.gpus import described, held
 from slackwater.schemas.logs import ReadLog
+from slackwater.schemas.workers import PrepareWorkers, StartWorkers, StopWorkers
 from slackwater.services.worker.config import WorkerConfig
 from slackwater.services.worker.containment import Containment
-from slackwater.services.worker.core import (
-    JobsPruned,
-    ProcessesFound,
-    ProcessExited,
-    ProgramLooked,
-    RoomLooked,
-    WorkerCore,
-)
+from slackwater.services.worker.core import WorkerCore
 from slackwater.services.worker.effects import (
     AwaitEnd,
     FindProcesses,
@@ -51,6 +42,13 @@ from slackwater.services.worker.effects import (
     SignalRank,
     WatchRank,
     WorkerAction,
+)
+from slackwater.services.worker.events import (
+    JobsPruned,
+    ProcessesFound,
+    ProcessExited,
+    ProgramLooked,
+    RoomLooked,
 )
 from slackwater.services.worker.gpus import LOOK_S as GPU_LOOK_S
 from slackwater.services.worker.gpus import GpuHeld, Inventory, nvidia
@@ -106,6 +104,11 @@ class Processes:
 
     async def stop(self) -> None:
         await self._tasks.close()
+
+    @property
+    def tasks(self) -> tuple[Callable[[Port], Coroutine[Any, Any, None]], ...]:
+        """List what runs as long as the service lasts."""
+        return self.look_for_kills, self.look_for_room, self.look_at_gpus, self.prune
 
     async def look_for_kills(self, port: Port) -> None:
         """Keep in mind how often the kernel killed for memory until a moment ago."""
@@ -385,6 +388,18 @@ async def _ended(identity: Identity) -> None:
         os.close(pidfd)
 
 
+def service_gauges(config: WorkerConfig, core: WorkerCore, inventory: Inventory) -> Iterator[Level]:
+    counts = core.counts()
+    types = Counter(gpu.type for gpu in inventory.gpus) or {config.gpu_type: 0}
+    yield Level("worker_slots", {}, config.slots)
+    for kind, number in types.items():
+        yield Level("worker_gpus", {"type": kind}, number)
+    yield Level("worker_gpus_faulty", {}, sum(bool(gpu.fault) for gpu in inventory.gpus))
+    yield Level("worker_ranks", {"state": "running"}, counts["running"])
+    yield Level("worker_ranks", {"state": "exited"}, counts.total() - counts["running"])
+    yield Level("worker_log_bytes", {}, log_bytes(Path(config.state_dir)))
+
+
 def definition(config: WorkerConfig, world: World) -> ServiceDefinition:
     node = NodeId(config.node or config.id)
     core = WorkerCore(node, config.slots, config.stop_grace_s, config.keep_jobs)
@@ -413,16 +428,6 @@ def definition(config: WorkerConfig, world: World) -> ServiceDefinition:
             memory_bytes=memory_bytes,
         )
 
-    def service_gauges() -> Iterator[Level]:
-        counts = core.counts()
-        yield Level("worker_slots", {}, config.slots)
-        for kind, number in Counter(gpu.type for gpu in inventory.gpus).items():
-            yield Level("worker_gpus", {"type": kind}, number)
-        yield Level("worker_gpus_faulty", {}, sum(bool(gpu.fault) for gpu in inventory.gpus))
-        yield Level("worker_ranks", {"state": "running"}, counts["running"])
-        yield Level("worker_ranks", {"state": "exited"}, counts.total() - counts["running"])
-        yield Level("worker_log_bytes", {}, log_bytes(Path(config.state_dir)))
-
     return ServiceDefinition(
         service="worker",
         id=config.id,
@@ -447,13 +452,8 @@ def definition(config: WorkerConfig, world: World) -> ServiceDefinition:
             on(ReadRankLog, logs.read),
         ),
         heartbeat=heartbeat,
-        service_gauges=service_gauges,
+        service_gauges=partial(service_gauges, config, core, inventory),
         on_start=opened,
         on_stop=processes.stop,
-        tasks=(
-            processes.look_for_kills,
-            processes.look_for_room,
-            processes.look_at_gpus,
-            processes.prune,
-        ),
+        tasks=processes.tasks,
     )

@@ -15,7 +15,6 @@ from slackwater.common.shell import ServiceDefinition
 from slackwater.common.shell.simulated_loop import run_simulated
 from slackwater.common.shell.world import SimWorld
 from slackwater.schemas.base import JobId, NodeId
-from slackwater.schemas.cluster import StartWorkers, StopWorkers
 from slackwater.schemas.memory import (
     DeviceHello,
     EvictNow,
@@ -24,6 +23,7 @@ from slackwater.schemas.memory import (
     SetLending,
     ToLender,
 )
+from slackwater.schemas.workers import PrepareWorkers, StartWorkers, StopWorkers
 from slackwater.services.controller import invariants as placements
 from slackwater.services.controller import shell as controller
 from slackwater.services.controller.config import ControllerConfig
@@ -45,8 +45,9 @@ from slackwater.services.slabd.events import (
     SlabMade,
 )
 from slackwater.services.slabd.slab import check_invariants
-from slackwater.services.worker.core import ProcessesFound, ProcessExited, WorkerCore
-from slackwater.services.worker.effects import FindProcesses, RunRank
+from slackwater.services.worker.core import WorkerCore
+from slackwater.services.worker.effects import FindProcesses, LookAtProgram, RunRank
+from slackwater.services.worker.events import ProcessesFound, ProcessExited, ProgramLooked
 
 SHORT, LONG = 600, 20_000
 """Events from outside, in `make test` and in `make thorough`."""
@@ -133,7 +134,7 @@ class Node:
 
     def define(self) -> ServiceDefinition:
         core = WorkerCore(NodeId("w1"), slots=64, stop_grace_s=3.0, keep_jobs=False)
-        endpoints = {"start": StartWorkers, "stop": StopWorkers}
+        endpoints = {"prepare": PrepareWorkers, "start": StartWorkers, "stop": StopWorkers}
         return ServiceDefinition(service="worker", id="w1", core=core, endpoints=endpoints)
 
     def act(self, effect: Action) -> list[Any]:
@@ -141,6 +142,9 @@ class Node:
             case FindProcesses():
                 self.running.clear()
                 return [ProcessesFound(())]
+            case LookAtProgram():
+                why = self.rng.choice(("", "", "there is no script train.py"))
+                return [ProgramLooked(effect.token, effect.job, effect.attempt, why, "h", 4000)]
             case RunRank(job=job, rank=rank):
                 assert (job, rank) not in self.running, "two processes of one rank"
                 self.running.add((job, rank))

@@ -16,13 +16,6 @@ from slackwater.common.shell.definition import Port
 from slackwater.common.shell.effect_runner import handlers, on
 from slackwater.schemas.base import JobId
 from slackwater.schemas.logs import LogPiece
-from slackwater.services.worker.core import (
-    Found,
-    LogRead,
-    ProcessesFound,
-    ProcessExited,
-    ProgramLooked,
-)
 from slackwater.services.worker.effects import (
     AwaitEnd,
     FindProcesses,
@@ -33,6 +26,13 @@ from slackwater.services.worker.effects import (
     SignalRank,
     WatchRank,
     WorkerAction,
+)
+from slackwater.services.worker.events import (
+    Found,
+    LogRead,
+    ProcessesFound,
+    ProcessExited,
+    ProgramLooked,
 )
 
 

@@ -5,7 +5,7 @@ import os
 import re
 import signal
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final
 
 import msgspec
 import typer
@@ -183,7 +183,7 @@ def up(
                 "lend_bytes_max": size_bytes(lend, "--lend"),
             },
             nodes=nodes,
-            gpus_per_node=_gpus_of(gpus_per_node, nodes),
+            gpus_per_node="auto" if gpus_per_node is None else gpus_per_node,
             gpu_type=gpu_type_named(gpu_type),
             state_dir=state_dir,
             log_dir=log_dir.absolute(),
@@ -318,10 +318,3 @@ def _list_metrics(cluster: EmbeddedCluster, name: str) -> None:
 def _failure(supervisor: Supervisor, error: SlackwaterError) -> SlackwaterError:
     log = f"; its log: {supervisor.failed_log}" if supervisor.failed_log else ""
     return type(error)(f"the cluster ends: {error}{log}")
-
-
-def _gpus_of(asked: int | None, nodes: int) -> int | Literal["auto"]:
-    """Nodes that pose as several machines cannot all have the GPUs of this one."""
-    if asked is not None:
-        return asked
-    return "auto" if nodes == 1 else 0

@@ -6,6 +6,7 @@ it has heard all nodes.
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -86,7 +87,7 @@ def test_a_gang_over_two_nodes_meets_as_under_torchrun(environment: dict[str, st
     words = ("submit", "--id", "gang", "--gpus", "4", "--wait", "--", "python", str(script))
     absent = command(environment, *words)
     assert absent.returncode == 1
-    assert f"it cannot be started: w1: there is no script {script}" in absent.stderr
+    assert re.search(rf"it cannot be started: w[12]: there is no script {script}", absent.stderr)
     assert command(environment, "delete", "gang").returncode == 0
     script.write_text(MEETS)
     done = command(environment, *words)
@@ -95,7 +96,8 @@ def test_a_gang_over_two_nodes_meets_as_under_torchrun(environment: dict[str, st
     assert "met [1, 2, 3]" in logged
     host = socket.gethostname()
     for rank, (local, group) in enumerate([(0, 0), (1, 0), (0, 1), (1, 1)]):
-        assert f"rank {rank} | place [{local}, 2, {group}, 2] {local} {host}" in logged
+        where = f"rank {rank} on w{group + 1}"
+        assert f"{where} | place [{local}, 2, {group}, 2] {local} {host}" in logged
 
 
 TRAINS = """

@@ -12,9 +12,9 @@ ORDERED: Final = (
 )  # fmt: skip
 """Policies that order a queue: quotas, priorities and GPU types hold under them."""
 SIZED: Final = ("equal-share", "hell", "jsq-chunk", "knee", "srpt", "waterfill")
-DIVIDED: Final = (*SIZED, "tiresias-artifact")
+DIVIDED: Final = (*SIZED, "easy-backfill", "tiresias-artifact")
 """Policies that are asked for each tenant's part of the cluster."""
-ANY: Final = (*ORDERED, *SIZED, "naive-colocation", "tiresias-artifact")
+ANY: Final = (*ORDERED, *SIZED, "easy-backfill", "naive-colocation", "tiresias-artifact")
 """Policies that need nothing of a job model."""
 
 MIXED = "{inputs}/mixed.csv --nodes 4"

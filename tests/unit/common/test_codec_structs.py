@@ -109,7 +109,8 @@ def _text(info: inspect.StrType, rng: random.Random) -> str:
     alphabet = "abcXYZ019" if info.pattern else 'aé漢\U0001f30a \n"\\{}\x00'
     least = max(info.min_length or 0, 1 if info.pattern else 0)
     most = min(info.max_length or 12, 12)
-    return "".join(rng.choice(alphabet) for _ in range(rng.randint(least, max(least, most))))
+    text = "".join(rng.choice(alphabet) for _ in range(rng.randint(least, max(least, most))))
+    return rng.choice("abcXYZ") + text[1:] if info.pattern else text
 
 
 def instance(kind: type[msgspec.Struct], rng: random.Random) -> Any:

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slackwater.schemas.base import RUN_ATTEMPTS, NodeId
-from slackwater.schemas.cluster import StartWorkers, StopWorkers, WorkerExited
 from slackwater.schemas.gpus import described, held
 from slackwater.schemas.job_states import (
     HOLDING_STATES,
@@ -18,6 +17,7 @@ from slackwater.schemas.job_states import (
     JobState,
 )
 from slackwater.schemas.jobs import JobRecord, JobSpec, upgraded
+from slackwater.schemas.workers import StartWorkers, StopWorkers, WorkerExited
 
 REFUSED = [
     ({"gpus_min": 2}, "gpus_min: given with gpus 0; give `gpus`"),

@@ -17,15 +17,13 @@ from slackwater.schemas.cluster import (
     AggregatorRecord,
     AllocateAggregators,
     Heartbeat,
-    StartWorkers,
-    StopWorkers,
     TenantUse,
-    WorkerExited,
     WorkerHeartbeat,
 )
 from slackwater.schemas.job_requests import RegisterJob
 from slackwater.schemas.jobs import ELEMENTS_MAX, JobEvent, JobRecord, JobSpec
 from slackwater.schemas.placement import HostBuckets, MigrateInit, PlaceJob
+from slackwater.schemas.workers import StartWorkers, StopWorkers, WorkerExited
 from slackwater.services.controller.policies.demand import slack_s
 
 HEARTBEAT = {"service": "x", "id": "w1", "incarnation": 1, "at_s": 1.0}

@@ -138,23 +138,28 @@ class _Tentative:
         return inf, frozenset(ended)
 
     def pass_first(self, waiting: list[JobView]) -> dict[JobId, Allocation]:
-        """Start jobs behind the first of `waiting`, in order, that do not delay it."""
+        """Start jobs behind the first of `waiting`, in order, that do not delay it; none before one
+        of higher priority that is no larger."""
         first, *others = waiting
         running = sum(1 for job in self.jobs.values() if job.allocation)
         promised_s, ended = self.reservation(first)
         if promised_s == inf and len(ended) < running:
             return {}
         idle, passed = self.idle, dict[JobId, Allocation]()
-        now_s, rules = self._view.now_s, self._view.rules
+        left_out: dict[int, int] = {}  # Priority -> the smallest such job that stays behind.
         for job in others:
             if not idle:
                 break
-            if job.gpus > idle or not (allocation := self._place(job)):
+            below = any(p > job.priority and gpus <= job.gpus for p, gpus in left_out.items())
+            allocation = NOTHING if below or job.gpus > idle else self._place(job)
+            if not allocation:
+                left_out[job.priority] = min(left_out.get(job.priority, job.gpus), job.gpus)
                 continue
-            in_time = end_s(job, now_s, rules) <= promised_s
+            in_time = end_s(job, self._view.now_s, self._view.rules) <= promised_s
             self.start(job, allocation)
             if not in_time and not self._place(first, ended):
                 self._take_back(job)
+                left_out[job.priority] = min(left_out.get(job.priority, job.gpus), job.gpus)
                 continue
             passed[job.id] = allocation
             idle -= job.gpus

@@ -21,7 +21,7 @@ from slackwater.common.shell.client import Client
 from slackwater.common.shell.config import write_config
 from slackwater.schemas import subjects
 from slackwater.schemas.base import Message, Ok, Refused
-from slackwater.schemas.cluster import StartWorkers, StopWorkers, WorkerExited
+from slackwater.schemas.workers import StartWorkers, StopWorkers, WorkerExited
 from slackwater.services.worker.processes import RankFiles
 
 pytestmark = pytest.mark.live

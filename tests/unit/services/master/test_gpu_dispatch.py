@@ -9,17 +9,17 @@ from tests.unit.services.master.test_master_core import Harness, facts, only, or
 from slackwater.common.base.effects import Answered, Effect, Log, Persist, Publish, Reply, Request
 from slackwater.common.base.errors import ConfigRejected
 from slackwater.schemas.base import RUN_ATTEMPTS, JobId, NodeId, Ok, Refused
-from slackwater.schemas.cluster import (
+from slackwater.schemas.cluster import WorkerHeartbeat
+from slackwater.schemas.gpus import Gpu
+from slackwater.schemas.job_requests import CancelJob, SubmitJob
+from slackwater.schemas.scheduling import GetPolicy, PolicyEvent, PolicyInfo, SetPolicy
+from slackwater.schemas.workers import (
     Prepared,
     PrepareWorkers,
     StartWorkers,
     StopWorkers,
     WorkerExited,
-    WorkerHeartbeat,
 )
-from slackwater.schemas.gpus import Gpu
-from slackwater.schemas.job_requests import CancelJob, SubmitJob
-from slackwater.schemas.scheduling import GetPolicy, PolicyEvent, PolicyInfo, SetPolicy
 from slackwater.services.master.config import Tenant
 from slackwater.services.master.keys import Order, OrderKey, Verb
 

@@ -39,10 +39,7 @@ from slackwater.schemas.cluster import (
     ClusterReport,
     ListAggregators,
     PlacedJob,
-    StartWorkers,
-    StopWorkers,
     TenantUse,
-    WorkerExited,
     WorkerHeartbeat,
 )
 from slackwater.schemas.job_requests import (
@@ -61,6 +58,7 @@ from slackwater.schemas.jobs import JobEvent, JobRecord, JobSpec, TensorSpec
 from slackwater.schemas.placement import PlaceJob, Profile, ReleaseJob
 from slackwater.schemas.telemetry import IterationsObserved, JobProfiled
 from slackwater.schemas.tenants import ListTenants, TenantInfo, TenantList
+from slackwater.schemas.workers import StartWorkers, StopWorkers, WorkerExited
 from slackwater.services.master.config import MasterConfig, Tenant
 from slackwater.services.master.core import Master
 from slackwater.services.master.keys import Order, OrderKey, TickDue

@@ -5,10 +5,10 @@ from tests.unit.services.master.test_master_core import TENSORS, Harness, only, 
 
 from slackwater.common.base.effects import Answered, Request
 from slackwater.schemas.base import JobId, NodeId, Ok
-from slackwater.schemas.cluster import WorkerExited
 from slackwater.schemas.job_requests import AskMissing, CancelJob, MissingRanks, RegisterJob
 from slackwater.schemas.logs import LogPiece, ReadLog
 from slackwater.schemas.telemetry import IterationsObserved
+from slackwater.schemas.workers import WorkerExited
 from slackwater.services.master.keys import Order, OrderKey
 
 

@@ -9,9 +9,9 @@ from tests.unit.services.master.test_repeating import exited, failed, refused
 
 from slackwater.common.base.effects import Answered
 from slackwater.schemas.base import RUN_ATTEMPTS, JobId, Message, NodeId, Ok, Refused
-from slackwater.schemas.cluster import StartWorkers, StopWorkers, WorkerExited
 from slackwater.schemas.job_requests import CancelJob, JobInfo, PauseJob, ResumeJob, SubmitJob
 from slackwater.schemas.job_states import HOLDING_STATES
+from slackwater.schemas.workers import StartWorkers, StopWorkers, WorkerExited
 from slackwater.services.master.keys import Order, OrderKey
 
 

@@ -8,8 +8,8 @@ from tests.unit.services.master.test_master_core import orders
 
 from slackwater.common.base.effects import Answered, Effect, Publish, RefusedSoFar, Request
 from slackwater.schemas.base import JobId, Message, Ok, Refused
-from slackwater.schemas.cluster import Prepared, PrepareWorkers, StartWorkers, StopWorkers
 from slackwater.schemas.jobs import JobEvent
+from slackwater.schemas.workers import Prepared, PrepareWorkers, StartWorkers, StopWorkers
 from slackwater.services.master.keys import Order, OrderKey
 from slackwater.services.master.lifecycle import PREPARE_S
 

@@ -18,7 +18,6 @@ from tests.unit.services.master.test_master_core import (
 
 from slackwater.common.base.effects import Answered, EffectKey, Publish, Reply, Request
 from slackwater.schemas.base import RUN_ATTEMPTS, JobId, Message, NodeId, Ok, Refused
-from slackwater.schemas.cluster import StartWorkers, StopWorkers, WorkerExited
 from slackwater.schemas.job_requests import (
     CancelJob,
     DeleteJob,
@@ -36,6 +35,7 @@ from slackwater.schemas.job_requests import (
 from slackwater.schemas.job_states import TERMINAL_STATES
 from slackwater.schemas.jobs import JobEvent, JobRecord
 from slackwater.schemas.placement import PlaceJob, ReleaseJob
+from slackwater.schemas.workers import StartWorkers, StopWorkers, WorkerExited
 from slackwater.services.master.keys import Order, OrderKey
 
 

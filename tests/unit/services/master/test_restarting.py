@@ -11,7 +11,7 @@ from tests.unit.services.master.test_master_core import (
 
 from slackwater.common.base.effects import Answered, Persist, Reply, StartTimer, TimerFired
 from slackwater.schemas.base import JobId, NodeId, Ok
-from slackwater.schemas.cluster import StartWorkers, StopWorkers, WorkerExited
+from slackwater.schemas.workers import StartWorkers, StopWorkers, WorkerExited
 from slackwater.services.master.keys import Order, OrderKey, RankDue
 from slackwater.services.master.rank_restarts import WAIT_S_MAX, death
 

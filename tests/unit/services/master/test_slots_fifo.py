@@ -7,9 +7,10 @@ import pytest
 from tests.unit.services.master.test_master_core import Harness, spec
 
 from slackwater.schemas.base import NodeId
-from slackwater.schemas.cluster import WorkerExited, WorkerHeartbeat
+from slackwater.schemas.cluster import WorkerHeartbeat
 from slackwater.schemas.job_requests import CancelJob, SubmitJob
 from slackwater.schemas.jobs import JobRecord
+from slackwater.schemas.workers import WorkerExited
 from slackwater.services.master.nodes import Nodes
 
 

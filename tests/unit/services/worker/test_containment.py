@@ -72,7 +72,7 @@ def test_a_rank_that_is_killed_takes_all_of_it_along(
 ) -> None:
     leader = launched(containment, tmp_path, FORKS + "wait")
     until(8, containment)
-    assert containment.kill("j", 0, 0)
+    containment.kill("j", 0, 0)
     assert leader.wait(20) == -9
     assert containment.end("j", 0, 0)
     assert ours(containment) == []

@@ -8,10 +8,11 @@ import pytest
 
 from slackwater.common.base import limits
 from slackwater.common.native.cgroup import MemoryKills
-from slackwater.schemas.base import JobId
+from slackwater.schemas.base import JobId, NodeId
 from slackwater.services.worker.config import WorkerConfig
-from slackwater.services.worker.core import ProcessExited
 from slackwater.services.worker.effects import RunRank
+from slackwater.services.worker.events import ProcessExited
+from slackwater.services.worker.gpus import Inventory
 from slackwater.services.worker.shell import Processes
 
 
@@ -39,7 +40,8 @@ def proc(tmp_path: Path) -> Path:
 
 async def ended(proc: Path, script: str) -> ProcessExited:
     kills = MemoryKills(proc, proc / "none")
-    processes, port = Processes(WorkerConfig(state_dir=str(proc)), kills), Told()
+    config, port = WorkerConfig(state_dir=str(proc), gpus=0), Told()
+    processes = Processes(config, Inventory(config, NodeId("n1"), None), kills)
     await processes.start(port)  # type: ignore[arg-type]  # what of a port is used
     processes.run(RunRank(JobId("j"), 0, 0, 1, ("/bin/sh", "-c", script), "", ()))
     async with asyncio.timeout(60):

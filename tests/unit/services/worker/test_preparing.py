@@ -8,9 +8,10 @@ import pytest
 
 from slackwater.common.base.effects import Effect, Recovered, Reply, Requested, TimerFired
 from slackwater.schemas.base import RUN_ATTEMPTS, JobId, Message, NodeId, Ok, Refused
-from slackwater.schemas.cluster import Prepared, PrepareWorkers, StartWorkers, StopWorkers
-from slackwater.services.worker.core import ProcessesFound, ProgramLooked, WorkerCore
+from slackwater.schemas.workers import Prepared, PrepareWorkers, StartWorkers, StopWorkers
+from slackwater.services.worker.core import WorkerCore
 from slackwater.services.worker.effects import LookAtProgram, ReservationDue, RunRank
+from slackwater.services.worker.events import ProcessesFound, ProgramLooked
 from slackwater.services.worker.shell import cannot_start, gang_environment, idle_port
 
 PROGRAM = ("python", "train.py")

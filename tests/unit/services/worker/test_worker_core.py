@@ -17,17 +17,9 @@ from slackwater.common.base.effects import (
     TimerFired,
 )
 from slackwater.schemas.base import RUN_ATTEMPTS, JobId, NodeId, Ok, Refused
-from slackwater.schemas.cluster import StartWorkers, StopWorkers, WorkerExited
 from slackwater.schemas.logs import LogPiece, ReadLog
-from slackwater.services.worker.core import (
-    Found,
-    JobsPruned,
-    LogRead,
-    ProcessesFound,
-    ProcessExited,
-    RoomLooked,
-    WorkerCore,
-)
+from slackwater.schemas.workers import StartWorkers, StopWorkers, WorkerExited
+from slackwater.services.worker.core import WorkerCore
 from slackwater.services.worker.effects import (
     FindProcesses,
     ForgetRank,
@@ -37,6 +29,14 @@ from slackwater.services.worker.effects import (
     RunRank,
     SignalRank,
     WatchRank,
+)
+from slackwater.services.worker.events import (
+    Found,
+    JobsPruned,
+    LogRead,
+    ProcessesFound,
+    ProcessExited,
+    RoomLooked,
 )
 
 START = StartWorkers(job="j1", ranks=(0, 1), workers=2, program=("python", "train.py"))

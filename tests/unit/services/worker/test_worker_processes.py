@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.waiting import eventually
 
-from slackwater.services.worker.core import Found
+from slackwater.services.worker.events import Found
 from slackwater.services.worker.processes import CODE_UNKNOWN, Intent, RankFiles, find
 
 LOG_BYTES_MAX = 8 * 1024**2

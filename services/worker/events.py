@@ -1,0 +1,91 @@
+"""Events of the worker's shell for its core, beside requests and timers."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from slackwater.common.base.effects import ShellEvent
+from slackwater.schemas.base import JobId
+from slackwater.schemas.gpus import NodeAllocation
+from slackwater.schemas.logs import LogPiece
+
+RankState = Literal["intended", "running", "exited", "reported"]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A rank as its files tell of it."""
+
+    job: JobId
+    rank: int
+    state: RankState
+    workers: int = 1
+    program: tuple[str, ...] = ()
+    code: int = 0
+    result: str = ""
+    attempt: int = 0
+    """How often the rank was started before."""
+    folder: str = ""
+    """The program runs in it; empty: in the service's own."""
+    gpu_ids: tuple[str, ...] = ()
+    allocation: NodeAllocation = ()
+    """GPUs of its whole job."""
+    env: dict[str, str] = field(default_factory=dict)
+    rendezvous: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessesFound:
+    """The processes on disk and those of them that still run: the first event after a start."""
+
+    found: tuple[Found, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessExited:
+    """`result`: what the program wrote, or for a failure the last line of its log."""
+
+    job: JobId
+    rank: int
+    code: int
+    result: str
+    attempt: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LogRead:
+    """A piece of a rank's log has been read for a request."""
+
+    token: int
+    piece: LogPiece
+
+
+@dataclass(frozen=True, slots=True)
+class JobsPruned:
+    """The jobs' files were removed."""
+
+    jobs: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class RoomLooked:
+    """The disk has room for another job's files, or why it has none."""
+
+    short: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramLooked:
+    """Whether a prepared job's program can be started here."""
+
+    token: int
+    job: JobId
+    attempt: int
+    why: str
+    """Why it cannot; empty: it can."""
+    host: str = ""
+    port: int = 0
+
+
+Event = (
+    ShellEvent | ProcessesFound | ProcessExited | LogRead | JobsPruned | RoomLooked | ProgramLooked
+)
