@@ -1,5 +1,6 @@
 """`slackwater top` on a terminal of 80x24: what is on the screen, and how it is given back."""
 
+import asyncio
 import fcntl
 import os
 import pty
@@ -83,6 +84,10 @@ async def test_top_gives_the_terminal_back_however_it_ends() -> None:
     async with EmbeddedCluster(options) as cluster, connect(cluster.url) as client:
         for number in range(JOBS):
             await client.submit(JobSpec(id=f"j{number}"))
+        for _ in range(600):  # The first heartbeats may be on their way.
+            if len(await client.aggregators()) == 2:
+                break
+            await asyncio.sleep(0.05)
         ways: list[tuple[Callable[[Terminal], object], int]] = [
             (lambda t: os.write(t.ours, b"q"), 0),
             (lambda t: os.write(t.ours, b"\x03"), 0),
