@@ -12,6 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
+import msgspec
+
 from slackwater.common.base import limits
 from slackwater.common.base.effects import (
     Answered,
@@ -77,13 +79,16 @@ from slackwater.services.worker.events import (
 
 @dataclass(slots=True)
 class _Reserved:
-    """Room that is kept for ranks until they start."""
+    """Room that is kept for ranks until they start, and where they meet, also afterwards: a master
+    that was restarted asks again, and starts ranks again."""
 
     attempt: int
     ranks: int
     gpu_ids: tuple[str, ...]
     host: str = ""
     port: int = 0
+    rendezvous: str = ""
+    """Equals what the ranks were started with; empty: they were not."""
 
 
 @dataclass(slots=True)
@@ -147,6 +152,7 @@ class WorkerCore:
                 return [Log("disk.full", {"reason": short}, "warning")] if short else []
             case JobsPruned(jobs=pruned):
                 self._ranks = {key: one for key, one in self._ranks.items() if key[0] not in pruned}
+                self._reserved = {j: r for j, r in self._reserved.items() if j not in pruned}
                 return [Log("jobs.pruned", {"jobs": len(pruned)})]
             case Requested(token=token, message=message):
                 return [Reply(token, Refused(reason=f"{type(message).__name__}: not for workers"))]
@@ -210,7 +216,7 @@ class WorkerCore:
         ids = tuple(id for rank in new for id in rank.gpu_ids)
         if new and (refused := self._no_room(job, len(new), ids, message.program)):
             return [Reply(token, refused)]
-        self._reserved.pop(job, None)
+        message = self._meeting(job, message)
         effects: list[Effect] = []
         for rank in new:
             self._ranks[job, rank.rank] = rank
@@ -280,6 +286,16 @@ class WorkerCore:
             self._reserved[job] = _Reserved(attempt, new, message.gpu_ids if new else ())
         path = message.env.get("PATH")
         return [LookAtProgram(token, job, attempt, message.program, message.folder, path)]
+
+    def _meeting(self, job: JobId, message: StartWorkers) -> StartWorkers:
+        """Give up the kept room, and let ranks that start later meet where the others do."""
+        kept = self._reserved.get(job)
+        if kept is None or kept.attempt != message.job_attempt:
+            self._reserved.pop(job, None)
+            return message
+        kept.ranks, kept.gpu_ids = 0, ()
+        kept.rendezvous = kept.rendezvous or message.rendezvous
+        return msgspec.structs.replace(message, rendezvous=kept.rendezvous)
 
     def _began(self, job: JobId, rank: int, attempt: int) -> bool:
         """Tell whether a process of the attempt was started: its master was restarted since."""
@@ -418,7 +434,7 @@ class WorkerCore:
             return self._kill(key.job, key.last)
         if isinstance(key, ReservationDue):
             kept = self._reserved.get(key.job)
-            if kept is not None and kept.attempt == key.attempt:
+            if kept is not None and kept.attempt == key.attempt and not kept.rendezvous:
                 del self._reserved[key.job]
             return []
         rank = self._unreported(key)

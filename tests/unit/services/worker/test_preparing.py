@@ -11,7 +11,7 @@ from slackwater.schemas.base import RUN_ATTEMPTS, JobId, Message, NodeId, Ok, Re
 from slackwater.schemas.workers import Prepared, PrepareWorkers, StartWorkers, StopWorkers
 from slackwater.services.worker.core import WorkerCore
 from slackwater.services.worker.effects import LookAtProgram, ReservationDue, RunRank
-from slackwater.services.worker.events import ProcessesFound, ProgramLooked
+from slackwater.services.worker.events import ProcessesFound, ProcessExited, ProgramLooked
 from slackwater.services.worker.shell import cannot_start, gang_environment, idle_port
 
 PROGRAM = ("python", "train.py")
@@ -84,8 +84,26 @@ def test_asked_again_it_gives_the_same_port() -> None:
     first = node.prepare("a", "g0")
     assert node.prepare("a", "g0") == first
     node.start("a", "g0")
-    assert isinstance(node.prepare("a", "g0"), Prepared)
+    assert node.prepare("a", "g0") == first
     assert node.started == [0]
+
+
+def test_a_rank_that_is_started_again_meets_the_others_whatever_its_master_remembers() -> None:
+    """A master that was restarted does not know where the ranks of a running job meet."""
+    node = Node()
+    node.prepare("a", "g0", "g1")
+    start = StartWorkers(
+        job="a", ranks=(0, 1), workers=2, program=PROGRAM, gpu_ids=("g0", "g1"),
+        rendezvous="127.0.0.1:4001",
+    )  # fmt: skip
+    assert node.ask(start) == Ok()
+    node.step(TimerFired(ReservationDue(JobId("a"), 0)))
+    node.step(ProcessExited(JobId("a"), 1, 1, "it died"))
+    again = StartWorkers(
+        job="a", ranks=(1,), workers=2, program=PROGRAM, gpu_ids=("g1",), attempts=(1,)
+    )
+    (run,) = [e for e in node.step(Requested(99, again)) if isinstance(e, RunRank)]
+    assert (run.attempt, run.rendezvous) == (1, "127.0.0.1:4001")
 
 
 def test_slots_that_are_prepared_are_taken() -> None:
