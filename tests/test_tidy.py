@@ -65,7 +65,7 @@ SHELLS = {
     "master": {"fact_stream"},
     "profiler": set(),
     "slabd": {"monitor", "sessions", "slabs"},
-    "worker": {"containment", "gpus", "logreader", "processes", "ranklog"},
+    "worker": {"containment", "environment", "gpus", "logreader", "processes", "ranklog"},
 }  # fmt: skip
 """Modules of each service that do I/O, beside its `shell` and `__main__`. All others are pure."""
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -24,9 +23,8 @@ from slackwater.common.native.cgroup import FOR_MEMORY, LOOK_S, MemoryKills
 from slackwater.common.shell.definition import Level, Port, ServiceDefinition
 from slackwater.common.shell.effect_runner import handlers, on
 from slackwater.common.shell.world import World
-from slackwater.schemas.base import RUN_ATTEMPTS, JobId, NodeId
+from slackwater.schemas.base import JobId, NodeId
 from slackwater.schemas.cluster import WorkerHeartbeat
-from slackwater.schemas.gpus import described, held
 from slackwater.schemas.logs import ReadLog
 from slackwater.schemas.workers import PrepareWorkers, StartWorkers, StopWorkers
 from slackwater.services.worker.config import WorkerConfig
@@ -43,6 +41,7 @@ from slackwater.services.worker.effects import (
     WatchRank,
     WorkerAction,
 )
+from slackwater.services.worker.environment import cannot_start, idle_port, rank_environment
 from slackwater.services.worker.events import (
     JobsPruned,
     ProcessesFound,
@@ -177,18 +176,8 @@ class Processes:
             rendezvous=effect.rendezvous,
         )
         environment = {
-            **effect.env,
-            **self._config.credentials.environment(),
-            "SLACKWATER_URL": self._config.url,
-            "SLACKWATER_JOB": job,
-            "SLACKWATER_RANK": str(rank),
-            "SLACKWATER_WORKERS": str(effect.workers),
-            "SLACKWATER_RESULT": str(files.path("result.json").absolute()),
-            **visible_gpus(effect.gpu_ids),
-            **told_of_gpus(effect),
-            **gang_environment(effect, self._node),
+            **rank_environment(effect, self._config, self._node, files.path("result.json")),
             **self._containment.environment(job, rank, attempt),
-            "PYTHONUNBUFFERED": "1",  # The last line of a log is the reason of a failure.
         }
         held: list[int] = []
         try:
@@ -285,68 +274,6 @@ class Processes:
                 raise Fatal(f"job {files.job}, rank {files.rank}: /bin/sh did not come up")
             await asyncio.sleep(_POLL_S)
         return identity
-
-
-def visible_gpus(gpu_ids: tuple[str, ...]) -> dict[str, str]:
-    """Show a process its own GPUs alone: by uuid, or by number where their ids are node/number.
-    One without GPUs sees what the service sees."""
-    if not gpu_ids:
-        return {}
-    return {"CUDA_VISIBLE_DEVICES": ",".join(id.rpartition("/")[2] for id in gpu_ids)}
-
-
-def told_of_gpus(effect: RunRank) -> dict[str, str]:
-    """Tell a job with GPUs its attempt and all that it holds, for the reports of its agent."""
-    if not effect.allocation:
-        return {}
-    return {
-        "SLACKWATER_ATTEMPT": str(effect.attempt // RUN_ATTEMPTS),
-        "SLACKWATER_GPUS": described(effect.allocation),
-    }
-
-
-def gang_environment(effect: RunRank, node: NodeId) -> dict[str, str]:
-    """Tell a rank its place in its gang by the variables that torchrun sets."""
-    if not effect.rendezvous:
-        return {}
-    host, _, port = effect.rendezvous.rpartition(":")
-    each = held(effect.allocation) // effect.workers
-    sizes = [(name, number // each) for name, number in effect.allocation]
-    group = [name for name, _ in sizes].index(node)
-    first, local = sum(size for _, size in sizes[:group]), sizes[group][1]
-    return {
-        "MASTER_ADDR": host,
-        "MASTER_PORT": port,
-        "WORLD_SIZE": str(effect.workers),
-        "RANK": str(effect.rank),
-        "LOCAL_WORLD_SIZE": str(local),
-        "LOCAL_RANK": str(effect.rank - first),
-        "GROUP_WORLD_SIZE": str(len(sizes)),
-        "GROUP_RANK": str(group),
-    }
-
-
-def cannot_start(program: tuple[str, ...], folder: str, path: str | None = None) -> str:
-    """Say why the program cannot be started on this machine; empty: nothing speaks against it."""
-    remedy = "submit with --folder one that its nodes have"
-    if folder and not os.path.isdir(folder):
-        return f"there is no folder {folder}; {remedy}"
-    name = program[0]
-    where = os.path.join(folder, name) if "/" in name else name
-    if name != "python" and shutil.which(where, path=path) is None:
-        return f"there is no program {name} that can be run"
-    script = next((word for word in program[1:] if not word.startswith("-")), "")
-    is_script = name.rpartition("/")[2].startswith("python") and program[1:2] == (script,)
-    if is_script and not os.path.isfile(os.path.join(folder, script)):
-        return f"there is no script {script} in {folder or os.getcwd()}; {remedy}"
-    return ""
-
-
-def idle_port() -> int:
-    """Find a port that nobody listens on now."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
 
 
 def short_of_room(state_dir: Path) -> str:

@@ -11,8 +11,8 @@ from slackwater.schemas.base import RUN_ATTEMPTS, JobId, Message, NodeId, Ok, Re
 from slackwater.schemas.workers import Prepared, PrepareWorkers, StartWorkers, StopWorkers
 from slackwater.services.worker.core import WorkerCore
 from slackwater.services.worker.effects import LookAtProgram, ReservationDue, RunRank
+from slackwater.services.worker.environment import cannot_start, gang_environment, idle_port
 from slackwater.services.worker.events import ProcessesFound, ProcessExited, ProgramLooked
-from slackwater.services.worker.shell import cannot_start, gang_environment, idle_port
 
 PROGRAM = ("python", "train.py")
 

@@ -1,0 +1,93 @@
+"""Look, before a rank is launched, whether it can start, and make the environment that it gets."""
+
+import os
+import shutil
+import socket
+from pathlib import Path
+
+from slackwater.schemas.base import RUN_ATTEMPTS, NodeId
+from slackwater.schemas.gpus import described, held
+from slackwater.services.worker.config import WorkerConfig
+from slackwater.services.worker.effects import RunRank
+
+
+def rank_environment(
+    effect: RunRank, config: WorkerConfig, node: NodeId, result: Path
+) -> dict[str, str]:
+    """Make what a rank finds in its environment beside the service's own; `result`: the file that
+    it may write."""
+    return {
+        **effect.env,
+        **config.credentials.environment(),
+        "SLACKWATER_URL": config.url,
+        "SLACKWATER_JOB": effect.job,
+        "SLACKWATER_RANK": str(effect.rank),
+        "SLACKWATER_WORKERS": str(effect.workers),
+        "SLACKWATER_RESULT": str(result.absolute()),
+        **visible_gpus(effect.gpu_ids),
+        **told_of_gpus(effect),
+        **gang_environment(effect, node),
+        "PYTHONUNBUFFERED": "1",  # The last line of a log is the reason of a failure.
+    }
+
+
+def visible_gpus(gpu_ids: tuple[str, ...]) -> dict[str, str]:
+    """Show a process its own GPUs alone: by uuid, or by number where their ids are node/number.
+    One without GPUs sees what the service sees."""
+    if not gpu_ids:
+        return {}
+    return {"CUDA_VISIBLE_DEVICES": ",".join(id.rpartition("/")[2] for id in gpu_ids)}
+
+
+def told_of_gpus(effect: RunRank) -> dict[str, str]:
+    """Tell a job with GPUs its attempt and all that it holds, for the reports of its agent."""
+    if not effect.allocation:
+        return {}
+    return {
+        "SLACKWATER_ATTEMPT": str(effect.attempt // RUN_ATTEMPTS),
+        "SLACKWATER_GPUS": described(effect.allocation),
+    }
+
+
+def gang_environment(effect: RunRank, node: NodeId) -> dict[str, str]:
+    """Tell a rank its place in its gang by the variables that torchrun sets."""
+    if not effect.rendezvous:
+        return {}
+    host, _, port = effect.rendezvous.rpartition(":")
+    each = held(effect.allocation) // effect.workers
+    sizes = [(name, number // each) for name, number in effect.allocation]
+    group = [name for name, _ in sizes].index(node)
+    first, local = sum(size for _, size in sizes[:group]), sizes[group][1]
+    return {
+        "MASTER_ADDR": host,
+        "MASTER_PORT": port,
+        "WORLD_SIZE": str(effect.workers),
+        "RANK": str(effect.rank),
+        "LOCAL_WORLD_SIZE": str(local),
+        "LOCAL_RANK": str(effect.rank - first),
+        "GROUP_WORLD_SIZE": str(len(sizes)),
+        "GROUP_RANK": str(group),
+    }
+
+
+def cannot_start(program: tuple[str, ...], folder: str, path: str | None = None) -> str:
+    """Say why the program cannot be started on this machine; empty: nothing speaks against it."""
+    remedy = "submit with --folder one that its nodes have"
+    if folder and not os.path.isdir(folder):
+        return f"there is no folder {folder}; {remedy}"
+    name = program[0]
+    where = os.path.join(folder, name) if "/" in name else name
+    if name != "python" and shutil.which(where, path=path) is None:
+        return f"there is no program {name} that can be run"
+    script = next((word for word in program[1:] if not word.startswith("-")), "")
+    is_script = name.rpartition("/")[2].startswith("python") and program[1:2] == (script,)
+    if is_script and not os.path.isfile(os.path.join(folder, script)):
+        return f"there is no script {script} in {folder or os.getcwd()}; {remedy}"
+    return ""
+
+
+def idle_port() -> int:
+    """Find a port that nobody listens on now."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
