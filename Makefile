@@ -40,7 +40,7 @@ $(STAMP)-torch: $(STAMP) requirements-torch.lock
 kernels: setup ## compile all that is compiled when it is first needed
 	@$(BIN)/slackwater compile
 
-run: setup ## what it does, shown in two minutes: a live cluster and six jobs of a real trace
+run: setup ## what it does, shown in two minutes: a live cluster, six jobs of a real trace, three on GPUs
 	@$(BIN)/slackwater compile folds streams
 	@$(BIN)/loadgen demo --report $(REPORT)
 

@@ -11,14 +11,16 @@ import typer
 from rich.console import JustifyMethod
 from rich.table import Table
 
+from slackwater.common.domains.facts.timeline import Timeline
 from slackwater.common.embedded import ClusterOptions, EmbeddedCluster, fit_cpu_share
 from slackwater.common.shell.client import connect
 from slackwater.console.options import Json, Report, Seed
 from slackwater.console.outcome import FAILED, err, out, print_json, report_folder, reported, run
 from slackwater.loadgen.cli.progress import progress
-from slackwater.loadgen.replay import calibrate, demo, experiment, page, report
+from slackwater.loadgen.replay import calibrate, demo, experiment, gpu_demo, page, report
 from slackwater.loadgen.replay.demo import DemoJob, DemoSummary
 from slackwater.loadgen.replay.experiment import OnPhase, Outcome
+from slackwater.loadgen.replay.gpu_demo import GpuJob, GpuTurns
 from slackwater.loadgen.replay.machine import cpu_stalled_s
 from slackwater.loadgen.replay.story import story
 from slackwater.loadgen.replay.workload import Workload
@@ -29,7 +31,8 @@ CONTROLLERS: Final = 2
 INTRODUCTION: Final = """\
 Data-parallel jobs sum their gradients on CPU servers. Each job usually reserves servers of its own
 for its bursts, and they idle in between. Slackwater lets jobs share them, watches what that costs
-each job, and where sharing hurts one, moves it away while it trains.
+each job, and where sharing hurts one, moves it away while it trains. Then jobs take turns on GPUs:
+they are paused for others, or by hand, and go on where they were.
 """
 
 
@@ -38,10 +41,11 @@ def show(
     seed: Seed = 1,
     json: Json = False,
 ) -> None:
-    """Show what Slackwater does: a live cluster, six jobs of a real trace, in two minutes.
+    """Show what Slackwater does: a live cluster, six jobs of a real trace, then three that take
+    turns on (fake) GPUs, in two minutes.
 
     Exit codes: 0 the product did its work; 1 a job failed, a parameter differs from the replay, or
-    a job was left where it lost more than its limit.
+    a job was left where it lost more than its limit, or was not paused.
     """
     with reported():
         report_folder(report_dir)  # Before two minutes are spent.
@@ -57,45 +61,64 @@ def show(
             policy=demo.POLICY,
             charge_ns_per_byte=charge.ns_per_byte,
             log_dir=report_dir / "logs",
-            master={"cluster_scaling_s": experiment.CLUSTER_SCALING_S},
+            nodes=gpu_demo.NODES,
+            gpus_per_node=gpu_demo.GPUS_PER_NODE,
+            master={
+                "cluster_scaling_s": experiment.CLUSTER_SCALING_S,
+                "gpu_policy": gpu_demo.POLICY,
+                "gpu_policy_settings": dict(gpu_demo.SETTINGS),
+            },
             controller={"pack_alone": True},
             profiler=dict(demo.PROFILER),
         )
         started_s, stalled_s = time.monotonic(), cpu_stalled_s()
         with progress() as on_phase:
-            outcome = run(_play(work, options, on_phase))
+            outcome, turns = run(_play(work, gpu_demo.workload(seed), options, on_phase))
         wall_s = time.monotonic() - started_s
         pressure = None
         if stalled_s is not None and (now_s := cpu_stalled_s()) is not None:
             pressure = (now_s - stalled_s) / wall_s
         summary = demo.summarize(
             outcome, work, charge_ns_per_byte=charge.ns_per_byte, cpu_pressure=pressure,
-            wall_s=wall_s,
+            wall_s=wall_s, turns=turns,
         )  # fmt: skip
-        _write(report_dir, summary, outcome, {"seed": seed, "workload": work})
+        _write(report_dir, summary, outcome, turns, {"seed": seed, "workload": work})
         _say(report_dir, summary, json)
     if summary.failures:
         raise typer.Exit(FAILED)
 
 
-async def _play(work: Workload, options: ClusterOptions, on_phase: OnPhase) -> Outcome:
+async def _play(
+    work: Workload, turns: Workload, options: ClusterOptions, on_phase: OnPhase
+) -> tuple[Outcome, GpuTurns]:
     began_s = time.monotonic()
     async with EmbeddedCluster(options) as cluster, connect(cluster.url, "loadgen") as client:
         err.print(
             f"A cluster runs on this machine after {time.monotonic() - began_s:.1f} s: the bus, a "
             f"master, {options.controllers} controllers, {options.aggregators} aggregators of "
-            f"{cluster.cpu_share:g} cores, a profiler, a worker service. {len(work.jobs)} jobs of "
+            f"{cluster.cpu_share:g} cores, a profiler, {options.nodes} worker services with "
+            f"{options.gpus_per_node} fake GPUs each. {len(work.jobs)} jobs of "
             f"Microsoft's Philly trace arrive, {1 / work.time_scale:,.0f} times as fast as in "
             "2017. Ctrl-C ends all of it.",
             markup=False,
         )
-        return await experiment.play(client, work, cluster.cpu_share, demo.STEADY_MIN, on_phase)
+        share = cluster.cpu_share
+        outcome = await experiment.play(client, work, share, demo.STEADY_MIN, on_phase)
+        return outcome, await gpu_demo.play(client, turns, on_phase)
 
 
-def _write(folder: Path, summary: DemoSummary, outcome: Outcome, options: dict[str, Any]) -> None:
+def _write(
+    folder: Path,
+    summary: DemoSummary,
+    outcome: Outcome,
+    turns: GpuTurns,
+    options: dict[str, Any],
+) -> None:
     report.write(folder, summary, outcome.figures, outcome.timeline, options)
-    told = [(each.at_s - outcome.timeline.started_s, each.text) for each in story(outcome.timeline)]
+    report.write_events(folder / "gpu_events.jsonl", turns.timeline)
+    report.draw_gpus(folder / "gpus.png", turns.timeline)
     header, rows = _rows(summary.jobs)
+    gpu_header, gpu_rows = _gpu_rows(summary.gpu_jobs)
     sections = [
         ("", page.facts(_facts(summary))),
         ("", page.sentences(summary.failures, wrong=True) + page.sentences(summary.remarks)),
@@ -106,19 +129,33 @@ def _write(folder: Path, summary: DemoSummary, outcome: Outcome, options: dict[s
          "Aggregators in use (filled) against the servers that the jobs asked for.")),
         ("Speeds", page.plot(folder / "speeds.png",
          "Each job's speed against its speed alone; shaded: an assignment that was undone.")),
-        ("What happened", page.story_html(told)),
+        ("What happened", page.story_html(_told(outcome.timeline))),
+        ("Jobs that took turns on GPUs", page.table(gpu_header, gpu_rows, numbers=(1, 2, 3))),
+        ("GPUs", page.plot(folder / "gpus.png", "GPUs that each job held, one above the other.")),
+        ("What happened to them", page.story_html(_told(turns.timeline))),
     ]  # fmt: skip
     page.write(folder / "index.html", "Slackwater: jobs share their servers", sections)
 
 
+def _told(timeline: Timeline) -> list[tuple[float, str]]:
+    return [(each.at_s - timeline.started_s, each.text) for each in story(timeline)]
+
+
 def _facts(summary: DemoSummary) -> list[tuple[str, str]]:
-    equal = sum(job.equal for job in summary.jobs)
+    equal = [job.equal for job in summary.jobs] + [job.equal for job in summary.gpu_jobs]
+    stop_s = [each for job in summary.gpu_jobs for each in job.stop_s]
+    resume_s = [each for job in summary.gpu_jobs for each in job.resume_s]
     return [
         (str(summary.servers_asked_max), "servers asked for, at most"),
         (str(summary.aggregators_max), "aggregators used, at most"),
         (report.percent(summary.cpu_saved), "of the server time saved"),
         (report.percent(summary.loss_max), "of its speed lost by the job that lost most"),
-        (f"{equal} of {len(summary.jobs)}", "jobs' parameters equal to a replay, bit for bit"),
+        (seconds(stop_s), "from the order to pause a job to its GPUs' release, at most"),
+        (seconds(resume_s), "from the order to go on to its next iteration, at most"),
+        (
+            f"{sum(equal)} of {len(equal)}",
+            "jobs' parameters equal to a replay, bit for bit",
+        ),
     ]
 
 
@@ -136,15 +173,37 @@ def _rows(jobs: tuple[DemoJob, ...]) -> tuple[list[str], list[list[str]]]:
     ]  # fmt: skip
 
 
+def seconds(found: list[float]) -> str:
+    return f"{max(found):.2f} s" if found else "-"
+
+
+def _gpu_rows(jobs: tuple[GpuJob, ...]) -> tuple[list[str], list[list[str]]]:
+    header = ["job", "GPUs", "waited s", "ran s", "paused because", "went on at", "parameters"]
+    return header, [
+        [
+            job.job, str(job.gpus), f"{job.waited_s:.1f}", f"{job.ran_s:.1f}",
+            "; ".join(job.stops) or "-",
+            ", ".join(f"iteration {number}" for number in job.resumed_at) or "-",
+            "equal" if job.equal else "DIFFERENT" if job.state == "completed" else job.state,
+        ]
+        for job in jobs
+    ]  # fmt: skip
+
+
 def table(jobs: tuple[DemoJob, ...]) -> Table:
     """Return the table that is printed at the end, for terminals of 80 columns and more."""
-    header, rows = _rows(jobs)
-    made = Table(
-        title="What each job asked for, and what it cost", title_justify="left",
-        box=None, pad_edge=False, padding=(0, 2, 0, 0),
-    )  # fmt: skip
+    return _table("What each job asked for, and what it cost", *_rows(jobs), left=(0, 3, 7, 8))
+
+
+def gpu_table(jobs: tuple[GpuJob, ...]) -> Table:
+    """Return the table of the jobs that took turns, for terminals of 80 columns and more."""
+    return _table("Jobs that took turns on GPUs", *_gpu_rows(jobs), left=(0, 4, 5, 6))
+
+
+def _table(title: str, header: list[str], rows: list[list[str]], left: tuple[int, ...]) -> Table:
+    made = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for index, column in enumerate(header):
-        justify: JustifyMethod = "left" if index in (0, 3, 7, 8) else "right"
+        justify: JustifyMethod = "left" if index in left else "right"
         made.add_column("\n".join(column.rsplit(" ", 1)), justify=justify, no_wrap=True)
     for row in rows:
         made.add_row(*row)
@@ -156,6 +215,7 @@ def _say(folder: Path, summary: DemoSummary, json: bool) -> None:
         print_json(summary)
     else:
         out.print(table(summary.jobs), "")
+        out.print(gpu_table(summary.gpu_jobs), "")
         for value, what in _facts(summary):
             out.print(f"  {value:>8}  {what}", markup=False, highlight=False)
         out.print()

@@ -15,6 +15,7 @@ import msgspec
 
 from slackwater.common.domains.facts.timeline import UNDONE
 from slackwater.loadgen.replay.experiment import Outcome
+from slackwater.loadgen.replay.gpu_demo import GpuJob, GpuTurns
 from slackwater.loadgen.replay.measures import (
     LOSS_LIMIT,
     UNDERCHARGED_MAX,
@@ -77,6 +78,7 @@ class DemoSummary(msgspec.Struct, frozen=True, kw_only=True):
     """summary.json. `failures`: why the exit code is 1; `remarks`: what could not be shown."""
 
     jobs: tuple[DemoJob, ...]
+    gpu_jobs: tuple[GpuJob, ...] = ()
     servers_asked_max: int
     aggregators_max: int
     cpu_saved: float | None
@@ -121,6 +123,7 @@ def summarize(
     charge_ns_per_byte: float,
     cpu_pressure: float | None,
     wall_s: float,
+    turns: GpuTurns,
 ) -> DemoSummary:
     timeline = outcome.timeline
     gpus = {job.spec.id: int(job.source["gpus"]) for job in work.jobs}
@@ -147,11 +150,12 @@ def summarize(
         for row in outcome.figures
         if row.state != "completed"
     ]
-    failures += outcome.mismatches.values()
+    failures += [*outcome.mismatches.values(), *turns.failures]
     if not busy:
         failures += [_beyond(row) for row in beyond]
     return DemoSummary(
         jobs=jobs,
+        gpu_jobs=turns.jobs,
         servers_asked_max=max((level for _, level in timeline.required), default=0),
         aggregators_max=max((level for _, level in timeline.aggregators), default=0),
         cpu_saved=cpu_reduction_ratio(timeline, outcome.until_s),

@@ -8,7 +8,7 @@ cluster that may be somebody else's.
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -330,16 +330,19 @@ async def lone_experiment(
 
 def check(outcome: Outcome, records: list[JobRecord]) -> None:
     """Every finished job's parameters against a single-process replay of its seeded gradients."""
+    found = mismatches_of(records)
+    outcome.mismatches |= found
+    outcome.verified += sum(record.state == "completed" for record in records) - len(found)
+
+
+def mismatches_of(records: Sequence[JobRecord]) -> dict[str, str]:
+    """Say why a finished job's parameters are not those of its replay, by job."""
     from slackwater.loadgen.replay.proof import mismatch  # numba: commands start without.
 
-    for record in records:
-        if record.state != "completed":
-            continue
-        difference = mismatch(record)
-        if difference is None:
-            outcome.verified += 1
-        else:
-            outcome.mismatches[record.spec.id] = difference
+    differences = {
+        record.spec.id: mismatch(record) for record in records if record.state == "completed"
+    }
+    return {id: text for id, text in differences.items() if text is not None}
 
 
 async def play(

@@ -231,6 +231,24 @@ def _plot_aggregators(path: Path, timeline: Timeline) -> None:
         drawn.legend(loc="outside upper center", ncols=5, fontsize=8)
 
 
+def draw_gpus(path: Path, timeline: Timeline) -> None:
+    """Stack the GPUs that each job held over time."""
+    tracks = list(timeline.tracks.items())
+    ends = [step[0] for _, track in tracks for step in track.sizes]
+    times = sorted({timeline.started_s, *ends})
+    with plots.figure(path, size=(9.5, 3.2)) as (_, axes):
+        levels = [
+            [next((n for at_s, n in reversed(track.sizes) if at_s <= now_s), 0) for now_s in times]
+            for _, track in tracks
+        ]
+        axes.stackplot(
+            [now_s - timeline.started_s for now_s in times], levels,
+            labels=[id for id, _ in tracks], colors=plots.COLORS, alpha=0.6, step="post",
+        )  # fmt: skip
+        axes.set(ylabel="GPUs held", xlabel="seconds", ylim=(0, None), xlim=(0, None))
+        axes.legend(loc="upper right", ncols=len(tracks), fontsize=8)
+
+
 def _plot_lives(axes: Any, timeline: Timeline) -> None:
     """A row a job: measured alone, then placed; what was found and done about it as markers."""
     rows = {id: row for row, id in enumerate(timeline.tracks)}

@@ -13,7 +13,7 @@ from slackwater.schemas.jobs import JobEvent
 from slackwater.schemas.placement import MigrationEvent
 
 Kind = Literal[
-    "arrival", "shared", "slow-down", "reverted", "relieved", "added", "released", "exit"
+    "arrival", "shared", "slow-down", "reverted", "relieved", "added", "released", "gpus", "exit"
 ]
 LABELS: Final[dict[Kind, str]] = {
     "arrival": "job arrives",
@@ -23,9 +23,12 @@ LABELS: Final[dict[Kind, str]] = {
     "relieved": "speed is back",
     "added": "aggregator added",
     "released": "aggregator released",
+    "gpus": "job gets or gives up its GPUs",
     "exit": "job ends",
 }
-"""In the order of figure 10."""
+"""In the order of figure 10; GPUs are ours."""
+_TURNS: Final = frozenset({"running", "stopping", "paused", "held", "released", "resized"})
+"""Facts of a job that gets, gives up or changes its GPUs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,8 @@ class _StoryWriter:
             self.tell(at_s, "shared", sentences.sentence(fact), fact.job)
         elif fact.fact in UNDONE:
             self.tell(at_s, "slow-down", sentences.loss(fact, LOSS_LIMIT), fact.job)
+        elif fact.fact in _TURNS and self.timeline.tracks[fact.job].spec.gpus:
+            self.tell(at_s, "gpus", sentences.sentence(fact), fact.job)
 
     def moved(self, migration: Migration) -> None:
         if migration.cause not in UNDONE or migration.fact != "finished":
@@ -90,8 +95,10 @@ def story(timeline: Timeline) -> list[Happening]:
     teller = _StoryWriter(timeline)
     for id, track in timeline.tracks.items():
         spec = track.spec
-        text = f"{id} arrives: {count(spec.workers, 'worker')}, asks for "
-        teller.tell(track.submitted_s, "arrival", text + count(spec.servers, "server"), id)
+        asked = count(spec.servers, "server")
+        asked += f" and {count(spec.gpus, 'GPU')}" if spec.gpus else ""
+        text = f"{id} arrives: {count(spec.workers, 'worker')}, asks for {asked}"
+        teller.tell(track.submitted_s, "arrival", text, id)
     for at_s, fact in timeline.events:
         match fact:
             case JobEvent() if fact.job in timeline.tracks:

@@ -13,6 +13,7 @@ from slackwater.loadgen import models
 from slackwater.loadgen.cli.demo import table
 from slackwater.loadgen.replay import calibrate, demo, page
 from slackwater.loadgen.replay.experiment import Outcome
+from slackwater.loadgen.replay.gpu_demo import GpuTurns
 from slackwater.loadgen.replay.machine import cpu_stalled_s
 from slackwater.loadgen.replay.measures import LOSS_LIMIT, JobFigures
 from slackwater.loadgen.replay.workload import Workload
@@ -82,7 +83,12 @@ def summary(work: Workload, rows: list[JobFigures], **given: object) -> demo.Dem
         timeline.expect(job.spec, job.at_s)
     outcome = Outcome(timeline, 90.0, rows, 0.08)
     outcome.mismatches.update(given.pop("mismatches", {}))  # type: ignore[call-overload]
-    settings: dict[str, object] = {"charge_ns_per_byte": 0.1, "cpu_pressure": 0.2, "wall_s": 100.0}
+    settings: dict[str, object] = {
+        "charge_ns_per_byte": 0.1,
+        "cpu_pressure": 0.2,
+        "wall_s": 100.0,
+        "turns": GpuTurns(Timeline(started_s=0.0), (), ()),
+    }
     return demo.summarize(outcome, work, **{**settings, **given})  # type: ignore[arg-type]
 
 
