@@ -228,9 +228,7 @@ def simulate_command(
     overhead: Annotated[str, typer.Option(help="Costs of placement: full or none.")] = "full",
     mode: Annotated[str, typer.Option(help="Sizes: rigid, malleable or moldable.")] = "rigid",
     job_model: Annotated[str, typer.Option(help="How jobs progress.")] = "fixed",
-    set_: Annotated[
-        list[str], typer.Option("--set", help="A setting as policy.option=value; repeatable.")
-    ] = [],  # noqa: B006
+    set_: Annotated[list[str], typer.Option("--set", help="policy.option=value.")] = [],  # noqa: B006
     seed: Annotated[int, typer.Option(min=0, help="Draw by this seed.")] = 0,
     seeds: Annotated[int, _count("Runs per policy, for intervals.", 1, _SEEDS_MAX)] = 1,
     shake_s: Annotated[float, typer.Option(help="Seconds to shift submissions.")] = 60.0,
@@ -248,6 +246,7 @@ def simulate_command(
     reference_gpu: Annotated[str, typer.Option(help="GPU type of the durations.")] = "v100",
     start_s: Annotated[float, typer.Option(help="Seconds that a first start costs.")] = 0,
     restart_s: Annotated[float, typer.Option(help="Seconds that a restart costs.")] = 0,
+    stop_s: Annotated[float, typer.Option(help="Seconds that a stopped job saves.")] = 0,
     restart_by_model: Annotated[str, typer.Option(help="Seconds by model: a=30,b=60.")] = "",
     spread_slowdown: Annotated[float, typer.Option(help="Times skew, for spread jobs.")] = 0,
     interference: Annotated[float, typer.Option(help="Speed lost by sharing a network.")] = 0,

@@ -73,6 +73,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     # The world
     start_s: Seconds = 0
     restart_s: Seconds = 0
+    stop_s: Seconds = 0
+    """Seconds in which a job that loses its GPUs saves, and holds them."""
     restart_by_model: str = ""
     """model=seconds,... instead of restart_s for these models."""
     spread_slowdown: Annotated[float, msgspec.Meta(ge=0, le=1000)] = 0

@@ -25,9 +25,9 @@ class Active:
     """The engine's mutable side of an active job; `view` is what the policy sees of it."""
 
     __slots__ = (
-        "allocation", "attained", "first_start_s", "furthest", "generation", "gpus", "group", "job",
-        "keeps_size", "marked_s", "outcome", "ready_s", "restarts", "run", "run_s", "since_s",
-        "useful", "vain", "view", "work",
+        "allocation", "attained", "begins_s", "first_start_s", "furthest", "generation", "gpus",
+        "group", "job", "keeps_size", "left_s", "marked_s", "outcome", "ready_s", "restarts", "run",
+        "run_s", "since_s", "useful", "vain", "view", "work",
     )  # fmt: skip
 
     def __init__(
@@ -40,6 +40,10 @@ class Active:
         self.gpus = 0
         self.since_s: float = now_s
         self.ready_s: float = now_s
+        self.begins_s: float = now_s
+        """When the GPUs that it holds were, or will be, left by whoever had them."""
+        self.left_s: float = now_s
+        """When it has left, or will have left, the GPUs that it held last."""
         self.marked_s: float = now_s
         self.attained: float = 0
         self.run_s: float = 0

@@ -75,7 +75,8 @@ def _refuse_strangers(option: str, kind: str, named: Mapping[str, object], known
 
 def build_settings(options: Options, jobs: Sequence[Submission], seed: int) -> Settings:
     free = options.overhead == "none"
-    if free and (options.restart_s or options.start_s or options.restart_by_model):
+    costs = options.restart_s, options.start_s, options.stop_s, options.restart_by_model
+    if free and any(costs):
         raise ConfigRejected("--overhead none makes restarts free; leave the restart costs out")
     if free and (options.spread_slowdown or options.interference or options.mtbf_s):
         raise ConfigRejected(
@@ -93,6 +94,7 @@ def build_settings(options: Options, jobs: Sequence[Submission], seed: int) -> S
             _whole(options.start_s),
             _whole(options.restart_s),
             {k: _whole(v) for k, v in by_model.items()},
+            _whole(options.stop_s),
         ),
         slowdowns=Slowdowns(spread=options.spread_slowdown, interference=options.interference),
         failures=Failures(options.mtbf_s, options.repair_s, options.checkpoint_s, seed),
@@ -126,6 +128,8 @@ def build_policy(options: Options, name: str) -> Policy:
             "does not; add --set pollux.scale=true, or leave it out"
         )
     if options.colocate > 1:
+        if options.stop_s:
+            raise ConfigRejected("--colocate shares GPUs, and --stop-s knows one job on each")
         if options.quotas or len(build_cluster(options).gpu_types) > 1:
             raise ConfigRejected("--colocate knows neither quotas nor several GPU types")
         return Colocated(policy, ways=options.colocate, **sharing)

@@ -33,6 +33,7 @@ from slackwater.loadgen.simulator.gpu.outcome import (
     Segment,
     Settings,
 )
+from slackwater.loadgen.simulator.gpu.vacating import Vacating
 from slackwater.loadgen.simulator.gpu.workload import Submission
 from slackwater.schemas.base import JobId
 from slackwater.services.master.scheduling.scheduler import Decision, Scheduler
@@ -76,6 +77,7 @@ class Engine:
         self._ask_why_s = sorted(settings.ask_why_s, reverse=True)
         self._heap: Heap = []
         self._machines = Machines(cluster, settings.failures, settings.scaling, self._heap)
+        self._vacating = Vacating(len(cluster.sizes), settings.costs.stop_s)
         self._now_s: float = 0
         self._active: dict[int, Active] = {}
         self._number: dict[JobId, int] = {}
@@ -231,7 +233,7 @@ class Engine:
         touched: set[int] = set()
         for job_id in decision.pause:
             active = self._active[self._number[job_id]]
-            touched |= self._release(active, "preempted")
+            touched |= self._vacate(active, "preempted")
             active.outcome.preemptions += 1
             self._show(active)
         given: list[tuple[Active, Allocation, str, bool]] = []
@@ -240,8 +242,10 @@ class Engine:
             # Others may come onto a job's GPUs, or leave them, at no cost to it.
             alone = not (group and active.group)
             free_of_charge = allocation == active.allocation and alone
-            why = "regrouped" if free_of_charge else "resized"
-            touched |= self._release(active, why)
+            if free_of_charge:
+                touched |= self._release(active, "regrouped")
+            else:
+                touched |= self._vacate(active, "resized")
             given.append((active, allocation, group, free_of_charge))
         for job_id, allocation in decision.start.items():
             active = self._active[self._number[job_id]]
@@ -257,9 +261,14 @@ class Engine:
 
     def _take(self, active: Active, allocation: Allocation, group: str, free: bool) -> set[int]:
         """The job holds these GPUs from now on; answers whom that concerns."""
-        self._cluster.take(allocation, group)
         now_s = self._now_s
-        ready_s = max(active.ready_s, now_s) if free else now_s + self._delay_s(active)
+        if free:
+            ready_s = max(active.ready_s, now_s)
+        else:
+            left_s = self._vacating.take(allocation, self._cluster.free, now_s)
+            active.begins_s = max(now_s, left_s, active.left_s)
+            ready_s = active.begins_s + self._delay_s(active)
+        self._cluster.take(allocation, group)
         active.hold(now_s, allocation, group, ready_s, free)
         return self._surroundings.enter(active.job.number, allocation, group)
 
@@ -267,6 +276,11 @@ class Engine:
         if active.first_start_s == inf:
             return self._costs.start_s
         return self._costs.known_s(active.job.spec.model) or 0
+
+    def _vacate(self, active: Active, why: str) -> set[int]:
+        """It saves and leaves its GPUs; answers whom that concerns."""
+        active.left_s = self._vacating.leave(active.allocation, active.begins_s, self._now_s)
+        return self._release(active, why)
 
     def _release(self, active: Active, why: str) -> set[int]:
         """The job's segment ends now; answers whom that concerns."""

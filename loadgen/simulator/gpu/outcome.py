@@ -20,6 +20,9 @@ class Costs(msgspec.Struct, frozen=True):
     restart_s: float = 0
     """At every later one, and at every change of its allocation."""
     restart_by_model_s: dict[str, float] = msgspec.field(default_factory=dict)
+    stop_s: float = 0
+    """Until a job that was paused or resized has saved and left: whoever is given its GPUs waits so
+    long, and so does the job itself."""
 
     def known_s(self, model: str) -> float | None:
         """Return the seconds that a restart of that model costs; None where nothing was said of

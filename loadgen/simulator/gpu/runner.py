@@ -94,7 +94,7 @@ def run(
     gpus = sum(cluster.sizes)
     figures = job_figures(result, gpus)
     if task.log_path:
-        exact = model.name == "fixed" and not settings.slowdowns.any
+        exact = model.name == "fixed" and model.integer_times and not settings.slowdowns.any
         exact = exact and not (options.speeds or options.throughputs)
         log = eventlog.event_log(result, task.policy, model.name, nodes, exact, settings.rules)
         eventlog.write(log, Path(task.log_path))

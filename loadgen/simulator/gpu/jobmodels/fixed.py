@@ -3,7 +3,8 @@
 Work is counted in whole milliseconds of undisturbed running and speed in whole thousandths, so
 that instants are whole seconds and GPU-seconds, progress and losses add up exactly. A job on other
 GPUs than it asks for is taken to scale linearly; slower GPUs, a bad placement and interference
-divide its speed.
+divide its speed. With `whole_seconds` off, durations and submissions are taken as they are, to the
+millisecond: for short jobs, whose start and stop cost fractions of a second.
 """
 
 from typing import Any, Final
@@ -14,14 +15,18 @@ from slackwater.services.master.scheduling.view import Allocation, ClusterView
 
 _NEVER: Final = float("inf")
 _MILLI: Final = 1000
+_ROUNDING: Final = 1e-6
+"""Added to thousandths of a millisecond: instants between whole seconds are rounded."""
 
 
 class FixedRun:
-    __slots__ = ("_asked", "_at_s", "_marked", "_rate", "_work", "job", "total")
+    __slots__ = ("_asked", "_at_s", "_marked", "_rate", "_whole", "_work", "job", "total")
 
-    def __init__(self, job: Submission) -> None:
-        self.job, self._asked = job, job.spec.gpus
+    def __init__(self, job: Submission, whole_seconds: bool = True) -> None:
+        self.job, self._asked, self._whole = job, job.spec.gpus, whole_seconds
         self.total = max(1, round(job.oracle.duration_s)) * _MILLI
+        if not whole_seconds:
+            self.total = max(1, round(job.oracle.duration_s * _MILLI))
         self._work = 0
         self._marked = 0
         self._rate = 0
@@ -63,12 +68,17 @@ class FixedRun:
 
     def advance(self, now_s: float) -> None:
         if now_s > self._at_s:
-            self._work = min(self.total, self._work + int((now_s - self._at_s) * self._rate))
+            work = (now_s - self._at_s) * self._rate
+            self._work = min(
+                self.total, self._work + int(work if self._whole else work + _ROUNDING)
+            )
             self._at_s = now_s
 
     def next_s(self) -> float:
         if not self._rate:
             return _NEVER
+        if not self._whole:
+            return self._at_s + (self.total - self._work) / self._rate
         return self._at_s - (self._work - self.total) // self._rate
 
     def remaining_s(self) -> float:
@@ -87,7 +97,9 @@ class FixedRun:
 
 class FixedModel:
     name = "fixed"
-    integer_times = True
+
+    def __init__(self, whole_seconds: bool = True) -> None:
+        self.integer_times = whole_seconds
 
     def run(self, job: Submission, cluster: ClusterView) -> FixedRun:
-        return FixedRun(job)
+        return FixedRun(job, self.integer_times)
