@@ -36,6 +36,9 @@ class WorkerConfig(ServiceConfig, kw_only=True, frozen=True):
     cgroups: bool = True
     """Give each rank a cgroup of its own where the host allows it (`slackwater doctor` says so), so
     that none of its processes is left behind; false: find them by a mark in their environment."""
+    environment: Annotated[tuple[str, ...], msgspec.Meta(max_length=256)] = ()
+    """Further variables of this service's environment that its jobs inherit, beside PATH, LANG,
+    CUDA_* and the like; a name may end in `*`. The bus's credentials never are."""
     keep_jobs: bool = False
     """Leave job processes running when this service is stopped (a kill -9 always does)."""
     log_bytes_max: Annotated[int, msgspec.Meta(ge=8 * 1024**2, le=2**40)] = 16 * 1024**2

@@ -1,22 +1,49 @@
-"""Look, before a rank is launched, whether it can start, and make the environment that it gets."""
+"""Look, before a rank is launched, whether it can start, and make the environment that it gets.
+
+A rank inherits a named part of the service's environment and nothing else: what the service was
+given for itself (credentials, addresses, a service manager's sockets) is none of a job's business.
+"""
 
 import os
 import shutil
 import socket
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Final
 
+from slackwater.common.bus.access import VARIABLES
 from slackwater.schemas.base import RUN_ATTEMPTS, NodeId
 from slackwater.schemas.gpus import described, held
 from slackwater.services.worker.config import WorkerConfig
 from slackwater.services.worker.effects import RunRank
 
+INHERITED: Final = (
+    "PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "LC_*", "TZ", "TMPDIR",
+    "PYTHONPATH", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "XDG_CACHE_HOME", "SSL_CERT_FILE",
+    "SSL_CERT_DIR", "CUDA_*", "NVIDIA_*", "NCCL_*", "GLOO_*", "OMP_*", "MKL_*", "OPENBLAS_*",
+    "NUMBA_CACHE_DIR", "SLACKWATER_TRANSPORT",
+)  # fmt: skip
+"""Variables of the service's environment that its ranks get, too."""
+
+
+def inherited(environment: Mapping[str, str], more: Sequence[str] = ()) -> dict[str, str]:
+    """Pick what a rank may have of the service's `environment`: INHERITED and the names in `more`,
+    which may end in `*`. Never the credentials of the bus: a job gets its own by --env."""
+    names = (*INHERITED, *more)
+    return {
+        name: value
+        for name, value in environment.items()
+        if name not in VARIABLES.values() and any(fnmatchcase(name, each) for each in names)
+    }
+
 
 def rank_environment(
     effect: RunRank, config: WorkerConfig, node: NodeId, result: Path
 ) -> dict[str, str]:
-    """Make what a rank finds in its environment beside the service's own; `result`: the file that
-    it may write."""
+    """Make the environment of a rank; `result`: the file that it may write."""
     return {
+        **inherited(os.environ, config.environment),
         **effect.env,
         **config.credentials.environment(),
         "SLACKWATER_URL": config.url,

@@ -34,6 +34,7 @@ from typing import Final
 import msgspec
 
 from slackwater.common.base import limits
+from slackwater.common.base.private_files import write_private
 from slackwater.schemas.base import JobId
 from slackwater.schemas.gpus import NodeAllocation
 from slackwater.services.worker.events import Found
@@ -128,10 +129,10 @@ class RankFiles:
         log_bytes_max: int,
         held: Sequence[int] = (),
     ) -> subprocess.Popen[bytes]:
-        """Write the intention, then start the program, which inherits the descriptors `held`.
-        Raises OSError (no room, no processes)."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        _write(self.path("intent.json"), msgspec.json.encode(intent))
+        """Write the intention, then start the program, which has this environment alone and
+        inherits the descriptors `held`. Raises OSError (no room, no processes)."""
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_private(self.path("intent.json"), msgspec.json.encode(intent).decode())
         self._remove_former()
         program = list(intent.program)
         if program[0] == "python":
@@ -141,11 +142,11 @@ class RankFiles:
             logger = self.log.open_logger(log_bytes_max, reading)
             _LOGGERS.append(logger)
             stat = Path(f"/proc/{logger.pid}/stat").read_text()
-            _write(self.path("logger"), (_BOOT_ID.read_text() + stat).encode())
+            write_private(self.path("logger"), _BOOT_ID.read_text() + stat)
             return subprocess.Popen(
                 ["/bin/sh", "-c", _LAUNCH, str(self.folder / self._prefix), *program],
                 cwd=intent.folder or None,
-                env={**os.environ, **environment},
+                env=dict(environment),
                 stdin=subprocess.DEVNULL,
                 stdout=printing,
                 stderr=printing,
@@ -236,7 +237,7 @@ class RankFiles:
 
     def forget(self) -> None:
         """The master has stored the outcome: remember only that this rank was here."""
-        _write(self.path("reported"), b"")
+        write_private(self.path("reported"), "")
 
     def signal_group(self, identity: Identity, kill: bool) -> None:
         """The leader, the program and whatever it started."""
@@ -294,13 +295,6 @@ def prune(state_dir: Path, keep: Retention, now_s: float) -> frozenset[str]:
             shutil.rmtree(folder)
             removed.add(folder.name)
     return frozenset(removed)
-
-
-def _write(path: Path, payload: bytes) -> None:
-    """Write the file as a whole or not at all."""
-    fresh = path.with_name(path.name + ".new")
-    fresh.write_bytes(payload)
-    fresh.replace(path)
 
 
 def log_bytes(state_dir: Path) -> int:

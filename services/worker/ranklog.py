@@ -92,7 +92,9 @@ class RankLog:
             stdin=stdin,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
+            env={"PATH": os.environ.get("PATH", os.defpath)},
             start_new_session=True,
+            umask=0o077,
         )
 
     def read(self, offset: int, bytes_max: int) -> Piece:
