@@ -46,9 +46,9 @@ class Prepared(Message, kw_only=True, frozen=True, tag="worker.prepared"):
     """A port of the node on which the ranks of this attempt may meet."""
 
 
-RESERVED_S: Final = 60.0
-"""Seconds that a node keeps room for ranks that are not started. A master orders their start, or
-gives them up, within a few."""
+RESERVED_S: Final = 12.0
+"""Seconds that a node keeps room for ranks that are not started, and obeys the order to start them.
+A master orders that, or gives them up, sooner."""
 
 
 class StartWorkers(Message, kw_only=True, frozen=True, tag="worker.start"):

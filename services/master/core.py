@@ -14,6 +14,7 @@ receiver takes a repeated command for the one it has carried out.
     state               what is known                   explain        why a job waits
     rank_restarts       ranks that died                 missing_ranks  ranks that others wait for
     rerun               run again, deleted         goodput        what jobs' agents report
+    gang_starts         gangs that a node keeps from being started
 """
 
 from collections import Counter
@@ -81,6 +82,7 @@ from slackwater.schemas.workers import WorkerExited
 from slackwater.services.master import (
     cluster_assignment,
     dispatch,
+    gang_starts,
     goodput,
     gpu_policy,
     lifecycle,
@@ -396,11 +398,12 @@ class Master:
                 lifecycle.leave(state, job, (), now_s, reason=f"{reason}; it waits for others")
             elif reason:
                 lifecycle.end(state, job, "failed", reason, now_s)
-            elif why := lifecycle.late_to_prepare(state, job, now_s):
-                lifecycle.give_up(state, job, why, now_s)
+            elif late_one := gang_starts.late_node(state, job, now_s):
+                gang_starts.give_up(state, job, *late_one, now_s)
         lifecycle.advance(state, job)
         if job.record.state == "stopping":
             lifecycle.on_processes_gone(state, job, now_s)
+        gang_starts.free_early(state, job, now_s)
 
     def _silent(self, job: Job, now_s: float) -> bool:
         state = self.state

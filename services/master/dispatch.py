@@ -349,7 +349,8 @@ def waits_for_gpus(state: State, now_s: float) -> dict[JobId, str]:
             tenant = record.spec.tenant
             hold = state.held.get(id) or schedule.closed.get(tenant)
             found[id] = hold.reason if hold is not None else ""
-    return found
+    left_out = state.nodes.avoided(now_s)
+    return {id: f"{why}; {left_out}" for id, why in found.items()} if left_out else found
 
 
 def _tell_waits(state: State, schedule: Schedule, ids: list[JobId], now_s: float) -> None:

@@ -45,8 +45,9 @@ class Job:
     """The last log line of each rank that others waited for."""
     meeting: str = ""
     """host:port on which the ranks of this attempt meet, as its first node said."""
-    preparing_s: float | None = None
-    """Since when its nodes have been asked to keep room; None: they have not."""
+    begun: tuple[Verb, float] | None = None
+    """Since when the nodes of a gang have been asked to keep room, or to start it; None: they have
+    not."""
     resting: set[int] = field(default_factory=set)
     """Ranks that died and are not to be started again yet."""
     died_s: dict[int, float] = field(default_factory=dict)
@@ -100,10 +101,14 @@ class Job:
         return Order(verb, f"{attempt}@{node}" if len(record.allocation) > 1 else attempt)
 
     @property
-    def started(self) -> bool:
-        """Say whether all its nodes have said that they started it."""
-        nodes = [node for node, _ in self.record.allocation]
-        return all(self.order("start", node) in self.told for node in nodes)
+    def unstarted(self) -> list[NodeId]:
+        """The nodes that have not said yet that they started it, and have ranks to start."""
+        return [
+            node
+            for node, ranks in ranks_at(self.record).items()
+            if self.order("start", node) not in self.told
+            and not all(str(rank) in self.record.results for rank in ranks)
+        ]
 
     @property
     def unprepared(self) -> list[NodeId]:
@@ -132,7 +137,7 @@ class Job:
         """Drop what was known of the processes of the attempt before."""
         self.told = {order for order in self.told if order.verb not in OF_PROCESSES}
         self.refusals.clear()
-        self.meeting, self.preparing_s = "", None
+        self.meeting, self.begun = "", None
         self.resting.clear()
         self.missing_since_s.clear()
 

@@ -29,9 +29,6 @@ from slackwater.services.master.jobs import Job
 from slackwater.services.master.keys import Order, Verb
 from slackwater.services.master.state import JOBS_BUCKET, State
 
-PREPARE_S: Final = 5.0
-"""Seconds that the nodes of a gang have to keep room for it, all together, before it looks for
-other ones."""
 TO_START: Final[frozenset[Verb]] = frozenset({"prepare", "start", "again"})
 """Orders whose refusal for good means that the job cannot run."""
 RESULTS_BYTES_MAX = limits.RECORD_BYTES_MAX * 3 // 4
@@ -76,7 +73,7 @@ def answer_waiting(state: State, job: Job, message: Message) -> None:
 def advance(state: State, job: Job) -> None:
     """Order whatever the job's state demands and nobody has confirmed."""
     record = job.record
-    if record.state in ("starting", "running") and _ready(state, job):
+    if record.state in ("starting", "running") and ready(state, job):
         unprepared = job.unprepared
         for node, placed in ranks_at(record).items():
             if not unprepared:
@@ -96,7 +93,7 @@ def advance(state: State, job: Job) -> None:
         _settle(state, job)
 
 
-def _ready(state: State, job: Job) -> bool:
+def ready(state: State, job: Job) -> bool:
     """Tell whether all others have left the GPUs that it is given."""
     ids = (id for ids in job.record.gpu_ids.values() for id in ids)
     return all(len(state.holders[id]) == 1 for id in ids)
@@ -122,30 +119,6 @@ def _order_prepare(state: State, job: Job, node: NodeId, placed: tuple[int, ...]
     )
     order = job.order("prepare", node)
     state.ask(job, order, _worker(state, node, "prepare"), prepare)
-
-
-def late_to_prepare(state: State, job: Job, now_s: float) -> str:
-    """Say which node keeps a gang from being started for too long; empty: none does."""
-    unprepared = job.unprepared
-    if not unprepared or not _ready(state, job):
-        job.preparing_s = None
-        return ""
-    if job.preparing_s is None:
-        job.preparing_s = now_s
-    if now_s - job.preparing_s < PREPARE_S:
-        return ""
-    node = unprepared[0]
-    why = job.refusals.get(job.order("prepare", node), "it does not answer")
-    return f"worker node {node} does not take it: {why}; it waits for other GPUs"
-
-
-def give_up(state: State, job: Job, why: str, now_s: float) -> None:
-    """Give up a gang of which no process was started: what is kept for it is free again."""
-    nothing_there = job.unprepared
-    leave(state, job, (), now_s, reason=why)
-    job.told |= {job.order("stop", node) for node in nothing_there}
-    advance(state, job)
-    on_processes_gone(state, job, now_s)
 
 
 def _order_start(state: State, job: Job, node: NodeId, placed: tuple[int, ...]) -> None:
@@ -195,8 +168,8 @@ def carried_out(state: State, job: Job, what: Order, answer: Message, now_s: flo
         job.told.add(what)
         if isinstance(answer, Prepared):
             _prepared(state, job, what, answer)
-        if what.verb == "start" and job.record.state == "starting" and job.started:
-            state.change(job, now_s, "running", state="running")
+        if what.verb == "start":
+            _started(state, job, what, now_s)
         if what.verb == "stop":
             on_processes_gone(state, job, now_s)
         _settle(state, job)
@@ -214,6 +187,14 @@ def _prepared(state: State, job: Job, what: Order, answer: Prepared) -> None:
         job.meeting = f"{host}:{answer.port}" if answer.port else ""
     if not job.unprepared:
         advance(state, job)
+
+
+def _started(state: State, job: Job, what: Order, now_s: float) -> None:
+    for node, _ in job.record.allocation:
+        if job.order("start", node) == what:
+            state.nodes.started(node)
+    if job.record.state == "starting" and not job.unstarted:
+        state.change(job, now_s, "running", state="running")
 
 
 def leave(state: State, job: Job, planned: NodeAllocation, now_s: float, **changes: Any) -> None:

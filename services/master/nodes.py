@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import inf
-from typing import Literal, assert_never
+from typing import Final, Literal, assert_never
 
 from slackwater.common.base.limits import WORKER_NODES_MAX
 from slackwater.schemas.base import JobId, NodeId
@@ -57,6 +57,19 @@ class Wait:
                     f"earlier, waits for {self.ahead_for} too; runs after it, or cancel that one"
                 )
         assert_never(self.cause)
+
+
+FIRST_AVOIDED_S: Final = 5.0
+AVOIDED_S_MAX: Final = 60.0
+"""Seconds for which a node that did not take a gang, or did not start it, is given no GPU job: the
+first time, then twice as many each time, up to the second."""
+
+
+@dataclass(slots=True)
+class _Avoided:
+    why: str
+    until_s: float
+    times: int
 
 
 @dataclass(slots=True)
@@ -111,6 +124,7 @@ class Nodes:
     def __init__(self, silent_s: float) -> None:
         self._silent_s = silent_s
         self._nodes: dict[NodeId, _Node] = {}
+        self._avoided: dict[NodeId, _Avoided] = {}
         self.taken: Counter[NodeId] = Counter()
         """Slots that are promised to jobs without GPUs, by their records."""
 
@@ -150,6 +164,29 @@ class Nodes:
         entry = self._nodes.get(node)
         return entry is None or now_s - entry.seen_s > self._silent_s
 
+    def avoid(self, node: NodeId, why: str, now_s: float) -> float:
+        """Give the node no GPU job for a while; return for how many seconds."""
+        times = self._avoided[node].times + 1 if node in self._avoided else 1
+        wait_s = min(AVOIDED_S_MAX, FIRST_AVOIDED_S * 2.0 ** min(times - 1, 16))
+        self._avoided[node] = _Avoided(why, now_s + wait_s, times)
+        return wait_s
+
+    def started(self, node: NodeId) -> None:
+        """The node has started a gang: what it refused before is forgotten."""
+        self._avoided.pop(node, None)
+
+    def avoided(self, now_s: float) -> str:
+        """Say which nodes are given no GPU job at this moment, and why; empty: none."""
+        return "; ".join(
+            f"worker node {node} is left out for {one.until_s - now_s:.0f} s more: {one.why}"
+            for node, one in sorted(self._avoided.items())
+            if one.until_s > now_s
+        )
+
+    def _usable(self, node: NodeId, now_s: float) -> bool:
+        avoided = self._avoided.get(node)
+        return not self.silent(node, now_s) and (avoided is None or avoided.until_s <= now_s)
+
     def slots(self, now_s: float) -> tuple[Capacity, ...]:
         """Slots of each node that was ever heard; none while it is silent."""
         return tuple(
@@ -158,11 +195,11 @@ class Nodes:
         )
 
     def gpus(self, now_s: float) -> tuple[Capacity, ...]:
-        """Healthy GPUs of each node that has any; none while it is silent."""
+        """Healthy GPUs of each node that has any; none while it is silent or avoided."""
         return tuple(
             Capacity(
                 id,
-                0 if self.silent(id, now_s) else len(self.healthy(id)),
+                len(self.healthy(id)) if self._usable(id, now_s) else 0,
                 node.heartbeat.gpus[0].type,
                 node.heartbeat.cores or inf,
                 node.heartbeat.memory_bytes or inf,

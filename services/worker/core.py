@@ -85,6 +85,8 @@ class _Reserved:
     attempt: int
     ranks: int
     gpu_ids: tuple[str, ...]
+    since_s: float = 0.0
+    """When its program was last looked at."""
     host: str = ""
     port: int = 0
     rendezvous: str = ""
@@ -140,7 +142,7 @@ class WorkerCore:
             case ProgramLooked():
                 return self._looked(event, now_s)
             case Requested(token=token, message=StartWorkers() as message):
-                return self._start(token, message)
+                return self._start(token, message, now_s)
             case Requested(token=token, message=StopWorkers() as message):
                 return self._told_to_stop(token, message, now_s)
             case Requested(token=token, message=ReadLog() as message):
@@ -189,6 +191,7 @@ class WorkerCore:
             rank = _Rank(each.job, each.rank, each.state, each.code, each.result, each.attempt)
             rank.gpu_ids = each.gpu_ids
             self._ranks[each.job, each.rank] = rank
+            self._remember_meeting(each)
             if each.state == "intended":
                 # The service died between the intention and the process.
                 rank.state = "running"
@@ -202,7 +205,16 @@ class WorkerCore:
             effects.append(Log("processes.found", {"found": len(found), "running": running}))
         return effects
 
-    def _start(self, token: int, message: StartWorkers) -> list[Effect]:
+    def _remember_meeting(self, found: Found) -> None:
+        """Let ranks that start later meet where those did which a former life started."""
+        if not found.rendezvous or found.state == "exited":
+            return
+        host, _, port = found.rendezvous.rpartition(":")
+        kept = _Reserved(found.attempt // RUN_ATTEMPTS, 0, (), host=host, port=int(port))
+        kept.rendezvous = found.rendezvous
+        self._reserved[found.job] = kept
+
+    def _start(self, token: int, message: StartWorkers, now_s: float) -> list[Effect]:
         job = JobId(message.job)
         if refused := self._not_now(job, message.job_attempt):
             return [Reply(token, refused)]
@@ -213,6 +225,8 @@ class WorkerCore:
             for rank, attempt in asked
             if self._may_start(self._ranks.get((job, rank)), attempt)
         ]
+        if refused := self._came_late(job, message, new, now_s):
+            return [Reply(token, refused)]
         ids = tuple(id for rank in new for id in rank.gpu_ids)
         if new and (refused := self._no_room(job, len(new), ids, message.program)):
             return [Reply(token, refused)]
@@ -297,6 +311,23 @@ class WorkerCore:
         kept.rendezvous = kept.rendezvous or message.rendezvous
         return msgspec.structs.replace(message, rendezvous=kept.rendezvous)
 
+    def _came_late(
+        self, job: JobId, message: StartWorkers, new: list[_Rank], now_s: float
+    ) -> Refused | None:
+        """Say why a gang's first processes are not started: its master has given the attempt up,
+        or is about to, since this node lost its room, or did not hear for so long."""
+        if not message.rendezvous or all(rank.attempt % RUN_ATTEMPTS for rank in new):
+            return None
+        kept = self._reserved.get(job)
+        if (
+            kept is not None
+            and kept.attempt == message.job_attempt
+            and (kept.rendezvous or now_s - kept.since_s <= RESERVED_S)
+        ):
+            return None
+        reason = f"{self._node}: no room is kept for attempt {message.job_attempt} of job {job}"
+        return Refused(reason=reason, retry_after_s=1.0)
+
     def _began(self, job: JobId, rank: int, attempt: int) -> bool:
         """Tell whether a process of the attempt was started: its master was restarted since."""
         known = self._ranks.get((job, rank))
@@ -312,6 +343,7 @@ class WorkerCore:
             return [Reply(event.token, Refused(reason=f"{self._node}: {event.why}"))]
         if not kept.port:
             kept.host, kept.port = event.host, event.port
+        kept.since_s = now_s
         due = StartTimer(ReservationDue(event.job, event.attempt), now_s + RESERVED_S)
         return [due, Reply(event.token, Prepared(host=kept.host, port=kept.port))]
 

@@ -262,7 +262,10 @@ class RankFiles:
                 env=intent.env, rendezvous=intent.rendezvous,
             )  # fmt: skip
         if identity is not None and identity.alive():
-            return Found(job, self.rank, "running", attempt=attempt, gpu_ids=intent.gpu_ids)
+            return Found(
+                job, self.rank, "running", attempt=attempt, gpu_ids=intent.gpu_ids,
+                rendezvous=intent.rendezvous,
+            )  # fmt: skip
         code, result = self.outcome()
         return Found(job, self.rank, "exited", code=code, result=result, attempt=attempt)
 

@@ -211,7 +211,12 @@ class Processes:
             return
         watched.files.signal_group(watched.identity, effect.kill)
         if effect.kill:
-            self._containment.kill(effect.job, effect.rank, watched.files.attempt)
+            asked = effect.job, effect.rank, watched.files.attempt
+            self._tasks.spawn(self._kill_all(*asked))
+
+    async def _kill_all(self, job: str, rank: int, attempt: int) -> None:
+        """Look for the rank's processes off the loop: that reads each environment in /proc."""
+        await asyncio.to_thread(self._containment.kill, job, rank, attempt)
 
     async def await_end(self, _: AwaitEnd) -> None:
         await self._tasks.ended()

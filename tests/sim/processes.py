@@ -51,7 +51,7 @@ class Rank:
         asked = self.started
         return Found(
             asked.job, asked.rank, self.state, asked.workers, asked.program, self.code, self.result,
-            asked.attempt, gpu_ids=asked.gpu_ids,
+            asked.attempt, gpu_ids=asked.gpu_ids, rendezvous=asked.rendezvous,
         )  # fmt: skip
 
 

@@ -54,7 +54,9 @@ async def _code(client: Client, record: JobRecord) -> int:
     for rank in logs.ranks_of(record) if record.node else ():
         try:
             piece = await logs.Worker(client, record, rank).piece(None, 0, patient=False)
-        except (Rejected, Retryable) as error:
+        except Rejected:  # It was never started: the record says why.
+            continue
+        except Retryable as error:
             _unknown(rank, error)
             continue
         if piece.ended and piece.code:

@@ -7,11 +7,12 @@ from tests.unit.services.master.test_gpu_dispatch import GpuHarness
 from tests.unit.services.master.test_master_core import orders
 
 from slackwater.common.base.effects import Answered, Effect, Publish, RefusedSoFar, Request
-from slackwater.schemas.base import JobId, Message, Ok, Refused
+from slackwater.schemas.base import JobId, Message, NodeId, Ok, Refused
 from slackwater.schemas.jobs import JobEvent
 from slackwater.schemas.workers import Prepared, PrepareWorkers, StartWorkers, StopWorkers
-from slackwater.services.master.keys import Order, OrderKey
-from slackwater.services.master.lifecycle import PREPARE_S
+from slackwater.services.master.gang_starts import STEP_S
+from slackwater.services.master.keys import Order, OrderKey, Verb
+from slackwater.services.master.nodes import FIRST_AVOIDED_S
 
 BUSY = Refused(reason="n2: GPU n2/0 is held by job z, rank 0", retry_after_s=1.0)
 
@@ -26,6 +27,9 @@ class Asked(GpuHarness):
     def answer_prepare(self, node: str, message: Message, attempt: str = "") -> list[Effect]:
         key = OrderKey(JobId("a"), Order("prepare", f"{attempt}@{node}"))
         return self.step(Answered(key, message))
+
+    def obey(self, verb: Verb, where: str) -> list[Effect]:
+        return self.step(Answered(OrderKey(JobId("a"), Order(verb, where)), Ok()))
 
 
 def kinds(effects: list[Effect]) -> list[str]:
@@ -75,7 +79,7 @@ def test_a_gang_that_one_node_does_not_take_gives_its_gpus_up_in_time(silent: bo
     harness.tick(1.0)
     assert harness.job("a").state == "starting"
     harness.hear()
-    effects = harness.tick(PREPARE_S)
+    effects = harness.tick(STEP_S)
     stops = [m for m in orders(effects) if isinstance(m, StopWorkers)]
     assert [stop.job for stop in stops] == ["a"], "the one node that had kept room"
     why = "does not take it: it does not answer" if silent else "n2/0 is held by job z"
@@ -83,7 +87,60 @@ def test_a_gang_that_one_node_does_not_take_gives_its_gpus_up_in_time(silent: bo
     assert any(isinstance(fact, JobEvent) and why in fact.reason for fact in told)
     effects = harness.confirm("stop@n1/a")  # type: ignore[assignment]
     assert harness.job("a").attempt == 1
-    assert set(kinds(effects)) == {"PrepareWorkers"}, "the policy chose the same GPUs once more"
+    assert "worker node n2 is left out for 5 s more: it did not take job a" in harness.why("a")
+    harness.hear()
+    assert not kinds(harness.tick(FIRST_AVOIDED_S - 1.0)), "n2 is left out"
+    harness.hear()
+    effects = harness.tick(2.0)
+    assert set(kinds(effects)) == {"PrepareWorkers"}, "there are no other GPUs"
+
+
+def test_a_gang_whose_ranks_one_node_does_not_start_is_stopped_everywhere() -> None:
+    """Regression: the node died after its answer. The others' ranks waited for its own for as long
+    as a node may be silent, half a minute, and so did their GPUs."""
+    harness = Asked(gpu_policy="sf")
+    harness.submit("a", 4)
+    for node in ("n1", "n2"):
+        harness.answer_prepare(node, Prepared(host=node, port=1))
+    harness.confirm("start@n1/a")
+    harness.tick(1.0)
+    harness.hear("n1")
+    stops = [m for m in orders(harness.tick(STEP_S)) if isinstance(m, StopWorkers)]
+    assert [stop.attempt for stop in stops] == [0, 0]
+    assert "n2 does not start it: it does not answer" in harness.job("a").reason
+    harness.confirm("stop@n1/a")
+    harness.hear("n1")
+    harness.tick(1.0)
+    assert harness.job("a").state == "stopping", "n2 may still run its ranks"
+    assert harness.job("a").gpu_ids == {"n2": ("n2/0", "n2/1")}
+    harness.prepares = True
+    harness.submit("b", 2)
+    harness.confirm("start/b")
+    assert (harness.job("b").state, harness.job("b").node) == ("running", "n1")
+
+
+def test_a_node_that_takes_no_gang_is_left_out_for_longer_each_time_until_it_takes_one() -> None:
+    harness = Asked()
+    harness.submit("a", 4)
+    lefts = []
+    for attempt in range(6):
+        at = f"-{attempt}" if attempt else ""
+        harness.answer_prepare("n1", Prepared(host="n1", port=1), at)
+        for _ in range(7):
+            harness.hear()
+            harness.tick(1.0)
+        harness.obey("stop", f"{at}@n1")
+        lefts.append(float(harness.why("a").partition("left out for ")[2].partition(" ")[0]))
+        while harness.job("a").state != "starting":
+            harness.hear()
+            harness.tick(1.0)
+    assert [round(left / 5) * 5 for left in lefts] == [5, 10, 20, 40, 60, 60]
+    harness.prepares = True
+    for node in ("n1", "n2"):
+        harness.answer_prepare(node, Prepared(host=node, port=1), "-6")
+        harness.obey("start", f"-6@{node}")
+    assert harness.job("a").state == "running"
+    assert harness.core.state.nodes.avoid(NodeId("n2"), "again", harness.now_s) == FIRST_AVOIDED_S
 
 
 def test_a_master_that_was_killed_asks_again_and_starts_nothing_twice() -> None:

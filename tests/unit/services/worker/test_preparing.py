@@ -4,15 +4,22 @@ import socket
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from slackwater.common.base.effects import Effect, Recovered, Reply, Requested, TimerFired
 from slackwater.schemas.base import RUN_ATTEMPTS, JobId, Message, NodeId, Ok, Refused
-from slackwater.schemas.workers import Prepared, PrepareWorkers, StartWorkers, StopWorkers
+from slackwater.schemas.workers import (
+    RESERVED_S,
+    Prepared,
+    PrepareWorkers,
+    StartWorkers,
+    StopWorkers,
+)
 from slackwater.services.worker.core import WorkerCore
 from slackwater.services.worker.effects import LookAtProgram, ReservationDue, RunRank
 from slackwater.services.worker.environment import cannot_start, gang_environment, idle_port
-from slackwater.services.worker.events import ProcessesFound, ProcessExited, ProgramLooked
+from slackwater.services.worker.events import Found, ProcessesFound, ProcessExited, ProgramLooked
 
 PROGRAM = ("python", "train.py")
 
@@ -104,6 +111,42 @@ def test_a_rank_that_is_started_again_meets_the_others_whatever_its_master_remem
     )
     (run,) = [e for e in node.step(Requested(99, again)) if isinstance(e, RunRank)]
     assert (run.attempt, run.rendezvous) == (1, "127.0.0.1:4001")
+
+
+def gang_start(number: int = 0, *ranks: int) -> StartWorkers:
+    ranks = ranks or (0,)
+    attempt = number // RUN_ATTEMPTS
+    return StartWorkers(
+        job="a", ranks=ranks, workers=2, program=PROGRAM, attempts=(number,) * len(ranks),
+        gpu_ids=tuple(f"g{rank}" for rank in ranks), attempt=attempt, rendezvous="host:4001",
+    )  # fmt: skip
+
+
+def test_a_gang_is_not_started_where_no_room_is_kept_for_it_any_more() -> None:
+    """The service was killed since, or was silent for so long that its master gave the gang up."""
+    node = Node()
+    refused(node.ask(gang_start()), "n1: no room is kept for attempt 0 of job a")
+    node.prepare("a", "g0")
+    node.now_s = RESERVED_S + 1.0
+    refused(node.ask(gang_start()), "no room is kept")
+    node.prepare("a", "g0")
+    assert node.ask(gang_start()) == Ok()
+    refused(node.ask(gang_start(RUN_ATTEMPTS)), "a former process of job a")
+    node.step(ProcessExited(JobId("a"), 0, 1, "it died"))
+    refused(node.ask(gang_start(RUN_ATTEMPTS)), "no room is kept for attempt 1")
+    assert node.started == [0]
+
+
+def test_a_service_that_was_killed_remembers_where_its_ranks_meet() -> None:
+    node = Node()
+    found = Found(JobId("a"), 0, "running", gpu_ids=("g0",), rendezvous="host:4001")
+    node.core.step(ProcessesFound((found,)), 0.0)
+    assert node.prepare("a", "g0") == Prepared(host="host", port=4001)
+    assert node.ask(gang_start(0, 0, 1)) == Ok(), "rank 1 had no process yet when it was killed"
+    node.step(ProcessExited(JobId("a"), 1, 1, "it died"))
+    again = msgspec.structs.replace(gang_start(1, 1), rendezvous="")
+    (run,) = [e for e in node.step(Requested(99, again)) if isinstance(e, RunRank)]
+    assert run.rendezvous == "host:4001"
 
 
 def test_slots_that_are_prepared_are_taken() -> None:
