@@ -200,8 +200,9 @@ class Timeline:
             track.attempt, track.state = event.attempt, LIFE[event.fact]
             if track.state in WAITING_STATES:
                 track.hold((), now_s)
-            elif track.state != "stopping" and event.allocation:
-                # One that stops keeps what it holds until the last of its processes has ended.
+            elif track.state == "running" and event.allocation:
+                # One that starts may still wait for it; one that stops keeps it until the last of
+                # its processes has ended.
                 track.hold(event.allocation, now_s)
 
     def end(self, job: str, state: JobState, reason: str, now_s: float) -> None:

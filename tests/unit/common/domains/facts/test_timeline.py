@@ -107,7 +107,8 @@ def lived(model: Timeline, at_s: float, fact: str, attempt: int, *held: tuple[st
 
 
 def test_what_a_job_holds_is_followed_through_its_attempts() -> None:
-    """While it stops it keeps what it holds, and the fact names what comes next."""
+    """While it stops it keeps what it holds, and the fact names what comes next. What it starts
+    with may still be another's, who saves."""
     model = timeline()
     track = model.tracks["vgg"]
     lived(model, 1.0, "starting", 0, ("n1", 4))
@@ -122,12 +123,14 @@ def test_what_a_job_holds_is_followed_through_its_attempts() -> None:
     lived(model, 10.0, "paused", 2)
     assert (track.state, track.allocation) == ("paused", ())
     lived(model, 12.0, "starting", 2, ("n3", 1))
+    assert (track.state, track.allocation) == ("starting", ())
+    lived(model, 12.5, "running", 2, ("n3", 1))
     lived(model, 13.0, "located", 0)  # A controller's fact says nothing about GPUs.
-    assert (track.state, track.allocation) == ("starting", (("n3", 1),))
+    assert (track.state, track.allocation) == ("running", (("n3", 1),))
     lived(model, 14.0, "completed", 2, ("n3", 1))
     assert track.allocation == ()
-    assert track.sizes == [(1.0, 4), (6.0, 6), (10.0, 0), (12.0, 1), (14.0, 0)]
-    assert integral(track.sizes, 20.0) == 4 * 5 + 6 * 4 + 1 * 2
+    assert track.sizes == [(2.0, 4), (7.0, 6), (10.0, 0), (12.5, 1), (14.0, 0)]
+    assert integral(track.sizes, 20.0) == 4 * 5 + 6 * 3 + 1 * 1.5
 
 
 def test_allocations_are_steps_over_time() -> None:
