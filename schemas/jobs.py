@@ -79,6 +79,9 @@ Environment = Annotated[
 OWN_ENV: Final = "SLACKWATER_"
 """Variables that begin so tell a program what it is: nobody else sets them."""
 
+CHECKPOINT_VARIABLE: Final = "SLACKWATER_CHECKPOINT"
+"""Tells a program the folder of its checkpoints."""
+
 
 class TensorSpec(Record, kw_only=True, frozen=True):
     """A trainable tensor: its name, its shape and the parameters' dtype (always float32).
@@ -232,8 +235,9 @@ class JobSpec(Record, kw_only=True, frozen=True):
     """Seconds that it may take to save and end after SIGTERM, before it is killed; 0: 30 where it
     is to go on later, else as its worker service's `stop_grace_s` says."""
     checkpoint: Text = ""
-    """The folder in which its program saves what it needs to go on; empty: it saves nothing. Then
-    only a job whose parameters are in aggregators can be paused without losing work."""
+    """The folder in which its program saves what it needs to go on, which it finds in its
+    environment as SLACKWATER_CHECKPOINT; empty: it saves nothing. Then only a job whose parameters
+    are in aggregators can be paused without losing work."""
 
     def __post_init__(self) -> None:
         if self.gpus_min or self.gpus_max or self.gpu_types or self.gpus % self.workers:

@@ -14,7 +14,7 @@ from slackwater.schemas.base import CONFLICT, Message, NodeId, Refused
 from slackwater.schemas.cluster import WorkerHeartbeat
 from slackwater.schemas.gpus import NodeAllocation, held
 from slackwater.schemas.job_states import JobState
-from slackwater.schemas.jobs import PAUSE_GRACE_S, JobRecord
+from slackwater.schemas.jobs import CHECKPOINT_VARIABLE, PAUSE_GRACE_S, JobRecord, JobSpec
 from slackwater.schemas.placement import ReleaseJob
 from slackwater.schemas.workers import Prepared, PrepareWorkers, StartWorkers, StopWorkers
 from slackwater.services.master.gangs import (
@@ -152,8 +152,13 @@ def _start(job: Job, node: NodeId, ranks: tuple[int, ...]) -> StartWorkers:
         gpu_ids=tuple(id for r in ranks for id in ids[(r - first) * each : (r - first + 1) * each]),
         rendezvous=job.meeting,
         grace_s=spec.grace_s,
-        env=spec.env,
+        env=launch_environment(spec),
     )
+
+
+def launch_environment(spec: JobSpec) -> dict[str, str]:
+    """Return the environment of its program that follows from what its user asked for."""
+    return spec.env | ({CHECKPOINT_VARIABLE: spec.checkpoint} if spec.checkpoint else {})
 
 
 def stop_grace_s(record: JobRecord) -> float:

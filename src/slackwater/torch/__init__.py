@@ -7,21 +7,23 @@
     sampler = DistributedSampler(dataset, slackwater.torch.size(), slackwater.torch.rank())
 
 `rules` says what a torch optimiser is in terms of ours, `tensors` how a parameter and its gradient
-lie in the job's regions, `optimizer` when which is pushed and pulled. `prepared` is apart from all
-that: a data set whose samples are prepared once.
+lie in the job's regions, `optimizer` when which is pushed and pulled. Two are apart from all that:
+`training_state` keeps checkpoints of scripts that exchange gradients in another way (`checkpoint`),
+`prepared` is a data set whose samples are prepared once.
 """
 
 from typing import TYPE_CHECKING, Any
 
 from slackwater.agent.identity import rank_of, workers_of
 from slackwater.torch.optimizer import Optimizer
+from slackwater.torch.training_state import checkpoint
 
 if TYPE_CHECKING:
     from slackwater.torch.prepared import Prepared
 
 DistributedOptimizer = Optimizer
 
-__all__ = ["DistributedOptimizer", "Optimizer", "Prepared", "rank", "size"]
+__all__ = ["DistributedOptimizer", "Optimizer", "Prepared", "checkpoint", "rank", "size"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,180 @@
+"""A job's checkpoints on disk: a set of parts for each saved iteration, whole or not there.
+
+A part is one rank's file, and a manifest beside it that says its length and checksum:
+
+    iteration-000000000120.0of2.pt      whatever `kind` says: "torch" is what torch.load reads
+    iteration-000000000120.0of2.json    a `Part`, written last
+    iteration-000000000120.1of2.pt
+    iteration-000000000120.1of2.json
+
+A file is written under another name, synced, then renamed; its manifest after it, in the same way.
+So whoever is killed, at any instant, leaves each part whole or without a manifest, and a set counts
+once the manifests of all its parts are there. No two processes ever write the same file, and none
+has to wait for another. The checksum finds what a disk did to the bytes afterwards.
+"""
+
+import os
+import re
+import sys
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from slackwater.common.base.errors import Rejected
+
+FORMAT: Final = "slackwater-checkpoint/1"
+KEPT: Final = 2
+"""Whole sets that stay: the newest may be found damaged."""
+_NAME: Final = re.compile(r"iteration-(\d{12})\.(\d+)of(\d+)\.(pt|json)(\.new)?")
+_PIECE_BYTES: Final = 8 * 1024**2
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """The manifest of one rank's file."""
+
+    format: str
+    iteration: int
+    part: int
+    parts: int
+    kind: str
+    nbytes: int
+    crc32: int
+
+    @property
+    def file(self) -> str:
+        return file_name(self.iteration, self.part, self.parts)
+
+
+def file_name(iteration: int, part: int, parts: int) -> str:
+    return f"iteration-{iteration:012d}.{part}of{parts}.pt"
+
+
+class CheckpointFolder:
+    """The sets in one folder, which all ranks of a job see."""
+
+    def __init__(self, path: Path) -> None:
+        """Make the folder where it is missing. Raises Rejected."""
+        self.path = path
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise Rejected(
+                f"checkpoints cannot be kept in {path}: {error.strerror}; name another folder by "
+                "folder=, or by `slackwater submit --checkpoint FOLDER`"
+            ) from error
+
+    def sets(self) -> list[tuple[Part, ...]]:
+        """List the sets of which every part has a manifest, the newest first, parts in order."""
+        found: dict[tuple[int, int], list[Part]] = {}
+        for path in self.path.glob("iteration-*.json"):
+            if (part := _manifest(path)) is not None:
+                found.setdefault((part.iteration, part.parts), []).append(part)
+        whole = [
+            tuple(sorted(parts, key=lambda each: each.part))
+            for (_, number), parts in found.items()
+            if len(parts) == number
+        ]
+        return sorted(whole, key=lambda each: -each[0].iteration)
+
+    def unfinished(self, after: int) -> list[int]:
+        """List the iterations after this one of which some part is missing."""
+        whole = {parts[0].iteration for parts in self.sets()}
+        names = (_NAME.fullmatch(path.name) for path in self.path.iterdir())
+        return sorted({int(name[1]) for name in names if name and int(name[1]) > after} - whole)
+
+    def damage(self, part: Part) -> str:
+        """Say what is wrong with the part's file; empty: it is as it was written."""
+        try:
+            nbytes, crc32 = _checksum(self.path / part.file)
+        except OSError as error:
+            return f"{part.file}: {error.strerror}"
+        if nbytes != part.nbytes:
+            return f"{part.file} has {nbytes} bytes, {part.nbytes} were written"
+        return (
+            "" if crc32 == part.crc32 else f"{part.file} does not have the bytes that were written"
+        )
+
+    def write(
+        self, iteration: int, part: int, parts: int, kind: str, fill: Callable[[Path], None]
+    ) -> None:
+        """Publish what `fill` writes to the path that it gets; durable on return. Raises OSError,
+        and as `fill` does."""
+        target = self.path / file_name(iteration, part, parts)
+        manifest = target.with_suffix(".json")
+        fresh = _fresh(target)
+        fill(fresh)
+        nbytes, crc32 = _checksum(fresh)
+        _sync(fresh)
+        said = Part(
+            format=FORMAT, iteration=iteration, part=part, parts=parts, kind=kind,
+            nbytes=nbytes, crc32=crc32,
+        )  # fmt: skip
+        manifest.unlink(missing_ok=True)
+        fresh.replace(target)
+        _fresh(manifest).write_bytes(msgspec.json.encode(said) + b"\n")
+        _sync(_fresh(manifest))
+        _fresh(manifest).replace(manifest)
+        _sync(self.path)
+
+    def prune(self) -> None:
+        """Remove what is older than the sets that are kept. Only rank 0 calls it."""
+        whole = self.sets()
+        oldest = whole[KEPT - 1][0].iteration if len(whole) >= KEPT else 0
+        self._remove(lambda name: int(name[1]) < oldest)
+
+    def clear(self, part: int, after: int) -> None:
+        """Remove what former processes of this rank had not written to its end, and what they wrote
+        after the iteration that it goes on from: sets that lacked another part, or were damaged,
+        and with whose parts those that are written now would be taken for whole."""
+        self._remove(lambda name: int(name[2]) == part and (bool(name[5]) or int(name[1]) > after))
+
+    def _remove(self, which: Callable[[re.Match[str]], bool]) -> None:
+        """Remove files by their names, manifests first."""
+        for path in sorted(self.path.iterdir(), key=lambda path: ".json" not in path.name):
+            name = _NAME.fullmatch(path.name)
+            if name and which(name):
+                path.unlink(missing_ok=True)
+
+
+def _manifest(path: Path) -> Part | None:
+    """Read a manifest; None: it was removed just now, or is none of this format."""
+    name = _NAME.fullmatch(path.name)
+    try:
+        part = msgspec.json.decode(path.read_bytes(), type=Part)
+    except FileNotFoundError:
+        return None
+    except msgspec.MsgspecError as error:
+        sys.stderr.write(f"slackwater: {path} is skipped: it is damaged ({error})\n")
+        return None
+    said = (part.iteration, part.part, part.parts)
+    if name is None or part.format != FORMAT or said != tuple(map(int, name.groups()[:3])):
+        sys.stderr.write(f"slackwater: {path} is skipped: it does not say what its name says\n")
+        return None
+    return part
+
+
+def _fresh(path: Path) -> Path:
+    return path.with_name(f"{path.name}.new")
+
+
+def _checksum(path: Path) -> tuple[int, int]:
+    """Return the file's length and CRC-32."""
+    piece = memoryview(bytearray(_PIECE_BYTES))
+    nbytes, crc32 = 0, 0
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(piece):
+            crc32 = zlib.crc32(piece[:count], crc32)
+            nbytes += count
+    return nbytes, crc32
+
+
+def _sync(path: Path) -> None:
+    """Have the disk keep a file, or a folder's names."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
