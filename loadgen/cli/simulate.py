@@ -208,6 +208,11 @@ def _exit(work: Any, *args: Any) -> None:
     raise typer.Exit(code)
 
 
+_Settings = Annotated[
+    list[str], typer.Option("--set", help="A setting as policy.option=value; repeatable.")
+]
+
+
 def _count(help: str, least: int = 0, most: int = limits.TRACE_GPUS_MAX) -> Any:
     return typer.Option(min=least, max=most, help=help)
 
@@ -228,7 +233,7 @@ def simulate_command(
     overhead: Annotated[str, typer.Option(help="Costs of placement: full or none.")] = "full",
     mode: Annotated[str, typer.Option(help="Sizes: rigid, malleable or moldable.")] = "rigid",
     job_model: Annotated[str, typer.Option(help="How jobs progress.")] = "fixed",
-    set_: Annotated[list[str], typer.Option("--set", help="policy.option=value.")] = [],  # noqa: B006
+    set_: _Settings = [],  # noqa: B006
     seed: Annotated[int, typer.Option(min=0, help="Draw by this seed.")] = 0,
     seeds: Annotated[int, _count("Runs per policy, for intervals.", 1, _SEEDS_MAX)] = 1,
     shake_s: Annotated[float, typer.Option(help="Seconds to shift submissions.")] = 60.0,
