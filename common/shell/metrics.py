@@ -144,8 +144,10 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "worker_gpus_faulty": _gauge("GPUs with a fault, which no job is given"),
     "worker_ranks": _gauge("Ranks of jobs: running, or exited and not yet forgotten", "state"),
     "worker_started_total": _counter("Ranks that were started"),
+    "worker_forked_total": _counter("Ranks that were forked from the warm process"),
     "worker_restarted_total": _counter("Ranks that were started again after they had died"),
     "worker_exited_total": _counter("Ranks that ended: ok (code 0) or failed", "how"),
+    "worker_warm": _gauge("Whether ranks can be forked from a warm process: 1 or 0"),
     "worker_log_bytes": _gauge("Logs that are kept"),
     # Profiler
     "profiler_jobs": _gauge("Jobs that it hears of"),
@@ -208,6 +210,7 @@ OWN: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
         for cause in ("job", "attempt", "figures")
     },
     "ranks_started": ("worker_started_total", {}),
+    "ranks_forked": ("worker_forked_total", {}),
     "ranks_restarted": ("worker_restarted_total", {}),
     "ranks_ok": ("worker_exited_total", {"how": "ok"}),
     "ranks_failed": ("worker_exited_total", {"how": "failed"}),

@@ -39,6 +39,12 @@ class WorkerConfig(ServiceConfig, kw_only=True, frozen=True):
     environment: Annotated[tuple[str, ...], msgspec.Meta(max_length=256)] = ()
     """Further variables of this service's environment that its jobs inherit, beside PATH, LANG,
     CUDA_* and the like; a name may end in `*`. The bus's credentials never are."""
+    warm: Literal["auto", "on", "off"] = "auto"
+    """Fork ranks of `python train.py` from a process that has imported torch already, 300 MiB of
+    memory; auto: where the node has GPUs, for jobs that hold some."""
+    warm_imports: str = ""
+    """Modules that it imports, with commas between them; empty: torch, torch._dynamo and
+    slackwater.torch, or without torch numpy and slackwater.agent."""
     keep_jobs: bool = False
     """Leave job processes running when this service is stopped (a kill -9 always does)."""
     log_bytes_max: Annotated[int, msgspec.Meta(ge=8 * 1024**2, le=2**40)] = 16 * 1024**2

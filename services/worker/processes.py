@@ -119,6 +119,11 @@ class RankFiles:
         return self.folder / (prefix + what)
 
     @property
+    def prefix(self) -> str:
+        """Begin the names of the attempt's files."""
+        return str(self.folder.absolute() / self._prefix)
+
+    @property
     def log(self) -> RankLog:
         return RankLog(self.path("log"))
 
@@ -131,32 +136,52 @@ class RankFiles:
     ) -> subprocess.Popen[bytes]:
         """Write the intention, then start the program, which has this environment alone and
         inherits the descriptors `held`. Raises OSError (no room, no processes)."""
+        self.intend(intent)
+        printing = self.open_log(log_bytes_max)
+        try:
+            return self.start(intent, environment, printing, held)
+        finally:
+            os.close(printing)
+
+    def intend(self, intent: Intent) -> None:
+        """Write what is to be started, before anything is. Raises OSError."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_private(self.path("intent.json"), msgspec.json.encode(intent).decode())
         self._remove_former()
-        program = list(intent.program)
-        if program[0] == "python":
-            program[0] = sys.executable
+
+    def open_log(self, bytes_max: int) -> int:
+        """Start to log, and return the descriptor of what prints. Raises OSError."""
         reading, printing = os.pipe()
         try:
-            logger = self.log.open_logger(log_bytes_max, reading)
+            logger = self.log.open_logger(bytes_max, reading)
             _LOGGERS.append(logger)
             stat = Path(f"/proc/{logger.pid}/stat").read_text()
             write_private(self.path("logger"), _BOOT_ID.read_text() + stat)
-            return subprocess.Popen(
-                ["/bin/sh", "-c", _LAUNCH, str(self.folder / self._prefix), *program],
-                cwd=intent.folder or None,
-                env=dict(environment),
-                stdin=subprocess.DEVNULL,
-                stdout=printing,
-                stderr=printing,
-                start_new_session=True,
-                pass_fds=held,
-            )
+        except OSError:
+            os.close(printing)
+            raise
         finally:
             os.close(reading)
-            os.close(printing)
             _LOGGERS[:] = [each for each in _LOGGERS if each.poll() is None]
+        return printing
+
+    def start(
+        self, intent: Intent, environment: Mapping[str, str], printing: int, held: Sequence[int]
+    ) -> subprocess.Popen[bytes]:
+        """Start the program under /bin/sh. Raises OSError."""
+        program = list(intent.program)
+        if program[0] == "python":
+            program[0] = sys.executable
+        return subprocess.Popen(
+            ["/bin/sh", "-c", _LAUNCH, self.prefix, *program],
+            cwd=intent.folder or None,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=printing,
+            stderr=printing,
+            start_new_session=True,
+            pass_fds=held,
+        )
 
     def logged(self) -> bool:
         """Tell whether all that was printed is in the log, because no process writes it any

@@ -61,6 +61,7 @@ from slackwater.services.worker.processes import (
     log_bytes,
     prune,
 )
+from slackwater.services.worker.warm import Warm
 
 _log = structlog.get_logger()
 _POLL_S = 0.005
@@ -95,6 +96,10 @@ class Processes:
         self._containment = Containment(self._state_dir, cgroup.own() if config.cgroups else None)
         self._watched: dict[tuple[str, int], _Watched] = {}
         self._tasks = Tasks(self._failed)
+        self.warm = Warm(config, begins=_warm_at_once(config, inventory))
+        self._starting: dict[tuple[str, int], bool | None] = {}
+        """Ranks whose first process is not known yet, with the signal that is due then; True: a
+        kill."""
         self._port: Port | None = None
 
     async def start(self, port: Port) -> None:
@@ -107,7 +112,12 @@ class Processes:
     @property
     def tasks(self) -> tuple[Callable[[Port], Coroutine[Any, Any, None]], ...]:
         """List what runs as long as the service lasts."""
-        return self.look_for_kills, self.look_for_room, self.look_at_gpus, self.prune
+        common = self.look_for_kills, self.look_for_room, self.look_at_gpus, self.prune
+        return common if self._config.warm == "off" else (*common, self.keep_warm)
+
+    async def keep_warm(self, port: Port) -> None:
+        """Keep a process from which ranks are forked."""
+        await self.warm.keep()
 
     async def look_for_kills(self, port: Port) -> None:
         """Keep in mind how often the kernel killed for memory until a moment ago."""
@@ -182,24 +192,55 @@ class Processes:
         held: list[int] = []
         try:
             held = self._inventory.claim(effect.gpu_ids)
-            child = files.launch(intent, environment, self._config.log_bytes_max, held)
-        except GpuHeld as error:
-            self._post(ProcessExited(job, rank, CODE_GPU_HELD, str(error), attempt))
+            files.intend(intent)
+            held.insert(0, files.open_log(self._config.log_bytes_max))
+        except (GpuHeld, OSError) as error:
+            for descriptor in held:
+                os.close(descriptor)
+            self._not_started(intent, error)
             return
+        self._starting[job, rank] = None
+        self._tasks.spawn(self._start(files, intent, environment, held))
+
+    async def _start(
+        self, files: RankFiles, intent: Intent, environment: dict[str, str], held: list[int]
+    ) -> None:
+        """Start the rank, warm if possible, and follow it. `held`: what it prints to, and the locks
+        of its GPUs."""
+        child: subprocess.Popen[bytes] | None = None
+        try:
+            if not await self._forked(files, intent, environment, held):
+                child = files.start(intent, environment, held[0], held[1:])
         except OSError as error:
-            folder = effect.folder
-            where = f" in {folder} (submit with --folder one that its node has)" if folder else ""
-            reason = f"cannot start {effect.program[0]}{where}: {error}"
-            self._post(ProcessExited(job, rank, 127, reason, attempt))
+            del self._starting[files.job, files.rank]
+            self._not_started(intent, error)
             return
         finally:
             for descriptor in held:
                 os.close(descriptor)
         assert self._port is not None
         self._port.count("ranks_started")
-        if attempt:
+        if child is None:
+            self._port.count("ranks_forked")
+        if intent.attempt:
             self._port.count("ranks_restarted")
-        self._tasks.spawn(self._follow(files, child))
+        await self._follow(files, child)
+
+    async def _forked(
+        self, files: RankFiles, intent: Intent, environment: dict[str, str], held: list[int]
+    ) -> bool:
+        mode = self._config.warm
+        if mode == "off" or (mode == "auto" and not intent.gpu_ids):
+            return False
+        return await self.warm.fork(files, intent, environment, held)
+
+    def _not_started(self, intent: Intent, error: Exception) -> None:
+        code, reason = CODE_GPU_HELD, str(error)
+        if not isinstance(error, GpuHeld):
+            folder = intent.folder
+            where = f" in {folder} (submit with --folder one that its node has)" if folder else ""
+            code, reason = 127, f"cannot start {intent.program[0]}{where}: {error}"
+        self._post(ProcessExited(JobId(intent.job), intent.rank, code, reason, intent.attempt))
 
     def watch(self, effect: WatchRank) -> None:
         files = RankFiles(self._state_dir, effect.job, effect.rank, effect.attempt)
@@ -208,6 +249,9 @@ class Processes:
     def signal(self, effect: SignalRank) -> None:
         watched = self._watched.get((effect.job, effect.rank))
         if watched is None:
+            key = effect.job, effect.rank
+            if key in self._starting:
+                self._starting[key] = effect.kill or self._starting[key] is True
             return
         watched.files.signal_group(watched.identity, effect.kill)
         if effect.kill:
@@ -237,9 +281,12 @@ class Processes:
     async def _follow(self, files: RankFiles, child: subprocess.Popen[bytes] | None) -> None:
         """Follow the process until it has ended; then report its outcome to the core."""
         identity = await self._identified(files, child)
+        due = self._starting.pop((files.job, files.rank), None)
         if identity is not None:
             watched = _Watched(files, identity, child)
             self._watched[files.job, files.rank] = watched
+            if due is not None:
+                self.signal(SignalRank(JobId(files.job), files.rank, kill=due))
             await _ended(identity)
             await self._end_left_behind(files, identity)
             del self._watched[files.job, files.rank]
@@ -320,7 +367,14 @@ async def _ended(identity: Identity) -> None:
         os.close(pidfd)
 
 
-def service_gauges(config: WorkerConfig, core: WorkerCore, inventory: Inventory) -> Iterator[Level]:
+def _warm_at_once(config: WorkerConfig, inventory: Inventory) -> bool:
+    """Tell whether the warm process is made before a rank wants it: it costs seconds of a core."""
+    return config.warm == "on" or (config.warm == "auto" and inventory.watched)
+
+
+def service_gauges(
+    config: WorkerConfig, core: WorkerCore, inventory: Inventory, warm: Warm
+) -> Iterator[Level]:
     counts = core.counts()
     types = Counter(gpu.type for gpu in inventory.gpus) or {config.gpu_type: 0}
     yield Level("worker_slots", {}, config.slots)
@@ -329,6 +383,7 @@ def service_gauges(config: WorkerConfig, core: WorkerCore, inventory: Inventory)
     yield Level("worker_gpus_faulty", {}, sum(bool(gpu.fault) for gpu in inventory.gpus))
     yield Level("worker_ranks", {"state": "running"}, counts["running"])
     yield Level("worker_ranks", {"state": "exited"}, counts.total() - counts["running"])
+    yield Level("worker_warm", {}, int(warm.ready))
     yield Level("worker_log_bytes", {}, log_bytes(Path(config.state_dir)))
 
 
@@ -384,7 +439,7 @@ def definition(config: WorkerConfig, world: World) -> ServiceDefinition:
             on(ReadRankLog, logs.read),
         ),
         heartbeat=heartbeat,
-        service_gauges=partial(service_gauges, config, core, inventory),
+        service_gauges=partial(service_gauges, config, core, inventory, processes.warm),
         on_start=opened,
         on_stop=processes.stop,
         tasks=processes.tasks,

@@ -8,9 +8,11 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
-from tests.waiting import soon
+from tests.waiting import gone, soon
 
 from slackwater.common.base import codec
 from slackwater.common.base.clock import LiveClock
@@ -49,9 +51,11 @@ def launch(config: Path, log_path: Path) -> "subprocess.Popen[bytes]":
 
 
 @asynccontextmanager
-async def service(url: str, state_dir: Path) -> AsyncIterator["subprocess.Popen[bytes]"]:
+async def service(
+    url: str, state_dir: Path, **more: Any
+) -> AsyncIterator["subprocess.Popen[bytes]"]:
     config = state_dir / "worker.toml"
-    write_config(config, {"id": "w1", "url": url, "state_dir": str(state_dir), "slots": 4})
+    write_config(config, {"id": "w1", "url": url, "state_dir": str(state_dir), "slots": 4, **more})
     process = launch(config, state_dir / "service.log")
     try:
         yield process
@@ -135,5 +139,44 @@ async def test_a_stopped_service_leaves_no_process_not_even_one_that_ignores_sig
             identity = rank.identity()
             assert identity is not None
             assert not identity.alive()
+    finally:
+        await bus.close()
+
+
+async def test_a_forked_rank_lives_through_a_kill_of_the_service_and_its_warm_process(
+    own_nats_server: NatsServer, tmp_path: Path
+) -> None:
+    """The warm process ends with the service that it belongs to; the next service makes its own."""
+    bus = await NatsBus.connect(own_nats_server.url, "test")
+    master = await master_on(bus)
+    client = Client(bus, LiveClock(), budget_s=20.0)
+    (tmp_path / "train.py").write_text(
+        "import os, sys, time\n"
+        "print('numpy' in sys.modules, os.getppid(), flush=True)\n"
+        "while not os.path.exists('gate'):\n    time.sleep(.01)\n"
+        "open(os.environ['SLACKWATER_RESULT'], 'w').write('{\"loss\": 0.5}')\n"
+    )
+    start = StartWorkers(
+        job="j", ranks=(0, 1), workers=2, program=("python", "train.py"), folder=str(tmp_path)
+    )
+    files = [RankFiles(tmp_path, "j", rank) for rank in (0, 1)]
+    more = {"warm": "on", "warm_imports": "numpy", "keep_jobs": True}
+    try:
+        async with service(own_nats_server.url, tmp_path, **more) as first:
+            log = tmp_path / "service.log"
+            await soon(lambda: "warm.ready" in log.read_text(), "it is warm")
+            (warm,) = (each.pid for each in psutil.Process(first.pid).children())
+            await client.ask(subjects.command("worker", "w1", "start"), start, Ok)
+            await soon(lambda: all(each.log.last_line() for each in files), "both run")
+            assert all(each.log.last_line().startswith("True ") for each in files)
+            first.send_signal(signal.SIGKILL)
+            await asyncio.to_thread(first.wait, 20)
+        await soon(lambda: gone(warm), "its warm process is gone")
+        identities = [each.identity() for each in files]
+        assert all(each is not None and each.alive() for each in identities)
+        async with service(own_nats_server.url, tmp_path, **more):
+            (tmp_path / "gate").touch()
+            await soon(lambda: len(master.exits) == 2, "both ends are told")
+        assert [(each.code, each.result) for each in master.exits] == [(0, '{"loss": 0.5}')] * 2
     finally:
         await bus.close()
