@@ -44,6 +44,7 @@ from slackwater.schemas.gpus import (
 )
 from slackwater.schemas.job_states import HOLDING_STATES, JobState
 from slackwater.schemas.tenants import Tenant
+from slackwater.schemas.usage import JOB_DAYS_MAX, DayUse
 
 DType = Literal["float32", "float16", "bfloat16"]
 Aggregation = Annotated[str, msgspec.Meta(pattern=ID_PATTERN)]
@@ -333,6 +334,8 @@ class JobRecord(Record, kw_only=True, frozen=True):
     """How often a policy took all of its allocation."""
     skew: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] = 0.0
     """The largest tensor's part of its model, as its Agents registered it; 0: not known yet."""
+    usage: Annotated[tuple[DayUse, ...], msgspec.Meta(max_length=JOB_DAYS_MAX)] = ()
+    """Its use by day, of all runs under its id, up to its last stop or end."""
     deleted: bool = False
     """Set when an ended job was deleted: it is not listed any more, and its id is free."""
     released: bool = False

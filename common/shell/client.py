@@ -9,6 +9,8 @@ from contextlib import asynccontextmanager
 from random import Random
 from typing import TypeVar
 
+import msgspec
+
 from slackwater.common.base import codec, limits
 from slackwater.common.base.clock import Clock
 from slackwater.common.base.errors import NobodyThere, Rejected, Retryable
@@ -34,6 +36,7 @@ from slackwater.schemas.job_requests import (
 )
 from slackwater.schemas.job_states import JobState
 from slackwater.schemas.tenants import TenantInfo
+from slackwater.schemas.usage import GetUsage, UsageList, UsageRow
 
 M = TypeVar("M", bound=Message)
 T = TypeVar("T")
@@ -169,6 +172,16 @@ class Client:
 
     async def tenants(self) -> tuple[TenantInfo, ...]:
         return (await self.master("tenants", tenants.ListTenants(), tenants.TenantList)).tenants
+
+    async def usage(self, asked: GetUsage) -> tuple[UsageRow, ...]:
+        """List what tenants or jobs used, page by page."""
+        found: list[UsageRow] = []
+        while True:
+            message = msgspec.structs.replace(asked, offset=len(found))
+            page = await self.master("usage", message, UsageList)
+            found += page.rows
+            if not page.rows or len(found) >= page.total:
+                return tuple(found)
 
     async def nodes(self) -> tuple[cluster.NodeInfo, ...]:
         """List the worker nodes, page by page."""

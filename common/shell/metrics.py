@@ -107,6 +107,12 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "tenant_jobs_beyond_limit": _gauge("Jobs that lost more than their limit", "tenant"),
     "tenant_jobs_running": _gauge("Jobs that were started and have not ended", "tenant"),
     "tenant_jobs_waiting": _gauge("Jobs that were not started yet", "tenant"),
+    "tenant_gpu_seconds": _gauge("GPU seconds that its jobs used, kept days and now", "tenant"),
+    "tenant_core_seconds": _gauge("Core seconds that their processes asked for", "tenant"),
+    "tenant_saved_core_seconds": _gauge(
+        "Core seconds that shared aggregation saved against servers of their own", "tenant"
+    ),
+    "tenant_jobs_ended": _gauge("Jobs of the tenant that ended", "tenant"),
     # Controller
     "controller_jobs": _gauge("Jobs of the cluster, by phase", "phase"),
     "controller_aggregators": _gauge("Aggregators of the cluster, by state", "state"),

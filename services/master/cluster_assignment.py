@@ -85,7 +85,7 @@ def register(state: State, token: int, message: RegisterJob, now_s: float) -> No
         return
     job.heard_s = now_s
     if job.record.state == "pending" and job.by_hand:
-        state.change(job, now_s, "running", state="running", started_s=now_s)
+        state.change(job, now_s, "running", state="running", started_s=now_s, since_s=now_s)
     if not job.tensors:
         job.tensors, job.update = message.tensors, message.update
         skew = largest_share(job.tensors)

@@ -55,6 +55,8 @@ class MasterConfig(ServiceConfig, kw_only=True, frozen=True):
     """Seconds between two looks at what is lost, silent or still to be told."""
     jobs_kept_max: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 1000
     """Ended jobs that are remembered; the oldest are forgotten first."""
+    usage_days: Annotated[int, msgspec.Meta(ge=31, le=36_500)] = 1100
+    """Days for which tenants' use is kept, by whole months; their jobs may be forgotten before."""
     agent_silent_s: Duration = 300.0
     """A job that its user started by hand has failed when no rank was heard for so many seconds."""
     agent_absent_s: Duration = 3600.0

@@ -15,6 +15,7 @@ receiver takes a repeated command for the one it has carried out.
     rank_restarts       ranks that died                 missing_ranks  ranks that others wait for
     rerun               run again, deleted         goodput        what jobs' agents report
     gang_starts         gangs that a node keeps from being started
+    usage               what tenants used          usage_listing  the same for people
 """
 
 from collections import Counter
@@ -78,6 +79,7 @@ from slackwater.schemas.jobs import JobEvent, JobRecord, upgraded
 from slackwater.schemas.scheduling import GetPolicy, PolicyRecord, SetPolicy
 from slackwater.schemas.telemetry import GoodputReport, IterationsObserved, JobProfiled
 from slackwater.schemas.tenants import ListTenants, TenantList
+from slackwater.schemas.usage import GetUsage
 from slackwater.schemas.workers import WorkerExited
 from slackwater.services.master import (
     cluster_assignment,
@@ -91,6 +93,7 @@ from slackwater.services.master import (
     pausing,
     rank_restarts,
     rerun,
+    usage_listing,
 )
 from slackwater.services.master.config import MasterConfig
 from slackwater.services.master.explain import brief, fitting, shown
@@ -108,15 +111,18 @@ from slackwater.services.master.jobs import (
 from slackwater.services.master.keys import (
     DecisionDue,
     HeldKey,
+    JobForgotten,
     LineKey,
     Order,
     OrderKey,
     RankDue,
     TickDue,
+    UsageStored,
 )
 from slackwater.services.master.pool import BUCKET as NODES_BUCKET
 from slackwater.services.master.snapshot import Durations
 from slackwater.services.master.state import JOBS_BUCKET, State, tenants
+from slackwater.services.master.usage import USAGE_BUCKET
 
 
 class Master:
@@ -141,6 +147,7 @@ class Master:
             WorkerExited: self._worker_exited,
             AskMissing: self._missing,
             ListTenants: self._tenants,
+            GetUsage: self._usage,
             GetPolicy: self._policy,
             SetPolicy: self._set_policy,
             ListNodes: self._nodes,
@@ -165,10 +172,15 @@ class Master:
                 dispatch.wake(self.state, schedule)
             case TimerFired(key=RankDue() as due):
                 rank_restarts.on_delay_over(self.state, due)
+            case TimerFired(key=UsageStored(job=id)):
+                lifecycle.forget(self.state, id)
+            case TimerFired(key=JobForgotten(job=id)):
+                lifecycle.forgotten(self.state, id)
             case TimerFired():
                 self._tick(now_s)
             case Recovered():
                 self.state.unreadable = event.damaged.get(JOBS_BUCKET, frozenset())
+                self.state.usage.unreadable = event.damaged.get(USAGE_BUCKET, frozenset())
                 self.state.pool.unreadable = event.damaged.get(NODES_BUCKET, frozenset())
                 self._recover(event.epoch, event.records, now_s)
             case Draining():
@@ -194,8 +206,14 @@ class Master:
             {key: r for key, r in nodes.items() if isinstance(r, AggregatorRecord)}, epoch
         )
         found = [r for r in records.get(JOBS_BUCKET, {}).values() if isinstance(r, JobRecord)]
+        state.usage.recover(records.get(USAGE_BUCKET, {}))
         for record in sorted(found, key=lambda r: (r.submitted_s, r.spec.id)):
-            state.know(Job(upgraded(record), heard_s=now_s))
+            if state.usage.has(record):  # Its use is in its tenant's sums.
+                lifecycle.forget(state, JobId(record.spec.id))
+            else:
+                state.know(Job(upgraded(record), heard_s=now_s))
+                state.usage.note(record.usage)
+        lifecycle.prune(state)
         policies = records.get(gpu_policy.POLICIES_BUCKET, {})
         policy = policies.get(gpu_policy.POOL)
         gpu_policy.restore(state, policy if isinstance(policy, PolicyRecord) else None)
@@ -272,6 +290,9 @@ class Master:
 
     def _tenants(self, token: int, message: ListTenants, now_s: float) -> None:
         self.state.reply(token, TenantList(tenants=tuple(tenants(self.state, now_s))))
+
+    def _usage(self, token: int, message: GetUsage, now_s: float) -> None:
+        self.state.reply(token, usage_listing.answer(self.state, message, now_s))
 
     def _policy(self, token: int, message: GetPolicy, now_s: float) -> None:
         self.state.reply(token, gpu_policy.info(self.state))
@@ -356,7 +377,7 @@ class Master:
                     lifecycle.stop_strangers(state, message)
             case ClusterReport():
                 state.clusters.heard(message, now_s)
-                self._placed(message)
+                self._placed(message, now_s)
             case JobProfiled():
                 job = state.jobs.get(message.job)
                 if job is not None:
@@ -375,11 +396,12 @@ class Master:
             case _:
                 state.out.append(Log("unexpected", {"type": type(message).__name__}, "warning"))
 
-    def _placed(self, report: ClusterReport) -> None:
+    def _placed(self, report: ClusterReport, now_s: float) -> None:
         for id, placed in report.placed.items():
             job = self.state.jobs.get(id)
             if job is not None and job.record.cluster == report.cluster:
                 job.progress.take_report(placed, report.aggregators)
+                usage_listing.placed(self.state, job, now_s)
 
     def _tick(self, now_s: float) -> None:
         state = self.state

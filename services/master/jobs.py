@@ -15,6 +15,7 @@ from slackwater.services.master.gangs import ranks_at
 from slackwater.services.master.keys import OF_PROCESSES, Order, Verb
 from slackwater.services.master.nodes import Nodes
 from slackwater.services.master.progress import Progress
+from slackwater.services.master.usage import Aggregation
 
 
 @dataclass(slots=True)
@@ -38,6 +39,7 @@ class Job:
     """Ranks whose logs' last lines were asked for."""
     heard_s: float = 0.0
     progress: Progress = field(default_factory=Progress)
+    aggregation: Aggregation = field(default_factory=Aggregation)
     missing_since_s: dict[int, float] = field(default_factory=dict)
     stalled: tuple[float, tuple[int, ...], int, str] = (-inf, (), 0, "")
     """When somebody last waited for ranks, and what was known of them."""

@@ -61,6 +61,18 @@ class DecisionDue(EffectKey, frozen=True):
     schedule: str
 
 
+class UsageStored(EffectKey, frozen=True):
+    """A job's use is durable in its tenant's sums: its record may be deleted."""
+
+    job: JobId
+
+
+class JobForgotten(EffectKey, frozen=True):
+    """A forgotten job's record is deleted for good."""
+
+    job: JobId
+
+
 class RankDue(EffectKey, frozen=True):
     """A rank that died is started again."""
 

@@ -8,9 +8,9 @@ from heapq import heappop
 from typing import Any, Final
 
 from slackwater.common.base import limits
-from slackwater.common.base.effects import Log, Persist
+from slackwater.common.base.effects import Log, Persist, StartTimer
 from slackwater.schemas import subjects
-from slackwater.schemas.base import CONFLICT, Message, NodeId, Refused
+from slackwater.schemas.base import CONFLICT, JobId, Message, NodeId, Refused
 from slackwater.schemas.cluster import WorkerHeartbeat
 from slackwater.schemas.gpus import NodeAllocation, held
 from slackwater.schemas.job_states import JobState
@@ -26,8 +26,16 @@ from slackwater.services.master.gangs import (
     vacating,
 )
 from slackwater.services.master.jobs import Job
-from slackwater.services.master.keys import Order, Verb
+from slackwater.services.master.keys import JobForgotten, Order, UsageStored, Verb
 from slackwater.services.master.state import JOBS_BUCKET, State
+from slackwater.services.master.usage import (
+    FORGOTTEN_AT_ONCE,
+    USAGE_BUCKET,
+    Aggregation,
+    counted,
+    lasted,
+    merged,
+)
 
 TO_START: Final[frozenset[Verb]] = frozenset({"prepare", "start", "again"})
 """Orders whose refusal for good means that the job cannot run."""
@@ -49,6 +57,7 @@ def rank_ended(state: State, job: Job, rank: int, result: str, now_s: float) -> 
 
 def end(state: State, job: Job, final: JobState, reason: str, now_s: float, **changes: Any) -> None:
     changes |= used(job.record, now_s) if job.record.state != "stopping" else {}
+    changes |= _use(state, job, final, now_s)
     if final == "completed":
         changes["gpu_ids"] = {}
     state.change(job, now_s, final, state=final, reason=reason, finished_s=now_s, **changes)
@@ -58,6 +67,17 @@ def end(state: State, job: Job, final: JobState, reason: str, now_s: float, **ch
     advance(state, job)
     if final == "completed":
         start_ready(state)
+
+
+def _use(state: State, job: Job, final: JobState | None, now_s: float) -> dict[str, Any]:
+    """Count what the attempt used, and a job that ends; stored with the stop itself."""
+    uses = lasted(job.record, job.aggregation, state.pool.share(), now_s)
+    if final is not None:
+        uses += counted(job.record, final, now_s)
+        state.sharers.drop(job.id)
+    job.aggregation = Aggregation()
+    state.usage.note(uses)
+    return {"usage": merged(job.record.usage, uses)} if uses else {}
 
 
 def answer_waiting(state: State, job: Job, message: Message) -> None:
@@ -206,6 +226,7 @@ def leave(state: State, job: Job, planned: NodeAllocation, now_s: float, **chang
     """Intend that the job leaves what it holds, and what it goes on with; empty: it pauses."""
     record = job.record
     changes |= used(record, now_s) if record.state != "stopping" else {"since_s": now_s}
+    changes |= _use(state, job, None, now_s)
     fact = "resized" if planned else "stopping"
     state.change(job, now_s, fact, state="stopping", planned=planned, **changes)
 
@@ -279,11 +300,30 @@ def _settle(state: State, job: Job) -> None:
     needed = {Order("release")} if record.cluster is not None else set()
     if job.ended and not record.released and needed <= job.told and not job.unstopped:
         state.change(job, record.finished_s, released=True)
-        _prune(state)
+        prune(state)
 
 
-def _prune(state: State) -> None:
+def prune(state: State) -> None:
+    """Put the use of the oldest ended jobs into their tenants' sums, to forget them."""
+    usage = state.usage
     while len(state.settled) > state.config.jobs_kept_max:
-        _, id = heappop(state.settled)
-        del state.jobs[id]
-        state.out.append(Persist(JOBS_BUCKET, id, None))
+        if len(usage.forgetting) >= FORGOTTEN_AT_ONCE:
+            return
+        ended_s, id = heappop(state.settled)
+        for key, kept in usage.forget(state.jobs[id].record):
+            state.out.append(Persist(USAGE_BUCKET, key, kept))
+        state.out += [Persist(USAGE_BUCKET, key, None) for key in usage.outdated(ended_s)]
+        state.out.append(StartTimer(UsageStored(id), ended_s))
+
+
+def forget(state: State, id: JobId) -> None:
+    """Delete the record of a job whose use is durable in its tenants' sums."""
+    state.jobs.pop(id, None)
+    state.out.append(Persist(JOBS_BUCKET, id, None))
+    state.out.append(StartTimer(JobForgotten(id), 0.0))
+
+
+def forgotten(state: State, id: JobId) -> None:
+    """Drop the marks of a job whose record is no more, and forget those that come next."""
+    state.usage.forgetting.discard(id)
+    prune(state)

@@ -72,6 +72,11 @@ def delete(state: State, message: DeleteJob, now_s: float) -> Message:
 def ending(state: State, job: Job) -> Refused | None:
     """Say why its id cannot be used for another run yet; None: it can."""
     record, id = job.record, job.record.spec.id
+    if id in state.usage.forgetting:
+        return Refused(
+            reason=f"job {id} is being forgotten (jobs_kept_max); then its id is free",
+            retry_after_s=ENDING_RETRY_S,
+        )
     if record.run >= RUNS_MAX:
         return Refused(reason=f"job {id} was run {RUNS_MAX} times; choose another id")
     if record.released and not job.asked:
@@ -92,7 +97,13 @@ def begin_again(state: State, old: Job, spec: JobSpec, now_s: float) -> Job:
     job = Job(old.record, heard_s=now_s)
     state.jobs[job.id] = job
     former = old.record
-    fresh = JobRecord(spec=spec, run=former.run + 1, attempt=former.attempt + 1, submitted_s=now_s)
+    fresh = JobRecord(
+        spec=spec,
+        run=former.run + 1,
+        attempt=former.attempt + 1,
+        submitted_s=now_s,
+        usage=former.usage,
+    )
     changes = msgspec.structs.asdict(fresh)
     del changes["epoch"]
     state.change(job, now_s, **changes)

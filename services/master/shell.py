@@ -40,6 +40,8 @@ from slackwater.schemas.jobs import JobEvent, JobRecord
 from slackwater.schemas.scheduling import GetPolicy, PolicyRecord, SetPolicy
 from slackwater.schemas.telemetry import GoodputReport, IterationsObserved, JobProfiled
 from slackwater.schemas.tenants import ListTenants, TenantInfo
+from slackwater.schemas.usage import GetUsage, UsageRecord
+from slackwater.schemas.usage import UsageSums as Sums
 from slackwater.schemas.workers import WorkerExited
 from slackwater.services.master.config import MasterConfig
 from slackwater.services.master.core import Master
@@ -48,6 +50,8 @@ from slackwater.services.master.gpu_policy import POLICIES_BUCKET
 from slackwater.services.master.pool import BUCKET as NODES_BUCKET
 from slackwater.services.master.snapshot import Durations
 from slackwater.services.master.state import JOBS_BUCKET, State, tenants
+from slackwater.services.master.usage import USAGE_BUCKET
+from slackwater.services.master.usage_listing import totals
 
 LEASE = "master"
 
@@ -70,6 +74,7 @@ def definition(
             JOBS_BUCKET: JobRecord,
             NODES_BUCKET: AggregatorRecord,
             POLICIES_BUCKET: PolicyRecord,
+            USAGE_BUCKET: UsageRecord,
         },
         endpoints={
             "submit": SubmitJob,
@@ -89,6 +94,7 @@ def definition(
             "adopt": AdoptAggregators,
             "aggregators": ListAggregators,
             "tenants": ListTenants,
+            "usage": GetUsage,
             "policy": GetPolicy,
             "set-policy": SetPolicy,
             "nodes": ListNodes,
@@ -123,6 +129,17 @@ def tenant_gauges(info: TenantInfo) -> Iterator[Level]:
         yield Level(f"tenant_{name}", {"tenant": info.tenant or NO_TENANT}, value)
 
 
+def usage_gauges(tenant: str, sums: Sums) -> Iterator[Level]:
+    shown = {
+        "gpu_seconds": sums.gpu_s,
+        "core_seconds": sums.core_s,
+        "saved_core_seconds": sums.saved_core_s,
+        "jobs_ended": sums.ended,
+    }
+    for name, value in shown.items():
+        yield Level(f"tenant_{name}", {"tenant": tenant or NO_TENANT}, value)
+
+
 def service_gauges(state: State, now_s: float) -> Iterator[Level]:
     states = Counter(job.record.state for job in state.jobs.values())
     for name in get_args(JobState):
@@ -133,3 +150,5 @@ def service_gauges(state: State, now_s: float) -> Iterator[Level]:
         yield Level("master_aggregators", {"state": name}, count)
     for info in islice(tenants(state, now_s), TENANTS_MAX):
         yield from tenant_gauges(info)
+    for tenant in islice(sorted({*state.usage.totals, *state.admitted}), TENANTS_MAX):
+        yield from usage_gauges(tenant, totals(state, tenant, now_s))

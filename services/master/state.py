@@ -42,6 +42,7 @@ from slackwater.services.master.schedule import Schedule
 from slackwater.services.master.scheduling.registry import make
 from slackwater.services.master.scheduling.scheduler import Scheduler
 from slackwater.services.master.snapshot import Durations, Snapshot
+from slackwater.services.master.usage import Sharers, Usage
 
 JOBS_BUCKET = "jobs"
 ASK_BUDGET_S = 10.0
@@ -62,6 +63,8 @@ class State:
         self.pool = Pool(config.aggregators_max)
         self.clusters = Clusters(config.cluster_scaling_s)
         self.nodes = Nodes(config.node_silent_s)
+        self.usage = Usage(config.usage_days)
+        self.sharers = Sharers()
         self.epoch = 0
         self.begun_s = 0.0
         """Since when this master listens."""
@@ -187,7 +190,7 @@ class State:
             "admitted": {tenant: set(jobs) for tenant, jobs in self.admitted.items() if jobs},
             "placed": set(self.placed),
             "unsettled": set(self.unsettled),
-            "settled": sorted(self.settled),
+            "settled": sorted(e for e in self.settled if e[1] not in self.usage.forgetting),
             "starting": set(self.starting),
             "holders": {gpu: set(jobs) for gpu, jobs in self.holders.items() if jobs},
             "slots taken": +self.nodes.taken,
@@ -197,6 +200,7 @@ class State:
         """Raises AssertionError when an index is not what all records together say, or a GPU is
         given to two jobs neither of which is leaving it."""
         anew = State(self.config, self.gpus.scheduler)
+        anew.usage = self.usage
         for id, job in self.jobs.items():
             assert job.id == id, f"job {job.id} is kept as {id}"
             anew.know(job)

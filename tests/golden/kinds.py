@@ -13,7 +13,7 @@ FOLDER: Final = Path(__file__).parent
 STORED: Final = frozenset(
     {
         "AggregatorDrain", "AggregatorRecord", "BreachesRecord", "DeviceRecord", "EpochRecord",
-        "JobPlacement", "JobRecord", "LeaseRecord", "LenderRecord",
+        "JobPlacement", "JobRecord", "LeaseRecord", "LenderRecord", "UsageRecord",
     }
 )  # fmt: skip
 """The records that are values of a bucket's keys; the others are parts of these and of messages."""

@@ -26,6 +26,7 @@ app = program(
         "nodes": "slackwater.cli.nodes:nodes",
         "drain": "slackwater.cli.drain:drain",
         "tenants": "slackwater.cli.pool:tenants",
+        "usage": "slackwater.cli.usage:usage",
         "policy": "slackwater.cli.policy:app",
         "what-if": "slackwater.cli.what_if:what_if",
         "top": "slackwater.cli.top:top",

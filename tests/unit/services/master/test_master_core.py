@@ -17,6 +17,7 @@ from slackwater.common.base.effects import (
     Reply,
     Request,
     Requested,
+    StartTimer,
     TimerFired,
 )
 from slackwater.common.base.transitions import InvalidTransition
@@ -58,11 +59,18 @@ from slackwater.schemas.jobs import JobEvent, JobRecord, JobSpec, TensorSpec
 from slackwater.schemas.placement import PlaceJob, Profile, ReleaseJob
 from slackwater.schemas.telemetry import IterationsObserved, JobProfiled
 from slackwater.schemas.tenants import ListTenants, TenantInfo, TenantList
+from slackwater.schemas.usage import UsageSums
 from slackwater.schemas.workers import StartWorkers, StopWorkers, WorkerExited
 from slackwater.services.master.config import MasterConfig, Tenant
 from slackwater.services.master.core import Master
-from slackwater.services.master.keys import Order, OrderKey, TickDue
-from slackwater.services.master.shell import tenant_gauges
+from slackwater.services.master.keys import (
+    JobForgotten,
+    Order,
+    OrderKey,
+    TickDue,
+    UsageStored,
+)
+from slackwater.services.master.shell import tenant_gauges, usage_gauges
 
 MOST = MasterConfig().aggregators_max
 TENSORS = (TensorSpec(name="w", shape=(8, 4)), TensorSpec(name="b", shape=(4,)))
@@ -74,10 +82,13 @@ class Harness:
 
     def __init__(self, **config: Any) -> None:
         self.config = MasterConfig(**config)
-        self.stored: dict[str, dict[str, Record]] = {"jobs": {}, "nodes": {}, "policies": {}}
+        self.stored: dict[str, dict[str, Record]] = {
+            "jobs": {}, "nodes": {}, "policies": {}, "usage": {},
+        }  # fmt: skip
         self.now_s = 100.0
         self.epoch = 0
         self.token = 0
+        self.forgets = True
         self.restart()
 
     def restart(self) -> list[Effect]:
@@ -95,6 +106,9 @@ class Harness:
             elif isinstance(effect, Persist) and effect.record is not None:
                 self.stored[effect.bucket][effect.key] = effect.record
         self.core.state.check_invariants()
+        for due in [e for e in effects if isinstance(e, StartTimer)]:
+            if self.forgets and isinstance(due.key, UsageStored | JobForgotten):
+                effects = [*effects, *self.step(TimerFired(due.key))]
         return effects
 
     def ask(self, message: Message) -> list[Effect]:
@@ -659,7 +673,8 @@ def test_what_a_tenant_uses_and_loses_is_summed_over_the_clusters_that_live() ->
     (found,) = tenants_of(harness)
     assert (found.measured, found.used_cpu, found.used_slots) == (3, 0.75, 6.0)
     assert (found.loss, found.beyond) == (0.12, 1)
-    levels = {level.name: level.value for level in tenant_gauges(found)}
+    both = (*tenant_gauges(found), *usage_gauges("t", UsageSums()))
+    levels = {level.name: level.value for level in both}
     assert set(levels) == {name for name in metrics.FAMILIES if name.startswith("tenant_")}
     assert levels["tenant_used_cores"] == 0.75
     assert levels["tenant_allowed_cores"] == pytest.approx(0.5 * found.pool_cpu)
