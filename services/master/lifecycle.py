@@ -319,6 +319,7 @@ def prune(state: State) -> None:
 def forget(state: State, id: JobId) -> None:
     """Delete the record of a job whose use is durable in its tenants' sums."""
     state.jobs.pop(id, None)
+    state.usage.forgetting.add(id)  # Its mark stays until the record is gone for good.
     state.out.append(Persist(JOBS_BUCKET, id, None))
     state.out.append(StartTimer(JobForgotten(id), 0.0))
 
