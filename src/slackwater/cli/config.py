@@ -79,7 +79,7 @@ def print_sample(
     """Print a configuration file, or a job file, with every key, its purpose, bounds and default.
 
     For example: `slackwater config sample master > /etc/slackwater/master.toml`, or `slackwater
-    config sample job > job.toml` for `slackwater submit --file job.toml`.
+    config sample job > job.toml` for `slackwater submit job.toml`.
     """
     text = sample_job() if what == "job" else sample(what)
     if json:
@@ -93,6 +93,6 @@ def schema(
     what: Annotated[Literal["job"], typer.Argument(help="The kind of file.")] = "job",
     json: Json = False,
 ) -> None:
-    """Print the JSON schema of a job file, which `slackwater submit --file` reads."""
+    """Print the JSON schema of a job file, which `slackwater submit JOB_FILE` reads."""
     text = msgspec.json.format(msgspec.json.encode(job_schema()), indent=0 if json else 2)
     sys.stdout.write(text.decode() + "\n")

@@ -143,7 +143,7 @@ def sample(service: Service) -> str:
 def sample_job() -> str:
     """Show every key of a job file, those of a program that trains without a #."""
     must = {"id": "train-1", "workers": 2, "program": ["python", "train.py"]}
-    return _sample(JobSpec, _comment(_HEAD.format("a job, for `slackwater submit --file`")), must)
+    return _sample(JobSpec, _comment(_HEAD.format("a job, for `slackwater submit JOB_FILE`")), must)
 
 
 def _sample(kind: type[msgspec.Struct], head: list[str], must: dict[str, Any]) -> str:

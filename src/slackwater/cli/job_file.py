@@ -1,9 +1,9 @@
-"""Job files: a `JobSpec` as JSON or TOML, as `slackwater submit --file` reads it and `slackwater
+"""Job files: a `JobSpec` as YAML, TOML or JSON, as `slackwater submit` reads it and `slackwater
 config schema job` describes it."""
 
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -11,6 +11,8 @@ from slackwater.common.base import fields
 from slackwater.common.base.errors import ConfigRejected, Rejected
 from slackwater.common.shell.config import parse_config
 from slackwater.schemas.jobs import JobSpec, UpdateRule
+
+JOB_FILE_ENDINGS: Final = (".yaml", ".yml", ".toml", ".json")
 
 
 def read_job(file: Path) -> JobSpec:
@@ -27,13 +29,17 @@ def read_job(file: Path) -> JobSpec:
 
 def _decoded(file: Path) -> Any:
     text = file.read_bytes()
+    kind = {".toml": "TOML", ".yaml": "YAML", ".yml": "YAML"}.get(file.suffix, "JSON")
     try:
-        if file.suffix == ".toml":
+        if kind == "TOML":
             return tomllib.loads(text.decode())
+        if kind == "YAML":
+            return msgspec.yaml.decode(text)
         return msgspec.json.decode(text)
     except (msgspec.MsgspecError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        kind = "TOML" if file.suffix == ".toml" else "JSON (a TOML file ends in .toml)"
-        raise Rejected(f"{file}: not {kind}: {error}") from error
+        other = file.suffix not in JOB_FILE_ENDINGS
+        hint = " (a TOML file ends in .toml, a YAML file in .yaml)" if other else ""
+        raise Rejected(f"{file}: not {kind}{hint}: {' '.join(str(error).split())}") from error
     except RecursionError as error:
         raise Rejected(f"{file}: too deeply nested for a job") from error
 
@@ -47,7 +53,7 @@ def job_schema() -> dict[str, Any]:
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         **whole,
-        "description": "A job, as `slackwater submit --file` takes it.",
+        "description": "A job, as `slackwater submit JOB_FILE` takes it.",
         "$defs": described,
     }
 

@@ -2,19 +2,54 @@
 
 import os
 import re
+import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import msgspec
 import typer
 
-from slackwater.cli.job_file import read_job
+from slackwater.cli.job_file import JOB_FILE_ENDINGS, read_job
 from slackwater.cli.show import with_client
+from slackwater.cli.submit_options import (
+    Adaptive,
+    Batch,
+    BytesScale,
+    Checkpoint,
+    ComputeS,
+    CoresEach,
+    Env,
+    File,
+    Folder,
+    Fractional,
+    Gpus,
+    GpusMax,
+    GpusMin,
+    GpuTypes,
+    Grace,
+    Id,
+    Iterations,
+    JobFile,
+    LossLimit,
+    MemoryEach,
+    Mode,
+    Model,
+    Preemptible,
+    Preferred,
+    Processes,
+    Restarts,
+    Servers,
+    Staleness,
+    Tenant,
+    TimeLimit,
+    Wait,
+)
 from slackwater.cli.submit_wait import attend
 from slackwater.common.base.errors import Rejected
 from slackwater.common.shell.client import Client
 from slackwater.common.shell.config import explained
+from slackwater.console.after_dashes import CommandAfterDashes, after_dashes
 from slackwater.console.durations import seconds
 from slackwater.console.gpus import batch_bounds, gpu_types
 from slackwater.console.names import new_id, said
@@ -23,19 +58,15 @@ from slackwater.console.outcome import Usage, err, out, print_json, reported
 from slackwater.console.sizes import size_bytes
 from slackwater.console.usage import an_id, shown, typed
 from slackwater.loadgen.replay.workload import COMPUTE_S, emulated
-from slackwater.schemas.base import CORES_MAX, COUNT_MAX, GPUS_MAX, NAME_CHARS_MAX, WORKERS_MAX
+from slackwater.schemas.base import NAME_CHARS_MAX, WORKERS_MAX
 from slackwater.schemas.jobs import (
     ENV_NAME_PATTERN,
-    GRACE_S_MAX,
     OWN_ENV,
-    PRIORITY_MAX,
-    Consistency,
     JobSpec,
 )
 
 ITERATIONS: Final = 100
 """Iterations of an emulated job that is given no number."""
-SECONDS_MAX: Final = 86_400
 OF_EMULATION: Final = ("compute_s", "bytes_scale")
 SHAPE: Final = ("workers", "servers", "seed", "consistency", "staleness")
 OF_ANY_JOB: Final = (
@@ -46,165 +77,12 @@ OF_ANY_JOB: Final = (
 OF_A_JOB: Final = (
     "model", "workers", "servers", "iterations", "consistency", "staleness", "seed", *OF_EMULATION,
 )  # fmt: skip
-Id = Annotated[
-    str,
-    typer.Option(
-        help="The job's id; by default one is made. Submitting an id again changes nothing."
-    ),
-]
-Program = Annotated[
-    list[str] | None,
-    typer.Argument(help="The command that each worker runs, after --, as its node finds it."),
-]
-Folder = Annotated[
-    Path | None,
-    typer.Option(
-        "--folder",
-        "--cwd",
-        metavar="FOLDER",
-        help="Run the program in this folder of its node; by default the present one.",
-    ),
-]
-Model = Annotated[
-    str | None, typer.Option(help="Emulate the training of this network, for example vgg19.")
-]
-File = Annotated[
-    Path | None,
-    typer.Option(help="Read the job from a JSON or TOML file; see `slackwater config sample job`."),
-]
-Processes = Annotated[int, typer.Option(min=1, max=64, help="Number of processes, one per rank.")]
-Servers = Annotated[
-    int,
-    typer.Option(min=1, max=64, help="Parameter servers that the job would reserve for itself."),
-]
-Iterations = Annotated[
-    int | None,
-    typer.Option(
-        min=1, max=COUNT_MAX,
-        help="Iterations of training; an emulation has 100 by default, a program counts itself.",
-    ),
-]  # fmt: skip
-ComputeS = Annotated[
-    float | None,
-    typer.Option(
-        min=0, max=SECONDS_MAX,
-        help="Seconds of computing per iteration, with --model; by default the network's own.",
-    ),
-]  # fmt: skip
-BytesScale = Annotated[
-    float, typer.Option(min=0, max=1, help="Share of the network's real bytes, with --model.")
-]
-Mode = Annotated[
-    Consistency, typer.Option(help="When a gradient is applied, and whom a worker waits for.")
-]
-Staleness = Annotated[
-    int,
-    typer.Option(
-        min=0, max=1000,
-        help="Iterations that a worker may be ahead of the slowest, if stale-synchronous.",
-    ),
-]  # fmt: skip
-Restarts = Annotated[
-    int,
-    typer.Option(
-        min=0, max=1000,
-        help="Restarts of ranks that die, in all; each continues at the job's iteration.",
-    ),
-]  # fmt: skip
-Tenant = Annotated[
-    str, typer.Option(help="The tenant on whose account it runs, for example vision.")
-]
-Fractional = Annotated[
-    bool,
-    typer.Option(
-        "--allow-fractional-share",
-        help="Let a program that really trains use aggregators of less than a core.",
-    ),
-]
-LossLimit = Annotated[
-    float,
-    typer.Option(
-        min=0, max=0.999,
-        help="Part of its speed that sharing may cost; 0: the tenant's or cluster's limit.",
-    ),
-]  # fmt: skip
-Gpus = Annotated[
-    int,
-    typer.Option(
-        min=0, max=GPUS_MAX,
-        help="GPUs of the whole job, given all together; by default it has a process on each.",
-    ),
-]  # fmt: skip
-GpusMin = Annotated[
-    int, typer.Option(min=0, max=GPUS_MAX, help="The fewest GPUs that it can run on.")
-]
-GpusMax = Annotated[int, typer.Option(min=0, max=GPUS_MAX, help="The most GPUs that it can use.")]
-GpuTypes = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="TYPE[=SPEED]",
-        help="A type that it can run on, with its relative speed, as V100=2.5; may be repeated.",
-    ),
-]
-CoresEach = Annotated[
-    float, typer.Option(min=0, max=CORES_MAX, help="Cores of CPU that each process needs.")
-]
-MemoryEach = Annotated[str, typer.Option(help="Memory that each process needs, for example 8G.")]
-Preferred = Annotated[
-    int,
-    typer.Option(
-        min=-PRIORITY_MAX, max=PRIORITY_MAX,
-        help="Priority; policies that use it prefer the higher.",
-    ),
-]  # fmt: skip
-Batch = Annotated[
-    str,
-    typer.Option(
-        metavar="MIN[:MAX]",
-        help="Examples of one iteration over all processes, and up to how many it may grow.",
-    ),
-]
-Adaptive = Annotated[
-    bool, typer.Option("--adaptive/--fixed", help="Let its number of GPUs change while it runs.")
-]
-Preemptible = Annotated[
-    bool,
-    typer.Option(
-        "--preemptible/--no-preemptible", help="Let a policy pause it in favour of other jobs."
-    ),
-]
-Grace = Annotated[
-    float,
-    typer.Option(
-        "--grace", min=0, max=GRACE_S_MAX,
-        help="Seconds from SIGTERM to SIGKILL, to save its state; 0: 30 for a pause, else the "
-        "node's setting.",
-    ),
-]  # fmt: skip
-Checkpoint = Annotated[
-    Path | None,
-    typer.Option(metavar="FOLDER", help="The folder in which its program saves checkpoints."),
-]
-Env = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="NAME[=VALUE]",
-        help="An environment variable of its program; without a value, yours. May be repeated.",
-    ),
-]
-TimeLimit = Annotated[
-    str,
-    typer.Option(help="How long it may run, for example 90m; then it fails. By default no limit."),
-]
-Wait = Annotated[
-    bool, typer.Option("--wait", help="Print its logs until it ends, and exit with its exit code.")
-]
 
 
 def submit(
     context: typer.Context,
     id: Id = "",
-    program: Program = None,
+    job_file: JobFile = None,
     folder: Folder = None,
     model: Model = None,
     file: File = None,
@@ -240,14 +118,39 @@ def submit(
 ) -> None:
     """Submit a job, and return once it is stored.
 
-    For example: `slackwater submit --workers 2 -- python train.py`. With --wait: once it has ended,
-    with 0 if it completed, else with the exit code of the first rank that failed (1 where that is a
-    signal, or the job was cancelled). Ctrl-C leaves it running.
+    For example: `slackwater submit --gpus 2 -- python train.py`, or `slackwater submit job.yaml`.
+    With --wait: once it has ended, with 0 if it completed, else with the exit code of the first
+    rank that failed (1 where that is a signal, or the job was cancelled). Ctrl-C leaves it running.
     """
     options = {**locals()}
     with reported():
+        options |= _what_runs(context, job_file or [], file)
         spec = checked(_with_options(_asked(context, options), context, options))
     _store(spec, url, json, wait)
+
+
+submit.command_class = CommandAfterDashes  # type: ignore[attr-defined]
+
+
+def _what_runs(context: typer.Context, words: list[str], file: Path | None) -> dict[str, Any]:
+    """Tell a job file, before --, from a command, after it. Raises Usage."""
+    program = after_dashes(context)
+    if program is not None and not program:
+        raise Usage("nothing stands after --: give the command that each rank runs")
+    if len(words) != 1 or Path(words[0]).suffix not in JOB_FILE_ENDINGS:
+        if words:
+            raise Usage(
+                f"{shown(' '.join(words))} is not a job file, whose name ends in "
+                f"{', '.join(JOB_FILE_ENDINGS)}; a command comes after --: slackwater submit -- "
+                f"{shlex.join(words)}"
+            )
+    elif file is not None:
+        raise Usage(f"{shown(words[0])} beside --file {file}: give one job file")
+    else:
+        file = Path(words[0])
+        if not file.is_file():
+            raise Usage(f"{shown(words[0])}: there is no such job file")
+    return {"program": program, "file": file}
 
 
 def _asked(context: typer.Context, options: Mapping[str, Any]) -> JobSpec:
@@ -260,16 +163,17 @@ def _asked(context: typer.Context, options: Mapping[str, Any]) -> JobSpec:
     if options["gpus"] and not typed(context, "workers"):
         shape["workers"] = _a_process_each(options["gpus"])
     if options["file"] is not None:
-        _refuse_beside("--file", given | ({"program"} if program else set()))
+        beside = given | ({"program"} if program else set())
+        _refuse_beside(str(options["file"]), beside)
         return _named(read_job(options["file"]), id, options["file"])
     if program:
-        _refuse_beside("-- PROGRAM", given & {*OF_EMULATION})
+        _refuse_beside("-- COMMAND", given & {*OF_EMULATION})
         return JobSpec(
             id=id or new_id(model, program), model=model or "", program=tuple(program),
             iterations=options["iterations"] or 1, **shape,
         )  # fmt: skip
     if model is None:
-        raise Usage("nothing to submit: give --model NAME, --file FILE or -- PROGRAM")
+        raise Usage("nothing to submit: give -- COMMAND, JOB_FILE or --model NAME")
     _refuse_of_programs(model, options["folder"], options["allow_fractional_share"])
     shape |= {"iterations": options["iterations"] or ITERATIONS, "compute_s": options["compute_s"]}
     return _emulated(id or new_id(model, None), model, bytes_scale=options["bytes_scale"], **shape)
@@ -330,7 +234,7 @@ def _folder(spec: JobSpec, given: Path | None) -> str:
 
 
 def _refuse_beside(what: str, ignored: Iterable[str]) -> None:
-    names = sorted("-- PROGRAM" if n == "program" else _option(n) for n in ignored)
+    names = sorted("-- COMMAND" if n == "program" else _option(n) for n in ignored)
     if names:
         raise Usage(f"{what} beside {', '.join(names)}: it says that itself; leave one out")
 
@@ -381,7 +285,7 @@ def checked(fields: Mapping[str, Any]) -> JobSpec:
             "stale-synchronous, or leave it out"
         )
     if fields.get("program") and not fields["program"][0].strip():
-        raise Usage("-- PROGRAM: the program's name is empty; name what the workers run")
+        raise Usage("-- COMMAND: the program's name is empty; name what the workers run")
     try:
         return msgspec.convert(fields, JobSpec)
     except msgspec.ValidationError as error:

@@ -48,7 +48,7 @@ class Group(TyperGroup):
             made = getattr(import_module(module), name)
             if not isinstance(made, typer.Typer):
                 alone = where.Commands(add_completion=False, pretty_exceptions_enable=False)
-                alone.command(cmd_name)(made)
+                alone.command(cmd_name, cls=getattr(made, "command_class", None))(made)
                 made = alone
             command = typer.main.get_command(made)
         command.name = cmd_name

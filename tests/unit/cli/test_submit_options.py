@@ -1,9 +1,13 @@
-"""Options of `submit` that say how a program runs: its environment."""
+"""Options of `submit`: a program's environment, and what is a job file or a command."""
+
+from pathlib import Path
 
 import pytest
 
+from slackwater.cli.commands import app
 from slackwater.cli.submit import environment
 from slackwater.console.outcome import Usage
+from slackwater.console.program import answered
 
 
 def test_variables_are_given_or_taken_from_ones_own() -> None:
@@ -26,3 +30,37 @@ def test_variables_are_given_or_taken_from_ones_own() -> None:
 def test_what_cannot_be_a_variable_is_refused(word: str, said: str) -> None:
     with pytest.raises(Usage, match=said):
         environment([word], {})
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["train.py"], "a command comes after --: slackwater submit -- train.py"),
+        (["python", "train.py"], "'python train.py' is not a job file"),
+        (["--gpus", "2", "job.txt"], "whose name ends in .yaml, .yml, .toml, .json"),
+        (["job.yaml", "job.toml"], "'job.yaml job.toml' is not a job file"),
+        (["absent.yaml"], "'absent.yaml': there is no such job file"),
+        (["--"], "nothing stands after --"),
+        (["--memory", "8Q", "--", "true"], "--memory '8Q': write a size such as 64G"),
+        ([], "nothing to submit: give -- COMMAND, JOB_FILE or --model NAME"),
+    ],
+)
+def test_a_job_file_a_command_or_nothing(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert answered(app, ["submit", *words], "slackwater") == 2
+    told = " ".join(capsys.readouterr().err.split())
+    assert told.startswith("error: ")
+    assert said in told
+
+
+def test_a_job_file_and_a_command_are_one_too_many(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text("id: a\nprogram: ['true']\n")
+    assert answered(app, ["submit", str(file), "--", "true"], "slackwater") == 2
+    assert answered(app, ["submit", str(file), "--file", str(file)], "slackwater") == 2
+    told = " ".join(capsys.readouterr().err.split())
+    assert "beside -- COMMAND: it says that itself" in told
+    assert "give one job file" in told

@@ -1,0 +1,255 @@
+"""Options of `slackwater submit`, by what they are about."""
+
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from slackwater.schemas.base import CORES_MAX, COUNT_MAX, GPUS_MAX
+from slackwater.schemas.jobs import GRACE_S_MAX, PRIORITY_MAX, Consistency
+
+SECONDS_MAX: Final = 86_400
+_RESOURCES: Final = "What it needs of its nodes"
+_ACCOUNT: Final = "Whose turn it is"
+_STOPS: Final = "When it is stopped, or fails"
+_AGGREGATORS: Final = "Training through aggregators"
+_EMULATION: Final = "An emulation, instead of a program"
+
+Id = Annotated[
+    str,
+    typer.Option(
+        help="The job's id; by default one is made. Submitting an id again changes nothing."
+    ),
+]
+JobFile = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="JOB_FILE",
+        help="A job as YAML, TOML or JSON, see `slackwater config sample job`; a command that each "
+        "rank runs comes after -- instead.",
+    ),
+]
+Folder = Annotated[
+    Path | None,
+    typer.Option(
+        "--folder",
+        "--cwd",
+        metavar="FOLDER",
+        help="Run the program in this folder of its node; by default the present one.",
+    ),
+]
+Model = Annotated[
+    str | None,
+    typer.Option(
+        help="Emulate the training of this network, for example vgg19.", rich_help_panel=_EMULATION
+    ),
+]
+File = Annotated[
+    Path | None,
+    typer.Option(
+        help="Read the job from this file, as JOB_FILE; JSON, if its name has another ending."
+    ),
+]
+Processes = Annotated[
+    int,
+    typer.Option(
+        min=1, max=64, help="Number of processes, one per rank.", rich_help_panel=_RESOURCES
+    ),
+]
+Servers = Annotated[
+    int,
+    typer.Option(
+        min=1,
+        max=64,
+        help="Parameter servers that the job would reserve for itself.",
+        rich_help_panel=_AGGREGATORS,
+    ),
+]
+Iterations = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        max=COUNT_MAX,
+        help="Iterations of training; an emulation has 100 by default, a program counts itself.",
+        rich_help_panel=_AGGREGATORS,
+    ),
+]
+ComputeS = Annotated[
+    float | None,
+    typer.Option(
+        min=0,
+        max=SECONDS_MAX,
+        help="Seconds of computing per iteration, with --model; by default the network's own.",
+        rich_help_panel=_EMULATION,
+    ),
+]
+BytesScale = Annotated[
+    float,
+    typer.Option(
+        min=0,
+        max=1,
+        help="Share of the network's real bytes, with --model.",
+        rich_help_panel=_EMULATION,
+    ),
+]
+Mode = Annotated[
+    Consistency,
+    typer.Option(
+        help="When a gradient is applied, and whom a worker waits for.",
+        rich_help_panel=_AGGREGATORS,
+    ),
+]
+Staleness = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        max=1000,
+        help="Iterations that a worker may be ahead of the slowest, if stale-synchronous.",
+        rich_help_panel=_AGGREGATORS,
+    ),
+]
+Restarts = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        max=1000,
+        help="Restarts of ranks that die, in all; each continues at the job's iteration.",
+        rich_help_panel=_STOPS,
+    ),
+]
+Tenant = Annotated[
+    str,
+    typer.Option(
+        help="The tenant on whose account it runs, for example vision.", rich_help_panel=_ACCOUNT
+    ),
+]
+Fractional = Annotated[
+    bool,
+    typer.Option(
+        "--allow-fractional-share",
+        help="Let a program that really trains use aggregators of less than a core.",
+        rich_help_panel=_ACCOUNT,
+    ),
+]
+LossLimit = Annotated[
+    float,
+    typer.Option(
+        min=0,
+        max=0.999,
+        help="Part of its speed that sharing may cost; 0: the tenant's or cluster's limit.",
+        rich_help_panel=_ACCOUNT,
+    ),
+]
+Gpus = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        max=GPUS_MAX,
+        help="GPUs of the whole job, given all together; by default it has a process on each.",
+        rich_help_panel=_RESOURCES,
+    ),
+]
+GpusMin = Annotated[
+    int,
+    typer.Option(
+        min=0, max=GPUS_MAX, help="The fewest GPUs that it can run on.", rich_help_panel=_RESOURCES
+    ),
+]
+GpusMax = Annotated[
+    int,
+    typer.Option(
+        min=0, max=GPUS_MAX, help="The most GPUs that it can use.", rich_help_panel=_RESOURCES
+    ),
+]
+GpuTypes = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="TYPE[=SPEED]",
+        help="A type that it can run on, with its relative speed, as V100=2.5; may be repeated.",
+        rich_help_panel=_RESOURCES,
+    ),
+]
+CoresEach = Annotated[
+    float,
+    typer.Option(
+        min=0,
+        max=CORES_MAX,
+        help="Cores of CPU that each process needs.",
+        rich_help_panel=_RESOURCES,
+    ),
+]
+MemoryEach = Annotated[
+    str,
+    typer.Option(
+        help="Memory that each process needs, for example 8G.", rich_help_panel=_RESOURCES
+    ),
+]
+Preferred = Annotated[
+    int,
+    typer.Option(
+        min=-PRIORITY_MAX,
+        max=PRIORITY_MAX,
+        help="Priority; policies that use it prefer the higher.",
+        rich_help_panel=_ACCOUNT,
+    ),
+]
+Batch = Annotated[
+    str,
+    typer.Option(
+        metavar="MIN[:MAX]",
+        help="Examples of one iteration over all processes, and up to how many it may grow.",
+        rich_help_panel=_RESOURCES,
+    ),
+]
+Adaptive = Annotated[
+    bool,
+    typer.Option(
+        "--adaptive/--fixed",
+        help="Let its number of GPUs change while it runs.",
+        rich_help_panel=_RESOURCES,
+    ),
+]
+Preemptible = Annotated[
+    bool,
+    typer.Option(
+        "--preemptible/--no-preemptible",
+        help="Let a policy pause it in favour of other jobs.",
+        rich_help_panel=_ACCOUNT,
+    ),
+]
+Grace = Annotated[
+    float,
+    typer.Option(
+        "--grace",
+        min=0,
+        max=GRACE_S_MAX,
+        help="Seconds from SIGTERM to SIGKILL, to save its state; 0: 30 for a pause, else the "
+        "node's setting.",
+        rich_help_panel=_STOPS,
+    ),
+]
+Checkpoint = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FOLDER",
+        help="The folder in which its program saves checkpoints.",
+        rich_help_panel=_STOPS,
+    ),
+]
+Env = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME[=VALUE]",
+        help="An environment variable of its program; without a value, yours. May be repeated.",
+    ),
+]
+TimeLimit = Annotated[
+    str,
+    typer.Option(
+        help="How long it may run, for example 90m; then it fails. By default no limit.",
+        rich_help_panel=_STOPS,
+    ),
+]
+Wait = Annotated[
+    bool, typer.Option("--wait", help="Print its logs until it ends, and exit with its exit code.")
+]
