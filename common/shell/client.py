@@ -20,7 +20,7 @@ from slackwater.common.bus.base import Bus
 from slackwater.common.shell.world import live_world
 from slackwater.common.store.history import History
 from slackwater.schemas import cluster, jobs, subjects, tenants
-from slackwater.schemas.base import AggregatorId, Message, Ok, Refused
+from slackwater.schemas.base import AggregatorId, JobId, Message, Ok, Refused
 from slackwater.schemas.job_requests import (
     CancelJob,
     DeleteJob,
@@ -35,6 +35,7 @@ from slackwater.schemas.job_requests import (
     SubmitJob,
 )
 from slackwater.schemas.job_states import JobState
+from slackwater.schemas.progress import JobProgress
 from slackwater.schemas.tenants import TenantInfo
 from slackwater.schemas.usage import GetUsage, UsageList, UsageRow
 
@@ -140,6 +141,19 @@ class Client:
         their programs and results."""
         message = ListJobs(state=state, tenant=tenant, offset=offset, order="active", whole=whole)
         return await self.master("list", message, JobList)
+
+    async def all_jobs(self) -> tuple[dict[str, jobs.JobRecord], dict[JobId, JobProgress]]:
+        """Read every page of the list: briefly each job, by id, and how far it is. Active jobs
+        come first, in an order that may change between two pages."""
+        records: dict[str, jobs.JobRecord] = {}
+        progress: dict[JobId, JobProgress] = {}
+        offset, total = 0, 1
+        while offset < total:
+            page = await self.job_page(offset=offset)
+            total, offset = page.total, offset + max(1, len(page.jobs))
+            records |= {each.spec.id: each for each in page.jobs}
+            progress |= page.progress
+        return records, progress
 
     async def jobs(self, state: JobState | None = None) -> tuple[jobs.JobRecord, ...]:
         return (await self.master("list", ListJobs(state=state), JobList)).jobs

@@ -12,12 +12,14 @@ from slackwater.common.embedded import ClusterOptions, fit_cpu_share
 from slackwater.console.names import policy_named
 from slackwater.console.options import Json, Report, Seed, Window
 from slackwater.console.outcome import INCONCLUSIVE, Usage, err, report_folder, reported, run
+from slackwater.loadgen.cli import fidelity
 from slackwater.loadgen.cli.progress import progress
-from slackwater.loadgen.cli.replay import POLICY_HELP, above_zero, conclude
+from slackwater.loadgen.cli.replay import POLICY_HELP, conclude
+from slackwater.loadgen.fidelity.experiment import Plan
 from slackwater.loadgen.replay import calibrate, experiment, report, workload
 from slackwater.schemas.jobs import Aggregation
 
-NAMES: Final = ("sharing",)
+NAMES: Final = ("sharing", "fidelity")
 AGGREGATORS: Final = 10
 CPU_SHARE: Final = 0.1
 PROFILER: Final = {"profile_iterations": 8, "profile_s": 2.0}
@@ -30,48 +32,75 @@ VGG19 keep one aggregator .98 busy."""
 
 def play(
     name: Annotated[
-        str, typer.Argument(help="The experiment to play: sharing, which is figure 10 of AutoPS.")
+        str,
+        typer.Argument(
+            help="The experiment to play: sharing, which is figure 10 of AutoPS, or fidelity: the "
+            "simulator beside a live cluster."
+        ),
     ],
     time_scale: Annotated[
-        float, typer.Option(help="Factor for arrivals, durations and computing; below 1 is faster.")
-    ] = 1.0,
+        str, typer.Option(help="Factor for arrivals and durations: 0.5; fidelity's is 1/60.")
+    ] = "",
     policy: Annotated[str, typer.Option(help=f"{POLICY_HELP}.")] = "cyclic",
     window: Window = 20,
+    gpu_policy: Annotated[
+        list[str] | None, typer.Option(help="Policy of the experiment fidelity; repeatable.")
+    ] = None,
+    jobs: Annotated[int, typer.Option(min=2, max=480, help="Jobs of fidelity.")] = 60,
+    nodes: Annotated[int, typer.Option(min=1, max=16, help="Worker services of fidelity.")] = 4,
+    gpus_per_node: Annotated[int, typer.Option(min=1, max=16, help="Fake GPUs of each.")] = 4,
+    kill_master: Annotated[
+        int, typer.Option(min=0, max=10, help="Kill fidelity's master so often.")
+    ] = 0,
     seed: Seed = 1,
-    report_dir: Report = Path("reports/sharing"),
+    report_dir: Report = Path("reports/experiment"),
     json: Json = False,
 ) -> None:
-    """Play a paper's experiment live, beside its baselines and control, and say whether it proves
-    what the paper says.
+    """Play an experiment live, beside its baselines and control, and say what it proves.
 
-    Exit codes: 0 conclusive, 3 not, with the reasons.
+    Exit codes: 0 conclusive, 1 a bound is missed, 3 it proves nothing; with the reasons.
     """
     options: dict[str, Any] = {k: shown(str(v)) for k, v in locals().items() if k != "options"}
-    started_s = time.monotonic()
     with reported():
         if name not in NAMES:
             raise Usage(f"experiment {name!r}: choose {', '.join(NAMES)}")
+        if name == "fidelity":
+            plan = Plan(
+                policy="", seed=seed, jobs=jobs, nodes=nodes, gpus_per_node=gpus_per_node,
+                time_scale=fidelity.scale(time_scale or "1/60"), kills=kill_master,
+            )  # fmt: skip
+            return fidelity.play(plan, gpu_policy or ["tiresias-las"], report_dir, json)
+        factor = fidelity.scale(time_scale or "1")
         chosen = policy_named(policy)
         if chosen == "static":
             raise Usage("--policy static shares nothing: it is the baseline; choose another")
-        above_zero(time_scale)
-        report_folder(report_dir)  # Before anything long begins.
-        cluster, work = _prepared(chosen, time_scale, window, seed, report_dir)
-        options["workload"] = work
-        err.print(
-            f"bytes scale {work.bytes_scale:.3f}, a fold is charged "
-            f"{cluster.charge_ns_per_byte:.3f} ns a byte, load {os.getloadavg()[0]:.1f}"
-        )
-        with progress() as on_phase:
-            phases = experiment.Phases(events=True)
-            outcome = run(experiment.shared_experiment(work, cluster, window, on_phase, phases))
-        doubts = report.doubts_about(outcome)
-        summary = report.summarize(
-            outcome, doubts=doubts, experiment=True, wall_s=time.monotonic() - started_s
-        )
-        conclude(outcome, summary, report_dir, options, json)
+        doubts = _share(chosen, factor, window, seed, report_dir, options, json)
     if doubts:
         raise typer.Exit(INCONCLUSIVE)
+
+
+def _share(
+    policy: Aggregation, time_scale: float, window: int, seed: int, report_dir: Path,
+    options: dict[str, Any], json: bool,
+) -> list[str]:  # fmt: skip
+    """Play the experiment of sharing; return why it proves nothing, if it does not."""
+    started_s = time.monotonic()
+    report_folder(report_dir)  # Before anything long begins.
+    cluster, work = _prepared(policy, time_scale, window, seed, report_dir)
+    options["workload"] = work
+    err.print(
+        f"bytes scale {work.bytes_scale:.3f}, a fold is charged "
+        f"{cluster.charge_ns_per_byte:.3f} ns a byte, load {os.getloadavg()[0]:.1f}"
+    )
+    with progress() as on_phase:
+        phases = experiment.Phases(events=True)
+        outcome = run(experiment.shared_experiment(work, cluster, window, on_phase, phases))
+    doubts = report.doubts_about(outcome)
+    summary = report.summarize(
+        outcome, doubts=doubts, experiment=True, wall_s=time.monotonic() - started_s
+    )
+    conclude(outcome, summary, report_dir, options, json)
+    return doubts
 
 
 def _prepared(

@@ -49,6 +49,9 @@ class MasterConfig(ServiceConfig, kw_only=True, frozen=True):
     """The policy that gives GPUs to jobs; `slackwater policy list` names them all."""
     gpu_policy_settings: dict[Name, Name] = msgspec.field(default_factory=dict)
     """Options of `gpu_policy`, as `--set` of `loadgen simulate` takes them."""
+    gpu_durations: str = ""
+    """A JSON file, job -> seconds that it runs on the GPUs that it asks for: where a trace is
+    replayed, a policy that plans with them (srtf, srsf) may be told. Empty: nobody knows them."""
     gpu_min_run_s: Annotated[float, msgspec.Meta(ge=0.0)] = 0.0
     """Seconds that a job keeps its GPUs at least, once it has them."""
     tick_s: Duration = 1.0

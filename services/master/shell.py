@@ -3,13 +3,18 @@
 from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
+from pathlib import Path
 from typing import get_args
 
+import msgspec
+
+from slackwater.common.base.errors import ConfigRejected
 from slackwater.common.base.limits import ADMISSIONS_MAX
 from slackwater.common.shell.definition import Level, ServiceDefinition
 from slackwater.common.shell.metrics import NO_TENANT
 from slackwater.common.shell.world import World
 from slackwater.schemas import subjects
+from slackwater.schemas.base import Seconds
 from slackwater.schemas.cluster import (
     TENANTS_MAX,
     AdoptAggregators,
@@ -61,6 +66,8 @@ def definition(
 ) -> ServiceDefinition:
     """One instance leads, the others of this lease stand by; whichever leads answers as `main`.
     `durations`: seconds that jobs run, where a simulation knows them."""
+    if durations is None and config.gpu_durations:
+        durations = _durations(Path(config.gpu_durations))
     core = Master(config, durations)
 
     return ServiceDefinition(
@@ -112,6 +119,16 @@ def definition(
         service_gauges=lambda: service_gauges(core.state, world.clock.now_s()),
         tasks=(keep_facts(world, config),),
     )
+
+
+def _durations(path: Path) -> Durations:
+    """Raises ConfigRejected."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, Seconds])
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ConfigRejected(
+            f"gpu_durations {path}: {error}; name a JSON file of the seconds by job, or none"
+        ) from error
 
 
 def tenant_gauges(info: TenantInfo) -> Iterator[Level]:

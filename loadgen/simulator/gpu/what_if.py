@@ -1,12 +1,13 @@
 """Play the jobs that a cluster has now under another GPU policy.
 
 Pure. The snapshot is built by the master's own module, so that the simulator begins with the view
-that the cluster's policy has. Instants are whole seconds from now on; jobs that are submitted
-later are not foreseen.
+that the cluster's policy has. Instants are seconds from now on; jobs that are submitted later are
+not foreseen.
 """
 
 from collections.abc import Iterable, Mapping
-from math import ceil, floor, inf
+from math import inf
+from statistics import median
 from typing import Final
 
 import msgspec
@@ -15,6 +16,7 @@ from msgspec.structs import replace
 from slackwater.common.base.errors import Rejected
 from slackwater.loadgen.simulator.gpu.cluster import Cluster
 from slackwater.loadgen.simulator.gpu.engine import Engine
+from slackwater.loadgen.simulator.gpu.estimates import Estimates
 from slackwater.loadgen.simulator.gpu.jobmodels.fixed import FixedModel
 from slackwater.loadgen.simulator.gpu.outcome import Begun, Costs, Settings
 from slackwater.loadgen.simulator.gpu.workload import Oracle, Submission
@@ -24,12 +26,15 @@ from slackwater.schemas.gpus import NodeAllocation
 from slackwater.schemas.job_states import TERMINAL_STATES, JobState
 from slackwater.schemas.jobs import JobRecord
 from slackwater.schemas.progress import JobProgress
+from slackwater.schemas.scheduling import PolicyInfo
 from slackwater.services.master.nodes import Nodes
 from slackwater.services.master.scheduling.registry import make
 from slackwater.services.master.scheduling.view import JobView, NodeView, Rules
 from slackwater.services.master.snapshot import Snapshot, shown_allocation
 
 _HEARD_S: Final = 1.0
+ASSUME_S: Final = 3600.0
+"""Seconds of work that a job has left of which nothing is known at all."""
 
 
 class LiveJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,8 +94,9 @@ def situation(
     heard = Nodes(_HEARD_S)
     for info in nodes:
         heard.heard(info.heartbeat, now_s if info.alive else -inf)
+    known = list(records)
     active = sorted(
-        (each for each in records if each.spec.gpus and each.state not in TERMINAL_STATES),
+        (each for each in known if each.spec.gpus and each.state not in TERMINAL_STATES),
         key=lambda each: (each.submitted_s, each.spec.id),
     )
     snapshot, left_out = Snapshot(), {each.spec.id: _HELD for each in active if each.held}
@@ -98,6 +104,7 @@ def situation(
         if not record.held:
             snapshot.show(record)
     view = snapshot.view(heard.gpus(now_s), now_s)
+    estimates = Estimates(known, progress, now_s)
     jobs: list[Submission] = []
     begun: dict[str, JobView] = {}
     live: dict[str, LiveJob] = {}
@@ -112,6 +119,8 @@ def situation(
             left_out[id] = room
         else:
             left_s = _remaining_s(seen, view.cluster.nodes, progress.get(id))
+            if left_s is None:
+                left_s = estimates.remaining_s(record)
             live[id] = LiveJob(
                 id=id,
                 state=record.state,
@@ -121,8 +130,8 @@ def situation(
             )
             jobs.append(
                 Submission(
-                    spec=record.spec, oracle=Oracle(duration_s=max(1, ceil(live[id].remaining_s))),
-                    number=len(jobs), submit_s=min(0, floor(record.submitted_s - now_s)),
+                    spec=record.spec, oracle=Oracle(duration_s=live[id].remaining_s),
+                    number=len(jobs), submit_s=min(0.0, record.submitted_s - now_s),
                 )
             )  # fmt: skip
             begun[id] = _from_now(seen, now_s)
@@ -134,7 +143,7 @@ def situation(
 
 
 def play(
-    now: Situation, policy: str, settings: Mapping[str, str], rules: Rules, restart_s: int = 0
+    now: Situation, policy: str, settings: Mapping[str, str], rules: Rules, restart_s: float = 0
 ) -> dict[str, float]:
     """Return each job's end under the policy, in seconds from now. `restart_s`: seconds without
     progress at every start and every change of a job's GPUs; policies that weigh it know it.
@@ -146,10 +155,35 @@ def play(
         costs=Costs(start_s=restart_s, restart_s=restart_s),
     )
     engine = Engine(
-        now.jobs, Cluster(now.nodes, hosts=now.hosts), make(policy, settings), FixedModel(), world,
+        now.jobs, Cluster(now.nodes, hosts=now.hosts), make(policy, settings),
+        FixedModel(whole_seconds=False), world,
         record=False, begun=Begun(0, now.begun),
     )  # fmt: skip
     return {each.job.spec.id: each.end_s for each in engine.run().outcomes}
+
+
+def forecast(
+    records: Iterable[JobRecord],
+    progress: Mapping[JobId, JobProgress],
+    nodes: Iterable[NodeInfo],
+    now_s: float,
+    policy: PolicyInfo,
+    restart_s: float = 0.0,
+) -> dict[str, float]:
+    """Return when each job that has not ended will end under the policy that the cluster has, in
+    seconds from now; empty: none can be played. Of a job that tells nothing the work is taken to be
+    that of a middling job that ended.
+
+    Raises ConfigRejected for a policy that only a simulator can play.
+    """
+    known = list(records)
+    ran = [each.run_s for each in known if each.state == "completed" and each.run_s]
+    try:
+        now = situation(known, progress, nodes, now_s, median(ran) if ran else ASSUME_S)
+    except Rejected:
+        return {}
+    rules = Rules(quotas=policy.quotas, min_run_s=policy.min_run_s)
+    return play(now, policy.policy, policy.settings, rules, restart_s)
 
 
 def compared(
@@ -196,11 +230,9 @@ def _remaining_s(
 
 
 def _from_now(job: JobView, now_s: float) -> JobView:
-    """Count its instants in whole seconds from now, which are 0 or before."""
+    """Count its instants in seconds from now, which are 0 or before."""
     return replace(
         job,
-        since_s=min(0, round(job.since_s - now_s)),
-        attained_gpu_s_then=round(job.attained_gpu_s_then),
-        run_s_then=round(job.run_s_then),
-        first_start_s=min(0, round(job.first_start_s - now_s)) if job.first_start_s < inf else inf,
+        since_s=min(0.0, job.since_s - now_s),
+        first_start_s=min(0.0, job.first_start_s - now_s) if job.first_start_s < inf else inf,
     )

@@ -4,6 +4,7 @@ import shlex
 from collections.abc import Iterator
 from typing import Final
 
+from slackwater.cli.ends import Ends, foretold
 from slackwater.cli.events import recent_events
 from slackwater.cli.job_ids import JobId
 from slackwater.cli.logs import last_lines, ranks_of
@@ -31,19 +32,21 @@ EMULATED: Final = "slackwater.loadgen.emulate"
 
 
 def job(id: JobId, url: Url = None, json: Json = False) -> None:
-    """Describe one job: its request, progress and place, why it waits, and its result."""
+    """Describe one job: its request, progress and place, why it waits, when a job with GPUs will
+    end, and its result."""
 
-    async def seen(client: Client) -> tuple[JobInfo, list[str], float]:
+    async def seen(client: Client) -> tuple[JobInfo, Ends | None, list[str], float]:
         info = await client.job_info(id)
+        ends = await foretold(client, info.job)
         past = [] if json else await history(client, info)
-        return info, past, client.clock.now_s()
+        return info, ends, past, client.clock.now_s()
 
-    info, past, now_s = with_client(url, seen)
+    info, ends, past, now_s = with_client(url, seen)
     if json:
-        print_json(documents.job(info.job, info.progress))
+        print_json(documents.job(info.job, info.progress) | {"ends": ends})
         return
     width = out.width if out.is_terminal else None
-    tables.show([*described(info, now_s, width), *past])
+    tables.show([*described(info, now_s, width, ends), *past])
 
 
 async def history(client: Client, info: JobInfo) -> list[str]:
@@ -73,13 +76,14 @@ async def _steps(client: Client, record: JobRecord) -> list[str]:
     return ["History:", *(f"{INDENT}{figures.at(at_s)}  {what}" for at_s, what in steps)]
 
 
-def described(info: JobInfo, now_s: float, width: int | None = None) -> list[str]:
+def described(
+    info: JobInfo, now_s: float, width: int | None = None, ends: Ends | None = None
+) -> list[str]:
     """Describe the job label by label, with its ranks in a table. `width`: columns of the
     terminal."""
     record, progress = info.job, info.progress
-    found = [
-        f"{label + ':':<{LABEL}} {text}".rstrip() for label, text in _facts(record, progress, now_s)
-    ]
+    facts = [*_facts(record, progress, now_s), *([("Ends", ends.said())] if ends else [])]
+    found = [f"{label + ':':<{LABEL}} {text}".rstrip() for label, text in facts]
     rows = list(_ranks(record, progress, now_s))
     if rows:
         found += ["Ranks:", *(INDENT + line for line in _rank_table(rows, width))]

@@ -15,11 +15,8 @@ from slackwater.console.names import gpu_policy_named
 from slackwater.console.options import Json, Url
 from slackwater.console.outcome import Usage, err, print_json, reported
 from slackwater.console.tables import Row
-from slackwater.schemas.base import JobId
 from slackwater.schemas.cluster import NodeInfo
 from slackwater.schemas.gpus import described
-from slackwater.schemas.jobs import JobRecord
-from slackwater.schemas.progress import JobProgress
 from slackwater.schemas.scheduling import GetPolicy, PolicyInfo
 from slackwater.services.master.scheduling.view import Rules
 
@@ -99,10 +96,10 @@ def what_if(
 
     async def ask(client: Client) -> tuple[PolicyInfo, "Situation", float]:
         policy = await client.master("policy", GetPolicy(), PolicyInfo)
-        records, progress = await _jobs(client)
+        records, progress = await client.all_jobs()
         nodes: tuple[NodeInfo, ...] = await client.nodes()
         now_s = client.clock.now_s()
-        return policy, situation(records, progress, nodes, now_s, assume_s), now_s
+        return policy, situation(records.values(), progress, nodes, now_s, assume_s), now_s
 
     policy, now, at_s = with_client(url, ask)
     with reported():
@@ -142,19 +139,6 @@ def not_known(endings: tuple["Ending", ...], assume_s: float, restart_s: int) ->
     if assumed := sum(each.job.assumed for each in endings):
         found.append(f"what is left of {assumed} jobs (~); taken to be --assume-s {assume_s:g}")
     return tuple(found)
-
-
-async def _jobs(client: Client) -> tuple[list[JobRecord], dict[JobId, JobProgress]]:
-    """Read all pages of the list: active jobs come first, in an order that pages may break."""
-    records: dict[str, JobRecord] = {}
-    progress: dict[JobId, JobProgress] = {}
-    offset, total = 0, 1
-    while offset < total:
-        page = await client.job_page(offset=offset)
-        total, offset = page.total, offset + max(1, len(page.jobs))
-        records |= {each.spec.id: each for each in page.jobs}
-        progress |= page.progress
-    return list(records.values()), progress
 
 
 def _knob(policy: str, key: str) -> str:

@@ -1,0 +1,50 @@
+"""Foretell when a job with GPUs will end: the simulator goes on from the running cluster."""
+
+import msgspec
+
+from slackwater.common.base.errors import ConfigRejected
+from slackwater.common.shell.client import Client
+from slackwater.console import figures
+from slackwater.schemas.job_states import TERMINAL_STATES
+from slackwater.schemas.jobs import JobRecord
+from slackwater.schemas.scheduling import GetPolicy, PolicyInfo
+
+FORETOLD_MAX = 2000
+"""Active jobs of a cluster for which ends are foretold: more take seconds to play."""
+
+
+class Ends(msgspec.Struct, frozen=True, kw_only=True):
+    """The end of one job as it is foretold. Jobs that are submitted later are not foreseen."""
+
+    ends_s: float | None = None
+    """Seconds from now on; None: nothing can be foretold, `why` says why."""
+    policy: str = ""
+    """The policy that the cluster has."""
+    why: str = ""
+
+    def said(self) -> str:
+        if self.ends_s is None:
+            return f"not known: {self.why}"
+        return f"in about {figures.lasted(self.ends_s)}, foretold under {self.policy}"
+
+
+async def foretold(client: Client, record: JobRecord) -> Ends | None:
+    """Return None for a job without GPUs, and for one that has ended."""
+    if not record.spec.gpus or record.state in TERMINAL_STATES:
+        return None
+    policy = await client.master("policy", GetPolicy(), PolicyInfo)
+    records, progress = await client.all_jobs()
+    active = sum(each.state not in TERMINAL_STATES for each in records.values())
+    if active > FORETOLD_MAX:
+        return Ends(why=f"{active} jobs are active, and at most {FORETOLD_MAX} are played")
+    nodes, now_s = await client.nodes(), client.clock.now_s()
+
+    from slackwater.loadgen.simulator.gpu.what_if import forecast  # It loads numpy.
+
+    try:
+        ends_s = forecast(records.values(), progress, nodes, now_s, policy)
+    except ConfigRejected as error:
+        return Ends(why=str(error))
+    if record.spec.id not in ends_s:
+        return Ends(why="no policy can start it now")
+    return Ends(ends_s=ends_s[record.spec.id], policy=policy.policy)
