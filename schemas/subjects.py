@@ -9,6 +9,7 @@ Tokens are wide to narrow, so that the wildcards an operator types are useful: a
 """
 
 import re
+from typing import NamedTuple
 
 from slackwater.schemas.base import ID_PATTERN
 
@@ -48,6 +49,24 @@ def facts() -> str:
 def telemetries(service: str = "*", id: str = "*", what: str = "*") -> str:
     """A pattern over telemetry."""
     return f"{PREFIX}.tel.{service}.{id}.{what}"
+
+
+class Words(NamedTuple):
+    """The four words of a subject that name something; `kind` is cmd, evt or tel."""
+
+    kind: str
+    noun: str
+    id: str
+    what: str
+
+
+def parsed(subject: str) -> Words | None:
+    """Take a subject apart; None: it is not one of ours, or a pattern."""
+    kind, *words = subject.removeprefix(f"{PREFIX}.").split(".")
+    known = subject.startswith(f"{PREFIX}.") and kind in ("cmd", "evt", "tel") and len(words) == 3
+    if not known or not all(_ID.fullmatch(word) for word in words):
+        return None
+    return Words(kind, *words)
 
 
 MASTER = "main"

@@ -26,6 +26,20 @@ INBOX_EVENTS_MAX: Final = 8192
 SUBSCRIPTION_PENDING_MAX: Final = 8192
 SUBSCRIPTION_PENDING_BYTES_MAX: Final = 64 * 1024 * 1024
 RECONNECT_WAIT_S: Final = 0.1
+RELAY_FRAME_HEAD: Final = 4096 + 1024
+"""Bytes of a frame to or from the relay of a worker service, without its payload."""
+RELAY_CONNECTIONS_MAX: Final = 4096
+RELAY_OF_A_RANK_MAX: Final = 16
+"""Connections that the processes of one rank may have."""
+RELAY_GREETING_S: Final = 5.0
+RELAY_ASKS_MAX: Final = 16
+"""Requests of one connection that are on their way at once."""
+RELAY_PER_S: Final = 100.0
+"""Frames a second that a rank may send for long; an Agent sends three."""
+RELAY_BURST: Final = 400
+"""Frames that it may send at once."""
+RELAY_SEND_S: Final = 5.0
+"""A program that does not read its answers for so long loses the connection."""
 BUS_CONNECT_S: Final = 3.0
 BUS_PING_S: Final = 5.0
 """A silent connection is probed this often; two pings without an answer end it."""

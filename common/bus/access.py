@@ -1,8 +1,7 @@
-"""Credentials for the bus: one set for services, commands, Agents and job processes.
+"""Credentials for the bus: one set for services, commands, and Agents that are started by hand.
 
 Named as the NATS CLI names them: a service has them in its configuration (`[credentials]`), a
-command as options, and everybody else in the environment, where the worker service puts its own for
-the jobs it starts.
+command as options, and everybody else in the environment. Programs of jobs have none (relay.py).
 """
 
 import os
@@ -46,10 +45,6 @@ class Credentials(msgspec.Struct, kw_only=True, frozen=True):
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> "Credentials":
         return cls(**{name: environment.get(of, "") for name, of in VARIABLES.items()})
-
-    def environment(self) -> dict[str, str]:
-        """For a child process: all of the variables, so that none of another identity is left."""
-        return {of: getattr(self, name) for name, of in VARIABLES.items()}
 
     def options(self) -> dict[str, Any]:
         """Return the credentials as the client library takes them. Raises ConfigRejected when they

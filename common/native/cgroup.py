@@ -75,6 +75,16 @@ def numbers(path: Path) -> Iterator[tuple[str, int]]:
             yield words[0], int(words[1])
 
 
+def names(pid: int, proc: Path = PROC) -> tuple[str, ...]:
+    """Name the cgroups of version 2 that a process is in, from the root on; none: it is gone."""
+    try:
+        entries = (proc / str(pid) / "cgroup").read_text().splitlines()
+    except OSError:
+        return ()
+    paths = (entry.partition("::")[2] for entry in entries if entry.startswith("0::"))
+    return tuple(next(paths, "").strip("/").split("/"))
+
+
 def own(proc: Path = PROC) -> Path | None:
     """Return our cgroup of version 2, if we may make others in it, which the kernel can kill as a
     whole (Linux 5.14); None: we may not."""

@@ -153,6 +153,9 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "worker_forked_total": _counter("Ranks that were forked from the warm process"),
     "worker_restarted_total": _counter("Ranks that were started again after they had died"),
     "worker_exited_total": _counter("Ranks that ended: ok (code 0) or failed", "how"),
+    "worker_relayed_total": _counter(
+        "Messages of jobs' programs to the bus: passed on, or refused", "how"
+    ),
     "worker_warm": _gauge("Whether ranks can be forked from a warm process: 1 or 0"),
     "worker_log_bytes": _gauge("Logs that are kept"),
     # Profiler
@@ -220,6 +223,8 @@ OWN: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
     "ranks_restarted": ("worker_restarted_total", {}),
     "ranks_ok": ("worker_exited_total", {"how": "ok"}),
     "ranks_failed": ("worker_exited_total", {"how": "failed"}),
+    "relay_passed": ("worker_relayed_total", {"how": "passed"}),
+    "relay_refused": ("worker_relayed_total", {"how": "refused"}),
     **{
         f"slabs_{change}": ("lender_slab_changes_total", {"change": change})
         for change in ("lent", "returned", "evicted", "revoked", "claimed", "lost")

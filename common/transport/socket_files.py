@@ -1,11 +1,13 @@
 """Sockets in the file system: who is at the other end, and files that appear in one step."""
 
 import asyncio
+import contextlib
 import errno
 import os
 import socket
 import stat
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -38,6 +40,18 @@ def checked(path: str) -> str:
     return path
 
 
+@contextlib.contextmanager
+def within(path: str) -> Iterator[str]:
+    """Name a socket file by its folder's descriptor: so it fits, however long its path is. Raises
+    OSError."""
+    target = Path(path)
+    folder = os.open(target.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{folder}/{target.name}"
+    finally:
+        os.close(folder)
+
+
 async def connect(sock: socket.socket, path: str) -> None:
     """A Unix connect succeeds or fails at once, and says "again" where the backlog is full: which
     the event loops take for success. The caller sets a deadline."""
@@ -49,8 +63,8 @@ async def connect(sock: socket.socket, path: str) -> None:
             await asyncio.sleep(_BACKLOG_WAIT_S)
 
 
-def bind(path: str) -> socket.socket:
-    """A listening socket file of mode 0600: made under another name, so that it never exists with
+def bind(path: str, mode: int = 0o600) -> socket.socket:
+    """A listening socket file of this mode: made under another name, so that it never exists with
     another mode, and put in place in one step."""
     target = Path(checked(path))
     _check_free(target)
@@ -59,7 +73,7 @@ def bind(path: str) -> socket.socket:
     try:
         draft.unlink(missing_ok=True)
         sock.bind(checked(str(draft)))
-        draft.chmod(0o600)
+        draft.chmod(mode)
         sock.listen(BACKLOG)
         sock.setblocking(False)
         draft.rename(target)

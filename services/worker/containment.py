@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from slackwater.common.native import cgroup
-from slackwater.common.native.process_marks import marks
+from slackwater.common.native.process_marks import mark_of, marks
 
 MARK: Final = "SLACKWATER_PROCESS"
 CGROUP: Final = "SLACKWATER_CGROUP"
@@ -72,6 +72,14 @@ class Containment:
                 return False
             time.sleep(_POLL_S)
         return True
+
+    def holds(self, pid: int, job: str, rank: int, number: int) -> bool:
+        """Say whether the process is one of the rank's."""
+        mark = self._mark(job, rank, number)
+        folder = _PREFIX + mark
+        if self._parent is not None and (self._parent / folder).is_dir():
+            return folder in cgroup.names(pid)
+        return mark_of(pid, MARK) == mark
 
     def processes(self) -> frozenset[int]:
         """List the processes of all ranks."""

@@ -45,8 +45,6 @@ def rank_environment(
     return {
         **inherited(os.environ, config.environment),
         **effect.env,
-        **config.credentials.environment(),
-        "SLACKWATER_URL": config.url,
         "SLACKWATER_JOB": effect.job,
         "SLACKWATER_RANK": str(effect.rank),
         "SLACKWATER_WORKERS": str(effect.workers),

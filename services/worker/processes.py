@@ -10,6 +10,7 @@ service that was killed finds the rest: `rank<k>.` followed by
                   keeps a rank from being started twice
     log           stdout and stderr, and log-<n> what came before it (see ranklog.py)
     logger        boot id and the kernel's line about the process that writes them
+    token         digest of what the program shows to the relay (see tokens.py)
     result.json   written by the program (SLACKWATER_RESULT)
     exit          the exit code; where the disk is full, an empty exit-<code> instead
     reported      the master has stored it
@@ -55,7 +56,7 @@ exit $code
 """
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _OF_ALL_ATTEMPTS: Final = ("intent.json", "log")
-_OF_AN_ATTEMPT: Final = ("process", "logger", "result.json", "exit", "exit-*", "reported")
+_OF_AN_ATTEMPT: Final = ("process", "logger", "token", "result.json", "exit", "exit-*", "reported")
 CODE_UNKNOWN: Final = -9
 """Leader and program were killed together: nobody was left to write the code."""
 
@@ -202,6 +203,11 @@ class RankFiles:
     def identity(self) -> Identity | None:
         """Return the leader's identity; None while the leader has not written it (or never did)."""
         return self._identity("process")
+
+    def lives(self) -> bool:
+        """Say whether the rank's process runs."""
+        identity = self.identity()
+        return identity is not None and identity.alive() and self.code() is None
 
     def _identity(self, what: str) -> Identity | None:
         try:

@@ -11,13 +11,15 @@ from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import structlog
 
 from slackwater.common.base import limits
 from slackwater.common.base.background import Tasks
 from slackwater.common.base.errors import Fatal
+from slackwater.common.bus.base import Bus
+from slackwater.common.bus.relay import TICKET, Ticket, write_ticket
 from slackwater.common.native import cgroup
 from slackwater.common.native.cgroup import FOR_MEMORY, LOOK_S, MemoryKills
 from slackwater.common.shell.definition import Level, Port, ServiceDefinition
@@ -26,6 +28,7 @@ from slackwater.common.shell.world import World
 from slackwater.schemas.base import JobId, NodeId
 from slackwater.schemas.cluster import WorkerHeartbeat
 from slackwater.schemas.logs import ReadLog
+from slackwater.schemas.relay import RelayHello
 from slackwater.schemas.workers import PrepareWorkers, StartWorkers, StopWorkers
 from slackwater.services.worker.config import WorkerConfig
 from slackwater.services.worker.containment import Containment
@@ -61,10 +64,14 @@ from slackwater.services.worker.processes import (
     log_bytes,
     prune,
 )
+from slackwater.services.worker.relay import Relay
+from slackwater.services.worker.tokens import is_token, make_token
 from slackwater.services.worker.warm import Warm
 
 _log = structlog.get_logger()
 _POLL_S = 0.005
+RELAY: Final = "relay.sock"
+"""The socket of programs, in the service's state folder."""
 CODE_GPU_HELD = 126
 """A rank's exit code where another process holds its GPU: its program was not started."""
 _LAUNCH_S = 10.0
@@ -86,9 +93,10 @@ class Processes:
         self,
         config: WorkerConfig,
         inventory: Inventory,
+        bus: Bus,
         memory_kills: MemoryKills | None = None,
     ) -> None:
-        self._config, self._inventory = config, inventory
+        self._config, self._inventory, self._bus = config, inventory, bus
         self._node = NodeId(config.node or config.id)
         self._memory_kills = memory_kills or MemoryKills()
         self._state_dir = Path(config.state_dir)
@@ -105,9 +113,12 @@ class Processes:
     async def start(self, port: Port) -> None:
         (self._state_dir / "jobs").mkdir(parents=True, exist_ok=True)
         self._port = port
+        self._relay = Relay(self._state_dir.absolute() / RELAY, self._bus, self._known, port.count)
+        await self._relay.start()
 
     async def stop(self) -> None:
         await self._tasks.close()
+        await self._relay.stop()
 
     @property
     def tasks(self) -> tuple[Callable[[Port], Coroutine[Any, Any, None]], ...]:
@@ -193,6 +204,8 @@ class Processes:
         try:
             held = self._inventory.claim(effect.gpu_ids)
             files.intend(intent)
+            held.append(self._ticket(files))
+            environment[TICKET] = str(held[-1])
             held.insert(0, files.open_log(self._config.log_bytes_max))
         except (GpuHeld, OSError) as error:
             for descriptor in held:
@@ -268,6 +281,23 @@ class Processes:
     def forget(self, effect: ForgetRank) -> None:
         RankFiles(self._state_dir, effect.job, effect.rank, effect.attempt).forget()
 
+    # Tokens ---------------------------------------------------------------------------------------
+
+    def _ticket(self, files: RankFiles) -> int:
+        """Return the descriptor by which the rank's program is known to the relay."""
+        hello = RelayHello(
+            job=files.job,
+            rank=files.rank,
+            attempt=files.attempt,
+            token=make_token(files, os.geteuid()),
+        )
+        return write_ticket(Ticket(path=str(self._relay.path), hello=hello))
+
+    def _known(self, hello: RelayHello, pid: int, uid: int) -> bool:
+        who = hello.job, hello.rank, hello.attempt
+        known = is_token(RankFiles(self._state_dir, *who), hello.token, uid)
+        return known and self._containment.holds(pid, *who)
+
     # A process's life -----------------------------------------------------------------------------
 
     def _post(self, event: ProcessExited) -> None:
@@ -288,6 +318,7 @@ class Processes:
             if due is not None:
                 self.signal(SignalRank(JobId(files.job), files.rank, kill=due))
             await _ended(identity)
+            self._relay.ended((files.job, files.rank, files.attempt))
             await self._end_left_behind(files, identity)
             del self._watched[files.job, files.rank]
         if child is not None:
@@ -392,7 +423,7 @@ def definition(config: WorkerConfig, world: World) -> ServiceDefinition:
     core = WorkerCore(node, config.slots, config.stop_grace_s, config.keep_jobs)
     inventory = Inventory(config, node, nvidia() if config.gpus == "auto" else None)
     inventory.look(frozenset())
-    processes = Processes(config, inventory)
+    processes = Processes(config, inventory, world.bus)
     cores = config.cores or float(len(os.sched_getaffinity(0)))
     memory_bytes = config.memory_bytes or cgroup.memory_bytes()
     logs = LogReader(Path(config.state_dir))

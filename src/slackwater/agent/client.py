@@ -26,7 +26,7 @@ from typing import Any, Self
 from slackwater.agent.address_choice import forced_transport
 from slackwater.agent.divided_tensor import Divided
 from slackwater.agent.exit_hook import at_exit
-from slackwater.agent.identity import access, identify, plainly, tell_how_to_submit, write_result
+from slackwater.agent.identity import identify, plainly, tell_how_to_submit, way, write_result
 from slackwater.agent.local import JOB as LOCAL
 from slackwater.agent.local import Local
 from slackwater.agent.region_access import Array
@@ -44,7 +44,7 @@ from slackwater.schemas.jobs import Consistency, DType, JobSpec, UpdateRule
 
 class Agent:
     """One worker of one job. What is not given is taken from the environment, where the worker
-    service puts it: SLACKWATER_JOB, _RANK, _WORKERS, _URL, _TRANSPORT; NATS_USER and the like.
+    service puts it: SLACKWATER_JOB, _RANK, _WORKERS, _TOKEN_FD, _TRANSPORT; or _URL, NATS_USER.
     Without a job, here or there, the program trains alone, by the same rules (local.py)."""
 
     def __init__(
@@ -114,7 +114,7 @@ class Agent:
                 self.rank,
                 self._specs,
                 values,
-                access(url, credentials),
+                way(self.job, url, credentials),
                 submitted=self._result_path is not None,
                 transport=transport,
                 deadline_s=self._deadline_s,

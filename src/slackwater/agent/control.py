@@ -10,11 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
+from slackwater.agent.line import Line
 from slackwater.agent.link_times import Links
 from slackwater.common.base import codec, limits
 from slackwater.common.base.errors import Retryable
 from slackwater.common.shell.client import Client
-from slackwater.common.shell.world import World
 from slackwater.schemas import subjects
 from slackwater.schemas.base import ClusterId, JobId, Ok
 from slackwater.schemas.job_requests import (
@@ -69,7 +69,7 @@ class Progress:
 class Control:
     def __init__(
         self,
-        world: World,
+        line: Line,
         spec: JobSpec,
         rank: int,
         deadline_s: float,
@@ -77,15 +77,15 @@ class Control:
     ) -> None:
         """`location_epoch`: of the placement that the program runs under."""
         self._location_epoch = location_epoch
-        self._world, self._spec, self._rank = world, spec, rank
+        self._line, self._spec, self._rank = line, spec, rank
         self._deadline_s = deadline_s
         self._job = JobId(spec.id)
         self.cluster: ClusterId | None = None
         self._workers = self._buckets = 0  # Taken from the controller's answer.
 
     def _client(self, budget_s: float) -> Client:
-        world = self._world
-        return Client(world.bus, world.clock, budget_s=budget_s, rng=world.rng)
+        line = self._line
+        return Client(line.bus, line.clock, budget_s=budget_s, rng=line.rng)
 
     async def register(self, tensors: tuple[TensorSpec, ...], submitted: bool) -> None:
         """Raises Retryable when no master answers in time, Rejected when it will not have us."""
@@ -139,7 +139,7 @@ class Control:
 
     async def repeat(self, say_again: Callable[[float], None]) -> None:
         """Until cancelled."""
-        clock = self._world.clock
+        clock = self._line.clock
         while True:
             await clock.sleep_until(clock.now_s() + limits.REPEAT_S)
             say_again(clock.now_s())
@@ -165,6 +165,6 @@ class Control:
         progress.first_iteration += len(taken)
         try:
             subject = subjects.telemetry("job", self._job, "iterations")
-            await self._world.bus.publish(subject, codec.encode(observed))
+            await self._line.bus.publish(subject, codec.encode(observed))
         except Retryable as error:
             _log.info("job %s: %d iterations not reported: %s", self._job, len(taken), error)

@@ -30,10 +30,11 @@ from typing import Final, NamedTuple, Self
 
 import msgspec
 
-from slackwater.agent.identity import access, identify, plainly, write_result
+from slackwater.agent.identity import identify, plainly, way, write_result
+from slackwater.agent.line import Line, connected
 from slackwater.common.base import codec
 from slackwater.common.base.errors import Rejected, Retryable
-from slackwater.common.bus.access import Access, Credentials
+from slackwater.common.bus.access import Credentials
 from slackwater.common.domains.models.fitting import Observation
 from slackwater.common.domains.models.goodput import BatchLimits
 from slackwater.common.domains.models.pollux_agent import (
@@ -44,7 +45,6 @@ from slackwater.common.domains.models.pollux_agent import (
     check_replicas,
     next_report_s,
 )
-from slackwater.common.shell.world import World, live_world
 from slackwater.schemas import subjects
 from slackwater.schemas.base import JobId
 
@@ -97,7 +97,7 @@ class GoodputReporter:
         self.job, self.rank, self.workers, _ = identify(job, rank, workers, url)
         self.placement = placement_of(os.environ, self.workers)
         tells = self.job and self.rank == 0 and os.environ.get(GPUS)
-        self._bus: Access | None = access(url, credentials) if tells else None
+        self._way = way(self.job, url, credentials) if tells else None
         self._agent = PolluxAgent(limits, lr_rule=lr_rule)
         self._state = Path(state) if state is not None else None
         if self._state is not None and self._state.exists():
@@ -194,32 +194,30 @@ class GoodputReporter:
         self._loop = asyncio.get_running_loop()
         self._ready.set()
         while not self._closing.is_set():
-            if self._bus is None:
+            if self._way is None:
                 await self._repeat(None)
                 return
             name = f"goodput-{self.job}"
             try:
-                async with live_world(
-                    self._bus.url, name, credentials=self._bus.credentials
-                ) as world:
-                    await self._repeat(world)
+                async with connected(self._way, name) as line:
+                    await self._repeat(line)
             except Retryable as error:
                 _log.info("job %s: goodput is not reported: %s", self.job, error)
                 await self._pause(self._report_s)
 
-    async def _repeat(self, world: World | None) -> None:
+    async def _repeat(self, line: Line | None) -> None:
         """Until the program closes; then once more."""
         while not self._closing.is_set():
-            await self._pause(self._wait_s(world))
+            await self._pause(self._wait_s(line))
             self._learn()
-            if world is not None:
-                await self._report(world)
+            if line is not None:
+                await self._report(line)
 
-    def _wait_s(self, world: World | None) -> float:
-        if world is None:
+    def _wait_s(self, line: Line | None) -> float:
+        if line is None:
             return self._report_s
         lead_s = min(LEAD_S, self._report_s / 2)
-        now_s = world.clock.now_s() + lead_s
+        now_s = line.clock.now_s() + lead_s
         return next_report_s(now_s, self._report_s) - now_s
 
     async def _pause(self, wait_s: float) -> None:
@@ -242,14 +240,14 @@ class GoodputReporter:
     def _tuned(self) -> BatchSplit:
         return self._agent.batch_split(self.placement.nodes, self.placement.gpus)
 
-    async def _report(self, world: World) -> None:
+    async def _report(self, line: Line) -> None:
         if self._agent.model is None:
             return
         report = self._agent.report(JobId(self.job), self.placement.attempt)
         report = msgspec.structs.replace(report, sender=f"agent.{self.job}.{self.rank}")
         try:
             subject = subjects.telemetry("job", self.job, "goodput")
-            await world.bus.publish(subject, codec.encode(report))
+            await line.bus.publish(subject, codec.encode(report))
             self.reports += 1
         except Retryable as error:
             _log.info("job %s: goodput is not reported: %s", self.job, error)

@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 
 from slackwater.common.base.errors import Rejected
 from slackwater.common.bus.access import Access, Credentials
+from slackwater.common.bus.relay import Ticket, find_ticket
 
 JOB: Final = "SLACKWATER_JOB"
 RANK: Final = "SLACKWATER_RANK"
@@ -103,15 +104,19 @@ def _launchers() -> str:
     return " or ".join(f"{rank} and {workers}" for rank, workers in LAUNCHERS)
 
 
-def access(url: str | None, credentials: Credentials | None) -> Access:
-    """Return the access to the bus; the program's arguments count before the environment. Raises
+def way(job: str, url: str | None, credentials: Credentials | None) -> Access | Ticket:
+    """Return the way to the bus: the program's arguments count before the ticket of the worker
+    service that started it for this job, and that before the rest of the environment. Raises
     Rejected."""
     environment: Mapping[str, str] = os.environ
+    ticket = find_ticket(environment) if url is None and credentials is None else None
+    if ticket is not None and ticket.hello.job == job:
+        return ticket
     found = url if url is not None else environment.get(URL)
     if found is None:
         raise plainly(
-            f"no cluster is named: give url=, or set {URL}; `slackwater submit` sets it for the "
-            "programs that it starts"
+            f"no cluster is named: give url=, or set {URL}; a program that "
+            "`slackwater submit` starts needs neither for its own job"
         )
     return Access(found, credentials or Credentials.from_environment(environment))
 

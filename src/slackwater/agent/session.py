@@ -33,6 +33,7 @@ from slackwater.agent.effects import (
     Send,
     WriteSeed,
 )
+from slackwater.agent.line import connected
 from slackwater.agent.patience import Patience
 from slackwater.agent.region_access import Array, Attached, InPlace, Staged
 from slackwater.agent.region_choice import attach
@@ -47,6 +48,7 @@ from slackwater.common.base.errors import (
     Unavailable,
 )
 from slackwater.common.bus.access import Access
+from slackwater.common.bus.relay import Ticket
 from slackwater.common.domains.slots.frames import (
     ENTRIES_MAX,
     Denied,
@@ -63,7 +65,6 @@ from slackwater.common.domains.slots.frames import (
     encode_rings,
 )
 from slackwater.common.shell.effect_runner import EffectRunner, Handlers, handlers, on
-from slackwater.common.shell.world import live_world
 from slackwater.common.transport.base import Channel, Fabric
 from slackwater.common.transport.gpu import Device
 from slackwater.schemas.base import AggregatorId, JobId
@@ -85,7 +86,7 @@ class Session:
         rank: int,
         tensors: tuple[TensorSpec, ...],
         initial: dict[str, Array],
-        bus: Access,
+        way: Access | Ticket,
         *,
         submitted: bool,
         transport: str | None,
@@ -98,7 +99,7 @@ class Session:
         self.failure: SlackwaterError | None = None
         self.progress = Progress()
         self._spec, self._tensors, self._initial = spec, tensors, initial
-        self._bus, self._submitted, self._transport = bus, submitted, transport
+        self._way, self._submitted, self._transport = way, submitted, transport
         self._deadline_s, self._device = deadline_s, device
         self._core = AgentCore(rank, random.Random(f"{spec.id}/{rank}"))
         self._not_located = "the controller has not answered"
@@ -184,7 +185,7 @@ class Session:
         within = f"within {self._deadline_s:g} s"
         cluster = self._control.cluster if self._control is not None else None
         if cluster is None:
-            return f"the master at {self._bus} did not register it {within}"
+            return f"the master at {self._way} did not register it {within}"
         late = next((bucket for bucket in self.buckets if bucket.version < 0), None)
         if late is None:
             return f"cluster {cluster} did not place it {within}: {self._not_located}"
@@ -207,14 +208,13 @@ class Session:
         self._closing = asyncio.Event()
         self._transfers = asyncio.Semaphore(_TRANSFERS)
         self._fabrics = agent_fabrics(self._device)
-        name, bus = f"agent-{self.job}-{self.rank}", self._bus
-        async with live_world(bus.url, name, credentials=bus.credentials) as world:
-            self._begin(world.clock)
+        async with connected(self._way, f"agent-{self.job}-{self.rank}") as line:
+            self._begin(line.clock)
             self._control = control = Control(
-                world, self._spec, self.rank, self._deadline_s, lambda: self._core.location_epoch
+                line, self._spec, self.rank, self._deadline_s, lambda: self._core.location_epoch
             )
             await control.register(self._tensors, self._submitted)
-            self._apply(self._core.start(world.clock.now_s()))
+            self._apply(self._core.start(line.clock.now_s()))
             observing = self._runner.tasks.spawn(control.observe(self.progress))
             self._spawn(control.repeat(lambda now_s: self._apply(self._core.repeat(now_s))))
             await self._closing.wait()

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from ast import literal_eval
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,13 +17,16 @@ from tests.waiting import gone, soon
 
 from slackwater.common.base import codec
 from slackwater.common.base.clock import LiveClock
+from slackwater.common.base.errors import AccessRefused
 from slackwater.common.bus.base import Delivery, Endpoint, ServiceInfo
 from slackwater.common.bus.nats import NatsBus
+from slackwater.common.bus.relay import RelayBus, read_ticket
 from slackwater.common.bus.server import NatsServer
 from slackwater.common.shell.client import Client
 from slackwater.common.shell.config import write_config
 from slackwater.schemas import subjects
 from slackwater.schemas.base import Message, Ok, Refused
+from slackwater.schemas.telemetry import IterationsObserved
 from slackwater.schemas.workers import StartWorkers, StopWorkers, WorkerExited
 from slackwater.services.worker.processes import RankFiles
 
@@ -180,3 +184,78 @@ async def test_a_forked_rank_lives_through_a_kill_of_the_service_and_its_warm_pr
         assert [(each.code, each.result) for each in master.exits] == [(0, '{"loss": 0.5}')] * 2
     finally:
         await bus.close()
+
+
+TELLS = """
+import asyncio, os, sys
+from slackwater.common.base import codec
+from slackwater.common.base.errors import Retryable
+from slackwater.common.bus.relay import RelayBus, find_ticket
+from slackwater.schemas import subjects
+from slackwater.schemas.telemetry import IterationsObserved
+
+async def main():
+    print(sorted(os.environ), flush=True)
+    bus, count = await RelayBus.connect(find_ticket(os.environ)), 0
+    while True:
+        count += 1
+        said = IterationsObserved(
+            job="tells", rank=0, first_iteration=count, durations_s=(), location_epoch=0,
+            bytes_pushed=0, bytes_pulled=0,
+        )
+        try:
+            await bus.publish(subjects.telemetry("job", "tells", "iterations"), codec.encode(said))
+        except Retryable:
+            pass
+        await asyncio.sleep(0.05)
+
+asyncio.run(main())
+"""
+
+
+async def test_a_program_is_heard_through_the_relay_also_after_a_kill_of_the_service(
+    own_nats_server: NatsServer, tmp_path: Path
+) -> None:
+    """Its token, in the hands of a process that is not of the rank, opens nothing. Two services and
+    a program start one after the other: that takes seconds."""
+    bus = await NatsBus.connect(own_nats_server.url, "test")
+    client = Client(bus, LiveClock(), budget_s=20.0)
+    heard: list[IterationsObserved] = []
+
+    async def hear(delivery: Delivery) -> None:
+        heard.append(codec.decode(delivery.payload, IterationsObserved))
+
+    try:
+        await bus.subscribe(subjects.telemetry("job", "tells", "iterations"), hear)
+        program = ("python", "-c", TELLS)
+        asked = StartWorkers(job="tells", ranks=(0,), workers=1, program=program)
+        async with service(own_nats_server.url, tmp_path) as first:
+            await client.ask(subjects.command("worker", "w1", "start"), asked, Ok)
+            await soon(lambda: heard, "the program is heard")
+            first.send_signal(signal.SIGKILL)
+            await asyncio.to_thread(first.wait, 20)
+        heard.clear()
+        async with service(own_nats_server.url, tmp_path):
+            await soon(lambda: heard, "the program is heard again")
+            files = RankFiles(tmp_path, "tells", 0)
+            identity = files.identity()
+            assert identity is not None
+            stolen = next(filter(None, map(read_ticket, open_files(identity.pid))))
+            with pytest.raises(AccessRefused, match="is not process 0 of job tells"):
+                await RelayBus.connect(stolen)
+            stop = subjects.command("worker", "w1", "stop")
+            await client.ask(stop, StopWorkers(job="tells"), Ok)
+            await soon(lambda: not files.lives(), "the program ended")
+        assert heard[-1].sender == "agent.tells.0"
+        said = files.path("log").read_text()
+        assert "SLACKWATER_TOKEN_FD" in said
+        assert not {"NATS_USER", "NATS_TOKEN", "SLACKWATER_URL"} & set(
+            literal_eval(said.splitlines()[0])
+        )
+    finally:
+        await bus.close()
+
+
+def open_files(pid: int) -> list[str]:
+    """List what a process of the same account could open at most."""
+    return [f"/proc/{pid}/fd/{entry}" for entry in os.listdir(f"/proc/{pid}/fd")]

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from slackwater.common.base import limits
+from slackwater.common.bus.memory import MemoryBroker
 from slackwater.common.native.cgroup import MemoryKills
 from slackwater.schemas.base import JobId, NodeId
 from slackwater.services.worker.config import WorkerConfig
@@ -41,7 +42,8 @@ def proc(tmp_path: Path) -> Path:
 async def ended(proc: Path, script: str) -> ProcessExited:
     kills = MemoryKills(proc, proc / "none")
     config, port = WorkerConfig(state_dir=str(proc), gpus=0), Told()
-    processes = Processes(config, Inventory(config, NodeId("n1"), None), kills)
+    bus = MemoryBroker(seed=1).connect("w1")
+    processes = Processes(config, Inventory(config, NodeId("n1"), None), bus, kills)
     await processes.start(port)  # type: ignore[arg-type]  # what of a port is used
     processes.run(RunRank(JobId("j"), 0, 0, 1, ("/bin/sh", "-c", script), "", ()))
     async with asyncio.timeout(60):

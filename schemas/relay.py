@@ -1,0 +1,104 @@
+"""Frames between an Agent and the worker service that started its program, and what a job may say.
+
+A job's program is a stranger: it is not on the bus. Its worker service passes on what the tables
+here name, if it speaks of the job and the rank that the program runs as, and nothing else.
+"""
+
+from typing import Annotated, Final, Literal
+
+import msgspec
+
+from slackwater.schemas.base import Count, IdText, Message, Rank, Seconds, Text, cut_texts
+from slackwater.schemas.job_requests import AskMissing, FinishJob, RegisterJob
+from slackwater.schemas.placement import LocateJob
+from slackwater.schemas.subjects import MASTER, parsed
+from slackwater.schemas.telemetry import GoodputReport, IterationsObserved
+
+TOKEN_BYTES: Final = 32
+Token = Annotated[bytes, msgspec.Meta(min_length=TOKEN_BYTES, max_length=TOKEN_BYTES)]
+Kind = Literal["access", "rejected", "nobody", "late", "unavailable"]
+"""The error of common/base/errors.py that a refusal stands for."""
+Subject = Annotated[str, msgspec.Meta(max_length=256)]
+
+OfJob = RegisterJob | FinishJob | AskMissing | LocateJob | IterationsObserved | GoodputReport
+
+ASKED: Final[dict[tuple[str, str], type[OfJob]]] = {
+    ("master", "register"): RegisterJob,
+    ("master", "finish"): FinishJob,
+    ("master", "missing"): AskMissing,
+    ("controller", "locate"): LocateJob,
+}
+"""Requests that a rank may make: service and verb. The master is the leading one; a job's
+controller may be any, for the master chooses it."""
+TOLD: Final[dict[str, type[OfJob]]] = {
+    "iterations": IterationsObserved,
+    "goodput": GoodputReport,
+}
+"""Telemetry that a rank may publish about its own job."""
+
+
+def may(job: str, verb: Literal["ask", "tell"], subject: str) -> type[OfJob] | None:
+    """Return the message that a rank of `job` may send there; None: it may not."""
+    words = parsed(subject)
+    if words is None:
+        return None
+    if verb == "ask" and words.kind == "cmd":
+        if words.noun == "master" and words.id != MASTER:
+            return None
+        return ASKED.get((words.noun, words.what))
+    if verb == "tell" and words.kind == "tel" and (words.noun, words.id) == ("job", job):
+        return TOLD.get(words.what)
+    return None
+
+
+def is_own(message: OfJob, job: str, rank: int) -> bool:
+    """Say whether the message speaks of this rank, and of a job that was submitted."""
+    if isinstance(message, RegisterJob) and message.spec is not None:
+        return False  # It would be admitted as a new job.
+    return message.job == job and getattr(message, "rank", rank) == rank
+
+
+class RelayHello(Message, kw_only=True, frozen=True, tag="relay.hello"):
+    """The first frame of an Agent. Answered by RelayAnswer 0, or RelayRefused 0 and the end."""
+
+    job: IdText
+    rank: Rank
+    attempt: Count
+    """The number of the rank's process."""
+    token: Token
+
+
+class RelayAsk(Message, kw_only=True, frozen=True, tag="relay.ask"):
+    """Make a request on the bus with the bytes that follow. Answered under the same number."""
+
+    number: Count
+    subject: Subject
+    timeout_s: Seconds
+
+
+class RelayTell(Message, kw_only=True, frozen=True, tag="relay.tell"):
+    """Publish the bytes that follow. Answered under the same number once the bus has them."""
+
+    number: Count
+    subject: Subject
+
+
+class RelayAnswer(Message, kw_only=True, frozen=True, tag="relay.answer"):
+    """It is done; the answer's bytes follow."""
+
+    number: Count
+
+
+class RelayRefused(Message, kw_only=True, frozen=True, tag="relay.refused"):
+    """It is not done."""
+
+    number: Count
+    kind: Kind
+    reason: Text
+    retry_after_s: Seconds = 0.0
+
+    def __post_init__(self) -> None:
+        cut_texts(self)
+
+
+RelayFrame = RelayHello | RelayAsk | RelayTell | RelayAnswer | RelayRefused

@@ -1,0 +1,245 @@
+"""The relay: the socket by which programs of jobs say what they may on the bus.
+
+A connection is of one process of a rank: its token, the account at its other end (SO_PEERCRED) and
+the containment that the process is in must all be of that rank. Each frame is looked at: subject,
+type, job and rank; what goes on is encoded anew, so that nothing else can ride on it.
+"""
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import structlog
+
+from slackwater.common.base import codec, limits
+from slackwater.common.base.background import Tasks
+from slackwater.common.base.errors import (
+    AccessRefused,
+    DecodeRejected,
+    SlackwaterError,
+    Unavailable,
+)
+from slackwater.common.bus.base import Bus
+from slackwater.common.bus.relay import frame, read_frame, refusal
+from slackwater.common.transport.socket_files import bind, credentials, within
+from slackwater.schemas.base import Message
+from slackwater.schemas.relay import (
+    RelayAnswer,
+    RelayAsk,
+    RelayHello,
+    RelayTell,
+    is_own,
+    may,
+)
+
+_log = structlog.get_logger()
+_LOG_EVERY_S: Final = 10.0
+Known = Callable[[RelayHello, int, int], bool]
+"""Says whether the process (pid, account) is the one that it says."""
+Rank = tuple[str, int, int]
+"""Job, rank and the number of its process."""
+
+
+@dataclass(slots=True)
+class Allowance:
+    """Counts what a rank may still send: RELAY_BURST at once, RELAY_PER_S for long."""
+
+    left: float = limits.RELAY_BURST
+    at_s: float = 0.0
+
+    def take(self, now_s: float) -> float:
+        """Take one. Return 0, or the seconds after which there is one again."""
+        grown = self.left + (now_s - self.at_s) * limits.RELAY_PER_S
+        self.left, self.at_s = min(limits.RELAY_BURST, grown), now_s
+        if self.left < 1.0:
+            return (1.0 - self.left) / limits.RELAY_PER_S
+        self.left -= 1.0
+        return 0.0
+
+
+@dataclass(slots=True)
+class _Peers:
+    """The connections of one rank's process."""
+
+    allowance: Allowance
+    writers: set[asyncio.StreamWriter] = field(default_factory=set)
+
+
+class Relay:
+    """`path`: of the socket; `count`: adds to a counter of the metrics."""
+
+    def __init__(
+        self, path: Path, bus: Bus, known: Known, count: Callable[[str], None], mode: int = 0o600
+    ) -> None:
+        self.path, self._bus, self._known, self._count = path, bus, known, count
+        self._mode = mode
+        self._peers: dict[Rank, _Peers] = {}
+        self._greeting: Counter[int] = Counter()
+        """Connections of each process that have not greeted."""
+        self._tasks = Tasks(self._failed)
+        self._server: asyncio.Server | None = None
+        self._told_s = float("-inf")
+
+    async def start(self) -> None:
+        """Raises ConfigRejected where the socket cannot be made."""
+        with within(str(self.path)) as short:
+            sock = bind(short, self._mode)
+        self._server = await asyncio.start_unix_server(self._accept, sock=sock)
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            self._server.close()
+            self.path.unlink(missing_ok=True)
+        await self._tasks.close()
+
+    def ended(self, rank: Rank) -> None:
+        """Close the connections of a process that has ended."""
+        if peers := self._peers.pop(rank, None):
+            for writer in peers.writers:
+                writer.transport.abort()
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._tasks.spawn(self._serve(reader, writer))
+
+    def _failed(self, name: str, error: BaseException) -> None:
+        _log.error("relay.failed", task=name, exc_info=error)
+
+    def _refused(self, error: SlackwaterError, **who: object) -> None:
+        self._count("relay_refused")
+        now_s = asyncio.get_running_loop().time()
+        if now_s - self._told_s > _LOG_EVERY_S:  # A stranger does not fill the log.
+            self._told_s = now_s
+            _log.warning("relay.refused", reason=str(error), **who)
+
+    # A connection ---------------------------------------------------------------------------------
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        pid, uid = credentials(writer.get_extra_info("socket"))
+        open_now = sum(len(each.writers) for each in self._peers.values())
+        self._greeting[pid] += 1
+        try:
+            try:
+                crowded = self._greeting[pid] > limits.RELAY_OF_A_RANK_MAX
+                if crowded or open_now + self._greeting.total() > limits.RELAY_CONNECTIONS_MAX:
+                    raise Unavailable("too many programs are connected here")
+                async with asyncio.timeout(limits.RELAY_GREETING_S):
+                    hello = await self._greet(reader, pid, uid)
+            finally:
+                self._greeting[pid] -= 1
+                self._greeting = +self._greeting
+            rank = hello.job, hello.rank, hello.attempt
+            peers = self._peers.setdefault(rank, _Peers(Allowance()))
+            if len(peers.writers) >= limits.RELAY_OF_A_RANK_MAX:
+                raise Unavailable(f"{limits.RELAY_OF_A_RANK_MAX} connections of this rank are open")
+            peers.writers.add(writer)
+            try:
+                await self._write(writer, RelayAnswer(number=0))
+                await self._receive(hello, peers, reader, writer)
+            finally:
+                peers.writers.discard(writer)
+        except (AccessRefused, DecodeRejected, Unavailable) as error:
+            if not reader.at_eof():
+                self._refused(error, pid=pid, uid=uid)
+                with contextlib.suppress(Unavailable):
+                    await self._write(writer, refusal(0, error))
+        except TimeoutError:
+            self._count("relay_refused")
+        finally:
+            writer.close()
+
+    async def _greet(self, reader: asyncio.StreamReader, pid: int, uid: int) -> RelayHello:
+        head, _ = await read_frame(reader)
+        if not isinstance(head, RelayHello):
+            raise DecodeRejected(f"the first frame is a {type(head).__name__}")
+        # Reads files, and looks at a process: not on the loop.
+        if not await asyncio.to_thread(self._known, head, pid, uid):
+            raise AccessRefused(
+                f"process {pid} of account {uid} is not process {head.attempt} of job {head.job}, "
+                f"rank {head.rank}, or that has ended"
+            )
+        return head
+
+    async def _receive(
+        self,
+        hello: RelayHello,
+        peers: _Peers,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        """Raises DecodeRejected, Unavailable at the end."""
+        room = asyncio.Semaphore(limits.RELAY_ASKS_MAX)
+        under_way = self._tasks.group()
+        try:
+            while True:
+                head, payload = await read_frame(reader)
+                if not isinstance(head, RelayAsk | RelayTell):
+                    raise DecodeRejected(f"a {type(head).__name__} came in the middle")
+                await room.acquire()  # Else the program's frames wait in its socket.
+                wait_s = peers.allowance.take(asyncio.get_running_loop().time())
+                task = under_way.spawn(self._pass_on(hello, head, payload, wait_s, writer))
+                task.add_done_callback(lambda _: room.release())
+        finally:
+            await under_way.close()
+
+    async def _pass_on(
+        self,
+        hello: RelayHello,
+        head: RelayAsk | RelayTell,
+        payload: bytes,
+        wait_s: float,
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        answer: Message = RelayAnswer(number=head.number)
+        told = b""
+        try:
+            if wait_s > 0.0:
+                raise Unavailable(
+                    f"job {hello.job}, rank {hello.rank} sends over {limits.RELAY_PER_S:g} "
+                    "messages a second",
+                    wait_s,
+                )
+            checked = codec.encode(allowed(hello, head, payload))
+            if isinstance(head, RelayAsk):
+                timeout_s = min(head.timeout_s, limits.REQUEST_TIMEOUT_S)
+                told = await self._bus.request(head.subject, checked, timeout_s=timeout_s)
+            else:
+                await self._bus.publish(head.subject, checked)
+            self._count("relay_passed")
+        except SlackwaterError as error:
+            if isinstance(error, AccessRefused | DecodeRejected) or wait_s > 0.0:
+                self._refused(error, job=hello.job, rank=hello.rank)
+            answer = refusal(head.number, error)
+        with contextlib.suppress(Unavailable):  # The program ended, or left.
+            await self._write(writer, answer, told)
+
+    async def _write(
+        self, writer: asyncio.StreamWriter, head: Message, payload: bytes = b""
+    ) -> None:
+        """Raises Unavailable where the program does not read, or has gone."""
+        try:
+            async with asyncio.timeout(limits.RELAY_SEND_S):
+                writer.write(frame(head, payload))
+                await writer.drain()
+        except (ConnectionError, TimeoutError) as error:
+            writer.transport.abort()
+            raise Unavailable(f"the program takes no answer: {error!r}") from error
+
+
+def allowed(hello: RelayHello, head: RelayAsk | RelayTell, payload: bytes) -> Message:
+    """Return the message as it may go on: from this rank, and with no epoch, which is for services.
+    Raises AccessRefused, DecodeRejected."""
+    kind = may(hello.job, "ask" if isinstance(head, RelayAsk) else "tell", head.subject)
+    if kind is None:
+        raise AccessRefused(f"a program of job {hello.job} has no say at {head.subject}")
+    message = codec.decode(payload, kind)
+    if not is_own(message, hello.job, hello.rank):
+        raise AccessRefused(
+            f"job {hello.job}, rank {hello.rank} speaks for itself alone at {head.subject}"
+        )
+    sender = f"agent.{hello.job}.{hello.rank}"
+    return msgspec.structs.replace(message, sender=sender, epoch=0)

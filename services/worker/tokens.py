@@ -1,0 +1,40 @@
+"""The tokens of ranks' processes: made at their start, kept as digests, compared in constant time.
+
+A token is bound to job, rank and process number by the file that its digest is in, beside the
+rank's other files: a service that was started anew knows it again, and nobody can read it there.
+"""
+
+import hmac
+import secrets
+from hashlib import sha256
+
+import msgspec
+
+from slackwater.common.base.private_files import write_private
+from slackwater.schemas.relay import TOKEN_BYTES
+from slackwater.services.worker.processes import RankFiles
+
+
+class Kept(msgspec.Struct, frozen=True):
+    digest: str
+    uid: int
+    """The account that the process runs under."""
+
+
+def make_token(files: RankFiles, uid: int) -> bytes:
+    """Return a new token of the rank's process. Raises OSError."""
+    files.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    token = secrets.token_bytes(TOKEN_BYTES)
+    kept = Kept(sha256(token).hexdigest(), uid)
+    write_private(files.path("token"), msgspec.json.encode(kept).decode())
+    return token
+
+
+def is_token(files: RankFiles, token: bytes, uid: int) -> bool:
+    """Say whether the token is of the process, which runs now and under this account."""
+    try:
+        kept = msgspec.json.decode(files.path("token").read_bytes(), type=Kept)
+    except (FileNotFoundError, msgspec.DecodeError):
+        kept = Kept("", -1)
+    equal = hmac.compare_digest(kept.digest, sha256(token).hexdigest())
+    return equal and kept.uid == uid and files.lives()

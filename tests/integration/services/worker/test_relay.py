@@ -1,0 +1,312 @@
+"""The relay between programs and the bus, with real sockets and real processes at both ends."""
+
+import asyncio
+import contextlib
+import os
+import secrets
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+
+import msgspec
+import pytest
+from tests.waiting import soon
+
+from slackwater.common.base import codec, limits
+from slackwater.common.base.errors import (
+    AccessRefused,
+    DeadlineExceeded,
+    NobodyThere,
+    Rejected,
+    Unavailable,
+)
+from slackwater.common.base.retry import retry
+from slackwater.common.bus.base import Bus, Delivery, Endpoint, ServiceInfo
+from slackwater.common.bus.memory import MemoryBroker
+from slackwater.common.bus.relay import RelayBus, Ticket, find_ticket, write_ticket
+from slackwater.schemas import subjects
+from slackwater.schemas.base import Ok
+from slackwater.schemas.job_requests import FinishJob
+from slackwater.schemas.placement import LocateJob
+from slackwater.schemas.relay import RelayHello
+from slackwater.schemas.telemetry import IterationsObserved
+from slackwater.services.worker.containment import MARK, Containment
+from slackwater.services.worker.processes import Intent, RankFiles
+from slackwater.services.worker.relay import Relay
+from slackwater.services.worker.tokens import is_token, make_token
+
+FINISH = subjects.command("master", subjects.MASTER, "finish")
+ITERATIONS = subjects.telemetry("job", "j", "iterations")
+OBSERVED = IterationsObserved(
+    job="j", rank=0, first_iteration=1, durations_s=(1.0,), location_epoch=0,  # type: ignore[arg-type]
+    bytes_pushed=0, bytes_pulled=0,
+)  # fmt: skip
+
+
+@dataclass
+class World:
+    """A bus with a master on it, and a relay whose peers are this very process."""
+
+    folder: Path
+    bus: Bus
+    asked: list[FinishJob] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+    tokens: dict[tuple[str, int, int], bytes] = field(default_factory=dict)
+    hold: asyncio.Event | None = None
+
+    def relay(self) -> Relay:
+        def count(name: str) -> None:
+            self.counts[name] += 1
+
+        def known(hello: RelayHello, pid: int, uid: int) -> bool:
+            mine = (pid, uid) == (os.getpid(), os.geteuid())
+            return mine and self.tokens.get((hello.job, hello.rank, hello.attempt)) == hello.token
+
+        return Relay(self.folder / ("long" * 40) / "relay.sock", self.bus, known, count)
+
+    def ticket(self, job: str = "j", rank: int = 0, attempt: int = 0) -> Ticket:
+        token = self.tokens.setdefault((job, rank, attempt), secrets.token_bytes(32))
+        hello = RelayHello(job=job, rank=rank, attempt=attempt, token=token)
+        return Ticket(path=str(self.folder / ("long" * 40) / "relay.sock"), hello=hello)
+
+    async def finish(self, delivery: Delivery) -> bytes:
+        self.asked.append(codec.decode(delivery.payload, FinishJob))
+        if self.hold is not None:
+            await self.hold.wait()
+        return codec.encode(Ok())
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    broker = MemoryBroker(seed=1)
+    (tmp_path / ("long" * 40)).mkdir()
+    found, master = World(tmp_path, broker.connect("w1")), broker.connect("m1")
+    await master.serve(
+        ServiceInfo("master", "1.0.0", "a master", {}),
+        [Endpoint("finish", FINISH, found.finish, {}, 8)],
+    )
+    yield found
+    await found.bus.close()
+    await master.close()
+
+
+@contextlib.asynccontextmanager
+async def open_relay(world: World) -> AsyncIterator[Relay]:
+    relay = world.relay()
+    await relay.start()
+    try:
+        yield relay
+    finally:
+        await relay.stop()
+
+
+@contextlib.asynccontextmanager
+async def agent(ticket: Ticket) -> AsyncIterator[RelayBus]:
+    bus = await RelayBus.connect(ticket)
+    try:
+        yield bus
+    finally:
+        await bus.close()
+
+
+def finish(job: str = "j", rank: int = 0) -> bytes:
+    return codec.encode(FinishJob(job=job, rank=rank, result="1", sender="master.m1", epoch=9))
+
+
+async def test_what_is_allowed_goes_on_in_the_rank_s_own_name(world: World) -> None:
+    heard: asyncio.Queue[bytes] = asyncio.Queue()
+
+    async def hear(delivery: Delivery) -> None:
+        heard.put_nowait(delivery.payload)
+
+    await world.bus.subscribe(ITERATIONS, hear)
+    async with open_relay(world), agent(world.ticket()) as bus:
+        assert bus.connected
+        assert codec.decode(await bus.request(FINISH, finish(), timeout_s=5.0), Ok) == Ok()
+        await bus.publish(ITERATIONS, codec.encode(OBSERVED))
+        async with asyncio.timeout(5.0):
+            told = codec.decode(await heard.get(), IterationsObserved)
+    (asked,) = world.asked
+    assert (asked.sender, asked.epoch, asked.result) == ("agent.j.0", 0, "1")
+    assert told.sender == "agent.j.0"
+    assert world.counts == {"relay_passed": 2}
+
+
+async def test_errors_arrive_as_the_bus_raises_them(world: World) -> None:
+    locate = codec.encode(LocateJob(job="j", rank=0))
+    async with open_relay(world), agent(world.ticket()) as bus:
+        with pytest.raises(NobodyThere, match="nobody answers"):
+            await bus.request("sw.v1.cmd.controller.c9.locate", locate, timeout_s=5.0)
+        with pytest.raises(AccessRefused, match="speaks for itself"):
+            await bus.request(FINISH, finish(job="i"), timeout_s=5.0)
+        with pytest.raises(AccessRefused, match="no say at"):
+            await bus.request("sw.v1.cmd.master.main.submit", b"{}", timeout_s=5.0)
+        with pytest.raises(AccessRefused, match="no say at"):
+            await bus.publish(subjects.telemetry("job", "i", "iterations"), b"{}")
+        with pytest.raises(Rejected, match="are over a message's"):
+            await bus.publish(ITERATIONS, bytes(limits.MESSAGE_BYTES_MAX + 1))
+        world.hold = asyncio.Event()
+        with pytest.raises(DeadlineExceeded, match="no answer within"):
+            await bus.request(FINISH, finish(), timeout_s=0.2)
+        world.hold.set()
+    assert world.counts["relay_refused"] == 3
+    assert len(world.asked) == 1
+
+
+async def test_a_wrong_token_is_refused_and_told_so(world: World) -> None:
+    ticket = world.ticket()
+    async with open_relay(world):
+        for other in ({"token": bytes(32)}, {"job": "i"}, {"rank": 1}, {"attempt": 1}):
+            wrong = msgspec.structs.replace(ticket.hello, **other)
+            with pytest.raises(AccessRefused, match="is not process"):
+                await RelayBus.connect(Ticket(path=ticket.path, hello=wrong))
+    assert world.counts == {"relay_refused": 4}
+
+
+async def test_an_agent_finds_a_relay_that_was_started_anew(world: World) -> None:
+    async with agent_over_restart(world) as bus, open_relay(world):
+        await soon(lambda: bus.connected)
+        assert await bus.request(FINISH, finish(), timeout_s=5.0)
+    assert bus.counters.reconnects
+
+
+@contextlib.asynccontextmanager
+async def agent_over_restart(world: World) -> AsyncIterator[RelayBus]:
+    """An agent whose relay has just ended."""
+    async with open_relay(world):
+        bus = await RelayBus.connect(world.ticket())
+    await soon(lambda: not bus.connected)
+    with pytest.raises(Unavailable, match="is away; nothing was sent"):
+        await bus.request(FINISH, finish(), timeout_s=5.0)
+    yield bus
+    await bus.close()
+
+
+async def test_the_connections_of_a_process_that_ended_are_closed(world: World) -> None:
+    async with open_relay(world) as relay, agent(world.ticket()) as bus:
+        del world.tokens["j", 0, 0]
+        relay.ended(("j", 0, 0))
+        await soon(lambda: not bus.connected)
+        with pytest.raises(AccessRefused, match="or that has ended"):
+            await retry(
+                lambda: bus.request(FINISH, finish(), timeout_s=1.0), budget_s=10.0, rng=Random()
+            )
+    assert not world.asked
+
+
+async def test_a_program_that_floods_is_told_to_wait_and_another_is_heard(world: World) -> None:
+    refused: list[BaseException] = []
+    async with open_relay(world), agent(world.ticket()) as loud, agent(world.ticket("i")) as quiet:
+        for _ in range(5):
+            done = await asyncio.gather(
+                *(loud.request(FINISH, finish(), timeout_s=5.0) for _ in range(200)),
+                return_exceptions=True,
+            )
+            refused += [each for each in done if isinstance(each, BaseException)]
+        assert await quiet.request(FINISH, finish("i"), timeout_s=5.0)
+    assert refused
+    assert all(isinstance(each, Unavailable) and each.retry_after_s > 0.0 for each in refused)
+    assert len(world.asked) < 1000
+
+
+async def test_hostile_bytes_end_their_own_connection_alone(world: World) -> None:
+    async with open_relay(world), agent(world.ticket()) as honest:
+        path = f"/proc/self/fd/{(folder := os.open(world.folder / ('long' * 40), os.O_PATH))}"
+        for sent in (b"\xff" * 64, b"\0" * 6, secrets.token_bytes(4096), b"GET / HTTP/1.1\r\n\r\n"):
+            reader, writer = await asyncio.open_unix_connection(f"{path}/relay.sock")
+            writer.write(sent)
+            writer.write_eof()
+            async with asyncio.timeout(limits.RELAY_GREETING_S + 5.0):
+                await reader.read()
+            writer.close()
+        os.close(folder)
+        assert await honest.request(FINISH, finish(), timeout_s=5.0)
+
+
+async def test_nothing_can_be_heard_or_served_there(world: World) -> None:
+    async def hear(_: Delivery) -> None:
+        raise AssertionError
+
+    async with open_relay(world), agent(world.ticket()) as bus:
+        with pytest.raises(AccessRefused):
+            await bus.subscribe("sw.v1.>", hear)
+        with pytest.raises(AccessRefused):
+            await bus.serve(ServiceInfo("master", "1.0.0", "", {}), [])
+
+
+# Tickets and tokens -------------------------------------------------------------------------------
+
+
+SHOW = """
+import os
+from slackwater.common.bus.relay import find_ticket
+print(find_ticket(os.environ))
+"""
+
+
+@pytest.mark.parametrize("launcher", [False, True])
+def test_a_program_finds_its_ticket_also_behind_a_launcher(launcher: bool) -> None:
+    """torchrun and its like start the training programs with all descriptors closed."""
+    ticket = Ticket(path="/run/x", hello=RelayHello(job="j", rank=2, attempt=0, token=bytes(32)))
+    fd = write_ticket(ticket)
+    command = [sys.executable, "-c", SHOW]
+    if launcher:
+        command = [sys.executable, "-c", f"import subprocess; subprocess.run({command!r})"]
+    said = subprocess.run(
+        command, pass_fds=[fd], env={**os.environ, "SLACKWATER_TOKEN_FD": str(fd)},
+        capture_output=True, text=True, check=True, timeout=60,
+    ).stdout  # fmt: skip
+    os.close(fd)
+    assert said.strip() == "the worker service (/run/x)"
+    assert repr(ticket) == "Ticket('/run/x', 'j', 2)"
+    assert find_ticket({"SLACKWATER_TOKEN_FD": str(fd)}) is None
+    assert find_ticket({}) is None
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[tuple[RankFiles, Containment]]:
+    """Rank 0 of job j, which sleeps."""
+    files, containment = RankFiles(tmp_path, "j", 0), Containment(tmp_path, None)
+    intent = Intent(job="j", rank=0, workers=1, program=("/bin/sleep", "300"))
+    child = files.launch(intent, containment.environment("j", 0, 0), 2**23)
+    while not files.lives():
+        assert child.poll() is None
+    yield files, containment
+    assert containment.end("j", 0, 0)
+    child.wait()
+
+
+def test_a_token_is_of_one_process_that_lives(running: tuple[RankFiles, Containment]) -> None:
+    files, containment = running
+    uid = os.geteuid()
+    token = make_token(files, uid)
+    assert token.hex() not in files.path("token").read_text()
+    assert files.path("token").stat().st_mode & 0o077 == 0
+    assert is_token(files, token, uid)
+    assert not is_token(files, bytes(32), uid)
+    assert not is_token(files, token, uid + 1)
+    state_dir = files.folder.parents[1]
+    assert not is_token(RankFiles(state_dir, "j", 1), token, uid)
+    assert not is_token(RankFiles(state_dir, "j", 0, 1), token, uid)
+    assert make_token(files, uid) != token
+    assert not is_token(files, token, uid), "a later one takes its place"
+    token = make_token(files, uid)
+    assert containment.end("j", 0, 0)
+    while files.lives():
+        pass
+    assert not is_token(files, token, uid)
+
+
+def test_only_the_rank_s_own_processes_count(running: tuple[RankFiles, Containment]) -> None:
+    files, containment = running
+    identity = files.identity()
+    assert identity is not None
+    assert containment.holds(identity.pid, "j", 0, 0)
+    assert not containment.holds(identity.pid, "j", 1, 0)
+    assert not containment.holds(identity.pid, "j", 0, 1)
+    assert not containment.holds(os.getpid(), "j", 0, 0)
+    assert MARK in containment.environment("j", 0, 0)
