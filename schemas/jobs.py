@@ -328,6 +328,11 @@ class JobRecord(Record, kw_only=True, frozen=True):
     """GPUs (or slots) times seconds that it held before `since_s`: its attained service."""
     run_s: Seconds = 0.0
     """Seconds that it held an allocation before `since_s`."""
+    begun_s: Seconds = 0.0
+    """When all processes of its present attempt had been started; 0: they have not."""
+    worked_s: Seconds = 0.0
+    """Seconds of `run_s` in which all its processes ran: without waiting for GPUs that others were
+    leaving, and without being started."""
     reallocations: Count = 0
     """How often it was given an allocation after its first one."""
     preemptions: Count = 0
@@ -344,7 +349,7 @@ class JobRecord(Record, kw_only=True, frozen=True):
 
     def __post_init__(self) -> None:
         cut_texts(self)
-        bound(self, "gpu_s", "run_s", most=SECONDS_MAX)
+        bound(self, "gpu_s", "run_s", "worked_s", most=SECONDS_MAX)
 
 
 def upgraded(record: JobRecord) -> JobRecord:

@@ -68,7 +68,25 @@ def play(plan: Plan, policies: list[str], folder: Path, json: bool) -> None:
 def _planned(plan: Plan, policy: str) -> Plan:
     if policy not in experiment.POLICIES:
         raise Usage(f"--gpu-policy {policy}: choose {', '.join(experiment.POLICIES)}")
-    return msgspec.structs.replace(plan, policy=policy)
+    settings = dict(experiment.SETTINGS.get(policy, {}))
+    return msgspec.structs.replace(plan, policy=policy, settings=settings)
+
+
+def replay(plan: Plan, folder: Path, json: bool) -> bool:
+    """Play any trace live, beside its simulation, and print both. False: a job was lost, or the
+    auditor found something. What is off is for its reader to judge."""
+    report_folder(folder)  # Before anything long begins.
+    found = run(experiment.experiment(plan, folder, _telling()))
+    wrong = found.wrong()
+    if json:
+        print_json(_document(found))
+    else:
+        out.print(table([found]))
+        out.print(_costs(found), highlight=False)
+        out.print(f"report: {folder}", highlight=False)
+    for each in wrong:
+        err.print(f"failed: {each}", markup=False)
+    return not wrong
 
 
 def _code(found: Fidelity) -> int:

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import msgspec
 import typer
 
 from slackwater.common.base import limits
@@ -27,7 +28,9 @@ from slackwater.console.outcome import (
     run,
 )
 from slackwater.console.where import credentials
+from slackwater.loadgen.cli import fidelity
 from slackwater.loadgen.cli.progress import progress
+from slackwater.loadgen.fidelity.experiment import Plan
 from slackwater.loadgen.replay import calibrate, experiment, report, workload
 from slackwater.loadgen.replay.experiment import OnPhase, Outcome
 from slackwater.loadgen.replay.report import Summary
@@ -54,10 +57,20 @@ Prefix = Annotated[
 _Aggregators = Annotated[
     int, typer.Option(min=1, max=AGGREGATORS_MAX, help="Aggregators of the embedded cluster.")
 ]
+_Policy = Annotated[str | None, typer.Option(help=f"{POLICY_HELP}; by default the cluster's own.")]
 _GpuPolicy = Annotated[str | None, typer.Option(help=GPU_POLICY_HELP)]
 _Gpus = Annotated[
     int,
-    typer.Option(min=1, max=NODE_GPUS_MAX, help="Fake GPUs of the embedded cluster's worker node."),
+    typer.Option(min=1, max=NODE_GPUS_MAX, help="Fake GPUs of each of its worker nodes."),
+]
+_Nodes = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        max=64,
+        help="Play on so many worker nodes, with programs that hold their GPUs and train nothing, "
+        "beside a simulation; 0: on one, with Agents.",
+    ),
 ]
 _Controllers = Annotated[
     int,
@@ -75,11 +88,10 @@ def replay(
     bytes_scale: Annotated[float | None, typer.Option(help=BYTES_SCALE_HELP)] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Take at most this many jobs.")] = None,
     min_gpus: Annotated[int, typer.Option(min=0, help="Take jobs of at least N GPUs.")] = 0,
-    policy: Annotated[
-        str | None, typer.Option(help=f"{POLICY_HELP}; by default the cluster's own.")
-    ] = None,
+    policy: _Policy = None,
     gpu_policy: _GpuPolicy = None,
     gpus: _Gpus = 8,
+    nodes: _Nodes = 0,
     aggregators: _Aggregators = 10,
     controllers: _Controllers = 2,
     cpu_share: Annotated[float, typer.Option(help="Cores of one aggregator.")] = 0.1,
@@ -101,6 +113,9 @@ def replay(
         of_gpus = None if gpu_policy is None else gpu_policy_named(gpu_policy)
         forced = _transport(transport, url := where.given(url))
         above_zero(time_scale, compute_scale, 1.0 if bytes_scale is None else bytes_scale)
+        if nodes:
+            plan = _plan(trace, nodes, gpus, time_scale, jobs or 0, min_gpus, seed)
+            return _played(plan, gpu_policy, url, report_dir, json)
         rows = select(read(trace).jobs, min_gpus=min_gpus, jobs=jobs)
         report_folder(report_dir)  # Before anything long begins.
         scale = bytes_scale or _calibrated(compute_scale, cpu_share, aggregators)
@@ -123,6 +138,23 @@ def replay(
         )
         conclude(outcome, summary, report_dir, options, json)
     if doubts:
+        raise typer.Exit(FAILED)
+
+
+def _plan(
+    trace: Path, nodes: int, gpus: int, time_scale: float, jobs: int, min_gpus: int, seed: int
+) -> Plan:
+    return Plan(
+        policy="", seed=seed, jobs=jobs, nodes=nodes, gpus_per_node=gpus, time_scale=time_scale,
+        trace=str(trace), min_gpus=min_gpus,
+    )  # fmt: skip
+
+
+def _played(plan: Plan, gpu_policy: str | None, url: str | None, folder: Path, json: bool) -> None:
+    """Play it on nodes of its own. Raises Usage, and Exit where a job was lost."""
+    if gpu_policy is None or url is not None:
+        raise Usage("--nodes starts a cluster of its own: give --gpu-policy, and leave --url out")
+    if not fidelity.replay(msgspec.structs.replace(plan, policy=gpu_policy), folder, json):
         raise typer.Exit(FAILED)
 
 

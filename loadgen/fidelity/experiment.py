@@ -18,7 +18,7 @@ from slackwater.common.shell.client import Client, connect
 from slackwater.loadgen.fidelity import compare, costs, live
 from slackwater.loadgen.fidelity.compare import Compared
 from slackwater.loadgen.fidelity.costs import Measured
-from slackwater.loadgen.fidelity.foretold import Foretold
+from slackwater.loadgen.fidelity.foretold import Foretold, Told, middle_error
 from slackwater.loadgen.fidelity.jobs import SAVE_S, LiveJob, attempts, live_jobs
 from slackwater.loadgen.fidelity.live import LiveRun
 from slackwater.loadgen.fidelity.livelog import live_log, result_of
@@ -58,6 +58,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     time_scale: float = TIME_SCALE
     kills: int = 0
     """How often the master is killed (-9) while the trace is played."""
+    trace: str = TRACE
+    min_gpus: int = 0
+    settings: dict[str, str] = {}
+    """Options of the policy."""
 
 
 class Fidelity(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,11 +85,14 @@ class Fidelity(msgspec.Struct, frozen=True, kw_only=True):
     """Median error of the end that was told at half of a job's life, relative to what was left;
     None: nothing was told."""
 
+    def wrong(self) -> list[str]:
+        """Say what must not be on any machine."""
+        found = [f"job {id} was lost" for id in self.lost]
+        return found + [f"audit: {each}" for each in (*self.findings, *self.simulated_findings)]
+
     def misses(self) -> list[str]:
         """Say what is not as it has to be; empty: all is."""
-        found = [f"job {id} was lost" for id in self.lost]
-        found += [f"audit: {each}" for each in (*self.findings, *self.simulated_findings)]
-        return found + self.compared.misses()
+        return self.wrong() + self.compared.misses()
 
     def doubts(self) -> list[str]:
         """Say why it does not pass; empty: it does."""
@@ -102,10 +109,12 @@ class Fidelity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def submissions_of(plan: Plan) -> list[Submission]:
-    """Generate the trace's jobs that fit the cluster."""
+    """Take the trace's jobs that fit the cluster. Raises Rejected: the trace is at fault, or none
+    does."""
     most = plan.nodes * plan.gpus_per_node
     options = Options(
-        trace=TRACE, policies=(plan.policy,), nodes=plan.nodes, seed=plan.seed, jobs=plan.jobs,
+        trace=plan.trace, policies=(plan.policy,), nodes=plan.nodes, seed=plan.seed,
+        jobs=plan.jobs, min_gpus=plan.min_gpus,
         gpus_per_node=plan.gpus_per_node, time_scale=plan.time_scale, max_gpus=most,
         settings=("fixed.whole_seconds=false",),
     )  # fmt: skip
@@ -118,7 +127,7 @@ def simulated(plan: Plan, jobs: Sequence[Submission], measured: Measured) -> Res
         costs=Costs(measured.start_s, measured.restart_s, stop_s=measured.stop_s),
     )
     cluster = Cluster([(plan.gpus_per_node, FAKE)] * plan.nodes)
-    policy = make(plan.policy, SETTINGS.get(plan.policy, {}))
+    policy = make(plan.policy, plan.settings)
     return Engine(jobs, cluster, policy, FixedModel(whole_seconds=False), settings).run()
 
 
@@ -132,7 +141,7 @@ async def cluster_of(
         gpus_per_node=plan.gpus_per_node, gpu_type=FAKE, log_dir=folder / "logs",
         master={
             "gpu_policy": plan.policy,
-            "gpu_policy_settings": dict(SETTINGS.get(plan.policy, {})),
+            "gpu_policy_settings": plan.settings,
             "gpu_durations": _told(folder, durations),
             "tick_s": compare.TICK_S,
         },
@@ -175,7 +184,7 @@ async def _experiment(
             client, jobs, PATIENCE * expected.end_s + SETTLE_S,
             _phase(on_phase, plan.policy, jobs), kills_s, cluster, foretold=foretold,
         )  # fmt: skip
-    return judged(plan, folder, jobs, run, measured, expected, foretold.error(run.records))
+    return judged(plan, folder, jobs, run, measured, expected, foretold.told(run.records))
 
 
 def judged(
@@ -185,7 +194,7 @@ def judged(
     run: LiveRun,
     measured: Measured,
     expected: Result,
-    eta_error: float | None,
+    told: Mapping[str, Told],
 ) -> Fidelity:
     """Compare, audit both logs, and leave them in the folder."""
     submissions = [job.submission for job in jobs]
@@ -195,6 +204,7 @@ def judged(
     model = eventlog.event_log(expected, plan.policy, "fixed", nodes, False)
     eventlog.write(lived, folder / f"events-{plan.policy}-live.json")
     eventlog.write(model, folder / f"events-{plan.policy}-simulated.json")
+    (folder / f"foretold-{plan.policy}.json").write_bytes(msgspec.json.encode(told))
     lost = tuple(id for id, record in run.records.items() if record.state != "completed")
     return Fidelity(
         plan=plan,
@@ -206,7 +216,7 @@ def judged(
         simulated_findings=tuple(audit.audit(model)),
         kills=run.kills,
         load=os.getloadavg()[0],
-        eta_error=eta_error,
+        eta_error=middle_error(told),
     )
 
 

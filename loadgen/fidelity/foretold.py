@@ -7,6 +7,8 @@ far it is off, relative to the time that was left.
 from collections.abc import Mapping
 from statistics import median
 
+import msgspec
+
 from slackwater.common.shell.client import Client
 from slackwater.loadgen.simulator.gpu.what_if import forecast
 from slackwater.schemas.base import JobId
@@ -14,6 +16,19 @@ from slackwater.schemas.job_states import TERMINAL_STATES
 from slackwater.schemas.jobs import JobRecord
 from slackwater.schemas.progress import JobProgress
 from slackwater.schemas.scheduling import GetPolicy, PolicyInfo
+
+
+class Told(msgspec.Struct, frozen=True, kw_only=True):
+    """One prediction in the middle of a job's life."""
+
+    left_s: float
+    """Seconds until it did end."""
+    foretold_s: float
+    life_s: float
+
+    @property
+    def error(self) -> float:
+        return abs(self.foretold_s - self.left_s) / self.left_s
 
 
 class Foretold:
@@ -37,17 +52,16 @@ class Foretold:
         ends_s = forecast(records.values(), progress, nodes, now_s, policy, self._restart_s)
         self._looks.append((now_s, {id: now_s + end_s for id, end_s in ends_s.items()}))
 
-    def error(self, records: Mapping[str, JobRecord]) -> float | None:
-        """Return the median error over all jobs for which something was foretold near the middle
-        of their lives; None: for none."""
-        errors = [
-            error
+    def told(self, records: Mapping[str, JobRecord]) -> dict[str, Told]:
+        """Return the prediction nearest to the middle of each completed job's life."""
+        found = {
+            id: self._told(id, record)
             for id, record in records.items()
-            if record.state == "completed" and (error := self._error(id, record)) is not None
-        ]
-        return median(errors) if errors else None
+            if record.state == "completed"
+        }
+        return {id: told for id, told in found.items() if told is not None}
 
-    def _error(self, id: str, record: JobRecord) -> float | None:
+    def _told(self, id: str, record: JobRecord) -> Told | None:
         half_s = (record.submitted_s + record.finished_s) / 2
         told = [
             (at_s, ends_s[id])
@@ -57,4 +71,13 @@ class Foretold:
         if not told:
             return None
         at_s, end_s = min(told, key=lambda each: abs(each[0] - half_s))
-        return abs(end_s - record.finished_s) / (record.finished_s - at_s)
+        return Told(
+            left_s=record.finished_s - at_s,
+            foretold_s=end_s - at_s,
+            life_s=record.finished_s - record.submitted_s,
+        )
+
+
+def middle_error(told: Mapping[str, Told]) -> float | None:
+    """Return the median error over all jobs; None: nothing was foretold."""
+    return median(each.error for each in told.values()) if told else None

@@ -100,10 +100,9 @@ def attempts(job: LiveJob) -> dict[int, Attempt]:
     return {each.attempt: each for each in found}
 
 
-def progress(job: LiveJob) -> tuple[int, int]:
-    """Return the attempt and the iterations that its program told last; (-1, 0): nothing yet."""
+def progress(job: LiveJob) -> int:
+    """Return the iterations that its program told last."""
     try:
-        attempt, done = (job.folder / "now").read_text().split()
+        return int((job.folder / "now").read_text())
     except FileNotFoundError:
-        return -1, 0
-    return int(attempt), int(done)
+        return 0

@@ -24,6 +24,7 @@ from slackwater.schemas.telemetry import IterationsObserved
 
 log = structlog.get_logger()
 LOOK_S: Final = 1.0
+TELL_S: Final = 0.25
 BEGIN_S: Final = 1.0
 """Seconds until the trace's second 0."""
 NODES_S: Final = 20.0
@@ -77,8 +78,12 @@ async def play(
     if kills_s:
         assert cluster is not None, "only a cluster of its own is killed"
         tasks.append(asyncio.ensure_future(_kill(cluster, kills_s, run, client)))
+    teller = _Teller(client, jobs)
+    tasks.append(asyncio.ensure_future(teller.tell()))
     try:
-        await _until_ended(patient, jobs, run, within_s, on_look, [*tasks, *beside], foretold)
+        await _until_ended(
+            patient, jobs, run, within_s, on_look, [*tasks, *beside], foretold, teller
+        )
     finally:
         for task in tasks:
             task.cancel()
@@ -126,8 +131,9 @@ async def _until_ended(
     on_look: OnLook,
     tasks: Sequence["asyncio.Future[None]"],
     foretold: Foretold | None,
+    teller: "_Teller",
 ) -> None:
-    clock, told, ids = client.clock, _Teller(client), {job.spec.id for job in jobs}
+    clock, ids = client.clock, {job.spec.id for job in jobs}
     while True:
         for task in tasks:
             if task.done():
@@ -141,7 +147,7 @@ async def _until_ended(
         except Retryable as error:
             log.info("look.failed", reason=str(error))  # Jobs go on while the master is down.
             records = {}
-        await told.tell(jobs, records)
+        teller.records = records
         on_look(records, now_s - run.origin_s)
         ended = sum(each.state in TERMINAL_STATES for each in records.values())
         if tasks[0].done() and ended >= len(jobs):
@@ -159,20 +165,25 @@ class _Teller:
     """Tells the cluster how far each job's program is, as Agents do of jobs that have some: the
     program itself is too light to speak on the bus."""
 
-    def __init__(self, client: Client) -> None:
-        self._client = client
-        self._told: dict[str, tuple[int, int]] = {}
+    def __init__(self, client: Client, jobs: Sequence[LiveJob]) -> None:
+        self._client, self._jobs = client, jobs
+        self._told: dict[str, int] = {}
+        self.records: Mapping[str, JobRecord] = {}
 
-    async def tell(self, jobs: Sequence[LiveJob], records: Mapping[str, JobRecord]) -> None:
-        for job in jobs:
-            record = records.get(job.spec.id)
-            if record is None or record.state != "running":
+    async def tell(self) -> None:
+        while True:
+            await self._tell()
+            await self._client.clock.sleep_until(self._client.clock.now_s() + TELL_S)
+
+    async def _tell(self) -> None:
+        for job in self._jobs:
+            record = self.records.get(job.spec.id)
+            if record is None or record.state not in ("starting", "running"):
                 continue
-            attempt, done = progress(job)
-            before = self._told.get(job.spec.id, (-1, 0))[1]
+            done, before = progress(job), self._told.get(job.spec.id, 0)
             if done <= before:
                 continue
-            self._told[job.spec.id] = attempt, done
+            self._told[job.spec.id] = done
             each = (job.iteration_s,) * min(done - before, 4096)
             for rank in range(job.spec.workers):
                 message = IterationsObserved(

@@ -84,8 +84,11 @@ def used(record: JobRecord, now_s: float) -> dict[str, Any]:
     if record.state not in HOLDING_STATES:
         return {"since_s": now_s}
     lasted_s = max(0.0, now_s - record.since_s)
+    worked_s = max(0.0, now_s - record.begun_s) if record.begun_s else 0.0
     return {
         "since_s": now_s,
         "gpu_s": record.gpu_s + held(record.allocation) * lasted_s,
         "run_s": record.run_s + lasted_s,
+        "begun_s": 0.0,
+        "worked_s": record.worked_s + min(worked_s, lasted_s),
     }

@@ -219,7 +219,7 @@ def _started(state: State, job: Job, what: Order, now_s: float) -> None:
         if job.order("start", node) == what:
             state.nodes.started(node)
     if job.record.state == "starting" and not job.unstarted:
-        state.change(job, now_s, "running", state="running")
+        state.change(job, now_s, "running", state="running", begun_s=now_s)
 
 
 def leave(state: State, job: Job, planned: NodeAllocation, now_s: float, **changes: Any) -> None:

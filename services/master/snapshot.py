@@ -92,6 +92,8 @@ class Snapshot:
         before = self._records.get(id)
         if before is not None and self._alike(before, record):
             self._records[id] = record
+            if before.begun_s != record.begun_s and id in self.jobs:
+                self._begun(id, record)
             return
         self._forget(id)
         over = record.state in TERMINAL_STATES
@@ -109,6 +111,11 @@ class Snapshot:
             self._remember(id, record)
             if last is not None and last.number > self._numbers[id]:  # It was paused or held back.
                 self._sort_waiting()
+
+    def _begun(self, id: JobId, record: JobRecord) -> None:
+        """Show since when the job works. For a policy that is not a change: it counted on that."""
+        ready_s = record.begun_s or record.since_s
+        self.jobs[id] = msgspec.structs.replace(self.jobs[id], ready_s=ready_s)
 
     def _learn_skew(self, record: JobRecord) -> None:
         model = record.spec.model
@@ -221,8 +228,8 @@ class Snapshot:
             run_s_then=record.run_s,
             first_start_s=started,
             restarts=record.reallocations,
-            remaining_s_then=max(0.0, duration_s - record.run_s),
-            ready_s=record.since_s,
+            remaining_s_then=max(0.0, duration_s - record.worked_s),
+            ready_s=record.begun_s or record.since_s,
             speed=1.0 if spec.id in self.durations else 0.0,
             profile=self.profiles.get(id, NOT_REPORTED),
         )

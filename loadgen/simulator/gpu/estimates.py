@@ -37,9 +37,10 @@ class Estimates:
         iteration_s = self._iteration_s(record) or self._like(record)
         if spec.iterations > 1 and iteration_s:
             done = told.iteration if told is not None else 0
-            return max(0, spec.iterations - done) * iteration_s
+            left_s = max(0, spec.iterations - done) * iteration_s
+            return max(0.0, left_s - self._untold_s(record))
         if spec.time_limit_s:
-            return max(0.0, spec.time_limit_s - self._ran_s(record))
+            return max(0.0, spec.time_limit_s - self._ran_s(record, self._now_s))
         return None
 
     def _iteration_s(self, record: JobRecord) -> float:
@@ -47,14 +48,24 @@ class Estimates:
         told = self._progress.get(JobId(record.spec.id))
         if told is None or not told.iteration:
             return 0.0
-        return self._ran_s(record) / told.iteration
+        return self._ran_s(record, told.updated_s or self._now_s) / told.iteration
 
-    def _ran_s(self, record: JobRecord) -> float:
-        holds = record.state in ("starting", "running")
-        return record.run_s + (max(0.0, self._now_s - record.since_s) if holds else 0.0)
+    def _ran_s(self, record: JobRecord, until_s: float) -> float:
+        return record.run_s + (max(0.0, until_s - record.since_s) if _holds(record) else 0.0)
+
+    def _untold_s(self, record: JobRecord) -> float:
+        """Seconds that it has worked since it told its progress."""
+        told = self._progress.get(JobId(record.spec.id))
+        if told is None or not told.updated_s or not _holds(record):
+            return 0.0
+        return max(0.0, self._now_s - max(told.updated_s, record.since_s))
 
     def _like(self, record: JobRecord) -> float:
         sizes = self._known.get(record.spec.model)
         if not sizes:
             return 0.0
         return sizes[min(sizes, key=lambda gpus: (abs(gpus - record.spec.gpus), gpus))]
+
+
+def _holds(record: JobRecord) -> bool:
+    return record.state in ("starting", "running")

@@ -118,7 +118,7 @@ def situation(
         elif room := _lacks_room(seen, view.cluster.nodes):
             left_out[id] = room
         else:
-            left_s = _remaining_s(seen, view.cluster.nodes, progress.get(id))
+            left_s = _remaining_s(seen, view.cluster.nodes, progress.get(id), now_s)
             if left_s is None:
                 left_s = estimates.remaining_s(record)
             live[id] = LiveJob(
@@ -220,13 +220,15 @@ def _lacks_room(job: JobView, nodes: Iterable[NodeView]) -> str:
 
 
 def _remaining_s(
-    job: JobView, nodes: tuple[NodeView, ...], told: JobProgress | None
+    job: JobView, nodes: tuple[NodeView, ...], told: JobProgress | None, now_s: float
 ) -> float | None:
     """Convert what is left at its present speed to the GPUs that it asks for; None: not known."""
     if told is None or told.eta_s is None or not job.allocation:
         return None
     speed = job.speeds.get(nodes[job.allocation[0][0]].gpu_type, 1.0)
-    return float(told.eta_s) * speed * job.held_gpus / job.gpus
+    since_s = now_s - told.updated_s if told.updated_s else 0.0
+    left_s = max(0.0, float(told.eta_s) - max(0.0, since_s))
+    return left_s * speed * job.held_gpus / job.gpus
 
 
 def _from_now(job: JobView, now_s: float) -> JobView:

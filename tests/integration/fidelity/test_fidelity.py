@@ -52,7 +52,11 @@ async def test_a_trace_lives_as_the_simulator_says(tmp_path: Path) -> None:
 @pytest.mark.parametrize("policy", experiment.POLICIES)
 async def test_the_whole_table(policy: str, seed: int, tmp_path: Path) -> None:
     """Sixty jobs take four to seven minutes."""
-    found = await experiment.experiment(Plan(policy=policy, seed=seed), tmp_path, quiet)
+    found = await experiment.experiment(
+        Plan(policy=policy, seed=seed, settings=dict(experiment.SETTINGS.get(policy, {}))),
+        tmp_path,
+        quiet,
+    )
     assert found.doubts() == []
 
 

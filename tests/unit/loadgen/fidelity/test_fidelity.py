@@ -165,7 +165,7 @@ def test_the_program_saves_when_it_is_stopped_and_goes_on(tmp_path: Path) -> Non
         return subprocess.Popen(words, env=env)
 
     job = replace(live(tmp_path), folder=tmp_path)
-    assert (progress(job), attempts(job)) == ((-1, 0), {})
+    assert (progress(job), attempts(job)) == (0, {})
     first = start(0)
     with pytest.raises(subprocess.TimeoutExpired):
         first.wait(0.7)
