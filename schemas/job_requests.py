@@ -19,6 +19,7 @@ from slackwater.schemas.base import (
     Text,
     cut_texts,
 )
+from slackwater.schemas.hangs import Hang
 from slackwater.schemas.job_states import JobState
 from slackwater.schemas.jobs import JobRecord, JobSpec, TensorSpec, UpdateRule, check_elements
 from slackwater.schemas.progress import JobProgress
@@ -150,6 +151,8 @@ class JobInfo(Message, kw_only=True, frozen=True, tag="job.info"):
     job: JobRecord
     progress: JobProgress | None = None
     """None: no Agent and no controller has said anything of it to this master."""
+    hang: Hang | None = None
+    """Set while no rank of it goes on."""
 
 
 class JobList(Message, kw_only=True, frozen=True, tag="job.list-reply"):

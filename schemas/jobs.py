@@ -181,6 +181,9 @@ class JobSpec(Record, kw_only=True, frozen=True):
     job sees their values."""
     time_limit_s: Seconds = 0.0
     """Seconds that it may run, in all its attempts together; then it fails. 0: without limit."""
+    hang_timeout_s: Seconds = 0.0
+    """Seconds without an iteration after which it is stopped and started again, once it is found
+    hanging; 0: it is only told."""
     gradient_dtype: DType = "float32"
     """The type in which gradients are sent."""
     update: UpdateRule = msgspec.field(default_factory=UpdateRule)

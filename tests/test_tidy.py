@@ -66,7 +66,7 @@ SHELLS = {
     "profiler": set(),
     "slabd": {"monitor", "sessions", "slabs"},
     "worker": {"containment", "environment", "gpus", "logreader", "processes", "ranklog",
-               "relay", "warm", "warm_program"},
+               "relay", "stacks", "warm", "warm_program"},
 }  # fmt: skip
 """Modules of each service that do I/O, beside its `shell` and `__main__`. All others are pure."""
 

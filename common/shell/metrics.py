@@ -90,6 +90,8 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "master_jobs": _gauge("Jobs that are known, by state", "state"),
     "master_jobs_queued": _gauge("Jobs that wait for slots of worker nodes"),
     "master_jobs_held": _gauge("Queued and registered jobs that may not run yet"),
+    "master_jobs_hanging": _gauge("Running jobs none of whose ranks goes on"),
+    "master_hangs_total": _counter("Jobs that were found hanging"),
     "master_facts_unkept_total": _counter("Times that the stream of facts could not be looked to"),
     "master_goodput_refused_total": _counter(
         "Reports of jobs' goodput that were not believed: of another job or attempt, or with "
@@ -218,6 +220,7 @@ OWN: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
         f"goodput_{cause}": ("master_goodput_refused_total", {"cause": cause})
         for cause in ("job", "attempt", "figures")
     },
+    "hangs": ("master_hangs_total", {}),
     "ranks_started": ("worker_started_total", {}),
     "ranks_forked": ("worker_forked_total", {}),
     "ranks_restarted": ("worker_restarted_total", {}),

@@ -14,7 +14,7 @@ receiver takes a repeated command for the one it has carried out.
     state               what is known                   explain        why a job waits
     rank_restarts       ranks that died                 missing_ranks  ranks that others wait for
     rerun               run again, deleted         goodput        what jobs' agents report
-    gang_starts         gangs that a node keeps from being started
+    gang_starts         gangs kept from starting   hangs          ranks that hold others up
     usage               what tenants used          usage_listing  the same for people
 """
 
@@ -87,6 +87,7 @@ from slackwater.services.master import (
     gang_starts,
     goodput,
     gpu_policy,
+    hangs,
     lifecycle,
     missing_ranks,
     node_list,
@@ -113,6 +114,7 @@ from slackwater.services.master.keys import (
     HeldKey,
     JobForgotten,
     LineKey,
+    LookKey,
     Order,
     OrderKey,
     RankDue,
@@ -260,7 +262,7 @@ class Master:
             return
         (record,) = shown(state, [job], now_s)
         progress = job.progress.shown(record.spec, record.state, now_s, by_rank=True)
-        state.reply(token, JobInfo(job=record, progress=progress))
+        state.reply(token, JobInfo(job=record, progress=progress, hang=hangs.hang_of(job)))
 
     def _list(self, token: int, message: ListJobs, now_s: float) -> None:
         state = self.state
@@ -346,6 +348,8 @@ class Master:
         match key:
             case HeldKey(aggregator=aggregator):
                 state.out += state.pool.held(aggregator, message)
+            case LookKey(job=id, rank=rank) if (job := state.jobs.get(id)) is not None:
+                hangs.looked(state, job, rank, message)
             case LineKey(job=id, rank=rank) if (job := state.jobs.get(id)) is not None:
                 job.reading.discard(rank)
                 missing_ranks.line_read(job, rank, message)
@@ -422,6 +426,7 @@ class Master:
                 lifecycle.end(state, job, "failed", reason, now_s)
             elif late_one := gang_starts.late_node(state, job, now_s):
                 gang_starts.give_up(state, job, *late_one, now_s)
+        hangs.watch(state, job, now_s)
         lifecycle.advance(state, job)
         if job.record.state == "stopping":
             lifecycle.on_processes_gone(state, job, now_s)

@@ -16,6 +16,7 @@ from slackwater.schemas.base import JobId, Record
 from slackwater.schemas.jobs import JobRecord
 from slackwater.services.master.clusters import Clusters
 from slackwater.services.master.dispatch import room_of, waits_for_gpus, waits_here
+from slackwater.services.master.hangs import hang_of
 from slackwater.services.master.jobs import Job
 from slackwater.services.master.keys import Order
 from slackwater.services.master.lifecycle import stop_grace_s
@@ -62,6 +63,8 @@ def _why(job: Job, clusters: Clusters, now_s: float) -> str:
             "waits for its user to start its program, whose Agents register; "
             "a job that a worker node starts has a `program`"
         )
+    if (hang := hang_of(job)) is not None:
+        return hang.reason
     if stalled := stall(job, now_s):
         # Ranks blame one another while an aggregator is away, which only its controller knows.
         away = clusters.waiting(record.cluster, job.id) if record.cluster is not None else ""

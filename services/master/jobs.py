@@ -7,6 +7,7 @@ import msgspec
 
 from slackwater.common.base.transitions import Story
 from slackwater.schemas.base import CONFLICT, NOT_FOUND, JobId, NodeId, Refused
+from slackwater.schemas.hangs import Hang, RankLook
 from slackwater.schemas.job_requests import RegisterJob
 from slackwater.schemas.job_states import TERMINAL_STATES, TRANSITIONS, WAITING_STATES, JobState
 from slackwater.schemas.jobs import JobRecord, JobSpec, TensorSpec, UpdateRule, first_difference
@@ -16,6 +17,18 @@ from slackwater.services.master.keys import OF_PROCESSES, Order, Verb
 from slackwater.services.master.nodes import Nodes
 from slackwater.services.master.progress import Progress
 from slackwater.services.master.usage import Aggregation
+
+
+@dataclass(slots=True)
+class Suspicion:
+    """Its job does not go on (hangs.py)."""
+
+    asked_s: float
+    asked: set[int]
+    """Ranks that their nodes were asked to look at."""
+    looks: dict[int, RankLook] = field(default_factory=dict)
+    hang: Hang | None = None
+    """None: the nodes have not answered yet, or a rank computed."""
 
 
 @dataclass(slots=True)
@@ -54,6 +67,8 @@ class Job:
     """Ranks that died and are not to be started again yet."""
     died_s: dict[int, float] = field(default_factory=dict)
     """When ranks died last that this master had started again."""
+    suspicion: Suspicion | None = None
+    """None: it goes on."""
     story: Story = field(default_factory=Story, repr=False)
 
     def __post_init__(self) -> None:

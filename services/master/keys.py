@@ -38,6 +38,13 @@ class LineKey(EffectKey, frozen=True):
     rank: int
 
 
+class LookKey(EffectKey, frozen=True):
+    """A worker node is asked where a rank stands."""
+
+    job: JobId
+    rank: int
+
+
 class HeldKey(EffectKey, frozen=True):
     """A free aggregator is asked what it still holds."""
 

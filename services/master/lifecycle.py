@@ -249,8 +249,9 @@ def on_processes_gone(state: State, job: Job, now_s: float) -> None:
             changes |= {"state": "starting", "allocation": record.planned}
         else:
             changes |= {"state": "paused", "allocation": ()}
-        if record.spec.gpus and goes_on and held(record.planned) != held(record.allocation):
-            changes["results"] = {}
+        other_size = goes_on and held(record.planned) != held(record.allocation)
+        if record.spec.gpus and (other_size or record.cluster is None):
+            changes["results"] = {}  # Ranks that meet without aggregators need all others.
         state.change(job, now_s, "starting" if goes_on else "paused", **changes)
     elif job.ended and record.gpu_ids and not job.unstopped:
         state.change(job, now_s, gpu_ids={})

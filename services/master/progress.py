@@ -5,9 +5,11 @@ jobs may report. Only the master that leads hears them; the next one knows as mu
 Where the job is and what it loses comes with its controller's reports.
 """
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from math import exp
+from statistics import median
 from typing import Final
 
 from slackwater.schemas.base import COUNT_MAX, AggregatorId
@@ -19,6 +21,10 @@ from slackwater.schemas.telemetry import IterationsObserved
 
 SMOOTHED_S: Final = 10.0
 """Seconds over which a speed is measured, about."""
+RECENT: Final = 16
+"""Iterations of each rank that are remembered one by one."""
+TOLD_MIN: Final = 4
+"""The fewest of them by which an iteration's length is known."""
 PATIENCE_S: Final = 2.0
 """Seconds of silence after which a rank's speed falls, or two of its iterations if they take
 longer."""
@@ -33,11 +39,18 @@ class _Rank:
     """Recent iterations; older ones count less."""
     span_s: float = 0.0
     """Seconds that these took."""
+    moved_s: float = 0.0
+    """When it last reported that iterations ended."""
+    last: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
+    """Seconds that its last iterations took."""
 
     def reported(self, message: IterationsObserved, now_s: float) -> None:
         ended = len(message.durations_s)
         self.iteration = min(COUNT_MAX, max(0, message.first_iteration + ended - 1))
         self.heard_s = now_s
+        if ended:
+            self.moved_s = now_s
+            self.last.extend(message.durations_s[-RECENT:])
         took_s = sum(message.durations_s)
         kept = exp(-took_s / SMOOTHED_S)
         self.count = self.count * kept + ended
@@ -67,6 +80,22 @@ class Progress:
         if rank is None:
             rank = self.ranks[message.rank] = _Rank()
         rank.reported(message, now_s)
+
+    def quiet(self, going: Sequence[int]) -> tuple[float, float] | None:
+        """Return when the ranks `going` last ended an iteration, and how many seconds one takes:
+        the median of the slowest rank's last ones. None: some have told too little."""
+        ranks = [self.ranks.get(rank) for rank in going]
+        known = [rank for rank in ranks if rank is not None and len(rank.last) >= TOLD_MIN]
+        if not known or len(known) < len(ranks):
+            return None
+        return max(rank.moved_s for rank in known), max(median(rank.last) for rank in known)
+
+    def behind(self, going: Sequence[int]) -> list[int]:
+        """List the ranks that have ended fewer iterations than the others; empty: all as many."""
+        ended = {rank: self.ranks[rank].iteration for rank in going if rank in self.ranks}
+        least = min(ended.values(), default=0)
+        found = [rank for rank, iteration in ended.items() if iteration == least]
+        return found if len(found) < len(ended) else []
 
     def take_report(self, placed: PlacedJob, aggregators: tuple[AggregatorId, ...]) -> None:
         """Take the report of the job's controller, whose aggregators are `aggregators`."""

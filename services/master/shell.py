@@ -52,6 +52,7 @@ from slackwater.services.master.config import MasterConfig
 from slackwater.services.master.core import Master
 from slackwater.services.master.fact_stream import keep_facts
 from slackwater.services.master.gpu_policy import POLICIES_BUCKET
+from slackwater.services.master.hangs import hang_of
 from slackwater.services.master.pool import BUCKET as NODES_BUCKET
 from slackwater.services.master.snapshot import Durations
 from slackwater.services.master.state import JOBS_BUCKET, State, tenants
@@ -163,6 +164,8 @@ def service_gauges(state: State, now_s: float) -> Iterator[Level]:
         yield Level("master_jobs", {"state": name}, states[name])
     yield Level("master_jobs_queued", {}, state.slots.queued + state.gpus.queued)
     yield Level("master_jobs_held", {}, len(state.held))
+    hanging = sum(hang_of(job) is not None for job in state.unsettled.values())
+    yield Level("master_jobs_hanging", {}, hanging)
     for name, count in state.pool.counts().items():
         yield Level("master_aggregators", {"state": name}, count)
     for info in islice(tenants(state, now_s), TENANTS_MAX):

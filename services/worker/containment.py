@@ -86,6 +86,11 @@ class Containment:
         found = marks(MARK).items()
         return frozenset(pid for pid, mark in found if mark.startswith(self._name))
 
+    def processes_of(self, job: str, rank: int, number: int) -> list[int]:
+        """List the processes of one rank."""
+        mark = self._mark(job, rank, number)
+        return [pid for pid, found in marks(MARK).items() if found == mark]
+
     def end_strangers(self, alive: Iterable[tuple[str, int, int]], now_s: float) -> None:
         """Kill what is left of all ranks but these (job, rank, process number). `now_s`: by the
         wall clock."""

@@ -9,7 +9,6 @@ was only intended.
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import assert_never
 
 import msgspec
@@ -42,6 +41,7 @@ from slackwater.schemas.base import (
     Ok,
     Refused,
 )
+from slackwater.schemas.hangs import LookAtRank
 from slackwater.schemas.logs import ReadLog
 from slackwater.schemas.workers import (
     RESERVED_S,
@@ -56,6 +56,7 @@ from slackwater.services.worker.effects import (
     FindProcesses,
     ForgetRank,
     KillDue,
+    LookAtProcesses,
     LookAtProgram,
     ReadRankLog,
     ReportKey,
@@ -72,41 +73,12 @@ from slackwater.services.worker.events import (
     ProcessesFound,
     ProcessExited,
     ProgramLooked,
+    RankSeen,
     RankState,
     RoomLooked,
 )
-
-
-@dataclass(slots=True)
-class _Reserved:
-    """Room that is kept for ranks until they start, and where they meet, also afterwards: a master
-    that was restarted asks again, and starts ranks again."""
-
-    attempt: int
-    ranks: int
-    gpu_ids: tuple[str, ...]
-    since_s: float = 0.0
-    """When its program was last looked at."""
-    host: str = ""
-    port: int = 0
-    rendezvous: str = ""
-    """Equals what the ranks were started with; empty: they were not."""
-
-
-@dataclass(slots=True)
-class _Rank:
-    job: JobId
-    rank: int
-    state: RankState
-    code: int = 0
-    result: str = ""
-    attempt: int = 0
-    gpu_ids: tuple[str, ...] = ()
-    """GPUs that are its own."""
-
-    @property
-    def over(self) -> bool:
-        return self.state in ("exited", "reported")
+from slackwater.services.worker.rank_state import Rank as _Rank
+from slackwater.services.worker.rank_state import Reserved as _Reserved
 
 
 class WorkerCore:
@@ -147,6 +119,10 @@ class WorkerCore:
                 return self._told_to_stop(token, message, now_s)
             case Requested(token=token, message=ReadLog() as message):
                 return [self._read(token, message)]
+            case Requested(token=token, message=LookAtRank() as message):
+                return [self._look_at(token, message)]
+            case RankSeen(token=token, looked=looked):
+                return [Reply(token, looked)]
             case LogRead(token=token, piece=piece):
                 return [Reply(token, piece)]
             case RoomLooked(short=short):
@@ -361,6 +337,13 @@ class WorkerCore:
             reason = f"{self._node} has no log of job {message.job}, rank {message.rank}"
             return Reply(token, Refused(reason=reason))
         return ReadRankLog(token, message, rank.attempt, rank.over, rank.code)
+
+    def _look_at(self, token: int, message: LookAtRank) -> Effect:
+        rank = self._ranks.get((JobId(message.job), message.rank))
+        if rank is None or rank.state != "running":
+            reason = f"{self._node} runs no process of job {message.job}, rank {message.rank}"
+            return Reply(token, Refused(reason=reason))
+        return LookAtProcesses(token, rank.job, rank.rank, rank.attempt)
 
     @staticmethod
     def _may_start(known: _Rank | None, attempt: int) -> bool:

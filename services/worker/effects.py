@@ -87,6 +87,16 @@ class ReadRankLog(Action):
     code: int
 
 
+@dataclass(frozen=True, slots=True)
+class LookAtProcesses(Action):
+    """See where the rank's program stands. `RankSeen` follows."""
+
+    token: int
+    job: JobId
+    rank: int
+    attempt: int
+
+
 WorkerAction = (
     FindProcesses
     | LookAtProgram
@@ -96,6 +106,7 @@ WorkerAction = (
     | ForgetRank
     | AwaitEnd
     | ReadRankLog
+    | LookAtProcesses
 )
 
 

@@ -6,6 +6,7 @@ from typing import Literal
 from slackwater.common.base.effects import ShellEvent
 from slackwater.schemas.base import JobId
 from slackwater.schemas.gpus import NodeAllocation
+from slackwater.schemas.hangs import RankLooked
 from slackwater.schemas.logs import LogPiece
 
 RankState = Literal["intended", "running", "exited", "reported"]
@@ -60,6 +61,14 @@ class LogRead:
 
 
 @dataclass(frozen=True, slots=True)
+class RankSeen:
+    """Where a rank's program stands, for a request."""
+
+    token: int
+    looked: RankLooked
+
+
+@dataclass(frozen=True, slots=True)
 class JobsPruned:
     """The jobs' files were removed."""
 
@@ -87,5 +96,12 @@ class ProgramLooked:
 
 
 Event = (
-    ShellEvent | ProcessesFound | ProcessExited | LogRead | JobsPruned | RoomLooked | ProgramLooked
+    ShellEvent
+    | ProcessesFound
+    | ProcessExited
+    | LogRead
+    | RankSeen
+    | JobsPruned
+    | RoomLooked
+    | ProgramLooked
 )

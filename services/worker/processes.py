@@ -11,6 +11,7 @@ service that was killed finds the rest: `rank<k>.` followed by
     log           stdout and stderr, and log-<n> what came before it (see ranklog.py)
     logger        boot id and the kernel's line about the process that writes them
     token         digest of what the program shows to the relay (see tokens.py)
+    stacks        where its program stood, written when asked (see stacks.py)
     result.json   written by the program (SLACKWATER_RESULT)
     exit          the exit code; where the disk is full, an empty exit-<code> instead
     reported      the master has stored it
@@ -56,7 +57,9 @@ exit $code
 """
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _OF_ALL_ATTEMPTS: Final = ("intent.json", "log")
-_OF_AN_ATTEMPT: Final = ("process", "logger", "token", "result.json", "exit", "exit-*", "reported")
+_OF_AN_ATTEMPT: Final = (
+    "process", "logger", "token", "stacks", "result.json", "exit", "exit-*", "reported",
+)  # fmt: skip
 CODE_UNKNOWN: Final = -9
 """Leader and program were killed together: nobody was left to write the code."""
 

@@ -27,9 +27,11 @@ from slackwater.common.shell.effect_runner import handlers, on
 from slackwater.common.shell.world import World
 from slackwater.schemas.base import JobId, NodeId
 from slackwater.schemas.cluster import WorkerHeartbeat
+from slackwater.schemas.hangs import LookAtRank, RankLooked
 from slackwater.schemas.logs import ReadLog
 from slackwater.schemas.relay import RelayHello
 from slackwater.schemas.workers import PrepareWorkers, StartWorkers, StopWorkers
+from slackwater.services.worker import stacks
 from slackwater.services.worker.config import WorkerConfig
 from slackwater.services.worker.containment import Containment
 from slackwater.services.worker.core import WorkerCore
@@ -37,6 +39,7 @@ from slackwater.services.worker.effects import (
     AwaitEnd,
     FindProcesses,
     ForgetRank,
+    LookAtProcesses,
     LookAtProgram,
     ReadRankLog,
     RunRank,
@@ -50,6 +53,7 @@ from slackwater.services.worker.events import (
     ProcessesFound,
     ProcessExited,
     ProgramLooked,
+    RankSeen,
     RoomLooked,
 )
 from slackwater.services.worker.gpus import LOOK_S as GPU_LOOK_S
@@ -199,6 +203,7 @@ class Processes:
         environment = {
             **rank_environment(effect, self._config, self._node, files.path("result.json")),
             **self._containment.environment(job, rank, attempt),
+            **stacks.environment(files.path("stacks"), {**os.environ, **effect.env}),
         }
         held: list[int] = []
         try:
@@ -274,6 +279,13 @@ class Processes:
     async def _kill_all(self, job: str, rank: int, attempt: int) -> None:
         """Look for the rank's processes off the loop: that reads each environment in /proc."""
         await asyncio.to_thread(self._containment.kill, job, rank, attempt)
+
+    async def look_at(self, effect: LookAtProcesses) -> RankSeen:
+        job, rank, attempt = effect.job, effect.rank, effect.attempt
+        pids = await asyncio.to_thread(self._containment.processes_of, job, rank, attempt)
+        path = RankFiles(self._state_dir, job, rank, attempt).path("stacks")
+        look = await asyncio.to_thread(stacks.look, pids, path)
+        return RankSeen(effect.token, RankLooked(job=job, rank=rank, look=look))
 
     async def await_end(self, _: AwaitEnd) -> None:
         await self._tasks.ended()
@@ -456,6 +468,7 @@ def definition(config: WorkerConfig, world: World) -> ServiceDefinition:
             "start": StartWorkers,
             "stop": StopWorkers,
             "log": ReadLog,
+            "look": LookAtRank,
         },
         concurrency={"log": limits.LOG_READERS_MAX},
         handlers=handlers(
@@ -468,6 +481,7 @@ def definition(config: WorkerConfig, world: World) -> ServiceDefinition:
             on(ForgetRank, processes.forget),
             on(AwaitEnd, processes.await_end),
             on(ReadRankLog, logs.read),
+            on(LookAtProcesses, processes.look_at),
         ),
         heartbeat=heartbeat,
         service_gauges=partial(service_gauges, config, core, inventory, processes.warm),

@@ -154,7 +154,7 @@ def judged(done: list[Trial]) -> str:
     parts_s = [t.longest_part_s for t in done]
     assert max(parts_s) < PART_S, [(t.kind, t.longest_part_s) for t in done]
     refused = [t for t in done if t.kind == "refuses"]
-    assert all(t.seen.keys() == {t.attempts - 1} for t in refused), "a rank of a refused attempt"
+    assert all(t.seen.keys() <= {t.attempts - 1} for t in refused), "a rank of a refused attempt"
     kinds = Counter(t.kind for t in done)
     return (
         f"{len(done)} trials ({', '.join(f'{n} {kind}' for kind, n in sorted(kinds.items()))}), "

@@ -15,11 +15,13 @@ from slackwater.common.shell import ServiceDefinition
 from slackwater.common.shell.definition import Port
 from slackwater.common.shell.effect_runner import handlers, on
 from slackwater.schemas.base import JobId
+from slackwater.schemas.hangs import RankLook, RankLooked
 from slackwater.schemas.logs import LogPiece
 from slackwater.services.worker.effects import (
     AwaitEnd,
     FindProcesses,
     ForgetRank,
+    LookAtProcesses,
     LookAtProgram,
     ReadRankLog,
     RunRank,
@@ -33,6 +35,7 @@ from slackwater.services.worker.events import (
     ProcessesFound,
     ProcessExited,
     ProgramLooked,
+    RankSeen,
 )
 
 
@@ -83,6 +86,7 @@ class Processes:
                 on(ForgetRank, self.forget),
                 on(AwaitEnd, self.await_end),
                 on(ReadRankLog, self.read),
+                on(LookAtProcesses, self.look_at),
             ),
             on_start=self.start,
             on_stop=self.stop,
@@ -135,6 +139,10 @@ class Processes:
         rank = self._ranks[effect.job, effect.rank]
         if rank.started.attempt == effect.attempt:
             rank.state = "reported"
+
+    def look_at(self, effect: LookAtProcesses) -> RankSeen:
+        looked = RankLooked(job=effect.job, rank=effect.rank, look=RankLook(state="S"))
+        return RankSeen(effect.token, looked)
 
     def read(self, effect: ReadRankLog) -> LogRead:
         """Return an empty log: a simulated program prints nothing."""

@@ -16,6 +16,7 @@ from slackwater.console.options import Json, Url
 from slackwater.console.outcome import out, print_json
 from slackwater.console.sizes import human
 from slackwater.console.tables import Row
+from slackwater.schemas.hangs import Hang
 from slackwater.schemas.job_requests import JobInfo
 from slackwater.schemas.job_states import TERMINAL_STATES, WAITING_STATES
 from slackwater.schemas.jobs import JobRecord
@@ -43,7 +44,8 @@ def job(id: JobId, url: Url = None, json: Json = False) -> None:
 
     info, ends, past, now_s = with_client(url, seen)
     if json:
-        print_json(documents.job(info.job, info.progress) | {"ends": ends})
+        found = documents.job(info.job, info.progress) | {"ends": ends}
+        print_json(found | {"hang": documents.whole(info.hang)})
         return
     width = out.width if out.is_terminal else None
     tables.show([*described(info, now_s, width, ends), *past])
@@ -87,7 +89,15 @@ def described(
     rows = list(_ranks(record, progress, now_s))
     if rows:
         found += ["Ranks:", *(INDENT + line for line in _rank_table(rows, width))]
+    if info.hang is not None:
+        found += ["Hangs:", *(INDENT + line for line in _stacks(info.hang))]
     return found
+
+
+def _stacks(hang: Hang) -> Iterator[str]:
+    for one in hang.ranks[:RANKS]:
+        yield f"rank {one.rank} on {one.node}" + (f": {one.look.why}" if one.look.why else "")
+        yield from (f"  {line}" for line in one.look.stack.splitlines())
 
 
 def _rank_table(rows: list[Row], width: int | None) -> list[str]:

@@ -28,6 +28,7 @@ from slackwater.cli.submit_options import (
     GpusMin,
     GpuTypes,
     Grace,
+    HangTimeout,
     Id,
     Iterations,
     JobFile,
@@ -113,6 +114,7 @@ def submit(
     checkpoint: Checkpoint = None,
     env: Env = None,
     time_limit: TimeLimit = "",
+    hang_timeout: HangTimeout = "",
     url: Url = None,
     json: Json = False,
 ) -> None:
@@ -205,6 +207,8 @@ def _with_options(
         fields["env"] = {**spec.env, **environment(options["env"], os.environ)}
     if options["time_limit"]:
         fields["time_limit_s"] = seconds(options["time_limit"], "--time-limit")
+    if options["hang_timeout"]:
+        fields["hang_timeout_s"] = seconds(options["hang_timeout"], "--hang-timeout")
     if options["checkpoint"] is not None:
         fields["checkpoint"] = str(options["checkpoint"].absolute())
     if options["program"] or options["file"] is not None:

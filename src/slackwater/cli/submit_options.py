@@ -250,6 +250,13 @@ TimeLimit = Annotated[
         rich_help_panel=_STOPS,
     ),
 ]
+HangTimeout = Annotated[
+    str,
+    typer.Option(
+        help="Start it again once it hangs, with no iteration for so long. By default it is told.",
+        rich_help_panel=_STOPS,
+    ),
+]
 Wait = Annotated[
     bool, typer.Option("--wait", help="Print its logs until it ends, and exit with its exit code.")
 ]

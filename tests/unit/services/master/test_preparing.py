@@ -8,8 +8,15 @@ from tests.unit.services.master.test_master_core import orders
 
 from slackwater.common.base.effects import Answered, Effect, Publish, RefusedSoFar, Request
 from slackwater.schemas.base import JobId, Message, NodeId, Ok, Refused
+from slackwater.schemas.job_requests import PauseJob, ResumeJob
 from slackwater.schemas.jobs import JobEvent
-from slackwater.schemas.workers import Prepared, PrepareWorkers, StartWorkers, StopWorkers
+from slackwater.schemas.workers import (
+    Prepared,
+    PrepareWorkers,
+    StartWorkers,
+    StopWorkers,
+    WorkerExited,
+)
 from slackwater.services.master.gang_starts import STEP_S
 from slackwater.services.master.keys import Order, OrderKey, Verb
 from slackwater.services.master.nodes import FIRST_AVOIDED_S
@@ -214,3 +221,18 @@ def test_every_prepare_names_the_ranks_of_its_node() -> None:
         ((0, 1), ("n1/0", "n1/1")),
         ((2, 3), ("n2/0", "n2/1")),
     ]
+
+
+def test_ranks_that_meet_without_aggregators_all_start_again() -> None:
+    """Regression: rank 0 had ended before its gang was paused, and was not started again: the
+    others waited for it for ever."""
+    harness = GpuHarness()
+    harness.submit("a", 2)
+    harness.confirm("start/a")
+    harness.ask(WorkerExited(job="a", rank=0, node=NodeId("n1"), code=0, result="{}"))
+    assert harness.job("a").results == {"0": "{}"}
+    harness.ask(PauseJob(job="a"))
+    harness.confirm("stop/a")
+    effects = harness.ask(ResumeJob(job="a"))
+    (start,) = [m for m in orders(effects) if isinstance(m, StartWorkers)]
+    assert start.ranks == (0, 1)

@@ -1,0 +1,100 @@
+"""A rank of a running job sleeps, waits for a lock or is stopped: it is named with its place.
+
+Real processes and a real bus. Each case takes up to half a minute: a hang is one after ten seconds.
+"""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from tests.faults.gpu_nodes import GpuNodes, gpu_nodes
+
+from slackwater.schemas.hangs import Hang
+from slackwater.schemas.jobs import JobSpec
+
+pytestmark = [pytest.mark.live, pytest.mark.timeout(180), pytest.mark.asyncio(loop_scope="module")]
+
+NAMED_S = 30.0
+TRAIN = """
+import sys, threading, time
+import numpy as np
+from slackwater import Agent
+
+def where_it_stands():
+    print("here it stands", flush=True)
+    {what}
+
+agent = Agent(tensors={"w": (64,)}, deadline_s=300.0)
+for iteration in range(agent.iteration, 100_000):
+    time.sleep(0.05)
+    if agent.rank == 2 and iteration == 40:
+        where_it_stands()
+    agent.step({"w": np.ones(64, np.float32)})
+"""
+WAYS = {
+    "sleeps": "time.sleep(600)",
+    "dead-lock": "lock = threading.Lock(); lock.acquire(); lock.acquire()",
+    "stopped": "pass",
+    "one-long-iteration": "time.sleep(0.5)",
+}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def nodes() -> AsyncIterator[GpuNodes]:
+    async with gpu_nodes(2, 2) as made:
+        yield made
+
+
+async def hang_of(nodes: GpuNodes, id: str, within_s: float) -> Hang | None:
+    until_s = time.monotonic() + within_s
+    while time.monotonic() < until_s:
+        if (info := await nodes.client.job_info(id)).hang is not None:
+            return info.hang
+        assert info.job.state not in ("failed", "completed"), info.job.reason
+        await asyncio.sleep(0.2)
+    return None
+
+
+async def beyond(nodes: GpuNodes, id: str, iteration: int) -> None:
+    for _ in range(600):
+        progress = (await nodes.client.job_info(id)).progress
+        if progress is not None and progress.iteration >= iteration:
+            return
+        await asyncio.sleep(0.1)
+    raise AssertionError(progress)
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_rank_that_hangs_is_named(nodes: GpuNodes, way: str, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(TRAIN.replace("{what}", WAYS[way]))
+    id = f"job-{way}"
+    await nodes.client.submit(
+        JobSpec(id=id, workers=4, gpus=4, iterations=100_000, program=("python", str(script)))
+    )
+    await beyond(nodes, id, 30)
+    (stopped,) = [one for one in nodes.running(id) if one.rank == 2]
+    try:
+        if way == "stopped":
+            os.killpg(stopped.pid, signal.SIGSTOP)
+        hang = await hang_of(nodes, id, NAMED_S)
+        if way == "one-long-iteration":
+            assert hang is None
+            await beyond(nodes, id, 60)
+            return
+        assert hang is not None
+        assert [(one.rank, one.node) for one in hang.ranks] == [(2, stopped.node)]
+        if way == "stopped":
+            assert "its process was stopped by a signal" in hang.reason
+        else:
+            assert f"rank 2 on {stopped.node} hangs, in {script}:8 where_it_stands" in hang.reason
+            assert "train.py" in hang.ranks[0].look.stack
+    finally:
+        if way == "stopped":
+            os.killpg(stopped.pid, signal.SIGCONT)
+        await nodes.client.cancel(id)
