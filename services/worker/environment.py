@@ -17,6 +17,7 @@ from slackwater.schemas.base import RUN_ATTEMPTS, NodeId
 from slackwater.schemas.gpus import described, held
 from slackwater.services.worker.config import WorkerConfig
 from slackwater.services.worker.effects import RunRank
+from slackwater.services.worker.stacks import python_path
 
 INHERITED: Final = (
     "PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "LC_*", "TZ", "TMPDIR",
@@ -29,13 +30,15 @@ INHERITED: Final = (
 
 def inherited(environment: Mapping[str, str], more: Sequence[str] = ()) -> dict[str, str]:
     """Pick what a rank may have of the service's `environment`: INHERITED and the names in `more`,
-    which may end in `*`. Never the credentials of the bus: a job gets its own by --env."""
+    which may end in `*`. Never the credentials of the bus: a job gets its own by --env. Its
+    Pythons write their stacks when asked (stacks.py)."""
     names = (*INHERITED, *more)
-    return {
+    found = {
         name: value
         for name, value in environment.items()
         if name not in VARIABLES.values() and any(fnmatchcase(name, each) for each in names)
     }
+    return found | python_path(found)
 
 
 def rank_environment(

@@ -203,8 +203,8 @@ class Processes:
         environment = {
             **rank_environment(effect, self._config, self._node, files.path("result.json")),
             **self._containment.environment(job, rank, attempt),
-            **stacks.environment(files.path("stacks"), {**os.environ, **effect.env}),
         }
+        environment |= stacks.environment(files.path("stacks"), environment)
         held: list[int] = []
         try:
             held = self._inventory.claim(effect.gpu_ids)

@@ -19,7 +19,7 @@ from slackwater.common.native import rank_start
 from slackwater.schemas.hangs import STACK_CHARS_MAX, RankLook
 
 SIGNUM: Final = signal.SIGRTMAX - 3
-FOLDER: Final = Path(rank_start.__path__[0])
+FOLDER: Final = Path(rank_start.__path__[0]).absolute()
 CPU_S: Final = 0.5
 """Seconds over which CPU time is measured."""
 WRITTEN_S: Final = 1.0
@@ -31,11 +31,13 @@ _TICKS: Final = os.sysconf("SC_CLK_TCK")
 def environment(path: Path, given: Mapping[str, str]) -> dict[str, str]:
     """Make the variables by which a rank's Python writes stacks to `path` when asked. `given`: what
     it finds in its environment otherwise."""
-    paths = [str(FOLDER), given["PYTHONPATH"]] if given.get("PYTHONPATH") else [str(FOLDER)]
-    return {
-        "SLACKWATER_STACKS": f"{path.absolute()}:{SIGNUM}",
-        "PYTHONPATH": os.pathsep.join(paths),
-    }
+    return {"SLACKWATER_STACKS": f"{path.absolute()}:{SIGNUM}", **python_path(given)}
+
+
+def python_path(given: Mapping[str, str]) -> dict[str, str]:
+    """Let an interpreter with the environment `given` read common/native/rank_start first."""
+    others = given["PYTHONPATH"].split(os.pathsep) if given.get("PYTHONPATH") else ()
+    return {"PYTHONPATH": os.pathsep.join(dict.fromkeys((str(FOLDER), *others)))}
 
 
 @dataclass(frozen=True, slots=True)

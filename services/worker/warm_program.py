@@ -240,6 +240,9 @@ def _fresh(request: Request) -> None:
     os.environ.clear()
     os.environ.update(environment)
     time.tzset()
+    register = getattr(sys.modules.get("sitecustomize"), "register", None)
+    if register is not None:  # common/native/rank_start: it writes stacks when it is asked.
+        register()
     argv = request["argv"]
     sys.argv, sys.orig_argv = argv, [sys.executable, *argv]
     if not sys.flags.safe_path:

@@ -14,6 +14,7 @@ import pytest
 from tests.waiting import gone, soon
 
 from slackwater.common.native import cgroup
+from slackwater.services.worker import stacks
 from slackwater.services.worker import warm as warm_module
 from slackwater.services.worker.config import WorkerConfig
 from slackwater.services.worker.containment import Containment
@@ -414,3 +415,19 @@ async def test_what_the_interpreter_reads_from_the_environment_makes_a_program_s
 ) -> None:
     with pytest.raises(NotForkedError):
         await bench.run("warm", "print(1)", env={"PYTHONHASHSEED": "1"})
+
+
+@pytest.mark.parametrize("way", ["warm", "cold"])
+async def test_a_program_tells_where_it_stands(bench: Bench, way: str, tmp_path: Path) -> None:
+    """A forked one registers for it anew: its warm process had no file to write to."""
+    script = (
+        "import time\ndef there():\n    print('there', flush=True)\n    time.sleep(600)\nthere()\n"
+    )
+    path = tmp_path / "stacks"
+    files = await bench.start(way, script, env=stacks.environment(path, inherited(os.environ)))
+    await soon(lambda: b"there" in files.log.read(0, 100).data, "it stands there")
+    pids = bench.containment.processes_of("j", bench.ranks, 0)
+    look = await asyncio.to_thread(stacks.look, pids, path)
+    assert f"script{bench.ranks}.py" in look.stack, look
+    assert "line 4 in there" in look.stack
+    assert files.code() is None

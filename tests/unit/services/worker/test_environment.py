@@ -10,6 +10,7 @@ from slackwater.services.worker.config import WorkerConfig
 from slackwater.services.worker.effects import RunRank
 from slackwater.services.worker.environment import inherited, rank_environment
 from slackwater.services.worker.processes import Intent, RankFiles
+from slackwater.services.worker.stacks import FOLDER
 
 SERVICE = {
     "PATH": "/usr/bin",
@@ -27,13 +28,15 @@ SERVICE = {
 
 def test_secrets_of_the_service_are_not_inherited() -> None:
     found = inherited(SERVICE)
-    assert set(found) == {"PATH", "LC_ALL", "CUDA_HOME", "SLACKWATER_TRANSPORT"}
+    assert set(found) == {"PATH", "LC_ALL", "CUDA_HOME", "SLACKWATER_TRANSPORT", "PYTHONPATH"}
+    assert found["PYTHONPATH"] == str(FOLDER), "our own, for stacks"
 
 
 def test_the_operator_names_more_but_never_the_credentials_of_the_bus() -> None:
     assert set(inherited({"HF_HOME": "/data", "HF_TOKEN": "t", "X": "1"}, ("HF_*",))) == {
         "HF_HOME",
         "HF_TOKEN",
+        "PYTHONPATH",
     }
     assert not {"NATS_PASSWORD", "NATS_NKEY"} & set(inherited(SERVICE, ("*",)))
 
