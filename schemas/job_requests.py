@@ -17,6 +17,7 @@ from slackwater.schemas.base import (
     Rank,
     Seconds,
     Text,
+    Workers,
     cut_texts,
 )
 from slackwater.schemas.hangs import Hang
@@ -129,6 +130,34 @@ class AskMissing(Message, kw_only=True, frozen=True, tag="job.missing"):
     """Each rank that it waits for, and the newest iteration that this one has pushed."""
 
 
+class ScaleJob(Message, kw_only=True, frozen=True, tag="job.scale"):
+    """Give a job another number of workers, within its bounds: at once where it can go on
+    meanwhile, else when it starts next. Answered by JobInfo once it is stored, or Refused.
+    Idempotent."""
+
+    job: IdText
+    workers: Workers
+
+
+class AskSize(Message, kw_only=True, frozen=True, tag="job.ask-size"):
+    """Rank 0 of an elastic job asks how many workers are wanted. Answered by SizeWanted."""
+
+    job: IdText
+    rank: Annotated[int, msgspec.Meta(ge=0, le=0)] = 0
+    """It is nobody else's to say."""
+    workers: Annotated[int, msgspec.Meta(ge=0, le=WORKERS_MAX)] = 0
+    """How many have counted since version `since`, the newest such number of which a version has
+    been applied; 0: none has yet."""
+    since: Count = 0
+
+
+class JoinJob(Message, kw_only=True, frozen=True, tag="job.join"):
+    """A rank is all ready and waits until it counts. Repeated until then. Answered by Ok."""
+
+    job: IdText
+    rank: Rank
+
+
 # Answers ---------------------------------------------------------------------------------------
 
 
@@ -145,6 +174,12 @@ class JobRegistered(Message, kw_only=True, frozen=True, tag="job.registered"):
     job: IdText
     cluster: ClusterId
     workers: Positive
+
+
+class SizeWanted(Message, kw_only=True, frozen=True, tag="job.size-wanted"):
+    """From the next iteration on so many workers are to count."""
+
+    workers: Workers
 
 
 class JobInfo(Message, kw_only=True, frozen=True, tag="job.info"):

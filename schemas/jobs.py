@@ -49,6 +49,8 @@ from slackwater.schemas.usage import JOB_DAYS_MAX, DayUse
 DType = Literal["float32", "float16", "bfloat16"]
 Aggregation = Annotated[str, msgspec.Meta(pattern=ID_PATTERN)]
 """A placement policy's name; controllers know which there are."""
+Resizing = Literal["", "joining", "ordered", "leaving"]
+"""A running job's way to another number of workers (services/master/scaling.py)."""
 Consistency = Literal["synchronous", "asynchronous", "stale-synchronous"]
 """Says what is applied, and whom a worker waits for: the mean of an iteration's pushes, once all
 are in; each push by itself, as it comes; the same, and nobody is further ahead than a bound."""
@@ -167,6 +169,10 @@ class JobSpec(Record, kw_only=True, frozen=True):
     workers: Workers = 1
     """Processes that train, one per rank. A job with GPUs has so many at the size that it asks for,
     and each has an equal part of the GPUs."""
+    workers_min: Annotated[int, msgspec.Meta(ge=0, le=WORKERS_MAX)] = 0
+    """The fewest workers that a job without GPUs may be scaled to; 0: `workers`."""
+    workers_max: Annotated[int, msgspec.Meta(ge=0, le=WORKERS_MAX)] = 0
+    """The most workers that a job without GPUs may be scaled to; 0: `workers`."""
     servers: Annotated[int, msgspec.Meta(ge=1, le=WORKERS_MAX)] = 1
     """Parameter servers that it would reserve for itself; its standalone speed is profiled so."""
     iterations: Positive = 1
@@ -246,6 +252,8 @@ class JobSpec(Record, kw_only=True, frozen=True):
     def __post_init__(self) -> None:
         if self.gpus_min or self.gpus_max or self.gpu_types or self.gpus % self.workers:
             check_gpus(self.gpus, *self.gpu_bounds, self.workers, gpu_types=bool(self.gpu_types))
+        if self.workers_min or self.workers_max:
+            check_workers(self)
         if self.batch_size or self.batch_min or self.batch_max:
             check_batch(self)
         for name in self.env:
@@ -256,6 +264,23 @@ class JobSpec(Record, kw_only=True, frozen=True):
     def gpu_bounds(self) -> tuple[int, int]:
         """The fewest and the most GPUs that it may be given."""
         return self.gpus_min or self.gpus, self.gpus_max or self.gpus
+
+    @property
+    def workers_bounds(self) -> tuple[int, int]:
+        """The fewest and the most workers, whose gradients one update can be made of. Updates that
+        are a single worker's are made for as many as were asked for."""
+        if self.consistency != "synchronous":
+            return self.workers, self.workers
+        if self.gpus:
+            least, most = self.gpu_bounds
+            return min(self.processes(least), WORKERS_MAX), min(self.processes(most), WORKERS_MAX)
+        return self.workers_min or self.workers, self.workers_max or self.workers
+
+    @property
+    def elastic(self) -> bool:
+        """Say whether its number of workers may change."""
+        least, most = self.workers_bounds
+        return least < most
 
     @property
     def gpus_each(self) -> int:
@@ -270,6 +295,25 @@ class JobSpec(Record, kw_only=True, frozen=True):
     def processes(self, held: int) -> int:
         """Count its processes on so many GPUs; on slots: one each."""
         return -(-held * self.workers // self.gpus) if self.gpus else held
+
+
+def check_workers(spec: JobSpec) -> None:
+    """Raise ValueError where a job's number of workers is not within its bounds."""
+    if spec.gpus:
+        raise ValueError(
+            "workers_min, workers_max: a job with GPUs has gpus_min and gpus_max; give those"
+        )
+    if spec.consistency != "synchronous":
+        raise ValueError(
+            f"workers_min, workers_max: the job is {spec.consistency}; only a synchronous job can "
+            "change its number of workers: leave them out"
+        )
+    least, most = spec.workers_min or spec.workers, spec.workers_max or spec.workers
+    if not least <= spec.workers <= most:
+        raise ValueError(
+            f"workers: {spec.workers}, not within its bounds {least} to {most} (workers_min, "
+            "workers_max); give the number that it begins with"
+        )
 
 
 def check_batch(spec: JobSpec) -> None:
@@ -344,6 +388,21 @@ class JobRecord(Record, kw_only=True, frozen=True):
     """The largest tensor's part of its model, as its Agents registered it; 0: not known yet."""
     usage: Annotated[tuple[DayUse, ...], msgspec.Meta(max_length=JOB_DAYS_MAX)] = ()
     """Its use by day, of all runs under its id, up to its last stop or end."""
+    workers: Annotated[int, msgspec.Meta(ge=0, le=WORKERS_MAX)] = 0
+    """The number of workers that somebody asked for since it was submitted; 0: as submitted."""
+    counted: Annotated[int, msgspec.Meta(ge=0, le=WORKERS_MAX)] = 0
+    """How many of its ranks count, from rank 0 on, while others join or leave; 0: all."""
+    size_next: Annotated[int, msgspec.Meta(ge=0, le=WORKERS_MAX)] = 0
+    """The number of workers that it changes to; 0: none."""
+    resizing: Resizing = ""
+    """How far a change of its number of workers is; empty: there is none."""
+    size_since: Count = 0
+    """The version since which its present number of workers counts, as its rank 0 told."""
+    joins: Annotated[dict[Name, Count], msgspec.Meta(max_length=WORKERS_MAX)] = msgspec.field(
+        default_factory=dict
+    )
+    """Rank -> how often it joined in this attempt, beside those that began it. Its processes are
+    numbered by it, too."""
     deleted: bool = False
     """Set when an ended job was deleted: it is not listed any more, and its id is free."""
     released: bool = False

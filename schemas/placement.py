@@ -14,6 +14,7 @@ from slackwater.schemas.base import (
     BUCKETS_MAX,
     TASKS_MAX,
     TENSORS_MAX,
+    WORKERS_MAX,
     AggregatorId,
     ClusterId,
     Count,
@@ -77,6 +78,9 @@ class JobPlan(Record, kw_only=True, frozen=True):
 
     job: JobId
     workers: Workers
+    """Slots that each of its regions has: its workers, or the most that an elastic job can have."""
+    active: Annotated[int, msgspec.Meta(ge=0, le=WORKERS_MAX)] = 0
+    """How many of `workers` an elastic job begins with; 0: all count, always."""
     gradient_dtype: DType
     update: UpdateRule
     consistency: Consistency = "synchronous"

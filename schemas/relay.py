@@ -9,7 +9,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from slackwater.schemas.base import Count, IdText, Message, Rank, Seconds, Text, cut_texts
-from slackwater.schemas.job_requests import AskMissing, FinishJob, RegisterJob
+from slackwater.schemas.job_requests import AskMissing, AskSize, FinishJob, JoinJob, RegisterJob
 from slackwater.schemas.placement import LocateJob
 from slackwater.schemas.subjects import MASTER, parsed
 from slackwater.schemas.telemetry import GoodputReport, IterationsObserved
@@ -20,12 +20,23 @@ Kind = Literal["access", "rejected", "nobody", "late", "unavailable"]
 """The error of common/base/errors.py that a refusal stands for."""
 Subject = Annotated[str, msgspec.Meta(max_length=256)]
 
-OfJob = RegisterJob | FinishJob | AskMissing | LocateJob | IterationsObserved | GoodputReport
+OfJob = (
+    RegisterJob
+    | FinishJob
+    | AskMissing
+    | AskSize
+    | JoinJob
+    | LocateJob
+    | IterationsObserved
+    | GoodputReport
+)
 
 ASKED: Final[dict[tuple[str, str], type[OfJob]]] = {
     ("master", "register"): RegisterJob,
     ("master", "finish"): FinishJob,
     ("master", "missing"): AskMissing,
+    ("master", "size"): AskSize,
+    ("master", "join"): JoinJob,
     ("controller", "locate"): LocateJob,
 }
 """Requests that a rank may make: service and verb. The master is the leading one; a job's

@@ -117,6 +117,8 @@ class StopWorkers(Message, kw_only=True, frozen=True, tag="worker.stop"):
     """A master of version 0.2.0 leaves it out (see `last_attempt`)."""
     grace_s: GraceSeconds = 0.0
     """Seconds from SIGTERM to SIGKILL; 0: the service's own `stop_grace_s`."""
+    ranks: Annotated[tuple[Rank, ...], msgspec.Meta(max_length=WORKERS_MAX)] = ()
+    """End these alone; empty: all."""
 
     @property
     def last_attempt(self) -> int:

@@ -62,6 +62,8 @@ class InProcess:
         self.rule = ""
         """The update rule that jobs were submitted with, where that is not what their programs
         say."""
+        self.workers_max = 0
+        """Jobs are elastic, and can have so many workers; 0: they are not."""
         self.jobs: dict[str, _Job] = {}
         self.finished: dict[tuple[str, int], str] = {}
         self.waiting = 0
@@ -96,7 +98,8 @@ class InProcess:
             update = spec.update
             plan = JobPlan(
                 job=JobId(spec.id),
-                workers=spec.workers,
+                workers=self.workers_max or spec.workers,
+                active=spec.workers if self.workers_max else 0,
                 gradient_dtype=spec.gradient_dtype,
                 update=type(update)(name=self.rule) if self.rule else update,  # type: ignore[arg-type]
                 consistency=spec.consistency,
@@ -106,7 +109,8 @@ class InProcess:
             )
             job = self.jobs[spec.id] = _Job(plan, tensors, plan_buckets(tensors, self.bucket_bytes))
             self._host(job)
-        if tensors != job.tensors or spec.workers != job.plan.workers:
+        fits = job.plan.active or spec.workers == job.plan.workers
+        if tensors != job.tensors or not fits:
             raise Rejected(f"job {spec.id} exists with other tensors or workers")
         return Located(
             job=job.plan.job,
@@ -156,7 +160,7 @@ class InProcess:
     def _fold(self, task: Task) -> None:
         outcome = execute(task, self._regions.me)
         if outcome.refused is None:
-            ranks = range(task.bucket.plan.workers) if task.alone is None else (task.alone,)
+            ranks = range(task.slots.active) if task.alone is None else (task.alone,)
             for rank in ranks:
                 task.slots.gradient(rank).fill(77)  # A slot's old content means nothing.
         self._plane.folded(task, outcome)
@@ -277,7 +281,7 @@ class LocalSession(Session):
             if isinstance(entry, frames.Granted):
                 self._apply(finish(self._granted(HERE, channel, entry)))  # type: ignore[arg-type]
             else:
-                self._apply(self._heard(HERE, entry))
+                self._apply(self._core.heard(HERE, entry, time.monotonic()))
 
     async def _seed(self, seed: WriteSeed) -> None:
         cell = self.buckets[seed.bucket]
@@ -297,7 +301,8 @@ class LocalSession(Session):
         """All workers' pushes may be in, and so the next version be written where the one before
         last is: the earliest moment that the protocol allows."""
         slots = self.cluster.slots(self.job, ring.bucket)
-        if slots.version < ring.iteration and min(slots.all_pushed()) == ring.iteration:
+        pushed = slots.all_pushed()[: slots.active_now]
+        if slots.version < ring.iteration and min(pushed) == ring.iteration:
             slots.parameters(ring.iteration).fill(np.nan)
 
 

@@ -32,6 +32,7 @@ from slackwater.schemas.job_requests import (
     PauseJob,
     RerunJob,
     ResumeJob,
+    ScaleJob,
     SubmitJob,
 )
 from slackwater.schemas.job_states import JobState
@@ -122,6 +123,10 @@ class Client:
     async def resume(self, job: str) -> jobs.JobRecord:
         """Let policies start a paused job again."""
         return (await self.master("resume", ResumeJob(job=job), JobInfo)).job
+
+    async def scale(self, job: str, workers: int) -> jobs.JobRecord:
+        """Give a job another number of workers."""
+        return (await self.master("scale", ScaleJob(job=job, workers=workers), JobInfo)).job
 
     async def job(self, job: str) -> jobs.JobRecord:
         return (await self.job_info(job)).job

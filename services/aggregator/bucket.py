@@ -90,6 +90,9 @@ class Bucket:
         self.version = version
         self.bound = staleness_bound(plan)
         self.applied = list(applied) or [0] * plan.workers
+        self.active = plan.active or plan.workers
+        """Ranks 0 to active - 1 count in the next version. The region's words say it of an elastic
+        job: whoever has the region keeps this true."""
         self.phase: Phase = "ready" if initialized else "empty"
         self._story = Story()
         self._story.begin(self.phase, "it came" if arrived else "it is made or found")
@@ -126,6 +129,17 @@ class Bucket:
         self._withdraw(rank)
         return before if before != channel else None
 
+    @property
+    def attached_active(self) -> tuple[int, ...]:
+        """The attached ranks that count: the others are told nothing of versions."""
+        return tuple(rank for rank in self.attached if rank < self.active)
+
+    def resized(self, active: int) -> tuple[int, ...]:
+        """Note how many count in the next version. Returns the attached ranks that did not and do
+        now: the newest version is where they begin."""
+        before, self.active = self.active, active
+        return tuple(rank for rank in self.attached if before <= rank < active)
+
     def detach(self, rank: int, channel: int) -> None:
         if self.attached.get(rank) == channel:
             del self.attached[rank]
@@ -154,7 +168,7 @@ class Bucket:
         self._done[rank] = max(self._done[rank], version)
         if self.phase == "seeding":  # A rank that was asked and offers again has not heard it.
             return rank if rank == self._seeder else None
-        if len(self._offers) < self.plan.workers:
+        if any(each not in self._offers for each in range(self.active)):
             return None
         newest = max(map(self._contained, self._offers))
         self._seeder = min(r for r in self._offers if self._contained(r) == newest)
@@ -185,7 +199,7 @@ class Bucket:
         """A doorbell. FOLD is said once per version: call `fold_begun` then."""
         if self.phase in ("moving", "gone"):
             return Verdict.AWAY
-        if not self.initialized:
+        if not self.initialized or rank >= self.active:
             return Verdict.UNFOUNDED
         if iteration <= self.answered(rank):
             return Verdict.DONE
@@ -204,7 +218,9 @@ class Bucket:
 
     def ahead(self, pushed: Sequence[int]) -> Ahead | None:
         """Return the part of the next version that can be folded before all of it is in."""
-        return self.parts.ready(self.version + 1, pushed) if self._may_begin() else None
+        if not self._may_begin():
+            return None
+        return self.parts.ready(self.version + 1, pushed[: self.active])
 
     def _may_begin(self) -> bool:
         return self.phase == "ready" and self.bound is None and self.move is None
@@ -224,7 +240,7 @@ class Bucket:
         if self.phase != "ready":
             return False
         if self.bound is None:
-            return all(word == self.version + 1 for word in pushed)
+            return all(word == self.version + 1 for word in pushed[: self.active])
         return self._next(pushed) is not None
 
     def _next(self, pushed: Sequence[int]) -> int | None:
@@ -250,7 +266,7 @@ class Bucket:
             self.phase = "ready"
         if self.bound is None:  # The answer to all: they wait for the same version.
             before_all, self.version = self.version, version
-            return tuple(self.attached) if version > before_all else ()
+            return self.attached_active if version > before_all else ()
         before = self.all_answered
         self.version, self.applied = version, list(applied)
         after = self.all_answered
@@ -258,7 +274,7 @@ class Bucket:
 
     def all_heard(self) -> bool:
         """True once, when every worker has pushed here after the bucket came (WORKER_DONE)."""
-        if self._heard is None or len(self._heard) < self.plan.workers:
+        if self._heard is None or len(self._heard) < self.active:
             return False
         self._heard = None
         return True
@@ -274,7 +290,9 @@ class Bucket:
         the version that others have pushed for will never be complete here.
         """
         idle = (
-            self.sent_on or self.bound is not None or all(word <= self.version for word in pushed)
+            self.sent_on
+            or self.bound is not None
+            or all(word <= self.version for word in pushed[: self.active])
         )
         idle &= not self.parts.at_work
         return self.phase == "empty" or (self.phase == "ready" and idle)

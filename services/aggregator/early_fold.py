@@ -48,10 +48,11 @@ class Parts:
         self._there[rank] = elements
 
     def ready(self, version: int, pushed: Sequence[int]) -> Ahead | None:
-        """Return the part of `version` to fold, if that is more than before."""
+        """Return the part of `version` to fold, if that is more than before. `pushed`: the words of
+        the ranks that count."""
         upto = min(
             self._elements if word == version else there
-            for word, there in zip(pushed, self._there, strict=True)
+            for word, there in zip(pushed, self._there, strict=False)
         )
         ahead = self._ahead
         if upto == 0 or (ahead is not None and upto <= ahead.upto):

@@ -376,11 +376,11 @@ class Executor:
             measured = _Measured(
                 Profile(kept_s=task.slots.task_cpu_ns / 1e9), geometry.parameter_bytes
             )
-            if self._charge_ns_per_byte:
-                workers = geometry.workers if task.alone is None else 1
-                nbytes = folded_bytes(geometry.parameter_bytes, workers)
-                measured.charge_s = nbytes * self._charge_ns_per_byte / 1e9
             self._measured[task.bucket.key] = measured
+        if self._charge_ns_per_byte:
+            workers = task.slots.active if task.alone is None else 1
+            nbytes = folded_bytes(task.slots.geometry.parameter_bytes, workers)
+            measured.charge_s = nbytes * self._charge_ns_per_byte / 1e9
         return measured
 
     def forget(self, key: Key) -> None:

@@ -167,11 +167,22 @@ class Orders:
             initialized=slots.initialized,
             arrived=arrived,
         )
+        slots.active = slots.active_now
+        bucket.resized(slots.active)
         self._core.add(bucket)
         return bucket
 
     async def _warm(self, plan: JobPlan) -> None:
-        folded = plan.workers if plan.consistency == "synchronous" else 1
+        folded = (plan.active or plan.workers) if plan.consistency == "synchronous" else 1
+        await self._load(plan, folded)
+        if plan.active:
+            self._background(self._warm_other_sizes(plan))
+
+    async def _warm_other_sizes(self, plan: JobPlan) -> None:
+        for workers in range(1, plan.workers + 1):
+            await self._load(plan, workers)
+
+    async def _load(self, plan: JobPlan, folded: int) -> None:
         await self._off_loop(
             warm, plan.update.name, plan.gradient_dtype, folded, self._regions.device
         )

@@ -166,6 +166,7 @@ class DataPlane:
             why = f"{self._core.id}: {limits.ATTACHED_MAX} ranks are attached"
             session.tell(Denied(bucket=index, why=why, retry_after_s=limits.RETRY_WAIT_S_MAX))
             return
+        self._look_at_size(bucket, held)
         before = bucket.attach(session.rank, session.number)
         if before is not None and (other := self._sessions.get(before)) is not None:
             other.ungranted(bucket)
@@ -184,7 +185,7 @@ class DataPlane:
                 key=grant,
                 region=held.slots.identity,
                 location_epoch=bucket.location_epoch,
-                initialized=bucket.initialized,
+                initialized=bucket.initialized and session.rank < bucket.active,
                 version=bucket.answered(session.rank),
             )
         )
@@ -194,10 +195,14 @@ class DataPlane:
         return sum(len(session.handles) for session in self._sessions.values())
 
     def offered(self, session: Session, bucket: Bucket, offer: Offer) -> None:
-        if bucket.phase in ("moving", "gone"):
+        held = self._regions.held.get(bucket.key)
+        if bucket.phase in ("moving", "gone") or held is None:
             self._away(session, bucket)
-        elif bucket.initialized:
-            session.done(bucket)
+            return
+        self._look_at_size(bucket, held)
+        if bucket.initialized:
+            if session.rank < bucket.active:  # Else it is told once it counts.
+                session.done(bucket)
         else:
             rank = bucket.offered(session.rank, offer.version, offer.applied)
             if rank is not None:
@@ -211,14 +216,24 @@ class DataPlane:
         held.slots.initialize(version)
         if version > 0:
             self.port.post(BucketSeeded(bucket.key, session.rank))
-        self._tell(bucket, bucket.attached)
+        self._tell(bucket, bucket.attached_active)
         self.leave_if_idle(bucket, held)
+
+    def _look_at_size(self, bucket: Bucket, held: Held) -> None:
+        """Read how many ranks count in the next version: rank 0 may have written it anew. The
+        ranks that begin with it hear which version is there."""
+        slots = held.slots
+        if bucket.phase != "folding" and (active := slots.active_now) != bucket.active:
+            slots.active, joined = active, bucket.resized(active)
+            if bucket.initialized and bucket.phase != "moving":
+                self._tell(bucket, joined)
 
     def on_doorbell(self, session: Session, bucket: Bucket, iteration: int) -> None:
         held = self._regions.held.get(bucket.key)
         if held is None:
             self._away(session, bucket)
             return
+        self._look_at_size(bucket, held)
         pushed = held.slots.all_pushed()
         verdict = bucket.on_doorbell(session.rank, iteration, pushed)
         if verdict in (Verdict.WAIT, Verdict.FOLD):
@@ -248,6 +263,7 @@ class DataPlane:
     def on_partial_push(self, session: Session, bucket: Bucket, part: Part) -> None:
         held = self._regions.held.get(bucket.key)
         if held is not None:  # Else its ring will hear where the bucket is.
+            self._look_at_size(bucket, held)
             bucket.on_partial_push(session.rank, part.iteration, part.elements)
             self.departures.pushed(bucket.key, self.port.now_s())
             self._fold_ahead(bucket, held, held.slots.all_pushed())
@@ -293,6 +309,7 @@ class DataPlane:
             answered = bucket.answered(refused.worker)
             held.slots.set_pushed(refused.worker, answered)
             self._refuse(bucket, held, refused.worker, answered + 1, refused.tensor, refused.why)
+        self._look_at_size(bucket, held)
         if not self.leave_if_idle(bucket, held):
             self._tell(bucket, going_on)
         self.fold_if_complete(bucket, held)

@@ -234,7 +234,8 @@ class Controller:
         divide_bytes = self.state.config.divide_bytes if synchronous else 0
         plan = JobPlan(
             job=JobId(spec.id),
-            workers=spec.workers,
+            workers=max(spec.workers, spec.workers_bounds[1]),
+            active=spec.workers if spec.elastic else 0,
             gradient_dtype=spec.gradient_dtype,
             update=spec.update,
             consistency=spec.consistency,

@@ -16,6 +16,7 @@ receiver takes a repeated command for the one it has carried out.
     rerun               run again, deleted         goodput        what jobs' agents report
     gang_starts         gangs kept from starting   hangs          ranks that hold others up
     usage               what tenants used          usage_listing  the same for people
+    scaling             another number of workers
 """
 
 from collections import Counter
@@ -61,6 +62,7 @@ from slackwater.schemas.cluster import (
 )
 from slackwater.schemas.job_requests import (
     AskMissing,
+    AskSize,
     CancelJob,
     DeleteJob,
     FinishJob,
@@ -68,11 +70,13 @@ from slackwater.schemas.job_requests import (
     JobAccepted,
     JobInfo,
     JobList,
+    JoinJob,
     ListJobs,
     PauseJob,
     RegisterJob,
     RerunJob,
     ResumeJob,
+    ScaleJob,
     SubmitJob,
 )
 from slackwater.schemas.jobs import JobEvent, JobRecord, upgraded
@@ -94,11 +98,12 @@ from slackwater.services.master import (
     pausing,
     rank_restarts,
     rerun,
+    scaling,
     usage_listing,
 )
 from slackwater.services.master.config import MasterConfig
 from slackwater.services.master.explain import brief, fitting, shown
-from slackwater.services.master.gangs import processes
+from slackwater.services.master.gangs import joins, present, processes
 from slackwater.services.master.jobs import (
     Job,
     active_first,
@@ -138,10 +143,13 @@ class Master:
         self._handlers: dict[type[Message], Callable[[int, Any, float], None]] = {
             SubmitJob: self._submit,
             CancelJob: self._cancel,
-            RerunJob: self._rerun,
-            DeleteJob: self._delete,
-            PauseJob: self._pause,
-            ResumeJob: self._resume,
+            RerunJob: self._answer(rerun.rerun),
+            DeleteJob: self._answer(rerun.delete),
+            PauseJob: self._answer(pausing.pause),
+            ResumeJob: self._answer(pausing.resume),
+            ScaleJob: self._answer(scaling.scale),
+            AskSize: self._answer(scaling.size),
+            JoinJob: self._answer(scaling.joined),
             GetJob: self._get,
             ListJobs: self._list,
             RegisterJob: self._register,
@@ -190,6 +198,12 @@ class Master:
         if dispatch.dispatch(self.state, now_s):
             gpu_policy.remember(self.state)
         return self.state.out
+
+    def _answer(self, decide: Callable[..., Message]) -> Any:
+        def handle(token: int, message: Message, now_s: float) -> None:
+            self.state.reply(token, decide(self.state, message, now_s))
+
+        return handle
 
     def _approve(self, decide: Callable[..., tuple[list[Effect], Message]]) -> Any:
         def handle(token: int, message: Message, now_s: float) -> None:
@@ -242,18 +256,6 @@ class Master:
             lifecycle.end(self.state, job, "cancelled", "cancelled by its user", now_s)
         self.state.reply(token, Ok())
 
-    def _rerun(self, token: int, message: RerunJob, now_s: float) -> None:
-        self.state.reply(token, rerun.rerun(self.state, message, now_s))
-
-    def _delete(self, token: int, message: DeleteJob, now_s: float) -> None:
-        self.state.reply(token, rerun.delete(self.state, message, now_s))
-
-    def _pause(self, token: int, message: PauseJob, now_s: float) -> None:
-        self.state.reply(token, pausing.pause(self.state, message, now_s))
-
-    def _resume(self, token: int, message: ResumeJob, now_s: float) -> None:
-        self.state.reply(token, pausing.resume(self.state, message, now_s))
-
     def _get(self, token: int, message: GetJob, now_s: float) -> None:
         state = self.state
         job = state.shown_job(message.job)
@@ -261,7 +263,9 @@ class Master:
             state.reply(token, Refused(reason=unknown(message.job), code=NOT_FOUND))
             return
         (record,) = shown(state, [job], now_s)
-        progress = job.progress.shown(record.spec, record.state, now_s, by_rank=True)
+        progress = job.progress.shown(
+            record.spec, record.state, now_s, by_rank=True, workers=present(record)
+        )
         state.reply(token, JobInfo(job=record, progress=progress, hang=hangs.hang_of(job)))
 
     def _list(self, token: int, message: ListJobs, now_s: float) -> None:
@@ -275,8 +279,9 @@ class Master:
         some = shown(state, page, now_s)
         records = tuple(fitting(some) if message.whole else map(brief, some))
         told = (
-            (job.id, job.progress.shown(job.record.spec, job.record.state, now_s, by_rank=False))
+            (job.id, job.progress.shown(r.spec, r.state, now_s, by_rank=False, workers=present(r)))
             for job in page[: len(records)]
+            for r in (job.record,)
         )
         answer = JobList(
             jobs=records,
@@ -334,8 +339,11 @@ class Master:
     def _worker_exited(self, token: int, message: WorkerExited, now_s: float) -> None:
         job = self.state.jobs.get(JobId(message.job))
         if job is not None and not job.ended and _is_of(job.record, message):
-            message = msgspec.structs.replace(message, attempt=message.attempt % RUN_ATTEMPTS)
-            if message.code == 0 and (message.result or job.record.state != "stopping"):
+            number = message.attempt % RUN_ATTEMPTS - joins(job.record, message.rank)
+            message = msgspec.structs.replace(message, attempt=max(0, number))
+            if number < 0 or scaling.rank_ended(self.state, job, message, now_s):
+                pass  # It is of a process that left, or that does not count yet.
+            elif message.code == 0 and (message.result or job.record.state != "stopping"):
                 lifecycle.rank_ended(self.state, job, message.rank, message.result, now_s)
             elif job.record.state != "stopping":  # Else it ended as it was told to.
                 rank_restarts.rank_died(self.state, job, message, now_s)
@@ -368,7 +376,7 @@ class Master:
         if what.verb == "place":
             cluster_assignment.placed(self.state, job, refused)
         else:
-            lifecycle.carried_out(self.state, job, what, message, now_s)
+            scaling.carried_out(self.state, job, what, message, now_s)
 
     def _observe(self, event: Observed, now_s: float) -> None:
         state, message = self.state, event.message
@@ -392,7 +400,7 @@ class Master:
                     state.change(job, now_s, optimizer_state_lost=True)
             case IterationsObserved():
                 job = state.jobs.get(message.job)
-                if job is not None and message.rank < job.record.spec.workers:
+                if job is not None and message.rank < processes(job.record):
                     job.heard_s = now_s
                     job.progress.reported(message, now_s)
             case GoodputReport():
@@ -428,6 +436,7 @@ class Master:
                 gang_starts.give_up(state, job, *late_one, now_s)
         hangs.watch(state, job, now_s)
         lifecycle.advance(state, job)
+        scaling.look_after(state, job, now_s)
         if job.record.state == "stopping":
             lifecycle.on_processes_gone(state, job, now_s)
         gang_starts.free_early(state, job, now_s)

@@ -14,8 +14,9 @@ from typing import Any, Final
 from slackwater.common.base.effects import Log, StartTimer
 from slackwater.schemas.base import JobId
 from slackwater.schemas.jobs import JobRecord
+from slackwater.services.master import scaling
 from slackwater.services.master.admission import Hold, named
-from slackwater.services.master.gangs import fits_processes
+from slackwater.services.master.gangs import asked, asked_spec, fits_processes
 from slackwater.services.master.jobs import Job
 from slackwater.services.master.keys import DecisionDue
 from slackwater.services.master.lifecycle import advance, choose_devices, leave
@@ -131,8 +132,12 @@ def _carry_out(
         leave(state, job, (), now_s, preemptions=preemptions, reason="its GPUs go to other jobs")
         concerned.append(job)
     for id, allocation in decision.resize.items():
-        if _feasible(state, schedule, state.jobs[id], allocation, now_s):
-            job = state.jobs[id]
+        job = state.jobs[id]
+        if job.record.resizing:  # It is asked for again once that is done.
+            schedule.snapshot.touch(id)
+        elif _feasible(state, schedule, job, allocation, now_s):
+            if scaling.resize(state, job, names(allocation), now_s):
+                continue
             reallocations = job.record.reallocations + 1
             leave(state, job, names(allocation), now_s, reallocations=reallocations, reason="")
             concerned.append(job)
@@ -221,7 +226,7 @@ def _hide_too_large(schedule: Schedule, capacities: tuple[Capacity, ...], of_gpu
 
 def units_min(record: JobRecord) -> int:
     """The fewest GPUs, or slots, that the job can start with."""
-    return record.spec.gpu_bounds[0] if record.spec.gpus else record.spec.workers
+    return asked_spec(record).gpu_bounds[0] if record.spec.gpus else asked(record)
 
 
 class _Holds:

@@ -9,6 +9,8 @@ from collections.abc import Collection, Mapping
 from itertools import islice
 from typing import Any
 
+import msgspec
+
 from slackwater.schemas.base import RUN_ATTEMPTS, NodeId
 from slackwater.schemas.gpus import NodeAllocation, NodeGpuIds, held
 from slackwater.schemas.job_states import HOLDING_STATES, TERMINAL_STATES
@@ -24,8 +26,33 @@ def fits_processes(spec: JobSpec, allocation: NodeAllocation) -> bool:
 def processes(record: JobRecord) -> int:
     """Count the ranks of the attempt that the record is in."""
     spec = record.spec
-    given = spec.gpus and spec.program  # A user who starts the program has GPUs of their own.
-    return spec.processes(held(record.allocation)) if given else spec.workers
+    if not spec.program:  # A user who starts the program has GPUs of their own.
+        return spec.workers
+    if spec.gpus:
+        return spec.processes(held(record.allocation))
+    scaled = spec.elastic and record.allocation
+    return held(record.allocation) if scaled else asked(record)
+
+
+def asked(record: JobRecord) -> int:
+    """Count the workers that its user wants it to have."""
+    return record.workers or record.spec.workers
+
+
+def present(record: JobRecord) -> int:
+    """Count the ranks that count: those that join do not yet, those that leave do no more."""
+    return record.counted or processes(record)
+
+
+def asked_spec(record: JobRecord) -> JobSpec:
+    """Return its specification with the number of workers that its user wants now."""
+    spec, workers = record.spec, record.workers
+    if workers in (0, spec.workers):
+        return spec
+    if not spec.gpus:
+        return msgspec.structs.replace(spec, workers=workers)
+    gpus = workers * spec.gpus_each
+    return msgspec.structs.replace(spec, workers=workers, gpus=gpus, gpus_min=gpus, gpus_max=gpus)
 
 
 def ranks_at(record: JobRecord) -> dict[NodeId, tuple[int, ...]]:
@@ -45,7 +72,12 @@ def node_of(record: JobRecord, rank: int) -> NodeId | None:
 
 def process_number(record: JobRecord, rank: int) -> int:
     """Number the rank's present process, as worker services do."""
-    return RUN_ATTEMPTS * record.attempt + record.restarts.get(str(rank), 0)
+    return RUN_ATTEMPTS * record.attempt + record.restarts.get(str(rank), 0) + joins(record, rank)
+
+
+def joins(record: JobRecord, rank: int) -> int:
+    """Count how often the rank joined in this attempt, after others had begun it."""
+    return record.joins.get(str(rank), 0)
 
 
 def slots_held(record: JobRecord) -> dict[NodeId, int]:

@@ -12,7 +12,7 @@ from slackwater.schemas.job_requests import RegisterJob
 from slackwater.schemas.job_states import TERMINAL_STATES, TRANSITIONS, WAITING_STATES, JobState
 from slackwater.schemas.jobs import JobRecord, JobSpec, TensorSpec, UpdateRule, first_difference
 from slackwater.services.master.config import MasterConfig
-from slackwater.services.master.gangs import ranks_at
+from slackwater.services.master.gangs import joins, ranks_at
 from slackwater.services.master.keys import OF_PROCESSES, Order, Verb
 from slackwater.services.master.nodes import Nodes
 from slackwater.services.master.progress import Progress
@@ -63,6 +63,10 @@ class Job:
     begun: tuple[Verb, float] | None = None
     """Since when the nodes of a gang have been asked to keep room, or to start it; None: they have
     not."""
+    joined: set[int] = field(default_factory=set)
+    """Ranks that said that they are ready to join."""
+    joining_s: float = 0.0
+    """When their start was ordered."""
     resting: set[int] = field(default_factory=set)
     """Ranks that died and are not to be started again yet."""
     died_s: dict[int, float] = field(default_factory=dict)
@@ -102,9 +106,23 @@ class Job:
         return not self.record.spec.program
 
     def awaited(self, rank: int) -> bool:
-        """Tell whether it died, and its node has not started it again yet."""
-        again = self.record.restarts.get(str(rank), 0)
+        """Tell whether it died or joins, and its node has not started it yet; or it leaves."""
+        record = self.record
+        if record.resizing == "leaving" and rank >= record.counted:
+            return True
+        if joins(record, rank) and self.join_order(rank) not in self.told:
+            return True
+        again = record.restarts.get(str(rank), 0)
         return bool(again) and Order("again", f"-{rank}-{again}") not in self.told
+
+    def join_order(self, rank: int) -> Order:
+        return Order("join", f"-{self.record.attempt}-{rank}-{joins(self.record, rank)}")
+
+    def leave_order(self, node: NodeId) -> Order:
+        """Name the order to end the node's ranks that do not count any more."""
+        record = self.record
+        number = f"{record.size_since}-{sum(record.joins.values())}"
+        return Order("leave", f"-{record.attempt}-{number}@{node}")
 
     @property
     def queued(self) -> bool:
@@ -156,6 +174,7 @@ class Job:
         self.refusals.clear()
         self.meeting, self.begun = "", None
         self.resting.clear()
+        self.joined.clear()
         self.missing_since_s.clear()
 
 
@@ -183,7 +202,7 @@ def unfit(job: Job | None, message: RegisterJob) -> Refused | None:
     if job.ended:
         reason = f"job {spec.id} is {job.record.state}: {job.record.reason or 'it ended'}"
         return Refused(reason=f"{reason}; submit it under another id", code=CONFLICT)
-    if message.rank >= spec.workers:
+    if message.rank >= max(spec.workers, spec.workers_bounds[1]):
         reason = f"job {spec.id}: rank {message.rank} of {spec.workers} workers"
         return Refused(reason=f"{reason}; ranks count from 0")
     if message.spec is not None and message.spec != spec:

@@ -5,11 +5,13 @@ from typing import Final, Literal, NamedTuple
 from slackwater.common.base.effects import EffectKey
 from slackwater.schemas.base import AggregatorId, JobId
 
-Verb = Literal["place", "release", "prepare", "start", "again", "stop", "stranger"]
+Verb = Literal["place", "release", "prepare", "start", "again", "join", "leave", "stop", "stranger"]
 """`place` and `release` go to a job's controller, the others to worker nodes: keep room for the
-processes of an attempt, start them, start one of them again, stop them, stop those of an attempt
-that moved on."""
-OF_PROCESSES: Final[frozenset[Verb]] = frozenset({"prepare", "start", "again", "stop"})
+processes of an attempt, start them, start one of them again, start one that joins, stop those that
+leave, stop all, stop those of an attempt that moved on."""
+OF_PROCESSES: Final[frozenset[Verb]] = frozenset(
+    {"prepare", "start", "again", "join", "leave", "stop"}
+)
 """Carried out in the order in which they were sent, and void once the next attempt begins."""
 
 

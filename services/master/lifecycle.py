@@ -19,6 +19,8 @@ from slackwater.schemas.placement import ReleaseJob
 from slackwater.schemas.workers import Prepared, PrepareWorkers, StartWorkers, StopWorkers
 from slackwater.services.master.gangs import (
     choose_gpus,
+    joins,
+    present,
     process_number,
     processes,
     ranks_at,
@@ -39,13 +41,15 @@ from slackwater.services.master.usage import (
 
 TO_START: Final[frozenset[Verb]] = frozenset({"prepare", "start", "again"})
 """Orders whose refusal for good means that the job cannot run."""
+AS_ALL_COUNT: Final[dict[str, Any]] = {"counted": 0, "size_next": 0, "resizing": ""}
+"""In the record of a job of which no rank joins or leaves."""
 RESULTS_BYTES_MAX = limits.RECORD_BYTES_MAX * 3 // 4
 
 
 def rank_ended(state: State, job: Job, rank: int, result: str, now_s: float) -> None:
     if job.ended or str(rank) in job.record.results:
         return
-    workers = processes(job.record)
+    workers = present(job.record)
     room = min(limits.RESULT_BYTES_MAX, RESULTS_BYTES_MAX // workers)
     kept = result.encode()[:room].decode(errors="ignore")
     results = job.record.results | {str(rank): kept}
@@ -58,6 +62,7 @@ def rank_ended(state: State, job: Job, rank: int, result: str, now_s: float) -> 
 def end(state: State, job: Job, final: JobState, reason: str, now_s: float, **changes: Any) -> None:
     changes |= used(job.record, now_s) if job.record.state != "stopping" else {}
     changes |= _use(state, job, final, now_s)
+    changes |= AS_ALL_COUNT
     if final == "completed":
         changes["gpu_ids"] = {}
     state.change(job, now_s, final, state=final, reason=reason, finished_s=now_s, **changes)
@@ -78,6 +83,11 @@ def _use(state: State, job: Job, final: JobState | None, now_s: float) -> dict[s
     job.aggregation = Aggregation()
     state.usage.note(uses)
     return {"usage": merged(job.record.usage, uses)} if uses else {}
+
+
+def count_until_now(state: State, job: Job, now_s: float) -> dict[str, Any]:
+    """Count what it used so far, as what it holds is about to change while it runs."""
+    return _use(state, job, None, now_s) | used(job.record, now_s)
 
 
 def answer_waiting(state: State, job: Job, message: Message) -> None:
@@ -145,10 +155,14 @@ def _order_start(state: State, job: Job, node: NodeId, placed: tuple[int, ...]) 
     record = job.record
     subject = _worker(state, node, "start")
     ranks = tuple(rank for rank in placed if str(rank) not in record.results)
-    if not ranks:
-        return
-    state.ask(job, job.order("start", node), subject, _start(job, node, ranks))
+    first = tuple(rank for rank in ranks if not joins(record, rank))
+    if first:
+        state.ask(job, job.order("start", node), subject, _start(job, node, first))
     for rank in ranks:
+        if record.resizing == "leaving" and rank >= record.counted:
+            continue
+        if joins(record, rank):
+            state.ask(job, job.join_order(rank), subject, _start(job, node, (rank,)))
         again = record.restarts.get(str(rank), 0)
         if again and rank not in job.resting:
             order = Order("again", f"-{rank}-{again}")
@@ -227,6 +241,7 @@ def leave(state: State, job: Job, planned: NodeAllocation, now_s: float, **chang
     record = job.record
     changes |= used(record, now_s) if record.state != "stopping" else {"since_s": now_s}
     changes |= _use(state, job, None, now_s)
+    changes |= AS_ALL_COUNT
     fact = "resized" if planned else "stopping"
     state.change(job, now_s, fact, state="stopping", planned=planned, **changes)
 
@@ -241,6 +256,7 @@ def on_processes_gone(state: State, job: Job, now_s: float) -> None:
     if record.state == "stopping":
         goes_on = bool(record.planned)
         changes: dict[str, Any] = {"attempt": record.attempt + 1, "planned": (), "gpu_ids": {}}
+        changes["joins"] = {}
         job.next_attempt()
         if goes_on:
             # Its own GPUs are not taken by itself: they are given up first.
@@ -250,7 +266,9 @@ def on_processes_gone(state: State, job: Job, now_s: float) -> None:
         else:
             changes |= {"state": "paused", "allocation": ()}
         other_size = goes_on and held(record.planned) != held(record.allocation)
-        if record.spec.gpus and (other_size or record.cluster is None):
+        scales = record.spec.gpus or record.spec.elastic
+        alone = record.spec.gpus and record.cluster is None
+        if (scales and other_size) or alone:
             changes["results"] = {}  # Ranks that meet without aggregators need all others.
         state.change(job, now_s, "starting" if goes_on else "paused", **changes)
     elif job.ended and record.gpu_ids and not job.unstopped:

@@ -15,6 +15,7 @@ from slackwater.schemas.base import JobId, NodeId
 from slackwater.schemas.cluster import WorkerHeartbeat
 from slackwater.schemas.gpus import NodeGpuIds
 from slackwater.schemas.jobs import JobRecord
+from slackwater.services.master.gangs import asked
 from slackwater.services.master.snapshot import Capacity
 
 
@@ -100,18 +101,18 @@ class Room:
 
     def wait(self, record: JobRecord) -> Wait | None:
         """Why it waits; None: it need not."""
-        id, asked = record.spec.id, record.spec.workers
-        barrier = self.barrier(asked)
+        id, slots = record.spec.id, asked(record)
+        barrier = self.barrier(slots)
         if barrier != "slots":
-            return Wait(job=id, cause=barrier, asked=asked, most=self.largest)
-        fits = any(left >= asked for left in self.free.values())
+            return Wait(job=id, cause=barrier, asked=slots, most=self.largest)
+        fits = any(left >= slots for left in self.free.values())
         if fits and self.ahead in (None, id):
             return None
         free = [max(0, left) for left in self.free.values()]
         return Wait(
             job=id,
             cause="turn" if fits else "slots",
-            asked=asked,
+            asked=slots,
             free=sum(free),
             slots=self.slots,
             most=max(free),

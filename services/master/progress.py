@@ -103,16 +103,18 @@ class Progress:
         self.aggregators = tuple(aggregators[at] for at in placed.at if at < len(aggregators))
 
     def shown(
-        self, spec: JobSpec, state: JobState, now_s: float, by_rank: bool
+        self, spec: JobSpec, state: JobState, now_s: float, by_rank: bool, workers: int = 0
     ) -> JobProgress | None:
-        """None: nothing is known. The job is as far and as fast as its slowest rank. One that does
-        not run has no speed; one that ended is nowhere."""
+        """None: nothing is known. The job is as far and as fast as the slowest of its `workers` (0:
+        as many as submitted). One that does not run has no speed; one that ended is nowhere."""
         placed = self.placed
         if not self.ranks and placed is None:
             return None
-        whole = len(self.ranks) == spec.workers
-        iteration = min((r.iteration for r in self.ranks.values()), default=0) if whole else 0
-        speed = min((r.speed(now_s) for r in self.ranks.values()), default=0.0) if whole else 0.0
+        workers = workers or spec.workers
+        counted = [r for rank, r in self.ranks.items() if rank < workers]
+        whole = len(counted) == workers
+        iteration = min((r.iteration for r in counted), default=0) if whole else 0
+        speed = min((r.speed(now_s) for r in counted), default=0.0) if whole else 0.0
         total = own_iterations(spec)
         left = max(0, total - iteration)
         idle = state not in HOLDING_STATES

@@ -29,15 +29,18 @@ from slackwater.schemas.cluster import (
 )
 from slackwater.schemas.job_requests import (
     AskMissing,
+    AskSize,
     CancelJob,
     DeleteJob,
     FinishJob,
     GetJob,
+    JoinJob,
     ListJobs,
     PauseJob,
     RegisterJob,
     RerunJob,
     ResumeJob,
+    ScaleJob,
     SubmitJob,
 )
 from slackwater.schemas.job_states import JobState
@@ -91,6 +94,9 @@ def definition(
             "delete": DeleteJob,
             "pause": PauseJob,
             "resume": ResumeJob,
+            "scale": ScaleJob,
+            "size": AskSize,
+            "join": JoinJob,
             "get": GetJob,
             "list": ListJobs,
             "register": RegisterJob,

@@ -23,7 +23,7 @@ from slackwater.schemas.base import JobId, NodeId
 from slackwater.schemas.gpus import NodeAllocation
 from slackwater.schemas.job_states import HOLDING_STATES, TERMINAL_STATES, WAITING_STATES
 from slackwater.schemas.jobs import JobRecord
-from slackwater.services.master.gangs import slots_held
+from slackwater.services.master.gangs import asked_spec, slots_held
 from slackwater.services.master.scheduling.shown import shown, size_bounds
 from slackwater.services.master.scheduling.view import (
     Allocation,
@@ -207,7 +207,7 @@ class Snapshot:
             self._held.subtract(dict(shown_allocation(record)))
 
     def _job(self, id: JobId, record: JobRecord) -> JobView:
-        spec, allocation = record.spec, shown_allocation(record)
+        spec, allocation = asked_spec(record), shown_allocation(record)
         index = self._index
         placed = tuple(sorted((index[n], c) for n, c in allocation)) if self._knows(record) else ()
         least, most = size_bounds(spec, sum(number for _, number in allocation))
@@ -283,7 +283,7 @@ def _seen_of(record: JobRecord) -> tuple[object, ...]:
         record.spec, shown_allocation(record), record.state in TERMINAL_STATES,
         record.state in WAITING_STATES, record.state in HOLDING_STATES, record.since_s,
         record.gpu_s, record.run_s, record.submitted_s, record.reallocations, record.skew,
-        record.held,
+        record.held, record.workers,
     )  # fmt: skip
 
 

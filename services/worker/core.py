@@ -88,8 +88,8 @@ class WorkerCore:
         self._stop_grace_s = stop_grace_s
         self._keep_jobs = keep_jobs
         self._ranks: dict[tuple[JobId, int], _Rank] = {}
-        self._stopping: dict[tuple[JobId, int], list[int]] = {}
-        """Job and attempt -> who waits to be told that its processes have ended."""
+        self._stopping: dict[KillDue, list[int]] = {}
+        """Processes of a job -> who waits to be told that they have ended."""
         self._reserved: dict[JobId, _Reserved] = {}
         self._ready = False
         self._draining = False
@@ -146,7 +146,9 @@ class WorkerCore:
                     return []
                 jobs = dict.fromkeys(job for job, _ in self.running())
                 stops = [
-                    effect for job in jobs for effect in self._stop(job, now_s, self._stop_grace_s)
+                    effect
+                    for job in jobs
+                    for effect in self._stop(KillDue(job, ATTEMPTS_MAX), now_s, self._stop_grace_s)
                 ]
                 return [*stops, AwaitEnd()]
             case RefusedSoFar() | Observed():
@@ -354,48 +356,47 @@ class WorkerCore:
 
     def _told_to_stop(self, token: int, message: StopWorkers, now_s: float) -> list[Effect]:
         """Answer once no process is left, so that nobody begins the next run beside this one."""
-        job, last = JobId(message.job), message.last_attempt
+        which = KillDue(JobId(message.job), message.last_attempt, message.ranks)
         if not self._ready:
             reason = "the worker service is still reading what runs here"
             return [Reply(token, Refused(reason=reason, retry_after_s=limits.RETRY_WAIT_S_MIN))]
-        self._give_up(job, last)
-        if not any(self._until(job, last)):
+        if not message.ranks:
+            self._give_up(which.job, which.last)
+        if not any(self._which(which)):
             return [Reply(token, Ok())]
-        known = (job, last) in self._stopping
-        self._stopping.setdefault((job, last), []).append(token)
+        known = which in self._stopping
+        self._stopping.setdefault(which, []).append(token)
         grace_s = message.grace_s or self._stop_grace_s
-        return [] if known else self._stop(job, now_s, grace_s, last)
+        return [] if known else self._stop(which, now_s, grace_s)
 
-    def _until(self, job: JobId, last: int) -> Iterator[_Rank]:
+    def _which(self, which: KillDue) -> Iterator[_Rank]:
         """List the job's running processes of this attempt and of those before."""
-        for rank in self._with("running", job):
-            if rank.attempt < RUN_ATTEMPTS * (last + 1):
+        for rank in self._with("running", which.job):
+            named = not which.ranks or rank.rank in which.ranks
+            if named and rank.attempt < RUN_ATTEMPTS * (which.last + 1):
                 yield rank
 
-    def _stop(
-        self, job: JobId, now_s: float, grace_s: float, last: int = ATTEMPTS_MAX
-    ) -> list[Effect]:
-        """SIGTERM to every process group of the job, SIGKILL to what is left after the grace."""
+    def _stop(self, which: KillDue, now_s: float, grace_s: float) -> list[Effect]:
+        """SIGTERM to every process group of them, SIGKILL to what is left after the grace."""
         signals: list[Effect] = [
-            SignalRank(job, rank.rank, kill=False) for rank in self._until(job, last)
+            SignalRank(which.job, rank.rank, kill=False) for rank in self._which(which)
         ]
-        return [*signals, StartTimer(KillDue(job, last), now_s + grace_s)]
+        return [*signals, StartTimer(which, now_s + grace_s)]
 
-    def _kill(self, job: JobId, last: int) -> list[Effect]:
-        """Kill the job's ranks up to the attempt `last`. Whether that helped is asked again, not
-        awaited."""
+    def _kill(self, which: KillDue) -> list[Effect]:
+        """Kill them. Whether that helped is asked again, not awaited."""
         kills: list[Effect] = [
-            SignalRank(job, rank.rank, kill=True) for rank in self._until(job, last)
+            SignalRank(which.job, rank.rank, kill=True) for rank in self._which(which)
         ]
-        waiting = self._stopping.pop((job, last), [])
-        reason = f"{self._node}: processes of job {job} are being killed"
+        waiting = self._stopping.pop(which, [])
+        reason = f"{self._node}: processes of job {which.job} are being killed"
         retry_s = limits.RETRY_WAIT_S_MIN
         answers = [Reply(token, Refused(reason=reason, retry_after_s=retry_s)) for token in waiting]
         return [*kills, *answers]
 
     def _stopped(self, job: JobId) -> list[Effect]:
         """Answer those who wait for its end."""
-        over = [key for key in self._stopping if key[0] == job and not any(self._until(*key))]
+        over = [key for key in self._stopping if key.job == job and not any(self._which(key))]
         return [Reply(token, Ok()) for key in over for token in self._stopping.pop(key)]
 
     def _exited(self, event: ProcessExited) -> list[Effect]:
@@ -446,7 +447,7 @@ class WorkerCore:
 
     def _fired(self, key: object) -> list[Effect]:
         if isinstance(key, KillDue):
-            return self._kill(key.job, key.last)
+            return self._kill(key)
         if isinstance(key, ReservationDue):
             kept = self._reserved.get(key.job)
             if kept is not None and kept.attempt == key.attempt and not kept.rendezvous:

@@ -119,10 +119,12 @@ class ReportKey(EffectKey, frozen=True):
 
 
 class KillDue(EffectKey, frozen=True):
-    """Kills what is left of the job's processes, up to this attempt of the job."""
+    """Kills what is left of the job's processes, up to this attempt of the job. `ranks`: of these
+    alone; empty: of all."""
 
     job: JobId
     last: int
+    ranks: tuple[int, ...] = ()
 
 
 class ReservationDue(EffectKey, frozen=True):

@@ -199,7 +199,6 @@ class Rank:
         )
         parts: Any = session
         parts._loop = asyncio.get_running_loop()
-        parts._transfers = asyncio.Semaphore(4)
         parts._fabrics = {"memory": MemoryFabric(cluster.network, mapped=cluster.shared)}
         parts._begin(cluster.clock)
         parts._control = cluster

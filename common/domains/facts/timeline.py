@@ -39,7 +39,7 @@ PLACED: Final = frozenset({"located", "assigned", "steady"})
 """Facts that name all of a job's aggregators."""
 LIFE: Final[dict[str, JobState]] = {
     "pending": "pending", "starting": "starting", "running": "running", "stopping": "stopping",
-    "resized": "stopping", "paused": "paused",
+    "resized": "stopping", "paused": "paused", "joining": "running", "scaled": "running",
 }  # fmt: skip
 """The master's facts about a job that goes on -> the state that it is in then."""
 ENDS: Final[dict[str, JobState]] = {state: state for state in TERMINAL_STATES}

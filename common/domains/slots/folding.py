@@ -40,7 +40,7 @@ class Refusal(NamedTuple):
 
 def _ranks(region: SlotRegion, alone: int | None) -> Sequence[int]:
     """Return the ranks whose pushes are the update."""
-    return range(region.geometry.workers) if alone is None else (alone,)
+    return range(region.active) if alone is None else (alone,)
 
 
 def check_hypers(region: SlotRegion, alone: int | None = None) -> Refusal | None:
@@ -128,11 +128,11 @@ def _prepared(region: SlotRegion, alone: int | None) -> FoldSpan:
     buckets are folded in less time than the views of their parts take to make: a region keeps
     them, a pair for the two ways that its buffers alternate."""
     version, rule = region.version, region.plan.update.name
-    key = (version & 1, alone)
+    geometry, ranks = region.geometry, _ranks(region, alone)
+    key = (version & 1, alone, len(ranks))
     known = region.prepared.get(key)
     if known is not None:
         return known
-    geometry, ranks = region.geometry, _ranks(region, alone)
     dtype = KERNEL_DTYPES[geometry.dtype]
     stride = geometry.slot_stride // np.dtype(dtype).itemsize
     slots = region.slots(dtype)[ranks[0] * stride :]
@@ -160,9 +160,10 @@ def _scalars(region: SlotRegion, alone: int | None) -> Floats:
     first = region.hyper_blocks(ranks[:1])
     ages = RULES[region.plan.update.name].ages
     t = region.version + 1 - region.state_since if ages else 1
-    if region.step is None or region.step[:2] != (first, t):
-        region.step = (first, t, scalars(region.hyper(ranks[0]), t, len(ranks)))
-    return region.step[2]
+    of = (first, t, len(ranks))
+    if region.step is None or region.step[:3] != of:
+        region.step = (*of, scalars(region.hyper(ranks[0]), t, len(ranks)))
+    return region.step[3]
 
 
 def chunk_of(region: SlotRegion) -> int:

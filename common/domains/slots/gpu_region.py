@@ -60,7 +60,7 @@ class DeviceSlotRegion(SlotRegion):
 
     def gradient(self, rank: int) -> Any:
         dtype = STORED_DTYPES[self.geometry.dtype]
-        return self._array(self.gradient_offset(rank), self.geometry.elements, dtype)
+        return self._array(self.geometry.gradient_offset(rank), self.geometry.elements, dtype)
 
     def slots(self, dtype: type[np.generic]) -> Any:
         geometry = self.geometry

@@ -155,6 +155,8 @@ class Geometry:
     workers: int
     dtype: DType
     states: int
+    active: int = 0
+    """How many of `workers` an elastic job begins with; 0: all count, always."""
     serves: bool = False
     """A slot has room for the parameters, too, and of what they are made: of a job whose updates
     are not synchronous (serving.py)."""
@@ -162,7 +164,7 @@ class Geometry:
     @classmethod
     def of(cls, plan: JobPlan, bucket: BucketLayout) -> "Geometry":
         states, serves = RULES[plan.update.name].states, plan.consistency != "synchronous"
-        return cls(bucket.elements, plan.workers, plan.gradient_dtype, states, serves)
+        return cls(bucket.elements, plan.workers, plan.gradient_dtype, states, plan.active, serves)
 
     @property
     def gradient_bytes(self) -> int:

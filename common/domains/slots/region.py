@@ -41,6 +41,7 @@ from slackwater.common.domains.slots.layout import (
     size_bytes,
 )
 from slackwater.common.domains.slots.rules import Floats, Hyper
+from slackwater.common.domains.slots.sizes import SIZES, Sizes
 from slackwater.schemas.base import Record
 from slackwater.schemas.jobs import DType, TensorSpec
 from slackwater.schemas.placement import BucketLayout, JobPlan, Tensors
@@ -129,9 +130,13 @@ class SlotRegion:
             slice(self.geometry.applied_offset(0, parity) // WORD, None, RANK_STRIDE // WORD)
             for parity in range(2)
         )
-        self.prepared: dict[tuple[int, int | None], FoldSpan] = {}
-        """Prepared spans of a fold (folding.py): by the buffers' parity, and whose push it is."""
-        self.step: tuple[bytes, int, Floats] | None = None
+        self.sizes = Sizes(self._words[SIZES], record.plan.active)
+        self.active = self.active_now
+        """How many ranks count in the next version, as whoever folds it looked last."""
+        self.prepared: dict[tuple[int, int | None, int], FoldSpan] = {}
+        """Prepared spans of a fold (folding.py): by the buffers' parity, whose push it is, and how
+        many ranks count."""
+        self.step: tuple[bytes, int, int, Floats] | None = None
         """The scalars of the last one, and what they were computed from."""
         self.accepted = b""
         """The ranks' hyper-parameters of the last one."""
@@ -213,6 +218,7 @@ class SlotRegion:
         """Drop our views, so that the buffer's owner can unmap it."""
         self._words = np.zeros(HEADER_BYTES // WORD, np.uint64)
         self._hypers, self._pushed = _hyper_words(self._words), self._pushed_words()
+        self.sizes = Sizes(self._words[SIZES], self.record.plan.active)
         self.prepared.clear()
         self._buffer = None
 
@@ -327,6 +333,12 @@ class SlotRegion:
         self._buffer[start : start + len(order)] = order
         _ORDER.pack_into(self._buffer, ORDER_OFFSET, zlib.crc32(order), len(order))
 
+    @property
+    def active_now(self) -> int:
+        """How many ranks count in the next version, from rank 0 on: all, but of an elastic job."""
+        plan = self.record.plan
+        return self.sizes.newest.workers if plan.active else plan.workers
+
     def initialize(self, version: int) -> None:
         """The parameters of `version` are in place, the states are fresh (zero)."""
         self._set(STATE_SINCE, version)
@@ -337,11 +349,11 @@ class SlotRegion:
 
     def pushed(self, rank: int) -> int:
         """The iteration of the rank's newest push."""
-        return self._get(self.pushed_offset(rank) // WORD)
+        return self._get(self.geometry.pushed_offset(rank) // WORD)
 
     def set_pushed(self, rank: int, iteration: int) -> None:
         """Last of all: the slot and the hyper-parameters are written."""
-        self._set(self.pushed_offset(rank) // WORD, iteration)
+        self._set(self.geometry.pushed_offset(rank) // WORD, iteration)
 
     def all_pushed(self) -> list[int]:
         """Every rank's pushed word."""
@@ -349,7 +361,7 @@ class SlotRegion:
         return words
 
     def _pushed_words(self) -> Words:
-        every = slice(self.pushed_offset(0) // WORD, None, RANK_STRIDE // WORD)
+        every = slice(self.geometry.pushed_offset(0) // WORD, None, RANK_STRIDE // WORD)
         return self._words[every][: self.geometry.workers]
 
     def version_word(self) -> Words:
@@ -372,14 +384,14 @@ class SlotRegion:
         self.applied_words(version)[:] = iterations
 
     def hyper(self, rank: int) -> Hyper:
-        first = self.hyper_offset(rank) // WORD
+        first = self.geometry.hyper_offset(rank) // WORD
         return Hyper.unpack(self._words[first : first + WORD].tobytes())
 
     def rank_block(self, rank: int) -> memoryview:
         """The rank's 64-bit words, for the one who writes them with every push: `set_pushed` and
         the counters cost more than a small tensor's copy."""
         assert self._buffer is not None, "the region was released"
-        first = self.hyper_offset(rank)
+        first = self.geometry.hyper_offset(rank)
         return self._buffer[first : first + RANK_STRIDE].cast("Q")
 
     def hyper_blocks(self, ranks: Sequence[int]) -> bytes:
@@ -387,14 +399,14 @@ class SlotRegion:
         return self._hypers[ranks[0] : ranks[-1] + 1].tobytes()
 
     def set_hyper(self, rank: int, hyper: Hyper) -> None:
-        first = self.hyper_offset(rank) // WORD
+        first = self.geometry.hyper_offset(rank) // WORD
         self._words[first : first + WORD] = np.frombuffer(hyper.pack(), np.uint64)
 
     def bytes_pushed(self, rank: int) -> int:
-        return self._get(self.counters_offset(rank) // WORD)
+        return self._get(self.geometry.counters_offset(rank) // WORD)
 
     def bytes_pulled(self, rank: int) -> int:
-        return self._get(self.counters_offset(rank) // WORD + 1)
+        return self._get(self.geometry.counters_offset(rank) // WORD + 1)
 
     def bytes_moved(self) -> tuple[int, int]:
         """(in, out): pushed by all ranks and copied by migrations, pulled by all ranks."""
@@ -405,7 +417,7 @@ class SlotRegion:
     def count_anew(self) -> None:
         """Start the counters at zero: theirs went elsewhere."""
         for rank in range(self.geometry.workers):
-            first = self.counters_offset(rank) // WORD
+            first = self.geometry.counters_offset(rank) // WORD
             self._words[first : first + 2] = 0
         self.copied_bytes = 0
         self.counted = 0  # Last: until then they do not count.
@@ -431,7 +443,7 @@ class SlotRegion:
         assert self._buffer is not None, "the region was released"
         dtype = STORED_DTYPES[self.geometry.dtype]
         return np.frombuffer(
-            self._buffer, dtype, self.geometry.elements, self.gradient_offset(rank)
+            self._buffer, dtype, self.geometry.elements, self.geometry.gradient_offset(rank)
         )
 
     def slots(self, dtype: type[np.generic]) -> NDArray[np.generic]:
@@ -469,23 +481,6 @@ class SlotRegion:
             if element < end:
                 return tensor.name
         raise IndexError(f"element {element} of {end}")
-
-    # Offsets, for a party that writes and reads from afar -----------------------------------------
-
-    def gradient_offset(self, rank: int) -> int:
-        return self.geometry.gradient_offset(rank)
-
-    def pushed_offset(self, rank: int) -> int:
-        return self.geometry.pushed_offset(rank)
-
-    def hyper_offset(self, rank: int) -> int:
-        return self.geometry.hyper_offset(rank)
-
-    def counters_offset(self, rank: int) -> int:
-        return self.geometry.counters_offset(rank)
-
-    def parameters_offset(self, version: int) -> int:
-        return self.geometry.parameters_offset(version)
 
 
 def _encode(plan: JobPlan, bucket: BucketLayout, tensors: Sequence[TensorSpec]) -> bytes:

@@ -32,7 +32,7 @@ from slackwater.agent.local import Local
 from slackwater.agent.region_access import Array
 from slackwater.agent.session import Session
 from slackwater.agent.snapshot import Snapshots
-from slackwater.agent.worker_bucket import WorkerBucket, check_gradient, read_tensors
+from slackwater.agent.worker_bucket import WorkerBucket, check_gradient, read_tensors, unfit
 from slackwater.common.base import limits
 from slackwater.common.base.errors import GradientRefused, Rejected
 from slackwater.common.bus.access import Credentials
@@ -81,12 +81,12 @@ class Agent:
         come about in time, Unavailable when nobody listens, ConfigRejected for `credentials`.
         """
         identity = identify(job, rank, workers, url)
-        self.job, self.rank, self.workers, self._result_path = identity
+        self.job, self.rank, started_with, self._result_path = identity
         self._dtype, self._deadline_s, self._closed = gradient_dtype, deadline_s, False
         self._device = device_named(device) if device else None
         self._specs, values = read_tensors(tensors, groups or {}, self._device)
         wanted = JobSpec(
-            id=self.job or LOCAL, model=model, workers=self.workers, servers=servers,
+            id=self.job or LOCAL, model=model, workers=started_with, servers=servers,
             iterations=iterations, gradient_dtype=gradient_dtype, update=update or UpdateRule(),
             consistency=consistency or "synchronous", staleness=staleness or 0,
             fractional_share=fractional_share,
@@ -94,7 +94,11 @@ class Agent:
         forced = forced_transport(transport, os.environ.get("SLACKWATER_TRANSPORT"))
         self._session = self._session_of(wanted, values, url, credentials, forced)
         self._session.open()
-        self._check_consistency(consistency, staleness)
+        plan, on_device = self._session.plan, self._device is not None
+        assert plan is not None
+        if wrong := unfit(plan, consistency, staleness, on_device=on_device):
+            self._session.close(None)
+            raise Rejected(wrong)
         self._begin()
         self._leave = at_exit(self.close, self._give_up)
 
@@ -129,33 +133,12 @@ class Agent:
         tell_how_to_submit()
         return Local(spec, self._specs, values)
 
-    def _check_consistency(self, consistency: str | None, staleness: int | None) -> None:
-        plan = self._session.plan
-        assert plan is not None
-        if plan.consistency != "synchronous" and self._device is not None:
-            self._session.close(None)
-            raise Rejected(
-                f"job {self.job} is {plan.consistency}: its parameters are copied out in host "
-                "memory; give no device, or make the job synchronous"
-            )
-        given = (
-            consistency or plan.consistency,
-            plan.staleness if staleness is None else staleness,
-        )
-        if given != (plan.consistency, plan.staleness):
-            self._session.close(None)
-            raise Rejected(
-                f"job {self.job} is {plan.consistency} (staleness {plan.staleness}), its program "
-                f"says {given[0]} (staleness {given[1]}); leave it out, or give it as submitted"
-            )
-
     def _begin(self) -> None:
         """Iterations go on where the job is. A program that was started again while its buckets
         differ by one version repeats that iteration: what was counted is not counted again."""
         plan = self._session.plan
         assert plan is not None
         self._rule, self._usual = plan.update.name, Hyper.of(plan.update)
-        self.workers = plan.workers
         self._buckets = self._session.buckets
         self._places: dict[str, tuple[WorkerBucket, int]] = {
             spec.name: (bucket, position)
@@ -202,6 +185,19 @@ class Agent:
     def iteration(self) -> int:
         """How many iterations the program has waited for; the one being produced is one more."""
         return self._iteration
+
+    @property
+    def workers(self) -> int:
+        """How many workers the job has in the next iteration, as far as this one knows: others may
+        come or go with it (Session.size)."""
+        return self._session.size(self._iteration + 1).workers
+
+    @property
+    def gradients(self) -> int:
+        """How many gradients all iterations were made of that the program has waited for, one of
+        each worker. In the next one this worker's is number `gradients + rank`: whatever the number
+        of workers was and will be, a batch chosen by that number is trained with once."""
+        return self._session.size(self._iteration).gradients(self._iteration)
 
     @property
     def rule(self) -> str:
@@ -449,6 +445,7 @@ class Agent:
         self._session.progress.durations_s.extend([(now_s - self._ended_s) / ended] * ended)
         self._ended_s, self._iteration = now_s, complete
         self._behind = sum(bucket.confirmed <= complete for bucket in self._buckets)
+        self._session.on_boundary(complete)
 
     # The end --------------------------------------------------------------------------------------
 

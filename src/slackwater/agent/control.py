@@ -4,6 +4,7 @@ Rare messages on the bus, none of them per push or iteration. What is only measu
 """
 
 import asyncio
+import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable
@@ -12,17 +13,21 @@ from typing import Final
 
 from slackwater.agent.line import Line
 from slackwater.agent.link_times import Links
+from slackwater.agent.sizing import Sizing
 from slackwater.common.base import codec, limits
-from slackwater.common.base.errors import Retryable
+from slackwater.common.base.errors import Rejected, Retryable
 from slackwater.common.shell.client import Client
 from slackwater.schemas import subjects
 from slackwater.schemas.base import ClusterId, JobId, Ok
 from slackwater.schemas.job_requests import (
     AskMissing,
+    AskSize,
     FinishJob,
     JobRegistered,
+    JoinJob,
     MissingRanks,
     RegisterJob,
+    SizeWanted,
 )
 from slackwater.schemas.jobs import JobSpec, TensorSpec
 from slackwater.schemas.placement import Located, LocateJob
@@ -33,6 +38,9 @@ OBSERVED_S: Final = 1.0
 QUIET_S: Final = 2.0
 """Seconds between two signs of life, with or without iterations: others who wait for this rank
 learn within five seconds when it is gone."""
+SIZE_S: Final = 0.5
+"""Seconds after which an elastic job's rank 0 asks again how many workers are wanted, and a rank
+that joins says again that it is ready."""
 GAPS_UNTIL: Final = 256
 """The iteration after which nobody asks any more when buckets are needed."""
 DURATIONS_MAX: Final = 4096
@@ -74,14 +82,18 @@ class Control:
         rank: int,
         deadline_s: float,
         location_epoch: Callable[[], int],
+        workers: Callable[[], int],
     ) -> None:
-        """`location_epoch`: of the placement that the program runs under."""
-        self._location_epoch = location_epoch
+        """`location_epoch`: of the placement that the program runs under; `workers`: how many count
+        at present."""
+        self._location_epoch, self._workers = location_epoch, workers
         self._line, self._spec, self._rank = line, spec, rank
         self._deadline_s = deadline_s
         self._job = JobId(spec.id)
         self.cluster: ClusterId | None = None
-        self._workers = self._buckets = 0  # Taken from the controller's answer.
+        self._buckets = 0  # Taken from the controller's answer.
+        self._look = asyncio.Event()
+        self._joining = False
 
     def _client(self, budget_s: float) -> Client:
         line = self._line
@@ -105,7 +117,7 @@ class Control:
         subject = subjects.command("controller", self.cluster, "locate")
         message = LocateJob(job=self._job, rank=self._rank)
         located = await self._client(budget_s=0.0).ask(subject, message, Located)
-        self._workers, self._buckets = located.plan.workers, len(located.buckets)
+        self._buckets = len(located.buckets)
         return located
 
     async def missing(
@@ -121,6 +133,41 @@ class Control:
             behind=tuple(pushed.items()),
         )
         return await self._client(budget_s=0.0).master("missing", message, MissingRanks)
+
+    async def follow_size(self, sizing: Sizing) -> None:
+        """In rank 0, until cancelled: learn how many workers are wanted; tell at once when they
+        count."""
+        while True:
+            if sizing.opened:
+                size = sizing.applied
+                message = AskSize(job=self._job)
+                if size is not None:
+                    message = AskSize(job=self._job, workers=size.workers, since=size.since)
+                try:
+                    client = self._client(budget_s=0.0)
+                    sizing.wanted = (await client.master("size", message, SizeWanted)).workers
+                except (Retryable, Rejected) as error:  # It is asked again.
+                    _log.info("job %s: how many workers are wanted: %s", self._job, error)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._look.wait(), SIZE_S)
+            self._look.clear()
+
+    def look_at_size(self) -> None:
+        """Ask at once how many workers are wanted, and tell how many count."""
+        self._look.set()
+
+    async def join(self, counted: Callable[[], bool]) -> None:
+        """Tell the master that this rank is ready, until it counts."""
+        if self._joining:
+            return
+        self._joining = True
+        message = JoinJob(job=self._job, rank=self._rank)
+        while not counted():
+            try:
+                await self._client(budget_s=0.0).master("join", message, Ok)
+            except (Retryable, Rejected) as error:
+                _log.info("job %s, rank %d: joining: %s", self._job, self._rank, error)
+            await asyncio.sleep(SIZE_S)
 
     async def finish(self, result: str) -> None:
         """Raises Retryable when no master stores it in time."""
@@ -156,7 +203,7 @@ class Control:
             location_epoch=self._location_epoch(),
             bytes_pushed=progress.bytes_pushed,
             bytes_pulled=progress.bytes_pulled,
-            workers=self._workers,
+            workers=self._workers(),
             buckets=self._buckets,
             links=progress.links.take(),
             gaps_s=progress.take_gaps(self._buckets),

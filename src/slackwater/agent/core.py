@@ -29,8 +29,10 @@ from slackwater.agent.effects import (
     Ring,
     Send,
     WriteSeed,
+    WriteSize,
 )
 from slackwater.common.base import limits
+from slackwater.common.base.errors import Rejected
 from slackwater.common.domains.slots.frames import (
     ENTRIES_MAX,
     Attach,
@@ -106,6 +108,11 @@ class AgentCore:
     def expects(self, aggregator: AggregatorId, index: int) -> bool:
         """Say whether the bucket is believed to be there: only then is its region worth opening."""
         return self._at(aggregator, index) is not None
+
+    @property
+    def all_offered(self) -> bool:
+        """Say whether this worker is all ready to join: it only waits for versions."""
+        return bool(self._buckets) and all(each.stage == "offered" for each in self._buckets)
 
     def attached(self, index: int) -> bool:
         """Say whether doorbells reach the bucket at present."""
@@ -240,6 +247,22 @@ class AgentCore:
         return longest * self._rng.uniform(0.5, 1.0)
 
     # Messages from aggregators --------------------------------------------------------------------
+
+    def heard(self, aggregator: AggregatorId, entry: object, now_s: float) -> list[AgentAction]:
+        """Take what an aggregator says, but for a Granted. Raises Rejected for what Agents do not
+        take."""
+        match entry:
+            case Done():
+                return self.done(aggregator, entry)
+            case Moved():
+                return self.moved(aggregator, entry, now_s)
+            case Denied():
+                return self.denied(aggregator, entry, now_s)
+            case SeedAsked():
+                return self.seed_asked(aggregator, entry)
+            case PushRefused():
+                return self.push_refused(aggregator, entry)
+        raise Rejected(f"{aggregator} sent a {type(entry).__name__}, which Agents do not take")
 
     def granted(self, aggregator: AggregatorId, granted: Granted, pushed: int) -> list[AgentAction]:
         """The bucket's region is open; `pushed` is this worker's pushed word in it."""
@@ -386,6 +409,15 @@ class AgentCore:
         if bucket.stage != "ready" or bucket.iteration <= bucket.version:
             return []  # It rings when the bucket is attached; or it has been counted already.
         return [self._ring(bucket)]
+
+    def sized(self, since: int) -> list[AgentAction]:
+        """Another number of workers counts from the iteration `since` on: write it where the
+        version before is there. Elsewhere it goes with the push."""
+        return [
+            WriteSize(bucket.place.aggregator, bucket.index, bucket.handle, bucket.version)
+            for bucket in self._buckets
+            if bucket.stage == "ready" and bucket.version == bucket.iteration == since - 1
+        ]
 
     def held(self, index: int, version: int) -> None:
         """The shell has the parameters of `version`: they can seed a bare region."""

@@ -70,6 +70,17 @@ class WriteSeed(Action):
 
 
 @dataclass(frozen=True, slots=True)
+class WriteSize(Action):
+    """Write into the region how many workers count from version + 1 on, and let its aggregator look
+    there."""
+
+    aggregator: AggregatorId
+    bucket: int
+    handle: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
 class Deliver(Action):
     """The parameters of `version` are complete: bring them if need be, wake who waits."""
 
@@ -108,6 +119,7 @@ AgentAction = (
     | MakeOffer
     | Ring
     | WriteSeed
+    | WriteSize
     | Deliver
     | Resume
     | Refuse

@@ -18,6 +18,7 @@ from slackwater.common.domains.slots.frames import PushRefused
 from slackwater.common.domains.slots.layout import bucket_tensors, plan_buckets
 from slackwater.common.domains.slots.region import SlotRegion
 from slackwater.common.domains.slots.rules import Hyper
+from slackwater.common.domains.slots.sizes import Size
 from slackwater.common.transport.gpu import copy_into
 from slackwater.common.transport.region import Region
 from slackwater.schemas.base import JobId
@@ -67,6 +68,13 @@ class Local:
         slots = InPlace(memory, self.plan.job, bucket.index, 0)
         bucket.adopt(slots)
         bucket.source, bucket.version = slots, 0
+
+    def size(self, iteration: int) -> Size:
+        """Say that one worker counts, always."""
+        return Size(1, 1, 0)
+
+    def on_boundary(self, iteration: int) -> None:
+        """Do nothing: nobody comes or goes."""
 
     def open(self) -> None:
         """Return at once: there is nothing to wait for."""

@@ -92,7 +92,10 @@ class Patience:
             slots, iteration = bucket.slots, bucket.iteration
             if slots is None or bucket.settled:
                 return
-            ranks = missing(plan, self._rank, iteration, await slots.all_pushed())
+            pushed = await slots.all_pushed()
+            if plan.active:
+                pushed = pushed[: slots.sizes.newest.workers]
+            ranks = missing(plan, self._rank, iteration, pushed)
             if not ranks:
                 self.told = None
                 return

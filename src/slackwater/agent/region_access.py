@@ -34,6 +34,7 @@ from slackwater.common.domains.slots.layout import (
 )
 from slackwater.common.domains.slots.region import Hyper, SlotRegion
 from slackwater.common.domains.slots.rules import Floats
+from slackwater.common.domains.slots.sizes import SIZES_OFFSET, SIZES_WORDS, Size, Sizes
 from slackwater.common.transport.base import Channel, RemoteRegion
 from slackwater.common.transport.gpu import copy_into
 from slackwater.common.transport.region import Region
@@ -80,6 +81,16 @@ class Attached(Protocol):
         """Say whether the slot holds what `old`'s does, if that is `iteration` whole or in part."""
         ...
 
+    @property
+    def sizes(self) -> Sizes:
+        """How many workers count, as of the last version that was delivered, of an elastic job."""
+        ...
+
+    async def write_size(self, size: Size) -> None:
+        """Say for this job's rank 0 how many workers count from a version on. Raises Unavailable,
+        AccessRefused."""
+        ...
+
     async def seed(self, version: int, tensors: Sequence[Floats]) -> None:
         """Fill the region's buffer of `version`."""
         ...
@@ -117,6 +128,13 @@ class InPlace:
 
     async def all_pushed(self) -> Sequence[int]:
         return self._region.all_pushed()
+
+    @property
+    def sizes(self) -> Sizes:
+        return self._region.sizes
+
+    async def write_size(self, size: Size) -> None:
+        self._region.sizes.write(size)
 
     def parameters(self, version: int) -> Floats:
         return self._parameters[version & 1]
@@ -182,6 +200,9 @@ class Staged:
         self.staging = staging
         self.link = Link()
         self._remote, self._geometry, self._rank = remote, geometry, rank
+        self._size_words = np.zeros(SIZES_WORDS, np.uint64)
+        self.sizes = Sizes(self._size_words, geometry.active)
+        self._sizing = asyncio.Lock()
         self._pushed, self._bytes_pushed, self._bytes_pulled = _WORDS.unpack(words)
 
     @classmethod
@@ -198,7 +219,19 @@ class Staged:
             raise Rejected(f"a region of {remote.nbytes} bytes, {geometry.nbytes} were expected")
         words = bytearray(_WORDS.size)
         await channel.read(remote, geometry.pushed_offset(rank), memoryview(words))
-        return cls(channel, remote, geometry, rank, staging, bytes(words))
+        made = cls(channel, remote, geometry, rank, staging, bytes(words))
+        await made.read_sizes()
+        return made
+
+    async def read_sizes(self) -> None:
+        """Read how many workers count. Raises Unavailable, AccessRefused."""
+        if self._geometry.active:
+            await self.channel.read(self._remote, SIZES_OFFSET, bytes_of(self._size_words))
+
+    async def write_size(self, size: Size) -> None:
+        async with self._sizing:  # Once it is found written, it is there.
+            for offset, word in self.sizes.write(size):
+                await self.channel.write(bytes_of(word), self._remote, offset)
 
     @property
     def gradient(self) -> Array:
@@ -255,7 +288,8 @@ class Staged:
     async def fetch(self, version: int) -> None:
         """Read the parameters of `version`. Raises Unavailable, AccessRefused."""
         into = bytes_of(self.staging.parameters[version & 1])
-        await self._bring(self._geometry.parameters_offset(version), into)
+        offset = self._geometry.parameters_offset(version)
+        await asyncio.gather(self._bring(offset, into), self.read_sizes())
 
     async def _send(self, gradient: memoryview, offset: int, tell: Tell | None) -> None:
         with self.link.pushing(len(gradient)):

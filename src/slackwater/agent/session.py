@@ -32,11 +32,14 @@ from slackwater.agent.effects import (
     Ring,
     Send,
     WriteSeed,
+    WriteSize,
 )
 from slackwater.agent.line import connected
 from slackwater.agent.patience import Patience
-from slackwater.agent.region_access import Array, Attached, InPlace, Staged
+from slackwater.agent.region_access import Array, Attached, InPlace
 from slackwater.agent.region_choice import attach
+from slackwater.agent.sizing import Sizing
+from slackwater.agent.transfers import Transfers
 from slackwater.agent.worker_bucket import Waiter, WorkerBucket, worker_buckets
 from slackwater.common.base.clock import Clock
 from slackwater.common.base.errors import (
@@ -51,19 +54,14 @@ from slackwater.common.bus.access import Access
 from slackwater.common.bus.relay import Ticket
 from slackwater.common.domains.slots.frames import (
     ENTRIES_MAX,
-    Denied,
-    Done,
     Granted,
     Hello,
-    Moved,
-    PushRefused,
-    Seed,
-    SeedAsked,
     decode,
     encode_control,
     encode_hello,
     encode_rings,
 )
+from slackwater.common.domains.slots.sizes import Size
 from slackwater.common.shell.effect_runner import EffectRunner, Handlers, handlers, on
 from slackwater.common.transport.base import Channel, Fabric
 from slackwater.common.transport.gpu import Device
@@ -72,7 +70,6 @@ from slackwater.schemas.jobs import JobSpec, TensorSpec
 from slackwater.schemas.placement import Endpoint, JobPlan, Located
 
 _log = logging.getLogger("slackwater.agent")
-_TRANSFERS: Final = 4  # Pushes and pulls in flight at once, where bytes must be sent.
 _CLOSE_S: Final = 10.0
 
 
@@ -98,12 +95,15 @@ class Session:
         self.plan: JobPlan | None = None
         self.failure: SlackwaterError | None = None
         self.progress = Progress()
+        self.sizing: Sizing | None = None
+        """Set in rank 0 of an elastic job."""
         self._spec, self._tensors, self._initial = spec, tensors, initial
         self._way, self._submitted, self._transport = way, submitted, transport
         self._deadline_s, self._device = deadline_s, device
         self._core = AgentCore(rank, random.Random(f"{spec.id}/{rank}"))
         self._not_located = "the controller has not answered"
         self._channels: dict[AggregatorId, Channel] = {}
+        self._transfers = Transfers(self._core, self._channels, initial, self._came, self._drop)
         self._errors: dict[AggregatorId, str] = {}
         self._fabrics: dict[str, Fabric] = {}
         self._rung: deque[tuple[int, int]] = deque()
@@ -140,6 +140,23 @@ class Session:
         if not self._flush_due:
             self._flush_due = True
             self._call(self._flush)
+
+    def size(self, iteration: int) -> Size:
+        """Return how many workers count in an iteration, the next one at most, as far as this one
+        knows."""
+        plan, slots = self.plan, self.buckets[0].slots if self.buckets else None
+        if plan is None or slots is None or not plan.active:
+            return Size(1, (plan.active or plan.workers) if plan is not None else 0, 0)
+        return self.sizing.at(iteration) if self.sizing is not None else slots.sizes.at(iteration)
+
+    def on_boundary(self, iteration: int) -> None:
+        """The program has waited for all of the iteration: here the number of workers changes."""
+        if self.sizing is None:
+            return
+        if self.sizing.decide(max(bucket.iteration for bucket in self.buckets) + 1):
+            self._call(self._announce_size)
+        if self.sizing.reached(iteration) and self._control is not None:
+            self._call(self._control.look_at_size)
 
     def wait(self, buckets: Sequence[WorkerBucket], deadline_s: float) -> None:
         """Until each has settled: its version is there, or its push was refused."""
@@ -206,13 +223,14 @@ class Session:
     async def _main(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._closing = asyncio.Event()
-        self._transfers = asyncio.Semaphore(_TRANSFERS)
         self._fabrics = agent_fabrics(self._device)
         async with connected(self._way, f"agent-{self.job}-{self.rank}") as line:
             self._begin(line.clock)
             self._control = control = Control(
-                line, self._spec, self.rank, self._deadline_s, lambda: self._core.location_epoch
-            )
+                line, self._spec, self.rank, self._deadline_s,
+                lambda: self._core.location_epoch,
+                lambda: self.size(self.progress.first_iteration).workers,
+            )  # fmt: skip
             await control.register(self._tensors, self._submitted)
             self._apply(self._core.start(line.clock.now_s()))
             observing = self._runner.tasks.spawn(control.observe(self.progress))
@@ -251,6 +269,10 @@ class Session:
         failure.__cause__ = error
         self._fail(failure)
 
+    def _announce_size(self) -> None:
+        assert self.sizing is not None
+        self._apply(self._core.sized(self.sizing.newest.since))
+
     def _flush(self) -> None:
         self._flush_due = False
         effects: list[AgentAction] = []
@@ -272,6 +294,7 @@ class Session:
             on(Locate, lambda e: self._spawn(self._locate(e.at_s))),
             on(Reattach, lambda e: self._spawn(self._reattach(e.aggregator, e.at_s))),
             on(WriteSeed, lambda e: self._spawn(self._seed(e))),
+            on(WriteSize, self._write_size),
             on(Refuse, self._refuse),
             on(Fail, lambda e: self._fail(Rejected(f"{self._who()}: {e.reason}"))),
         )
@@ -293,10 +316,24 @@ class Session:
         bucket = self.buckets[effect.bucket]
         slots = bucket.slots
         if isinstance(slots, InPlace):
+            if self.sizing is not None:
+                slots.sizes.write(self.sizing.at(effect.iteration))
             slots.mark(effect.iteration, bucket.hyper)
             self._rings.setdefault(effect.aggregator, []).append((effect.handle, effect.iteration))
         elif slots is not None:
-            self._spawn(self._push(effect, bucket, slots))
+            self._spawn(self._transfers.push(effect, bucket, slots, self.sizing))
+
+    def _write_size(self, effect: WriteSize) -> None:
+        bucket, sizing = self.buckets[effect.bucket], self.sizing
+        assert sizing is not None
+        if isinstance(bucket.slots, InPlace):
+            bucket.slots.sizes.write(sizing.at(effect.version + 1))
+            self._rings.setdefault(effect.aggregator, []).append((effect.handle, effect.version))
+        else:
+            self._spawn(self._transfers.write_size(effect, bucket, sizing))
+
+    async def _seed(self, seed: WriteSeed) -> None:
+        await self._transfers.seed(seed, self.buckets[seed.bucket])
 
     def _deliver(self, effect: Deliver) -> None:
         bucket = self.buckets[effect.bucket]
@@ -305,7 +342,7 @@ class Session:
             self._have(bucket, slots, effect.version)
             self._delivered = True
         elif slots is not None:
-            self._spawn(self._fetch(bucket, slots, effect.version))
+            self._spawn(self._transfers.fetch(self._who(), bucket, slots, effect.version))
 
     def _resume(self, effect: Resume) -> None:
         self.buckets[effect.bucket].iteration = effect.iteration
@@ -341,7 +378,15 @@ class Session:
         if not self._all_here and all(c.version >= 0 for c in self.buckets):
             self._all_here = True
             self._initial.clear()
+            if self.sizing is not None:
+                self.sizing.opened = True
+                self.on_boundary(0)
             self._opened.set()
+
+    def _came(self, bucket: WorkerBucket, slots: Attached, version: int) -> None:
+        self._have(bucket, slots, version)
+        if self._waiter is not None:
+            self._waiter.look()
 
     # Where things are -----------------------------------------------------------------------------
 
@@ -367,6 +412,10 @@ class Session:
         """The first table makes the buckets; the token may change with any. Raises Rejected."""
         if self.plan is None:
             self.buckets = worker_buckets(located, self._spec, self.rank, self._tensors)
+            if located.plan.active and self.rank == 0:
+                self.sizing = Sizing(self._spec.workers)
+                if self._control is not None:
+                    self._spawn(self._control.follow_size(self.sizing))
         self.plan = located.plan
 
     async def _connect(self, endpoint: Endpoint, at_s: float) -> None:
@@ -405,7 +454,7 @@ class Session:
                         self._apply(effects)
                         effects = await self._granted(aggregator, channel, entry)
                     else:
-                        effects += self._heard(aggregator, entry)
+                        effects += self._core.heard(aggregator, entry, self._clock.now_s())
                 self._apply(effects)
         except (Unavailable, Rejected) as error:
             self._errors[aggregator] = str(error)
@@ -414,21 +463,6 @@ class Session:
             self._channels.pop(aggregator, None)
             await channel.close()
         self._apply(self._core.channel_lost(aggregator, self._clock.now_s()))
-
-    def _heard(self, aggregator: AggregatorId, entry: object) -> list[AgentAction]:
-        now_s = self._clock.now_s()
-        match entry:
-            case Done():
-                return self._core.done(aggregator, entry)
-            case Moved():
-                return self._core.moved(aggregator, entry, now_s)
-            case Denied():
-                return self._core.denied(aggregator, entry, now_s)
-            case SeedAsked():
-                return self._core.seed_asked(aggregator, entry)
-            case PushRefused():
-                return self._core.push_refused(aggregator, entry)
-        raise Rejected(f"{aggregator} sent a {type(entry).__name__}, which Agents do not take")
 
     async def _granted(
         self, aggregator: AggregatorId, channel: Channel, granted: Granted
@@ -443,56 +477,19 @@ class Session:
         slots.link = self.progress.links.to(aggregator)
         old = bucket.slots
         bucket.adopt(slots)
+        if self.sizing is not None:
+            bare = not granted.initialized
+            self.sizing.found(slots.sizes, granted.version, slots.pushed, bare=bare)
+            if bare:  # Before it is seeded, its aggregator must know who counts.
+                await slots.write_size(self.sizing.at(max(bucket.version, 0) + 1))
         effects = self._core.granted(aggregator, granted, slots.pushed)
         if isinstance(slots, InPlace) and granted.initialized and granted.version == bucket.version:
             self._have(bucket, slots, bucket.version)
         elif old is not None and old is not bucket.source:
             old.close()
+        if self.rank and self._core.all_offered and self._control is not None and self.plan.active:
+            self._spawn(self._control.join(lambda: self._all_here))
         return effects
-
-    # Bytes that must be moved ---------------------------------------------------------------------
-
-    async def _push(self, ring: Ring, bucket: WorkerBucket, slots: Attached) -> None:
-        channel = self._channels.get(ring.aggregator)
-        if channel is None or not isinstance(slots, Staged):
-            return
-        try:
-            async with self._transfers:
-                again = bucket.was_refused
-                await slots.push(ring.iteration, bucket.hyper, ring.handle, again=again)
-            bucket.was_refused = False
-            channel.send(encode_rings([(ring.handle, ring.iteration)]))
-        except (Unavailable, Rejected) as error:
-            await self._drop(ring.aggregator, channel, error)
-
-    async def _fetch(self, bucket: WorkerBucket, slots: Attached, version: int) -> None:
-        assert isinstance(slots, Staged)
-        try:
-            async with self._transfers:
-                await slots.fetch(version)
-        except (Unavailable, Rejected) as error:
-            # It is delivered again where the bucket is attached next; if that is nowhere else, we
-            # attach here anew.
-            _log.info("%s: bucket %d, version %d: %s", self._who(), bucket.index, version, error)
-            if bucket.slots is slots and self._core.attached(bucket.index):
-                await slots.channel.close()
-            return
-        self._have(bucket, slots, version)
-        if self._waiter is not None:
-            self._waiter.look()
-
-    async def _seed(self, seed: WriteSeed) -> None:
-        """Fill a bare region with the newest parameters that this worker has."""
-        bucket, channel = self.buckets[seed.bucket], self._channels.get(seed.aggregator)
-        if channel is None or (slots := bucket.slots) is None:
-            return
-        try:
-            version = bucket.updates(seed.version)
-            async with self._transfers:
-                await slots.seed(version, bucket.newest(self._initial))
-            channel.send(encode_control(Seed(handle=seed.handle, version=version)))
-        except (Unavailable, Rejected) as error:
-            await self._drop(seed.aggregator, channel, error)
 
     async def _drop(self, aggregator: AggregatorId, channel: Channel, error: Exception) -> None:
         """Begin anew with this peer: all attachments end, and are made again."""

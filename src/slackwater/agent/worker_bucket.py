@@ -23,7 +23,7 @@ from slackwater.common.domains.slots.layout import bucket_tensors
 from slackwater.common.domains.slots.rules import Floats, Hyper
 from slackwater.common.transport.gpu import Device, DeviceArray, copy_into
 from slackwater.schemas.jobs import DType, JobSpec, TensorSpec
-from slackwater.schemas.placement import BucketLayout, Located
+from slackwater.schemas.placement import BucketLayout, JobPlan, Located
 
 
 class WorkerBucket:
@@ -204,6 +204,25 @@ def check_gradient(gradient: Any, spec: TensorSpec, dtype: DType) -> str:
         return f"dtype {gradient.dtype}, the job's gradients are {wanted}{bits}"
     if gradient.shape != spec.shape:
         return f"shape {gradient.shape}, the tensor has {spec.shape}"
+    return ""
+
+
+def unfit(plan: JobPlan, consistency: str | None, staleness: int | None, *, on_device: bool) -> str:
+    """Say why a program that gives these, where it gives any, cannot train the job."""
+    if plan.consistency != "synchronous" and on_device:
+        return (
+            f"job {plan.job} is {plan.consistency}: its parameters are copied out in host "
+            "memory; give no device, or make the job synchronous"
+        )
+    given = (
+        consistency or plan.consistency,
+        plan.staleness if staleness is None else staleness,
+    )
+    if given != (plan.consistency, plan.staleness):
+        return (
+            f"job {plan.job} is {plan.consistency} (staleness {plan.staleness}), its program "
+            f"says {given[0]} (staleness {given[1]}); leave it out, or give it as submitted"
+        )
     return ""
 
 

@@ -13,6 +13,7 @@ app = program(
         "pause": "slackwater.cli.pausing:pause",
         "resume": "slackwater.cli.pausing:resume",
         "hold": "slackwater.cli.pausing:hold",
+        "scale": "slackwater.cli.scaling:scale",
         "release": "slackwater.cli.pausing:release",
         "cancel": "slackwater.cli.operate:cancel",
         "rerun": "slackwater.cli.operate:rerun",

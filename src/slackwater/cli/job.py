@@ -127,6 +127,8 @@ def _facts(
     if spec.iterations > 1:
         asked.append(f"{spec.iterations:,} iterations")
     yield "Asked for", ", ".join(asked)
+    if spec.elastic and not ended and (size := _size(record)):
+        yield "Workers", size
     yield from _gpus(record)
     yield "Mode", figures.mode(spec)
     if record.run:
@@ -143,6 +145,19 @@ def _facts(
         yield from _going(progress, ended)
     if record.optimizer_state_lost:
         yield "Lost", "its optimiser state, when an aggregator was lost: momenta began anew at 0"
+
+
+def _size(record: JobRecord) -> str:
+    """Say how many workers a job has, or is to have; empty: as it was submitted."""
+    least, most = record.spec.workers_bounds
+    bounds = f" (of {least} to {most})"
+    asked = record.workers or record.spec.workers
+    held = sum(number for _, number in record.allocation) // (record.spec.gpus_each or 1)
+    if record.resizing:
+        return f"{record.counted or held}, becoming {record.size_next or record.counted}{bounds}"
+    if held and held != asked:
+        return f"{held}, {asked} wanted{bounds}"
+    return f"{asked}{bounds}"
 
 
 def _gpus(record: JobRecord) -> Iterator[tuple[str, str]]:

@@ -45,6 +45,8 @@ from slackwater.cli.submit_options import (
     Tenant,
     TimeLimit,
     Wait,
+    WorkersMax,
+    WorkersMin,
 )
 from slackwater.cli.submit_wait import attend
 from slackwater.common.base.errors import Rejected
@@ -72,7 +74,7 @@ OF_EMULATION: Final = ("compute_s", "bytes_scale")
 SHAPE: Final = ("workers", "servers", "seed", "consistency", "staleness")
 OF_ANY_JOB: Final = (
     "tenant", "restarts", "loss_limit", "gpus", "gpus_min", "gpus_max", "cores", "priority",
-    "adaptive", "preemptible", "grace_s",
+    "workers_min", "workers_max", "adaptive", "preemptible", "grace_s",
 )  # fmt: skip
 """Fields that have an option each, also for a job that comes from a file."""
 OF_A_JOB: Final = (
@@ -101,6 +103,8 @@ def submit(
     wait: Wait = False,
     allow_fractional_share: Fractional = False,
     gpus: Gpus = 0,
+    workers_min: WorkersMin = 0,
+    workers_max: WorkersMax = 0,
     gpus_min: GpusMin = 0,
     gpus_max: GpusMax = 0,
     gpu_type: GpuTypes = None,

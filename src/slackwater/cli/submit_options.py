@@ -149,6 +149,12 @@ Gpus = Annotated[
         rich_help_panel=_RESOURCES,
     ),
 ]
+WorkersMin = Annotated[
+    int, typer.Option(min=0, max=64, help="The fewest workers that it may be scaled to.")
+]
+WorkersMax = Annotated[
+    int, typer.Option(min=0, max=64, help="The most workers that it may be scaled to.")
+]
 GpusMin = Annotated[
     int,
     typer.Option(

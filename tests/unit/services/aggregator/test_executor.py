@@ -71,7 +71,8 @@ class Slot:
         slots: Any = SimpleNamespace(
             task_cpu_ns=round(self.cpu_s[job] * 1e9),
             cpu_s=self.cpu_s[job],
-            geometry=SimpleNamespace(parameter_bytes=1 << 30, elements=1, workers=2),
+            geometry=SimpleNamespace(parameter_bytes=1 << 30, elements=1),
+            active=2,
             kernels=None,
         )
         bucket: Any = Entry(job)
@@ -319,7 +320,7 @@ async def test_of_several_ready_tasks_each_thread_takes_one(
     executor = Executor(0, LiveClock(), 2.0, thread, lambda task, outcome: ended.append(task), team)
     running = asyncio.ensure_future(executor.run())
     geometry = SimpleNamespace(parameter_bytes=2 << 20, elements=1 << 19)
-    slots: Any = SimpleNamespace(task_cpu_ns=0, geometry=geometry, kernels=None)
+    slots: Any = SimpleNamespace(task_cpu_ns=0, geometry=geometry, active=2, kernels=None)
     bucket: Any = Entry("a")
     first, second = (Task(bucket, slots) for _ in range(2))
     executor.submit(first)

@@ -83,7 +83,7 @@ def test_a_mapping_of_the_same_memory_sees_words_and_counters() -> None:
     assert (ours.bytes_pushed(2), ours.bytes_pulled(1)) == (20, 960)
     theirs.set_pushed(1, 3)
     assert ours.pushed(1) == 3
-    at = ours.pushed_offset(1)
+    at = ours.geometry.pushed_offset(1)
     assert struct.unpack_from("<Q", memory, at) == (3,)
 
 
@@ -128,7 +128,7 @@ def test_too_little_memory_is_refused_with_both_sizes() -> None:
 def test_views_are_the_memory_itself() -> None:
     memory, region = make()
     region.parameters(3)[10] = 1.5
-    assert np.frombuffer(memory, np.float32)[region.parameters_offset(3) // 4 + 10] == 1.5
+    assert np.frombuffer(memory, np.float32)[region.geometry.parameters_offset(3) // 4 + 10] == 1.5
 
 
 def test_an_order_outlives_its_writer_unless_it_is_torn() -> None:

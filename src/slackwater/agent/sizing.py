@@ -1,0 +1,67 @@
+"""How many workers count in an elastic job's iterations: rank 0's decision.
+
+Another number counts from an iteration on of which rank 0 has pushed nothing yet. Rank 0 writes so
+into every bucket's region (common/domains/slots/sizes.py) as soon as the version before is there,
+so that those who join begin with that iteration together with everybody else, and at the latest
+with its push. So no version is waited for twice, and none is lost.
+"""
+
+from slackwater.common.domains.slots.sizes import Size, Sizes
+
+
+class Sizing:
+    """Sizes that rank 0 found in regions, or decided. The program's thread decides, the Agent's own
+    reads."""
+
+    def __init__(self, workers: int) -> None:
+        """`workers`: the number that the process was started with."""
+        self.wanted = workers
+        """Set by whoever hears the master; counts from the next boundary on."""
+        self.opened = False
+        """The process has all buckets: it decides from now on."""
+        self._known: tuple[Size, ...] = ()
+        self.applied: Size | None = None
+        """The newest one of which an iteration has been applied."""
+
+    @property
+    def newest(self) -> Size:
+        return self._known[-1]
+
+    def at(self, iteration: int) -> Size:
+        """Return the size that counts in the iteration."""
+        held = [size for size in self._known if size.since <= iteration]
+        return held[-1] if held else self._known[0]
+
+    def found(self, sizes: Sizes, version: int, pushed: int, *, bare: bool) -> None:
+        """Take in what a region says that was attached; `pushed`: this rank's word in it. At the
+        start of a process, a push that waits there for ranks which are not started again counts
+        for those that are."""
+        newest = sizes.newest
+        if bare and not self._known:
+            newest = Size(1, self.wanted, 0)
+        if not self._known or newest.since > self.newest.since:
+            self._add(newest)
+        standing = not self.opened and not bare and pushed == version + 1
+        if standing and self.at(pushed).workers > self.wanted:
+            self._add(self.at(pushed).then(pushed, self.wanted))
+
+    def decide(self, since: int) -> bool:
+        """From the iteration `since` on, let as many count as are wanted. False: they do."""
+        newest = self.newest
+        if newest.workers == self.wanted:
+            return False
+        since = max(since, newest.since)
+        self._add(self.at(since).then(since, self.wanted))
+        return True
+
+    def reached(self, iteration: int) -> bool:
+        """Note that the iteration has been applied; tell once whether it is the first that it knows
+        of the newest size."""
+        newest = self.newest
+        if newest == self.applied or newest.since > iteration:
+            return False
+        self.applied = newest
+        return True
+
+    def _add(self, size: Size) -> None:
+        self._known = (*(each for each in self._known if each.since < size.since), size)[-3:]

@@ -1,0 +1,99 @@
+"""Bytes of buckets that must be moved: pushes, pulls and seeds of regions that are not mapped here.
+
+Several go on at once, within a bound. One that fails ends its channel, or is done again where the
+bucket is attached next.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from slackwater.agent.core import AgentCore
+from slackwater.agent.effects import Ring, WriteSeed, WriteSize
+from slackwater.agent.region_access import Array, Attached, InPlace, Staged
+from slackwater.agent.sizing import Sizing
+from slackwater.agent.worker_bucket import WorkerBucket
+from slackwater.common.base.errors import Rejected, Unavailable
+from slackwater.common.domains.slots.frames import Seed, encode_control, encode_rings
+from slackwater.common.transport.base import Channel
+from slackwater.schemas.base import AggregatorId
+
+_log = logging.getLogger("slackwater.agent")
+_TRANSFERS: Final = 4
+"""Pushes and pulls in flight at once."""
+Drop = Callable[[AggregatorId, Channel, Exception], Awaitable[None]]
+Have = Callable[[WorkerBucket, Attached, int], None]
+
+
+class Transfers:
+    def __init__(
+        self,
+        core: AgentCore,
+        channels: dict[AggregatorId, Channel],
+        initial: dict[str, Array],
+        have: Have,
+        drop: Drop,
+    ) -> None:
+        """`have` is called when a bucket's parameters are here, `drop` begins anew with a peer."""
+        self._core, self._channels, self._initial = core, channels, initial
+        self._have, self._drop = have, drop
+        self._free = asyncio.Semaphore(_TRANSFERS)
+
+    async def push(
+        self, ring: Ring, bucket: WorkerBucket, slots: Attached, sizing: Sizing | None
+    ) -> None:
+        """Write the bucket's gradient, and before it how many workers count, where this rank says
+        that; then ring."""
+        channel = self._channels.get(ring.aggregator)
+        if channel is None or not isinstance(slots, Staged):
+            return
+        try:
+            async with self._free:
+                again = bucket.was_refused
+                if sizing is not None:
+                    await slots.write_size(sizing.at(ring.iteration))
+                await slots.push(ring.iteration, bucket.hyper, ring.handle, again=again)
+            bucket.was_refused = False
+            channel.send(encode_rings([(ring.handle, ring.iteration)]))
+        except (Unavailable, Rejected) as error:
+            await self._drop(ring.aggregator, channel, error)
+
+    async def fetch(self, who: str, bucket: WorkerBucket, slots: Attached, version: int) -> None:
+        assert isinstance(slots, Staged)
+        try:
+            async with self._free:
+                await slots.fetch(version)
+        except (Unavailable, Rejected) as error:
+            # It is delivered again where the bucket is attached next; if that is nowhere else, we
+            # attach here anew.
+            _log.info("%s: bucket %d, version %d: %s", who, bucket.index, version, error)
+            if bucket.slots is slots and self._core.attached(bucket.index):
+                await slots.channel.close()
+            return
+        self._have(bucket, slots, version)
+
+    async def seed(self, seed: WriteSeed, bucket: WorkerBucket) -> None:
+        """Fill a bare region with the newest parameters that this worker has."""
+        channel = self._channels.get(seed.aggregator)
+        if channel is None or (slots := bucket.slots) is None:
+            return
+        try:
+            version = bucket.updates(seed.version)
+            async with self._free:
+                await slots.seed(version, bucket.newest(self._initial))
+            channel.send(encode_control(Seed(handle=seed.handle, version=version)))
+        except (Unavailable, Rejected) as error:
+            await self._drop(seed.aggregator, channel, error)
+
+    async def write_size(self, effect: WriteSize, bucket: WorkerBucket, sizing: Sizing) -> None:
+        """Write how many workers count from now on into a region that is not mapped, and ring for
+        the version that is there, so that its aggregator looks."""
+        channel, slots = self._channels.get(effect.aggregator), bucket.slots
+        if channel is None or slots is None or isinstance(slots, InPlace):
+            return
+        try:
+            await slots.write_size(sizing.at(effect.version + 1))
+            channel.send(encode_rings([(effect.handle, effect.version)]))
+        except (Unavailable, Rejected) as error:
+            await self._drop(effect.aggregator, channel, error)
