@@ -121,7 +121,7 @@ def lives(job: Job) -> bool:
     record = job.record
     return (
         record.state == "running"
-        and job.placed
+        and record.cluster is not None
         and record.spec.elastic
         and not record.resizing
         and not record.results

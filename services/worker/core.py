@@ -385,6 +385,8 @@ class WorkerCore:
 
     def _kill(self, which: KillDue) -> list[Effect]:
         """Kill them. Whether that helped is asked again, not awaited."""
+        if which.ranks and which not in self._stopping:
+            return []  # They have ended; such ranks may have been started again since.
         kills: list[Effect] = [
             SignalRank(which.job, rank.rank, kill=True) for rank in self._which(which)
         ]

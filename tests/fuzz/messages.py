@@ -74,9 +74,9 @@ def _hostable(made: HostBuckets, rng: Random) -> HostBuckets:
 def _made(info: inspect.Type, rng: Random) -> Any:
     match info:
         case inspect.StructType():
-            given = [f for f in info.fields if f.required or rng.random() < 0.6]
-            given = [f for f in given if f.required or f.name not in ("v", "epoch")]
             while True:
+                given = [f for f in info.fields if f.required or rng.random() < 0.6]
+                given = [f for f in given if f.required or f.name not in ("v", "epoch")]
                 fields = {f.name: _made(f.type, rng) for f in given}
                 try:
                     return info.cls(**fields)

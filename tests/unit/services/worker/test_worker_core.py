@@ -274,3 +274,16 @@ def test_a_full_disk_puts_new_jobs_off_and_fails_none() -> None:
     assert worker.step(Requested(2, START), 2.0) == [run(0), run(1), Reply(2, Ok())]
     worker.step(RoomLooked("3 MB are free in /var"), 3.0)
     assert worker.step(Requested(3, START), 3.0) == [Reply(3, Ok())], "it runs already"
+
+
+def test_ranks_that_leave_end_alone_and_may_come_again_before_their_grace_is_over() -> None:
+    worker = core()
+    worker.step(Requested(1, START), 0.0)
+    effects = worker.step(Requested(2, StopWorkers(job="j1", ranks=(1,))), 10.0)
+    due = KillDue(J1, 0, (1,))
+    assert effects == [signal(1, kill=False), StartTimer(due, 15.0)]
+    assert worker.step(ProcessExited(J1, 1, -15, ""), 11.0)[-1] == Reply(2, Ok())
+    again = msgspec.structs.replace(START, ranks=(1,), attempts=(1,))
+    assert run(1, 1) in worker.step(Requested(3, again), 12.0)
+    assert worker.step(TimerFired(due), 15.0) == []
+    assert worker.running() == ((J1, 0), (J1, 1))

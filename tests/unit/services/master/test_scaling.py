@@ -1,0 +1,292 @@
+"""Jobs that get another number of workers: what is stored, ordered and told, and in which order."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.unit.services.master.test_master_core import Harness, facts, orders, spec
+
+from slackwater.common.base.effects import Answered, Effect, Request
+from slackwater.schemas.base import RUN_ATTEMPTS, Message, NodeId, Ok, Refused
+from slackwater.schemas.job_requests import (
+    AskSize,
+    JobInfo,
+    JoinJob,
+    PauseJob,
+    RegisterJob,
+    ResumeJob,
+    ScaleJob,
+    SizeWanted,
+    SubmitJob,
+)
+from slackwater.schemas.jobs import TensorSpec
+from slackwater.schemas.workers import StartWorkers, StopWorkers, WorkerExited
+from slackwater.services.master.keys import OrderKey
+from slackwater.services.master.scaling import JOINING_S, compatible, trimmed
+
+N1, N2, N3 = map(NodeId, ("n1", "n2", "n3"))
+
+
+class Elastic(Harness):
+    """A job of two workers, of 1 to 4, that trains; orders are confirmed when asked."""
+
+    def __init__(self, slots: int = 8, agents: bool = True, **fields: object) -> None:
+        super().__init__()
+        self.pending: dict[OrderKey, Message] = {}
+        self.version = 10
+        self.report("c1", 8.0)
+        made = spec("a", **({"workers_min": 1, "workers_max": 4} | fields))
+        self.ask(SubmitJob(spec=made))
+        self.node(slots=slots)
+        self.confirm()
+        if agents:
+            tensors = (TensorSpec(name="w", shape=(8,)),)
+            self.ask(RegisterJob(job="a", rank=0, tensors=tensors))
+        self.now_s += 5.0
+
+    def step(self, event: object) -> list[Effect]:
+        effects = super().step(event)
+        for effect in effects:
+            if isinstance(effect, Request) and isinstance(effect.key, OrderKey):
+                self.pending[effect.key] = effect.message
+        return effects
+
+    def confirm(self) -> list[Message]:
+        """All nodes carry out what they were ordered; return what that was."""
+        found = []
+        while self.pending:
+            key, message = self.pending.popitem()
+            if key.what.verb != "place":
+                found.append(message)
+                self.step(Answered(key, Ok()))
+        return found
+
+    def scale(self, workers: int) -> list[Effect]:
+        return self.ask(ScaleJob(job="a", workers=workers))
+
+    def join(self, *ranks: int) -> None:
+        for rank in ranks:
+            assert self.answer(JoinJob(job="a", rank=rank)) == Ok()
+
+    def rank_0(self, workers: int = 0) -> int:
+        """Rank 0 asks how many are wanted; `workers`: so many have just begun to count."""
+        self.version += bool(workers)
+        ask = AskSize(job="a", workers=workers, since=self.version if workers else 0)
+        wanted = self.answer(ask)
+        assert isinstance(wanted, SizeWanted)
+        return wanted.workers
+
+    def settled(self) -> tuple[int, str]:
+        record = self.job("a")
+        assert not record.resizing
+        return sum(number for _, number in record.allocation), record.state
+
+
+def test_new_ranks_are_started_and_counted_only_once_all_are_ready() -> None:
+    harness = Elastic()
+    effects = harness.scale(4)
+    starts = [each for each in orders(effects) if isinstance(each, StartWorkers)]
+    assert [start.ranks for start in starts] == [(2,), (3,)]
+    assert {start.workers for start in starts} == {4}
+    assert facts(effects) == ["scaling", "joining"]
+    assert harness.job("a").allocation == ((N1, 4),)
+    harness.confirm()
+    assert harness.rank_0() == 2, "nobody is ready"
+    harness.join(2)
+    assert harness.rank_0() == 2, "one is not ready"
+    harness.join(3)
+    assert harness.rank_0() == 4
+    assert harness.rank_0(4) == 4
+    assert harness.settled() == (4, "running")
+    assert harness.job("a").size_since == 11
+
+
+def test_ranks_leave_once_they_do_not_count_and_free_their_slots_once_they_have_ended() -> None:
+    harness = Elastic()
+    effects = harness.scale(1)
+    assert orders(effects) == [], "its rank 0 says from when on"
+    assert harness.rank_0() == 1
+    effects = harness.ask(AskSize(job="a", workers=1, since=11))
+    (stop,) = orders(effects)
+    assert isinstance(stop, StopWorkers)
+    assert stop.ranks == (1,)
+    assert harness.job("a").allocation == ((N1, 2),), "its process is still there"
+    harness.confirm()
+    assert harness.settled() == (1, "running")
+    late = WorkerExited(job="a", rank=1, node=N1, code=-15)
+    assert harness.answer(late) == Ok()
+    assert harness.settled() == (1, "running"), "its end is told late, and was wanted"
+
+
+def test_a_rank_that_joins_again_is_another_process() -> None:
+    harness = Elastic()
+    harness.scale(1)
+    harness.rank_0(1)
+    harness.confirm()
+    (start,) = orders(harness.scale(2))
+    assert isinstance(start, StartWorkers)
+    assert (start.ranks, start.attempts) == ((1,), (1,))
+    late = WorkerExited(job="a", rank=1, node=N1, code=-15)
+    harness.ask(late)
+    harness.join(1)
+    assert harness.rank_0() == 2
+    harness.rank_0(2)
+    assert harness.settled() == (2, "running")
+    died = WorkerExited(job="a", rank=1, node=N1, code=1, attempt=1)
+    harness.ask(died)
+    assert harness.job("a").state == "failed", "it counts"
+
+
+def test_a_rank_that_ends_before_it_joined_changes_nothing_for_the_job() -> None:
+    harness = Elastic()
+    harness.scale(3)
+    harness.confirm()
+    harness.ask(WorkerExited(job="a", rank=2, node=N1, code=1, attempt=1, result="no module"))
+    (stop,) = harness.confirm()
+    assert isinstance(stop, StopWorkers)
+    assert stop.ranks == (2,)
+    assert harness.settled() == (2, "running")
+    assert harness.rank_0() == 2
+
+
+def test_ranks_that_are_never_ready_are_given_up() -> None:
+    harness = Elastic()
+    harness.scale(3)
+    harness.confirm()
+    harness.node(running=(("a", 0), ("a", 1), ("a", 2)))
+    for _ in range(int(JOINING_S // 10) + 2):
+        harness.tick(10.0)
+        harness.node(running=(("a", 0), ("a", 1), ("a", 2)))
+        harness.confirm()
+    assert harness.settled() == (2, "running")
+
+
+def test_a_job_grows_once_there_is_room() -> None:
+    harness = Elastic(slots=3)
+    answer = harness.answer(ScaleJob(job="a", workers=4))
+    assert isinstance(answer, JobInfo)
+    assert (answer.job.workers, answer.job.allocation) == (4, ((N1, 2),))
+    harness.node(slots=4, running=(("a", 0), ("a", 1)))
+    harness.tick()
+    assert harness.job("a").resizing == "joining"
+
+
+def test_a_paused_job_starts_with_as_many_as_were_asked_for() -> None:
+    harness = Elastic()
+    harness.ask(PauseJob(job="a"))
+    harness.confirm()
+    harness.scale(4)
+    (start,) = [each for each in orders(harness.ask(ResumeJob(job="a")))]
+    assert isinstance(start, StartWorkers)
+    assert (start.ranks, start.workers) == ((0, 1, 2, 3), 4)
+    assert start.attempts == (RUN_ATTEMPTS,) * 4
+
+
+def test_a_job_without_agents_saves_ends_and_starts_anew() -> None:
+    harness = Elastic(agents=False)
+    (stop,) = orders(harness.scale(3))
+    assert isinstance(stop, StopWorkers)
+    assert stop.ranks == ()
+    starts = [each for each in harness.confirm() if isinstance(each, StartWorkers)]
+    assert [start.ranks for start in starts] == [(0, 1, 2)]
+    assert harness.settled() == (3, "running")
+
+
+def test_a_pause_in_the_middle_ends_all_ranks() -> None:
+    harness = Elastic()
+    harness.scale(3)
+    harness.confirm()
+    (stop,) = orders(harness.ask(PauseJob(job="a")))
+    assert isinstance(stop, StopWorkers)
+    assert stop.ranks == ()
+    harness.confirm()
+    record = harness.job("a")
+    assert (record.state, record.resizing, record.counted, record.joins) == ("paused", "", 0, {})
+
+
+@pytest.mark.parametrize(
+    ("fields", "workers", "why"),
+    [
+        ({}, 5, "5 workers: job a can have 1 to 4"),
+        ({"workers_min": 0, "workers_max": 0}, 3, "job a has 2 workers for good"),
+        (
+            {"workers_min": 0, "workers_max": 0, "consistency": "asynchronous"},
+            3,
+            "job a is asynchronous: only a synchronous job can be scaled",
+        ),
+    ],
+)
+def test_a_refusal_says_why(fields: dict[str, object], workers: int, why: str) -> None:
+    answer = Elastic(**fields).answer(ScaleJob(job="a", workers=workers))  # type: ignore[arg-type]
+    assert isinstance(answer, Refused)
+    assert answer.reason.startswith(why)
+    assert answer.retry_after_s == 0.0
+
+
+def test_another_change_waits_for_the_one_in_progress() -> None:
+    harness = Elastic()
+    harness.scale(3)
+    answer = harness.answer(ScaleJob(job="a", workers=4))
+    assert isinstance(answer, Refused)
+    assert answer.retry_after_s > 0.0
+    again = harness.answer(ScaleJob(job="a", workers=3))
+    assert isinstance(again, JobInfo), "the same is told again"
+
+
+STEPS = ["restart", "confirm", "join", "rank 0", "tick", "late"]
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(st.one_of(st.integers(1, 4), st.sampled_from(STEPS)), max_size=30),
+)
+def test_whoever_is_killed_whenever_the_job_gets_the_size_that_was_asked_for(
+    steps: list[int | str],
+) -> None:
+    """The master dies between any two steps, and messages are repeated or come late."""
+    harness = Elastic()
+    counted = 2
+
+    def act(step: int | str) -> None:
+        nonlocal counted
+        if isinstance(step, int):
+            harness.scale(step)
+        elif step == "restart":
+            harness.pending.clear()
+            harness.restart()
+            harness.node()
+        elif step == "confirm":
+            harness.confirm()
+        elif step == "join" and harness.job("a").resizing == "joining":
+            harness.join(*range(harness.job("a").counted, 4))
+        elif step == "rank 0":
+            wanted = harness.rank_0()
+            if wanted != counted:
+                counted = wanted
+                harness.rank_0(wanted)
+        elif step == "late":
+            harness.ask(AskSize(job="a", workers=2, since=3))
+        ranks = sum(number for _, number in harness.job("a").allocation)
+        harness.node(running=tuple(("a", rank) for rank in range(ranks)))
+        if step == "tick":
+            harness.tick()
+
+    for step in steps:
+        act(step)
+        record = harness.job("a")
+        assert record.state == "running"
+        assert sum(number for _, number in record.allocation) >= counted
+    for _ in range(4):
+        for step in ("tick", "confirm", "join", "rank 0"):
+            act(step)
+    record = harness.job("a")
+    assert harness.settled() == (record.workers or 2, "running")
+    assert counted == (record.workers or 2)
+
+
+def test_ranks_that_stay_keep_their_numbers() -> None:
+    assert compatible(((N2, 2),), ((N1, 1), (N2, 2))) == ((N2, 2), (N1, 1))
+    assert compatible(((N1, 1), (N2, 1)), ((N1, 2), (N2, 1))) is None
+    assert compatible(((N1, 2), (N2, 2)), ((N1, 2), (N2, 1))) == ((N1, 2), (N2, 1))
+    assert compatible(((N1, 2), (N2, 2)), ((N1, 1), (N2, 2))) is None
+    assert compatible(((N1, 2),), ((N2, 3),)) is None
+    assert trimmed(((N1, 2), (N2, 2), (N3, 1)), 3) == ((N1, 2), (N2, 1))
