@@ -7,6 +7,10 @@ started (one that its user started: registered) once some cluster can be given t
 were promised to jobs admitted before not counted. `"open"` lets it in, and leaves it to its cluster
 to find room, to share, and to undo what slows others.
 
+A job with GPUs that says how it shares aggregators is one gang with its servers (Tiresias, section
+3.3.1): it is given GPUs only where a cluster can place it too, or waits for both and holds neither.
+Jobs that need no aggregators pass it.
+
 Tenants (section 6: isolation is open in the paper): what a tenant's admitted jobs ask for together
 is at most its fraction of the pool's CPU, so that nobody can fill the pool; its waiting jobs are
 bounded, so that nobody can fill the queue; and the loss that its jobs may suffer by sharing goes
@@ -40,12 +44,17 @@ class Capacity:
     """Cores of all aggregators that are alive."""
     tenant_cpu: float
     """Cores that the tenant's admitted jobs ask for."""
+    tenant_aggregators: float = 0.0
+    """Aggregators that its other jobs take, or were promised."""
+    shared_cpu: float = 0.0
+    """Cores of the cluster that has most for one more job: of aggregators that it could be given,
+    and free ones of those that it has."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Why a job may not run yet. `aggregators` holds back those behind it too, or many small jobs
-    would starve a large one; `tenant` holds back its tenant's only."""
+    """Why a job may not run yet. `aggregators` holds back those behind it that need some too, or
+    many small jobs would starve a large one; `tenant` holds back its tenant's only."""
 
     cause: Literal["aggregators", "tenant"]
     reason: str
@@ -64,7 +73,21 @@ def hold(
             f"cores, the tenant's jobs have {capacity.tenant_cpu:.2f} of {allowed_cpu:.2f} "
             f"(cpu_fraction {tenant.cpu_fraction:g}); runs when one of them ends",
         )
-    if admission == "standalone" and capacity.free < spec.servers:
+    over = beyond_quota(spec, capacity.tenant_aggregators, tenant) if aggregates(spec) else None
+    if over is not None:
+        return over
+    if capacity.free >= spec.servers:
+        return None
+    shared = capacity.pool_cpu > 0.0 and demand_cpu <= capacity.shared_cpu + EPSILON
+    if admission == "open" and gathers(spec) and not shared:
+        return Hold(
+            "aggregators",
+            f"waits for aggregators beside its GPUs, which it is given together: it asks for "
+            f"{spec.servers}, a cluster could be given {max(0, capacity.free)}, and has "
+            f"{max(0.0, capacity.shared_cpu):.2f} cores to share of the {demand_cpu:.2f} that it "
+            "needs; runs when a job ends or `slackwater run aggregator` adds one",
+        )
+    if admission == "standalone":
         return Hold(
             "aggregators",
             f"waits for {spec.servers} aggregators, as many as it asks servers for: a cluster "
@@ -72,6 +95,29 @@ def hold(
             "aggregator` adds one",
         )
     return None
+
+
+def beyond_quota(spec: JobSpec, taken: float, tenant: Tenant) -> Hold | None:
+    """None: the tenant may take as many aggregators more as the job asks for."""
+    if not tenant.aggregators or taken + spec.servers <= tenant.aggregators + EPSILON:
+        return None
+    return Hold(
+        "tenant",
+        f"waits for {named(spec.tenant)}'s aggregators: it asks for {spec.servers}, the tenant's "
+        f"jobs have {taken:.3g} of {tenant.aggregators} (quota aggregators); runs when one of "
+        "them ends",
+    )
+
+
+def gathers(spec: JobSpec) -> bool:
+    """Tell whether its GPUs and its aggregation are one gang: it says how it shares aggregators."""
+    return bool(spec.gpus and spec.program) and spec.aggregation is not None
+
+
+def aggregates(spec: JobSpec) -> bool:
+    """Tell whether it is known to aggregate before its Agents register. A job with GPUs that does
+    not say so may be a program that needs no aggregator."""
+    return not spec.gpus or spec.aggregation is not None
 
 
 def refusal(
@@ -85,6 +131,12 @@ def refusal(
             "when one of them runs",
             retry_after_s=RETRY_S,
             code=TOO_MANY,
+        )
+    if tenant.aggregators and spec.servers > tenant.aggregators and aggregates(spec):
+        return Refused(
+            reason=f"it asks for {spec.servers} servers, {named(spec.tenant)} may have "
+            f"{tenant.aggregators} aggregators (quota aggregators of the master's tenants); ask "
+            "for fewer"
         )
     if admission == "standalone" and spec.servers > aggregators_max:
         return Refused(

@@ -12,13 +12,21 @@ from slackwater.schemas.job_requests import JobRegistered, RegisterJob
 from slackwater.schemas.job_states import STATE_SAID
 from slackwater.schemas.jobs import JobRecord, JobSpec, largest_share
 from slackwater.schemas.placement import PlaceJob
-from slackwater.services.master.admission import limits_of
+from slackwater.services.master.admission import Hold, aggregates, beyond_quota, limits_of
 from slackwater.services.master.explain import NO_CONTROLLER
 from slackwater.services.master.jobs import Job, unfit, unknown
 from slackwater.services.master.keys import Order
 from slackwater.services.master.lifecycle import advance, answer_waiting
 from slackwater.services.master.rerun import begin_again, ending
-from slackwater.services.master.state import JOBS_BUCKET, RETRY_S, State, held_back
+from slackwater.services.master.state import (
+    JOBS_BUCKET,
+    RETRY_S,
+    State,
+    cluster_rooms,
+    demands,
+    held_back,
+    tenant_aggregators,
+)
 
 
 def admit(state: State, spec: JobSpec, now_s: float) -> Refused | None:
@@ -141,7 +149,7 @@ def _place(state: State, job: Job, now_s: float) -> None:
     if Order("place") in job.asked:
         return
     if job.record.cluster is None:
-        if job.by_hand and _held_back(state, job, now_s):
+        if (job.by_hand or not aggregates(job.record.spec)) and _held_back(state, job, now_s):
             return
         cluster = _choose_cluster(state, job, now_s)
         if cluster is None:
@@ -165,7 +173,7 @@ def _place(state: State, job: Job, now_s: float) -> None:
 def _held_back(state: State, job: Job, now_s: float) -> bool:
     """A job that a worker node starts was held back before its start. This one's Agents are told to
     come again."""
-    why = held_back(state, job, now_s)
+    why = held_back(state, job, now_s) if job.by_hand else _beyond_quota(state, job)
     known = state.held.pop(job.id, None)
     if why is None:
         return False
@@ -177,22 +185,18 @@ def _held_back(state: State, job: Job, now_s: float) -> bool:
     return True
 
 
+def _beyond_quota(state: State, job: Job) -> Hold | None:
+    """Say why a job that runs on GPUs, and had not said that it aggregates, may not now."""
+    spec = job.record.spec
+    taken = tenant_aggregators(state, spec.tenant, job.id)
+    return beyond_quota(spec, taken, limits_of(state.config.tenants, spec.tenant))
+
+
 def _choose_cluster(state: State, job: Job, now_s: float) -> ClusterId | None:
     clusters, pool = state.clusters, state.pool
-    share, lent = pool.share(), pool.lent()
-    placed = [
-        (
-            other.record.cluster,
-            id,
-            # Aggregators lent for its profiling are allocated already.
-            max(0.0, clusters.demand_cpu(other.record.spec, share) - lent[id] * share),
-        )
-        for id, other in state.placed.items()
-        if other.record.cluster is not None
-    ]
-    lendable = {c: pool.unallocated(c) for c in clusters.known}
-    unallocated_cpu = {c: count * share for c, count in lendable.items()}
-    rooms = clusters.rooms(unallocated_cpu, placed, now_s)
+    share, lendable = pool.share(), {c: pool.unallocated(c) for c in clusters.known}
+    placed = demands(state)
+    rooms = cluster_rooms(state, placed, now_s)
     # Where the job's profiling would wait for temporaries is worse than any other fit.
     ready = [room for room in rooms if lendable[room.id] >= job.record.spec.servers]
     demand_cpu = clusters.demand_cpu(job.record.spec, share)

@@ -6,7 +6,7 @@ import msgspec
 
 from slackwater.common.base.limits import JOBS_MAX
 from slackwater.common.shell.config import ServiceConfig
-from slackwater.schemas.base import GPUS_MAX, IdText, LossLimit, Name
+from slackwater.schemas.base import AGGREGATORS_MAX, GPUS_MAX, IdText, LossLimit, Name
 from slackwater.services.master.scheduling.view import Rules
 
 Duration = Annotated[float, msgspec.Meta(gt=0.0)]
@@ -22,6 +22,9 @@ class Tenant(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=Tr
     """Part of the pool's CPU."""
     loss_limit: LossLimit = 0.0
     """LossLimit of each of its jobs; 0: that of the cluster."""
+    aggregators: Annotated[int, msgspec.Meta(ge=0, le=AGGREGATORS_MAX)] = 0
+    """Aggregators that its jobs may take together: of one that n jobs share, each takes 1/n. 0: any
+    number."""
     queued_max: Annotated[int, msgspec.Meta(ge=1, le=JOBS_MAX)] = JOBS_MAX
     """Jobs that wait to be started; one more is refused."""
     gpus: Annotated[int, msgspec.Meta(ge=0, le=GPUS_MAX)] = 0

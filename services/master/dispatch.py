@@ -15,7 +15,7 @@ from slackwater.common.base.effects import Log, StartTimer
 from slackwater.schemas.base import JobId
 from slackwater.schemas.jobs import JobRecord
 from slackwater.services.master import scaling
-from slackwater.services.master.admission import Hold, named
+from slackwater.services.master.admission import Hold, gathers, named
 from slackwater.services.master.gangs import asked, asked_spec, fits_processes
 from slackwater.services.master.jobs import Job
 from slackwater.services.master.keys import DecisionDue
@@ -65,7 +65,7 @@ def tick(state: State, now_s: float) -> None:
     gpus = state.gpus
     _tell_waits_for_gpus(state, now_s)
     changed = state.nodes.gpus(now_s) != gpus.capacities
-    gpus.due |= changed or bool(gpus.failure) or bool(gpus.closed) or gpus.barrier is not None
+    gpus.due |= changed or bool(gpus.failure) or bool(gpus.closed) or bool(gpus.gathering)
 
 
 def _settled(state: State, now_s: float) -> bool:
@@ -125,6 +125,13 @@ def _carry_out(
     """False: admission held a start back, so that the policy is to decide anew."""
     names = schedule.snapshot.names
     concerned = []
+    # Take no GPUs from anybody for a job that may not start.
+    if (decision.pause or decision.resize) and any(
+        holds.back(state.jobs[id]) for id in sorted(decision.start)
+    ):
+        for id in (*decision.pause, *decision.resize, *decision.start):
+            schedule.snapshot.touch(id)
+        return False
     schedule.split = {id: why for id, why in schedule.split.items() if id in schedule.snapshot.jobs}
     for id in decision.pause:
         job = state.jobs[id]
@@ -217,7 +224,9 @@ def _hide_too_large(schedule: Schedule, capacities: tuple[Capacity, ...], of_gpu
         fits = [
             id
             for id, record in snapshot.hidden.items()
-            if units_min(record) <= largest and record.spec.tenant not in schedule.closed
+            if units_min(record) <= largest
+            and record.spec.tenant not in schedule.closed
+            and id not in schedule.gathering
         ]
         snapshot.unhide(fits)
     snapshot.hide(large)
@@ -229,6 +238,14 @@ def units_min(record: JobRecord) -> int:
     return asked_spec(record).gpu_bounds[0] if record.spec.gpus else asked(record)
 
 
+def needs_aggregators(state: State, id: JobId) -> bool:
+    """Tell whether admission counts aggregators for the job, and it has none yet."""
+    record = state.jobs[id].record
+    return record.cluster is None and (
+        state.config.admission == "standalone" or gathers(record.spec)
+    )
+
+
 class _Holds:
     """The jobs that admission holds back (admission.py), in one look at a schedule."""
 
@@ -237,16 +254,19 @@ class _Holds:
         snapshot = schedule.snapshot
         self._before = {id for id in state.held if id in snapshot.jobs or id in snapshot.hidden}
         self._now: dict[JobId, Hold] = {}
-        self._idle = not state.limited
+        self._idle = not state.limited and schedule is state.slots
 
     def reopen(self) -> None:
         """Show the jobs of tenants that have room again."""
         schedule = self._schedule
         schedule.barrier = None
+        self._gather()
         for tenant in sorted(schedule.closed):
             hidden = [
                 id for id, record in schedule.snapshot.hidden.items()
-                if record.spec.tenant == tenant and units_min(record) <= schedule.largest
+                if record.spec.tenant == tenant
+                and units_min(record) <= schedule.largest
+                and id not in schedule.gathering
             ]  # fmt: skip
             first = self._state.jobs[hidden[0]] if hidden else None
             why = held_back(self._state, first, self._now_s) if first is not None else None
@@ -263,7 +283,7 @@ class _Holds:
     def blocked(self) -> bool:
         """Say whether nobody may start: the first that waits may not, and nobody overtakes it."""
         if self._idle or self._schedule is self._state.gpus:
-            return self._schedule.barrier is not None
+            return False
         waiting = self._schedule.snapshot.waiting
         while (first := next(iter(waiting), None)) is not None:
             if not self.back(self._state.jobs[first]):
@@ -274,7 +294,9 @@ class _Holds:
 
     def back(self, job: Job) -> bool:
         """Say whether the job may not start; its tenant's others, or all others, may not either."""
-        why = None if self._idle else held_back(self._state, job, self._now_s)
+        # A stopping job that goes on after all has what was promised to it before.
+        asked = not self._idle and job.record.state != "stopping"
+        why = held_back(self._state, job, self._now_s) if asked else None
         if why is None:
             return False
         self._note(job, why)
@@ -284,9 +306,47 @@ class _Holds:
             schedule.closed[tenant] = why
             of = [id for id, view in schedule.snapshot.waiting.items() if view.tenant == tenant]
             schedule.snapshot.hide(of)
+        elif schedule is self._state.gpus:
+            schedule.gathering[job.id] = why
+            schedule.snapshot.hide([job.id])
+            self._line_up()
         else:
             schedule.barrier = job.id
         return True
+
+    def _gather(self) -> None:
+        """Show the jobs that wait for aggregators, once there are enough for the first of them."""
+        schedule, hidden = self._schedule, self._schedule.snapshot.hidden
+        line = {id: why for id, why in schedule.gathering.items() if id in hidden}
+        schedule.gathering = line
+        first = self._state.jobs[next(iter(line))] if line else None
+        why = held_back(self._state, first, self._now_s) if first is not None else None
+        if first is not None and why is not None and why.cause == "aggregators":
+            line[first.id] = why
+            self._note(first, why)
+            self._line_up()
+            return
+        schedule.gathering = {}
+        schedule.snapshot.unhide(
+            id
+            for id in line
+            if units_min(hidden[id]) <= schedule.largest
+            and hidden[id].spec.tenant not in schedule.closed
+        )
+
+    def _line_up(self) -> None:
+        """Hide those that need aggregators too, or they would starve the first that waits for
+        them. Jobs that need none pass."""
+        schedule = self._schedule
+        first = next(iter(schedule.gathering))
+        behind = Hold(
+            "aggregators",
+            f"waits for aggregators beside its GPUs: job {first}, submitted earlier, waits for "
+            "some too; runs after it, or cancel that one",
+        )
+        needing = [id for id in schedule.snapshot.waiting if needs_aggregators(self._state, id)]
+        schedule.gathering |= dict.fromkeys(needing, behind)
+        schedule.snapshot.hide(needing)
 
     def _note(self, job: Job, why: Hold) -> None:
         self._now[job.id] = why
@@ -352,7 +412,7 @@ def waits_for_gpus(state: State, now_s: float) -> dict[JobId, str]:
             )
         else:
             tenant = record.spec.tenant
-            hold = state.held.get(id) or schedule.closed.get(tenant)
+            hold = state.held.get(id) or schedule.gathering.get(id) or schedule.closed.get(tenant)
             found[id] = hold.reason if hold is not None else ""
     left_out = state.nodes.avoided(now_s)
     return {id: f"{why}; {left_out}" for id, why in found.items()} if left_out else found

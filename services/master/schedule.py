@@ -21,6 +21,9 @@ class Schedule:
     """When the policy wants to be asked again."""
     closed: dict[str, Hold] = field(default_factory=dict)
     """Tenants that have their part of the pool: their jobs are hidden."""
+    gathering: dict[JobId, Hold] = field(default_factory=dict)
+    """Jobs that wait for GPUs and aggregators together, and are hidden while there are too few
+    aggregators: the first of them is held back, the others are behind it."""
     barrier: JobId | None = None
     """A job that admission holds back, and all behind it."""
     capacities: tuple[Capacity, ...] = ()

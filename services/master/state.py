@@ -8,6 +8,7 @@ functions on it.
 from collections import Counter
 from collections.abc import Iterator
 from heapq import heapify, heappush
+from math import inf
 from typing import Any
 
 import msgspec
@@ -15,10 +16,10 @@ import msgspec
 from slackwater.common.base.effects import Effect, Persist, Publish, Reply, Request
 from slackwater.common.base.limits import JOBS_MAX
 from slackwater.schemas import subjects
-from slackwater.schemas.base import JobId, Message, Refused
+from slackwater.schemas.base import ClusterId, JobId, Message, Refused
 from slackwater.schemas.cluster import TenantUse
 from slackwater.schemas.gpus import GpuId
-from slackwater.schemas.job_states import HOLDING_STATES, TERMINAL_STATES
+from slackwater.schemas.job_states import HOLDING_STATES, TERMINAL_STATES, WAITING_STATES
 from slackwater.schemas.jobs import JobEvent, JobRecord, JobSpec
 from slackwater.schemas.scheduling import PolicyRecord
 from slackwater.schemas.tenants import TenantInfo
@@ -26,12 +27,14 @@ from slackwater.services.master.admission import (
     DEFAULT,
     Capacity,
     Hold,
+    aggregates,
+    gathers,
     hold,
     limits_of,
     promised,
     refusal,
 )
-from slackwater.services.master.clusters import Clusters
+from slackwater.services.master.clusters import ClusterRoom, Clusters
 from slackwater.services.master.config import MasterConfig
 from slackwater.services.master.gangs import slots_held, vacating
 from slackwater.services.master.jobs import Job
@@ -80,7 +83,7 @@ class State:
         self.holders: dict[GpuId, dict[JobId, Job]] = {}
         """GPU -> the jobs whose processes run on it, or are about to."""
         self.limited = config.admission != "open" or any(
-            tenant.cpu_fraction < 1.0 for tenant in config.tenants.values()
+            tenant.cpu_fraction < 1.0 or tenant.aggregators for tenant in config.tenants.values()
         )
         """Admission may hold jobs back."""
         self.held: dict[JobId, Hold] = {}
@@ -270,23 +273,84 @@ def held_back(state: State, job: Job, now_s: float) -> Hold | None:
     """Why the job may not run yet (admission.py); None: it may."""
     spec, config = job.record.spec, state.config
     tenant = limits_of(config.tenants, spec.tenant)
-    if not state.limited:
+    gathering = gathers(spec) and job.record.cluster is None
+    if not state.limited and not gathering:
         return None
     share = state.pool.share()
+    counting = config.admission == "standalone" or gathering
     capacity = Capacity(
-        free=_free(state, now_s) if config.admission == "standalone" else 0,
+        free=_free(state, job.id, now_s) if counting else 0,
         pool_cpu=state.pool.alive * share,
-        tenant_cpu=tenant_cpu(state, spec.tenant),
+        tenant_cpu=tenant_cpu(state, spec.tenant, job.id),
+        tenant_aggregators=tenant_aggregators(state, spec.tenant, job.id),
+        shared_cpu=_shared_cpu(state, job.id, now_s) if gathering else inf,
     )
     demand_cpu = state.clusters.demand_cpu(spec, share)
     return hold(spec, demand_cpu, capacity, tenant, config.admission)
 
 
-def tenant_cpu(state: State, tenant: str) -> float:
+def tenant_aggregators(state: State, tenant: str, without: JobId | None = None) -> float:
+    """Count the aggregators that its admitted jobs take, or may take once they are placed."""
+    taken = 0.0
+    for id, job in state.admitted.get(tenant, {}).items():
+        part = state.sharers.part_of(id)
+        if id != without and (part or _promised(job.record)):
+            taken += part or job.record.spec.servers
+    return taken
+
+
+def _promised(record: JobRecord) -> bool:
+    """Tell whether aggregators are the job's, or are kept for it. A gang that waits for GPUs again
+    and was never placed has none."""
+    waits = bool(record.spec.gpus) and record.state in WAITING_STATES
+    return record.cluster is not None or (aggregates(record.spec) and not waits)
+
+
+def demands(state: State) -> list[tuple[ClusterId, JobId, float]]:
+    """List the jobs that were sent to a cluster, and the cores that each still asks for there."""
+    clusters, share, lent = state.clusters, state.pool.share(), state.pool.lent()
+    return [
+        (
+            job.record.cluster,
+            id,
+            # Aggregators lent for its profiling are allocated already.
+            max(0.0, clusters.demand_cpu(job.record.spec, share) - lent[id] * share),
+        )
+        for id, job in state.placed.items()
+        if job.record.cluster is not None
+    ]
+
+
+def cluster_rooms(
+    state: State, placed: list[tuple[ClusterId, JobId, float]], now_s: float
+) -> list[ClusterRoom]:
+    """Return the CPU that each cluster that is heard has for one more job."""
+    share = state.pool.share()
+    unallocated_cpu = {c: state.pool.unallocated(c) * share for c in state.clusters.known}
+    return state.clusters.rooms(unallocated_cpu, placed, now_s)
+
+
+def _shared_cpu(state: State, without: JobId, now_s: float) -> float:
+    """Return the CPU that the best cluster has for one more gang, without what those were promised
+    that have their GPUs and have not registered yet."""
+    share = state.pool.share()
+    promised_cpu = sum(
+        state.clusters.demand_cpu(job.record.spec, share)
+        for jobs in state.admitted.values()
+        for id, job in jobs.items()
+        if id != without and job.record.cluster is None and _promised(job.record)
+        if gathers(job.record.spec)
+    )
+    rooms = cluster_rooms(state, demands(state), now_s)
+    return max((room.free_cpu for room in rooms), default=0.0) - promised_cpu
+
+
+def tenant_cpu(state: State, tenant: str, without: JobId | None = None) -> float:
     """Cores that its admitted jobs ask for."""
     share = state.pool.share()
-    jobs = state.admitted.get(tenant, {}).values()
-    return sum(state.clusters.demand_cpu(job.record.spec, share) for job in jobs)
+    jobs = state.admitted.get(tenant, {}).items()
+    specs = (job.record.spec for id, job in jobs if id != without)
+    return sum(state.clusters.demand_cpu(spec, share) for spec in specs)
 
 
 def tenants(state: State, now_s: float) -> Iterator[TenantInfo]:
@@ -313,14 +377,17 @@ def tenants(state: State, now_s: float) -> Iterator[TenantInfo]:
         )
 
 
-def _free(state: State, now_s: float) -> int:
+def _free(state: State, without: JobId, now_s: float) -> int:
     """Count the aggregators that one cluster could be given, without promised ones."""
     clusters, pool = state.clusters, state.pool
     served = pool.profiling | {
         id for id, job in state.placed.items() if clusters.counts(job.record.cluster, id)
     }
     admitted = (
-        (id, job.record.spec) for jobs in state.admitted.values() for id, job in jobs.items()
+        (id, job.record.spec)
+        for jobs in state.admitted.values()
+        for id, job in jobs.items()
+        if id != without and _promised(job.record)
     )
     alive = [c for c in clusters.known if clusters.alive(c, now_s)]
     most = max((pool.unallocated(cluster) for cluster in alive), default=0)

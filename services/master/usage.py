@@ -81,7 +81,11 @@ class Sharers:
             self.drop(job)
             self._at[job] = aggregators
             self._jobs.update(aggregators)
-        return sum(1.0 / self._jobs[each] for each in aggregators)
+        return self.part_of(job)
+
+    def part_of(self, job: JobId) -> float:
+        """Return its part of aggregators; 0: it is not known where it is."""
+        return sum(1.0 / self._jobs[each] for each in self._at.get(job, ()))
 
     def drop(self, job: JobId) -> None:
         for each in self._at.pop(job, ()):

@@ -41,6 +41,7 @@ from slackwater.cli.submit_options import (
     Processes,
     Restarts,
     Servers,
+    Sharing,
     Staleness,
     Tenant,
     TimeLimit,
@@ -55,7 +56,7 @@ from slackwater.common.shell.config import explained
 from slackwater.console.after_dashes import CommandAfterDashes, after_dashes
 from slackwater.console.durations import seconds
 from slackwater.console.gpus import batch_bounds, gpu_types
-from slackwater.console.names import new_id, said
+from slackwater.console.names import new_id, policy_named, said
 from slackwater.console.options import Json, Seed, Url
 from slackwater.console.outcome import Usage, err, out, print_json, reported
 from slackwater.console.sizes import size_bytes
@@ -99,6 +100,7 @@ def submit(
     restarts: Restarts = 0,
     tenant: Tenant = "",
     loss_limit: LossLimit = 0.0,
+    aggregation: Sharing = "",
     seed: Seed = 0,
     wait: Wait = False,
     allow_fractional_share: Fractional = False,
@@ -201,6 +203,8 @@ def _with_options(
     fields = {name: options[name] for name in OF_ANY_JOB if typed(context, name)}
     if options["allow_fractional_share"]:
         fields["fractional_share"] = True
+    if options["aggregation"]:
+        fields["aggregation"] = policy_named(options["aggregation"], "--aggregation")
     if options["gpu_type"]:
         fields["gpu_types"] = gpu_types(options["gpu_type"])
     if options["memory"]:

@@ -256,6 +256,15 @@ TimeLimit = Annotated[
         rich_help_panel=_STOPS,
     ),
 ]
+Sharing = Annotated[
+    str,
+    typer.Option(
+        metavar="POLICY",
+        help="How it shares aggregators: edf, cyclic, static or another policy; by default as its "
+        "cluster does. A job with GPUs is then given them together with aggregators.",
+        rich_help_panel=_AGGREGATORS,
+    ),
+]
 HangTimeout = Annotated[
     str,
     typer.Option(

@@ -46,13 +46,13 @@ def said(spec: JobSpec, known: JobRecord | None) -> str:
     return done
 
 
-def policy_named(name: str) -> Aggregation:
-    """Check the policy's name. Raises Usage for one that is not registered here."""
+def policy_named(name: str, option: str = "--policy") -> Aggregation:
+    """Check the name given with `option`. Raises Usage for one that is not registered here."""
     from slackwater.services.controller.policies import known_policies
 
     known = known_policies()
     if name not in known:
-        raise Usage(f"--policy {name!r}: choose one of {', '.join(known)}")
+        raise Usage(f"{option} {name!r}: choose one of {', '.join(known)}")
     return name
 
 
