@@ -14,6 +14,7 @@ from slackwater.common.base.errors import Rejected
 from slackwater.loadgen.simulator.gpu.failures import Failures
 from slackwater.loadgen.simulator.gpu.jobmodels.base import Conditions, JobRun
 from slackwater.loadgen.simulator.gpu.outcome import Outcome, Segment
+from slackwater.loadgen.simulator.gpu.vacating import Awaited
 from slackwater.loadgen.simulator.gpu.workload import Submission
 from slackwater.services.master.scheduling.shown import shown, size_bounds
 from slackwater.services.master.scheduling.view import NOTHING, Allocation, JobView
@@ -25,7 +26,7 @@ class Active:
     """The engine's mutable side of an active job; `view` is what the policy sees of it."""
 
     __slots__ = (
-        "allocation", "attained", "begins_s", "first_start_s", "furthest", "generation", "gpus",
+        "allocation", "attained", "awaited", "first_start_s", "furthest", "generation", "gpus",
         "group", "job", "keeps_size", "left_s", "marked_s", "outcome", "ready_s", "restarts", "run",
         "run_s", "since_s", "useful", "vain", "view", "work",
     )  # fmt: skip
@@ -40,8 +41,8 @@ class Active:
         self.gpus = 0
         self.since_s: float = now_s
         self.ready_s: float = now_s
-        self.begins_s: float = now_s
-        """When the GPUs that it holds were, or will be, left by whoever had them."""
+        self.awaited: Awaited = ()
+        """GPUs that others were leaving when it was given them."""
         self.left_s: float = now_s
         """When it has left, or will have left, the GPUs that it held last."""
         self.marked_s: float = now_s

@@ -265,9 +265,9 @@ class Engine:
         if free:
             ready_s = max(active.ready_s, now_s)
         else:
-            left_s = self._vacating.take(allocation, self._cluster.free, now_s)
-            active.begins_s = max(now_s, left_s, active.left_s)
-            ready_s = active.begins_s + self._delay_s(active)
+            active.awaited = self._vacating.take(allocation, self._cluster.free, now_s)
+            begins_s = max(now_s, active.left_s, *(until_s for _, until_s in active.awaited))
+            ready_s = begins_s + self._delay_s(active)
         self._cluster.take(allocation, group)
         active.hold(now_s, allocation, group, ready_s, free)
         return self._surroundings.enter(active.job.number, allocation, group)
@@ -279,7 +279,9 @@ class Engine:
 
     def _vacate(self, active: Active, why: str) -> set[int]:
         """It saves and leaves its GPUs; answers whom that concerns."""
-        active.left_s = self._vacating.leave(active.allocation, active.begins_s, self._now_s)
+        active.left_s = self._vacating.leave(
+            active.allocation, active.awaited, active.ready_s, self._now_s
+        )
         return self._release(active, why)
 
     def _release(self, active: Active, why: str) -> set[int]:

@@ -9,6 +9,9 @@ from collections.abc import Sequence
 
 from slackwater.services.master.scheduling.view import Allocation
 
+Awaited = tuple[tuple[int, float], ...]
+"""The node of each GPU that others are leaving, and until when."""
+
 
 class Vacating:
     """Knows when each free GPU that is not idle yet will be."""
@@ -18,28 +21,29 @@ class Vacating:
         self._stop_s = stop_s
         self._until_s: list[list[float]] = [[] for _ in range(nodes)]
 
-    def leave(self, allocation: Allocation, begins_s: float, now_s: float) -> float:
-        """Return when a job that is stopped now will have left its GPUs. `begins_s`: when they
-        were, or will be, left by others: before it has begun, a job has nothing to save."""
+    def leave(
+        self, allocation: Allocation, awaited: Awaited, ready_s: float, now_s: float
+    ) -> float:
+        """Return when a job that is stopped now will have left its GPUs. Before it is ready it has
+        nothing to save, and each of its GPUs is left as it was `awaited` from others."""
         if not self._stop_s:
             return now_s
-        begun = begins_s <= now_s
-        until_s = now_s + self._stop_s if begun else begins_s
+        if now_s < ready_s:
+            for node, until_s in awaited:
+                insort(self._until_s[node], until_s)
+            return now_s
         for node, gpus in allocation:
             for _ in range(gpus):
-                insort(self._until_s[node], until_s)
-        return until_s if begun else now_s
+                insort(self._until_s[node], now_s + self._stop_s)
+        return now_s + self._stop_s
 
-    def take(self, allocation: Allocation, free: Sequence[int], now_s: float) -> float:
-        """Return when the last of these GPUs is left. `free`: free GPUs by node, before that."""
-        last_s = now_s
-        if not self._stop_s:
-            return last_s
-        for node, gpus in allocation:
+    def take(self, allocation: Allocation, free: Sequence[int], now_s: float) -> Awaited:
+        """Return the GPUs among these that others are leaving. `free`: free GPUs by node, before
+        that."""
+        found: list[tuple[int, float]] = []
+        for node, gpus in allocation if self._stop_s else ():
             later = [until_s for until_s in self._until_s[node] if until_s > now_s]
-            awaited = gpus - (free[node] - len(later))
-            if awaited > 0:
-                last_s = max(last_s, later[awaited - 1])
-                del later[:awaited]
-            self._until_s[node] = later
-        return last_s
+            awaited = max(0, gpus - (free[node] - len(later)))
+            found += [(node, until_s) for until_s in later[:awaited]]
+            self._until_s[node] = later[awaited:]
+        return tuple(found)

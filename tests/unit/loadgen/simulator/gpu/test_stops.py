@@ -62,18 +62,30 @@ def test_a_victim_that_has_not_begun_has_nothing_to_save() -> None:
     assert (third.start_s, third.ready_s) == (12, 16)
 
 
-def test_a_job_does_not_begin_again_before_it_has_left() -> None:
+def test_idle_gpus_of_a_victim_that_has_not_begun_are_idle_again() -> None:
+    """A job of two GPUs gets one that is idle and one that is being left. Stopped before it is
+    ready, it leaves each as it was."""
+    vacating = Vacating(1, stop_s=5)
+    assert vacating.leave(((0, 1),), (), ready_s=0, now_s=10) == 15
+    awaited = vacating.take(((0, 2),), (2,), 11)
+    assert awaited == ((0, 15),)
+    assert vacating.leave(((0, 2),), awaited, ready_s=16, now_s=12) == 12
+    assert vacating.take(((0, 1),), (2,), 12) == ()
+    assert vacating.take(((0, 1),), (1,), 12) == ((0, 15),)
+
+
+def test_a_gpu_is_awaited_until_it_is_left() -> None:
     vacating = Vacating(2, stop_s=5)
-    assert vacating.leave(((0, 2),), begins_s=0, now_s=10) == 15
-    assert vacating.take(((1, 2),), (2, 2), 11) == 11, "node 1 is idle"
-    assert vacating.take(((0, 1),), (2, 0), 11) == 15
-    assert vacating.take(((0, 1),), (1, 0), 16) == 16, "it has left by then"
+    vacating.leave(((0, 2),), (), ready_s=0, now_s=10)
+    assert vacating.take(((1, 2),), (2, 2), 11) == (), "node 1 is idle"
+    assert vacating.take(((0, 1),), (2, 0), 11) == ((0, 15),)
+    assert vacating.take(((0, 1),), (1, 0), 16) == (), "it has left by then"
 
 
 def test_without_a_cost_nobody_waits() -> None:
     vacating = Vacating(1, stop_s=0)
-    assert vacating.leave(((0, 1),), begins_s=0, now_s=10) == 10
-    assert vacating.take(((0, 1),), (1,), 10) == 10
+    assert vacating.leave(((0, 1),), (), ready_s=0, now_s=10) == 10
+    assert vacating.take(((0, 1),), (1,), 10) == ()
 
 
 def test_the_option_reaches_the_costs_and_is_refused_where_it_has_no_meaning() -> None:
