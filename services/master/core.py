@@ -227,7 +227,8 @@ class Master:
             if state.usage.has(record):  # Its use is in its tenant's sums.
                 lifecycle.forget(state, JobId(record.spec.id))
             else:
-                state.know(Job(upgraded(record), heard_s=now_s))
+                known = upgraded(record)
+                state.know(Job(known, heard_s=now_s, found=known.attempt))
                 state.usage.note(record.usage)
         lifecycle.prune(state)
         policies = records.get(gpu_policy.POLICIES_BUCKET, {})

@@ -44,8 +44,9 @@ def late_node(state: State, job: Job, now_s: float) -> tuple[NodeId, str] | None
 def give_up(state: State, job: Job, node: NodeId, why: str, now_s: float) -> None:
     """Give up the attempt because of `node`: what is kept for it is free again, and where ranks of
     it were started they are stopped."""
-    nothing_there = job.unprepared
-    verb = "take" if nothing_there else "start"
+    verb = "take" if job.unprepared else "start"
+    # Another master may have started ranks before this one asked.
+    nothing_there = job.unprepared if job.found != job.record.attempt else []
     avoided_s = state.nodes.avoid(node, f"it did not {verb} job {job.id}: {why}", now_s)
     reason = (
         f"worker node {node} does not {verb} it: {why}; it waits for other GPUs, and {node} is "

@@ -60,6 +60,8 @@ class Job:
     """The last log line of each rank that others waited for."""
     meeting: str = ""
     """host:port on which the ranks of this attempt meet, as its first node said."""
+    found: int | None = None
+    """The attempt that it was in when this master began: its processes may run already."""
     begun: tuple[Verb, float] | None = None
     """Since when the nodes of a gang have been asked to keep room, or to start it; None: they have
     not."""

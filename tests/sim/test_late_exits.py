@@ -40,7 +40,7 @@ REPEATED = 0.3
 
 
 @dataclass(eq=False)
-class Way:
+class Sent:
     """A message on its way; the answer to a copy is nobody's."""
 
     to: str
@@ -65,9 +65,9 @@ class World(GpuHarness):
 
     def __init__(self, seed: int) -> None:
         self.rng = Random(seed)
-        self.on_way: list[Way] = []
-        self.lanes: dict[str, list[Way]] = {}
-        self.asked: dict[int, Way] = {}
+        self.on_way: list[Sent] = []
+        self.lanes: dict[str, list[Sent]] = {}
+        self.asked: dict[int, Sent] = {}
         """Token -> what a node has not answered yet."""
         self.life = 0
         self.exits: dict[tuple[str, int, int], int] = {}
@@ -91,7 +91,7 @@ class World(GpuHarness):
         effects = super().step(event)
         for effect in effects:
             if isinstance(effect, Request) and ".worker." in effect.subject:
-                way = Way(effect.subject.split(".")[4], effect, self.life)
+                way = Sent(effect.subject.split(".")[4], effect, self.life)
                 lane = self.lanes.setdefault(effect.lane or f"{id(effect)}", [])
                 lane.append(way)
                 if len(lane) == 1:
@@ -99,11 +99,11 @@ class World(GpuHarness):
         self.check()
         return effects
 
-    def send(self, way: Way) -> None:
+    def send(self, way: Sent) -> None:
         way.until_s = self.now_s + way.ask.budget_s
         self.on_way.append(way)
         if self.rng.random() < REPEATED:
-            self.on_way.append(Way(way.to, way.ask, way.life, copy=True))
+            self.on_way.append(Sent(way.to, way.ask, way.life, copy=True))
 
     def restarted(self) -> None:
         self.life += 1
@@ -122,7 +122,7 @@ class World(GpuHarness):
             )  # fmt: skip
 
     def check(self) -> None:
-        """Whatever the master believes of a rank's end has happened in the attempt it is in."""
+        """Check that what the master believes of a rank's end has happened in this attempt."""
         for id, job in self.core.state.jobs.items():
             record = job.record
             known = self.seen.setdefault(id, {})
@@ -157,7 +157,7 @@ class World(GpuHarness):
                 case StartTimer(key=key, at_s=at_s):
                     node.timers[key] = at_s
                 case Request():
-                    self.send(Way("master", effect, 0))
+                    self.send(Sent("master", effect, 0))
 
     def begin(self, name: str, job: str, rank: int, number: int, ids: tuple[str, ...]) -> None:
         for node in self.nodes.values():
@@ -195,7 +195,7 @@ class World(GpuHarness):
         requested = Requested(self.token, way.ask.message)
         self.carry_out(way.to, self.nodes[way.to].core.step(requested, self.now_s))
 
-    def answered(self, way: Way, message: Message) -> None:
+    def answered(self, way: Sent, message: Message) -> None:
         if way.life != self.life:
             return  # Its sender was killed.
         if isinstance(message, Refused) and message.retry_after_s and self.now_s < way.until_s:

@@ -236,3 +236,22 @@ def test_ranks_that_meet_without_aggregators_all_start_again() -> None:
     effects = harness.ask(ResumeJob(job="a"))
     (start,) = [m for m in orders(effects) if isinstance(m, StartWorkers)]
     assert start.ranks == (0, 1)
+
+
+def test_a_gang_that_another_master_may_have_started_is_stopped_on_every_node() -> None:
+    """Regression: a master was restarted when ranks ran already, asked again, and took the node
+    that did not answer in time for one on which nothing of the job was."""
+    harness = Asked()
+    harness.submit("a", 4)
+    for node in ("n1", "n2"):
+        harness.answer_prepare(node, Prepared(host=node, port=1))
+    harness.restart()
+    harness.hear()
+    harness.tick(1.0)
+    harness.hear()
+    stops = [m for m in orders(harness.tick(STEP_S)) if isinstance(m, StopWorkers)]
+    assert len(stops) == 2
+    harness.obey("stop", "@n1")
+    assert harness.job("a").state == "stopping"
+    harness.obey("stop", "@n2")
+    assert harness.job("a").state == "paused"
