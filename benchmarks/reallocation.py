@@ -1,4 +1,4 @@
-"""What it costs to take a job's GPUs away and to give them back, live.
+"""Measure what it costs to take a job's GPUs away and to give them back, live.
 
 A job of two Agents trains on a node with two (fake) GPUs, and another one waits for them. The job
 is paused and resumed, again and again: told are the seconds from the order to pause until the other

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import get_args
+from typing import Final, get_args
 
 import msgspec
 
@@ -14,7 +14,7 @@ from slackwater.common.shell.definition import Level, ServiceDefinition
 from slackwater.common.shell.metrics import NO_TENANT
 from slackwater.common.shell.world import World
 from slackwater.schemas import subjects
-from slackwater.schemas.base import Seconds
+from slackwater.schemas.base import Message, Seconds
 from slackwater.schemas.cluster import (
     TENANTS_MAX,
     AdoptAggregators,
@@ -63,6 +63,32 @@ from slackwater.services.master.usage import USAGE_BUCKET
 from slackwater.services.master.usage_listing import totals
 
 LEASE = "master"
+ENDPOINTS: Final[dict[str, type[Message]]] = {
+    "submit": SubmitJob,
+    "cancel": CancelJob,
+    "rerun": RerunJob,
+    "delete": DeleteJob,
+    "pause": PauseJob,
+    "resume": ResumeJob,
+    "scale": ScaleJob,
+    "size": AskSize,
+    "join": JoinJob,
+    "get": GetJob,
+    "list": ListJobs,
+    "register": RegisterJob,
+    "finish": FinishJob,
+    "worker-exited": WorkerExited,
+    "missing": AskMissing,
+    "allocate": AllocateAggregators,
+    "deallocate": DeallocateAggregators,
+    "adopt": AdoptAggregators,
+    "aggregators": ListAggregators,
+    "tenants": ListTenants,
+    "usage": GetUsage,
+    "policy": GetPolicy,
+    "set-policy": SetPolicy,
+    "nodes": ListNodes,
+}
 
 
 def definition(
@@ -87,32 +113,7 @@ def definition(
             POLICIES_BUCKET: PolicyRecord,
             USAGE_BUCKET: UsageRecord,
         },
-        endpoints={
-            "submit": SubmitJob,
-            "cancel": CancelJob,
-            "rerun": RerunJob,
-            "delete": DeleteJob,
-            "pause": PauseJob,
-            "resume": ResumeJob,
-            "scale": ScaleJob,
-            "size": AskSize,
-            "join": JoinJob,
-            "get": GetJob,
-            "list": ListJobs,
-            "register": RegisterJob,
-            "finish": FinishJob,
-            "worker-exited": WorkerExited,
-            "missing": AskMissing,
-            "allocate": AllocateAggregators,
-            "deallocate": DeallocateAggregators,
-            "adopt": AdoptAggregators,
-            "aggregators": ListAggregators,
-            "tenants": ListTenants,
-            "usage": GetUsage,
-            "policy": GetPolicy,
-            "set-policy": SetPolicy,
-            "nodes": ListNodes,
-        },
+        endpoints=ENDPOINTS,
         concurrency={"submit": ADMISSIONS_MAX},
         subscriptions={
             subjects.telemetries("aggregator", what="heartbeat"): AggregatorHeartbeat,
