@@ -9,7 +9,7 @@ was only intended.
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import assert_never
+from typing import Final, assert_never
 
 import msgspec
 
@@ -80,6 +80,10 @@ from slackwater.services.worker.events import (
 from slackwater.services.worker.rank_state import Rank as _Rank
 from slackwater.services.worker.rank_state import Reserved as _Reserved
 
+STOPPED_S: Final = 60.0
+"""Seconds for which an attempt that was told to stop is not begun by an order that comes late: no
+sender repeats one for as long."""
+
 
 class WorkerCore:
     def __init__(self, node: NodeId, slots: int, stop_grace_s: float, keep_jobs: bool) -> None:
@@ -91,6 +95,8 @@ class WorkerCore:
         self._stopping: dict[KillDue, list[int]] = {}
         """Processes of a job -> who waits to be told that they have ended."""
         self._reserved: dict[JobId, _Reserved] = {}
+        self._stopped_until: dict[JobId, tuple[int, float]] = {}
+        """Job -> the last attempt that was told to stop, and until when that is remembered."""
         self._ready = False
         self._draining = False
         self._short = ""
@@ -110,7 +116,7 @@ class WorkerCore:
             case ProcessesFound(found=found):
                 return self._adopt(found)
             case Requested(token=token, message=PrepareWorkers() as message):
-                return self._prepare(token, message)
+                return self._prepare(token, message, now_s)
             case ProgramLooked():
                 return self._looked(event, now_s)
             case Requested(token=token, message=StartWorkers() as message):
@@ -262,9 +268,9 @@ class WorkerCore:
 
     # Room for a gang ------------------------------------------------------------------------------
 
-    def _prepare(self, token: int, message: PrepareWorkers) -> list[Effect]:
+    def _prepare(self, token: int, message: PrepareWorkers, now_s: float) -> list[Effect]:
         job, attempt = JobId(message.job), message.attempt
-        if refused := self._not_now(job, attempt):
+        if refused := self._not_now(job, attempt) or self._was_stopped(job, attempt, now_s):
             return [Reply(token, refused)]
         known = self._reserved.get(job)
         if known is not None and known.attempt > attempt:
@@ -289,11 +295,20 @@ class WorkerCore:
         kept.rendezvous = kept.rendezvous or message.rendezvous
         return msgspec.structs.replace(message, rendezvous=kept.rendezvous)
 
+    def _was_stopped(self, job: JobId, attempt: int, now_s: float) -> Refused | None:
+        last, until_s = self._stopped_until.get(job, (-1, now_s))
+        if attempt > last or now_s >= until_s:
+            return None
+        reason = f"{self._node}: attempt {attempt} of job {job} was told to stop"
+        return Refused(reason=reason, retry_after_s=1.0)
+
     def _came_late(
         self, job: JobId, message: StartWorkers, new: list[_Rank], now_s: float
     ) -> Refused | None:
-        """Say why a gang's first processes are not started: its master has given the attempt up,
-        or is about to, since this node lost its room, or did not hear for so long."""
+        """Say why processes are not started, a gang's first ones above all: its master has given
+        the attempt up, or is about to, since this node lost its room or did not hear for long."""
+        if new and (refused := self._was_stopped(job, message.job_attempt, now_s)):
+            return refused
         if not message.rendezvous or all(rank.attempt % RUN_ATTEMPTS for rank in new):
             return None
         kept = self._reserved.get(job)
@@ -362,6 +377,9 @@ class WorkerCore:
             return [Reply(token, Refused(reason=reason, retry_after_s=limits.RETRY_WAIT_S_MIN))]
         if not message.ranks:
             self._give_up(which.job, which.last)
+            kept = self._stopped_until.items()
+            self._stopped_until = {job: stop for job, stop in kept if stop[1] > now_s}
+            self._stopped_until[which.job] = which.last, now_s + STOPPED_S
         if not any(self._which(which)):
             return [Reply(token, Ok())]
         known = which in self._stopping

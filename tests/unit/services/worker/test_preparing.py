@@ -16,7 +16,7 @@ from slackwater.schemas.workers import (
     StartWorkers,
     StopWorkers,
 )
-from slackwater.services.worker.core import WorkerCore
+from slackwater.services.worker.core import STOPPED_S, WorkerCore
 from slackwater.services.worker.effects import LookAtProgram, ReservationDue, RunRank
 from slackwater.services.worker.environment import cannot_start, gang_environment, idle_port
 from slackwater.services.worker.events import Found, ProcessesFound, ProcessExited, ProgramLooked
@@ -162,6 +162,21 @@ def test_a_stop_gives_the_room_up_and_a_late_start_of_it_is_not_the_node_s_to_ju
     refused(node.prepare("b", "g0"), "job a, which starts")
     assert node.ask(StopWorkers(job="a", attempt=1)) == Ok()
     assert isinstance(node.prepare("b", "g0"), Prepared)
+
+
+def test_an_attempt_that_was_told_to_stop_is_not_begun_by_orders_that_come_late() -> None:
+    """Regression: copies of its prepare and its start, delivered after the stop, ran it again, and
+    nobody stopped that."""
+    node = Node()
+    node.prepare("a", "g0")
+    assert node.ask(StopWorkers(job="a", attempt=0)) == Ok()
+    late = refused(node.prepare("a", "g0"), "n1: attempt 0 of job a was told to stop")
+    assert late.retry_after_s > 0.0
+    refused(node.start("a", "g0"), "attempt 0 of job a was told to stop")
+    assert isinstance(node.prepare("a", "g0", attempt=1), Prepared)
+    node.ask(StopWorkers(job="a", attempt=1))
+    node.now_s = STOPPED_S
+    assert isinstance(node.prepare("a", "g0"), Prepared), "another job, by now"
 
 
 def test_room_that_nobody_uses_is_free_again_in_time() -> None:
