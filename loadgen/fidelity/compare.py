@@ -58,9 +58,12 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
             found.append(
                 f"{self.live.preemptions} preemptions live, {self.simulated.preemptions} simulated"
             )
-        if self.tau < TAU:
-            found.append(f"the orders of first starts agree at tau {self.tau:.3f}, below {TAU}")
-        return found
+        return found + self.misses_of_order()
+
+    def misses_of_order(self) -> list[str]:
+        if self.tau >= TAU:
+            return []
+        return [f"the orders of first starts agree at tau {self.tau:.3f}, below {TAU}"]
 
     def misses_of_times(self) -> list[str]:
         found = []

@@ -91,12 +91,17 @@ class Fidelity(msgspec.Struct, frozen=True, kw_only=True):
         return found + [f"audit: {each}" for each in (*self.findings, *self.simulated_findings)]
 
     def misses(self) -> list[str]:
-        """Say what is not as it has to be; empty: all is."""
+        """Say what is not as it has to be; empty: all is. While its master is being started again
+        a cluster decides nothing: where it was killed, times are for the reader to judge."""
+        if self.kills:
+            return self.wrong() + self.compared.misses_of_order()
         return self.wrong() + self.compared.misses()
 
     def doubts(self) -> list[str]:
         """Say why it does not pass; empty: it does."""
         found = self.misses()
+        if self.kills:
+            return found
         if self.eta_error is not None and self.eta_error > compare.ETA_WITHIN:
             found.append(
                 f"ends were foretold {self.eta_error:.0%} off in the middle of jobs' lives, beyond "
