@@ -51,7 +51,9 @@ thorough: setup-dev setup-torch kernels ## what `make test` leaves out: more see
 	$(BIN)/python -m pytest -q -n 3 --dist worksteal -m 'slow and not nightly' tests
 
 nightly: setup-dev setup-torch kernels ## what is long and seldom fails, the experiment, all seeds
-	$(BIN)/python -m pytest -q -n 3 --dist worksteal -m nightly --timeout 1800 tests
+	$(BIN)/python -m pytest -q -n 3 --dist worksteal -m nightly --timeout 1800 tests \
+	  --ignore tests/integration/fidelity
+	$(BIN)/python -m pytest -q -m nightly --timeout 1800 tests/integration/fidelity
 	$(MAKE) sim experiment
 
 experiment: setup ## the paper's figure 10 with its controls; a quiet machine, some minutes

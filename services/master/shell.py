@@ -96,9 +96,7 @@ def definition(
 ) -> ServiceDefinition:
     """One instance leads, the others of this lease stand by; whichever leads answers as `main`.
     `durations`: seconds that jobs run, where a simulation knows them."""
-    if durations is None and config.gpu_durations:
-        durations = _durations(Path(config.gpu_durations))
-    core = Master(config, durations)
+    core = Master(config, _told(config) if durations is None else durations)
 
     return ServiceDefinition(
         service="master",
@@ -129,13 +127,17 @@ def definition(
     )
 
 
-def _durations(path: Path) -> Durations:
-    """Raises ConfigRejected."""
+def _told(config: MasterConfig) -> Durations | None:
+    """Read how long jobs run, where somebody tells that. Raises ConfigRejected."""
+    if not config.gpu_durations:
+        return None
     try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Seconds])
+        found = Path(config.gpu_durations).read_bytes()
+        return msgspec.json.decode(found, type=dict[str, Seconds])
     except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ConfigRejected(
-            f"gpu_durations {path}: {error}; name a JSON file of the seconds by job, or none"
+            f"gpu_durations {config.gpu_durations}: {error}; name a JSON file of the seconds by "
+            "job, or none"
         ) from error
 
 
