@@ -176,13 +176,13 @@ class Warm:
         descriptors: Sequence[int],
     ) -> bool:
         """Start the rank, whose intention is on disk. `descriptors`: what it prints to, then what
-        it is to hold. False: start it cold."""
+        it is to hold, by the same numbers. False: start it cold."""
         reason = why_cold(intent.program, environment, self._environment)
         if reason:
             _log.debug("warm.cold", job=intent.job, rank=intent.rank, reason=reason)
             return False
         self._needed.set()
-        request = _request(files, intent, environment)
+        request = _request(files, intent, environment, descriptors[1:])
         async with self._one:
             answer = await self._asked(request, descriptors)
         if "leader" not in answer:
@@ -207,11 +207,14 @@ class Warm:
         return answer
 
 
-def _request(files: RankFiles, intent: Intent, environment: Mapping[str, str]) -> bytes:
+def _request(
+    files: RankFiles, intent: Intent, environment: Mapping[str, str], held: Sequence[int]
+) -> bytes:
     seen = {name: value for name, value in environment.items() if name != CGROUP}
     request = {
         "prefix": files.prefix,
         "argv": intent.program[1:],
+        "numbers": list(held),
         "folder": intent.folder or os.getcwd(),
         "environment": seen,
         "cgroup": environment.get(CGROUP, ""),

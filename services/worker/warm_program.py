@@ -14,6 +14,7 @@ import atexit
 import builtins
 import contextlib
 import ctypes
+import fcntl
 import gc
 import importlib
 import io
@@ -127,12 +128,7 @@ def _leader(request: Request, descriptors: list[int], control: socket.socket) ->
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     _mark(request["mark"])
     _enter(request)
-    printing, *held = descriptors
-    os.dup2(printing, 1)
-    os.dup2(printing, 2)
-    os.close(printing)
-    for descriptor in held:
-        os.set_inheritable(descriptor, True)
+    control = _give(control, descriptors, request["numbers"])
     os.chdir(request["folder"])
     stopped: list[int] = []
     for number in _STOPS:
@@ -154,6 +150,22 @@ def _leader(request: Request, descriptors: list[int], control: socket.socket) ->
     except OSError:
         os.close(os.open(f"{prefix}exit-{code}", os.O_WRONLY | os.O_CREAT, 0o666))
     return code
+
+
+def _give(control: socket.socket, given: list[int], numbers: list[int]) -> socket.socket:
+    """Let the process print into the first descriptor, and have the others by the numbers that its
+    environment names. Return `control`, which has another number now."""
+    above = max(numbers, default=2) + 1
+    moved = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, above) for descriptor in given]
+    moved_control = fcntl.fcntl(control, fcntl.F_DUPFD_CLOEXEC, above)
+    control.close()
+    for descriptor in given:
+        os.close(descriptor)
+    for descriptor, number in zip(moved, (1, *numbers), strict=True):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    os.dup2(1, 2)
+    return socket.socket(fileno=moved_control)
 
 
 def _enter(request: Request) -> None:
