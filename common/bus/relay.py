@@ -66,6 +66,8 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     """The relay's socket."""
     hello: RelayHello
+    service: int = 0
+    """The account of the services of this host."""
 
     def __str__(self) -> str:
         return f"the worker service ({self.path})"

@@ -11,7 +11,7 @@ import os
 import resource
 import socket
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -30,10 +30,12 @@ BEST_FIRST: Final = ("memory", "shm", "verbs", "tcp")
 """`memory` exists only inside one process; a kind that is not named comes last."""
 
 
-def live_fabrics(forced: str | None = None, *, rdma_device: str = "") -> dict[str, Fabric]:
+def live_fabrics(
+    forced: str | None = None, *, rdma_device: str = "", job_accounts: Iterable[int] = ()
+) -> dict[str, Fabric]:
     """The fabrics of this host, best first. `forced` is `--transport`, `rdma_device` as
-    VerbsTuning's. Raises ConfigRejected."""
-    made: dict[str, Fabric] = {"shm": ShmFabric()}
+    VerbsTuning's, `job_accounts` may connect over shm too. Raises ConfigRejected."""
+    made: dict[str, Fabric] = {"shm": ShmFabric(allowed_uids=frozenset(job_accounts))}
     if not why_not():
         made["verbs"] = VerbsFabric(VerbsTuning(device=rdma_device))
     made["tcp"] = TcpFabric()

@@ -6,7 +6,8 @@ takes no part in, and `view` lets a consumer work in place. Handing a region ove
 descriptor over. Mapped memory cannot be taken back: after `revoke` a peer of ours refuses to use
 it, but a region whose peer is not trusted any more must never be lent again.
 
-Who may connect: processes of our user or of root (SO_PEERCRED), over a socket file with mode 0600.
+Who may connect: processes of our user or of root (SO_PEERCRED), over a socket file with mode 0600;
+where jobs have accounts of their own, these as well.
 """
 
 import asyncio
@@ -395,6 +396,7 @@ class ShmFabric:
     ) -> None:
         self._host = host or host_identity()
         self._device = device
+        self._mode = 0o666 if allowed_uids else 0o600
         self._uids = allowed_uids | {os.geteuid(), 0}
 
     async def listen(
@@ -420,7 +422,7 @@ class ShmFabric:
             stream.start(channel)
             accepted.begin(channel)
 
-        sock = bind(path)
+        sock = bind(path, self._mode)
         door = Greeter(
             sock, greet, greet_s=limits.CONNECT_S, passes_fds=True,
             peer_of=lambda sock, _: credentials(sock),

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from slackwater.common.base import limits
+from slackwater.common.base.accounts import AccountRange
 from slackwater.common.shell.config import ServiceConfig
 from slackwater.schemas.base import IdText
 
@@ -20,6 +21,8 @@ class AggregatorConfig(ServiceConfig, kw_only=True, frozen=True):
     """
     shm_path: str = ""
     """Unix socket for parties of this host; empty: `slots.sock` in `state_dir`."""
+    job_accounts: AccountRange = ""
+    """User ids that may connect there too: the `accounts` of this host's worker service."""
     tcp_address: str = ""
     """host:port for parties of other hosts (port 0: any free one); empty: none."""
     verbs_address: str = ""

@@ -11,6 +11,7 @@ from typing import Final
 import psutil
 
 from slackwater.common.base import limits
+from slackwater.common.base.accounts import account_ids
 from slackwater.common.base.errors import ConfigRejected
 from slackwater.common.native import descriptors
 from slackwater.common.native.cgroup import memory_bytes
@@ -290,7 +291,11 @@ def _fabrics(config: AggregatorConfig, given: Mapping[str, Fabric] | None) -> di
         return dict(given)
     if config.verbs_address and (why := why_not()):
         raise ConfigRejected(f"aggregator: verbs_address is set, and there is {why}")
-    return live_fabrics(config.transport or None, rdma_device=config.rdma_device)
+    return live_fabrics(
+        config.transport or None,
+        rdma_device=config.rdma_device,
+        job_accounts=account_ids(config.job_accounts),
+    )
 
 
 def _addresses(config: AggregatorConfig, kinds: Container[str]) -> dict[str, str]:

@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from slackwater.common.base.accounts import AccountRange
 from slackwater.common.shell.config import ServiceConfig
 from slackwater.schemas.base import NODE_GPUS_MAX, Cores, Count, IdText, NodeId
 from slackwater.schemas.gpus import FAKE, Gpu, GpuType
@@ -33,6 +34,9 @@ class WorkerConfig(ServiceConfig, kw_only=True, frozen=True):
     """Bytes of main memory that jobs may be given; 0: all that this service may use."""
     stop_grace_s: Annotated[float, msgspec.Meta(gt=0.0, le=4.0)] = 3.0
     """Seconds between SIGTERM and SIGKILL; a drain has 5 s for all of it."""
+    accounts: AccountRange = ""
+    """User ids that nobody else has, `60000-60999`: each job runs under one of its own. For
+    services that run as root; empty: jobs run under the service's account."""
     cgroups: bool = True
     """Give each rank a cgroup of its own where the host allows it (`slackwater doctor` says so), so
     that none of its processes is left behind; false: find them by a mark in their environment."""

@@ -13,6 +13,7 @@ service that was killed finds the rest: `rank<k>.` followed by
     token         digest of what the program shows to the relay (see tokens.py)
     stacks        where its program stood, written when asked (see stacks.py)
     result.json   written by the program (SLACKWATER_RESULT)
+    own           where the program has an account of its own: its home, and its result.json
     exit          the exit code; where the disk is full, an empty exit-<code> instead
     reported      the master has stored it
 
@@ -25,6 +26,7 @@ import contextlib
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -58,7 +60,7 @@ exit $code
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _OF_ALL_ATTEMPTS: Final = ("intent.json", "log")
 _OF_AN_ATTEMPT: Final = (
-    "process", "logger", "token", "stacks", "result.json", "exit", "exit-*", "reported",
+    "process", "logger", "token", "stacks", "own", "result.json", "exit", "exit-*", "reported",
 )  # fmt: skip
 CODE_UNKNOWN: Final = -9
 """Leader and program were killed together: nobody was left to write the code."""
@@ -79,6 +81,8 @@ class Intent(msgspec.Struct, frozen=True, kw_only=True):
     allocation: NodeAllocation = ()
     env: dict[str, str] = msgspec.field(default_factory=dict)
     rendezvous: str = ""
+    account: int = 0
+    """The account that the program runs under; 0: the service's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +181,7 @@ class RankFiles:
         if program[0] == "python":
             program[0] = sys.executable
         return subprocess.Popen(
-            ["/bin/sh", "-c", _LAUNCH, self.prefix, *program],
+            ["/bin/sh", "-c", _LAUNCH, self.prefix, *_become(intent.account), *program],
             cwd=intent.folder or None,
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -201,7 +205,7 @@ class RankFiles:
             attempt, what = (int(number), what) if number.isdecimal() else (0, f"{number}.{what}")
             of_attempt = any(fnmatchcase(what.rstrip("."), kind) for kind in _OF_AN_ATTEMPT)
             if attempt < self.attempt and of_attempt:
-                path.unlink()
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     def identity(self) -> Identity | None:
         """Return the leader's identity; None while the leader has not written it (or never did)."""
@@ -252,15 +256,14 @@ class RankFiles:
         return 0.0
 
     def _result(self) -> str:
-        path = self.path("result.json")
         try:
-            payload = path.read_bytes()
+            payload = self._written()
         except FileNotFoundError:
             return ""
+        except OSError as error:
+            return msgspec.json.encode({"error": f"the result cannot be read: {error}"}).decode()
         if len(payload) > limits.RESULT_BYTES_MAX:
-            return (
-                f'{{"error": "a result of {len(payload)} bytes, over {limits.RESULT_BYTES_MAX}"}}'
-            )
+            return f'{{"error": "a result of over {limits.RESULT_BYTES_MAX} bytes"}}'
         if not payload.strip():  # The program is done, and has nothing to say.
             return ""
         try:
@@ -268,6 +271,25 @@ class RankFiles:
         except (msgspec.DecodeError, UnicodeDecodeError):
             return '{"error": "the result is not JSON"}'
         return payload.decode()
+
+    def result_path(self) -> Path:
+        """Return where the program leaves its result."""
+        own = self.path("own")
+        return own / "result.json" if own.is_dir() else self.path("result.json")
+
+    def _written(self) -> bytes:
+        """Read what the program wrote there, not what a link of its leads to. Raises OSError."""
+        path = self.result_path()
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb") as file:
+            found, owner = os.fstat(descriptor), path.parent.stat().st_uid
+            if not stat.S_ISREG(found.st_mode) or found.st_uid != owner:
+                raise PermissionError("it is not a file of the program's account")
+            return file.read(limits.RESULT_BYTES_MAX + 1)
+
+    def intent(self) -> Intent:
+        """Read what was asked for."""
+        return msgspec.json.decode(self.path("intent.json").read_bytes(), type=Intent)
 
     def forget(self) -> None:
         """The master has stored the outcome: remember only that this rank was here."""
@@ -282,7 +304,7 @@ class RankFiles:
 
     def found(self) -> Found:
         job = JobId(self.job)
-        intent = msgspec.json.decode(self.path("intent.json").read_bytes(), type=Intent)
+        intent = self.intent()
         attempt = intent.attempt
         if attempt != self.attempt:
             return RankFiles(self.folder.parents[1], self.job, self.rank, attempt).found()
@@ -302,6 +324,16 @@ class RankFiles:
             )  # fmt: skip
         code, result = self.outcome()
         return Found(job, self.rank, "exited", code=code, result=result, attempt=attempt)
+
+
+def _become(account: int) -> tuple[str, ...]:
+    """Return the command before a program that runs it under an account of its own."""
+    if not account:
+        return ()
+    return (
+        "setpriv", f"--reuid={account}", f"--regid={account}", "--clear-groups", "--no-new-privs",
+        "--inh-caps=-all", "--",
+    )  # fmt: skip
 
 
 def find(state_dir: Path) -> tuple[Found, ...]:

@@ -13,13 +13,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import structlog
 
 from slackwater.common.base import limits
 from slackwater.common.base.background import Tasks
 from slackwater.common.base.errors import Fatal
 from slackwater.common.bus.base import Bus
-from slackwater.common.bus.relay import TICKET, Ticket, write_ticket
+from slackwater.common.bus.relay import TICKET
 from slackwater.common.native import cgroup
 from slackwater.common.native.cgroup import FOR_MEMORY, LOOK_S, MemoryKills
 from slackwater.common.shell.definition import Level, Port, ServiceDefinition
@@ -32,6 +33,7 @@ from slackwater.schemas.logs import ReadLog
 from slackwater.schemas.relay import RelayHello
 from slackwater.schemas.workers import PrepareWorkers, StartWorkers, StopWorkers
 from slackwater.services.worker import stacks
+from slackwater.services.worker.accounts import Accounts, at_home, make_room
 from slackwater.services.worker.config import WorkerConfig
 from slackwater.services.worker.containment import Containment
 from slackwater.services.worker.core import WorkerCore
@@ -69,7 +71,7 @@ from slackwater.services.worker.processes import (
     prune,
 )
 from slackwater.services.worker.relay import Relay
-from slackwater.services.worker.tokens import is_token, make_token
+from slackwater.services.worker.tokens import is_token, open_ticket
 from slackwater.services.worker.warm import Warm
 
 _log = structlog.get_logger()
@@ -106,6 +108,7 @@ class Processes:
         self._state_dir = Path(config.state_dir)
         self._keep = Retention(config.jobs_kept_max, config.jobs_kept_s, config.jobs_kept_bytes)
         self._containment = Containment(self._state_dir, cgroup.own() if config.cgroups else None)
+        self._accounts = Accounts(config.accounts)
         self._watched: dict[tuple[str, int], _Watched] = {}
         self._tasks = Tasks(self._failed)
         self.warm = Warm(config, begins=_warm_at_once(config, inventory))
@@ -117,7 +120,10 @@ class Processes:
     async def start(self, port: Port) -> None:
         (self._state_dir / "jobs").mkdir(parents=True, exist_ok=True)
         self._port = port
-        self._relay = Relay(self._state_dir.absolute() / RELAY, self._bus, self._known, port.count)
+        self._accounts.check(self._state_dir.absolute())
+        mode = 0o666 if self._config.accounts else 0o600
+        path = self._state_dir.absolute() / RELAY
+        self._relay = Relay(path, self._bus, self._known, port.count, mode)
         await self._relay.start()
 
     async def stop(self) -> None:
@@ -200,16 +206,15 @@ class Processes:
             env=effect.env,
             rendezvous=effect.rendezvous,
         )
-        environment = {
-            **rank_environment(effect, self._config, self._node, files.path("result.json")),
-            **self._containment.environment(job, rank, attempt),
-        }
-        environment |= stacks.environment(files.path("stacks"), environment)
         held: list[int] = []
         try:
             held = self._inventory.claim(effect.gpu_ids)
+            account = self._accounts.take(job, rank)
+            intent = msgspec.structs.replace(intent, account=account)
             files.intend(intent)
-            held.append(self._ticket(files))
+            make_room(files, account)
+            environment = self._environment(effect, files, account)
+            held.append(open_ticket(files, self._relay.path, account))
             environment[TICKET] = str(held[-1])
             held.insert(0, files.open_log(self._config.log_bytes_max))
         except (GpuHeld, OSError) as error:
@@ -219,6 +224,12 @@ class Processes:
             return
         self._starting[job, rank] = None
         self._tasks.spawn(self._start(files, intent, environment, held))
+
+    def _environment(self, effect: RunRank, files: RankFiles, account: int) -> dict[str, str]:
+        made = rank_environment(effect, self._config, self._node, files.result_path())
+        mark = self._containment.environment(effect.job, effect.rank, effect.attempt)
+        made |= stacks.environment(files.path("stacks"), made)
+        return at_home(made, effect.env, files.path("own"), account) | mark
 
     async def _start(
         self, files: RankFiles, intent: Intent, environment: dict[str, str], held: list[int]
@@ -253,6 +264,7 @@ class Processes:
         return await self.warm.fork(files, intent, environment, held)
 
     def _not_started(self, intent: Intent, error: Exception) -> None:
+        self._accounts.free(intent.job, intent.rank)
         code, reason = CODE_GPU_HELD, str(error)
         if not isinstance(error, GpuHeld):
             folder = intent.folder
@@ -262,6 +274,7 @@ class Processes:
 
     def watch(self, effect: WatchRank) -> None:
         files = RankFiles(self._state_dir, effect.job, effect.rank, effect.attempt)
+        self._accounts.keep(effect.job, effect.rank, files.intent().account)
         self._tasks.spawn(self._follow(files, None))
 
     def signal(self, effect: SignalRank) -> None:
@@ -295,16 +308,6 @@ class Processes:
 
     # Tokens ---------------------------------------------------------------------------------------
 
-    def _ticket(self, files: RankFiles) -> int:
-        """Return the descriptor by which the rank's program is known to the relay."""
-        hello = RelayHello(
-            job=files.job,
-            rank=files.rank,
-            attempt=files.attempt,
-            token=make_token(files, os.geteuid()),
-        )
-        return write_ticket(Ticket(path=str(self._relay.path), hello=hello))
-
     def _known(self, hello: RelayHello, pid: int, uid: int) -> bool:
         who = hello.job, hello.rank, hello.attempt
         known = is_token(RankFiles(self._state_dir, *who), hello.token, uid)
@@ -333,6 +336,7 @@ class Processes:
             self._relay.ended((files.job, files.rank, files.attempt))
             await self._end_left_behind(files, identity)
             del self._watched[files.job, files.rank]
+        self._accounts.free(files.job, files.rank)
         if child is not None:
             child.wait()
         await _logged(files)

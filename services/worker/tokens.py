@@ -5,13 +5,16 @@ rank's other files: a service that was started anew knows it again, and nobody c
 """
 
 import hmac
+import os
 import secrets
 from hashlib import sha256
+from pathlib import Path
 
 import msgspec
 
 from slackwater.common.base.private_files import write_private
-from slackwater.schemas.relay import TOKEN_BYTES
+from slackwater.common.bus.relay import Ticket, write_ticket
+from slackwater.schemas.relay import TOKEN_BYTES, RelayHello
 from slackwater.services.worker.processes import RankFiles
 
 
@@ -28,6 +31,15 @@ def make_token(files: RankFiles, uid: int) -> bytes:
     kept = Kept(sha256(token).hexdigest(), uid)
     write_private(files.path("token"), msgspec.json.encode(kept).decode())
     return token
+
+
+def open_ticket(files: RankFiles, relay: Path, account: int) -> int:
+    """Return the descriptor by which the rank's program is known to the relay at this socket.
+    `account`: 0 for the service's own. Raises OSError."""
+    own = os.geteuid()
+    token = make_token(files, account or own)
+    hello = RelayHello(job=files.job, rank=files.rank, attempt=files.attempt, token=token)
+    return write_ticket(Ticket(path=str(relay), hello=hello, service=own))
 
 
 def is_token(files: RankFiles, token: bytes, uid: int) -> bool:

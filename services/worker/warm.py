@@ -220,7 +220,7 @@ def _request(
         "cgroup": environment.get(CGROUP, ""),
         "mark": f"{MARK}={environment[MARK]}",
         "oom_score": limits.OOM_SCORE_JOB,
-        "account": None,
+        "account": [intent.account, intent.account, []] if intent.account else None,
     }
     return json.dumps(request).encode()
 

@@ -38,6 +38,7 @@ REQUEST_BYTES_MAX: Final = 128 * 1024
 DESCRIPTORS_MAX: Final = 200
 CODE_TWICE: Final = 75
 """The leader's exit code where the attempt was started already; as /bin/sh's in processes.py."""
+_NO_NEW_PRIVS: Final = 38  # PR_SET_NO_NEW_PRIVS of linux/prctl.h.
 _STOPS: Final = (signal.SIGTERM, signal.SIGINT)
 Request = dict[str, Any]
 
@@ -242,6 +243,8 @@ def drop_privileges(uid: int, gid: int, groups: list[int]) -> None:
     os.setgroups(groups)
     os.setgid(gid)
     os.setuid(uid)
+    if ctypes.CDLL(None, use_errno=True).prctl(_NO_NEW_PRIVS, 1, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "no_new_privs")
 
 
 def _fresh(request: Request) -> None:

@@ -1,11 +1,13 @@
 """Choose the address of an aggregator that this worker uses: the best transport that both ends
 share."""
 
+import os
 from collections.abc import Mapping
 from typing import Final
 
 from slackwater.common.base import limits
 from slackwater.common.base.errors import Rejected, Retryable, Unavailable
+from slackwater.common.bus.relay import find_ticket
 from slackwater.common.transport.base import Channel, Fabric
 from slackwater.common.transport.gpu import Device
 from slackwater.common.transport.host import host_identity, split_identity
@@ -32,7 +34,9 @@ def forced_transport(given: str | None, environment: str | None) -> str | None:
 def agent_fabrics(device: Device | None) -> dict[str, Fabric]:
     """Return the fabrics by which a worker connects; with a device, shm also opens memory
     that peers of this host have on it."""
-    return {**live_fabrics(), "shm": ShmFabric(device=device)}
+    ticket = find_ticket(os.environ)  # The service's account may be another one than ours.
+    allowed = frozenset({ticket.service}) if ticket is not None else frozenset[int]()
+    return {**live_fabrics(), "shm": ShmFabric(device=device, allowed_uids=allowed)}
 
 
 async def dial(

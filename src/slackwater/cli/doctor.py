@@ -67,6 +67,7 @@ def doctor(
             descriptors(*resource.getrlimit(resource.RLIMIT_NOFILE)),
             memory(cgroup.memory_bytes(), cgroup.MemoryKills().count()),
             jobs(cgroup.own()),
+            accounts(os.geteuid(), shutil.which("setpriv")),
             disk(state_dir or address_file().parent, "state folder"),
             disk(Path(tempfile.gettempdir()), "temporary folder"),
             server(),
@@ -118,6 +119,14 @@ def jobs(parent: Path | None) -> Check:
         )
         return Check("job processes", "poor", why)
     return Check("job processes", "good", f"each rank has a cgroup of its own in {parent}")
+
+
+def accounts(uid: int, setpriv: str | None) -> Check:
+    """Check whether a worker service of this account can give jobs accounts of their own."""
+    if uid != 0 or setpriv is None:
+        why = "the service runs as root" if uid != 0 else "setpriv (of util-linux) is installed"
+        return Check("job accounts", "absent", f"jobs can have their own only where {why}")
+    return Check("job accounts", "good", "jobs can have their own: set `accounts` of the worker")
 
 
 def disk(folder: Path, what: str) -> Check:

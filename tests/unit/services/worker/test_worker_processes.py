@@ -101,7 +101,7 @@ def test_a_program_that_does_not_exist_fails_with_its_name(tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     ("written", "said"),
-    [("x" * 5000, "a result of 5000 bytes"), ("{no json", "the result is not JSON")],
+    [("x" * 5000, "a result of over 4096 bytes"), ("{no json", "the result is not JSON")],
 )
 def test_an_unusable_result_is_said_to_be_so(tmp_path: Path, written: str, said: str) -> None:
     files, child = launch(tmp_path, "/bin/sh", "-c", f'printf %s "{written}" > $SLACKWATER_RESULT')
