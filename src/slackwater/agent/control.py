@@ -38,7 +38,7 @@ OBSERVED_S: Final = 1.0
 QUIET_S: Final = 2.0
 """Seconds between two signs of life, with or without iterations: others who wait for this rank
 learn within five seconds when it is gone."""
-SIZE_S: Final = 0.5
+SIZE_S: Final = 0.25
 """Seconds after which an elastic job's rank 0 asks again how many workers are wanted, and a rank
 that joins says again that it is ready."""
 GAPS_UNTIL: Final = 256
