@@ -130,6 +130,8 @@ class WorkerHeartbeat(Heartbeat, kw_only=True, frozen=True, tag="worker.heartbea
     """Cores of CPU for jobs; 0: it does not say."""
     memory_bytes: Count = 0
     """Bytes of main memory for jobs; 0: it does not say."""
+    rack: MaybeId = ""
+    """The rack that the machine stands in; empty: it does not say."""
 
 
 class AggregatorRecord(Record, kw_only=True, frozen=True):

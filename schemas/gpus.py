@@ -1,6 +1,6 @@
 """GPUs: what a node has, what a job asks for, and who holds how many where."""
 
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 import msgspec
 
@@ -41,6 +41,10 @@ class Gpu(Record, kw_only=True, frozen=True):
     """0: it does not say."""
     fault: Text = ""
     """Why no job is given it; empty: it is healthy."""
+
+
+Within = Literal["", "node", "rack"]
+"""One machine, or one rack of machines, on which all GPUs of a job must lie; empty: any."""
 
 
 def held(allocation: NodeAllocation) -> int:

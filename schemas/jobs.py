@@ -40,6 +40,7 @@ from slackwater.schemas.gpus import (
     NodeAllocation,
     NodeGpuIds,
     Speed,
+    Within,
     check_gpus,
 )
 from slackwater.schemas.job_states import HOLDING_STATES, JobState
@@ -223,6 +224,8 @@ class JobSpec(Record, kw_only=True, frozen=True):
     )
     """GPU types that it can run on, each with its speed relative to a reference type; empty: any
     type, at one speed."""
+    within: Within = ""
+    """All its GPUs must lie on one machine, or on machines of one rack."""
     cores: Cores = 0.0
     """Cores of CPU that each of its processes needs; 0: it does not say."""
     memory_bytes: Count = 0
@@ -254,6 +257,8 @@ class JobSpec(Record, kw_only=True, frozen=True):
             check_gpus(self.gpus, *self.gpu_bounds, self.workers, gpu_types=bool(self.gpu_types))
         if self.workers_min or self.workers_max:
             check_workers(self)
+        if self.within and not self.gpus:
+            raise ValueError(f"within: {self.within} without GPUs; give gpus, or leave it out")
         if self.batch_size or self.batch_min or self.batch_max:
             check_batch(self)
         for name in self.env:

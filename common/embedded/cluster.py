@@ -104,6 +104,8 @@ class ClusterOptions:
     tells, several have none."""
     gpu_type: str = FAKE
     """Their type. Fake ones are scheduled like others, and do not exist."""
+    racks: int = 1
+    """Racks that these nodes say they stand in."""
     cpu_share: float = 1.0
     """Cores of each aggregator; less emulates a pool (CPU_SHARE), for emulated jobs."""
     charge_ns_per_byte: float = 0.0
@@ -259,7 +261,10 @@ def service_stages(
     if options.gpus_per_node == "auto":
         gpus = {"gpus": 0} if options.nodes > 1 else {}
     worker = {**gpus, **options.worker}
-    stages = [first, [("worker", f"w{n}", worker) for n in range(1, options.nodes + 1)]]
+    stages = [
+        first,
+        [("worker", f"w{n + 1}", {**_rack(options, n), **worker}) for n in range(options.nodes)],
+    ]
     every: dict[str, Any] = {"log_level": options.log_level} if options.log_level else {}
     ports = itertools.count(options.metrics_port)
     return [
@@ -269,6 +274,13 @@ def service_stages(
         ]
         for stage in stages
     ]
+
+
+def _rack(options: ClusterOptions, node: int) -> dict[str, Any]:
+    """Deal nodes to racks as they are numbered."""
+    if options.racks == 1:
+        return {}
+    return {"rack": f"r{node * options.racks // options.nodes + 1}"}
 
 
 def _metrics(options: ClusterOptions, ports: Iterator[int]) -> dict[str, Any]:

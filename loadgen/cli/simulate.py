@@ -229,6 +229,7 @@ def simulate_command(
     ] = "",
     nodes: Annotated[int, _count("Machines of the cluster.", 1)] = 16,
     gpus_per_node: Annotated[int, _count("GPUs of each machine.", 1)] = 4,
+    racks: Annotated[int, _count("Racks into which the machines are divided.", 1)] = 1,
     cluster: Annotated[str, typer.Option(help="Machines of several kinds: 6x4:t4,2x8:dgx.")] = "",
     overhead: Annotated[str, typer.Option(help="Costs of placement: full or none.")] = "full",
     mode: Annotated[str, typer.Option(help="Sizes: rigid, malleable or moldable.")] = "rigid",

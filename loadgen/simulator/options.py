@@ -38,6 +38,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     policies: tuple[str, ...] = ("tiresias-las",)
     nodes: Annotated[int, msgspec.Meta(ge=1, le=limits.TRACE_GPUS_MAX)] = 16
     gpus_per_node: Annotated[int, msgspec.Meta(ge=1, le=limits.TRACE_GPUS_MAX)] = 4
+    racks: Annotated[int, msgspec.Meta(ge=1, le=limits.TRACE_GPUS_MAX)] = 1
+    """Racks of machines: a job that finds no one machine is put into one rack if it can be."""
     cluster: str = ""
     """Instead of the two above: "6x4:t4,2x8:dgx" for machines of several kinds."""
     overhead: Literal["full", "none"] = "full"

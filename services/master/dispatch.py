@@ -8,20 +8,21 @@ master that is killed at any instant finds what was decided, and goes on with it
 A decision that fails, or a start that admission holds back, changes nothing: who runs goes on.
 """
 
+from collections import Counter
 from math import inf
 from typing import Any, Final
 
 from slackwater.common.base.effects import Log, StartTimer
 from slackwater.schemas.base import JobId
-from slackwater.schemas.jobs import JobRecord
+from slackwater.schemas.gpus import Within
 from slackwater.services.master import scaling
 from slackwater.services.master.admission import Hold, gathers, named
-from slackwater.services.master.gangs import asked, asked_spec, fits_processes
+from slackwater.services.master.gangs import fits_processes
 from slackwater.services.master.jobs import Job
 from slackwater.services.master.keys import DecisionDue
 from slackwater.services.master.lifecycle import advance, choose_devices, leave
 from slackwater.services.master.nodes import Room
-from slackwater.services.master.schedule import Schedule
+from slackwater.services.master.schedule import Schedule, units_min
 from slackwater.services.master.scheduling.scheduler import Decision
 from slackwater.services.master.scheduling.view import Allocation, View
 from slackwater.services.master.snapshot import Capacity
@@ -214,17 +215,18 @@ def _feasible(
 def _hide_too_large(schedule: Schedule, capacities: tuple[Capacity, ...], of_gpus: bool) -> bool:
     """Hide the jobs that no node, or for GPUs not even all nodes, could ever hold. True: there is
     another limit than before."""
-    numbers = [each.number for each in capacities]
-    largest = sum(numbers) if of_gpus else max(numbers, default=0)
+    largest = most_together(capacities, of_gpus)
     snapshot, moved = schedule.snapshot, largest != schedule.largest
     schedule.largest = largest
     looked = snapshot.waiting if moved else dict.fromkeys(snapshot.changed)
-    large = [id for id in looked if id in snapshot.waiting and snapshot.jobs[id].gpus_min > largest]
+    large = [
+        id for id in looked if id in snapshot.waiting and not schedule.holds(snapshot.record(id))
+    ]
     if moved:
         fits = [
             id
             for id, record in snapshot.hidden.items()
-            if units_min(record) <= largest
+            if schedule.holds(record)
             and record.spec.tenant not in schedule.closed
             and id not in schedule.gathering
         ]
@@ -233,9 +235,15 @@ def _hide_too_large(schedule: Schedule, capacities: tuple[Capacity, ...], of_gpu
     return moved
 
 
-def units_min(record: JobRecord) -> int:
-    """The fewest GPUs, or slots, that the job can start with."""
-    return asked_spec(record).gpu_bounds[0] if record.spec.gpus else asked(record)
+def most_together(capacities: tuple[Capacity, ...], of_gpus: bool) -> dict[Within, int]:
+    """Return the most that one job can be given anywhere, on one node and in one rack."""
+    node = max((each.number for each in capacities), default=0)
+    racks = Counter[str]()
+    for each in capacities:
+        racks[each.rack] += each.number
+    if not of_gpus:
+        return {"": node}
+    return {"": racks.total(), "node": node, "rack": max(racks.values(), default=0)}
 
 
 def needs_aggregators(state: State, id: JobId) -> bool:
@@ -265,7 +273,7 @@ class _Holds:
             hidden = [
                 id for id, record in schedule.snapshot.hidden.items()
                 if record.spec.tenant == tenant
-                and units_min(record) <= schedule.largest
+                and schedule.holds(record)
                 and id not in schedule.gathering
             ]  # fmt: skip
             first = self._state.jobs[hidden[0]] if hidden else None
@@ -330,8 +338,7 @@ class _Holds:
         schedule.snapshot.unhide(
             id
             for id in line
-            if units_min(hidden[id]) <= schedule.largest
-            and hidden[id].spec.tenant not in schedule.closed
+            if schedule.holds(hidden[id]) and hidden[id].spec.tenant not in schedule.closed
         )
 
     def _line_up(self) -> None:
@@ -405,10 +412,14 @@ def waits_for_gpus(state: State, now_s: float) -> dict[JobId, str]:
         found[pending.job] = f"{lacks}: {pending.text} (rule: {pending.rule})"
     found |= {id: why for id, why in schedule.split.items() if id in schedule.snapshot.waiting}
     for id, record in schedule.snapshot.hidden.items():
-        if units_min(record) > schedule.largest:
+        if not schedule.holds(record):
+            within = record.spec.within
+            where = {"": "all nodes together have", "node": "the largest node has",
+                     "rack": "the largest rack has"}[within]  # fmt: skip
             found[id] = (
-                f"waits for {units_min(record)} GPUs: all nodes together have {schedule.largest}; "
-                "start a worker node with more, or submit the job with fewer"
+                f"waits for {units_min(record)} GPUs{f' of one {within}' if within else ''}: "
+                f"{where} {schedule.largest.get(within, 0)}; start a worker node with more, or "
+                "submit the job with fewer"
             )
         else:
             tenant = record.spec.tenant

@@ -140,6 +140,7 @@ class Nodes:
             or now_s - known.seen_s > self._silent_s
             or known.heartbeat.slots != heartbeat.slots
             or known.heartbeat.gpus != heartbeat.gpus
+            or known.heartbeat.rack != heartbeat.rack
         )
 
     def heartbeats(self, now_s: float) -> Iterator[tuple[WorkerHeartbeat, bool]]:
@@ -204,6 +205,7 @@ class Nodes:
                 node.heartbeat.gpus[0].type,
                 node.heartbeat.cores or inf,
                 node.heartbeat.memory_bytes or inf,
+                node.heartbeat.rack,
             )
             for id, node in sorted(self._nodes.items())
             if node.heartbeat.gpus

@@ -4,7 +4,10 @@ from dataclasses import dataclass, field
 from math import inf
 
 from slackwater.schemas.base import JobId
+from slackwater.schemas.gpus import Within
+from slackwater.schemas.jobs import JobRecord
 from slackwater.services.master.admission import Hold
+from slackwater.services.master.gangs import asked, asked_spec
 from slackwater.services.master.scheduling.scheduler import Scheduler
 from slackwater.services.master.scheduling.view import name_of
 from slackwater.services.master.snapshot import Capacity, Snapshot
@@ -28,8 +31,8 @@ class Schedule:
     """A job that admission holds back, and all behind it."""
     capacities: tuple[Capacity, ...] = ()
     """Slots or GPUs of each node, as of the last look."""
-    largest: int = 0
-    """Most that one job can be given, as of the last look."""
+    largest: dict[Within, int] = field(default_factory=dict)
+    """Most that one job can be given anywhere, on one node and in one rack, at the last look."""
     told: dict[JobId, str] = field(default_factory=dict)
     """Waiting job -> the kind of reason that was last told."""
     split: dict[JobId, str] = field(default_factory=dict)
@@ -44,6 +47,15 @@ class Schedule:
     def queued(self) -> int:
         return len(self.snapshot.waiting) + len(self.snapshot.hidden)
 
+    def holds(self, record: JobRecord) -> bool:
+        """Tell whether the nodes that are heard could ever hold the job."""
+        return units_min(record) <= self.largest.get(record.spec.within, 0)
+
     @property
     def policy(self) -> str:
         return name_of(self.scheduler.policy)
+
+
+def units_min(record: JobRecord) -> int:
+    """The fewest GPUs, or slots, that the job can start with."""
+    return asked_spec(record).gpu_bounds[0] if record.spec.gpus else asked(record)

@@ -31,6 +31,7 @@ from slackwater.services.master.scheduling.view import (
     JobView,
     NodeView,
     View,
+    racks_of,
 )
 
 Durations = Mapping[str, float]
@@ -51,6 +52,7 @@ class Capacity:
     cores: float = inf
     memory_bytes: float = inf
     """Cores and main memory for jobs; inf: the node does not say."""
+    rack: str = ""
 
 
 @dataclass(slots=True)
@@ -129,6 +131,10 @@ class Snapshot:
                 view = msgspec.structs.replace(seen, skew=record.skew)
                 self.jobs[id] = self.waiting[id] = view
                 self.changed.append(id)
+
+    def record(self, id: JobId) -> JobRecord:
+        """Return the record of a job that is shown."""
+        return self._records[id]
 
     def preview(self, record: JobRecord) -> JobView:
         """Show a job that is not stored yet, as a policy would see it."""
@@ -256,14 +262,16 @@ class Snapshot:
             return
         self._capacities = now
         index = {each.node: place for place, each in enumerate(now)}
+        views = tuple(
+            NodeView(n, c.node, c.number, c.gpu_type, c.cores, c.memory_bytes, c.rack)
+            for n, c in enumerate(now)
+        )
         self._cluster = ClusterView(
-            nodes=tuple(
-                NodeView(n, c.node, c.number, c.gpu_type, c.cores, c.memory_bytes)
-                for n, c in enumerate(now)
-            ),
+            nodes=views,
             gpus=sum(each.number for each in now),
             gpu_types=tuple(sorted({each.gpu_type for each in now if each.number})) or ("",),
             node_gpus_max=max((each.number for each in now), default=0),
+            racks=racks_of(views),
         )
         if index != self._index:
             self._index = index

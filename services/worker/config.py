@@ -6,7 +6,7 @@ import msgspec
 
 from slackwater.common.base.accounts import AccountRange
 from slackwater.common.shell.config import ServiceConfig
-from slackwater.schemas.base import NODE_GPUS_MAX, Cores, Count, IdText, NodeId
+from slackwater.schemas.base import NODE_GPUS_MAX, Cores, Count, IdText, MaybeId, NodeId
 from slackwater.schemas.gpus import FAKE, Gpu, GpuType
 
 
@@ -28,6 +28,8 @@ class WorkerConfig(ServiceConfig, kw_only=True, frozen=True):
     gpu_type: GpuType = FAKE
     """Type of the GPUs that `gpus` counts, for example V100; fake: they do not exist, and their
     jobs are told so."""
+    rack: MaybeId = ""
+    """The rack, or other group of well-connected machines, that this one belongs to."""
     cores: Cores = 0.0
     """Cores of CPU that jobs may be given; 0: all that this service may use."""
     memory_bytes: Count = 0

@@ -460,6 +460,7 @@ def definition(config: WorkerConfig, world: World) -> ServiceDefinition:
             gpus=inventory.gpus,
             cores=cores,
             memory_bytes=memory_bytes,
+            rack=config.rack,
         )
 
     return ServiceDefinition(

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from math import inf
 
 from slackwater.common.base.errors import ConfigRejected
-from slackwater.loadgen.simulator.gpu.cluster import Cluster, parse_nodes
+from slackwater.loadgen.simulator.gpu.cluster import Cluster, parse_nodes, racks_for
 from slackwater.loadgen.simulator.gpu.failures import Failures
 from slackwater.loadgen.simulator.gpu.interference import Slowdowns
 from slackwater.loadgen.simulator.gpu.jobmodels.base import JobModel
@@ -43,10 +43,11 @@ def build_cluster(options: Options) -> Cluster:
         raise ConfigRejected(
             f"--nodes-max {options.nodes_max} is below the {len(nodes)} nodes that there are"
         )
-    if options.nodes_max > len(nodes):
-        first = len(nodes)
-        return Cluster(nodes + [nodes[0]] * (options.nodes_max - first), up=first)
-    return Cluster(nodes)
+    first = len(nodes)
+    nodes = nodes + [nodes[0]] * (options.nodes_max - first)
+    if options.racks > len(nodes):
+        raise ConfigRejected(f"--racks {options.racks} is above the {len(nodes)} nodes; give fewer")
+    return Cluster(nodes, up=first, racks=racks_for(len(nodes), options.racks))
 
 
 def build_rules(options: Options, jobs: Sequence[Submission]) -> Rules:

@@ -7,7 +7,7 @@ from math import inf
 from slackwater.common.base import limits
 from slackwater.common.base.errors import ConfigRejected
 from slackwater.schemas.base import NodeId
-from slackwater.services.master.scheduling.view import Allocation, ClusterView, NodeView
+from slackwater.services.master.scheduling.view import Allocation, ClusterView, NodeView, racks_of
 
 
 def parse_nodes(text: str) -> list[tuple[int, str]]:
@@ -25,6 +25,11 @@ def parse_nodes(text: str) -> list[tuple[int, str]]:
     return nodes
 
 
+def racks_for(nodes: int, racks: int) -> list[str]:
+    """Deal machines to racks as they stand, each with as many as the next, but for one."""
+    return [f"r{n * racks // nodes + 1}" for n in range(nodes)]
+
+
 class Cluster:
     """Mutable, the engine's own. `free[i]` is 0 while node i is down."""
 
@@ -33,9 +38,10 @@ class Cluster:
         nodes: Sequence[tuple[int, str]],
         up: int | None = None,
         hosts: Sequence[tuple[float, float]] = (),
+        racks: Sequence[str] = (),
     ) -> None:
         """`nodes`: GPUs and type of each. `hosts`: cores and bytes of memory of each, where a
-        job's needs of them count."""
+        job's needs of them count. `racks`: the rack of each, where there are several."""
         self.sizes = [gpus for gpus, _ in nodes]
         self.types = [kind for _, kind in nodes]
         self.gpu_types = tuple(sorted(set(self.types))) or ("",)
@@ -43,6 +49,7 @@ class Cluster:
         self.up = [i < first_up for i in range(len(nodes))]
         self.free = [gpus if self.up[i] else 0 for i, gpus in enumerate(self.sizes)]
         self._hosts = hosts or [(inf, inf)] * len(nodes)
+        self._racks = racks or [""] * len(nodes)
         self._members: dict[str, int] = {}
         self.view = self._view()
 
@@ -93,12 +100,16 @@ class Cluster:
 
     def _view(self) -> ClusterView:
         nodes = tuple(
-            NodeView(i, NodeId(f"n{i}"), gpus if self.up[i] else 0, self.types[i], *self._hosts[i])
+            NodeView(
+                i, NodeId(f"n{i}"), gpus if self.up[i] else 0, self.types[i], *self._hosts[i],
+                self._racks[i],
+            )
             for i, gpus in enumerate(self.sizes)
-        )
+        )  # fmt: skip
         return ClusterView(
             nodes,
             sum(node.gpus for node in nodes),
             self.gpu_types,
             max((node.gpus for node in nodes), default=0),
+            racks_of(nodes),
         )

@@ -56,6 +56,7 @@ class Situation(msgspec.Struct, frozen=True):
     nodes: tuple[tuple[int, str], ...]
     """(GPUs, type) of each node."""
     hosts: tuple[tuple[float, float], ...]
+    racks: tuple[str, ...]
     """(cores, bytes of memory) for jobs of each node."""
     jobs: tuple[Submission, ...]
     """In the order of their submission; submitted at 0 or before."""
@@ -139,7 +140,8 @@ def situation(
         raise Rejected(_nothing(left_out))
     sizes = tuple((node.gpus, node.gpu_type) for node in view.cluster.nodes)
     hosts = tuple((node.cores, node.memory_bytes) for node in view.cluster.nodes)
-    return Situation(sizes, hosts, tuple(jobs), begun, live, left_out)
+    racks = tuple(node.rack for node in view.cluster.nodes)
+    return Situation(sizes, hosts, racks, tuple(jobs), begun, live, left_out)
 
 
 def play(
@@ -155,8 +157,8 @@ def play(
         costs=Costs(start_s=restart_s, restart_s=restart_s),
     )
     engine = Engine(
-        now.jobs, Cluster(now.nodes, hosts=now.hosts), make(policy, settings),
-        FixedModel(whole_seconds=False), world,
+        now.jobs, Cluster(now.nodes, hosts=now.hosts, racks=now.racks),
+        make(policy, settings), FixedModel(whole_seconds=False), world,
         record=False, begun=Begun(0, now.begun),
     )  # fmt: skip
     return {each.job.spec.id: each.end_s for each in engine.run().outcomes}

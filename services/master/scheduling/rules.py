@@ -10,10 +10,11 @@ from typing import Final, Literal, Protocol, get_args
 from slackwater.common.base.errors import ConfigRejected
 from slackwater.services.master.scheduling.view import ClusterView, Rules, name_of
 
-Rule = Literal["quotas", "priorities", "min_run_s", "gpu_types", "cores_and_memory"]
+Rule = Literal["quotas", "priorities", "min_run_s", "gpu_types", "cores_and_memory", "within"]
 """`quotas`: tenants' guarantees and limits. `priorities`: a waiting job of higher priority comes
 first. `min_run_s`: a running job keeps its GPUs so long. `gpu_types`: a job lies on one type, one
-that it can run on. `cores_and_memory`: a machine has what its jobs need beside their GPUs."""
+that it can run on. `cores_and_memory`: a machine has what its jobs need beside their GPUs.
+`within`: a job that must lie on one machine, or in one rack, does."""
 
 NOTHING_HONOURED: Final[frozenset[Rule]] = frozenset()
 EVERY_RULE: Final[frozenset[Rule]] = frozenset(get_args(Rule))
@@ -30,6 +31,8 @@ class Ranked(Protocol):
     def priority(self) -> int: ...
     @property
     def needs_host(self) -> bool: ...
+    @property
+    def within(self) -> str: ...
 
 
 def honours_of(policy: object) -> frozenset[Rule]:
@@ -71,6 +74,15 @@ def refuse_job(policy: object, job: Ranked) -> None:
         raise ConfigRejected(
             f"{name_of(policy)} counts neither cores nor main memory, and job {job.id} asks for "
             f"them; leave them out, or {ORDERED}"
+        )
+
+
+def refuse_within(policy: object, job: Ranked) -> None:
+    """Raise ConfigRejected for a job that must lie together under a policy that may spread it."""
+    if job.within and "within" not in honours_of(policy):
+        raise ConfigRejected(
+            f"{name_of(policy)} spreads jobs over machines and racks as it likes, and job {job.id} "
+            f"must lie within one {job.within}; leave `within` out, or {ORDERED}"
         )
 
 

@@ -30,7 +30,12 @@ import msgspec
 
 from slackwater.common.base.errors import Rejected
 from slackwater.schemas.base import JobId
-from slackwater.services.master.scheduling.rules import refuse_job, refuse_rules, refuse_types
+from slackwater.services.master.scheduling.rules import (
+    refuse_job,
+    refuse_rules,
+    refuse_types,
+    refuse_within,
+)
 from slackwater.services.master.scheduling.tenants import Divided
 from slackwater.services.master.scheduling.validation import PlanRefused, validate
 from slackwater.services.master.scheduling.view import (
@@ -93,6 +98,8 @@ class Scheduler:
         """Raise ConfigRejected for a job that asks for what the policy ignores: a priority, say."""
         if job.priority or job.needs_host:
             refuse_job(self.policy, job)
+        if job.within:
+            refuse_within(self.policy, job)
 
     def decide(self, view: View) -> Decision:
         """Ask the policy and check its plan. Raises PlanRefused for one that breaks a rule."""

@@ -40,6 +40,7 @@ def shown(
         cores=spec.cores / each,
         memory_bytes=spec.memory_bytes // each,
         limit_s=spec.time_limit_s or inf,
+        within=spec.within,
         restart_s=restart_s,
     )
 

@@ -2,8 +2,9 @@
 
 Refused is what a cluster cannot do (capacity of each node, whole gangs, jobs that nobody knows,
 groups that hold different GPUs), and what the operator's rules forbid: GPUs of several types for
-one job, taking GPUs from a job in its protected minutes, more cores or main memory than a machine
-has, and, where tenants may not borrow, more GPUs than a tenant's quota.
+one job, GPUs of several machines or racks for one that must lie together, taking GPUs from a job in
+its protected minutes, more cores or main memory than a machine has, and, where tenants may not
+borrow, more GPUs than a tenant's quota.
 """
 
 from slackwater.common.base.errors import Rejected
@@ -76,6 +77,14 @@ def _check_gang(job: JobView, allocation: Allocation, cluster: ClusterView) -> N
             )
         last = node
         total += gpus
+    if job.within:
+        nodes = {cluster.nodes[node].id for node, _ in allocation}
+        places = nodes if job.within == "node" else {cluster.nodes[n].rack for n, _ in allocation}
+        if len(places) > 1:
+            raise PlanRefused(
+                f"job {job.id}: allocation on {', '.join(sorted(nodes))} is not within one "
+                f"{job.within}, as it must be"
+            )
     if not job.gpus_min <= total <= job.gpus_max:
         raise PlanRefused(
             f"job {job.id}: {total} GPUs break its gang of {job.gpus_min}..{job.gpus_max}"

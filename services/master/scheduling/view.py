@@ -36,11 +36,18 @@ from typing import Any, Protocol, runtime_checkable
 import msgspec
 
 from slackwater.schemas.base import JobId, NodeId
+from slackwater.schemas.gpus import Within
 
 Allocation = tuple[tuple[int, int], ...]
 """((node index, GPUs on it), ...) with ascending node indexes; () means without GPUs."""
 
 NOTHING: Allocation = ()
+
+
+def racks_of(nodes: Sequence["NodeView"]) -> tuple[str, ...]:
+    """Return the racks of these machines; empty where there are not several."""
+    found = sorted({node.rack for node in nodes})
+    return tuple(found) if len(found) > 1 else ()
 
 
 def shrunk(allocation: Allocation, size: int) -> Allocation:
@@ -66,6 +73,7 @@ class NodeView(msgspec.Struct, frozen=True, gc=False):
     cores: float = inf
     memory_bytes: float = inf
     """Processor cores and main memory for jobs; inf: it does not say."""
+    rack: str = ""
 
 
 class ClusterView(msgspec.Struct, frozen=True):
@@ -77,6 +85,8 @@ class ClusterView(msgspec.Struct, frozen=True):
     gpu_types: tuple[str, ...] = ("",)
     """Every type there is, sorted; one blank name where types are of no interest."""
     node_gpus_max: int = 0
+    racks: tuple[str, ...] = ()
+    """Every rack there is, sorted; empty where there are not several."""
 
     def fewest_nodes(self, gpus: int, gpu_type: str) -> int:
         """On how many machines of that type so many GPUs lie when they are packed."""
@@ -110,6 +120,8 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     cores: float = 0.0
     memory_bytes: int = 0
     """Processor cores and main memory that it needs beside each of its GPUs; 0: it does not say."""
+    within: Within = ""
+    """Set where all its GPUs must lie on one machine, or in one rack."""
     limit_s: float = inf
     """Seconds that it may run in all; inf: it has no limit."""
 

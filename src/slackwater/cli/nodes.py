@@ -11,7 +11,7 @@ from slackwater.console.sizes import human
 from slackwater.console.tables import Row
 from slackwater.schemas.cluster import NodeInfo
 
-HEADS: Final = ("NODE", "STATE", "GPUS", "SLOTS", "JOBS", "CORES", "MEMORY")
+HEADS: Final = ("NODE", "STATE", "GPUS", "SLOTS", "JOBS", "CORES", "MEMORY", "RACK")
 FAULT: Final = "FAULT"
 """Head of the notes of nodes whose GPUs have faults."""
 
@@ -23,6 +23,7 @@ def nodes(url: Url = None, json: Json = False) -> None:
     GPUS: of each type, those that jobs hold, of how many.
     SLOTS: processes of jobs without GPUs, of how many may run.
     CORES, MEMORY: what its jobs may be given together.
+    RACK: the rack that it says it stands in.
     FAULT: GPUs that no job is given, and why.
     """
     infos = with_client(url, lambda client: client.nodes())
@@ -52,6 +53,7 @@ def _node(info: NodeInfo) -> Row:
         str(info.jobs),
         f"{beat.cores:g}" if beat.cores else "",
         human(beat.memory_bytes) if beat.memory_bytes else "",
+        beat.rack,
     )
     faults = (f"GPU {gpu.index}: {gpu.fault}" for gpu in beat.gpus if gpu.fault)
     return Row(cells, "; ".join(faults))

@@ -45,6 +45,7 @@ from slackwater.cli.submit_options import (
     Staleness,
     Tenant,
     TimeLimit,
+    Together,
     Wait,
     WorkersMax,
     WorkersMin,
@@ -74,8 +75,8 @@ ITERATIONS: Final = 100
 OF_EMULATION: Final = ("compute_s", "bytes_scale")
 SHAPE: Final = ("workers", "servers", "seed", "consistency", "staleness")
 OF_ANY_JOB: Final = (
-    "tenant", "restarts", "loss_limit", "gpus", "gpus_min", "gpus_max", "cores", "priority",
-    "workers_min", "workers_max", "adaptive", "preemptible", "grace_s",
+    "tenant", "restarts", "loss_limit", "gpus", "gpus_min", "gpus_max", "within", "cores",
+    "priority", "workers_min", "workers_max", "adaptive", "preemptible", "grace_s",
 )  # fmt: skip
 """Fields that have an option each, also for a job that comes from a file."""
 OF_A_JOB: Final = (
@@ -109,6 +110,7 @@ def submit(
     workers_max: WorkersMax = 0,
     gpus_min: GpusMin = 0,
     gpus_max: GpusMax = 0,
+    within: Together = "",
     gpu_type: GpuTypes = None,
     cores: CoresEach = 0.0,
     memory: MemoryEach = "",

@@ -1,7 +1,7 @@
 """Options of `slackwater submit`, by what they are about."""
 
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 import typer
 
@@ -138,6 +138,14 @@ LossLimit = Annotated[
         max=0.999,
         help="Part of its speed that sharing may cost; 0: the tenant's or cluster's limit.",
         rich_help_panel=_ACCOUNT,
+    ),
+]
+Together = Annotated[
+    Literal["", "node", "rack"],
+    typer.Option(
+        "--within",
+        metavar="LEVEL",
+        help="Wait until all its GPUs are idle on one node, or in one rack: node or rack.",
     ),
 ]
 Gpus = Annotated[

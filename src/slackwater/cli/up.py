@@ -121,6 +121,14 @@ _Gpus = Annotated[
         "node, else none.",
     ),
 ]
+_Racks = Annotated[
+    int,
+    typer.Option(
+        min=1,
+        max=limits.LOCAL_NODES_MAX,
+        help="Racks that these nodes stand in; the GPUs of a job are kept in one if it fits.",
+    ),
+]
 _GpuType = Annotated[
     str,
     typer.Option(help="Type of these GPUs. Those of type fake stand for no hardware."),
@@ -157,6 +165,7 @@ def up(
     lend: Annotated[str, typer.Option(help="Bytes that each lender lends at most.")] = "4G",
     nodes: _Nodes = 1,
     gpus_per_node: _Gpus = None,
+    racks: _Racks = 1,
     gpu_type: _GpuType = FAKE,
     state_dir: _StateDir = None,
     log_level: Annotated[str, typer.Option(help=f"Log {', '.join(LOG_LEVELS)}.")] = "info",
@@ -185,6 +194,7 @@ def up(
             nodes=nodes,
             gpus_per_node="auto" if gpus_per_node is None else gpus_per_node,
             gpu_type=gpu_type_named(gpu_type),
+            racks=racks_named(racks, nodes),
             state_dir=state_dir,
             log_dir=log_dir.absolute(),
             log_level=_log_level(log_level),
@@ -204,6 +214,12 @@ def _check_name(name: str) -> None:
             f"--name {name!r}: a cluster's name has letters, digits, - and _, at most 63 in all, "
             "and begins with a letter or digit"
         )
+
+
+def racks_named(racks: int, nodes: int) -> int:
+    if racks > nodes:
+        raise ConfigRejected(f"--racks {racks}: there are {nodes} nodes; give at most as many")
+    return racks
 
 
 def _log_level(text: str) -> str:

@@ -73,11 +73,14 @@ def test_nodes_show_gpus_by_type_and_faults() -> None:
     gpus = [Gpu(index=n, id=f"n1/{n}", type="V100" if n < 2 else "T4") for n in range(3)]
     gpus.append(Gpu(index=3, id="n1/3", type="T4", fault="uncorrectable memory error"))
     beat = WorkerHeartbeat(service="worker", id="n1", incarnation=1, at_s=1.0, node=NodeId("n1"),
-                           slots=8, gpus=tuple(gpus), cores=4.0, memory_bytes=2**33)  # fmt: skip
+                           slots=8, gpus=tuple(gpus), cores=4.0, memory_bytes=2**33,
+                           rack="r1")  # fmt: skip
     info = NodeInfo(alive=True, heartbeat=beat, slots_used=3, gpus_used=("n1/0", "n1/2"), jobs=2)
     heads, row = node_table((info,), None)
-    assert heads.split() == ["NODE", "STATE", "GPUS", "SLOTS", "JOBS", "CORES", "MEMORY", "FAULT"]
-    assert "V100 1/2, T4 1/2  3/8    2     4      8.0 GiB  GPU 3: uncorrectable memory error" in row
+    assert heads.split() == [
+        "NODE", "STATE", "GPUS", "SLOTS", "JOBS", "CORES", "MEMORY", "RACK", "FAULT",
+    ]  # fmt: skip
+    assert "V100 1/2, T4 1/2  3/8    2     4      8.0 GiB  r1    GPU 3: uncorrectable" in row
 
 
 def test_up_starts_nodes_with_the_gpus_that_it_is_told() -> None:

@@ -16,6 +16,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from slackwater.schemas.base import JobId
+from slackwater.schemas.gpus import Within
 from slackwater.services.master.scheduling.hosts import HostUse
 from slackwater.services.master.scheduling.view import NOTHING, Allocation, JobView, View
 
@@ -48,7 +49,7 @@ class Placer:
         NOTHING where no machines have them; whoever holds them is not counted as lower in order.
         """
         if not job.cores and not job.memory_bytes:
-            return self.place(job.gpus, gpu_type, mode)
+            return self.place(job.gpus, gpu_type, mode, job.within)
         if self._hosts is None:
             stopped = {*self._stops}
             running = (other for other in self._view.jobs.values() if other.id not in stopped)
@@ -56,17 +57,22 @@ class Placer:
         # Only as many GPUs of a machine count as it can feed.
         whole = self._free
         self._free = [min(free, self._hosts.fitting(job, i)) for i, free in enumerate(whole)]
-        allocation = self.place(job.gpus, gpu_type, mode)
+        allocation = self.place(job.gpus, gpu_type, mode, job.within)
         self._free = whole
         self.take(allocation)
         self._hosts.add(job, allocation)
         return allocation
 
-    def place(self, gpus: int, gpu_type: str = "", mode: str = "prefer") -> Allocation:
+    def place(
+        self, gpus: int, gpu_type: str = "", mode: str = "prefer", within: Within = ""
+    ) -> Allocation:
         """`prefer` few machines, `require` the fewest possible, `no`: fill holes, or `emptiest`:
-        the emptiest machine first. NOTHING: no room (or, `require`, no consolidated room)."""
-        if self._single:
-            allocation: Allocation = ((0, gpus),) if self._free[0] >= gpus else NOTHING
+        the emptiest machine first. Few machines are one, else some of one rack, else any. `within`
+        one machine or rack: nothing else will do. NOTHING: no room (or no consolidated room)."""
+        if within and not self._single:
+            allocation = self._together(gpus, gpu_type, mode, within)
+        elif self._single:
+            allocation = ((0, gpus),) if self._free[0] >= gpus else NOTHING
         elif mode == "no":
             allocation = self._fill_holes(gpus, gpu_type)
         elif mode == "emptiest":
@@ -92,26 +98,58 @@ class Placer:
         one = min(((free, i) for free, i in nodes if free >= gpus), default=None)
         if one is not None:
             return ((one[1], gpus),)
-        fewest = self._view.cluster.fewest_nodes(gpus, gpu_type)
-        nodes.sort(key=lambda node: (-node[0], node[1]))
-        taken: list[tuple[int, int]] = []
-        need = gpus
-        while need > 0 and nodes:
-            # The last machine is the tightest that closes the gap, the ones before the emptiest.
-            last = min(((free, i) for free, i in nodes if free >= need), default=None)
-            free, index = last if last is not None else nodes[0]
-            nodes.remove((free, index))
-            taken.append((index, min(free, need)))
-            need -= min(free, need)
-        if need > 0 or (require and len(taken) > fewest):
+        fewest = self._view.cluster.fewest_nodes(gpus, gpu_type) if require else len(nodes)
+        for taken in (self._in_one_rack(gpus, nodes), _packed(gpus, nodes)):
+            if taken and len(taken) <= fewest:
+                return taken
+        return NOTHING
+
+    def _together(self, gpus: int, gpu_type: str, mode: str, within: Within) -> Allocation:
+        """Place all GPUs on one machine or in one rack: on few machines, whatever the mode is."""
+        one = min(((free, i) for free, i in self._nodes(gpu_type) if free >= gpus), default=None)
+        if one is not None:
+            return ((one[1], gpus),)
+        if within == "node":
             return NOTHING
-        return tuple(sorted(taken))
+        nodes, cluster = self._nodes(gpu_type), self._view.cluster
+        taken = self._in_one_rack(gpus, nodes) if cluster.racks else _packed(gpus, nodes)
+        fewest = cluster.fewest_nodes(gpus, gpu_type) if mode == "require" else len(nodes)
+        return taken if len(taken) <= fewest else NOTHING
+
+    def _in_one_rack(self, gpus: int, nodes: Sequence[tuple[int, int]]) -> Allocation:
+        """Choose the rack on the fewest of whose machines they fit, of these the tightest. NOTHING:
+        there is none, or there are no racks to choose from."""
+        cluster = self._view.cluster
+        racks: dict[str, list[tuple[int, int]]] = {name: [] for name in cluster.racks}
+        for free, index in nodes if racks else ():
+            racks[cluster.nodes[index].rack].append((free, index))
+        fits = [
+            (len(taken), sum(free for free, _ in there), name, taken)
+            for name, there in racks.items()
+            if (taken := _packed(gpus, there))
+        ]
+        return min(fits)[3] if fits else NOTHING
 
     def _fill_holes(self, gpus: int, gpu_type: str) -> Allocation:
         return _take_in_turn(gpus, sorted(self._nodes(gpu_type)))
 
     def _emptiest(self, gpus: int, gpu_type: str) -> Allocation:
         return _take_in_turn(gpus, sorted(self._nodes(gpu_type), key=lambda n: (-n[0], n[1])))
+
+
+def _packed(gpus: int, nodes: Sequence[tuple[int, int]]) -> Allocation:
+    """Take from few of these (free, index); NOTHING: they have too little together."""
+    left = sorted(nodes, key=lambda node: (-node[0], node[1]))
+    taken: list[tuple[int, int]] = []
+    need = gpus
+    while need > 0 and left:
+        # The last machine is the tightest that closes the gap, the ones before the emptiest.
+        last = min(((free, i) for free, i in left if free >= need), default=None)
+        free, index = last if last is not None else left[0]
+        left.remove((free, index))
+        taken.append((index, min(free, need)))
+        need -= min(free, need)
+    return NOTHING if need > 0 else tuple(sorted(taken))
 
 
 def _take_in_turn(gpus: int, nodes: Sequence[tuple[int, int]]) -> Allocation:

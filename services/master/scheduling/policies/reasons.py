@@ -96,13 +96,11 @@ def _reason(
         )  # fmt: skip
     if free >= gpus:
         kind = next((k for k in demand.types if room.free[k] >= gpus), 0)
-        tight = mode == "require" or job.needs_host
+        tight = mode == "require" or job.needs_host or bool(job.within)
         if tight and not Placer(view).place_job(job, view.cluster.gpu_types[kind], mode):
             return Pending(
                 job.id, "fragmentation", lacking, start_s,
-                "enough GPUs are idle, but not on the few machines it must have"
-                if mode == "require"
-                else "enough GPUs are idle, but not beside the cores and the memory it needs",
+                f"enough GPUs are idle, but not {_where(job, mode)}",
             )  # fmt: skip
         return Pending(
             job.id, "round", lacking, start_s, "fits, and starts when the policy next decides"
@@ -115,6 +113,15 @@ def _reason(
     return Pending(
         job.id, "order", lacking, start_s, "the GPUs it lacks are held by jobs that come before it"
     )
+
+
+def _where(job: JobView, mode: str) -> str:
+    """Say where its GPUs must lie."""
+    if job.within:
+        return "on one node" if job.within == "node" else "in one rack"
+    if mode == "require":
+        return "on the few machines it must have"
+    return "beside the cores and the memory it needs"
 
 
 def _up(demand: Demand, view: View) -> int:
