@@ -54,7 +54,8 @@ async def live_world(
         url, name, credentials=credentials, on_closed=on_closed, clock=clock
     )
     try:
-        rng = random.Random(None if seed is None else f"{seed}/{name}")
+        # Tokens are drawn from it: nobody must be able to foretell the next from those before.
+        rng = random.SystemRandom() if seed is None else random.Random(f"{seed}/{name}")
         store = NatsStore(bus, replicas=replicas)
         yield World(name, clock, bus, store, NatsHistory(bus), rng)
     finally:

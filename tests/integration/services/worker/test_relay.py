@@ -167,6 +167,35 @@ async def test_a_wrong_token_is_refused_and_told_so(world: World) -> None:
     assert world.counts == {"relay_refused": 4}
 
 
+async def guess(world: World, tries: int) -> None:
+    """Greet with tokens, jobs, ranks and attempts that do not belong together; ask about others."""
+    ticket, rng = world.ticket(), Random(7)
+    for other in (("i", 0, 0), ("j", 1, 0), ("j", 0, 1)):
+        world.ticket(*other)
+    async with open_relay(world), agent(ticket) as bus:
+        for number in range(tries // 2):
+            job, rank, attempt = rng.choice((("i", 0, 0), ("j", 1, 0), ("j", 0, 1), ("k", 0, 0)))
+            wrong = RelayHello(job=job, rank=rank, attempt=attempt, token=ticket.hello.token)
+            with pytest.raises(AccessRefused):
+                await RelayBus.connect(Ticket(path=ticket.path, hello=wrong))
+            sent = finish(rng.choice(("i", "k")), 0) if number % 2 else finish("j", 1)
+            with pytest.raises((AccessRefused, Unavailable)):  # Unavailable: it asks too often.
+                await bus.request(FINISH, sent, timeout_s=5.0)
+    assert not world.asked
+    assert world.counts["relay_refused"] == 2 * (tries // 2)
+
+
+async def test_a_stranger_says_nothing_about_another_job(world: World) -> None:
+    await guess(world, 400)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1700)
+async def test_a_stranger_says_nothing_about_another_job_in_100_000_tries(world: World) -> None:
+    """Each try is a connection or a request: some minutes."""
+    await guess(world, 100_000)
+
+
 async def test_an_agent_finds_a_relay_that_was_started_anew(world: World) -> None:
     async with agent_over_restart(world) as bus, open_relay(world):
         await soon(lambda: bus.connected)
