@@ -87,6 +87,10 @@ CHECKPOINT_VARIABLE: Final = "SLACKWATER_CHECKPOINT"
 """Tells a program the folder of its checkpoints."""
 
 
+CodeDigest = Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{64})?\Z")]
+"""A pack of code, by its SHA-256; empty: the program is on its nodes."""
+
+
 class TensorSpec(Record, kw_only=True, frozen=True):
     """A trainable tensor: its name, its shape and the parameters' dtype (always float32).
 
@@ -183,6 +187,9 @@ class JobSpec(Record, kw_only=True, frozen=True):
     folder: Text = ""
     """The node's folder that the program runs in; empty: where `slackwater submit` is called, of a
     job that comes by another way the worker service's own."""
+    code: CodeDigest = ""
+    """The pack of code, by its digest, that its nodes get and run it in (`slackwater submit
+    --workdir` makes it); `folder` is one within it then. Empty: its nodes have the code."""
     env: Environment = msgspec.field(default_factory=dict)
     """Environment variables of its program, beside those of the worker service. Whoever may see the
     job sees their values."""

@@ -18,7 +18,7 @@ from slackwater.schemas.base import (
     Workers,
 )
 from slackwater.schemas.gpus import NodeAllocation, NodeGpuIds
-from slackwater.schemas.jobs import Environment, GraceSeconds, Program
+from slackwater.schemas.jobs import CodeDigest, Environment, GraceSeconds, Program
 
 
 class PrepareWorkers(Message, kw_only=True, frozen=True, tag="worker.prepare"):
@@ -35,6 +35,8 @@ class PrepareWorkers(Message, kw_only=True, frozen=True, tag="worker.prepare"):
     env: Environment = msgspec.field(default_factory=dict)
     gpu_ids: NodeGpuIds = ()
     """The GPUs of `ranks`."""
+    pack: CodeDigest = ""
+    """The code that the program runs in; empty: it is there."""
 
 
 class Prepared(Message, kw_only=True, frozen=True, tag="worker.prepared"):
@@ -44,6 +46,8 @@ class Prepared(Message, kw_only=True, frozen=True, tag="worker.prepared"):
     """The node's address, for ranks of other nodes."""
     port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 0
     """A port of the node on which the ranks of this attempt may meet."""
+    code: CodeDigest = ""
+    """Digest of the program's script and the Python files beside it; empty: it has none."""
 
 
 RESERVED_S: Final = 12.0
@@ -81,6 +85,7 @@ class StartWorkers(Message, kw_only=True, frozen=True, tag="worker.start"):
     grace_s: GraceSeconds = 0.0
     """Seconds from SIGTERM to SIGKILL; 0: the service's own `stop_grace_s`."""
     env: Environment = msgspec.field(default_factory=dict)
+    pack: CodeDigest = ""
 
     def __post_init__(self) -> None:
         if len(set(self.ranks)) < len(self.ranks):

@@ -19,6 +19,7 @@ from slackwater.common.bus.access import Credentials
 from slackwater.common.bus.base import Bus
 from slackwater.common.shell.world import live_world
 from slackwater.common.store.history import History
+from slackwater.common.store.objects import Objects
 from slackwater.schemas import cluster, jobs, subjects, tenants
 from slackwater.schemas.base import AggregatorId, JobId, Message, Ok, Refused
 from slackwater.schemas.job_requests import (
@@ -54,12 +55,14 @@ class Client:
         budget_s: float = limits.REQUEST_TIMEOUT_S,
         rng: Random | None = None,
         history: History | None = None,
+        objects: Objects | None = None,
     ) -> None:
         """Talks to a cluster's master. `rng` draws the waits between attempts: give the world's.
-        `history` is needed only to read kept facts."""
+        `history` is needed only to read kept facts, `objects` only to store code."""
         self.bus = bus
         self.clock = clock
         self._history = history
+        self._objects = objects
         self._budget_s = budget_s
         self._rng = rng or Random()
 
@@ -81,6 +84,11 @@ class Client:
     def history(self) -> History:
         assert self._history is not None, "this client was made without a history"
         return self._history
+
+    @property
+    def objects(self) -> Objects:
+        assert self._objects is not None, "this client was made without an object store"
+        return self._objects
 
     async def flush(self) -> None:
         """Return once the server knows the subscriptions made so far."""
@@ -224,4 +232,6 @@ async def connect(
     """Raises Unavailable, naming the URL, when nobody listens there, ConfigRejected when whoever
     listens there will not have us."""
     async with live_world(url, name, credentials=credentials) as world:
-        yield Client(world.bus, world.clock, rng=world.rng, history=world.history)
+        yield Client(
+            world.bus, world.clock, rng=world.rng, history=world.history, objects=world.objects
+        )

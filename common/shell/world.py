@@ -23,6 +23,7 @@ from slackwater.common.store.history_memory import MemoryHistory
 from slackwater.common.store.history_nats import NatsHistory
 from slackwater.common.store.memory import MemoryStorage, StoreFaults
 from slackwater.common.store.nats import NatsStore
+from slackwater.common.store.objects import CODE, MemoryObjects, NatsObjects, Objects
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,7 @@ class World:
     store: Store
     history: History
     rng: random.Random
+    objects: Objects
 
 
 @asynccontextmanager
@@ -57,7 +59,15 @@ async def live_world(
         # Tokens are drawn from it: nobody must be able to foretell the next from those before.
         rng = random.SystemRandom() if seed is None else random.Random(f"{seed}/{name}")
         store = NatsStore(bus, replicas=replicas)
-        yield World(name, clock, bus, store, NatsHistory(bus), rng)
+        yield World(
+            name,
+            clock,
+            bus,
+            store,
+            NatsHistory(bus),
+            rng,
+            NatsObjects(bus, CODE, replicas=replicas),
+        )
     finally:
         await bus.close()
 
@@ -80,6 +90,7 @@ class SimWorld:
         self.broker = MemoryBroker(seed, clock=self.clock, faults=faults, trace=trace)
         self.storage = MemoryStorage(clock=self.clock, faults=store_faults)
         self.history = MemoryHistory(self.broker)
+        self.objects = MemoryObjects(self.clock)
 
     def client(self, name: str) -> World:
         """The world as `name` sees it. A client that starts anew after a crash gets a new one."""
@@ -90,6 +101,7 @@ class SimWorld:
             self.storage.connect(name),
             self.history,
             self.rng(name),
+            self.objects,
         )
 
     def rng(self, name: str) -> random.Random:

@@ -24,6 +24,8 @@ from slackwater.services.master.state import State
 STEP_S: Final = 5.0
 """Seconds that the nodes of a gang have to keep room for it, all together; and again to start it.
 """
+FETCH_S: Final = 90.0
+"""Seconds that they have more to fetch its code."""
 
 
 def late_node(state: State, job: Job, now_s: float) -> tuple[NodeId, str] | None:
@@ -35,7 +37,8 @@ def late_node(state: State, job: Job, now_s: float) -> tuple[NodeId, str] | None
     verb: Verb = "prepare" if job.unprepared else "start"
     if job.begun is None or job.begun[0] != verb:
         job.begun = verb, now_s
-    if now_s - job.begun[1] < STEP_S:
+    fetches = verb == "prepare" and record.spec.code
+    if now_s - job.begun[1] < STEP_S + (FETCH_S if fetches else 0.0):
         return None
     node = (job.unprepared or job.unstarted)[0]
     return node, job.refusals.get(job.order(verb, node), "it does not answer")

@@ -47,6 +47,8 @@ class Job:
     told: set[Order] = field(default_factory=set)
     """Orders that were carried out."""
     refusals: dict[Order, str] = field(default_factory=dict)
+    codes: dict[NodeId, str] = field(default_factory=dict)
+    """Node of a gang -> the digest of the program that it found."""
     """Orders -> why each was refused last, until it is carried out."""
     reading: set[int] = field(default_factory=set)
     """Ranks whose logs' last lines were asked for."""
@@ -174,6 +176,7 @@ class Job:
         """Drop what was known of the processes of the attempt before."""
         self.told = {order for order in self.told if order.verb not in OF_PROCESSES}
         self.refusals.clear()
+        self.codes.clear()
         self.meeting, self.begun = "", None
         self.resting.clear()
         self.joined.clear()

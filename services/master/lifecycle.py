@@ -146,6 +146,7 @@ def _order_prepare(state: State, job: Job, node: NodeId, placed: tuple[int, ...]
         folder=spec.folder,
         env=spec.env,
         gpu_ids=record.gpu_ids.get(node, ()),
+        pack=spec.code,
     )
     order = job.order("prepare", node)
     state.ask(job, order, _worker(state, node, "prepare"), prepare)
@@ -187,6 +188,7 @@ def _start(job: Job, node: NodeId, ranks: tuple[int, ...]) -> StartWorkers:
         rendezvous=job.meeting,
         grace_s=spec.grace_s,
         env=launch_environment(spec),
+        pack=spec.code,
     )
 
 
@@ -206,7 +208,7 @@ def carried_out(state: State, job: Job, what: Order, answer: Message, now_s: flo
     if refused is None:
         job.told.add(what)
         if isinstance(answer, Prepared):
-            _prepared(state, job, what, answer)
+            _prepared(state, job, what, answer, now_s)
         if what.verb == "start":
             _started(state, job, what, now_s)
         if what.verb == "stop":
@@ -219,13 +221,30 @@ def carried_out(state: State, job: Job, what: Order, answer: Message, now_s: flo
         state.out.append(Log("ask.refused", fields, "warning"))
 
 
-def _prepared(state: State, job: Job, what: Order, answer: Prepared) -> None:
+def _prepared(state: State, job: Job, what: Order, answer: Prepared, now_s: float) -> None:
     nodes = [node for node, _ in job.record.allocation]
     if nodes and what == job.order("prepare", nodes[0]):
         host = answer.host if len(nodes) > 1 else "127.0.0.1"
         job.meeting = f"{host}:{answer.port}" if answer.port else ""
-    if not job.unprepared:
+    job.codes |= {n: answer.code for n in nodes if what == job.order("prepare", n)}
+    if why := different_code(job):
+        end(state, job, "failed", why, now_s)
+    elif not job.unprepared:
         advance(state, job)
+
+
+def different_code(job: Job) -> str:
+    """Say which nodes of the gang have different code; empty: none that have said theirs."""
+    said = [(node, code) for node, code in job.codes.items() if code]
+    for node, code in said[1:]:
+        if code != said[0][1]:
+            first, script = said[0], " ".join(job.record.spec.program[:2])
+            return (
+                f"its ranks would run different code: {script} and the files beside it have the "
+                f"digest {first[1][:12]} on {first[0]}, {code[:12]} on {node}; submit it with "
+                "--workdir, which sends the same to all nodes"
+            )
+    return ""
 
 
 def _started(state: State, job: Job, what: Order, now_s: float) -> None:

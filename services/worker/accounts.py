@@ -84,6 +84,17 @@ def make_room(files: RankFiles, account: int) -> None:
     os.chown(stacks, account, account)
 
 
+def give(copy: Path, account: int) -> None:
+    """Make the job's copy of its code the account's own. A rank of the job that runs may change
+    the folder meanwhile: no link is followed, and no path is looked up twice. Raises OSError."""
+    if account in (NONE, copy.stat().st_uid):
+        return
+    for _, folders, names, descriptor in os.fwalk(copy):
+        os.fchown(descriptor, account, account)
+        for name in (*folders, *names):
+            os.chown(name, account, account, dir_fd=descriptor, follow_symlinks=False)
+
+
 def at_home(
     environment: Mapping[str, str], asked: Mapping[str, str], own: Path, account: int
 ) -> dict[str, str]:

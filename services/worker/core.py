@@ -283,7 +283,8 @@ class WorkerCore:
         if known is None or known.attempt < attempt:
             self._reserved[job] = _Reserved(attempt, new, message.gpu_ids if new else ())
         path = message.env.get("PATH")
-        return [LookAtProgram(token, job, attempt, message.program, message.folder, path)]
+        program, folder = message.program, message.folder
+        return [LookAtProgram(token, job, attempt, program, folder, path, message.pack)]
 
     def _meeting(self, job: JobId, message: StartWorkers) -> StartWorkers:
         """Give up the kept room, and let ranks that start later meet where the others do."""
@@ -338,7 +339,8 @@ class WorkerCore:
             kept.host, kept.port = event.host, event.port
         kept.since_s = now_s
         due = StartTimer(ReservationDue(event.job, event.attempt), now_s + RESERVED_S)
-        return [due, Reply(event.token, Prepared(host=kept.host, port=kept.port))]
+        answer = Prepared(host=kept.host, port=kept.port, code=event.code)
+        return [due, Reply(event.token, answer)]
 
     def _give_up(self, job: JobId, last: int) -> None:
         kept = self._reserved.get(job)
@@ -489,5 +491,5 @@ class WorkerCore:
 def _run(rank: _Rank, asked: StartWorkers | Found) -> RunRank:
     return RunRank(
         rank.job, rank.rank, rank.attempt, asked.workers, asked.program, asked.folder,
-        rank.gpu_ids, asked.allocation, asked.env, asked.rendezvous,
+        rank.gpu_ids, asked.allocation, asked.env, asked.rendezvous, asked.pack,
     )  # fmt: skip

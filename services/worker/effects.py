@@ -29,6 +29,7 @@ class RunRank(Action):
     """GPUs of the whole job, for its program to know."""
     env: dict[str, str] = field(default_factory=dict)
     rendezvous: str = ""
+    pack: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,8 @@ class LookAtProgram(Action):
     folder: str
     path: str | None
     """Where to look for the program, as its own environment says; None: as the service's does."""
+    pack: str = ""
+    """The pack of code to fetch before, which the program runs in."""
 
 
 @dataclass(frozen=True, slots=True)

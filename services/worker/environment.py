@@ -12,6 +12,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final
 
+from slackwater.common.base import limits
 from slackwater.common.bus.access import VARIABLES
 from slackwater.schemas.base import RUN_ATTEMPTS, NodeId
 from slackwater.schemas.gpus import described, held
@@ -119,3 +120,15 @@ def idle_port() -> int:
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.bind(("", 0))
         return int(probe.getsockname()[1])
+
+
+def short_of_room(state_dir: Path) -> str:
+    """Say why no job is to be started here; empty: there is room."""
+    disk = os.statvfs(state_dir)
+    free, least = disk.f_bavail * disk.f_frsize, limits.WORKER_ROOM_BYTES
+    if free >= least:
+        return ""
+    return (
+        f"{free / 1e6:.0f} MB are free in {state_dir}, {least / 1e6:.0f} MB are needed to start a "
+        "job: make room there, or lower jobs_kept_bytes or log_bytes_max"
+    )

@@ -32,6 +32,7 @@ class Found:
     """GPUs of its whole job."""
     env: dict[str, str] = field(default_factory=dict)
     rendezvous: str = ""
+    pack: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +94,8 @@ class ProgramLooked:
     """Why it cannot; empty: it can."""
     host: str = ""
     port: int = 0
+    code: str = ""
+    """Digest of its script and what is beside it."""
 
 
 Event = (

@@ -66,6 +66,8 @@ CODE_UNKNOWN: Final = -9
 """Leader and program were killed together: nobody was left to write the code."""
 
 
+_UNUSED_S: Final = 3600.0
+"""Age of a job's folder without a rank that is taken for left behind."""
 _LOGGERS: Final[list[subprocess.Popen[bytes]]] = []
 """Children of this process that it must wait for."""
 
@@ -83,6 +85,7 @@ class Intent(msgspec.Struct, frozen=True, kw_only=True):
     rendezvous: str = ""
     account: int = 0
     """The account that the program runs under; 0: the service's."""
+    pack: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,7 +318,7 @@ class RankFiles:
             return Found(
                 job, self.rank, "intended", intent.workers, intent.program, attempt=attempt,
                 folder=intent.folder, gpu_ids=intent.gpu_ids, allocation=intent.allocation,
-                env=intent.env, rendezvous=intent.rendezvous,
+                env=intent.env, rendezvous=intent.rendezvous, pack=intent.pack,
             )  # fmt: skip
         if identity is not None and identity.alive():
             return Found(
@@ -353,14 +356,16 @@ def prune(state_dir: Path, keep: Retention, now_s: float) -> frozenset[str]:
     whose files were removed."""
     folders = []
     for folder in (state_dir / "jobs").glob("*/"):
-        names = [entry.name for entry in os.scandir(folder)]
+        names, changed_s = [entry.name for entry in os.scandir(folder)], folder.stat().st_mtime
         intents = sum(name.endswith(".intent.json") for name in names)
-        if intents and intents == sum(name.endswith(".reported") for name in names):
-            folders.append((folder.stat().st_mtime, folder))
+        unused = not intents and now_s - changed_s > _UNUSED_S  # A gang was prepared and given up.
+        if unused or 0 < intents == sum(name.endswith(".reported") for name in names):
+            folders.append((changed_s, folder))
     removed, nbytes = set(), 0
     for number, (ended_s, folder) in enumerate(sorted(folders, reverse=True), 1):
-        nbytes += sum(entry.stat().st_size for entry in os.scandir(folder))
-        if number > keep.jobs or nbytes > keep.nbytes or now_s - ended_s > keep.seconds:
+        nbytes += sum(path.lstat().st_size for path in folder.rglob("*"))
+        unused = not any(folder.glob("*.intent.json"))
+        if unused or number > keep.jobs or nbytes > keep.nbytes or now_s - ended_s > keep.seconds:
             shutil.rmtree(folder)
             removed.add(folder.name)
     return frozenset(removed)

@@ -26,6 +26,7 @@ from slackwater.common.native.cgroup import FOR_MEMORY, LOOK_S, MemoryKills
 from slackwater.common.shell.definition import Level, Port, ServiceDefinition
 from slackwater.common.shell.effect_runner import handlers, on
 from slackwater.common.shell.world import World
+from slackwater.common.store.objects import Objects
 from slackwater.schemas.base import JobId, NodeId
 from slackwater.schemas.cluster import WorkerHeartbeat
 from slackwater.schemas.hangs import LookAtRank, RankLooked
@@ -33,7 +34,8 @@ from slackwater.schemas.logs import ReadLog
 from slackwater.schemas.relay import RelayHello
 from slackwater.schemas.workers import PrepareWorkers, StartWorkers, StopWorkers
 from slackwater.services.worker import stacks
-from slackwater.services.worker.accounts import Accounts, at_home, make_room
+from slackwater.services.worker.accounts import Accounts, at_home, give, make_room
+from slackwater.services.worker.code import CodeMissing, CodeStore, script_digest
 from slackwater.services.worker.config import WorkerConfig
 from slackwater.services.worker.containment import Containment
 from slackwater.services.worker.core import WorkerCore
@@ -49,7 +51,12 @@ from slackwater.services.worker.effects import (
     WatchRank,
     WorkerAction,
 )
-from slackwater.services.worker.environment import cannot_start, idle_port, rank_environment
+from slackwater.services.worker.environment import (
+    cannot_start,
+    idle_port,
+    rank_environment,
+    short_of_room,
+)
 from slackwater.services.worker.events import (
     JobsPruned,
     ProcessesFound,
@@ -58,6 +65,7 @@ from slackwater.services.worker.events import (
     RankSeen,
     RoomLooked,
 )
+from slackwater.services.worker.gone import gone
 from slackwater.services.worker.gpus import LOOK_S as GPU_LOOK_S
 from slackwater.services.worker.gpus import GpuHeld, Inventory, nvidia
 from slackwater.services.worker.logreader import LogReader
@@ -101,6 +109,7 @@ class Processes:
         inventory: Inventory,
         bus: Bus,
         memory_kills: MemoryKills | None = None,
+        objects: Objects | None = None,
     ) -> None:
         self._config, self._inventory, self._bus = config, inventory, bus
         self._node = NodeId(config.node or config.id)
@@ -109,6 +118,7 @@ class Processes:
         self._keep = Retention(config.jobs_kept_max, config.jobs_kept_s, config.jobs_kept_bytes)
         self._containment = Containment(self._state_dir, cgroup.own() if config.cgroups else None)
         self._accounts = Accounts(config.accounts)
+        self._code = CodeStore(self._state_dir, objects)
         self._watched: dict[tuple[str, int], _Watched] = {}
         self._tasks = Tasks(self._failed)
         self.warm = Warm(config, begins=_warm_at_once(config, inventory))
@@ -186,10 +196,16 @@ class Processes:
         self._containment.end_strangers([(e.job, e.rank, e.attempt) for e in lives], now_s)
         return ProcessesFound(found)
 
-    def look_at_program(self, effect: LookAtProgram) -> ProgramLooked:
-        why = cannot_start(effect.program, effect.folder, effect.path)
-        host = self._config.address or socket.gethostname()
-        return ProgramLooked(effect.token, effect.job, effect.attempt, why, host, idle_port())
+    async def look_at_program(self, effect: LookAtProgram) -> ProgramLooked:
+        why, folder = "", self._code.folder(effect.job, effect.pack, effect.folder)
+        try:
+            await self._code.provide(effect.job, effect.pack)
+        except CodeMissing as error:
+            why = str(error)
+        why = why or cannot_start(effect.program, folder, effect.path)
+        host, port = self._config.address or socket.gethostname(), idle_port()
+        digest = "" if why else script_digest(effect.program, folder)
+        return ProgramLooked(effect.token, effect.job, effect.attempt, why, host, port, digest)
 
     def run(self, effect: RunRank) -> None:
         job, rank, attempt = effect.job, effect.rank, effect.attempt
@@ -200,11 +216,12 @@ class Processes:
             workers=effect.workers,
             program=effect.program,
             attempt=attempt,
-            folder=effect.folder,
+            folder=self._code.folder(job, effect.pack, effect.folder),
             gpu_ids=effect.gpu_ids,
             allocation=effect.allocation,
             env=effect.env,
             rendezvous=effect.rendezvous,
+            pack=effect.pack,
         )
         held: list[int] = []
         try:
@@ -238,9 +255,13 @@ class Processes:
         of its GPUs."""
         child: subprocess.Popen[bytes] | None = None
         try:
+            await self._code.provide(files.job, intent.pack)
+            if intent.pack:
+                copy = Path(self._code.folder(files.job, intent.pack, ""))
+                await asyncio.to_thread(give, copy, intent.account)
             if not await self._forked(files, intent, environment, held):
                 child = files.start(intent, environment, held[0], held[1:])
-        except OSError as error:
+        except (CodeMissing, OSError) as error:
             del self._starting[files.job, files.rank]
             self._not_started(intent, error)
             return
@@ -266,7 +287,9 @@ class Processes:
     def _not_started(self, intent: Intent, error: Exception) -> None:
         self._accounts.free(intent.job, intent.rank)
         code, reason = CODE_GPU_HELD, str(error)
-        if not isinstance(error, GpuHeld):
+        if isinstance(error, CodeMissing):
+            code = 127
+        elif not isinstance(error, GpuHeld):
             folder = intent.folder
             where = f" in {folder} (submit with --folder one that its node has)" if folder else ""
             code, reason = 127, f"cannot start {intent.program[0]}{where}: {error}"
@@ -332,7 +355,7 @@ class Processes:
             self._watched[files.job, files.rank] = watched
             if due is not None:
                 self.signal(SignalRank(JobId(files.job), files.rank, kill=due))
-            await _ended(identity)
+            await gone(identity.pid, identity.alive)
             self._relay.ended((files.job, files.rank, files.attempt))
             await self._end_left_behind(files, identity)
             del self._watched[files.job, files.rank]
@@ -375,18 +398,6 @@ class Processes:
         return identity
 
 
-def short_of_room(state_dir: Path) -> str:
-    """Say why no job is to be started here; empty: there is room."""
-    disk = os.statvfs(state_dir)
-    free, least = disk.f_bavail * disk.f_frsize, limits.WORKER_ROOM_BYTES
-    if free >= least:
-        return ""
-    return (
-        f"{free / 1e6:.0f} MB are free in {state_dir}, {least / 1e6:.0f} MB are needed to start a "
-        "job: make room there, or lower jobs_kept_bytes or log_bytes_max"
-    )
-
-
 async def _logged(files: RankFiles) -> None:
     """Returns once what the rank printed is in its log. Who left its group may print for ever."""
     loop = asyncio.get_running_loop()
@@ -395,23 +406,6 @@ async def _logged(files: RankFiles) -> None:
         if loop.time() > until_s:
             return
         await asyncio.sleep(_POLL_S)
-
-
-async def _ended(identity: Identity) -> None:
-    """Return when the process is gone (or was, before we looked)."""
-    try:
-        pidfd = os.pidfd_open(identity.pid)
-    except ProcessLookupError:
-        return
-    loop = asyncio.get_running_loop()
-    gone = asyncio.Event()
-    loop.add_reader(pidfd, gone.set)
-    try:
-        if identity.alive():  # Looked up after the descriptor was opened: no other process.
-            await gone.wait()
-    finally:
-        loop.remove_reader(pidfd)
-        os.close(pidfd)
 
 
 def _warm_at_once(config: WorkerConfig, inventory: Inventory) -> bool:
@@ -439,7 +433,7 @@ def definition(config: WorkerConfig, world: World) -> ServiceDefinition:
     core = WorkerCore(node, config.slots, config.stop_grace_s, config.keep_jobs)
     inventory = Inventory(config, node, nvidia() if config.gpus == "auto" else None)
     inventory.look(frozenset())
-    processes = Processes(config, inventory, world.bus)
+    processes = Processes(config, inventory, world.bus, objects=world.objects)
     cores = config.cores or float(len(os.sched_getaffinity(0)))
     memory_bytes = config.memory_bytes or cgroup.memory_bytes()
     logs = LogReader(Path(config.state_dir))

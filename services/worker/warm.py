@@ -25,6 +25,7 @@ from slackwater.common.base import limits
 from slackwater.services.worker.config import WorkerConfig
 from slackwater.services.worker.containment import CGROUP, MARK
 from slackwater.services.worker.environment import inherited
+from slackwater.services.worker.gone import gone
 from slackwater.services.worker.processes import Intent, RankFiles
 
 _log = structlog.get_logger()
@@ -130,7 +131,7 @@ class Warm:
             if await _received(ours, READY_S):
                 _log.info("warm.ready", seconds=round(time.monotonic() - begun_s, 1))
                 self._control = ours
-                await _gone(self._process.pid)
+                await gone(self._process.pid)
             return _last_words(said)
         except OSError as error:
             return str(error)
@@ -236,18 +237,6 @@ async def _received(control: socket.socket, within_s: float) -> bytes:
         return b""
     finally:
         loop.remove_reader(control)
-
-
-async def _gone(pid: int) -> None:
-    """Return when our child has ended."""
-    pidfd = os.pidfd_open(pid)
-    loop, over = asyncio.get_running_loop(), asyncio.Event()
-    loop.add_reader(pidfd, over.set)
-    try:
-        await over.wait()
-    finally:
-        loop.remove_reader(pidfd)
-        os.close(pidfd)
 
 
 def _last_words(said: int) -> str:

@@ -117,6 +117,8 @@ def _facts(
             record.reason,
         )
     yield "Program", _program(record)
+    if spec.code:
+        yield "Code", f"{spec.code[:12]}, sent to its nodes"
     if spec.folder:
         yield "Folder", spec.folder
     if spec.model:

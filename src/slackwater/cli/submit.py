@@ -47,13 +47,16 @@ from slackwater.cli.submit_options import (
     TimeLimit,
     Together,
     Wait,
+    Workdir,
     WorkersMax,
     WorkersMin,
 )
 from slackwater.cli.submit_wait import attend
+from slackwater.cli.workdir import packed, store, within
 from slackwater.common.base.errors import Rejected
 from slackwater.common.shell.client import Client
 from slackwater.common.shell.config import explained
+from slackwater.common.store.code_packs import Pack
 from slackwater.console.after_dashes import CommandAfterDashes, after_dashes
 from slackwater.console.durations import seconds
 from slackwater.console.gpus import batch_bounds, gpu_types
@@ -67,6 +70,7 @@ from slackwater.schemas.base import NAME_CHARS_MAX, WORKERS_MAX
 from slackwater.schemas.jobs import (
     ENV_NAME_PATTERN,
     OWN_ENV,
+    JobRecord,
     JobSpec,
 )
 
@@ -89,6 +93,7 @@ def submit(
     id: Id = "",
     job_file: JobFile = None,
     folder: Folder = None,
+    workdir: Workdir = None,
     model: Model = None,
     file: File = None,
     workers: Processes = 2,
@@ -135,8 +140,9 @@ def submit(
     options = {**locals()}
     with reported():
         options |= _what_runs(context, job_file or [], file)
-        spec = checked(_with_options(_asked(context, options), context, options))
-    _store(spec, url, json, wait)
+        code = None if workdir is None else packed(workdir)
+        spec = checked(_with_options(_asked(context, options), context, options, code))
+    _store(spec, code, url, json, wait)
 
 
 submit.command_class = CommandAfterDashes  # type: ignore[attr-defined]
@@ -199,7 +205,7 @@ def _a_process_each(gpus: int) -> int:
 
 
 def _with_options(
-    spec: JobSpec, context: typer.Context, options: Mapping[str, Any]
+    spec: JobSpec, context: typer.Context, options: Mapping[str, Any], code: Pack | None
 ) -> dict[str, Any]:
     """Replace what the file says by the options that are given."""
     fields = {name: options[name] for name in OF_ANY_JOB if typed(context, name)}
@@ -221,7 +227,11 @@ def _with_options(
         fields["hang_timeout_s"] = seconds(options["hang_timeout"], "--hang-timeout")
     if options["checkpoint"] is not None:
         fields["checkpoint"] = str(options["checkpoint"].absolute())
-    if options["program"] or options["file"] is not None:
+    if code is not None:
+        if not spec.program:
+            raise Usage("--workdir: the job runs no program; give -- COMMAND, or leave it out")
+        fields |= {"code": code.digest, "folder": within(options["folder"])}
+    elif options["program"] or options["file"] is not None:
         fields["folder"] = _folder(spec, options["folder"])
     return {**msgspec.to_builtins(spec), **fields}
 
@@ -306,20 +316,26 @@ def checked(fields: Mapping[str, Any]) -> JobSpec:
         raise Usage(explained(str(error), fields, JobSpec)) from error
 
 
-def _store(spec: JobSpec, url: str | None, json: bool, wait: bool) -> None:
+def _store(spec: JobSpec, code: Pack | None, url: str | None, json: bool, wait: bool) -> None:
     if wait:
-        code = with_client(url, lambda client: _attended(client, spec, json))
-        if code:
-            raise typer.Exit(code)
+        ended = with_client(url, lambda client: _attended(client, spec, code, json))
+        if ended:
+            raise typer.Exit(ended)
         return
-    known = with_client(url, lambda client: client.submit(spec))
+    known = with_client(url, lambda client: _submitted(client, spec, code))
     if json:
         print_json(spec)
     else:
         out.print(said(spec, known), markup=False, highlight=False, soft_wrap=True)
 
 
-async def _attended(client: Client, spec: JobSpec, json: bool) -> int:
-    known = await client.submit(spec)
+async def _submitted(client: Client, spec: JobSpec, code: Pack | None) -> JobRecord | None:
+    if code is not None:
+        await store(client, code)
+    return await client.submit(spec)
+
+
+async def _attended(client: Client, spec: JobSpec, code: Pack | None, json: bool) -> int:
+    known = await _submitted(client, spec, code)
     err.print(said(spec, known), markup=False)
     return await attend(client, spec, json)

@@ -38,6 +38,13 @@ Folder = Annotated[
         help="Run the program in this folder of its node; by default the present one.",
     ),
 ]
+Workdir = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FOLDER",
+        help="Send this folder's code to the nodes, and run the program in a copy of it.",
+    ),
+]
 Model = Annotated[
     str | None,
     typer.Option(

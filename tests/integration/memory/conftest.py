@@ -16,6 +16,7 @@ from slackwater.common.shell import run_service
 from slackwater.common.shell.world import World
 from slackwater.common.store.history_memory import MemoryHistory
 from slackwater.common.store.memory import MemoryStorage
+from slackwater.common.store.objects import MemoryObjects
 from slackwater.common.transport import tcp
 from slackwater.memory.control import lenders
 from slackwater.memory.service.assembly import DeviceAssembly
@@ -61,7 +62,7 @@ class Cluster:
 
         return World(
             name, self.clock, self.broker.connect(name), self.storage.connect(name),
-            MemoryHistory(self.broker), random.Random(name),
+            MemoryHistory(self.broker), random.Random(name), MemoryObjects(self.clock),
         )  # fmt: skip
 
     async def lend(self, count: int, slabs: int = 4, **config: Any) -> None:

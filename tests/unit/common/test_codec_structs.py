@@ -46,7 +46,7 @@ STRUCTS: list[type[msgspec.Struct]] = sorted(
 )
 MESSAGES = [one for one in STRUCTS if issubclass(one, Message)]
 RECORDS = [one for one in STRUCTS if issubclass(one, Record)]
-HEX_PATTERN = re.compile(r"\^\[0-9a-f\]\{(\d+)\}")
+HEX_PATTERN = re.compile(r"\^\(?\[0-9a-f\]\{(\d+)\}")
 every_struct = pytest.mark.parametrize("kind", STRUCTS, ids=lambda one: one.__name__)
 
 

@@ -37,7 +37,7 @@ async def test_a_slab_is_resident_and_registered_before_it_is_offered() -> None:
 
 def test_the_metrics_tell_its_slabs_and_its_machine() -> None:
     nothing: Any = None
-    world = World("slabd-s1", LiveClock(), nothing, nothing, nothing, random.Random(1))
+    world = World("slabd-s1", LiveClock(), nothing, nothing, nothing, random.Random(1), nothing)
     slabd = Slabd(SlabdConfig(slab_bytes=SLAB_BYTES), world, {}, {}, nothing)
     slabd.core.step(MemorySampled(80 * SLAB_BYTES, 8 * SLAB_BYTES, 0.05), 1.0)
     [slab] = slabd.core.slabs

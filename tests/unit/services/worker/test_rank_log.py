@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from tests.waiting import eventually
 
 from slackwater.common.base import limits
+from slackwater.services.worker.environment import short_of_room
 from slackwater.services.worker.processes import Intent, RankFiles, Retention, find, prune
 from slackwater.services.worker.ranklog import RankLog
-from slackwater.services.worker.shell import short_of_room
 
 LOG_BYTES_MAX = 8 * 1024**2
 

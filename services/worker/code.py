@@ -1,0 +1,105 @@
+"""The code of jobs whose nodes lack it: packs that are fetched by their digest, and unpacked.
+
+Packs are kept as they came, the ones used longest ago go first. Each job gets a copy of its own,
+unpacked from the pack, which its program may write to: links to shared files would let one job
+change another's. The copy stays from attempt to attempt, and goes with the job's files.
+"""
+
+import asyncio
+import hashlib
+import os
+from pathlib import Path
+from typing import Final
+
+from slackwater.common.base.errors import Rejected, SlackwaterError
+from slackwater.common.store.code_packs import unpack
+from slackwater.common.store.objects import Objects
+
+PACKS_BYTES_MAX: Final = 2 * 1024**3
+"""Bytes of packs that a node keeps."""
+_BESIDE_MAX: Final = 500
+_BESIDE_BYTES_MAX: Final = 16 * 1024**2
+"""Python files beside a script, and their bytes, by which its code is compared."""
+
+
+class CodeMissing(SlackwaterError):
+    """A job's code could not be fetched or unpacked."""
+
+
+class CodeStore:
+    """The packs and the jobs' copies below one state folder."""
+
+    def __init__(self, state_dir: Path, objects: Objects | None) -> None:
+        below = state_dir.absolute()
+        self._packs, self._jobs = below / "packs", below / "jobs"
+        self._objects = objects
+        self._locks: dict[str, asyncio.Lock] = {}
+
+    def folder(self, job: str, code: str, folder: str) -> str:
+        """Return the folder that the job's program runs in: of its copy, if it has `code`."""
+        return str(self._copy(job, code) / folder) if code else folder
+
+    async def provide(self, job: str, code: str) -> None:
+        """Have the job's copy there, whole. Asked by several at once, it is fetched once. Raises
+        CodeMissing."""
+        if not code:
+            return
+        target = self._copy(job, code)
+        lock = self._locks.setdefault(code, asyncio.Lock())
+        try:
+            async with lock:
+                if target.exists():
+                    return
+                payload = await self._payload(code)
+                await asyncio.to_thread(unpack, payload, code, target)
+        except (SlackwaterError, OSError) as error:
+            raise CodeMissing(f"its code cannot be had: {error}") from error
+        finally:
+            if not lock.locked():
+                self._locks.pop(code, None)
+
+    def _copy(self, job: str, code: str) -> Path:
+        return self._jobs / job / f"code-{code[:16]}"
+
+    async def _payload(self, code: str) -> bytes:
+        kept = self._packs / f"{code}.tar.gz"
+        if kept.exists():
+            os.utime(kept)
+            return await asyncio.to_thread(kept.read_bytes)
+        if self._objects is None:
+            raise Rejected(f"this node has no object store to fetch the code {code[:12]} from")
+        payload = await self._objects.get(code)
+        if payload is None:
+            raise Rejected(
+                f"the code {code[:12]} is not stored any more; submit the job again with --workdir"
+            )
+        await asyncio.to_thread(self._keep, kept, payload)
+        return payload
+
+    def _keep(self, kept: Path, payload: bytes) -> None:
+        self._packs.mkdir(parents=True, exist_ok=True)
+        fresh = kept.with_suffix(".new")
+        fresh.write_bytes(payload)
+        fresh.replace(kept)
+        nbytes = 0
+        packs = sorted(self._packs.glob("*.tar.gz"), key=lambda path: -path.stat().st_mtime)
+        for path in packs:
+            nbytes += path.stat().st_size
+            if nbytes > PACKS_BYTES_MAX and path != kept:
+                path.unlink()
+
+
+def script_digest(program: tuple[str, ...], folder: str) -> str:
+    """Return the digest of a Python program's script and of the Python files beside it, so that
+    ranks on different code are found; empty: it runs no script."""
+    script = next((word for word in program[1:] if not word.startswith("-")), "")
+    if not script.endswith(".py") or program[1] != script:
+        return ""
+    path = Path(folder or ".") / script
+    found = hashlib.sha256()
+    left = _BESIDE_BYTES_MAX
+    for each in sorted(path.parent.glob("*.py"))[:_BESIDE_MAX]:
+        left -= each.stat().st_size
+        if each.is_file() and left >= 0:
+            found.update(each.name.encode() + b"\0" + each.read_bytes() + b"\0")
+    return found.hexdigest()
