@@ -165,10 +165,22 @@ Gpus = Annotated[
     ),
 ]
 WorkersMin = Annotated[
-    int, typer.Option(min=0, max=64, help="The fewest workers that it may be scaled to.")
+    int,
+    typer.Option(
+        min=0,
+        max=64,
+        help="The fewest workers that it may be scaled to.",
+        rich_help_panel=_RESOURCES,
+    ),
 ]
 WorkersMax = Annotated[
-    int, typer.Option(min=0, max=64, help="The most workers that it may be scaled to.")
+    int,
+    typer.Option(
+        min=0,
+        max=64,
+        help="The most workers that it may be scaled to.",
+        rich_help_panel=_RESOURCES,
+    ),
 ]
 GpusMin = Annotated[
     int,
