@@ -40,7 +40,10 @@ def late_node(state: State, job: Job, now_s: float) -> tuple[NodeId, str] | None
     fetches = verb == "prepare" and record.spec.code
     if now_s - job.begun[1] < STEP_S + (FETCH_S if fetches else 0.0):
         return None
-    node = (job.unprepared or job.unstarted)[0]
+    late = job.unprepared or job.unstarted
+    if not late:
+        return None
+    node = late[0]
     return node, job.refusals.get(job.order(verb, node), "it does not answer")
 
 

@@ -57,6 +57,7 @@ def rank_ended(state: State, job: Job, rank: int, result: str, now_s: float) -> 
         end(state, job, "completed", "", now_s, results=results)
     else:
         state.change(job, now_s, results=results)
+        _runs_once_started(state, job, now_s)
 
 
 def end(state: State, job: Job, final: JobState, reason: str, now_s: float, **changes: Any) -> None:
@@ -251,7 +252,11 @@ def _started(state: State, job: Job, what: Order, now_s: float) -> None:
     for node, _ in job.record.allocation:
         if job.order("start", node) == what:
             state.nodes.started(node)
-    if job.record.state == "starting" and not job.unstarted:
+    _runs_once_started(state, job, now_s)
+
+
+def _runs_once_started(state: State, job: Job, now_s: float) -> None:
+    if job.record.state == "starting" and not job.unprepared and not job.unstarted:
         state.change(job, now_s, "running", state="running", begun_s=now_s)
 
 

@@ -255,3 +255,16 @@ def test_a_gang_that_another_master_may_have_started_is_stopped_on_every_node() 
     assert harness.job("a").state == "stopping"
     harness.obey("stop", "@n2")
     assert harness.job("a").state == "paused"
+
+
+def test_ranks_that_end_before_their_start_is_confirmed_have_started() -> None:
+    """Regression: no node was late any more, the job was still starting, and the master failed."""
+    harness = GpuHarness()
+    harness.submit("a", 4)
+    harness.confirm("start@n1/a")
+    for rank in (2, 3):
+        harness.ask(WorkerExited(job="a", rank=rank, node=NodeId("n2"), code=0, result="{}"))
+    assert harness.job("a").state == "running"
+    harness.hear()
+    harness.tick(STEP_S + 1.0)
+    assert harness.job("a").state == "running"
