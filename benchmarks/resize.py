@@ -1,4 +1,4 @@
-"""What it costs to give a training job another number of workers, live.
+"""Measure what it costs to give a training job another number of workers, live.
 
 A job of Agents (torch, momentum) trains with two workers, then three, one and two, again and again,
 by the requests of `slackwater scale`. Told are the seconds from the order until its first iteration
