@@ -29,7 +29,7 @@ from slackwater.schemas.progress import JobProgress
 from slackwater.schemas.scheduling import PolicyInfo
 from slackwater.services.master.nodes import Nodes
 from slackwater.services.master.scheduling.registry import make
-from slackwater.services.master.scheduling.view import JobView, NodeView, Rules
+from slackwater.services.master.scheduling.view import JobView, NodeView, Rules, View
 from slackwater.services.master.snapshot import Snapshot, shown_allocation
 
 _HEARD_S: Final = 1.0
@@ -140,8 +140,7 @@ def situation(
         raise Rejected(_nothing(left_out))
     sizes = tuple((node.gpus, node.gpu_type) for node in view.cluster.nodes)
     hosts = tuple((node.cores, node.memory_bytes) for node in view.cluster.nodes)
-    racks = tuple(node.rack for node in view.cluster.nodes)
-    return Situation(sizes, hosts, racks, tuple(jobs), begun, live, left_out)
+    return Situation(sizes, hosts, _racks(view), tuple(jobs), begun, live, left_out)
 
 
 def play(
@@ -207,6 +206,10 @@ def _nothing(left_out: Mapping[str, str]) -> str:
         return "no job with GPUs runs or waits: submit some with `slackwater submit --gpus`"
     id, why = next(iter(left_out.items()))
     return f"none of the {len(left_out)} jobs with GPUs can be played; job {id}: {why}"
+
+
+def _racks(view: View) -> tuple[str, ...]:
+    return tuple(node.rack for node in view.cluster.nodes)
 
 
 def _lacks_room(job: JobView, nodes: Iterable[NodeView]) -> str:

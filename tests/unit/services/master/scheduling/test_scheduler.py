@@ -275,6 +275,7 @@ def test_every_policy_declares_its_rules_and_refuses_the_others(name: str) -> No
         "priorities": lambda: Scheduler(policy).admit(job("a", priority=1)),
         "gpu_types": lambda: Scheduler(policy).decide(mixed),
         "cores_and_memory": lambda: Scheduler(policy).admit(job("a", cores=2.0)),
+        "within": lambda: Scheduler(policy).admit(job("a", within="rack")),
     }
     assert asked.keys() == EVERY_RULE
     for rule, ask in asked.items():
