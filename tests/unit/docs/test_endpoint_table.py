@@ -11,14 +11,24 @@ SHELLS = {path.parent.name: path for path in (ROOT / "services").glob("*/shell.p
 
 
 def verbs(source: str) -> list[str]:
-    """The keys of `endpoints={...}`, in their order."""
-    return [
-        key.value
-        for call in ast.walk(ast.parse(source))
+    """The keys of `endpoints={...}`, or of the ENDPOINTS that it names, in their order."""
+    tree = ast.parse(source)
+    tables = [
+        keyword.value
+        for call in ast.walk(tree)
         if isinstance(call, ast.Call)
         for keyword in call.keywords
-        if keyword.arg == "endpoints" and isinstance(keyword.value, ast.Dict)
-        for key in keyword.value.keys
+        if keyword.arg == "endpoints"
+    ] + [
+        each.value
+        for each in tree.body
+        if isinstance(each, ast.AnnAssign) and ast.unparse(each.target) == "ENDPOINTS"
+    ]
+    return [
+        key.value
+        for table in tables
+        if isinstance(table, ast.Dict)
+        for key in table.keys
         if isinstance(key, ast.Constant) and isinstance(key.value, str)
     ]
 
