@@ -43,6 +43,7 @@ FACTS: Final[dict[str, dict[str, type[Any]]]] = {
         **_all(JobEvent, "reverted", "expanded", "protected", "interfered"),
         **_all(JobEvent, "corrected", "unprofiled", "optimizer-state-lost"),
         **_all(JobEvent, "rank-restarted", "hung", "deleted"),
+        **_all(JobEvent, "scaling", "joining", "resizing", "scaled"),
         "profiled": JobProfiled,
         "window": WindowMeasured,
     },

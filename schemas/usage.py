@@ -21,6 +21,8 @@ UnitSeconds = Annotated[float, msgspec.Meta(ge=0.0, le=FINITE_MAX)]
 """GPUs or cores times seconds."""
 Day = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
 """Days since 1970, in UTC."""
+DayText = Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,7}\Z")]
+"""A `Day` in digits: many readers of msgpack take text alone for keys."""
 DAY_S: Final = 86_400
 JOB_DAYS_MAX: Final = 400
 """Entries of one job; those before are put together into the oldest."""
@@ -76,7 +78,7 @@ class UsageRecord(Record, kw_only=True, frozen=True):
     each tenant and month."""
 
     tenant: Tenant
-    days: Annotated[dict[Day, UsageSums], msgspec.Meta(max_length=31)] = msgspec.field(
+    days: Annotated[dict[DayText, UsageSums], msgspec.Meta(max_length=31)] = msgspec.field(
         default_factory=dict
     )
     counted: Annotated[dict[JobId, Seconds], msgspec.Meta(max_length=1000)] = msgspec.field(

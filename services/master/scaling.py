@@ -237,7 +237,7 @@ def begin(state: State, job: Job, allocation: NodeAllocation, now_s: float) -> N
             for kept in (record.gpu_ids.get(node, ()),)
         }
     state.change(job, now_s, **changes, **count_until_now(state, job, now_s))
-    state.tell(job, "joining", now_s, f"{wanted - has} workers are started, to join {has}")
+    state.tell(job, "joining", now_s, f"{wanted - has} more start, to join {has}")
     advance(state, job)
 
 

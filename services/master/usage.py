@@ -196,7 +196,8 @@ class Usage:
             kept = self.records.get(key) or UsageRecord(tenant=uses[0].tenant)
             days = dict(kept.days)
             for each in uses:
-                days[each.day] = days.get(each.day, NOTHING) + each.sums
+                day = str(each.day)
+                days[day] = days.get(day, NOTHING) + each.sums
             marks = {job: s for job, s in kept.counted.items() if job in self.forgetting}
             marks[id] = record.finished_s
             self.records[key] = UsageRecord(tenant=kept.tenant, days=days, counted=marks)
@@ -208,7 +209,9 @@ class Usage:
         if today == self._swept:
             return []
         self._swept = today
-        old = [key for key, r in self.records.items() if max(r.days) < today - self.days_max]
+        old = [
+            key for key, r in self.records.items() if max(map(int, r.days)) < today - self.days_max
+        ]
         for key in old:
             del self.records[key]
         return old
@@ -238,7 +241,7 @@ def rows(
 
     for record in usage.records.values() if ask.by != "job" else ():
         for day, more in record.days.items():
-            add(record.tenant, "", day, more)
+            add(record.tenant, "", int(day), more)
     for job, uses in used:
         for each in uses:
             add(each.tenant, job.spec.id, each.day, each.sums)

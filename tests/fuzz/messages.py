@@ -124,6 +124,8 @@ def _text(info: inspect.StrType, rng: Random) -> str:
         return rng.randbytes(16).hex()
     if info.pattern is not None and "0-9a-f]{64}" in info.pattern:
         return rng.choice(["", "c0de" * 16])
+    if info.pattern is not None and info.pattern.startswith("^[0-9]{1,"):
+        return str(rng.randint(0, 9_999_999))
     if info.pattern is not None:
         return rng.choice(IDS)
     text = rng.choice(IDS + TEXTS)

@@ -20,6 +20,7 @@ from tests.sim.lives import Lives, Network
 from tests.sim.processes import Processes, Rank, Ranks
 from tests.sim.services import Services
 
+from slackwater.agent import line as agent_line
 from slackwater.agent import session as agent_session
 from slackwater.agent.session import Session
 from slackwater.common.base import limits
@@ -368,7 +369,7 @@ async def whole_system(seed: int, **options: Any) -> AsyncIterator[System]:
         monkeypatch.setattr(where, "CHUNK_SLOT_S", CHUNK_S)
     monkeypatch.setattr(executor, "execute", modelled)
     monkeypatch.setattr(executor, "_spent_s", lambda *_: 0.0)
-    monkeypatch.setattr(agent_session, "live_world", world)
+    monkeypatch.setattr(agent_line, "live_world", world)
     monkeypatch.setattr(agent_session, "agent_fabrics", fabrics)
     try:
         await system.begin()

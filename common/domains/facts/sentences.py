@@ -181,7 +181,10 @@ _JOB: Final[dict[str, Callable[[JobEvent], str]]] = {
     "completed": lambda fact: ended(fact.job, "completed"),
     "failed": lambda fact: ended(fact.job, "failed", fact.reason),
     "cancelled": lambda fact: ended(fact.job, "cancelled", fact.reason),
-    "rank-restarted": lambda fact: f"{fact.job}: {fact.reason}",
+    **dict.fromkeys(
+        ("rank-restarted", "scaling", "joining", "resizing", "scaled"),
+        lambda fact: f"{fact.job}: {fact.reason}",
+    ),
     "located": _located,
     "measured": _measured,
     "assigned": _assigned,

@@ -98,7 +98,8 @@ def make(info: inspect.Type, rng: random.Random, path: str = "") -> Any:
                 for _ in range(count)
             }
         case inspect.BytesType():
-            return rng.randbytes(min(info.max_length or 16, 16))
+            least = info.min_length or 0
+            return rng.randbytes(max(least, min(info.max_length or 16, 16)))
         case _:
             raise AssertionError(f"{path}: teach this test to make a {info}")
 
@@ -108,6 +109,8 @@ def _text(info: inspect.StrType, rng: random.Random) -> str:
         return f"{rng.getrandbits(4 * int(digits[1])):0{digits[1]}x}"
     alphabet = "abcXYZ019" if info.pattern else 'aé漢\U0001f30a \n"\\{}\x00'
     least = max(info.min_length or 0, 1 if info.pattern else 0)
+    if info.pattern and info.pattern.startswith("^[0-9]{1,"):
+        return str(rng.randint(0, 9_999_999))
     most = min(info.max_length or 12, 12)
     text = "".join(rng.choice(alphabet) for _ in range(rng.randint(least, max(least, most))))
     return rng.choice("abcXYZ") + text[1:] if info.pattern else text

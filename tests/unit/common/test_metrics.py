@@ -30,6 +30,7 @@ from slackwater.common.shell.service import Shell
 from slackwater.common.shell.world import World
 from slackwater.common.store.history_memory import MemoryHistory
 from slackwater.common.store.memory import MemoryStorage
+from slackwater.common.store.objects import MemoryObjects
 from slackwater.schemas import subjects
 from slackwater.schemas.base import Ok, Refused
 
@@ -67,7 +68,10 @@ def world() -> World:
     clock = LiveClock()
     broker, storage = MemoryBroker(clock=clock), MemoryStorage(clock=clock)
     history = MemoryHistory(broker)
-    return World("x", clock, broker.connect("x"), storage.connect("x"), history, random.Random(1))
+    return World(
+        "x", clock, broker.connect("x"), storage.connect("x"), history, random.Random(1),
+        MemoryObjects(clock),
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("service", SERVICES)
