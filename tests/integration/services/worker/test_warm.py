@@ -169,7 +169,8 @@ async def test_a_program_cannot_tell_a_warm_start_from_a_cold_one(
     told = []
     for way in ("cold", "warm"):
         opened = os.open(tmp_path / "gpu.lock", os.O_RDWR | os.O_CREAT)
-        lock = os.dup2(opened, 77)  # Programs are told some of them by their numbers.
+        # Programs are told some of them by their numbers: high ones, and nobody else's.
+        lock = fcntl.fcntl(opened, fcntl.F_DUPFD_CLOEXEC, 700)
         os.close(opened)
         try:
             code, text = await bench.run(way, LOOKS, "--lr", "0.1", env=env, held=(lock,))
