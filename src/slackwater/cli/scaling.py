@@ -11,7 +11,7 @@ from slackwater.cli.show import with_client
 from slackwater.common.base.errors import Retryable
 from slackwater.common.shell.client import Client
 from slackwater.console.options import Json, Url
-from slackwater.console.outcome import TRY_LATER, err, out, print_json
+from slackwater.console.outcome import FAILED, TRY_LATER, err, out, print_json
 from slackwater.schemas.base import WORKERS_MAX
 from slackwater.schemas.job_states import STATE_SAID, WAITING_STATES, JobState
 from slackwater.schemas.jobs import JobRecord
@@ -48,7 +48,8 @@ def scale(
 
     A job that trains by slackwater.Agent goes on meanwhile: those that stay keep their process,
     and no iteration is lost. Another one saves, ends and starts anew. A job that waits starts so.
-    Exits with 75 if --wait's time is over before, or if it is in the middle of another change.
+    Exits with 75 if --wait's time is over before, or if it is in the middle of another change; with
+    1 if the job ended before.
     """
 
     async def scaled(client: Client) -> JobRecord:
@@ -62,6 +63,8 @@ def scale(
     else:
         out.print(_said(record, workers), markup=False, highlight=False, soft_wrap=True)
     if wait and not reached:
+        if record.finished_s:
+            raise typer.Exit(FAILED)
         if timeout:
             err.print(f"not reached within {timeout:g} s", markup=False)
         raise typer.Exit(TRY_LATER)
@@ -93,6 +96,8 @@ def _said(record: JobRecord, workers: int) -> str:
     id = record.spec.id
     if _reached(record, workers):
         return f"job {id} trains with {workers} workers"
+    if record.finished_s:
+        return f"job {id} {STATE_SAID[record.state]}; it never had {workers} workers"
     if record.state in WAITING_STATES:
         return f"job {id} {STATE_SAID[record.state]}; it starts with {workers} workers"
     if record.resizing == "joining":
