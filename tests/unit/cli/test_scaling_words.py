@@ -1,4 +1,4 @@
-"""What `slackwater scale` says of a job."""
+"""Check what `slackwater scale` says of a job."""
 
 import pytest
 
