@@ -90,6 +90,15 @@ class Director:
         kinds = placement.TensorCopyDone | placement.WorkerDone | JobEvent
         self.facts.append(codec.decode(delivery.payload, kinds))
 
+    async def copies(self, count: int) -> list[placement.TensorCopyDone]:
+        """Wait until so many were told. The new home may know of a copy before we hear of it."""
+        async with asyncio.timeout(10.0 * PATIENCE):
+            while True:
+                told = [each for each in self.facts if isinstance(each, placement.TensorCopyDone)]
+                if len(told) >= count:
+                    return told
+                await asyncio.sleep(0.02)
+
     async def fresh_beats(self) -> list[AggregatorHeartbeat]:
         """Return a heartbeat of every home, heard after now."""
         self.beats.clear()

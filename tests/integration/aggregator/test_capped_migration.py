@@ -29,7 +29,7 @@ async def test_others_push_and_pull_while_a_capped_migration_goes_on(
     begun = min(small.done.values())
     await moving
     meanwhile = min(small.done.values()) - begun
-    (fact,) = [f for f in lab.director.facts if isinstance(f, placement.TensorCopyDone)]
+    (fact,) = await lab.director.copies(1)
     assert fact.nbytes / CAP - 0.2 <= fact.copy_s, "it went faster than the cap allows"
     assert meanwhile >= 5, f"the other job made {meanwhile} iterations meanwhile"
     before = min(large.done.values())
@@ -63,6 +63,6 @@ async def test_a_jobs_buckets_leave_in_several_iterations_and_not_all_at_once(
     await lab.director.insist("a1", "migrate", message)
     await lab.settle(job)
     await check_result(run, await run.finish())
-    facts = [f for f in lab.director.facts if isinstance(f, placement.TensorCopyDone)]
+    facts = await lab.director.copies(len(job.buckets))
     assert len(facts) == len(job.buckets)
     assert len({fact.version for fact in facts}) > 1, "all froze at one version"
