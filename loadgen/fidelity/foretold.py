@@ -49,8 +49,8 @@ class Foretold:
             return
         policy = await client.master("policy", GetPolicy(), PolicyInfo)
         nodes, now_s = await client.nodes(), client.clock.now_s()
-        ends_s = forecast(records.values(), progress, nodes, now_s, policy, self._restart_s)
-        self._looks.append((now_s, {id: now_s + end_s for id, end_s in ends_s.items()}))
+        told = forecast(records.values(), progress, nodes, now_s, policy, self._restart_s)
+        self._looks.append((now_s, {id: now_s + end_s for id, end_s in told.ends_s.items()}))
 
     def told(self, records: Mapping[str, JobRecord]) -> dict[str, Told]:
         """Return the prediction nearest to the middle of each completed job's life."""

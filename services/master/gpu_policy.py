@@ -129,7 +129,7 @@ def scheduler(
     if needs is not None and not (needs == _DURATIONS and durations_known):
         raise ConfigRejected(
             f"gpu_policy {policy}: it plans with {needs}, which a running cluster does not know; "
-            "`slackwater-loadgen simulate` plays it; here use fifo, best-effort, sf, gandiva, "
+            "`loadgen simulate` plays it; here use fifo, best-effort, sf, gandiva, "
             "tiresias-las, tiresias-gittins or pollux"
         )
     return Scheduler(make(policy, settings), gpu_rules(config))

@@ -66,6 +66,17 @@ class Situation(msgspec.Struct, frozen=True):
     """Job -> why it is not played."""
 
 
+class Forecast(msgspec.Struct, frozen=True, kw_only=True):
+    """When each job that has not ended will end, in seconds from now; empty: none can be played."""
+
+    ends_s: Mapping[str, float] = msgspec.field(default_factory=dict)
+    assumed: frozenset[str] = frozenset()
+    """Jobs that tell nothing of the work that they have left."""
+    compared: int = 0
+    """Jobs that ended: the work of the middling one is taken for that of the assumed. 0: none did,
+    and the work of the assumed is made up."""
+
+
 class Ending(msgspec.Struct, frozen=True, kw_only=True):
     """A job's end under both policies, in seconds from now."""
 
@@ -170,10 +181,8 @@ def forecast(
     now_s: float,
     policy: PolicyInfo,
     restart_s: float = 0.0,
-) -> dict[str, float]:
-    """Return when each job that has not ended will end under the policy that the cluster has, in
-    seconds from now; empty: none can be played. Of a job that tells nothing the work is taken to be
-    that of a middling job that ended.
+) -> Forecast:
+    """Foretell the ends of all jobs under the policy that the cluster has.
 
     Raises ConfigRejected for a policy that only a simulator can play.
     """
@@ -182,9 +191,13 @@ def forecast(
     try:
         now = situation(known, progress, nodes, now_s, median(ran) if ran else ASSUME_S)
     except Rejected:
-        return {}
+        return Forecast()
     rules = Rules(quotas=policy.quotas, min_run_s=policy.min_run_s)
-    return play(now, policy.policy, policy.settings, rules, restart_s)
+    return Forecast(
+        ends_s=play(now, policy.policy, policy.settings, rules, restart_s),
+        assumed=frozenset(id for id, job in now.live.items() if job.assumed),
+        compared=len(ran),
+    )
 
 
 def compared(

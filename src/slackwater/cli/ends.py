@@ -1,5 +1,7 @@
 """Foretell when a job with GPUs will end: the simulator goes on from the running cluster."""
 
+from typing import Final
+
 import msgspec
 
 from slackwater.common.base.errors import ConfigRejected
@@ -20,12 +22,15 @@ class Ends(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds from now on; None: nothing can be foretold, `why` says why."""
     policy: str = ""
     """The policy that the cluster has."""
+    assumed: bool = False
+    """It does not tell how much work it has left, and is taken to need as long as others did."""
     why: str = ""
 
     def said(self) -> str:
         if self.ends_s is None:
             return f"not known: {self.why}"
-        return f"in about {figures.lasted(self.ends_s)}, foretold under {self.policy}"
+        basis = ", if it needs as long as jobs that ended" if self.assumed else ""
+        return f"in about {figures.lasted(self.ends_s)}, foretold under {self.policy}{basis}"
 
 
 async def foretold(client: Client, record: JobRecord) -> Ends | None:
@@ -42,9 +47,16 @@ async def foretold(client: Client, record: JobRecord) -> Ends | None:
     from slackwater.loadgen.simulator.gpu.what_if import forecast  # It loads numpy.
 
     try:
-        ends_s = forecast(records.values(), progress, nodes, now_s, policy)
+        told = forecast(records.values(), progress, nodes, now_s, policy)
     except ConfigRejected as error:
         return Ends(why=str(error))
-    if record.spec.id not in ends_s:
+    id = record.spec.id
+    if id not in told.ends_s:
         return Ends(why="no policy can start it now")
-    return Ends(ends_s=ends_s[record.spec.id], policy=policy.policy)
+    if told.assumed and not told.compared:
+        who = "it does" if id in told.assumed else f"{len(told.assumed)} other jobs do"
+        return Ends(why=f"{who} not tell {_TELL}, and no job has ended to compare with")
+    return Ends(ends_s=told.ends_s[id], policy=policy.policy, assumed=id in told.assumed)
+
+
+_TELL: Final = "how much work is left (an Agent does, and so does --time-limit)"

@@ -14,6 +14,11 @@ def lines(ends: Ends | None) -> list[str]:
 def test_a_description_tells_the_end_or_why_none_is_known() -> None:
     told = lines(Ends(ends_s=180.0, policy="tiresias-las"))
     assert "Ends:         in about 3m, foretold under tiresias-las" in told
+    assumed = lines(Ends(ends_s=180.0, policy="fifo", assumed=True))
+    assert (
+        "Ends:         in about 3m, foretold under fifo, if it needs as long as jobs that ended"
+        in assumed
+    )
     unknown = lines(Ends(why="no policy can start it now"))
     assert "Ends:         not known: no policy can start it now" in unknown
     assert not [each for each in lines(None) if each.startswith("Ends")]

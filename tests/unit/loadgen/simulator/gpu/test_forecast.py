@@ -3,10 +3,11 @@
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from slackwater.loadgen.fidelity.foretold import Told, middle_error
 from slackwater.loadgen.simulator.gpu.estimates import Estimates
-from slackwater.loadgen.simulator.gpu.what_if import forecast
+from slackwater.loadgen.simulator.gpu.what_if import Forecast, forecast
 from slackwater.schemas.base import JobId, NodeId
 from slackwater.schemas.cluster import NodeInfo, WorkerHeartbeat
 from slackwater.schemas.gpus import Gpu
@@ -74,15 +75,29 @@ def test_a_job_that_waits_ends_after_those_before_it() -> None:
     """The first ends in 12.5 s; the second has fifty seconds of work, as its model shows."""
     first = job("a", on=1, since_s=NOW_S - 37.5)
     progress = {JobId("a"): told(75, speed=2.0, eta_s=12.5)}
-    ends_s = forecast(
+    foretold = forecast(
         [first, job("b")], progress, [node(1)], NOW_S, PolicyInfo(policy="fifo"), 0.0
     )  # fmt: skip
-    assert ends_s == pytest.approx({"a": 12.5, "b": 62.5}, abs=0.01)
+    assert foretold.ends_s == pytest.approx({"a": 12.5, "b": 62.5}, abs=0.01)
 
 
 def test_nothing_is_foretold_of_jobs_that_cannot_be_played() -> None:
     held = job("a", held=True)
-    assert forecast([held], {}, [node(1)], NOW_S, PolicyInfo(policy="fifo")) == {}
+    assert forecast([held], {}, [node(1)], NOW_S, PolicyInfo(policy="fifo")) == Forecast()
+
+
+def test_a_forecast_tells_whose_work_is_assumed() -> None:
+    """It told an hour of work for a job that told nothing, where nothing had ended."""
+    first, silent = job("a", on=1, iterations=1), job("b", iterations=1)
+    ended = replace(job("c", iterations=1, run_s=7.0), state="completed")
+    policy = PolicyInfo(policy="fifo")
+    alone = forecast([first, silent], {}, [node(1)], NOW_S, policy)
+    assert alone.assumed == {"a", "b"}
+    assert not alone.compared
+    beside = forecast([first, silent, ended], {}, [node(1)], NOW_S, policy)
+    assert beside.assumed == {"a", "b"}
+    assert beside.compared == 1
+    assert beside.ends_s == pytest.approx({"a": 7.0, "b": 14.0}, abs=0.01)
 
 
 def test_the_error_is_the_median_of_what_was_left() -> None:
