@@ -16,6 +16,7 @@ from slackwater.schemas.base import JobId, Record
 from slackwater.schemas.jobs import JobRecord
 from slackwater.services.master.clusters import Clusters
 from slackwater.services.master.dispatch import room_of, waits_for_gpus, waits_here
+from slackwater.services.master.gangs import asked, processes
 from slackwater.services.master.hangs import hang_of
 from slackwater.services.master.jobs import Job
 from slackwater.services.master.keys import Order
@@ -51,7 +52,7 @@ def shown(state: State, page: Iterable[Job], now_s: float) -> Iterator[JobRecord
             why = state.held[job.id].reason
         else:
             why = _why(job, state.clusters, now_s)
-            why = why or unheard(job, state.config.agent_silent_s, now_s)
+            why = why or unheard(job, state.config.agent_silent_s, now_s) or _grows(record)
         yield msgspec.structs.replace(record, reason=why[:REASON_CHARS_MAX])
 
 
@@ -86,6 +87,20 @@ def _why(job: Job, clusters: Clusters, now_s: float) -> str:
             f"with `slackwater run controller` (id {record.cluster})"
         )
     return clusters.waiting(record.cluster, job.id)
+
+
+def _grows(record: JobRecord) -> str:
+    """Say that it lacks room for the workers that its user asks for; empty: it has them."""
+    has, wanted = processes(record), asked(record)
+    if record.state != "running" or record.resizing or not record.workers or has >= wanted:
+        return ""
+    each, within = record.spec.gpus_each, record.spec.within
+    more = f"{(wanted - has) * each} more idle GPUs" if each else f"{wanted - has} more free slots"
+    where = f" of its {within}" if within else ""
+    return (
+        f"trains with {has} workers; {wanted} were asked for: it waits for {more}{where}; "
+        f"`slackwater scale {record.spec.id} --workers {has}` takes that back"
+    )
 
 
 def _leaving(job: Job) -> str:

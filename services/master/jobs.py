@@ -47,9 +47,9 @@ class Job:
     told: set[Order] = field(default_factory=set)
     """Orders that were carried out."""
     refusals: dict[Order, str] = field(default_factory=dict)
+    """Orders -> why each was refused last, until it is carried out."""
     codes: dict[NodeId, str] = field(default_factory=dict)
     """Node of a gang -> the digest of the program that it found."""
-    """Orders -> why each was refused last, until it is carried out."""
     reading: set[int] = field(default_factory=set)
     """Ranks whose logs' last lines were asked for."""
     heard_s: float = 0.0

@@ -34,6 +34,7 @@ from slackwater.services.master.lifecycle import (
     stop_grace_s,
 )
 from slackwater.services.master.rank_restarts import death
+from slackwater.services.master.scheduling.hosts import HostUse
 from slackwater.services.master.state import State
 
 RETRY_S = 1.0
@@ -146,7 +147,7 @@ def resize(state: State, job: Job, allocation: NodeAllocation, now_s: float) -> 
 
 def compatible(old: NodeAllocation, new: NodeAllocation) -> NodeAllocation | None:
     """Return the new allocation in an order in which ranks that stay keep their numbers and nodes;
-    None: there is no such order."""
+    None: they cannot."""
     less, more = (old, new) if held(old) < held(new) else (new, old)
     larger = dict(more)
     if held(old) == held(new) or any(larger.get(node, 0) < number for node, number in less):
@@ -179,7 +180,7 @@ def _grown(state: State, record: JobRecord, more: int, now_s: float) -> NodeAllo
     the last node of the allocation may get more, or ranks would change their numbers."""
     each = record.spec.gpus_each or 1
     left, grown = more * each, list(record.allocation)
-    free = _free_gpus(state, now_s) if record.spec.gpus else _free_slots(state, now_s)
+    free = _free_gpus(state, record, now_s) if record.spec.gpus else state.nodes.room(now_s).free
     last = grown[-1][0]
     nodes = [last, *sorted(free.keys() - dict(grown).keys(), key=lambda node: (-free[node], node))]
     for node in nodes:
@@ -194,16 +195,26 @@ def _grown(state: State, record: JobRecord, more: int, now_s: float) -> NodeAllo
     return None if left else tuple(grown)
 
 
-def _free_slots(state: State, now_s: float) -> dict[NodeId, int]:
-    return state.nodes.room(now_s).free
-
-
-def _free_gpus(state: State, now_s: float) -> dict[NodeId, int]:
-    return {
-        each.node: len(_idle(state, each.node))
-        for each in state.nodes.gpus(now_s)
-        if not state.nodes.silent(each.node, now_s)
-    }
+def _free_gpus(state: State, record: JobRecord, now_s: float) -> dict[NodeId, int]:
+    """Count the idle GPUs of each node onto which the job may grow: GPUs of the type that it has,
+    on its node or in its rack where it must lie together, with the cores and the memory that it
+    needs beside them. A node that is silent or left out has none."""
+    nodes = {each.node: each for each in state.nodes.gpus(now_s) if each.number}
+    last = nodes.get(record.allocation[-1][0])
+    if last is None:  # It is not heard: its type and its rack are not known.
+        return {}
+    snapshot, within = state.gpus.snapshot, record.spec.within
+    seen, view = snapshot.preview(record), snapshot.shown(now_s)
+    hosts = HostUse(view.cluster, view.jobs.values()) if seen.needs_host else None
+    place = {node.id: index for index, node in enumerate(view.cluster.nodes)}
+    free = {}
+    for node, each in nodes.items():
+        together = node == last.node if within == "node" else each.rack == last.rack
+        if each.gpu_type == last.gpu_type and (together or not within):
+            idle = len(_idle(state, node))
+            fed = hosts.fitting(seen, place[node]) if hosts and node in place else idle
+            free[node] = min(idle, fed)
+    return free
 
 
 def _idle(state: State, node: NodeId) -> list[str]:

@@ -1,0 +1,83 @@
+"""Jobs on GPUs that are given more workers by hand: their rules hold, and what lacks is said."""
+
+import pytest
+from tests.unit.services.master.test_gpu_dispatch import GpuHarness
+from tests.unit.services.master.test_master_core import spec
+from tests.unit.services.master.test_racks import Racked
+
+from slackwater.schemas.base import NodeId
+from slackwater.schemas.cluster import WorkerHeartbeat
+from slackwater.schemas.gpus import Gpu
+from slackwater.schemas.job_requests import ScaleJob, SubmitJob
+
+
+def grown(harness: GpuHarness, workers: int, **fields: object) -> tuple[tuple[str, int], ...]:
+    """Start a job of two workers, ask for so many, and return what it is to hold."""
+    made = spec("a", workers=2, gpus=2, gpus_min=2, gpus_max=8, **fields)
+    harness.ask(SubmitJob(spec=made))
+    harness.confirm("start/a")
+    harness.now_s += 1.0
+    harness.ask(ScaleJob(job="a", workers=workers))
+    record = harness.job("a")
+    return record.planned or record.allocation
+
+
+class Unlike(GpuHarness):
+    """Node n1 with two GPUs and four cores, and n2 with four GPUs of another type."""
+
+    def hear(self, *nodes: str) -> list[object]:
+        effects: list[object] = []
+        for node, count, type, cores in (("n1", 2, "v100", 8.0), ("n2", 4, self.second, 2.0)):
+            gpus = tuple(Gpu(index=n, id=f"{node}/{n}", type=type) for n in range(count))
+            beat = WorkerHeartbeat(
+                service="worker", id=node, incarnation=0, at_s=self.now_s, node=NodeId(node),
+                slots=8, gpus=gpus, cores=cores,
+            )  # fmt: skip
+            effects += self.see(beat)
+        return effects
+
+    def __init__(self, second: str) -> None:
+        self.second = second
+        super().__init__()
+
+
+def test_a_job_grows_onto_other_nodes() -> None:
+    assert grown(GpuHarness(gpus=4), 6) == (("n1", 4), ("n2", 2))
+
+
+@pytest.mark.parametrize(("within", "workers"), [("node", 3), ("rack", 5)])
+def test_a_job_that_lies_together_does_not_grow_apart(within: str, workers: int) -> None:
+    """Regression: it was given GPUs of another node, or of another rack."""
+    harness = Racked()
+    assert grown(harness, workers, within=within) == (("n1", 2),)
+    more = workers - 2
+    assert harness.why("a").startswith(
+        f"trains with 2 workers; {workers} were asked for: it waits for {more} more idle GPUs of "
+        f"its {within}; `slackwater scale a --workers 2`"
+    )
+    harness.ask(ScaleJob(job="a", workers=2))
+    assert harness.why("a") == ""
+
+
+def test_a_job_grows_within_its_rack() -> None:
+    assert grown(Racked(), 4, within="rack") == (("n1", 2), ("n2", 2))
+
+
+def test_a_job_does_not_grow_onto_gpus_of_another_type() -> None:
+    """Regression: its ranks would have waited for the slower ones at each iteration."""
+    types = {"v100": 1.0, "k80": 0.5}
+    assert grown(Unlike("k80"), 4, gpu_types=types) == (("n1", 2),)
+    assert grown(Unlike("v100"), 4) == (("n1", 2), ("n2", 2))
+
+
+def test_a_job_does_not_grow_where_its_cores_lack() -> None:
+    """Regression: of n2's two cores a job took four."""
+    assert grown(Unlike("v100"), 4, cores=2.0) == (("n1", 2),)
+    assert grown(Unlike("v100"), 3, cores=2.0) == (("n1", 2), ("n2", 1))
+
+
+def test_a_job_does_not_grow_onto_a_node_that_is_left_out() -> None:
+    """Regression: a node that had just refused a gang was asked for another one."""
+    harness = GpuHarness()
+    harness.core.state.nodes.avoid(NodeId("n2"), "it has no room", harness.now_s)
+    assert grown(harness, 4) == (("n1", 2),)
