@@ -1,4 +1,4 @@
-"""Where a rank stands that does not go on: asked of its worker service, and told to people."""
+"""Say where a rank stands that does not go on: its worker service is asked, people are told."""
 
 from typing import Annotated, Final
 
@@ -32,7 +32,7 @@ class RankLook(Record, kw_only=True, frozen=True):
     stack: Stack = ""
     """The stacks of all its Python threads, the newest first, as faulthandler writes them."""
     why: Text = ""
-    """Why there is no stack."""
+    """Says what kept the service from reading a stack."""
 
 
 class LookAtRank(Message, kw_only=True, frozen=True, tag="worker.look"):

@@ -279,8 +279,8 @@ def on_processes_gone(state: State, job: Job, now_s: float) -> None:
         return
     if record.state == "stopping":
         goes_on = bool(record.planned)
-        changes: dict[str, Any] = {"attempt": record.attempt + 1, "planned": (), "gpu_ids": {}}
-        changes["joins"] = {}
+        changes: dict[str, Any] = {"attempt": record.attempt + 1, "planned": (), "joins": {}}
+        changes["gpu_ids"] = {}
         job.next_attempt()
         if goes_on:
             # Its own GPUs are not taken by itself: they are given up first.
@@ -368,6 +368,6 @@ def forget(state: State, id: JobId) -> None:
 
 
 def forgotten(state: State, id: JobId) -> None:
-    """Drop the marks of a job whose record is no more, and forget those that come next."""
+    """Drop the mark of a job whose record is deleted, and forget those that come next."""
     state.usage.forgetting.discard(id)
     prune(state)

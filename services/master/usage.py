@@ -163,6 +163,8 @@ class Usage:
     """Keys of damaged records, which stay as they are."""
     totals: dict[str, Sums] = field(default_factory=dict)
     """Tenant -> all that ended or stopped, kept days only at a restart."""
+    _marks: set[tuple[JobId, float]] = field(default_factory=set)
+    """Jobs that a former master put into the sums, and when they ended."""
     forgetting: set[JobId] = field(default_factory=set)
     """Jobs that are in the sums, and whose records are still to be deleted."""
     _swept: int = -1
@@ -171,14 +173,14 @@ class Usage:
         """Take what a former master stored."""
         self.records = {key: r for key, r in records.items() if isinstance(r, UsageRecord)}
         for record in self.records.values():
+            self._marks |= record.counted.items()
             for sums in record.days.values():
                 self._total(record.tenant, sums)
 
     def has(self, record: JobRecord) -> bool:
-        """Say whether the job is in the sums already."""
-        ended_s, id = record.finished_s, JobId(record.spec.id)
-        over = record.state in TERMINAL_STATES
-        return over and any(kept.counted.get(id) == ended_s for kept in self.records.values())
+        """Say whether a former master put the job into the sums already."""
+        mark = JobId(record.spec.id), record.finished_s
+        return record.state in TERMINAL_STATES and mark in self._marks
 
     def note(self, more: Iterable[DayUse]) -> None:
         """Add to the totals what was stored with a job's record."""

@@ -1,4 +1,4 @@
-"""How many workers count in each version of an elastic job's bucket: words of its region.
+"""Say how many workers count in each version of an elastic job's bucket: words of its region.
 
 Ranks 0 to n - 1 count. Rank 0 alone says how many that are, and from which version on: it writes so
 before it pushes its gradient for that version. So the word is settled before a fold could need it,
