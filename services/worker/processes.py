@@ -30,6 +30,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -41,6 +42,7 @@ from slackwater.common.base import limits
 from slackwater.common.base.private_files import write_private
 from slackwater.schemas.base import JobId
 from slackwater.schemas.gpus import NodeAllocation
+from slackwater.services.worker import becoming
 from slackwater.services.worker.events import Found
 from slackwater.services.worker.ranklog import RankLog
 
@@ -183,16 +185,23 @@ class RankFiles:
         program = list(intent.program)
         if program[0] == "python":
             program[0] = sys.executable
-        return subprocess.Popen(
-            ["/bin/sh", "-c", _LAUNCH, self.prefix, *_become(intent.account), *program],
-            cwd=intent.folder or None,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=printing,
-            stderr=printing,
-            start_new_session=True,
-            pass_fds=held,
-        )
+        first, folder, given = ["/bin/sh", "-c", _LAUNCH, self.prefix], intent.folder, environment
+        stdin: AbstractContextManager[int] = nullcontext(subprocess.DEVNULL)
+        if intent.account:
+            first += becoming.command(intent.account, folder)
+            folder, given = "/", becoming.first_environment(environment)
+            stdin = becoming.exported(environment)
+        with stdin as read:
+            return subprocess.Popen(
+                [*first, *program],
+                cwd=folder or None,
+                env=given,
+                stdin=read,
+                stdout=printing,
+                stderr=printing,
+                start_new_session=True,
+                pass_fds=held,
+            )
 
     def logged(self) -> bool:
         """Tell whether all that was printed is in the log, because no process writes it any
@@ -327,16 +336,6 @@ class RankFiles:
             )  # fmt: skip
         code, result = self.outcome()
         return Found(job, self.rank, "exited", code=code, result=result, attempt=attempt)
-
-
-def _become(account: int) -> tuple[str, ...]:
-    """Return the command before a program that runs it under an account of its own."""
-    if not account:
-        return ()
-    return (
-        "setpriv", f"--reuid={account}", f"--regid={account}", "--clear-groups", "--no-new-privs",
-        "--inh-caps=-all", "--",
-    )  # fmt: skip
 
 
 def find(state_dir: Path) -> tuple[Found, ...]:

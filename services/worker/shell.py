@@ -234,6 +234,8 @@ class Processes:
             held.append(open_ticket(files, self._relay.path, account))
             environment[TICKET] = str(held[-1])
             held.insert(0, files.open_log(self._config.log_bytes_max))
+            if account:  # Else /dev/stdout is not its own to open.
+                os.fchown(held[0], account, account)
         except (GpuHeld, OSError) as error:
             for descriptor in held:
                 os.close(descriptor)

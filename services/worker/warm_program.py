@@ -39,6 +39,7 @@ DESCRIPTORS_MAX: Final = 200
 CODE_TWICE: Final = 75
 """The leader's exit code where the attempt was started already; as /bin/sh's in processes.py."""
 _NO_NEW_PRIVS: Final = 38  # PR_SET_NO_NEW_PRIVS of linux/prctl.h.
+_DUMPABLE: Final = 4  # PR_SET_DUMPABLE.
 _STOPS: Final = (signal.SIGTERM, signal.SIGINT)
 Request = dict[str, Any]
 
@@ -130,7 +131,8 @@ def _leader(request: Request, descriptors: list[int], control: socket.socket) ->
     _mark(request["mark"])
     _enter(request)
     control = _give(control, descriptors, request["numbers"])
-    os.chdir(request["folder"])
+    if request["account"] is None:
+        os.chdir(request["folder"])
     stopped: list[int] = []
     for number in _STOPS:
         signal.signal(number, lambda *_: stopped.append(1))
@@ -229,6 +231,7 @@ def _become(request: Request) -> None:
     try:
         if (account := request["account"]) is not None:
             drop_privileges(*account)
+            os.chdir(request["folder"])  # Only now: others' folders are not to be entered.
         _fresh(request)
         before = frozenset(sys.modules)
         _end(_play(request["argv"][0]), before)
@@ -243,7 +246,10 @@ def drop_privileges(uid: int, gid: int, groups: list[int]) -> None:
     os.setgroups(groups)
     os.setgid(gid)
     os.setuid(uid)
-    if ctypes.CDLL(None, use_errno=True).prctl(_NO_NEW_PRIVS, 1, 0, 0, 0):
+    # The kernel has closed its /proc to its own children, who look for the ticket there. Nothing
+    # in its memory is secret: it was started without a credential.
+    library = ctypes.CDLL(None, use_errno=True)
+    if library.prctl(_NO_NEW_PRIVS, 1, 0, 0, 0) or library.prctl(_DUMPABLE, 1, 0, 0, 0):
         raise OSError(ctypes.get_errno(), "no_new_privs")
 
 

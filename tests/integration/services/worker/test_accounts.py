@@ -7,6 +7,7 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -172,6 +173,56 @@ async def test_a_job_reaches_nothing_of_another_job_or_of_the_service(
     assert (files.path("own") / "secret").read_text() == "s3cret\n"
     processes.signal(_kill("victim"))
     await told.ended()
+
+
+LIE = """#!/bin/sh
+/usr/bin/id -u >> "{seen}"
+exec /usr/bin/{name} "$@"
+"""
+
+
+async def test_what_a_user_gives_never_runs_as_the_service(service: Any, state_dir: Path) -> None:
+    """A search path of the user's own had root run the user's `cat` and `setpriv`."""
+    theirs, seen = state_dir / "bin", state_dir / "seen"
+    theirs.mkdir()
+    theirs.chmod(0o755)
+    seen.touch()
+    seen.chmod(0o666)
+    for name in ("cat", "mv", "setpriv", "sh", "id"):
+        (theirs / name).write_text(LIE.format(seen=seen, name=name))
+        (theirs / name).chmod(0o755)
+    ended = await run(
+        service, "j", 'cat /dev/null && [ "$SAID" = "a \'b\'" ]',
+        PATH=f"{theirs}:/usr/bin:/bin", SAID="a 'b'",
+        SLACKWATER_CGROUP=str(theirs), ENV=str(theirs / "id"),
+    )  # fmt: skip
+    assert ended.code == 0, RankFiles(state_dir, "j", 0).path("log").read_text()
+    assert {int(line) for line in seen.read_text().split()} <= set(account_ids(IDS))
+    assert seen.read_text(), "its own cat was run"
+    assert not (theirs / "cgroup.procs").exists()
+
+
+async def test_a_program_runs_in_no_folder_that_is_closed_to_it(
+    service: Any, state_dir: Path
+) -> None:
+    """A working folder opens what is in it, whatever folders around it are closed."""
+    processes, told = service
+    inner = state_dir / "closed" / "inner"
+    inner.mkdir(parents=True)
+    (state_dir / "closed").chmod(0o700)
+    (inner / "secret").write_text("s3cret")
+    inner.chmod(0o755)
+    processes.run(replace(sh("j", "cat secret"), folder=str(inner)))
+    ended = await told.ended()
+    assert ended.code == 127
+    assert str(inner) in ended.result
+    assert "s3cret" not in RankFiles(state_dir, "j", 0).path("log").read_text()
+
+
+async def test_a_program_may_open_what_it_prints_to(service: Any, state_dir: Path) -> None:
+    ended = await run(service, "j", "echo one > /dev/stdout && echo two > /dev/stderr")
+    assert ended.code == 0
+    assert RankFiles(state_dir, "j", 0).path("log").read_text() == "one\ntwo\n"
 
 
 async def test_a_result_that_leads_elsewhere_is_not_read(service: Any, state_dir: Path) -> None:
