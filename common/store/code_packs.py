@@ -69,7 +69,6 @@ def unpack(payload: bytes, digest: str, target: Path) -> None:
     fresh = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:
         _extract(tarred, fresh)
-        fresh.chmod(0o755)
         fresh.rename(target)
     except BaseException:
         shutil.rmtree(fresh)

@@ -7,14 +7,19 @@ of one job on one node share an account; no two jobs have the same at a time.
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
+from typing import Final
 
 from slackwater.common.base.accounts import account_ids
 from slackwater.common.base.errors import ConfigRejected
+from slackwater.common.base.private_files import private_folder
+from slackwater.services.worker.events import Found
 from slackwater.services.worker.processes import RankFiles
 
+_PASS: Final = 0o711
+"""Mode of a folder to pass through, not to look into."""
 NONE = 0
 """The service's own account: what it runs as, whatever its number is."""
 
@@ -57,42 +62,72 @@ class Accounts:
         self._of[job][1].add(rank)
         return self._of[job][0]
 
-    def keep(self, job: str, rank: int, account: int) -> None:
-        """Know of a rank that a former life of the service started."""
-        if account != NONE:
-            self._of.setdefault(job, (account, set()))[1].add(rank)
+    def adopt(self, state_dir: Path, alive: Sequence[Found]) -> None:
+        """Know of the ranks that a former life of the service started, all of them before one is
+        given the account of another; and let no account see which jobs there are, the code that is
+        kept for them, or what is left of others. Raises OSError."""
+        for each in alive:
+            account = RankFiles(state_dir, each.job, each.rank, each.attempt).intent().account
+            if account != NONE:
+                self._of.setdefault(each.job, (account, set()))[1].add(each.rank)
+        if not self._ids:
+            return
+        jobs = state_dir / "jobs"
+        jobs.chmod(_PASS)
+        private_folder(state_dir / "packs")
+        for folder in jobs.glob("*/"):
+            if folder.name not in self._of:
+                private_folder(folder)
 
-    def free(self, job: str, rank: int) -> None:
-        """A rank has ended, and nothing of it is left."""
-        if job in self._of:
-            self._of[job][1].discard(rank)
-            if not self._of[job][1]:
-                del self._of[job]
+    def free(self, files: RankFiles) -> None:
+        """A rank has ended, and nothing of it is left. Close its job's files after the last one:
+        another job may get its account. Raises OSError."""
+        if files.job in self._of:
+            self._of[files.job][1].discard(files.rank)
+            if not self._of[files.job][1]:
+                del self._of[files.job]
+                private_folder(files.folder)
 
 
 def make_room(files: RankFiles, account: int) -> None:
     """Make the folder that is the account's own, for its result and as its home. Raises OSError."""
     if account == NONE:
         return
-    for folder in (files.folder.parent, files.folder):
-        folder.chmod(0o711)  # To pass through, not to look into.
     own = files.path("own")
     own.mkdir(mode=0o700, exist_ok=True)
     os.chown(own, account, account)
     stacks = files.path("stacks")  # In a folder of ours: it cannot become a link.
     os.close(os.open(stacks, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
     os.chown(stacks, account, account)
+    files.folder.chmod(_PASS)
 
 
 def give(copy: Path, account: int) -> None:
-    """Make the job's copy of its code the account's own. A rank of the job that runs may change
-    the folder meanwhile: no link is followed, and no path is looked up twice. Raises OSError."""
-    if account in (NONE, copy.stat().st_uid):
+    """Make the job's copy of its code the account's own, and nobody else's. A process of the job
+    may change the folder meanwhile: what did not belong to the copy's owner, such as another file
+    that a link was made to, is left alone. Raises OSError."""
+    former = copy.stat().st_uid
+    if account in (NONE, former):
         return
-    for _, folders, names, descriptor in os.fwalk(copy):
-        os.fchown(descriptor, account, account)
+    # From below: the copy itself last, by which it counts as given.
+    for _, folders, names, descriptor in os.fwalk(copy, topdown=False):
         for name in (*folders, *names):
-            os.chown(name, account, account, dir_fd=descriptor, follow_symlinks=False)
+            _give(name, descriptor, former, account)
+        if os.fstat(descriptor).st_uid == former:
+            os.fchown(descriptor, account, account)
+
+
+def _give(name: str, folder: int, former: int, account: int) -> None:
+    """Give a file or a link in the open `folder`. It stays the same one while it is looked at."""
+    try:
+        opened = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+    except FileNotFoundError:
+        return
+    try:
+        if os.fstat(opened).st_uid == former:
+            os.chown(f"/proc/self/fd/{opened}", account, account)
+    finally:
+        os.close(opened)
 
 
 def at_home(

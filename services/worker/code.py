@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from slackwater.common.base.errors import Rejected, SlackwaterError
+from slackwater.common.base.private_files import private_folder
 from slackwater.common.store.code_packs import unpack
 from slackwater.common.store.objects import Objects
 
@@ -50,6 +51,7 @@ class CodeStore:
             async with lock:
                 if target.exists():
                     return
+                target.parent.mkdir(mode=0o700, exist_ok=True)
                 payload = await self._payload(code)
                 await asyncio.to_thread(unpack, payload, code, target)
         except (SlackwaterError, OSError) as error:
@@ -77,7 +79,7 @@ class CodeStore:
         return payload
 
     def _keep(self, kept: Path, payload: bytes) -> None:
-        self._packs.mkdir(parents=True, exist_ok=True)
+        private_folder(self._packs)
         fresh = kept.with_suffix(".new")
         fresh.write_bytes(payload)
         fresh.replace(kept)

@@ -194,6 +194,7 @@ class Processes:
         found = find(self._state_dir)
         lives = [each for each in found if each.state in ("intended", "running")]
         self._containment.end_strangers([(e.job, e.rank, e.attempt) for e in lives], now_s)
+        self._accounts.adopt(self._state_dir, lives)
         return ProcessesFound(found)
 
     async def look_at_program(self, effect: LookAtProgram) -> ProgramLooked:
@@ -287,7 +288,7 @@ class Processes:
         return await self.warm.fork(files, intent, environment, held)
 
     def _not_started(self, intent: Intent, error: Exception) -> None:
-        self._accounts.free(intent.job, intent.rank)
+        self._accounts.free(RankFiles(self._state_dir, intent.job, intent.rank))
         code, reason = CODE_GPU_HELD, str(error)
         if isinstance(error, CodeMissing):
             code = 127
@@ -299,7 +300,6 @@ class Processes:
 
     def watch(self, effect: WatchRank) -> None:
         files = RankFiles(self._state_dir, effect.job, effect.rank, effect.attempt)
-        self._accounts.keep(effect.job, effect.rank, files.intent().account)
         self._tasks.spawn(self._follow(files, None))
 
     def signal(self, effect: SignalRank) -> None:
@@ -361,7 +361,7 @@ class Processes:
             self._relay.ended((files.job, files.rank, files.attempt))
             await self._end_left_behind(files, identity)
             del self._watched[files.job, files.rank]
-        self._accounts.free(files.job, files.rank)
+        self._accounts.free(files)
         if child is not None:
             child.wait()
         await _logged(files)

@@ -14,16 +14,17 @@ from typing import Any
 import pytest
 
 from slackwater.common.base.accounts import account_ids
+from slackwater.common.base.clock import LiveClock
 from slackwater.common.base.errors import ConfigRejected
 from slackwater.common.bus.memory import MemoryBroker
 from slackwater.common.bus.relay import RelayBus, Ticket, read_ticket
 from slackwater.schemas.base import JobId, NodeId
-from slackwater.services.worker.accounts import Accounts
+from slackwater.services.worker.accounts import Accounts, give
 from slackwater.services.worker.config import WorkerConfig
-from slackwater.services.worker.effects import RunRank, SignalRank
-from slackwater.services.worker.events import ProcessExited
+from slackwater.services.worker.effects import FindProcesses, RunRank, SignalRank
+from slackwater.services.worker.events import Found, ProcessExited
 from slackwater.services.worker.gpus import Inventory
-from slackwater.services.worker.processes import RankFiles
+from slackwater.services.worker.processes import Intent, RankFiles
 from slackwater.services.worker.shell import Processes
 
 IDS = "60100-60103"
@@ -32,6 +33,10 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give ac
 
 class Told:
     """Stands for the shell: keeps what is posted and counted."""
+
+    @staticmethod
+    def now_s() -> float:
+        return LiveClock().now_s()
 
     def __init__(self) -> None:
         self.events: asyncio.Queue[Any] = asyncio.Queue()
@@ -67,6 +72,7 @@ async def service(state_dir: Path) -> Any:
     inventory = Inventory(config, NodeId("n1"), None)
     processes = Processes(config, inventory, MemoryBroker(seed=1).connect("w1"))
     await processes.start(told)  # type: ignore[arg-type]  # what of a port is used
+    processes.find(FindProcesses())
     yield processes, told
     await processes.stop()
 
@@ -75,9 +81,9 @@ def sh(job: str, script: str, rank: int = 0, **env: str) -> RunRank:
     return RunRank(JobId(job), rank, 0, 1, ("/bin/sh", "-c", script), "/", (), env=env)
 
 
-async def run(service: Any, job: str, script: str, **env: str) -> ProcessExited:
+async def run(service: Any, job: str, script: str, attempt: int = 0, **env: str) -> ProcessExited:
     processes, told = service
-    processes.run(sh(job, script, **env))
+    processes.run(replace(sh(job, script, **env), attempt=attempt))
     ended: ProcessExited = await told.ended()
     return ended
 
@@ -101,7 +107,7 @@ async def test_a_program_has_an_account_a_home_and_a_result_of_its_own(
     assert (own.st_uid, stat.S_IMODE(own.st_mode)) == (uid, 0o700)
 
 
-async def test_no_two_jobs_have_an_account_at_a_time(service: Any) -> None:
+async def test_no_two_jobs_have_an_account_at_a_time(service: Any, state_dir: Path) -> None:
     processes, told = service
     for number in range(5):
         processes.run(
@@ -111,13 +117,14 @@ async def test_no_two_jobs_have_an_account_at_a_time(service: Any) -> None:
     assert (refused.job, refused.code) == ("j4", 127)
     assert "all 4 accounts are in use" in refused.result
     accounts = Accounts(IDS)
+    files = [RankFiles(state_dir, "j1", rank) for rank in range(2)]
     assert len({accounts.take(f"j{number}", 0) for number in range(4)}) == 4
     assert accounts.take("j1", 1) == accounts.take("j1", 0)
     taken = accounts.take("j1", 0)
-    accounts.free("j1", 0)
+    accounts.free(files[0])
     with pytest.raises(OSError, match="in use"):
         accounts.take("other", 0)  # Its rank 1 still runs.
-    accounts.free("j1", 1)
+    accounts.free(files[1])
     assert accounts.take("other", 0) == taken
     for number in range(4):
         processes.signal(_kill(f"j{number}"))
@@ -223,6 +230,56 @@ async def test_a_program_may_open_what_it_prints_to(service: Any, state_dir: Pat
     ended = await run(service, "j", "echo one > /dev/stdout && echo two > /dev/stderr")
     assert ended.code == 0
     assert RankFiles(state_dir, "j", 0).path("log").read_text() == "one\ntwo\n"
+
+
+async def test_a_later_job_with_the_same_account_finds_nothing_of_a_former_one(
+    service: Any, state_dir: Path
+) -> None:
+    """Their files are kept for weeks, the accounts are given again at once."""
+    uids = {}
+    for number in range(3 * len(account_ids(IDS))):
+        job = f"j{number}"
+        ended = await run(service, job, 'echo s3cret > "$HOME/secret"; id -u > $SLACKWATER_RESULT')
+        uid, files = int(ended.result), RankFiles(state_dir, job, 0)
+        if former := uids.get(uid):
+            secret = RankFiles(state_dir, former, 0).path("own") / "secret"
+            tried = await run(service, job, f"cat {secret} || ls {secret.parents[2]}", attempt=1)
+            assert tried.code != 0, tried
+            return
+        uids[uid] = job
+        assert stat.S_IMODE(files.folder.stat().st_mode) == 0o700
+    raise AssertionError("no account was given twice")
+
+
+async def test_a_service_that_starts_again_gives_nobody_the_account_of_a_job_that_runs(
+    service: Any, state_dir: Path
+) -> None:
+    """Ranks that were intended when it was killed are started again before others are watched."""
+    taken = Accounts(IDS)
+    first = taken.take("a", 0)
+    other = next(f"b{n}" for n in range(100) if Accounts(IDS).take(f"b{n}", 0) == first)
+    RankFiles(state_dir, "a", 0).intend(
+        Intent(job="a", rank=0, workers=1, program=("true",), account=first)
+    )
+    again = Accounts(IDS)
+    again.adopt(state_dir, [Found(JobId("a"), 0, "running")])
+    assert again.take(other, 0) != first
+    assert stat.S_IMODE((state_dir / "jobs").stat().st_mode) == 0o711
+
+
+def test_a_job_s_copy_of_its_code_is_its_own_and_nobody_else_s(state_dir: Path) -> None:
+    """Its program may have linked files of others into it: those stay what they are."""
+    copy, others = state_dir / "code", state_dir / "others"
+    (copy / "below").mkdir(parents=True)
+    (copy / "below" / "train.py").touch()
+    (copy / "link").symlink_to(others)
+    others.touch()
+    give(copy, 60100)
+    os.link(others, copy / "below" / "linked")
+    give(copy, 60101)
+    uids = {path.name: path.lstat().st_uid for path in (copy, *copy.rglob("*"))}
+    assert uids == {"code": 60101, "below": 60101, "train.py": 60101, "link": 60101, "linked": 0}
+    assert others.stat().st_uid == 0
 
 
 async def test_a_result_that_leads_elsewhere_is_not_read(service: Any, state_dir: Path) -> None:

@@ -159,10 +159,10 @@ def test_an_intention_without_a_process_is_found_as_such(tmp_path: Path) -> None
 
 def test_each_attempt_has_files_of_its_own_and_the_log_of_all(tmp_path: Path) -> None:
     first, child = launch(tmp_path, "/bin/sh", "-c", "echo first; exit 3")
-    child.wait(30)
+    ended(first, child)
     first.forget()
     second, child = launch(tmp_path, "/bin/sh", "-c", "echo second", attempt=1)
-    child.wait(30)
+    ended(second, child)
     (found,) = find(tmp_path)
     assert (found.state, found.code, found.attempt) == ("exited", 0, 1)
     assert second.path("log").read_text() == "first\nsecond\n"
