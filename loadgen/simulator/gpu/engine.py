@@ -74,6 +74,7 @@ class Engine:
         self._slowdowns = settings.slowdowns
         self._surroundings = Surroundings(settings.slowdowns)
         self._record, self._on_progress = record, on_progress
+        self._may_wait_for_ever = settings.may_wait_for_ever
         self._ask_why_s = sorted(settings.ask_why_s, reverse=True)
         self._heap: Heap = []
         self._machines = Machines(cluster, settings.failures, settings.scaling, self._heap)
@@ -95,13 +96,16 @@ class Engine:
     # The loop ----------------------------------------------------------------------------------
 
     def run(self) -> Result:
-        """Until every job is done. A policy that leaves jobs waiting for ever is an error."""
+        """Run until every job is done, or nothing can happen any more. Raises Fatal where a policy
+        leaves jobs waiting for ever, unless the settings allow that."""
         if self._jobs:
             self._now_s = self._arrives_s(0)
             heappush(self._heap, (self._now_s, ARRIVAL, 0, 0))
             self._machines.begin(self._now_s, self._jobs[0].submit_s)
         while self._done < len(self._jobs):
             if not self._heap:
+                if self._may_wait_for_ever:
+                    break
                 raise Fatal(self._stuck())
             if self._happen():
                 self._decide()

@@ -46,6 +46,8 @@ class Settings(msgspec.Struct, frozen=True):
     slowdowns: Slowdowns = Slowdowns()
     failures: Failures = Failures()
     scaling: Scaling | None = None
+    may_wait_for_ever: bool = False
+    """Let jobs that nothing ever starts end at inf; else they are an error."""
     ask_why_s: tuple[float, ...] = ()
     """At the first decision from each of these instants on, every pending job's reason is noted."""
 

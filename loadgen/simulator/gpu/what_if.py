@@ -56,8 +56,9 @@ class Situation(msgspec.Struct, frozen=True):
     nodes: tuple[tuple[int, str], ...]
     """(GPUs, type) of each node."""
     hosts: tuple[tuple[float, float], ...]
-    racks: tuple[str, ...]
     """(cores, bytes of memory) for jobs of each node."""
+    racks: tuple[str, ...]
+    """The rack of each node; empty: not known."""
     jobs: tuple[Submission, ...]
     """In the order of their submission; submitted at 0 or before."""
     begun: Mapping[str, JobView]
@@ -157,14 +158,16 @@ def situation(
 def play(
     now: Situation, policy: str, settings: Mapping[str, str], rules: Rules, restart_s: float = 0
 ) -> dict[str, float]:
-    """Return each job's end under the policy, in seconds from now. `restart_s`: seconds without
-    progress at every start and every change of a job's GPUs; policies that weigh it know it.
+    """Return each job's end under the policy, in seconds from now; inf: it never starts it.
+    `restart_s`: seconds without progress at every start and every change of a job's GPUs; policies
+    that weigh it know it.
 
     Raises ConfigRejected for a rule, or something that a job asks for, which the policy ignores.
     """
     world = Settings(
         rules=replace(rules, restart_s=restart_s),
         costs=Costs(start_s=restart_s, restart_s=restart_s),
+        may_wait_for_ever=True,
     )
     engine = Engine(
         now.jobs, Cluster(now.nodes, hosts=now.hosts, racks=now.racks),
@@ -182,7 +185,8 @@ def forecast(
     policy: PolicyInfo,
     restart_s: float = 0.0,
 ) -> Forecast:
-    """Foretell the ends of all jobs under the policy that the cluster has.
+    """Foretell the ends of all jobs under the policy that the cluster has, without jobs that it
+    never starts.
 
     Raises ConfigRejected for a policy that only a simulator can play.
     """
@@ -193,8 +197,9 @@ def forecast(
     except Rejected:
         return Forecast()
     rules = Rules(quotas=policy.quotas, min_run_s=policy.min_run_s)
+    ends_s = play(now, policy.policy, policy.settings, rules, restart_s)
     return Forecast(
-        ends_s=play(now, policy.policy, policy.settings, rules, restart_s),
+        ends_s={id: end_s for id, end_s in ends_s.items() if end_s < inf},
         assumed=frozenset(id for id, job in now.live.items() if job.assumed),
         compared=len(ran),
     )
@@ -202,11 +207,21 @@ def forecast(
 
 def compared(
     now: Situation, ends_s: Mapping[str, float], would_end_s: Mapping[str, float]
-) -> tuple[Ending, ...]:
-    return tuple(
-        Ending(job=job, ends_s=ends_s[id], would_end_s=would_end_s[id])
-        for id, job in now.live.items()
-    )
+) -> tuple[tuple[Ending, ...], dict[str, str]]:
+    """Return the ends of the jobs that both policies start, and why each other one is left out.
+
+    Raises Rejected where none is left.
+    """
+    endings, left_out = [], dict(now.left_out)
+    for id, job in now.live.items():
+        if inf in (ends_s[id], would_end_s[id]):
+            which = "neither policy" if ends_s[id] == would_end_s[id] else "only one policy"
+            left_out[id] = f"{which} ever starts it on these nodes, with these quotas"
+        else:
+            endings.append(Ending(job=job, ends_s=ends_s[id], would_end_s=would_end_s[id]))
+    if not endings:
+        raise Rejected(_nothing(left_out))
+    return tuple(endings), left_out
 
 
 _HELD: Final = "somebody paused it"
@@ -227,14 +242,19 @@ def _racks(view: View) -> tuple[str, ...]:
 
 def _lacks_room(job: JobView, nodes: Iterable[NodeView]) -> str:
     """Say why no policy could ever start it; empty: one could."""
-    by_type: dict[str, int] = {}
-    for node in nodes:
+    together: dict[tuple[str, str], int] = {}
+    for number, node in enumerate(nodes):
         if not job.speeds or node.gpu_type in job.speeds:
-            by_type[node.gpu_type] = by_type.get(node.gpu_type, 0) + node.gpus
-    room = max(by_type.values(), default=0)
+            places = {"": "", "node": str(number), "rack": node.rack}
+            key = node.gpu_type, places[job.within]
+            together[key] = together.get(key, 0) + node.gpus
+    room = max(together.values(), default=0)
     if job.gpus_min <= room:
         return ""
-    return f"it asks for {job.gpus_min} GPUs of one type, and there are {room} that it can use"
+    where = f" in one {job.within}" if job.within else ""
+    return (
+        f"it asks for {job.gpus_min} GPUs of one type{where}, and there are {room} that it can use"
+    )
 
 
 def _remaining_s(

@@ -52,7 +52,7 @@ async def foretold(client: Client, record: JobRecord) -> Ends | None:
         return Ends(why=str(error))
     id = record.spec.id
     if id not in told.ends_s:
-        return Ends(why="no policy can start it now")
+        return Ends(why="it cannot start on the nodes and with the quotas of now")
     if told.assumed and not told.compared:
         who = "it does" if id in told.assumed else f"{len(told.assumed)} other jobs do"
         return Ends(why=f"{who} not tell {_TELL}, and no job has ended to compare with")

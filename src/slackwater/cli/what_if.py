@@ -104,7 +104,7 @@ def what_if(
     policy, now, at_s = with_client(url, ask)
     with reported():
         rules = Rules(quotas=policy.quotas, min_run_s=policy.min_run_s)
-        endings = compared(
+        endings, left_out = compared(
             now,
             play(now, policy.policy, policy.settings, rules, restart_s),
             play(now, other, knobs, rules, restart_s),
@@ -117,7 +117,7 @@ def what_if(
         jobs=[_document(each) for each in endings],
         mean_ends_s=fmean(each.ends_s for each in endings),
         mean_would_end_s=fmean(each.would_end_s for each in endings),
-        left_out=dict(now.left_out),
+        left_out=left_out,
         restart_s=restart_s,
         not_known=not_known(endings, assume_s, restart_s),
     )
@@ -125,7 +125,7 @@ def what_if(
         print_json(answer)
         return
     tables.show(table(endings, answer))
-    for id, why in now.left_out.items():
+    for id, why in left_out.items():
         err.print(f"left out: job {id}: {why}", markup=False)
     for text in answer.not_known:
         err.print(f"not known: {text}", markup=False)

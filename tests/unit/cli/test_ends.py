@@ -19,6 +19,6 @@ def test_a_description_tells_the_end_or_why_none_is_known() -> None:
         "Ends:         in about 3m, foretold under fifo, if it needs as long as jobs that ended"
         in assumed
     )
-    unknown = lines(Ends(why="no policy can start it now"))
-    assert "Ends:         not known: no policy can start it now" in unknown
+    unknown = lines(Ends(why="it is held"))
+    assert "Ends:         not known: it is held" in unknown
     assert not [each for each in lines(None) if each.startswith("Ends")]

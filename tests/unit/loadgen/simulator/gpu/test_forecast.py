@@ -18,11 +18,13 @@ from slackwater.schemas.scheduling import PolicyInfo
 NOW_S = 1_700_000_000.0
 
 
-def job(id: str, *, on: int = 0, model: str = "vgg19", gpus: int = 1, **fields: Any) -> JobRecord:
+def job(
+    id: str, *, on: int = 0, model: str = "vgg19", gpus: int = 1, within: Any = "", **fields: Any
+) -> JobRecord:
     """`on`: GPUs of node n1 that it holds."""
     spec = JobSpec(
         id=id, model=model, gpus=gpus, workers=gpus, iterations=fields.pop("iterations", 100),
-        time_limit_s=fields.pop("time_limit_s", 0.0), program=("train",),
+        within=within, time_limit_s=fields.pop("time_limit_s", 0.0), program=("train",),
     )  # fmt: skip
     held: dict[str, Any] = {"allocation": ((NodeId("n1"), on),), "state": "running"} if on else {}
     return JobRecord(spec=spec, submitted_s=NOW_S - 60.0, **held, **fields)
@@ -63,10 +65,10 @@ def test_a_time_limit_is_better_than_nothing() -> None:
     assert remaining_s(job("a")) is None
 
 
-def node(gpus: int) -> NodeInfo:
+def node(gpus: int, name: str = "n1") -> NodeInfo:
     beat = WorkerHeartbeat(
-        service="worker", id="n1", incarnation=1, at_s=NOW_S, node=NodeId("n1"), slots=8,
-        gpus=tuple(Gpu(index=n, id=f"n1/{n}", type="fake") for n in range(gpus)),
+        service="worker", id=name, incarnation=1, at_s=NOW_S, node=NodeId(name), slots=8,
+        gpus=tuple(Gpu(index=n, id=f"{name}/{n}", type="fake") for n in range(gpus)),
     )  # fmt: skip
     return NodeInfo(alive=True, heartbeat=beat)
 
@@ -98,6 +100,17 @@ def test_a_forecast_tells_whose_work_is_assumed() -> None:
     assert beside.assumed == {"a", "b"}
     assert beside.compared == 1
     assert beside.ends_s == pytest.approx({"a": 7.0, "b": 14.0}, abs=0.01)
+
+
+def test_a_job_that_no_node_can_take_hides_no_other_end() -> None:
+    """Three GPUs of one node are asked for, and each has two: `slackwater job` failed then, for
+    every job with GPUs of the cluster."""
+    records = [job("large", gpus=3, within="node"), job("a", on=1, since_s=NOW_S - 10.0)]
+    progress = {JobId("a"): told(75, eta_s=12.5)}
+    foretold = forecast(
+        records, progress, [node(2), node(2, "n2")], NOW_S, PolicyInfo(policy="fifo")
+    )  # fmt: skip
+    assert foretold.ends_s == pytest.approx({"a": 12.5}, abs=0.01)
 
 
 def test_the_error_is_the_median_of_what_was_left() -> None:

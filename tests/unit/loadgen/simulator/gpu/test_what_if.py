@@ -100,13 +100,34 @@ def test_an_eta_on_other_gpus_than_it_asks_for_is_converted() -> None:
 
 def test_another_policy_pauses_a_large_job_for_small_ones() -> None:
     now = taken(job("big", 4, -60.0, on=(("n1", 4),)), job("small", 1, -5.0), big=500.0)
-    endings = compared(now, play(now, "fifo", {}, NO_RULES), play(now, "sf", {}, NO_RULES))
+    endings, _ = compared(now, play(now, "fifo", {}, NO_RULES), play(now, "sf", {}, NO_RULES))
     assert [(each.job.id, each.ends_s, each.would_end_s) for each in endings] == [
         ("big", 500, 1500), ("small", 1500, 1000),
     ]  # fmt: skip
     assert [each.difference_s for each in endings] == [1000, -500]
     protected = play(now, "sf", {}, Rules(min_run_s=200))
     assert protected["small"] > 1000
+
+
+def test_a_job_that_no_node_could_ever_hold_is_left_out_and_blocks_nobody() -> None:
+    """The master hides it in the same way."""
+    nodes = [node("n1", 2), node("n2", 2)]
+    large = job("large", 4, -5.0, within="node")
+    now = situation([large, job("small", 1, -1.0)], {}, nodes, NOW_S, ASSUME_S)
+    assert now.left_out["large"].startswith("it asks for 4 GPUs of one type in one node, and")
+    assert play(now, "fifo", {}, NO_RULES) == {"small": ASSUME_S}
+
+
+def test_a_job_that_no_policy_ever_starts_is_left_out_and_hides_no_other() -> None:
+    """Its tenant has no GPUs."""
+    large, rules = job("large", 4, -5.0, tenant="poor"), Rules({"": 4, "poor": 0}, borrowing=False)
+    now = taken(large, job("small", 1, -1.0))
+    endings, left_out = compared(now, play(now, "fifo", {}, rules), play(now, "sf", {}, rules))
+    assert [each.job.id for each in endings] == ["small"]
+    assert "neither policy ever starts it" in left_out["large"]
+    alone = taken(large)
+    with pytest.raises(Rejected, match="job large: neither policy"):
+        compared(alone, *[play(alone, "fifo", {}, rules)] * 2)
 
 
 def test_starts_and_changes_cost_what_a_restart_is_said_to_cost() -> None:
