@@ -195,8 +195,8 @@ def _extract(tarred: bytes, fresh: Path) -> None:
                 if entry.issym():
                     links.append((entry.name, entry.linkname))
                     continue
-                if not entry.isreg():
-                    raise Rejected(f"a pack of code has {entry.name!r}, which is not a file")
+                if not entry.isreg() or entry.issparse():  # Sparse: larger than what was sent.
+                    raise Rejected(f"a pack of code has {entry.name!r}, which is not a plain file")
                 content = tar.extractfile(entry)
                 assert content is not None, "a regular file has content"
                 path = fresh / entry.name

@@ -8,6 +8,7 @@ change another's. The copy stays from attempt to attempt, and goes with the job'
 import asyncio
 import hashlib
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -101,7 +102,8 @@ def script_digest(program: tuple[str, ...], folder: str) -> str:
     found = hashlib.sha256()
     left = _BESIDE_BYTES_MAX
     for each in sorted(path.parent.glob("*.py"))[:_BESIDE_MAX]:
-        left -= each.stat().st_size
-        if each.is_file() and left >= 0:
-            found.update(each.name.encode() + b"\0" + each.read_bytes() + b"\0")
+        with suppress(OSError):  # A link to nowhere, as an editor's lock, or a file just removed.
+            left -= each.stat().st_size
+            if each.is_file() and left >= 0:
+                found.update(each.name.encode() + b"\0" + each.read_bytes() + b"\0")
     return found.hexdigest()

@@ -153,6 +153,18 @@ def test_other_bytes_than_the_digest_s_are_refused(tmp_path: Path) -> None:
         unpack(made.payload[:-20], made.digest, tmp_path / "copy")
 
 
+def test_a_sparse_entry_is_refused_and_never_written_out(tmp_path: Path) -> None:
+    """One of 3 GiB fits into a pack of 10 KB, and took the worker service's memory."""
+    tarred = io.BytesIO()
+    with tarfile.open(fileobj=tarred, mode="w") as tar:
+        entry = tarfile.TarInfo("large.bin")
+        entry.type = tarfile.GNUTYPE_SPARSE
+        tar.addfile(entry)
+    with pytest.raises(Rejected, match="not a plain file"):
+        code_packs._extract(tarred.getvalue(), tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_bomb_is_not_uncompressed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(code_packs, "PACK_BYTES_MAX", 1024)
     monkeypatch.setattr(code_packs, "PACK_FILES_MAX", 1)
