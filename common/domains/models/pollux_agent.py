@@ -282,4 +282,6 @@ def check_replicas(batch_small: float, batch_large: float) -> None:
 
 def next_report_s(after_s: float, period_s: float) -> float:
     """The first multiple of `period_s` after that second: all agents report in the same rhythm."""
-    return (floor(after_s / period_s) + 1) * period_s
+    number = floor(after_s / period_s) + 1
+    at_s = number * period_s
+    return at_s if at_s > after_s else (number + 1) * period_s  # A fraction's quotient is rounded.

@@ -305,3 +305,11 @@ def test_agents_report_in_one_rhythm() -> None:
     assert next_report_s(0.0, 30.0) == 30.0
     assert next_report_s(29.9, 30.0) == 30.0
     assert next_report_s(30.0, 30.0) == 60.0
+
+
+@given(st.integers(0, 10**6), st.floats(1e-3, 1e3))
+def test_the_next_report_is_later_than_the_last(number: int, period_s: float) -> None:
+    """Regression: every .95 s, the report at 2.85 s was followed by itself, for ever."""
+    last_s = number * period_s
+    assert last_s < next_report_s(last_s, period_s) <= last_s + 2 * period_s
+    assert next_report_s(3 * 0.95, 0.95) == 4 * 0.95
