@@ -147,10 +147,10 @@ class Application:
         return float(np.interp(batch, self._sizes, values))
 
 
-def read_applications(folder: Path) -> dict[str, Application]:
-    """Every application below `folder`, by name."""
+def read_applications(folder: Path, time_scale: float = 1.0) -> dict[str, Application]:
+    """Every application below `folder`, by name; its times are multiplied by `time_scale`."""
     found = {
-        path.parent.name: _read_application(path.parent)
+        path.parent.name: _read_application(path.parent, time_scale)
         for path in sorted(folder.glob("*/placements.csv"))
     }
     if not found:
@@ -161,11 +161,11 @@ def read_applications(folder: Path) -> dict[str, Application]:
     return found
 
 
-def _read_application(folder: Path) -> Application:
-    times = {"": _read_times(folder, "")}
+def _read_application(folder: Path, time_scale: float) -> Application:
+    times = {"": _read_times(folder, "", time_scale)}
     for path in sorted(folder.glob("placements-*.csv")):
         gpu_type = path.stem.removeprefix("placements-")
-        times[gpu_type] = _read_times(folder, f"-{gpu_type}")
+        times[gpu_type] = _read_times(folder, f"-{gpu_type}", time_scale)
     runs = {
         int(path.stem.removeprefix("validation-")): _table(path, _EPOCH)
         for path in folder.glob("validation-*.csv")
@@ -179,7 +179,7 @@ def _read_application(folder: Path) -> Application:
     return application
 
 
-def _read_times(folder: Path, suffix: str) -> StepTimes:
+def _read_times(folder: Path, suffix: str, time_scale: float) -> StepTimes:
     sheet = _sheet(folder / f"placements{suffix}.csv", "placement", *_TIMES)
     names, placements = [], []
     for _ in sheet.rows():
@@ -193,7 +193,8 @@ def _read_times(folder: Path, suffix: str) -> StepTimes:
     path = folder / f"scalability{suffix}.csv"
     columns = ("num_nodes", "num_replicas", *_TIMES)
     beyond = _table(path, columns) if path.exists() else np.empty((0, 5))
-    return StepTimes(np.array(placements, dtype=np.float64), names, beyond)
+    scales = np.array([1.0, 1.0, 1.0, time_scale, time_scale])
+    return StepTimes(np.array(placements, dtype=np.float64) * scales, names, beyond * scales)
 
 
 def _table(path: Path, columns: Sequence[str]) -> Floats:

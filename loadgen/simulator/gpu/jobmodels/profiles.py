@@ -389,7 +389,8 @@ class ProfilesModel:
     """`folder`: the profiles. `batch`: who tunes it: `policy` asks the policy's `adaptive`, `job`
     always, `trace` never. `known`: agents know their throughput from the first iteration on, as
     theta_sys fitted to all measurements (true) or as the measurements themselves (table). `fixed`:
-    application=GPUSxBATCH,... that adaptive jobs hold fixed."""
+    application=GPUSxBATCH,... that adaptive jobs hold fixed. `time_scale`: factor for all measured
+    times, for a trace whose submissions have the same."""
 
     name = "profiles"
     integer_times = False
@@ -404,8 +405,9 @@ class ProfilesModel:
         known: bool | Literal["table"] = False,
         fixed: str = "ncf=1x32768",
         bootstrap: bool = True,
+        time_scale: Period = 1.0,
     ) -> None:
-        self.applications = read_applications(_folder(folder))
+        self.applications = read_applications(_folder(folder), time_scale)
         self._ask_policy = batch == "policy"
         models: dict[str, dict[str, Throughput]] = {}
         if known:

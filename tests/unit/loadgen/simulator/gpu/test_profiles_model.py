@@ -221,6 +221,18 @@ def test_slower_types_have_measurements_of_their_own_or_a_speed(profiles: Path) 
     assert not application.measured("unknown")
 
 
+def test_a_scale_shortens_what_was_measured_and_changes_no_statistics(profiles: Path) -> None:
+    whole, scaled = (read_applications(profiles, scale)["toy"] for scale in (1.0, 1 / 60))
+    for shape, per_gpu in (((1,), 40), ((4,), 100), ((2, 2), 40), ((8, 8), 64)):
+        measured = whole.step_times(shape, per_gpu)
+        assert scaled.step_times(shape, per_gpu) == pytest.approx(
+            [s / 60 for s in measured],
+            rel=1e-4,  # Beyond what was measured it is a fit.
+        )
+    assert scaled.moments(400, 1) == whole.moments(400, 1)
+    assert scaled.progress_at(2) == whole.progress_at(2)
+
+
 def test_profiles_that_cannot_be_used_are_refused(profiles: Path, tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
