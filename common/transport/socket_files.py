@@ -63,6 +63,10 @@ async def connect(sock: socket.socket, path: str) -> None:
             await asyncio.sleep(_BACKLOG_WAIT_S)
 
 
+class PathTaken(ConfigRejected):
+    """A living process listens there."""
+
+
 def bind(path: str, mode: int = 0o600) -> socket.socket:
     """A listening socket file of this mode: made under another name, so that it never exists with
     another mode, and put in place in one step."""
@@ -98,4 +102,4 @@ def _check_free(path: Path) -> None:
         probe.setblocking(False)
         answer = probe.connect_ex(str(path))
     if answer not in (errno.ECONNREFUSED, errno.ENOENT):
-        raise ConfigRejected(f"a living process listens on {path}: choose another path")
+        raise PathTaken(f"a living process listens on {path}: choose another path")

@@ -26,7 +26,7 @@ from slackwater.common.base.errors import (
 )
 from slackwater.common.bus.base import Bus
 from slackwater.common.bus.relay import frame, read_frame, refusal
-from slackwater.common.transport.socket_files import bind, credentials, within
+from slackwater.common.transport.socket_files import PathTaken, bind, credentials, within
 from slackwater.schemas.base import Message
 from slackwater.schemas.relay import (
     RelayAnswer,
@@ -39,6 +39,9 @@ from slackwater.schemas.relay import (
 
 _log = structlog.get_logger()
 _LOG_EVERY_S: Final = 10.0
+_OTHER_ENDS_S: Final = 10.0
+"""For how long a service that was started again waits until the one before it has ended."""
+_LOOK_S: Final = 0.05
 Known = Callable[[RelayHello, int, int], bool]
 """Says whether the process (pid, account) is the one that it says."""
 Rank = tuple[str, int, int]
@@ -86,15 +89,24 @@ class Relay:
         self._told_s = float("-inf")
 
     async def start(self) -> None:
-        """Raises ConfigRejected where the socket cannot be made."""
+        """Listen, once a service that is just ending has gone. Raises ConfigRejected where the
+        socket cannot be made, PathTaken where the other one stays."""
+        deadline_s = asyncio.get_running_loop().time() + _OTHER_ENDS_S
         with within(str(self.path)) as short:
-            sock = bind(short, self._mode)
+            while True:
+                try:
+                    sock = bind(short, self._mode)
+                    break
+                except PathTaken:
+                    if asyncio.get_running_loop().time() > deadline_s:
+                        raise
+                    await asyncio.sleep(_LOOK_S)
         self._server = await asyncio.start_unix_server(self._accept, sock=sock)
 
     async def stop(self) -> None:
         if self._server is not None:
+            self.path.unlink(missing_ok=True)  # First, while nobody else can listen there.
             self._server.close()
-            self.path.unlink(missing_ok=True)
         await self._tasks.close()
 
     def ended(self, rank: Rank) -> None:

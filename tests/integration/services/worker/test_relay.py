@@ -215,6 +215,20 @@ async def agent_over_restart(world: World) -> AsyncIterator[RelayBus]:
     await bus.close()
 
 
+async def test_a_relay_waits_until_the_one_before_it_has_ended(world: World) -> None:
+    """A cluster started again after a kill -9 of its `up` failed: a worker service of the first one
+    still listened, and its successor gave up for good."""
+    first, second = world.relay(), world.relay()
+    await first.start()
+    starting = asyncio.create_task(second.start())
+    await asyncio.sleep(0.1)
+    assert not starting.done()
+    await first.stop()
+    await starting
+    assert second.path.is_socket()
+    await second.stop()
+
+
 async def test_the_connections_of_a_process_that_ended_are_closed(world: World) -> None:
     async with open_relay(world) as relay, agent(world.ticket()) as bus:
         del world.tokens["j", 0, 0]
