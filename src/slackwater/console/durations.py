@@ -8,16 +8,20 @@ from slackwater.console.outcome import Usage
 
 _UNITS: Final = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}
 _PART: Final = r"(\d+(?:\.\d+)?)([dhms])"
+LONGEST_DAYS: Final = 36_500
 
 
 def seconds(text: str, option: str) -> float:
     """Parse a duration in seconds; a number alone is seconds. Raises Usage."""
     given = text.strip().lower()
     if re.fullmatch(r"\d+(?:\.\d+)?", given):
-        return float(given)
+        given += "s"
     if not re.fullmatch(f"(?:{_PART})+", given):
         raise Usage(f"{option} {text!r}: write how long, such as 90s, 10m, 1h30m or 2d")
-    return sum(float(number) * _UNITS[unit] for number, unit in re.findall(_PART, given))
+    total_s = sum(float(number) * _UNITS[unit] for number, unit in re.findall(_PART, given))
+    if total_s > LONGEST_DAYS * _UNITS["d"]:
+        raise Usage(f"{option} {text!r}: it can be {LONGEST_DAYS}d at most")
+    return total_s
 
 
 def clock(at_s: float, now_s: float) -> str:

@@ -23,6 +23,13 @@ def test_what_is_no_duration_names_the_option_and_what_to_write(text: str) -> No
         seconds(text, "--since")
 
 
+@pytest.mark.parametrize("text", ["9" * 400, "9" * 400 + "s", "36501d"])
+def test_longer_than_a_hundred_years_is_refused(text: str) -> None:
+    """`--since` with 400 digits was infinite, and `usage` ended in a traceback."""
+    with pytest.raises(Usage, match="36500d at most"):
+        seconds(text, "--since")
+
+
 def test_times_are_the_local_clocks_with_a_date_on_another_day() -> None:
     noon = datetime(2026, 3, 4, 12, 0, 5).astimezone().timestamp()
     assert clock(noon, noon + 60.0) == "12:00:05"
