@@ -7,10 +7,14 @@ iteration. The iterations must go on where they stopped: the parameters are the 
 is no checkpoint. In turns with it: the same job started cold, and torchrun's restart of two ranks
 of which one was killed.
 
-    python benchmarks/reallocation.py [--rounds 20] [--cold 5] [--torchrun 3] [--mb 4 100]
+    python benchmarks/reallocation.py [--rounds 20] [--cold 5] [--torchrun 3] [--mb 4 100] [--ddp]
+
+`--ddp` measures a plain DistributedDataParallel script instead, which `slackwater.torch.checkpoint`
+saves: half of its megabytes are parameters, half are momentum. Its peer saves and loads as many
+bytes with torch.save and torch.load.
 
 Needs torch. Goals, medians and worst: 0.5 and 1 s to give the GPUs away, 1 and 1.5 s to the first
-iteration at 4 MB; medians of 1 and 1.5 s at 100 MB.
+iteration at 4 MB; medians of 1 and 1.5 s at 100 MB; medians of 1.5 s each with --ddp at 200 MB.
 """
 
 import argparse
@@ -43,8 +47,13 @@ TORCHRUN_RESTARTS = 8
 """Its ranks fail again while they find one another, and it starts them once more."""
 COLD = {"PYTHONHASHSEED": "0"}
 """Read by the interpreter before anything else: such a rank is not forked."""
-GOALS = {"4": (0.5, 1.0, 1.0, 1.5), "100": (1.0, None, 1.5, None)}
-"""Megabytes -> most seconds to give the GPUs away (median, worst), and to the first iteration."""
+GOALS = {
+    ("4", False): (0.5, 1.0, 1.0, 1.5),
+    ("100", False): (1.0, None, 1.5, None),
+    ("200", True): (1.5, None, 1.5, None),
+}
+"""Megabytes, and whether it is a DDP script -> most seconds to give the GPUs away (median, worst),
+and to the first iteration (median, worst)."""
 
 MODEL = """
 import os, time, torch
@@ -79,6 +88,27 @@ while True:
         told = True
 """
 )
+DDP = (
+    MODEL
+    + """
+import torch.distributed as dist
+import slackwater.torch
+from torch.nn.parallel import DistributedDataParallel
+dist.init_process_group("gloo")
+model = DistributedDataParallel(model)
+state = slackwater.torch.checkpoint(model=model, optimizer=inner)
+name = "{SLACKWATER_JOB}.{SLACKWATER_ATTEMPT}.{SLACKWATER_RANK}".format(**os.environ)
+told = False
+while True:
+    inner.zero_grad()
+    functional.mse_loss(model(inputs), inputs).backward()
+    inner.step()
+    state.step()
+    if not told:
+        tell(name, state.iteration)
+        told = True
+"""
+)
 PEER = (
     MODEL
     + """
@@ -86,6 +116,11 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 dist.init_process_group("gloo")
 model = DistributedDataParallel(model)
+saved = os.path.join(os.environ["TELL"], "peer.pt")
+if os.environ.get("SAVES") and os.path.exists(saved):
+    found = torch.load(saved)
+    model.load_state_dict(found["model"])
+    inner.load_state_dict(found["optimizer"])
 count = 0
 while True:
     inner.zero_grad()
@@ -93,6 +128,10 @@ while True:
     inner.step()
     count += 1
     if count == 1:
+        if os.environ.get("SAVES") and dist.get_rank() == 0 and not os.path.exists(saved):
+            parts = {"model": model.state_dict(), "optimizer": inner.state_dict()}
+            torch.save(parts, saved + ".new")
+            os.rename(saved + ".new", saved)
         tell(f"torchrun.{os.environ['TORCHELASTIC_RESTART_COUNT']}.{dist.get_rank()}", os.getpid())
 """
 )
@@ -150,15 +189,18 @@ async def turn(client: Client, folder: Path, job: str, seconds: Seconds) -> None
         await paused(client, each)
 
 
-async def torchrun(folder: Path, megabytes: str) -> float | None:
+async def torchrun(folder: Path, megabytes: str, saves: bool) -> float | None:
     """Return the seconds from the kill of one rank until both train again; None: they do not."""
     names = [f"torchrun.{again}" for again in range(TORCHRUN_RESTARTS + 1)]
     for each in (folder / f"{name}.{rank}" for name in names for rank in range(RANKS)):
         each.unlink(missing_ok=True)
+    environment = {**os.environ, "MODEL_MB": megabytes, "TELL": str(folder), "OMP_NUM_THREADS": "1"}
+    if saves:
+        environment["SAVES"] = "1"
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}",
         f"--max-restarts={TORCHRUN_RESTARTS}", "--monitor-interval=0.1", str(folder / "peer.py"),
-        env={**os.environ, "MODEL_MB": megabytes, "TELL": str(folder), "OMP_NUM_THREADS": "1"},
+        env=environment,
         stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL,
     )  # fmt: skip
     try:
@@ -185,13 +227,16 @@ async def torchrun(folder: Path, megabytes: str) -> float | None:
         await process.wait()
 
 
-def specs(folder: Path, megabytes: str) -> tuple[JobSpec, ...]:
+def specs(folder: Path, megabytes: str, ddp: bool) -> tuple[JobSpec, ...]:
     common = {"MODEL_MB": megabytes, "TELL": str(folder)}
     waits = f"date +'%s.%N 0' > {folder}/n && mv {folder}/n {folder}/next.$SLACKWATER_ATTEMPT."
-    program = ("python", str(folder / "agent.py"))
+    program = ("python", str(folder / ("ddp.py" if ddp else "agent.py")))
+    warm, cold = (str(folder / name) if ddp else "" for name in ("warm", "cold"))
     return (
-        JobSpec(id="warm", workers=RANKS, gpus=RANKS, program=program, env=common),
-        JobSpec(id="cold", workers=RANKS, gpus=RANKS, program=program, env=common | COLD),
+        JobSpec(id="warm", workers=RANKS, gpus=RANKS, program=program, env=common,
+                checkpoint=warm),
+        JobSpec(id="cold", workers=RANKS, gpus=RANKS, program=program, env=common | COLD,
+                checkpoint=cold),
         JobSpec(id="next", workers=RANKS, gpus=RANKS, program=(
             "/bin/sh", "-c", waits.replace("/n ", "/n$SLACKWATER_RANK ")
             + "$SLACKWATER_RANK; exec sleep 600",
@@ -203,38 +248,41 @@ async def measure(
     megabytes: str, options: argparse.Namespace
 ) -> tuple[Seconds, Seconds, list[float]]:
     ways, peer = {"warm": Seconds(), "cold": Seconds()}, []
+    # Momentum is half of a DDP script's state.
+    model_mb = f"{float(megabytes) / 2:g}" if options.ddp else megabytes
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "agent.py").write_text(AGENT)
+        (folder / "ddp.py").write_text(DDP)
         (folder / "peer.py").write_text(PEER)
         made = ClusterOptions(
             controllers=1, aggregators=2, gpus_per_node=RANKS, log_dir=folder / "logs",
             worker={"warm": "on"},
         )  # fmt: skip
         async with EmbeddedCluster(made) as cluster, connect(cluster.url) as client:
-            await warm_up(client, folder, megabytes)
+            await warm_up(client, folder, model_mb, options.ddp)
             for number in range(options.rounds):
                 await turn(client, folder, "warm", ways["warm"])
                 if number < options.cold:
                     await turn(client, folder, "cold", ways["cold"])
                 if number < options.torchrun:
-                    seconds = await torchrun(folder, megabytes)
+                    seconds = await torchrun(folder, model_mb, options.ddp)
                     peer += [] if seconds is None else [seconds]
     return ways["warm"], ways["cold"], peer
 
 
-async def warm_up(client: Client, folder: Path, megabytes: str) -> None:
+async def warm_up(client: Client, folder: Path, megabytes: str, ddp: bool) -> None:
     """Run each job once, unmeasured: its model is registered and placed then."""
     logs = folder / "logs"
     await soon(lambda: "warm.ready" in (logs / "worker-w1.log").read_text(), "it is warm")
-    for spec in specs(folder, megabytes):
+    for spec in specs(folder, megabytes, ddp):
         await client.submit(spec)
         await told(folder, f"{spec.id}.0", 0.0)
         await paused(client, spec.id)
 
 
-def rows(megabytes: str, warm: Seconds, cold: Seconds, peer: list[float]) -> list[Row]:
-    given, given_worst, resumed, resumed_worst = GOALS.get(megabytes, (None,) * 4)
+def rows(megabytes: str, ddp: bool, warm: Seconds, cold: Seconds, peer: list[float]) -> list[Row]:
+    given, given_worst, resumed, resumed_worst = GOALS.get((megabytes, ddp), (None,) * 4)
     made: list[Row] = []
 
     def row(name: str, ours: float, limit: float | None) -> None:
@@ -270,6 +318,7 @@ def main() -> None:
     )
     parser.add_argument("--torchrun", type=int, default=3, help="Rounds with torchrun's restart.")
     parser.add_argument("--mb", nargs="+", default=["4", "100"], help="Megabytes of the model.")
+    parser.add_argument("--ddp", action="store_true", help="A plain DDP script with checkpoints.")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     found: list[Row] = []
@@ -277,7 +326,7 @@ def main() -> None:
         measured = asyncio.run(measure(megabytes, options))
         for way, seconds in zip(("warm", "cold"), measured, strict=False):
             sys.stderr.write(f"{megabytes} MB, {way}: {seconds}\n")
-        found += rows(megabytes, *measured)
+        found += rows(megabytes, options.ddp, *measured)
     show(f"GPUs taken away and given back, load {os.getloadavg()[0]:.1f}", found)
     if options.json is not None:
         write_json(options.json, this_command(), found)

@@ -409,7 +409,8 @@ def waits_for_gpus(state: State, now_s: float) -> dict[JobId, str]:
     for pending in schedule.scheduler.explain(view):
         held_by = f"; held by {by}{more}" if by and pending.rule != "size" else ""
         lacks = f"waits for {pending.resource}{held_by}"
-        found[pending.job] = f"{lacks}: {pending.text} (rule: {pending.rule})"
+        starts = _starts(pending.until_s - now_s)
+        found[pending.job] = f"{lacks}: {pending.text} (rule: {pending.rule}{starts})"
     found |= {id: why for id, why in schedule.split.items() if id in schedule.snapshot.waiting}
     for id, record in schedule.snapshot.hidden.items():
         if not schedule.holds(record):
@@ -427,6 +428,13 @@ def waits_for_gpus(state: State, now_s: float) -> dict[JobId, str]:
             found[id] = hold.reason if hold is not None else ""
     left_out = state.nodes.avoided(now_s)
     return {id: f"{why}; {left_out}" for id, why in found.items()} if left_out else found
+
+
+def _starts(in_s: float) -> str:
+    """Say when the policy starts a job by itself; inf: it waits for an arrival or an end."""
+    if in_s == inf:
+        return ""
+    return f"; it starts in {max(0.0, in_s):.0f} s unless a job arrives, ends or fails before"
 
 
 def _tell_waits(state: State, schedule: Schedule, ids: list[JobId], now_s: float) -> None:

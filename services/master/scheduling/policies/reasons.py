@@ -41,6 +41,8 @@ def explain_queue(policy: Explained, view: View, memory: Any) -> list[Pending]:
     whole = replace(view, changed=None)
     queues = policy.update(whole, Queues(notes()))
     next_s = policy.next_s(view, queues, {}, protected_end_s)
+    if memory is not None:  # Queues made anew show a demotion that the policy has yet to make.
+        next_s = max(view.now_s, min(next_s, memory.next_due_s()))
     starts = forecast(policy, view, queues, next_s)
     unprotected = replace(whole, rules=replace(view.rules, min_run_s=0))
     at_once = policy.allocate(unprotected, Queues(notes()))[0].allocations
