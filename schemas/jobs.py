@@ -396,6 +396,9 @@ class JobRecord(Record, kw_only=True, frozen=True):
     """How often it was given an allocation after its first one."""
     preemptions: Count = 0
     """How often a policy took all of its allocation."""
+    reallocation_s: Seconds = 0.0
+    """Seconds in which it does not train when it changes its GPUs, as measured of it and smoothed;
+    0: not measured yet."""
     skew: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] = 0.0
     """The largest tensor's part of its model, as its Agents registered it; 0: not known yet."""
     usage: Annotated[tuple[DayUse, ...], msgspec.Meta(max_length=JOB_DAYS_MAX)] = ()
@@ -423,7 +426,7 @@ class JobRecord(Record, kw_only=True, frozen=True):
 
     def __post_init__(self) -> None:
         cut_texts(self)
-        bound(self, "gpu_s", "run_s", "worked_s", most=SECONDS_MAX)
+        bound(self, "gpu_s", "run_s", "worked_s", "reallocation_s", most=SECONDS_MAX)
 
 
 def upgraded(record: JobRecord) -> JobRecord:

@@ -169,6 +169,7 @@ class Master:
 
     def step(self, event: ShellEvent, now_s: float) -> list[Effect]:
         self.state.out = []
+        self.state.now_s = now_s
         match event:
             case Requested():
                 self._handlers[type(event.message)](event.token, event.message, now_s)
@@ -404,6 +405,7 @@ class Master:
                 if job is not None and message.rank < processes(job.record):
                     job.heard_s = now_s
                     job.progress.reported(message, now_s)
+                    lifecycle.on_iterations(job, message, now_s)
             case GoodputReport():
                 goodput.take(state, message, event.subject)
             case _:

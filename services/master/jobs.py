@@ -67,6 +67,15 @@ class Job:
     begun: tuple[Verb, float] | None = None
     """Since when the nodes of a gang have been asked to keep room, or to start it; None: they have
     not."""
+    handed_s: float | None = None
+    """When all others had left its GPUs, and its nodes were asked to keep room; None: not yet, or
+    another master asked."""
+    starting_s: float | None = None
+    """Seconds from then until its ranks ran, or trained; None: they do not yet."""
+    trains: bool = False
+    """A rank of this attempt told of an iteration."""
+    left_s: float | None = None
+    """When this attempt was ordered to stop; None: it was not, or by another master."""
     joined: set[int] = field(default_factory=set)
     """Ranks that said that they are ready to join."""
     joining_s: float = 0.0
@@ -178,6 +187,8 @@ class Job:
         self.refusals.clear()
         self.codes.clear()
         self.meeting, self.begun = "", None
+        self.handed_s = self.starting_s = self.left_s = None
+        self.trains = False
         self.resting.clear()
         self.joined.clear()
         self.missing_since_s.clear()

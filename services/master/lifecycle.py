@@ -16,6 +16,7 @@ from slackwater.schemas.gpus import NodeAllocation, held
 from slackwater.schemas.job_states import JobState
 from slackwater.schemas.jobs import CHECKPOINT_VARIABLE, PAUSE_GRACE_S, JobRecord, JobSpec
 from slackwater.schemas.placement import ReleaseJob
+from slackwater.schemas.telemetry import IterationsObserved
 from slackwater.schemas.workers import Prepared, PrepareWorkers, StartWorkers, StopWorkers
 from slackwater.services.master.gangs import (
     choose_gpus,
@@ -29,6 +30,7 @@ from slackwater.services.master.gangs import (
 )
 from slackwater.services.master.jobs import Job
 from slackwater.services.master.keys import JobForgotten, Order, UsageStored, Verb
+from slackwater.services.master.scheduling.delays import reallocation_s
 from slackwater.services.master.state import JOBS_BUCKET, State
 from slackwater.services.master.usage import (
     FORGOTTEN_AT_ONCE,
@@ -105,6 +107,8 @@ def advance(state: State, job: Job) -> None:
     """Order whatever the job's state demands and nobody has confirmed."""
     record = job.record
     if record.state in ("starting", "running") and ready(state, job):
+        if job.handed_s is None and job.found != record.attempt:
+            job.handed_s = state.now_s
         unprepared = job.unprepared
         for node, placed in ranks_at(record).items():
             if not unprepared:
@@ -257,7 +261,20 @@ def _started(state: State, job: Job, what: Order, now_s: float) -> None:
 
 def _runs_once_started(state: State, job: Job, now_s: float) -> None:
     if job.record.state == "starting" and not job.unprepared and not job.unstarted:
+        if job.handed_s is not None:
+            job.starting_s = now_s - job.handed_s
         state.change(job, now_s, "running", state="running", begun_s=now_s)
+
+
+def on_iterations(job: Job, message: IterationsObserved, now_s: float) -> None:
+    """Learn from the first report of an attempt when its ranks began to train: a program may load
+    for long after it was started."""
+    if job.trains or job.starting_s is None or job.handed_s is None or not message.durations_s:
+        return
+    trained_s = now_s - sum(message.durations_s)
+    if trained_s > job.handed_s:  # Else it is late news of the attempt before.
+        job.trains = True
+        job.starting_s = max(job.starting_s, trained_s - job.handed_s)
 
 
 def leave(state: State, job: Job, planned: NodeAllocation, now_s: float, **changes: Any) -> None:
@@ -266,6 +283,8 @@ def leave(state: State, job: Job, planned: NodeAllocation, now_s: float, **chang
     changes |= used(record, now_s) if record.state != "stopping" else {"since_s": now_s}
     changes |= _use(state, job, None, now_s)
     changes |= AS_ALL_COUNT
+    if record.state != "stopping":
+        job.left_s = now_s
     fact = "resized" if planned else "stopping"
     state.change(job, now_s, fact, state="stopping", planned=planned, **changes)
 
@@ -281,6 +300,7 @@ def on_processes_gone(state: State, job: Job, now_s: float) -> None:
         goes_on = bool(record.planned)
         changes: dict[str, Any] = {"attempt": record.attempt + 1, "planned": (), "joins": {}}
         changes["gpu_ids"] = {}
+        changes |= _measured(job, now_s)
         job.next_attempt()
         if goes_on:
             # Its own GPUs are not taken by itself: they are given up first.
@@ -301,6 +321,16 @@ def on_processes_gone(state: State, job: Job, now_s: float) -> None:
         return
     advance(state, job)
     start_ready(state)
+
+
+def _measured(job: Job, now_s: float) -> dict[str, Any]:
+    """Take what the attempt that has just ended tells of the job's re-allocation delay: nothing
+    where this master saw a part of it only, or a silent node was not waited for."""
+    if job.left_s is None or job.starting_s is None or job.unstopped:
+        return {}
+    stopping_s = now_s - job.left_s
+    before_s = job.record.reallocation_s
+    return {"reallocation_s": reallocation_s(before_s, stopping_s, job.starting_s)}
 
 
 def choose_devices(state: State, record: JobRecord, allocation: NodeAllocation) -> dict[str, Any]:

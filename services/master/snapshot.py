@@ -96,6 +96,8 @@ class Snapshot:
             self._records[id] = record
             if before.begun_s != record.begun_s and id in self.jobs:
                 self._begun(id, record)
+            if before.reallocation_s != record.reallocation_s and id in self.jobs:
+                self._measured(id, record)
             return
         self._forget(id)
         over = record.state in TERMINAL_STATES
@@ -118,6 +120,12 @@ class Snapshot:
         """Show since when the job works. For a policy that is not a change: it counted on that."""
         ready_s = record.begun_s or record.since_s
         self.jobs[id] = msgspec.structs.replace(self.jobs[id], ready_s=ready_s)
+
+    def _measured(self, id: JobId, record: JobRecord) -> None:
+        """Show what a re-allocation costs the job, from the next view on, and ask no policy."""
+        restart_s = record.reallocation_s or None
+        self.jobs[id] = msgspec.structs.replace(self.jobs[id], restart_s=restart_s)
+        self._profiled.append(id)
 
     def _learn_skew(self, record: JobRecord) -> None:
         model = record.spec.model
@@ -225,6 +233,7 @@ class Snapshot:
                 self._numbers.get(id, self._next),
                 record.submitted_s,
                 skew=record.skew or self.skews.get(spec.model, 0.0),
+                restart_s=record.reallocation_s or None,
             ),
             gpus_min=least,
             gpus_max=most,

@@ -70,6 +70,8 @@ class State:
         self.sharers = Sharers()
         self.epoch = 0
         self.begun_s = 0.0
+        self.now_s = 0.0
+        """The instant of the event that is being taken."""
         """Since when this master listens."""
         self.unreadable: frozenset[str] = frozenset()
         """Jobs whose records are damaged: their ids are not free."""

@@ -16,6 +16,7 @@ from slackwater.loadgen.simulator.gpu.jobmodels.base import Conditions, JobRun
 from slackwater.loadgen.simulator.gpu.outcome import Outcome, Segment
 from slackwater.loadgen.simulator.gpu.vacating import Awaited
 from slackwater.loadgen.simulator.gpu.workload import Submission
+from slackwater.services.master.scheduling.delays import reallocation_s
 from slackwater.services.master.scheduling.shown import shown, size_bounds
 from slackwater.services.master.scheduling.view import NOTHING, Allocation, JobView
 
@@ -28,7 +29,7 @@ class Active:
     __slots__ = (
         "allocation", "attained", "awaited", "first_start_s", "furthest", "generation", "gpus",
         "group", "job", "keeps_size", "left_s", "marked_s", "outcome", "ready_s", "restarts", "run",
-        "run_s", "since_s", "useful", "vain", "view", "work",
+        "run_s", "since_s", "starting_s", "useful", "vain", "view", "work",
     )  # fmt: skip
 
     def __init__(
@@ -45,6 +46,8 @@ class Active:
         """GPUs that others were leaving when it was given them."""
         self.left_s: float = now_s
         """When it has left, or will have left, the GPUs that it held last."""
+        self.starting_s: float = 0
+        """Seconds that its present start takes, once its GPUs are free."""
         self.marked_s: float = now_s
         self.attained: float = 0
         self.run_s: float = 0
@@ -82,6 +85,15 @@ class Active:
             profile=run.profile,
         )  # fmt: skip
         return self.view
+
+    def measured(self, now_s: float) -> None:
+        """Learn, as the live master does, what a re-allocation costs it: it has left, or knows when
+        it will have."""
+        if now_s < self.ready_s:
+            return
+        cost_s = reallocation_s(self.view.restart_s or 0, self.left_s - now_s, self.starting_s)
+        if cost_s > 0:
+            self.view = replace(self.view, restart_s=cost_s)
 
     def hold(
         self, now_s: float, allocation: Allocation, group: str, ready_s: float, free: bool

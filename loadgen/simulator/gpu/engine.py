@@ -271,7 +271,8 @@ class Engine:
         else:
             active.awaited = self._vacating.take(allocation, self._cluster.free, now_s)
             begins_s = max(now_s, active.left_s, *(until_s for _, until_s in active.awaited))
-            ready_s = begins_s + self._delay_s(active)
+            active.starting_s = self._delay_s(active)
+            ready_s = begins_s + active.starting_s
         self._cluster.take(allocation, group)
         active.hold(now_s, allocation, group, ready_s, free)
         return self._surroundings.enter(active.job.number, allocation, group)
@@ -286,6 +287,8 @@ class Engine:
         active.left_s = self._vacating.leave(
             active.allocation, active.awaited, active.ready_s, self._now_s
         )
+        if self._costs.known_s(active.job.spec.model) is None:
+            active.measured(self._now_s)
         return self._release(active, why)
 
     def _release(self, active: Active, why: str) -> set[int]:

@@ -26,7 +26,7 @@ class Costs(msgspec.Struct, frozen=True):
 
     def known_s(self, model: str) -> float | None:
         """Return the seconds that a restart of that model costs; None where nothing was said of
-        it."""
+        it: policies are told what is measured of each job then."""
         return self.restart_by_model_s.get(model, self.restart_s or None)
 
 

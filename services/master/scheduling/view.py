@@ -137,7 +137,8 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     restarts: int = 0
     """How often it was given GPUs after its first start: preemptions and re-allocations."""
     restart_s: float | None = None
-    """Seconds that a re-allocation costs it, as measured of its application; None: not known."""
+    """Seconds that a re-allocation costs it, as measured of it (see `delays`) or known of its
+    application; None: not known."""
 
     remaining_s_then: float = inf
     """(then) For policies with an oracle: seconds of running it still needs with the GPUs it asks

@@ -182,9 +182,14 @@ def _gpus(record: JobRecord) -> Iterator[tuple[str, str]]:
         yield "Priority", str(spec.priority)
     if spec.checkpoint:
         yield "Checkpoints", spec.checkpoint
-    if record.reallocations:
+    if record.reallocations or record.reallocation_s:
         paused = f", paused {_count(record.preemptions, 'time')} for others' sake"
-        yield "Attempt", f"{record.attempt - record.run + 1}{paused if record.preemptions else ''}"
+        cost = f"; another one costs it {record.reallocation_s:.3g} s, as measured"
+        yield (
+            "Attempt",
+            f"{record.attempt - record.run + 1}{paused if record.preemptions else ''}"
+            f"{cost if record.reallocation_s else ''}",
+        )
 
 
 def _state(record: JobRecord, now_s: float) -> str:

@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,7 +26,8 @@ COMMAND = [sys.executable, "-m", "slackwater.cli.main"]
 OWN = ("SLACKWATER", "NATS", "XDG_STATE_HOME")
 SAMPLE = Path(__file__).parents[3] / "loadgen" / "samples" / "philly.csv"
 SAVES = (
-    'trap "echo saving; exit 9" TERM; echo gpu $CUDA_VISIBLE_DEVICES; while :; do sleep .1; done'
+    'trap "echo saving; sleep 0.7; exit 9" TERM; echo gpu $CUDA_VISIBLE_DEVICES; '
+    "while :; do sleep .1; done"
 )
 
 
@@ -159,12 +161,17 @@ def test_a_job_is_paused_for_a_smaller_one_and_goes_on_after_it(
     assert nothing.returncode == 65
     assert "no job with GPUs runs or waits" in nothing.stderr
     check_replay(environment)
+    begun_s = time.monotonic()
     submit("big", 4, SAVES)
     eventually(lambda: record("big")["state"] == "running", "big runs", 30.0)
     submit("small", 1, "while [ ! -e $TMPDIR/over ]; do sleep .1; done")
     waits = "held by small (1)"
     eventually(lambda: waits in str(record("big")["reason"]), "big waits for small", 30.0)
     assert record("big")["state"] == "paused"
+    cost_s = record("big")["reallocation_s"]
+    assert isinstance(cost_s, float)
+    assert 0.7 <= cost_s < time.monotonic() - begun_s
+    assert f"another one costs it {cost_s:.3g} s, as measured" in run("job", "big").stdout
     Path(environment["TMPDIR"], "over").touch()
     eventually(lambda: record("big")["state"] == "running", "big goes on", 30.0)
     assert (record("small")["state"], record("big")["attempt"]) == ("completed", 1)
