@@ -68,8 +68,7 @@ def play(plan: Plan, policies: list[str], folder: Path, json: bool) -> None:
 def _planned(plan: Plan, policy: str) -> Plan:
     if policy not in experiment.POLICIES:
         raise Usage(f"--gpu-policy {policy}: choose {', '.join(experiment.POLICIES)}")
-    settings = dict(experiment.SETTINGS.get(policy, {}))
-    return msgspec.structs.replace(plan, policy=policy, settings=settings)
+    return experiment.planned(plan, policy)
 
 
 def replay(plan: Plan, folder: Path, json: bool) -> bool:
@@ -117,7 +116,7 @@ def table(found: list[Fidelity]) -> Table:
     shown = Table(title="Live beside simulated")
     heads = (
         "policy", "jobs", "mean JCT s", "off", "makespan s", "off", "jobs near", "preemptions",
-        "tau", "audit", "lost", "ETA off", "control off", "verdict",
+        "moves", "tau", "audit", "lost", "ETA off", "control off", "verdict",
     )  # fmt: skip
     for name in heads:
         shown.add_column(name, justify="left" if name in ("policy", "verdict") else "right")
@@ -128,7 +127,8 @@ def table(found: list[Fidelity]) -> Table:
             f"{one.mean_jct_s:.2f} / {other.mean_jct_s:.2f}", f"{each.compared.mean_error:+.1%}",
             f"{one.makespan_s:.1f} / {other.makespan_s:.1f}",
             f"{each.compared.makespan_error:+.1%}", f"{each.compared.jobs_near:.0%}",
-            f"{one.preemptions} / {other.preemptions}", f"{each.compared.tau:.3f}",
+            f"{one.preemptions} / {other.preemptions}",
+            f"{one.reallocations} / {other.reallocations}", f"{each.compared.tau:.3f}",
             "clean" if not each.findings else str(len(each.findings)), str(len(each.lost)),
             _share(each.eta_error), f"{each.control.mean_error:+.1%}",
             "pass" if not each.doubts() else "miss",

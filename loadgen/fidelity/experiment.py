@@ -19,24 +19,45 @@ from slackwater.loadgen.fidelity import compare, costs, live
 from slackwater.loadgen.fidelity.compare import Compared
 from slackwater.loadgen.fidelity.costs import Measured
 from slackwater.loadgen.fidelity.foretold import Foretold, Told, middle_error
-from slackwater.loadgen.fidelity.jobs import SAVE_S, LiveJob, attempts, live_jobs
+from slackwater.loadgen.fidelity.jobs import (
+    SAVE_S,
+    Attempt,
+    LiveJob,
+    attempts,
+    live_jobs,
+    profiled_jobs,
+)
 from slackwater.loadgen.fidelity.live import LiveRun
 from slackwater.loadgen.fidelity.livelog import live_log, result_of
+from slackwater.loadgen.fidelity.training import Training
 from slackwater.loadgen.simulator.gpu import audit, eventlog
+from slackwater.loadgen.simulator.gpu.build import build_model
 from slackwater.loadgen.simulator.gpu.cluster import Cluster
 from slackwater.loadgen.simulator.gpu.engine import Engine
-from slackwater.loadgen.simulator.gpu.jobmodels.fixed import FixedModel
+from slackwater.loadgen.simulator.gpu.jobmodels.base import JobModel
+from slackwater.loadgen.simulator.gpu.jobmodels.profiles import ProfilesModel
 from slackwater.loadgen.simulator.gpu.outcome import Costs, Result, Settings
 from slackwater.loadgen.simulator.gpu.prepare import prepare
 from slackwater.loadgen.simulator.gpu.workload import Submission
 from slackwater.loadgen.simulator.options import GENERATED, Options
 from slackwater.schemas.gpus import FAKE
 from slackwater.schemas.jobs import JobRecord
+from slackwater.schemas.scheduling import PolicyInfo, SetPolicy
 from slackwater.services.master.scheduling.registry import make
 
-POLICIES: Final = ("fifo", "srsf", "tiresias-las")
-SETTINGS: Final[Mapping[str, Mapping[str, str]]] = {"tiresias-las": {"limits": "60,960"}}
-"""Limits of Tiresias' queues in GPU-seconds, scaled down as the trace is."""
+POLICIES: Final = ("fifo", "srsf", "tiresias-las", "pollux")
+SETTINGS: Final[Mapping[str, Mapping[str, str]]] = {
+    "tiresias-las": {"limits": "60,960"},
+    "pollux": {"round_s": "1", "steps": "20"},
+}
+"""Limits of Tiresias' queues in GPU-seconds and rounds of Pollux, scaled down as the trace is; the
+search of a round takes fewer steps, as it has a second."""
+PROFILED: Final = "pollux"
+"""The policy whose jobs train as measured profiles say."""
+PROFILED_TRACE: Final = GENERATED + "pollux,load=0.25"
+PROFILED_JOBS: Final = 40
+REPORT_S: Final = 0.95
+"""Seconds between two reports of a profiled job: a little less than a round."""
 TRACE: Final = GENERATED + "tiresias"
 TIME_SCALE: Final = 1 / 60
 PATIENCE: Final = 2.0
@@ -113,17 +134,44 @@ class Fidelity(msgspec.Struct, frozen=True, kw_only=True):
         return found
 
 
-def submissions_of(plan: Plan) -> list[Submission]:
-    """Take the trace's jobs that fit the cluster. Raises Rejected: the trace is at fault, or none
-    does."""
+def planned(plan: Plan, policy: str) -> Plan:
+    """Return the plan under a policy, with its options; Pollux has a trace of its own."""
+    settings = dict(SETTINGS.get(policy, {}))
+    plan = msgspec.structs.replace(plan, policy=policy, settings=settings)
+    if policy == PROFILED and plan.trace == TRACE:
+        jobs = min(plan.jobs, PROFILED_JOBS)
+        plan = msgspec.structs.replace(plan, trace=PROFILED_TRACE, jobs=jobs)
+    return plan
+
+
+def options_of(plan: Plan) -> Options:
+    """Return the same as the simulator is told it."""
     most = plan.nodes * plan.gpus_per_node
-    options = Options(
+    settings: tuple[str, ...] = ("fixed.whole_seconds=false",)
+    if plan.policy == PROFILED:
+        settings = (
+            "profiles.whole_seconds=false", f"profiles.time_scale={plan.time_scale!r}",
+            f"profiles.report_s={REPORT_S}",
+        )  # fmt: skip
+    return Options(
         trace=plan.trace, policies=(plan.policy,), nodes=plan.nodes, seed=plan.seed,
         jobs=plan.jobs, min_gpus=plan.min_gpus,
         gpus_per_node=plan.gpus_per_node, time_scale=plan.time_scale, max_gpus=most,
-        settings=("fixed.whole_seconds=false",),
+        job_model="profiles" if plan.policy == PROFILED else "fixed", settings=settings,
     )  # fmt: skip
-    return prepare(options, plan.seed).jobs
+
+
+def model_of(plan: Plan) -> JobModel:
+    return build_model(options_of(plan), plan.seed)
+
+
+def submissions_of(plan: Plan) -> list[Submission]:
+    """Take the trace's jobs that fit the cluster. Raises Rejected: the trace is at fault, or none
+    does."""
+    jobs, model = prepare(options_of(plan), plan.seed).jobs, model_of(plan)
+    if isinstance(model, ProfilesModel):
+        return model.elastic(jobs, plan.nodes * plan.gpus_per_node)
+    return jobs
 
 
 def simulated(plan: Plan, jobs: Sequence[Submission], measured: Measured) -> Result:
@@ -133,7 +181,7 @@ def simulated(plan: Plan, jobs: Sequence[Submission], measured: Measured) -> Res
     )
     cluster = Cluster([(plan.gpus_per_node, FAKE)] * plan.nodes)
     policy = make(plan.policy, plan.settings)
-    return Engine(jobs, cluster, policy, FixedModel(whole_seconds=False), settings).run()
+    return Engine(jobs, cluster, policy, model_of(plan), settings).run()
 
 
 @asynccontextmanager
@@ -145,8 +193,9 @@ async def cluster_of(
         controllers=1, aggregators=1, cpu_share=0.1, nodes=plan.nodes,
         gpus_per_node=plan.gpus_per_node, gpu_type=FAKE, log_dir=folder / "logs",
         master={
-            "gpu_policy": plan.policy,
-            "gpu_policy_settings": plan.settings,
+            # Costs are measured of jobs of a fixed size.
+            "gpu_policy": "fifo" if plan.policy == PROFILED else plan.policy,
+            "gpu_policy_settings": {} if plan.policy == PROFILED else plan.settings,
             "gpu_durations": _told(folder, durations),
             "tick_s": compare.TICK_S,
         },
@@ -175,6 +224,8 @@ async def experiment(
 async def _experiment(
     plan: Plan, folder: Path, saves: Path, on_phase: OnPhase, measured: Measured | None
 ) -> Fidelity:
+    if plan.policy == PROFILED:
+        return await _profiled(plan, folder, saves, on_phase, measured)
     submissions = submissions_of(plan)
     jobs = live_jobs(submissions, saves)
     probes = costs.calibration(saves, plan.nodes * plan.gpus_per_node, SAVE_S)
@@ -189,7 +240,38 @@ async def _experiment(
             client, jobs, PATIENCE * expected.end_s + SETTLE_S,
             _phase(on_phase, plan.policy, jobs), kills_s, cluster, foretold=foretold,
         )  # fmt: skip
-    return judged(plan, folder, jobs, run, measured, expected, foretold.told(run.records))
+    written = {job.spec.id: attempts(job) for job in jobs}
+    told = foretold.told(run.records)
+    return judged(plan, folder, jobs, run, measured, expected, told, written)
+
+
+async def _profiled(
+    plan: Plan, folder: Path, saves: Path, on_phase: OnPhase, measured: Measured | None
+) -> Fidelity:
+    """Play jobs that train as profiles say. Ends are not foretold: nobody tells what is left."""
+    submissions, model, path = submissions_of(plan), model_of(plan), saves / "training"
+    view = Cluster([(plan.gpus_per_node, FAKE)] * plan.nodes).view
+    assert isinstance(model, ProfilesModel)
+    runs = {each.spec.id: model.run(each, view) for each in submissions}
+    jobs = profiled_jobs(submissions, runs, saves, path)
+    probes = costs.calibration(saves, plan.nodes * plan.gpus_per_node, SAVE_S)
+    async with cluster_of(plan, folder, {}) as (cluster, client):
+        if measured is None:
+            measured = await costs.measure(client, probes, _phase(on_phase, "costs", probes))
+        delay_s = measured.stop_s + measured.restart_s
+        settings = plan.settings | {"delay_s": f"{delay_s:.3f}"}
+        plan = msgspec.structs.replace(plan, settings=settings)
+        expected = simulated(plan, submissions, measured)
+        chosen = SetPolicy(policy=plan.policy, settings=settings)
+        await client.master("set-policy", chosen, PolicyInfo)
+        kills_s = [expected.end_s * (n + 1) / (plan.kills + 2) for n in range(plan.kills)]
+        training = Training(client, {job.spec.id: runs[job.submission.spec.id] for job in jobs})
+        async with training.listening(path):
+            run = await live.play(
+                client, jobs, PATIENCE * expected.end_s + SETTLE_S,
+                _phase(on_phase, plan.policy, jobs), kills_s, cluster, training=training,
+            )  # fmt: skip
+    return judged(plan, folder, jobs, run, measured, expected, {}, training.written)
 
 
 def judged(
@@ -200,13 +282,14 @@ def judged(
     measured: Measured,
     expected: Result,
     told: Mapping[str, Told],
+    written: Mapping[str, Mapping[int, Attempt]],
 ) -> Fidelity:
     """Compare, audit both logs, and leave them in the folder."""
     submissions = [job.submission for job in jobs]
-    found = result_of(run, jobs, {job.spec.id: attempts(job) for job in jobs})
+    found = result_of(run, jobs, written)
     nodes = [(plan.gpus_per_node, FAKE)] * plan.nodes
     lived = live_log(found, plan.policy, nodes)
-    model = eventlog.event_log(expected, plan.policy, "fixed", nodes, False)
+    model = eventlog.event_log(expected, plan.policy, model_of(plan).name, nodes, False)
     eventlog.write(lived, folder / f"events-{plan.policy}-live.json")
     eventlog.write(model, folder / f"events-{plan.policy}-simulated.json")
     (folder / f"foretold-{plan.policy}.json").write_bytes(msgspec.json.encode(told))

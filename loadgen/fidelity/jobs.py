@@ -1,14 +1,15 @@
 """Jobs of a trace as light programs on GPUs: as long as the trace says, and as many processes as
 GPUs, so that any placement suits them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from slackwater.common.base.errors import Rejected
-from slackwater.loadgen.fidelity import program
+from slackwater.loadgen.fidelity import program, waiting_program
+from slackwater.loadgen.simulator.gpu.jobmodels.profiles import ProfileRun
 from slackwater.loadgen.simulator.gpu.workload import Submission
 from slackwater.schemas.base import WORKERS_MAX
 from slackwater.schemas.jobs import JobSpec
@@ -31,8 +32,10 @@ class LiveJob(msgspec.Struct, frozen=True, kw_only=True):
     submission: Submission
     spec: JobSpec
     folder: Path
-    iterations: int
+    iterations: float
+    """Its work: whole iterations, or those of the smallest batch where a profile says them."""
     iteration_s: float
+    """0: a profile says what one takes."""
 
 
 def live_jobs(
@@ -78,15 +81,35 @@ def _live(job: Submission, folder: Path, prefix: str, save_s: float) -> LiveJob:
     )
 
 
+def profiled_jobs(
+    submissions: Sequence[Submission], runs: Mapping[str, ProfileRun], folder: Path, socket: Path
+) -> list[LiveJob]:
+    """Make jobs whose training is reckoned by the experiment (see `training`). `runs`: by the
+    submission's id, for the work of each."""
+    made = []
+    for each in submissions:
+        words = (str(Path(waiting_program.__file__).resolve()), str(socket), repr(SAVE_S))
+        spec = msgspec.structs.replace(
+            each.spec, id=f"p{each.number:04d}", workers=each.spec.gpus, iterations=1,
+            program=("python", "-I", "-S", *words),
+        )  # fmt: skip
+        work = runs[each.spec.id].work_total
+        place = folder / spec.id
+        made.append(
+            LiveJob(submission=each, spec=spec, folder=place, iterations=work, iteration_s=0.0)
+        )
+    return made
+
+
 class Attempt(msgspec.Struct, frozen=True):
     """One attempt of a job, as its first rank wrote it down."""
 
     attempt: int
     began_s: float
     ended_s: float
-    before: int
+    before: float
     """Iterations."""
-    after: int
+    after: float
 
 
 def attempts(job: LiveJob) -> dict[int, Attempt]:

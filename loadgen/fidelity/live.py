@@ -6,6 +6,7 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from math import ceil
 from typing import Final
 
 import structlog
@@ -16,6 +17,7 @@ from slackwater.common.embedded import EmbeddedCluster
 from slackwater.common.shell.client import Client
 from slackwater.loadgen.fidelity.foretold import Foretold
 from slackwater.loadgen.fidelity.jobs import LiveJob, progress
+from slackwater.loadgen.fidelity.training import Training
 from slackwater.schemas import subjects
 from slackwater.schemas.base import JobId
 from slackwater.schemas.job_states import TERMINAL_STATES
@@ -67,10 +69,16 @@ async def play(
     cluster: EmbeddedCluster | None = None,
     beside: Sequence["asyncio.Future[None]"] = (),
     foretold: Foretold | None = None,
+    training: Training | None = None,
 ) -> LiveRun:
-    """Raises DeadlineExceeded where not all have ended `within_s` of the trace's begin, and what a
-    task `beside` it raises."""
-    run = LiveRun(client.clock.now_s() + BEGIN_S)
+    """The trace begins at a whole second, as rounds do.
+
+    Raises DeadlineExceeded where not all have ended `within_s` of the trace's begin, and what a
+    task `beside` it raises.
+    """
+    run = LiveRun(ceil(client.clock.now_s() + BEGIN_S))
+    if training is not None:
+        training.origin_s = run.origin_s
     patient = Client(
         client.bus, client.clock, budget_s=limits.RETRY_BUDGET_S, history=client.history
     )
@@ -82,7 +90,14 @@ async def play(
     tasks.append(asyncio.ensure_future(teller.tell()))
     try:
         await _until_ended(
-            patient, jobs, run, within_s, on_look, [*tasks, *beside], foretold, teller
+            patient,
+            jobs,
+            run,
+            within_s,
+            _watched(on_look, training),
+            [*tasks, *beside],
+            foretold,
+            teller,
         )
     finally:
         for task in tasks:
@@ -92,6 +107,15 @@ async def play(
         run.records[job.spec.id] = await patient.job(job.spec.id)
     run.facts = await facts_of(patient, jobs)
     return run
+
+
+def _watched(on_look: OnLook, training: Training | None) -> OnLook:
+    def look(records: Mapping[str, JobRecord], at_s: float) -> None:
+        if training is not None:
+            training.raise_failures()
+        on_look(records, at_s)
+
+    return look
 
 
 async def facts_of(client: Client, jobs: Sequence[LiveJob]) -> dict[str, list[JobEvent]]:

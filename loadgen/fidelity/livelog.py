@@ -88,7 +88,7 @@ def result_of(
             record.run_s, record.gpu_s, record.preemptions, record.reallocations,
             alone_s=job.submission.oracle.duration_s, work_total=job.iterations,
         )  # fmt: skip
-        done = 0
+        done = 0.0
         for each in stretches(run.facts[job.spec.id]):
             wrote = written[job.spec.id].get(each.attempt)
             before, after = (wrote.before, wrote.after) if wrote else (done, done)

@@ -158,7 +158,7 @@ class Engine:
         outcome = self._outcomes[number]
         outcome.work_total = run.work_total
         outcome.alone_s = run.alone_s(job.spec.gpus)
-        active = Active(job, run, outcome, self._now_s, self._costs.known_s(job.spec.model))
+        active = Active(job, run, outcome, self._now_s, self._costs.told_s(job.spec.model))
         self._active[number] = active
         self._number[active.view.id] = number
         self._scheduler.admit(active.view)

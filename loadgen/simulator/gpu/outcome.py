@@ -29,6 +29,11 @@ class Costs(msgspec.Struct, frozen=True):
         it: policies are told what is measured of each job then."""
         return self.restart_by_model_s.get(model, self.restart_s or None)
 
+    def told_s(self, model: str) -> float | None:
+        """Return the re-allocation delay that policies are told: a job saves, and starts again."""
+        known_s = self.known_s(model)
+        return known_s if known_s is None else known_s + self.stop_s
+
 
 class Scaling(msgspec.Struct, frozen=True):
     """The cluster may grow and shrink between bounds, as the policy's `desired_nodes` says."""
