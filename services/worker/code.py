@@ -11,12 +11,16 @@ import os
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
+from weakref import WeakValueDictionary
+
+import structlog
 
 from slackwater.common.base.errors import Rejected, SlackwaterError
 from slackwater.common.base.private_files import private_folder
 from slackwater.common.store.code_packs import unpack
 from slackwater.common.store.objects import Objects
 
+log = structlog.get_logger()
 PACKS_BYTES_MAX: Final = 2 * 1024**3
 """Bytes of packs that a node keeps."""
 _BESIDE_MAX: Final = 500
@@ -35,7 +39,7 @@ class CodeStore:
         below = state_dir.absolute()
         self._packs, self._jobs = below / "packs", below / "jobs"
         self._objects = objects
-        self._locks: dict[str, asyncio.Lock] = {}
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def folder(self, job: str, code: str, folder: str) -> str:
         """Return the folder that the job's program runs in: of its copy, if it has `code`."""
@@ -53,22 +57,34 @@ class CodeStore:
                 if target.exists():
                     return
                 target.parent.mkdir(mode=0o700, exist_ok=True)
-                payload = await self._payload(code)
-                await asyncio.to_thread(unpack, payload, code, target)
+                if not await asyncio.to_thread(self._unpacked, code, target):
+                    payload = await self._fetched(code)
+                    await asyncio.to_thread(unpack, payload, code, target)
+                    await asyncio.to_thread(self._keep, self._pack(code), payload)
         except (SlackwaterError, OSError) as error:
             raise CodeMissing(f"its code cannot be had: {error}") from error
-        finally:
-            if not lock.locked():
-                self._locks.pop(code, None)
 
     def _copy(self, job: str, code: str) -> Path:
         return self._jobs / job / f"code-{code[:16]}"
 
-    async def _payload(self, code: str) -> bytes:
-        kept = self._packs / f"{code}.tar.gz"
-        if kept.exists():
+    def _pack(self, code: str) -> Path:
+        return self._packs / f"{code}.tar.gz"
+
+    def _unpacked(self, code: str, target: Path) -> bool:
+        """Unpack the pack that this node keeps. False: there is none, or it is damaged and goes."""
+        kept = self._pack(code)
+        try:
             os.utime(kept)
-            return await asyncio.to_thread(kept.read_bytes)
+            unpack(kept.read_bytes(), code, target)
+        except FileNotFoundError:
+            return False
+        except Rejected as error:
+            log.warning("pack.damaged", code=code[:12], reason=str(error))
+            kept.unlink(missing_ok=True)
+            return False
+        return True
+
+    async def _fetched(self, code: str) -> bytes:
         if self._objects is None:
             raise Rejected(f"this node has no object store to fetch the code {code[:12]} from")
         payload = await self._objects.get(code)
@@ -76,20 +92,24 @@ class CodeStore:
             raise Rejected(
                 f"the code {code[:12]} is not stored any more; submit the job again with --workdir"
             )
-        await asyncio.to_thread(self._keep, kept, payload)
         return payload
 
     def _keep(self, kept: Path, payload: bytes) -> None:
+        """Keep a pack whose bytes are known to be right, and let the oldest go. Others may do the
+        same at once."""
         private_folder(self._packs)
         fresh = kept.with_suffix(".new")
         fresh.write_bytes(payload)
         fresh.replace(kept)
+        found = []
+        for path in self._packs.glob("*.tar.gz"):
+            with suppress(FileNotFoundError):
+                found.append((path.stat(), path))
         nbytes = 0
-        packs = sorted(self._packs.glob("*.tar.gz"), key=lambda path: -path.stat().st_mtime)
-        for path in packs:
-            nbytes += path.stat().st_size
+        for stat, path in sorted(found, key=lambda each: -each[0].st_mtime):
+            nbytes += stat.st_size
             if nbytes > PACKS_BYTES_MAX and path != kept:
-                path.unlink()
+                path.unlink(missing_ok=True)
 
 
 def script_digest(program: tuple[str, ...], folder: str) -> str:

@@ -100,5 +100,12 @@ def _stack(pid: int, path: Path) -> str:
             if size and path.stat().st_size == size:
                 break
             size = path.stat().st_size
-        return path.read_text(errors="replace")[-STACK_CHARS_MAX:]
+        return last_text(path)
     return ""
+
+
+def last_text(path: Path) -> str:
+    """Return the end of a file that a rank may have made as large as it likes. Raises OSError."""
+    with path.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - STACK_CHARS_MAX))
+        return file.read(STACK_CHARS_MAX).decode(errors="replace")[-STACK_CHARS_MAX:]

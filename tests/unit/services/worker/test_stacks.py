@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from tests.waiting import eventually
 
+from slackwater.schemas.hangs import STACK_CHARS_MAX
 from slackwater.services.master.hangs import stands
 from slackwater.services.worker import stacks
 
@@ -82,6 +83,18 @@ def test_a_stopped_process_is_told_as_such(tmp_path: Path) -> None:
 def test_one_that_computes_is_seen_to(tmp_path: Path) -> None:
     with running(tmp_path / "stacks", sys.executable, "-c", "while True: pass") as process:
         eventually(lambda: stacks.look([process.pid], tmp_path / "stacks").cores > 0.2)
+
+
+def test_a_file_of_any_size_is_read_at_its_end_alone(tmp_path: Path) -> None:
+    """Regression: a rank that wrote gigabytes into it had the worker service read them all."""
+    path = tmp_path / "stacks"
+    path.write_bytes(b"")
+    os.truncate(path, 1 << 40)
+    with path.open("ab") as file:
+        file.write(b"the end")
+    found = stacks.last_text(path)
+    assert found.endswith("the end")
+    assert len(found) <= STACK_CHARS_MAX
 
 
 def test_the_interpreter_s_own_customisation_still_runs(tmp_path: Path) -> None:
