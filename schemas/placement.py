@@ -87,7 +87,8 @@ class JobPlan(Record, kw_only=True, frozen=True):
     staleness: Staleness = 0
     layout_epoch: Count
     token: Secret
-    """The token that the job's Agents show on the transport: hex, bound to job and layout epoch."""
+    """The job's secret, as controller and aggregators have it: hex, another for each run. In the
+    table of an Agent it is the token of its process (common/domains/slots/tokens.py)."""
 
 
 class Endpoint(Record, kw_only=True, frozen=True):
@@ -131,6 +132,8 @@ class LocateJob(Message, kw_only=True, frozen=True, tag="placement.locate"):
 
     job: IdText
     rank: Rank = 0
+    attempt: Count = 0
+    """The number of the rank's process; 0: it was started by hand."""
 
 
 class Located(Message, kw_only=True, frozen=True, tag="placement.located"):

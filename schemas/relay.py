@@ -62,11 +62,13 @@ def may(job: str, verb: Literal["ask", "tell"], subject: str) -> type[OfJob] | N
     return None
 
 
-def is_own(message: OfJob, job: str, rank: int) -> bool:
-    """Say whether the message speaks of this rank, and of a job that was submitted."""
+def is_own(message: OfJob, job: str, rank: int, attempt: int) -> bool:
+    """Say whether the message speaks of this process of the rank, and of a job that was
+    submitted."""
     if isinstance(message, RegisterJob) and message.spec is not None:
         return False  # It would be admitted as a new job.
-    return message.job == job and getattr(message, "rank", rank) == rank
+    own = getattr(message, "rank", rank), getattr(message, "attempt", attempt)
+    return message.job == job and own == (rank, attempt)
 
 
 class RelayHello(Message, kw_only=True, frozen=True, tag="relay.hello"):

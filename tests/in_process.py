@@ -28,6 +28,7 @@ from slackwater.common.base.errors import Rejected, SlackwaterError
 from slackwater.common.domains.slots import frames
 from slackwater.common.domains.slots.layout import plan_buckets
 from slackwater.common.domains.slots.region import SlotRegion
+from slackwater.common.domains.slots.tokens import process_token
 from slackwater.common.transport.region import Region
 from slackwater.schemas.base import AggregatorId, JobId
 from slackwater.schemas.jobs import JobSpec, TensorSpec
@@ -269,7 +270,10 @@ class LocalSession(Session):
 
     async def _connect(self, endpoint: Endpoint, at_s: float) -> None:
         assert self.plan is not None
-        hello = frames.Hello(role="agent", job=self.job, rank=self.rank, layout_epoch=1, token="")
+        token = process_token("", self.rank, 0)
+        hello = frames.Hello(
+            role="agent", job=self.job, rank=self.rank, layout_epoch=1, token=token
+        )
         self.talk = self.cluster.connect(self, frames.encode_hello(hello))
         self._apply(self._core.connected(endpoint.aggregator, at_s))
 

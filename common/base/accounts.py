@@ -1,5 +1,6 @@
 """The accounts of jobs: a range of user ids that nothing else on the machine uses."""
 
+from pathlib import Path
 from typing import Annotated
 
 import msgspec
@@ -22,3 +23,14 @@ def account_ids(text: str) -> range:
             "user ids that nobody else has, for example 60000-60999"
         )
     return range(first, last + 1)
+
+
+def check_passable(field: str, folder: Path) -> None:
+    """Raises ConfigRejected, naming the field, where other accounts cannot pass through `folder`
+    and those above it."""
+    for each in (folder.absolute(), *folder.absolute().parents):
+        if not each.stat().st_mode & 0o001:
+            raise ConfigRejected(
+                f"{field}: jobs' accounts cannot pass through {each} to what is theirs in "
+                f"{folder}: `chmod o+x {each}`, or choose another folder"
+            )

@@ -190,6 +190,8 @@ class EmbeddedCluster:
         supervisor = self.supervisor
         state_dir = supervisor.state_dir / name
         state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if fields.get("accounts") or fields.get("job_accounts"):
+            state_dir.chmod(0o711)  # Jobs pass through it to what is theirs.
         config = supervisor.run_dir / f"{name}.toml"
         write_config(config, {"id": id, "url": url, "state_dir": state_dir, **fields})
         return UnitSpec(

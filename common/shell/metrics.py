@@ -137,6 +137,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "aggregator_folds_undercharged_total": _counter("Folds that took more than they were charged"),
     "aggregator_requests_late_total": _counter("Requests that came after their place in a cycle"),
     "aggregator_pushes_refused_total": _counter("Pushes refused: of a wrong shape, or not finite"),
+    "aggregator_strangers_refused_total": _counter("Connections refused: the token was wrong"),
     "aggregator_migrated_buckets_total": _counter("Buckets that went to another aggregator"),
     "aggregator_migrated_bytes_total": _counter("Bytes of buckets that went to another aggregator"),
     "aggregator_buckets": _gauge("Buckets held"),
@@ -208,6 +209,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
 `_count`."""
 OWN: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
     "pushes_refused": ("aggregator_pushes_refused_total", {}),
+    "strangers_refused": ("aggregator_strangers_refused_total", {}),
     "buckets_migrated": ("aggregator_migrated_buckets_total", {}),
     "bytes_migrated": ("aggregator_migrated_bytes_total", {}),
     "interferences": ("controller_interferences_total", {}),

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final, Literal
 
+from slackwater.common.base.errors import AccessRefused
 from slackwater.common.base.transitions import Story
 from slackwater.common.domains.slots.consistency import acknowledged, next_rank, staleness_bound
 from slackwater.schemas.base import JobId
@@ -97,6 +98,8 @@ class Bucket:
         self._story = Story()
         self._story.begin(self.phase, "it came" if arrived else "it is made or found")
         self.attached: dict[int, int] = {}
+        self._attempts = [0] * plan.workers
+        """The number of the newest process of each rank that came here."""
         self.parts = Parts(plan.workers, layout.elements)
         self.move: Move | None = None
         self._folding: int | None = None
@@ -121,6 +124,15 @@ class Bucket:
         self._seeder = None
 
     # Attachments ----------------------------------------------------------------------------------
+
+    def greet(self, rank: int, attempt: int) -> None:
+        """Raises AccessRefused for a process that another of its rank came after."""
+        if attempt < self._attempts[rank]:
+            newest = self._attempts[rank]
+            raise AccessRefused(
+                f"job {self.plan.job}, rank {rank}: process {newest} came after process {attempt}"
+            )
+        self._attempts[rank] = attempt
 
     def attach(self, rank: int, channel: int) -> int | None:
         """The channel that the rank had before, if another."""

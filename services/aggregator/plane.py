@@ -31,6 +31,7 @@ from slackwater.common.domains.slots.frames import (
     decode_hello,
 )
 from slackwater.common.domains.slots.region import SlotRegion
+from slackwater.common.domains.slots.tokens import process_token
 from slackwater.common.shell.definition import Port
 from slackwater.common.transport.base import Channel
 from slackwater.schemas.base import JobId
@@ -130,7 +131,7 @@ class DataPlane:
             bucket.detach(session.rank, session.number)
 
     def _check_agent(self, hello: Hello, plan: JobPlan) -> None:
-        self._check_token(hello, plan.token)
+        self._check_token(hello, process_token(plan.token, hello.rank, hello.attempt))
         if hello.layout_epoch != plan.layout_epoch:
             raise AccessRefused(
                 f"job {plan.job}: layout epoch {hello.layout_epoch}, here it is "
@@ -142,6 +143,7 @@ class DataPlane:
     def _check_token(self, hello: Hello, expected: str) -> None:
         if not hmac.compare_digest(hello.token.encode(), expected.encode()):
             who = (hello.job or hello.sender)[:_QUOTED]
+            self.port.count("strangers_refused")
             raise AccessRefused(f"{hello.role} {who}: the token is wrong")
 
     # Requests of a session ------------------------------------------------------------------------
@@ -154,6 +156,7 @@ class DataPlane:
             return
         try:
             self._check_agent(session.hello, bucket.plan)
+            bucket.greet(session.rank, session.hello.attempt)
         except AccessRefused as error:
             session.tell(
                 Denied(bucket=index, why=str(error), retry_after_s=limits.RETRY_WAIT_S_MAX)

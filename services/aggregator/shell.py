@@ -11,7 +11,7 @@ from typing import Final
 import psutil
 
 from slackwater.common.base import limits
-from slackwater.common.base.accounts import account_ids
+from slackwater.common.base.accounts import account_ids, check_passable
 from slackwater.common.base.errors import ConfigRejected
 from slackwater.common.native import descriptors
 from slackwater.common.native.cgroup import memory_bytes
@@ -134,6 +134,8 @@ class Aggregator:
         self.plane.begin(port)
         await self.orders.begin(port, recovered)
         for kind, address in self._listen.items():
+            if kind == SHARED and self._config.job_accounts:
+                check_passable("job_accounts", Path(address).parent)
             listener = await self._fabrics[kind].listen(
                 address,
                 self.plane.accept,

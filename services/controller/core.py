@@ -179,7 +179,7 @@ class Controller:
         match message:
             case LocateJob():
                 job = state.jobs.get(JobId(message.job))
-                answer = hosting.locate(state, job, message.job, now_s)
+                answer = hosting.locate(state, job, message, now_s)
                 state.out.append(Reply(token, answer))
             case PlaceJob():
                 self._place(token, message, now_s)

@@ -7,9 +7,12 @@ first asked what it holds (reconcile.py): hosting anew what is lost would hide t
 
 from typing import Any
 
+import msgspec
+
 from slackwater.common.base.limits import LOST_AFTER_S
+from slackwater.common.domains.slots.tokens import process_token
 from slackwater.schemas.base import NOT_FOUND, AggregatorId, Message, Refused
-from slackwater.schemas.placement import DropJob, HostBuckets, Located
+from slackwater.schemas.placement import DropJob, HostBuckets, Located, LocateJob
 from slackwater.services.controller.keys import AllocationAsked, DropAsked, HostAsked
 from slackwater.services.controller.policies.demand import slack_s
 from slackwater.services.controller.snapshot import positions_of
@@ -156,8 +159,10 @@ def _nth(number: int) -> str:
     return f"{number}{'th' if teens else {1: 'st', 2: 'nd', 3: 'rd'}.get(number % 10, 'th')}"
 
 
-def locate(state: State, job: Job | None, id: str, now_s: float) -> Message:
-    """The mapping table (appendix A), once all of it is true."""
+def locate(state: State, job: Job | None, asked: LocateJob, now_s: float) -> Message:
+    """The mapping table (appendix A), once all of it is true, with the token of the process that
+    asks instead of the job's secret."""
+    id = asked.job
     if id in state.unreadable:
         return unreadable(state, id)
     if job is None or job.record.phase == "released":
@@ -175,7 +180,9 @@ def locate(state: State, job: Job | None, id: str, now_s: float) -> Message:
         return Refused(reason=reason, retry_after_s=0.2)
     return Located(
         job=job.id,
-        plan=record.plan,
+        plan=msgspec.structs.replace(
+            record.plan, token=process_token(record.plan.token, asked.rank, asked.attempt)
+        ),
         buckets=record.buckets,
         places=tuple(job.place(bucket) for bucket in range(len(record.places))),
         endpoints=tuple(state.aggregators[a].endpoint() for a in sorted(homes)),

@@ -12,7 +12,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
-from slackwater.common.base.accounts import account_ids
+from slackwater.common.base.accounts import account_ids, check_passable
 from slackwater.common.base.errors import ConfigRejected
 from slackwater.common.base.private_files import private_folder
 from slackwater.services.worker.events import Found
@@ -40,12 +40,7 @@ class Accounts:
             raise ConfigRejected("accounts: only root may give them: leave it empty")
         if shutil.which("setpriv") is None:
             raise ConfigRejected("accounts: there is no setpriv: install util-linux")
-        for folder in (state_dir, *state_dir.parents):
-            if not folder.stat().st_mode & 0o001:
-                raise ConfigRejected(
-                    f"accounts: jobs' accounts cannot pass through {folder} to their files below "
-                    f"state_dir: `chmod o+x {folder}`, or choose another state_dir"
-                )
+        check_passable("accounts", state_dir)
 
     def take(self, job: str, rank: int) -> int:
         """Return the account of a rank that is about to start. Raises OSError: none is free."""

@@ -249,7 +249,7 @@ def allowed(hello: RelayHello, head: RelayAsk | RelayTell, payload: bytes) -> Me
     if kind is None:
         raise AccessRefused(f"a program of job {hello.job} has no say at {head.subject}")
     message = codec.decode(payload, kind)
-    if not is_own(message, hello.job, hello.rank):
+    if not is_own(message, hello.job, hello.rank, hello.attempt):
         raise AccessRefused(
             f"job {hello.job}, rank {hello.rank} speaks for itself alone at {head.subject}"
         )

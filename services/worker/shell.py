@@ -111,7 +111,7 @@ class Processes:
         memory_kills: MemoryKills | None = None,
         objects: Objects | None = None,
     ) -> None:
-        self._config, self._inventory, self._bus = config, inventory, bus
+        self._config, self._inventory = config, inventory
         self._node = NodeId(config.node or config.id)
         self._memory_kills = memory_kills or MemoryKills()
         self._state_dir = Path(config.state_dir)
@@ -126,14 +126,13 @@ class Processes:
         """Ranks whose first process is not known yet, with the signal that is due then; True: a
         kill."""
         self._port: Port | None = None
+        relay, mode = self._state_dir.absolute() / RELAY, 0o666 if config.accounts else 0o600
+        self._relay = Relay(relay, bus, self._known, self._count, mode)
 
     async def start(self, port: Port) -> None:
         (self._state_dir / "jobs").mkdir(parents=True, exist_ok=True)
         self._port = port
         self._accounts.check(self._state_dir.absolute())
-        mode = 0o666 if self._config.accounts else 0o600
-        path = self._state_dir.absolute() / RELAY
-        self._relay = Relay(path, self._bus, self._known, port.count, mode)
         await self._relay.start()
 
     async def stop(self) -> None:
@@ -343,6 +342,10 @@ class Processes:
     def _post(self, event: ProcessExited) -> None:
         assert self._port is not None
         self._port.post(event)
+
+    def _count(self, name: str) -> None:
+        assert self._port is not None
+        self._port.count(name)
 
     def _failed(self, _: str, error: BaseException) -> None:
         assert self._port is not None

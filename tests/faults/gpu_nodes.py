@@ -1,7 +1,9 @@
 """A cluster of real processes whose worker services pose as machines with fake GPUs, and what runs
 there, by the files of its ranks: for tests that kill parts of it."""
 
+import asyncio
 import signal
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,6 +13,7 @@ from slackwater.common.base import limits
 from slackwater.common.embedded import ClusterOptions, EmbeddedCluster
 from slackwater.common.shell.client import Client, connect
 from slackwater.schemas.base import RUN_ATTEMPTS, NodeId
+from slackwater.schemas.hangs import Hang
 from slackwater.schemas.jobs import JobRecord
 from slackwater.services.worker.processes import RankFiles
 
@@ -64,6 +67,17 @@ class GpuNodes:
         }
 
 
+async def hang_of(nodes: GpuNodes, id: str, within_s: float) -> Hang | None:
+    """Return what the master says of a hang of the job; None: nothing in this time."""
+    until_s = time.monotonic() + within_s
+    while time.monotonic() < until_s:
+        if (info := await nodes.client.job_info(id)).hang is not None:
+            return info.hang
+        assert info.job.state not in ("failed", "completed"), info.job.reason
+        await asyncio.sleep(0.2)
+    return None
+
+
 def _named(name: str) -> tuple[int, int]:
     """Return rank and process number of a file `rank<k>.process` or `rank<k>.<n>.process`."""
     rank, _, rest = name.removeprefix("rank").partition(".")
@@ -78,7 +92,9 @@ async def gpu_nodes(nodes: int, gpus: int, **options: Any) -> AsyncIterator[GpuN
         restart_wait_s_max=0.05, **options,
     )  # fmt: skip
     async with EmbeddedCluster(made) as cluster, connect(cluster.url, "test") as client:
-        patient = Client(client.bus, client.clock, budget_s=limits.RETRY_BUDGET_S)
+        patient = Client(
+            client.bus, client.clock, budget_s=limits.RETRY_BUDGET_S, objects=client.objects
+        )
         each = GpuNodes(cluster, patient)
         try:
             yield each

@@ -6,15 +6,13 @@ Real processes and a real bus. Each case takes up to half a minute: a hang is on
 import asyncio
 import os
 import signal
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from tests.faults.gpu_nodes import GpuNodes, gpu_nodes
+from tests.faults.gpu_nodes import GpuNodes, gpu_nodes, hang_of
 
-from slackwater.schemas.hangs import Hang
 from slackwater.schemas.jobs import JobSpec
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(180), pytest.mark.asyncio(loop_scope="module")]
@@ -48,16 +46,6 @@ WAYS = {
 async def nodes() -> AsyncIterator[GpuNodes]:
     async with gpu_nodes(2, 2) as made:
         yield made
-
-
-async def hang_of(nodes: GpuNodes, id: str, within_s: float) -> Hang | None:
-    until_s = time.monotonic() + within_s
-    while time.monotonic() < until_s:
-        if (info := await nodes.client.job_info(id)).hang is not None:
-            return info.hang
-        assert info.job.state not in ("failed", "completed"), info.job.reason
-        await asyncio.sleep(0.2)
-    return None
 
 
 async def beyond(nodes: GpuNodes, id: str, iteration: int) -> None:

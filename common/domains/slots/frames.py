@@ -53,12 +53,13 @@ class _Control(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True, ta
 
 
 class Hello(_Control, frozen=True, kw_only=True, tag="hello"):
-    """The peer's identity when it connects. `token` is JobPlan.token for an Agent, the cluster's
-    own for an aggregator."""
+    """The peer's identity when it connects. `token` is that of the process for an Agent
+    (tokens.py), the cluster's own for an aggregator."""
 
     role: Literal["agent", "aggregator"]
     job: MaybeId = ""
     rank: Rank = 0
+    attempt: Count = 0
     layout_epoch: Count = 0
     token: Annotated[str, msgspec.Meta(max_length=256)] = ""
     sender: Annotated[str, msgspec.Meta(max_length=128)] = ""

@@ -80,14 +80,15 @@ class Control:
         line: Line,
         spec: JobSpec,
         rank: int,
+        attempt: int,
         deadline_s: float,
         location_epoch: Callable[[], int],
         workers: Callable[[], int],
     ) -> None:
-        """`location_epoch`: of the placement that the program runs under; `workers`: how many count
-        at present."""
+        """`attempt`: the number of the rank's process; `location_epoch`: of the placement that the
+        program runs under; `workers`: how many count at present."""
         self._location_epoch, self._workers = location_epoch, workers
-        self._line, self._spec, self._rank = line, spec, rank
+        self._line, self._spec, self._rank, self._attempt = line, spec, rank, attempt
         self._deadline_s = deadline_s
         self._job = JobId(spec.id)
         self.cluster: ClusterId | None = None
@@ -115,7 +116,7 @@ class Control:
         """One attempt. Raises Retryable (ask again), Rejected (it never will be)."""
         assert self.cluster is not None
         subject = subjects.command("controller", self.cluster, "locate")
-        message = LocateJob(job=self._job, rank=self._rank)
+        message = LocateJob(job=self._job, rank=self._rank, attempt=self._attempt)
         located = await self._client(budget_s=0.0).ask(subject, message, Located)
         self._buckets = len(located.buckets)
         return located

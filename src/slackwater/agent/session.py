@@ -99,6 +99,7 @@ class Session:
         """Set in rank 0 of an elastic job."""
         self._spec, self._tensors, self._initial = spec, tensors, initial
         self._way, self._submitted, self._transport = way, submitted, transport
+        self._attempt = way.hello.attempt if isinstance(way, Ticket) else 0
         self._deadline_s, self._device = deadline_s, device
         self._core = AgentCore(rank, random.Random(f"{spec.id}/{rank}"))
         self._not_located = "the controller has not answered"
@@ -116,9 +117,8 @@ class Session:
         )
         self._control: Control | None = None
         self._opened = threading.Event()
-        self._all_here = False
+        self._all_here = self._finished = False
         self._finish: str | None = None
-        self._finished = False
         self._thread = threading.Thread(
             target=self._live, name=f"slackwater-{spec.id}-{rank}", daemon=True
         )
@@ -227,7 +227,7 @@ class Session:
         async with connected(self._way, f"agent-{self.job}-{self.rank}") as line:
             self._begin(line.clock)
             self._control = control = Control(
-                line, self._spec, self.rank, self._deadline_s,
+                line, self._spec, self.rank, self._attempt, self._deadline_s,
                 lambda: self._core.location_epoch,
                 lambda: self.size(self.progress.first_iteration).workers,
             )  # fmt: skip
@@ -426,6 +426,7 @@ class Session:
             role="agent",
             job=self.job,
             rank=self.rank,
+            attempt=self._attempt,
             layout_epoch=self.plan.layout_epoch,
             token=self.plan.token,
             sender=f"agent.{self.job}.{self.rank}",

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from tests.integration.aggregator.wire import Wire, free_port
@@ -20,6 +21,7 @@ from slackwater.common.bus.base import Delivery, Endpoint, ServiceInfo
 from slackwater.common.bus.nats import NatsBus
 from slackwater.common.domains.slots.folding import replay
 from slackwater.common.domains.slots.layout import plan_buckets
+from slackwater.common.domains.slots.tokens import process_token
 from slackwater.common.embedded import Supervisor, UnitSpec
 from slackwater.common.shell.config import write_config
 from slackwater.common.transport.devices import device_named
@@ -146,9 +148,10 @@ class Director:
         job = self.jobs.get(message.job)
         if job is None or not job.hosted or any(home not in self.beats for home in self.homes):
             return Refused(reason="not yet", retry_after_s=0.1)
+        token = process_token(job.plan.token, message.rank, message.attempt)
         return placement.Located(
             job=job.plan.job,
-            plan=job.plan,
+            plan=msgspec.structs.replace(job.plan, token=token),
             buckets=job.buckets,
             places=tuple(job.places),
             endpoints=tuple(self.endpoint(home) for home in self.homes),

@@ -11,6 +11,7 @@ import pytest
 
 from slackwater.common.base.errors import AccessRefused, Rejected
 from slackwater.common.domains.slots.frames import Hello, encode_hello
+from slackwater.common.domains.slots.tokens import process_token
 from slackwater.common.transport.base import Channel, Fabric
 from slackwater.common.transport.channel import KEY_BYTES
 from slackwater.common.transport.shm import ShmFabric
@@ -20,23 +21,32 @@ pytestmark = [pytest.mark.live, pytest.mark.timeout(1700)]
 FABRICS: dict[str, Callable[[], Fabric]] = {"shm": ShmFabric, "tcp": TcpFabric}
 
 
+def thief_token() -> str:
+    return process_token("of-thief", 0, 0)
+
+
 def forged(rng: random.Random) -> Iterator[Hello]:
     """Say what a program of job `thief` could say to be taken for one of job `victim`."""
-    token = "of-victim"
+    secret = "of-victim"
+    token = process_token(secret, 0, 0)
     while True:
+        rank, attempt = rng.randrange(2, 60), rng.randrange(1, 200)
+        beyond = process_token(secret, rank, 0)
         yield from (
+            Hello(role="agent", job="victim", layout_epoch=1, token=secret),
+            # Another rank of the same job, and another process of this one.
+            Hello(role="agent", job="victim", layout_epoch=1, rank=1, token=token),
+            Hello(role="agent", job="victim", layout_epoch=1, attempt=attempt, token=token),
             Hello(role="agent", job="victim", layout_epoch=1, token=secrets.token_hex(16)),
-            Hello(role="agent", job="victim", layout_epoch=1, token="of-thief"),
+            Hello(role="agent", job="victim", layout_epoch=1, token=thief_token()),
             Hello(role="agent", job="victim", layout_epoch=1),
-            Hello(role="agent", job="victim", layout_epoch=1, token=token[: rng.randrange(9)]),
+            Hello(role="agent", job="victim", layout_epoch=1, token=token[: rng.randrange(64)]),
             Hello(role="agent", job="victim", layout_epoch=1, token=token.upper()),
             Hello(role="agent", job="victim", layout_epoch=1, token=token + "\0"),
             # A token that was right once: of another layout, or another number of workers.
             Hello(role="agent", job="victim", layout_epoch=0, token=token),
             Hello(role="agent", job="victim", layout_epoch=2, token=token),
-            Hello(
-                role="agent", job="victim", rank=rng.randrange(2, 60), layout_epoch=1, token=token
-            ),
+            Hello(role="agent", job="victim", rank=rank, layout_epoch=1, token=beyond),
             Hello(role="aggregator", sender="a9", token="of-thief"),
             Hello(role="aggregator", job="victim", sender="a1"),
         )
@@ -66,7 +76,7 @@ async def steal(kind: str, tries: int, lab: Any, training: Any, check_result: An
     hellos = forged(rng)
     for _ in range(tries // 2):
         assert await refused(fabric, addresses[kind], next(hellos))
-    own = Hello(role="agent", job="thief", layout_epoch=1, token="of-thief")
+    own = Hello(role="agent", job="thief", layout_epoch=1, token=thief_token())
     channel = await fabric.connect(addresses[kind], encode_hello(own), deadline_s=10.0)
     keys = [rng.randbytes(KEY_BYTES) for _ in range(tries - tries // 2)]
     for first in range(0, len(keys), 64):

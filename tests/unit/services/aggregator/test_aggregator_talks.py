@@ -5,6 +5,7 @@ import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
+from unittest.mock import call, patch
 
 import msgspec
 import numpy as np
@@ -40,6 +41,7 @@ from slackwater.common.domains.slots.frames import (
 )
 from slackwater.common.domains.slots.layout import HEADER_BYTES, plan_buckets
 from slackwater.common.domains.slots.region import Hyper, SlotRegion
+from slackwater.common.domains.slots.tokens import process_token
 from slackwater.common.shell import run_service
 from slackwater.common.shell.simulated_loop import run_simulated
 from slackwater.common.shell.world import SimWorld
@@ -93,7 +95,8 @@ class Worker:
         self.channel: Channel
 
     async def connect(self, aggregator: str = "a1", **hello: Any) -> "Worker":
-        said = {"role": "agent", "job": "j1", "rank": self.rank, "token": "of-j1", **hello}
+        said: dict[str, Any] = {"role": "agent", "job": "j1", "rank": self.rank, **hello}
+        said.setdefault("token", process_token("of-j1", said["rank"], said.get("attempt", 0)))
         said.setdefault("layout_epoch", 3)
         self.channel = await self.system.fabric.connect(
             aggregator, encode_hello(Hello(**said)), deadline_s=5
@@ -399,7 +402,7 @@ async def test_a_push_from_the_future_is_refused(system: System) -> None:
 async def test_strangers_are_turned_away(system: System) -> None:
     await system.start("a1")
     await system.host()
-    for wrong in ({"token": "x"}, {"layout_epoch": 2}, {"rank": 2}):
+    for wrong in ({"token": "x"}, {"token": PLAN.token}, {"layout_epoch": 2}, {"rank": 2}):
         with pytest.raises(AccessRefused):
             await Worker(system, 0).connect(**wrong)
     with pytest.raises(AccessRefused, match="token"):
@@ -413,6 +416,37 @@ async def test_strangers_are_turned_away(system: System) -> None:
         with pytest.raises((AccessRefused, Unavailable)) as refusal:
             await system.fabric.connect("a1", hello, deadline_s=5)
         assert str(refusal.value).count("y") < DECODE_TEXT_MAX + 10, "quoted at length"
+
+
+@simulated
+async def test_a_token_is_of_one_process_of_one_rank(system: System) -> None:
+    await system.start("a1")
+    await system.host()
+    own = process_token(PLAN.token, 0, 3)
+    with patch.object(system.running["a1"].plane.port, "count") as counted:
+        for wrong in ({"rank": 1, "attempt": 3}, {"attempt": 2}, {"attempt": 4}, {}):
+            with pytest.raises(AccessRefused, match="token"):
+                await Worker(system, 0).connect(token=own, **wrong)
+    assert counted.call_args_list == [call("strangers_refused")] * 4
+    worker = await Worker(system, 0).connect(token=own, attempt=3)
+    assert isinstance((await worker.attach(0))[0], Granted)
+
+
+@simulated
+async def test_a_process_is_not_let_in_once_another_of_its_rank_has_come(system: System) -> None:
+    await system.start("a1")
+    await system.host()
+    early = await Worker(system, 0).connect(attempt=1)
+    late = await Worker(system, 0).connect(attempt=2)
+    assert isinstance((await early.attach(0))[0], Granted)
+    assert isinstance((await late.attach(0))[0], Granted)
+    (denied,) = await early.attach(0)
+    assert isinstance(denied, Denied)
+    assert "process 2 came after process 1" in denied.why
+    (other,) = await early.attach(1)
+    assert isinstance(other, Granted), "each bucket knows who came to it"
+    again = await Worker(system, 0).connect(attempt=2)
+    assert isinstance((await again.attach(0))[0], Granted)
 
 
 @simulated

@@ -14,6 +14,7 @@ from slackwater.common.base.effects import (
     Request,
     Requested,
 )
+from slackwater.common.domains.slots.tokens import process_token
 from slackwater.schemas.base import (
     AggregatorId,
     ClusterId,
@@ -67,6 +68,11 @@ def test_a_lone_job_adopts_its_temporary_aggregators_and_all_go_back_at_its_end(
     located = harness.ask(LocateJob(job="j"))
     assert isinstance(located, Located)
     assert [e.aggregator for e in located.endpoints] == ["a0", "a1"]
+    secret = harness.stored["j"].plan.token
+    for rank, attempt in ((0, 0), (1, 0), (0, 1), (1, 100)):
+        told = harness.ask(LocateJob(job="j", rank=rank, attempt=attempt))
+        assert isinstance(told, Located)
+        assert told.plan.token == process_token(secret, rank, attempt) != secret
     assert harness.ask(ReleaseJob(job="j")) == Ok()
     assert (harness.stored, harness.pool.records) == ({}, {})
     assert harness.ask(ReleaseJob(job="j")) == Ok()

@@ -48,7 +48,7 @@ def observed(job: str, rank: int) -> bytes:
             subjects.command("master", "main", "missing"),
             AskMissing(job="j", rank=1, iteration=1, waited_s=1.0, behind=((0, 1),)),
         ),
-        (subjects.command("controller", "c1", "locate"), LocateJob(job="j", rank=1)),
+        (subjects.command("controller", "c1", "locate"), LocateJob(job="j", rank=1, attempt=3)),
     ],
 )  # fmt: skip
 def test_a_rank_speaks_for_itself_and_for_no_other(subject: str, message: Message) -> None:
@@ -57,6 +57,13 @@ def test_a_rank_speaks_for_itself_and_for_no_other(subject: str, message: Messag
     for other in ({"job": "i"}, {"rank": 0}):
         with pytest.raises(AccessRefused, match="speaks for itself alone"):
             asked(subject, msgspec.structs.replace(message, **other))
+
+
+def test_a_process_is_not_told_the_token_of_another() -> None:
+    locate = subjects.command("controller", "c1", "locate")
+    for attempt in (0, 2, 4):
+        with pytest.raises(AccessRefused, match="speaks for itself alone"):
+            asked(locate, LocateJob(job="j", rank=1, attempt=attempt))
 
 
 def test_it_cannot_submit_a_job_by_registering_one() -> None:

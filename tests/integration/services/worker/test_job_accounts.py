@@ -1,0 +1,167 @@
+"""Jobs of Agents under accounts of their own, on a cluster of real processes, which takes some
+twenty seconds: each service and rank is a process."""
+
+import asyncio
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+import pytest_asyncio
+from tests.faults.gpu_nodes import GpuNodes, gpu_nodes, hang_of
+
+import slackwater
+from slackwater.cli.workdir import packed, store
+from slackwater.common.base.accounts import account_ids
+from slackwater.common.bus.server import find_server
+from slackwater.schemas.job_requests import JobInfo
+from slackwater.schemas.jobs import JobSpec
+from slackwater.services.worker.processes import RankFiles
+
+IDS = "60200-60209"
+PATHS = os.pathsep.join((sysconfig.get_path("purelib"), str(Path(*slackwater.__path__).parent)))
+
+
+def interpreter() -> str:
+    """Return an interpreter that another account may run, with this one's packages; "": none."""
+    if os.geteuid() != 0 or shutil.which("setpriv") is None:
+        return ""
+    for python in (sys.executable, f"/usr/bin/python{sys.version_info[0]}.{sys.version_info[1]}"):
+        uid = str(account_ids(IDS)[0])
+        # By a shell: setpriv itself loses root's rights with the program that it becomes.
+        script = f"exec {python} -c 'import slackwater'"
+        words = ("setpriv", "--reuid", uid, "--clear-groups", "/bin/sh", "-c", script)
+        environment = {**os.environ, "PYTHONPATH": PATHS}
+        with tempfile.TemporaryFile() as nothing:
+            code = subprocess.call(words, env=environment, stdout=nothing, stderr=nothing)
+        if code == 0:
+            return python
+    return ""
+
+
+PYTHON = interpreter()
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.timeout(240),
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.skipif(not PYTHON, reason="not root, or no Python that another account can run"),
+]
+
+TRAIN = """
+import json, os, pathlib, sys, time
+forked = "numpy" in sys.modules
+import numpy as np
+from slackwater import Agent
+import model
+
+def where_it_stands():
+    time.sleep(600)
+
+with Agent(tensors={"w": (64,)}, deadline_s=60.0) as agent:
+    for iteration in range(agent.iteration, int(sys.argv[1])):
+        agent.step({"w": np.ones(64, np.float32)})
+        if "hang" in sys.argv and iteration == 40 and agent.rank == 1:
+            where_it_stands()
+        time.sleep(0.02)
+    said = {"uid": os.getuid(), "code": os.stat("model.py").st_uid, "value": model.value}
+    pathlib.Path(os.environ["HOME"], "said").write_text(json.dumps(said | {"forked": forked}))
+"""
+
+
+@dataclass
+class Lab:
+    nodes: GpuNodes
+    folder: Path
+
+    async def submit(self, id: str, *program: str, code: str = "") -> None:
+        await self.nodes.client.submit(
+            JobSpec(
+                id=id, workers=2, gpus=2, iterations=1000, program=program, code=code,
+                folder="" if code else str(self.folder / "code"),
+            )
+        )  # fmt: skip
+
+    async def until(self, id: str, *states: str) -> JobInfo:
+        async with asyncio.timeout(100):
+            while True:
+                info = await self.nodes.client.job_info(id)
+                if info.job.state in states:
+                    return info
+                await asyncio.sleep(0.1)
+
+    async def said(self, id: str) -> list[dict[str, int]]:
+        """Return what each rank wrote at home, once the job is done."""
+        info = await self.until(id, "completed", "failed")
+        assert info.job.state == "completed", info.job.reason
+        files = [RankFiles(self.nodes.state_dir("w1"), id, rank) for rank in range(2)]
+        return [json.loads((each.path("own") / "said").read_text()) for each in files]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def lab() -> AsyncIterator[Lab]:
+    folder = Path(tempfile.mkdtemp(prefix="sw-acc-"))  # Pytest's own are closed to others.
+    for each in (folder, folder / "state", folder / "code"):
+        each.mkdir(exist_ok=True)
+        each.chmod(0o755)
+    (folder / "code" / "train.py").write_text(TRAIN)
+    (folder / "code" / "model.py").write_text("value = 42\n")
+    environment = {"PYTHONPATH": PATHS, "NATS_SERVER": find_server()}
+    worker = {"accounts": IDS, "warm": "on", "warm_imports": "numpy", "environment": ["PYTHONPATH"]}
+    with patch.object(sys, "executable", PYTHON), patch.dict(os.environ, environment):
+        async with gpu_nodes(
+            1, 2, state_dir=folder / "state", transport="shm",
+            worker=worker, aggregator={"job_accounts": IDS},
+        ) as nodes:  # fmt: skip
+            yield Lab(nodes, folder)
+    shutil.rmtree(folder)
+
+
+def check(said: list[dict[str, int]], code: int | None) -> None:
+    """`code`: whose the code is; None: the job's own."""
+    (uid,) = {each["uid"] for each in said}
+    assert uid in account_ids(IDS)
+    assert {each["code"] for each in said} == {uid if code is None else code}
+    assert {each["value"] for each in said} == {42}
+
+
+async def test_agents_reach_their_regions_in_memory(lab: Lab) -> None:
+    await lab.submit("cold", "/usr/bin/env", PYTHON, "train.py", "30")
+    said = await lab.said("cold")
+    check(said, 0)
+    assert not any(each["forked"] for each in said)
+
+
+async def test_a_forked_rank_has_its_job_s_account(lab: Lab) -> None:
+    for number in range(8):  # The warm process is made while the cluster starts.
+        await lab.submit(f"warm-{number}", "python", "train.py", "30")
+        said = await lab.said(f"warm-{number}")
+        check(said, 0)
+        if all(each["forked"] for each in said):
+            return
+    raise AssertionError(said)
+
+
+async def test_code_that_was_sent_belongs_to_the_job(lab: Lab) -> None:
+    code = packed(lab.folder / "code")
+    await store(lab.nodes.client, code)
+    await lab.submit("sent", "python", "train.py", "30", code=code.digest)
+    check(await lab.said("sent"), None)
+
+
+async def test_where_a_hanging_rank_stands_is_read(lab: Lab) -> None:
+    """Takes up to half a minute: a hang is one after ten seconds."""
+    await lab.submit("hangs", "python", "train.py", "1000", "hang")
+    hang = await hang_of(lab.nodes, "hangs", 60.0)
+    assert hang is not None
+    assert hang.ranks[0].rank == 1
+    assert "where_it_stands" in hang.ranks[0].look.stack
+    await lab.nodes.client.cancel("hangs")
+    await lab.until("hangs", "cancelled")
